@@ -15,13 +15,13 @@
        platform   dynamic libraries, threads, clock, files; the only place with _WIN32
        core       errors, log, memory, checked arithmetic, CPU threads, random numbers
        numbers    16-bit floating point, element access, NF4
+       cpu        CPU tiers: detection, kernels for each, matrix products
        arch       the description of a block, one row per family of models
        formats    JSON, GGUF, safetensors, Hugging Face folders, PEFT and GGUF adapters
        driver     CUDA driver and cuBLAS: symbols, device facts, error names
        tensor     memory, tensors, copies and fills on the context's stream, staging
        cache      kernel registry, PTX for a target, modules, seal, launch
        context    creation, backend choice, stream, native handles, description
-       cpu        CPU loops of the matrix products
        gemm       the GEMM family, dense and NF4: cuBLAS, our PTX, CPU
        ops        operators: the formula, the CPU loop, the launch; pre-warm
        graph      capture, replay, invalidation
@@ -58,7 +58,8 @@
 
      Every call returns a qlora_result, which a program checks. In a game loop, replace
      qlora_train_step by qlora_train_begin and one qlora_train_slice(trainer, 4.0, &done) per frame;
-     qlora_generate_begin and qlora_generate_next produce one token per call.
+     qlora_generate_begin and qlora_generate_next produce one token per call, and
+     qlora_generate_prompt continues a chat without computing its earlier turns again.
 
    BUILD AND LINK
        C99 or C++11, 64-bit, little endian. Linux, Windows (mingw-w64, MSVC), macOS and BSD (CPU
@@ -70,6 +71,7 @@
        QLORA_DLL             mark functions for a shared library
        QLORA_NO_CUDA         leave out the GPU: no dynamic loading, no kernels_ptx.h
        QLORA_NO_MODEL        leave out models, training and file formats: the bare runtime
+       QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2 and AVX-512
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
        QLORA_ASSERT(x)       checks our own invariants only; never files, arguments or devices
        QLORA_KERNELS_HEADER  another name for "kernels_ptx.h"
@@ -122,9 +124,11 @@
    NUMERICS
        Deterministic: no float atomics, one writer per output, a fixed order of summation, choices
        from committed tables and the context's settings. The same inputs give the same bytes on the
-       same device, driver and cuBLAS, and on the CPU for any number of threads. F32 is exact fp32
-       unless the context's math asks for TF32, which a model adopts when it is opened; 16-bit
-       operands accumulate in fp32. 4-bit weights are dequantised to bf16 values in every mode, as
+       same device, driver and cuBLAS, and on the CPU with the same tier for any number of
+       threads; tiers (qlora_cpu_tier) differ from each other by rounding, and those with vectors
+       compute e^x by a polynomial (at most 1.1 units in the last place). F32 is exact fp32 unless
+       the context's math asks for TF32, which a model adopts when it is opened; 16-bit operands
+       accumulate in fp32. 4-bit weights are dequantised to bf16 values in every mode, as
        bitsandbytes does. Built with -ffast-math, the CPU results are unspecified.
 
    LIMITS
@@ -356,6 +360,21 @@ typedef enum qlora_math {
     QLORA_MATH_TF32_ALL = 2 // forward and backward on TF32 tensor cores
 } qlora_math;
 
+// The instructions that CPU contexts use. Each tier has its own order of summation, so results
+// differ between tiers by rounding; within a tier they do not depend on the number of threads.
+typedef enum qlora_cpu_tier {
+    QLORA_CPU_TIER_BEST = 0,     // the fastest that this processor has and that has been tested
+    QLORA_CPU_TIER_PORTABLE = 1, // plain C; the reference for the others
+    QLORA_CPU_TIER_NEON = 2,     // 64-bit ARM
+    QLORA_CPU_TIER_AVX2 = 3,     // with FMA and F16C
+    QLORA_CPU_TIER_AVX512 = 4,   // F, BW, DQ and VL; not tested on hardware, so only on request
+    QLORA_CPU_TIER_COUNT = 5
+} qlora_cpu_tier;
+// "portable" and so on; "unknown" for any other value.
+QLORA_API const char* qlora_cpu_tier_name(qlora_cpu_tier tier);
+// Whether this processor and this build have the tier.
+QLORA_API bool qlora_cpu_tier_usable(qlora_cpu_tier tier);
+
 // Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_ctx_desc {
     uint32_t reserved_must_be_zero0;
@@ -365,6 +384,7 @@ typedef struct qlora_ctx_desc {
     qlora_backend require_backend; // fail unless this backend can be used; 0 = ANY
     int32_t device;                // CUDA device number, then required; 0 = the first, if any
     int32_t threads;               // CPU threads, at most 64; 0 = one per core
+    qlora_cpu_tier cpu_tier;       // 0 = as the environment variable QLORA_CPU_TIER says, or BEST
     qlora_math math;               // 0 = F32
     void* cu_context;              // CUcontext to use; NULL = the device's primary context
     void* cu_stream;               // CUstream to use; NULL = the context's own stream
@@ -423,9 +443,10 @@ typedef struct qlora_native {
 // workspace of the cuBLAS handle are set again before every use, since the caller may change them.
 QLORA_API qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out);
 
-// Writes the version, the backend and the reason for it, and on CUDA the device, driver, cuBLAS and
-// kernel target, as lines of text; truncated if the buffer is too small. Returns the number of
-// bytes needed, including the final NUL. ctx and buffer may be NULL.
+// Writes the version, the backend and the reason for it, on the CPU the tier and the number of
+// threads, and on CUDA the device, driver, cuBLAS and kernel target, as lines of text; truncated
+// if the buffer is too small. Returns the number of bytes needed, including the final NUL. ctx and
+// buffer may be NULL.
 QLORA_API size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size);
 
 typedef struct qlora_memory_info {
@@ -700,7 +721,9 @@ typedef struct qlora_model_desc {
     int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens; // maximum tokens of a text, including the prompt; 0 = no generation
     qlora_choice recompute;  // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
-    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory
+    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
+                             // the CPU only if a budget is given, since copies gain little there:
+                             // products widen each weight once, while they pack it
     const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
@@ -924,10 +947,10 @@ QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char*
 // the data (NULL = not needed). The following steps are bitwise identical to those of a run that
 // never stopped. A checkpoint whose settings make that impossible (mode, base, dropout, on the GPU
 // also tokens, another base model) is rejected with QLORA_ERR_STATE; other differences (learning
-// rate, driver) are logged. The base is known by its contents, not by its path: a checkpoint
-// records a hash of what the config computes and one of all tensors, by name, type, shape and bytes
-// (of a tensor above 1 MiB, 64 blocks of 4 KiB, evenly spread, the first and the last included).
-// Everything is checked before anything is changed. Waits for the device.
+// rate, driver, CPU tier) are logged. The base is known by its contents, not by its path: a
+// checkpoint records a hash of what the config computes and one of all tensors, by name, type,
+// shape and bytes (of a tensor above 1 MiB, 64 blocks of 4 KiB, evenly spread, the first and the
+// last included). Everything is checked before anything is changed. Waits for the device.
 QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir,
                                              void* position, size_t* position_bytes);
 // *out = whether dir contains a checkpoint; an absent folder contains none.
@@ -969,6 +992,22 @@ QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t
 // token), and starts the next turn. The keys and values of the text so far are kept.
 QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,
                                            int64_t count);
+// Replaces the text by a new prompt and starts the next turn. The keys and values of the tokens
+// with which both texts begin are kept, all others are computed; *kept, which may be NULL, is the
+// number of kept tokens. So each turn of a chat can pass the whole conversation. After training,
+// begin again: kept keys and values come from the earlier weights.
+QLORA_API qlora_result qlora_generate_prompt(qlora_generation* generation, const int32_t* ids,
+                                             int64_t count, int64_t* kept);
+// Writes the natural logarithm of the probability that the model gave to the token which
+// qlora_generate_next returned last: before temperature, repetition penalty, top_k, top_p and
+// min_p.
+QLORA_API qlora_result qlora_generate_logprob(qlora_generation* generation, double* out);
+typedef struct qlora_generation_info {
+    int64_t tokens;   // in the text, including the last one returned
+    int64_t computed; // positions run through the model since qlora_generate_begin, prompt included
+} qlora_generation_info;
+QLORA_API qlora_result qlora_generate_query(qlora_generation* generation,
+                                            qlora_generation_info* out);
 // Frees the generation, which may be NULL.
 QLORA_API qlora_result qlora_generate_end(qlora_generation* generation);
 
@@ -1511,6 +1550,11 @@ typedef struct qlora_attention_desc {
 // is I32 [1, n + 1]: the token offsets of n sequences in ascending order, starting with 0; unused
 // entries repeat the last one, so that any packing fits one n. Rows of o after the last sequence
 // are set to zero. lse is f32 [heads, tokens], contiguous, and is needed by backward.
+//
+// bf16 runs on the tensor cores of GPUs from compute capability 8.0 on if head_dim is a multiple of
+// 8 and rows start at multiples of 16 bytes. Its kernels have head sizes 32, 64, 80, 96, 128, 192
+// and 256, for capped scores 128 and 256; another head_dim takes the time of a larger one.
+// Everything else is f32 arithmetic.
 QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                                const qlora_tensor* q, const qlora_tensor* k,
                                                const qlora_tensor* v, const qlora_tensor* seqs,
@@ -1671,6 +1715,7 @@ QLORA_API const char* qlora_kernel_name(size_t index);
     X(qlora_train_info)                                                                        \
     X(qlora_eval_info)                                                                         \
     X(qlora_generate_desc)                                                                     \
+    X(qlora_generation_info)                                                                   \
     X(qlora_adapter_desc)                                                                      \
     X(qlora_merge_desc)                                                                        \
     X(qlora_gemm_desc)                                                                         \
@@ -1909,6 +1954,12 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+// The value of an environment variable; false if it is not set, empty, or longer than `out`.
+static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
+    unsigned long used = GetEnvironmentVariableA(name, out, (unsigned long)size);
+    return used > 0 && used < size;
 }
 
 // Bytes of physical memory that are available; 0 = not known.
@@ -2150,6 +2201,13 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 && n < 4096 ? (int32_t)n : 1;
+}
+
+// The value of an environment variable; false if it is not set or empty.
+static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
+    const char* value = getenv(name);
+    snprintf(out, size, "%s", value != NULL ? value : "");
+    return out[0] != '\0';
 }
 
 // Reads a small text file, such as those of /proc; "" if there is none.
@@ -3118,15 +3176,20 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 // The context: its fields, entering and leaving public calls, host memory and scratch memory.
 
 // The type of CPU arithmetic and of the elements of f32 tensors on the CPU. Tests compile it as
-// double to check gradients by finite differences; everything else uses float.
+// double to check gradients by finite differences; everything else uses float. Only the portable
+// tier has loops in double.
 #ifndef QLORA__REAL
 #define QLORA__REAL float
+#elif !defined(QLORA_NO_SIMD)
+#define QLORA_NO_SIMD
 #endif
 
 #define QLORA__MAX_THREADS 64
 #define QLORA__MAX_DEPTH 16
 
 typedef struct qlora__pool qlora__pool;
+typedef struct qlora__cpu_table qlora__cpu_table; // cpu/table.h
+typedef struct qlora__packing qlora__packing;     // cpu/packed.h
 typedef struct qlora__gpu qlora__gpu;         // driver/driver.h
 typedef struct qlora__capture qlora__capture; // below
 typedef struct qlora__watch qlora__watch;     // tensor/capture.h
@@ -3168,6 +3231,8 @@ struct qlora_ctx {
     qlora__buffer* scratch;
     size_t scratch_used;
     qlora__pool* pool;
+    const qlora__cpu_table* cpu; // the kernels of its tier
+    qlora__packing* packing;     // working memory of CPU products; NULL if the tier needs none
     qlora__watch* watches;   // one for each graph
     qlora__capture* capture; // not NULL while a graph is being captured
     qlora_path last_path;
@@ -3386,12 +3451,16 @@ static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
 // ---- CPU threads --------------------------------------------------------------------------------
 
 typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
+// The same with the number of the thread, from 0 to qlora__slots() - 1: two ranges with the same
+// slot never run at the same time, so each slot can have memory of its own.
+typedef void (*qlora__slot_fn)(void* user, int slot, int64_t begin, int64_t end);
 
 struct qlora__pool {
     qlora__mutex mutex;
     qlora__cond wake; // a job was posted, or quit
     qlora__cond idle; // the last busy thread ran out of work
-    qlora__range_fn fn;
+    qlora__range_fn fn; // this or slot_fn
+    qlora__slot_fn slot_fn;
     void* user;
     int64_t count;
     int64_t grain;
@@ -3400,18 +3469,23 @@ struct qlora__pool {
     int busy;
     bool quit;
     int workers;
+    int numbered; // workers that have a slot
     qlora__thread threads[QLORA__MAX_THREADS];
 };
 
 // Processes ranges until none is left. Called with the mutex held.
-static void qlora__pool_work(qlora__pool* pool) {
+static void qlora__pool_work(qlora__pool* pool, int slot) {
     pool->busy++;
     while (pool->next < pool->count) {
         int64_t begin = pool->next;
         int64_t end = qlora__min(begin + pool->grain, pool->count);
         pool->next = end;
         qlora__mutex_unlock(&pool->mutex);
-        pool->fn(pool->user, begin, end);
+        if (pool->slot_fn != NULL) {
+            pool->slot_fn(pool->user, slot, begin, end);
+        } else {
+            pool->fn(pool->user, begin, end);
+        }
         qlora__mutex_lock(&pool->mutex);
     }
     pool->busy--;
@@ -3424,6 +3498,7 @@ static void qlora__pool_thread(void* user) {
     qlora__pool* pool = (qlora__pool*)user;
     qlora__mutex_lock(&pool->mutex);
     uint64_t seen = 0;
+    int slot = ++pool->numbered;
     for (;;) {
         while (pool->job == seen && !pool->quit) {
             qlora__cond_wait(&pool->wake, &pool->mutex);
@@ -3432,7 +3507,7 @@ static void qlora__pool_thread(void* user) {
             break;
         }
         seen = pool->job;
-        qlora__pool_work(pool);
+        qlora__pool_work(pool, slot);
     }
     qlora__mutex_unlock(&pool->mutex);
 }
@@ -3479,31 +3554,51 @@ static void qlora__pool_destroy(qlora_ctx* ctx) {
     ctx->pool = NULL;
 }
 
-// Calls fn(user, begin, end) over [0, count), at most `grain` items at a time. Every output must
-// have one writer, so that results do not depend on which thread ran which range.
-static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
-                                          qlora__range_fn fn, void* user) {
-    qlora__pool* pool = ctx->pool;
-    if (count <= 0) {
-        return;
-    }
-    if (pool == NULL || pool->workers == 0 || count <= grain) {
-        fn(user, 0, count);
-        return;
-    }
+// Runs fn or slot_fn over [0, count) with all threads.
+static void qlora__pool_run(qlora__pool* pool, int64_t count, int64_t grain, qlora__range_fn fn,
+                            qlora__slot_fn slot_fn, void* user) {
     qlora__mutex_lock(&pool->mutex);
     pool->fn = fn;
+    pool->slot_fn = slot_fn;
     pool->user = user;
     pool->count = count;
     pool->grain = grain > 0 ? grain : 1;
     pool->next = 0;
     pool->job++;
     qlora__cond_wake(&pool->wake);
-    qlora__pool_work(pool);
+    qlora__pool_work(pool, 0);
     while (pool->busy > 0) {
         qlora__cond_wait(&pool->idle, &pool->mutex);
     }
     qlora__mutex_unlock(&pool->mutex);
+}
+
+// Calls fn(user, begin, end) over [0, count), at most `grain` items at a time. Every output must
+// have one writer, so that results do not depend on which thread ran which range.
+static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
+                                          qlora__range_fn fn, void* user) {
+    qlora__pool* pool = ctx->pool;
+    if (pool != NULL && pool->workers > 0 && count > grain) {
+        qlora__pool_run(pool, count, grain, fn, NULL, user);
+    } else if (count > 0) {
+        fn(user, 0, count);
+    }
+}
+
+// The number of slots: of threads that can run at the same time.
+static QLORA__UNUSED int qlora__slots(const qlora_ctx* ctx) {
+    return 1 + (ctx->pool != NULL ? ctx->pool->workers : 0);
+}
+
+// The same with slots; see qlora__slot_fn.
+static QLORA__UNUSED void qlora__parallel_slots(qlora_ctx* ctx, int64_t count, int64_t grain,
+                                                qlora__slot_fn fn, void* user) {
+    qlora__pool* pool = ctx->pool;
+    if (pool != NULL && pool->workers > 0 && count > grain) {
+        qlora__pool_run(pool, count, grain, NULL, fn, user);
+    } else if (count > 0) {
+        fn(user, 0, 0, count);
+    }
 }
 
 //@@ src/core/random.h
@@ -3850,6 +3945,3012 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
     return e % 2 != 0 ? byte & 15u : byte >> 4;
 }
 
+//@@ src/cpu/table.h
+
+// The table of CPU kernels. A tier is a set of instructions with kernels written for it; each
+// context uses the table of one tier, chosen when it is created. Kernels get their instructions
+// from attributes of the function, never from the compiler's flags, so a program runs everywhere.
+
+#if !defined(QLORA_NO_SIMD) && defined(__aarch64__) && defined(__GNUC__)
+#define QLORA__NEON // part of every 64-bit ARM processor, with fused multiply-add
+#endif
+#if !defined(QLORA_NO_SIMD) && (defined(__x86_64__) || defined(_M_X64))
+#define QLORA__X86
+#endif
+
+#ifdef QLORA__NEON
+#include <arm_neon.h>
+#endif
+#ifdef QLORA__X86
+#include <immintrin.h>
+#if defined(_MSC_VER) && !defined(__clang__)
+#include <intrin.h>
+#elif defined(_MSC_VER)
+// Older clangs leave these out of immintrin.h when they act as MSVC; the order matters.
+#include <smmintrin.h>
+// clang-format off
+#include <avxintrin.h>
+#include <avx2intrin.h>
+#include <fmaintrin.h>
+#include <f16cintrin.h>
+#include <avx512fintrin.h>
+#include <avx512vlintrin.h>
+#include <avx512bwintrin.h>
+#include <avx512dqintrin.h>
+// clang-format on
+#endif
+#endif
+
+// Put before a kernel of the tier, and before every helper of it that has vectors as arguments.
+// MSVC compiles every intrinsic in every function. A table may only carry kernels whose arguments
+// are scalars and pointers.
+#if defined(__GNUC__) || defined(__clang__)
+#define QLORA__NOINLINE __attribute__((noinline))
+#define QLORA__TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define QLORA__TARGET_AVX512                                                                       \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#else
+#define QLORA__NOINLINE __declspec(noinline)
+#define QLORA__TARGET_AVX2
+#define QLORA__TARGET_AVX512
+#endif
+
+// Products: kernels of the packed loops in cpu/packed.h. A panel has, for each k, `rows` rows of A
+// or `cols` columns of B side by side; both are multiples of four.
+typedef struct qlora__cpu_gemm {
+    int64_t rows;
+    int64_t cols;
+    // c[rows][cols] (+)= a[k][rows] b[k][cols]: every element is one sum in ascending k, each step
+    // a fused multiply-add, so the result does not depend on where K is cut.
+    void (*tile)(int64_t steps, const float* a, const float* b, float* c, int64_t ldc, bool add);
+    // out[k * width + i] = lines[i][k] for four lines
+    void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
+    float (*dot)(const float* a, const float* b, int64_t n);
+    // bf16 or f16 to f32
+    void (*widen)(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out);
+    // bf16(levels[code] * scale) as f32, for codes of one block with a finite scale; the first code
+    // is the high half of a byte
+    void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, float* out);
+} qlora__cpu_gemm;
+
+typedef struct qlora__cpu_rows qlora__cpu_rows; // operators on rows, attention
+
+struct qlora__cpu_table {
+    qlora_cpu_tier tier;
+    const char* name;
+    const char* needs;     // what the processor must have, for messages
+    bool (*present)(void); // whether it has that, and the operating system saves the registers
+    bool proven;           // has run on a processor or an emulator; others are used only on request
+    const qlora__cpu_gemm* gemm; // NULL: the portable loops
+    const qlora__cpu_rows* rows; // cpu/rows.h
+};
+
+//@@ src/cpu/rows.h
+
+// ---- rows on the CPU ----------------------------------------------------------------------------
+//
+// The operators convert a row to QLORA__REAL once, compute with the functions of a table, and
+// convert back once. Each tier has a table. The portable one is the specification; the others
+// evaluate e^x and its relatives by polynomials, fuse products with sums, and sum in several lanes.
+
+// Columns that an operator has converted at a time.
+#define QLORA__ROW_CHUNK 512
+
+typedef enum qlora__point_kind {
+    QLORA__POINT_SILU,
+    QLORA__POINT_SILU_GRAD,
+    QLORA__POINT_SWIGLU,
+    QLORA__POINT_GEGLU,
+    QLORA__POINT_CAP,
+    QLORA__POINT_MUL,
+    QLORA__POINT_ADD,
+    QLORA__POINT_SCALE,
+    QLORA__POINT_FILL,
+    QLORA__POINT_KINDS
+} qlora__point_kind;
+
+// y = op(a, b, alpha); y may be a or b. Inputs that the operator does not read may be NULL.
+typedef void (*qlora__point_fn)(const QLORA__REAL* a, const QLORA__REAL* b, QLORA__REAL alpha,
+                                int64_t n, QLORA__REAL* y);
+
+// The backward pass of SwiGLU and GeGLU; h may be NULL.
+typedef struct qlora__gated_row {
+    const QLORA__REAL* dh;
+    const QLORA__REAL* gate;
+    const QLORA__REAL* up;
+    QLORA__REAL* dgate;
+    QLORA__REAL* dup;
+    QLORA__REAL* h;
+    int64_t n;
+} qlora__gated_row;
+
+// dx = dres + rstd (w dy - x pull); dres may be NULL.
+typedef struct qlora__norm_row {
+    const QLORA__REAL* dy;
+    const QLORA__REAL* w;
+    const QLORA__REAL* x;
+    const QLORA__REAL* dres;
+    QLORA__REAL rstd;
+    QLORA__REAL pull;
+    int64_t n;
+    QLORA__REAL* dx;
+} qlora__norm_row;
+
+// One update of AdamW; the gradient becomes 0.
+typedef struct qlora__adamw_row {
+    QLORA__REAL* param;
+    QLORA__REAL* grad;
+    QLORA__REAL* m;
+    QLORA__REAL* v;
+    int64_t n;
+    QLORA__REAL clip;
+    QLORA__REAL decay;
+    QLORA__REAL beta2;
+    QLORA__REAL one_minus_beta1;
+    QLORA__REAL one_minus_beta2;
+    QLORA__REAL step_size;
+    QLORA__REAL root_correction;
+    QLORA__REAL eps;
+} qlora__adamw_row;
+
+// Which elements dropout keeps: factor[4 i + j] is `scale` if word j of philox(counter, key) is at
+// least `threshold`, otherwise 0, with counter[0] + i as the first word of the counter.
+typedef struct qlora__keep_row {
+    uint32_t counter[4];
+    uint32_t key[2];
+    uint32_t threshold;
+    float scale;
+    int64_t n;
+    QLORA__REAL* factor;
+} qlora__keep_row;
+
+// c[m, n] = a[m, k] b[k, n], added to c if `add` is true. m is a multiple of QLORA__BLOCK_ROWS, n
+// one of QLORA__BLOCK_COLS; each element is one sum in ascending k.
+#define QLORA__BLOCK_ROWS 8
+#define QLORA__BLOCK_COLS 16
+typedef struct qlora__block_product {
+    int64_t m;
+    int64_t n;
+    int64_t k;
+    const QLORA__REAL* a;
+    int64_t lda;
+    const QLORA__REAL* b;
+    int64_t ldb;
+    QLORA__REAL* c;
+    int64_t ldc;
+    bool add;
+} qlora__block_product;
+
+// Probabilities of attention and the gradients of the scores:
+//   p = e^(s - lse),  ds = p (dp - dot) (1 - (s / cap)^2), without the last factor if cap is 0
+// p may be s, ds may be dp.
+typedef struct qlora__score_row {
+    const QLORA__REAL* s;
+    const QLORA__REAL* dp;
+    const QLORA__REAL* lse;
+    const QLORA__REAL* dot;
+    QLORA__REAL cap;
+    int64_t n;
+    QLORA__REAL* p;
+    QLORA__REAL* ds;
+} qlora__score_row;
+
+// Functions that return a sum add it to the argument `sum`, so that a row can be summed in pieces.
+struct qlora__cpu_rows {
+    void (*load)(const void* from, qlora_dtype dtype, int64_t n, QLORA__REAL* to);
+    void (*store)(const QLORA__REAL* from, int64_t n, void* to, qlora_dtype dtype);
+    qlora__point_fn point[QLORA__POINT_KINDS];
+    void (*swiglu_grad)(const qlora__gated_row* r);
+    void (*geglu_grad)(const qlora__gated_row* r);
+    double (*squares)(const QLORA__REAL* x, int64_t n, double sum);
+    double (*dot)(const QLORA__REAL* x, const QLORA__REAL* y, int64_t n, double sum);
+    double (*dot3)(const QLORA__REAL* x, const QLORA__REAL* y, const QLORA__REAL* z, int64_t n,
+                   double sum);
+    void (*norm)(const QLORA__REAL* x, QLORA__REAL rstd, const QLORA__REAL* w, int64_t n,
+                 QLORA__REAL* y); // y = x rstd w
+    void (*norm_grad)(const qlora__norm_row* r);
+    void (*rope)(QLORA__REAL* a, QLORA__REAL* b, const QLORA__REAL* cosine, const QLORA__REAL* sine,
+                 QLORA__REAL sign, int64_t n); // (a, b) = (a c - b s, b c + a s), s = sign sine
+    QLORA__REAL (*top)(const QLORA__REAL* x, int64_t n, QLORA__REAL top); // largest of x and top
+    double (*exps)(const QLORA__REAL* x, QLORA__REAL top, int64_t n, QLORA__REAL* y,
+                   double sum); // y = e^(x - top), unless y is NULL
+    void (*shares)(const QLORA__REAL* e, QLORA__REAL sum, QLORA__REAL scale, QLORA__REAL weight,
+                   int64_t n, QLORA__REAL* y); // y = e / sum scale weight
+    void (*softmax_grad)(const QLORA__REAL* p, const QLORA__REAL* dy, QLORA__REAL dot, int64_t n,
+                         QLORA__REAL* dx); // dx = p (dy - dot)
+    void (*cap_grad)(const QLORA__REAL* y, QLORA__REAL cap, int64_t n,
+                     QLORA__REAL* g); // g *= 1 - (y / cap)^2
+    void (*adamw)(const qlora__adamw_row* r);
+    // y[i] = level of code i times scale; the first code is in the high half of codes[0]
+    void (*nf4)(const uint8_t* codes, const float* levels, float scale, int64_t n, QLORA__REAL* y);
+    void (*keep)(const qlora__keep_row* r);
+    // For attention in blocks; NULL in the portable tier, which has no blocks.
+    void (*product)(const qlora__block_product* p);
+    void (*scores)(const qlora__score_row* r);
+};
+
+// Returns columns [col, col + n) of a row: in place for f32, otherwise converted into `room`.
+static const QLORA__REAL* qlora__row_in(const qlora__cpu_rows* rows, const qlora_tensor* t,
+                                        int64_t row, int64_t col, int64_t n, QLORA__REAL* room) {
+    int64_t at = row * t->ld + col;
+    if (t->dtype == QLORA_F32) {
+        return (const QLORA__REAL*)t->data + at;
+    }
+    rows->load((const uint16_t*)t->data + at, t->dtype, n, room);
+    return room;
+}
+
+// Returns where to write the columns from `col` on: in place for f32, otherwise in `room`.
+static QLORA__REAL* qlora__row_room(const qlora_tensor* t, int64_t row, int64_t col,
+                                    QLORA__REAL* room) {
+    return t->dtype == QLORA_F32 ? (QLORA__REAL*)t->data + row * t->ld + col : room;
+}
+
+// Completes what was written to qlora__row_room.
+static void qlora__row_done(const qlora__cpu_rows* rows, const qlora_tensor* t, int64_t row,
+                            int64_t col, int64_t n, const QLORA__REAL* from) {
+    if (t->dtype != QLORA_F32) {
+        rows->store(from, n, (uint16_t*)t->data + row * t->ld + col, t->dtype);
+    }
+}
+
+// Converts n columns of a row of x, from column x_col on, into a row of y, from y_col on.
+static void qlora__row_convert(const qlora__cpu_rows* rows, const qlora_tensor* x, int64_t x_row,
+                               int64_t x_col, int64_t n, const qlora_tensor* y, int64_t y_row,
+                               int64_t y_col) {
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    for (int64_t c = 0; c < n; c += QLORA__ROW_CHUNK) {
+        int64_t part = qlora__min(QLORA__ROW_CHUNK, n - c);
+        const QLORA__REAL* from = qlora__row_in(rows, x, x_row, x_col + c, part, room);
+        if (y->dtype == QLORA_F32) {
+            memcpy(qlora__row_room(y, y_row, y_col + c, room), from, (size_t)part * sizeof *from);
+        } else {
+            qlora__row_done(rows, y, y_row, y_col + c, part, from);
+        }
+    }
+}
+
+// The functions of the context's tier.
+static const qlora__cpu_rows* qlora__rows_of(const qlora_ctx* ctx) {
+    return ctx->cpu->rows;
+}
+
+//@@ src/cpu/rows_portable.h
+
+// ---- rows in portable C -------------------------------------------------------------------------
+//
+// The specification of the other tiers: every element follows the formula of its operator in
+// QLORA__REAL, with the functions of the C library; sums are f64, in ascending order.
+
+static void qlora__load_portable(const void* from, qlora_dtype dtype, int64_t n, QLORA__REAL* to) {
+    for (int64_t i = 0; i < n; i++) {
+        to[i] = qlora__load(from, dtype, i);
+    }
+}
+
+static void qlora__store_portable(const QLORA__REAL* from, int64_t n, void* to, qlora_dtype dtype) {
+    for (int64_t i = 0; i < n; i++) {
+        qlora__store(to, dtype, i, from[i]);
+    }
+}
+
+static QLORA__REAL qlora__sigmoid(QLORA__REAL x) {
+    return 1 / (1 + qlora__exp(-x));
+}
+
+// 1 / (1 + e^-2w) of the GELU, and the derivative of 2 w.
+static QLORA__REAL qlora__gelu_share(QLORA__REAL a) {
+    QLORA__REAL twice = (QLORA__REAL)1.5957691216057308;
+    return qlora__sigmoid(twice * (a + (QLORA__REAL)0.044715 * a * a * a));
+}
+
+static QLORA__REAL qlora__gelu_slope(QLORA__REAL a) {
+    QLORA__REAL twice = (QLORA__REAL)1.5957691216057308;
+    return twice * (1 + (QLORA__REAL)0.134145 * a * a);
+}
+
+static void qlora__silu_portable(const QLORA__REAL* a, const QLORA__REAL* b, QLORA__REAL alpha,
+                                 int64_t n, QLORA__REAL* y) {
+    (void)b;
+    (void)alpha;
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = a[i] * qlora__sigmoid(a[i]);
+    }
+}
+
+static void qlora__silu_grad_portable(const QLORA__REAL* a, const QLORA__REAL* b, QLORA__REAL alpha,
+                                      int64_t n, QLORA__REAL* y) {
+    (void)alpha;
+    for (int64_t i = 0; i < n; i++) {
+        QLORA__REAL s = qlora__sigmoid(a[i]);
+        y[i] = b[i] * s * (1 + a[i] * (1 - s));
+    }
+}
+
+static void qlora__swiglu_portable(const QLORA__REAL* a, const QLORA__REAL* b, QLORA__REAL alpha,
+                                   int64_t n, QLORA__REAL* y) {
+    (void)alpha;
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = a[i] * qlora__sigmoid(a[i]) * b[i];
+    }
+}
+
+static void qlora__geglu_portable(const QLORA__REAL* a, const QLORA__REAL* b, QLORA__REAL alpha,
+                                  int64_t n, QLORA__REAL* y) {
+    (void)alpha;
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = a[i] * qlora__gelu_share(a[i]) * b[i];
+    }
+}
+
+static void qlora__cap_portable(const QLORA__REAL* a, const QLORA__REAL* b, QLORA__REAL alpha,
+                                int64_t n, QLORA__REAL* y) {
+    (void)b;
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = alpha * qlora__tanh(a[i] / alpha);
+    }
+}
+
+static void qlora__mul_portable(const QLORA__REAL* a, const QLORA__REAL* b, QLORA__REAL alpha,
+                                int64_t n, QLORA__REAL* y) {
+    (void)alpha;
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = a[i] * b[i];
+    }
+}
+
+static void qlora__add_portable(const QLORA__REAL* a, const QLORA__REAL* b, QLORA__REAL alpha,
+                                int64_t n, QLORA__REAL* y) {
+    (void)alpha;
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = a[i] + b[i];
+    }
+}
+
+static void qlora__scale_portable(const QLORA__REAL* a, const QLORA__REAL* b, QLORA__REAL alpha,
+                                  int64_t n, QLORA__REAL* y) {
+    (void)b;
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = alpha * a[i];
+    }
+}
+
+static void qlora__fill_portable(const QLORA__REAL* a, const QLORA__REAL* b, QLORA__REAL alpha,
+                                 int64_t n, QLORA__REAL* y) {
+    (void)a;
+    (void)b;
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = alpha;
+    }
+}
+
+static void qlora__swiglu_grad_portable(const qlora__gated_row* r) {
+    for (int64_t i = 0; i < r->n; i++) {
+        QLORA__REAL dh = r->dh[i];
+        QLORA__REAL g = r->gate[i];
+        QLORA__REAL u = r->up[i];
+        QLORA__REAL s = qlora__sigmoid(g);
+        r->dgate[i] = dh * u * s * (1 + g * (1 - s));
+        r->dup[i] = dh * g * s;
+        if (r->h != NULL) {
+            r->h[i] = g * s * u;
+        }
+    }
+}
+
+static void qlora__geglu_grad_portable(const qlora__gated_row* r) {
+    for (int64_t i = 0; i < r->n; i++) {
+        QLORA__REAL dh = r->dh[i];
+        QLORA__REAL g = r->gate[i];
+        QLORA__REAL u = r->up[i];
+        QLORA__REAL s = qlora__gelu_share(g);
+        r->dgate[i] = dh * u * (s + g * s * (1 - s) * qlora__gelu_slope(g));
+        r->dup[i] = dh * g * s;
+        if (r->h != NULL) {
+            r->h[i] = g * s * u;
+        }
+    }
+}
+
+static double qlora__squares_portable(const QLORA__REAL* x, int64_t n, double sum) {
+    for (int64_t i = 0; i < n; i++) {
+        double v = (double)x[i];
+        sum += v * v;
+    }
+    return sum;
+}
+
+static double qlora__dot_portable(const QLORA__REAL* x, const QLORA__REAL* y, int64_t n,
+                                  double sum) {
+    for (int64_t i = 0; i < n; i++) {
+        sum += (double)x[i] * (double)y[i];
+    }
+    return sum;
+}
+
+static double qlora__dot3_portable(const QLORA__REAL* x, const QLORA__REAL* y, const QLORA__REAL* z,
+                                   int64_t n, double sum) {
+    for (int64_t i = 0; i < n; i++) {
+        sum += (double)x[i] * (double)y[i] * (double)z[i];
+    }
+    return sum;
+}
+
+static void qlora__norm_portable(const QLORA__REAL* x, QLORA__REAL rstd, const QLORA__REAL* w,
+                                 int64_t n, QLORA__REAL* y) {
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = x[i] * rstd * w[i];
+    }
+}
+
+static void qlora__norm_grad_portable(const qlora__norm_row* r) {
+    for (int64_t i = 0; i < r->n; i++) {
+        QLORA__REAL wdy = r->dy[i] * r->w[i];
+        QLORA__REAL v = r->rstd * (wdy - r->x[i] * r->pull);
+        if (r->dres != NULL) {
+            v += r->dres[i];
+        }
+        r->dx[i] = v;
+    }
+}
+
+static void qlora__rope_portable(QLORA__REAL* a, QLORA__REAL* b, const QLORA__REAL* cosine,
+                                 const QLORA__REAL* sine, QLORA__REAL sign, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        QLORA__REAL u = a[i];
+        QLORA__REAL v = b[i];
+        QLORA__REAL c = cosine[i];
+        QLORA__REAL s = sine[i] * sign;
+        a[i] = u * c - v * s;
+        b[i] = v * c + u * s;
+    }
+}
+
+static QLORA__REAL qlora__top_portable(const QLORA__REAL* x, int64_t n, QLORA__REAL top) {
+    for (int64_t i = 0; i < n; i++) {
+        top = x[i] > top ? x[i] : top;
+    }
+    return top;
+}
+
+static double qlora__exps_portable(const QLORA__REAL* x, QLORA__REAL top, int64_t n, QLORA__REAL* y,
+                                   double sum) {
+    for (int64_t i = 0; i < n; i++) {
+        QLORA__REAL e = qlora__exp(x[i] - top);
+        sum += (double)e;
+        if (y != NULL) {
+            y[i] = e;
+        }
+    }
+    return sum;
+}
+
+static void qlora__shares_portable(const QLORA__REAL* e, QLORA__REAL sum, QLORA__REAL scale,
+                                   QLORA__REAL weight, int64_t n, QLORA__REAL* y) {
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = e[i] / sum * scale * weight;
+    }
+}
+
+static void qlora__softmax_grad_portable(const QLORA__REAL* p, const QLORA__REAL* dy,
+                                         QLORA__REAL dot, int64_t n, QLORA__REAL* dx) {
+    for (int64_t i = 0; i < n; i++) {
+        dx[i] = p[i] * (dy[i] - dot);
+    }
+}
+
+static void qlora__cap_grad_portable(const QLORA__REAL* y, QLORA__REAL cap, int64_t n,
+                                     QLORA__REAL* g) {
+    for (int64_t i = 0; i < n; i++) {
+        g[i] *= 1 - y[i] / cap * (y[i] / cap);
+    }
+}
+
+static void qlora__adamw_portable(const qlora__adamw_row* r) {
+    for (int64_t i = 0; i < r->n; i++) {
+        QLORA__REAL g = r->grad[i] * r->clip;
+        QLORA__REAL p = r->param[i];
+        QLORA__REAL m = r->m[i];
+        QLORA__REAL v = r->v[i];
+        p -= r->decay * p;
+        m += r->one_minus_beta1 * (g - m);
+        v = r->beta2 * v + r->one_minus_beta2 * g * g;
+        p -= r->step_size * (m / (qlora__sqrt(v) / r->root_correction + r->eps));
+        r->param[i] = p;
+        r->m[i] = m;
+        r->v[i] = v;
+        r->grad[i] = 0;
+    }
+}
+
+static void qlora__nf4_portable(const uint8_t* codes, const float* levels, float scale, int64_t n,
+                                QLORA__REAL* y) {
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = (QLORA__REAL)(levels[qlora__nf4_code_at(codes, i)] * scale);
+    }
+}
+
+static void qlora__keep_portable(const qlora__keep_row* r) {
+    uint32_t counter[4] = {r->counter[0], r->counter[1], r->counter[2], r->counter[3]};
+    uint32_t words[4];
+    for (int64_t i = 0; i < r->n; i += 4) {
+        qlora__philox(counter, r->key, words);
+        counter[0]++;
+        for (int64_t j = 0; j < 4 && i + j < r->n; j++) {
+            r->factor[i + j] = words[j] >= r->threshold ? (QLORA__REAL)r->scale : 0;
+        }
+    }
+}
+
+static const qlora__cpu_rows qlora__rows_portable = {
+    qlora__load_portable,
+    qlora__store_portable,
+    {qlora__silu_portable, qlora__silu_grad_portable, qlora__swiglu_portable, qlora__geglu_portable,
+     qlora__cap_portable, qlora__mul_portable, qlora__add_portable, qlora__scale_portable,
+     qlora__fill_portable},
+    qlora__swiglu_grad_portable,
+    qlora__geglu_grad_portable,
+    qlora__squares_portable,
+    qlora__dot_portable,
+    qlora__dot3_portable,
+    qlora__norm_portable,
+    qlora__norm_grad_portable,
+    qlora__rope_portable,
+    qlora__top_portable,
+    qlora__exps_portable,
+    qlora__shares_portable,
+    qlora__softmax_grad_portable,
+    qlora__cap_grad_portable,
+    qlora__adamw_portable,
+    qlora__nf4_portable,
+    qlora__keep_portable,
+    NULL,
+    NULL,
+};
+
+//@@ src/cpu/rows_neon.h
+
+// ---- rows with NEON -----------------------------------------------------------------------------
+//
+// A product that feeds a sum is always written as a fused multiply-add, so that the bits do not
+// depend on whether the compiler contracts expressions. The last columns of a row are computed in a
+// vector whose other lanes are zero, with the same arithmetic.
+
+#ifdef QLORA__NEON
+
+static inline float32x4_t qlora__neon_part(const float* x, int64_t n) {
+    float room[4] = {0, 0, 0, 0};
+    memcpy(room, x, (size_t)n * sizeof *x);
+    return vld1q_f32(room);
+}
+
+static inline void qlora__neon_put_part(float* y, int64_t n, float32x4_t v) {
+    float room[4];
+    vst1q_f32(room, v);
+    memcpy(y, room, (size_t)n * sizeof *y);
+}
+
+// Loads four elements, or the last n of a row.
+static inline float32x4_t qlora__neon_get(const float* x, int64_t n) {
+    return n >= 4 ? vld1q_f32(x) : qlora__neon_part(x, n);
+}
+
+static inline void qlora__neon_put(float* y, int64_t n, float32x4_t v) {
+    if (n >= 4) {
+        vst1q_f32(y, v);
+    } else {
+        qlora__neon_put_part(y, n, v);
+    }
+}
+
+// e^x = 2^n p(x - n ln 2), with an error of at most 1.1 ulp from -87.33 to 88.37. Below that the
+// result is 0, above that it stays at e^88.37; a NaN stays a NaN.
+static inline float32x4_t qlora__neon_exp(float32x4_t x) {
+    const float32x4_t low = vdupq_n_f32(-87.33f);
+    const float32x4_t magic = vdupq_n_f32(12582912.0f); // 1.5 2^23: adding it rounds to an integer
+    uint32x4_t gone = vcltq_f32(x, low);
+    float32x4_t c = vminq_f32(vmaxq_f32(x, low), vdupq_n_f32(88.37f));
+    float32x4_t t = vfmaq_f32(magic, c, vdupq_n_f32(1.44269504f));
+    float32x4_t n = vsubq_f32(t, magic);
+    float32x4_t r = vfmsq_f32(c, n, vdupq_n_f32(0.693147182f));
+    r = vfmaq_f32(r, n, vdupq_n_f32(1.90465421e-9f));
+    float32x4_t p = vdupq_n_f32(0.00138436444f);
+    p = vfmaq_f32(vdupq_n_f32(0.00837416295f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(0.0416680016f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(0.166664317f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(0.49999994f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(1.0f), p, r);
+    p = vfmaq_f32(vdupq_n_f32(1.0f), p, r);
+    uint32x4_t power =
+        vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23), vdupq_n_u32(0x3f800000u));
+    float32x4_t y = vmulq_f32(p, vreinterpretq_f32_u32(power));
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), gone));
+}
+
+// 1 / (1 + e^-x), from e^-|x|, which cannot overflow.
+static inline float32x4_t qlora__neon_sigmoid(float32x4_t x) {
+    const float32x4_t one = vdupq_n_f32(1.0f);
+    float32x4_t e = qlora__neon_exp(vnegq_f32(vabsq_f32(x)));
+    float32x4_t above = vbslq_f32(vcltzq_f32(x), e, one);
+    return vdivq_f32(above, vaddq_f32(one, e));
+}
+
+// tanh |x| = x + x z q(z), z = x^2, below 0.625, otherwise (1 - e) / (1 + e), e = e^-2|x|.
+static inline float32x4_t qlora__neon_tanh(float32x4_t x) {
+    const float32x4_t one = vdupq_n_f32(1.0f);
+    float32x4_t a = vabsq_f32(x);
+    float32x4_t e = qlora__neon_exp(vmulq_f32(a, vdupq_n_f32(-2.0f)));
+    float32x4_t large = vdivq_f32(vsubq_f32(one, e), vaddq_f32(one, e));
+    float32x4_t z = vmulq_f32(a, a);
+    float32x4_t q = vdupq_n_f32(-0.00599296112f);
+    q = vfmaq_f32(vdupq_n_f32(0.0209241491f), q, z);
+    q = vfmaq_f32(vdupq_n_f32(-0.0538351424f), q, z);
+    q = vfmaq_f32(vdupq_n_f32(0.133326635f), q, z);
+    q = vfmaq_f32(vdupq_n_f32(-0.333333284f), q, z);
+    float32x4_t below = vfmaq_f32(a, vmulq_f32(a, z), q);
+    float32x4_t y = vbslq_f32(vcltq_f32(a, vdupq_n_f32(0.625f)), below, large);
+    return vbslq_f32(vdupq_n_u32(0x80000000u), x, y);
+}
+
+static inline float32x4_t qlora__neon_gelu_share(float32x4_t a) {
+    float32x4_t w =
+        vfmaq_f32(vdupq_n_f32(1.59576912f), vmulq_f32(a, a), vdupq_n_f32(0.0713548163f));
+    return qlora__neon_sigmoid(vmulq_f32(a, w));
+}
+
+static void qlora__load_neon(const void* from, qlora_dtype dtype, int64_t n, float* to) {
+    if (dtype != QLORA_BF16) {
+        qlora__load_portable(from, dtype, n, to);
+        return;
+    }
+    const uint16_t* x = (const uint16_t*)from;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        uint16x8_t v = vld1q_u16(x + i);
+        vst1q_f32(to + i, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(v), 16)));
+        vst1q_f32(to + i + 4, vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(v), 16)));
+    }
+    qlora__load_portable(x + i, dtype, n - i, to + i);
+}
+
+// Rounds to nearest even; a NaN becomes 0x7fff, as in the portable tier.
+static inline uint16x4_t qlora__neon_bf16(float32x4_t v) {
+    uint32x4_t u = vreinterpretq_u32_f32(v);
+    uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    uint16x4_t rounded = vshrn_n_u32(vaddq_u32(vaddq_u32(u, vdupq_n_u32(0x7fff)), odd), 16);
+    return vbsl_u16(vmovn_u32(vceqq_f32(v, v)), rounded, vdup_n_u16(0x7fff));
+}
+
+static void qlora__store_neon(const float* from, int64_t n, void* to, qlora_dtype dtype) {
+    if (dtype != QLORA_BF16) {
+        qlora__store_portable(from, n, to, dtype);
+        return;
+    }
+    uint16_t* y = (uint16_t*)to;
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        vst1_u16(y + i, qlora__neon_bf16(vld1q_f32(from + i)));
+    }
+    qlora__store_portable(from + i, n - i, y + i, dtype);
+}
+
+static void qlora__silu_neon(const float* a, const float* b, float alpha, int64_t n, float* y) {
+    (void)b;
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 4) {
+        float32x4_t x = qlora__neon_get(a + i, n - i);
+        qlora__neon_put(y + i, n - i, vmulq_f32(x, qlora__neon_sigmoid(x)));
+    }
+}
+
+static void qlora__silu_grad_neon(const float* a, const float* b, float alpha, int64_t n,
+                                  float* y) {
+    const float32x4_t one = vdupq_n_f32(1.0f);
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 4) {
+        float32x4_t x = qlora__neon_get(a + i, n - i);
+        float32x4_t s = qlora__neon_sigmoid(x);
+        float32x4_t slope = vfmaq_f32(one, x, vsubq_f32(one, s));
+        float32x4_t bs = vmulq_f32(qlora__neon_get(b + i, n - i), s);
+        qlora__neon_put(y + i, n - i, vmulq_f32(bs, slope));
+    }
+}
+
+static void qlora__swiglu_neon(const float* a, const float* b, float alpha, int64_t n, float* y) {
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 4) {
+        float32x4_t x = qlora__neon_get(a + i, n - i);
+        float32x4_t silu = vmulq_f32(x, qlora__neon_sigmoid(x));
+        qlora__neon_put(y + i, n - i, vmulq_f32(silu, qlora__neon_get(b + i, n - i)));
+    }
+}
+
+static void qlora__geglu_neon(const float* a, const float* b, float alpha, int64_t n, float* y) {
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 4) {
+        float32x4_t x = qlora__neon_get(a + i, n - i);
+        float32x4_t gelu = vmulq_f32(x, qlora__neon_gelu_share(x));
+        qlora__neon_put(y + i, n - i, vmulq_f32(gelu, qlora__neon_get(b + i, n - i)));
+    }
+}
+
+static void qlora__cap_neon(const float* a, const float* b, float alpha, int64_t n, float* y) {
+    const float32x4_t cap = vdupq_n_f32(alpha);
+    (void)b;
+    for (int64_t i = 0; i < n; i += 4) {
+        float32x4_t x = vdivq_f32(qlora__neon_get(a + i, n - i), cap);
+        qlora__neon_put(y + i, n - i, vmulq_f32(cap, qlora__neon_tanh(x)));
+    }
+}
+
+static void qlora__mul_neon(const float* a, const float* b, float alpha, int64_t n, float* y) {
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        vst1q_f32(y + i, vmulq_f32(vld1q_f32(a + i), vld1q_f32(b + i)));
+    }
+    qlora__mul_portable(a + i, b + i, alpha, n - i, y + i);
+}
+
+static void qlora__add_neon(const float* a, const float* b, float alpha, int64_t n, float* y) {
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        vst1q_f32(y + i, vaddq_f32(vld1q_f32(a + i), vld1q_f32(b + i)));
+    }
+    qlora__add_portable(a + i, b + i, alpha, n - i, y + i);
+}
+
+static void qlora__scale_neon(const float* a, const float* b, float alpha, int64_t n, float* y) {
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        vst1q_f32(y + i, vmulq_n_f32(vld1q_f32(a + i), alpha));
+    }
+    qlora__scale_portable(a + i, b, alpha, n - i, y + i);
+}
+
+static void qlora__fill_neon(const float* a, const float* b, float alpha, int64_t n, float* y) {
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        vst1q_f32(y + i, vdupq_n_f32(alpha));
+    }
+    qlora__fill_portable(a, b, alpha, n - i, y + i);
+}
+
+static void qlora__swiglu_grad_neon(const qlora__gated_row* r) {
+    const float32x4_t one = vdupq_n_f32(1.0f);
+    for (int64_t i = 0; i < r->n; i += 4) {
+        int64_t n = r->n - i;
+        float32x4_t dh = qlora__neon_get(r->dh + i, n);
+        float32x4_t g = qlora__neon_get(r->gate + i, n);
+        float32x4_t u = qlora__neon_get(r->up + i, n);
+        float32x4_t s = qlora__neon_sigmoid(g);
+        float32x4_t slope = vfmaq_f32(one, g, vsubq_f32(one, s));
+        qlora__neon_put(r->dgate + i, n, vmulq_f32(vmulq_f32(vmulq_f32(dh, u), s), slope));
+        qlora__neon_put(r->dup + i, n, vmulq_f32(vmulq_f32(dh, g), s));
+        if (r->h != NULL) {
+            qlora__neon_put(r->h + i, n, vmulq_f32(vmulq_f32(g, s), u));
+        }
+    }
+}
+
+static void qlora__geglu_grad_neon(const qlora__gated_row* r) {
+    const float32x4_t one = vdupq_n_f32(1.0f);
+    const float32x4_t twice = vdupq_n_f32(1.59576912f);
+    for (int64_t i = 0; i < r->n; i += 4) {
+        int64_t n = r->n - i;
+        float32x4_t dh = qlora__neon_get(r->dh + i, n);
+        float32x4_t g = qlora__neon_get(r->gate + i, n);
+        float32x4_t u = qlora__neon_get(r->up + i, n);
+        float32x4_t s = qlora__neon_gelu_share(g);
+        float32x4_t w = vfmaq_f32(twice, vmulq_f32(g, g), vdupq_n_f32(0.214064449f));
+        float32x4_t bend = vmulq_f32(vmulq_f32(g, s), vsubq_f32(one, s));
+        qlora__neon_put(r->dgate + i, n, vmulq_f32(vmulq_f32(dh, u), vfmaq_f32(s, bend, w)));
+        qlora__neon_put(r->dup + i, n, vmulq_f32(vmulq_f32(dh, g), s));
+        if (r->h != NULL) {
+            qlora__neon_put(r->h + i, n, vmulq_f32(vmulq_f32(g, s), u));
+        }
+    }
+}
+
+static double qlora__squares_neon(const float* x, int64_t n, double sum) {
+    float64x2_t s0 = vdupq_n_f64(0.0);
+    float64x2_t s1 = s0;
+    float64x2_t s2 = s0;
+    float64x2_t s3 = s0;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        float32x4_t a = vld1q_f32(x + i);
+        float32x4_t b = vld1q_f32(x + i + 4);
+        float64x2_t a0 = vcvt_f64_f32(vget_low_f32(a));
+        float64x2_t a1 = vcvt_high_f64_f32(a);
+        float64x2_t b0 = vcvt_f64_f32(vget_low_f32(b));
+        float64x2_t b1 = vcvt_high_f64_f32(b);
+        s0 = vfmaq_f64(s0, a0, a0);
+        s1 = vfmaq_f64(s1, a1, a1);
+        s2 = vfmaq_f64(s2, b0, b0);
+        s3 = vfmaq_f64(s3, b1, b1);
+    }
+    sum += vaddvq_f64(vaddq_f64(vaddq_f64(s0, s1), vaddq_f64(s2, s3)));
+    return qlora__squares_portable(x + i, n - i, sum);
+}
+
+static double qlora__dot_neon(const float* x, const float* y, int64_t n, double sum) {
+    float64x2_t s0 = vdupq_n_f64(0.0);
+    float64x2_t s1 = s0;
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        float32x4_t a = vld1q_f32(x + i);
+        float32x4_t b = vld1q_f32(y + i);
+        s0 = vfmaq_f64(s0, vcvt_f64_f32(vget_low_f32(a)), vcvt_f64_f32(vget_low_f32(b)));
+        s1 = vfmaq_f64(s1, vcvt_high_f64_f32(a), vcvt_high_f64_f32(b));
+    }
+    sum += vaddvq_f64(vaddq_f64(s0, s1));
+    return qlora__dot_portable(x + i, y + i, n - i, sum);
+}
+
+// The product of two factors is rounded to f32 first; the sum is f64.
+static double qlora__dot3_neon(const float* x, const float* y, const float* z, int64_t n,
+                               double sum) {
+    float64x2_t s0 = vdupq_n_f64(0.0);
+    float64x2_t s1 = s0;
+    for (int64_t i = 0; i < n; i += 4) {
+        float32x4_t a = vmulq_f32(qlora__neon_get(x + i, n - i), qlora__neon_get(y + i, n - i));
+        float32x4_t b = qlora__neon_get(z + i, n - i);
+        s0 = vfmaq_f64(s0, vcvt_f64_f32(vget_low_f32(a)), vcvt_f64_f32(vget_low_f32(b)));
+        s1 = vfmaq_f64(s1, vcvt_high_f64_f32(a), vcvt_high_f64_f32(b));
+    }
+    return sum + vaddvq_f64(vaddq_f64(s0, s1));
+}
+
+static void qlora__norm_neon(const float* x, float rstd, const float* w, int64_t n, float* y) {
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        float32x4_t v = vmulq_n_f32(vld1q_f32(x + i), rstd);
+        vst1q_f32(y + i, vmulq_f32(v, vld1q_f32(w + i)));
+    }
+    qlora__norm_portable(x + i, rstd, w + i, n - i, y + i);
+}
+
+static void qlora__norm_grad_neon(const qlora__norm_row* r) {
+    const float32x4_t rstd = vdupq_n_f32(r->rstd);
+    const float32x4_t pull = vdupq_n_f32(r->pull);
+    for (int64_t i = 0; i < r->n; i += 4) {
+        int64_t n = r->n - i;
+        float32x4_t wdy = vmulq_f32(qlora__neon_get(r->dy + i, n), qlora__neon_get(r->w + i, n));
+        float32x4_t v = vfmsq_f32(wdy, qlora__neon_get(r->x + i, n), pull);
+        float32x4_t dx = r->dres != NULL ? vfmaq_f32(qlora__neon_get(r->dres + i, n), rstd, v)
+                                         : vmulq_f32(rstd, v);
+        qlora__neon_put(r->dx + i, n, dx);
+    }
+}
+
+static void qlora__rope_neon(float* a, float* b, const float* cosine, const float* sine, float sign,
+                             int64_t n) {
+    for (int64_t i = 0; i < n; i += 4) {
+        float32x4_t u = qlora__neon_get(a + i, n - i);
+        float32x4_t v = qlora__neon_get(b + i, n - i);
+        float32x4_t c = qlora__neon_get(cosine + i, n - i);
+        float32x4_t s = vmulq_n_f32(qlora__neon_get(sine + i, n - i), sign);
+        qlora__neon_put(a + i, n - i, vfmsq_f32(vmulq_f32(u, c), v, s));
+        qlora__neon_put(b + i, n - i, vfmaq_f32(vmulq_f32(v, c), u, s));
+    }
+}
+
+static float qlora__top_neon(const float* x, int64_t n, float top) {
+    float32x4_t t0 = vdupq_n_f32(top);
+    float32x4_t t1 = t0;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        t0 = vmaxnmq_f32(t0, vld1q_f32(x + i));
+        t1 = vmaxnmq_f32(t1, vld1q_f32(x + i + 4));
+    }
+    return qlora__top_portable(x + i, n - i, vmaxnmvq_f32(vmaxnmq_f32(t0, t1)));
+}
+
+static double qlora__exps_neon(const float* x, float top, int64_t n, float* y, double sum) {
+    const float32x4_t most = vdupq_n_f32(top);
+    float64x2_t s0 = vdupq_n_f64(0.0);
+    float64x2_t s1 = s0;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        float32x4_t e0 = qlora__neon_exp(vsubq_f32(vld1q_f32(x + i), most));
+        float32x4_t e1 = qlora__neon_exp(vsubq_f32(vld1q_f32(x + i + 4), most));
+        if (y != NULL) {
+            vst1q_f32(y + i, e0);
+            vst1q_f32(y + i + 4, e1);
+        }
+        float32x4_t e = vaddq_f32(e0, e1);
+        s0 = vaddq_f64(s0, vcvt_f64_f32(vget_low_f32(e)));
+        s1 = vaddq_f64(s1, vcvt_high_f64_f32(e));
+    }
+    sum += vaddvq_f64(vaddq_f64(s0, s1));
+    for (; i < n; i += 4) {
+        float32x4_t e = qlora__neon_exp(vsubq_f32(qlora__neon_get(x + i, n - i), most));
+        float room[4];
+        vst1q_f32(room, e);
+        for (int64_t j = 0; j < 4 && i + j < n; j++) {
+            sum += (double)room[j];
+        }
+        if (y != NULL) {
+            qlora__neon_put(y + i, n - i, e);
+        }
+    }
+    return sum;
+}
+
+static void qlora__shares_neon(const float* e, float sum, float scale, float weight, int64_t n,
+                               float* y) {
+    qlora__scale_neon(e, NULL, scale * weight / sum, n, y);
+}
+
+static void qlora__softmax_grad_neon(const float* p, const float* dy, float dot, int64_t n,
+                                     float* dx) {
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        float32x4_t v = vsubq_f32(vld1q_f32(dy + i), vdupq_n_f32(dot));
+        vst1q_f32(dx + i, vmulq_f32(vld1q_f32(p + i), v));
+    }
+    qlora__softmax_grad_portable(p + i, dy + i, dot, n - i, dx + i);
+}
+
+static void qlora__cap_grad_neon(const float* y, float cap, int64_t n, float* g) {
+    const float32x4_t one = vdupq_n_f32(1.0f);
+    for (int64_t i = 0; i < n; i += 4) {
+        float32x4_t t = vdivq_f32(qlora__neon_get(y + i, n - i), vdupq_n_f32(cap));
+        float32x4_t v = vmulq_f32(qlora__neon_get(g + i, n - i), vfmsq_f32(one, t, t));
+        qlora__neon_put(g + i, n - i, v);
+    }
+}
+
+static void qlora__adamw_neon(const qlora__adamw_row* r) {
+    const float32x4_t zero = vdupq_n_f32(0.0f);
+    for (int64_t i = 0; i < r->n; i += 4) {
+        int64_t n = r->n - i;
+        float32x4_t grad = qlora__neon_get(r->grad + i, n);
+        float32x4_t p = qlora__neon_get(r->param + i, n);
+        float32x4_t m = qlora__neon_get(r->m + i, n);
+        float32x4_t v = qlora__neon_get(r->v + i, n);
+        float32x4_t g = vmulq_n_f32(grad, r->clip);
+        float32x4_t step = vfmaq_f32(vnegq_f32(m), grad, vdupq_n_f32(r->clip)); // g - m
+        p = vfmsq_f32(p, p, vdupq_n_f32(r->decay));
+        m = vfmaq_f32(m, step, vdupq_n_f32(r->one_minus_beta1));
+        v = vfmaq_f32(vmulq_n_f32(v, r->beta2), vmulq_n_f32(g, r->one_minus_beta2), g);
+        float32x4_t root = vdivq_f32(vsqrtq_f32(v), vdupq_n_f32(r->root_correction));
+        float32x4_t move = vdivq_f32(m, vaddq_f32(root, vdupq_n_f32(r->eps)));
+        p = vfmsq_f32(p, move, vdupq_n_f32(r->step_size));
+        qlora__neon_put(r->param + i, n, p);
+        qlora__neon_put(r->m + i, n, m);
+        qlora__neon_put(r->v + i, n, v);
+        qlora__neon_put(r->grad + i, n, zero);
+    }
+}
+
+// The levels as four planes of bytes: a look-up of 16 bytes per plane, put together by zips.
+static void qlora__nf4_neon(const uint8_t* codes, const float* levels, float scale, int64_t n,
+                            float* y) {
+    uint8_t bytes[64];
+    memcpy(bytes, levels, sizeof bytes);
+    uint8x16x4_t planes = vld4q_u8(bytes); // little endian: plane 3 has the sign and exponent
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        uint8x8_t pair = vld1_u8(codes + i / 2);
+        uint8x8x2_t zip = vzip_u8(vshr_n_u8(pair, 4), vand_u8(pair, vdup_n_u8(15)));
+        uint8x16_t at = vcombine_u8(zip.val[0], zip.val[1]);
+        uint8x16_t b0 = vqtbl1q_u8(planes.val[0], at);
+        uint8x16_t b1 = vqtbl1q_u8(planes.val[1], at);
+        uint8x16_t b2 = vqtbl1q_u8(planes.val[2], at);
+        uint8x16_t b3 = vqtbl1q_u8(planes.val[3], at);
+        uint16x8_t low0 = vreinterpretq_u16_u8(vzip1q_u8(b0, b1));
+        uint16x8_t low1 = vreinterpretq_u16_u8(vzip2q_u8(b0, b1));
+        uint16x8_t high0 = vreinterpretq_u16_u8(vzip1q_u8(b2, b3));
+        uint16x8_t high1 = vreinterpretq_u16_u8(vzip2q_u8(b2, b3));
+        vst1q_f32(y + i, vmulq_n_f32(vreinterpretq_f32_u16(vzip1q_u16(low0, high0)), scale));
+        vst1q_f32(y + i + 4, vmulq_n_f32(vreinterpretq_f32_u16(vzip2q_u16(low0, high0)), scale));
+        vst1q_f32(y + i + 8, vmulq_n_f32(vreinterpretq_f32_u16(vzip1q_u16(low1, high1)), scale));
+        vst1q_f32(y + i + 12, vmulq_n_f32(vreinterpretq_f32_u16(vzip2q_u16(low1, high1)), scale));
+    }
+    qlora__nf4_portable(codes + i / 2, levels, scale, n - i, y + i);
+}
+
+// Upper words of the products of four words with one.
+static inline uint32x4_t qlora__neon_high(uint32x4_t x, uint32_t by) {
+    uint64x2_t low = vmull_n_u32(vget_low_u32(x), by);
+    uint64x2_t high = vmull_n_u32(vget_high_u32(x), by);
+    return vuzp2q_u32(vreinterpretq_u32_u64(low), vreinterpretq_u32_u64(high));
+}
+
+// Four counters at a time; see qlora__philox.
+static void qlora__keep_neon(const qlora__keep_row* r) {
+    static const uint32_t steps[4] = {0, 1, 2, 3};
+    const uint32x4_t scale = vreinterpretq_u32_f32(vdupq_n_f32(r->scale));
+    qlora__keep_row rest = *r;
+    for (; rest.n >= 16; rest.n -= 16) {
+        uint32x4_t c0 = vaddq_u32(vdupq_n_u32(rest.counter[0]), vld1q_u32(steps));
+        uint32x4_t c1 = vdupq_n_u32(r->counter[1]);
+        uint32x4_t c2 = vdupq_n_u32(r->counter[2]);
+        uint32x4_t c3 = vdupq_n_u32(r->counter[3]);
+        for (uint32_t round = 0; round < 10; round++) {
+            uint32x4_t k0 = vdupq_n_u32(r->key[0] + round * 0x9E3779B9u);
+            uint32x4_t k1 = vdupq_n_u32(r->key[1] + round * 0xBB67AE85u);
+            uint32x4_t h0 = qlora__neon_high(c0, 0xD2511F53u);
+            uint32x4_t h1 = qlora__neon_high(c2, 0xCD9E8D57u);
+            uint32x4_t l0 = vmulq_n_u32(c0, 0xD2511F53u);
+            uint32x4_t l1 = vmulq_n_u32(c2, 0xCD9E8D57u);
+            c0 = veorq_u32(veorq_u32(h1, c1), k0);
+            c1 = l1;
+            c2 = veorq_u32(veorq_u32(h0, c3), k1);
+            c3 = l0;
+        }
+        const uint32x4_t least = vdupq_n_u32(r->threshold);
+        float32x4x4_t out;
+        out.val[0] = vreinterpretq_f32_u32(vandq_u32(vcgeq_u32(c0, least), scale));
+        out.val[1] = vreinterpretq_f32_u32(vandq_u32(vcgeq_u32(c1, least), scale));
+        out.val[2] = vreinterpretq_f32_u32(vandq_u32(vcgeq_u32(c2, least), scale));
+        out.val[3] = vreinterpretq_f32_u32(vandq_u32(vcgeq_u32(c3, least), scale));
+        vst4q_f32(rest.factor, out);
+        rest.factor += 16;
+        rest.counter[0] += 4;
+    }
+    qlora__keep_portable(&rest);
+}
+
+static void qlora__scores_neon(const qlora__score_row* r) {
+    const float32x4_t one = vdupq_n_f32(1.0f);
+    for (int64_t i = 0; i < r->n; i += 4) {
+        int64_t n = r->n - i;
+        float32x4_t s = qlora__neon_get(r->s + i, n);
+        float32x4_t p = qlora__neon_exp(vsubq_f32(s, qlora__neon_get(r->lse + i, n)));
+        float32x4_t d = vsubq_f32(qlora__neon_get(r->dp + i, n), qlora__neon_get(r->dot + i, n));
+        float32x4_t ds = vmulq_f32(p, d);
+        if (r->cap > 0.0f) {
+            float32x4_t t = vdivq_f32(s, vdupq_n_f32(r->cap));
+            ds = vmulq_f32(ds, vfmsq_f32(one, t, t));
+        }
+        qlora__neon_put(r->p + i, n, p);
+        qlora__neon_put(r->ds + i, n, ds);
+    }
+}
+
+// Four rows and 16 columns of a product; the sums are named variables, because compilers keep an
+// array of them in memory.
+static void qlora__tile_neon(const qlora__block_product* p, const float* a, const float* b,
+                             float* c) {
+    float32x4_t s[16];
+    for (int i = 0; i < 16; i++) {
+        s[i] = p->add ? vld1q_f32(c + i / 4 * p->ldc + i % 4 * 4) : vdupq_n_f32(0.0f);
+    }
+    float32x4_t c00 = s[0], c01 = s[1], c02 = s[2], c03 = s[3];
+    float32x4_t c10 = s[4], c11 = s[5], c12 = s[6], c13 = s[7];
+    float32x4_t c20 = s[8], c21 = s[9], c22 = s[10], c23 = s[11];
+    float32x4_t c30 = s[12], c31 = s[13], c32 = s[14], c33 = s[15];
+    for (int64_t k = 0; k < p->k; k++) {
+        float32x4_t b0 = vld1q_f32(b);
+        float32x4_t b1 = vld1q_f32(b + 4);
+        float32x4_t b2 = vld1q_f32(b + 8);
+        float32x4_t b3 = vld1q_f32(b + 12);
+        float a0 = a[k];
+        float a1 = a[p->lda + k];
+        float a2 = a[2 * p->lda + k];
+        float a3 = a[3 * p->lda + k];
+        c00 = vfmaq_n_f32(c00, b0, a0);
+        c01 = vfmaq_n_f32(c01, b1, a0);
+        c02 = vfmaq_n_f32(c02, b2, a0);
+        c03 = vfmaq_n_f32(c03, b3, a0);
+        c10 = vfmaq_n_f32(c10, b0, a1);
+        c11 = vfmaq_n_f32(c11, b1, a1);
+        c12 = vfmaq_n_f32(c12, b2, a1);
+        c13 = vfmaq_n_f32(c13, b3, a1);
+        c20 = vfmaq_n_f32(c20, b0, a2);
+        c21 = vfmaq_n_f32(c21, b1, a2);
+        c22 = vfmaq_n_f32(c22, b2, a2);
+        c23 = vfmaq_n_f32(c23, b3, a2);
+        c30 = vfmaq_n_f32(c30, b0, a3);
+        c31 = vfmaq_n_f32(c31, b1, a3);
+        c32 = vfmaq_n_f32(c32, b2, a3);
+        c33 = vfmaq_n_f32(c33, b3, a3);
+        b += p->ldb;
+    }
+    const float32x4_t done[16] = {c00, c01, c02, c03, c10, c11, c12, c13,
+                                  c20, c21, c22, c23, c30, c31, c32, c33};
+    for (int i = 0; i < 16; i++) {
+        vst1q_f32(c + i / 4 * p->ldc + i % 4 * 4, done[i]);
+    }
+}
+
+static void qlora__product_neon(const qlora__block_product* p) {
+    for (int64_t j = 0; j < p->n; j += 16) {
+        for (int64_t i = 0; i < p->m; i += 4) {
+            qlora__tile_neon(p, p->a + i * p->lda, p->b + j, p->c + i * p->ldc + j);
+        }
+    }
+}
+
+static const qlora__cpu_rows qlora__rows_neon = {
+    qlora__load_neon,
+    qlora__store_neon,
+    {qlora__silu_neon, qlora__silu_grad_neon, qlora__swiglu_neon, qlora__geglu_neon,
+     qlora__cap_neon, qlora__mul_neon, qlora__add_neon, qlora__scale_neon, qlora__fill_neon},
+    qlora__swiglu_grad_neon,
+    qlora__geglu_grad_neon,
+    qlora__squares_neon,
+    qlora__dot_neon,
+    qlora__dot3_neon,
+    qlora__norm_neon,
+    qlora__norm_grad_neon,
+    qlora__rope_neon,
+    qlora__top_neon,
+    qlora__exps_neon,
+    qlora__shares_neon,
+    qlora__softmax_grad_neon,
+    qlora__cap_grad_neon,
+    qlora__adamw_neon,
+    qlora__nf4_neon,
+    qlora__keep_neon,
+    qlora__product_neon,
+    qlora__scores_neon,
+};
+
+#endif // QLORA__NEON
+
+//@@ src/cpu/rows_avx2.h
+
+// ---- rows with AVX2 and FMA ---------------------------------------------------------------------
+//
+// The same formulas as with NEON, eight elements at a time; see there for the contraction of
+// products and the ends of rows.
+
+#ifdef QLORA__X86
+
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_part(const float* x, int64_t n) {
+    float room[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    memcpy(room, x, (size_t)n * sizeof *x);
+    return _mm256_loadu_ps(room);
+}
+
+QLORA__TARGET_AVX2 static inline void qlora__avx2_put_part(float* y, int64_t n, __m256 v) {
+    float room[8];
+    _mm256_storeu_ps(room, v);
+    memcpy(y, room, (size_t)n * sizeof *y);
+}
+
+// Loads eight elements, or the last n of a row.
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_get(const float* x, int64_t n) {
+    return n >= 8 ? _mm256_loadu_ps(x) : qlora__avx2_part(x, n);
+}
+
+QLORA__TARGET_AVX2 static inline void qlora__avx2_put(float* y, int64_t n, __m256 v) {
+    if (n >= 8) {
+        _mm256_storeu_ps(y, v);
+    } else {
+        qlora__avx2_put_part(y, n, v);
+    }
+}
+
+QLORA__TARGET_AVX2 static inline double qlora__avx2_sum(__m256d v) {
+    double room[4];
+    _mm256_storeu_pd(room, v);
+    return (room[0] + room[2]) + (room[1] + room[3]);
+}
+
+QLORA__TARGET_AVX2 static inline __m256d qlora__avx2_low(__m256 v) {
+    return _mm256_cvtps_pd(_mm256_castps256_ps128(v));
+}
+
+QLORA__TARGET_AVX2 static inline __m256d qlora__avx2_high(__m256 v) {
+    return _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
+}
+
+// e^x = 2^n p(x - n ln 2), with an error of at most 1.1 ulp from -87.33 to 88.37. Below that the
+// result is 0, above that it stays at e^88.37; a NaN stays a NaN, because min and max return their
+// second operand if one is a NaN.
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_exp(__m256 x) {
+    const __m256 low = _mm256_set1_ps(-87.33f);
+    const __m256 magic = _mm256_set1_ps(12582912.0f); // 1.5 2^23: adding it rounds to an integer
+    const __m256 one = _mm256_set1_ps(1.0f);
+    __m256 gone = _mm256_cmp_ps(x, low, _CMP_LT_OQ);
+    __m256 c = _mm256_min_ps(_mm256_set1_ps(88.37f), _mm256_max_ps(low, x));
+    __m256 t = _mm256_fmadd_ps(c, _mm256_set1_ps(1.44269504f), magic);
+    __m256 n = _mm256_sub_ps(t, magic);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693147182f), c);
+    r = _mm256_fmadd_ps(n, _mm256_set1_ps(1.90465421e-9f), r);
+    __m256 p = _mm256_set1_ps(0.00138436444f);
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.00837416295f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.0416680016f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.166664317f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.49999994f));
+    p = _mm256_fmadd_ps(p, r, one);
+    p = _mm256_fmadd_ps(p, r, one);
+    __m256i power = _mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(t), 23),
+                                     _mm256_set1_epi32(0x3f800000));
+    return _mm256_andnot_ps(gone, _mm256_mul_ps(p, _mm256_castsi256_ps(power)));
+}
+
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_abs(__m256 x) {
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+}
+
+// 1 / (1 + e^-x), from e^-|x|, which cannot overflow.
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_sigmoid(__m256 x) {
+    const __m256 one = _mm256_set1_ps(1.0f);
+    __m256 e = qlora__avx2_exp(_mm256_or_ps(_mm256_set1_ps(-0.0f), x));
+    __m256 negative = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_LT_OQ);
+    return _mm256_div_ps(_mm256_blendv_ps(one, e, negative), _mm256_add_ps(one, e));
+}
+
+// tanh |x| = x + x z q(z), z = x^2, below 0.625, otherwise (1 - e) / (1 + e), e = e^-2|x|.
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_tanh(__m256 x) {
+    const __m256 one = _mm256_set1_ps(1.0f);
+    __m256 a = qlora__avx2_abs(x);
+    __m256 e = qlora__avx2_exp(_mm256_mul_ps(a, _mm256_set1_ps(-2.0f)));
+    __m256 large = _mm256_div_ps(_mm256_sub_ps(one, e), _mm256_add_ps(one, e));
+    __m256 z = _mm256_mul_ps(a, a);
+    __m256 q = _mm256_set1_ps(-0.00599296112f);
+    q = _mm256_fmadd_ps(q, z, _mm256_set1_ps(0.0209241491f));
+    q = _mm256_fmadd_ps(q, z, _mm256_set1_ps(-0.0538351424f));
+    q = _mm256_fmadd_ps(q, z, _mm256_set1_ps(0.133326635f));
+    q = _mm256_fmadd_ps(q, z, _mm256_set1_ps(-0.333333284f));
+    __m256 below = _mm256_fmadd_ps(_mm256_mul_ps(a, z), q, a);
+    __m256 is_small = _mm256_cmp_ps(a, _mm256_set1_ps(0.625f), _CMP_LT_OQ);
+    __m256 y = _mm256_blendv_ps(large, below, is_small);
+    return _mm256_or_ps(y, _mm256_and_ps(_mm256_set1_ps(-0.0f), x));
+}
+
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_gelu_share(__m256 a) {
+    __m256 w = _mm256_fmadd_ps(_mm256_mul_ps(a, a), _mm256_set1_ps(0.0713548163f),
+                               _mm256_set1_ps(1.59576912f));
+    return qlora__avx2_sigmoid(_mm256_mul_ps(a, w));
+}
+
+QLORA__TARGET_AVX2 static void qlora__load_avx2(const void* from, qlora_dtype dtype, int64_t n,
+                                                float* to) {
+    const uint16_t* x = (const uint16_t*)from;
+    int64_t i = 0;
+    for (; dtype == QLORA_BF16 && i + 8 <= n; i += 8) {
+        __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(const void*)(x + i)));
+        _mm256_storeu_ps(to + i, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+    }
+    if (i > 0) {
+        qlora__load_portable(x + i, dtype, n - i, to + i);
+    } else {
+        qlora__load_portable(from, dtype, n, to);
+    }
+}
+
+// Rounds to nearest even; a NaN becomes 0x7fff, as in the portable tier.
+QLORA__TARGET_AVX2 static void qlora__store_avx2(const float* from, int64_t n, void* to,
+                                                 qlora_dtype dtype) {
+    uint16_t* y = (uint16_t*)to;
+    int64_t i = 0;
+    for (; dtype == QLORA_BF16 && i + 8 <= n; i += 8) {
+        __m256 v = _mm256_loadu_ps(from + i);
+        __m256i u = _mm256_castps_si256(v);
+        __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+        __m256i sum = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+        __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+        __m256i r =
+            _mm256_blendv_epi8(_mm256_srli_epi32(sum, 16), _mm256_set1_epi32(0x7fff), is_nan);
+        __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
+        _mm_storeu_si128((__m128i*)(void*)(y + i), _mm256_castsi256_si128(packed));
+    }
+    if (i > 0) {
+        qlora__store_portable(from + i, n - i, y + i, dtype);
+    } else {
+        qlora__store_portable(from, n, to, dtype);
+    }
+}
+
+QLORA__TARGET_AVX2 static void qlora__silu_avx2(const float* a, const float* b, float alpha,
+                                                int64_t n, float* y) {
+    (void)b;
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 8) {
+        __m256 x = qlora__avx2_get(a + i, n - i);
+        qlora__avx2_put(y + i, n - i, _mm256_mul_ps(x, qlora__avx2_sigmoid(x)));
+    }
+}
+
+QLORA__TARGET_AVX2 static void qlora__silu_grad_avx2(const float* a, const float* b, float alpha,
+                                                     int64_t n, float* y) {
+    const __m256 one = _mm256_set1_ps(1.0f);
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 8) {
+        __m256 x = qlora__avx2_get(a + i, n - i);
+        __m256 s = qlora__avx2_sigmoid(x);
+        __m256 slope = _mm256_fmadd_ps(x, _mm256_sub_ps(one, s), one);
+        __m256 bs = _mm256_mul_ps(qlora__avx2_get(b + i, n - i), s);
+        qlora__avx2_put(y + i, n - i, _mm256_mul_ps(bs, slope));
+    }
+}
+
+QLORA__TARGET_AVX2 static void qlora__swiglu_avx2(const float* a, const float* b, float alpha,
+                                                  int64_t n, float* y) {
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 8) {
+        __m256 x = qlora__avx2_get(a + i, n - i);
+        __m256 silu = _mm256_mul_ps(x, qlora__avx2_sigmoid(x));
+        qlora__avx2_put(y + i, n - i, _mm256_mul_ps(silu, qlora__avx2_get(b + i, n - i)));
+    }
+}
+
+QLORA__TARGET_AVX2 static void qlora__geglu_avx2(const float* a, const float* b, float alpha,
+                                                 int64_t n, float* y) {
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 8) {
+        __m256 x = qlora__avx2_get(a + i, n - i);
+        __m256 gelu = _mm256_mul_ps(x, qlora__avx2_gelu_share(x));
+        qlora__avx2_put(y + i, n - i, _mm256_mul_ps(gelu, qlora__avx2_get(b + i, n - i)));
+    }
+}
+
+QLORA__TARGET_AVX2 static void qlora__cap_avx2(const float* a, const float* b, float alpha,
+                                               int64_t n, float* y) {
+    const __m256 cap = _mm256_set1_ps(alpha);
+    (void)b;
+    for (int64_t i = 0; i < n; i += 8) {
+        __m256 x = _mm256_div_ps(qlora__avx2_get(a + i, n - i), cap);
+        qlora__avx2_put(y + i, n - i, _mm256_mul_ps(cap, qlora__avx2_tanh(x)));
+    }
+}
+
+QLORA__TARGET_AVX2 static void qlora__mul_avx2(const float* a, const float* b, float alpha,
+                                               int64_t n, float* y) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i)));
+    }
+    qlora__mul_portable(a + i, b + i, alpha, n - i, y + i);
+}
+
+QLORA__TARGET_AVX2 static void qlora__add_avx2(const float* a, const float* b, float alpha,
+                                               int64_t n, float* y) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        _mm256_storeu_ps(y + i, _mm256_add_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i)));
+    }
+    qlora__add_portable(a + i, b + i, alpha, n - i, y + i);
+}
+
+QLORA__TARGET_AVX2 static void qlora__scale_avx2(const float* a, const float* b, float alpha,
+                                                 int64_t n, float* y) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_loadu_ps(a + i), _mm256_set1_ps(alpha)));
+    }
+    qlora__scale_portable(a + i, b, alpha, n - i, y + i);
+}
+
+QLORA__TARGET_AVX2 static void qlora__fill_avx2(const float* a, const float* b, float alpha,
+                                                int64_t n, float* y) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        _mm256_storeu_ps(y + i, _mm256_set1_ps(alpha));
+    }
+    qlora__fill_portable(a, b, alpha, n - i, y + i);
+}
+
+QLORA__TARGET_AVX2 static void qlora__swiglu_grad_avx2(const qlora__gated_row* r) {
+    const __m256 one = _mm256_set1_ps(1.0f);
+    for (int64_t i = 0; i < r->n; i += 8) {
+        int64_t n = r->n - i;
+        __m256 dh = qlora__avx2_get(r->dh + i, n);
+        __m256 g = qlora__avx2_get(r->gate + i, n);
+        __m256 u = qlora__avx2_get(r->up + i, n);
+        __m256 s = qlora__avx2_sigmoid(g);
+        __m256 slope = _mm256_fmadd_ps(g, _mm256_sub_ps(one, s), one);
+        __m256 dg = _mm256_mul_ps(_mm256_mul_ps(_mm256_mul_ps(dh, u), s), slope);
+        qlora__avx2_put(r->dgate + i, n, dg);
+        qlora__avx2_put(r->dup + i, n, _mm256_mul_ps(_mm256_mul_ps(dh, g), s));
+        if (r->h != NULL) {
+            qlora__avx2_put(r->h + i, n, _mm256_mul_ps(_mm256_mul_ps(g, s), u));
+        }
+    }
+}
+
+QLORA__TARGET_AVX2 static void qlora__geglu_grad_avx2(const qlora__gated_row* r) {
+    const __m256 one = _mm256_set1_ps(1.0f);
+    const __m256 twice = _mm256_set1_ps(1.59576912f);
+    for (int64_t i = 0; i < r->n; i += 8) {
+        int64_t n = r->n - i;
+        __m256 dh = qlora__avx2_get(r->dh + i, n);
+        __m256 g = qlora__avx2_get(r->gate + i, n);
+        __m256 u = qlora__avx2_get(r->up + i, n);
+        __m256 s = qlora__avx2_gelu_share(g);
+        __m256 w = _mm256_fmadd_ps(_mm256_mul_ps(g, g), _mm256_set1_ps(0.214064449f), twice);
+        __m256 bend = _mm256_mul_ps(_mm256_mul_ps(g, s), _mm256_sub_ps(one, s));
+        __m256 dg = _mm256_mul_ps(_mm256_mul_ps(dh, u), _mm256_fmadd_ps(bend, w, s));
+        qlora__avx2_put(r->dgate + i, n, dg);
+        qlora__avx2_put(r->dup + i, n, _mm256_mul_ps(_mm256_mul_ps(dh, g), s));
+        if (r->h != NULL) {
+            qlora__avx2_put(r->h + i, n, _mm256_mul_ps(_mm256_mul_ps(g, s), u));
+        }
+    }
+}
+
+QLORA__TARGET_AVX2 static double qlora__squares_avx2(const float* x, int64_t n, double sum) {
+    __m256d s0 = _mm256_setzero_pd();
+    __m256d s1 = s0;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 v = _mm256_loadu_ps(x + i);
+        __m256d low = qlora__avx2_low(v);
+        __m256d high = qlora__avx2_high(v);
+        s0 = _mm256_fmadd_pd(low, low, s0);
+        s1 = _mm256_fmadd_pd(high, high, s1);
+    }
+    sum += qlora__avx2_sum(_mm256_add_pd(s0, s1));
+    return qlora__squares_portable(x + i, n - i, sum);
+}
+
+QLORA__TARGET_AVX2 static double qlora__dot_avx2(const float* x, const float* y, int64_t n,
+                                                 double sum) {
+    __m256d s0 = _mm256_setzero_pd();
+    __m256d s1 = s0;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 a = _mm256_loadu_ps(x + i);
+        __m256 b = _mm256_loadu_ps(y + i);
+        s0 = _mm256_fmadd_pd(qlora__avx2_low(a), qlora__avx2_low(b), s0);
+        s1 = _mm256_fmadd_pd(qlora__avx2_high(a), qlora__avx2_high(b), s1);
+    }
+    sum += qlora__avx2_sum(_mm256_add_pd(s0, s1));
+    return qlora__dot_portable(x + i, y + i, n - i, sum);
+}
+
+// The product of two factors is rounded to f32 first; the sum is f64.
+QLORA__TARGET_AVX2 static double qlora__dot3_avx2(const float* x, const float* y, const float* z,
+                                                  int64_t n, double sum) {
+    __m256d s0 = _mm256_setzero_pd();
+    __m256d s1 = s0;
+    for (int64_t i = 0; i < n; i += 8) {
+        __m256 a = _mm256_mul_ps(qlora__avx2_get(x + i, n - i), qlora__avx2_get(y + i, n - i));
+        __m256 b = qlora__avx2_get(z + i, n - i);
+        s0 = _mm256_fmadd_pd(qlora__avx2_low(a), qlora__avx2_low(b), s0);
+        s1 = _mm256_fmadd_pd(qlora__avx2_high(a), qlora__avx2_high(b), s1);
+    }
+    return sum + qlora__avx2_sum(_mm256_add_pd(s0, s1));
+}
+
+QLORA__TARGET_AVX2 static void qlora__norm_avx2(const float* x, float rstd, const float* w,
+                                                int64_t n, float* y) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(rstd));
+        _mm256_storeu_ps(y + i, _mm256_mul_ps(v, _mm256_loadu_ps(w + i)));
+    }
+    qlora__norm_portable(x + i, rstd, w + i, n - i, y + i);
+}
+
+QLORA__TARGET_AVX2 static void qlora__norm_grad_avx2(const qlora__norm_row* r) {
+    const __m256 rstd = _mm256_set1_ps(r->rstd);
+    const __m256 pull = _mm256_set1_ps(r->pull);
+    for (int64_t i = 0; i < r->n; i += 8) {
+        int64_t n = r->n - i;
+        __m256 wdy = _mm256_mul_ps(qlora__avx2_get(r->dy + i, n), qlora__avx2_get(r->w + i, n));
+        __m256 v = _mm256_fnmadd_ps(qlora__avx2_get(r->x + i, n), pull, wdy);
+        __m256 dx = r->dres != NULL ? _mm256_fmadd_ps(rstd, v, qlora__avx2_get(r->dres + i, n))
+                                    : _mm256_mul_ps(rstd, v);
+        qlora__avx2_put(r->dx + i, n, dx);
+    }
+}
+
+QLORA__TARGET_AVX2 static void qlora__rope_avx2(float* a, float* b, const float* cosine,
+                                                const float* sine, float sign, int64_t n) {
+    for (int64_t i = 0; i < n; i += 8) {
+        __m256 u = qlora__avx2_get(a + i, n - i);
+        __m256 v = qlora__avx2_get(b + i, n - i);
+        __m256 c = qlora__avx2_get(cosine + i, n - i);
+        __m256 s = _mm256_mul_ps(qlora__avx2_get(sine + i, n - i), _mm256_set1_ps(sign));
+        qlora__avx2_put(a + i, n - i, _mm256_fnmadd_ps(v, s, _mm256_mul_ps(u, c)));
+        qlora__avx2_put(b + i, n - i, _mm256_fmadd_ps(u, s, _mm256_mul_ps(v, c)));
+    }
+}
+
+// max returns its second operand if one is a NaN, so that a NaN in x is ignored.
+QLORA__TARGET_AVX2 static float qlora__top_avx2(const float* x, int64_t n, float top) {
+    __m256 t = _mm256_set1_ps(top);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        t = _mm256_max_ps(_mm256_loadu_ps(x + i), t);
+    }
+    float room[8];
+    _mm256_storeu_ps(room, t);
+    return qlora__top_portable(x + i, n - i, qlora__top_portable(room, 8, top));
+}
+
+QLORA__TARGET_AVX2 static double qlora__exps_avx2(const float* x, float top, int64_t n, float* y,
+                                                  double sum) {
+    const __m256 most = _mm256_set1_ps(top);
+    __m256d s0 = _mm256_setzero_pd();
+    __m256d s1 = s0;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 e = qlora__avx2_exp(_mm256_sub_ps(_mm256_loadu_ps(x + i), most));
+        if (y != NULL) {
+            _mm256_storeu_ps(y + i, e);
+        }
+        s0 = _mm256_add_pd(s0, qlora__avx2_low(e));
+        s1 = _mm256_add_pd(s1, qlora__avx2_high(e));
+    }
+    sum += qlora__avx2_sum(_mm256_add_pd(s0, s1));
+    if (i < n) {
+        __m256 e = qlora__avx2_exp(_mm256_sub_ps(qlora__avx2_part(x + i, n - i), most));
+        float room[8];
+        _mm256_storeu_ps(room, e);
+        for (int64_t j = 0; i + j < n; j++) {
+            sum += (double)room[j];
+        }
+        if (y != NULL) {
+            qlora__avx2_put_part(y + i, n - i, e);
+        }
+    }
+    return sum;
+}
+
+QLORA__TARGET_AVX2 static void qlora__shares_avx2(const float* e, float sum, float scale,
+                                                  float weight, int64_t n, float* y) {
+    qlora__scale_avx2(e, NULL, scale * weight / sum, n, y);
+}
+
+QLORA__TARGET_AVX2 static void qlora__softmax_grad_avx2(const float* p, const float* dy, float dot,
+                                                        int64_t n, float* dx) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 v = _mm256_sub_ps(_mm256_loadu_ps(dy + i), _mm256_set1_ps(dot));
+        _mm256_storeu_ps(dx + i, _mm256_mul_ps(_mm256_loadu_ps(p + i), v));
+    }
+    qlora__softmax_grad_portable(p + i, dy + i, dot, n - i, dx + i);
+}
+
+QLORA__TARGET_AVX2 static void qlora__cap_grad_avx2(const float* y, float cap, int64_t n,
+                                                    float* g) {
+    const __m256 one = _mm256_set1_ps(1.0f);
+    for (int64_t i = 0; i < n; i += 8) {
+        __m256 t = _mm256_div_ps(qlora__avx2_get(y + i, n - i), _mm256_set1_ps(cap));
+        __m256 slope = _mm256_fnmadd_ps(t, t, one);
+        qlora__avx2_put(g + i, n - i, _mm256_mul_ps(qlora__avx2_get(g + i, n - i), slope));
+    }
+}
+
+QLORA__TARGET_AVX2 static void qlora__adamw_avx2(const qlora__adamw_row* r) {
+    const __m256 clip = _mm256_set1_ps(r->clip);
+    for (int64_t i = 0; i < r->n; i += 8) {
+        int64_t n = r->n - i;
+        __m256 grad = qlora__avx2_get(r->grad + i, n);
+        __m256 p = qlora__avx2_get(r->param + i, n);
+        __m256 m = qlora__avx2_get(r->m + i, n);
+        __m256 v = qlora__avx2_get(r->v + i, n);
+        __m256 g = _mm256_mul_ps(grad, clip);
+        __m256 step = _mm256_fmsub_ps(grad, clip, m); // g - m
+        p = _mm256_fnmadd_ps(p, _mm256_set1_ps(r->decay), p);
+        m = _mm256_fmadd_ps(step, _mm256_set1_ps(r->one_minus_beta1), m);
+        __m256 share = _mm256_mul_ps(g, _mm256_set1_ps(r->one_minus_beta2));
+        v = _mm256_fmadd_ps(share, g, _mm256_mul_ps(v, _mm256_set1_ps(r->beta2)));
+        __m256 root = _mm256_div_ps(_mm256_sqrt_ps(v), _mm256_set1_ps(r->root_correction));
+        __m256 move = _mm256_div_ps(m, _mm256_add_ps(root, _mm256_set1_ps(r->eps)));
+        p = _mm256_fnmadd_ps(move, _mm256_set1_ps(r->step_size), p);
+        qlora__avx2_put(r->param + i, n, p);
+        qlora__avx2_put(r->m + i, n, m);
+        qlora__avx2_put(r->v + i, n, v);
+        qlora__avx2_put(r->grad + i, n, _mm256_setzero_ps());
+    }
+}
+
+// A permutation knows eight entries: one for the lower half of the levels, one for the upper, and
+// bit 3 of the code chooses.
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_codes(__m256 low, __m256 high, __m256i code) {
+    __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(code, 28));
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, code),
+                            _mm256_permutevar8x32_ps(high, code), upper);
+}
+
+QLORA__TARGET_AVX2 static void qlora__nf4_avx2(const uint8_t* codes, const float* levels,
+                                               float scale, int64_t n, float* y) {
+    const __m256 low = _mm256_loadu_ps(levels);
+    const __m256 high = _mm256_loadu_ps(levels + 8);
+    const __m256 factor = _mm256_set1_ps(scale);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        int64_t eight;
+        memcpy(&eight, codes + i / 2, sizeof eight);
+        __m256i pair = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(eight));
+        __m256 even = qlora__avx2_codes(low, high, _mm256_srli_epi32(pair, 4));
+        __m256 odd = qlora__avx2_codes(low, high, pair);
+        __m256 first = _mm256_unpacklo_ps(even, odd);
+        __m256 second = _mm256_unpackhi_ps(even, odd);
+        __m256 front = _mm256_permute2f128_ps(first, second, 0x20);
+        __m256 back = _mm256_permute2f128_ps(first, second, 0x31);
+        _mm256_storeu_ps(y + i, _mm256_mul_ps(front, factor));
+        _mm256_storeu_ps(y + i + 8, _mm256_mul_ps(back, factor));
+    }
+    qlora__nf4_portable(codes + i / 2, levels, scale, n - i, y + i);
+}
+
+// Upper words of the products of eight words with one.
+QLORA__TARGET_AVX2 static inline __m256i qlora__avx2_high_words(__m256i x, __m256i by) {
+    __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(x, by), 32);
+    __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), by);
+    return _mm256_blend_epi32(even, odd, 0xaa);
+}
+
+// `scale` where the word is at least `least`, both unsigned.
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_kept(__m256i words, __m256i least,
+                                                         __m256 scale) {
+    __m256i kept = _mm256_cmpeq_epi32(_mm256_max_epu32(words, least), words);
+    return _mm256_and_ps(_mm256_castsi256_ps(kept), scale);
+}
+
+// Writes element i of a, b, c and d as y[4 i], y[4 i + 1] and so on.
+QLORA__TARGET_AVX2 static inline void qlora__avx2_put4(float* y, __m256 a, __m256 b, __m256 c,
+                                                       __m256 d) {
+    __m256 ab = _mm256_unpacklo_ps(a, b); // a0 b0 a1 b1, a4 b4 a5 b5
+    __m256 cd = _mm256_unpacklo_ps(c, d);
+    __m256 ab2 = _mm256_unpackhi_ps(a, b); // a2 b2 a3 b3, a6 b6 a7 b7
+    __m256 cd2 = _mm256_unpackhi_ps(c, d);
+    __m256 r0 = _mm256_shuffle_ps(ab, cd, 0x44);   // elements 0, 4
+    __m256 r1 = _mm256_shuffle_ps(ab, cd, 0xee);   // elements 1, 5
+    __m256 r2 = _mm256_shuffle_ps(ab2, cd2, 0x44); // elements 2, 6
+    __m256 r3 = _mm256_shuffle_ps(ab2, cd2, 0xee); // elements 3, 7
+    _mm256_storeu_ps(y, _mm256_permute2f128_ps(r0, r1, 0x20));
+    _mm256_storeu_ps(y + 8, _mm256_permute2f128_ps(r2, r3, 0x20));
+    _mm256_storeu_ps(y + 16, _mm256_permute2f128_ps(r0, r1, 0x31));
+    _mm256_storeu_ps(y + 24, _mm256_permute2f128_ps(r2, r3, 0x31));
+}
+
+// Eight counters at a time; see qlora__philox.
+QLORA__TARGET_AVX2 static void qlora__keep_avx2(const qlora__keep_row* r) {
+    const __m256i m0 = _mm256_set1_epi32((int)0xD2511F53u);
+    const __m256i m1 = _mm256_set1_epi32((int)0xCD9E8D57u);
+    const __m256i least = _mm256_set1_epi32((int)r->threshold);
+    const __m256 scale = _mm256_set1_ps(r->scale);
+    qlora__keep_row rest = *r;
+    for (; rest.n >= 32; rest.n -= 32) {
+        __m256i c0 = _mm256_add_epi32(_mm256_set1_epi32((int)rest.counter[0]),
+                                      _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        __m256i c1 = _mm256_set1_epi32((int)r->counter[1]);
+        __m256i c2 = _mm256_set1_epi32((int)r->counter[2]);
+        __m256i c3 = _mm256_set1_epi32((int)r->counter[3]);
+        for (uint32_t round = 0; round < 10; round++) {
+            __m256i k0 = _mm256_set1_epi32((int)(r->key[0] + round * 0x9E3779B9u));
+            __m256i k1 = _mm256_set1_epi32((int)(r->key[1] + round * 0xBB67AE85u));
+            __m256i h0 = qlora__avx2_high_words(c0, m0);
+            __m256i h1 = qlora__avx2_high_words(c2, m1);
+            __m256i l0 = _mm256_mullo_epi32(c0, m0);
+            __m256i l1 = _mm256_mullo_epi32(c2, m1);
+            c0 = _mm256_xor_si256(_mm256_xor_si256(h1, c1), k0);
+            c1 = l1;
+            c2 = _mm256_xor_si256(_mm256_xor_si256(h0, c3), k1);
+            c3 = l0;
+        }
+        qlora__avx2_put4(rest.factor, qlora__avx2_kept(c0, least, scale),
+                         qlora__avx2_kept(c1, least, scale), qlora__avx2_kept(c2, least, scale),
+                         qlora__avx2_kept(c3, least, scale));
+        rest.factor += 32;
+        rest.counter[0] += 8;
+    }
+    qlora__keep_portable(&rest);
+}
+
+QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
+    const __m256 one = _mm256_set1_ps(1.0f);
+    for (int64_t i = 0; i < r->n; i += 8) {
+        int64_t n = r->n - i;
+        __m256 s = qlora__avx2_get(r->s + i, n);
+        __m256 p = qlora__avx2_exp(_mm256_sub_ps(s, qlora__avx2_get(r->lse + i, n)));
+        __m256 d = _mm256_sub_ps(qlora__avx2_get(r->dp + i, n), qlora__avx2_get(r->dot + i, n));
+        __m256 ds = _mm256_mul_ps(p, d);
+        if (r->cap > 0.0f) {
+            __m256 t = _mm256_div_ps(s, _mm256_set1_ps(r->cap));
+            ds = _mm256_mul_ps(ds, _mm256_fnmadd_ps(t, t, one));
+        }
+        qlora__avx2_put(r->p + i, n, p);
+        qlora__avx2_put(r->ds + i, n, ds);
+    }
+}
+
+// Four rows and 16 columns of a product, in named variables.
+QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, const float* a,
+                                                const float* b, float* c) {
+    __m256 s[8];
+    for (int i = 0; i < 8; i++) {
+        s[i] = p->add ? _mm256_loadu_ps(c + i / 2 * p->ldc + i % 2 * 8) : _mm256_setzero_ps();
+    }
+    __m256 c00 = s[0], c01 = s[1], c10 = s[2], c11 = s[3];
+    __m256 c20 = s[4], c21 = s[5], c30 = s[6], c31 = s[7];
+    for (int64_t k = 0; k < p->k; k++) {
+        __m256 b0 = _mm256_loadu_ps(b);
+        __m256 b1 = _mm256_loadu_ps(b + 8);
+        __m256 a0 = _mm256_broadcast_ss(a + k);
+        __m256 a1 = _mm256_broadcast_ss(a + p->lda + k);
+        c00 = _mm256_fmadd_ps(a0, b0, c00);
+        c01 = _mm256_fmadd_ps(a0, b1, c01);
+        c10 = _mm256_fmadd_ps(a1, b0, c10);
+        c11 = _mm256_fmadd_ps(a1, b1, c11);
+        __m256 a2 = _mm256_broadcast_ss(a + 2 * p->lda + k);
+        __m256 a3 = _mm256_broadcast_ss(a + 3 * p->lda + k);
+        c20 = _mm256_fmadd_ps(a2, b0, c20);
+        c21 = _mm256_fmadd_ps(a2, b1, c21);
+        c30 = _mm256_fmadd_ps(a3, b0, c30);
+        c31 = _mm256_fmadd_ps(a3, b1, c31);
+        b += p->ldb;
+    }
+    const __m256 done[8] = {c00, c01, c10, c11, c20, c21, c30, c31};
+    for (int i = 0; i < 8; i++) {
+        _mm256_storeu_ps(c + i / 2 * p->ldc + i % 2 * 8, done[i]);
+    }
+}
+
+QLORA__TARGET_AVX2 static void qlora__product_avx2(const qlora__block_product* p) {
+    for (int64_t j = 0; j < p->n; j += 16) {
+        for (int64_t i = 0; i < p->m; i += 4) {
+            qlora__tile_avx2(p, p->a + i * p->lda, p->b + j, p->c + i * p->ldc + j);
+        }
+    }
+}
+
+static const qlora__cpu_rows qlora__rows_avx2 = {
+    qlora__load_avx2,
+    qlora__store_avx2,
+    {qlora__silu_avx2, qlora__silu_grad_avx2, qlora__swiglu_avx2, qlora__geglu_avx2,
+     qlora__cap_avx2, qlora__mul_avx2, qlora__add_avx2, qlora__scale_avx2, qlora__fill_avx2},
+    qlora__swiglu_grad_avx2,
+    qlora__geglu_grad_avx2,
+    qlora__squares_avx2,
+    qlora__dot_avx2,
+    qlora__dot3_avx2,
+    qlora__norm_avx2,
+    qlora__norm_grad_avx2,
+    qlora__rope_avx2,
+    qlora__top_avx2,
+    qlora__exps_avx2,
+    qlora__shares_avx2,
+    qlora__softmax_grad_avx2,
+    qlora__cap_grad_avx2,
+    qlora__adamw_avx2,
+    qlora__nf4_avx2,
+    qlora__keep_avx2,
+    qlora__product_avx2,
+    qlora__scores_avx2,
+};
+
+#endif // QLORA__X86
+
+//@@ src/cpu/neon.h
+
+#ifdef QLORA__NEON
+
+// ---- NEON: products -----------------------------------------------------------------------------
+
+// Adds four rows of a tile of C to the sums, or sets the sums to zero. The sums of a row are three
+// vectors.
+static void qlora__neon_load4(const float* c, int64_t ldc, bool add, float32x4_t* sums) {
+    for (int i = 0; i < 12; i++) {
+        sums[i] = add ? vld1q_f32(c + i / 3 * ldc + i % 3 * 4) : vdupq_n_f32(0.0f);
+    }
+}
+
+static void qlora__neon_store4(float* c, int64_t ldc, const float32x4_t* sums) {
+    for (int i = 0; i < 12; i++) {
+        vst1q_f32(c + i / 3 * ldc + i % 3 * 4, sums[i]);
+    }
+}
+
+// C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
+// long because the sums need names: compilers keep an array of vectors in memory.
+static void qlora__neon_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
+                             bool add) {
+    float32x4_t up[12];
+    float32x4_t low[12];
+    qlora__neon_load4(c, ldc, add, up);
+    qlora__neon_load4(c + 4 * ldc, ldc, add, low);
+    float32x4_t c00 = up[0], c01 = up[1], c02 = up[2];
+    float32x4_t c10 = up[3], c11 = up[4], c12 = up[5];
+    float32x4_t c20 = up[6], c21 = up[7], c22 = up[8];
+    float32x4_t c30 = up[9], c31 = up[10], c32 = up[11];
+    float32x4_t c40 = low[0], c41 = low[1], c42 = low[2];
+    float32x4_t c50 = low[3], c51 = low[4], c52 = low[5];
+    float32x4_t c60 = low[6], c61 = low[7], c62 = low[8];
+    float32x4_t c70 = low[9], c71 = low[10], c72 = low[11];
+    for (int64_t k = 0; k < steps; k++) {
+        float32x4_t b0 = vld1q_f32(b);
+        float32x4_t b1 = vld1q_f32(b + 4);
+        float32x4_t b2 = vld1q_f32(b + 8);
+        float32x4_t a0 = vld1q_f32(a);
+        float32x4_t a4 = vld1q_f32(a + 4);
+        b += 12;
+        a += 8;
+        c00 = vfmaq_laneq_f32(c00, b0, a0, 0);
+        c01 = vfmaq_laneq_f32(c01, b1, a0, 0);
+        c02 = vfmaq_laneq_f32(c02, b2, a0, 0);
+        c10 = vfmaq_laneq_f32(c10, b0, a0, 1);
+        c11 = vfmaq_laneq_f32(c11, b1, a0, 1);
+        c12 = vfmaq_laneq_f32(c12, b2, a0, 1);
+        c20 = vfmaq_laneq_f32(c20, b0, a0, 2);
+        c21 = vfmaq_laneq_f32(c21, b1, a0, 2);
+        c22 = vfmaq_laneq_f32(c22, b2, a0, 2);
+        c30 = vfmaq_laneq_f32(c30, b0, a0, 3);
+        c31 = vfmaq_laneq_f32(c31, b1, a0, 3);
+        c32 = vfmaq_laneq_f32(c32, b2, a0, 3);
+        c40 = vfmaq_laneq_f32(c40, b0, a4, 0);
+        c41 = vfmaq_laneq_f32(c41, b1, a4, 0);
+        c42 = vfmaq_laneq_f32(c42, b2, a4, 0);
+        c50 = vfmaq_laneq_f32(c50, b0, a4, 1);
+        c51 = vfmaq_laneq_f32(c51, b1, a4, 1);
+        c52 = vfmaq_laneq_f32(c52, b2, a4, 1);
+        c60 = vfmaq_laneq_f32(c60, b0, a4, 2);
+        c61 = vfmaq_laneq_f32(c61, b1, a4, 2);
+        c62 = vfmaq_laneq_f32(c62, b2, a4, 2);
+        c70 = vfmaq_laneq_f32(c70, b0, a4, 3);
+        c71 = vfmaq_laneq_f32(c71, b1, a4, 3);
+        c72 = vfmaq_laneq_f32(c72, b2, a4, 3);
+    }
+    const float32x4_t upper[12] = {c00, c01, c02, c10, c11, c12, c20, c21, c22, c30, c31, c32};
+    const float32x4_t lower[12] = {c40, c41, c42, c50, c51, c52, c60, c61, c62, c70, c71, c72};
+    qlora__neon_store4(c, ldc, upper);
+    qlora__neon_store4(c + 4 * ldc, ldc, lower);
+}
+
+// Four lines side by side: out[k * width + i] = lines[i][k].
+static void qlora__neon_pack4(const float* const* lines, int64_t steps, int64_t width, float* out) {
+    const float* l0 = lines[0];
+    const float* l1 = lines[1];
+    const float* l2 = lines[2];
+    const float* l3 = lines[3];
+    int64_t k = 0;
+    for (; k + 4 <= steps; k += 4) {
+        float32x4x2_t even = vtrnq_f32(vld1q_f32(l0 + k), vld1q_f32(l1 + k));
+        float32x4x2_t odd = vtrnq_f32(vld1q_f32(l2 + k), vld1q_f32(l3 + k));
+        float* to = out + k * width;
+        vst1q_f32(to, vcombine_f32(vget_low_f32(even.val[0]), vget_low_f32(odd.val[0])));
+        vst1q_f32(to + width, vcombine_f32(vget_low_f32(even.val[1]), vget_low_f32(odd.val[1])));
+        vst1q_f32(to + 2 * width,
+                  vcombine_f32(vget_high_f32(even.val[0]), vget_high_f32(odd.val[0])));
+        vst1q_f32(to + 3 * width,
+                  vcombine_f32(vget_high_f32(even.val[1]), vget_high_f32(odd.val[1])));
+    }
+    for (; k < steps; k++) {
+        for (int i = 0; i < 4; i++) {
+            out[k * width + i] = lines[i][k];
+        }
+    }
+}
+
+// Eight sums, so that the latency of the additions does not matter.
+static float qlora__neon_dot(const float* a, const float* b, int64_t n) {
+    float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;
+    float32x4_t s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        s0 = vfmaq_f32(s0, vld1q_f32(a + i), vld1q_f32(b + i));
+        s1 = vfmaq_f32(s1, vld1q_f32(a + i + 4), vld1q_f32(b + i + 4));
+        s2 = vfmaq_f32(s2, vld1q_f32(a + i + 8), vld1q_f32(b + i + 8));
+        s3 = vfmaq_f32(s3, vld1q_f32(a + i + 12), vld1q_f32(b + i + 12));
+        s4 = vfmaq_f32(s4, vld1q_f32(a + i + 16), vld1q_f32(b + i + 16));
+        s5 = vfmaq_f32(s5, vld1q_f32(a + i + 20), vld1q_f32(b + i + 20));
+        s6 = vfmaq_f32(s6, vld1q_f32(a + i + 24), vld1q_f32(b + i + 24));
+        s7 = vfmaq_f32(s7, vld1q_f32(a + i + 28), vld1q_f32(b + i + 28));
+    }
+    for (; i + 4 <= n; i += 4) {
+        s0 = vfmaq_f32(s0, vld1q_f32(a + i), vld1q_f32(b + i));
+    }
+    s0 = vaddq_f32(vaddq_f32(vaddq_f32(s0, s1), vaddq_f32(s2, s3)),
+                   vaddq_f32(vaddq_f32(s4, s5), vaddq_f32(s6, s7)));
+    float32x2_t half = vadd_f32(vget_low_f32(s0), vget_high_f32(s0));
+    float sum = vget_lane_f32(half, 0) + vget_lane_f32(half, 1);
+    for (; i < n; i++) {
+        sum = vget_lane_f32(vfma_f32(vdup_n_f32(sum), vdup_n_f32(a[i]), vdup_n_f32(b[i])), 0);
+    }
+    return sum;
+}
+
+static void qlora__neon_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        uint16x8_t v = vld1q_u16(from + i);
+        if (dtype == QLORA_BF16) {
+            vst1q_f32(out + i, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(v), 16)));
+            vst1q_f32(out + i + 4, vreinterpretq_f32_u32(vshll_high_n_u16(v, 16)));
+        } else {
+            float16x8_t h = vreinterpretq_f16_u16(v);
+            vst1q_f32(out + i, vcvt_f32_f16(vget_low_f16(h)));
+            vst1q_f32(out + i + 4, vcvt_high_f32_f16(h));
+        }
+    }
+    for (; i < n; i++) {
+        out[i] = dtype == QLORA_BF16 ? qlora__bf16_to(from[i]) : qlora__f16_to(from[i]);
+    }
+}
+
+// level[code] * scale, rounded to bf16, for codes of one block; the first code is the high half of
+// a byte. The 16 products are made once; a code then selects their bytes.
+static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* codes, int64_t n,
+                            float* out) {
+    uint16x4_t part[4];
+    for (int i = 0; i < 4; i++) {
+        float32x4_t product = vmulq_n_f32(vld1q_f32(levels + 4 * i), scale);
+        uint32x4_t bits = vreinterpretq_u32_f32(product);
+        uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+        bits = vaddq_u32(vaddq_u32(bits, odd), vdupq_n_u32(0x7fff)); // to nearest even
+        part[i] = vshrn_n_u32(bits, 16);
+    }
+    uint8x16_t first = vreinterpretq_u8_u16(vcombine_u16(part[0], part[1]));
+    uint8x16_t second = vreinterpretq_u8_u16(vcombine_u16(part[2], part[3]));
+    uint8x16_t low = vuzp1q_u8(first, second);
+    uint8x16_t high = vuzp2q_u8(first, second);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        uint8x8_t pair = vld1_u8(codes + i / 2);
+        uint8x16_t code = vcombine_u8(vzip1_u8(vshr_n_u8(pair, 4), vand_u8(pair, vdup_n_u8(15))),
+                                      vzip2_u8(vshr_n_u8(pair, 4), vand_u8(pair, vdup_n_u8(15))));
+        uint8x16_t l = vqtbl1q_u8(low, code);
+        uint8x16_t h = vqtbl1q_u8(high, code);
+        uint16x8_t w0 = vreinterpretq_u16_u8(vzip1q_u8(l, h));
+        uint16x8_t w1 = vreinterpretq_u16_u8(vzip2q_u8(l, h));
+        vst1q_f32(out + i, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w0), 16)));
+        vst1q_f32(out + i + 4, vreinterpretq_f32_u32(vshll_high_n_u16(w0, 16)));
+        vst1q_f32(out + i + 8, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w1), 16)));
+        vst1q_f32(out + i + 12, vreinterpretq_f32_u32(vshll_high_n_u16(w1, 16)));
+    }
+    uint16_t table[16];
+    if (i < n) {
+        vst1q_u8((uint8_t*)table, first);
+        vst1q_u8((uint8_t*)table + 16, second);
+    }
+    for (; i < n; i++) {
+        out[i] = qlora__bf16_to(table[qlora__nf4_code_at(codes, i)]);
+    }
+}
+
+static const qlora__cpu_gemm qlora__neon_gemm = {
+    8, 12, qlora__neon_tile, qlora__neon_pack4, qlora__neon_dot, qlora__neon_widen, qlora__neon_nf4,
+};
+
+#endif // QLORA__NEON
+
+//@@ src/cpu/avx2.h
+
+#ifdef QLORA__X86
+
+// ---- AVX2: products -----------------------------------------------------------------------------
+
+// C[4][24] += a[k][4] b[k][24]: 12 sums, three vectors of b and one broadcast element of a fill
+// the 16 registers. Loads and stores are unaligned ones everywhere, because not all compilers align
+// the stack on Windows.
+QLORA__TARGET_AVX2
+static void qlora__avx2_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
+                             bool add) {
+    __m256 c00 = _mm256_setzero_ps(), c01 = c00, c02 = c00;
+    __m256 c10 = c00, c11 = c00, c12 = c00;
+    __m256 c20 = c00, c21 = c00, c22 = c00;
+    __m256 c30 = c00, c31 = c00, c32 = c00;
+    float* r1 = c + ldc;
+    float* r2 = r1 + ldc;
+    float* r3 = r2 + ldc;
+    if (add) {
+        c00 = _mm256_loadu_ps(c), c01 = _mm256_loadu_ps(c + 8), c02 = _mm256_loadu_ps(c + 16);
+        c10 = _mm256_loadu_ps(r1), c11 = _mm256_loadu_ps(r1 + 8), c12 = _mm256_loadu_ps(r1 + 16);
+        c20 = _mm256_loadu_ps(r2), c21 = _mm256_loadu_ps(r2 + 8), c22 = _mm256_loadu_ps(r2 + 16);
+        c30 = _mm256_loadu_ps(r3), c31 = _mm256_loadu_ps(r3 + 8), c32 = _mm256_loadu_ps(r3 + 16);
+    }
+    for (int64_t k = 0; k < steps; k++) {
+        __m256 b0 = _mm256_loadu_ps(b);
+        __m256 b1 = _mm256_loadu_ps(b + 8);
+        __m256 b2 = _mm256_loadu_ps(b + 16);
+        __m256 x = _mm256_broadcast_ss(a);
+        c00 = _mm256_fmadd_ps(x, b0, c00);
+        c01 = _mm256_fmadd_ps(x, b1, c01);
+        c02 = _mm256_fmadd_ps(x, b2, c02);
+        x = _mm256_broadcast_ss(a + 1);
+        c10 = _mm256_fmadd_ps(x, b0, c10);
+        c11 = _mm256_fmadd_ps(x, b1, c11);
+        c12 = _mm256_fmadd_ps(x, b2, c12);
+        x = _mm256_broadcast_ss(a + 2);
+        c20 = _mm256_fmadd_ps(x, b0, c20);
+        c21 = _mm256_fmadd_ps(x, b1, c21);
+        c22 = _mm256_fmadd_ps(x, b2, c22);
+        x = _mm256_broadcast_ss(a + 3);
+        c30 = _mm256_fmadd_ps(x, b0, c30);
+        c31 = _mm256_fmadd_ps(x, b1, c31);
+        c32 = _mm256_fmadd_ps(x, b2, c32);
+        a += 4;
+        b += 24;
+    }
+    _mm256_storeu_ps(c, c00), _mm256_storeu_ps(c + 8, c01), _mm256_storeu_ps(c + 16, c02);
+    _mm256_storeu_ps(r1, c10), _mm256_storeu_ps(r1 + 8, c11), _mm256_storeu_ps(r1 + 16, c12);
+    _mm256_storeu_ps(r2, c20), _mm256_storeu_ps(r2 + 8, c21), _mm256_storeu_ps(r2 + 16, c22);
+    _mm256_storeu_ps(r3, c30), _mm256_storeu_ps(r3 + 8, c31), _mm256_storeu_ps(r3 + 16, c32);
+    _mm256_zeroupper();
+}
+
+// Four lines side by side: out[k * width + i] = lines[i][k].
+QLORA__TARGET_AVX2
+static void qlora__avx2_pack4(const float* const* lines, int64_t steps, int64_t width, float* out) {
+    int64_t k = 0;
+    for (; k + 4 <= steps; k += 4) {
+        __m128 l0 = _mm_loadu_ps(lines[0] + k);
+        __m128 l1 = _mm_loadu_ps(lines[1] + k);
+        __m128 l2 = _mm_loadu_ps(lines[2] + k);
+        __m128 l3 = _mm_loadu_ps(lines[3] + k);
+        __m128 low01 = _mm_unpacklo_ps(l0, l1); // 00 10 01 11
+        __m128 low23 = _mm_unpacklo_ps(l2, l3);
+        __m128 high01 = _mm_unpackhi_ps(l0, l1); // 02 12 03 13
+        __m128 high23 = _mm_unpackhi_ps(l2, l3);
+        float* to = out + k * width;
+        _mm_storeu_ps(to, _mm_movelh_ps(low01, low23));
+        _mm_storeu_ps(to + width, _mm_movehl_ps(low23, low01));
+        _mm_storeu_ps(to + 2 * width, _mm_movelh_ps(high01, high23));
+        _mm_storeu_ps(to + 3 * width, _mm_movehl_ps(high23, high01));
+    }
+    for (; k < steps; k++) {
+        for (int i = 0; i < 4; i++) {
+            out[k * width + i] = lines[i][k];
+        }
+    }
+}
+
+// Four sums of eight, folded in a fixed order.
+QLORA__TARGET_AVX2
+static float qlora__avx2_dot(const float* a, const float* b, int64_t n) {
+    __m256 s0 = _mm256_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        s0 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i), s0);
+        s1 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i + 8), _mm256_loadu_ps(b + i + 8), s1);
+        s2 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i + 16), _mm256_loadu_ps(b + i + 16), s2);
+        s3 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i + 24), _mm256_loadu_ps(b + i + 24), s3);
+    }
+    for (; i + 8 <= n; i += 8) {
+        s0 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i), s0);
+    }
+    float parts[8];
+    _mm256_storeu_ps(parts, _mm256_add_ps(_mm256_add_ps(s0, s1), _mm256_add_ps(s2, s3)));
+    float sum = ((parts[0] + parts[4]) + (parts[1] + parts[5])) +
+                ((parts[2] + parts[6]) + (parts[3] + parts[7]));
+    for (; i < n; i++) {
+        sum = _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a[i]), _mm_set_ss(b[i]), _mm_set_ss(sum)));
+    }
+    _mm256_zeroupper();
+    return sum;
+}
+
+QLORA__TARGET_AVX2
+static void qlora__avx2_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m128i half = _mm_loadu_si128((const __m128i*)(const void*)(from + i));
+        __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+        _mm256_storeu_ps(out + i,
+                         dtype == QLORA_BF16 ? _mm256_castsi256_ps(bits) : _mm256_cvtph_ps(half));
+    }
+    for (; i < n; i++) {
+        out[i] = dtype == QLORA_BF16 ? qlora__bf16_to(from[i]) : qlora__f16_to(from[i]);
+    }
+    _mm256_zeroupper();
+}
+
+// Eight products of a level and the scale, rounded to the nearest bf16, ties to even.
+QLORA__TARGET_AVX2
+static void qlora__avx2_levels(const float* levels, float scale, float* out) {
+    __m256i bits =
+        _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(levels), _mm256_set1_ps(scale)));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    bits = _mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff));
+    bits = _mm256_slli_epi32(_mm256_srli_epi32(bits, 16), 16);
+    _mm256_storeu_ps(out, _mm256_castsi256_ps(bits));
+}
+
+// See qlora__cpu_gemm. A permutation selects from eight entries: the fourth bit of the code chooses
+// between the two halves of the table.
+QLORA__TARGET_AVX2
+static void qlora__avx2_nf4(const float* levels, float scale, const uint8_t* codes, int64_t n,
+                            float* out) {
+    float table[16];
+    qlora__avx2_levels(levels, scale, table);
+    qlora__avx2_levels(levels + 8, scale, table + 8);
+    __m256 low = _mm256_loadu_ps(table);
+    __m256 high = _mm256_loadu_ps(table + 8);
+    const __m128i mask = _mm_set1_epi8(15);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m128i pair = _mm_loadl_epi64((const __m128i*)(const void*)(codes + i / 2));
+        __m128i first = _mm_and_si128(_mm_srli_epi16(pair, 4), mask);
+        __m128i code = _mm_unpacklo_epi8(first, _mm_and_si128(pair, mask));
+        for (int half = 0; half < 2; half++) {
+            __m256i index = _mm256_cvtepu8_epi32(half == 0 ? code : _mm_srli_si128(code, 8));
+            __m256 below = _mm256_permutevar8x32_ps(low, index);
+            __m256 above = _mm256_permutevar8x32_ps(high, index);
+            __m256 choose = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
+            _mm256_storeu_ps(out + i + 8 * half, _mm256_blendv_ps(below, above, choose));
+        }
+    }
+    for (; i < n; i++) {
+        out[i] = table[qlora__nf4_code_at(codes, i)];
+    }
+    _mm256_zeroupper();
+}
+
+static const qlora__cpu_gemm qlora__avx2_gemm = {
+    4, 24, qlora__avx2_tile, qlora__avx2_pack4, qlora__avx2_dot, qlora__avx2_widen, qlora__avx2_nf4,
+};
+
+#endif // QLORA__X86
+
+//@@ src/cpu/avx512.h
+
+#ifdef QLORA__X86
+
+// ---- AVX-512: products --------------------------------------------------------------------------
+
+// One row of a tile: three vectors of sums.
+#define QLORA__ROW(i)                                                                              \
+    x = _mm512_set1_ps(a[i]);                                                                      \
+    c##i##0 = _mm512_fmadd_ps(x, b0, c##i##0);                                                     \
+    c##i##1 = _mm512_fmadd_ps(x, b1, c##i##1);                                                     \
+    c##i##2 = _mm512_fmadd_ps(x, b2, c##i##2)
+#define QLORA__ROW_LOAD(i)                                                                         \
+    c##i##0 = _mm512_loadu_ps(c + i * ldc);                                                        \
+    c##i##1 = _mm512_loadu_ps(c + i * ldc + 16);                                                   \
+    c##i##2 = _mm512_loadu_ps(c + i * ldc + 32)
+#define QLORA__ROW_STORE(i)                                                                        \
+    _mm512_storeu_ps(c + i * ldc, c##i##0);                                                        \
+    _mm512_storeu_ps(c + i * ldc + 16, c##i##1);                                                   \
+    _mm512_storeu_ps(c + i * ldc + 32, c##i##2)
+
+// C[8][48] += a[k][8] b[k][48]: 24 sums, three vectors of b and a broadcast element of a.
+QLORA__TARGET_AVX512
+static void qlora__avx512_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
+                               bool add) {
+    __m512 c00 = _mm512_setzero_ps(), c01 = c00, c02 = c00, c10 = c00, c11 = c00, c12 = c00;
+    __m512 c20 = c00, c21 = c00, c22 = c00, c30 = c00, c31 = c00, c32 = c00;
+    __m512 c40 = c00, c41 = c00, c42 = c00, c50 = c00, c51 = c00, c52 = c00;
+    __m512 c60 = c00, c61 = c00, c62 = c00, c70 = c00, c71 = c00, c72 = c00;
+    if (add) {
+        QLORA__ROW_LOAD(0);
+        QLORA__ROW_LOAD(1);
+        QLORA__ROW_LOAD(2);
+        QLORA__ROW_LOAD(3);
+        QLORA__ROW_LOAD(4);
+        QLORA__ROW_LOAD(5);
+        QLORA__ROW_LOAD(6);
+        QLORA__ROW_LOAD(7);
+    }
+    for (int64_t k = 0; k < steps; k++) {
+        __m512 b0 = _mm512_loadu_ps(b);
+        __m512 b1 = _mm512_loadu_ps(b + 16);
+        __m512 b2 = _mm512_loadu_ps(b + 32);
+        __m512 x;
+        QLORA__ROW(0);
+        QLORA__ROW(1);
+        QLORA__ROW(2);
+        QLORA__ROW(3);
+        QLORA__ROW(4);
+        QLORA__ROW(5);
+        QLORA__ROW(6);
+        QLORA__ROW(7);
+        a += 8;
+        b += 48;
+    }
+    QLORA__ROW_STORE(0);
+    QLORA__ROW_STORE(1);
+    QLORA__ROW_STORE(2);
+    QLORA__ROW_STORE(3);
+    QLORA__ROW_STORE(4);
+    QLORA__ROW_STORE(5);
+    QLORA__ROW_STORE(6);
+    QLORA__ROW_STORE(7);
+    _mm256_zeroupper();
+}
+
+#undef QLORA__ROW
+#undef QLORA__ROW_LOAD
+#undef QLORA__ROW_STORE
+
+// Four sums of sixteen, folded in a fixed order.
+QLORA__TARGET_AVX512
+static float qlora__avx512_dot(const float* a, const float* b, int64_t n) {
+    __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+        s0 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i), s0);
+        s1 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i + 16), _mm512_loadu_ps(b + i + 16), s1);
+        s2 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i + 32), _mm512_loadu_ps(b + i + 32), s2);
+        s3 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i + 48), _mm512_loadu_ps(b + i + 48), s3);
+    }
+    for (; i + 16 <= n; i += 16) {
+        s0 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i), s0);
+    }
+    float parts[16];
+    _mm512_storeu_ps(parts, _mm512_add_ps(_mm512_add_ps(s0, s1), _mm512_add_ps(s2, s3)));
+    for (int half = 8; half > 0; half /= 2) {
+        for (int j = 0; j < half; j++) {
+            parts[j] += parts[j + half];
+        }
+    }
+    for (; i < n; i++) {
+        parts[0] =
+            _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a[i]), _mm_set_ss(b[i]), _mm_set_ss(parts[0])));
+    }
+    _mm256_zeroupper();
+    return parts[0];
+}
+
+// See qlora__cpu_gemm. One permutation selects from all 16 products; it ignores the upper bits of
+// an index.
+QLORA__TARGET_AVX512
+static void qlora__avx512_nf4(const float* levels, float scale, const uint8_t* codes, int64_t n,
+                              float* out) {
+    __m512i bits =
+        _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(levels), _mm512_set1_ps(scale)));
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    bits = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+    bits = _mm512_slli_epi32(_mm512_srli_epi32(bits, 16), 16); // to the nearest bf16
+    __m512 table = _mm512_castsi512_ps(bits);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m128i pair = _mm_loadl_epi64((const __m128i*)(const void*)(codes + i / 2));
+        __m128i code = _mm_unpacklo_epi8(_mm_srli_epi16(pair, 4), pair);
+        __m512 w = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(code), table);
+        _mm512_storeu_ps(out + i, w);
+    }
+    float products[16];
+    _mm512_storeu_ps(products, table);
+    for (; i < n; i++) {
+        out[i] = products[qlora__nf4_code_at(codes, i)];
+    }
+    _mm256_zeroupper();
+}
+
+static const qlora__cpu_gemm qlora__avx512_gemm = {
+    8,
+    48,
+    qlora__avx512_tile,
+    qlora__avx2_pack4,
+    qlora__avx512_dot,
+    qlora__avx2_widen,
+    qlora__avx512_nf4,
+};
+
+#endif // QLORA__X86
+
+//@@ src/cpu/tiers.h
+
+// The tiers: what the processor has, one table each, and the choice of one for a context.
+
+// ---- detection ----------------------------------------------------------------------------------
+
+#ifdef QLORA__X86
+
+typedef struct qlora__cpuid {
+    uint32_t eax;
+    uint32_t ebx;
+    uint32_t ecx;
+    uint32_t edx;
+} qlora__cpuid;
+
+#if defined(__GNUC__) || defined(__clang__)
+
+static qlora__cpuid qlora__cpuid_read(uint32_t leaf, uint32_t sub) {
+    qlora__cpuid r;
+    __asm__ volatile("cpuid"
+                     : "=a"(r.eax), "=b"(r.ebx), "=c"(r.ecx), "=d"(r.edx)
+                     : "0"(leaf), "2"(sub));
+    return r;
+}
+
+// The registers that the operating system saves. An illegal instruction without OSXSAVE.
+static uint32_t qlora__xcr0(void) {
+    uint32_t low = 0;
+    uint32_t high = 0;
+    __asm__ volatile(".byte 0x0f, 0x01, 0xd0" : "=a"(low), "=d"(high) : "c"(0)); // xgetbv
+    return low;
+}
+
+#else
+
+static qlora__cpuid qlora__cpuid_read(uint32_t leaf, uint32_t sub) {
+    int out[4];
+    qlora__cpuid r;
+    __cpuidex(out, (int)leaf, (int)sub);
+    r.eax = (uint32_t)out[0];
+    r.ebx = (uint32_t)out[1];
+    r.ecx = (uint32_t)out[2];
+    r.edx = (uint32_t)out[3];
+    return r;
+}
+
+static uint32_t qlora__xcr0(void) {
+    return (uint32_t)_xgetbv(0);
+}
+
+#endif
+
+// Whether CPUID 1 ECX, CPUID 7 EBX and XCR0 have all of these bits.
+static bool qlora__x86_has(uint32_t ecx1, uint32_t ebx7, uint32_t saved) {
+    const uint32_t osxsave = 1u << 27;
+    if (qlora__cpuid_read(0, 0).eax < 7) {
+        return false;
+    }
+    uint32_t one = qlora__cpuid_read(1, 0).ecx;
+    return (one & osxsave) != 0 && (one & ecx1) == ecx1 &&
+           (qlora__cpuid_read(7, 0).ebx & ebx7) == ebx7 && (qlora__xcr0() & saved) == saved;
+}
+
+#define QLORA__CPUID_AVX2 (1u << 12 | 1u << 28 | 1u << 29) // FMA, AVX, F16C
+
+static bool qlora__has_avx2(void) {
+    return qlora__x86_has(QLORA__CPUID_AVX2, 1u << 5, 0x6);
+}
+
+static bool qlora__has_avx512(void) {
+    return qlora__x86_has(QLORA__CPUID_AVX2, 1u << 5 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31,
+                          0xe6);
+}
+
+#undef QLORA__CPUID_AVX2
+#endif // QLORA__X86
+
+static bool qlora__has_everything(void) {
+    return true;
+}
+
+// ---- tables -------------------------------------------------------------------------------------
+
+// From the slowest to the fastest.
+static const qlora__cpu_table qlora__cpu_tables[] = {
+    {QLORA_CPU_TIER_PORTABLE, "portable", "nothing", qlora__has_everything, true, NULL,
+     &qlora__rows_portable},
+#ifdef QLORA__NEON
+    {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, &qlora__neon_gemm,
+     &qlora__rows_neon},
+#endif
+#ifdef QLORA__X86
+    {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, &qlora__avx2_gemm,
+     &qlora__rows_avx2},
+    {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, false,
+     &qlora__avx512_gemm, &qlora__rows_avx2},
+#endif
+};
+
+#define QLORA__CPU_TABLES ((int)(sizeof qlora__cpu_tables / sizeof qlora__cpu_tables[0]))
+
+static const char* const qlora__cpu_tier_names[] = {"best", "portable", "neon", "avx2", "avx512"};
+
+const char* qlora_cpu_tier_name(qlora_cpu_tier tier) {
+    return (int)tier >= 0 && tier < QLORA_CPU_TIER_COUNT ? qlora__cpu_tier_names[tier] : "unknown";
+}
+
+// The table of a tier; NULL if this build has none.
+static const qlora__cpu_table* qlora__cpu_table_of(qlora_cpu_tier tier) {
+    for (int i = 0; i < QLORA__CPU_TABLES; i++) {
+        if (qlora__cpu_tables[i].tier == tier) {
+            return &qlora__cpu_tables[i];
+        }
+    }
+    return NULL;
+}
+
+static const qlora__cpu_table* qlora__cpu_best(void) {
+    for (int i = QLORA__CPU_TABLES - 1; i > 0; i--) {
+        if (qlora__cpu_tables[i].proven && qlora__cpu_tables[i].present()) {
+            return &qlora__cpu_tables[i];
+        }
+    }
+    return &qlora__cpu_tables[0];
+}
+
+bool qlora_cpu_tier_usable(qlora_cpu_tier tier) {
+    const qlora__cpu_table* table = qlora__cpu_table_of(tier);
+    return tier == QLORA_CPU_TIER_BEST || (table != NULL && table->present());
+}
+
+// ---- choice -------------------------------------------------------------------------------------
+
+#define QLORA__CPU_TIER_SETTING "QLORA_CPU_TIER"
+
+// The tiers that can be used here, as "portable, neon".
+static void qlora__cpu_tiers_text(char* text, size_t size) {
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < QLORA__CPU_TABLES; i++) {
+        if (qlora__cpu_tables[i].present()) {
+            qlora__append(text, size, &used, "%s%s", used > 0 ? ", " : "",
+                          qlora__cpu_tables[i].name);
+        }
+    }
+}
+
+// Reads the tier that the environment asks for; BEST if it asks for none.
+static qlora_result qlora__cpu_tier_setting(qlora_ctx* ctx, qlora_cpu_tier* tier) {
+    char name[32];
+    *tier = QLORA_CPU_TIER_BEST;
+    if (!qlora__os_setting(QLORA__CPU_TIER_SETTING, name, sizeof name)) {
+        return QLORA_OK;
+    }
+    for (int i = 0; i < (int)QLORA_CPU_TIER_COUNT; i++) {
+        if (strcmp(name, qlora__cpu_tier_names[i]) == 0) {
+            *tier = (qlora_cpu_tier)i;
+            return QLORA_OK;
+        }
+    }
+    char usable[64];
+    qlora__cpu_tiers_text(usable, sizeof usable);
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                       "the environment variable " QLORA__CPU_TIER_SETTING
+                       " is \"%s\"; it must be best, %s",
+                       name, usable);
+}
+
+// Sets ctx->cpu: the tier of the desc, or the one that the environment names, or the fastest.
+static qlora_result qlora__cpu_choose(qlora_ctx* ctx) {
+    qlora_cpu_tier tier = ctx->desc.cpu_tier;
+    const char* from = "desc.cpu_tier";
+    if (tier == QLORA_CPU_TIER_BEST) {
+        QLORA__TRY(qlora__cpu_tier_setting(ctx, &tier));
+        from = "the environment variable " QLORA__CPU_TIER_SETTING;
+    }
+    const qlora__cpu_table* table =
+        tier == QLORA_CPU_TIER_BEST ? qlora__cpu_best() : qlora__cpu_table_of(tier);
+    if (table == NULL || !table->present()) {
+        char usable[64];
+        qlora__cpu_tiers_text(usable, sizeof usable);
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s is %s, which needs %s; usable here: %s",
+                           from, qlora_cpu_tier_name(tier),
+                           table != NULL ? table->needs : "another processor or build", usable);
+    }
+    ctx->cpu = table;
+    ctx->desc.cpu_tier = table->tier;
+    return QLORA_OK;
+}
+
+//@@ src/cpu/gemm.h
+
+// One matrix product whose arguments have been checked: row-major C[M,N] = alpha alpha_dev op(A)
+// op(B) + beta C for each of `batch` matrices.
+typedef struct qlora__gemm {
+    bool ta; // A is stored [K,M]
+    bool tb; // B is stored [N,K]
+    int64_t M;
+    int64_t N;
+    int64_t K;
+    const void* A;
+    const void* B;
+    void* C;
+    int64_t lda;
+    int64_t ldb;
+    int64_t ldc;
+    int64_t batch;
+    int64_t sA; // batch strides; 0 if all products share one matrix
+    int64_t sB;
+    int64_t sC;
+    qlora_dtype a_type; // equal to b_type once mixed operands have been cast
+    qlora_dtype b_type;
+    qlora_dtype out;
+    float alpha;
+    float beta;
+    const float* alpha_dev; // NULL: 1
+    const float* beta_dev;  // set together with alpha_dev
+    bool tf32;
+    const qlora_nf4* nf4; // if not NULL, B is this weight, in bf16 values; only on the CPU
+} qlora__gemm;
+
+// ---- products on the CPU ------------------------------------------------------------------------
+
+// A panel of 64 rows is multiplied by four tiles of 16 columns, in steps of 64 along K, packed as
+// QLORA__REAL. Each element of C is one sum in ascending k, however the threads share the work.
+#define QLORA__PANEL 64
+#define QLORA__TILE 16
+#define QLORA__TILES 4
+#define QLORA__STEP 64
+
+static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, int64_t stride_k,
+                             int64_t stride_i, int64_t steps, int64_t count, int64_t width,
+                             QLORA__REAL* out) {
+    const QLORA__REAL* real = (const QLORA__REAL*)data;
+    for (int64_t k = 0; k < steps; k++) {
+        int64_t from = base + k * stride_k;
+        QLORA__REAL* to = out + k * width;
+        if (dtype != QLORA_F32) {
+            for (int64_t i = 0; i < count; i++) {
+                to[i] = qlora__load(data, dtype, from + i * stride_i);
+            }
+        } else if (stride_i == 1) {
+            memcpy(to, real + from, (size_t)count * sizeof *to);
+        } else {
+            for (int64_t i = 0; i < count; i++) {
+                to[i] = real[from + i * stride_i];
+            }
+        }
+        for (int64_t i = count; i < width; i++) {
+            to[i] = (QLORA__REAL)0;
+        }
+    }
+}
+
+// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps, eight columns at a time, so that four
+// rows of two vectors stay in registers on every processor.
+#if defined(__GNUC__)
+typedef QLORA__REAL qlora__real4 __attribute__((vector_size(4 * sizeof(QLORA__REAL))));
+
+static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_t steps,
+                              QLORA__REAL* acc) {
+    for (int half = 0; half < QLORA__TILE; half += 8) {
+        qlora__real4 c[8];
+        for (int r = 0; r < 4; r++) {
+            memcpy(&c[2 * r], acc + r * QLORA__TILE + half, sizeof c[0]);
+            memcpy(&c[2 * r + 1], acc + r * QLORA__TILE + half + 4, sizeof c[0]);
+        }
+        qlora__real4 c00 = c[0], c01 = c[1], c10 = c[2], c11 = c[3];
+        qlora__real4 c20 = c[4], c21 = c[5], c30 = c[6], c31 = c[7];
+        for (int64_t k = 0; k < steps; k++) {
+            const QLORA__REAL* ak = a + k * QLORA__PANEL;
+            qlora__real4 b0;
+            qlora__real4 b1;
+            memcpy(&b0, b + k * QLORA__TILE + half, sizeof b0);
+            memcpy(&b1, b + k * QLORA__TILE + half + 4, sizeof b1);
+            qlora__real4 a0 = {ak[0], ak[0], ak[0], ak[0]};
+            qlora__real4 a1 = {ak[1], ak[1], ak[1], ak[1]};
+            qlora__real4 a2 = {ak[2], ak[2], ak[2], ak[2]};
+            qlora__real4 a3 = {ak[3], ak[3], ak[3], ak[3]};
+            c00 += a0 * b0;
+            c01 += a0 * b1;
+            c10 += a1 * b0;
+            c11 += a1 * b1;
+            c20 += a2 * b0;
+            c21 += a2 * b1;
+            c30 += a3 * b0;
+            c31 += a3 * b1;
+        }
+        const qlora__real4 done[8] = {c00, c01, c10, c11, c20, c21, c30, c31};
+        for (int r = 0; r < 4; r++) {
+            memcpy(acc + r * QLORA__TILE + half, &done[2 * r], sizeof done[0]);
+            memcpy(acc + r * QLORA__TILE + half + 4, &done[2 * r + 1], sizeof done[0]);
+        }
+    }
+}
+#else
+static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_t steps,
+                              QLORA__REAL* acc) {
+    for (int64_t k = 0; k < steps; k++) {
+        const QLORA__REAL* bk = b + k * QLORA__TILE;
+        const QLORA__REAL* ak = a + k * QLORA__PANEL;
+        for (int r = 0; r < 4; r++) {
+            for (int j = 0; j < QLORA__TILE; j++) {
+                acc[r * QLORA__TILE + j] += ak[r] * bk[j];
+            }
+        }
+    }
+}
+#endif
+
+// Writes alpha times the sums of one tile plus beta times the old values.
+static void qlora__gemm_write(const qlora__gemm* g, int64_t batch, int64_t i0, int64_t j0,
+                              const QLORA__REAL* acc) {
+    int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
+    int64_t cols = qlora__min(QLORA__TILE, g->N - j0);
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < cols; j++) {
+            int64_t at = batch * g->sC + (i0 + i) * g->ldc + j0 + j;
+            QLORA__REAL y = (QLORA__REAL)g->alpha * acc[i * QLORA__TILE + j];
+            if (g->beta != 0.0f) {
+                y += (QLORA__REAL)g->beta * qlora__load(g->C, g->out, at);
+            }
+            qlora__store(g->C, g->out, at, y);
+        }
+    }
+}
+
+// A unit is one (matrix, panel, group of tiles), numbered in that order. A is packed once per group
+// of tiles.
+static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
+    const qlora__gemm* g = (const qlora__gemm*)user;
+    int64_t groups = qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES);
+    int64_t panels = qlora__ceil_div(g->M, QLORA__PANEL);
+    int64_t a_k = g->ta ? g->lda : 1;
+    int64_t a_i = g->ta ? 1 : g->lda;
+    int64_t b_k = g->tb ? 1 : g->ldb;
+    int64_t b_j = g->tb ? g->ldb : 1;
+    QLORA__REAL a[QLORA__STEP * QLORA__PANEL];
+    QLORA__REAL b[QLORA__STEP * QLORA__TILE];
+    QLORA__REAL acc[QLORA__TILES][QLORA__PANEL * QLORA__TILE];
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t j0 = unit % groups * QLORA__TILE * QLORA__TILES;
+        int64_t i0 = unit / groups % panels * QLORA__PANEL;
+        int64_t batch = unit / groups / panels;
+        int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
+        int64_t tiles = qlora__min(QLORA__TILES, qlora__ceil_div(g->N - j0, QLORA__TILE));
+        memset(acc, 0, sizeof acc);
+        for (int64_t k0 = 0; k0 < g->K; k0 += QLORA__STEP) {
+            int64_t steps = qlora__min(QLORA__STEP, g->K - k0);
+            qlora__gemm_pack(g->A, g->a_type, batch * g->sA + i0 * a_i + k0 * a_k, a_k, a_i, steps,
+                             rows, QLORA__PANEL, a);
+            for (int64_t t = 0; t < tiles; t++) {
+                int64_t j = j0 + t * QLORA__TILE;
+                qlora__gemm_pack(g->B, g->b_type, batch * g->sB + j * b_j + k0 * b_k, b_k, b_j,
+                                 steps, qlora__min(QLORA__TILE, g->N - j), QLORA__TILE, b);
+                for (int64_t i = 0; i < rows; i += 4) {
+                    qlora__gemm_micro(a + i, b, steps, acc[t] + i * QLORA__TILE);
+                }
+            }
+        }
+        for (int64_t t = 0; t < tiles; t++) {
+            qlora__gemm_write(g, batch, i0, j0 + t * QLORA__TILE, acc[t]);
+        }
+    }
+}
+
+static void qlora__gemm_portable(qlora_ctx* ctx, const qlora__gemm* g) {
+    int64_t units = qlora__ceil_div(g->M, QLORA__PANEL) *
+                    qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES) * g->batch;
+    qlora__gemm copy = *g;
+    qlora__parallel(ctx, units, 1, qlora__gemm_cpu_range, &copy);
+}
+
+#undef QLORA__PANEL
+#undef QLORA__TILES
+#undef QLORA__TILE
+#undef QLORA__STEP
+
+//@@ src/cpu/packed.h
+
+// ---- packed products ----------------------------------------------------------------------------
+
+// Products of the tiers with kernels of their own. The rows of A are packed into panels in memory
+// that the threads share, then each thread packs a block of columns of B, widening them from
+// whatever type they have, and multiplies it by all rows: a weight is widened once for all rows.
+// K is cut into ranges, the outermost loop. Sums continue where the last range ended, and every
+// element of C is one sum in ascending k, so the bits depend on nothing but the values.
+
+#define QLORA__KC 384        // steps per range
+#define QLORA__MC 1024       // rows per slice
+#define QLORA__NC 48         // columns per block
+#define QLORA__PART 512      // columns per slice if the sums cannot stay in C
+#define QLORA__CHUNK 96      // rows whose panels stay in the second-level cache
+#define QLORA__FEW 4         // rows that are multiplied without packing
+#define QLORA__MOST_TILE 384 // elements of the largest tile
+
+// Working memory of the packed products, allocated with the context.
+struct qlora__packing {
+    float* a;    // [MC][KC]
+    float* c;    // [MC][PART]
+    float* b;    // [KC][NC] per slot
+    float* zero; // [KC]
+    size_t bytes;
+};
+
+static qlora_result qlora__packing_create(qlora_ctx* ctx) {
+    size_t slots = (size_t)qlora__slots(ctx);
+    size_t floats =
+        (size_t)QLORA__MC * (QLORA__KC + QLORA__PART) + QLORA__KC + slots * QLORA__KC * QLORA__NC;
+    size_t head = qlora__align_up(sizeof(qlora__packing), 64);
+    if (ctx->cpu->gemm == NULL) {
+        return QLORA_OK;
+    }
+    qlora__packing* p = (qlora__packing*)qlora__alloc(ctx, head + floats * sizeof(float));
+    if (p == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    p->a = (float*)(void*)((char*)p + head);
+    p->c = p->a + (size_t)QLORA__MC * QLORA__KC;
+    p->zero = p->c + (size_t)QLORA__MC * QLORA__PART;
+    p->b = p->zero + QLORA__KC;
+    p->bytes = head + floats * sizeof(float);
+    memset(p->zero, 0, QLORA__KC * sizeof(float));
+    ctx->packing = p;
+    return QLORA_OK;
+}
+
+static void qlora__packing_destroy(qlora_ctx* ctx) {
+    if (ctx->packing != NULL) {
+        qlora__free(ctx, ctx->packing, ctx->packing->bytes);
+        ctx->packing = NULL;
+    }
+}
+
+// An operand: a line is a row of A or a column of B.
+typedef struct qlora__operand {
+    const void* data;
+    qlora_dtype dtype;
+    const qlora_nf4* nf4;
+    int64_t ld;
+    bool lines; // the elements of a line are next to each other; otherwise those of one k
+} qlora__operand;
+
+// Returns n elements from `first` on as f32: where they are, or in `stage`.
+static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__operand* o,
+                                       int64_t first, int64_t n, float* stage) {
+    if (o->nf4 == NULL && o->dtype == QLORA_F32) {
+        return (const float*)o->data + first;
+    }
+    if (o->nf4 == NULL) {
+        cpu->widen((const uint16_t*)o->data + first, o->dtype, n, stage);
+        return stage;
+    }
+    const qlora_nf4* w = o->nf4;
+    for (int64_t done = 0; done < n;) {
+        int64_t e = first + done;
+        int64_t now = qlora__min(n - done, w->block - e % w->block);
+        float scale = qlora__nf4_absmax(w, e / w->block);
+        bool single = e % 2 != 0 || !qlora__finite(scale); // kernels start at a whole byte
+        now = single ? 1 : now;
+        if (single) {
+            float value = w->maps[qlora__nf4_code_at(w->codes, e)] * scale;
+            stage[done] = qlora__bf16_to(qlora__bf16_from(value));
+        } else {
+            cpu->nf4(w->maps, scale, w->codes + e / 2, now, stage + done);
+        }
+        done += now;
+    }
+    return stage;
+}
+
+// Packs lines [first, first + count) and steps [k0, k0 + steps) into panels of `width` lines; what
+// is missing in the last panel is zero.
+static void qlora__operand_pack(const qlora__cpu_gemm* cpu, const qlora__operand* o, int64_t first,
+                                int64_t count, int64_t k0, int64_t steps, int64_t width,
+                                const float* zero, float* out) {
+    float stage[4 * QLORA__KC];
+    int64_t padded = qlora__ceil_div(count, width) * width;
+    for (int64_t i = 0; o->lines && i < padded; i += 4) {
+        const float* lines[4];
+        for (int64_t j = 0; j < 4; j++) {
+            lines[j] = i + j < count ? qlora__operand_run(cpu, o, (first + i + j) * o->ld + k0,
+                                                          steps, stage + j * QLORA__KC)
+                                     : zero;
+        }
+        cpu->pack4(lines, steps, width, out + i / width * width * steps + i % width);
+    }
+    for (int64_t k = 0; !o->lines && k < steps; k++) {
+        const float* from = qlora__operand_run(cpu, o, (k0 + k) * o->ld + first, count, stage);
+        int64_t i = 0;
+        for (; i + width <= count; i += width) {
+            float* to = out + i * steps + k * width;
+            for (int64_t j = 0; j < width; j += 4) {
+                memcpy(to + j, from + i + j, 4 * sizeof *to);
+            }
+        }
+        for (int64_t j = 0; i < count && j < width; j++) {
+            out[i * steps + k * width + j] = i + j < count ? from[i + j] : 0.0f;
+        }
+    }
+}
+
+// The part of a product that is being computed: one slice of rows and columns, one range of K.
+typedef struct qlora__packed {
+    const qlora__gemm* g;
+    const qlora__cpu_gemm* cpu;
+    const qlora__packing* memory;
+    qlora__operand a;
+    qlora__operand b;
+    float* c; // the first element of the slice
+    int64_t ldc;
+    int64_t row;
+    int64_t rows;
+    int64_t col;
+    int64_t cols;
+    int64_t k;
+    int64_t steps;
+    bool add;           // to what C contains
+    int64_t block;      // columns per block
+    int64_t unit_rows;  // rows per unit, a multiple of the rows of a panel
+    int64_t unit_parts; // units per block
+} qlora__packed;
+
+// Packs chunks of rows of A and multiplies them by alpha.
+static void qlora__packed_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__packed* p = (const qlora__packed*)user;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        int64_t first = chunk * QLORA__CHUNK;
+        int64_t count = qlora__min(QLORA__CHUNK, p->rows - first);
+        float* out = p->memory->a + first * p->steps;
+        qlora__operand_pack(p->cpu, &p->a, p->row + first, count, p->k, p->steps, p->cpu->rows,
+                            p->memory->zero, out);
+        int64_t n = qlora__ceil_div(count, p->cpu->rows) * p->cpu->rows * p->steps;
+        for (int64_t i = 0; p->g->alpha != 1.0f && i < n; i++) {
+            out[i] *= p->g->alpha;
+        }
+    }
+}
+
+// One tile of C at (row, col) of the slice. At the edges it is computed in a copy.
+static void qlora__packed_tile(const qlora__packed* p, const float* a, const float* b, int64_t row,
+                               int64_t col) {
+    const qlora__cpu_gemm* cpu = p->cpu;
+    float* c = p->c + row * p->ldc + col;
+    int64_t rows = qlora__min(cpu->rows, p->rows - row);
+    int64_t cols = qlora__min(cpu->cols, p->cols - col);
+    if (rows == cpu->rows && cols == cpu->cols) {
+        cpu->tile(p->steps, a, b, c, p->ldc, p->add);
+        return;
+    }
+    float copy[QLORA__MOST_TILE];
+    memset(copy, 0, sizeof copy);
+    for (int64_t i = 0; p->add && i < rows; i++) {
+        memcpy(copy + i * cpu->cols, c + i * p->ldc, (size_t)cols * sizeof *c);
+    }
+    cpu->tile(p->steps, a, b, copy, cpu->cols, p->add);
+    for (int64_t i = 0; i < rows; i++) {
+        memcpy(c + i * p->ldc, copy + i * cpu->cols, (size_t)cols * sizeof *c);
+    }
+}
+
+// A unit is a block of columns and some of the rows.
+static void qlora__packed_units(void* user, int slot, int64_t begin, int64_t end) {
+    const qlora__packed* p = (const qlora__packed*)user;
+    const qlora__cpu_gemm* cpu = p->cpu;
+    float* b = p->memory->b + (size_t)slot * QLORA__KC * QLORA__NC;
+    int64_t packed = -1;
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t block = unit / p->unit_parts;
+        int64_t col0 = block * p->block;
+        int64_t cols = qlora__min(p->block, p->cols - col0);
+        int64_t row0 = unit % p->unit_parts * p->unit_rows;
+        int64_t last = qlora__min(row0 + p->unit_rows, p->rows);
+        if (packed != block) {
+            qlora__operand_pack(cpu, &p->b, p->col + col0, cols, p->k, p->steps, cpu->cols,
+                                p->memory->zero, b);
+            packed = block;
+        }
+        for (int64_t top = row0; top < last; top += QLORA__CHUNK) {
+            int64_t bottom = qlora__min(top + QLORA__CHUNK, last);
+            for (int64_t col = 0; col < cols; col += cpu->cols) {
+                for (int64_t row = top; row < bottom; row += cpu->rows) {
+                    qlora__packed_tile(p, p->memory->a + row * p->steps, b + col * p->steps, row,
+                                       col0 + col);
+                }
+            }
+        }
+    }
+}
+
+// Enough units for all threads: many blocks of columns, or several units per block.
+static void qlora__packed_share(qlora_ctx* ctx, qlora__packed* p) {
+    int64_t slots = qlora__slots(ctx);
+    p->block = QLORA__NC / p->cpu->cols * p->cpu->cols;
+    int64_t blocks = qlora__ceil_div(p->cols, p->block);
+    int64_t chunks = qlora__ceil_div(p->rows, QLORA__CHUNK);
+    int64_t parts = slots > 1 ? qlora__min(chunks, qlora__ceil_div(4 * slots, blocks)) : 1;
+    p->unit_rows = qlora__ceil_div(chunks, qlora__max(parts, 1)) * QLORA__CHUNK;
+    p->unit_parts = qlora__ceil_div(p->rows, p->unit_rows);
+}
+
+// Moves the slice of C to or from the sums, if they are not in C itself. beta is applied to C when
+// it is read, and not again.
+static void qlora__packed_move(const qlora__packed* p, void* C, bool in) {
+    const qlora__gemm* g = p->g;
+    for (int64_t i = 0; i < p->rows; i++) {
+        float* sums = p->c + i * p->ldc;
+        int64_t at = (p->row + i) * g->ldc + p->col;
+        for (int64_t j = 0; j < p->cols && in; j++) {
+            sums[j] = g->beta * (float)qlora__load(C, g->out, at + j);
+        }
+        for (int64_t j = 0; j < p->cols && !in; j++) {
+            qlora__store(C, g->out, at + j, (QLORA__REAL)sums[j]);
+        }
+    }
+}
+
+// One slice, over all ranges of K.
+static void qlora__packed_slice(qlora_ctx* ctx, qlora__packed* p, void* C) {
+    const qlora__gemm* g = p->g;
+    bool in_place = g->out == QLORA_F32;
+    p->c = in_place ? (float*)C + p->row * g->ldc + p->col : p->memory->c;
+    p->ldc = in_place ? g->ldc : QLORA__PART;
+    if (g->beta != 0.0f && (!in_place || g->beta != 1.0f)) {
+        qlora__packed_move(p, C, true);
+    }
+    qlora__packed_share(ctx, p);
+    int64_t units = qlora__ceil_div(p->cols, p->block) * p->unit_parts;
+    for (p->k = 0; p->k < g->K; p->k += QLORA__KC) {
+        p->steps = qlora__min(QLORA__KC, g->K - p->k);
+        p->add = p->k > 0 || g->beta != 0.0f;
+        qlora__parallel(ctx, qlora__ceil_div(p->rows, QLORA__CHUNK), 1, qlora__packed_rows, p);
+        qlora__parallel_slots(ctx, units, 1, qlora__packed_units, p);
+    }
+    if (!in_place) {
+        qlora__packed_move(p, C, false);
+    }
+}
+
+static const void* qlora__operand_at(const void* data, qlora_dtype dtype, int64_t element) {
+    return data != NULL ? (const char*)data + (size_t)element * qlora_dtype_bytes(dtype) : NULL;
+}
+
+static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, const qlora_nf4* nf4,
+                                        int64_t ld, bool lines) {
+    qlora__operand o;
+    o.data = data;
+    o.dtype = dtype;
+    o.nf4 = nf4;
+    o.ld = nf4 != NULL ? nf4->cols : ld;
+    o.lines = lines;
+    return o;
+}
+
+static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__packed p;
+    memset(&p, 0, sizeof p);
+    p.g = g;
+    p.cpu = ctx->cpu->gemm;
+    p.memory = ctx->packing;
+    int64_t width = g->out == QLORA_F32 ? g->N : QLORA__PART / p.cpu->cols * p.cpu->cols;
+    int64_t height = QLORA__MC / p.cpu->rows * p.cpu->rows;
+    for (int64_t i = 0; i < g->batch; i++) {
+        p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, NULL,
+                                g->lda, !g->ta);
+        p.b = qlora__operand_of(qlora__operand_at(g->B, g->b_type, i * g->sB), g->b_type, g->nf4,
+                                g->ldb, g->tb);
+        void* C = (char*)g->C + (size_t)(i * g->sC) * qlora_dtype_bytes(g->out);
+        for (p.row = 0; p.row < g->M; p.row += height) {
+            p.rows = qlora__min(height, g->M - p.row);
+            for (p.col = 0; p.col < g->N; p.col += width) {
+                p.cols = qlora__min(width, g->N - p.col);
+                qlora__packed_slice(ctx, &p, C);
+            }
+        }
+    }
+}
+
+// ---- few rows -----------------------------------------------------------------------------------
+
+typedef struct qlora__few {
+    const qlora__gemm* g;
+    const qlora__cpu_gemm* cpu;
+    qlora__operand a;
+    qlora__operand b;
+} qlora__few;
+
+// Columns of C: each line of B is widened in pieces that stay in the first-level cache, and
+// multiplied by all rows of A.
+static void qlora__few_cols(void* user, int64_t begin, int64_t end) {
+    const qlora__few* f = (const qlora__few*)user;
+    const qlora__gemm* g = f->g;
+    float wide[QLORA__FEW][QLORA__KC];
+    float stage[QLORA__KC];
+    for (int64_t k = 0; k < g->K; k += QLORA__KC) {
+        int64_t steps = qlora__min(QLORA__KC, g->K - k);
+        const float* rows[QLORA__FEW];
+        for (int64_t i = 0; i < g->M; i++) {
+            rows[i] = qlora__operand_run(f->cpu, &f->a, i * f->a.ld + k, steps, wide[i]);
+        }
+        for (int64_t j = begin; j < end; j++) {
+            const float* line = qlora__operand_run(f->cpu, &f->b, j * f->b.ld + k, steps, stage);
+            for (int64_t i = 0; i < g->M; i++) {
+                float* c = (float*)g->C + i * g->ldc + j;
+                float before = k > 0 ? *c : g->beta != 0.0f ? g->beta * *c : 0.0f;
+                *c = before + g->alpha * f->cpu->dot(rows[i], line, steps);
+            }
+        }
+    }
+}
+
+// Decoding: B is read once, in the order in which it is stored.
+static void qlora__gemm_few(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__few f;
+    f.g = g;
+    f.cpu = ctx->cpu->gemm;
+    f.a = qlora__operand_of(g->A, g->a_type, NULL, g->lda, true);
+    f.b = qlora__operand_of(g->B, g->b_type, g->nf4, g->ldb, true);
+    qlora__parallel(ctx, g->N, 1 + 16384 / g->K, qlora__few_cols, &f);
+}
+
+static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
+    bool empty = g->M == 0 || g->N == 0 || g->K == 0 || g->batch == 0;
+    if (ctx->cpu->gemm == NULL || empty || g->alpha == 0.0f) {
+        qlora__gemm_portable(ctx, g);
+    } else if (g->M <= QLORA__FEW && g->batch == 1 && !g->ta && g->tb && g->out == QLORA_F32) {
+        qlora__gemm_few(ctx, g);
+    } else {
+        qlora__gemm_packed(ctx, g);
+    }
+    return QLORA_OK;
+}
+
+#undef QLORA__KC
+#undef QLORA__MC
+#undef QLORA__NC
+#undef QLORA__PART
+#undef QLORA__CHUNK
+#undef QLORA__FEW
+#undef QLORA__MOST_TILE
+
 //@@ src/qlora.h
 
 #ifndef QLORA_NO_MODEL
@@ -3994,13 +7095,15 @@ enum {
     QLORA__READS_FINAL_CAP = 2048,     // final_logit_softcapping only
     QLORA__READS_QUERY_BETA = 4096,    // llama_4_scaling_beta, which is required
     QLORA__READS_HYBRID = 8192,        // layer types and experts of granitemoehybrid
-    QLORA__READS_ACTIVATION = 16384    // hidden_activation, not hidden_act
+    QLORA__READS_ACTIVATION = 16384,   // hidden_activation, not hidden_act
+    QLORA__READS_LOCAL_THETA = 32768   // rope_local_base_freq, for layers with a window
 };
 
 // Which layers have a window.
 typedef enum qlora__window_rule {
     QLORA__WINDOW_NONE,
-    QLORA__WINDOW_ALL,     // every layer, if sliding_window is given
+    QLORA__WINDOW_ALL,     // every layer, if sliding_window is given, or those in layer_types
+    QLORA__WINDOW_EVERY,   // every layer, if sliding_window is given
     QLORA__WINDOW_QWEN,    // use_sliding_window, from max_window_layers on
     QLORA__WINDOW_PATTERN, // layer_types, or all but every n-th
     QLORA__WINDOW_NOPE     // use_sliding_window, on the layers without rotation
@@ -4082,12 +7185,12 @@ static const qlora__arch qlora__archs[] = {
      &qlora__layout_seven, &qlora__norms_around,
      QLORA__HAS_QK_NORM | QLORA__HAS_NORM_OFFSET | QLORA__HAS_GELU | QLORA__HAS_ROOT_SCALE,
      QLORA__READS_ATTENTION_BIAS | QLORA__READS_QUERY_SCALAR | QLORA__READS_FINAL_CAP |
-         QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND,
+         QLORA__READS_ACTIVATION | QLORA__READS_ROPE_PER_KIND | QLORA__READS_LOCAL_THETA,
      QLORA__WINDOW_PATTERN, QLORA__NOPE_NONE,
      {262208, 2304, 9216, 26, 8, 4, 256, 131072, 4096, 6, 1e6, 1e4, 1e-6, 1, true}},
     {QLORA_FAMILY_PHI3, "phi3", "Phi3ForCausalLM", "phi3",
      &qlora__layout_fused, &qlora__norms_before, 0,
-     QLORA__READS_PARTIAL | QLORA__READS_LONGROPE, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     QLORA__READS_PARTIAL | QLORA__READS_LONGROPE, QLORA__WINDOW_EVERY, QLORA__NOPE_NONE,
      {32064, 3072, 8192, 32, 32, 0, 0, 4096, 0, 0, 1e4, 0, 1e-5, 1, false}},
     {QLORA_FAMILY_SMOLLM3, "smollm3", "SmolLM3ForCausalLM", "smollm3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
@@ -4122,7 +7225,7 @@ static const qlora__arch qlora__archs[] = {
      {151552, 4096, 13696, 40, 32, 2, 128, 131072, 0, 0, 1e4, 0, 1.5625e-7, 0.5, false}},
     {QLORA_FAMILY_MINISTRAL3, "ministral3", "Ministral3ForCausalLM", "mistral3",
      &qlora__layout_seven, &qlora__norms_before, QLORA__HAS_PERMUTED_GGUF,
-     QLORA__READS_QUERY_BETA, QLORA__WINDOW_ALL, QLORA__NOPE_NONE,
+     QLORA__READS_QUERY_BETA, QLORA__WINDOW_EVERY, QLORA__NOPE_NONE,
      {131072, 4096, 14336, 34, 32, 8, 128, 262144, 0, 0, 1e6, 0, 1e-5, 1, false}},
     {QLORA_FAMILY_EXAONE4, "exaone4", "Exaone4ForCausalLM", "exaone4",
      &qlora__layout_seven, &qlora__norms_after, QLORA__HAS_QK_NORM,
@@ -4200,6 +7303,12 @@ static const qlora__arch* qlora__arch_of(qlora_family family) {
         }
     }
     return &qlora__archs[0];
+}
+
+// The architecture of GGUF files of a model. The text part of a multimodal folder has that of its
+// wrapper, where the two differ.
+static const char* qlora__arch_gguf(const qlora__arch* arch, const qlora_model_config* c) {
+    return c->wrapped && arch->family == QLORA_FAMILY_MISTRAL ? "mistral3" : arch->gguf;
 }
 
 // The module of norm number `norm` of a layer; NULL if the layer has no such norm.
@@ -4477,7 +7586,8 @@ typedef struct qlora__json {
     uint32_t size;
     uint32_t count;
     uint32_t capacity;
-    uint32_t line; // lines of the file before the text, for messages
+    uint32_t line;   // lines of the file before the text, for messages
+    uint32_t column; // bytes of its line before the text
     qlora__json_token* tokens;
     char* decoded;
     size_t decoded_capacity;
@@ -4499,7 +7609,7 @@ static QLORA__UNUSED void qlora__json_free(qlora__env* env, qlora__json* json) {
 
 static QLORA__UNUSED qlora_result qlora__json_bad(const qlora__json_parser* p, const char* what) {
     unsigned line = p->json->line + 1;
-    unsigned column = 1;
+    unsigned column = p->json->column + 1;
     for (uint32_t i = 0; i < p->at && i < p->json->size; i++) {
         column++;
         if (p->json->text[i] == '\n') {
@@ -7722,6 +10832,40 @@ static qlora_result qlora__config_query_beta(const qlora__config_reader* r, uint
     return qlora__config_original(&inner, r, -1.0, &c->query_period);
 }
 
+// Refuses what transformers does not read in a file with separate sets for the kinds of layers, or
+// reads differently from version to version: a type without rope_type in rope_scaling, both
+// spellings at once, and truncate, which it looks for outside the sets.
+static qlora_result qlora__config_check_kinds(const qlora__config_reader* r, uint32_t scaling,
+                                              uint32_t both) {
+    const char* names[2] = {"full_attention", "sliding_attention"};
+    uint32_t places[3] = {scaling, 0, 0};
+    if (scaling != 0 && both != 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope_scaling and rope_parameters are both given; only one of "
+                               "them is supported",
+                               r->json->label);
+    }
+    uint32_t type = scaling != 0 ? qlora__json_find(r->json, scaling, "type") : 0;
+    if (type != 0 && qlora__json_find(r->json, scaling, "rope_type") == 0 &&
+        !qlora__json_is(r->json, type, "default")) {
+        return qlora__config_refuse(r, "rope_scaling with the type", type,
+                                    "transformers ignores it in this family; call it rope_type if "
+                                    "it applies");
+    }
+    for (int i = 0; both != 0 && i < 2; i++) {
+        places[i] = qlora__json_find(r->json, both, names[i]);
+    }
+    places[2] = both;
+    for (int i = 0; i < 3; i++) {
+        uint32_t value = places[i] != 0 ? qlora__json_find(r->json, places[i], "truncate") : 0;
+        if (value != 0 && qlora__json_kind_of(r->json, value) != QLORA__JSON_TRUE) {
+            return qlora__config_refuse(r, "truncate", value,
+                                        "only true is supported in this family");
+        }
+    }
+    return QLORA_OK;
+}
+
 // Families whose layers with and without a window are rotated differently: rope_parameters has one
 // set for each kind; in older files, rope_scaling belongs to full attention.
 static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
@@ -7732,9 +10876,14 @@ static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
     uint32_t slide = 0;
     uint32_t both = qlora__config_find(r, "rope_parameters");
     QLORA__TRY(qlora__config_positive(r, "rope_theta", theta, &theta));
-    QLORA__TRY(qlora__config_positive(r, "rope_local_base_freq", sliding, &sliding));
+    if ((arch->reads & QLORA__READS_LOCAL_THETA) != 0) {
+        QLORA__TRY(qlora__config_positive(r, "rope_local_base_freq", sliding, &sliding));
+    }
+    QLORA__TRY(full != 0 ? qlora__config_need_object(r, "rope_scaling", full) : QLORA_OK);
+    full = full != 0 && r->json->tokens[full].count == 0 ? 0 : full;
+    QLORA__TRY(both != 0 ? qlora__config_need_object(r, "rope_parameters", both) : QLORA_OK);
+    QLORA__TRY(qlora__config_check_kinds(r, full, both));
     if (both != 0) {
-        QLORA__TRY(qlora__config_need_object(r, "rope_parameters", both));
         full = qlora__json_find(r->json, both, "full_attention");
         slide = qlora__json_find(r->json, both, "sliding_attention");
         if (full == 0 && slide == 0) {
@@ -7970,6 +11119,10 @@ static qlora_result qlora__config_pattern(const qlora__config_reader* r, const q
     const char* key = "sliding_window_pattern";
     uint32_t value = qlora__config_find(r, key);
     size_t length = 0;
+    memset(slides, 0, (size_t)c->layers);
+    if (c->window == 0) {
+        return QLORA_OK; // files without a window may say 0
+    }
     if (value != 0 && qlora__json_kind_of(r->json, value) == QLORA__JSON_STRING) {
         length = qlora__json_string(r->json, value, letters, sizeof letters);
         if (length == 0 || length >= sizeof letters || strspn(letters, "LG") != length) {
@@ -8047,10 +11200,12 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, const ql
                                                : "supported types: full_attention, "
                                                  "sliding_attention");
         }
-        if (type != 0 && slides[i] && arch->window == QLORA__WINDOW_NONE) {
+        bool fixed = slides[i] ? arch->window == QLORA__WINDOW_NONE
+                               : arch->window == QLORA__WINDOW_EVERY && c->window > 0;
+        if (type != 0 && fixed) { // transformers does not look at the list
             char advice[96];
-            snprintf(advice, sizeof advice, "%s layers always have full attention",
-                     arch->model_type);
+            snprintf(advice, sizeof advice, "%s layers always have %s", arch->model_type,
+                     slides[i] ? "full attention" : "the window");
             return qlora__config_refuse(r, "layer type", type, advice);
         }
         c->sliding[i] = slides[i] && c->window > 0 ? 1 : 0;
@@ -12598,10 +15753,18 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 #define QLORA__NEED_NF4    8u // has an NF4 base
 #define QLORA__NEED_LORA  16u // trains adapters
 #define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
-#define QLORA__NEED_HEAD128 64u  // the same, head size 128
+#define QLORA__NEED_HEAD128 64u  // the same, head size 128, and so on
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
 #define QLORA__NEED_RANDOM 256u  // generates its weights from a seed
-#define QLORA__NEED_WARPGROUP 512u // has the warpgroup instructions of compute capability 9.0
+#define QLORA__NEED_HEAD32  512u
+#define QLORA__NEED_HEAD80  1024u
+#define QLORA__NEED_HEAD96  2048u
+#define QLORA__NEED_HEAD192 4096u
+#define QLORA__NEED_HEAD256 8192u
+#define QLORA__NEED_HEAD128CAP 16384u // capped scores, and head sizes below 128
+#define QLORA__NEED_WARPGROUP 32768u // has the warpgroup instructions of compute capability 9.0
+#define QLORA__NEED_HEAD64WG  65536u // attention with them, head size 64
+#define QLORA__NEED_HEAD128WG 131072u
 #define QLORA__NEED_GEMM_WG (QLORA__NEED_GEMM | QLORA__NEED_BF16 | QLORA__NEED_WARPGROUP)
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
@@ -12651,7 +15814,9 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(gemm_wg_tn_256, gemm_wg, 197632, GEMM_WG)                                                    \
     X(gemm_wg_nn_128, gemm_wg, 197632, GEMM_WG)                                                    \
     X(gemm_wg_nt_128, gemm_wg, 197632, GEMM_WG)                                                    \
-    X(gemm_wg_tn_128, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nn_64, gemm_wg, 197632, GEMM_WG)                                                     \
+    X(gemm_wg_nt_64, gemm_wg, 197632, GEMM_WG)                                                     \
+    X(gemm_wg_tn_64, gemm_wg, 197632, GEMM_WG)                                                     \
     X(cast_f32_bf16, cast, 0, ALWAYS)                                                              \
     X(cast_f32_f16, cast, 0, ALWAYS)                                                               \
     X(cast_bf16_f32, cast, 0, ALWAYS)                                                              \
@@ -12728,16 +15893,56 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(dropout_bf16, dropout_bf16, 0, LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
+    X(attn32_fwd, attn32, 30720, HEAD32)                                                           \
+    X(attn32_stats, attn32, 0, HEAD32)                                                             \
+    X(attn32_bwd_kv, attn32, 39936, HEAD32)                                                        \
+    X(attn32_bwd_sum, attn32, 0, HEAD32)                                                           \
+    X(attn32_bwd_q, attn32, 40960, HEAD32)                                                         \
     X(attn64_fwd, attn64, 49152, HEAD64)                                                           \
     X(attn64_stats, attn64, 0, HEAD64)                                                             \
     X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                        \
     X(attn64_bwd_sum, attn64, 0, HEAD64)                                                           \
     X(attn64_bwd_q, attn64, 65536, HEAD64)                                                         \
+    X(attn80_fwd, attn80, 45056, HEAD80)                                                           \
+    X(attn80_stats, attn80, 0, HEAD80)                                                             \
+    X(attn80_bwd_kv, attn80, 76800, HEAD80)                                                        \
+    X(attn80_bwd_sum, attn80, 0, HEAD80)                                                           \
+    X(attn80_bwd_q, attn80, 90112, HEAD80)                                                         \
+    X(attn96_fwd, attn96, 79872, HEAD96)                                                           \
+    X(attn96_stats, attn96, 0, HEAD96)                                                             \
+    X(attn96_bwd_kv, attn96, 89088, HEAD96)                                                        \
+    X(attn96_bwd_sum, attn96, 0, HEAD96)                                                           \
+    X(attn96_bwd_q, attn96, 79872, HEAD96)                                                         \
     X(attn128_fwd, attn128, 65536, HEAD128)                                                        \
     X(attn128_stats, attn128, 0, HEAD128)                                                          \
     X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                     \
     X(attn128_bwd_sum, attn128, 0, HEAD128)                                                        \
     X(attn128_bwd_q, attn128, 98304, HEAD128)                                                      \
+    X(attn128c_fwd, attn128c, 65536, HEAD128CAP)                                                   \
+    X(attn128c_stats, attn128c, 0, HEAD128CAP)                                                     \
+    X(attn128c_bwd_kv, attn128c, 70144, HEAD128CAP)                                                \
+    X(attn128c_bwd_sum, attn128c, 0, HEAD128CAP)                                                   \
+    X(attn128c_bwd_q, attn128c, 98304, HEAD128CAP)                                                 \
+    X(attn192_fwd, attn192, 73728, HEAD192)                                                        \
+    X(attn192_stats, attn192, 0, HEAD192)                                                          \
+    X(attn192_bwd_kv, attn192, 156672, HEAD192)                                                    \
+    X(attn192_bwd_sum, attn192, 0, HEAD192)                                                        \
+    X(attn192_bwd_q, attn192, 98304, HEAD192)                                                      \
+    X(attn256_fwd, attn256, 98304, HEAD256)                                                        \
+    X(attn256_stats, attn256, 0, HEAD256)                                                          \
+    X(attn256_bwd_kv, attn256, 100864, HEAD256)                                                    \
+    X(attn256_bwd_sum, attn256, 0, HEAD256)                                                        \
+    X(attn256_bwd_q, attn256, 98304, HEAD256)                                                      \
+    X(attn64_wg_fwd, attn64_wg, 82944, HEAD64WG)                                                   \
+    X(attn64_wg_stats, attn64_wg, 0, HEAD64WG)                                                     \
+    X(attn64_wg_bwd_kv, attn64_wg, 66560, HEAD64WG)                                                \
+    X(attn64_wg_bwd_sum, attn64_wg, 0, HEAD64WG)                                                   \
+    X(attn64_wg_bwd_q, attn64_wg, 66560, HEAD64WG)                                                 \
+    X(attn128_wg_fwd, attn128_wg, 164864, HEAD128WG)                                               \
+    X(attn128_wg_stats, attn128_wg, 0, HEAD128WG)                                                  \
+    X(attn128_wg_bwd_kv, attn128_wg, 132096, HEAD128WG)                                            \
+    X(attn128_wg_bwd_sum, attn128_wg, 0, HEAD128WG)                                                \
+    X(attn128_wg_bwd_q, attn128_wg, 132096, HEAD128WG)                                             \
     X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
     X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
     X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                       \
@@ -13623,6 +16828,9 @@ static void qlora__ctx_desc_fault(const qlora_ctx_desc* d, char* text, size_t si
     } else if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {
         snprintf(text, size, "desc.require_backend is %d; it must be one of qlora_backend",
                  (int)d->require_backend);
+    } else if ((int)d->cpu_tier < 0 || d->cpu_tier >= QLORA_CPU_TIER_COUNT) {
+        snprintf(text, size, "desc.cpu_tier is %d; it must be one of qlora_cpu_tier",
+                 (int)d->cpu_tier);
     } else if ((int)d->math < 0 || d->math > QLORA_MATH_TF32_ALL) {
         snprintf(text, size, "desc.math is %d; it must be one of qlora_math", (int)d->math);
     } else if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
@@ -13813,6 +17021,7 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
 #endif
 
 static qlora_result qlora__ctx_open(qlora_ctx* ctx) {
+    QLORA__TRY(qlora__cpu_choose(ctx));
     QLORA__TRY(qlora__ctx_open_backend(ctx));
     QLORA__LOG(ctx, INFO, BACKEND, "%s: %s", qlora__on_cpu(ctx) ? "CPU" : "CUDA", ctx->reason);
     if (!qlora__on_cpu(ctx)) {
@@ -13822,10 +17031,12 @@ static qlora_result qlora__ctx_open(qlora_ctx* ctx) {
         ctx->desc.scratch_bytes = (size_t)16 << 20;
     }
     QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
-    return qlora__pool_create(ctx, ctx->desc.threads);
+    QLORA__TRY(qlora__pool_create(ctx, ctx->desc.threads));
+    return qlora__packing_create(ctx);
 }
 
 static void qlora__ctx_close(qlora_ctx* ctx) {
+    qlora__packing_destroy(ctx);
     qlora__pool_destroy(ctx);
     if (qlora__on_cpu(ctx)) {
         qlora__buffer_destroy(ctx, ctx->scratch);
@@ -14151,7 +17362,9 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
     qlora__append(buffer, size, &used, "backend: %s (%s)\n", qlora__on_cpu(ctx) ? "CPU" : "CUDA",
                   ctx->reason);
     if (qlora__on_cpu(ctx)) {
-        qlora__append(buffer, size, &used, "threads: %d\n", (int)ctx->desc.threads);
+        qlora__append(buffer, size, &used, "CPU tier: %s%s\nthreads: %d\n", ctx->cpu->name,
+                      ctx->cpu->proven ? "" : " (not tested on hardware)",
+                      (int)ctx->desc.threads);
     }
 #ifndef QLORA_NO_CUDA
     const qlora__gpu* gpu = ctx->gpu;
@@ -14181,194 +17394,6 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
     }
     return used + 1;
 }
-
-//@@ src/cpu/gemm.h
-
-// One matrix product whose arguments have been checked: row-major C[M,N] = alpha alpha_dev op(A)
-// op(B) + beta C for each of `batch` matrices.
-typedef struct qlora__gemm {
-    bool ta; // A is stored [K,M]
-    bool tb; // B is stored [N,K]
-    int64_t M;
-    int64_t N;
-    int64_t K;
-    const void* A;
-    const void* B;
-    void* C;
-    int64_t lda;
-    int64_t ldb;
-    int64_t ldc;
-    int64_t batch;
-    int64_t sA; // batch strides; 0 if all products share one matrix
-    int64_t sB;
-    int64_t sC;
-    qlora_dtype a_type; // equal to b_type once mixed operands have been cast
-    qlora_dtype b_type;
-    qlora_dtype out;
-    float alpha;
-    float beta;
-    const float* alpha_dev; // NULL: 1
-    const float* beta_dev;  // set together with alpha_dev
-    bool tf32;
-} qlora__gemm;
-
-// ---- products on the CPU ------------------------------------------------------------------------
-
-// A panel of 64 rows is multiplied by four tiles of 16 columns, in steps of 64 along K, packed as
-// QLORA__REAL. Each element of C is one sum in ascending k, however the threads share the work.
-#define QLORA__PANEL 64
-#define QLORA__TILE 16
-#define QLORA__TILES 4
-#define QLORA__STEP 64
-
-static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, int64_t stride_k,
-                             int64_t stride_i, int64_t steps, int64_t count, int64_t width,
-                             QLORA__REAL* out) {
-    const QLORA__REAL* real = (const QLORA__REAL*)data;
-    for (int64_t k = 0; k < steps; k++) {
-        int64_t from = base + k * stride_k;
-        QLORA__REAL* to = out + k * width;
-        if (dtype != QLORA_F32) {
-            for (int64_t i = 0; i < count; i++) {
-                to[i] = qlora__load(data, dtype, from + i * stride_i);
-            }
-        } else if (stride_i == 1) {
-            memcpy(to, real + from, (size_t)count * sizeof *to);
-        } else {
-            for (int64_t i = 0; i < count; i++) {
-                to[i] = real[from + i * stride_i];
-            }
-        }
-        for (int64_t i = count; i < width; i++) {
-            to[i] = (QLORA__REAL)0;
-        }
-    }
-}
-
-// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps, eight columns at a time, so that four
-// rows of two vectors stay in registers on every processor.
-#if defined(__GNUC__)
-typedef QLORA__REAL qlora__real4 __attribute__((vector_size(4 * sizeof(QLORA__REAL))));
-
-static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_t steps,
-                              QLORA__REAL* acc) {
-    for (int half = 0; half < QLORA__TILE; half += 8) {
-        qlora__real4 c[8];
-        for (int r = 0; r < 4; r++) {
-            memcpy(&c[2 * r], acc + r * QLORA__TILE + half, sizeof c[0]);
-            memcpy(&c[2 * r + 1], acc + r * QLORA__TILE + half + 4, sizeof c[0]);
-        }
-        qlora__real4 c00 = c[0], c01 = c[1], c10 = c[2], c11 = c[3];
-        qlora__real4 c20 = c[4], c21 = c[5], c30 = c[6], c31 = c[7];
-        for (int64_t k = 0; k < steps; k++) {
-            const QLORA__REAL* ak = a + k * QLORA__PANEL;
-            qlora__real4 b0;
-            qlora__real4 b1;
-            memcpy(&b0, b + k * QLORA__TILE + half, sizeof b0);
-            memcpy(&b1, b + k * QLORA__TILE + half + 4, sizeof b1);
-            qlora__real4 a0 = {ak[0], ak[0], ak[0], ak[0]};
-            qlora__real4 a1 = {ak[1], ak[1], ak[1], ak[1]};
-            qlora__real4 a2 = {ak[2], ak[2], ak[2], ak[2]};
-            qlora__real4 a3 = {ak[3], ak[3], ak[3], ak[3]};
-            c00 += a0 * b0;
-            c01 += a0 * b1;
-            c10 += a1 * b0;
-            c11 += a1 * b1;
-            c20 += a2 * b0;
-            c21 += a2 * b1;
-            c30 += a3 * b0;
-            c31 += a3 * b1;
-        }
-        const qlora__real4 done[8] = {c00, c01, c10, c11, c20, c21, c30, c31};
-        for (int r = 0; r < 4; r++) {
-            memcpy(acc + r * QLORA__TILE + half, &done[2 * r], sizeof done[0]);
-            memcpy(acc + r * QLORA__TILE + half + 4, &done[2 * r + 1], sizeof done[0]);
-        }
-    }
-}
-#else
-static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_t steps,
-                              QLORA__REAL* acc) {
-    for (int64_t k = 0; k < steps; k++) {
-        const QLORA__REAL* bk = b + k * QLORA__TILE;
-        const QLORA__REAL* ak = a + k * QLORA__PANEL;
-        for (int r = 0; r < 4; r++) {
-            for (int j = 0; j < QLORA__TILE; j++) {
-                acc[r * QLORA__TILE + j] += ak[r] * bk[j];
-            }
-        }
-    }
-}
-#endif
-
-// Writes alpha times the sums of one tile plus beta times the old values.
-static void qlora__gemm_write(const qlora__gemm* g, int64_t batch, int64_t i0, int64_t j0,
-                              const QLORA__REAL* acc) {
-    int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
-    int64_t cols = qlora__min(QLORA__TILE, g->N - j0);
-    for (int64_t i = 0; i < rows; i++) {
-        for (int64_t j = 0; j < cols; j++) {
-            int64_t at = batch * g->sC + (i0 + i) * g->ldc + j0 + j;
-            QLORA__REAL y = (QLORA__REAL)g->alpha * acc[i * QLORA__TILE + j];
-            if (g->beta != 0.0f) {
-                y += (QLORA__REAL)g->beta * qlora__load(g->C, g->out, at);
-            }
-            qlora__store(g->C, g->out, at, y);
-        }
-    }
-}
-
-// A unit is one (matrix, panel, group of tiles), numbered in that order. A is packed once per group
-// of tiles.
-static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
-    const qlora__gemm* g = (const qlora__gemm*)user;
-    int64_t groups = qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES);
-    int64_t panels = qlora__ceil_div(g->M, QLORA__PANEL);
-    int64_t a_k = g->ta ? g->lda : 1;
-    int64_t a_i = g->ta ? 1 : g->lda;
-    int64_t b_k = g->tb ? 1 : g->ldb;
-    int64_t b_j = g->tb ? g->ldb : 1;
-    QLORA__REAL a[QLORA__STEP * QLORA__PANEL];
-    QLORA__REAL b[QLORA__STEP * QLORA__TILE];
-    QLORA__REAL acc[QLORA__TILES][QLORA__PANEL * QLORA__TILE];
-    for (int64_t unit = begin; unit < end; unit++) {
-        int64_t j0 = unit % groups * QLORA__TILE * QLORA__TILES;
-        int64_t i0 = unit / groups % panels * QLORA__PANEL;
-        int64_t batch = unit / groups / panels;
-        int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
-        int64_t tiles = qlora__min(QLORA__TILES, qlora__ceil_div(g->N - j0, QLORA__TILE));
-        memset(acc, 0, sizeof acc);
-        for (int64_t k0 = 0; k0 < g->K; k0 += QLORA__STEP) {
-            int64_t steps = qlora__min(QLORA__STEP, g->K - k0);
-            qlora__gemm_pack(g->A, g->a_type, batch * g->sA + i0 * a_i + k0 * a_k, a_k, a_i, steps,
-                             rows, QLORA__PANEL, a);
-            for (int64_t t = 0; t < tiles; t++) {
-                int64_t j = j0 + t * QLORA__TILE;
-                qlora__gemm_pack(g->B, g->b_type, batch * g->sB + j * b_j + k0 * b_k, b_k, b_j,
-                                 steps, qlora__min(QLORA__TILE, g->N - j), QLORA__TILE, b);
-                for (int64_t i = 0; i < rows; i += 4) {
-                    qlora__gemm_micro(a + i, b, steps, acc[t] + i * QLORA__TILE);
-                }
-            }
-        }
-        for (int64_t t = 0; t < tiles; t++) {
-            qlora__gemm_write(g, batch, i0, j0 + t * QLORA__TILE, acc[t]);
-        }
-    }
-}
-
-static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
-    int64_t units = qlora__ceil_div(g->M, QLORA__PANEL) *
-                    qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES) * g->batch;
-    qlora__gemm copy = *g;
-    qlora__parallel(ctx, units, 1, qlora__gemm_cpu_range, &copy);
-    return QLORA_OK;
-}
-
-#undef QLORA__PANEL
-#undef QLORA__TILES
-#undef QLORA__TILE
-#undef QLORA__STEP
 
 //@@ src/gemm/warpgroup.h
 
@@ -14415,34 +17440,63 @@ static qlora_result qlora__tensor_map_make(qlora_ctx* ctx, const void* data, int
     return qlora__cu(ctx, code, "cuTensorMapEncodeTiled");
 }
 
-// Tiles of 128 rows and this many columns fill the device best, or 0 if even the smaller ones leave
-// most of it idle.
-static int64_t qlora__warpgroup_width(const qlora_ctx* ctx, const qlora__gemm* g) {
-    int64_t rows = qlora__ceil_div(g->M, 128);
-    int64_t wide = rows * qlora__ceil_div(g->N, 256);
-    int64_t narrow = rows * qlora__ceil_div(g->N, 128);
-    int64_t blocks = ctx->gpu->sm_count;
-    return wide >= blocks ? 256 : 2 * narrow >= blocks ? 128 : 0;
+// Kernels with tiles of 128 rows and `width` columns. `cost` is the time of a tile, as a percentage
+// of the time of the widest, measured on an H200 with operands that do not fit in its cache.
+typedef struct qlora__warpgroup_tile {
+    int64_t width;
+    int64_t cost;
+    bool all_types;             // otherwise bf16 results, and f32 ones with A transposed
+    qlora__kernel_id kernel[3]; // nn, nt, tn; QLORA__K_COUNT: none
+} qlora__warpgroup_tile;
+
+static const qlora__warpgroup_tile qlora__warpgroup_tiles[] = {
+    {256, 100, false, {QLORA__K_gemm_wg_nn_256, QLORA__K_gemm_wg_nt_256, QLORA__K_gemm_wg_tn_256}},
+    {128, 62, false, {QLORA__K_gemm_wg_nn_128, QLORA__K_gemm_wg_nt_128, QLORA__K_COUNT}},
+    {64, 40, true, {QLORA__K_gemm_wg_nn_64, QLORA__K_gemm_wg_nt_64, QLORA__K_gemm_wg_tn_64}},
+};
+
+static int qlora__warpgroup_form(const qlora__gemm* g) {
+    return g->ta ? 2 : g->tb ? 1 : 0;
 }
+
+// The tile with which the device needs the least time. Blocks work on their tiles in rounds.
+static const qlora__warpgroup_tile* qlora__warpgroup_choose(const qlora_ctx* ctx,
+                                                            const qlora__gemm* g) {
+    const qlora__warpgroup_tile* best = NULL;
+    int64_t least = 0;
+    for (size_t i = 0; i < sizeof qlora__warpgroup_tiles / sizeof qlora__warpgroup_tiles[0]; i++) {
+        const qlora__warpgroup_tile* t = &qlora__warpgroup_tiles[i];
+        int64_t tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, t->width);
+        int64_t time = qlora__ceil_div(tiles, ctx->gpu->sm_count) * t->cost;
+        bool takes = t->all_types || g->out == (g->ta ? QLORA_F32 : QLORA_BF16);
+        if (takes && t->kernel[qlora__warpgroup_form(g)] != QLORA__K_COUNT &&
+            (best == NULL || time < least)) {
+            best = t;
+            least = time;
+        }
+    }
+    return best;
+}
+
+// Below this many multiplications per multiprocessor, the kernels with more and smaller blocks are
+// faster.
+#define QLORA__WARPGROUP_LEAST (1 << 17)
 
 static bool qlora__gemm_takes_warpgroups(const qlora_ctx* ctx, const qlora__gemm* g) {
     uintptr_t operands = (uintptr_t)g->A | (uintptr_t)g->B;
     size_t pair = 2 * qlora_dtype_bytes(g->out);
-    bool plain = g->batch == 1 && g->alpha_dev == NULL && !(g->alpha < 1.0f) && !(g->alpha > 1.0f);
     bool aligned = operands % 16 == 0 && (g->lda | g->ldb) % 8 == 0 && (g->N | g->ldc) % 2 == 0 &&
                    (uintptr_t)g->C % pair == 0;
-    return g->a_type == QLORA_BF16 && g->b_type == QLORA_BF16 && plain && aligned &&
-           !(g->ta && g->tb) && g->K >= 64 && qlora__has_warpgroups(ctx) &&
-           qlora__warpgroup_width(ctx, g) > 0;
+    return g->a_type == QLORA_BF16 && g->b_type == QLORA_BF16 && g->batch == 1 &&
+           g->alpha_dev == NULL && aligned && !(g->ta && g->tb) && g->K >= 64 &&
+           qlora__has_warpgroups(ctx) &&
+           g->M * g->N >= ctx->gpu->sm_count * (int64_t)QLORA__WARPGROUP_LEAST / g->K;
 }
 
 static qlora_result qlora__gemm_warpgroups(qlora_ctx* ctx, const qlora__gemm* g) {
-    static const qlora__kernel_id kernels[2][3] = {
-        {QLORA__K_gemm_wg_nn_128, QLORA__K_gemm_wg_nt_128, QLORA__K_gemm_wg_tn_128},
-        {QLORA__K_gemm_wg_nn_256, QLORA__K_gemm_wg_nt_256, QLORA__K_gemm_wg_tn_256},
-    };
-    int64_t width = qlora__warpgroup_width(ctx, g);
-    qlora__kernel_id kernel = kernels[width == 256 ? 1 : 0][g->ta ? 2 : g->tb ? 1 : 0];
+    const qlora__warpgroup_tile* tile = qlora__warpgroup_choose(ctx, g);
+    qlora__kernel_id kernel = tile->kernel[qlora__warpgroup_form(g)];
+    int64_t width = tile->width;
     qlora__tensor_map maps[2];
     QLORA__TRY(qlora__tensor_map_make(ctx, g->A, g->ta ? g->K : g->M, g->ta ? g->M : g->K, g->lda,
                                       g->ta ? 64 : 128, &maps[0]));
@@ -14453,6 +17507,7 @@ static qlora_result qlora__gemm_warpgroups(qlora_ctx* ctx, const qlora__gemm* g)
     int32_t N = (int32_t)g->N;
     int32_t K = (int32_t)g->K;
     int64_t ldc = g->ldc;
+    float alpha = g->alpha;
     float beta = g->beta;
     int32_t flags = g->out == QLORA_BF16 ? 1 : 0;
     void* args[] = {qlora__tensor_map_place(&maps[0]),
@@ -14462,6 +17517,7 @@ static qlora_result qlora__gemm_warpgroups(qlora_ctx* ctx, const qlora__gemm* g)
                     &N,
                     &K,
                     &ldc,
+                    &alpha,
                     &beta,
                     &flags};
     int64_t tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, width);
@@ -15210,13 +18266,12 @@ static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w,
 }
 
 qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
-                              const qlora_nf4_parts* parts) {
+                             const qlora_nf4_parts* parts) {
     QLORA__ENTER(ctx, "qlora_nf4_write");
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, true));
 }
 
-qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
-                                const qlora_nf4_parts* parts) {
+qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_nf4_parts* parts) {
     QLORA__ENTER(ctx, "qlora_nf4_read");
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, false));
 }
@@ -15241,23 +18296,41 @@ static void qlora__nf4_quantise_range(void* user, int64_t begin, int64_t end) {
                                w->codes, job->absmax, begin, end);
 }
 
+// Dequantises elements [e, e + n) of the weight, counted from its first one.
+static void qlora__nf4_decode(const qlora__cpu_rows* rows, const qlora_nf4* w, int64_t e, int64_t n,
+                              QLORA__REAL* y) {
+    while (n > 0) {
+        int64_t part = qlora__min(n, w->block - e % w->block);
+        float scale = qlora__nf4_absmax(w, e / w->block);
+        if (e % 2 != 0) { // the second half of a byte, which `rows` does not start with
+            part = 1;
+            *y = (QLORA__REAL)(w->maps[qlora__nf4_code_at(w->codes, e)] * scale);
+        } else {
+            rows->nf4(w->codes + e / 2, w->maps, scale, part, y);
+        }
+        e += part;
+        y += part;
+        n -= part;
+    }
+}
+
 static void qlora__nf4_dequantise_rows(void* user, int64_t begin, int64_t end) {
     const qlora__nf4_job* job = (const qlora__nf4_job*)user;
     const qlora_tensor* out = job->out;
+    const qlora__cpu_rows* rows = qlora__rows_of(out->owner);
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    uint16_t narrow[QLORA__ROW_CHUNK];
     for (int64_t r = begin; r < end; r++) {
         int64_t e = (job->row0 + r) * job->w->cols + job->col0;
-        int64_t block = -1;
-        float scale = 0.0f;
-        for (int64_t c = 0; c < out->cols; c++, e++) {
-            if (e / job->w->block != block) {
-                block = e / job->w->block;
-                scale = qlora__nf4_absmax(job->w, block);
-            }
-            float value = job->w->maps[qlora__nf4_code_at(job->w->codes, e)] * scale;
+        for (int64_t c = 0; c < out->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, out->cols - c);
+            QLORA__REAL* y = qlora__row_room(out, r, c, room);
+            qlora__nf4_decode(rows, job->w, e + c, n, y);
             if (job->via_bf16) {
-                value = qlora__bf16_to(qlora__bf16_from(value));
+                rows->store(y, n, narrow, QLORA_BF16);
+                rows->load(narrow, QLORA_BF16, n, y);
             }
-            qlora__put(out, r, c, (QLORA__REAL)value);
+            qlora__row_done(rows, out, r, c, n, y);
         }
     }
 }
@@ -15414,6 +18487,32 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
 // reading W costs more than multiplying, up to 32 rows (on an H200 at 64 rows: 71 us against 77).
 
 #define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
+
+// On the CPU: the tiers with kernels of their own dequantise while they pack.
+static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                      const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    qlora_path path = QLORA_PATH_AUTO;
+    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(flags), &path));
+    qlora__gemm g;
+    memset(&g, 0, sizeof g);
+    g.tb = !backward;
+    g.M = x->rows;
+    g.N = y->cols;
+    g.K = x->cols;
+    g.A = x->data;
+    g.C = y->data;
+    g.lda = x->ld;
+    g.ldc = y->ld;
+    g.batch = 1;
+    g.a_type = x->dtype;
+    g.b_type = QLORA_BF16;
+    g.nf4 = w;
+    g.out = y->dtype;
+    g.alpha = 1.0f;
+    g.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    ctx->last_path = path;
+    return qlora__gemm_cpu(ctx, &g);
+}
 
 static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
                                        const qlora_tensor* x, const qlora_nf4* w,
@@ -15645,6 +18744,9 @@ static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backwa
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
     }
+    if (qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL) {
+        return qlora__nf4_packed(ctx, backward, x, w, y, flags);
+    }
     return qlora__nf4_unfused(ctx, math, backward, x, w, y, flags);
 }
 
@@ -15722,12 +18824,12 @@ struct qlora_clip {
     qlora__buffer* memory; // holds everything below; device memory on CUDA
     qlora__clip_part* part_table;
     qlora__clip_chunk* chunk_table;
-    int64_t* first;    // [groups + 1]: index of each group's first chunk
-    double* partials;  // [chunks]
+    int64_t* first;       // [groups + 1]: index of each group's first chunk
+    double* partials;     // [chunks]
     QLORA__REAL* results; // [groups][2]: norm, scale; f32 for AdamW
-    uint32_t* flags;   // [groups]: 1 = not finite
-    uint32_t* any;     // [1]: 1 = some group was not finite; the optimizer reads it
-    float* max_norm;   // [1]
+    uint32_t* flags;      // [groups]: 1 = not finite
+    uint32_t* any;        // [1]: 1 = some group was not finite; the optimizer reads it
+    float* max_norm;      // [1]
 };
 
 // Places the tables one after another, starting at base. With base NULL, only counts the bytes.
@@ -15800,8 +18902,8 @@ static void qlora__clip_fill(const qlora_tensor* const* tensors, const int32_t* 
             for (int64_t p = 0; p < parts; p++, part++) {
                 image->part_table[part].data = (float*)t->data + p * t->ld;
                 image->part_table[part].count = length;
-                for (int64_t j = 0; (groups != NULL ? groups[i] : 0) == group &&
-                                    j * QLORA__CLIP_CHUNK < length;
+                for (int64_t j = 0;
+                     (groups != NULL ? groups[i] : 0) == group && j * QLORA__CLIP_CHUNK < length;
                      j++) {
                     image->chunk_table[chunk].part = (int32_t)part;
                     image->chunk_table[chunk].group = group;
@@ -15926,31 +19028,30 @@ qlora_result qlora_clip_set(qlora_clip* clip, float max_norm) {
 
 static void qlora__clip_squares_cpu(void* user, int64_t begin, int64_t end) {
     const qlora_clip* clip = (const qlora_clip*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(clip->owner);
     for (int64_t i = begin; i < end; i++) {
         const qlora__clip_chunk* c = &clip->chunk_table[i];
         const qlora__clip_part* part = &clip->part_table[c->part];
         int64_t from = c->index * QLORA__CLIP_CHUNK;
         int64_t to = qlora__min(from + QLORA__CLIP_CHUNK, part->count);
-        double sum = 0.0;
-        for (int64_t j = from; j < to; j++) {
-            double x = (double)qlora__load(part->data, QLORA_F32, j);
-            sum += x * x;
-        }
-        clip->partials[i] = sum;
+        const QLORA__REAL* x = (const QLORA__REAL*)(const void*)part->data;
+        clip->partials[i] = rows->squares(x + from, to - from, 0.0);
     }
 }
 
 static void qlora__clip_apply_cpu(void* user, int64_t begin, int64_t end) {
     const qlora_clip* clip = (const qlora_clip*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(clip->owner);
     for (int64_t i = begin; i < end; i++) {
         const qlora__clip_chunk* c = &clip->chunk_table[i];
         const qlora__clip_part* part = &clip->part_table[c->part];
         float scale = (float)clip->results[2 * c->group + 1];
         int64_t from = c->index * QLORA__CLIP_CHUNK;
         int64_t to = qlora__min(from + QLORA__CLIP_CHUNK, part->count);
-        for (int64_t j = from; j < to && scale != 1.0f; j++) {
-            QLORA__REAL x = qlora__load(part->data, QLORA_F32, j);
-            qlora__store(part->data, QLORA_F32, j, x * (QLORA__REAL)scale);
+        QLORA__REAL* x = (QLORA__REAL*)(void*)part->data;
+        if (scale != 1.0f) {
+            rows->point[QLORA__POINT_SCALE](x + from, NULL, (QLORA__REAL)scale, to - from,
+                                            x + from);
         }
     }
 }
@@ -16284,116 +19385,53 @@ static qlora_tensor qlora__batch_at(const qlora_tensor* t, int64_t b) {
 //             w = sqrt(2 / pi) (a + 0.044715 a^3)
 //   cap       y = alpha tanh(a / alpha)
 
-static QLORA__REAL qlora__sigmoid(QLORA__REAL x) {
-    return 1 / (1 + qlora__exp(-x));
-}
-
-static QLORA__REAL qlora__silu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)b;
-    (void)alpha;
-    return a * qlora__sigmoid(a);
-}
-
-static QLORA__REAL qlora__silu_grad_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)alpha;
-    QLORA__REAL s = qlora__sigmoid(a);
-    return b * s * (1 + a * (1 - s));
-}
-
-static QLORA__REAL qlora__swiglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)alpha;
-    return a * qlora__sigmoid(a) * b;
-}
-
-// 1 / (1 + e^-2w) of the GELU, and the derivative of 2 w.
-static QLORA__REAL qlora__gelu_share(QLORA__REAL a) {
-    QLORA__REAL twice = (QLORA__REAL)1.5957691216057308;
-    return qlora__sigmoid(twice * (a + (QLORA__REAL)0.044715 * a * a * a));
-}
-
-static QLORA__REAL qlora__gelu_slope(QLORA__REAL a) {
-    QLORA__REAL twice = (QLORA__REAL)1.5957691216057308;
-    return twice * (1 + (QLORA__REAL)0.134145 * a * a);
-}
-
-static QLORA__REAL qlora__geglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)alpha;
-    return a * qlora__gelu_share(a) * b;
-}
-
-static QLORA__REAL qlora__cap_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)b;
-    return alpha * qlora__tanh(a / alpha);
-}
-
-static QLORA__REAL qlora__mul_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)alpha;
-    return a * b;
-}
-
-static QLORA__REAL qlora__add_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)alpha;
-    return a + b;
-}
-
-static QLORA__REAL qlora__scale_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)b;
-    return alpha * a;
-}
-
-static QLORA__REAL qlora__fill_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)a;
-    (void)b;
-    return alpha;
-}
-
-typedef enum qlora__point_kind {
-    QLORA__POINT_SILU,
-    QLORA__POINT_SILU_GRAD,
-    QLORA__POINT_SWIGLU,
-    QLORA__POINT_GEGLU,
-    QLORA__POINT_CAP,
-    QLORA__POINT_MUL,
-    QLORA__POINT_ADD,
-    QLORA__POINT_SCALE,
-    QLORA__POINT_FILL
-} qlora__point_kind;
-
 typedef struct qlora__point_op {
-    QLORA__REAL (*apply)(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha);
     qlora__kernel_id kernel_f32;
     qlora__kernel_id kernel_bf16;
     int inputs;
     bool has_alpha;
 } qlora__point_op;
 
+// Indexed by qlora__point_kind.
 static const qlora__point_op qlora__point_ops[] = {
-    {qlora__silu_at, QLORA__K_elementwise_silu_f32, QLORA__K_elementwise_silu_bf16, 1, false},
-    {qlora__silu_grad_at, QLORA__K_elementwise_silu_bwd_f32, QLORA__K_elementwise_silu_bwd_bf16, 2,
-     false},
-    {qlora__swiglu_at, QLORA__K_elementwise_swiglu_f32, QLORA__K_elementwise_swiglu_bf16, 2, false},
-    {qlora__geglu_at, QLORA__K_elementwise_geglu_f32, QLORA__K_elementwise_geglu_bf16, 2, false},
-    {qlora__cap_at, QLORA__K_elementwise_cap_f32, QLORA__K_elementwise_cap_bf16, 1, true},
-    {qlora__mul_at, QLORA__K_elementwise_mul_f32, QLORA__K_elementwise_mul_bf16, 2, false},
-    {qlora__add_at, QLORA__K_elementwise_add_f32, QLORA__K_elementwise_add_bf16, 2, false},
-    {qlora__scale_at, QLORA__K_elementwise_scale_f32, QLORA__K_elementwise_scale_bf16, 1, true},
-    {qlora__fill_at, QLORA__K_elementwise_fill_f32, QLORA__K_elementwise_fill_bf16, 0, true}};
+    {QLORA__K_elementwise_silu_f32, QLORA__K_elementwise_silu_bf16, 1, false},
+    {QLORA__K_elementwise_silu_bwd_f32, QLORA__K_elementwise_silu_bwd_bf16, 2, false},
+    {QLORA__K_elementwise_swiglu_f32, QLORA__K_elementwise_swiglu_bf16, 2, false},
+    {QLORA__K_elementwise_geglu_f32, QLORA__K_elementwise_geglu_bf16, 2, false},
+    {QLORA__K_elementwise_cap_f32, QLORA__K_elementwise_cap_bf16, 1, true},
+    {QLORA__K_elementwise_mul_f32, QLORA__K_elementwise_mul_bf16, 2, false},
+    {QLORA__K_elementwise_add_f32, QLORA__K_elementwise_add_bf16, 2, false},
+    {QLORA__K_elementwise_scale_f32, QLORA__K_elementwise_scale_bf16, 1, true},
+    {QLORA__K_elementwise_fill_f32, QLORA__K_elementwise_fill_bf16, 0, true}};
 
 typedef struct qlora__point_job {
-    const qlora__point_op* op;
-    const qlora_tensor* a;
-    const qlora_tensor* b;
+    qlora__point_kind kind;
+    const qlora_tensor* a; // or NULL
+    const qlora_tensor* b; // or NULL
     const qlora_tensor* y;
     QLORA__REAL alpha;
 } qlora__point_job;
 
 static void qlora__point_rows(void* user, int64_t begin, int64_t end) {
     const qlora__point_job* job = (const qlora__point_job*)user;
+    const qlora_tensor* y = job->y;
+    const qlora__cpu_rows* rows = qlora__rows_of(y->owner);
+    QLORA__REAL a_room[QLORA__ROW_CHUNK];
+    QLORA__REAL b_room[QLORA__ROW_CHUNK];
     for (int64_t r = begin; r < end; r++) {
-        for (int64_t c = 0; c < job->y->cols; c++) {
-            QLORA__REAL a = job->a != NULL ? qlora__at(job->a, r, c) : 0;
-            QLORA__REAL b = job->b != NULL ? qlora__at(job->b, r, c) : 0;
-            qlora__put(job->y, r, c, job->op->apply(a, b, job->alpha));
+        for (int64_t c = 0; c < y->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, y->cols - c);
+            const QLORA__REAL* a = NULL;
+            const QLORA__REAL* b = NULL;
+            if (job->a != NULL) {
+                a = qlora__row_in(rows, job->a, r, c, n, a_room);
+            }
+            if (job->b != NULL) {
+                b = qlora__row_in(rows, job->b, r, c, n, b_room);
+            }
+            QLORA__REAL* to = qlora__row_room(y, r, c, a_room);
+            rows->point[job->kind](a, b, job->alpha, n, to);
+            qlora__row_done(rows, y, r, c, n, to);
         }
     }
 }
@@ -16413,7 +19451,7 @@ static qlora_result qlora__point(qlora_ctx* ctx, qlora__point_kind kind, const q
     }
     if (qlora__on_cpu(ctx)) {
         qlora__point_job job;
-        job.op = op;
+        job.kind = kind;
         job.a = a;
         job.b = b;
         job.y = y;
@@ -16516,20 +19554,24 @@ typedef struct qlora__gated_job {
 
 static void qlora__gated_backward_rows(void* user, int64_t begin, int64_t end) {
     const qlora__gated_job* job = (const qlora__gated_job*)user;
+    const qlora_tensor* dh = job->dh;
+    const qlora__cpu_rows* rows = qlora__rows_of(dh->owner);
+    QLORA__REAL room[4][QLORA__ROW_CHUNK];
     for (int64_t r = begin; r < end; r++) {
-        for (int64_t c = 0; c < job->dh->cols; c++) {
-            QLORA__REAL dh = qlora__at(job->dh, r, c);
-            QLORA__REAL g = qlora__at(job->gate, r, c);
-            QLORA__REAL u = qlora__at(job->up, r, c);
-            QLORA__REAL s = job->gelu ? qlora__gelu_share(g) : qlora__sigmoid(g);
-            QLORA__REAL dg = dh * u * s * (1 + g * (1 - s));
-            if (job->gelu) {
-                dg = dh * u * (s + g * s * (1 - s) * qlora__gelu_slope(g));
-            }
-            qlora__put(job->dgate, r, c, dg);
-            qlora__put(job->dup, r, c, dh * g * s);
+        for (int64_t c = 0; c < dh->cols; c += QLORA__ROW_CHUNK) {
+            qlora__gated_row row;
+            row.n = qlora__min(QLORA__ROW_CHUNK, dh->cols - c);
+            row.dh = qlora__row_in(rows, dh, r, c, row.n, room[0]);
+            row.gate = qlora__row_in(rows, job->gate, r, c, row.n, room[1]);
+            row.up = qlora__row_in(rows, job->up, r, c, row.n, room[2]);
+            row.dgate = qlora__row_room(job->dgate, r, c, room[1]);
+            row.dup = qlora__row_room(job->dup, r, c, room[2]);
+            row.h = job->h != NULL ? qlora__row_room(job->h, r, c, room[3]) : NULL;
+            (job->gelu ? rows->geglu_grad : rows->swiglu_grad)(&row);
+            qlora__row_done(rows, job->dgate, r, c, row.n, row.dgate);
+            qlora__row_done(rows, job->dup, r, c, row.n, row.dup);
             if (job->h != NULL) {
-                qlora__put(job->h, r, c, g * s * u);
+                qlora__row_done(rows, job->h, r, c, row.n, row.h);
             }
         }
     }
@@ -16645,59 +19687,105 @@ typedef struct qlora__norm_job {
 } qlora__norm_job;
 
 // Returns 1 / sqrt(mean(x^2) + eps) over n columns from `first` on.
-static QLORA__REAL qlora__norm_rstd(const qlora_tensor* x, int64_t row, int64_t first, int64_t n,
-                                    float eps) {
+static QLORA__REAL qlora__norm_rstd(const qlora__cpu_rows* rows, const qlora_tensor* x, int64_t row,
+                                    int64_t first, int64_t n, float eps) {
+    QLORA__REAL room[QLORA__ROW_CHUNK];
     double squares = 0;
-    for (int64_t c = first; c < first + n; c++) {
-        double v = (double)qlora__at(x, row, c);
-        squares += v * v;
+    for (int64_t c = 0; c < n; c += QLORA__ROW_CHUNK) {
+        int64_t part = qlora__min(QLORA__ROW_CHUNK, n - c);
+        squares = rows->squares(qlora__row_in(rows, x, row, first + c, part, room), part, squares);
     }
     return (QLORA__REAL)(1 / sqrt(squares / (double)n + (double)eps));
 }
 
+// sum = x + delta in one row.
+static void qlora__norm_add(const qlora__cpu_rows* rows, const qlora__norm_job* job, int64_t row) {
+    QLORA__REAL x_room[QLORA__ROW_CHUNK];
+    QLORA__REAL d_room[QLORA__ROW_CHUNK];
+    for (int64_t c = 0; c < job->x->cols; c += QLORA__ROW_CHUNK) {
+        int64_t n = qlora__min(QLORA__ROW_CHUNK, job->x->cols - c);
+        const QLORA__REAL* x = qlora__row_in(rows, job->x, row, c, n, x_room);
+        const QLORA__REAL* delta = qlora__row_in(rows, job->delta, row, c, n, d_room);
+        QLORA__REAL* sum = qlora__row_room(job->sum, row, c, x_room);
+        rows->point[QLORA__POINT_ADD](x, delta, 0, n, sum);
+        qlora__row_done(rows, job->sum, row, c, n, sum);
+    }
+}
+
 static void qlora__norm_forward_rows(void* user, int64_t begin, int64_t end) {
     const qlora__norm_job* job = (const qlora__norm_job*)user;
-    int64_t n = job->w->cols;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    QLORA__REAL x_room[QLORA__ROW_CHUNK];
+    QLORA__REAL w_room[QLORA__ROW_CHUNK];
+    int64_t heads = job->w->cols;
     for (int64_t row = begin; row < end; row++) {
         const qlora_tensor* x = job->x;
         if (job->delta != NULL) {
-            for (int64_t c = 0; c < x->cols; c++) {
-                qlora__put(job->sum, row, c, qlora__at(x, row, c) + qlora__at(job->delta, row, c));
-            }
+            qlora__norm_add(rows, job, row);
             x = job->sum;
         }
-        for (int64_t first = 0; first < x->cols; first += n) {
-            QLORA__REAL rstd = qlora__norm_rstd(x, row, first, n, job->eps);
-            for (int64_t c = 0; c < n; c++) {
-                QLORA__REAL v = qlora__at(x, row, first + c) * rstd * qlora__at(job->w, 0, c);
-                qlora__put(job->y, row, first + c, v);
+        for (int64_t first = 0; first < x->cols; first += heads) {
+            QLORA__REAL rstd = qlora__norm_rstd(rows, x, row, first, heads, job->eps);
+            for (int64_t c = 0; c < heads; c += QLORA__ROW_CHUNK) {
+                int64_t n = qlora__min(QLORA__ROW_CHUNK, heads - c);
+                const QLORA__REAL* in = qlora__row_in(rows, x, row, first + c, n, x_room);
+                const QLORA__REAL* w = qlora__row_in(rows, job->w, 0, c, n, w_room);
+                QLORA__REAL* y = qlora__row_room(job->y, row, first + c, x_room);
+                rows->norm(in, rstd, w, n, y);
+                qlora__row_done(rows, job->y, row, first + c, n, y);
             }
         }
     }
 }
 
+// The rooms of the backward pass of one head: dy, w, x, dres.
+typedef struct qlora__norm_rooms {
+    QLORA__REAL at[4][QLORA__ROW_CHUNK];
+} qlora__norm_rooms;
+
+static void qlora__norm_chunk(const qlora__cpu_rows* rows, const qlora__norm_job* job, int64_t row,
+                              int64_t first, int64_t c, qlora__norm_rooms* rooms,
+                              qlora__norm_row* out) {
+    out->n = qlora__min(QLORA__ROW_CHUNK, job->w->cols - c);
+    out->dy = qlora__row_in(rows, job->dy, row, first + c, out->n, rooms->at[0]);
+    out->w = qlora__row_in(rows, job->w, 0, c, out->n, rooms->at[1]);
+    out->x = qlora__row_in(rows, job->x, row, first + c, out->n, rooms->at[2]);
+}
+
+// Computes dx of one head, and returns its rstd.
+static QLORA__REAL qlora__norm_backward_head(const qlora__cpu_rows* rows,
+                                             const qlora__norm_job* job, int64_t row,
+                                             int64_t first) {
+    qlora__norm_rooms rooms;
+    qlora__norm_row r;
+    memset(&r, 0, sizeof r);
+    int64_t cols = job->w->cols;
+    double dot = 0;
+    r.rstd = qlora__norm_rstd(rows, job->x, row, first, cols, job->eps);
+    for (int64_t c = 0; c < cols; c += QLORA__ROW_CHUNK) {
+        qlora__norm_chunk(rows, job, row, first, c, &rooms, &r);
+        dot = rows->dot3(r.dy, r.w, r.x, r.n, dot);
+    }
+    r.pull = (QLORA__REAL)(dot / (double)cols) * r.rstd * r.rstd;
+    for (int64_t c = 0; c < cols; c += QLORA__ROW_CHUNK) {
+        qlora__norm_chunk(rows, job, row, first, c, &rooms, &r);
+        if (job->dres != NULL) {
+            r.dres = qlora__row_in(rows, job->dres, row, first + c, r.n, rooms.at[3]);
+        }
+        r.dx = qlora__row_room(job->dx, row, first + c, rooms.at[0]);
+        rows->norm_grad(&r);
+        qlora__row_done(rows, job->dx, row, first + c, r.n, r.dx);
+    }
+    return r.rstd;
+}
+
 static void qlora__norm_backward_rows(void* user, int64_t begin, int64_t end) {
     const qlora__norm_job* job = (const qlora__norm_job*)user;
-    int64_t n = job->w->cols;
-    int64_t heads = job->x->cols / n;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    int64_t heads = job->x->cols / job->w->cols;
     for (int64_t row = begin; row < end; row++) {
         for (int64_t head = 0; head < heads; head++) {
-            int64_t first = head * n;
-            QLORA__REAL rstd = qlora__norm_rstd(job->x, row, first, n, job->eps);
-            double dot = 0;
-            for (int64_t c = 0; c < n; c++) {
-                dot += (double)qlora__at(job->dy, row, first + c) *
-                       (double)qlora__at(job->w, 0, c) * (double)qlora__at(job->x, row, first + c);
-            }
-            QLORA__REAL pull = (QLORA__REAL)(dot / (double)n) * rstd * rstd;
-            for (int64_t c = 0; c < n; c++) {
-                QLORA__REAL wdy = qlora__at(job->dy, row, first + c) * qlora__at(job->w, 0, c);
-                QLORA__REAL v = rstd * (wdy - qlora__at(job->x, row, first + c) * pull);
-                if (job->dres != NULL) {
-                    v += qlora__at(job->dres, row, first + c);
-                }
-                qlora__put(job->dx, row, first + c, v);
-            }
+            QLORA__REAL rstd = qlora__norm_backward_head(rows, job, row, head * job->w->cols);
             if (job->rstd != NULL) {
                 job->rstd[row * heads + head] = rstd;
             }
@@ -17110,6 +20198,8 @@ qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64
     return qlora__leave(ctx, qlora__rope_table(ctx, desc, "desc", head_dim, positions, out));
 }
 
+#define QLORA__ROPE_CHUNK 128
+
 typedef struct qlora__rope_job {
     const qlora_tensor* x;
     const qlora_tensor* positions;
@@ -17122,33 +20212,76 @@ typedef struct qlora__rope_job {
     float sign;
 } qlora__rope_job;
 
+// Every `step`-th of n elements of a row: in place if possible, otherwise converted into `room`.
+static QLORA__REAL* qlora__rope_get(const qlora__cpu_rows* rows, const qlora_tensor* x, int64_t row,
+                                    int64_t col, int64_t step, int64_t n, QLORA__REAL* room) {
+    if (step == 1) {
+        return (QLORA__REAL*)qlora__row_in(rows, x, row, col, n, room);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        room[i] = qlora__at(x, row, col + step * i);
+    }
+    return room;
+}
+
+static void qlora__rope_put(const qlora__cpu_rows* rows, const qlora_tensor* x, int64_t row,
+                            int64_t col, int64_t step, int64_t n, const QLORA__REAL* from) {
+    if (step == 1) {
+        qlora__row_done(rows, x, row, col, n, from);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        qlora__put(x, row, col + step * i, from[i]);
+    }
+}
+
+// Rotates pairs [i, i + n) of one head, whose first column is `first`. With neighbours, the two
+// elements of a pair are next to each other.
+static void qlora__rope_pairs(const qlora__cpu_rows* rows, const qlora__rope_job* job, int64_t row,
+                              int64_t first, int64_t i, int64_t n, bool turn) {
+    QLORA__REAL room[2][QLORA__ROPE_CHUNK];
+    QLORA__REAL other[2][QLORA__ROPE_CHUNK];
+    int64_t half = job->table->cols / 2;
+    int64_t step = job->neighbours ? 2 : 1;
+    int64_t u = first + step * i;
+    int64_t v = u + (job->neighbours ? 1 : half);
+    QLORA__REAL* a = qlora__rope_get(rows, job->x, row, u, step, n, room[0]);
+    QLORA__REAL* b = qlora__rope_get(rows, job->x, row, v, step, n, room[1]);
+    if (job->bias != NULL) {
+        const QLORA__REAL* a_bias = qlora__rope_get(rows, job->bias, 0, u, step, n, other[0]);
+        const QLORA__REAL* b_bias = qlora__rope_get(rows, job->bias, 0, v, step, n, other[1]);
+        rows->point[QLORA__POINT_ADD](a, a_bias, 0, n, a);
+        rows->point[QLORA__POINT_ADD](b, b_bias, 0, n, b);
+    }
+    const QLORA__REAL* cosine = other[0];
+    const QLORA__REAL* sine = other[1];
+    if (turn) {
+        int64_t position = qlora__index_at(job->positions, row);
+        cosine = qlora__row_in(rows, job->table, position, i, n, other[0]);
+        sine = qlora__row_in(rows, job->table, position, half + i, n, other[1]);
+    } else {
+        rows->point[QLORA__POINT_FILL](NULL, NULL, 1, n, other[0]);
+        rows->point[QLORA__POINT_FILL](NULL, NULL, 0, n, other[1]);
+    }
+    rows->rope(a, b, cosine, sine, (QLORA__REAL)job->sign, n);
+    qlora__rope_put(rows, job->x, row, u, step, n, a);
+    qlora__rope_put(rows, job->x, row, v, step, n, b);
+}
+
 static void qlora__rope_rows(void* user, int64_t begin, int64_t end) {
     const qlora__rope_job* job = (const qlora__rope_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
     int64_t half = job->table->cols / 2;
     int64_t heads = job->bias != NULL ? job->x->cols / job->head_dim : job->rotated;
     for (int64_t row = begin; row < end; row++) {
-        int64_t position = qlora__index_at(job->positions, row);
         for (int64_t head = 0; head < heads; head++) {
-            for (int64_t i = 0; i < half; i++) {
-                int64_t u = head * job->head_dim + (job->neighbours ? 2 * i : i);
-                int64_t v = u + (job->neighbours ? 1 : half);
-                QLORA__REAL a = qlora__at(job->x, row, u);
-                QLORA__REAL b = qlora__at(job->x, row, v);
-                if (job->bias != NULL) {
-                    a += qlora__at(job->bias, 0, u);
-                    b += qlora__at(job->bias, 0, v);
-                }
-                QLORA__REAL cosine = 1;
-                QLORA__REAL sine = 0;
-                if (head < job->rotated) {
-                    cosine = qlora__at(job->table, position, i);
-                    sine = qlora__at(job->table, position, half + i) * (QLORA__REAL)job->sign;
-                }
-                qlora__put(job->x, row, u, a * cosine - b * sine);
-                qlora__put(job->x, row, v, b * cosine + a * sine);
+            int64_t first = head * job->head_dim;
+            for (int64_t i = 0; i < half; i += QLORA__ROPE_CHUNK) {
+                int64_t n = qlora__min(QLORA__ROPE_CHUNK, half - i);
+                qlora__rope_pairs(rows, job, row, first, i, n, head < job->rotated);
             }
             for (int64_t i = 2 * half; i < job->head_dim && job->bias != NULL; i++) {
-                int64_t at = head * job->head_dim + i;
+                int64_t at = first + i;
                 qlora__put(job->x, row, at,
                            qlora__at(job->x, row, at) + qlora__at(job->bias, 0, at));
             }
@@ -17315,10 +20448,16 @@ static void qlora__copy_rows(void* user, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
         int64_t b = i / job->x.rows;
         int64_t row = i % job->x.rows;
+        if (!job->transpose) {
+            memcpy((char*)job->y.data + (size_t)(b * job->y.batch_stride + row * job->y.ld) * size,
+                   (const char*)job->x.data +
+                       (size_t)(b * job->x.batch_stride + row * job->x.ld) * size,
+                   (size_t)job->x.cols * size);
+            continue;
+        }
         for (int64_t c = 0; c < job->x.cols; c++) {
             int64_t from = b * job->x.batch_stride + row * job->x.ld + c;
-            int64_t to = b * job->y.batch_stride +
-                         (job->transpose ? c * job->y.ld + row : row * job->y.ld + c);
+            int64_t to = b * job->y.batch_stride + c * job->y.ld + row;
             memcpy((char*)job->y.data + (size_t)to * size,
                    (const char*)job->x.data + (size_t)from * size, size);
         }
@@ -17459,27 +20598,38 @@ typedef struct qlora__softmax_job {
 
 static void qlora__softmax_rows(void* user, int64_t begin, int64_t end) {
     const qlora__softmax_job* job = (const qlora__softmax_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    QLORA__REAL room[QLORA__ROW_CHUNK];
     for (int64_t i = begin; i < end; i++) {
         qlora_tensor x = qlora__batch_at(job->x, i / job->x->rows);
         qlora_tensor y = qlora__batch_at(job->y, i / job->x->rows);
         int64_t row = i % x.rows;
         QLORA__REAL top = (QLORA__REAL)QLORA__MASKED;
-        for (int64_t c = 0; c < x.cols; c++) {
-            QLORA__REAL v = qlora__at(&x, row, c);
-            top = v > top ? v : top;
-        }
         double sum = 0;
-        for (int64_t c = 0; c < x.cols; c++) {
-            sum += (double)qlora__exp(qlora__at(&x, row, c) - top);
+        for (int64_t c = 0; c < x.cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, x.cols - c);
+            top = rows->top(qlora__row_in(rows, &x, row, c, n, room), n, top);
         }
-        for (int64_t c = 0; c < x.cols; c++) {
-            qlora__put(&y, row, c, qlora__exp(qlora__at(&x, row, c) - top) / (QLORA__REAL)sum);
+        for (int64_t c = 0; c < x.cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, x.cols - c);
+            sum = rows->exps(qlora__row_in(rows, &x, row, c, n, room), top, n, NULL, sum);
+        }
+        for (int64_t c = 0; c < x.cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, x.cols - c);
+            const QLORA__REAL* in = qlora__row_in(rows, &x, row, c, n, room);
+            QLORA__REAL* out = qlora__row_room(&y, row, c, room);
+            rows->exps(in, top, n, out, 0);
+            rows->shares(out, (QLORA__REAL)sum, 1, 1, n, out);
+            qlora__row_done(rows, &y, row, c, n, out);
         }
     }
 }
 
 static void qlora__softmax_backward_rows(void* user, int64_t begin, int64_t end) {
     const qlora__softmax_job* job = (const qlora__softmax_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    QLORA__REAL y_room[QLORA__ROW_CHUNK];
+    QLORA__REAL dy_room[QLORA__ROW_CHUNK];
     for (int64_t i = begin; i < end; i++) {
         int64_t b = i / job->x->rows;
         qlora_tensor y = qlora__batch_at(job->x, b);
@@ -17487,12 +20637,18 @@ static void qlora__softmax_backward_rows(void* user, int64_t begin, int64_t end)
         qlora_tensor dx = qlora__batch_at(job->y, b);
         int64_t row = i % y.rows;
         double dot = 0;
-        for (int64_t c = 0; c < y.cols; c++) {
-            dot += (double)qlora__at(&y, row, c) * (double)qlora__at(&dy, row, c);
+        for (int64_t c = 0; c < y.cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, y.cols - c);
+            dot = rows->dot(qlora__row_in(rows, &y, row, c, n, y_room),
+                            qlora__row_in(rows, &dy, row, c, n, dy_room), n, dot);
         }
-        for (int64_t c = 0; c < y.cols; c++) {
-            QLORA__REAL p = qlora__at(&y, row, c);
-            qlora__put(&dx, row, c, p * (qlora__at(&dy, row, c) - (QLORA__REAL)dot));
+        for (int64_t c = 0; c < y.cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, y.cols - c);
+            const QLORA__REAL* p = qlora__row_in(rows, &y, row, c, n, y_room);
+            const QLORA__REAL* d = qlora__row_in(rows, &dy, row, c, n, dy_room);
+            QLORA__REAL* out = qlora__row_room(&dx, row, c, y_room);
+            rows->softmax_grad(p, d, (QLORA__REAL)dot, n, out);
+            qlora__row_done(rows, &dx, row, c, n, out);
         }
     }
 }
@@ -17574,11 +20730,10 @@ typedef struct qlora__embed_job {
 
 static void qlora__embed_rows(void* user, int64_t begin, int64_t end) {
     const qlora__embed_job* job = (const qlora__embed_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->y->owner);
     for (int64_t row = begin; row < end; row++) {
-        int64_t id = qlora__index_at(job->ids, row);
-        for (int64_t c = 0; c < job->y->cols; c++) {
-            qlora__put(job->y, row, c, qlora__at(job->table, id, c));
-        }
+        qlora__row_convert(rows, job->table, qlora__index_at(job->ids, row), 0, job->y->cols,
+                           job->y, row, 0);
     }
 }
 
@@ -17638,46 +20793,90 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 
 #define QLORA__NO_LABEL -100
 
-// A logit, limited if there is a cap.
-static QLORA__REAL qlora__logit_at(const qlora_cross_entropy_desc* a, int64_t row, int64_t c) {
-    QLORA__REAL x = qlora__at(a->logits, row, c);
-    return a->cap > 0.0f ? (QLORA__REAL)a->cap * qlora__tanh(x / (QLORA__REAL)a->cap) : x;
+// Columns [c, c + n) of a row of logits, limited if there is a cap.
+static const QLORA__REAL* qlora__logits_in(const qlora__cpu_rows* rows,
+                                           const qlora_cross_entropy_desc* a, int64_t row,
+                                           int64_t c, int64_t n, QLORA__REAL* room) {
+    const QLORA__REAL* x = qlora__row_in(rows, a->logits, row, c, n, room);
+    if (a->cap > 0.0f) {
+        rows->point[QLORA__POINT_CAP](x, NULL, (QLORA__REAL)a->cap, n, room);
+        return room;
+    }
+    return x;
+}
+
+// The softmax of a row: its largest logit, the sum of e^(x - top), and the logit of the label.
+typedef struct qlora__row_sum {
+    QLORA__REAL top;
+    double sum;
+    QLORA__REAL own;
+} qlora__row_sum;
+
+static qlora__row_sum qlora__cross_entropy_sum(const qlora__cpu_rows* rows,
+                                               const qlora_cross_entropy_desc* a, int64_t row,
+                                               int64_t label) {
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    int64_t cols = a->logits->cols;
+    qlora__row_sum r;
+    r.top = *qlora__logits_in(rows, a, row, 0, 1, room);
+    r.own = *qlora__logits_in(rows, a, row, label, 1, room);
+    r.sum = 0;
+    for (int64_t c = 0; c < cols; c += QLORA__ROW_CHUNK) {
+        int64_t n = qlora__min(QLORA__ROW_CHUNK, cols - c);
+        r.top = rows->top(qlora__logits_in(rows, a, row, c, n, room), n, r.top);
+    }
+    for (int64_t c = 0; c < cols; c += QLORA__ROW_CHUNK) {
+        int64_t n = qlora__min(QLORA__ROW_CHUNK, cols - c);
+        r.sum = rows->exps(qlora__logits_in(rows, a, row, c, n, room), r.top, n, NULL, r.sum);
+    }
+    return r;
+}
+
+// Replaces the logits by their gradients; scale is that of the loss.
+static void qlora__cross_entropy_gradient(const qlora__cpu_rows* rows,
+                                          const qlora_cross_entropy_desc* a, int64_t row,
+                                          int64_t label, const qlora__row_sum* r, QLORA__REAL scale,
+                                          QLORA__REAL weight) {
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    QLORA__REAL y_room[QLORA__ROW_CHUNK];
+    const qlora_tensor* x = a->logits;
+    for (int64_t c = 0; c < x->cols; c += QLORA__ROW_CHUNK) {
+        int64_t n = qlora__min(QLORA__ROW_CHUNK, x->cols - c);
+        const QLORA__REAL* y = qlora__logits_in(rows, a, row, c, n, y_room);
+        QLORA__REAL* g = qlora__row_room(x, row, c, room);
+        rows->exps(y, r->top, n, g, 0);
+        QLORA__REAL own = label >= c && label < c + n ? g[label - c] : 0;
+        rows->shares(g, (QLORA__REAL)r->sum, scale, weight, n, g);
+        if (label >= c && label < c + n) {
+            g[label - c] = (own / (QLORA__REAL)r->sum - 1) * scale * weight;
+        }
+        if (a->cap > 0.0f) {
+            rows->cap_grad(y, (QLORA__REAL)a->cap, n, g);
+        }
+        qlora__row_done(rows, x, row, c, n, g);
+    }
 }
 
 static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
     const qlora_cross_entropy_desc* a = (const qlora_cross_entropy_desc*)user;
-    const qlora_tensor* x = a->logits;
+    const qlora__cpu_rows* rows = qlora__rows_of(a->logits->owner);
     QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, 0) : 1;
     for (int64_t row = begin; row < end; row++) {
         int64_t label = qlora__index_at(a->labels, row);
-        bool counted = label != QLORA__NO_LABEL;
         QLORA__REAL weight = a->weights != NULL ? qlora__at(a->weights, 0, row) : 1;
-        QLORA__REAL top = counted ? qlora__logit_at(a, row, 0) : 0;
-        for (int64_t c = 0; counted && c < x->cols; c++) {
-            QLORA__REAL v = qlora__logit_at(a, row, c);
-            top = v > top ? v : top;
-        }
-        double sum = 0;
-        for (int64_t c = 0; counted && c < x->cols; c++) {
-            sum += (double)qlora__exp(qlora__logit_at(a, row, c) - top);
-        }
         QLORA__REAL loss = 0;
-        if (counted) {
-            loss = weight * (top + (QLORA__REAL)log(sum) - qlora__logit_at(a, row, label));
+        if (label != QLORA__NO_LABEL) {
+            qlora__row_sum r = qlora__cross_entropy_sum(rows, a, row, label);
+            loss = weight * (r.top + (QLORA__REAL)log(r.sum) - r.own);
+            if (!a->forward_only) {
+                qlora__cross_entropy_gradient(rows, a, row, label, &r, scale, weight);
+            }
+        } else if (!a->forward_only) {
+            size_t size = qlora_dtype_bytes(a->logits->dtype);
+            memset((char*)a->logits->data + (size_t)(row * a->logits->ld) * size, 0,
+                   (size_t)a->logits->cols * size);
         }
         qlora__put(a->losses, 0, row, loss);
-        for (int64_t c = 0; !a->forward_only && c < x->cols; c++) {
-            QLORA__REAL gradient = 0;
-            if (counted) {
-                QLORA__REAL y = qlora__logit_at(a, row, c);
-                gradient = qlora__exp(y - top) / (QLORA__REAL)sum;
-                gradient = (gradient - (c == label ? 1 : 0)) * scale * weight;
-                if (a->cap > 0.0f) {
-                    gradient *= 1 - y / (QLORA__REAL)a->cap * (y / (QLORA__REAL)a->cap);
-                }
-            }
-            qlora__put(x, row, c, gradient);
-        }
     }
 }
 
@@ -17792,12 +20991,19 @@ typedef struct qlora__argmax_job {
 
 static void qlora__argmax_rows(void* user, int64_t begin, int64_t end) {
     const qlora__argmax_job* job = (const qlora__argmax_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    QLORA__REAL room[QLORA__ROW_CHUNK];
     for (int64_t row = begin; row < end; row++) {
         int64_t best = -1;
-        for (int64_t c = 0; c < job->x->cols; c++) {
-            QLORA__REAL v = qlora__at(job->x, row, c);
-            if (v == v && (best < 0 || v > qlora__at(job->x, row, best))) {
-                best = c;
+        QLORA__REAL most = 0;
+        for (int64_t c = 0; c < job->x->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, job->x->cols - c);
+            const QLORA__REAL* x = qlora__row_in(rows, job->x, row, c, n, room);
+            for (int64_t i = 0; i < n; i++) {
+                if (x[i] == x[i] && (best < 0 || x[i] > most)) {
+                    best = c + i;
+                    most = x[i];
+                }
             }
         }
         ((int32_t*)job->ids->data)[row] = (int32_t)(best < 0 ? 0 : best);
@@ -17881,49 +21087,64 @@ static void qlora__adamw_advance(qlora__adamw_job* job, qlora_adamw_state* state
     job->eps = (QLORA__REAL)state->eps;
 }
 
-// Writes the shadow of parameter p, which is element i of the range.
-static void qlora__adamw_shade(const qlora__adamw_job* job, int64_t i, QLORA__REAL p) {
+// Writes the shadow of parameters [begin, end) of the range, and its copy: rows of copy_cols
+// elements, copy_ld apart.
+static void qlora__adamw_shade(const qlora__cpu_rows* rows, const qlora__adamw_job* job,
+                               int64_t begin, int64_t end) {
     const qlora_adamw_range* r = &job->range;
     const qlora_tensor* shadow = job->args->shadow;
-    QLORA__REAL x = (QLORA__REAL)r->shadow_scale * p;
-    qlora__put(shadow, 0, r->begin + i, x);
-    if (r->copy != NULL) {
-        int64_t at = i / r->copy_cols * r->copy_ld + i % r->copy_cols;
-        qlora__store(r->copy, shadow->dtype, at, x);
+    const QLORA__REAL* p = (const QLORA__REAL*)job->args->param->data + r->begin;
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    int64_t n = 0;
+    for (int64_t at = begin; at < end; at += n) {
+        n = qlora__min(QLORA__ROW_CHUNK, end - at);
+        if (r->copy != NULL) { // not beyond the end of a row of the copy
+            n = qlora__min(n, r->copy_cols - at % r->copy_cols);
+        }
+        QLORA__REAL* x = qlora__row_room(shadow, 0, r->begin + at, room);
+        rows->point[QLORA__POINT_SCALE](p + at, NULL, (QLORA__REAL)r->shadow_scale, n, x);
+        qlora__row_done(rows, shadow, 0, r->begin + at, n, x);
+        if (r->copy != NULL) {
+            size_t size = qlora_dtype_bytes(shadow->dtype);
+            int64_t to = at / r->copy_cols * r->copy_ld + at % r->copy_cols;
+            memcpy((char*)r->copy + (size_t)to * size,
+                   (const char*)shadow->data + (size_t)(r->begin + at) * size, (size_t)n * size);
+        }
     }
 }
 
 static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     const qlora__adamw_job* job = (const qlora__adamw_job*)user;
     const qlora_adamw_desc* a = job->args;
-    QLORA__REAL decay = job->lr_decay * (QLORA__REAL)job->range.decay;
-    for (int64_t at = begin; at < end; at++) {
-        int64_t i = job->range.begin + at;
-        if (!job->skip) {
-            QLORA__REAL g = qlora__at(a->grad, 0, i) * job->clip;
-            QLORA__REAL p = qlora__at(a->param, 0, i);
-            QLORA__REAL m = qlora__at(a->m, 0, i);
-            QLORA__REAL v = qlora__at(a->v, 0, i);
-            p -= decay * p;
-            m += job->one_minus_beta1 * (g - m);
-            v = job->beta2 * v + job->one_minus_beta2 * g * g;
-            p -= job->step_size * (m / (qlora__sqrt(v) / job->root_correction + job->eps));
-            qlora__put(a->param, 0, i, p);
-            qlora__put(a->m, 0, i, m);
-            qlora__put(a->v, 0, i, v);
-            if (a->shadow != NULL) {
-                qlora__adamw_shade(job, at, p);
-            }
-        }
-        qlora__put(a->grad, 0, i, 0);
+    const qlora__cpu_rows* rows = qlora__rows_of(a->param->owner);
+    int64_t first = job->range.begin + begin;
+    qlora__adamw_row r;
+    r.param = (QLORA__REAL*)a->param->data + first;
+    r.grad = (QLORA__REAL*)a->grad->data + first;
+    r.m = (QLORA__REAL*)a->m->data + first;
+    r.v = (QLORA__REAL*)a->v->data + first;
+    r.n = end - begin;
+    r.clip = job->clip;
+    r.decay = job->lr_decay * (QLORA__REAL)job->range.decay;
+    r.beta2 = job->beta2;
+    r.one_minus_beta1 = job->one_minus_beta1;
+    r.one_minus_beta2 = job->one_minus_beta2;
+    r.step_size = job->step_size;
+    r.root_correction = job->root_correction;
+    r.eps = job->eps;
+    if (job->skip) {
+        rows->point[QLORA__POINT_FILL](NULL, NULL, 0, r.n, r.grad);
+        return;
+    }
+    rows->adamw(&r);
+    if (a->shadow != NULL) {
+        qlora__adamw_shade(rows, job, begin, end);
     }
 }
 
 static void qlora__adamw_shadow_elements(void* user, int64_t begin, int64_t end) {
     const qlora__adamw_job* job = (const qlora__adamw_job*)user;
-    for (int64_t i = begin; i < end; i++) {
-        qlora__adamw_shade(job, i, qlora__at(job->args->param, 0, job->range.begin + i));
-    }
+    qlora__adamw_shade(qlora__rows_of(job->args->param->owner), job, begin, end);
 }
 
 // Returns range i of the table, which is in host memory.
@@ -18099,17 +21320,40 @@ typedef struct qlora__dropout_job {
     float scale;
 } qlora__dropout_job;
 
-// Returns whether column `column` of the row is kept.
-static bool qlora__dropout_keep(const uint32_t key[2], uint32_t position, uint32_t sequence,
-                                uint32_t where, int64_t column, uint32_t threshold) {
-    uint32_t counter[4];
-    uint32_t words[4];
-    counter[0] = (uint32_t)(column / 4);
-    counter[1] = position;
-    counter[2] = sequence;
-    counter[3] = where;
-    qlora__philox(counter, key, words);
-    return words[column % 4] >= threshold;
+// Dropped elements are 0 even where x is not finite.
+static void qlora__dropout_row(const qlora__dropout_job* job, const uint32_t key[2], int64_t row) {
+    const qlora_dropout_desc* a = job->args;
+    const qlora__cpu_rows* rows = qlora__rows_of(a->x->owner);
+    QLORA__REAL x_room[QLORA__ROW_CHUNK];
+    QLORA__REAL y_room[QLORA__ROW_CHUNK];
+    QLORA__REAL factor[QLORA__ROW_CHUNK];
+    qlora__keep_row keep;
+    keep.counter[1] = (uint32_t)qlora__index_at(a->positions, row);
+    keep.counter[2] = (uint32_t)qlora__index_at(a->sequences, row);
+    keep.counter[3] = job->where;
+    keep.key[0] = key[0];
+    keep.key[1] = key[1];
+    keep.threshold = job->threshold;
+    keep.scale = job->scale;
+    keep.factor = factor;
+    for (int64_t c = 0; c < a->x->cols; c += QLORA__ROW_CHUNK) {
+        int64_t n = qlora__min(QLORA__ROW_CHUNK, a->x->cols - c);
+        const QLORA__REAL* x = qlora__row_in(rows, a->x, row, c, n, x_room);
+        keep.counter[0] = (uint32_t)(c / 4); // a chunk is a multiple of 4
+        keep.n = n;
+        rows->keep(&keep);
+        for (int64_t i = 0; i < n; i++) {
+            factor[i] = factor[i] != 0 ? x[i] * factor[i] : 0;
+        }
+        QLORA__REAL* y = qlora__row_room(a->y, row, c, y_room);
+        if (a->accumulate) {
+            const QLORA__REAL* old = qlora__row_in(rows, a->y, row, c, n, y_room);
+            rows->point[QLORA__POINT_ADD](factor, old, 0, n, y);
+        } else {
+            memcpy(y, factor, (size_t)n * sizeof *y);
+        }
+        qlora__row_done(rows, a->y, row, c, n, y);
+    }
 }
 
 static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
@@ -18122,18 +21366,7 @@ static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
     key[0] = (uint32_t)mixed;
     key[1] = (uint32_t)(mixed >> 32);
     for (int64_t row = begin; row < end; row++) {
-        uint32_t position = (uint32_t)qlora__index_at(a->positions, row);
-        uint32_t sequence = (uint32_t)qlora__index_at(a->sequences, row);
-        for (int64_t c = 0; c < a->x->cols; c++) {
-            QLORA__REAL v = 0;
-            if (qlora__dropout_keep(key, position, sequence, job->where, c, job->threshold)) {
-                v = qlora__at(a->x, row, c) * (QLORA__REAL)job->scale;
-            }
-            if (a->accumulate) {
-                v += qlora__at(a->y, row, c);
-            }
-            qlora__put(a->y, row, c, v);
-        }
+        qlora__dropout_row(job, key, row);
     }
 }
 
@@ -18302,10 +21535,23 @@ typedef struct qlora__linear_job {
 
 static void qlora__linear_bias_rows(void* user, int64_t begin, int64_t end) {
     const qlora__linear_job* job = (const qlora__linear_job*)user;
+    const qlora_tensor* y = job->y;
+    const qlora__cpu_rows* rows = qlora__rows_of(y->owner);
+    QLORA__REAL y_room[QLORA__ROW_CHUNK];
+    QLORA__REAL b_room[QLORA__ROW_CHUNK];
     for (int64_t r = begin; r < end; r++) {
-        for (int64_t c = 0; c < job->y->cols; c++) {
-            QLORA__REAL before = job->add ? qlora__at(job->y, r, c) : (QLORA__REAL)0;
-            qlora__put(job->y, r, c, before + qlora__at(job->bias, 0, c));
+        for (int64_t c = 0; c < y->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, y->cols - c);
+            const QLORA__REAL* bias = qlora__row_in(rows, job->bias, 0, c, n, b_room);
+            const QLORA__REAL* before = y_room;
+            if (job->add) {
+                before = qlora__row_in(rows, y, r, c, n, y_room);
+            } else {
+                memset(y_room, 0, (size_t)n * sizeof y_room[0]);
+            }
+            QLORA__REAL* to = qlora__row_room(y, r, c, y_room);
+            rows->point[QLORA__POINT_ADD](before, bias, 0, n, to);
+            qlora__row_done(rows, y, r, c, n, to);
         }
     }
 }
@@ -18334,22 +21580,22 @@ static void qlora__linear_place_cpu(const qlora_linear_desc* l) {
     const qlora_tensor* operand = l->operand;
     int64_t pad = qlora_linear_pad(l);
     int64_t out = qlora_linear_out(l);
+    const qlora__cpu_rows* rows = qlora__rows_of(operand->owner);
+    size_t size = qlora_dtype_bytes(operand->dtype);
     for (int64_t r = 0; r < out + pad; r++) {
-        for (int64_t c = r < out ? l->in : 0; c < l->in + pad; c++) {
-            qlora__put(operand, r, c, (QLORA__REAL)0);
-        }
+        int64_t c = r < out ? l->in : 0;
+        memset((char*)operand->data + (size_t)(r * operand->ld + c) * size, 0,
+               (size_t)(l->in + pad - c) * size);
     }
     int64_t row = 0;
     int64_t at = 0;
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* p = &l->parts[i];
+        for (int64_t r = 0; r < p->out && p->rank > 0; r++) {
+            qlora__row_convert(rows, p->sb, r, 0, p->rank, operand, row + r, l->in + at);
+        }
         for (int64_t k = 0; k < p->rank; k++) {
-            for (int64_t r = 0; r < p->out; r++) {
-                qlora__put(operand, row + r, l->in + at + k, qlora__at(p->sb, r, k));
-            }
-            for (int64_t c = 0; c < l->in; c++) {
-                qlora__put(operand, out + at + k, c, qlora__at(p->a, k, c));
-            }
+            qlora__row_convert(rows, p->a, k, 0, l->in, operand, out + at + k, 0);
         }
         row += p->out;
         at += p->rank;
@@ -18806,7 +22052,7 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* line
     return qlora__leave(ctx, qlora__linear_backward(ctx, ctx->desc.math, linear, x, dy, dx, flags));
 }
 
-//@@ src/ops/attention.h
+//@@ src/ops/attention_cpu.h
 
 // ---- attention ----------------------------------------------------------------------------------
 //
@@ -18822,7 +22068,6 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* line
 // The sums of dk and dv also run over all query heads of the key head's group.
 
 #define QLORA__HEAD_MAX 256
-#define QLORA__BESIDE_DQ (QLORA__BESIDE_SLOTS - 1)
 #define QLORA__KEY_BLOCK 64
 
 typedef struct qlora__attention {
@@ -19087,10 +22332,520 @@ static qlora_result qlora__sequences_check(qlora_ctx* ctx, const qlora__attentio
     return QLORA_OK;
 }
 
+//@@ src/ops/attention_blocks.h
+
+// ---- attention in blocks ------------------------------------------------------------------------
+//
+// For tiers with a block product. A block has up to 64 rows: the queries of one or several heads
+// that share keys, one head after another. It meets 64 keys at a time, and all of it stays in the
+// cache. Blocks start at the first token of a sequence, so packing changes no bits. Every output
+// has one task that computes it: o and dq a block of queries, dk and dv a block of keys.
+
+#define QLORA__BLOCK 64      // rows of a block of queries, and keys of a block
+#define QLORA__BLOCK_HEADS 8 // heads in a block, at most
+
+// The memory of a lane: matrices of QLORA__BLOCK by `width`, and the scores.
+typedef struct qlora__attention_room {
+    int64_t width; // head size, a multiple of QLORA__BLOCK_COLS
+    QLORA__REAL* at[8];
+    QLORA__REAL* s;   // scores, then probabilities [block, block]
+    QLORA__REAL* dp;  // their gradients, then those of the scores
+    QLORA__REAL* lse; // [block]
+    QLORA__REAL* dot; // [block]
+    double* sum;      // [block]
+} qlora__attention_room;
+
+// Some queries of some heads of a group.
+typedef struct qlora__query_block {
+    int64_t head;    // the first head
+    int64_t heads;   // number of heads
+    int64_t first;   // the first query
+    int64_t queries; // queries per head
+    int64_t rows;    // heads * queries
+} qlora__query_block;
+
+typedef struct qlora__attention_job {
+    const qlora__attention* a;
+    const qlora__cpu_rows* rows;
+    char* rooms;
+    int64_t lanes;
+    // Computes one block of queries of a sequence, or NULL
+    void (*query)(const struct qlora__attention_job* job, const qlora__attention_room* room,
+                  const qlora__query_block* b, int64_t begin);
+} qlora__attention_job;
+
+static int64_t qlora__block_pad(int64_t n, int64_t multiple) {
+    return qlora__ceil_div(n, multiple) * multiple;
+}
+
+static size_t qlora__attention_room_bytes(int64_t hd) {
+    int64_t width = qlora__block_pad(hd, QLORA__BLOCK_COLS);
+    int64_t count = 8 * QLORA__BLOCK * width + 2 * QLORA__BLOCK * QLORA__BLOCK + 2 * QLORA__BLOCK;
+    return (size_t)count * sizeof(QLORA__REAL) + QLORA__BLOCK * sizeof(double);
+}
+
+static qlora__attention_room qlora__attention_room_at(const qlora__attention_job* job,
+                                                      int64_t lane) {
+    qlora__attention_room room;
+    room.width = qlora__block_pad(job->a->hd, QLORA__BLOCK_COLS);
+    char* base = job->rooms + (size_t)lane * qlora__attention_room_bytes(job->a->hd);
+    room.sum = (double*)(void*)base;
+    QLORA__REAL* next = (QLORA__REAL*)(void*)(room.sum + QLORA__BLOCK);
+    for (int i = 0; i < 8; i++) {
+        room.at[i] = next;
+        next += QLORA__BLOCK * room.width;
+    }
+    room.s = next;
+    room.dp = room.s + QLORA__BLOCK * QLORA__BLOCK;
+    room.lse = room.dp + QLORA__BLOCK * QLORA__BLOCK;
+    room.dot = room.lse + QLORA__BLOCK;
+    return room;
+}
+
+// y[r] = factor times row r of a head, for n tokens from `token` on; the padding columns are 0.
+static void qlora__block_rows(const qlora__attention_job* job, const qlora_tensor* t, int64_t token,
+                              int64_t n, int64_t head, QLORA__REAL factor, int64_t width,
+                              QLORA__REAL* y) {
+    QLORA__REAL room[QLORA__HEAD_MAX];
+    int64_t hd = job->a->hd;
+    for (int64_t r = 0; r < n; r++) {
+        const QLORA__REAL* x = qlora__row_in(job->rows, t, token + r, head * hd, hd, room);
+        job->rows->point[QLORA__POINT_SCALE](x, NULL, factor, hd, y + r * width);
+        memset(y + r * width + hd, 0, (size_t)(width - hd) * sizeof *y);
+    }
+}
+
+// y[d][r] = x[r][d] for n rows; columns up to QLORA__BLOCK are 0.
+static void qlora__block_transpose(const QLORA__REAL* x, int64_t n, int64_t hd, int64_t width,
+                                   QLORA__REAL* y) {
+    for (int64_t d0 = 0; d0 < hd; d0 += 8) {
+        int64_t last = qlora__min(d0 + 8, hd);
+        for (int64_t r = 0; r < n; r++) {
+            for (int64_t d = d0; d < last; d++) {
+                y[d * QLORA__BLOCK + r] = x[r * width + d];
+            }
+        }
+    }
+    for (int64_t d = 0; d < hd && n < QLORA__BLOCK; d++) {
+        memset(y + d * QLORA__BLOCK + n, 0, (size_t)(QLORA__BLOCK - n) * sizeof *y);
+    }
+}
+
+static void qlora__block_clear(QLORA__REAL* x, int64_t from, int64_t to) {
+    if (to > from) {
+        memset(x + from, 0, (size_t)(to - from) * sizeof *x);
+    }
+}
+
+// The rows of a block of queries from q or the gradient of o; rows up to a multiple of
+// QLORA__BLOCK_ROWS are 0.
+static void qlora__block_queries(const qlora__attention_job* job, const qlora_tensor* t,
+                                 const qlora__query_block* b, QLORA__REAL factor, int64_t width,
+                                 QLORA__REAL* y) {
+    for (int64_t h = 0; h < b->heads; h++) {
+        qlora__block_rows(job, t, b->first, b->queries, b->head + h, factor, width,
+                          y + h * b->queries * width);
+    }
+    qlora__block_clear(y, b->rows * width, qlora__block_pad(b->rows, QLORA__BLOCK_ROWS) * width);
+}
+
+// c[m, n] = a[m, k] b[k, n], or c += a b; m and n are padded.
+static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, int64_t n, int64_t k,
+                                  const QLORA__REAL* a, int64_t lda, const QLORA__REAL* b,
+                                  int64_t ldb, QLORA__REAL* c, int64_t ldc, bool add) {
+    qlora__block_product p;
+    p.m = qlora__block_pad(m, QLORA__BLOCK_ROWS);
+    p.n = qlora__block_pad(n, QLORA__BLOCK_COLS);
+    p.k = k;
+    p.a = a;
+    p.lda = lda;
+    p.b = b;
+    p.ldb = ldb;
+    p.c = c;
+    p.ldc = ldc;
+    p.add = add;
+    job->rows->product(&p);
+}
+
+// The keys [*from, *to) of the block [j0, j0 + n) that query i sees, counted from j0.
+static void qlora__block_seen(const qlora__attention* a, int64_t i, int64_t j0, int64_t n,
+                              int64_t* from, int64_t* to) {
+    int64_t low = a->window > 0 ? i - a->window + 1 - j0 : 0;
+    *to = qlora__max(0, qlora__min(n, i + 1 - j0));
+    *from = qlora__min(qlora__max(0, low), *to);
+}
+
+// The first block of keys that a block of queries sees.
+static int64_t qlora__block_first_key(const qlora__attention* a, int64_t query, int64_t begin) {
+    int64_t low = a->window > 0 ? query - a->window + 1 : begin;
+    return begin + qlora__max(0, low - begin) / QLORA__BLOCK * QLORA__BLOCK;
+}
+
+// The softmax of one row of scores against the keys of a block, and the row of sums.
+static void qlora__block_softmax(const qlora__attention_job* job, const qlora__attention_room* room,
+                                 int64_t r, int64_t from, int64_t to, int64_t n) {
+    const qlora__cpu_rows* rows = job->rows;
+    QLORA__REAL* x = room->s + r * QLORA__BLOCK;
+    QLORA__REAL* acc = room->at[3] + r * room->width;
+    if (to > from) {
+        if (job->a->cap > 0.0f) {
+            rows->point[QLORA__POINT_CAP](x + from, NULL, (QLORA__REAL)job->a->cap, to - from,
+                                          x + from);
+        }
+        QLORA__REAL top = room->lse[r];
+        QLORA__REAL peak = rows->top(x + from, to - from, top);
+        if (peak != top) {
+            QLORA__REAL shrink = qlora__exp(top - peak);
+            room->sum[r] *= (double)shrink;
+            rows->point[QLORA__POINT_SCALE](acc, NULL, shrink, room->width, acc);
+        }
+        room->lse[r] = peak;
+        room->sum[r] = rows->exps(x + from, peak, to - from, x + from, room->sum[r]);
+    }
+    qlora__block_clear(x, 0, from);
+    qlora__block_clear(x, to, n);
+}
+
+// room->at: 0 q, 1 k, 2 k transposed, 3 sums of o, 4 v; room->lse has the largest scores so far.
+static void qlora__block_forward(const qlora__attention_job* job, const qlora__attention_room* room,
+                                 const qlora__query_block* b, int64_t begin) {
+    const qlora__attention* a = job->a;
+    int64_t kv_head = b->head / (a->heads / a->kv_heads);
+    int64_t width = room->width;
+    int64_t end = b->first + b->queries;
+    qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[0]);
+    qlora__block_clear(room->at[3], 0, QLORA__BLOCK * width);
+    for (int64_t r = 0; r < b->rows; r++) {
+        room->lse[r] = (QLORA__REAL)-3.0e38; // below every score, and finite for -ffast-math
+        room->sum[r] = 0;
+    }
+    for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
+        int64_t n = qlora__min(QLORA__BLOCK, end - j);
+        qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[1]);
+        qlora__block_transpose(room->at[1], n, a->hd, width, room->at[2]);
+        qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
+        qlora__block_multiply(job, b->rows, n, a->hd, room->at[0], width, room->at[2], QLORA__BLOCK,
+                              room->s, QLORA__BLOCK, false);
+        for (int64_t r = 0; r < b->rows; r++) {
+            int64_t from = 0;
+            int64_t to = 0;
+            qlora__block_seen(a, b->first + r % b->queries, j, n, &from, &to);
+            qlora__block_softmax(job, room, r, from, to, n);
+        }
+        qlora__block_multiply(job, b->rows, width, n, room->s, QLORA__BLOCK, room->at[4], width,
+                              room->at[3], width, true);
+    }
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t head = b->head + r / b->queries;
+        int64_t i = b->first + r % b->queries;
+        QLORA__REAL* o = qlora__row_room(a->o, i, head * a->hd, room->at[0]);
+        job->rows->point[QLORA__POINT_SCALE](room->at[3] + r * width, NULL,
+                                             (QLORA__REAL)(1 / room->sum[r]), a->hd, o);
+        qlora__row_done(job->rows, a->o, i, head * a->hd, a->hd, o);
+        qlora__put(a->lse, head, i, room->lse[r] + (QLORA__REAL)log(room->sum[r]));
+    }
+}
+
+// D = do.o of each row, for both passes of the gradient.
+static void qlora__block_dots(const qlora__attention_job* job, const qlora__attention_room* room,
+                              const qlora__query_block* b, const QLORA__REAL* d_o) {
+    const qlora__attention* a = job->a;
+    QLORA__REAL o_room[QLORA__HEAD_MAX];
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t head = b->head + r / b->queries;
+        int64_t i = b->first + r % b->queries;
+        const QLORA__REAL* o = qlora__row_in(job->rows, a->o, i, head * a->hd, a->hd, o_room);
+        QLORA__REAL dot = (QLORA__REAL)job->rows->dot(d_o + r * room->width, o, a->hd, 0);
+        a->dots[head * a->tokens + i] = dot;
+    }
+}
+
+// Probabilities and gradients of scores [from, to) of a row of `n`; the others become 0. lse and
+// dot belong to the elements from `from` on.
+static void qlora__block_scores(const qlora__attention_job* job, QLORA__REAL* s, QLORA__REAL* dp,
+                                const QLORA__REAL* lse, const QLORA__REAL* dot, int64_t n) {
+    qlora__score_row row;
+    row.s = s;
+    row.dp = dp;
+    row.lse = lse;
+    row.dot = dot;
+    row.cap = (QLORA__REAL)job->a->cap;
+    row.n = n;
+    row.p = s;
+    row.ds = dp;
+    if (row.cap > 0) {
+        job->rows->point[QLORA__POINT_CAP](s, NULL, row.cap, n, s);
+    }
+    job->rows->scores(&row);
+}
+
+// The gradients of the scores of a block of queries against n keys from j on, in room->dp.
+static void qlora__block_score_rows(const qlora__attention_job* job,
+                                    const qlora__attention_room* room, const qlora__query_block* b,
+                                    int64_t j, int64_t n) {
+    const qlora__attention* a = job->a;
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t head = b->head + r / b->queries;
+        int64_t i = b->first + r % b->queries;
+        QLORA__REAL* s = room->s + r * QLORA__BLOCK;
+        QLORA__REAL* dp = room->dp + r * QLORA__BLOCK;
+        int64_t from = 0;
+        int64_t to = 0;
+        qlora__block_seen(a, i, j, n, &from, &to);
+        if (to > from) {
+            qlora__point_fn fill = job->rows->point[QLORA__POINT_FILL];
+            fill(NULL, NULL, qlora__at(a->lse, head, i), to - from, room->lse);
+            fill(NULL, NULL, a->dots[head * a->tokens + i], to - from, room->dot);
+            qlora__block_scores(job, s + from, dp + from, room->lse, room->dot, to - from);
+        }
+        qlora__block_clear(dp, 0, from);
+        qlora__block_clear(dp, to, n);
+    }
+}
+
+// room->at: 0 q, 1 do, 2 k, 3 k transposed, 4 v, 5 v transposed, 6 sums of dq.
+static void qlora__block_dq(const qlora__attention_job* job, const qlora__attention_room* room,
+                            const qlora__query_block* b, int64_t begin) {
+    const qlora__attention* a = job->a;
+    int64_t kv_head = b->head / (a->heads / a->kv_heads);
+    int64_t width = room->width;
+    int64_t end = b->first + b->queries;
+    qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[0]);
+    qlora__block_queries(job, a->d_o, b, 1, width, room->at[1]);
+    qlora__block_dots(job, room, b, room->at[1]);
+    qlora__block_clear(room->at[6], 0, QLORA__BLOCK * width);
+    for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
+        int64_t n = qlora__min(QLORA__BLOCK, end - j);
+        qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[2]);
+        qlora__block_transpose(room->at[2], n, a->hd, width, room->at[3]);
+        qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
+        qlora__block_transpose(room->at[4], n, a->hd, width, room->at[5]);
+        qlora__block_multiply(job, b->rows, n, a->hd, room->at[0], width, room->at[3], QLORA__BLOCK,
+                              room->s, QLORA__BLOCK, false);
+        qlora__block_multiply(job, b->rows, n, a->hd, room->at[1], width, room->at[5], QLORA__BLOCK,
+                              room->dp, QLORA__BLOCK, false);
+        qlora__block_score_rows(job, room, b, j, n);
+        qlora__block_multiply(job, b->rows, width, n, room->dp, QLORA__BLOCK, room->at[2], width,
+                              room->at[6], width, true);
+    }
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t col = (b->head + r / b->queries) * a->hd;
+        int64_t i = b->first + r % b->queries;
+        QLORA__REAL* dq = qlora__row_room(a->dq, i, col, room->at[0]);
+        job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * width, NULL, (QLORA__REAL)a->scale,
+                                             a->hd, dq);
+        qlora__row_done(job->rows, a->dq, i, col, a->hd, dq);
+    }
+}
+
+// The probabilities (room->s) and gradients of scores (room->dp) of n keys from j on, one row for
+// each key, against a block of queries.
+static void qlora__block_score_columns(const qlora__attention_job* job,
+                                       const qlora__attention_room* room,
+                                       const qlora__query_block* b, int64_t j, int64_t n) {
+    const qlora__attention* a = job->a;
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t head = b->head + r / b->queries;
+        int64_t i = b->first + r % b->queries;
+        room->lse[r] = qlora__at(a->lse, head, i);
+        room->dot[r] = a->dots[head * a->tokens + i];
+    }
+    for (int64_t r = 0; r < n; r++) {
+        QLORA__REAL* s = room->s + r * QLORA__BLOCK;
+        QLORA__REAL* dp = room->dp + r * QLORA__BLOCK;
+        int64_t key = j + r;
+        int64_t from = qlora__min(qlora__max(0, key - b->first), b->queries);
+        int64_t to = b->queries;
+        if (a->window > 0) {
+            to = qlora__max(from, qlora__min(to, key + a->window - b->first));
+        }
+        for (int64_t h = 0; h < b->heads; h++) {
+            int64_t at = h * b->queries;
+            if (to > from) {
+                qlora__block_scores(job, s + at + from, dp + at + from, room->lse + at + from,
+                                    room->dot + at + from, to - from);
+            }
+            qlora__block_clear(s, at, at + from);
+            qlora__block_clear(s, at + to, at + b->queries);
+            qlora__block_clear(dp, at, at + from);
+            qlora__block_clear(dp, at + to, at + b->queries);
+        }
+    }
+}
+
+// Adds the share of a block of queries to dk and dv of n keys from j on.
+// room->at: 0 k, 1 v, 2 sums of dk, 3 sums of dv, 4 q, 5 do, 6 q transposed, 7 do transposed.
+static void qlora__block_dkv_share(const qlora__attention_job* job,
+                                   const qlora__attention_room* room, const qlora__query_block* b,
+                                   int64_t j, int64_t n) {
+    const qlora__attention* a = job->a;
+    int64_t width = room->width;
+    qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[4]);
+    qlora__block_queries(job, a->d_o, b, 1, width, room->at[5]);
+    qlora__block_transpose(room->at[4], b->rows, a->hd, width, room->at[6]);
+    qlora__block_transpose(room->at[5], b->rows, a->hd, width, room->at[7]);
+    qlora__block_multiply(job, n, b->rows, a->hd, room->at[0], width, room->at[6], QLORA__BLOCK,
+                          room->s, QLORA__BLOCK, false);
+    qlora__block_multiply(job, n, b->rows, a->hd, room->at[1], width, room->at[7], QLORA__BLOCK,
+                          room->dp, QLORA__BLOCK, false);
+    qlora__block_score_columns(job, room, b, j, n);
+    qlora__block_multiply(job, n, width, b->rows, room->dp, QLORA__BLOCK, room->at[4], width,
+                          room->at[2], width, true);
+    qlora__block_multiply(job, n, width, b->rows, room->s, QLORA__BLOCK, room->at[5], width,
+                          room->at[3], width, true);
+}
+
+// Queries per head in a block.
+static int64_t qlora__block_queries_per_head(const qlora__attention* a) {
+    return QLORA__BLOCK / qlora__min(a->heads / a->kv_heads, QLORA__BLOCK_HEADS);
+}
+
+// The keys [j, j + n) of a sequence that ends at `end`.
+static void qlora__block_dkv(const qlora__attention_job* job, const qlora__attention_room* room,
+                             int64_t kv_head, int64_t j, int64_t n, int64_t end) {
+    const qlora__attention* a = job->a;
+    int64_t group = a->heads / a->kv_heads;
+    int64_t width = room->width;
+    int64_t each = qlora__block_queries_per_head(a);
+    int64_t padded = qlora__block_pad(n, QLORA__BLOCK_ROWS);
+    for (int i = 0; i < 2; i++) {
+        qlora__block_rows(job, i == 0 ? a->k : a->v, j, n, kv_head, 1, width, room->at[i]);
+        qlora__block_clear(room->at[i], n * width, padded * width);
+        qlora__block_clear(room->at[2 + i], 0, QLORA__BLOCK * width);
+    }
+    if (a->window > 0) {
+        end = qlora__min(end, j + n - 1 + a->window);
+    }
+    qlora__query_block b;
+    for (int64_t h = 0; h < group; h += QLORA__BLOCK_HEADS) {
+        b.head = kv_head * group + h;
+        b.heads = qlora__min(QLORA__BLOCK_HEADS, group - h);
+        for (b.first = j; b.first < end; b.first += each) {
+            b.queries = qlora__min(each, end - b.first);
+            b.rows = b.heads * b.queries;
+            qlora__block_dkv_share(job, room, &b, j, n);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        const qlora_tensor* t = i == 0 ? a->dk : a->dv;
+        for (int64_t r = 0; r < n; r++) {
+            QLORA__REAL* to = qlora__row_room(t, j + r, kv_head * a->hd, room->at[0]);
+            memcpy(to, room->at[2 + i] + r * width, (size_t)a->hd * sizeof *to);
+            qlora__row_done(job->rows, t, j + r, kv_head * a->hd, a->hd, to);
+        }
+    }
+}
+
+// Calls job->query for the blocks of queries of one lane: every lanes-th of all.
+static void qlora__attention_query_lanes(void* user, int64_t from, int64_t to) {
+    const qlora__attention_job* job = (const qlora__attention_job*)user;
+    const qlora__attention* a = job->a;
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    int64_t group = a->heads / a->kv_heads;
+    int64_t each = qlora__block_queries_per_head(a);
+    for (int64_t lane = from; lane < to; lane++) {
+        qlora__attention_room room = qlora__attention_room_at(job, lane);
+        qlora__query_block b;
+        int64_t turn = 0;
+        for (b.head = 0; b.head < a->heads; b.head += b.heads) {
+            b.heads = qlora__min(QLORA__BLOCK_HEADS, group - b.head % group);
+            for (int64_t s = 0; s < a->n_seqs; s++) {
+                for (b.first = offsets[s]; b.first < offsets[s + 1]; b.first += each) {
+                    b.queries = qlora__min(each, offsets[s + 1] - b.first);
+                    b.rows = b.heads * b.queries;
+                    if (turn++ % job->lanes == lane) {
+                        job->query(job, &room, &b, offsets[s]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+static void qlora__attention_key_lanes(void* user, int64_t from, int64_t to) {
+    const qlora__attention_job* job = (const qlora__attention_job*)user;
+    const qlora__attention* a = job->a;
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    for (int64_t lane = from; lane < to; lane++) {
+        qlora__attention_room room = qlora__attention_room_at(job, lane);
+        int64_t turn = 0;
+        for (int64_t head = 0; head < a->kv_heads; head++) {
+            for (int64_t s = 0; s < a->n_seqs; s++) {
+                for (int64_t j = offsets[s]; j < offsets[s + 1]; j += QLORA__BLOCK) {
+                    if (turn++ % job->lanes == lane) {
+                        qlora__block_dkv(job, &room, head, j,
+                                         qlora__min(QLORA__BLOCK, offsets[s + 1] - j),
+                                         offsets[s + 1]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Tokens after the last sequence get 0 in every tensor that is not NULL.
+static void qlora__attention_tail(const qlora__attention* a, const qlora_tensor* t, int64_t heads) {
+    for (int64_t i = ((const int32_t*)a->seqs->data)[a->n_seqs]; i < a->tokens; i++) {
+        for (int64_t head = 0; head < heads; head++) {
+            qlora__head_put(t, i, head, a->hd, NULL, 0);
+        }
+    }
+}
+
+// Several lanes for each thread, so that a thread with long blocks does not hold up the others; as
+// many as the scratch memory has room for.
+static qlora_result qlora__attention_lanes(qlora_ctx* ctx, const qlora__attention* a,
+                                           qlora__attention_job* job) {
+    size_t bytes = qlora__attention_room_bytes(a->hd);
+    int64_t fit = (int64_t)(qlora__scratch_free(ctx) / bytes);
+    void* rooms = NULL;
+    job->a = a;
+    job->rows = qlora__rows_of(ctx);
+    job->query = NULL;
+    job->lanes = qlora__max(1, qlora__min(fit, 4 * (int64_t)ctx->desc.threads));
+    QLORA__TRY(qlora__scratch(ctx, (size_t)job->lanes * bytes, &rooms));
+    job->rooms = (char*)rooms;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_forward_blocks(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_job job;
+    QLORA__TRY(qlora__attention_lanes(ctx, a, &job));
+    job.query = qlora__block_forward;
+    qlora__parallel(ctx, job.lanes, 1, qlora__attention_query_lanes, &job);
+    qlora__attention_tail(a, a->o, a->heads);
+    for (int64_t i = ((const int32_t*)a->seqs->data)[a->n_seqs]; i < a->tokens; i++) {
+        for (int64_t head = 0; head < a->heads; head++) {
+            qlora__put(a->lse, head, i, 0);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_backward_blocks(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_job job;
+    QLORA__TRY(qlora__attention_lanes(ctx, a, &job));
+    job.query = qlora__block_dq;
+    qlora__parallel(ctx, job.lanes, 1, qlora__attention_query_lanes, &job);
+    qlora__parallel(ctx, job.lanes, 1, qlora__attention_key_lanes, &job);
+    qlora__attention_tail(a, a->dq, a->heads);
+    qlora__attention_tail(a, a->dk, a->kv_heads);
+    qlora__attention_tail(a, a->dv, a->kv_heads);
+    return QLORA_OK;
+}
+
+//@@ src/ops/attention.h
+
+// ---- attention: the operator --------------------------------------------------------------------
+
+#define QLORA__BESIDE_DQ (QLORA__BESIDE_SLOTS - 1)
 #define QLORA__ATTENTION_GRAIN 16
 
 static qlora_result qlora__attention_forward_cpu(qlora_ctx* ctx, qlora__attention* a) {
     QLORA__TRY(qlora__sequences_check(ctx, a));
+    if (qlora__rows_of(ctx)->product != NULL) {
+        return qlora__attention_forward_blocks(ctx, a);
+    }
     qlora__parallel(ctx, a->heads * a->tokens, QLORA__ATTENTION_GRAIN,
                     qlora__attention_forward_items, a);
     return QLORA_OK;
@@ -19101,6 +22856,9 @@ static qlora_result qlora__attention_backward_cpu(qlora_ctx* ctx, qlora__attenti
     void* dots = NULL;
     QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * sizeof(QLORA__REAL), &dots));
     a->dots = (QLORA__REAL*)dots;
+    if (qlora__rows_of(ctx)->product != NULL) {
+        return qlora__attention_backward_blocks(ctx, a);
+    }
     qlora__parallel(ctx, a->heads * a->tokens, QLORA__ATTENTION_GRAIN, qlora__attention_dq_items,
                     a);
     qlora__parallel(ctx, a->kv_heads * a->tokens, QLORA__ATTENTION_GRAIN,
@@ -19119,13 +22877,21 @@ typedef struct qlora__attention_kernel {
     uint32_t shared;
 } qlora__attention_kernel;
 
+// What the kernels of a path take. All but the last need heads that start at multiples of 16 bytes.
+typedef enum qlora__attention_takes {
+    QLORA__TAKES_MAPS, // its own head size, as tensor maps, on a device with warpgroup instructions
+    QLORA__TAKES_EXACT,  // its own head size
+    QLORA__TAKES_PADDED, // and smaller ones
+    QLORA__TAKES_CAPPED, // and capped scores
+    QLORA__TAKES_ALL
+} qlora__attention_takes;
+
 typedef struct qlora__attention_path {
     qlora_dtype dtype;
-    int64_t hd;     // 0 = any up to 256
+    int64_t hd;
     int capability; // minimum compute capability
-    bool aligned;   // rows must start at multiples of 16 bytes
-    bool caps;      // can limit scores
-    uint32_t need;  // condition in the registry, for pre-warm
+    qlora__attention_takes takes;
+    uint32_t need; // condition in the registry, for pre-warm
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
@@ -19134,21 +22900,54 @@ typedef struct qlora__attention_path {
 } qlora__attention_path;
 
 // clang-format off
-// The first row that fits is used. The comments in kernels/attn_tc.cuh explain the shared memory.
+// The first row that fits is used. The comments in kernels/attn_tc.cuh and kernels/attn_wg.cuh
+// explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
-    {QLORA_BF16, 64, 80, true, false, QLORA__NEED_HEAD64,
+    {QLORA_BF16, 64, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD64WG,
+     {QLORA__K_attn64_wg_fwd, 128, 384, 82944}, {QLORA__K_attn64_wg_stats, 32, 256, 0},
+     {QLORA__K_attn64_wg_bwd_kv, 128, 384, 66560}, {QLORA__K_attn64_wg_bwd_q, 128, 384, 66560},
+     {QLORA__K_attn64_wg_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 128, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD128WG,
+     {QLORA__K_attn128_wg_fwd, 128, 384, 164864}, {QLORA__K_attn128_wg_stats, 16, 256, 0},
+     {QLORA__K_attn128_wg_bwd_kv, 128, 384, 132096}, {QLORA__K_attn128_wg_bwd_q, 128, 384, 132096},
+     {QLORA__K_attn128_wg_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 32, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD32,
+     {QLORA__K_attn32_fwd, 128, 128, 30720}, {QLORA__K_attn32_stats, 64, 256, 0},
+     {QLORA__K_attn32_bwd_kv, 64, 128, 39936}, {QLORA__K_attn32_bwd_q, 128, 128, 40960},
+     {QLORA__K_attn32_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 64, 80, QLORA__TAKES_EXACT, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
      {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536},
      {QLORA__K_attn64_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 128, 80, true, false, QLORA__NEED_HEAD128,
+    {QLORA_BF16, 80, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD80,
+     {QLORA__K_attn80_fwd, 128, 128, 45056}, {QLORA__K_attn80_stats, 128, 256, 0},
+     {QLORA__K_attn80_bwd_kv, 64, 128, 76800}, {QLORA__K_attn80_bwd_q, 128, 128, 90112},
+     {QLORA__K_attn80_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 96, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD96,
+     {QLORA__K_attn96_fwd, 128, 128, 79872}, {QLORA__K_attn96_stats, 64, 256, 0},
+     {QLORA__K_attn96_bwd_kv, 64, 128, 89088}, {QLORA__K_attn96_bwd_q, 128, 128, 79872},
+     {QLORA__K_attn96_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 128, 80, QLORA__TAKES_EXACT, QLORA__NEED_HEAD128,
      {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
      {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304},
      {QLORA__K_attn128_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 0, 75, false, true, QLORA__NEED_HEADANY,
+    {QLORA_BF16, 128, 80, QLORA__TAKES_CAPPED, QLORA__NEED_HEAD128CAP,
+     {QLORA__K_attn128c_fwd, 128, 128, 65536}, {QLORA__K_attn128c_stats, 16, 256, 0},
+     {QLORA__K_attn128c_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128c_bwd_q, 128, 128, 98304},
+     {QLORA__K_attn128c_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 192, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD192,
+     {QLORA__K_attn192_fwd, 64, 128, 73728}, {QLORA__K_attn192_stats, 32, 256, 0},
+     {QLORA__K_attn192_bwd_kv, 64, 256, 156672}, {QLORA__K_attn192_bwd_q, 64, 128, 98304},
+     {QLORA__K_attn192_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 256, 80, QLORA__TAKES_CAPPED, QLORA__NEED_HEAD256,
+     {QLORA__K_attn256_fwd, 64, 128, 98304}, {QLORA__K_attn256_stats, 16, 256, 0},
+     {QLORA__K_attn256_bwd_kv, 32, 128, 100864}, {QLORA__K_attn256_bwd_q, 64, 128, 98304},
+     {QLORA__K_attn256_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 0, 75, QLORA__TAKES_ALL, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
-    {QLORA_F32, 0, 75, false, true, QLORA__NEED_HEADANY,
+    {QLORA_F32, 0, 75, QLORA__TAKES_ALL, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
@@ -19159,13 +22958,25 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
     return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
 }
 
+static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_path* p, int64_t hd,
+                                  bool aligned, bool capped) {
+    if (p->takes == QLORA__TAKES_ALL) {
+        return true;
+    }
+    bool exact = p->takes == QLORA__TAKES_EXACT || p->takes == QLORA__TAKES_MAPS;
+    // No other kernel of a path needs more shared memory than kv does where it does not fit.
+    return aligned && (exact ? hd == p->hd : hd <= p->hd) &&
+           (!capped || p->takes == QLORA__TAKES_CAPPED) &&
+           (p->takes != QLORA__TAKES_MAPS || qlora__has_warpgroups(ctx)) &&
+           p->kv.shared <= (uint32_t)ctx->gpu->max_shared;
+}
+
 // Finds the first row of the table that fits.
 static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
                                                           int64_t hd, bool aligned, bool capped) {
     const qlora__attention_path* p = qlora__attention_paths;
-    while (p->dtype != dtype || (p->hd != 0 && p->hd != hd) ||
-           !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned) ||
-           (capped && !p->caps)) {
+    while (p->dtype != dtype || !qlora__gpu_takes(ctx, p->capability) ||
+           !qlora__attention_fits(ctx, p, hd, aligned, capped)) {
         p++; // the last row for each dtype always fits
     }
     return p;
@@ -19174,7 +22985,7 @@ static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, 
 static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx,
                                                             const qlora__attention* a) {
     const qlora_tensor* all[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
-    bool aligned = true;
+    bool aligned = a->hd % 8 == 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         aligned = aligned && qlora__attention_aligned(all[i]);
     }
@@ -19185,7 +22996,7 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
 // without a cap.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
                                                     int64_t hd, bool capped) {
-    return qlora__attention_find(ctx, dtype, hd, true, capped)->need;
+    return qlora__attention_find(ctx, dtype, hd, hd % 8 == 0, capped)->need;
 }
 
 // Kernels count tokens, heads and offsets in 32 bits.
@@ -19268,56 +23079,157 @@ static qlora_result qlora__attention_sum(qlora_ctx* ctx, const qlora__attention_
     return qlora__launch(ctx, path->sum.id, blocks, 2, 1, path->sum.threads, 0, args);
 }
 
+// The operands of a launch. Kernels that take tensor maps have them in the places of q, k, v and
+// d_o, one for each number of rows that is copied at a time.
+typedef struct qlora__attention_operands {
+    const qlora__attention_path* path;
+    qlora__attention_numbers n;
+    qlora_tensor in[4];  // q, k, v, d_o
+    qlora_tensor out[4]; // o, dq, dk, dv
+    void* lse;
+    void* seqs;
+    void* stats;
+    void* parts;
+    int32_t each;
+    qlora__tensor_map kept[4];     // boxes of 128 rows
+    qlora__tensor_map streamed[4]; // boxes of 64 rows
+} qlora__attention_operands;
+
+static qlora_result qlora__attention_maps_make(qlora_ctx* ctx, const qlora__attention* a,
+                                               qlora__attention_operands* x) {
+    const qlora_tensor* in[4] = {a->q, a->k, a->v, a->d_o};
+    for (int i = 0; i < 4 && in[i] != NULL; i++) {
+        const qlora_tensor* t = in[i];
+        QLORA__TRY(qlora__tensor_map_make(ctx, t->data, t->rows, t->cols, t->ld, 128, &x->kept[i]));
+        QLORA__TRY(
+            qlora__tensor_map_make(ctx, t->data, t->rows, t->cols, t->ld, 64, &x->streamed[i]));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_operands_make(qlora_ctx* ctx, const qlora__attention* a,
+                                                   qlora__attention_operands* x) {
+    const qlora_tensor* in[4] = {a->q, a->k, a->v, a->d_o};
+    const qlora_tensor* out[4] = {a->o, a->dq, a->dk, a->dv};
+    memset(x, 0, sizeof *x);
+    x->path = qlora__attention_choose(ctx, a);
+    x->n = qlora__attention_narrow(a);
+    for (int i = 0; i < 4; i++) {
+        if (in[i] != NULL) {
+            x->in[i] = *in[i];
+        }
+        if (out[i] != NULL) {
+            x->out[i] = *out[i];
+        }
+    }
+    x->lse = a->lse->data;
+    x->seqs = a->seqs->data;
+    return x->path->takes == QLORA__TAKES_MAPS ? qlora__attention_maps_make(ctx, a, x) : QLORA_OK;
+}
+
+// Appends the operands q, k, v and, backward, d_o to the arguments; returns their number. Bit i of
+// `kept` is set if the block keeps operand i, which it copies in boxes of 128 rows.
+static int qlora__attention_inputs(qlora__attention_operands* x, int count, unsigned kept,
+                                   void** args) {
+    int used = 0;
+    for (int i = 0; i < count; i++) {
+        if (x->path->takes == QLORA__TAKES_MAPS) {
+            bool whole = (kept >> i & 1u) != 0;
+            args[used++] = qlora__tensor_map_place(whole ? &x->kept[i] : &x->streamed[i]);
+        } else {
+            args[used++] = &x->in[i].data;
+            args[used++] = &x->in[i].ld;
+        }
+    }
+    return used;
+}
+
+// Appends the offsets, sizes and factors that every kernel takes after its matrices.
+static int qlora__attention_sizes(qlora__attention* a, qlora__attention_operands* x, void** args) {
+    bool maps = x->path->takes == QLORA__TAKES_MAPS;
+    qlora__attention_numbers* n = &x->n;
+    int used = 0;
+    args[used++] = &x->seqs;
+    args[used++] = &n->n_seqs;
+    args[used++] = &n->tokens;
+    args[used++] = &n->heads;
+    args[used++] = &n->kv_heads;
+    if (!maps) {
+        args[used++] = &n->hd;
+    }
+    args[used++] = &n->window;
+    args[used++] = &a->scale;
+    if (!maps) {
+        args[used++] = &n->half;
+    }
+    return used;
+}
+
+#define QLORA__ATTENTION_ARGS 32
+
 static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attention* a) {
-    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
-    qlora__attention_numbers n = qlora__attention_narrow(a);
-    qlora_tensor q = *a->q;
-    qlora_tensor k = *a->k;
-    qlora_tensor v = *a->v;
-    qlora_tensor o = *a->o;
-    void* lse = a->lse->data;
-    void* seqs = a->seqs->data;
-    void* args[] = {&q.data, &q.ld,     &k.data,   &k.ld,     &v.data,   &v.ld,    &o.data,
-                    &o.ld,   &lse,      &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
-                    &n.hd,   &n.window, &a->scale, &n.half,   &a->cap};
-    return qlora__attention_launch(ctx, &path->forward, a, a->heads, 1, args);
+    qlora__attention_operands x;
+    QLORA__TRY(qlora__attention_operands_make(ctx, a, &x));
+    void* args[QLORA__ATTENTION_ARGS];
+    int used = qlora__attention_inputs(&x, 3, 7, args);
+    args[used++] = &x.out[0].data;
+    args[used++] = &x.out[0].ld;
+    args[used++] = &x.lse;
+    used += qlora__attention_sizes(a, &x, args + used);
+    args[used++] = &a->cap;
+    return qlora__attention_launch(ctx, &x.path->forward, a, a->heads, 1, args);
+}
+
+static qlora_result qlora__attention_stats(qlora_ctx* ctx, const qlora__attention* a,
+                                           qlora__attention_operands* x) {
+    const qlora__attention_kernel* kernel = &x->path->stats;
+    void* args[] = {&x->out[0].data, &x->out[0].ld, &x->in[3].data, &x->in[3].ld, &x->lse,
+                    &x->stats,       &x->n.tokens,  &x->n.hd,       &x->n.half};
+    return qlora__launch(ctx, kernel->id, qlora__ceil_div(a->tokens, kernel->rows), a->heads, 1,
+                         kernel->threads, kernel->shared, args);
+}
+
+static qlora_result qlora__attention_backward_q(qlora_ctx* ctx, qlora__attention* a,
+                                                qlora__attention_operands* x) {
+    void* args[QLORA__ATTENTION_ARGS];
+    int used = qlora__attention_inputs(x, 4, 9, args); // keeps q and d_o
+    args[used++] = &x->stats;
+    args[used++] = &x->out[1].data;
+    args[used++] = &x->out[1].ld;
+    used += qlora__attention_sizes(a, x, args + used);
+    args[used++] = &a->cap;
+    return qlora__attention_launch(ctx, &x->path->q, a, a->heads, 1, args);
+}
+
+static qlora_result qlora__attention_backward_kv(qlora_ctx* ctx, qlora__attention* a,
+                                                 qlora__attention_operands* x, int64_t shares) {
+    void* args[QLORA__ATTENTION_ARGS];
+    int used = qlora__attention_inputs(x, 4, 6, args); // keeps k and v
+    args[used++] = &x->stats;
+    args[used++] = &x->out[2].data;
+    args[used++] = &x->out[2].ld;
+    args[used++] = &x->out[3].data;
+    args[used++] = &x->out[3].ld;
+    used += qlora__attention_sizes(a, x, args + used);
+    args[used++] = &x->parts; // attn_f32 has no shares and ignores this and the next
+    args[used++] = &x->each;
+    args[used++] = &a->cap;
+    return qlora__attention_launch(ctx, &x->path->kv, a, a->kv_heads, shares, args);
 }
 
 static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attention* a) {
-    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
-    qlora__attention_numbers n = qlora__attention_narrow(a);
-    void* stats = NULL;
-    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &stats));
+    qlora__attention_operands x;
+    QLORA__TRY(qlora__attention_operands_make(ctx, a, &x));
+    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &x.stats));
     qlora__attention_shares shares;
-    QLORA__TRY(qlora__attention_share(ctx, path, a, &shares));
-    qlora_tensor q = *a->q;
-    qlora_tensor k = *a->k;
-    qlora_tensor v = *a->v;
-    qlora_tensor o = *a->o;
-    qlora_tensor d_o = *a->d_o;
-    qlora_tensor dq = *a->dq;
-    qlora_tensor dk = *a->dk;
-    qlora_tensor dv = *a->dv;
-    void* lse = a->lse->data;
-    void* seqs = a->seqs->data;
-    void* stats_args[] = {&o.data, &o.ld,     &d_o.data, &d_o.ld, &lse,
-                          &stats,  &n.tokens, &n.hd,     &n.half};
-    QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
-                             a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
-    void* parts = shares.parts; // attn_f32 has no shares and ignores the last two
-    void* kv_args[] = {&q.data,   &q.ld,     &k.data,     &k.ld,        &v.data,
-                       &v.ld,     &d_o.data, &d_o.ld,     &stats,       &dk.data,
-                       &dk.ld,    &dv.data,  &dv.ld,      &seqs,        &n.n_seqs,
-                       &n.tokens, &n.heads,  &n.kv_heads, &n.hd,        &n.window,
-                       &a->scale, &n.half,   &parts,      &shares.each, &a->cap};
-    void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
-                      &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
-                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half,   &a->cap};
+    QLORA__TRY(qlora__attention_share(ctx, x.path, a, &shares));
+    x.parts = shares.parts;
+    x.each = shares.each;
+    QLORA__TRY(qlora__attention_stats(ctx, a, &x));
     QLORA__TRY(qlora__beside_begin(ctx));
-    QLORA__TRY(qlora__beside_end(ctx, QLORA__BESIDE_DQ,
-                                 qlora__attention_launch(ctx, &path->q, a, a->heads, 1, q_args)));
-    QLORA__TRY(qlora__attention_launch(ctx, &path->kv, a, a->kv_heads, shares.count, kv_args));
-    QLORA__TRY(qlora__attention_sum(ctx, path, a, &shares));
+    QLORA__TRY(qlora__beside_end(ctx, QLORA__BESIDE_DQ, qlora__attention_backward_q(ctx, a, &x)));
+    QLORA__TRY(qlora__attention_backward_kv(ctx, a, &x, shares.count));
+    QLORA__TRY(qlora__attention_sum(ctx, x.path, a, &shares));
     return qlora__beside_wait(ctx, 1u << QLORA__BESIDE_DQ);
 }
 
@@ -19602,10 +23514,9 @@ typedef struct qlora__pair {
 
 static void qlora__cast_rows(void* user, int64_t begin, int64_t end) {
     const qlora__pair* p = (const qlora__pair*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(p->x->owner);
     for (int64_t i = begin; i < end; i++) {
-        for (int64_t j = 0; j < p->x->cols; j++) {
-            qlora__put(p->y, i, j, qlora__at(p->x, i, j));
-        }
+        qlora__row_convert(rows, p->x, i, 0, p->x->cols, p->y, i, 0);
     }
 }
 
@@ -19701,10 +23612,9 @@ static qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t
     }
     void* data = y->data;
     void* args[] = {&data, &n, &job.key[0], &job.key[1], &job.stream, &job.step};
-    return qlora__launch(ctx,
-                         y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32
-                                               : QLORA__K_random_normal_bf16,
-                         qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
+    return qlora__launch(
+        ctx, y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32 : QLORA__K_random_normal_bf16,
+        qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
 }
 
 qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream, float deviation,
@@ -21666,17 +25576,23 @@ static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
 // Reports the smallest plan that the settings allow. It suggests nothing: a smaller setting would
 // have to be planned before it is known to fit.
 static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
+    static const char* const units[] = {"GiB", "MiB", "KiB"};
     const qlora_plan* p = &m->plan;
-    double gib = 1073741824.0;
     bool all = p->recompute_layers == p->config.layers;
     uint64_t other = p->workspace + p->head + p->generation + p->batches + p->cache + p->context;
+    double unit = 1073741824.0;
+    int k = 0;
+    for (; k < 2 && (double)bytes < 0.1 * unit; k++) { // small amounts would be printed as 0.00
+        unit /= 1024.0;
+    }
     return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                       "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
+                       "the model needs %.2f %s%s, but only %.2f %s are available (base %.2f, "
                        "adapters and optimizer %.2f, activations %.2f, other %.2f)",
-                       (double)(p->total + p->context) / gib,
-                       all ? " even with every layer recomputed" : "", (double)bytes / gib,
-                       (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
-                       (double)p->activations / gib, (double)other / gib);
+                       (double)(p->total + p->context) / unit, units[k],
+                       all ? " even with every layer recomputed" : "", (double)bytes / unit,
+                       units[k], (double)p->base / unit,
+                       (double)(p->adapters + p->optimizer) / unit, (double)p->activations / unit,
+                       (double)other / unit);
 }
 
 // Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
@@ -22153,6 +26069,28 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &m->head));
     }
     return qlora__sync(ctx);
+}
+
+// Checks the large tensors before memory for them is allocated: a config that promises more than
+// its files contain must not cost anything.
+static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
+    const qlora__folder* folder = NULL;
+    const qlora__st_tensor* t = NULL;
+    const qlora_model_config* c = &m->plan.config;
+    QLORA__TRY(qlora__source_folder(ctx, m, m->dir, &folder));
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, "model.embed_tokens.weight", c->vocab,
+                                  c->hidden, &t));
+    for (int64_t l = 0; l < c->layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            qlora__linear_source source;
+            char name[200];
+            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
+                     m->arch->layout->rows[i].module);
+            QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+        }
+    }
+    return QLORA_OK;
 }
 
 static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
@@ -22951,29 +26889,41 @@ static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_
     return v;
 }
 
-// Attention of one query, at position pass->first, over the cache. Query heads that share a key
-// head are the rows of one matrix, so that one product per key head is enough:
+// A single row of a tensor.
+static qlora_tensor qlora__one_row(const qlora_tensor* t, int64_t row) {
+    qlora_tensor v = *t;
+    size_t offset = (size_t)(row * t->ld) * qlora_dtype_bytes(t->dtype);
+    v.data = (char*)t->data + offset;
+    v.bytes = t->bytes > offset ? t->bytes - offset : 0;
+    v.rows = 1;
+    return v;
+}
+
+// Attention of one query, row `row` of the pass, over the cache. Query heads that share a key head
+// are the rows of one matrix, so that one product per key head is enough:
 //
 //   s = scale q K^T, with the cap of the family; p = softmax(s), o = p V
 //
 // over the positions within the window of the layer.
-static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
+static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index, int64_t row) {
     qlora_ctx* ctx = pass->ctx;
-    int64_t position = pass->first;
+    int64_t position = pass->first + row;
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     const qlora_model_config* c = &m->plan.config;
     int64_t d = c->head_dim;
     int64_t group = c->heads / c->kv_heads;
     qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor query = qlora__one_row(&heads.q, row);
+    qlora_tensor output = qlora__one_row(&layer->kept.o, row);
     int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
     int64_t seen = qlora__min(position + 1, window);
     qlora_tensor rows = qlora__cache_rows(m, index, position + 1 - seen, seen);
     qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
     qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
     qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
-    qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
-    qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
+    qlora_tensor q = qlora__as_heads(&query, c->kv_heads, group * d, group, d, d);
+    qlora_tensor o = qlora__as_heads(&output, c->kv_heads, group * d, group, d, d);
     qlora_tensor s =
         qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen, m->scores.ld);
     qlora_tensor p = qlora__as_heads(&m->chances, c->kv_heads, group * m->chances.ld, group, seen,
@@ -23018,17 +26968,21 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     return qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
 }
 
-// When decoding, several rows are the beginning of a text and see only each other; a single row
-// sees the cache.
+// When decoding, several rows at the beginning of a text see only each other. Rows that continue a
+// text see the cache, which already has the keys and values of all of them: one query at a time.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
     QLORA__TRY(qlora__layer_qkv(pass, layer));
     if (pass->decoding) {
-        QLORA_ASSERT(pass->first == 0 || pass->rows == 1);
         QLORA__TRY(qlora__cache_store(pass, index));
     }
-    return pass->decoding && pass->rows == 1 ? qlora__cache_attention(pass, index)
-                                             : qlora__layer_attention(pass, layer);
+    if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
+        return qlora__layer_attention(pass, layer);
+    }
+    for (int64_t row = 0; row < pass->rows; row++) {
+        QLORA__TRY(qlora__cache_attention(pass, index, row));
+    }
+    return QLORA_OK;
 }
 
 // Leaves the input of the next layer, or of the head, in m->x.
@@ -23811,6 +27765,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.purpose is QLORA_PURPOSE_ADAPTER, but desc.adapter is NULL");
     }
+    QLORA__TRY(qlora__computes(m) && m->dir != NULL ? qlora__load_check(ctx, m) : QLORA_OK);
     QLORA__TRY(qlora__model_warm_kernels(ctx, m));
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
     qlora__model_layout(m, (char*)m->arena->data);
@@ -24708,12 +28663,6 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
     return QLORA_OK;
 }
 
-// The architecture of the GGUF file of the base, with which llama.cpp compares that of the adapter.
-static const char* qlora__gguf_base(const qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
-    return c->wrapped && c->family == QLORA_FAMILY_MISTRAL ? "mistral3" : m->arch->gguf;
-}
-
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
@@ -24733,7 +28682,9 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
         qlora__gguf_writer w;
         qlora__adapter_defaults(m, &rank, &alpha);
         alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
-        r = qlora__gguf_begin(&ctx->env, path, qlora__gguf_base(m), alpha, entries, count, &w);
+        // llama.cpp compares the architecture with that of the base.
+        r = qlora__gguf_begin(&ctx->env, path, qlora__arch_gguf(m->arch, &m->plan.config), alpha,
+                              entries, count, &w);
         if (r == QLORA_OK) {
             r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
             if (r == QLORA_OK) {
@@ -25927,7 +29878,7 @@ static void qlora__merge_put_bool(qlora__merge_file* f, const char* key, bool va
     qlora__string_add(&f->values, &byte, 1);
 }
 
-// The ids that the config names.
+// The ids that the config names. llama.cpp ends a text at three of them.
 static void qlora__merge_put_ids(qlora__merge_file* f) {
     const qlora_model_config* c = &f->g->m->plan.config;
     const struct {
@@ -25936,7 +29887,12 @@ static void qlora__merge_put_ids(qlora__merge_file* f) {
     } ids[] = {{"tokenizer.ggml.bos_token_id", c->bos_id},
                {"tokenizer.ggml.eos_token_id", c->stop_count > 0 ? c->stop_ids[0] : -1},
                {"tokenizer.ggml.eot_token_id", c->stop_count > 1 ? c->stop_ids[1] : -1},
+               {"tokenizer.ggml.eom_token_id", c->stop_count > 2 ? c->stop_ids[2] : -1},
                {"tokenizer.ggml.padding_token_id", c->pad_id}};
+    if (c->stop_count > 3) {
+        QLORA__LOG(f->g->ctx, WARN, MODEL,
+                   "the model has %d stop ids; a GGUF file holds three of them", c->stop_count);
+    }
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
         if (ids[i].id >= 0) {
             qlora__merge_put_u32(f, ids[i].key, ids[i].id);
@@ -26087,10 +30043,14 @@ static void qlora__merge_put_f32(qlora__merge_file* f, const char* key, double v
     qlora__gguf_u32(&f->values, bits);
 }
 
+static const char* qlora__merge_arch(const qlora__merge_file* f) {
+    return qlora__arch_gguf(f->g->m->arch, &f->g->m->plan.config);
+}
+
 // The name of a key of the architecture.
 static const char* qlora__merge_arch_key(const qlora__merge_file* f, const char* name,
                                          char out[128]) {
-    snprintf(out, 128, "%s.%s", f->g->m->arch->gguf, name);
+    snprintf(out, 128, "%s.%s", qlora__merge_arch(f), name);
     return out;
 }
 
@@ -26225,7 +30185,7 @@ static qlora_result qlora__merge_unknown(const qlora__merge_file* f,
                                          const qlora__merge_item* item) {
     return qlora__fail(f->g->ctx, QLORA_ERR_UNSUPPORTED,
                        "%s: %s has no place in a GGUF file of architecture %s", f->g->m->dir,
-                       item->tensor->name, f->g->m->arch->gguf);
+                       item->tensor->name, qlora__merge_arch(f));
 }
 
 // A tensor of a layer: `rest` is its name after the number, such as "mlp.up_proj.weight".
@@ -26303,7 +30263,7 @@ static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
     const char* slash = strrchr(g->m->dir, '/');
     QLORA__TRY(qlora__merge_parts_reserve(f, 2 * (uint64_t)g->count + 2));
     qlora__merge_key(f, "general.architecture", QLORA__GGUF_STRING);
-    qlora__gguf_string(&f->values, g->m->arch->gguf);
+    qlora__gguf_string(&f->values, qlora__merge_arch(f));
     qlora__merge_key(f, "general.type", QLORA__GGUF_STRING);
     qlora__gguf_string(&f->values, "model");
     qlora__merge_key(f, "general.name", QLORA__GGUF_STRING);
@@ -26314,7 +30274,7 @@ static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
         QLORA__LOG(g->ctx, WARN, MODEL,
                    "llama.cpp ignores the window of %lld tokens of this architecture (%s): it "
                    "computes longer texts differently",
-                   (long long)g->m->plan.config.window, g->m->arch->gguf);
+                   (long long)g->m->plan.config.window, qlora__merge_arch(f));
     }
     for (uint32_t i = 0; i < g->count; i++) {
         QLORA__TRY(qlora__merge_add_item(f, &g->items[i]));
@@ -27421,6 +31381,11 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
     qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
 }
 
+// The tier that made the numbers, by name, so that a checkpoint can be read by a person.
+static const char* qlora__state_tier(const qlora_ctx* ctx) {
+    return qlora__on_cpu(ctx) ? ctx->cpu->name : "none";
+}
+
 // Fills the table from the trainer. The caller has set the fields of s that are restored.
 static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     const qlora_model* m = t->m;
@@ -27499,7 +31464,7 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     const qlora_model* m = t->m;
     char path[QLORA__PATH_ROOM];
     char texts[QLORA__STATE_ROWS][24];
-    const char* metadata[2 * QLORA__STATE_ROWS + 1];
+    const char* metadata[2 * QLORA__STATE_ROWS + 3];
     uint64_t hashes[QLORA__CKPT_HASHED];
     qlora__save_list list;
     for (int i = 0; i < QLORA__CKPT_HASHED; i++) {
@@ -27510,7 +31475,9 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
         metadata[2 * i] = s->rows[i].name;
         metadata[2 * i + 1] = texts[i];
     }
-    metadata[2 * s->count] = NULL;
+    metadata[2 * s->count] = "cpu_tier";
+    metadata[2 * s->count + 1] = qlora__state_tier(ctx);
+    metadata[2 * s->count + 2] = NULL;
     QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
     QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 3, &list));
     qlora__trained trained;
@@ -27704,6 +31671,21 @@ static double qlora__state_show(const qlora__state_row* row, int64_t value) {
     return real;
 }
 
+// Another tier rounds differently, so later steps differ in the last bits; nothing else changes.
+// Before there were tiers, checkpoints did not name one, and the CPU had what is now the portable
+// tier. A change of the backend is in the table.
+static void qlora__state_compare_tier(qlora_ctx* ctx, const qlora__st* st) {
+    char text[32];
+    if (!qlora__st_metadata(st, "cpu_tier", text, sizeof text)) {
+        snprintf(text, sizeof text, "%s", qlora__on_cpu(ctx) ? "portable" : "none");
+    }
+    const char* now = qlora__state_tier(ctx);
+    if (strcmp(text, now) != 0 && strcmp(text, "none") != 0 && strcmp(now, "none") != 0) {
+        QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was saved with the CPU tier %s, this trainer has %s",
+                   st->label, text, now);
+    }
+}
+
 // Compares the numbers of a checkpoint with those of the trainer, and takes those that are
 // restored.
 static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, qlora__state* s) {
@@ -27733,6 +31715,7 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
                        qlora__state_show(row, row->value));
         }
     }
+    qlora__state_compare_tier(ctx, st);
     const qlora__st_tensor* record = qlora__st_find(st, "record");
     if (s->step < 0) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: step is %lld; it must not be negative",
@@ -27921,12 +31904,14 @@ struct qlora_generation {
     qlora_generate_desc desc; // its pointers are NULL
     int32_t* stops;           // a copy
     int64_t stop_count;
-    int64_t length;  // tokens in the cache
-    int64_t made;    // new tokens in this turn
-    int32_t waiting; // the last token returned, if it is not in the cache yet; -1 = none
-    bool stopped;    // the turn has ended
-    bool broken;     // a pass failed, so the contents of the cache are unknown
-    char* memory;    // of the arrays below and stops
+    int64_t length;   // tokens in the cache
+    int64_t made;     // new tokens in this turn
+    int64_t computed; // positions that were run, in all turns
+    int32_t waiting;  // the last token returned, if it is not in the cache yet; -1 = none
+    int32_t chosen; // the last token returned, if `logits` are those it was chosen from; -1 = none
+    bool stopped;   // the turn has ended
+    bool broken;    // a pass failed, so the contents of the cache are unknown
+    char* memory;   // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]
     float* weights; // [V], for sampling
@@ -27934,6 +31919,7 @@ struct qlora_generation {
     uint16_t* raw;  // [V]
     uint8_t* seen;  // [V]: 1 if the text contains the token
     int32_t* ints;
+    int32_t* text; // [generate_tokens]: the tokens in the cache
 };
 
 // Orders tokens by weight, largest first, and equal weights by id.
@@ -28011,31 +31997,30 @@ static double qlora__sample_number(uint64_t seed, int64_t position) {
     return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
 }
 
-// Applies the repetition penalty to the logits of one token, which are used only once.
-static void qlora__sample_penalise(qlora_generation* g, int64_t vocab) {
-    float penalty = g->desc.repetition_penalty;
-    for (int64_t i = 0; penalty > 0.0f && i < vocab; i++) {
+// Copies the logits to g->weights, with the repetition penalty.
+static void qlora__sample_penalise(const qlora_generation* g, int64_t vocab) {
+    float penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
+    for (int64_t i = 0; i < vocab; i++) {
         float logit = g->logits[i];
-        g->logits[i] = g->seen[i] == 0 ? logit : logit > 0.0f ? logit / penalty : logit * penalty;
+        g->weights[i] = g->seen[i] == 0 ? logit : logit > 0.0f ? logit / penalty : logit * penalty;
     }
 }
 
 // Chooses the token after `position` from g->logits.
-static int32_t qlora__sample(qlora_generation* g, int64_t vocab, int64_t position) {
+static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
     qlora__sample_penalise(g, vocab);
-    const float* logits = g->logits;
     float* w = g->weights;
     int32_t best = 0;
     for (int64_t i = 1; i < vocab; i++) {
-        best = logits[i] > logits[best] ? (int32_t)i : best;
+        best = w[i] > w[best] ? (int32_t)i : best;
     }
     if (!(g->desc.temperature > 0.0f)) {
         return best;
     }
-    double top = (double)logits[best];
+    double top = (double)w[best];
     double sum = 0.0;
     for (int64_t i = 0; i < vocab; i++) {
-        w[i] = (float)exp(((double)logits[i] - top) / (double)g->desc.temperature);
+        w[i] = (float)exp(((double)w[i] - top) / (double)g->desc.temperature);
         sum += (double)w[i];
     }
     bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f) && !(g->desc.min_p > 0.0f);
@@ -28168,7 +32153,9 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->desc.prompt = NULL;
     g->desc.stops = NULL;
     g->waiting = -1;
-    g->bytes = (vocab * 3 + ints + stop_count) * 4 + vocab * 3;
+    g->chosen = -1;
+    size_t room = (size_t)m->desc.generate_tokens;
+    g->bytes = (vocab * 3 + ints + room + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
@@ -28178,7 +32165,8 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->weights = g->logits + vocab;
     g->order = (int32_t*)(void*)(g->weights + vocab);
     g->ints = g->order + vocab;
-    g->stops = g->ints + ints;
+    g->text = g->ints + ints;
+    g->stops = g->text + room;
     g->raw = (uint16_t*)(void*)(g->stops + stop_count);
     g->seen = (uint8_t*)(g->raw + vocab);
     memset(g->seen, 0, vocab);
@@ -28211,6 +32199,7 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     pass.first = g->length;
     QLORA__TRY(qlora__forward(&pass));
     g->length += rows;
+    g->computed += rows;
     return QLORA_OK;
 }
 
@@ -28241,16 +32230,26 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     return QLORA_OK;
 }
 
-// Appends tokens to the text: at its beginning as many as fit in one pass, then one by one.
+// Appends the token that was returned last, if it is not in the cache, and `count` more to the
+// text: as many as fit in each pass.
 static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
-    int64_t rows = 1;
+    int64_t end = g->length;
+    int64_t rows = 0;
     g->broken = true;
-    for (int64_t at = 0; at < count; at += rows) {
-        rows = g->length == 0 ? qlora__min(count, g->m->plan.tokens) : 1;
-        QLORA__TRY(qlora__generate_run(g, ids + at, rows));
+    g->chosen = -1;
+    if (g->waiting >= 0) {
+        g->text[end++] = g->waiting;
+        g->waiting = -1;
     }
     for (int64_t i = 0; i < count; i++) {
-        g->seen[ids[i]] = 1;
+        g->text[end++] = ids[i];
+    }
+    for (int64_t i = g->length; i < end; i++) {
+        g->seen[g->text[i]] = 1;
+    }
+    while (g->length < end) {
+        rows = qlora__min(end - g->length, g->m->plan.tokens);
+        QLORA__TRY(qlora__generate_run(g, g->text + g->length, rows));
     }
     QLORA__TRY(qlora__generate_logits(g, rows));
     g->broken = false;
@@ -28304,17 +32303,6 @@ static bool qlora__generate_stops(const qlora_generation* g, int32_t token) {
     return false;
 }
 
-// Runs the token that was returned last. This is done only when its logits are needed, so the last
-// token of a text is never run.
-static qlora_result qlora__generate_catch_up(qlora_generation* g) {
-    if (g->waiting >= 0) {
-        int32_t token = g->waiting;
-        QLORA__TRY(qlora__generate_append(g, &token, 1));
-        g->waiting = -1;
-    }
-    return QLORA_OK;
-}
-
 static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {
     qlora_ctx* ctx = g->ctx;
     const qlora_model* m = g->m;
@@ -28336,9 +32324,12 @@ static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bo
         *stopped = true;
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__generate_catch_up(g));
+    // The token that was returned last is run only when its logits are needed, so the last token of
+    // a text is never run.
+    QLORA__TRY(g->waiting >= 0 ? qlora__generate_append(g, NULL, 0) : QLORA_OK);
     int32_t chosen = qlora__sample(g, m->plan.config.vocab, g->length - 1);
     g->waiting = chosen;
+    g->chosen = chosen;
     g->made++;
     g->stopped = qlora__generate_stops(g, chosen);
     *token = chosen;
@@ -28355,7 +32346,6 @@ static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
-    QLORA__TRY(qlora__generate_catch_up(g));
     QLORA__TRY(qlora__generate_append(g, ids, count));
     g->made = 0;
     g->stopped = false;
@@ -28365,6 +32355,75 @@ static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids
 qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids, int64_t count) {
     QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_feed");
     return qlora__leave(generation->ctx, qlora__generate_feed(generation, ids, count));
+}
+
+// The last token of a prompt is always run: its logits are needed.
+static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* ids, int64_t count,
+                                           int64_t* kept) {
+    QLORA__TRY(qlora__generate_ready(g));
+    QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "the prompt", ids, count, 0));
+    int64_t most = qlora__min(g->length, count - 1);
+    int64_t same = 0;
+    while (same < most && g->text[same] == ids[same]) {
+        same++;
+    }
+    g->length = same;
+    g->waiting = -1;
+    memset(g->seen, 0, (size_t)g->m->plan.config.vocab);
+    for (int64_t i = 0; i < same; i++) {
+        g->seen[g->text[i]] = 1;
+    }
+    QLORA__TRY(qlora__generate_append(g, ids + same, count - same));
+    g->made = 0;
+    g->stopped = false;
+    if (kept != NULL) {
+        *kept = same;
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_prompt(qlora_generation* generation, const int32_t* ids, int64_t count,
+                                   int64_t* kept) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_prompt");
+    return qlora__leave(generation->ctx, qlora__generate_prompt(generation, ids, count, kept));
+}
+
+static qlora_result qlora__generate_logprob(const qlora_generation* g, double* out) {
+    int64_t vocab = g->m->plan.config.vocab;
+    double top = (double)g->logits[0];
+    double sum = 0.0;
+    if (out == NULL) {
+        return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    if (g->chosen < 0) {
+        return qlora__fail(g->ctx, QLORA_ERR_STATE,
+                           "no token was returned since the text was last changed; call "
+                           "qlora_generate_next first");
+    }
+    for (int64_t i = 1; i < vocab; i++) {
+        top = (double)g->logits[i] > top ? (double)g->logits[i] : top;
+    }
+    for (int64_t i = 0; i < vocab; i++) {
+        sum += exp((double)g->logits[i] - top);
+    }
+    *out = (double)g->logits[g->chosen] - top - log(sum);
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_logprob(qlora_generation* generation, double* out) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_logprob");
+    return qlora__leave(generation->ctx, qlora__generate_logprob(generation, out));
+}
+
+qlora_result qlora_generate_query(qlora_generation* generation, qlora_generation_info* out) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_query");
+    qlora_ctx* ctx = generation->ctx;
+    if (out == NULL) {
+        return qlora__leave(ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL"));
+    }
+    out->tokens = generation->length + (generation->waiting >= 0 ? 1 : 0);
+    out->computed = generation->computed;
+    return qlora__leave(ctx, QLORA_OK);
 }
 
 qlora_result qlora_generate_end(qlora_generation* generation) {
@@ -28421,4 +32480,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d4e83c9181500944
+//@@ end 297652cb1a2e0e43

@@ -14,7 +14,8 @@
        text/api             declarations: text, arrays, tokenizers, templates, chats, data
        platform             files and memory of the operating system; shared with qlora.h
        core                 errors, log, memory, files; shared with qlora.h
-       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h
+       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h.
+                            gzip, Snappy, Zstandard, Parquet
        text/base            the text object, growing arrays, whole files
        text/folder          files of a model folder, also made from a GGUF file
        text/classes         classes of characters
@@ -56,9 +57,18 @@
        text/jinja_api        templates as objects
        text/chat_formats    built-in chat templates
        text/chat            which template a model has
+       text/chat_output     rendered texts to ids and labels
        text/chat_encode     conversations to ids, and what is trained
-       text/data            samples, messages
-       text/records         one record of a JSON file to a sample
+       text/samples         samples in memory, or found again in a file
+       text/input           the bytes of a data file, in order
+       text/input_gzip      those inside gzip
+       text/data            messages
+       text/records         one record to a sample
+       text/source          where records come from; columns
+       text/data_json       .jsonl and .json to records
+       text/data_csv        .csv and .tsv to records
+       text/data_text       .txt to samples
+       text/data_parquet    .parquet to records
        text/data_files      training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
@@ -94,7 +104,7 @@
 
    DATA
        .jsonl or .ndjson (one object per line), .json (an array of objects, {"data": [...]}, or as
-       .jsonl), .txt; desc.format overrides the ending.
+       .jsonl), .csv and .tsv with a header, .txt; desc.format overrides the ending.
 
        {"text"}                            all of it is trained
        {"prompt", "completion"}            two strings, joined as they are; the completion is
@@ -105,6 +115,9 @@
        {"instruction", "input", "output", "history"}          the same (Alpaca)
        {"question", "answer"}, {"input", "output"}            the same
        {"input_ids", "labels"}             taken as they are
+
+       {"prompt", "chosen", "rejected"}    preference pairs: recognised, and refused; so is a
+                                           "label" of true or false beside an answer
 
        "response" is accepted for "completion", "output" and "answer", and "context" for "input"
        (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or
@@ -119,9 +132,38 @@
        Arguments of a tool call that are a string are parsed before rendering, unless the template
        itself asks whether they are a string. Contents in parts are joined.
 
+       .csv, .tsv: RFC 4180. The names in the header are those of a record, and all values are
+       strings: neither an empty field nor "NA" becomes null. Quotes have a meaning at the start
+       of a field; line ends are LF, CRLF or CR; empty lines are skipped; a column without a name
+       is called "Unnamed: N". A row with more or fewer fields than the header is an error.
+
+       desc.columns gives names of the file for those above: "prompt=question,completion=answer".
+       The name on the left must be one that records have, and the one on the right must occur in
+       the file. A column of the file that has a name on the left, but is not the one that is
+       given for it, is not used.
+
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
        samples of that length, and no token is lost.
+
+       .parquet: every row is a record; lists and structs are those of JSON. Read are strings, JSON
+       and enums, booleans, integers and floats, in the encodings PLAIN, RLE, dictionaries, DELTA_*
+       and BYTE_STREAM_SPLIT, pages of both versions, uncompressed, Snappy, gzip and Zstandard;
+       lists of all layouts. What has no JSON that everybody agrees on (dates, times, decimals,
+       maps, binary data, INT96), other codecs and encryption are an error if a name above is
+       concerned; a column of another name is then not read. One page and one dictionary per column
+       are held, 4 GiB at most (1 GiB per page); a row has at most 256 MiB of JSON, all rows 4 GiB
+       and 1024 bytes per byte of the file. A line in a message is then the number of the row.
+
+       .gz after any other ending but .parquet: decompressed while it is read, through a window;
+       checksums and lengths are compared. A stream (desc.stream) keeps the samples of compressed
+       and Parquet files in memory.
+
+       Files are read through a window: only the record that is being read is in memory, not the
+       file ({"data": [...]} and a .txt document count as one record). A sample takes 4.125 bytes
+       per token (8 if its labels are neither -100 nor the ids) and 40 bytes. With desc.stream it
+       takes 40 bytes alone, whatever its length: qlora_text_sample_read finds its record in the
+       file and makes the sample anew. Samples and their order are the same.
 
        A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
        adds it. Its end is trained: the end marker of the template, otherwise EOS.
@@ -524,15 +566,18 @@ typedef struct qlora_text_chat_desc {
     // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
     // else a format whose tokens the tokenizer has, else alpaca.
     const char* name;
-    const char* template_file; // a Jinja template in a file; NULL = as `name` says
-    int64_t clock; // for strftime_now: seconds since 1970 in local time; 0 = 2024-07-26
+    const char* template_file; // a Jinja template in a file; then `name` must be NULL
+    int64_t clock;             // for strftime_now: seconds since 1970 in local time; 0 = 2024-07-26
     uint32_t reserved_must_be_zero1;
 } qlora_text_chat_desc;
 
 QLORA_API qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* desc,
                                             qlora_text_chat** out);
-QLORA_API qlora_result qlora_text_chat_close(qlora_text_chat* chat); // NULL is fine
+// NULL is fine. Fails with QLORA_ERR_STATE while data that was opened with `stream` uses the chat.
+QLORA_API qlora_result qlora_text_chat_close(qlora_text_chat* chat);
 QLORA_API const char* qlora_text_chat_names(size_t index); // every name; NULL after the last one
+// The Jinja template of a built-in format; NULL if there is no format of this name.
+QLORA_API const char* qlora_text_chat_template(const char* name);
 QLORA_API qlora_result qlora_text_chat_set_clock(qlora_text_chat* chat, int64_t clock);
 
 typedef struct qlora_text_chat_info {
@@ -553,26 +598,40 @@ QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
 
 // The same for a conversation as JSON: an object with "messages", perhaps "tools", and any other
 // variable of the template. Appends the rendering to `text` as well; text and labels may be NULL.
+// The ids are those of the whole text. An answer that the template renders differently once later
+// turns follow is trained in a sample of its own: it has no labels here, and a warning is logged.
 QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
                                                    size_t size, bool prompt, qlora_text_bytes* text,
                                                    qlora_text_ids* ids, qlora_text_ids* labels);
 
 // ---- training data ------------------------------------------------------------------------------
 
-// A file of samples, tokenized. It keeps nothing of the tokenizer and the chat.
+// A file of samples, tokenized. It keeps nothing of the tokenizer and the chat, unless it is a
+// stream.
 typedef struct qlora_text_data qlora_text_data;
 
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
-    const char* path;      // ends in .jsonl, .ndjson, .json or .txt, in any case
+    const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
     qlora_text_chat* chat; // required; its tokenizer is used
     size_t chunk_tokens;   // .txt: longest sample, BOS included; 0 = no limit, else at least 2
     bool train_prompt;     // train on everything
     bool last_turn_only;   // train on the last assistant turn only
-    // One of qlora_text_data_formats: what the file is (jsonl, ndjson, json, txt), or the only form
-    // of record that is read from a JSON file (text, messages, ...). NULL = from the ending and the
-    // names in each record.
+    // Keeps an index instead of the samples: qlora_text_sample_read makes a sample from its record
+    // in the file, and the chat must stay open. Standard input, memory, arrays inside an object and
+    // long .txt documents are kept as without it.
+    bool stream;
+    // One of qlora_text_data_formats: what the file is (jsonl, csv, txt, ...), or the only form of
+    // record that is read (text, messages, ...). NULL = from the ending and the names in each
+    // record.
     const char* format;
+    // Names in the file that stand for those of a record: "prompt=question,completion=answer".
+    // NULL = they are as they should be.
+    const char* columns;
+    // Called for each record that cannot be used, with its line and what qlora_text_last_error
+    // would say. Reading goes on if it returns true. NULL = the first one is an error.
+    bool (*bad)(void* user, size_t line, const char* what);
+    void* bad_user;
     uint32_t reserved_must_be_zero1;
 } qlora_text_data_desc;
 
@@ -584,6 +643,8 @@ QLORA_API qlora_result qlora_text_data_load(qlora_text* text, const qlora_text_d
                                             const void* data, size_t size, qlora_text_data** out);
 QLORA_API qlora_result qlora_text_data_close(qlora_text_data* data); // NULL is fine
 QLORA_API const char* qlora_text_data_formats(size_t index); // every name; NULL after the last one
+// Whether a file name ends like a data file, in any case.
+QLORA_API bool qlora_text_data_known(const char* path);
 QLORA_API size_t qlora_text_data_count(const qlora_text_data* data);
 
 typedef struct qlora_text_data_info {
@@ -593,13 +654,14 @@ typedef struct qlora_text_data_info {
 QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 
 typedef struct qlora_text_sample {
-    const int32_t* ids;    // valid until the data is closed
+    const int32_t* ids;    // valid until the next sample is read or the data is closed
     const int32_t* labels; // label i belongs to id i; -100 is not trained
     size_t count;          // 0 for an empty record
     size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
 } qlora_text_sample;
-// Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count.
+// Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
+// with QLORA_ERR_FILE when the file has changed.
 QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index,
                                               qlora_text_sample* out);
 
@@ -797,6 +859,12 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+// The value of an environment variable; false if it is not set, empty, or longer than `out`.
+static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
+    unsigned long used = GetEnvironmentVariableA(name, out, (unsigned long)size);
+    return used > 0 && used < size;
 }
 
 // Bytes of physical memory that are available; 0 = not known.
@@ -1038,6 +1106,13 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 && n < 4096 ? (int32_t)n : 1;
+}
+
+// The value of an environment variable; false if it is not set or empty.
+static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
+    const char* value = getenv(name);
+    snprintf(out, size, "%s", value != NULL ? value : "");
+    return out[0] != '\0';
 }
 
 // Reads a small text file, such as those of /proc; "" if there is none.
@@ -2237,7 +2312,8 @@ typedef struct qlora__json {
     uint32_t size;
     uint32_t count;
     uint32_t capacity;
-    uint32_t line; // lines of the file before the text, for messages
+    uint32_t line;   // lines of the file before the text, for messages
+    uint32_t column; // bytes of its line before the text
     qlora__json_token* tokens;
     char* decoded;
     size_t decoded_capacity;
@@ -2259,7 +2335,7 @@ static QLORA__UNUSED void qlora__json_free(qlora__env* env, qlora__json* json) {
 
 static QLORA__UNUSED qlora_result qlora__json_bad(const qlora__json_parser* p, const char* what) {
     unsigned line = p->json->line + 1;
-    unsigned column = 1;
+    unsigned column = p->json->column + 1;
     for (uint32_t i = 0; i < p->at && i < p->json->size; i++) {
         column++;
         if (p->json->text[i] == '\n') {
@@ -4035,6 +4111,3421 @@ static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
 }
 
 #endif // QLORA__PART_GGUF_READ
+
+//@@ src/formats/inflate.h
+
+// ---- CRC-32 of gzip and of Parquet's pages ------------------------------------------------------
+
+typedef struct qlora__crc32 {
+    uint32_t table[4][256];
+} qlora__crc32;
+
+static void qlora__crc32_begin(qlora__crc32* c) {
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t value = i;
+        for (int k = 0; k < 8; k++) {
+            value = value >> 1 ^ ((value & 1) != 0 ? 0xEDB88320u : 0u);
+        }
+        c->table[0][i] = value;
+    }
+    for (uint32_t i = 0; i < 3 * 256; i++) {
+        uint32_t before = c->table[i / 256][i % 256];
+        c->table[i / 256 + 1][i % 256] = before >> 8 ^ c->table[0][before & 255];
+    }
+}
+
+static uint32_t qlora__load32(const uint8_t* p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+// Continues a checksum, which starts at 0.
+static uint32_t qlora__crc32_add(const qlora__crc32* c, uint32_t crc, const uint8_t* p,
+                                 size_t size) {
+    crc = ~crc;
+    for (; size >= 4; size -= 4, p += 4) {
+        crc ^= qlora__load32(p);
+        crc = c->table[3][crc & 255] ^ c->table[2][crc >> 8 & 255] ^ c->table[1][crc >> 16 & 255] ^
+              c->table[0][crc >> 24];
+    }
+    for (; size > 0; size--, p++) {
+        crc = crc >> 8 ^ c->table[0][(crc ^ *p) & 255];
+    }
+    return ~crc;
+}
+
+// ---- deflate ------------------------------------------------------------------------------------
+
+#define QLORA__INFLATE_WINDOW 32768u
+#define QLORA__INFLATE_FAST 10
+
+// A prefix code. Codes of up to QLORA__INFLATE_FAST bits are looked up, longer ones are counted.
+typedef struct qlora__inflate_code {
+    uint16_t fast[1 << QLORA__INFLATE_FAST]; // symbol << 4 | length; 0: not here
+    uint16_t symbols[288];                   // in the order of their codes
+    uint16_t count[16];                      // codes of each length
+} qlora__inflate_code;
+
+typedef enum qlora__inflate_mode {
+    QLORA__INFLATE_HEADER, // a block begins
+    QLORA__INFLATE_STORED,
+    QLORA__INFLATE_CODES,
+    QLORA__INFLATE_DONE
+} qlora__inflate_mode;
+
+// A deflate stream that lies in memory. It can be decoded in pieces: the state is kept between
+// calls.
+typedef struct qlora__inflate {
+    const uint8_t* at;
+    const uint8_t* end;
+    uint64_t bits; // taken from `at` and not used yet, the next one lowest
+    unsigned bit_count;
+    qlora__inflate_mode mode;
+    bool last;         // this block is the last one
+    uint32_t stored;   // bytes of a stored block that are still to come
+    uint32_t length;   // of a match that is still to be copied
+    uint32_t distance; // its distance
+    uint64_t total;    // bytes written so far
+    qlora__inflate_code literals;
+    qlora__inflate_code distances;
+} qlora__inflate;
+
+static void qlora__inflate_begin(qlora__inflate* s, const uint8_t* data, size_t size) {
+    s->at = data;
+    s->end = data + size;
+    s->bits = 0;
+    s->bit_count = 0;
+    s->mode = QLORA__INFLATE_HEADER;
+    s->last = false;
+    s->stored = 0;
+    s->length = 0;
+    s->distance = 0;
+    s->total = 0;
+}
+
+static void qlora__inflate_fill(qlora__inflate* s) {
+    while (s->bit_count <= 56 && s->at < s->end) {
+        s->bits |= (uint64_t)*s->at++ << s->bit_count;
+        s->bit_count += 8;
+    }
+}
+
+// The next n bits (at most 16), or -1 at the end of the data.
+static int32_t qlora__inflate_bits(qlora__inflate* s, unsigned n) {
+    if (s->bit_count < n) {
+        qlora__inflate_fill(s);
+    }
+    if (s->bit_count < n) {
+        return -1;
+    }
+    int32_t value = (int32_t)(s->bits & (((uint64_t)1 << n) - 1));
+    s->bits >>= n;
+    s->bit_count -= n;
+    return value;
+}
+
+// Builds the code with these lengths. False if they contradict each other. As in zlib, a code that
+// leaves bit patterns unused is valid only if it has at most one symbol, of one bit.
+static bool qlora__inflate_build(qlora__inflate_code* code, const uint8_t* lengths, int symbols) {
+    uint16_t next[16];
+    uint16_t bits = 0;
+    int left = 1;
+    int used = 0;
+    memset(code->count, 0, sizeof code->count);
+    memset(code->fast, 0, sizeof code->fast);
+    for (int i = 0; i < symbols; i++) {
+        code->count[lengths[i]]++;
+    }
+    used = symbols - code->count[0];
+    code->count[0] = 0;
+    uint16_t place[16];
+    next[0] = 0;
+    place[0] = 0;
+    for (int n = 1; n < 16; n++) {
+        left = 2 * left - code->count[n];
+        if (left < 0) {
+            return false;
+        }
+        bits = (uint16_t)((bits + code->count[n - 1]) << 1);
+        next[n] = bits;
+        place[n] = (uint16_t)(place[n - 1] + code->count[n - 1]);
+    }
+    if (left > 0 && (used > 1 || (used == 1 && code->count[1] != 1))) {
+        return false;
+    }
+    for (int i = 0; i < symbols; i++) {
+        unsigned n = lengths[i];
+        if (n == 0) {
+            continue;
+        }
+        code->symbols[place[n]++] = (uint16_t)i;
+        unsigned reversed = 0;
+        for (unsigned k = 0; k < n; k++) {
+            reversed |= (next[n] >> k & 1u) << (n - 1 - k);
+        }
+        next[n]++;
+        for (unsigned k = reversed; n <= QLORA__INFLATE_FAST && k < 1u << QLORA__INFLATE_FAST;
+             k += 1u << n) {
+            code->fast[k] = (uint16_t)((unsigned)i << 4 | n);
+        }
+    }
+    return true;
+}
+
+// The next symbol, or -1 for bits that are no code or that the data do not have.
+static int32_t qlora__inflate_symbol(qlora__inflate* s, const qlora__inflate_code* code) {
+    if (s->bit_count < 15) {
+        qlora__inflate_fill(s);
+    }
+    unsigned entry = code->fast[s->bits & ((1u << QLORA__INFLATE_FAST) - 1)];
+    unsigned n = entry & 15;
+    int32_t symbol = (int32_t)(entry >> 4);
+    if (entry == 0) {
+        int32_t first = 0; // the first code of n bits
+        int32_t place = 0; // its symbol
+        int32_t bits = 0;
+        for (n = 1; n < 16; n++) {
+            bits |= (int32_t)(s->bits >> (n - 1) & 1);
+            int32_t count = code->count[n];
+            if (bits - first < count) {
+                break;
+            }
+            place += count;
+            first = (first + count) << 1;
+            bits <<= 1;
+        }
+        if (n == 16) {
+            return -1;
+        }
+        symbol = code->symbols[place + bits - first];
+    }
+    if (n > s->bit_count) {
+        return -1;
+    }
+    s->bits >>= n;
+    s->bit_count -= n;
+    return symbol;
+}
+
+// The lengths of both codes of a dynamic block, which are themselves compressed.
+static bool qlora__inflate_lengths(qlora__inflate* s, int32_t literals, int32_t distances,
+                                   uint8_t* lengths) {
+    int32_t count = 0;
+    while (count < literals + distances) {
+        int32_t symbol = qlora__inflate_symbol(s, &s->literals);
+        if (symbol < 0) {
+            return false;
+        }
+        if (symbol < 16) {
+            lengths[count++] = (uint8_t)symbol;
+            continue;
+        }
+        static const uint8_t extra[3] = {2, 3, 7};
+        static const uint8_t base[3] = {3, 3, 11};
+        int32_t more = qlora__inflate_bits(s, extra[symbol - 16]);
+        int32_t repeat = base[symbol - 16] + more;
+        if (more < 0 || repeat > literals + distances - count || (symbol == 16 && count == 0)) {
+            return false;
+        }
+        uint8_t value = symbol == 16 ? lengths[count - 1] : 0;
+        memset(lengths + count, value, (size_t)repeat);
+        count += repeat;
+    }
+    return true;
+}
+
+static bool qlora__inflate_dynamic(qlora__inflate* s) {
+    static const uint8_t order[19] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
+                                      11, 4,  12, 3, 13, 2, 14, 1, 15};
+    uint8_t lengths[320];
+    int32_t literals = qlora__inflate_bits(s, 5) + 257;
+    int32_t distances = qlora__inflate_bits(s, 5) + 1;
+    int32_t count = qlora__inflate_bits(s, 4) + 4;
+    if (literals < 257 || distances < 1 || count < 4 || literals > 286 || distances > 30) {
+        return false;
+    }
+    memset(lengths, 0, sizeof lengths);
+    for (int32_t i = 0; i < count; i++) {
+        int32_t length = qlora__inflate_bits(s, 3);
+        if (length < 0) {
+            return false;
+        }
+        lengths[order[i]] = (uint8_t)length;
+    }
+    if (!qlora__inflate_build(&s->literals, lengths, 19)) {
+        return false;
+    }
+    return qlora__inflate_lengths(s, literals, distances, lengths) && lengths[256] != 0 &&
+           qlora__inflate_build(&s->literals, lengths, literals) &&
+           qlora__inflate_build(&s->distances, lengths + literals, distances);
+}
+
+static bool qlora__inflate_fixed(qlora__inflate* s) {
+    uint8_t lengths[288];
+    for (int i = 0; i < 288; i++) {
+        lengths[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : 8;
+    }
+    bool ok = qlora__inflate_build(&s->literals, lengths, 288);
+    memset(lengths, 5, 32);
+    return ok && qlora__inflate_build(&s->distances, lengths, 32);
+}
+
+// Gives back the whole bytes among the bits, and drops the rest of the current byte.
+static void qlora__inflate_align(qlora__inflate* s) {
+    s->at -= s->bit_count / 8;
+    s->bits = 0;
+    s->bit_count = 0;
+}
+
+static bool qlora__inflate_header(qlora__inflate* s) {
+    if (s->last) {
+        qlora__inflate_align(s);
+        s->mode = QLORA__INFLATE_DONE;
+        return true;
+    }
+    int32_t header = qlora__inflate_bits(s, 3);
+    if (header < 0 || header >> 1 == 3) {
+        return false;
+    }
+    s->last = (header & 1) != 0;
+    s->mode = QLORA__INFLATE_CODES;
+    if (header >> 1 == 1) {
+        return qlora__inflate_fixed(s);
+    }
+    if (header >> 1 == 2) {
+        return qlora__inflate_dynamic(s);
+    }
+    qlora__inflate_align(s);
+    if (s->end - s->at < 4) {
+        return false;
+    }
+    uint32_t sizes = qlora__load32(s->at);
+    s->at += 4;
+    s->stored = sizes & 0xFFFF;
+    s->mode = QLORA__INFLATE_STORED;
+    return (sizes >> 16 ^ 0xFFFF) == s->stored && s->stored <= (size_t)(s->end - s->at);
+}
+
+// Reads the length and the distance of a match, whose symbol is at least 257.
+static bool qlora__inflate_match(qlora__inflate* s, int32_t symbol) {
+    static const uint16_t length_base[29] = {3,  4,  5,  6,   7,   8,   9,   10,  11, 13,
+                                             15, 17, 19, 23,  27,  31,  35,  43,  51, 59,
+                                             67, 83, 99, 115, 131, 163, 195, 227, 258};
+    static const uint8_t length_bits[29] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
+                                            2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
+    static const uint16_t base[30] = {
+        1,   2,   3,   4,   5,   7,    9,    13,   17,   25,   33,   49,   65,    97,    129,
+        193, 257, 385, 513, 769, 1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
+    if (symbol > 285) {
+        return false;
+    }
+    int32_t more = qlora__inflate_bits(s, length_bits[symbol - 257]);
+    int32_t code = more < 0 ? -1 : qlora__inflate_symbol(s, &s->distances);
+    if (code < 0 || code > 29) {
+        return false;
+    }
+    int32_t further = qlora__inflate_bits(s, code < 2 ? 0 : (unsigned)(code / 2 - 1));
+    s->length = (uint32_t)(length_base[symbol - 257] + more);
+    s->distance = (uint32_t)(base[code] + further);
+    return further >= 0 && s->distance <= s->total;
+}
+
+// Literals and matches, up to the end of the block or of the room.
+static bool qlora__inflate_codes(qlora__inflate* s, uint8_t* out, size_t* at, size_t capacity) {
+    size_t begin = *at;
+    size_t place = begin;
+    uint64_t before = s->total;
+    bool ok = true;
+    while (place < capacity) {
+        if (s->length > 0) {
+            if (s->distance > place) {
+                ok = false; // the caller kept less than a window
+                break;
+            }
+            size_t count = s->length < capacity - place ? s->length : capacity - place;
+            const uint8_t* from = out + place - s->distance;
+            for (size_t i = 0; i < count; i++) { // they may overlap: byte by byte
+                out[place + i] = from[i];
+            }
+            place += count;
+            s->length -= (uint32_t)count;
+            continue;
+        }
+        int32_t symbol = qlora__inflate_symbol(s, &s->literals);
+        if (symbol < 256) {
+            ok = symbol >= 0;
+            if (!ok) {
+                break;
+            }
+            out[place++] = (uint8_t)symbol;
+            continue;
+        }
+        if (symbol == 256) {
+            s->mode = QLORA__INFLATE_HEADER;
+            break;
+        }
+        s->total = before + (place - begin);
+        ok = qlora__inflate_match(s, symbol);
+        if (!ok) {
+            break;
+        }
+    }
+    s->total = before + (place - begin);
+    *at = place;
+    return ok;
+}
+
+// Continues to write at out[*at], up to out[capacity]; before *at lies what was written already (at
+// least the last 32 KiB of it). The stream has ended when its mode is QLORA__INFLATE_DONE. False:
+// the data are damaged or end too early.
+static bool qlora__inflate_run(qlora__inflate* s, uint8_t* out, size_t* at, size_t capacity) {
+    while (s->mode != QLORA__INFLATE_DONE) {
+        if (s->mode == QLORA__INFLATE_HEADER) {
+            if (!qlora__inflate_header(s)) {
+                return false;
+            }
+            continue;
+        }
+        if (*at == capacity) {
+            return true;
+        }
+        if (s->mode == QLORA__INFLATE_CODES) {
+            if (!qlora__inflate_codes(s, out, at, capacity)) {
+                return false;
+            }
+            continue;
+        }
+        size_t count = s->stored < capacity - *at ? s->stored : capacity - *at;
+        memcpy(out + *at, s->at, count);
+        s->at += count;
+        *at += count;
+        s->total += count;
+        s->stored -= (uint32_t)count;
+        s->mode = s->stored == 0 ? QLORA__INFLATE_HEADER : QLORA__INFLATE_STORED;
+    }
+    return true;
+}
+
+// ---- gzip and zlib: deflate with a header and a checksum ----------------------------------------
+
+// A gzip file in memory: one member or several, each with its CRC-32 and its length.
+typedef struct qlora__gzip {
+    qlora__inflate inflate;
+    qlora__crc32 crc;
+    uint32_t sum;    // of the current member
+    uint64_t member; // number of the current member, from 1
+    bool inside;     // a member has begun
+    bool zlib;       // a zlib stream: Adler-32, one member
+    const uint8_t* data;
+    const uint8_t* at; // after the previous member
+    const uint8_t* end;
+} qlora__gzip;
+
+static void qlora__gzip_begin(qlora__gzip* g, const uint8_t* data, size_t size) {
+    qlora__crc32_begin(&g->crc);
+    g->sum = 0;
+    g->member = 0;
+    g->inside = false;
+    g->zlib = false;
+    g->data = data;
+    g->at = data;
+    g->end = data + size;
+}
+
+// Skips a text that a zero ends; NULL if there is no zero.
+static const uint8_t* qlora__gzip_text(const uint8_t* at, const uint8_t* end) {
+    const uint8_t* zero = (const uint8_t*)memchr(at, 0, (size_t)(end - at));
+    return zero != NULL ? zero + 1 : NULL;
+}
+
+// The first byte after a gzip header; NULL: it is not one, or not complete.
+static const uint8_t* qlora__gzip_header(const qlora__gzip* g) {
+    const uint8_t* at = g->at;
+    if (g->end - at < 18 || at[0] != 0x1F || at[1] != 0x8B || at[2] != 8 || (at[3] & 0xE0) != 0) {
+        return NULL;
+    }
+    unsigned flags = at[3];
+    at += 10;
+    if ((flags & 4) != 0) {
+        size_t extra = (size_t)at[0] + 256u * at[1];
+        if (extra + 2 > (size_t)(g->end - at)) {
+            return NULL;
+        }
+        at += extra + 2;
+    }
+    if ((flags & 8) != 0) {
+        at = qlora__gzip_text(at, g->end);
+    }
+    if (at != NULL && (flags & 16) != 0) {
+        at = qlora__gzip_text(at, g->end);
+    }
+    if (at != NULL && (flags & 2) != 0) {
+        uint32_t sum = qlora__crc32_add(&g->crc, 0, g->at, (size_t)(at - g->at));
+        bool same = g->end - at >= 2 && (sum & 0xFFFF) == (uint32_t)at[0] + 256u * at[1];
+        at = same ? at + 2 : NULL;
+    }
+    return at;
+}
+
+// Begins the next member, or finds the end. Zeros may follow the last member, as padding.
+static qlora_result qlora__gzip_member(qlora__env* env, qlora__gzip* g, bool* ended) {
+    const uint8_t* rest = g->at;
+    while (g->member > 0 && rest < g->end && *rest == 0) {
+        rest++;
+    }
+    *ended = g->member > 0 && rest == g->end;
+    if (*ended) {
+        return QLORA_OK;
+    }
+    const uint8_t* begin = qlora__gzip_header(g);
+    // zlib, if the first two bytes say so and no dictionary is wanted
+    bool zlib = g->member == 0 && g->end - g->at >= 6 && (g->at[0] & 15) == 8 &&
+                (g->at[0] * 256 + g->at[1]) % 31 == 0 && (g->at[1] & 32) == 0;
+    if (begin == NULL && zlib) {
+        begin = g->at + 2;
+        g->zlib = true;
+    }
+    if (begin == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "damaged gzip data: no valid header at byte %llu",
+                               (unsigned long long)(g->at - g->data));
+    }
+    qlora__inflate_begin(&g->inflate, begin, (size_t)(g->end - begin));
+    g->sum = g->zlib ? 1 : 0;
+    g->member++;
+    g->inside = true;
+    return QLORA_OK;
+}
+
+static uint32_t qlora__adler32_add(uint32_t sum, const uint8_t* p, size_t size) {
+    uint32_t low = sum & 0xFFFF;
+    uint32_t high = sum >> 16;
+    while (size > 0) {
+        size_t part = size < 5000 ? size : 5000; // no overflow of 32 bits before the remainder
+        for (size_t i = 0; i < part; i++) {
+            low += p[i];
+            high += low;
+        }
+        low %= 65521;
+        high %= 65521;
+        p += part;
+        size -= part;
+    }
+    return high << 16 | low;
+}
+
+// The end of a member: its checksum and its length.
+static qlora_result qlora__gzip_trailer(qlora__env* env, qlora__gzip* g) {
+    const uint8_t* at = g->inflate.at;
+    size_t size = g->zlib ? 4 : 8;
+    const char* wrong = NULL;
+    if ((size_t)(g->end - at) < size) {
+        wrong = "it is truncated";
+    } else if (g->zlib) {
+        uint32_t sum = (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+        wrong = sum != g->sum ? "its checksum is wrong" : NULL;
+    } else if (qlora__load32(at) != g->sum) {
+        wrong = "its checksum is wrong";
+    } else if (qlora__load32(at + 4) != (uint32_t)g->inflate.total) {
+        wrong = "its length is wrong";
+    }
+    if (wrong != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "damaged gzip data: member %llu: %s",
+                               (unsigned long long)g->member, wrong);
+    }
+    g->at = at + size;
+    g->inside = false;
+    return QLORA_OK;
+}
+
+// Continues to write at out[*at], as qlora__inflate_run. *ended: everything has been written and
+// all checksums were right.
+static qlora_result qlora__gzip_read(qlora__env* env, qlora__gzip* g, uint8_t* out, size_t* at,
+                                     size_t capacity, bool* ended) {
+    *ended = false;
+    for (;;) {
+        if (!g->inside) {
+            QLORA__TRY(qlora__gzip_member(env, g, ended));
+            if (*ended) {
+                return QLORA_OK;
+            }
+        }
+        size_t begin = *at;
+        if (!qlora__inflate_run(&g->inflate, out, at, capacity)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "damaged gzip data: member %llu, byte %llu of the data, or "
+                                   "they are truncated",
+                                   (unsigned long long)g->member,
+                                   (unsigned long long)(g->inflate.at - g->data));
+        }
+        g->sum = g->zlib ? qlora__adler32_add(g->sum, out + begin, *at - begin)
+                         : qlora__crc32_add(&g->crc, g->sum, out + begin, *at - begin);
+        if (g->inflate.mode != QLORA__INFLATE_DONE) {
+            return QLORA_OK; // the room is used up
+        }
+        QLORA__TRY(qlora__gzip_trailer(env, g));
+    }
+}
+
+//@@ src/formats/snappy.h
+
+// ---- Snappy, the raw format ---------------------------------------------------------------------
+
+// Decodes a block of which the size is known. False: the data are damaged, or give another size.
+static bool qlora__snappy_decode(const uint8_t* in, size_t size, uint8_t* out, size_t wanted) {
+    const uint8_t* end = in + size;
+    uint64_t announced = 0;
+    size_t at = 0;
+    for (unsigned shift = 0;; shift += 7) {
+        if (in == end || shift > 28) {
+            return false;
+        }
+        announced |= (uint64_t)(*in & 127) << shift;
+        if (*in++ < 128) {
+            break;
+        }
+    }
+    if (announced != wanted) {
+        return false;
+    }
+    while (in < end) {
+        unsigned tag = *in++;
+        size_t extra = (tag & 3) == 0   ? (tag >> 2 < 60 ? 0 : (tag >> 2) - 59)
+                       : (tag & 3) == 3 ? 4
+                                        : tag & 3; // bytes after the tag
+        if (extra > (size_t)(end - in)) {
+            return false;
+        }
+        size_t number = 0;
+        for (size_t i = 0; i < extra; i++) {
+            number |= (size_t)in[i] << (8 * i);
+        }
+        in += extra;
+        if ((tag & 3) == 0) {
+            size_t length = (extra == 0 ? tag >> 2 : number) + 1;
+            if (length > (size_t)(end - in) || length > wanted - at) {
+                return false;
+            }
+            memcpy(out + at, in, length);
+            in += length;
+            at += length;
+            continue;
+        }
+        bool brief = (tag & 3) == 1;
+        size_t length = brief ? 4 + (tag >> 2 & 7) : (tag >> 2) + 1;
+        size_t offset = brief ? (size_t)(tag >> 5) << 8 | number : number;
+        if (offset == 0 || offset > at || length > wanted - at) {
+            return false;
+        }
+        for (size_t i = 0; i < length; i++) { // they may overlap: byte by byte
+            out[at + i] = out[at + i - offset];
+        }
+        at += length;
+    }
+    return at == wanted;
+}
+
+//@@ src/formats/zstd.h
+
+// ---- Zstandard frames (RFC 8878) ----------------------------------------------------------------
+
+#define QLORA__ZSTD_BLOCK 131072u // bytes that one block may have
+#define QLORA__ZSTD_HUFFMAN_BITS 11
+
+typedef struct qlora__zstd_cell {
+    uint16_t base; // of the next state
+    uint8_t symbol;
+    uint8_t bits; // to be read and added to `base`
+} qlora__zstd_cell;
+
+// A table of finite state entropy. `bits` is its accuracy: 1 << bits cells.
+typedef struct qlora__zstd_table {
+    qlora__zstd_cell cells[512];
+    unsigned bits;
+    bool known; // a later block may use it again
+} qlora__zstd_table;
+
+typedef struct qlora__zstd {
+    qlora__zstd_table lengths; // of literals
+    qlora__zstd_table offsets;
+    qlora__zstd_table matches;
+    qlora__zstd_table weights;                       // of a Huffman tree
+    uint16_t huffman[1 << QLORA__ZSTD_HUFFMAN_BITS]; // symbol << 4 | bits
+    unsigned huffman_bits;                           // 0: no tree yet
+    uint64_t repeat[3];                              // the last offsets
+    uint8_t literals[QLORA__ZSTD_BLOCK];
+    size_t literal_count;
+    const char* fault; // what was wrong, for a message
+} qlora__zstd;
+
+static bool qlora__zstd_bad(qlora__zstd* z, const char* fault) {
+    z->fault = z->fault != NULL ? z->fault : fault;
+    return false;
+}
+
+static unsigned qlora__high_bit(uint64_t value) {
+    unsigned bit = 0;
+    while (value >>= 1) {
+        bit++;
+    }
+    return bit;
+}
+
+// ---- bits, backwards: a stream is read from its last bit to its first
+
+typedef struct qlora__zstd_bits {
+    const uint8_t* data;
+    size_t size;
+    int64_t left; // bits; below 0 when more were read than there are
+} qlora__zstd_bits;
+
+// The highest bit of the last byte marks the end of the stream.
+static bool qlora__zstd_bits_begin(qlora__zstd_bits* b, const uint8_t* data, size_t size) {
+    if (size == 0 || data[size - 1] == 0) {
+        return false;
+    }
+    b->data = data;
+    b->size = size;
+    b->left = (int64_t)(8 * (size - 1) + qlora__high_bit(data[size - 1]));
+    return true;
+}
+
+// The next n bits (at most 32) without using them. Before the first bit there are zeros.
+static uint32_t qlora__zstd_peek(const qlora__zstd_bits* b, unsigned n) {
+    uint64_t word = 0;
+    int64_t from = b->left - (int64_t)n;
+    unsigned missing = 0;
+    if (from < 0) {
+        missing = from < -64 ? 64 : (unsigned)-from;
+        from = 0;
+    }
+    if (b->left <= 0 || missing >= n) {
+        return 0;
+    }
+    size_t at = (size_t)from >> 3;
+    size_t size = b->size - at < 8 ? b->size - at : 8;
+    if (size == 8) {
+        memcpy(&word, b->data + at, 8);
+    } else {
+        for (size_t i = 0; i < size; i++) {
+            word |= (uint64_t)b->data[at + i] << (8 * i);
+        }
+    }
+    word >>= (size_t)from & 7;
+    word &= ((uint64_t)1 << (n - missing)) - 1;
+    return (uint32_t)(word << missing);
+}
+
+static uint32_t qlora__zstd_take(qlora__zstd_bits* b, unsigned n) {
+    uint32_t value = n > 0 ? qlora__zstd_peek(b, n) : 0;
+    b->left -= (int64_t)n;
+    return value;
+}
+
+// ---- tables
+
+// Spreads the symbols over the cells. A share of -1 is a symbol that is rarer than one cell.
+static void qlora__zstd_spread(qlora__zstd_table* t, const int16_t* shares, unsigned symbols,
+                               unsigned bits) {
+    uint16_t next[256];
+    unsigned size = 1u << bits;
+    unsigned high = size;
+    unsigned at = 0;
+    t->bits = bits;
+    t->known = true;
+    for (unsigned s = 0; s < symbols; s++) {
+        next[s] = shares[s] < 0 ? 1 : (uint16_t)shares[s];
+        if (shares[s] < 0) {
+            t->cells[--high].symbol = (uint8_t)s;
+        }
+    }
+    for (unsigned s = 0; s < symbols; s++) {
+        for (int i = 0; i < shares[s]; i++) {
+            t->cells[at].symbol = (uint8_t)s;
+            do {
+                at = (at + (size >> 1) + (size >> 3) + 3) & (size - 1);
+            } while (at >= high);
+        }
+    }
+    for (unsigned i = 0; i < size; i++) {
+        unsigned state = next[t->cells[i].symbol]++;
+        unsigned width = bits - qlora__high_bit(state);
+        t->cells[i].bits = (uint8_t)width;
+        t->cells[i].base = (uint16_t)((state << width) - size);
+    }
+}
+
+// n bits (at most 16) from bit `at`, lowest first; zeros after the end.
+static unsigned qlora__zstd_forward(const uint8_t* in, size_t size, size_t at, unsigned n) {
+    uint32_t word = 0;
+    for (size_t i = 0; i < 4 && at / 8 + i < size; i++) {
+        word |= (uint32_t)in[at / 8 + i] << (8 * i);
+    }
+    return (unsigned)(word >> (at & 7)) & ((1u << n) - 1);
+}
+
+// Reads the description of a table; *used is its size in bytes.
+static bool qlora__zstd_describe(qlora__zstd_table* t, const uint8_t* in, size_t size,
+                                 unsigned max_bits, unsigned max_symbols, size_t* used) {
+    int16_t shares[256];
+    unsigned bits = qlora__zstd_forward(in, size, 0, 4) + 5;
+    size_t at = 4;
+    unsigned symbols = 0;
+    int left = 1 << bits;
+    if (size == 0 || bits > max_bits) {
+        return false;
+    }
+    while (left > 0 && symbols < max_symbols) {
+        unsigned width = qlora__high_bit((uint64_t)left + 1) + 1;
+        unsigned value = qlora__zstd_forward(in, size, at, width);
+        unsigned lower = (1u << (width - 1)) - 1;
+        unsigned threshold = (1u << width) - 1 - ((unsigned)left + 1);
+        at += width;
+        if ((value & lower) < threshold) {
+            at--; // small values have one bit less
+            value &= lower;
+        } else if (value > lower) {
+            value -= threshold;
+        }
+        int share = (int)value - 1;
+        left -= share < 0 ? 1 : share;
+        shares[symbols++] = (int16_t)share;
+        unsigned zeros = share == 0 ? 3 : 0;
+        while (zeros == 3) {
+            zeros = qlora__zstd_forward(in, size, at, 2);
+            at += 2;
+            if (zeros > max_symbols - symbols || at > 8 * size) {
+                return false;
+            }
+            memset(shares + symbols, 0, zeros * sizeof shares[0]);
+            symbols += zeros;
+        }
+    }
+    *used = (at + 7) / 8;
+    if (left != 0 || *used > size) {
+        return false;
+    }
+    qlora__zstd_spread(t, shares, symbols, bits);
+    return true;
+}
+
+// ---- literals
+
+// The weights of a tree, which two interleaved states give until the bits end.
+static bool qlora__zstd_weights(qlora__zstd* z, const uint8_t* in, size_t size, uint8_t* weights,
+                                unsigned* count) {
+    size_t used = 0;
+    qlora__zstd_bits bits;
+    qlora__zstd_table* t = &z->weights;
+    if (!qlora__zstd_describe(t, in, size, 6, 12 + 1, &used)) {
+        return false;
+    }
+    if (!qlora__zstd_bits_begin(&bits, in + used, size - used)) {
+        return false;
+    }
+    unsigned state[2];
+    state[0] = qlora__zstd_take(&bits, t->bits);
+    state[1] = qlora__zstd_take(&bits, t->bits);
+    unsigned n = 0;
+    for (unsigned which = 0; n < 254; which ^= 1) {
+        const qlora__zstd_cell* cell = &t->cells[state[which]];
+        weights[n++] = cell->symbol;
+        if (bits.left < cell->bits) {
+            weights[n++] = t->cells[state[which ^ 1]].symbol;
+            *count = n;
+            return true;
+        }
+        state[which] = cell->base + qlora__zstd_take(&bits, cell->bits);
+    }
+    return false;
+}
+
+// Reads a tree; *used is its size in bytes.
+static bool qlora__zstd_tree(qlora__zstd* z, const uint8_t* in, size_t size, size_t* used) {
+    uint8_t weights[256];
+    unsigned count = 0;
+    if (size < 1) {
+        return false;
+    }
+    size_t bytes = in[0] < 128 ? in[0] : (in[0] - 127u + 1) / 2;
+    if (bytes > size - 1) {
+        return false;
+    }
+    if (in[0] >= 128) {
+        count = in[0] - 127u;
+        for (unsigned i = 0; i < count; i++) {
+            weights[i] = i % 2 == 0 ? in[1 + i / 2] >> 4 : in[1 + i / 2] & 15;
+        }
+    } else if (!qlora__zstd_weights(z, in + 1, bytes, weights, &count)) {
+        return false;
+    }
+    uint32_t sum = 0;
+    for (unsigned i = 0; i < count; i++) {
+        if (weights[i] > QLORA__ZSTD_HUFFMAN_BITS) {
+            return false;
+        }
+        sum += weights[i] > 0 ? 1u << (weights[i] - 1) : 0;
+    }
+    // the last weight fills up to a power of two
+    unsigned bits = sum > 0 ? qlora__high_bit(sum) + 1 : 0;
+    uint32_t rest = (1u << bits) - sum;
+    if (sum == 0 || bits > QLORA__ZSTD_HUFFMAN_BITS || (rest & (rest - 1)) != 0) {
+        return false;
+    }
+    weights[count++] = (uint8_t)(qlora__high_bit(rest) + 1);
+    uint32_t at = 0;
+    for (unsigned weight = 1; weight <= bits; weight++) {
+        for (unsigned i = 0; i < count; i++) {
+            for (uint32_t k = 0; weights[i] == weight && k < 1u << (weight - 1); k++) {
+                z->huffman[at++] = (uint16_t)(i << 4 | (bits + 1 - weight));
+            }
+        }
+    }
+    z->huffman_bits = bits;
+    *used = bytes + 1;
+    return at == 1u << bits;
+}
+
+// One stream of literals, which must end with its last bit.
+static bool qlora__zstd_stream(qlora__zstd* z, const uint8_t* in, size_t size, uint8_t* out,
+                               size_t count) {
+    qlora__zstd_bits bits;
+    if (!qlora__zstd_bits_begin(&bits, in, size)) {
+        return false;
+    }
+    for (size_t i = 0; i < count; i++) {
+        unsigned entry = z->huffman[qlora__zstd_peek(&bits, z->huffman_bits)];
+        bits.left -= entry & 15;
+        out[i] = (uint8_t)(entry >> 4);
+        if (bits.left < 0) {
+            return false;
+        }
+    }
+    return bits.left == 0;
+}
+
+// Literals in one stream or in four.
+static bool qlora__zstd_streams(qlora__zstd* z, const uint8_t* in, size_t size, bool four) {
+    if (!four) {
+        return qlora__zstd_stream(z, in, size, z->literals, z->literal_count);
+    }
+    if (size < 6) {
+        return false;
+    }
+    size_t part = (z->literal_count + 3) / 4;
+    size_t at = 6;
+    for (size_t i = 0; i < 4; i++) {
+        size_t bytes = i < 3 ? in[2 * i] + 256u * in[2 * i + 1] : size - at;
+        size_t begin = i * part;
+        if (begin > z->literal_count || bytes > size - at) {
+            return false;
+        }
+        size_t count = i < 3 ? part : z->literal_count - begin;
+        if (count > z->literal_count - begin ||
+            !qlora__zstd_stream(z, in + at, bytes, z->literals + begin, count)) {
+            return false;
+        }
+        at += bytes;
+    }
+    return true;
+}
+
+// The literals of a block; *used is the size of their section.
+static bool qlora__zstd_literals(qlora__zstd* z, const uint8_t* in, size_t size, size_t* used) {
+    static const uint8_t header_bytes[2][4] = {{1, 2, 1, 3}, {3, 3, 4, 5}};
+    static const uint8_t size_bits[2][4] = {{5, 12, 5, 20}, {10, 10, 14, 18}};
+    if (size < 1) {
+        return false;
+    }
+    unsigned type = in[0] & 3;
+    unsigned format = in[0] >> 2 & 3;
+    bool packed = type >= 2;
+    size_t header = header_bytes[packed][format];
+    unsigned bits = size_bits[packed][format];
+    unsigned shift = packed || (format & 1) != 0 ? 4 : 3;
+    uint64_t word = 0;
+    if (size < header) {
+        return false;
+    }
+    for (size_t i = 0; i < header; i++) {
+        word |= (uint64_t)in[i] << (8 * i);
+    }
+    uint64_t mask = ((uint64_t)1 << bits) - 1;
+    z->literal_count = (size_t)(word >> shift & mask);
+    size_t stored = packed      ? (size_t)(word >> (shift + bits) & mask)
+                    : type == 1 ? 1
+                                : z->literal_count;
+    if (z->literal_count > QLORA__ZSTD_BLOCK || stored > size - header) {
+        return false;
+    }
+    in += header;
+    *used = header + stored;
+    if (type == 0) {
+        memcpy(z->literals, in, stored);
+        return true;
+    }
+    if (type == 1) {
+        memset(z->literals, in[0], z->literal_count);
+        return true;
+    }
+    size_t tree = 0;
+    if (type == 2 && !qlora__zstd_tree(z, in, stored, &tree)) {
+        z->huffman_bits = 0;
+        return qlora__zstd_bad(z, "invalid Huffman tree");
+    }
+    return z->huffman_bits > 0 && qlora__zstd_streams(z, in + tree, stored - tree, format != 0);
+}
+
+// ---- sequences
+
+// A kind of symbol: its default table, and the base and extra bits of every code.
+typedef struct qlora__zstd_kind {
+    const int16_t* shares;
+    uint8_t symbols; // of the default table
+    uint8_t bits;
+    uint8_t max_bits;
+    uint8_t max_symbols;
+} qlora__zstd_kind;
+
+static const int16_t qlora__zstd_length_shares[36] = {4, 3, 2, 2, 2, 2, 2, 2, 2,  2,  2,  2,
+                                                      2, 1, 1, 1, 2, 2, 2, 2, 2,  2,  2,  2,
+                                                      2, 3, 2, 1, 1, 1, 1, 1, -1, -1, -1, -1};
+static const int16_t qlora__zstd_offset_shares[29] = {
+    1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1};
+static const int16_t qlora__zstd_match_shares[53] = {
+    1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  1,  1,  1,  1,  1,  1, 1,
+    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1};
+
+static const qlora__zstd_kind qlora__zstd_kinds[3] = {{qlora__zstd_length_shares, 36, 6, 9, 36},
+                                                      {qlora__zstd_offset_shares, 29, 5, 8, 32},
+                                                      {qlora__zstd_match_shares, 53, 6, 9, 53}};
+
+static const uint32_t qlora__zstd_length_base[36] = {
+    0,  1,  2,  3,  4,  5,  6,  7,  8,   9,   10,  11,   12,   13,   14,   15,    16,    18,
+    20, 22, 24, 28, 32, 40, 48, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
+static const uint8_t qlora__zstd_length_bits[36] = {0, 0, 0, 0, 0, 0,  0,  0,  0,  0,  0,  0,
+                                                    0, 0, 0, 0, 1, 1,  1,  1,  2,  2,  3,  3,
+                                                    4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+static const uint32_t qlora__zstd_match_base[53] = {
+    3,  4,  5,  6,  7,  8,  9,  10,  11,  12,  13,   14,   15,   16,   17,    18,    19,   20,
+    21, 22, 23, 24, 25, 26, 27, 28,  29,  30,  31,   32,   33,   34,   35,    37,    39,   41,
+    43, 47, 51, 59, 67, 83, 99, 131, 259, 515, 1027, 2051, 4099, 8195, 16387, 32771, 65539};
+static const uint8_t qlora__zstd_match_bits[53] = {
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  0,  0,  0,  0, 0,
+    0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+
+// Prepares one of the three tables in the way that the block names; *at moves on.
+static bool qlora__zstd_table_of(qlora__zstd_table* t, const qlora__zstd_kind* kind, unsigned mode,
+                                 const uint8_t* in, size_t size, size_t* at) {
+    size_t used = 0;
+    switch (mode) {
+    case 0:
+        qlora__zstd_spread(t, kind->shares, kind->symbols, kind->bits);
+        return true;
+    case 1: // one symbol
+        if (*at >= size || in[*at] >= kind->max_symbols) {
+            return false;
+        }
+        t->cells[0].symbol = in[(*at)++];
+        t->cells[0].bits = 0;
+        t->cells[0].base = 0;
+        t->bits = 0;
+        t->known = true;
+        return true;
+    case 2:
+        if (!qlora__zstd_describe(t, in + *at, size - *at, kind->max_bits, kind->max_symbols,
+                                  &used)) {
+            return false;
+        }
+        *at += used;
+        return true;
+    default:
+        return t->known;
+    }
+}
+
+// The offset that a value means: a new one, or one of the last three.
+static uint64_t qlora__zstd_offset(qlora__zstd* z, uint64_t value, bool no_literals) {
+    uint64_t* last = z->repeat;
+    uint64_t offset = value - 3;
+    unsigned which = 3;
+    if (value <= 3) {
+        which = (unsigned)value - 1 + (no_literals ? 1 : 0);
+        offset = which < 3 ? last[which] : last[0] - 1;
+    }
+    if (which > 1) {
+        last[2] = last[1];
+    }
+    if (which > 0) {
+        last[1] = last[0];
+    }
+    last[0] = offset;
+    return offset;
+}
+
+// The sequences of a block: literals, then a copy of what was written before, and so on.
+static bool qlora__zstd_sequences(qlora__zstd* z, qlora__zstd_bits* bits, size_t count,
+                                  uint8_t* out, size_t* place, size_t limit) {
+    unsigned length_state = qlora__zstd_take(bits, z->lengths.bits);
+    unsigned offset_state = qlora__zstd_take(bits, z->offsets.bits);
+    unsigned match_state = qlora__zstd_take(bits, z->matches.bits);
+    const uint8_t* literals = z->literals;
+    size_t left = z->literal_count;
+    size_t at = *place;
+    for (size_t i = 0; i < count; i++) {
+        const qlora__zstd_cell* length_cell = &z->lengths.cells[length_state];
+        const qlora__zstd_cell* offset_cell = &z->offsets.cells[offset_state];
+        const qlora__zstd_cell* match_cell = &z->matches.cells[match_state];
+        uint64_t value =
+            ((uint64_t)1 << offset_cell->symbol) + qlora__zstd_take(bits, offset_cell->symbol);
+        size_t match = qlora__zstd_match_base[match_cell->symbol] +
+                       qlora__zstd_take(bits, qlora__zstd_match_bits[match_cell->symbol]);
+        size_t length = qlora__zstd_length_base[length_cell->symbol] +
+                        qlora__zstd_take(bits, qlora__zstd_length_bits[length_cell->symbol]);
+        uint64_t offset = qlora__zstd_offset(z, value, length == 0);
+        if (i + 1 < count) {
+            length_state = length_cell->base + qlora__zstd_take(bits, length_cell->bits);
+            match_state = match_cell->base + qlora__zstd_take(bits, match_cell->bits);
+            offset_state = offset_cell->base + qlora__zstd_take(bits, offset_cell->bits);
+        }
+        if (bits->left < 0 || length > left || length > limit - at || match > limit - at - length ||
+            offset == 0 || offset > at + length) {
+            return qlora__zstd_bad(z, "invalid sequence");
+        }
+        memcpy(out + at, literals, length);
+        literals += length;
+        left -= length;
+        at += length;
+        for (size_t k = 0; k < match; k++) { // they may overlap: byte by byte
+            out[at + k] = out[at + k - (size_t)offset];
+        }
+        at += match;
+    }
+    if (bits->left != 0 || left > limit - at) {
+        return qlora__zstd_bad(z, "invalid sequences");
+    }
+    memcpy(out + at, literals, left);
+    *place = at + left;
+    return true;
+}
+
+static bool qlora__zstd_block(qlora__zstd* z, const uint8_t* in, size_t size, uint8_t* out,
+                              size_t* place, size_t limit) {
+    size_t at = 0;
+    if (!qlora__zstd_literals(z, in, size, &at) || at >= size) {
+        return qlora__zstd_bad(z, "invalid literals");
+    }
+    size_t count = in[at++];
+    size_t more = count < 128 ? 0 : count < 255 ? 1 : 2;
+    if (more > size - at) {
+        return qlora__zstd_bad(z, "truncated block");
+    }
+    count = more == 0   ? count
+            : more == 1 ? ((count - 128) << 8) + in[at]
+                        : in[at] + ((size_t)in[at + 1] << 8) + 0x7F00;
+    at += more;
+    if (count == 0) {
+        if (at != size || z->literal_count > limit - *place) {
+            return qlora__zstd_bad(z, "invalid block");
+        }
+        memcpy(out + *place, z->literals, z->literal_count);
+        *place += z->literal_count;
+        return true;
+    }
+    qlora__zstd_table* const tables[3] = {&z->lengths, &z->offsets, &z->matches};
+    if (at == size || (in[at] & 3) != 0) {
+        return qlora__zstd_bad(z, "invalid block");
+    }
+    unsigned modes = in[at++];
+    for (unsigned i = 0; i < 3; i++) {
+        if (!qlora__zstd_table_of(tables[i], &qlora__zstd_kinds[i], modes >> (6 - 2 * i) & 3, in,
+                                  size, &at)) {
+            return qlora__zstd_bad(z, "invalid table of a block");
+        }
+    }
+    qlora__zstd_bits bits;
+    if (!qlora__zstd_bits_begin(&bits, in + at, size - at)) {
+        return qlora__zstd_bad(z, "truncated block");
+    }
+    return qlora__zstd_sequences(z, &bits, count, out, place, limit);
+}
+
+// ---- frames
+
+static uint64_t qlora__xxh_round(uint64_t sum, uint64_t word) {
+    sum += word * 0xC2B2AE3D27D4EB4Fu;
+    return (sum << 31 | sum >> 33) * 0x9E3779B185EBCA87u;
+}
+
+// XXH64 with seed 0, of which a frame stores the low half.
+static uint64_t qlora__xxh64(const uint8_t* p, size_t size) {
+    const uint64_t prime1 = 0x9E3779B185EBCA87u;
+    const uint64_t prime2 = 0xC2B2AE3D27D4EB4Fu;
+    const uint64_t prime3 = 0x165667B19E3779F9u;
+    const uint64_t prime4 = 0x85EBCA77C2B2AE63u;
+    const uint64_t prime5 = 0x27D4EB2F165667C5u;
+    uint64_t sum = prime5;
+    size_t left = size;
+    uint64_t word = 0;
+    if (size >= 32) {
+        uint64_t lane[4] = {prime1 + prime2, prime2, 0, 0 - prime1};
+        for (; left >= 32; left -= 32, p += 32) {
+            for (int i = 0; i < 4; i++) {
+                memcpy(&word, p + 8 * i, 8);
+                lane[i] = qlora__xxh_round(lane[i], word);
+            }
+        }
+        sum = (lane[0] << 1 | lane[0] >> 63) + (lane[1] << 7 | lane[1] >> 57) +
+              (lane[2] << 12 | lane[2] >> 52) + (lane[3] << 18 | lane[3] >> 46);
+        for (int i = 0; i < 4; i++) {
+            sum = (sum ^ qlora__xxh_round(0, lane[i])) * prime1 + prime4;
+        }
+    }
+    sum += size;
+    for (; left >= 8; left -= 8, p += 8) {
+        memcpy(&word, p, 8);
+        sum ^= qlora__xxh_round(0, word);
+        sum = (sum << 27 | sum >> 37) * prime1 + prime4;
+    }
+    for (; left >= 4; left -= 4, p += 4) {
+        sum ^= (uint64_t)qlora__load32(p) * prime1;
+        sum = (sum << 23 | sum >> 41) * prime2 + prime3;
+    }
+    for (; left > 0; left--, p++) {
+        sum ^= *p * prime5;
+        sum = (sum << 11 | sum >> 53) * prime1;
+    }
+    sum = (sum ^ sum >> 33) * prime2;
+    sum = (sum ^ sum >> 29) * prime3;
+    return sum ^ sum >> 32;
+}
+
+typedef struct qlora__zstd_frame {
+    uint64_t content; // bytes, UINT64_MAX: not told
+    bool sum;         // a checksum follows the blocks
+} qlora__zstd_frame;
+
+// Reads the header after the magic number; *at moves on.
+static bool qlora__zstd_header(qlora__zstd* z, const uint8_t* in, size_t size, size_t* at,
+                               qlora__zstd_frame* frame) {
+    static const uint8_t dictionary_bytes[4] = {0, 1, 2, 4};
+    if (*at >= size) {
+        return qlora__zstd_bad(z, "truncated header");
+    }
+    unsigned flags = in[(*at)++];
+    bool single = (flags & 32) != 0;
+    size_t dictionary = dictionary_bytes[flags & 3];
+    size_t content = flags >> 6 == 0 ? (single ? 1 : 0) : (size_t)1 << (flags >> 6);
+    if ((flags & 8) != 0) {
+        return qlora__zstd_bad(z, "a reserved bit is set");
+    }
+    if ((single ? 0u : 1u) + dictionary + content > size - *at) {
+        return qlora__zstd_bad(z, "truncated header");
+    }
+    *at += single ? 0 : 1; // the window: everything that was written can be used
+    for (size_t i = 0; i < dictionary; i++) {
+        if (in[*at + i] != 0) {
+            return qlora__zstd_bad(z, "it needs a dictionary");
+        }
+    }
+    *at += dictionary;
+    frame->sum = (flags & 4) != 0;
+    frame->content = content > 0 ? 0 : UINT64_MAX;
+    for (size_t i = 0; i < content; i++) {
+        frame->content |= (uint64_t)in[*at + i] << (8 * i);
+    }
+    frame->content += content == 2 ? 256 : 0;
+    *at += content;
+    return true;
+}
+
+// One block; *last tells whether it ends its frame.
+static bool qlora__zstd_next(qlora__zstd* z, const uint8_t* in, size_t size, size_t* at,
+                             uint8_t* out, size_t* place, size_t wanted, bool* last) {
+    if (size - *at < 3) {
+        return qlora__zstd_bad(z, "truncated");
+    }
+    uint32_t header = (uint32_t)in[*at] | (uint32_t)in[*at + 1] << 8 | (uint32_t)in[*at + 2] << 16;
+    unsigned type = header >> 1 & 3;
+    size_t bytes = header >> 3;
+    size_t stored = type == 1 ? 1 : bytes;
+    *at += 3;
+    *last = (header & 1) != 0;
+    if (type == 3 || bytes > QLORA__ZSTD_BLOCK || stored > size - *at) {
+        return qlora__zstd_bad(z, "invalid block");
+    }
+    const uint8_t* data = in + *at;
+    *at += stored;
+    if (type == 2) {
+        size_t limit = wanted - *place < QLORA__ZSTD_BLOCK ? wanted : *place + QLORA__ZSTD_BLOCK;
+        return qlora__zstd_block(z, data, bytes, out, place, limit);
+    }
+    if (bytes > wanted - *place) {
+        return qlora__zstd_bad(z, "more bytes than announced");
+    }
+    if (type == 1) {
+        memset(out + *place, data[0], bytes);
+    } else {
+        memcpy(out + *place, data, bytes);
+    }
+    *place += bytes;
+    return true;
+}
+
+static bool qlora__zstd_frame_read(qlora__zstd* z, const uint8_t* in, size_t size, size_t* at,
+                                   uint8_t* out, size_t* place, size_t wanted) {
+    qlora__zstd_frame frame;
+    if (!qlora__zstd_header(z, in, size, at, &frame)) {
+        return false;
+    }
+    uint8_t* begin = out + *place; // a frame cannot use what stands before it
+    size_t written = 0;
+    bool last = false;
+    z->repeat[0] = 1;
+    z->repeat[1] = 4;
+    z->repeat[2] = 8;
+    z->huffman_bits = 0;
+    z->lengths.known = false;
+    z->offsets.known = false;
+    z->matches.known = false;
+    while (!last) {
+        if (!qlora__zstd_next(z, in, size, at, begin, &written, wanted - *place, &last)) {
+            return false;
+        }
+    }
+    if (frame.content != UINT64_MAX && frame.content != written) {
+        return qlora__zstd_bad(z, "another size than announced");
+    }
+    if (frame.sum) {
+        if (size - *at < 4) {
+            return qlora__zstd_bad(z, "truncated");
+        }
+        if (qlora__load32(in + *at) != (uint32_t)qlora__xxh64(begin, written)) {
+            return qlora__zstd_bad(z, "its checksum is wrong");
+        }
+        *at += 4;
+    }
+    *place += written;
+    return true;
+}
+
+// Decodes all frames, which must give exactly `wanted` bytes. False: z->fault says why.
+static bool qlora__zstd_decode(qlora__zstd* z, const uint8_t* in, size_t size, uint8_t* out,
+                               size_t wanted) {
+    size_t at = 0;
+    size_t place = 0;
+    z->fault = NULL;
+    while (at < size) {
+        uint32_t magic = size - at >= 4 ? qlora__load32(in + at) : 0;
+        if (magic == 0xFD2FB528u) {
+            at += 4;
+            if (!qlora__zstd_frame_read(z, in, size, &at, out, &place, wanted)) {
+                return false;
+            }
+            continue;
+        }
+        if ((magic & 0xFFFFFFF0u) != 0x184D2A50u || size - at < 8 ||
+            qlora__load32(in + at + 4) > size - at - 8) {
+            return qlora__zstd_bad(z, "no valid frame");
+        }
+        at += 8 + (size_t)qlora__load32(in + at + 4); // a frame to be skipped
+    }
+    return place == wanted || qlora__zstd_bad(z, "another size than announced");
+}
+
+//@@ src/formats/thrift.h
+
+// ---- Thrift, compact protocol: reading ----------------------------------------------------------
+
+// Types of fields and elements.
+enum {
+    QLORA__THRIFT_STOP = 0,
+    QLORA__THRIFT_TRUE = 1,
+    QLORA__THRIFT_FALSE = 2,
+    QLORA__THRIFT_BYTE = 3,
+    QLORA__THRIFT_I16 = 4,
+    QLORA__THRIFT_I32 = 5,
+    QLORA__THRIFT_I64 = 6,
+    QLORA__THRIFT_DOUBLE = 7,
+    QLORA__THRIFT_BINARY = 8,
+    QLORA__THRIFT_LIST = 9,
+    QLORA__THRIFT_SET = 10,
+    QLORA__THRIFT_MAP = 11,
+    QLORA__THRIFT_STRUCT = 12
+};
+
+#define QLORA__THRIFT_MAX_DEPTH 32
+
+// Reads forwards. What does not fit sets `bad` and gives zeros, so that a caller can check once.
+typedef struct qlora__thrift {
+    const uint8_t* at;
+    const uint8_t* end;
+    bool bad;
+} qlora__thrift;
+
+// A field of a struct. Its value follows and must be read or skipped.
+typedef struct qlora__thrift_field {
+    int64_t id; // 0 before the first one
+    int type;
+} qlora__thrift_field;
+
+static size_t qlora__thrift_left(const qlora__thrift* t) {
+    return t->bad ? 0 : (size_t)(t->end - t->at);
+}
+
+static uint8_t qlora__thrift_byte(qlora__thrift* t) {
+    if (qlora__thrift_left(t) == 0) {
+        t->bad = true;
+        return 0;
+    }
+    return *t->at++;
+}
+
+static uint64_t qlora__thrift_varint(qlora__thrift* t) {
+    uint64_t value = 0;
+    for (unsigned shift = 0; shift < 64; shift += 7) {
+        uint8_t byte = qlora__thrift_byte(t);
+        value |= (uint64_t)(byte & 127) << shift;
+        if (byte < 128) {
+            return value;
+        }
+    }
+    t->bad = true;
+    return 0;
+}
+
+static int64_t qlora__zigzag(uint64_t value) {
+    return (int64_t)(value >> 1 ^ (0 - (value & 1)));
+}
+
+static int64_t qlora__thrift_int(qlora__thrift* t) {
+    return qlora__zigzag(qlora__thrift_varint(t));
+}
+
+// Bytes that stay where they are.
+static const uint8_t* qlora__thrift_binary(qlora__thrift* t, size_t* size) {
+    uint64_t length = qlora__thrift_varint(t);
+    if (length > qlora__thrift_left(t)) {
+        t->bad = true;
+    }
+    *size = t->bad ? 0 : (size_t)length;
+    const uint8_t* data = t->at;
+    t->at += *size;
+    return data;
+}
+
+// The next field of a struct; false at its end, and where the data are not valid.
+static bool qlora__thrift_next(qlora__thrift* t, qlora__thrift_field* field) {
+    uint8_t header = qlora__thrift_byte(t);
+    if (t->bad || header == QLORA__THRIFT_STOP) {
+        return false;
+    }
+    field->type = header & 15;
+    field->id = header >> 4 != 0 ? field->id + (header >> 4) : qlora__thrift_int(t);
+    t->bad = t->bad || field->type == 0 || field->type > QLORA__THRIFT_STRUCT || field->id < 0 ||
+             field->id > 32767;
+    return !t->bad;
+}
+
+// The header of a list or a set. Every element takes at least one byte.
+static uint64_t qlora__thrift_list(qlora__thrift* t, int* type) {
+    uint8_t header = qlora__thrift_byte(t);
+    uint64_t count = header >> 4 == 15 ? qlora__thrift_varint(t) : header >> 4;
+    *type = header & 15;
+    if (count > qlora__thrift_left(t) || (count > 0 && (*type == 0 || *type > 12))) {
+        t->bad = true;
+        return 0;
+    }
+    return count;
+}
+
+// A container whose values are being skipped.
+typedef struct qlora__thrift_open {
+    uint64_t left; // values; UINT64_MAX: a struct
+    int type;
+    int other; // of every second value: a map
+} qlora__thrift_open;
+
+// Enters a list, a set, a map or a struct.
+static void qlora__thrift_enter(qlora__thrift* t, int type, qlora__thrift_open* into) {
+    into->left = UINT64_MAX;
+    into->type = 0;
+    into->other = 0;
+    if (type == QLORA__THRIFT_MAP) {
+        uint64_t count = qlora__thrift_varint(t);
+        uint8_t types = count > 0 ? qlora__thrift_byte(t) : 0x33;
+        into->type = types >> 4;
+        into->other = types & 15;
+        t->bad = t->bad || count > qlora__thrift_left(t) || into->type > QLORA__THRIFT_STRUCT ||
+                 into->other > QLORA__THRIFT_STRUCT || into->type == 0 || into->other == 0;
+        into->left = t->bad ? 0 : 2 * count;
+    } else if (type != QLORA__THRIFT_STRUCT) {
+        into->left = qlora__thrift_list(t, &into->type);
+        into->other = into->type;
+    }
+}
+
+// Skips a value that contains no others. In a container, a truth value is a byte; as a field, its
+// type says all.
+static void qlora__thrift_pass(qlora__thrift* t, int type, bool element) {
+    size_t size = 0;
+    if (type == QLORA__THRIFT_BINARY) {
+        qlora__thrift_binary(t, &size);
+    } else if (type == QLORA__THRIFT_DOUBLE) {
+        size = qlora__thrift_left(t) < 8 ? 0 : 8;
+        t->bad = t->bad || size == 0;
+        t->at += size;
+    } else if (type == QLORA__THRIFT_BYTE || (type <= QLORA__THRIFT_FALSE && element)) {
+        qlora__thrift_byte(t);
+    } else if (type > QLORA__THRIFT_FALSE) {
+        qlora__thrift_varint(t);
+    }
+}
+
+// Skips a value with everything inside it.
+static void qlora__thrift_skip(qlora__thrift* t, int type) {
+    qlora__thrift_open stack[QLORA__THRIFT_MAX_DEPTH];
+    int depth = 0;
+    bool element = false;
+    for (;;) {
+        if (type < QLORA__THRIFT_LIST) {
+            qlora__thrift_pass(t, type, element);
+        } else if (depth < QLORA__THRIFT_MAX_DEPTH) {
+            qlora__thrift_enter(t, type, &stack[depth++]);
+        } else {
+            t->bad = true;
+        }
+        // the next value of the innermost container that has one
+        qlora__thrift_field field = {0, 0};
+        while (depth > 0 && (stack[depth - 1].left == 0 || (stack[depth - 1].left == UINT64_MAX &&
+                                                            !qlora__thrift_next(t, &field)))) {
+            depth--;
+        }
+        if (t->bad || depth == 0) {
+            return;
+        }
+        qlora__thrift_open* top = &stack[depth - 1];
+        element = top->left != UINT64_MAX;
+        if (element) {
+            top->left--;
+        }
+        type = !element ? field.type : top->left % 2 == 1 ? top->type : top->other;
+    }
+}
+
+//@@ src/formats/parquet_schema.h
+
+// ---- Parquet: footer and schema -----------------------------------------------------------------
+
+// A file is columns; a row is put together from them as one JSON object. What is held in memory is
+// one page and one dictionary per column that is read, never a row group.
+
+#define QLORA__PARQUET_MAX_ELEMENTS 10000u          // of a schema
+#define QLORA__PARQUET_MAX_DEPTH 60                 // of lists and structs
+#define QLORA__PARQUET_MAX_PAGE ((uint64_t)1 << 30) // bytes of a page, decompressed
+#define QLORA__PARQUET_MAX_HELD ((uint64_t)4 << 30) // bytes of all pages and dictionaries held
+#define QLORA__PARQUET_MAX_ROW ((uint64_t)1 << 28)  // bytes of the JSON of one row
+#define QLORA__PARQUET_MAX_TEXT ((uint64_t)4 << 30) // bytes of the JSON of a small file
+#define QLORA__PARQUET_MAX_GROWTH 1024u             // more of it, per byte of the file
+
+// Physical types, by their number. X(name, bytes); 0 = its size varies.
+#define QLORA__PARQUET_TYPES(X)                                                                    \
+    X(BOOLEAN, 0)                                                                                  \
+    X(INT32, 4)                                                                                    \
+    X(INT64, 8)                                                                                    \
+    X(INT96, 12)                                                                                   \
+    X(FLOAT, 4)                                                                                    \
+    X(DOUBLE, 8)                                                                                   \
+    X(BYTE_ARRAY, 0)                                                                               \
+    X(FIXED, 0)
+
+#define QLORA__PARQUET_ENUM(name, bytes) QLORA__PARQUET_##name,
+typedef enum qlora__parquet_type {
+    QLORA__PARQUET_TYPES(QLORA__PARQUET_ENUM) QLORA__PARQUET_TYPE_COUNT
+} qlora__parquet_type;
+#undef QLORA__PARQUET_ENUM
+
+// How a value is written as JSON.
+typedef enum qlora__parquet_form {
+    QLORA__PARQUET_AS_NONE, // it is not: `why` tells
+    QLORA__PARQUET_AS_BOOL,
+    QLORA__PARQUET_AS_INT,
+    QLORA__PARQUET_AS_UINT,
+    QLORA__PARQUET_AS_FLOAT,
+    QLORA__PARQUET_AS_DOUBLE,
+    QLORA__PARQUET_AS_HALF,
+    QLORA__PARQUET_AS_STRING,
+    QLORA__PARQUET_AS_NULL
+} qlora__parquet_form;
+
+typedef enum qlora__parquet_kind {
+    QLORA__PARQUET_STRUCT,
+    QLORA__PARQUET_LIST,
+    QLORA__PARQUET_LEAF
+} qlora__parquet_kind;
+
+// A node of the tree of values, in depth-first order: a struct is followed by its fields, a list by
+// its element. The group that Parquet puts between a list and its element has no node.
+typedef struct qlora__parquet_node {
+    const char* name; // points into the file, not terminated; elements have none
+    uint32_t name_size;
+    qlora__parquet_kind kind;
+    uint32_t depth;
+    uint32_t present; // definition level from which it is not null
+    uint32_t filled;  // a list: from which it has an element
+    uint32_t repeat;  // a list: repetition level of its further elements
+    uint32_t end;     // the node after everything inside it
+    uint32_t leaf;    // the first leaf inside it
+    uint32_t leaf_end;
+    const char* why; // it cannot be read because it is "...", or NULL
+    bool skip;       // a column that is not read
+} qlora__parquet_node;
+
+// An element of the schema as the file has it.
+typedef struct qlora__parquet_element {
+    const char* name;
+    uint32_t name_size;
+    int64_t type; // -1: a group
+    int64_t type_length;
+    int64_t repetition; // 0 required, 1 optional, 2 repeated
+    int64_t children;
+    int64_t converted; // -1: none
+    int64_t logical;   // field of the union, 0: none
+    bool is_signed;
+} qlora__parquet_element;
+
+// What annotations mean, by the number of the converted type and of the logical type. A leaf that
+// has an annotation that is not listed is refused. Types that Python keeps as objects of their own
+// (dates, decimals) have no JSON that all readers agree on, and neither have maps.
+static const struct {
+    int8_t converted; // -1: none
+    int8_t logical;   // 0: none
+    const char* why;
+} qlora__parquet_refused[] = {{1, 2, "a MAP"},        {2, 0, "a MAP"},        {5, 5, "a DECIMAL"},
+                              {6, 6, "a DATE"},       {7, 7, "a TIME"},       {8, 7, "a TIME"},
+                              {9, 8, "a TIMESTAMP"},  {10, 8, "a TIMESTAMP"}, {20, 13, "BSON"},
+                              {21, 0, "an INTERVAL"}, {-1, 14, "a UUID"},     {-1, 16, "a VARIANT"},
+                              {-1, 17, "a GEOMETRY"}, {-1, 18, "a GEOGRAPHY"}};
+
+static void qlora__parquet_integer(qlora__thrift* t, qlora__parquet_element* e) {
+    qlora__thrift_field field = {0, 0};
+    while (qlora__thrift_next(t, &field)) {
+        if (field.id == 2) {
+            e->is_signed = field.type == QLORA__THRIFT_TRUE;
+        }
+        qlora__thrift_skip(t, field.type);
+    }
+}
+
+// The union of logical types: the field that is set.
+static void qlora__parquet_logical(qlora__thrift* t, qlora__parquet_element* e) {
+    qlora__thrift_field field = {0, 0};
+    while (qlora__thrift_next(t, &field)) {
+        e->logical = field.id;
+        if (field.id == 10 && field.type == QLORA__THRIFT_STRUCT) {
+            qlora__parquet_integer(t, e);
+        } else {
+            qlora__thrift_skip(t, field.type);
+        }
+    }
+}
+
+static void qlora__parquet_element_read(qlora__thrift* t, qlora__parquet_element* e) {
+    memset(e, 0, sizeof *e);
+    e->type = -1;
+    e->converted = -1;
+    e->is_signed = true;
+    qlora__thrift_field field = {0, 0};
+    size_t size = 0;
+    while (qlora__thrift_next(t, &field)) {
+        bool number = field.type == QLORA__THRIFT_I32;
+        if (field.id == 1 && number) {
+            e->type = qlora__thrift_int(t);
+            t->bad = t->bad || e->type < 0;
+        } else if (field.id == 2 && number) {
+            e->type_length = qlora__thrift_int(t);
+        } else if (field.id == 3 && number) {
+            e->repetition = qlora__thrift_int(t);
+        } else if (field.id == 4 && field.type == QLORA__THRIFT_BINARY) {
+            e->name = (const char*)qlora__thrift_binary(t, &size);
+            e->name_size = size < 65536 ? (uint32_t)size : 65536;
+            t->bad = t->bad || size > 65535;
+        } else if (field.id == 5 && number) {
+            e->children = qlora__thrift_int(t);
+        } else if (field.id == 6 && number) {
+            e->converted = qlora__thrift_int(t);
+        } else if (field.id == 10 && field.type == QLORA__THRIFT_STRUCT) {
+            qlora__parquet_logical(t, e);
+        } else {
+            qlora__thrift_skip(t, field.type);
+        }
+    }
+    t->bad = t->bad || e->name == NULL || e->repetition < 0 || e->repetition > 2;
+}
+
+static const char* qlora__parquet_type_name(int64_t type) {
+#define QLORA__PARQUET_NAME(name, bytes) #name,
+    static const char* const names[] = {QLORA__PARQUET_TYPES(QLORA__PARQUET_NAME)};
+#undef QLORA__PARQUET_NAME
+    return type >= 0 && type < QLORA__PARQUET_TYPE_COUNT ? names[type] : "unknown";
+}
+
+// Bytes of a value in PLAIN; 0 if they vary.
+static uint32_t qlora__parquet_width(int64_t type, int64_t type_length) {
+#define QLORA__PARQUET_BYTES(name, bytes) bytes,
+    static const uint8_t widths[] = {QLORA__PARQUET_TYPES(QLORA__PARQUET_BYTES)};
+#undef QLORA__PARQUET_BYTES
+    return type == QLORA__PARQUET_FIXED ? (uint32_t)type_length : widths[type];
+}
+
+static bool qlora__parquet_is_list(const qlora__parquet_element* e) {
+    return e->type < 0 && (e->converted == 3 || e->logical == 3);
+}
+
+// Why an element cannot be read, or NULL.
+static const char* qlora__parquet_why(const qlora__parquet_element* e) {
+    for (size_t i = 0; i < sizeof qlora__parquet_refused / sizeof qlora__parquet_refused[0]; i++) {
+        if ((e->converted >= 0 && e->converted == qlora__parquet_refused[i].converted) ||
+            (e->logical > 0 && e->logical == qlora__parquet_refused[i].logical)) {
+            return qlora__parquet_refused[i].why;
+        }
+    }
+    return NULL;
+}
+
+// How a leaf becomes JSON; *why if it does not.
+static qlora__parquet_form qlora__parquet_form_of(const qlora__parquet_element* e,
+                                                  const char** why) {
+    bool text = e->converted == 0 || e->converted == 4 || e->converted == 19 || e->logical == 1 ||
+                e->logical == 4 || e->logical == 12; // UTF8, ENUM, JSON
+    bool integer = e->logical == 10 || (e->converted >= 11 && e->converted <= 18);
+    bool plain = e->converted < 0 && e->logical == 0;
+    *why = qlora__parquet_why(e);
+    if (*why != NULL) {
+        return QLORA__PARQUET_AS_NONE;
+    }
+    if (e->logical == 11) { // all values are null
+        return QLORA__PARQUET_AS_NULL;
+    }
+    switch (e->type) {
+    case QLORA__PARQUET_BOOLEAN:
+        if (plain) {
+            return QLORA__PARQUET_AS_BOOL;
+        }
+        break;
+    case QLORA__PARQUET_INT32:
+    case QLORA__PARQUET_INT64:
+        if (plain || integer) {
+            bool above = e->converted >= 11 && e->converted <= 14;
+            return above || !e->is_signed ? QLORA__PARQUET_AS_UINT : QLORA__PARQUET_AS_INT;
+        }
+        break;
+    case QLORA__PARQUET_FLOAT:
+    case QLORA__PARQUET_DOUBLE:
+        if (plain) {
+            return e->type == QLORA__PARQUET_FLOAT ? QLORA__PARQUET_AS_FLOAT
+                                                   : QLORA__PARQUET_AS_DOUBLE;
+        }
+        break;
+    case QLORA__PARQUET_BYTE_ARRAY:
+        if (text) {
+            return QLORA__PARQUET_AS_STRING;
+        }
+        *why = plain ? "binary data, not a string" : "of an unknown type";
+        return QLORA__PARQUET_AS_NONE;
+    case QLORA__PARQUET_FIXED:
+        if (e->logical == 15 && e->type_length == 2) {
+            return QLORA__PARQUET_AS_HALF;
+        }
+        *why = "binary data, not a string";
+        return QLORA__PARQUET_AS_NONE;
+    default:
+        *why = e->type == QLORA__PARQUET_INT96 ? "an INT96" : "of an unknown type";
+        return QLORA__PARQUET_AS_NONE;
+    }
+    *why = "of an unknown type";
+    return QLORA__PARQUET_AS_NONE;
+}
+
+//@@ src/formats/parquet_values.h
+
+// ---- Parquet: levels and values of a page -------------------------------------------------------
+
+// n bits (at most 64) from bit `at` of the data, lowest first.
+static uint64_t qlora__parquet_bits(const uint8_t* data, size_t size, uint64_t at, unsigned n) {
+    uint64_t word = 0;
+    size_t byte = (size_t)(at >> 3);
+    unsigned shift = (unsigned)at & 7;
+    size_t left = size - byte;
+    memcpy(&word, data + byte, left < 8 ? left : 8);
+    word >>= shift;
+    if (shift + n > 64 && left > 8) {
+        word |= (uint64_t)data[byte + 8] << (64 - shift);
+    }
+    return n == 64 ? word : word & (((uint64_t)1 << n) - 1);
+}
+
+// ---- runs: levels, indices of a dictionary, booleans
+
+// Runs of one value, and runs of packed values of `width` bits.
+typedef struct qlora__parquet_runs {
+    qlora__thrift in;
+    unsigned width;
+    uint32_t value;
+    uint64_t same;       // copies of `value` that are left
+    uint64_t packed;     // packed values that are left
+    const uint8_t* bits; // the packed run
+    size_t bytes;
+    uint64_t bit;
+} qlora__parquet_runs;
+
+static void qlora__parquet_runs_begin(qlora__parquet_runs* r, const uint8_t* data, size_t size,
+                                      unsigned width) {
+    memset(r, 0, sizeof *r);
+    r->in.at = data;
+    r->in.end = data + size;
+    r->width = width;
+}
+
+// The next value; false if there is none.
+static bool qlora__parquet_runs_next(qlora__parquet_runs* r, uint32_t* value) {
+    *value = 0;
+    if (r->width == 0) {
+        return true; // nothing is stored
+    }
+    while (r->same == 0 && r->packed == 0) {
+        uint64_t header = qlora__thrift_varint(&r->in);
+        uint64_t count = header >> 1;
+        size_t left = qlora__thrift_left(&r->in);
+        if (r->in.bad) {
+            return false;
+        }
+        if ((header & 1) != 0) {
+            // groups of 8 values; the last one may be incomplete
+            r->bytes = count > left / r->width ? left : (size_t)count * r->width;
+            r->packed = count > left / r->width ? (uint64_t)left * 8 / r->width : count * 8;
+            r->bits = r->in.at;
+            r->bit = 0;
+            r->in.at += r->bytes;
+            continue;
+        }
+        size_t bytes = (r->width + 7) / 8;
+        if (bytes > left) {
+            return false;
+        }
+        r->value = 0;
+        for (size_t i = 0; i < bytes; i++) {
+            r->value |= (uint32_t)r->in.at[i] << (8 * i);
+        }
+        r->in.at += bytes;
+        r->same = count;
+    }
+    if (r->same > 0) {
+        r->same--;
+        *value = r->value;
+        return true;
+    }
+    *value = (uint32_t)qlora__parquet_bits(r->bits, r->bytes, r->bit, r->width);
+    r->bit += r->width;
+    r->packed--;
+    return true;
+}
+
+// ---- DELTA_BINARY_PACKED
+
+typedef struct qlora__parquet_delta {
+    qlora__thrift in;
+    uint64_t left;  // values
+    uint64_t value; // the last one
+    uint64_t least; // smallest difference of the block
+    uint64_t pack;  // values of a pack; a block has `packs` of them
+    uint64_t packs;
+    uint64_t next;         // pack of the block
+    const uint8_t* widths; // of the packs
+    const uint8_t* bits;   // of the current pack
+    size_t bytes;
+    uint64_t bit;
+    uint64_t unread; // values of the current pack
+    bool begun;
+} qlora__parquet_delta;
+
+static bool qlora__parquet_delta_begin(qlora__parquet_delta* d, const uint8_t* data, size_t size) {
+    memset(d, 0, sizeof *d);
+    d->in.at = data;
+    d->in.end = data + size;
+    uint64_t block = qlora__thrift_varint(&d->in);
+    d->packs = qlora__thrift_varint(&d->in);
+    d->left = qlora__thrift_varint(&d->in);
+    d->value = (uint64_t)qlora__thrift_int(&d->in);
+    if (d->in.bad || block == 0 || block % 128 != 0 || block > 1u << 24 || d->packs == 0 ||
+        d->packs > block || block % d->packs != 0 || block / d->packs % 32 != 0) {
+        return false;
+    }
+    d->pack = block / d->packs;
+    d->next = d->packs;
+    return true;
+}
+
+// Enters the next pack.
+static bool qlora__parquet_delta_pack(qlora__parquet_delta* d) {
+    if (d->next == d->packs) {
+        d->least = (uint64_t)qlora__thrift_int(&d->in);
+        if (d->packs > qlora__thrift_left(&d->in)) {
+            return false;
+        }
+        d->widths = d->in.at;
+        d->in.at += d->packs;
+        d->next = 0;
+    }
+    unsigned width = d->widths[d->next++];
+    uint64_t bytes = d->pack / 8 * width;
+    if (width > 64 || bytes > qlora__thrift_left(&d->in)) {
+        return false;
+    }
+    d->bits = d->in.at;
+    d->bytes = (size_t)bytes;
+    d->bit = 0;
+    d->in.at += bytes;
+    d->unread = d->pack;
+    return true;
+}
+
+static bool qlora__parquet_delta_next(qlora__parquet_delta* d, uint64_t* value) {
+    if (d->left == 0) {
+        return false;
+    }
+    if (!d->begun) {
+        d->begun = true;
+    } else {
+        if (d->unread == 0 && !qlora__parquet_delta_pack(d)) {
+            return false;
+        }
+        unsigned width = d->widths[d->next - 1];
+        uint64_t more = width > 0 ? qlora__parquet_bits(d->bits, d->bytes, d->bit, width) : 0;
+        d->value += d->least + more;
+        d->bit += width;
+        d->unread--;
+    }
+    d->left--;
+    *value = d->value;
+    return true;
+}
+
+// The first byte after all values, which are not decoded for it; NULL if they are not valid.
+static const uint8_t* qlora__parquet_delta_end(const qlora__parquet_delta* d) {
+    qlora__parquet_delta copy = *d;
+    for (uint64_t left = d->left > 0 ? d->left - 1 : 0; left > 0;) {
+        if (!qlora__parquet_delta_pack(&copy)) {
+            return NULL;
+        }
+        left -= left < copy.pack ? left : copy.pack;
+    }
+    return copy.in.at;
+}
+
+// ---- a column that is being read
+
+// Memory that a column owns, and the limit for all columns together.
+typedef struct qlora__parquet_block {
+    uint8_t* data;
+    size_t capacity;
+} qlora__parquet_block;
+
+typedef struct qlora__parquet_held {
+    uint64_t bytes;
+    uint64_t limit;
+} qlora__parquet_held;
+
+typedef struct qlora__parquet_leaf qlora__parquet_leaf;
+typedef bool (*qlora__parquet_begin_fn)(qlora__parquet_leaf* leaf);
+typedef bool (*qlora__parquet_next_fn)(qlora__parquet_leaf* leaf);
+
+struct qlora__parquet_leaf {
+    uint32_t node;
+    qlora__parquet_type type;
+    qlora__parquet_form form;
+    uint32_t width; // bytes of a value, 0: varies
+    uint32_t max_definition;
+    uint32_t max_repetition;
+    // the pages that are still to be read
+    const uint8_t* at;
+    const uint8_t* end;
+    int64_t codec;
+    int64_t left; // entries in them
+    // the dictionary
+    qlora__parquet_block dictionary;
+    qlora__parquet_block places; // of strings: where each one starts, a uint32_t
+    const uint8_t* words;
+    size_t words_size;
+    uint32_t word_count;
+    bool has_dictionary;
+    // the page
+    qlora__parquet_block page;
+    uint64_t entries; // that are left
+    qlora__parquet_runs repetitions;
+    qlora__parquet_runs definitions;
+    qlora__parquet_next_fn next;
+    const uint8_t* values;
+    const uint8_t* values_end;
+    uint64_t index;
+    qlora__parquet_runs runs;
+    qlora__parquet_delta lengths;
+    qlora__parquet_delta prefixes;
+    qlora__parquet_block previous; // the last string, whose beginning the next one may share
+    // the next entry, if `ready`
+    bool ready;
+    bool ended; // there is none in this row group
+    uint32_t repetition;
+    uint32_t definition;
+    // the last value
+    const uint8_t* value;
+    size_t value_size;
+    uint8_t made[16]; // where it was put together
+};
+
+static void qlora__parquet_block_free(qlora__env* env, qlora__parquet_held* held,
+                                      qlora__parquet_block* block) {
+    held->bytes -= block->capacity;
+    qlora__env_free(env, block->data, block->capacity);
+    memset(block, 0, sizeof *block);
+}
+
+// Makes room for `size` bytes; what was there is lost.
+static qlora_result qlora__parquet_block_room(qlora__env* env, qlora__parquet_held* held,
+                                              qlora__parquet_block* block, uint64_t size) {
+    if (size <= block->capacity) {
+        return QLORA_OK;
+    }
+    qlora__parquet_block_free(env, held, block);
+    if (size > held->limit - held->bytes) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "its pages need more than %llu MiB of memory together with those "
+                               "of the other columns",
+                               (unsigned long long)(held->limit >> 20));
+    }
+    block->data = (uint8_t*)qlora__env_alloc(env, (size_t)size);
+    if (block->data == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    block->capacity = (size_t)size;
+    held->bytes += size;
+    return QLORA_OK;
+}
+
+// ---- encodings: `begin` prepares the values of a page, `next` reads one into leaf->value
+
+static bool qlora__parquet_take(qlora__parquet_leaf* leaf, uint64_t size) {
+    if (size > (uint64_t)(leaf->values_end - leaf->values)) {
+        return false;
+    }
+    leaf->value = leaf->values;
+    leaf->value_size = (size_t)size;
+    leaf->values += size;
+    return true;
+}
+
+static bool qlora__parquet_plain_next(qlora__parquet_leaf* leaf) {
+    if (leaf->type == QLORA__PARQUET_BYTE_ARRAY) {
+        if (leaf->values_end - leaf->values < 4) {
+            return false;
+        }
+        uint32_t size = qlora__load32(leaf->values);
+        leaf->values += 4;
+        return qlora__parquet_take(leaf, size);
+    }
+    if (leaf->type != QLORA__PARQUET_BOOLEAN) {
+        return qlora__parquet_take(leaf, leaf->width);
+    }
+    if (leaf->index / 8 >= (uint64_t)(leaf->values_end - leaf->values)) {
+        return false;
+    }
+    leaf->made[0] = leaf->values[leaf->index / 8] >> (leaf->index % 8) & 1;
+    leaf->index++;
+    leaf->value = leaf->made;
+    leaf->value_size = 1;
+    return true;
+}
+
+static bool qlora__parquet_plain_begin(qlora__parquet_leaf* leaf) {
+    leaf->index = 0;
+    return true;
+}
+
+// One byte with the width, then runs of indices.
+static bool qlora__parquet_indices_begin(qlora__parquet_leaf* leaf) {
+    size_t size = (size_t)(leaf->values_end - leaf->values);
+    if (!leaf->has_dictionary) {
+        return false;
+    }
+    if (size == 0) { // nothing but nulls
+        qlora__parquet_runs_begin(&leaf->runs, leaf->values, 0, 1);
+        return true;
+    }
+    if (leaf->values[0] > 32) {
+        return false;
+    }
+    qlora__parquet_runs_begin(&leaf->runs, leaf->values + 1, size - 1, leaf->values[0]);
+    return true;
+}
+
+static bool qlora__parquet_indices_next(qlora__parquet_leaf* leaf) {
+    uint32_t index = 0;
+    if (!qlora__parquet_runs_next(&leaf->runs, &index) || index >= leaf->word_count) {
+        return false;
+    }
+    if (leaf->type != QLORA__PARQUET_BYTE_ARRAY) {
+        leaf->value = leaf->words + (size_t)index * leaf->width;
+        leaf->value_size = leaf->width;
+        return true;
+    }
+    uint32_t place = 0;
+    memcpy(&place, leaf->places.data + 4 * (size_t)index, 4);
+    leaf->value_size = qlora__load32(leaf->words + place);
+    leaf->value = leaf->words + place + 4;
+    return true;
+}
+
+// Booleans: a length, then runs of one bit.
+static bool qlora__parquet_rle_begin(qlora__parquet_leaf* leaf) {
+    size_t size = (size_t)(leaf->values_end - leaf->values);
+    uint32_t length = size >= 4 ? qlora__load32(leaf->values) : 0;
+    if (size > 0 && (size < 4 || length > size - 4)) {
+        return false;
+    }
+    qlora__parquet_runs_begin(&leaf->runs, leaf->values + (size > 0 ? 4 : 0), length, 1);
+    return true;
+}
+
+static bool qlora__parquet_rle_next(qlora__parquet_leaf* leaf) {
+    uint32_t value = 0;
+    bool ok = qlora__parquet_runs_next(&leaf->runs, &value);
+    leaf->made[0] = (uint8_t)value;
+    leaf->value = leaf->made;
+    leaf->value_size = 1;
+    return ok && value < 2;
+}
+
+// A page without values may be empty.
+static bool qlora__parquet_delta_start(qlora__parquet_delta* d, const uint8_t* data,
+                                       const uint8_t* end) {
+    if (data == end) {
+        memset(d, 0, sizeof *d);
+        d->in.at = data;
+        d->in.end = end;
+        return true;
+    }
+    return qlora__parquet_delta_begin(d, data, (size_t)(end - data));
+}
+
+static bool qlora__parquet_numbers_begin(qlora__parquet_leaf* leaf) {
+    return qlora__parquet_delta_start(&leaf->lengths, leaf->values, leaf->values_end);
+}
+
+static bool qlora__parquet_numbers_next(qlora__parquet_leaf* leaf) {
+    uint64_t value = 0;
+    bool ok = qlora__parquet_delta_next(&leaf->lengths, &value);
+    memcpy(leaf->made, &value, 8); // little-endian: the low bytes first
+    leaf->value = leaf->made;
+    leaf->value_size = leaf->width;
+    return ok;
+}
+
+// All lengths, then all bytes.
+static bool qlora__parquet_strings_begin(qlora__parquet_leaf* leaf) {
+    if (!qlora__parquet_delta_start(&leaf->lengths, leaf->values, leaf->values_end)) {
+        return false;
+    }
+    leaf->values = qlora__parquet_delta_end(&leaf->lengths);
+    return leaf->values != NULL;
+}
+
+static bool qlora__parquet_strings_next(qlora__parquet_leaf* leaf) {
+    uint64_t size = 0;
+    return qlora__parquet_delta_next(&leaf->lengths, &size) && qlora__parquet_take(leaf, size);
+}
+
+// All lengths of shared beginnings, then the rest of each string as above.
+static bool qlora__parquet_prefixes_begin(qlora__parquet_leaf* leaf) {
+    if (!qlora__parquet_delta_start(&leaf->prefixes, leaf->values, leaf->values_end)) {
+        return false;
+    }
+    leaf->values = qlora__parquet_delta_end(&leaf->prefixes);
+    leaf->index = 0; // length of the last string
+    return leaf->values != NULL && qlora__parquet_strings_begin(leaf);
+}
+
+// The room for leaf->previous is that of the page: no string can be longer than all its rests.
+static bool qlora__parquet_prefixes_next(qlora__parquet_leaf* leaf) {
+    uint64_t shared = 0;
+    if (!qlora__parquet_delta_next(&leaf->prefixes, &shared) || shared > leaf->index ||
+        !qlora__parquet_strings_next(leaf) || leaf->value_size > leaf->previous.capacity - shared) {
+        return false;
+    }
+    if (leaf->value_size > 0) {
+        memcpy(leaf->previous.data + shared, leaf->value, leaf->value_size);
+    }
+    leaf->value = leaf->previous.data;
+    leaf->value_size += (size_t)shared;
+    leaf->index = leaf->value_size;
+    return leaf->type == QLORA__PARQUET_BYTE_ARRAY || leaf->value_size == leaf->width;
+}
+
+// The first byte of every value, then the second byte of every value, and so on.
+static bool qlora__parquet_split_begin(qlora__parquet_leaf* leaf) {
+    leaf->index = 0;
+    return leaf->width <= sizeof leaf->made &&
+           (size_t)(leaf->values_end - leaf->values) % leaf->width == 0;
+}
+
+static bool qlora__parquet_split_next(qlora__parquet_leaf* leaf) {
+    uint64_t count = (uint64_t)(leaf->values_end - leaf->values) / leaf->width;
+    if (leaf->index >= count) {
+        return false;
+    }
+    for (uint32_t i = 0; i < leaf->width; i++) {
+        leaf->made[i] = leaf->values[i * count + leaf->index];
+    }
+    leaf->index++;
+    leaf->value = leaf->made;
+    leaf->value_size = leaf->width;
+    return true;
+}
+
+typedef struct qlora__parquet_encoding {
+    const char* name;
+    unsigned types;                // a bit for each physical type that it may have
+    qlora__parquet_begin_fn begin; // NULL: not supported
+    qlora__parquet_next_fn next;
+} qlora__parquet_encoding;
+
+// By their number.
+static const qlora__parquet_encoding qlora__parquet_encodings[] = {
+    {"PLAIN", 0xFF, qlora__parquet_plain_begin, qlora__parquet_plain_next},
+    {"GROUP_VAR_INT", 0, NULL, NULL},
+    {"PLAIN_DICTIONARY", 0xFE, qlora__parquet_indices_begin, qlora__parquet_indices_next},
+    {"RLE", 1u << QLORA__PARQUET_BOOLEAN, qlora__parquet_rle_begin, qlora__parquet_rle_next},
+    {"BIT_PACKED", 0, NULL, NULL},
+    {"DELTA_BINARY_PACKED", 1u << QLORA__PARQUET_INT32 | 1u << QLORA__PARQUET_INT64,
+     qlora__parquet_numbers_begin, qlora__parquet_numbers_next},
+    {"DELTA_LENGTH_BYTE_ARRAY", 1u << QLORA__PARQUET_BYTE_ARRAY, qlora__parquet_strings_begin,
+     qlora__parquet_strings_next},
+    {"DELTA_BYTE_ARRAY", 1u << QLORA__PARQUET_BYTE_ARRAY | 1u << QLORA__PARQUET_FIXED,
+     qlora__parquet_prefixes_begin, qlora__parquet_prefixes_next},
+    {"RLE_DICTIONARY", 0xFE, qlora__parquet_indices_begin, qlora__parquet_indices_next},
+    {"BYTE_STREAM_SPLIT",
+     1u << QLORA__PARQUET_INT32 | 1u << QLORA__PARQUET_INT64 | 1u << QLORA__PARQUET_FLOAT |
+         1u << QLORA__PARQUET_DOUBLE | 1u << QLORA__PARQUET_FIXED,
+     qlora__parquet_split_begin, qlora__parquet_split_next}};
+
+enum {
+    QLORA__PARQUET_PLAIN = 0,
+    QLORA__PARQUET_PLAIN_DICTIONARY = 2,
+    QLORA__PARQUET_RLE = 3,
+    QLORA__PARQUET_DELTA_BYTE_ARRAY = 7,
+    QLORA__PARQUET_ENCODING_COUNT = 10
+};
+
+//@@ src/formats/parquet_pages.h
+
+// ---- Parquet: pages -----------------------------------------------------------------------------
+
+typedef struct qlora__parquet_group {
+    const uint8_t* columns; // the list in the footer
+    int64_t rows;
+} qlora__parquet_group;
+
+// An open file. The bytes belong to the caller.
+typedef struct qlora__parquet {
+    const char* label;
+    const uint8_t* file;
+    uint64_t size;
+    uint64_t footer;            // where it begins: no page lies behind it
+    qlora__parquet_node* nodes; // the first one is the row
+    uint32_t node_count;
+    uint32_t node_capacity;
+    qlora__parquet_leaf* leaves;
+    uint32_t leaf_count;
+    uint32_t leaf_capacity;
+    qlora__parquet_group* groups;
+    uint32_t group_count;
+    uint32_t group;    // that is being read, from 1; 0: none yet
+    int64_t rows_left; // of it
+    uint64_t row;      // of the file, from 1
+    bool inside;       // this row is being put together
+    uint64_t text;     // bytes of JSON so far
+    uint64_t text_limit;
+    qlora__parquet_held held;
+    qlora__crc32 crc;
+    qlora__zstd* zstd; // both are made when they are needed
+    qlora__gzip* gzip;
+} qlora__parquet;
+
+static const struct {
+    const char* name;
+    uint32_t growth; // what a byte can become at most; 0: not supported
+} qlora__parquet_codecs[] = {{"UNCOMPRESSED", 1}, {"SNAPPY", 22}, {"GZIP", 1033},  {"LZO", 0},
+                             {"BROTLI", 0},       {"LZ4", 0},     {"ZSTD", 65536}, {"LZ4_RAW", 0}};
+
+enum { QLORA__PARQUET_CODEC_COUNT = 8 };
+
+// Writes the name of a column: of its fields, with dots between.
+static void qlora__parquet_path(const qlora__parquet* p, uint32_t node, char* out, size_t room) {
+    size_t used = 0;
+    out[0] = '\0';
+    for (uint32_t i = 1; i <= node; i++) {
+        const qlora__parquet_node* n = &p->nodes[i];
+        if (n->end > node && n->name != NULL) {
+            int size = n->name_size < 60 ? (int)n->name_size : 60;
+            qlora__append(out, room, &used, "%s%.*s", used > 0 ? "." : "", size, n->name);
+        }
+    }
+}
+
+// Puts the place before the error text.
+static qlora_result qlora__parquet_at(qlora__env* env, const qlora__parquet* p,
+                                      const qlora__parquet_leaf* leaf, qlora_result result) {
+    char path[256];
+    char row[40] = "";
+    qlora__parquet_path(p, leaf->node, path, sizeof path);
+    if (p->inside) {
+        snprintf(row, sizeof row, ", row %llu", (unsigned long long)p->row);
+    }
+    return qlora__env_wrap(env, result, "%s: row group %u%s, column \"%s\": ", p->label, p->group,
+                           row, path);
+}
+
+// ---- page headers
+
+enum { QLORA__PARQUET_DATA = 0, QLORA__PARQUET_DICTIONARY = 2, QLORA__PARQUET_DATA_V2 = 3 };
+
+typedef struct qlora__parquet_page {
+    int64_t type;
+    int64_t size;   // decompressed
+    int64_t stored; // in the file
+    int64_t crc;    // -1: none
+    bool described; // the header of its type is there
+    int64_t entries;
+    int64_t encoding;
+    int64_t definition; // encoding of the levels; in version 2 their bytes
+    int64_t repetition;
+    bool plain; // version 2: the values are not compressed
+} qlora__parquet_page;
+
+// The fields of the three kinds of headers. Version 2 has two numbers in between that are not used.
+static void qlora__parquet_page_kind(qlora__thrift* t, qlora__parquet_page* page, bool second) {
+    qlora__thrift_field field = {0, 0};
+    page->described = true;
+    page->plain = false;
+    while (qlora__thrift_next(t, &field)) {
+        bool number = field.type == QLORA__THRIFT_I32;
+        int64_t id = second && field.id > 3 ? field.id - 2 : second && field.id > 1 ? 0 : field.id;
+        int64_t* const into[5] = {NULL, &page->entries, &page->encoding, &page->definition,
+                                  &page->repetition};
+        if (number && id >= 1 && id <= 4) {
+            *into[id] = qlora__thrift_int(t);
+            continue;
+        }
+        if (second && field.id == 7) {
+            page->plain = field.type == QLORA__THRIFT_FALSE;
+        }
+        qlora__thrift_skip(t, field.type);
+    }
+}
+
+static bool qlora__parquet_page_read(qlora__parquet_leaf* leaf, qlora__parquet_page* page) {
+    qlora__thrift t;
+    qlora__thrift_field field = {0, 0};
+    memset(page, 0, sizeof *page);
+    page->type = -1;
+    page->crc = -1;
+    page->size = -1;
+    page->stored = -1;
+    t.at = leaf->at;
+    t.end = leaf->end;
+    t.bad = false;
+    while (qlora__thrift_next(&t, &field)) {
+        bool number = field.type == QLORA__THRIFT_I32;
+        bool inner = field.type == QLORA__THRIFT_STRUCT;
+        if (field.id == 1 && number) {
+            page->type = qlora__thrift_int(&t);
+        } else if (field.id == 2 && number) {
+            page->size = qlora__thrift_int(&t);
+        } else if (field.id == 3 && number) {
+            page->stored = qlora__thrift_int(&t);
+        } else if (field.id == 4 && number) {
+            page->crc = (int64_t)(uint32_t)qlora__thrift_int(&t);
+        } else if (inner && (field.id == 5 || field.id == 7 || field.id == 8)) {
+            qlora__parquet_page_kind(&t, page, field.id == 8);
+        } else {
+            qlora__thrift_skip(&t, field.type);
+        }
+    }
+    leaf->at = t.at;
+    return !t.bad && page->type >= 0 && page->size >= 0 && page->stored >= 0 &&
+           page->stored <= t.end - t.at && page->entries >= 0 && page->entries <= INT32_MAX;
+}
+
+// ---- decompression
+
+static qlora_result qlora__parquet_gunzip(qlora__env* env, qlora__parquet* p, const uint8_t* in,
+                                          size_t size, uint8_t* out, size_t wanted) {
+    if (p->gzip == NULL) {
+        p->gzip = (qlora__gzip*)qlora__env_alloc(env, sizeof *p->gzip);
+        if (p->gzip == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+    }
+    size_t at = 0;
+    bool ended = false;
+    qlora__gzip_begin(p->gzip, in, size);
+    QLORA__TRY(qlora__gzip_read(env, p->gzip, out, &at, wanted + 1, &ended)); // one byte too many
+    return ended && at == wanted
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                 "damaged gzip data: they do not give the %llu bytes announced",
+                                 (unsigned long long)wanted);
+}
+
+// Decompresses into `out`, which has room for one byte more than `wanted`.
+static qlora_result qlora__parquet_unpack(qlora__env* env, qlora__parquet* p, int64_t codec,
+                                          const uint8_t* in, size_t size, uint8_t* out,
+                                          size_t wanted) {
+    if (codec == 2) {
+        return qlora__parquet_gunzip(env, p, in, size, out, wanted);
+    }
+    if (codec == 1) {
+        return qlora__snappy_decode(in, size, out, wanted)
+                   ? QLORA_OK
+                   : qlora__env_fail(env, QLORA_ERR_FORMAT, "damaged Snappy data");
+    }
+    if (p->zstd == NULL) {
+        p->zstd = (qlora__zstd*)qlora__env_alloc_zero(env, sizeof *p->zstd);
+        if (p->zstd == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+    }
+    return qlora__zstd_decode(p->zstd, in, size, out, wanted)
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT, "damaged Zstandard data: %s",
+                                 p->zstd->fault);
+}
+
+// The bytes of a page: in the file if they are not compressed, else in `block`.
+static qlora_result qlora__parquet_open_page(qlora__env* env, qlora__parquet* p,
+                                             const qlora__parquet_leaf* leaf, bool compressed,
+                                             const uint8_t* in, size_t size, uint64_t wanted,
+                                             qlora__parquet_block* block, const uint8_t** out) {
+    if (!compressed || (size == 0 && wanted == 0)) {
+        *out = in;
+        return size == wanted
+                   ? QLORA_OK
+                   : qlora__env_fail(env, QLORA_ERR_FORMAT, "a page has two sizes, %llu and %llu",
+                                     (unsigned long long)size, (unsigned long long)wanted);
+    }
+    uint64_t growth = qlora__parquet_codecs[leaf->codec].growth;
+    if (wanted > growth * (size + 64)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%llu bytes cannot decompress to the %llu announced",
+                               (unsigned long long)size, (unsigned long long)wanted);
+    }
+    if (wanted > QLORA__PARQUET_MAX_PAGE) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "a page of %llu bytes; %llu at most",
+                               (unsigned long long)wanted,
+                               (unsigned long long)QLORA__PARQUET_MAX_PAGE);
+    }
+    QLORA__TRY(qlora__parquet_block_room(env, &p->held, block, wanted + 1));
+    *out = block->data;
+    return qlora__parquet_unpack(env, p, leaf->codec, in, size, block->data, (size_t)wanted);
+}
+
+// ---- dictionaries
+
+// Finds where every string of a dictionary starts.
+static qlora_result qlora__parquet_places(qlora__env* env, qlora__parquet* p,
+                                          qlora__parquet_leaf* leaf) {
+    QLORA__TRY(
+        qlora__parquet_block_room(env, &p->held, &leaf->places, 4 * (uint64_t)leaf->word_count));
+    size_t at = 0;
+    for (uint32_t i = 0; i < leaf->word_count; i++) {
+        uint32_t place = (uint32_t)at;
+        uint32_t size = leaf->words_size - at >= 4 ? qlora__load32(leaf->words + at) : 0;
+        if (leaf->words_size - at < 4 || size > leaf->words_size - at - 4) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "its dictionary ends inside entry %u of %u", i + 1,
+                                   leaf->word_count);
+        }
+        memcpy(leaf->places.data + 4 * (size_t)i, &place, 4);
+        at += 4 + (size_t)size;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__parquet_dictionary(qlora__env* env, qlora__parquet* p,
+                                              qlora__parquet_leaf* leaf,
+                                              const qlora__parquet_page* page) {
+    if (leaf->has_dictionary || leaf->type == QLORA__PARQUET_BOOLEAN) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "a dictionary where none is allowed");
+    }
+    if (page->encoding != QLORA__PARQUET_PLAIN &&
+        page->encoding != QLORA__PARQUET_PLAIN_DICTIONARY) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "its dictionary has the encoding %lld; only PLAIN is supported",
+                               (long long)page->encoding);
+    }
+    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, leaf->codec != 0, leaf->at,
+                                        (size_t)page->stored, (uint64_t)page->size,
+                                        &leaf->dictionary, &leaf->words));
+    leaf->words_size = (size_t)page->size;
+    leaf->word_count = (uint32_t)page->entries;
+    leaf->has_dictionary = true;
+    uint64_t least = leaf->width > 0 ? leaf->width : 4;
+    if (leaf->word_count > leaf->words_size / least) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%u entries do not fit in its dictionary of %llu bytes",
+                               leaf->word_count, (unsigned long long)leaf->words_size);
+    }
+    return leaf->width > 0 ? QLORA_OK : qlora__parquet_places(env, p, leaf);
+}
+
+// ---- data pages
+
+static unsigned qlora__parquet_level_bits(uint32_t level) {
+    return level > 0 ? qlora__high_bit(level) + 1 : 0;
+}
+
+// Levels of a version 1 page: a length, then runs. *at moves on.
+static bool qlora__parquet_levels(const uint8_t* data, size_t size, size_t* at, uint32_t max,
+                                  qlora__parquet_runs* runs) {
+    size_t length = 0;
+    if (max > 0) {
+        if (size - *at < 4 || qlora__load32(data + *at) > size - *at - 4) {
+            return false;
+        }
+        length = qlora__load32(data + *at);
+        *at += 4;
+    }
+    qlora__parquet_runs_begin(runs, data + *at, length, qlora__parquet_level_bits(max));
+    *at += length;
+    return true;
+}
+
+// Prepares the values of a page, with the encoding that its header names.
+static qlora_result qlora__parquet_values(qlora__env* env, qlora__parquet* p,
+                                          qlora__parquet_leaf* leaf, int64_t number) {
+    const qlora__parquet_encoding* encoding = number >= 0 && number < QLORA__PARQUET_ENCODING_COUNT
+                                                  ? &qlora__parquet_encodings[number]
+                                                  : NULL;
+    if (encoding == NULL || encoding->begin == NULL) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "the encoding %s (number %lld) is not supported",
+                               encoding != NULL ? encoding->name : "unknown", (long long)number);
+    }
+    if ((encoding->types >> leaf->type & 1) == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s values cannot have the encoding %s",
+                               qlora__parquet_type_name(leaf->type), encoding->name);
+    }
+    if (number == QLORA__PARQUET_DELTA_BYTE_ARRAY) {
+        QLORA__TRY(qlora__parquet_block_room(env, &p->held, &leaf->previous,
+                                             (uint64_t)(leaf->values_end - leaf->values) + 1));
+    }
+    leaf->next = encoding->next;
+    return encoding->begin(leaf)
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                 "invalid %s values, or no dictionary for them", encoding->name);
+}
+
+static qlora_result qlora__parquet_first_version(qlora__env* env, qlora__parquet* p,
+                                                 qlora__parquet_leaf* leaf,
+                                                 const qlora__parquet_page* page) {
+    const uint8_t* data = NULL;
+    size_t size = (size_t)page->size;
+    size_t at = 0;
+    if ((leaf->max_repetition > 0 && page->repetition != QLORA__PARQUET_RLE) ||
+        (leaf->max_definition > 0 && page->definition != QLORA__PARQUET_RLE)) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "levels in another encoding than RLE (BIT_PACKED, say) are not "
+                               "supported");
+    }
+    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, leaf->codec != 0, leaf->at,
+                                        (size_t)page->stored, (uint64_t)page->size, &leaf->page,
+                                        &data));
+    if (!qlora__parquet_levels(data, size, &at, leaf->max_repetition, &leaf->repetitions) ||
+        !qlora__parquet_levels(data, size, &at, leaf->max_definition, &leaf->definitions)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "the levels of a page do not fit in it");
+    }
+    leaf->values = data + at;
+    leaf->values_end = data + size;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__parquet_second_version(qlora__env* env, qlora__parquet* p,
+                                                  qlora__parquet_leaf* leaf,
+                                                  const qlora__parquet_page* page) {
+    if (page->repetition < 0 || page->definition < 0 || page->repetition > page->stored ||
+        page->definition > page->stored - page->repetition ||
+        page->repetition + page->definition > page->size) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "the levels of a page do not fit in it");
+    }
+    size_t repetition = (size_t)page->repetition;
+    size_t levels = repetition + (size_t)page->definition;
+    qlora__parquet_runs_begin(&leaf->repetitions, leaf->at, repetition,
+                              qlora__parquet_level_bits(leaf->max_repetition));
+    qlora__parquet_runs_begin(&leaf->definitions, leaf->at + repetition, levels - repetition,
+                              qlora__parquet_level_bits(leaf->max_definition));
+    uint64_t size = (uint64_t)page->size - levels;
+    const uint8_t* data = NULL;
+    QLORA__TRY(qlora__parquet_open_page(env, p, leaf, leaf->codec != 0 && !page->plain,
+                                        leaf->at + levels, (size_t)page->stored - levels, size,
+                                        &leaf->page, &data));
+    leaf->values = data;
+    leaf->values_end = data + size;
+    return QLORA_OK;
+}
+
+// Goes to the next page with entries.
+static qlora_result qlora__parquet_turn(qlora__env* env, qlora__parquet* p,
+                                        qlora__parquet_leaf* leaf) {
+    while (leaf->entries == 0) {
+        qlora__parquet_page page;
+        if (!qlora__parquet_page_read(leaf, &page)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "invalid page header; %lld entries are missing",
+                                   (long long)leaf->left);
+        }
+        bool first = page.type == QLORA__PARQUET_DATA;
+        bool second = page.type == QLORA__PARQUET_DATA_V2;
+        bool used = first || second || page.type == QLORA__PARQUET_DICTIONARY;
+        if (used && page.crc >= 0 &&
+            page.crc != (int64_t)qlora__crc32_add(&p->crc, 0, leaf->at, (size_t)page.stored)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "the checksum of a page is wrong");
+        }
+        if (used && !page.described) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "invalid page header");
+        }
+        if (page.type == QLORA__PARQUET_DICTIONARY) {
+            QLORA__TRY(qlora__parquet_dictionary(env, p, leaf, &page));
+        } else if (used) {
+            QLORA__TRY(first ? qlora__parquet_first_version(env, p, leaf, &page)
+                             : qlora__parquet_second_version(env, p, leaf, &page));
+            QLORA__TRY(qlora__parquet_values(env, p, leaf, page.encoding));
+            if (page.entries > leaf->left) {
+                return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                       "its pages have more entries than the footer announces");
+            }
+            leaf->entries = (uint64_t)page.entries;
+            leaf->left -= page.entries;
+        }
+        leaf->at += page.stored;
+    }
+    return QLORA_OK;
+}
+
+// Makes the next entry available: its levels, not yet its value.
+static qlora_result qlora__parquet_peek(qlora__env* env, qlora__parquet* p,
+                                        qlora__parquet_leaf* leaf) {
+    if (leaf->ready) {
+        return QLORA_OK;
+    }
+    leaf->repetition = 0;
+    leaf->definition = 0;
+    if (leaf->entries == 0 && leaf->left == 0) {
+        leaf->ended = true;
+        leaf->ready = true;
+        return QLORA_OK;
+    }
+    if (leaf->entries == 0) {
+        qlora_result r = qlora__parquet_turn(env, p, leaf);
+        if (r != QLORA_OK) {
+            return qlora__parquet_at(env, p, leaf, r);
+        }
+    }
+    if (!qlora__parquet_runs_next(&leaf->repetitions, &leaf->repetition) ||
+        !qlora__parquet_runs_next(&leaf->definitions, &leaf->definition) ||
+        leaf->repetition > leaf->max_repetition || leaf->definition > leaf->max_definition) {
+        return qlora__parquet_at(
+            env, p, leaf, qlora__env_fail(env, QLORA_ERR_FORMAT, "invalid levels in a page"));
+    }
+    leaf->entries--;
+    leaf->ready = true;
+    return QLORA_OK;
+}
+
+//@@ src/formats/parquet_open.h
+
+// ---- Parquet: opening a file --------------------------------------------------------------------
+
+// ---- the tree of values
+
+typedef enum qlora__parquet_inside {
+    QLORA__PARQUET_FIELDS, // fields of a struct
+    QLORA__PARQUET_MIDDLE, // the repeated group of a list
+    QLORA__PARQUET_ELEMENT // the element inside that group
+} qlora__parquet_inside;
+
+// A group whose children are being read.
+typedef struct qlora__parquet_frame {
+    int64_t left;
+    qlora__parquet_inside inside;
+    uint32_t definition;
+    uint32_t repetition;
+    uint32_t depth;
+    const qlora__parquet_element* owner;
+} qlora__parquet_frame;
+
+typedef struct qlora__parquet_builder {
+    qlora__parquet* p;
+    const qlora__parquet_element* elements;
+    uint32_t count;
+    qlora__parquet_frame stack[2 * QLORA__PARQUET_MAX_DEPTH + 4];
+    int open;
+} qlora__parquet_builder;
+
+static qlora__parquet_node* qlora__parquet_node_add(qlora__parquet* p, qlora__parquet_kind kind,
+                                                    const char* name, uint32_t size,
+                                                    const qlora__parquet_frame* in) {
+    qlora__parquet_node* n = &p->nodes[p->node_count++];
+    memset(n, 0, sizeof *n);
+    n->kind = kind;
+    n->name = name;
+    n->name_size = size;
+    n->depth = in->depth;
+    n->present = in->definition;
+    n->filled = in->definition + 1;
+    n->repeat = in->repetition + 1;
+    n->leaf = p->leaf_count;
+    return n;
+}
+
+static void qlora__parquet_leaf_add(qlora__parquet* p, const qlora__parquet_element* e,
+                                    qlora__parquet_node* n, const qlora__parquet_frame* in) {
+    qlora__parquet_leaf* leaf = &p->leaves[p->leaf_count++];
+    memset(leaf, 0, sizeof *leaf);
+    leaf->node = p->node_count - 1;
+    leaf->form = qlora__parquet_form_of(e, &n->why);
+    leaf->max_definition = in->definition;
+    leaf->max_repetition = in->repetition;
+    bool fixed = e->type == QLORA__PARQUET_FIXED;
+    if (e->type >= QLORA__PARQUET_TYPE_COUNT || (fixed && e->type_length < 1) ||
+        (fixed && e->type_length > 1 << 20)) {
+        n->why = "of an unknown type";
+        return;
+    }
+    leaf->type = (qlora__parquet_type)e->type;
+    leaf->width = qlora__parquet_width(e->type, e->type_length);
+}
+
+// Whether the repeated group of a list only holds the element, as in new files. In old ones the
+// repeated group or value is the element itself; the rules are those of the format's description.
+static bool qlora__parquet_is_middle(const qlora__parquet_element* e,
+                                     const qlora__parquet_element* list, bool child_repeated) {
+    char tuple[300];
+    int size = list->name_size < 256 ? (int)list->name_size : 256;
+    snprintf(tuple, sizeof tuple, "%.*s_tuple", size, list->name);
+    bool named = (e->name_size == 5 && memcmp(e->name, "array", 5) == 0) ||
+                 (e->name_size == strlen(tuple) && memcmp(e->name, tuple, e->name_size) == 0);
+    return e->type < 0 && e->children == 1 && !named && !child_repeated &&
+           !qlora__parquet_is_list(e) && qlora__parquet_why(e) == NULL;
+}
+
+// Adds the nodes of an element. `at` has the levels of what it is in; a group is opened.
+static bool qlora__parquet_value_add(qlora__parquet_builder* b, uint32_t index,
+                                     qlora__parquet_frame at, bool named, int64_t repetition) {
+    qlora__parquet* p = b->p;
+    const qlora__parquet_element* e = &b->elements[index];
+    const char* name = named ? e->name : NULL;
+    uint32_t size = named ? e->name_size : 0;
+    if (at.depth > QLORA__PARQUET_MAX_DEPTH - 2) {
+        return false;
+    }
+    if (repetition == 2) { // repeated without being in a list: a list of its own
+        qlora__parquet_node_add(p, QLORA__PARQUET_LIST, name, size, &at);
+        at.definition++;
+        at.repetition++;
+        at.depth++;
+        name = NULL;
+        size = 0;
+    } else if (repetition == 1) {
+        at.definition++;
+    }
+    if (e->type >= 0) {
+        qlora__parquet_leaf_add(
+            p, e, qlora__parquet_node_add(p, QLORA__PARQUET_LEAF, name, size, &at), &at);
+        return true;
+    }
+    bool list = qlora__parquet_is_list(e);
+    bool known =
+        list && e->children == 1 && index + 1 < b->count && b->elements[index + 1].repetition == 2;
+    qlora__parquet_node* n = qlora__parquet_node_add(
+        p, known ? QLORA__PARQUET_LIST : QLORA__PARQUET_STRUCT, name, size, &at);
+    n->why = list && !known ? "a LIST of an unknown structure" : qlora__parquet_why(e);
+    qlora__parquet_frame* frame = &b->stack[b->open++];
+    *frame = at;
+    frame->left = e->children;
+    frame->inside = known ? QLORA__PARQUET_MIDDLE : QLORA__PARQUET_FIELDS;
+    frame->depth = at.depth + 1;
+    frame->owner = e;
+    return e->children > 0;
+}
+
+static bool qlora__parquet_element_add(qlora__parquet_builder* b, uint32_t index) {
+    qlora__parquet_frame* top = &b->stack[b->open - 1];
+    const qlora__parquet_element* e = &b->elements[index];
+    qlora__parquet_frame at = *top;
+    top->left--;
+    if (at.inside != QLORA__PARQUET_MIDDLE) {
+        bool field = at.inside == QLORA__PARQUET_FIELDS;
+        return qlora__parquet_value_add(b, index, at, field, e->repetition);
+    }
+    at.definition++;
+    at.repetition++;
+    bool repeated = index + 1 < b->count && b->elements[index + 1].repetition == 2;
+    if (!qlora__parquet_is_middle(e, at.owner, repeated)) {
+        return qlora__parquet_value_add(b, index, at, false, 0);
+    }
+    qlora__parquet_frame* frame = &b->stack[b->open++];
+    *frame = at;
+    frame->left = 1;
+    frame->inside = QLORA__PARQUET_ELEMENT;
+    return true;
+}
+
+// Builds the tree of a schema.
+static qlora_result qlora__parquet_build(qlora__env* env, qlora__parquet* p,
+                                         const qlora__parquet_element* elements, uint32_t count) {
+    qlora__parquet_builder b;
+    memset(&b, 0, sizeof b);
+    b.p = p;
+    b.elements = elements;
+    b.count = count;
+    bool ok = elements[0].type < 0 && elements[0].children > 0;
+    ok = ok && qlora__parquet_value_add(&b, 0, b.stack[0], true, 0);
+    for (uint32_t i = 1; ok && i < count; i++) {
+        while (b.open > 0 && b.stack[b.open - 1].left == 0) {
+            b.open--;
+        }
+        ok = b.open > 0 && qlora__parquet_element_add(&b, i);
+    }
+    for (int i = 0; ok && i < b.open; i++) {
+        ok = b.stack[i].left == 0;
+    }
+    if (!ok || p->leaf_count == 0 || p->nodes[0].kind != QLORA__PARQUET_STRUCT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: the schema is not valid, has no columns, or is deeper than %d "
+                               "levels",
+                               p->label, QLORA__PARQUET_MAX_DEPTH);
+    }
+    for (uint32_t i = p->node_count; i-- > 0;) {
+        qlora__parquet_node* n = &p->nodes[i];
+        n->end = i + 1;
+        while (n->end < p->node_count && p->nodes[n->end].depth > n->depth) {
+            n->end = p->nodes[n->end].end;
+        }
+        n->leaf_end = n->end < p->node_count ? p->nodes[n->end].leaf : p->leaf_count;
+    }
+    return QLORA_OK;
+}
+
+// ---- the footer
+
+static qlora_result qlora__parquet_schema(qlora__env* env, qlora__parquet* p, qlora__thrift* t) {
+    int type = 0;
+    uint64_t count = qlora__thrift_list(t, &type);
+    if (p->nodes != NULL || type != QLORA__THRIFT_STRUCT || count == 0 ||
+        count > QLORA__PARQUET_MAX_ELEMENTS) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: the schema has %llu elements; 1 to %u are allowed", p->label,
+                               (unsigned long long)count, QLORA__PARQUET_MAX_ELEMENTS);
+    }
+    p->node_capacity = 2 * (uint32_t)count;
+    p->leaf_capacity = (uint32_t)count;
+    size_t bytes = (size_t)count * sizeof(qlora__parquet_element);
+    p->nodes = (qlora__parquet_node*)qlora__env_alloc(env, p->node_capacity * sizeof *p->nodes);
+    p->leaves = (qlora__parquet_leaf*)qlora__env_alloc(env, p->leaf_capacity * sizeof *p->leaves);
+    qlora__parquet_element* elements = (qlora__parquet_element*)qlora__env_alloc(env, bytes);
+    qlora_result r = QLORA_ERR_MEMORY;
+    if (p->nodes != NULL && p->leaves != NULL && elements != NULL) {
+        for (uint64_t i = 0; i < count && !t->bad; i++) {
+            qlora__parquet_element_read(t, &elements[i]);
+        }
+        r = t->bad ? qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the schema is not valid", p->label)
+                   : qlora__parquet_build(env, p, elements, (uint32_t)count);
+    }
+    qlora__env_free(env, elements, bytes);
+    return r;
+}
+
+static void qlora__parquet_group_read(qlora__thrift* t, qlora__parquet_group* group) {
+    qlora__thrift_field field = {0, 0};
+    group->columns = NULL;
+    group->rows = -1;
+    while (qlora__thrift_next(t, &field)) {
+        if (field.id == 3 && field.type == QLORA__THRIFT_I64) {
+            group->rows = qlora__thrift_int(t);
+            continue;
+        }
+        if (field.id == 1 && field.type == QLORA__THRIFT_LIST) {
+            group->columns = t->at;
+        }
+        qlora__thrift_skip(t, field.type);
+    }
+    t->bad = t->bad || group->columns == NULL || group->rows < 0;
+}
+
+static qlora_result qlora__parquet_groups(qlora__env* env, qlora__parquet* p, qlora__thrift* t) {
+    int type = 0;
+    uint64_t count = qlora__thrift_list(t, &type);
+    if (p->groups != NULL || count > UINT32_MAX || (count > 0 && type != QLORA__THRIFT_STRUCT)) {
+        t->bad = true;
+        return QLORA_OK;
+    }
+    p->groups = (qlora__parquet_group*)qlora__env_alloc(env, (size_t)count * sizeof *p->groups);
+    if (p->groups == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    p->group_count = (uint32_t)count;
+    for (uint32_t i = 0; i < p->group_count && !t->bad; i++) {
+        qlora__parquet_group_read(t, &p->groups[i]);
+    }
+    return QLORA_OK;
+}
+
+static void qlora__parquet_close(qlora__env* env, qlora__parquet* p) {
+    for (uint32_t i = 0; i < p->leaf_count; i++) {
+        qlora__parquet_block_free(env, &p->held, &p->leaves[i].dictionary);
+        qlora__parquet_block_free(env, &p->held, &p->leaves[i].places);
+        qlora__parquet_block_free(env, &p->held, &p->leaves[i].page);
+        qlora__parquet_block_free(env, &p->held, &p->leaves[i].previous);
+    }
+    qlora__env_free(env, p->nodes, p->node_capacity * sizeof *p->nodes);
+    qlora__env_free(env, p->leaves, p->leaf_capacity * sizeof *p->leaves);
+    qlora__env_free(env, p->groups, p->group_count * sizeof *p->groups);
+    qlora__env_free(env, p->zstd, sizeof *p->zstd);
+    qlora__env_free(env, p->gzip, sizeof *p->gzip);
+    memset(p, 0, sizeof *p);
+}
+
+static qlora_result qlora__parquet_footer(qlora__env* env, qlora__parquet* p) {
+    const uint8_t* end = p->file + p->size;
+    bool framed = p->size >= 12 && memcmp(p->file, "PAR1", 4) == 0;
+    if (p->size >= 12 && memcmp(end - 4, "PARE", 4) == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: the file is encrypted, which is not supported", p->label);
+    }
+    uint32_t size = framed ? qlora__load32(end - 8) : 0;
+    if (!framed || memcmp(end - 4, "PAR1", 4) != 0 || size > p->size - 12) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: not a Parquet file, or it is truncated",
+                               p->label);
+    }
+    qlora__thrift t;
+    qlora__thrift_field field = {0, 0};
+    t.at = end - 8 - size;
+    t.end = end - 8;
+    t.bad = false;
+    p->footer = p->size - 8 - size;
+    while (qlora__thrift_next(&t, &field)) {
+        bool list = field.type == QLORA__THRIFT_LIST;
+        if (field.id == 2 && list) {
+            QLORA__TRY(qlora__parquet_schema(env, p, &t));
+        } else if (field.id == 4 && list) {
+            QLORA__TRY(qlora__parquet_groups(env, p, &t));
+        } else {
+            qlora__thrift_skip(&t, field.type);
+        }
+    }
+    return !t.bad && p->nodes != NULL && p->groups != NULL
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the footer is not valid", p->label);
+}
+
+// Opens a file that lies in memory. Every column is read unless the caller sets `skip` of its node,
+// which must be a child of node 0.
+static qlora_result qlora__parquet_open(qlora__env* env, const char* label, const void* data,
+                                        uint64_t size, qlora__parquet* p) {
+    memset(p, 0, sizeof *p);
+    p->label = label;
+    p->file = (const uint8_t*)data;
+    p->size = size;
+    p->held.limit = QLORA__PARQUET_MAX_HELD;
+    p->text_limit = QLORA__PARQUET_MAX_TEXT + QLORA__PARQUET_MAX_GROWTH * size;
+    qlora__crc32_begin(&p->crc);
+    qlora_result r = qlora__parquet_footer(env, p);
+    if (r != QLORA_OK) {
+        qlora__parquet_close(env, p);
+    }
+    return r;
+}
+
+// The node of the first column that is read and cannot be, or 0.
+static uint32_t qlora__parquet_unreadable(const qlora__parquet* p) {
+    for (uint32_t i = 1; i < p->node_count; i++) {
+        if (p->nodes[i].skip) {
+            i = p->nodes[i].end - 1;
+        } else if (p->nodes[i].why != NULL) {
+            return i;
+        }
+    }
+    return 0;
+}
+
+// ---- the columns of a row group
+
+typedef struct qlora__parquet_chunk {
+    int64_t type;
+    int64_t codec;
+    int64_t values;
+    int64_t size;
+    int64_t data;       // offset of the first data page
+    int64_t dictionary; // and of the dictionary
+    bool elsewhere;     // in another file
+    bool encrypted;
+    bool described;
+} qlora__parquet_chunk;
+
+static void qlora__parquet_chunk_data(qlora__thrift* t, qlora__parquet_chunk* c) {
+    qlora__thrift_field field = {0, 0};
+    c->described = true;
+    while (qlora__thrift_next(t, &field)) {
+        int64_t* const into[12] = {NULL, &c->type, NULL, NULL,     &c->codec, &c->values,
+                                   NULL, &c->size, NULL, &c->data, NULL,      &c->dictionary};
+        bool number = field.type == QLORA__THRIFT_I32 || field.type == QLORA__THRIFT_I64;
+        if (number && field.id < 12 && into[field.id] != NULL) {
+            *into[field.id] = qlora__thrift_int(t);
+        } else {
+            qlora__thrift_skip(t, field.type);
+        }
+    }
+}
+
+static void qlora__parquet_chunk_read(qlora__thrift* t, qlora__parquet_chunk* c) {
+    qlora__thrift_field field = {0, 0};
+    memset(c, 0, sizeof *c);
+    while (qlora__thrift_next(t, &field)) {
+        c->elsewhere = c->elsewhere || field.id == 1;
+        c->encrypted = c->encrypted || field.id == 8 || field.id == 9;
+        if (field.id == 3 && field.type == QLORA__THRIFT_STRUCT) {
+            qlora__parquet_chunk_data(t, c);
+        } else {
+            qlora__thrift_skip(t, field.type);
+        }
+    }
+}
+
+// Points a column at its pages in a row group.
+static qlora_result qlora__parquet_chunk_open(qlora__env* env, const qlora__parquet* p,
+                                              qlora__parquet_leaf* leaf,
+                                              const qlora__parquet_chunk* c) {
+    bool known = c->codec >= 0 && c->codec < QLORA__PARQUET_CODEC_COUNT;
+    if (c->encrypted || c->elsewhere) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "it is %s, which is not supported",
+                               c->encrypted ? "encrypted" : "in another file");
+    }
+    if (!known || qlora__parquet_codecs[c->codec].growth == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "the codec %s (number %lld) is not supported; UNCOMPRESSED, SNAPPY, "
+                               "GZIP and ZSTD are",
+                               known ? qlora__parquet_codecs[c->codec].name : "unknown",
+                               (long long)c->codec);
+    }
+    bool first = c->dictionary > 0 && c->dictionary < c->data;
+    int64_t begin = first ? c->dictionary : c->data;
+    if (c->described && c->values == 0) {
+        begin = 4; // no pages: the offset may be anything
+    }
+    if (!c->described || c->type != (int64_t)leaf->type || c->values < 0 || begin < 4 ||
+        c->size < 0 || (uint64_t)begin > p->footer ||
+        (uint64_t)c->size > p->footer - (uint64_t)begin) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "its type, place or size in the footer is not valid");
+    }
+    leaf->at = p->file + begin;
+    leaf->end = leaf->at + c->size;
+    leaf->codec = c->codec;
+    leaf->left = c->values;
+    leaf->entries = 0;
+    leaf->has_dictionary = false;
+    leaf->word_count = 0;
+    leaf->ready = false;
+    leaf->ended = false;
+    return QLORA_OK;
+}
+
+// Opens the row group p->group.
+static qlora_result qlora__parquet_group_open(qlora__env* env, qlora__parquet* p) {
+    const qlora__parquet_group* group = &p->groups[p->group - 1];
+    qlora__thrift t;
+    int type = 0;
+    t.at = group->columns;
+    t.end = p->file + p->size - 8;
+    t.bad = false;
+    uint64_t count = qlora__thrift_list(&t, &type);
+    if (count != p->leaf_count || type != QLORA__THRIFT_STRUCT) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: row group %u has %llu columns; the schema has %u", p->label,
+                               p->group, (unsigned long long)count, p->leaf_count);
+    }
+    p->rows_left = group->rows;
+    for (uint32_t field = 1; field < p->node_count; field = p->nodes[field].end) {
+        for (uint32_t i = p->nodes[field].leaf; i < p->nodes[field].leaf_end; i++) {
+            qlora__parquet_chunk chunk;
+            qlora__parquet_chunk_read(&t, &chunk);
+            if (t.bad) {
+                return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the footer is not valid",
+                                       p->label);
+            }
+            if (p->nodes[field].skip) {
+                continue;
+            }
+            qlora_result r = qlora__parquet_chunk_open(env, p, &p->leaves[i], &chunk);
+            if (r != QLORA_OK) {
+                return qlora__parquet_at(env, p, &p->leaves[i], r);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+//@@ src/formats/parquet_rows.h
+
+// ---- Parquet: rows as JSON ----------------------------------------------------------------------
+
+// ---- values
+
+// Appends a string in quotes, unless it is not UTF-8.
+static bool qlora__parquet_quote(qlora__string* out, const char* text, size_t size) {
+    static const char hex[] = "0123456789abcdef";
+    size_t at = 0;
+    size_t done = 0;
+    qlora__string_add(out, "\"", 1);
+    while (at < size) {
+        uint8_t c = (uint8_t)text[at];
+        if (c >= 0x20 && c < 0x80 && c != '"' && c != '\\') {
+            at++;
+            continue;
+        }
+        if (c >= 0x80) {
+            uint32_t step = qlora__utf8_size(text + at, size - at < 4 ? (uint32_t)(size - at) : 4);
+            if (step == 0) {
+                return false;
+            }
+            at += step;
+            continue;
+        }
+        qlora__string_add(out, text + done, at - done);
+        char escape[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
+        if (c >= 0x20) {
+            escape[1] = (char)c;
+        }
+        qlora__string_add(out, escape, c >= 0x20 ? 2 : 6);
+        at++;
+        done = at;
+    }
+    qlora__string_add(out, text + done, at - done);
+    qlora__string_add(out, "\"", 1);
+    return true;
+}
+
+static double qlora__parquet_half(uint32_t bits) {
+    uint32_t exponent = bits >> 10 & 31;
+    double fraction = (double)(bits & 1023) / 1024.0;
+    double value = exponent == 0 ? ldexp(fraction, -14) : ldexp(1.0 + fraction, (int)exponent - 15);
+    if (exponent == 31) {
+        value = (double)INFINITY; // or NaN: neither is a number in JSON
+    }
+    return bits >> 15 != 0 ? -value : value;
+}
+
+// A number with the digits that give the same double again.
+static qlora_result qlora__parquet_real(qlora__env* env, qlora__string* out, double value) {
+    qlora__json_writer writer;
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits >> 52 & 0x7FF) == 0x7FF) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "a value is not a finite number (NaN or infinity)");
+    }
+    qlora__json_write_begin(&writer, out, 0);
+    qlora__json_write_double(&writer, NULL, value);
+    return QLORA_OK;
+}
+
+// Appends leaf->value.
+static qlora_result qlora__parquet_write(qlora__env* env, const qlora__parquet_leaf* leaf,
+                                         qlora__string* out) {
+    char digits[24];
+    uint64_t bits = 0;
+    float single = 0.0f;
+    double real = 0.0;
+    if (leaf->form != QLORA__PARQUET_AS_STRING) {
+        memcpy(&bits, leaf->value, leaf->value_size < 8 ? leaf->value_size : 8);
+    }
+    switch (leaf->form) {
+    case QLORA__PARQUET_AS_STRING:
+        if (leaf->value_size > QLORA__PARQUET_MAX_ROW) {
+            return qlora__env_fail(
+                env, QLORA_ERR_UNSUPPORTED, "a string of %llu bytes; %llu at most",
+                (unsigned long long)leaf->value_size, (unsigned long long)QLORA__PARQUET_MAX_ROW);
+        }
+        return qlora__parquet_quote(out, (const char*)leaf->value, leaf->value_size)
+                   ? QLORA_OK
+                   : qlora__env_fail(env, QLORA_ERR_FORMAT, "a string is not valid UTF-8");
+    case QLORA__PARQUET_AS_BOOL:
+        qlora__string_puts(out, bits != 0 ? "true" : "false");
+        return QLORA_OK;
+    case QLORA__PARQUET_AS_INT: {
+        int64_t number = leaf->width == 4 ? (int64_t)(int32_t)(uint32_t)bits : (int64_t)bits;
+        snprintf(digits, sizeof digits, "%lld", (long long)number);
+        qlora__string_puts(out, digits);
+        return QLORA_OK;
+    }
+    case QLORA__PARQUET_AS_UINT:
+        snprintf(digits, sizeof digits, "%llu",
+                 (unsigned long long)(leaf->width == 4 ? (uint32_t)bits : bits));
+        qlora__string_puts(out, digits);
+        return QLORA_OK;
+    case QLORA__PARQUET_AS_FLOAT:
+        memcpy(&single, leaf->value, sizeof single);
+        return qlora__parquet_real(env, out, (double)single);
+    case QLORA__PARQUET_AS_DOUBLE:
+        memcpy(&real, leaf->value, sizeof real);
+        return qlora__parquet_real(env, out, real);
+    case QLORA__PARQUET_AS_HALF:
+        return qlora__parquet_real(env, out, qlora__parquet_half((uint32_t)bits));
+    default:
+        qlora__string_puts(out, "null");
+        return QLORA_OK;
+    }
+}
+
+// ---- assembly
+
+// An open struct or list.
+typedef struct qlora__parquet_part {
+    uint32_t node;
+    uint32_t child;  // struct: the next field
+    uint32_t repeat; // repetition level that the entries of its first value must have
+    bool begun;      // something has been written into it
+} qlora__parquet_part;
+
+typedef struct qlora__parquet_rows {
+    qlora__env* env;
+    qlora__parquet* p;
+    qlora__string* out;
+    qlora__parquet_part parts[QLORA__PARQUET_MAX_DEPTH + 1];
+    uint32_t open;
+} qlora__parquet_rows;
+
+// The next entry of a column, which must exist and start at the given level.
+static qlora_result qlora__parquet_expect(qlora__parquet_rows* w, qlora__parquet_leaf* leaf,
+                                          uint32_t repeat) {
+    QLORA__TRY(qlora__parquet_peek(w->env, w->p, leaf));
+    if (leaf->ended || leaf->repetition != repeat) {
+        return qlora__parquet_at(
+            w->env, w->p, leaf,
+            qlora__env_fail(w->env, QLORA_ERR_FORMAT, "%s",
+                            leaf->ended ? "it has fewer rows than the row group"
+                                        : "its levels contradict those of the other columns"));
+    }
+    return QLORA_OK;
+}
+
+// Writes a leaf; `present` is the definition level of what it is in.
+static qlora_result qlora__parquet_leaf_write(qlora__parquet_rows* w, qlora__parquet_leaf* leaf,
+                                              uint32_t present, uint32_t repeat) {
+    QLORA__TRY(qlora__parquet_expect(w, leaf, repeat));
+    qlora_result r = QLORA_OK;
+    leaf->ready = false;
+    if (leaf->definition < present) {
+        r = qlora__env_fail(w->env, QLORA_ERR_FORMAT,
+                            "its levels contradict those of the other columns");
+    } else if (leaf->definition < leaf->max_definition) {
+        qlora__string_puts(w->out, "null");
+    } else if (!leaf->next(leaf)) {
+        r = qlora__env_fail(w->env, QLORA_ERR_FORMAT, "a page has too few values, or invalid ones");
+    } else {
+        r = qlora__parquet_write(w->env, leaf, w->out);
+    }
+    return r == QLORA_OK ? r : qlora__parquet_at(w->env, w->p, leaf, r);
+}
+
+// Writes null or [] for everything inside a node: all columns must agree on it.
+static qlora_result qlora__parquet_absent(qlora__parquet_rows* w, const qlora__parquet_node* n,
+                                          uint32_t repeat, const char* word) {
+    uint32_t definition = w->p->leaves[n->leaf].definition;
+    for (uint32_t i = n->leaf; i < n->leaf_end; i++) {
+        qlora__parquet_leaf* leaf = &w->p->leaves[i];
+        QLORA__TRY(qlora__parquet_expect(w, leaf, repeat));
+        if (leaf->definition != definition) {
+            return qlora__parquet_at(
+                w->env, w->p, leaf,
+                qlora__env_fail(w->env, QLORA_ERR_FORMAT,
+                                "its levels contradict those of the other columns"));
+        }
+        leaf->ready = false;
+    }
+    qlora__string_puts(w->out, word);
+    return QLORA_OK;
+}
+
+// Writes a leaf or something absent, or opens a struct or a list.
+static qlora_result qlora__parquet_enter(qlora__parquet_rows* w, uint32_t node, uint32_t within,
+                                         uint32_t repeat) {
+    const qlora__parquet_node* n = &w->p->nodes[node];
+    qlora__parquet_leaf* leaf = &w->p->leaves[n->leaf];
+    if (n->kind == QLORA__PARQUET_LEAF) {
+        return qlora__parquet_leaf_write(w, leaf, within, repeat);
+    }
+    QLORA__TRY(qlora__parquet_expect(w, leaf, repeat));
+    if (leaf->definition < within) {
+        return qlora__parquet_at(
+            w->env, w->p, leaf,
+            qlora__env_fail(w->env, QLORA_ERR_FORMAT,
+                            "its levels contradict those of the other columns"));
+    }
+    if (leaf->definition < n->present) {
+        return qlora__parquet_absent(w, n, repeat, "null");
+    }
+    bool list = n->kind == QLORA__PARQUET_LIST;
+    if (list && leaf->definition < n->filled) {
+        return qlora__parquet_absent(w, n, repeat, "[]");
+    }
+    qlora__string_add(w->out, list ? "[" : "{", 1);
+    qlora__parquet_part* part = &w->parts[w->open++];
+    part->node = node;
+    part->child = node + 1;
+    part->repeat = repeat;
+    part->begun = false;
+    return QLORA_OK;
+}
+
+// The next field of the innermost struct, or its end.
+static qlora_result qlora__parquet_field(qlora__parquet_rows* w, qlora__parquet_part* part) {
+    const qlora__parquet_node* n = &w->p->nodes[part->node];
+    if (part->child >= n->end) {
+        qlora__string_add(w->out, "}", 1);
+        w->open--;
+        return QLORA_OK;
+    }
+    const qlora__parquet_node* field = &w->p->nodes[part->child];
+    if (part->begun) {
+        qlora__string_add(w->out, ",", 1);
+    }
+    part->begun = true;
+    if (!qlora__parquet_quote(w->out, field->name, field->name_size)) {
+        return qlora__env_fail(w->env, QLORA_ERR_FORMAT,
+                               "%s: the name of a column is not valid UTF-8", w->p->label);
+    }
+    qlora__string_add(w->out, ":", 1);
+    uint32_t child = part->child;
+    part->child = field->end;
+    if (field->skip) { // a value that nothing takes for its own
+        qlora__string_puts(w->out, "{\"not read\":true}");
+        return QLORA_OK;
+    }
+    return qlora__parquet_enter(w, child, n->present, part->repeat);
+}
+
+// The next element of the innermost list, or its end.
+static qlora_result qlora__parquet_item(qlora__parquet_rows* w, qlora__parquet_part* part) {
+    const qlora__parquet_node* n = &w->p->nodes[part->node];
+    qlora__parquet_leaf* leaf = &w->p->leaves[n->leaf];
+    if (!part->begun) {
+        part->begun = true;
+        return qlora__parquet_enter(w, part->node + 1, n->filled, part->repeat);
+    }
+    QLORA__TRY(qlora__parquet_peek(w->env, w->p, leaf));
+    if (leaf->ended || leaf->repetition < n->repeat) {
+        qlora__string_add(w->out, "]", 1);
+        w->open--;
+        return QLORA_OK;
+    }
+    qlora__string_add(w->out, ",", 1);
+    return qlora__parquet_enter(w, part->node + 1, n->filled, n->repeat);
+}
+
+// Goes to the next row group that has rows, and checks that the last one is used up.
+static qlora_result qlora__parquet_group_next(qlora__env* env, qlora__parquet* p) {
+    while (p->rows_left == 0) {
+        for (uint32_t field = 1; p->group > 0 && field < p->node_count;
+             field = p->nodes[field].end) {
+            for (uint32_t i = p->nodes[field].leaf;
+                 !p->nodes[field].skip && i < p->nodes[field].leaf_end; i++) {
+                qlora__parquet_leaf* leaf = &p->leaves[i];
+                QLORA__TRY(qlora__parquet_peek(env, p, leaf));
+                if (!leaf->ended) {
+                    return qlora__parquet_at(
+                        env, p, leaf,
+                        qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                        "it has more rows than the row group"));
+                }
+            }
+        }
+        if (p->group == p->group_count) {
+            return QLORA_OK;
+        }
+        p->group++;
+        QLORA__TRY(qlora__parquet_group_open(env, p));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__parquet_bounds(qlora__env* env, const qlora__parquet* p, size_t size) {
+    if (size > QLORA__PARQUET_MAX_ROW) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: row group %u, row %llu: more than %llu MiB of JSON", p->label,
+                               p->group, (unsigned long long)p->row,
+                               (unsigned long long)(QLORA__PARQUET_MAX_ROW >> 20));
+    }
+    if (size > p->text_limit - p->text) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: row %llu: the rows have more than %llu bytes of JSON, which is "
+                               "not plausible for a file of %llu bytes",
+                               p->label, (unsigned long long)p->row,
+                               (unsigned long long)p->text_limit, (unsigned long long)p->size);
+    }
+    return QLORA_OK;
+}
+
+// Writes the next row into `out`, which it empties first: an object with a member for every column,
+// in the order of the schema. *found is false after the last row.
+static qlora_result qlora__parquet_next(qlora__env* env, qlora__parquet* p, qlora__string* out,
+                                        bool* found) {
+    qlora__parquet_rows w;
+    uint32_t refused = p->group == 0 ? qlora__parquet_unreadable(p) : 0;
+    if (refused > 0) {
+        char path[256];
+        qlora__parquet_path(p, refused, path, sizeof path);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: column \"%s\" is %s, which is not supported", p->label, path,
+                               p->nodes[refused].why);
+    }
+    *found = false;
+    p->inside = false;
+    out->size = 0;
+    QLORA__TRY(qlora__parquet_group_next(env, p));
+    if (p->rows_left == 0) {
+        return QLORA_OK;
+    }
+    p->row++;
+    p->rows_left--;
+    p->inside = true;
+    w.env = env;
+    w.p = p;
+    w.out = out;
+    w.open = 1;
+    memset(&w.parts[0], 0, sizeof w.parts[0]);
+    w.parts[0].child = 1;
+    qlora__string_add(out, "{", 1);
+    while (w.open > 0) {
+        qlora__parquet_part* part = &w.parts[w.open - 1];
+        bool list = p->nodes[part->node].kind == QLORA__PARQUET_LIST;
+        QLORA__TRY(list ? qlora__parquet_item(&w, part) : qlora__parquet_field(&w, part));
+        QLORA__TRY(qlora__parquet_bounds(env, p, out->size));
+        QLORA__TRY(out->result);
+    }
+    p->text += out->size;
+    *found = true;
+    return QLORA_OK;
+}
 
 //@@ src/text/base.h
 
@@ -8348,7 +11839,8 @@ struct qlora_text_tok {
     size_t span_capacity;
     uint8_t* kinds; // bits QLORA__TEXT_K_ by id
     size_t kind_capacity;
-    size_t count; // the largest id + 1
+    size_t count;     // the largest id + 1
+    int64_t id_limit; // ids are below it; 0 = the format's own limit
     qlora__text_words words;
     qlora__text_pairs merges;  // (left, right) -> (rank, joined)
     int32_t byte_ids[256];     // one-byte words
@@ -8766,6 +12258,7 @@ static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok
 
 enum {
     QLORA__TEXT_MAX_ID = 1 << 24,
+    QLORA__TEXT_MAX_GAP = 4096, // ids without a token, beyond twice the number of tokens
     QLORA__TEXT_MAX_ADDED = 1024,
     QLORA__TEXT_MAX_LIST = 64,
     QLORA__TEXT_MAX_STEP = 64
@@ -8894,10 +12387,12 @@ static int32_t qlora__text_model_find(const qlora_text_tok* tok, const char* nam
 // Gives an id its name. A new id is created.
 static qlora_result qlora__text_tok_name(qlora__env* env, qlora_text_tok* tok, int64_t id,
                                          const char* name, size_t size, unsigned kind) {
-    if (id < 0 || id >= QLORA__TEXT_MAX_ID) {
+    int64_t limit = tok->id_limit > 0 ? tok->id_limit : (int64_t)QLORA__TEXT_MAX_ID;
+    if (id < 0 || id >= limit) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "token \"%.60s\" has id %lld; ids must be 0 to %d", name,
-                               (long long)id, QLORA__TEXT_MAX_ID - 1);
+                               "token \"%.60s\" has id %lld; ids must be 0 to %lld in a file of "
+                               "this size",
+                               name, (long long)id, (long long)limit - 1);
     }
     size_t index = (size_t)id;
     if (index >= tok->count) {
@@ -9767,6 +13262,11 @@ static qlora_result qlora__text_load_json(qlora__env* env, qlora_text_tok* tok, 
                                           const char* data, size_t size) {
     qlora__json json;
     QLORA__TRY(qlora__text_json(env, name, data, size, &json));
+    // Each word of the vocabulary has at least two JSON tokens. There is a table entry per id, so
+    // that a single large id would cost much more memory than the file.
+    tok->id_limit = (int64_t)json.count + QLORA__TEXT_MAX_GAP;
+    tok->id_limit =
+        tok->id_limit < QLORA__TEXT_MAX_ID ? tok->id_limit : (int64_t)QLORA__TEXT_MAX_ID;
     qlora_result r = qlora__text_load_parts(env, tok, &json);
     qlora__json_free(env, &json);
     return r == QLORA_OK ? r : qlora__env_wrap(env, r, "%s: ", name);
@@ -11173,6 +14673,8 @@ enum {
     QLORA__JIN_MAX_STEPS = 3000000, // and two more for each byte of the conversation
     QLORA__JIN_CHUNK = 65536
 };
+// Python prints the address of a generator. Here it has this one, which must not be printed.
+#define QLORA__JIN_ADDRESS "7fa90badc0de"
 #define QLORA__JIN_MAX_MEMORY ((size_t)96 << 20) // and 64 more for each byte of the conversation
 
 // ---- memory -------------------------------------------------------------------------------------
@@ -11436,6 +14938,8 @@ struct qlora__jin_machine {
     qlora__jin_buffer* out; // what output goes to
     qlora__jin_buffer* top; // what the whole template writes
     int jump;               // a break or continue on its way to its loop
+    bool folding;           // computing a constant before the template runs, as jinja2 does
+    bool addresses;         // a string with the address of an object was made
     qlora__jin_span* spans; // of generation blocks
     size_t span_count;
     size_t span_capacity;
@@ -12257,6 +15761,8 @@ typedef struct qlora__jin_node {
     bool flag;        // const: of a name, may be undefined; macro: uses caller
     bool uses_kwargs;
     bool uses_varargs;
+    bool plain; // an expression without variables and calls
+    bool folds; // it contains a slice of something plain: see qlora__jin_fold
     const char* name;
     size_t size;
     struct qlora__jin_node* a;
@@ -12325,14 +15831,37 @@ static qlora_result qlora__jin_node_of(qlora__jin_parser* p, qlora__jin_node_kin
     return QLORA_OK;
 }
 
+// The node after n for functions that walk a whole tree. An elif hangs below its if and follows it
+// here, so that a long chain is not a deep recursion; *rest keeps what follows the if.
+static const qlora__jin_node* qlora__jin_walk(const qlora__jin_node* n,
+                                              const qlora__jin_node** rest) {
+    if (n->kind == QLORA__JIN_N_IF && n->d != NULL) {
+        *rest = n->next != NULL ? n->next : *rest;
+        return n->d;
+    }
+    const qlora__jin_node* next = n->next != NULL ? n->next : *rest;
+    *rest = n->next != NULL ? *rest : NULL;
+    return next;
+}
+
+// What is below n, without the elif.
+static const qlora__jin_node* qlora__jin_below(const qlora__jin_node* n) {
+    return n->kind == QLORA__JIN_N_IF ? NULL : n->d;
+}
+
 // Measures a finished node, so that whatever walks the tree later is bounded.
 static qlora_result qlora__jin_node_done(qlora__jin_parser* p, qlora__jin_node* node) {
     const qlora__jin_node* lists[5] = {node->a, node->b, node->c, node->d, node->e};
+    node->plain = node->kind != QLORA__JIN_N_CALL;
     for (size_t i = 0; i < 5; i++) {
         for (const qlora__jin_node* n = lists[i]; n != NULL; n = n->next) {
             node->nesting = n->nesting + 1 > node->nesting ? n->nesting + 1 : node->nesting;
+            node->plain = node->plain && (n->plain || n->kind == QLORA__JIN_N_CONST);
+            node->folds = node->folds || n->folds;
         }
     }
+    node->folds = node->folds || (node->kind == QLORA__JIN_N_GETITEM && node->plain &&
+                                  node->b->kind == QLORA__JIN_N_SLICE);
     if (node->nesting > QLORA__JIN_MAX_NESTING) {
         p->m->line = node->line;
         return qlora__jin_fail(p->m, "the template is nested deeper than %d levels",
@@ -13758,7 +17287,9 @@ static qlora_result qlora__jin_bind_expressions(qlora__jin_binder* b, const qlor
 // up to know whether a loop needs `loop`, or a macro `caller`.
 static bool qlora__jin_mentions(const qlora__jin_node* first, const char* name, bool* stored) {
     bool found = false;
-    for (const qlora__jin_node* n = first; n != NULL && !found && !*stored; n = n->next) {
+    const qlora__jin_node* rest = NULL;
+    for (const qlora__jin_node* n = first; n != NULL && !found && !*stored;
+         n = qlora__jin_walk(n, &rest)) {
         bool named =
             n->size == strlen(name) && n->name != NULL && memcmp(n->name, name, n->size) == 0;
         if (n->kind == QLORA__JIN_N_NAME) {
@@ -13776,7 +17307,7 @@ static bool qlora__jin_mentions(const qlora__jin_node* first, const char* name, 
             }
             continue;
         }
-        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, n->d, n->e};
+        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, qlora__jin_below(n), n->e};
         for (size_t i = 0; i < 5 && !found; i++) {
             found = parts[i] != NULL && qlora__jin_mentions(parts[i], name, stored);
         }
@@ -14122,10 +17653,13 @@ static qlora_result qlora__jin_repr_inner(qlora__jin_machine* m, qlora__jin_valu
                  (long long)v.as.range->start, (long long)v.as.range->stop,
                  (long long)v.as.range->step);
         return qlora__jin_puts(m, out, text);
+    case QLORA__JIN_ITER: // it may be a string in between, but not in the output
+        m->addresses = true;
+        return qlora__jin_puts(m, out,
+                               "<generator object sync_do_map at 0x" QLORA__JIN_ADDRESS ">");
     default:
         // Python prints an address here, which is different each time
-        return qlora__jin_fail(m, "a %s cannot be printed%s", qlora__jin_type(v),
-                               v.kind == QLORA__JIN_ITER ? "; make a list of it" : "");
+        return qlora__jin_fail(m, "a %s cannot be printed", qlora__jin_type(v));
     }
 }
 
@@ -14936,8 +18470,9 @@ static qlora_result qlora__jin_binary(qlora__jin_machine* m, char op, qlora__jin
         name[0] = op == 'f' ? '/' : '*';
         name[1] = name[0];
     }
-    return qlora__jin_fail(m, "a %s %s a %s is not possible", qlora__jin_type(a), name,
-                           qlora__jin_type(b));
+    bool set = op == '-' && (a.kind == QLORA__JIN_VIEW || b.kind == QLORA__JIN_VIEW);
+    return qlora__jin_fail(m, "a %s %s a %s is not %s", qlora__jin_type(a), name,
+                           qlora__jin_type(b), set ? "supported: it is a set" : "possible");
 }
 
 // ---- slices
@@ -15048,12 +18583,10 @@ static qlora_result qlora__jin_slice(qlora__jin_machine* m, qlora__jin_value v,
 
 // ---- membership
 
-// Where `part` starts in s at or after `from`, in bytes; SIZE_MAX when it is not there.
-static size_t qlora__jin_find_bytes(const char* data, size_t size, size_t from, const char* part,
+enum { QLORA__JIN_LONG = 64 };
+
+static size_t qlora__jin_find_short(const char* data, size_t size, size_t from, const char* part,
                                     size_t length) {
-    if (length == 0) {
-        return from;
-    }
     while (from < size && size - from >= length) {
         const char* hit = (const char*)memchr(data + from, part[0], size - from - length + 1);
         if (hit == NULL) {
@@ -15066,6 +18599,45 @@ static size_t qlora__jin_find_bytes(const char* data, size_t size, size_t from, 
         from++;
     }
     return SIZE_MAX;
+}
+
+// A long part is compared only where a hash of as many bytes, which moves along s[begin..end), is
+// equal: otherwise a text of equal letters would take time by the product of both lengths. Finds
+// the first place or, backwards, the last one.
+static size_t qlora__jin_find_long(const char* data, size_t begin, size_t end, const char* part,
+                                   size_t length, bool backwards) {
+    const uint64_t base = 0x9e3779b97f4a7c15u;
+    uint64_t wanted = 0;
+    uint64_t here = 0;
+    uint64_t top = 1; // base to the power of the length, for the byte that leaves
+    if (begin > end || end - begin < length) {
+        return SIZE_MAX;
+    }
+    for (size_t i = 0; i < length; i++) {
+        wanted = wanted * base + (unsigned char)part[backwards ? length - 1 - i : i];
+        here = here * base + (unsigned char)data[backwards ? end - 1 - i : begin + i];
+        top *= base;
+    }
+    for (size_t moved = 0;; moved++) {
+        size_t at = backwards ? end - moved - length : begin + moved;
+        if (here == wanted && memcmp(data + at, part, length) == 0) {
+            return at;
+        }
+        if (moved == end - begin - length) {
+            return SIZE_MAX;
+        }
+        unsigned char comes = (unsigned char)data[backwards ? at - 1 : at + length];
+        unsigned char leaves = (unsigned char)data[backwards ? at + length - 1 : at];
+        here = here * base + comes - top * leaves;
+    }
+}
+
+// Where `part` starts in s at or after `from`, in bytes; SIZE_MAX when it is not there.
+static size_t qlora__jin_find_bytes(const char* data, size_t size, size_t from, const char* part,
+                                    size_t length) {
+    return length == 0                ? from
+           : length < QLORA__JIN_LONG ? qlora__jin_find_short(data, size, from, part, length)
+                                      : qlora__jin_find_long(data, from, size, part, length, false);
 }
 
 // item in v
@@ -15712,7 +19284,9 @@ static qlora_result qlora__jin_percent(qlora__jin_machine* m, qlora__jin_value f
             QLORA__TRY(qlora__jin_percent_part(m, s, &at, &p, &buffer));
         }
     }
-    bool mapping = given.kind == QLORA__JIN_DICT || given.kind == QLORA__JIN_LIST;
+    // Python asks whether it has a subscript, which these have as well as a dictionary
+    bool mapping = given.kind == QLORA__JIN_DICT || given.kind == QLORA__JIN_LIST ||
+                   given.kind == QLORA__JIN_RANGE || given.kind == QLORA__JIN_UNDEFINED;
     if (p.args != NULL ? p.used < p.args->count : p.used == 0 && !mapping) {
         return qlora__jin_fail(m, "a format does not use all its values");
     }
@@ -16359,6 +19933,9 @@ static size_t qlora__jin_rfind_bytes(const char* data, size_t begin, size_t end,
                                      size_t length) {
     if (length > end - begin) {
         return SIZE_MAX;
+    }
+    if (length >= QLORA__JIN_LONG) {
+        return qlora__jin_find_long(data, begin, end, part, length, true);
     }
     for (size_t at = end - length + 1; at > begin; at--) {
         if (length == 0 || memcmp(data + at - 1, part, length) == 0) {
@@ -18827,6 +22404,31 @@ static qlora_result qlora__jin_field(qlora__jin_machine* m, qlora__jin_value v, 
 
 // ---- expressions --------------------------------------------------------------------------------
 
+// Values that can be written as a constant: numbers, strings, and collections of them.
+static bool qlora__jin_is_constant(qlora__jin_machine* m, qlora__jin_value v) {
+    const qlora__jin_value* lists[2] = {NULL, NULL};
+    size_t count = 0;
+    if (v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE) {
+        lists[0] = v.as.list->items;
+        count = v.as.list->count;
+    } else if (v.kind == QLORA__JIN_DICT) {
+        lists[0] = v.as.dict->keys;
+        lists[1] = v.as.dict->values;
+        count = v.as.dict->count;
+    } else {
+        return (v.kind >= QLORA__JIN_NONE && v.kind <= QLORA__JIN_STRING) ||
+               v.kind == QLORA__JIN_RANGE;
+    }
+    bool all = m->depth < QLORA__JIN_MAX_DEPTH;
+    m->depth++;
+    for (size_t i = 0; all && i < count; i++) {
+        all = qlora__jin_is_constant(m, lists[0][i]) &&
+              (lists[1] == NULL || qlora__jin_is_constant(m, lists[1][i]));
+    }
+    m->depth--;
+    return all;
+}
+
 #define QLORA__JIN_EVAL(name)                                                                      \
     static qlora_result qlora__jin_eval_##name(qlora__jin_machine* m, const qlora__jin_node* node, \
                                                qlora__jin_value* out)
@@ -18845,7 +22447,13 @@ QLORA__JIN_EVAL(const) {
     return QLORA_OK;
 }
 
+// What depends on the conversation is not a constant.
+static qlora_result qlora__jin_no_constant(qlora__jin_machine* m) {
+    return m->folding ? qlora__jin_fail(m, "not a constant") : QLORA_OK;
+}
+
 QLORA__JIN_EVAL(name) {
+    QLORA__TRY(qlora__jin_no_constant(m));
     const qlora__jin_value* value = qlora__jin_slot(m, node);
     if (value->kind == QLORA__JIN_MISSING) {
         return qlora__jin_undefined(m, NULL, node->name, node->size, false, out);
@@ -18911,6 +22519,9 @@ QLORA__JIN_EVAL(getitem) {
         return qlora__jin_undefined_error(m, v);
     }
     QLORA__TRY(qlora__jin_slice(m, v, parts, out, &found));
+    if (!found && m->folding) {
+        return qlora__jin_undefined(m, qlora__jin_type(v), "slice", 5, false, out);
+    }
     return found ? QLORA_OK
                  : qlora__jin_fail(m, "a %s cannot be sliced like this", qlora__jin_type(v));
 }
@@ -18998,6 +22609,7 @@ static qlora_result qlora__jin_args_eval(qlora__jin_machine* m, const qlora__jin
 QLORA__JIN_EVAL(call) {
     qlora__jin_value callee;
     qlora__jin_args args;
+    QLORA__TRY(qlora__jin_no_constant(m));
     QLORA__TRY(m->hooks->eval(m, node->a, &callee));
     QLORA__TRY(qlora__jin_args_eval(m, node, NULL, &args));
     m->line = node->line;
@@ -19012,6 +22624,9 @@ QLORA__JIN_EVAL(filter) {
     m->line = node->line;
     if (node->found == NULL) {
         return qlora__jin_unknown(m, "filter", node->name, node->size);
+    }
+    if (((const qlora__jin_filter_row*)node->found)->many != NULL) { // they use the variables
+        QLORA__TRY(qlora__jin_no_constant(m));
     }
     return qlora__jin_filter_run(m, (const qlora__jin_filter_row*)node->found, v, &args, out);
 }
@@ -19156,11 +22771,38 @@ static const qlora__jin_eval_fn qlora__jin_evals[QLORA__JIN_N_OUTPUT] = {
     qlora__jin_eval_binary,  qlora__jin_eval_compare, qlora__jin_eval_wrong,
     qlora__jin_eval_concat,  qlora__jin_eval_cond};
 
+// jinja2 computes constants when it compiles a template. There, a slice of what cannot be sliced is
+// undefined, while it is an error when the template runs; so such expressions are tried both ways.
+// What prints as a constant replaces the expression; `any`: every value does.
+static qlora_result qlora__jin_fold(qlora__jin_machine* m, const qlora__jin_node* node, bool any,
+                                    qlora__jin_value* out, bool* done) {
+    char error[QLORA__ERROR_SIZE];
+    uint32_t depth = m->depth;
+    memcpy(error, m->env->error, sizeof error);
+    m->folding = true;
+    qlora_result r = m->hooks->eval(m, node, out);
+    m->folding = false;
+    m->depth = depth;
+    *done = r == QLORA_OK && (any || qlora__jin_is_constant(m, *out));
+    if (r != QLORA_OK && r != QLORA_ERR_MEMORY) {
+        memcpy(m->env->error, error, sizeof error);
+        return m->steps <= m->step_limit ? QLORA_OK : qlora__jin_work(m, 1);
+    }
+    return r;
+}
+
 static qlora_result qlora__jin_eval(qlora__jin_machine* m, const qlora__jin_node* node,
                                     qlora__jin_value* out) {
     if (node->kind == QLORA__JIN_N_CONST) {
         *out = node->value;
         return QLORA_OK;
+    }
+    if (node->folds && !m->folding) {
+        bool done = false;
+        QLORA__TRY(qlora__jin_fold(m, node, false, out, &done));
+        if (done) {
+            return QLORA_OK;
+        }
     }
     QLORA__TRY(qlora__jin_enter(m));
     QLORA__TRY(node->kind < QLORA__JIN_N_OUTPUT ? qlora__jin_evals[node->kind](m, node, out)
@@ -19373,11 +23015,31 @@ static qlora_result qlora__jin_macro_value(qlora__jin_machine* m, const qlora__j
 #define QLORA__JIN_RUN(name)                                                                       \
     static qlora_result qlora__jin_run_##name(qlora__jin_machine* m, const qlora__jin_node* node)
 
+// Whether the address of a generator was written behind `from`, in any case.
+static bool qlora__jin_has_address(const qlora__jin_buffer* out, size_t from) {
+    static const char address[] = QLORA__JIN_ADDRESS;
+    size_t same = 0;
+    for (size_t i = from; i < out->count && same < sizeof address - 1; i++) {
+        char c = out->data[i];
+        char lower = c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+        same = lower == address[same] ? same + 1 : lower == address[0] ? 1 : 0;
+    }
+    return same == sizeof address - 1;
+}
+
 QLORA__JIN_RUN(output) {
     for (const qlora__jin_node* n = node->a; n != NULL; n = n->next) {
         qlora__jin_value value;
-        QLORA__TRY(m->hooks->eval(m, n, &value));
+        bool done = false;
+        size_t from = m->out->count;
+        if (n->folds) {
+            QLORA__TRY(qlora__jin_fold(m, n, true, &value, &done));
+        }
+        QLORA__TRY(done ? QLORA_OK : m->hooks->eval(m, n, &value));
         QLORA__TRY(qlora__jin_print(m, value, m->out));
+        if (m->addresses && qlora__jin_has_address(m->out, from)) {
+            return qlora__jin_fail(m, "a generator cannot be printed; make a list of it");
+        }
     }
     return QLORA_OK;
 }
@@ -19761,8 +23423,9 @@ static void qlora__jin_template_free(qlora__env* env, qlora_text_template* t) {
 }
 
 static bool qlora__jin_has_generation(const qlora__jin_node* first) {
-    for (const qlora__jin_node* n = first; n != NULL; n = n->next) {
-        const qlora__jin_node* parts[3] = {n->b, n->c, n->d};
+    const qlora__jin_node* rest = NULL;
+    for (const qlora__jin_node* n = first; n != NULL; n = qlora__jin_walk(n, &rest)) {
+        const qlora__jin_node* parts[3] = {n->b, n->c, qlora__jin_below(n)};
         if (n->kind == QLORA__JIN_N_GENERATION) {
             return true;
         }
@@ -20112,9 +23775,11 @@ struct qlora_text_chat {
     const char* name;                // of a built-in format, or "model"
     const char* source;
     bool built_in;
-    bool keeps_strings;          // the template asks whether arguments are a string
+    bool keeps_strings[2];       // the template (with tools) asks whether arguments are a string
+    bool blocks;                 // what is trained comes from generation blocks
     qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
     int64_t clock;
+    int64_t users; // streams of data that use it
     int32_t bos;
     int32_t eos;
     int32_t stops[QLORA__TEXT_MAX_STOPS];
@@ -20172,8 +23837,9 @@ static void qlora__text_chat_add_stop(qlora_text_chat* chat, int64_t id) {
 
 // Whether a template asks if arguments of a tool call are a string: then they stay one.
 static bool qlora__text_asks_string(const qlora__jin_node* first) {
-    for (const qlora__jin_node* n = first; n != NULL; n = n->next) {
-        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, n->d, n->e};
+    const qlora__jin_node* rest = NULL;
+    for (const qlora__jin_node* n = first; n != NULL; n = qlora__jin_walk(n, &rest)) {
+        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, qlora__jin_below(n), n->e};
         if (n->kind == QLORA__JIN_N_TEST && qlora__jin_named("string", n->name, n->size) &&
             n->a != NULL) {
             const qlora__jin_node* of = n->a;
@@ -20199,7 +23865,15 @@ static qlora_result qlora__text_chat_compile(qlora_text_chat* chat, const char* 
     chat->source = source;
     chat->name = "model";
     QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->template_));
-    chat->keeps_strings = qlora__text_asks_string(chat->template_->root->c);
+    chat->keeps_strings[0] = qlora__text_asks_string(chat->template_->root->c);
+    return QLORA_OK;
+}
+
+// The template for conversations with tools, where a model has two.
+static qlora_result qlora__text_chat_compile_tools(qlora_text_chat* chat, const char* source,
+                                                   const char* text, size_t size) {
+    QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->with_tools));
+    chat->keeps_strings[1] = qlora__text_asks_string(chat->with_tools->root->c);
     return QLORA_OK;
 }
 
@@ -20264,11 +23938,10 @@ static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_cha
     QLORA__TRY(qlora__text_chat_compile(chat, source, qlora__text_json_text(json, found),
                                         qlora__text_json_size(found)));
     const qlora__json_token* tools = qlora__text_config_template(json, "tool_use", false);
-    if (tools == NULL) {
-        return QLORA_OK;
-    }
-    return qlora__jin_compile(chat->text, source, qlora__text_json_text(json, tools),
-                              qlora__text_json_size(tools), &chat->with_tools);
+    return tools == NULL
+               ? QLORA_OK
+               : qlora__text_chat_compile_tools(chat, source, qlora__text_json_text(json, tools),
+                                                qlora__text_json_size(tools));
 }
 
 // config.json and generation_config.json, read in this order: see formats/stop_ids.h.
@@ -20288,6 +23961,7 @@ typedef struct qlora__text_folder {
 
 enum {
     QLORA__TEXT_FILE_TEMPLATE,
+    QLORA__TEXT_FILE_TOOLS,
     QLORA__TEXT_FILE_TEMPLATE_JSON,
     QLORA__TEXT_FILE_TOKENIZER,
     QLORA__TEXT_FILE_CONFIG
@@ -20299,6 +23973,11 @@ static qlora_result qlora__text_folder_file(qlora__env* env, qlora__text_folder*
     if (which == QLORA__TEXT_FILE_TEMPLATE) {
         return folder->wanted
                    ? qlora__text_chat_compile(chat, "chat_template.jinja", file->data, file->count)
+                   : QLORA_OK;
+    }
+    if (which == QLORA__TEXT_FILE_TOOLS) { // beside chat_template.jinja only
+        return folder->wanted && chat->template_ != NULL
+                   ? qlora__text_chat_compile_tools(chat, name, file->data, file->count)
                    : QLORA_OK;
     }
     qlora__json json;
@@ -20316,9 +23995,10 @@ static qlora_result qlora__text_folder_file(qlora__env* env, qlora__text_folder*
 }
 
 static qlora_result qlora__text_folder_load(qlora__env* env, qlora__text_folder* folder) {
-    static const char* const names[] = {"chat_template.jinja", "chat_template.json",
-                                        "tokenizer_config.json", "config.json",
-                                        "generation_config.json"};
+    static const char* const names[] = {
+        "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
+        "chat_template.json",  "tokenizer_config.json",
+        "config.json",         "generation_config.json"};
     qlora_result r = QLORA_OK;
     for (size_t i = 0; r == QLORA_OK && i < QLORA__TEXT_COUNT(names); i++) {
         qlora_text_bytes file;
@@ -20427,6 +24107,327 @@ static qlora_result qlora__text_chat_fill(qlora__env* env, qlora_text_chat* chat
     return qlora__text_chat_finish(env, chat);
 }
 
+//@@ src/text/chat_output.h
+
+// From a rendering to ids and labels.
+
+typedef struct qlora__text_output {
+    qlora_text_ids* ids;
+    qlora_text_ids* labels; // may be NULL
+    size_t start;           // of this sample, in both
+    size_t labels_start;
+    bool complete; // keep what follows the last trained token
+} qlora__text_output;
+
+static qlora__text_output qlora__text_output_start(qlora_text_ids* ids, qlora_text_ids* labels) {
+    qlora__text_output o;
+    o.ids = ids;
+    o.labels = labels;
+    o.start = ids->count;
+    o.labels_start = labels != NULL ? labels->count : 0;
+    o.complete = false;
+    return o;
+}
+
+static qlora_result qlora__text_output_label(qlora__env* env, const qlora__text_output* o,
+                                             bool trained) {
+    while (o->labels != NULL && o->labels->count - o->labels_start < o->ids->count - o->start) {
+        int32_t id = o->ids->data[o->start + (o->labels->count - o->labels_start)];
+        QLORA__TRY(qlora__text_ids_add(env, o->labels, trained ? id : -100));
+    }
+    return QLORA_OK;
+}
+
+static bool qlora__text_is_marker(const qlora_text_tok* tok, int32_t id) {
+    return qlora__text_tok_has(tok, id, QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
+}
+
+// One piece of the text of a built-in format, all trained or all not.
+static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
+                                             const qlora_text_chat* chat, const char* text,
+                                             size_t size, bool trained) {
+    qlora_text_tok* tok = chat->tok;
+    size_t from = o->ids->count;
+    if (size > 0) {
+        // Text that follows plain text continues it: no space is prepended.
+        bool fresh = from == o->start || qlora__text_is_marker(tok, o->ids->data[from - 1]);
+        QLORA__TRY(qlora__text_encode(env, tok, text, size,
+                                      fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
+    }
+    bool first = from == o->start;
+    if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
+        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
+        memmove(o->ids->data + from + 1, o->ids->data + from,
+                (o->ids->count - from - 1) * sizeof(int32_t));
+        o->ids->data[from] = chat->bos;
+    }
+    if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
+        o->labels != NULL) {
+        QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated
+    }
+    // a built-in format may end with a marker that this tokenizer does not have
+    size_t count = o->ids->count;
+    if (trained && chat->built_in && chat->eos >= 0 &&
+        (count == from || !qlora__text_is_marker(tok, o->ids->data[count - 1]))) {
+        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
+    }
+    return qlora__text_output_label(env, o, trained);
+}
+
+// The markers in a text: how many, whether there is nothing else but whitespace, whether it ends
+// with one, and the first one if the text starts with it.
+typedef struct qlora__text_marks_seen {
+    size_t count;
+    bool alone;
+    bool last;
+    int32_t first; // -1: something else comes first
+} qlora__text_marks_seen;
+
+static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_chat* chat,
+                                            const char* text, size_t size,
+                                            qlora__text_marks_seen* seen) {
+    const qlora_text_tok* tok = chat->tok;
+    qlora_text_ids ids;
+    size_t at = 0;
+    memset(&ids, 0, sizeof ids);
+    memset(seen, 0, sizeof *seen);
+    seen->first = -1;
+    seen->alone = true;
+    qlora_result r = size == 0 ? QLORA_OK
+                               : qlora__text_encode(env, chat->tok, text, size,
+                                                    (uint32_t)QLORA_TEXT_CONTINUE, &ids);
+    for (size_t i = 0; r == QLORA_OK && i < ids.count; i++) {
+        if (!qlora__text_is_marker(tok, ids.data[i])) {
+            continue;
+        }
+        qlora__text_span name = tok->spans[ids.data[i]];
+        size_t hit = qlora__jin_find_bytes(text, size, at, tok->names.data + name.at, name.size);
+        if (hit == SIZE_MAX) {
+            continue;
+        }
+        seen->alone = seen->alone && qlora__jin_skip_space(text, hit, at) == hit;
+        seen->first = seen->count == 0 && hit == 0 ? ids.data[i] : seen->first;
+        seen->count++;
+        at = hit + name.size;
+    }
+    seen->alone = seen->alone && qlora__jin_skip_space(text, size, at) == size;
+    seen->last = seen->count > 0 && at == size;
+    qlora__text_ids_free(env, &ids);
+    return r;
+}
+
+// ---- a whole text
+
+// A stretch of plain text between two added tokens, and the spans from `at` on.
+typedef struct qlora__text_stretch {
+    const char* text;
+    size_t begin;
+    size_t end;
+    const qlora_text_spans* spans;
+    size_t at; // the first span that ends behind `begin`
+} qlora__text_stretch;
+
+// Whether [begin, end) overlaps a span, and whether it also has something outside of that span.
+static bool qlora__text_stretch_marked(const qlora__text_stretch* s, size_t begin, size_t end,
+                                       bool* mixed) {
+    bool marked = false;
+    *mixed = false;
+    for (size_t i = s->at; i < s->spans->count && s->spans->data[i].begin < end; i++) {
+        const qlora_text_span* span = &s->spans->data[i];
+        if (span->end > begin && span->end > span->begin) {
+            *mixed = *mixed || marked || span->begin > begin || span->end < end;
+            marked = true;
+        }
+    }
+    return marked;
+}
+
+// The last place in the stretch where a span begins or ends.
+static size_t qlora__text_stretch_last(const qlora__text_stretch* s) {
+    size_t last = s->begin;
+    for (size_t i = s->at; i < s->spans->count && s->spans->data[i].begin < s->end; i++) {
+        const qlora_text_span* span = &s->spans->data[i];
+        last = span->begin > last ? span->begin : last;
+        last = span->end > last && span->end < s->end ? span->end : last;
+    }
+    return last;
+}
+
+// Labels the tokens of a stretch by the bytes they stand for; the first `skip` bytes are a space
+// that the tokenizer prepended. *fits is false if they are not the bytes of the text (it was
+// normalised), or if a token is mixed and that is not wanted.
+static qlora_result qlora__text_stretch_label(qlora__env* env, const qlora__text_stretch* s,
+                                              const qlora__text_output* o,
+                                              const qlora_text_chat* chat, size_t from, size_t skip,
+                                              bool* fits) {
+    qlora_text_bytes bytes;
+    size_t at = s->begin;
+    size_t last = qlora__text_stretch_last(s);
+    size_t whole = 0;
+    bool mixed = false;
+    qlora_result r = QLORA_OK;
+    memset(&bytes, 0, sizeof bytes);
+    *fits = true;
+    for (size_t i = from; r == QLORA_OK && *fits && at < last && i < o->ids->count; i++) {
+        bytes.count = 0;
+        r = qlora__text_token_decode(env, chat->tok, o->ids->data[i], false, &bytes, &whole);
+        size_t size = r == QLORA_OK && bytes.count >= skip ? bytes.count - skip : SIZE_MAX;
+        *fits = size <= s->end - at && (skip == 0 || bytes.data[0] == ' ') &&
+                (size == 0 || memcmp(s->text + at, bytes.data + skip, size) == 0);
+        bool marked = *fits && qlora__text_stretch_marked(s, at, at + size, &mixed);
+        *fits = *fits && (chat->blocks || !mixed);
+        at += *fits ? size : 0;
+        skip = 0;
+        if (*fits && o->labels != NULL) {
+            r = qlora__text_ids_add(env, o->labels, marked ? o->ids->data[i] : -100);
+        }
+    }
+    *fits = *fits && at >= last;
+    qlora__text_bytes_free(env, &bytes);
+    QLORA__TRY(r);
+    return *fits
+               ? qlora__text_output_label(env, o, qlora__text_stretch_marked(s, at, s->end, &mixed))
+               : QLORA_OK;
+}
+
+// Encodes a stretch in which a span begins or ends. As one text, like the rest; a token with both
+// trained and other text is trained if the template has generation blocks, as in transformers.
+// Otherwise the text is encoded in parts: at inference, the prompt ends where the span begins.
+static qlora_result qlora__text_stretch_cut(qlora__env* env, const qlora__text_stretch* s,
+                                            const qlora__text_output* o,
+                                            const qlora_text_chat* chat) {
+    size_t from = o->ids->count;
+    size_t labels = o->labels != NULL ? o->labels->count : 0;
+    bool fits = false;
+    bool mixed = false;
+    QLORA__TRY(qlora__text_stretch_encode(env, chat->tok, s->text + s->begin, s->end - s->begin,
+                                          s->begin == 0, 0u, o->ids));
+    for (size_t skip = 0; skip < 2; skip++) {
+        QLORA__TRY(qlora__text_stretch_label(env, s, o, chat, from, skip, &fits));
+        if (fits) {
+            return QLORA_OK;
+        }
+        if (o->labels != NULL) {
+            o->labels->count = labels;
+        }
+    }
+    o->ids->count = from;
+    for (size_t begin = s->begin, end = 0; begin < s->end; begin = end) {
+        end = s->end;
+        for (size_t i = s->at; i < s->spans->count && s->spans->data[i].begin < end; i++) {
+            const qlora_text_span* span = &s->spans->data[i];
+            size_t cut = span->begin > begin ? span->begin : span->end > begin ? span->end : end;
+            end = cut < end ? cut : end;
+        }
+        bool first = begin == s->begin;
+        QLORA__TRY(qlora__text_stretch_encode(env, chat->tok, s->text + begin, end - begin,
+                                              !first || begin == 0,
+                                              first ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
+        QLORA__TRY(
+            qlora__text_output_label(env, o, qlora__text_stretch_marked(s, begin, end, &mixed)));
+    }
+    return QLORA_OK;
+}
+
+// The whole text at once, as transformers encodes it.
+static qlora_result qlora__text_output_marked(qlora__env* env, const qlora__text_output* o,
+                                              const qlora_text_chat* chat, const char* text,
+                                              size_t size, const qlora_text_spans* spans) {
+    qlora_text_tok* tok = chat->tok;
+    qlora__text_scan scan = qlora__text_scan_of(&tok->raw_trie, text, size, 0u);
+    const qlora__text_added* added = NULL;
+    qlora__text_stretch s;
+    memset(&s, 0, sizeof s);
+    s.text = text;
+    s.spans = spans;
+    while (qlora__text_scan_next(tok, &scan, &s.begin, &s.end, &added)) {
+        bool mixed = false;
+        while (s.at < spans->count && spans->data[s.at].end <= s.begin) {
+            s.at++;
+        }
+        bool marked = qlora__text_stretch_marked(&s, s.begin, s.end, &mixed);
+        if (added != NULL) {
+            QLORA__TRY(qlora__text_ids_add(env, o->ids, added->id));
+        } else if (mixed) {
+            QLORA__TRY(qlora__text_stretch_cut(env, &s, o, chat));
+        } else {
+            QLORA__TRY(qlora__text_stretch_encode(env, tok, text + s.begin, s.end - s.begin,
+                                                  s.begin == 0, 0u, o->ids));
+        }
+        QLORA__TRY(qlora__text_output_label(env, o, marked));
+    }
+    size_t count = o->ids->count - o->start;
+    if (chat->bos >= 0 && (count == 0 || o->ids->data[o->start] != chat->bos)) {
+        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
+        QLORA__TRY(qlora__text_output_label(env, o, false));
+        memmove(o->ids->data + o->start + 1, o->ids->data + o->start, count * sizeof(int32_t));
+        o->ids->data[o->start] = chat->bos;
+        if (o->labels != NULL) {
+            int32_t* labels = o->labels->data + o->labels_start;
+            memmove(labels + 1, labels, count * sizeof(int32_t));
+        }
+    }
+    if (chat->bos >= 0 && o->labels != NULL) {
+        o->labels->data[o->labels_start] = -100; // BOS is never generated
+    }
+    return QLORA_OK;
+}
+
+// The text of a built-in format, piece by piece: an answer without an end marker gets one.
+static qlora_result qlora__text_output_pieces(qlora__env* env, const qlora__text_output* o,
+                                              const qlora_text_chat* chat, const char* text,
+                                              size_t size, const qlora_text_spans* spans) {
+    size_t at = 0;
+    for (size_t i = 0; i < spans->count; i++) {
+        size_t begin = spans->data[i].begin;
+        size_t end = spans->data[i].end;
+        QLORA__TRY(qlora__text_output_piece(env, o, chat, text + at, begin - at, false));
+        if (end > begin) {
+            QLORA__TRY(qlora__text_output_piece(env, o, chat, text + begin, end - begin, true));
+        }
+        at = end;
+    }
+    return at < size || o->ids->count == o->start
+               ? qlora__text_output_piece(env, o, chat, text + at, size - at, false)
+               : QLORA_OK;
+}
+
+// A whole text. Spans are in order and do not overlap.
+static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
+                                            const qlora_text_chat* chat,
+                                            const qlora_text_bytes* text,
+                                            const qlora_text_spans* spans) {
+    const char* data = text->count > 0 ? text->data : "";
+    size_t last = text->count;
+    size_t before = 0;
+    for (size_t i = 0; i < spans->count; i++) {
+        if (spans->data[i].begin < before || spans->data[i].end > text->count) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "the template's generation blocks overlap");
+        }
+        before = spans->data[i].end;
+    }
+    bool cuts = o->labels != NULL && !o->complete;
+    if (cuts && spans->count == 0 && last > 0) { // no whitespace after the last marker
+        qlora__text_marks_seen seen;
+        size_t cut = qlora__jin_back_space(data, 0, last);
+        QLORA__TRY(qlora__text_see_markers(env, chat, data, cut, &seen));
+        last = seen.last ? cut : last;
+    }
+    QLORA__TRY(chat->built_in ? qlora__text_output_pieces(env, o, chat, data, last, spans)
+                              : qlora__text_output_marked(env, o, chat, data, last, spans));
+    // what follows the last trained token teaches nothing
+    size_t count = o->ids->count - o->start;
+    while (cuts && count > 0 && o->labels->data[o->labels_start + count - 1] == -100) {
+        count--;
+    }
+    if (cuts && count > 0) {
+        o->ids->count = o->start + count;
+        o->labels->count = o->labels_start + count;
+    }
+    return QLORA_OK;
+}
+
 //@@ src/text/chat_encode.h
 
 // From a conversation to ids, and what of it is trained.
@@ -20510,6 +24511,24 @@ static qlora_result qlora__text_tool_calls(qlora__jin_machine* m, qlora_text_cha
     return QLORA_OK;
 }
 
+static bool qlora__text_talk_has_tools(const qlora__text_talk* talk) {
+    const qlora__json_token* tools =
+        talk->record != NULL ? qlora__text_json_get(talk->json, talk->record, "tools") : NULL;
+    return tools != NULL && tools->kind == QLORA__JSON_ARRAY;
+}
+
+static bool qlora__text_talk_second(const qlora__text_talk* talk) {
+    return talk->chat->with_tools != NULL && qlora__text_talk_has_tools(talk);
+}
+
+static qlora_text_template* qlora__text_talk_template(const qlora__text_talk* talk) {
+    return qlora__text_talk_second(talk) ? talk->chat->with_tools : talk->chat->template_;
+}
+
+static bool qlora__text_talk_keeps(const qlora__text_talk* talk) {
+    return talk->chat->keeps_strings[qlora__text_talk_second(talk) ? 1 : 0];
+}
+
 // The message as the template sees it.
 static qlora_result qlora__text_turn_value(qlora__jin_machine* m, const qlora__text_talk* talk,
                                            const qlora__text_turn* turn, qlora__jin_value* out) {
@@ -20540,7 +24559,7 @@ static qlora_result qlora__text_turn_value(qlora__jin_machine* m, const qlora__t
         if (!known) {
             QLORA__TRY(qlora__jin_dict_add(m, out->as.dict, key, all.as.dict->values[i]));
         }
-        if (qlora__jin_is(key, "tool_calls", 10) && !talk->chat->keeps_strings) {
+        if (qlora__jin_is(key, "tool_calls", 10) && !qlora__text_talk_keeps(talk)) {
             QLORA__TRY(qlora__text_tool_calls(m, talk->chat, all.as.dict->values[i]));
         }
     }
@@ -20609,17 +24628,6 @@ static qlora_result qlora__text_talk_set(qlora__jin_machine* m, const qlora__tex
     return qlora__jin_set(m, "add_generation_prompt", qlora__jin_bool(prompt));
 }
 
-static bool qlora__text_talk_has_tools(const qlora__text_talk* talk) {
-    const qlora__json_token* tools =
-        talk->record != NULL ? qlora__text_json_get(talk->json, talk->record, "tools") : NULL;
-    return tools != NULL && tools->kind == QLORA__JSON_ARRAY && tools->count > 0;
-}
-
-static qlora_text_template* qlora__text_talk_template(const qlora__text_talk* talk) {
-    bool tools = talk->chat->with_tools != NULL && qlora__text_talk_has_tools(talk);
-    return tools ? talk->chat->with_tools : talk->chat->template_;
-}
-
 // Renders the first `count` turns into `out`, which is emptied first.
 static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_talk* talk,
                                             size_t count, bool prompt, qlora_text_bytes* out,
@@ -20631,6 +24639,7 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
     uint64_t input = 4096;
     memset(&text, 0, sizeof text);
     out->count = 0;
+    QLORA__TRY(qlora__text_bytes_room(env, out, 1)); // so that offsets are always those of memory
     for (size_t i = 0; i < count; i++) {
         const qlora__text_turn* turn = &talk->turns[i];
         input += turn->node != NULL ? turn->node->end - turn->node->begin : 0;
@@ -20649,153 +24658,6 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
         qlora__json_free(env, &chat->parsed[--chat->parsed_count]);
     }
     return r;
-}
-
-// ---- text to ids
-
-typedef struct qlora__text_output {
-    qlora_text_ids* ids;
-    qlora_text_ids* labels; // may be NULL
-    size_t start;           // of this sample, in both
-    size_t labels_start;
-} qlora__text_output;
-
-static qlora__text_output qlora__text_output_start(qlora_text_ids* ids, qlora_text_ids* labels) {
-    qlora__text_output o;
-    o.ids = ids;
-    o.labels = labels;
-    o.start = ids->count;
-    o.labels_start = labels != NULL ? labels->count : 0;
-    return o;
-}
-
-static qlora_result qlora__text_output_label(qlora__env* env, const qlora__text_output* o,
-                                             bool trained) {
-    while (o->labels != NULL && o->labels->count - o->labels_start < o->ids->count - o->start) {
-        int32_t id = o->ids->data[o->start + (o->labels->count - o->labels_start)];
-        QLORA__TRY(qlora__text_ids_add(env, o->labels, trained ? id : -100));
-    }
-    return QLORA_OK;
-}
-
-static bool qlora__text_is_marker(const qlora_text_tok* tok, int32_t id) {
-    return qlora__text_tok_has(tok, id, QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
-}
-
-// One piece of the text, all trained or all not.
-static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
-                                             const qlora_text_chat* chat, const char* text,
-                                             size_t size, bool trained) {
-    qlora_text_tok* tok = chat->tok;
-    size_t from = o->ids->count;
-    if (size > 0) {
-        // Text that follows plain text continues it: no space is prepended.
-        bool fresh = from == o->start || qlora__text_is_marker(tok, o->ids->data[from - 1]);
-        QLORA__TRY(qlora__text_encode(env, tok, text, size,
-                                      fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
-    }
-    bool first = from == o->start;
-    if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
-        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
-        memmove(o->ids->data + from + 1, o->ids->data + from,
-                (o->ids->count - from - 1) * sizeof(int32_t));
-        o->ids->data[from] = chat->bos;
-    }
-    if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
-        o->labels != NULL) {
-        QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated
-    }
-    // a built-in format may end with a marker that this tokenizer does not have
-    size_t count = o->ids->count;
-    if (trained && chat->built_in && chat->eos >= 0 &&
-        (count == from || !qlora__text_is_marker(tok, o->ids->data[count - 1]))) {
-        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
-    }
-    return qlora__text_output_label(env, o, trained);
-}
-
-// The markers in a text: how many, whether there is nothing else but whitespace, whether it ends
-// with one, and the first one if the text starts with it.
-typedef struct qlora__text_marks_seen {
-    size_t count;
-    bool alone;
-    bool last;
-    int32_t first; // -1: something else comes first
-} qlora__text_marks_seen;
-
-static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_chat* chat,
-                                            const char* text, size_t size,
-                                            qlora__text_marks_seen* seen) {
-    const qlora_text_tok* tok = chat->tok;
-    qlora_text_ids ids;
-    size_t at = 0;
-    memset(&ids, 0, sizeof ids);
-    memset(seen, 0, sizeof *seen);
-    seen->first = -1;
-    seen->alone = true;
-    qlora_result r = size == 0 ? QLORA_OK
-                               : qlora__text_encode(env, chat->tok, text, size,
-                                                    (uint32_t)QLORA_TEXT_CONTINUE, &ids);
-    for (size_t i = 0; r == QLORA_OK && i < ids.count; i++) {
-        if (!qlora__text_is_marker(tok, ids.data[i])) {
-            continue;
-        }
-        qlora__text_span name = tok->spans[ids.data[i]];
-        size_t hit = qlora__jin_find_bytes(text, size, at, tok->names.data + name.at, name.size);
-        if (hit == SIZE_MAX) {
-            continue;
-        }
-        seen->alone = seen->alone && qlora__jin_skip_space(text, hit, at) == hit;
-        seen->first = seen->count == 0 && hit == 0 ? ids.data[i] : seen->first;
-        seen->count++;
-        at = hit + name.size;
-    }
-    seen->alone = seen->alone && qlora__jin_skip_space(text, size, at) == size;
-    seen->last = seen->count > 0 && at == size;
-    qlora__text_ids_free(env, &ids);
-    return r;
-}
-
-// A whole text. Spans are in order and do not overlap.
-static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
-                                            const qlora_text_chat* chat,
-                                            const qlora_text_bytes* text,
-                                            const qlora_text_spans* spans) {
-    size_t at = 0;
-    for (size_t i = 0; i < spans->count; i++) {
-        size_t begin = spans->data[i].begin;
-        size_t end = spans->data[i].end;
-        if (begin < at || end > text->count) {
-            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                   "the template's generation blocks overlap");
-        }
-        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, begin - at, false));
-        if (end > begin) {
-            QLORA__TRY(
-                qlora__text_output_piece(env, o, chat, text->data + begin, end - begin, true));
-        }
-        at = end;
-    }
-    size_t last = text->count;
-    if (o->labels != NULL && spans->count == 0 && last > 0) { // no whitespace after the last marker
-        qlora__text_marks_seen seen;
-        size_t cut = qlora__jin_back_space(text->data, 0, last);
-        QLORA__TRY(qlora__text_see_markers(env, chat, text->data, cut, &seen));
-        last = seen.last ? cut : last;
-    }
-    if (at < last || o->ids->count == o->start) {
-        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, last - at, false));
-    }
-    // what follows the last trained token teaches nothing
-    size_t count = o->ids->count - o->start;
-    while (o->labels != NULL && count > 0 && o->labels->data[o->labels_start + count - 1] == -100) {
-        count--;
-    }
-    if (o->labels != NULL && count > 0) {
-        o->ids->count = o->start + count;
-        o->labels->count = o->labels_start + count;
-    }
-    return QLORA_OK;
 }
 
 // ---- what is trained
@@ -20958,12 +24820,13 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
     bool blocks = qlora__text_talk_template(talk)->generation;
     talk->spans.count = 0;
     talk->stable = true;
+    talk->chat->blocks = blocks;
     QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, false, &talk->whole,
                                        blocks ? &talk->spans : NULL));
     if (blocks) {
         return qlora__text_talk_blocks(env, talk);
     }
-    for (size_t k = 0; k < talk->count && talk->stable; k++) {
+    for (size_t k = 0; k < talk->count && (talk->stable || talk->literal); k++) {
         size_t begin = 0;
         size_t end = 0;
         if (!qlora__text_is_trained(&talk->turns[k])) {
@@ -20977,8 +24840,9 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
                                              talk->after.data + talk->whole.count,
                                              talk->after.count - talk->whole.count));
         }
-        talk->stable = qlora__text_starts(&talk->whole, &talk->after, end);
-        QLORA__TRY(qlora__jin_spans_add(env, &talk->spans, begin, end));
+        bool same = qlora__text_starts(&talk->whole, &talk->after, end);
+        talk->stable = talk->stable && same;
+        QLORA__TRY(same ? qlora__jin_spans_add(env, &talk->spans, begin, end) : QLORA_OK);
     }
     return QLORA_OK;
 }
@@ -20998,13 +24862,14 @@ static qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* tal
 static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* talk, bool prompt,
                                             qlora_text_ids* ids, qlora_text_ids* labels) {
     qlora__text_output o = qlora__text_output_start(ids, labels);
+    o.complete = talk->literal;
     if (prompt || labels == NULL) {
         talk->spans.count = 0;
         QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, prompt, &talk->whole, NULL));
         return qlora__text_output_text(env, &o, talk->chat, &talk->whole, &talk->spans);
     }
     QLORA__TRY(qlora__text_talk_plan(env, talk));
-    if (!talk->stable) {
+    if (!talk->stable && !talk->literal) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                "the template renders earlier turns differently when later ones "
                                "follow, so one text cannot train them all");
@@ -21058,6 +24923,12 @@ qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* 
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc was not zeroed: a reserved field is set");
     }
+    if (desc->name != NULL && desc->template_file != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "a template file and the built-in format \"%.60s\" cannot be used "
+                               "together",
+                               desc->name);
+    }
     if (desc->tok->text != text) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "desc->tok belongs to another text object");
     }
@@ -21087,6 +24958,12 @@ qlora_result qlora_text_chat_close(qlora_text_chat* chat) {
     if (chat != NULL) {
         qlora_text* text = chat->text;
         qlora__text_enter(text, "qlora_text_chat_close");
+        if (chat->users > 0) {
+            return qlora__env_fail(&text->env, QLORA_ERR_STATE,
+                                   "%lld stream%s of data still use%s the chat; close %s first",
+                                   (long long)chat->users, chat->users == 1 ? "" : "s",
+                                   chat->users == 1 ? "s" : "", chat->users == 1 ? "it" : "them");
+        }
         chat->tok->users--;
         text->chats--;
         qlora__text_chat_free(&text->env, chat);
@@ -21096,6 +24973,15 @@ qlora_result qlora_text_chat_close(qlora_text_chat* chat) {
 
 const char* qlora_text_chat_names(size_t index) {
     return index < QLORA__TEXT_COUNT(qlora__text_formats) ? qlora__text_formats[index].name : NULL;
+}
+
+const char* qlora_text_chat_template(const char* name) {
+    for (size_t i = 0; name != NULL && i < QLORA__TEXT_COUNT(qlora__text_formats); i++) {
+        if (strcmp(name, qlora__text_formats[i].name) == 0) {
+            return qlora__text_formats[i].source;
+        }
+    }
+    return NULL;
 }
 
 qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out) {
@@ -21171,6 +25057,18 @@ qlora_result qlora_text_chat_encode(qlora_text_chat* chat, const qlora_text_mess
     return r;
 }
 
+// "weight" and "train" of a message: 0 and false switch training off.
+static bool qlora__text_node_off(const qlora__json* json, const qlora__json_token* node,
+                                 const char* name) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, name);
+    double number = 1.0;
+    if (value == NULL || value->kind == QLORA__JSON_FALSE) {
+        return value != NULL;
+    }
+    return value->kind == QLORA__JSON_NUMBER &&
+           qlora__json_double(json, (uint32_t)(value - json->tokens), &number) && number == 0.0;
+}
+
 // The messages of a conversation in JSON, as they are.
 static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* json,
                                            qlora__text_turn** out, size_t* count) {
@@ -21189,6 +25087,8 @@ static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* j
         const char* role = qlora__text_json_cstring(json, qlora__text_json_get(json, node, "role"));
         turns[i].role = role != NULL ? role : "";
         turns[i].node = node;
+        turns[i].masked =
+            qlora__text_node_off(json, node, "weight") || qlora__text_node_off(json, node, "train");
         node = qlora__text_json_next(json, node);
     }
     *out = turns;
@@ -21220,6 +25120,12 @@ qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conv
     talk.record = json.tokens;
     talk.literal = true;
     r = r == QLORA_OK ? qlora__text_talk_encode(env, &talk, prompt, ids, labels) : r;
+    if (r == QLORA_OK && !prompt && labels != NULL && !talk.stable) {
+        QLORA__TEXT_LOG(env, WARN, "%s",
+                        "the template renders some earlier answers differently once later turns "
+                        "follow; each of them is trained in a sample of its own, and is not marked "
+                        "here");
+    }
     if (r == QLORA_OK && text != NULL) {
         r = qlora__text_bytes_add(env, text, talk.whole.data, talk.whole.count);
     }
@@ -21235,34 +25141,446 @@ qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conv
     return r;
 }
 
-//@@ src/text/data.h
+//@@ src/text/samples.h
+
+// Samples: kept in memory, or found again in their file.
+//
+// A kept sample takes 4 bytes per token and one bit that says whether it is trained; if its labels
+// are not its ids, 8 bytes per token. In a stream only the place of its record is kept.
 
 typedef struct qlora__text_record {
-    size_t begin;
-    size_t count;
-    size_t trained;
-    size_t line;
+    union {
+        const int32_t* ids; // kept, followed by bits or labels
+        uint64_t hash;      // of the record, which is in the file
+    } as;
+    uint64_t place; // of the record in the file, in bytes
+    uint32_t size;  // of the record there
+    uint32_t part;  // which sample of the record
+    uint32_t count; // tokens
+    uint32_t trained;
+    uint64_t line : 62;
+    uint64_t kept : 1;
+    uint64_t labelled : 1; // labels follow the ids, not bits
 } qlora__text_record;
+
+typedef struct qlora__text_block {
+    int32_t* data;
+    size_t used;
+    size_t capacity;
+} qlora__text_block;
+
+typedef struct qlora__text_loader qlora__text_loader;
 
 struct qlora_text_data {
     qlora_text* text;
-    qlora_text_ids ids;
+    qlora_text_ids ids; // of the record that is being read
     qlora_text_ids labels;
     qlora__text_record* records;
     size_t count;
     size_t capacity;
+    qlora__text_block* blocks;
+    size_t block_count;
+    size_t block_capacity;
     qlora_text_bytes
         ignored; // names that no sample used, each with ", " after it; ends with a zero
+    // the record that is being read
+    uint64_t place;
+    uint64_t hash;
+    uint32_t size;
+    uint32_t part;
+    bool placed; // can be read again: nothing of it is kept
+    // a stream
+    qlora__text_loader* loader; // NULL: everything is kept
+    bool again;                 // a record is read again, for the sample number `wanted` of it
+    bool found;
+    uint32_t wanted;
+    qlora_text_ids shown[2]; // ids and labels of the sample that was read last
+    const void* map;         // the file, while samples are read
+    uint64_t map_bytes;
+    uint64_t map_read;
+    void* map_handle;
 };
 
+// One block holds many samples, so that growing copies nothing.
+enum { QLORA__TEXT_BLOCK_MIN = 1 << 12, QLORA__TEXT_BLOCK_MAX = 1 << 18 };
+
+static qlora_result qlora__text_block_take(qlora__env* env, qlora_text_data* data, size_t words,
+                                           int32_t** out) {
+    qlora__text_block* last = data->block_count > 0 ? &data->blocks[data->block_count - 1] : NULL;
+    if (last == NULL || last->capacity - last->used < words) {
+        void* blocks = data->blocks;
+        qlora_result r = qlora__text_reserve(env, &blocks, &data->block_capacity, data->block_count,
+                                             1, sizeof(qlora__text_block));
+        data->blocks = (qlora__text_block*)blocks;
+        QLORA__TRY(r);
+        size_t capacity = last == NULL ? (size_t)QLORA__TEXT_BLOCK_MIN : last->capacity * 2;
+        capacity = capacity < QLORA__TEXT_BLOCK_MAX ? capacity : (size_t)QLORA__TEXT_BLOCK_MAX;
+        capacity = capacity < words ? words : capacity;
+        last = &data->blocks[data->block_count];
+        last->data = (int32_t*)qlora__text_zalloc(env, capacity, sizeof(int32_t));
+        if (last->data == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        last->used = 0;
+        last->capacity = capacity;
+        data->block_count++;
+    }
+    *out = last->data + last->used;
+    last->used += words;
+    return QLORA_OK;
+}
+
+// Keeps a sample with what is trained of it.
+static qlora_result qlora__text_sample_keep(qlora__env* env, qlora_text_data* data,
+                                            const int32_t* ids, const int32_t* labels,
+                                            qlora__text_record* record) {
+    size_t count = record->count;
+    int32_t* kept = NULL;
+    bool labelled = false;
+    for (size_t i = 0; i < count; i++) {
+        labelled = labelled || (labels[i] != -100 && labels[i] != ids[i]);
+    }
+    record->labelled = labelled ? 1 : 0;
+    size_t words = labelled ? count : (count + 31) / 32;
+    // an empty sample points to something as well
+    QLORA__TRY(qlora__text_block_take(env, data, count + words + (count == 0 ? 1 : 0), &kept));
+    record->as.ids = kept;
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    memcpy(kept, ids, count * sizeof(int32_t));
+    if (labelled) {
+        memcpy(kept + count, labels, count * sizeof(int32_t));
+        return QLORA_OK;
+    }
+    for (size_t word = 0; word < words; word++) {
+        uint32_t bits = 0;
+        for (size_t i = 32 * word; i < 32 * word + 32 && i < count; i++) {
+            bits |= labels[i] != -100 ? 1u << (i % 32) : 0u;
+        }
+        memcpy(kept + count + word, &bits, sizeof bits);
+    }
+    return QLORA_OK;
+}
+
+// A sample of a record that is read again: only the wanted one is taken.
+static qlora_result qlora__text_sample_again(qlora__env* env, qlora_text_data* data,
+                                             const int32_t* ids, const int32_t* labels,
+                                             size_t count) {
+    const int32_t* from[2] = {ids, labels};
+    bool wanted = data->part++ == data->wanted;
+    for (int i = 0; i < 2 && wanted; i++) {
+        data->shown[i].count = 0;
+        QLORA__TRY(qlora__text_ids_room(env, &data->shown[i], count + 1));
+        if (count > 0) {
+            memcpy(data->shown[i].data, from[i], count * sizeof(int32_t));
+        }
+        data->shown[i].count = count;
+    }
+    data->found = data->found || wanted;
+    return QLORA_OK;
+}
+
+// Adds a sample.
+static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* data,
+                                             const int32_t* ids, const int32_t* labels,
+                                             size_t count, size_t line) {
+    if (data->again) {
+        return qlora__text_sample_again(env, data, ids, labels, count);
+    }
+    void* records = data->records;
+    qlora_result r = qlora__text_reserve(env, &records, &data->capacity, data->count, 1,
+                                         sizeof(qlora__text_record));
+    data->records = (qlora__text_record*)records;
+    QLORA__TRY(r);
+    if (count > UINT32_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "a sample of %llu tokens; the limit is %llu",
+                               (unsigned long long)count, (unsigned long long)UINT32_MAX);
+    }
+    qlora__text_record* record = &data->records[data->count];
+    memset(record, 0, sizeof *record);
+    record->place = data->place;
+    record->size = data->size;
+    record->part = data->part++;
+    record->count = (uint32_t)count;
+    record->line = line & (UINT64_MAX >> 2);
+    record->kept = data->placed ? 0 : 1;
+    record->as.hash = data->hash;
+    for (size_t i = 1; i < count; i++) {
+        record->trained += labels[i] != -100 ? 1 : 0;
+    }
+    if (!data->placed) {
+        QLORA__TRY(qlora__text_sample_keep(env, data, ids, labels, record));
+    }
+    data->count++;
+    return QLORA_OK;
+}
+
+// Everything from `begin` becomes one sample.
+static qlora_result qlora__text_data_close_record(qlora__env* env, qlora_text_data* data,
+                                                  size_t begin, size_t line) {
+    // even an empty sample has arrays to point into
+    QLORA__TRY(qlora__text_ids_room(env, &data->ids, 1));
+    QLORA__TRY(qlora__text_ids_room(env, &data->labels, 1));
+    QLORA__TRY(qlora__text_sample_close(env, data, data->ids.data + begin,
+                                        data->labels.data + begin, data->ids.count - begin, line));
+    data->ids.count = begin;
+    data->labels.count = begin;
+    return QLORA_OK;
+}
+
+// Gives back the memory that was meant for more samples.
+static void qlora__text_samples_fit(qlora__env* env, qlora_text_data* data) {
+    size_t element = sizeof(qlora__text_record);
+    if (data->count > 0 && data->count < data->capacity) {
+        void* fit = qlora__env_realloc(env, data->records, data->count * element,
+                                       data->capacity * element, data->count * element);
+        if (fit == NULL) { // the larger memory does as well
+            env->error[0] = 0;
+            return;
+        }
+        data->records = (qlora__text_record*)fit;
+        data->capacity = data->count;
+    }
+}
+
+// The labels of a kept sample, in memory that the next call uses again.
+static qlora_result qlora__text_sample_labels(qlora__env* env, qlora_text_data* data,
+                                              const qlora__text_record* record,
+                                              const int32_t** labels) {
+    const int32_t* ids = record->as.ids;
+    if (record->labelled != 0) {
+        *labels = ids + record->count;
+        return QLORA_OK;
+    }
+    qlora_text_ids* shown = &data->shown[1];
+    shown->count = 0;
+    QLORA__TRY(qlora__text_ids_room(env, shown, (size_t)record->count + 1));
+    for (size_t i = 0; i < record->count; i++) {
+        uint32_t bits = (uint32_t)ids[record->count + i / 32];
+        shown->data[i] = (bits >> (i % 32) & 1u) != 0 ? ids[i] : -100;
+    }
+    *labels = shown->data;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_label_rest(qlora__env* env, qlora_text_data* data, bool trained) {
+    size_t from = data->labels.count;
+    size_t count = data->ids.count > from ? data->ids.count - from : 0;
+    QLORA__TRY(qlora__text_ids_room(env, &data->labels, count));
+    for (size_t i = from; i < from + count; i++) {
+        data->labels.data[i] = trained ? data->ids.data[i] : -100;
+    }
+    data->labels.count += count;
+    return QLORA_OK;
+}
+
+//@@ src/text/input.h
+
+// The bytes of a data file, in order, through a window that grows as far as one record needs.
+//
+// A decompressor replaces `read` and keeps what it needs in `state`; `unpack` opens it.
+
+typedef struct qlora__text_input qlora__text_input;
+struct qlora__text_input {
+    const char* name;   // in messages
+    const char* path;   // NULL: all bytes are in memory
+    const char* memory; // then these
+    size_t memory_size;
+    // The window: data[at] is the next byte, base + at its place in the file.
+    const char* data;
+    size_t count;
+    size_t at;
+    uint64_t base;
+    bool ended; // nothing follows the window
+    // Opens the decompressor of a file that is compressed, else NULL.
+    qlora_result (*unpack)(qlora__env* env, qlora__text_input* input);
+    // Reads at most `size` bytes; *got = 0 at the end.
+    qlora_result (*read)(qlora__env* env, qlora__text_input* input, char* to, size_t size,
+                         size_t* got);
+    void (*close)(qlora__env* env, qlora__text_input* input); // frees `state`; may be NULL
+    void* state;
+    void* file;
+    qlora_text_bytes buffer;
+};
+
+enum { QLORA__TEXT_INPUT_STEP = 1 << 18 };
+
+// The bytes of the file as they are on the disk.
+static qlora_result qlora__text_input_file(qlora__env* env, qlora__text_input* input, char* to,
+                                           size_t size, size_t* got) {
+    int64_t count = env->files.read(input->file, to, size, env->files.user);
+    if (count < 0 || (uint64_t)count > size) {
+        int code = count < 0 ? (int)-count : EIO;
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", input->name,
+                               qlora__errno_text(code), code);
+    }
+    *got = (size_t)count;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_input_open(qlora__env* env, qlora__text_input* input) {
+    if (input->unpack != NULL) {
+        return input->unpack(env, input);
+    }
+    if (input->path == NULL) {
+        input->data = input->memory;
+        input->count = input->memory_size;
+        input->ended = true;
+        return QLORA_OK;
+    }
+    int code = env->files.open(input->path, QLORA_FILE_READ, &input->file, env->files.user);
+    if (code != 0) {
+        input->file = NULL;
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", input->path,
+                               qlora__errno_text(code), code);
+    }
+    input->read = qlora__text_input_file;
+    return QLORA_OK;
+}
+
+static void qlora__text_input_close(qlora__env* env, qlora__text_input* input) {
+    if (input->close != NULL) {
+        input->close(env, input);
+        input->close = NULL;
+    }
+    if (input->file != NULL) {
+        env->files.close(input->file, env->files.user); // nothing was written: nothing is lost
+        input->file = NULL;
+    }
+    qlora__text_bytes_free(env, &input->buffer);
+}
+
+// Drops the bytes before `at` and makes the window longer: at least twice as long as what is left,
+// so that a long record is not looked through too often. Fails only for files.
+static qlora_result qlora__text_input_more(qlora__env* env, qlora__text_input* input) {
+    if (input->ended) {
+        return QLORA_OK;
+    }
+    qlora_text_bytes* buffer = &input->buffer;
+    size_t left = input->count - input->at;
+    size_t wanted = left < QLORA__TEXT_INPUT_STEP ? (size_t)QLORA__TEXT_INPUT_STEP : left;
+    if (input->at > 0 && left > 0) {
+        memmove(buffer->data, buffer->data + input->at, left);
+    }
+    input->base += input->at;
+    input->at = 0;
+    buffer->count = left;
+    QLORA__TRY(qlora__text_bytes_room(env, buffer, wanted));
+    input->data = buffer->data;
+    input->count = left;
+    while (wanted > 0 && !input->ended) {
+        size_t got = 0;
+        QLORA__TRY(input->read(env, input, buffer->data + buffer->count, wanted, &got));
+        buffer->count += got;
+        wanted -= got;
+        input->ended = got == 0;
+    }
+    input->count = buffer->count;
+    return QLORA_OK;
+}
+
+// Makes sure that `size` bytes are in the window, unless the file ends before.
+static qlora_result qlora__text_input_need(qlora__env* env, qlora__text_input* input, size_t size) {
+    while (input->count - input->at < size && !input->ended) {
+        QLORA__TRY(qlora__text_input_more(env, input));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_input_skip_mark(qlora__env* env, qlora__text_input* input) {
+    QLORA__TRY(qlora__text_input_need(env, input, 3));
+    bool mark =
+        input->count - input->at >= 3 && memcmp(input->data + input->at, "\xEF\xBB\xBF", 3) == 0;
+    input->at += mark ? 3 : 0;
+    return QLORA_OK;
+}
+
+//@@ src/text/input_gzip.h
+
+// Data files inside gzip: the decompressed bytes are read like those of any other file. Only a
+// window of them is held, so that it does not matter how much a file becomes.
+
+typedef struct qlora__text_gzip {
+    qlora__gzip gzip;
+    qlora__map map;
+    size_t at;    // end of the decompressed bytes in the window
+    size_t given; // how many of them have been passed on
+    bool ended;
+    uint8_t window[4 * QLORA__INFLATE_WINDOW];
+} qlora__text_gzip;
+
+static qlora_result qlora__text_gzip_read(qlora__env* env, qlora__text_input* input, char* to,
+                                          size_t size, size_t* got) {
+    qlora__text_gzip* g = (qlora__text_gzip*)input->state;
+    if (g->given == g->at && !g->ended) {
+        if (g->at > QLORA__INFLATE_WINDOW) {
+            memmove(g->window, g->window + g->at - QLORA__INFLATE_WINDOW, QLORA__INFLATE_WINDOW);
+            g->at = QLORA__INFLATE_WINDOW;
+            g->given = g->at;
+        }
+        qlora_result r =
+            qlora__gzip_read(env, &g->gzip, g->window, &g->at, sizeof g->window, &g->ended);
+        if (r != QLORA_OK) { // not the fault of one record: nothing can follow
+            return qlora__env_wrap(env, QLORA_ERR_FILE, "%s: ", input->name);
+        }
+    }
+    *got = g->at - g->given < size ? g->at - g->given : size;
+    if (*got > 0) {
+        memcpy(to, g->window + g->given, *got);
+        g->given += *got;
+    }
+    return QLORA_OK;
+}
+
+static void qlora__text_gzip_close(qlora__env* env, qlora__text_input* input) {
+    qlora__text_gzip* g = (qlora__text_gzip*)input->state;
+    if (g != NULL) {
+        qlora__map_close(env, &g->map);
+        qlora__env_free(env, g, sizeof *g);
+        input->state = NULL;
+    }
+}
+
+static qlora_result qlora__text_gzip_open(qlora__env* env, qlora__text_input* input) {
+    qlora__text_gzip* g = (qlora__text_gzip*)qlora__text_zalloc(env, 1, sizeof *g);
+    if (g == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    input->state = g;
+    input->close = qlora__text_gzip_close;
+    input->read = qlora__text_gzip_read;
+    input->data = "";
+    if (input->path != NULL) {
+        QLORA__TRY(qlora__map_open(env, input->path, &g->map));
+        qlora__gzip_begin(&g->gzip, g->map.data, (size_t)g->map.size);
+    } else {
+        qlora__gzip_begin(&g->gzip, (const uint8_t*)input->memory, input->memory_size);
+    }
+    return QLORA_OK;
+}
+
+//@@ src/text/data.h
+
+// One name of --columns: the column `from` of the file is read as `to`.
+typedef struct qlora__text_column {
+    const char* to;
+    const char* from; // in the loader's copy of desc.columns
+    bool seen;
+} qlora__text_column;
+
+enum { QLORA__TEXT_COLUMNS = 24 };
+
+typedef struct qlora__text_source qlora__text_source;
+
 // The state of reading one file.
-typedef struct qlora__text_loader {
+struct qlora__text_loader {
     const qlora_text_data_desc* desc;
     qlora_text_tok* tok;
     qlora_text_data* data;
     const char* name; // of the file
     const char* form; // the only form of record that is read, or NULL
-    qlora__json* json;
+    const qlora__json* json;
     qlora__text_turn* messages;
     size_t message_count;
     size_t message_capacity;
@@ -21271,45 +25589,17 @@ typedef struct qlora__text_loader {
     size_t line;
     qlora_text_bytes work;  // contents that were joined from parts, one after another
     qlora_text_ids numbers; // a list that belongs to the ids of one record
-} qlora__text_loader;
-
-static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
-    qlora__text_ids_free(env, &data->ids);
-    qlora__text_ids_free(env, &data->labels);
-    qlora__text_bytes_free(env, &data->ignored);
-    qlora__env_free(env, data->records, data->capacity * sizeof *data->records);
-    qlora__env_free(env, data, sizeof *data);
-}
-
-// Everything from `begin` becomes one sample.
-static qlora_result qlora__text_data_close_record(qlora__env* env, qlora_text_data* data,
-                                                  size_t begin, size_t line) {
-    void* records = data->records;
-    qlora_result r = qlora__text_reserve(env, &records, &data->capacity, data->count, 1,
-                                         sizeof(qlora__text_record));
-    data->records = (qlora__text_record*)records;
-    QLORA__TRY(r);
-    // even a file of empty records has arrays to point into
-    QLORA__TRY(qlora__text_ids_room(env, &data->ids, 1));
-    QLORA__TRY(qlora__text_ids_room(env, &data->labels, 1));
-    qlora__text_record* record = &data->records[data->count++];
-    record->begin = begin;
-    record->count = data->ids.count - begin;
-    record->line = line;
-    record->trained = 0;
-    for (size_t i = begin + 1; i < data->ids.count; i++) {
-        record->trained += data->labels.data[i] != -100 ? 1 : 0;
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__text_label_rest(qlora__env* env, qlora_text_data* data, bool trained) {
-    while (data->labels.count < data->ids.count) {
-        int32_t id = data->ids.data[data->labels.count];
-        QLORA__TRY(qlora__text_ids_add(env, &data->labels, trained ? id : -100));
-    }
-    return QLORA_OK;
-}
+    qlora__text_column columns[QLORA__TEXT_COLUMNS];
+    size_t column_count;
+    size_t bad; // records that desc.bad was called for
+    qlora__text_source* source;
+    // copies, for streams
+    qlora_text_data_desc own;
+    char* path;
+    size_t path_size;
+    char* column_text;
+    size_t column_size;
+};
 
 // BOS before ids[begin..), unless the text itself starts with it.
 static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_loader* loader,
@@ -21380,12 +25670,27 @@ static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader*
 
 // The names that data sets use.
 static const char* qlora__text_role_of(const char* name) {
-    static const char* const names[][2] = {
-        {"system", "system"},     {"developer", "system"}, {"user", "user"},
-        {"human", "user"},        {"prompter", "user"},    {"assistant", "assistant"},
-        {"gpt", "assistant"},     {"model", "assistant"},  {"bot", "assistant"},
-        {"chatgpt", "assistant"}, {"tool", "tool"},        {"observation", "tool"},
-        {"ipython", "tool"},      {"function", "tool"}};
+    static const char* const names[][2] = {{"system", "system"},
+                                           {"developer", "system"},
+                                           {"user", "user"},
+                                           {"human", "user"},
+                                           {"prompter", "user"},
+                                           {"input", "user"},
+                                           {"assistant", "assistant"},
+                                           {"gpt", "assistant"},
+                                           {"model", "assistant"},
+                                           {"bot", "assistant"},
+                                           {"chatgpt", "assistant"},
+                                           {"bing", "assistant"},
+                                           {"bard", "assistant"},
+                                           {"output", "assistant"},
+                                           {"tool", "tool"},
+                                           {"observation", "tool"},
+                                           {"ipython", "tool"},
+                                           {"function", "tool"},
+                                           {"function_response", "tool"},
+                                           {"tool_response", "tool"},
+                                           {"tool_results", "tool"}};
     for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
         if (strcmp(name, names[i][0]) == 0) {
             return names[i][1];
@@ -21443,6 +25748,9 @@ static qlora_result qlora__text_ignore(qlora__env* env, qlora_text_data* data, c
     char clean[48];
     char entry[80];
     qlora_text_bytes* list = &data->ignored;
+    if (data->again) { // the list is complete
+        return QLORA_OK;
+    }
     snprintf(clean, sizeof clean, "%s", name);
     qlora__env_clean(env, clean, sizeof clean);
     snprintf(entry, sizeof entry, "%s%s, ", before, clean);
@@ -21536,6 +25844,12 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
     const char* name = qlora__text_json_cstring(json, role);
     if (name == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
+    }
+    if (strcmp(name, "function_call") == 0 || strcmp(name, "tool_call") == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "has the role \"%s\", a tool call as plain text; give it as "
+                               "\"tool_calls\" of an assistant message",
+                               name);
     }
     const char* known = qlora__text_role_of(name);
     bool tool = known != NULL && strcmp(known, "tool") == 0;
@@ -21665,7 +25979,8 @@ typedef enum qlora__text_kind {
     QLORA__TEXT_R_CHAT = 2,
     QLORA__TEXT_R_COMPLETION = 4,
     QLORA__TEXT_R_PAIR = 8,
-    QLORA__TEXT_R_TEXT = 16
+    QLORA__TEXT_R_TEXT = 16,
+    QLORA__TEXT_R_PREFERENCE = 32
 } qlora__text_kind;
 
 typedef struct qlora__text_form {
@@ -21686,6 +26001,7 @@ static const qlora__text_form qlora__text_forms[] = {
     {"question", "question", "answer", QLORA__TEXT_R_PAIR},
     {"question", "question", "response", QLORA__TEXT_R_PAIR},
     {"text", "text", NULL, QLORA__TEXT_R_TEXT},
+    {"preference", "chosen", "rejected", QLORA__TEXT_R_PREFERENCE},
     {"input", "input", "output", QLORA__TEXT_R_PAIR}}; // only if nothing else fits
 
 enum { QLORA__TEXT_INPUT_FORM = QLORA__TEXT_COUNT(qlora__text_forms) - 1 };
@@ -21998,6 +26314,37 @@ static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* 
     return qlora__text_record_unpad(env, loader, begin, !qlora__text_json_absent(labels));
 }
 
+// ---- preferences
+
+// Pairs of a better and a worse answer, which training on answers cannot use.
+static qlora_result qlora__text_record_preference(qlora__env* env) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "the record is a preference pair (\"chosen\" and \"rejected\"), and "
+                           "supervised training needs one answer; the columns completion=chosen or "
+                           "messages=chosen take the better one");
+}
+
+// true or false beside an answer says whether it is a good one: training on both would teach the
+// bad ones as well. A form that is given says that this is meant.
+static qlora_result qlora__text_record_judged(qlora__env* env, const qlora__text_loader* loader,
+                                              const qlora__json_token* record,
+                                              const qlora__text_form* form) {
+    const qlora__json_token* label = qlora__text_json_get(loader->json, record, "label");
+    bool answer = form->kind == QLORA__TEXT_R_COMPLETION || form->kind == QLORA__TEXT_R_CHAT ||
+                  form->kind == QLORA__TEXT_R_PAIR;
+    bool judged =
+        label != NULL && (label->kind == QLORA__JSON_TRUE || label->kind == QLORA__JSON_FALSE);
+    if (!answer || !judged || loader->form != NULL) {
+        return QLORA_OK;
+    }
+    return qlora__env_fail(
+        env, QLORA_ERR_UNSUPPORTED,
+        "the record is a judged answer (\"label\" is true or false), and "
+        "supervised training would learn the bad ones as well; set the format to "
+        "\"%s\" to train on all of them",
+        form->name);
+}
+
 // ---- one record
 
 // Names the keys that the record has.
@@ -22104,6 +26451,7 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
     if (form == NULL) {
         return qlora__text_record_unknown(env, loader, record);
     }
+    QLORA__TRY(qlora__text_record_judged(env, loader, record, form));
     QLORA__TRY(qlora__text_record_names(env, loader, record, form));
     switch (form->kind) {
     case QLORA__TEXT_R_IDS:
@@ -22114,6 +26462,8 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
         return qlora__text_record_completion(env, loader, record, form);
     case QLORA__TEXT_R_PAIR:
         return qlora__text_record_pair(env, loader, record, form);
+    case QLORA__TEXT_R_PREFERENCE:
+        return qlora__text_record_preference(env);
     default:
         QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &text));
         return qlora__text_data_plain(env, loader, NULL, 0, qlora__text_json_text(json, text),
@@ -22134,7 +26484,1107 @@ static qlora_result qlora__text_record_take(qlora__env* env, qlora__text_loader*
     return qlora__text_data_close_record(env, loader->data, loader->begin, line);
 }
 
+//@@ src/text/source.h
+
+// Where records come from: the interface that every kind of data file implements.
+
+struct qlora__text_source {
+    qlora__text_loader* loader;
+    qlora__text_input input;
+    // Reads the next record into `json`, with its line and its place; *more = false after the last
+    // one. What it points to is valid until the next call. After an error in one record, the call
+    // after it goes on with the next one, unless `lost` is set.
+    qlora_result (*next)(qlora__env* env, qlora__text_source* source, bool* more);
+    // Reads a record again from its bytes in the file; NULL: records cannot be found again.
+    qlora_result (*again)(qlora__env* env, qlora__text_source* source, const char* text,
+                          size_t size);
+    void (*close)(qlora__env* env, qlora__text_source* source); // frees `state`; may be NULL
+    void* state;
+    // the record: an object as the JSON parser leaves it, decoded strings included, or
+    qlora__json json;
+    const char* document; // plain text; then there is no `json`
+    size_t document_size;
+    size_t line;    // where it starts
+    uint64_t place; // its bytes in the file
+    uint64_t size;
+    bool lost; // after an error: nothing more can be read
+    // bookkeeping of what was consumed
+    size_t at_line;   // the line of the next byte of the input, from 1
+    size_t at_column; // bytes before it in this line
+    size_t strings;   // bytes in use in json.decoded; 0 = not known
+    int stage;        // of a source's own
+};
+
+// Moves on by `size` bytes of the input.
+static void qlora__text_source_pass(qlora__text_source* source, size_t size) {
+    const char* p = source->input.data + source->input.at;
+    const char* end = p + size;
+    const char* newline;
+    while (p < end && (newline = (const char*)memchr(p, '\n', (size_t)(end - p))) != NULL) {
+        source->at_line++;
+        source->at_column = 0;
+        p = newline + 1;
+    }
+    source->at_column += (size_t)(end - p);
+    source->input.at += size;
+}
+
+// Notes where the record is that starts at the next byte.
+static void qlora__text_source_mark(qlora__text_source* source, size_t size) {
+    source->line = source->at_line;
+    source->place = source->input.base + source->input.at;
+    source->size = size;
+}
+
+static bool qlora__text_is_space(char c) {
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+static qlora_result qlora__text_source_skip_space(qlora__env* env, qlora__text_source* source) {
+    qlora__text_input* input = &source->input;
+    for (;;) {
+        size_t size = 0;
+        while (input->at + size < input->count &&
+               qlora__text_is_space(input->data[input->at + size])) {
+            size++;
+        }
+        qlora__text_source_pass(source, size);
+        if (input->at < input->count || input->ended) {
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__text_input_more(env, input));
+    }
+}
+
+// ---- columns
+
+// Whether a record may have a value of this name that is used. Returns our own copy of it.
+static const char* qlora__text_name_known(const char* name) {
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
+        const qlora__text_form* form = &qlora__text_forms[i];
+        if (strcmp(form->first, name) == 0) {
+            return form->first;
+        }
+        if (form->second != NULL && strcmp(form->second, name) == 0) {
+            return form->second;
+        }
+    }
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_extras); i++) {
+        if (strcmp(qlora__text_extras[i].name, name) == 0) {
+            return qlora__text_extras[i].name;
+        }
+    }
+    return NULL;
+}
+
+static qlora_result qlora__text_columns_fail(qlora__env* env, const char* name) {
+    char names[320];
+    size_t used = 0;
+    names[0] = 0;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_forms) && used < sizeof names; i++) {
+        const qlora__text_form* form = &qlora__text_forms[i];
+        bool again = i > 0 && strcmp(form->first, qlora__text_forms[i - 1].first) == 0;
+        if (!again) {
+            int wrote = snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "",
+                                 form->first);
+            used += wrote > 0 ? (size_t)wrote : 0;
+        }
+        if (form->second != NULL && strcmp(form->second, "response") != 0) {
+            int wrote = used < sizeof names
+                            ? snprintf(names + used, sizeof names - used, ", %s", form->second)
+                            : 0;
+            used += wrote > 0 ? (size_t)wrote : 0;
+        }
+    }
+    return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                           "columns: \"%.60s\" is not a name of a record; use one of %s, ...", name,
+                           names);
+}
+
+// Reads desc.columns, "prompt=question,completion=answer".
+static qlora_result qlora__text_columns_read(qlora__env* env, qlora__text_loader* loader) {
+    if (loader->desc->columns == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__text_copy(env, loader->desc->columns, strlen(loader->desc->columns),
+                                &loader->column_text, &loader->column_size));
+    for (char* at = loader->column_text; at != NULL;) {
+        char* comma = strchr(at, ',');
+        char* equals = strchr(at, '=');
+        if (comma != NULL) {
+            *comma = 0;
+        }
+        if (equals == NULL || (comma != NULL && equals > comma) || equals == at || equals[1] == 0) {
+            return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                   "columns: \"%.60s\" is not of the form NAME=COLUMN", at);
+        }
+        *equals = 0;
+        qlora__text_column* column = &loader->columns[loader->column_count];
+        for (size_t i = 0; i < loader->column_count; i++) {
+            bool to = strcmp(loader->columns[i].to, at) == 0;
+            if (to || strcmp(loader->columns[i].from, equals + 1) == 0) {
+                return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "columns: \"%.60s\" occurs twice",
+                                       to ? at : equals + 1);
+            }
+        }
+        if (loader->column_count == QLORA__TEXT_COLUMNS) {
+            return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "columns: more than %d names",
+                                   (int)QLORA__TEXT_COLUMNS);
+        }
+        column->to = qlora__text_name_known(at);
+        column->from = equals + 1;
+        if (column->to == NULL) {
+            return qlora__text_columns_fail(env, at);
+        }
+        loader->column_count++;
+        at = comma != NULL ? comma + 1 : NULL;
+    }
+    return QLORA_OK;
+}
+
+// The name under which a column of the file is read. A column that has this name in the file, but
+// is not the one that desc.columns gives, must not be taken for it.
+static const char* qlora__text_column_name(qlora__text_loader* loader, const char* name,
+                                           char room[64]) {
+    for (size_t i = 0; i < loader->column_count; i++) {
+        if (strcmp(loader->columns[i].from, name) == 0) {
+            loader->columns[i].seen = true;
+            return loader->columns[i].to;
+        }
+    }
+    for (size_t i = 0; i < loader->column_count; i++) {
+        if (strcmp(loader->columns[i].to, name) == 0) {
+            snprintf(room, 64, "%.40s (of the file)", name);
+            return room;
+        }
+    }
+    return name;
+}
+
+// Columns that no record had are refused: a misspelt name must not go unnoticed.
+static qlora_result qlora__text_columns_check(qlora__env* env, const qlora__text_loader* loader) {
+    for (size_t i = 0; i < loader->column_count; i++) {
+        if (!loader->columns[i].seen) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: no record has \"%.60s\", which columns gives for \"%s\"",
+                                   loader->name, loader->columns[i].from, loader->columns[i].to);
+        }
+    }
+    return QLORA_OK;
+}
+
+// Gives the keys of a record the names that desc.columns says. Their new spelling is added to the
+// decoded strings.
+static qlora_result qlora__text_columns_apply(qlora__env* env, qlora__text_source* source,
+                                              uint32_t record) {
+    qlora__json* json = &source->json;
+    char room[64];
+    if (source->loader->column_count == 0 || json->tokens[record].kind != QLORA__JSON_OBJECT) {
+        return QLORA_OK;
+    }
+    for (uint32_t i = json->count; i > 0 && source->strings == 0; i--) {
+        if (json->tokens[i - 1].kind == QLORA__JSON_STRING) {
+            source->strings = (size_t)json->tokens[i - 1].end + 1;
+        }
+    }
+    uint32_t key = record + 1;
+    for (uint32_t k = 0; k < json->tokens[record].count; k++) {
+        const char* name = json->strings + json->tokens[key].begin;
+        const char* to = qlora__text_column_name(source->loader, name, room);
+        size_t size = strlen(to);
+        if (to != name) {
+            if (json->decoded_capacity - source->strings < size + 1) {
+                size_t need = source->strings + source->strings / 4 + size + 64;
+                char* grown = (char*)qlora__env_realloc(env, json->decoded, source->strings,
+                                                        json->decoded_capacity, need);
+                if (grown == NULL) {
+                    return QLORA_ERR_MEMORY;
+                }
+                json->decoded = grown;
+                json->strings = grown;
+                json->decoded_capacity = need;
+            }
+            memcpy(json->decoded + source->strings, to, size + 1);
+            json->tokens[key].begin = (uint32_t)source->strings;
+            json->tokens[key].end = (uint32_t)(source->strings + size);
+            source->strings += size + 1;
+        }
+        key = json->tokens[key + 1].next;
+    }
+    return QLORA_OK;
+}
+
+//@@ src/text/data_json.h
+
+// JSON files as a source of records: one per line, or the elements of one array.
+
+enum {
+    QLORA__TEXT_JSON_START = 0,
+    QLORA__TEXT_JSON_LINES,
+    QLORA__TEXT_JSON_FIRST,
+    QLORA__TEXT_JSON_REST,
+    QLORA__TEXT_JSON_OVER
+};
+
+// The end of a JSON value, judged by brackets and quotes only: that of an element of an array, or,
+// with `object`, of the object that starts at `at`. A string ends with its line at the latest.
+static size_t qlora__text_value_end(const char* text, size_t size, size_t at, bool object) {
+    size_t depth = 0;
+    bool quoted = false;
+    for (; at < size; at++) {
+        char c = text[at];
+        if (quoted) {
+            at += c == '\\' ? 1 : 0;
+            quoted = c != '"' && c != '\n';
+        } else if (c == '"') {
+            quoted = true;
+        } else if (c == '{' || c == '[') {
+            depth++;
+        } else if (c == '}' || c == ']') {
+            if (depth == 0) {
+                return at;
+            }
+            depth--;
+            if (object && depth == 0) {
+                return at + 1;
+            }
+        } else if (c == ',' && depth == 0) {
+            return at;
+        }
+    }
+    return size;
+}
+
+// Whether a value that cannot be parsed is at fault within these bytes, and not just longer than
+// they are: it ends in them, a string contains a line end, or a value follows another without a
+// comma, as after a record that lacks its last bracket.
+static bool qlora__text_value_faulty(const char* text, size_t size) {
+    size_t depth = 0;
+    char before = ':'; // the last character that is not a space
+    for (size_t at = 0; at < size; at++) {
+        char c = text[at];
+        if (qlora__text_is_space(c)) {
+            continue;
+        }
+        bool opens = c == '{' || c == '[' || c == '"';
+        if (opens && strchr(":,[{", before) == NULL) {
+            return true;
+        }
+        if (c == '"') {
+            for (at++; at < size && text[at] != '"' && text[at] != '\n'; at++) {
+                at += text[at] == '\\' ? 1 : 0;
+            }
+            if (at < size && text[at] == '\n') {
+                return true;
+            }
+        }
+        depth += c == '{' || c == '[' ? 1 : 0;
+        bool closes = c == '}' || c == ']';
+        if (closes && depth <= 1) {
+            return true;
+        }
+        depth -= closes ? 1 : 0;
+        before = c;
+    }
+    return false;
+}
+
+// Whether the next line with anything in it starts with a record. `end` is the end of a line.
+static bool qlora__text_record_follows(const char* text, size_t size, size_t end) {
+    while (end < size && qlora__text_is_space(text[end])) {
+        end++;
+    }
+    return end < size && text[end] == '{' && end > 0 && text[end - 1] == '\n';
+}
+
+// The size of the line at the start of a text, without its end; `size` if it has none.
+static size_t qlora__text_line_size(const char* text, size_t size) {
+    const char* newline = size > 0 ? (const char*)memchr(text, '\n', size) : NULL;
+    return newline != NULL ? (size_t)(newline - text) : size;
+}
+
+static void qlora__text_json_point(qlora__text_source* source) {
+    qlora__json* json = &source->json;
+    size_t left = source->input.count - source->input.at;
+    json->label = source->loader->name;
+    json->text = left > 0 ? source->input.data + source->input.at : "";
+    // the limit is that of one record, not of the file
+    json->size = left < QLORA__JSON_MAX_BYTES ? (uint32_t)left : QLORA__JSON_MAX_BYTES;
+    json->line = (uint32_t)(source->at_line - 1);
+    json->column = (uint32_t)source->at_column;
+    source->strings = 0;
+}
+
+// A fault at the next byte of the file.
+static qlora_result qlora__text_json_fault(qlora__env* env, qlora__text_source* source,
+                                           const char* what) {
+    qlora__json_parser p;
+    qlora__text_json_point(source);
+    memset(&p, 0, sizeof p);
+    p.env = env;
+    p.json = &source->json;
+    source->line = source->at_line;
+    return qlora__json_bad(&p, what);
+}
+
+// Moves on to what follows a record that cannot be parsed.
+static qlora_result qlora__text_json_recover(qlora__env* env, qlora__text_source* source) {
+    qlora__text_input* input = &source->input;
+    for (;;) {
+        const char* text = input->data + input->at;
+        size_t size = input->count - input->at;
+        size_t end = qlora__text_line_size(text, size);
+        if (source->stage != QLORA__TEXT_JSON_LINES) {
+            end = qlora__text_value_end(text, size, 0, false);
+        } else if (size > 0 && text[0] == '{') {
+            size_t close = qlora__text_value_end(text, size, 0, true);
+            if (close > end && !qlora__text_record_follows(text, size, end)) {
+                end = close + qlora__text_line_size(text + close, size - close);
+            }
+        }
+        if (end < size || input->ended) {
+            source->lost = end == size && source->stage != QLORA__TEXT_JSON_LINES;
+            qlora__text_source_pass(source, end);
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__text_input_more(env, input));
+    }
+}
+
+// Parses the value at the next byte. One that cannot be parsed may span several lines, so its end
+// is looked for in the next line: if a record starts there, the fault is reported where it is.
+static qlora_result qlora__text_json_value(qlora__env* env, qlora__text_source* source,
+                                           uint32_t* end) {
+    qlora__json* json = &source->json;
+    qlora__text_input* input = &source->input;
+    bool alone = source->stage == QLORA__TEXT_JSON_LINES;
+    qlora_result r;
+    for (;;) {
+        qlora__text_json_point(source);
+        r = qlora__json_parse_one(env, json, alone, end);
+        bool long_enough = r == QLORA_OK ? *end < json->size : json->size == QLORA__JSON_MAX_BYTES;
+        if (input->ended || long_enough || (r != QLORA_OK && r != QLORA_ERR_FORMAT) ||
+            (r == QLORA_ERR_FORMAT && qlora__text_value_faulty(json->text, json->size))) {
+            break;
+        }
+        QLORA__TRY(qlora__text_input_more(env, input));
+    }
+    if (r == QLORA_OK) {
+        return qlora__json_decode(env, json);
+    }
+    size_t line = qlora__text_line_size(json->text, json->size);
+    size_t next = line;
+    while (next < json->size && qlora__text_is_space(json->text[next])) {
+        next++;
+    }
+    bool starts = next == json->size || (json->text[next] == '{' && json->text[next - 1] == '\n');
+    if (alone && r == QLORA_ERR_FORMAT && line < json->size && starts) {
+        json->size = (uint32_t)line;
+        qlora_result shorter = qlora__json_parse_one(env, json, true, end);
+        r = shorter == QLORA_OK ? r : shorter; // unreachable: the whole was not valid
+    }
+    return r;
+}
+
+// What comes before an element of the array: a comma. *more = false: the array ends here.
+static qlora_result qlora__text_json_between(qlora__env* env, qlora__text_source* source,
+                                             bool* more) {
+    qlora__text_input* input = &source->input;
+    bool first = source->stage == QLORA__TEXT_JSON_FIRST;
+    char c = input->at < input->count ? input->data[input->at] : '\0';
+    *more = true;
+    if (c == ']') {
+        *more = false;
+        qlora__text_source_pass(source, 1);
+        source->stage = QLORA__TEXT_JSON_OVER;
+        QLORA__TRY(qlora__text_source_skip_space(env, source));
+        source->lost = true;
+        return input->at < input->count
+                   ? qlora__text_json_fault(env, source, "unexpected text after the value")
+                   : QLORA_OK;
+    }
+    source->stage = QLORA__TEXT_JSON_REST;
+    if (first) {
+        return QLORA_OK;
+    }
+    if (c != ',') {
+        qlora_result r = qlora__text_json_fault(env, source, "expected ',' or ']'");
+        qlora_result moved = qlora__text_json_recover(env, source);
+        return moved == QLORA_OK ? r : moved;
+    }
+    qlora__text_source_pass(source, 1);
+    return qlora__text_source_skip_space(env, source);
+}
+
+static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_source* source,
+                                                 bool* more) {
+    qlora__text_input* input = &source->input;
+    uint32_t end = 0;
+    *more = false;
+    if (source->stage == QLORA__TEXT_JSON_OVER) {
+        return QLORA_OK;
+    }
+    if (source->stage == QLORA__TEXT_JSON_START) {
+        QLORA__TRY(qlora__text_input_skip_mark(env, input));
+    }
+    QLORA__TRY(qlora__text_source_skip_space(env, source));
+    if (source->stage == QLORA__TEXT_JSON_START) {
+        bool array = input->at < input->count && input->data[input->at] == '[';
+        source->stage = array ? QLORA__TEXT_JSON_FIRST : QLORA__TEXT_JSON_LINES;
+        if (array) {
+            qlora__text_source_pass(source, 1);
+            QLORA__TRY(qlora__text_source_skip_space(env, source));
+        }
+    }
+    if (source->stage == QLORA__TEXT_JSON_LINES) {
+        *more = input->at < input->count;
+    } else {
+        QLORA__TRY(qlora__text_json_between(env, source, more));
+    }
+    if (!*more) {
+        return QLORA_OK;
+    }
+    qlora_result r = qlora__text_json_value(env, source, &end);
+    qlora__text_source_mark(source, end);
+    if (r == QLORA_OK) {
+        qlora__text_source_pass(source, end);
+        return qlora__text_columns_apply(env, source, 0);
+    }
+    if (r == QLORA_ERR_FORMAT) {
+        qlora_result moved = qlora__text_json_recover(env, source);
+        r = moved == QLORA_OK ? r : moved;
+    }
+    return r;
+}
+
+static qlora_result qlora__text_json_again(qlora__env* env, qlora__text_source* source,
+                                           const char* text, size_t size) {
+    qlora__json* json = &source->json;
+    uint32_t end = 0;
+    json->label = source->loader->name;
+    json->text = text;
+    json->size = (uint32_t)size;
+    json->line = (uint32_t)(source->line - 1);
+    json->column = 0;
+    source->strings = 0;
+    QLORA__TRY(qlora__json_parse_one(env, json, false, &end));
+    QLORA__TRY(qlora__json_decode(env, json));
+    return qlora__text_columns_apply(env, source, 0);
+}
+
+static qlora_result qlora__text_json_open(qlora__env* env, qlora__text_source* source) {
+    source->next = qlora__text_json_next_record;
+    source->again = qlora__text_json_again;
+    return qlora__text_input_open(env, &source->input);
+}
+
+//@@ src/text/data_csv.h
+
+// .csv and .tsv: RFC 4180 with a header. Every row is a record whose values are strings.
+//
+// Quotes have a meaning at the start of a field only. Line ends are LF, CRLF or CR; empty lines are
+// skipped. A field is text as it stands: neither "NA" nor an empty field is turned into null.
+
+typedef struct qlora__text_csv {
+    char separator;
+    qlora_text_bytes row;  // the fields of a row, each with a zero byte after it
+    qlora_text_ids places; // where each starts in the row, and where it ends
+    qlora_text_bytes names;
+    qlora_text_ids name_places;
+    size_t columns;
+} qlora__text_csv;
+
+static void qlora__text_csv_close(qlora__env* env, qlora__text_source* source) {
+    qlora__text_csv* csv = (qlora__text_csv*)source->state;
+    if (csv != NULL) {
+        qlora__text_bytes_free(env, &csv->row);
+        qlora__text_bytes_free(env, &csv->names);
+        qlora__text_ids_free(env, &csv->places);
+        qlora__text_ids_free(env, &csv->name_places);
+        qlora__env_free(env, csv, sizeof *csv);
+        source->state = NULL;
+    }
+}
+
+// Adds text[from..to) to the field that is being read.
+static qlora_result qlora__text_csv_put(qlora__env* env, qlora__text_csv* csv, const char* text,
+                                        size_t from, size_t to) {
+    if (csv->row.count + (to - from) >= INT32_MAX) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "a row is limited to 2 GiB");
+    }
+    return qlora__text_bytes_add(env, &csv->row, text + from, to - from);
+}
+
+// A field in quotes; *at is on the quote. Afterwards *at is behind the closing one, or *cut is set:
+// the text ends before.
+static qlora_result qlora__text_csv_quoted(qlora__env* env, qlora__text_csv* csv, const char* text,
+                                           size_t size, size_t* at, bool ended, bool* cut) {
+    size_t from = *at + 1;
+    for (;;) {
+        const char* quote = from < size ? (const char*)memchr(text + from, '"', size - from) : NULL;
+        size_t to = quote != NULL ? (size_t)(quote - text) : size;
+        *cut = quote == NULL || (to + 1 == size && !ended);
+        if (*cut) {
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__text_csv_put(env, csv, text, from, to));
+        if (to + 1 == size || text[to + 1] != '"') {
+            *at = to + 1;
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__text_csv_put(env, csv, text, to, to + 1));
+        from = to + 2;
+    }
+}
+
+enum { QLORA__TEXT_CSV_CUT = 0, QLORA__TEXT_CSV_ROW, QLORA__TEXT_CSV_STRAY, QLORA__TEXT_CSV_OPEN };
+
+// Splits the row at the start of a text into csv->row; *used is its size with the line end. The
+// state says whether it is whole: CUT means that more text is needed, STRAY that something follows
+// a closing quote at *used, OPEN that the closing quote of the field at *used is missing.
+static qlora_result qlora__text_csv_split(qlora__env* env, qlora__text_csv* csv, const char* text,
+                                          size_t size, bool ended, size_t* used, int* state) {
+    csv->row.count = 0;
+    csv->places.count = 0;
+    *state = QLORA__TEXT_CSV_CUT;
+    for (size_t at = 0;;) {
+        size_t begin = csv->row.count;
+        *used = at;
+        if (at < size && text[at] == '"') {
+            bool cut = false;
+            QLORA__TRY(qlora__text_csv_quoted(env, csv, text, size, &at, ended, &cut));
+            if (cut) {
+                *state = ended ? QLORA__TEXT_CSV_OPEN : QLORA__TEXT_CSV_CUT;
+                return QLORA_OK;
+            }
+        } else {
+            size_t from = at;
+            while (at < size && text[at] != csv->separator && text[at] != '\n' &&
+                   text[at] != '\r') {
+                at++;
+            }
+            QLORA__TRY(qlora__text_csv_put(env, csv, text, from, at));
+        }
+        if ((at == size || (text[at] == '\r' && at + 1 == size)) && !ended) {
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__text_ids_add(env, &csv->places, (int32_t)begin));
+        QLORA__TRY(qlora__text_ids_add(env, &csv->places, (int32_t)csv->row.count));
+        QLORA__TRY(qlora__text_bytes_add(env, &csv->row, "", 1));
+        if (at < size && text[at] == csv->separator) {
+            at++;
+            continue;
+        }
+        *used = at;
+        bool line = at == size || text[at] == '\n' || text[at] == '\r';
+        *state = line ? QLORA__TEXT_CSV_ROW : QLORA__TEXT_CSV_STRAY;
+        *used += at < size && line ? 1 : 0;
+        *used += at + 1 < size && text[at] == '\r' && text[at + 1] == '\n' ? 1 : 0;
+        return QLORA_OK;
+    }
+}
+
+// How many line ends of any kind there are.
+static size_t qlora__text_csv_lines(const char* text, size_t size) {
+    size_t lines = 0;
+    for (size_t i = 0; i < size; i++) {
+        lines += text[i] == '\n' || (text[i] == '\r' && (i + 1 == size || text[i + 1] != '\n'));
+    }
+    return lines;
+}
+
+static qlora_result qlora__text_csv_utf8(qlora__env* env, const qlora__text_csv* csv) {
+    size_t at = 0;
+    while (at < csv->row.count) {
+        uint32_t code = 0;
+        const unsigned char* p = (const unsigned char*)csv->row.data + at;
+        size_t length = *p < 0x80 ? 1 : qlora__text_utf8(p, csv->row.count - at, &code);
+        if (length == 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "not UTF-8");
+        }
+        at += length;
+    }
+    return QLORA_OK;
+}
+
+// Reads the next row that is not empty; *more = false after the last. After a fault in it, the next
+// call reads the row after it, or nothing if its end is not known.
+static qlora_result qlora__text_csv_row(qlora__env* env, qlora__text_source* source, bool* more) {
+    qlora__text_csv* csv = (qlora__text_csv*)source->state;
+    qlora__text_input* input = &source->input;
+    for (;;) {
+        size_t used = 0;
+        int state = QLORA__TEXT_CSV_CUT;
+        const char* text = input->data + input->at;
+        size_t size = input->count - input->at;
+        *more = size > 0;
+        if (size == 0 && input->ended) {
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__text_csv_split(env, csv, text, size, input->ended, &used, &state));
+        if (state == QLORA__TEXT_CSV_CUT) {
+            QLORA__TRY(qlora__text_input_more(env, input));
+            continue;
+        }
+        qlora__text_source_mark(source, used);
+        size_t lines = qlora__text_csv_lines(text, used);
+        if (state != QLORA__TEXT_CSV_ROW) {
+            bool open = state == QLORA__TEXT_CSV_OPEN;
+            source->lost = true;
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s:%lu: %s", source->loader->name,
+                                   (unsigned long)(source->line + lines),
+                                   open ? "a field has no closing quote"
+                                        : "text after the closing quote of a field");
+        }
+        input->at += used;
+        source->at_line += lines;
+        if (csv->places.count == 2 && csv->row.count == 1 && used > 0 && text[0] != '"') {
+            continue; // an empty line
+        }
+        qlora_result r = qlora__text_csv_utf8(env, csv);
+        return r == QLORA_OK ? r
+                             : qlora__env_wrap(env, r, "%s:%lu: ", source->loader->name,
+                                               (unsigned long)source->line);
+    }
+}
+
+// ---- the header
+
+static const char* qlora__text_csv_name(const qlora__text_csv* csv, size_t column) {
+    return csv->names.data + csv->name_places.data[2 * column];
+}
+
+// The names of the columns, as they are read. One without a name is called "Unnamed: N", as in
+// pandas.
+static qlora_result qlora__text_csv_header(qlora__env* env, qlora__text_source* source) {
+    qlora__text_csv* csv = (qlora__text_csv*)source->state;
+    bool more = false;
+    QLORA__TRY(qlora__text_input_skip_mark(env, &source->input));
+    QLORA__TRY(qlora__text_csv_row(env, source, &more));
+    size_t columns = more ? csv->places.count / 2 : 0;
+    for (size_t i = 0; i < columns; i++) {
+        char unnamed[32];
+        char room[64];
+        const char* name = csv->row.data + csv->places.data[2 * i];
+        snprintf(unnamed, sizeof unnamed, "Unnamed: %lu", (unsigned long)i);
+        name = qlora__text_column_name(source->loader, name[0] != 0 ? name : unnamed, room);
+        for (size_t k = 0; k < i; k++) {
+            if (strcmp(qlora__text_csv_name(csv, k), name) == 0) {
+                return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                       "%s:%lu: the header has two columns \"%.60s\"",
+                                       source->loader->name, (unsigned long)source->line, name);
+            }
+        }
+        size_t size = strlen(name);
+        QLORA__TRY(qlora__text_ids_add(env, &csv->name_places, (int32_t)csv->names.count));
+        QLORA__TRY(qlora__text_bytes_add(env, &csv->names, name, size + 1));
+        QLORA__TRY(qlora__text_ids_add(env, &csv->name_places, (int32_t)csv->names.count - 1));
+    }
+    csv->columns = columns;
+    return columns > 0 ? qlora__text_columns_check(env, source->loader) : QLORA_OK;
+}
+
+// ---- records
+
+static void qlora__text_csv_token(qlora__json_token* token, qlora__json_kind kind, size_t begin,
+                                  size_t end, size_t next) {
+    token->kind = (uint32_t)kind & 7u;
+    token->begin = (uint32_t)begin;
+    token->end = (uint32_t)end;
+    token->next = (uint32_t)next;
+    token->count = 0;
+}
+
+// The row as an object. Names and fields are in one memory, the row's.
+static qlora_result qlora__text_csv_record(qlora__env* env, qlora__text_source* source) {
+    qlora__text_csv* csv = (qlora__text_csv*)source->state;
+    qlora__json* json = &source->json;
+    size_t fields = csv->places.count / 2;
+    uint32_t count = (uint32_t)(1 + 2 * csv->columns);
+    if (fields != csv->columns) {
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s:%lu: the row has %lu field%s, the header %lu",
+            source->loader->name, (unsigned long)source->line, (unsigned long)fields,
+            fields == 1 ? "" : "s", (unsigned long)csv->columns);
+    }
+    if (json->capacity < count) {
+        qlora__json_token* tokens = (qlora__json_token*)qlora__env_realloc(
+            env, json->tokens, 0, json->capacity * sizeof *tokens, count * sizeof *tokens);
+        if (tokens == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        json->tokens = tokens;
+        json->capacity = count;
+    }
+    size_t names = csv->row.count;
+    QLORA__TRY(qlora__text_csv_put(env, csv, csv->names.data, 0, csv->names.count));
+    json->label = source->loader->name;
+    json->text = csv->row.data;
+    json->strings = csv->row.data;
+    json->size = (uint32_t)csv->row.count;
+    json->count = count;
+    qlora__text_csv_token(&json->tokens[0], QLORA__JSON_OBJECT, 0, csv->row.count, count);
+    json->tokens[0].count = (uint32_t)csv->columns & QLORA__JSON_MAX_COUNT;
+    for (size_t i = 0; i < csv->columns; i++) {
+        const int32_t* name = &csv->name_places.data[2 * i];
+        const int32_t* field = &csv->places.data[2 * i];
+        qlora__text_csv_token(&json->tokens[1 + 2 * i], QLORA__JSON_STRING, names + (size_t)name[0],
+                              names + (size_t)name[1], 2 + 2 * i);
+        qlora__text_csv_token(&json->tokens[2 + 2 * i], QLORA__JSON_STRING, (size_t)field[0],
+                              (size_t)field[1], 3 + 2 * i);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_csv_next(qlora__env* env, qlora__text_source* source, bool* more) {
+    QLORA__TRY(qlora__text_csv_row(env, source, more));
+    return *more ? qlora__text_csv_record(env, source) : QLORA_OK;
+}
+
+static qlora_result qlora__text_csv_again(qlora__env* env, qlora__text_source* source,
+                                          const char* text, size_t size) {
+    size_t used = 0;
+    int state = QLORA__TEXT_CSV_CUT;
+    QLORA__TRY(qlora__text_csv_split(env, (qlora__text_csv*)source->state, text, size, true, &used,
+                                     &state));
+    return qlora__text_csv_record(env, source);
+}
+
+static qlora_result qlora__text_separated_open(qlora__env* env, qlora__text_source* source,
+                                               char separator) {
+    qlora__text_csv* csv = (qlora__text_csv*)qlora__text_zalloc(env, 1, sizeof *csv);
+    if (csv == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    csv->separator = separator;
+    source->state = csv;
+    source->next = qlora__text_csv_next;
+    source->again = qlora__text_csv_again;
+    source->close = qlora__text_csv_close;
+    QLORA__TRY(qlora__text_input_open(env, &source->input));
+    return qlora__text_csv_header(env, source);
+}
+
+static qlora_result qlora__text_csv_open(qlora__env* env, qlora__text_source* source) {
+    return qlora__text_separated_open(env, source, ',');
+}
+
+static qlora_result qlora__text_tsv_open(qlora__env* env, qlora__text_source* source) {
+    return qlora__text_separated_open(env, source, '\t');
+}
+
+//@@ src/text/data_text.h
+
+// .txt: documents, separated by lines of <|endoftext|>, or the whole text.
+
+// The line <|endoftext|> at or after `at`: its start, or `size`. With `more`, the text may go on,
+// so that a line at its end is not taken for a whole one.
+static size_t qlora__text_find_separator(const char* text, size_t size, size_t at, bool more) {
+    static const char word[] = "<|endoftext|>";
+    size_t length = sizeof(word) - 1;
+    const char* hit;
+    while (at < size && (hit = qlora__text_find(text + at, size - at, word)) != NULL) {
+        size_t start = (size_t)(hit - text);
+        size_t end = start + length;
+        while (end < size && (text[end] == ' ' || text[end] == '\r')) {
+            end++;
+        }
+        bool line = end == size ? !more : text[end] == '\n';
+        if ((start == 0 || text[start - 1] == '\n') && line) {
+            return start;
+        }
+        at = start + 1;
+    }
+    return size;
+}
+
+enum { QLORA__TEXT_PLAIN_START = 0, QLORA__TEXT_PLAIN_WHOLE, QLORA__TEXT_PLAIN_PARTS };
+
+static qlora_result qlora__text_plain_check(qlora__env* env, const qlora__text_source* source) {
+    const unsigned char* text = (const unsigned char*)source->document;
+    for (size_t at = 0; at < source->document_size;) {
+        uint32_t code = 0;
+        size_t left = source->document_size - at;
+        size_t length = text[at] < 0x80 ? 1 : qlora__text_utf8(text + at, left, &code);
+        if (length == 0) {
+            size_t line = source->line;
+            for (size_t i = 0; i < at; i++) {
+                line += text[i] == '\n' ? 1 : 0;
+            }
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s:%lu: not UTF-8", source->loader->name,
+                                   (unsigned long)line);
+        }
+        at += length;
+    }
+    return QLORA_OK;
+}
+
+// The next document that is not empty. Line ends around it belong to the separators, if the file
+// has any.
+static qlora_result qlora__text_plain_next(qlora__env* env, qlora__text_source* source,
+                                           bool* more) {
+    qlora__text_input* input = &source->input;
+    size_t searched = 0;
+    if (source->stage == QLORA__TEXT_PLAIN_START) {
+        QLORA__TRY(qlora__text_input_skip_mark(env, input));
+    }
+    for (;;) {
+        const char* text = input->data + input->at;
+        size_t size = input->count - input->at;
+        *more = size > 0;
+        if (size == 0 && input->ended) {
+            return QLORA_OK;
+        }
+        size_t stop = qlora__text_find_separator(text, size, searched, !input->ended);
+        size_t line = qlora__text_line_size(text + stop, size - stop);
+        bool whole = stop < size && stop + line < size;
+        if (!whole && !input->ended) { // the separator may begin just before the end
+            searched = size > 64 ? size - 64 : 0;
+            QLORA__TRY(qlora__text_input_more(env, input));
+            continue;
+        }
+        searched = 0;
+        if (source->stage == QLORA__TEXT_PLAIN_START) {
+            source->stage = stop < size ? QLORA__TEXT_PLAIN_PARTS : QLORA__TEXT_PLAIN_WHOLE;
+        }
+        bool separated = source->stage == QLORA__TEXT_PLAIN_PARTS;
+        size_t begin = 0;
+        size_t end = stop;
+        while (separated && begin < end && (text[begin] == '\n' || text[begin] == '\r')) {
+            begin++;
+        }
+        while (separated && end > begin && (text[end - 1] == '\n' || text[end - 1] == '\r')) {
+            end--;
+        }
+        size_t next = stop + line < size ? stop + line + 1 : size;
+        qlora__text_source_pass(source, begin);
+        qlora__text_source_mark(source, end - begin);
+        source->document = text + begin;
+        source->document_size = end - begin;
+        qlora__text_source_pass(source, next - begin);
+        if (end > begin) {
+            return qlora__text_plain_check(env, source);
+        }
+    }
+}
+
+static qlora_result qlora__text_plain_again(qlora__env* env, qlora__text_source* source,
+                                            const char* text, size_t size) {
+    (void)env;
+    source->document = text;
+    source->document_size = size;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_txt_open(qlora__env* env, qlora__text_source* source) {
+    source->next = qlora__text_plain_next;
+    source->again = qlora__text_plain_again;
+    return qlora__text_input_open(env, &source->input);
+}
+
+// Splits the ids of one document, which have no BOS yet, into samples of at most chunk_tokens.
+// Without a BOS, every sample starts with the last token of the previous one, so that each token is
+// a target once.
+static qlora_result qlora__text_data_chunk(qlora__env* env, qlora__text_loader* loader,
+                                           size_t line) {
+    qlora_text_data* data = loader->data;
+    int32_t bos = loader->desc->chat->bos;
+    size_t count = data->ids.count;
+    size_t head = bos >= 0 ? 1 : 0;
+    size_t limit = loader->desc->chunk_tokens > 0 ? loader->desc->chunk_tokens : SIZE_MAX;
+    size_t room = limit - head; // tokens of the document in one sample
+    size_t stride = bos >= 0 ? room : room - 1;
+    size_t samples = count > room ? 1 + (count - room + stride - 1) / stride : 1;
+    size_t longest = head + (count < room ? count : room);
+    loader->numbers.count = 0;
+    QLORA__TRY(qlora__text_ids_room(env, &loader->numbers, 2 * longest));
+    int32_t* ids = loader->numbers.data;
+    int32_t* labels = ids + longest;
+    for (size_t i = 0; i < samples; i++) {
+        size_t part = count - i * stride < room ? count - i * stride : room;
+        if (bos >= 0) {
+            ids[0] = bos;
+            labels[0] = -100;
+        }
+        memcpy(ids + head, data->ids.data + i * stride, part * sizeof(int32_t));
+        memcpy(labels + head, ids + head, part * sizeof(int32_t));
+        QLORA__TRY(qlora__text_sample_close(env, data, ids, labels, head + part, line));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_data_document(qlora__env* env, qlora__text_loader* loader,
+                                              const char* text, size_t size, size_t line) {
+    int32_t bos = loader->desc->chat->bos;
+    int32_t eos = loader->desc->chat->eos;
+    qlora_text_ids* ids = &loader->data->ids;
+    ids->count = 0;
+    QLORA__TRY(qlora__text_encode(env, loader->tok, text, size, 0, ids));
+    if (bos >= 0 && ids->count > 0 && ids->data[0] == bos) {
+        ids->count--; // spelt out in the text: it still comes exactly once
+        memmove(ids->data, ids->data + 1, ids->count * sizeof(int32_t));
+    }
+    bool there = ids->count > 0 && ids->data[ids->count - 1] == eos;
+    if (eos >= 0 && !there) {
+        QLORA__TRY(qlora__text_ids_add(env, ids, eos));
+    }
+    qlora_result r = ids->count > 0 ? qlora__text_data_chunk(env, loader, line) : QLORA_OK;
+    ids->count = 0;
+    return r;
+}
+
+//@@ src/text/data_parquet.h
+
+// .parquet: every row is a record. Pages are read one after another, never a whole row group.
+
+typedef struct qlora__text_parquet {
+    qlora__map map;
+    qlora__parquet file;
+    qlora__string row;
+    bool opened;
+} qlora__text_parquet;
+
+static void qlora__text_parquet_close(qlora__env* env, qlora__text_source* source) {
+    qlora__text_parquet* state = (qlora__text_parquet*)source->state;
+    if (state != NULL) {
+        if (state->opened) {
+            qlora__parquet_close(env, &state->file);
+        }
+        qlora__string_free(&state->row);
+        qlora__map_close(env, &state->map);
+        qlora__env_free(env, state, sizeof *state);
+        source->state = NULL;
+    }
+}
+
+// Whether a column holds something that cannot be read, or lists of numbers, which cost much time.
+static bool qlora__text_parquet_odd(const qlora__parquet* p, uint32_t column) {
+    for (uint32_t i = column; i < p->nodes[column].end; i++) {
+        const qlora__parquet_node* n = &p->nodes[i];
+        if (n->why != NULL) {
+            return true;
+        }
+        if (n->kind == QLORA__PARQUET_LEAF && p->leaves[n->leaf].max_repetition > 0 &&
+            p->leaves[n->leaf].form != QLORA__PARQUET_AS_STRING) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Chooses the columns that are read. One whose name has no meaning in a record is left out if it
+// could be the reason that the file is refused; its name is kept, so that it is listed as ignored.
+static qlora_result qlora__text_parquet_columns(qlora__env* env, qlora__text_source* source) {
+    qlora__text_parquet* state = (qlora__text_parquet*)source->state;
+    qlora__parquet* p = &state->file;
+    for (uint32_t i = 1; i < p->node_count; i = p->nodes[i].end) {
+        char name[256];
+        char room[64];
+        qlora__parquet_node* n = &p->nodes[i];
+        size_t size = n->name_size < sizeof name - 1 ? n->name_size : sizeof name - 1;
+        memcpy(name, n->name, size);
+        name[size] = '\0';
+        const char* to = qlora__text_column_name(source->loader, name, room);
+        bool known = qlora__text_name_known(to) != NULL;
+        for (size_t k = 0; k < QLORA__TEXT_COUNT(qlora__text_masks); k++) {
+            known = known || strcmp(qlora__text_masks[k], to) == 0;
+        }
+        n->skip = !known && qlora__text_parquet_odd(p, i);
+        for (uint32_t k = 1; known && k < i; k = p->nodes[k].end) {
+            if (p->nodes[k].name_size == n->name_size &&
+                memcmp(p->nodes[k].name, n->name, n->name_size) == 0) {
+                return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                       "%s: two columns are called \"%.60s\"", p->label, name);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// A fault in a row is that of the file: the columns no longer agree on where the next row starts.
+static qlora_result qlora__text_parquet_next(qlora__env* env, qlora__text_source* source,
+                                             bool* more) {
+    qlora__text_parquet* state = (qlora__text_parquet*)source->state;
+    qlora__json* json = &source->json;
+    uint32_t end = 0;
+    source->line = (size_t)state->file.row + 1;
+    qlora_result r = qlora__parquet_next(env, &state->file, &state->row, more);
+    if (r != QLORA_OK || !*more) {
+        return r == QLORA_ERR_FORMAT || r == QLORA_ERR_UNSUPPORTED ? QLORA_ERR_FILE : r;
+    }
+    json->label = source->loader->name;
+    json->text = state->row.data;
+    json->size = (uint32_t)state->row.size;
+    json->line = (uint32_t)(source->line - 1);
+    json->column = 0;
+    source->strings = 0;
+    QLORA__TRY(qlora__json_parse_one(env, json, false, &end));
+    QLORA__TRY(qlora__json_decode(env, json));
+    return qlora__text_columns_apply(env, source, 0);
+}
+
+static qlora_result qlora__text_parquet_open(qlora__env* env, qlora__text_source* source) {
+    const qlora__text_input* input = &source->input;
+    if (input->unpack != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: Parquet inside gzip is not supported; decompress the file",
+                               input->name);
+    }
+    qlora__text_parquet* state = (qlora__text_parquet*)qlora__text_zalloc(env, 1, sizeof *state);
+    if (state == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    const void* data = input->memory;
+    uint64_t size = input->memory_size;
+    source->state = state;
+    source->next = qlora__text_parquet_next;
+    source->close = qlora__text_parquet_close;
+    qlora__string_begin(env, &state->row);
+    if (input->path != NULL) {
+        QLORA__TRY(qlora__map_open(env, input->path, &state->map));
+        data = state->map.data;
+        size = state->map.size;
+    }
+    QLORA__TRY(qlora__parquet_open(env, source->loader->name, data, size, &state->file));
+    state->opened = true;
+    return qlora__text_parquet_columns(env, source);
+}
+
 //@@ src/text/data_files.h
+
+// Training files: what kind of file it is, reading it, reading single samples again.
+
+// ---- records
+
+static void qlora__text_data_rewind(qlora_text_data* data, size_t count) {
+    data->count = count;
+    data->ids.count = 0;
+    data->labels.count = 0;
+}
+
+// Whether an error is one of the record, which desc.bad is told about, so that reading goes on.
+static bool qlora__text_data_bad(qlora__env* env, qlora__text_loader* loader, qlora_result r,
+                                 size_t line) {
+    const qlora_text_data_desc* desc = loader->desc;
+    bool record = r == QLORA_ERR_FORMAT || r == QLORA_ERR_UNSUPPORTED;
+    if (!record || desc->bad == NULL || !desc->bad(desc->bad_user, line, env->error)) {
+        return false;
+    }
+    loader->bad++;
+    env->error[0] = 0;
+    return true;
+}
+
+// One record. What it has left behind when it fails is removed.
+static qlora_result qlora__text_data_record(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, size_t line) {
+    size_t before = loader->data->count;
+    qlora_result r = qlora__text_record_take(env, loader, record, line);
+    if (r != QLORA_OK) {
+        qlora__text_data_rewind(loader->data, before);
+    }
+    return r != QLORA_OK && qlora__text_data_bad(env, loader, r, line) ? QLORA_OK : r;
+}
 
 // How many lines end in these bytes.
 static size_t qlora__text_lines(const char* text, size_t size) {
@@ -22146,22 +27596,6 @@ static size_t qlora__text_lines(const char* text, size_t size) {
         p++;
     }
     return lines;
-}
-
-// The records of an array. `line` is the line of the first byte of json->text.
-static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_loader* loader,
-                                              const qlora__json_token* array, size_t line) {
-    const qlora__json* json = loader->json;
-    const qlora__json_token* record = array + 1;
-    size_t seen = 0;
-    for (uint32_t i = 0; i < array->count; i++) {
-        size_t at = record->kind == QLORA__JSON_STRING ? seen : record->begin;
-        line += qlora__text_lines(json->text + seen, at - seen);
-        seen = at;
-        QLORA__TRY(qlora__text_record_take(env, loader, record, line));
-        record = qlora__text_json_next(json, record);
-    }
-    return QLORA_OK;
 }
 
 // {"data": [record, ...]}: the array, or NULL if this is an ordinary record.
@@ -22180,236 +27614,168 @@ static const qlora__json_token* qlora__text_data_inside(const qlora__text_loader
     return list;
 }
 
-// A record, or an object around many of them.
-static qlora_result qlora__text_data_value(qlora__env* env, qlora__text_loader* loader,
-                                           size_t line) {
+// The records of an array inside the object that was read. They are kept: only the object has a
+// place in the file.
+static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_source* source,
+                                              uint32_t array) {
     static const qlora__text_form outer = {"", "data", NULL, QLORA__TEXT_R_TEXT};
-    const qlora__json_token* record = loader->json->tokens;
-    const qlora__json_token* list = qlora__text_data_inside(loader, record);
-    if (list == NULL) {
-        return qlora__text_record_take(env, loader, record, line);
+    const qlora__json* json = &source->json;
+    size_t line = source->line;
+    size_t seen = 0;
+    uint32_t record = array + 1;
+    source->loader->data->placed = false;
+    QLORA__TRY(qlora__text_record_names(env, source->loader, json->tokens, &outer));
+    for (uint32_t i = 0; i < json->tokens[array].count; i++) {
+        const qlora__json_token* token = &json->tokens[record];
+        size_t at = token->kind == QLORA__JSON_STRING ? seen : token->begin;
+        line += qlora__text_lines(json->text + seen, at - seen);
+        seen = at;
+        QLORA__TRY(qlora__text_columns_apply(env, source, record));
+        QLORA__TRY(qlora__text_data_record(env, source->loader, &json->tokens[record], line));
+        record = json->tokens[record].next;
     }
-    QLORA__TRY(qlora__text_record_names(env, loader, record, &outer));
-    return qlora__text_data_elements(env, loader, list, line);
+    return QLORA_OK;
 }
 
-// [record, record, ...]
-static qlora_result qlora__text_data_array(qlora__env* env, qlora__text_loader* loader,
-                                           const char* source, size_t size) {
-    QLORA__TRY(qlora__text_json(env, loader->name, source, size, loader->json));
-    return qlora__text_data_elements(env, loader, loader->json->tokens, 1);
+// Long documents are kept: finding one of their samples again would mean to split all of them.
+enum { QLORA__TEXT_STREAM_DOCUMENT = 1 << 14 };
+
+// Makes the samples of what a source has read.
+static qlora_result qlora__text_data_take(qlora__env* env, qlora__text_source* source) {
+    qlora__text_loader* loader = source->loader;
+    qlora_text_data* data = loader->data;
+    data->place = source->place;
+    data->size = (uint32_t)source->size;
+    data->part = 0;
+    data->placed = data->loader != NULL && source->size <= UINT32_MAX;
+    if (data->placed && !data->again) {
+        const qlora__text_input* input = &source->input;
+        data->hash =
+            qlora__text_hash(input->data + (source->place - input->base), (size_t)source->size);
+    }
+    if (source->document != NULL) {
+        data->placed = data->placed && source->document_size <= QLORA__TEXT_STREAM_DOCUMENT;
+        return qlora__text_data_document(env, loader, source->document, source->document_size,
+                                         source->line);
+    }
+    loader->json = &source->json;
+    const qlora__json_token* list = qlora__text_data_inside(loader, source->json.tokens);
+    return list != NULL
+               ? qlora__text_data_elements(env, source, (uint32_t)(list - source->json.tokens))
+               : qlora__text_data_record(env, loader, source->json.tokens, source->line);
 }
 
-static bool qlora__text_is_space(char c) {
-    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
-
-// Parses the record at the start of json->text. A record may span several lines, so the end of a
-// truncated one is looked for in the next line; the fault is then reported where it is.
-static qlora_result qlora__text_data_parse(qlora__env* env, qlora__json* json, uint32_t* end) {
-    qlora_result r = qlora__json_parse_one(env, json, true, end);
-    const char* newline = (const char*)memchr(json->text, '\n', json->size);
-    if (r != QLORA_ERR_FORMAT || newline == NULL) {
-        return r == QLORA_OK ? qlora__json_decode(env, json) : r;
-    }
-    size_t line = (size_t)(newline - json->text);
-    size_t next = line;
-    while (next < json->size && qlora__text_is_space(json->text[next])) {
-        next++;
-    }
-    bool starts = next == json->size || (json->text[next] == '{' && json->text[next - 1] == '\n');
-    if (starts) {
-        json->size = (uint32_t)line;
-        r = qlora__json_parse_one(env, json, true, end);
-        r = r == QLORA_OK ? QLORA_ERR_FORMAT : r; // unreachable: the whole was not valid
-    }
-    return r;
-}
-
-// One record per line. A record may span several lines, but a line never holds two.
-static qlora_result qlora__text_data_lines(qlora__env* env, qlora__text_loader* loader,
-                                           const char* source, size_t size) {
-    qlora__json* json = loader->json;
-    json->label = loader->name;
-    size_t line = 1;
-    size_t at = 0;
+static qlora_result qlora__text_data_take_all(qlora__env* env, qlora__text_source* source) {
+    qlora__text_loader* loader = source->loader;
     for (;;) {
-        size_t start = at;
-        while (at < size && qlora__text_is_space(source[at])) {
-            at++;
-        }
-        line += qlora__text_lines(source + start, at - start);
-        if (at == size) {
+        bool more = false;
+        qlora_result r = source->next(env, source, &more);
+        if (r == QLORA_OK && !more) {
             return QLORA_OK;
         }
-        size_t left = size - at;
-        uint32_t end = 0;
-        json->text = source + at;
-        // the limit is that of one record, not of the file
-        json->size = left < QLORA__JSON_MAX_BYTES ? (uint32_t)left : QLORA__JSON_MAX_BYTES;
-        json->line = (uint32_t)(line - 1);
-        QLORA__TRY(qlora__text_data_parse(env, json, &end));
-        QLORA__TRY(qlora__text_data_value(env, loader, line));
-        line += qlora__text_lines(source + at, end);
-        at += end;
+        if (r == QLORA_OK) {
+            QLORA__TRY(qlora__text_data_take(env, source));
+            continue;
+        }
+        if (!qlora__text_data_bad(env, loader, r, source->line)) {
+            return r;
+        }
+        if (source->lost) {
+            return QLORA_OK;
+        }
     }
 }
 
-static qlora_result qlora__text_data_json(qlora__env* env, qlora__text_loader* loader,
-                                          const char* source, size_t size) {
-    qlora__json json;
-    memset(&json, 0, sizeof(json));
-    if (size >= 3 && memcmp(source, "\xEF\xBB\xBF", 3) == 0) {
-        source += 3;
-        size -= 3;
+// ---- streams
+
+// Pages of the file that were read count as memory of the process until they are unmapped.
+enum { QLORA__TEXT_STREAM_BYTES = 1 << 26 };
+
+static void qlora__text_stream_unmap(qlora__env* env, qlora_text_data* data) {
+    if (data->map != NULL) {
+        env->files.unmap(data->map, data->map_bytes, data->map_handle, env->files.user);
+        data->map = NULL;
+        data->map_read = 0;
     }
-    size_t at = 0;
-    while (at < size && qlora__text_is_space(source[at])) {
-        at++;
+}
+
+static qlora_result qlora__text_stream_map(qlora__env* env, qlora_text_data* data) {
+    if (data->map_read > QLORA__TEXT_STREAM_BYTES) {
+        qlora__text_stream_unmap(env, data);
     }
-    loader->json = &json;
-    bool array = at < size && source[at] == '[';
-    qlora_result r = array ? qlora__text_data_array(env, loader, source, size)
-                           : qlora__text_data_lines(env, loader, source, size);
-    qlora__json_free(env, &json);
-    loader->json = NULL;
+    if (data->map != NULL) {
+        return QLORA_OK;
+    }
+    const char* path = data->loader->desc->path;
+    const void* map = NULL;
+    int code = env->files.map(path, &map, &data->map_bytes, &data->map_handle, env->files.user);
+    if (code != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
+    }
+    data->map = map;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_stream_changed(qlora__env* env, const qlora_text_data* data,
+                                               const qlora__text_record* record) {
+    return qlora__env_fail(env, QLORA_ERR_FILE, "%s:%llu: the file has changed since it was opened",
+                           data->loader->name, (unsigned long long)record->line);
+}
+
+// Makes the sample from its record in the file; afterwards it is in data->shown.
+static qlora_result qlora__text_stream_read(qlora__env* env, qlora_text_data* data,
+                                            const qlora__text_record* record) {
+    qlora__text_source* source = data->loader->source;
+    QLORA__TRY(qlora__text_stream_map(env, data));
+    if (record->place > data->map_bytes || record->size > data->map_bytes - record->place) {
+        return qlora__text_stream_changed(env, data, record);
+    }
+    data->map_read += record->size + (uint64_t)4096;
+    const char* text = (const char*)data->map + record->place;
+    if (qlora__text_hash(text, record->size) != record->as.hash) {
+        return qlora__text_stream_changed(env, data, record);
+    }
+    source->line = (size_t)record->line;
+    data->again = true;
+    data->found = false;
+    data->wanted = record->part;
+    qlora_result r = source->again(env, source, text, record->size);
+    if (r == QLORA_OK) {
+        source->place = record->place;
+        source->size = record->size;
+        r = qlora__text_data_take(env, source);
+    }
+    data->again = false;
+    qlora__text_data_rewind(data, data->count);
+    if (r == QLORA_OK && (!data->found || data->shown[0].count != record->count)) {
+        return qlora__env_fail(env, QLORA_ERR_STATE,
+                               "%s:%llu: the record gives another sample than before; has the "
+                               "chat's clock been set?",
+                               data->loader->name, (unsigned long long)record->line);
+    }
     return r;
-}
-
-// Splits the ids of one document, which start at `begin` without BOS, into samples of at most
-// chunk_tokens. Without a BOS, every sample starts with the last token of the previous one, so that
-// each token is a target once. The ids are moved in place, because a copy would cost as much memory
-// as the samples themselves.
-static qlora_result qlora__text_data_chunk(qlora__env* env, const qlora__text_loader* loader,
-                                           size_t begin, size_t line) {
-    qlora_text_data* data = loader->data;
-    int32_t bos = loader->desc->chat->bos;
-    size_t count = data->ids.count - begin;
-    size_t head = bos >= 0 ? 1 : 0;
-    size_t limit = loader->desc->chunk_tokens > 0 ? loader->desc->chunk_tokens : SIZE_MAX;
-    size_t room = limit - head; // tokens of the document in one sample
-    size_t stride = bos >= 0 ? room : room - 1;
-    size_t samples = count > room ? 1 + (count - room + stride - 1) / stride : 1;
-    size_t extra = bos >= 0 ? samples : samples - 1;
-    QLORA__TRY(qlora__text_ids_room(env, &data->ids, extra + 1));
-    QLORA__TRY(qlora__text_ids_room(env, &data->labels, count + extra + 1));
-    int32_t* ids = data->ids.data + begin;
-    for (size_t i = samples; i-- > 0;) {
-        size_t part = count - i * stride < room ? count - i * stride : room;
-        size_t to = samples > 1 ? i * limit : 0;
-        memmove(ids + to + head, ids + i * stride, part * sizeof(int32_t));
-        if (bos >= 0) {
-            ids[to] = bos;
-        }
-    }
-    data->ids.count = begin;
-    for (size_t i = 0; i < samples; i++) {
-        size_t start = data->ids.count;
-        size_t part = count - i * stride < room ? count - i * stride : room;
-        data->ids.count = start + head;
-        QLORA__TRY(qlora__text_label_rest(env, data, false));
-        data->ids.count += part;
-        QLORA__TRY(qlora__text_label_rest(env, data, true));
-        QLORA__TRY(qlora__text_data_close_record(env, data, start, line));
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__text_data_document(qlora__env* env, const qlora__text_loader* loader,
-                                              const char* text, size_t size, size_t line) {
-    int32_t bos = loader->desc->chat->bos;
-    int32_t eos = loader->desc->chat->eos;
-    qlora_text_ids* ids = &loader->data->ids;
-    size_t begin = ids->count;
-    QLORA__TRY(qlora__text_encode(env, loader->tok, text, size, 0, ids));
-    if (bos >= 0 && ids->count > begin && ids->data[begin] == bos) {
-        ids->count--; // spelt out in the text: it still comes exactly once
-        memmove(ids->data + begin, ids->data + begin + 1, (ids->count - begin) * sizeof(int32_t));
-    }
-    bool there = ids->count > begin && ids->data[ids->count - 1] == eos;
-    if (eos >= 0 && !there) {
-        QLORA__TRY(qlora__text_ids_add(env, ids, eos));
-    }
-    return ids->count > begin ? qlora__text_data_chunk(env, loader, begin, line) : QLORA_OK;
-}
-
-// The line <|endoftext|> at or after `at`: its start, or `size`.
-static size_t qlora__text_find_separator(const char* text, size_t size, size_t at) {
-    static const char word[] = "<|endoftext|>";
-    size_t length = sizeof(word) - 1;
-    const char* hit;
-    while ((hit = qlora__text_find(text + at, size - at, word)) != NULL) {
-        size_t start = (size_t)(hit - text);
-        size_t end = start + length;
-        while (end < size && (text[end] == ' ' || text[end] == '\r')) {
-            end++;
-        }
-        if ((start == 0 || text[start - 1] == '\n') && (end == size || text[end] == '\n')) {
-            return start;
-        }
-        at = start + 1;
-    }
-    return size;
-}
-
-// Documents of a plain text, separated by lines of <|endoftext|>, or the whole text.
-static qlora_result qlora__text_data_text(qlora__env* env, const qlora__text_loader* loader,
-                                          const char* text, size_t size) {
-    if (size >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) {
-        text += 3;
-        size -= 3;
-    }
-    for (size_t at = 0; at < size;) {
-        uint32_t code = 0;
-        size_t length = qlora__text_utf8((const unsigned char*)text + at, size - at, &code);
-        if (length == 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s:%lu: not UTF-8", loader->name,
-                                   (unsigned long)qlora__text_lines(text, at) + 1);
-        }
-        at += length;
-    }
-    bool separated = qlora__text_find_separator(text, size, 0) < size;
-    size_t line = 1;
-    size_t at = 0;
-    while (at < size) {
-        size_t stop = qlora__text_find_separator(text, size, at);
-        size_t begin = at;
-        size_t end = stop;
-        while (separated && begin < end && (text[begin] == '\n' || text[begin] == '\r')) {
-            begin++;
-        }
-        while (separated && end > begin && (text[end - 1] == '\n' || text[end - 1] == '\r')) {
-            end--;
-        }
-        size_t start = line + qlora__text_lines(text + at, begin - at);
-        if (end > begin) {
-            QLORA__TRY(qlora__text_data_document(env, loader, text + begin, end - begin, start));
-        }
-        const char* newline = (const char*)memchr(text + stop, '\n', size - stop);
-        size_t next = newline != NULL ? (size_t)(newline - text) + 1 : size;
-        line += qlora__text_lines(text + at, next - at);
-        at = next;
-    }
-    return QLORA_OK;
 }
 
 // ---- formats
 
-enum { QLORA__TEXT_FILE_UNKNOWN = 0, QLORA__TEXT_FILE_JSON, QLORA__TEXT_FILE_PLAIN };
+typedef struct qlora__text_opener {
+    const char* name; // in desc.format and, after a dot, at the end of a file name
+    bool records;     // has records: desc.format may say which form they have
+    qlora_result (*open)(qlora__env* env, qlora__text_source* source);
+} qlora__text_opener;
 
-// The formats of whole files: names in desc.format and, with a dot, endings.
-static const struct {
-    const char* name;
-    int file;
-} qlora__text_files[] = {{"jsonl", QLORA__TEXT_FILE_JSON},
-                         {"ndjson", QLORA__TEXT_FILE_JSON},
-                         {"json", QLORA__TEXT_FILE_JSON},
-                         {"txt", QLORA__TEXT_FILE_PLAIN}};
+// Every kind of data file.
+static const qlora__text_opener qlora__text_openers[] = {
+    {"jsonl", true, qlora__text_json_open},     {"ndjson", true, qlora__text_json_open},
+    {"json", true, qlora__text_json_open},      {"txt", false, qlora__text_txt_open},
+    {"csv", true, qlora__text_csv_open},        {"tsv", true, qlora__text_tsv_open},
+    {"parquet", true, qlora__text_parquet_open}};
 
 const char* qlora_text_data_formats(size_t index) {
-    const size_t files = QLORA__TEXT_COUNT(qlora__text_files);
+    const size_t files = QLORA__TEXT_COUNT(qlora__text_openers);
     if (index < files) {
-        return qlora__text_files[index].name;
+        return qlora__text_openers[index].name;
     }
     for (size_t i = 0, number = files; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
         const char* name = qlora__text_forms[i].name;
@@ -22425,9 +27791,8 @@ static char qlora__text_lower(char c) {
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
 
-// Whether a name ends in a dot and `ending`, in any case.
-static bool qlora__text_ends_with(const char* name, const char* ending) {
-    size_t length = strlen(name);
+// Whether the first `length` bytes of a name end in a dot and `ending`, in any case.
+static bool qlora__text_ends_with(const char* name, size_t length, const char* ending) {
     size_t size = strlen(ending);
     if (length <= size || name[length - size - 1] != '.') {
         return false;
@@ -22440,56 +27805,143 @@ static bool qlora__text_ends_with(const char* name, const char* ending) {
     return true;
 }
 
-// What the file is: desc.format if it is set, else its ending. Standard input ("-") is JSON.
-static qlora_result qlora__text_data_format(qlora__env* env, qlora__text_loader* loader,
-                                            int* file) {
-    const char* format = loader->desc->format;
-    *file = format == NULL && strcmp(loader->desc->path, "-") == 0 ? QLORA__TEXT_FILE_JSON
-                                                                   : QLORA__TEXT_FILE_UNKNOWN;
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_files); i++) {
-        const char* name = qlora__text_files[i].name;
-        if (format != NULL ? strcmp(format, name) == 0
-                           : qlora__text_ends_with(loader->name, name)) {
-            *file = qlora__text_files[i].file;
+// The kind of file that a name ends in, or NULL. Every kind may be inside gzip: NAME.jsonl.gz.
+static const qlora__text_opener* qlora__text_opener_of(const char* name) {
+    size_t length = strlen(name);
+    length -= qlora__text_ends_with(name, length, "gz") ? (size_t)3 : 0;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_openers); i++) {
+        if (qlora__text_ends_with(name, length, qlora__text_openers[i].name)) {
+            return &qlora__text_openers[i];
         }
     }
+    return NULL;
+}
+
+bool qlora_text_data_known(const char* path) {
+    return path != NULL && qlora__text_opener_of(path) != NULL;
+}
+
+static qlora_result qlora__text_format_fail(qlora__env* env, const qlora__text_loader* loader) {
+    char names[240];
+    size_t used = 0;
+    const char* format = loader->desc->format;
+    names[0] = 0;
+    for (size_t i = 0; qlora_text_data_formats(i) != NULL && used < sizeof names; i++) {
+        bool file = i < QLORA__TEXT_COUNT(qlora__text_openers);
+        if (file || format != NULL) {
+            int wrote = snprintf(names + used, sizeof names - used, "%s%s%s", i > 0 ? ", " : "",
+                                 format == NULL ? "." : "", qlora_text_data_formats(i));
+            used += wrote > 0 ? (size_t)wrote : 0;
+        }
+    }
+    return format == NULL
+               ? qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                 "%s: unknown data format; the file name must end in one of %s "
+                                 "(and may end in .gz after that), or the format must be given",
+                                 loader->name, names)
+               : qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                 "unknown data format \"%.60s\"; use one of %s", format, names);
+}
+
+// What the file is: desc.format if it is set, else its ending. A form of record decides only what
+// the records are. Standard input ("-") is JSON.
+static qlora_result qlora__text_data_format(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__text_opener** out) {
+    const char* format = loader->desc->format;
+    bool input = strcmp(loader->desc->path, "-") == 0;
+    *out = input ? &qlora__text_openers[0] : qlora__text_opener_of(loader->desc->path);
     for (size_t i = 0; format != NULL && i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
         if (strcmp(format, qlora__text_forms[i].name) == 0) {
-            *file = QLORA__TEXT_FILE_JSON;
             loader->form = qlora__text_forms[i].name;
         }
     }
-    if (*file != QLORA__TEXT_FILE_UNKNOWN) {
+    if (loader->form != NULL) {
+        *out = *out != NULL && (*out)->records ? *out : &qlora__text_openers[0];
         return QLORA_OK;
     }
-    if (format == NULL) {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "%s: unknown data format; the file name must end in .jsonl, .json "
-                               "or .txt, or the format must be given",
-                               loader->name);
+    if (format != NULL) {
+        *out = NULL;
+        for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_openers); i++) {
+            if (strcmp(format, qlora__text_openers[i].name) == 0) {
+                *out = &qlora__text_openers[i];
+            }
+        }
     }
-    char names[160];
-    size_t used = 0;
-    for (size_t i = 0; qlora_text_data_formats(i) != NULL && used < sizeof names; i++) {
-        int wrote = snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "",
-                             qlora_text_data_formats(i));
-        used += wrote > 0 ? (size_t)wrote : 0;
-    }
-    return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "unknown data format \"%.60s\"; use one of %s",
-                           format, names);
+    return *out != NULL ? QLORA_OK : qlora__text_format_fail(env, loader);
 }
 
-static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* loader,
-                                          const char* source, size_t size) {
-    int file = QLORA__TEXT_FILE_UNKNOWN;
-    qlora_text_bytes* ignored = &loader->data->ignored;
-    QLORA__TRY(qlora__text_data_format(env, loader, &file));
-    QLORA__TRY(file == QLORA__TEXT_FILE_PLAIN ? qlora__text_data_text(env, loader, source, size)
-                                              : qlora__text_data_json(env, loader, source, size));
-    if (loader->data->count == 0) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records",
-                               loader->name);
+// ---- reading a file
+
+static void qlora__text_source_free(qlora__env* env, qlora__text_source* source) {
+    if (source != NULL) {
+        if (source->close != NULL) {
+            source->close(env, source);
+        }
+        qlora__text_input_close(env, &source->input);
+        qlora__json_free(env, &source->json);
+        qlora__env_free(env, source, sizeof *source);
     }
+}
+
+static void qlora__text_loader_free(qlora__env* env, qlora__text_loader* loader) {
+    qlora__text_source_free(env, loader->source);
+    qlora__env_free(env, loader->messages, loader->message_capacity * sizeof *loader->messages);
+    qlora__text_bytes_free(env, &loader->work);
+    qlora__text_ids_free(env, &loader->numbers);
+    qlora__env_free(env, loader->path, loader->path_size + 1);
+    qlora__env_free(env, loader->column_text, loader->column_size + 1);
+    qlora__env_free(env, loader, sizeof *loader);
+}
+
+static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
+    if (data->loader != NULL) {
+        data->loader->desc->chat->users--;
+        qlora__text_stream_unmap(env, data);
+        qlora__text_loader_free(env, data->loader);
+    }
+    qlora__text_ids_free(env, &data->ids);
+    qlora__text_ids_free(env, &data->labels);
+    qlora__text_ids_free(env, &data->shown[0]);
+    qlora__text_ids_free(env, &data->shown[1]);
+    qlora__text_bytes_free(env, &data->ignored);
+    for (size_t i = 0; i < data->block_count; i++) {
+        qlora__env_free(env, data->blocks[i].data, data->blocks[i].capacity * sizeof(int32_t));
+    }
+    qlora__env_free(env, data->blocks, data->block_capacity * sizeof *data->blocks);
+    qlora__env_free(env, data->records, data->capacity * sizeof *data->records);
+    qlora__env_free(env, data, sizeof *data);
+}
+
+// Opens the source and reads everything.
+static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* loader) {
+    const qlora__text_opener* opener = NULL;
+    qlora__text_source* source = loader->source;
+    qlora_text_data* data = loader->data;
+    qlora_text_bytes* ignored = &data->ignored;
+    QLORA__TRY(qlora__text_columns_read(env, loader));
+    QLORA__TRY(qlora__text_data_format(env, loader, &opener));
+    if (qlora__text_ends_with(loader->path, strlen(loader->path), "gz")) {
+        source->input.unpack = qlora__text_gzip_open;
+    }
+    QLORA__TRY(opener->open(env, source));
+    // only bytes that are in the file as they are can be found again
+    bool stream = loader->desc->stream && source->again != NULL && source->input.path != NULL &&
+                  source->input.read == qlora__text_input_file;
+    data->loader = stream ? loader : NULL;
+    if (stream && qlora__text_stream_map(env, data) != QLORA_OK) { // a pipe, say
+        env->error[0] = 0;
+        data->loader = NULL;
+    }
+    qlora_result r = qlora__text_data_take_all(env, source);
+    if (r == QLORA_OK && data->count == 0 && loader->bad == 0) {
+        r = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records",
+                            loader->name);
+    }
+    r = r == QLORA_OK ? qlora__text_columns_check(env, loader) : r;
+    qlora__text_stream_unmap(env, data);
+    qlora__text_input_close(env, &source->input);
+    QLORA__TRY(r);
+    qlora__text_samples_fit(env, data);
     ignored->count -= ignored->count > 0 ? 2 : 0; // the last ", "
     return qlora__text_bytes_add(env, ignored, "", 1);
 }
@@ -22516,34 +27968,73 @@ static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_dat
     return QLORA_OK;
 }
 
-static qlora_result qlora__text_data_load(qlora_text* text, const qlora_text_data_desc* desc,
-                                          const char* source, size_t size, qlora_text_data** out) {
-    qlora__env* env = &text->env;
-    qlora__text_loader loader;
-    memset(&loader, 0, sizeof(loader));
-    loader.desc = desc;
-    loader.tok = desc->chat->tok;
-    loader.name = strcmp(desc->path, "-") == 0 ? "standard input" : desc->path;
-    loader.data = (qlora_text_data*)qlora__text_zalloc(env, 1, sizeof(qlora_text_data));
-    if (loader.data == NULL) {
+// The state of reading, which a stream keeps. `memory` is NULL for a file.
+static qlora_result qlora__text_loader_make(qlora__env* env, const qlora_text_data_desc* desc,
+                                            const char* memory, size_t size,
+                                            qlora__text_loader** out) {
+    qlora__text_loader* loader = (qlora__text_loader*)qlora__text_zalloc(env, 1, sizeof *loader);
+    if (loader == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    loader.data->text = text;
-    qlora_result r = qlora__text_data_read(env, &loader, source, size);
-    qlora__env_free(env, loader.messages, loader.message_capacity * sizeof *loader.messages);
-    qlora__text_bytes_free(env, &loader.work);
-    qlora__text_ids_free(env, &loader.numbers);
+    *out = loader;
+    QLORA__TRY(
+        qlora__text_copy(env, desc->path, strlen(desc->path), &loader->path, &loader->path_size));
+    loader->own = *desc;
+    loader->own.path = loader->path;
+    loader->desc = &loader->own;
+    loader->tok = desc->chat->tok;
+    loader->name = strcmp(desc->path, "-") == 0 ? "standard input" : loader->path;
+    loader->source = (qlora__text_source*)qlora__text_zalloc(env, 1, sizeof *loader->source);
+    loader->data = (qlora_text_data*)qlora__text_zalloc(env, 1, sizeof *loader->data);
+    if (loader->source == NULL || loader->data == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    loader->source->loader = loader;
+    loader->source->at_line = 1;
+    loader->source->input.name = loader->name;
+    loader->source->input.path = memory == NULL ? loader->path : NULL;
+    loader->source->input.memory = memory;
+    loader->source->input.memory_size = size;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_data_load(qlora_text* text, const qlora_text_data_desc* desc,
+                                          const char* memory, size_t size, qlora_text_data** out) {
+    qlora__env* env = &text->env;
+    qlora__text_loader* loader = NULL;
+    qlora_result r = qlora__text_loader_make(env, desc, memory, size, &loader);
+    qlora_text_data* data = loader != NULL ? loader->data : NULL;
+    if (r == QLORA_OK) {
+        data->text = text;
+        r = qlora__text_data_read(env, loader);
+    }
+    if (r == QLORA_OK) {
+        QLORA__TEXT_LOG(env, INFO, "%s: %llu samples", loader->name,
+                        (unsigned long long)data->count);
+        if (data->ignored.data[0] != 0) {
+            QLORA__TEXT_LOG(env, WARN, "%s: ignored names: %s", loader->name, data->ignored.data);
+        }
+    }
+    bool keep = r == QLORA_OK && data->loader != NULL;
+    if (keep) {
+        desc->chat->users++;
+        loader->own.bad = NULL; // told once
+    } else {
+        if (data != NULL) {
+            data->loader = NULL;
+        }
+        if (loader != NULL) {
+            qlora__text_loader_free(env, loader);
+        }
+    }
     if (r != QLORA_OK) {
-        qlora__text_data_free(env, loader.data);
+        if (data != NULL) {
+            qlora__text_data_free(env, data);
+        }
         return r;
     }
-    QLORA__TEXT_LOG(env, INFO, "%s: %llu samples", loader.name,
-                    (unsigned long long)loader.data->count);
-    if (loader.data->ignored.data[0] != 0) {
-        QLORA__TEXT_LOG(env, WARN, "%s: ignored names: %s", loader.name, loader.data->ignored.data);
-    }
     text->datas++;
-    *out = loader.data;
+    *out = data;
     return QLORA_OK;
 }
 
@@ -22557,7 +28048,7 @@ qlora_result qlora_text_data_load(qlora_text* text, const qlora_text_data_desc* 
     if (data == NULL && size > 0) {
         return qlora__env_fail(&text->env, QLORA_ERR_ARGUMENT, "data is NULL");
     }
-    return qlora__text_data_load(text, desc, (const char*)data, size, out);
+    return qlora__text_data_load(text, desc, data != NULL ? (const char*)data : "", size, out);
 }
 
 qlora_result qlora_text_data_open(qlora_text* text, const qlora_text_data_desc* desc,
@@ -22567,12 +28058,7 @@ qlora_result qlora_text_data_open(qlora_text* text, const qlora_text_data_desc* 
     }
     qlora__text_enter(text, "qlora_text_data_open");
     QLORA__TRY(qlora__text_data_need(text, desc, out));
-    qlora_text_bytes file;
-    memset(&file, 0, sizeof(file));
-    qlora_result r = qlora__text_file_read(&text->env, desc->path, &file, NULL);
-    r = r == QLORA_OK ? qlora__text_data_load(text, desc, file.data, file.count, out) : r;
-    qlora__text_bytes_free(&text->env, &file);
-    return r;
+    return qlora__text_data_load(text, desc, NULL, 0, out);
 }
 
 qlora_result qlora_text_data_close(qlora_text_data* data) {
@@ -22604,19 +28090,27 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     if (data == NULL) {
         return QLORA_ERR_ARGUMENT;
     }
+    qlora__env* env = &data->text->env;
     qlora__text_enter(data->text, "qlora_text_sample_read");
-    QLORA__TEXT_NEED(&data->text->env, out);
+    QLORA__TEXT_NEED(env, out);
     if (index >= data->count) {
-        return qlora__env_fail(&data->text->env, QLORA_ERR_ARGUMENT,
-                               "index is %llu; it must be below %llu", (unsigned long long)index,
-                               (unsigned long long)data->count);
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "index is %llu; it must be below %llu",
+                               (unsigned long long)index, (unsigned long long)data->count);
     }
     const qlora__text_record* record = &data->records[index];
-    out->ids = data->ids.data + record->begin;
-    out->labels = data->labels.data + record->begin;
+    const int32_t* labels = NULL;
+    if (record->kept != 0) {
+        QLORA__TRY(qlora__text_sample_labels(env, data, record, &labels));
+        out->ids = record->as.ids;
+    } else {
+        QLORA__TRY(qlora__text_stream_read(env, data, record));
+        out->ids = data->shown[0].data;
+        labels = data->shown[1].data;
+    }
+    out->labels = labels;
     out->count = record->count;
     out->trained = record->trained;
-    out->line = record->line;
+    out->line = (size_t)record->line;
     return QLORA_OK;
 }
 
@@ -22633,4 +28127,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 9ee377e1b6110585
+//@@ end d8492a9474b17376

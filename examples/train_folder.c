@@ -11,6 +11,7 @@
 #include "qlora_text.h"
 
 #include <stdio.h>
+#include <string.h>
 
 enum { TOKENS = 512, PER_STEP = 8, STEPS = 50 };
 
@@ -45,16 +46,26 @@ static qlora_result model_open(work* w, const char* folder) {
     return r == QLORA_OK ? qlora_trainer_create(w->model, &train, &w->trainer) : r;
 }
 
+// A sample is valid until the next one is read; a step needs several, so they are copied.
+typedef struct sample {
+    int32_t ids[TOKENS];
+    int32_t labels[TOKENS];
+    int32_t length;
+} sample;
+
 // The next sample that fits and has something to train on, as a batch of its own.
-static bool batch_next(work* w, size_t* at, int32_t* length, qlora_batch* out) {
+static bool batch_next(work* w, size_t* at, sample* to, qlora_batch* out) {
     size_t count = qlora_text_data_count(w->data);
     for (size_t tried = 0; tried < count; tried++) {
         qlora_text_sample s;
         size_t index = (*at)++ % count;
         if (qlora_text_sample_read(w->data, index, &s) == QLORA_OK && s.trained > 0 &&
             s.count <= TOKENS) {
-            *length = (int32_t)s.count;
-            *out = (qlora_batch){.ids = s.ids, .labels = s.labels, .lengths = length, .count = 1};
+            memcpy(to->ids, s.ids, s.count * sizeof to->ids[0]);
+            memcpy(to->labels, s.labels, s.count * sizeof to->labels[0]);
+            to->length = (int32_t)s.count;
+            *out = (qlora_batch){
+                .ids = to->ids, .labels = to->labels, .lengths = &to->length, .count = 1};
             return true;
         }
     }
@@ -66,10 +77,10 @@ static bool train(work* w) {
     size_t at = 0;
     for (int step = 1; step <= STEPS; step++) {
         qlora_batch batches[PER_STEP];
-        int32_t lengths[PER_STEP];
+        sample samples[PER_STEP];
         qlora_train_info info;
         for (int i = 0; i < PER_STEP; i++) {
-            if (!batch_next(w, &at, &lengths[i], &batches[i])) {
+            if (!batch_next(w, &at, &samples[i], &batches[i])) {
                 return false;
             }
         }

@@ -1,14 +1,16 @@
-// attn_tc.cuh - flash attention on tensor cores: bf16 storage, f32 softmax and sums, head sizes 64
-// and 128. attn64.cu and attn128.cu instantiate the kernels.
+// attn_tc.cuh - flash attention on tensor cores: bf16 storage, f32 softmax and sums. attn32.cu to
+// attn256.cu instantiate the kernels for head sizes HD; they also take every smaller head size hd
+// that is a multiple of 8: the missing columns are zeros in shared memory and are never stored.
 //
 //   s[i][j] = scale * q[i] . k[j]       for the keys j that query i may see, in its own sequence:
 //                                       j <= i, and i - j < window when window > 0
+//             with a cap: cap tanh(scale q[i] . k[j] / cap)
 //   o[i]    = sum_j exp(s[i][j] - lse[i]) v[j],      lse[i] = log sum_j exp(s[i][j])
-//   p = exp(s - lse), D[i] = do[i] . o[i], ds = p (do[i] . v[j] - D[i])
+//   p = exp(s - lse), D[i] = do[i] . o[i], ds = p (do[i] . v[j] - D[i]) (1 - (s / cap)^2)
 //   dv[j] = sum_i p[i][j] do[i],   dk[j] = scale sum_i ds[i][j] q[i],
 //   dq[i] = scale sum_j ds[i][j] k[j]
 //
-// Layout: token-major rows [tokens, heads * HD] with a row stride in elements (a multiple of 8,
+// Layout: token-major rows [tokens, heads * hd] with a row stride in elements (a multiple of 8,
 // data 16-byte aligned); query head h reads key/value head h / (heads / kv_heads). cu holds
 // n_seqs + 1 ascending token offsets; sequence s is [cu[s], cu[s + 1]) and unused entries repeat
 // the last one. Tokens from cu[n_seqs] on are a tail: every output there is zero.
@@ -20,8 +22,9 @@
 #define QLORA_ATTN_TC_CUH
 
 #include "attn.cuh"
+#include "attn_mma.cuh"
+#include "attn_rows.cuh"
 
-#define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
 // Below every score but finite, so that a row that has not seen a key yet gives 0 and not NaN.
 #define NO_SCORE (-1e30f)
@@ -41,263 +44,15 @@ struct attn_args {
     int32_t tokens;
     int32_t heads;
     int32_t kv_heads;
+    int32_t hd;
     int32_t window;
     float scale;
+    float cap; // 0: none
 };
 
-// --- instructions ---
-
-// Stops the compiler from keeping everything it could derive from x in registers across a loop.
-__device__ __forceinline__ void forget(uint32_t& x) {
-    asm volatile("" : "+r"(x));
-}
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-// Reads threadIdx.x again, for rare branches, so that nothing derived from it stays in registers.
-__device__ __forceinline__ int32_t thread_again() {
-    int32_t x;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-    return x;
-}
-
-__device__ __forceinline__ void copy16(uint32_t to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
-}
-
-// With bytes = 0, fills the 16 bytes with zeros and reads nothing.
-__device__ __forceinline__ void copy16_or_zero(uint32_t to, const void* from, int32_t bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
-}
-
-__device__ __forceinline__ void copy8(uint32_t to, const void* from, int32_t bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes));
-}
-
-__device__ __forceinline__ void copy_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-__device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-}
-
-__device__ __forceinline__ void load_fragment(uint32_t (&r)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-__device__ __forceinline__ void load_fragment_transposed(uint32_t (&r)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-// c[16 x 8] += a[16 x 16] b[16 x 8]
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                    uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// --- tiles in shared memory: [rows][HD] bf16, 16-byte chunk c of row r is at c ^ (r & 7) ---
-
-// Start of this thread's part of a tile: a chunk of one row, then of every STEP-th row.
-template <int HD>
-__device__ __forceinline__ const bf16* tile_source(const bf16* x, int64_t ld, int32_t head,
-                                                   int32_t first) {
-    int32_t thread = (int32_t)threadIdx.x;
-    return x + head * HD + (int64_t)(first + thread / (HD / 8)) * ld + thread % (HD / 8) * 8;
-}
-
-// Loads ROWS rows, of which the first rows_left exist; the others become zeros. `from` is the
-// result of tile_source; `any` is a valid address for the rows that do not exist (it is not read).
-template <int HD, int ROWS, int THREADS>
-__device__ __forceinline__ void tile_load(uint32_t tile, const bf16* from, int64_t ld,
-                                          int32_t rows_left, const bf16* any) {
-    constexpr int CHUNKS = HD / 8;
-    constexpr int STEP = THREADS / CHUNKS;
-    static_assert(THREADS % CHUNKS == 0 && STEP % 8 == 0 && ROWS % STEP == 0, "tile shape");
-    int32_t row = (int32_t)threadIdx.x / CHUNKS;
-    int32_t chunk = (int32_t)threadIdx.x % CHUNKS;
-    uint32_t to = tile + (uint32_t)(row * HD * 2 + ((chunk ^ (row & 7)) << 4));
-    int64_t step = STEP * ld;
-    if (ROWS <= rows_left) {
-#pragma unroll
-        for (int i = 0; i < ROWS; i += STEP) {
-            copy16(to + (uint32_t)(i * HD * 2), from);
-            from += step;
-        }
-    } else {
-#pragma unroll 1
-        for (int i = 0; i < ROWS; i += STEP) {
-            bool inside = thread_again() / CHUNKS + i < rows_left;
-            copy16_or_zero(to + (uint32_t)(i * HD * 2), inside ? from : any, inside ? 16 : 0);
-            from += step;
-        }
-    }
-}
-
-// Lane addresses for ldmatrix; tile_step advances one by k steps of 16 elements along its row. Rows
-// start at multiples of 128 bytes and the swizzle affects only bits 4 to 6.
-__device__ __forceinline__ uint32_t tile_step(uint32_t lane_address, int k) {
-    return (lane_address ^ (uint32_t)((k & 3) * 32)) + (uint32_t)((k >> 2) * 128);
-}
-
-// A operand [16 rows][16 k], or the transposed B operand [16 k][16 n] of a [k][n] tile.
-template <int HD> __device__ __forceinline__ uint32_t lane_rows16(uint32_t tile, int32_t row) {
-    int32_t lane = (int32_t)threadIdx.x & 31;
-    return tile + (uint32_t)((row + (lane & 15)) * HD * 2 + (((lane >> 4) ^ (lane & 7)) << 4));
-}
-
-// B operand [16 n][16 k] of an [n][k] tile.
-template <int HD> __device__ __forceinline__ uint32_t lane_cols16(uint32_t tile, int32_t row) {
-    int32_t lane = (int32_t)threadIdx.x & 31;
-    int32_t r = (lane & 7) + ((lane >> 4) << 3);
-    return tile + (uint32_t)((row + r) * HD * 2 + ((((lane >> 3) & 1) ^ (lane & 7)) << 4));
-}
-
-template <int MT, int N> __device__ __forceinline__ void clear(float (&acc)[MT][N][4]) {
-#pragma unroll
-    for (int m = 0; m < MT; m++) {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            acc[m][i][0] = acc[m][i][1] = acc[m][i][2] = acc[m][i][3] = 0.0f;
-        }
-    }
-}
-
-// s[MT * 16 x NT * 8] = a[rows][HD] b[cols][HD]^T; a and b are lane addresses.
-template <int HD, int MT, int NT>
-__device__ __forceinline__ void product_rows(float (&s)[MT][NT][4], uint32_t a, uint32_t b) {
-    clear(s);
-#pragma unroll
-    for (int k = 0; k < HD / 16; k++) {
-        uint32_t fa[MT][4];
-#pragma unroll
-        for (int m = 0; m < MT; m++) {
-            load_fragment(fa[m], tile_step(a, k) + (uint32_t)(m * 16 * HD * 2));
-        }
-#pragma unroll
-        for (int n = 0; n < NT; n += 2) {
-            uint32_t fb[4];
-            load_fragment(fb, tile_step(b, k) + (uint32_t)(n * 8 * HD * 2));
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                mma(s[m][n], fa[m], fb[0], fb[1]);
-                mma(s[m][n + 1], fa[m], fb[2], fb[3]);
-            }
-        }
-    }
-}
-
-// acc[MT * 16 x HD] += p[MT * 16 x KT * 16] b[KT * 16][HD]; p in registers, b a lane address.
-template <int HD, int MT, int KT>
-__device__ __forceinline__ void product_columns(float (&acc)[MT][HD / 8][4],
-                                                const uint32_t (&p)[MT][KT][4], uint32_t b) {
-#pragma unroll
-    for (int k = 0; k < KT; k++) {
-#pragma unroll
-        for (int n = 0; n < HD / 8; n += 2) {
-            uint32_t fb[4];
-            load_fragment_transposed(fb, tile_step(b, n / 2) + (uint32_t)(k * 16 * HD * 2));
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                mma(acc[m][n], p[m][k], fb[0], fb[1]);
-                mma(acc[m][n + 1], p[m][k], fb[2], fb[3]);
-            }
-        }
-    }
-}
-
-// Writes acc * factor[row] as bf16 to rows [first, ...) of a sequence. The warp stages them in its
-// own rows of a tile that no other warp reads, so that global stores are whole 16-byte chunks.
-template <int HD, int MT>
-__device__ __forceinline__ void
-rows_store(float (&acc)[MT][HD / 8][4], const float (&factor)[MT][2], uint32_t tile,
-           int32_t tile_row, bf16* base, int64_t ld, int32_t first, int32_t length) {
-    constexpr int CHUNKS = HD / 8;
-    int32_t lane = (int32_t)threadIdx.x & 31;
-    uint32_t mine = tile + (uint32_t)(tile_row * HD * 2);
-    __syncwarp();
-#pragma unroll
-    for (int m = 0; m < MT; m++) {
-#pragma unroll
-        for (int n = 0; n < HD / 8; n++) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                int32_t row = m * 16 + h * 8 + (lane >> 2);
-                uint32_t at =
-                    mine + (uint32_t)(row * HD * 2 + ((n ^ (row & 7)) << 4) + (lane & 3) * 4);
-                uint32_t x =
-                    pack_bf16(acc[m][n][2 * h] * factor[m][h], acc[m][n][2 * h + 1] * factor[m][h]);
-                asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
-            }
-        }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < MT * 16 * CHUNKS; i += 32) {
-        int32_t row = (i + lane) / CHUNKS;
-        int32_t chunk = (i + lane) % CHUNKS;
-        uint32_t at = mine + (uint32_t)(row * HD * 2 + ((chunk ^ (row & 7)) << 4));
-        uint4 x;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                     : "r"(at)
-                     : "memory");
-        if (first + row < length) {
-            *(uint4*)(base + (int64_t)(first + row) * ld + chunk * 8) = x;
-        }
-    }
-}
-
-// The same as f32: four lanes write 32 contiguous bytes.
-template <int HD, int MT>
-__device__ __forceinline__ void rows_store_f32(const float (&acc)[MT][HD / 8][4], float factor,
-                                               float* base, int64_t ld, int32_t first,
-                                               int32_t length) {
-    int32_t lane = thread_again() & 31;
-#pragma unroll
-    for (int m = 0; m < MT; m++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int32_t row = first + m * 16 + h * 8 + (lane >> 2);
-            if (row < length) {
-                float* to = base + (int64_t)row * ld + (lane & 3) * 2;
-#pragma unroll
-                for (int n = 0; n < HD / 8; n++) {
-                    *(float2*)(to + n * 8) =
-                        make_float2(acc[m][n][2 * h] * factor, acc[m][n][2 * h + 1] * factor);
-                }
-            }
-        }
-    }
-}
-
-template <int HD, int ROWS, int THREADS, class T>
-__device__ __forceinline__ void rows_zero(T* base, int64_t ld, int32_t first, int32_t length) {
-    constexpr int EACH = 16 / sizeof(T);
-    constexpr int CHUNKS = HD / EACH;
-    for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
-        int32_t row = first + i / CHUNKS;
-        if (row < length) {
-            *(uint4*)(base + (int64_t)row * ld + i % CHUNKS * EACH) = make_uint4(0, 0, 0, 0);
-        }
-    }
+// Scores are kept as s * score_factor, in powers of two. With a cap, s is tanh(scale q.k / cap).
+__device__ __forceinline__ float score_factor(const attn_args& a) {
+    return (a.cap > 0.0f ? a.cap : a.scale) * LOG2E;
 }
 
 // --- forward ---
@@ -325,6 +80,28 @@ __device__ __forceinline__ void scores_mask(float (&s)[MT][NT][4], int32_t row0,
             }
         }
     }
+}
+
+// s = tanh(scale s / cap).
+template <int MT, int NT>
+__device__ __forceinline__ void scores_cap(float (&s)[MT][NT][4], const attn_args& a) {
+    float factor = __fdividef(2.0f * LOG2E * a.scale, a.cap);
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                s[m][n][c] = tanh_fast(s[m][n][c] * factor);
+            }
+        }
+    }
+}
+
+// The derivative of a capped score; 0 for a masked one.
+__device__ __forceinline__ float cap_slope(float s) {
+    float x = fmaxf(s, -1.0f);
+    return fmaf(-x, x, 1.0f);
 }
 
 template <int MT>
@@ -417,9 +194,9 @@ __device__ __forceinline__ void softmax_finish(const float (&top)[MT][2], const 
 }
 
 template <int HD, int ROWS, int THREADS>
-__device__ __forceinline__ void forward_tail(bf16* o, int64_t ld_o, float* lse,
+__device__ __forceinline__ void forward_tail(bf16* o, int64_t ld_o, int32_t hd, float* lse,
                                              const attn_tile& t) {
-    rows_zero<HD, ROWS, THREADS>(o, ld_o, t.first, t.length);
+    rows_zero<HD, ROWS, THREADS>(o, ld_o, hd, t.first, t.length);
     for (int32_t i = t.first + (int32_t)threadIdx.x; i < t.first + ROWS && i < t.length;
          i += THREADS) {
         lse[i] = 0.0f;
@@ -444,37 +221,38 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
         return;
     }
     if (t.tail) {
-        forward_tail<HD, BM, THREADS>(o + (int64_t)t.begin * ld_o + head * HD, ld_o,
+        forward_tail<HD, BM, THREADS>(o + (int64_t)t.begin * ld_o + head * a.hd, ld_o, a.hd,
                                       lse + (int64_t)head * a.tokens + t.begin, t);
         return;
     }
     int32_t kv_head = head / (a.heads / a.kv_heads);
     int32_t n_end = (min(t.first + BM, t.length) + BN - 1) / BN;
     int32_t n = a.window > 0 ? max(t.first - a.window + 1, 0) / BN : 0;
-    const bf16* q = tile_source<HD>(a.q, a.ld_q, head, t.begin + t.first);
-    const bf16* k = tile_source<HD>(a.k, a.ld_k, kv_head, t.begin + n * BN);
-    const bf16* v = tile_source<HD>(a.v, a.ld_v, kv_head, t.begin + n * BN);
+    const bf16* q = tile_source<HD>(a.q, a.ld_q, a.hd, head, t.begin + t.first);
+    const bf16* k = tile_source<HD>(a.k, a.ld_k, a.hd, kv_head, t.begin + n * BN);
+    const bf16* v = tile_source<HD>(a.v, a.ld_v, a.hd, kv_head, t.begin + n * BN);
 
     uint32_t q_tile = shared_address(shared);
-    uint32_t kv_tile = q_tile + BM * HD * 2;
-    constexpr uint32_t STAGE = 2 * BN * HD * 2;
+    uint32_t kv_tile = q_tile + BM * tile<HD>::PITCH;
+    constexpr uint32_t STAGE = 2 * BN * tile<HD>::PITCH;
     int32_t warp_row = (int32_t)(threadIdx.x >> 5) * MT * 16;
     int32_t row0 = t.first + warp_row;
     uint32_t q_lane = lane_rows16<HD>(q_tile, warp_row);
     uint32_t k_lane = lane_cols16<HD>(kv_tile, 0);
-    uint32_t v_lane = lane_rows16<HD>(kv_tile + BN * HD * 2, 0);
+    uint32_t v_lane = lane_rows16<HD>(kv_tile + BN * tile<HD>::PITCH, 0);
 
     float acc[MT][HD / 8][4];
     float top[MT][2];
     float sum[MT][2];
     clear(acc);
     softmax_start<MT>(top, sum);
-    const float factor = a.scale * LOG2E;
+    const float factor = score_factor(a);
 
-    tile_load<HD, BM, THREADS>(q_tile, q, a.ld_q, t.length - t.first, a.q);
-    tile_load<HD, BN, THREADS>(kv_tile, k, a.ld_k, t.length - n * BN, a.k);
+    tile_load<HD, BM, THREADS>(q_tile, q, a.ld_q, a.hd, t.length - t.first, a.q);
+    tile_load<HD, BN, THREADS>(kv_tile, k, a.ld_k, a.hd, t.length - n * BN, a.k);
     if (STAGES == 2) {
-        tile_load<HD, BN, THREADS>(kv_tile + BN * HD * 2, v, a.ld_v, t.length - n * BN, a.v);
+        tile_load<HD, BN, THREADS>(kv_tile + BN * tile<HD>::PITCH, v, a.ld_v, a.hd,
+                                   t.length - n * BN, a.v);
     }
     copy_commit();
     uint32_t stage = 0;
@@ -484,15 +262,17 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
         k += BN * a.ld_k;
         int32_t rows_left = t.length - n * BN;
         if (STAGES == 1) {
-            tile_load<HD, BN, THREADS>(kv_tile + BN * HD * 2, v, a.ld_v, rows_left, a.v);
+            tile_load<HD, BN, THREADS>(kv_tile + BN * tile<HD>::PITCH, v, a.ld_v, a.hd, rows_left,
+                                       a.v);
             copy_commit();
             v += BN * a.ld_v;
         } else {
             v += BN * a.ld_v;
             if (n + 1 < n_end) {
                 uint32_t next = kv_tile + (stage ^ STAGE);
-                tile_load<HD, BN, THREADS>(next, k, a.ld_k, rows_left - BN, a.k);
-                tile_load<HD, BN, THREADS>(next + BN * HD * 2, v, a.ld_v, rows_left - BN, a.v);
+                tile_load<HD, BN, THREADS>(next, k, a.ld_k, a.hd, rows_left - BN, a.k);
+                tile_load<HD, BN, THREADS>(next + BN * tile<HD>::PITCH, v, a.ld_v, a.hd,
+                                           rows_left - BN, a.v);
                 copy_commit();
             }
         }
@@ -507,11 +287,14 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
             copy_wait();
             __syncthreads();
             if (n + 1 < n_end) {
-                tile_load<HD, BN, THREADS>(kv_tile, k, a.ld_k, rows_left - BN, a.k);
+                tile_load<HD, BN, THREADS>(kv_tile, k, a.ld_k, a.hd, rows_left - BN, a.k);
                 copy_commit();
             }
         }
         if (visible) {
+            if (a.cap > 0.0f) {
+                scores_cap(s, a);
+            }
             if (n * BN + BN - 1 > row0 ||
                 (a.window > 0 && row0 + MT * 16 - 1 - n * BN >= a.window)) {
                 scores_mask<MT, NT, true>(s, row0, n * BN, a.window);
@@ -525,46 +308,14 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
         }
     }
 
-    o += (int64_t)t.begin * ld_o + (int32_t)blockIdx.y * HD;
+    o += (int64_t)t.begin * ld_o + (int32_t)blockIdx.y * a.hd;
     lse += (int64_t)(int32_t)blockIdx.y * a.tokens + t.begin;
     float inverse[MT][2];
     softmax_finish<MT>(top, sum, lse, row0, t.length, inverse);
-    rows_store<HD, MT>(acc, inverse, q_tile, warp_row, o, ld_o, row0, t.length);
+    rows_store<HD, MT>(acc, inverse, q_tile, warp_row, o, ld_o, a.hd, row0, t.length);
 }
 
-// --- backward, pass 1: stats[head][token] = { lse * log2(e), D } ---
-
-// One row per HD / 8 lanes; grid (ceil(tokens / (2048 / HD)), heads), 256 threads.
-template <int HD>
-__device__ __forceinline__ void attn_stats(const bf16* o, int64_t ld_o, const bf16* d_o,
-                                           int64_t ld_do, const float* lse, float2* stats,
-                                           int32_t tokens) {
-    constexpr int LANES = HD / 8;
-    int32_t row = (int32_t)(blockIdx.x * (256 / LANES) + threadIdx.x / LANES);
-    int32_t chunk = (int32_t)threadIdx.x % LANES;
-    int32_t head = (int32_t)blockIdx.y;
-    int64_t token = min(row, tokens - 1); // surplus lanes repeat the last row for the shuffles
-    uint4 x = *(const uint4*)(o + token * ld_o + head * HD + chunk * 8);
-    uint4 y = *(const uint4*)(d_o + token * ld_do + head * HD + chunk * 8);
-    const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
-    const uint32_t ys[4] = {y.x, y.y, y.z, y.w};
-    float d = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        d += __uint_as_float(xs[j] << 16) * __uint_as_float(ys[j] << 16);
-        d += __uint_as_float(xs[j] & 0xffff0000u) * __uint_as_float(ys[j] & 0xffff0000u);
-    }
-#pragma unroll
-    for (int j = LANES / 2; j > 0; j >>= 1) {
-        d += __shfl_xor_sync(QLORA_FULL_WARP, d, j);
-    }
-    if (chunk == 0 && row < tokens) {
-        int64_t at = (int64_t)head * tokens + token;
-        stats[at] = make_float2(lse[at] * LOG2E, d);
-    }
-}
-
-// --- backward, pass 2: dk, dv ---
+// --- backward, pass 2: dk, dv (pass 1, the statistics, is in attn_rows.cuh) ---
 
 // Iterates over query tiles m_begin .. m_end - 1 of one query head after another.
 struct query_cursor {
@@ -579,8 +330,9 @@ __device__ __forceinline__ void cursor_load(query_cursor& c, const attn_args& a,
                                             uint32_t tiles, uint32_t stat_tile, int32_t m_begin,
                                             int32_t m_end) {
     int32_t rows_left = length - c.m * BQ;
-    tile_load<HD, BQ, THREADS>(tiles, c.q, a.ld_q, rows_left, a.q);
-    tile_load<HD, BQ, THREADS>(tiles + BQ * HD * 2, c.d_o, a.ld_do, rows_left, a.d_o);
+    tile_load<HD, BQ, THREADS>(tiles, c.q, a.ld_q, a.hd, rows_left, a.q);
+    tile_load<HD, BQ, THREADS>(tiles + BQ * tile<HD>::PITCH, c.d_o, a.ld_do, a.hd, rows_left,
+                               a.d_o);
     for (int32_t i = (int32_t)threadIdx.x; i < BQ; i += THREADS) {
         bool inside = i < rows_left;
         copy8(stat_tile + (uint32_t)i * 8, inside ? c.stats + c.m * BQ + i : c.stats,
@@ -591,19 +343,19 @@ __device__ __forceinline__ void cursor_load(query_cursor& c, const attn_args& a,
     c.d_o += BQ * a.ld_do;
     if (++c.m == m_end) {
         c.m = m_begin;
-        c.q += HD - (m_end - m_begin) * BQ * a.ld_q;
-        c.d_o += HD - (m_end - m_begin) * BQ * a.ld_do;
+        c.q += a.hd - (m_end - m_begin) * BQ * a.ld_q;
+        c.d_o += a.hd - (m_end - m_begin) * BQ * a.ld_do;
         c.stats += a.tokens;
     }
 }
 
 // First warp of a pair: computes p from the scores, keeps it as an A operand and passes it to the
-// second warp. stat_lane is the address of this lane's statistics: { lse, D } of two adjacent
-// queries, for every group of 8.
-template <int NT>
-__device__ __forceinline__ void pair_give(const float (&s)[2][NT][4], float factor,
+// second warp, with a cap times the slope of the score. stat_lane is the address of this lane's
+// statistics: { lse, D } of two adjacent queries, for every group of 8.
+template <int MT, int NT>
+__device__ __forceinline__ void pair_give(const float (&s)[MT][NT][4], float factor, bool capped,
                                           uint32_t stat_lane, uint32_t p_lane,
-                                          uint32_t (&p)[2][NT / 2][4]) {
+                                          uint32_t (&p)[MT][NT / 2][4]) {
 #pragma unroll
     for (int i = 0; i < NT; i++) {
         float lse0, d0, lse1, d1;
@@ -611,7 +363,7 @@ __device__ __forceinline__ void pair_give(const float (&s)[2][NT][4], float fact
                      : "=f"(lse0), "=f"(d0), "=f"(lse1), "=f"(d1)
                      : "r"(stat_lane + (uint32_t)i * 64));
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
+        for (int r = 0; r < MT; r++) {
             p[r][i / 2][i % 2 * 2] = pack_bf16(exp2_fast(fmaf(s[r][i][0], factor, -lse0)),
                                                exp2_fast(fmaf(s[r][i][1], factor, -lse1)));
             p[r][i / 2][i % 2 * 2 + 1] = pack_bf16(exp2_fast(fmaf(s[r][i][2], factor, -lse0)),
@@ -619,21 +371,31 @@ __device__ __forceinline__ void pair_give(const float (&s)[2][NT][4], float fact
         }
     }
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int r = 0; r < MT; r++) {
 #pragma unroll
         for (int i = 0; i < NT / 2; i++) {
+            uint32_t x[4] = {p[r][i][0], p[r][i][1], p[r][i][2], p[r][i][3]};
+            if (capped) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const float(&g)[4] = s[r][2 * i + (j >> 1)];
+                    x[j] = pack_bf16(__uint_as_float(x[j] << 16) * cap_slope(g[(j & 1) * 2]),
+                                     __uint_as_float(x[j] & 0xffff0000u) *
+                                         cap_slope(g[(j & 1) * 2 + 1]));
+                }
+            }
             asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(
                              p_lane + (uint32_t)(r * (NT / 2) + i) * 512),
-                         "r"(p[r][i][0]), "r"(p[r][i][1]), "r"(p[r][i][2]), "r"(p[r][i][3])
+                         "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                          : "memory");
         }
     }
 }
 
 // Second warp: receives p and, with its own do.v in dp, turns it into ds.
-template <int NT>
-__device__ __forceinline__ void pair_take(const float (&dp)[2][NT][4], uint32_t stat_lane,
-                                          uint32_t p_lane, uint32_t (&p)[2][NT / 2][4]) {
+template <int MT, int NT>
+__device__ __forceinline__ void pair_take(const float (&dp)[MT][NT][4], uint32_t stat_lane,
+                                          uint32_t p_lane, uint32_t (&p)[MT][NT / 2][4]) {
 #pragma unroll
     for (int i = 0; i < NT / 2; i++) {
         float d[4];
@@ -644,7 +406,7 @@ __device__ __forceinline__ void pair_take(const float (&dp)[2][NT][4], uint32_t 
                          : "r"(stat_lane + (uint32_t)(i * 128 + (c >> 1) * 64 + (c & 1) * 8 + 4)));
         }
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
+        for (int r = 0; r < MT; r++) {
             asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(p[r][i][0]), "=r"(p[r][i][1]), "=r"(p[r][i][2]), "=r"(p[r][i][3])
                          : "r"(p_lane + (uint32_t)(r * (NT / 2) + i) * 512)
@@ -662,31 +424,30 @@ __device__ __forceinline__ void pair_take(const float (&dp)[2][NT][4], uint32_t 
 }
 
 // The rows starting at token `begin` of this block's kv head and share: of dv (0) or dk (1).
-template <int HD>
 __device__ __forceinline__ float* part_at(const attn_args& a, float* parts, int64_t begin,
                                           int which) {
     int64_t share = (int64_t)which * gridDim.z + blockIdx.z;
-    return parts + (share * a.tokens + begin) * a.kv_heads * HD + blockIdx.y * HD;
+    return parts + (share * a.tokens + begin) * a.kv_heads * a.hd + blockIdx.y * a.hd;
 }
 
-// One block per tile of BKV = 32 PAIRS keys, kv head and share of the group's query heads
+// One block per tile of BKV = 16 MT PAIRS keys, kv head and share of the group's query heads
 // (gridDim.z shares of `each` heads); it loops over the heads of its share and their query tiles. A
 // single share is the final result; several shares go to parts, dv first and then dk, each
-// [share][tokens][kv_heads HD] f32, and attn_sum adds them.
+// [share][tokens][kv_heads hd] f32, and attn_sum adds them.
 //
-// Warps work in pairs on the same 32 keys: the first computes scores and dv, the second do.v and
+// Warps work in pairs on the same 16 MT keys: the first computes scores and dv, the second do.v and
 // dk; p is passed from the first to the second through shared memory, in the layout that both need.
-// Shared memory: k, v [BKV][HD], 2 x (q, do [BQ][HD]), p [PAIRS][2][BQ / 16][32 lanes] x 16 bytes,
+// Shared memory: k, v [BKV][HD], 2 x (q, do [BQ][HD]), p [PAIRS][MT][BQ / 16][32 lanes] x 16 bytes,
 // 2 x stats [BQ].
-template <int HD, int PAIRS, int BQ>
+template <int HD, int PAIRS, int MT, int BQ>
 __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float2* stats, bf16* dk,
                                                  int64_t ld_dk, bf16* dv, int64_t ld_dv,
                                                  float* parts, int32_t each) {
     // long because every address of the loop is computed before it
     constexpr int THREADS = PAIRS * 64;
-    constexpr int BKV = PAIRS * 32;
+    constexpr int BKV = PAIRS * MT * 16;
     constexpr int NT = BQ / 8;
-    constexpr uint32_t STAGE = 2 * BQ * HD * 2;
+    constexpr uint32_t STAGE = 2 * BQ * tile<HD>::PITCH;
     extern __shared__ __align__(128) unsigned char shared[];
     int32_t kv_head = (int32_t)blockIdx.y;
     attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, BKV, (int32_t)blockIdx.x);
@@ -696,14 +457,16 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
     if (t.tail) {
         int64_t begin = t.begin;
         if (gridDim.z > 1) {
-            float* to = part_at<HD>(a, parts, begin, 0);
-            rows_zero<HD, BKV, THREADS>(to, a.kv_heads * HD, t.first, t.length);
-            to = part_at<HD>(a, parts, begin, 1);
-            rows_zero<HD, BKV, THREADS>(to, a.kv_heads * HD, t.first, t.length);
+            float* to = part_at(a, parts, begin, 0);
+            rows_zero<HD, BKV, THREADS>(to, a.kv_heads * a.hd, a.hd, t.first, t.length);
+            to = part_at(a, parts, begin, 1);
+            rows_zero<HD, BKV, THREADS>(to, a.kv_heads * a.hd, a.hd, t.first, t.length);
             return;
         }
-        rows_zero<HD, BKV, THREADS>(dk + begin * ld_dk + kv_head * HD, ld_dk, t.first, t.length);
-        rows_zero<HD, BKV, THREADS>(dv + begin * ld_dv + kv_head * HD, ld_dv, t.first, t.length);
+        rows_zero<HD, BKV, THREADS>(dk + begin * ld_dk + kv_head * a.hd, ld_dk, a.hd, t.first,
+                                    t.length);
+        rows_zero<HD, BKV, THREADS>(dv + begin * ld_dv + kv_head * a.hd, ld_dv, a.hd, t.first,
+                                    t.length);
         return;
     }
     int32_t group = a.heads / a.kv_heads;
@@ -711,37 +474,39 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
     int32_t head = kv_head * group + share;
     int32_t m_begin = t.first / BQ;
     query_cursor next; // the tile to load next
-    next.q = tile_source<HD>(a.q, a.ld_q, head, t.begin + m_begin * BQ);
-    next.d_o = tile_source<HD>(a.d_o, a.ld_do, head, t.begin + m_begin * BQ);
+    next.q = tile_source<HD>(a.q, a.ld_q, a.hd, head, t.begin + m_begin * BQ);
+    next.d_o = tile_source<HD>(a.d_o, a.ld_do, a.hd, head, t.begin + m_begin * BQ);
     next.stats = stats + (int64_t)head * a.tokens + t.begin;
     next.m = m_begin;
     int32_t last = a.window > 0 ? min(t.length, t.first + BKV - 1 + a.window) : t.length;
     int32_t m_end = (last + BQ - 1) / BQ;
 
     uint32_t k_tile = shared_address(shared);
-    uint32_t v_tile = k_tile + BKV * HD * 2;
-    uint32_t q_tile = v_tile + BKV * HD * 2;
+    uint32_t v_tile = k_tile + BKV * tile<HD>::PITCH;
+    uint32_t q_tile = v_tile + BKV * tile<HD>::PITCH;
     uint32_t p_tile = q_tile + 2 * STAGE;
-    uint32_t stat_tile = p_tile + PAIRS * 2 * (BQ / 16) * 512;
+    uint32_t stat_tile = p_tile + PAIRS * MT * (BQ / 16) * 512;
     int32_t warp = (int32_t)threadIdx.x >> 5;
     int32_t lane = (int32_t)threadIdx.x & 31;
     bool second = warp >= PAIRS;
     int32_t pair = second ? warp - PAIRS : warp;
-    int32_t row0 = t.first + pair * 32;
+    int32_t row0 = t.first + pair * MT * 16;
     uint32_t own_tile = second ? v_tile : k_tile;
-    uint32_t own_lane = lane_rows16<HD>(own_tile, pair * 32);
-    uint32_t other = BQ * HD * 2;
+    uint32_t own_lane = lane_rows16<HD>(own_tile, pair * MT * 16);
+    uint32_t other = BQ * tile<HD>::PITCH;
     uint32_t rows_lane = lane_cols16<HD>(q_tile + (second ? other : 0), 0);
     uint32_t cols_lane = lane_rows16<HD>(q_tile + (second ? 0 : other), 0);
-    uint32_t p_lane = p_tile + (uint32_t)(pair * 2 * (BQ / 16) * 512 + lane * 16);
-    const float factor = a.scale * LOG2E;
+    uint32_t p_lane = p_tile + (uint32_t)(pair * MT * (BQ / 16) * 512 + lane * 16);
+    const float factor = score_factor(a);
 
-    float acc[2][HD / 8][4];
+    float acc[MT][HD / 8][4];
     clear(acc);
-    tile_load<HD, BKV, THREADS>(k_tile, tile_source<HD>(a.k, a.ld_k, kv_head, t.begin + t.first),
-                                a.ld_k, t.length - t.first, a.k);
-    tile_load<HD, BKV, THREADS>(v_tile, tile_source<HD>(a.v, a.ld_v, kv_head, t.begin + t.first),
-                                a.ld_v, t.length - t.first, a.v);
+    tile_load<HD, BKV, THREADS>(k_tile,
+                                tile_source<HD>(a.k, a.ld_k, a.hd, kv_head, t.begin + t.first),
+                                a.ld_k, a.hd, t.length - t.first, a.k);
+    tile_load<HD, BKV, THREADS>(v_tile,
+                                tile_source<HD>(a.v, a.ld_v, a.hd, kv_head, t.begin + t.first),
+                                a.ld_v, a.hd, t.length - t.first, a.v);
     int32_t steps = (m_end - m_begin) * min(each, group - share);
     int32_t m = m_begin; // the tile being computed
     for (int32_t step = -1; step < steps; step++) {
@@ -760,69 +525,61 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
         forget(own_lane);
         int32_t q0 = m * BQ; // if all keys come after the tile's queries, they get nothing
         bool visible = row0 <= q0 + BQ - 1;
-        float s[2][NT][4];
-        uint32_t p[2][NT / 2][4];
+        float s[MT][NT][4];
+        uint32_t p[MT][NT / 2][4];
         if (visible) {
-            product_rows<HD, 2, NT>(s, own_lane, rows_lane + now * STAGE);
+            product_rows<HD, MT, NT>(s, own_lane, rows_lane + now * STAGE);
         }
         uint32_t stat_lane = stat_tile + now * BQ * 8 + (uint32_t)(lane & 3) * 16;
         if (visible && !second) {
-            if (row0 + 31 > q0 || (a.window > 0 && q0 + BQ - 1 - row0 >= a.window)) {
-                scores_mask<2, NT, false>(s, row0, q0, a.window);
+            if (a.cap > 0.0f) {
+                scores_cap(s, a);
             }
-            pair_give<NT>(s, factor, stat_lane, p_lane, p);
+            if (row0 + MT * 16 - 1 > q0 || (a.window > 0 && q0 + BQ - 1 - row0 >= a.window)) {
+                scores_mask<MT, NT, false>(s, row0, q0, a.window);
+            }
+            pair_give<MT, NT>(s, factor, a.cap > 0.0f, stat_lane, p_lane, p);
         }
         __syncthreads();
         if (visible && second) {
-            pair_take<NT>(s, stat_lane, p_lane, p);
+            pair_take<MT, NT>(s, stat_lane, p_lane, p);
         }
         if (visible) {
-            product_columns<HD, 2, NT / 2>(acc, p, cols_lane + now * STAGE);
+            product_columns<HD, MT, NT / 2>(acc, p, cols_lane + now * STAGE);
         }
         m = m + 1 == m_end ? m_begin : m + 1;
     }
     float f = second ? a.scale : 1.0f;
     if (gridDim.z > 1) {
-        rows_store_f32<HD, 2>(acc, f, part_at<HD>(a, parts, t.begin, second), a.kv_heads * HD, row0,
-                              t.length);
+        rows_store_f32<HD, MT>(acc, f, part_at(a, parts, t.begin, second), a.kv_heads * a.hd, a.hd,
+                               row0, t.length);
         return;
     }
-    const float factors[2][2] = {{f, f}, {f, f}};
-    int64_t ld = second ? ld_dk : ld_dv;
-    bf16* out = (second ? dk : dv) + (int64_t)t.begin * ld + (int32_t)blockIdx.y * HD;
-    rows_store<HD, 2>(acc, factors, own_tile, pair * 32, out, ld, row0, t.length);
-}
-
-// dv (blockIdx.y 0) or dk (1) = the sum of its shares, in order; width = kv_heads HD, and each
-// thread handles 8 columns of a row.
-__device__ __forceinline__ void attn_sum(const float* parts, int32_t shares, int32_t tokens,
-                                         int32_t width, bf16* dk, int64_t ld_dk, bf16* dv,
-                                         int64_t ld_dv) {
-    int64_t piece = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    int64_t row = piece / (width / 8);
-    int64_t col = piece % (width / 8) * 8;
-    if (row >= tokens) {
-        return;
-    }
-    int64_t size = (int64_t)tokens * width;
-    const float* from = parts + blockIdx.y * shares * size + row * width + col;
-    float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-    for (int32_t i = 0; i < shares; i++, from += size) {
-        float4 low = *(const float4*)from;
-        float4 high = *(const float4*)(from + 4);
-        const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    float factors[MT][2];
 #pragma unroll
-        for (int k = 0; k < 8; k++) {
-            sum[k] += v[k];
-        }
+    for (int r = 0; r < MT; r++) {
+        factors[r][0] = factors[r][1] = f;
     }
-    bf16* to = blockIdx.y == 0 ? dv + row * ld_dv : dk + row * ld_dk;
-    *(uint4*)(to + col) = make_uint4(pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]),
-                                     pack_bf16(sum[4], sum[5]), pack_bf16(sum[6], sum[7]));
+    int64_t ld = second ? ld_dk : ld_dv;
+    bf16* out = (second ? dk : dv) + (int64_t)t.begin * ld + (int32_t)blockIdx.y * a.hd;
+    rows_store<HD, MT>(acc, factors, own_tile, pair * MT * 16, out, ld, a.hd, row0, t.length);
 }
 
 // --- backward, pass 3: dq ---
+
+// { lse, D } of this thread's rows.
+template <int MT>
+__device__ __forceinline__ void stats_load(float2 (&stat)[MT][2], const float2* stats, int32_t lane,
+                                           int32_t row0, int32_t length) {
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int32_t row = row0 + m * 16 + h * 8 + (lane >> 2);
+            stat[m][h] = row < length ? stats[row] : make_float2(0.0f, 0.0f);
+        }
+    }
+}
 
 // ds = p (do.v - D), packed as an A operand; stat holds { lse, D } of this thread's rows.
 template <int MT, int NT>
@@ -844,16 +601,59 @@ score_gradients(const float (&s)[MT][NT][4], const float (&dp)[MT][NT][4], float
     }
 }
 
-// One block per tile of BM = 16 MT WARPS queries and query head; it loops over the key tiles, SUB
-// keys at a time. Shared memory: q, do [BM][HD], 2 x (k, v [BN][HD]).
-template <int HD, int WARPS, int MT, int BN, int SUB>
+// With a cap, do.v - D becomes (do.v - D) times the slope of the score.
+template <int MT, int NT>
+__device__ __forceinline__ void cap_gradients(const float (&s)[MT][NT][4], float (&dp)[MT][NT][4],
+                                              const float2 (&stat)[MT][2]) {
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                float d = stat[m][c >> 1].y;
+                dp[m][i][c] = fmaf(dp[m][i][c] - d, cap_slope(s[m][i][c]), d);
+            }
+        }
+    }
+}
+
+// Adds to acc what the keys from col0 on give to dq; s holds q.k and dp holds do.v of these keys,
+// and the lane address points to the first of them.
+template <int HD, int MT, int NT>
+__device__ __forceinline__ void gradients_add(float (&acc)[MT][HD / 8][4], float (&s)[MT][NT][4],
+                                              float (&dp)[MT][NT][4], const attn_args& a,
+                                              float factor, const float2 (&stat)[MT][2],
+                                              uint32_t k_cols_lane, int32_t row0, int32_t col0) {
+    if (a.cap > 0.0f) {
+        scores_cap(s, a);
+    }
+    if (col0 + NT * 8 - 1 > row0 || (a.window > 0 && row0 + MT * 16 - 1 - col0 >= a.window)) {
+        scores_mask<MT, NT, true>(s, row0, col0, a.window);
+    }
+    if (a.cap > 0.0f) {
+        cap_gradients(s, dp, stat);
+    }
+    uint32_t ds[MT][NT / 2][4];
+    score_gradients<MT, NT>(s, dp, factor, stat, ds);
+    product_columns<HD, MT, NT / 2>(acc, ds, k_cols_lane);
+}
+
+// One block per tile of BM = 16 MT WARPS queries and query head; it loops over the key tiles.
+// Shared memory: q, do [BM][HD], STAGES x (k, v [BN][HD]).
+// With STAGES 2, the next key and value tiles are loaded during the whole of the current one, which
+// is processed SUB keys at a time. With STAGES 1, the next values are loaded once do.v is computed,
+// and the next keys are loaded during the next do.v (three barriers, less memory).
+template <int HD, int WARPS, int MT, int BN, int SUB, int STAGES>
 __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2* stats, bf16* dq,
                                                 int64_t ld_dq) {
-    // long because every address of the loop is computed before it
+    // long because one loop contains both ways of loading
     constexpr int THREADS = WARPS * 32;
     constexpr int BM = WARPS * MT * 16;
     constexpr int NT = SUB / 8;
-    constexpr uint32_t STAGE = 2 * BN * HD * 2;
+    constexpr int PITCH = tile<HD>::PITCH;
+    constexpr uint32_t STAGE = STAGES == 2 ? 2 * BN * PITCH : 0;
+    static_assert(STAGES == 2 || SUB == BN, "one stage has no parts");
     extern __shared__ __align__(128) unsigned char shared[];
     int32_t head = (int32_t)blockIdx.y;
     attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, BM, (int32_t)(gridDim.x - 1 - blockIdx.x));
@@ -861,80 +661,101 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
         return;
     }
     if (t.tail) {
-        dq += (int64_t)t.begin * ld_dq + head * HD;
-        rows_zero<HD, BM, THREADS>(dq, ld_dq, t.first, t.length);
+        dq += (int64_t)t.begin * ld_dq + head * a.hd;
+        rows_zero<HD, BM, THREADS>(dq, ld_dq, a.hd, t.first, t.length);
         return;
     }
     int32_t kv_head = head / (a.heads / a.kv_heads);
     stats += (int64_t)head * a.tokens + t.begin;
     int32_t n_end = (min(t.first + BM, t.length) + BN - 1) / BN;
     int32_t n = a.window > 0 ? max(t.first - a.window + 1, 0) / BN : 0;
-    const bf16* k = tile_source<HD>(a.k, a.ld_k, kv_head, t.begin + n * BN);
-    const bf16* v = tile_source<HD>(a.v, a.ld_v, kv_head, t.begin + n * BN);
+    const bf16* k = tile_source<HD>(a.k, a.ld_k, a.hd, kv_head, t.begin + n * BN);
+    const bf16* v = tile_source<HD>(a.v, a.ld_v, a.hd, kv_head, t.begin + n * BN);
 
     uint32_t q_tile = shared_address(shared);
-    uint32_t do_tile = q_tile + BM * HD * 2;
-    uint32_t kv_tile = do_tile + BM * HD * 2;
+    uint32_t do_tile = q_tile + BM * PITCH;
+    uint32_t k_tile = do_tile + BM * PITCH;
+    uint32_t v_tile = k_tile + BN * PITCH;
     int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t warp_row = (int32_t)(threadIdx.x >> 5) * MT * 16;
     int32_t row0 = t.first + warp_row;
     uint32_t q_lane = lane_rows16<HD>(q_tile, warp_row);
     uint32_t do_lane = lane_rows16<HD>(do_tile, warp_row);
-    uint32_t k_lane = lane_cols16<HD>(kv_tile, 0);
-    uint32_t v_lane = lane_cols16<HD>(kv_tile + BN * HD * 2, 0);
-    uint32_t k_cols_lane = lane_rows16<HD>(kv_tile, 0);
-    const float factor = a.scale * LOG2E;
+    uint32_t k_lane = lane_cols16<HD>(k_tile, 0);
+    uint32_t v_lane = lane_cols16<HD>(v_tile, 0);
+    uint32_t k_cols_lane = lane_rows16<HD>(k_tile, 0);
+    const float factor = score_factor(a);
 
-    tile_load<HD, BM, THREADS>(q_tile, tile_source<HD>(a.q, a.ld_q, head, t.begin + t.first),
-                               a.ld_q, t.length - t.first, a.q);
-    tile_load<HD, BM, THREADS>(do_tile, tile_source<HD>(a.d_o, a.ld_do, head, t.begin + t.first),
-                               a.ld_do, t.length - t.first, a.d_o);
-    tile_load<HD, BN, THREADS>(kv_tile, k, a.ld_k, t.length - n * BN, a.k);
-    tile_load<HD, BN, THREADS>(kv_tile + BN * HD * 2, v, a.ld_v, t.length - n * BN, a.v);
+    tile_load<HD, BM, THREADS>(q_tile, tile_source<HD>(a.q, a.ld_q, a.hd, head, t.begin + t.first),
+                               a.ld_q, a.hd, t.length - t.first, a.q);
+    tile_load<HD, BM, THREADS>(do_tile,
+                               tile_source<HD>(a.d_o, a.ld_do, a.hd, head, t.begin + t.first),
+                               a.ld_do, a.hd, t.length - t.first, a.d_o);
+    if (STAGES == 1) {
+        tile_load<HD, BN, THREADS>(v_tile, v, a.ld_v, a.hd, t.length - n * BN, a.v);
+        copy_commit();
+    }
+    tile_load<HD, BN, THREADS>(k_tile, k, a.ld_k, a.hd, t.length - n * BN, a.k);
+    if (STAGES == 2) {
+        tile_load<HD, BN, THREADS>(v_tile, v, a.ld_v, a.hd, t.length - n * BN, a.v);
+    }
     copy_commit();
     float acc[MT][HD / 8][4];
     clear(acc);
     float2 stat[MT][2];
-#pragma unroll
-    for (int m = 0; m < MT; m++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int32_t row = row0 + m * 16 + h * 8 + (lane >> 2);
-            stat[m][h] = row < t.length ? stats[row] : make_float2(0.0f, 0.0f);
-        }
-    }
+    stats_load<MT>(stat, stats, lane, row0, t.length);
     uint32_t stage = 0;
     for (; n < n_end; n++) {
-        copy_wait();
+        copy_wait<2 - STAGES>();
         __syncthreads();
         k += BN * a.ld_k;
         v += BN * a.ld_v;
         forget(q_lane);
         forget(do_lane);
-        if (n + 1 < n_end) {
-            uint32_t next = kv_tile + (stage ^ STAGE);
+        if (STAGES == 2 && n + 1 < n_end) {
+            uint32_t next = k_tile + (stage ^ STAGE);
             int32_t rows_left = t.length - (n + 1) * BN;
-            tile_load<HD, BN, THREADS>(next, k, a.ld_k, rows_left, a.k);
-            tile_load<HD, BN, THREADS>(next + BN * HD * 2, v, a.ld_v, rows_left, a.v);
+            tile_load<HD, BN, THREADS>(next, k, a.ld_k, a.hd, rows_left, a.k);
+            tile_load<HD, BN, THREADS>(next + BN * PITCH, v, a.ld_v, a.hd, rows_left, a.v);
             copy_commit();
         }
 #pragma unroll
         for (int part = 0; part < BN / SUB; part++) {
             int32_t col0 = n * BN + part * SUB;
-            uint32_t at = stage + (uint32_t)(part * SUB * HD * 2);
-            if (col0 > row0 + MT * 16 - 1) {
+            uint32_t at = stage + (uint32_t)(part * SUB * PITCH);
+            bool visible = col0 <= row0 + MT * 16 - 1;
+            if (STAGES == 2 && !visible) {
                 break;
             }
             float s[MT][NT][4];
             float dp[MT][NT][4];
-            product_rows<HD, MT, NT>(s, q_lane, k_lane + at);
-            product_rows<HD, MT, NT>(dp, do_lane, v_lane + at);
-            if (col0 + SUB - 1 > row0 || (a.window > 0 && row0 + MT * 16 - 1 - col0 >= a.window)) {
-                scores_mask<MT, NT, true>(s, row0, col0, a.window);
+            if (STAGES == 2) {
+                product_rows<HD, MT, NT>(s, q_lane, k_lane + at);
+                product_rows<HD, MT, NT>(dp, do_lane, v_lane + at);
+            } else {
+                if (visible) {
+                    product_rows<HD, MT, NT>(dp, do_lane, v_lane);
+                }
+                copy_wait();
+                __syncthreads();
+                if (n + 1 < n_end) {
+                    tile_load<HD, BN, THREADS>(v_tile, v, a.ld_v, a.hd, t.length - (n + 1) * BN,
+                                               a.v);
+                    copy_commit();
+                }
+                if (visible) {
+                    product_rows<HD, MT, NT>(s, q_lane, k_lane);
+                }
             }
-            uint32_t ds[MT][NT / 2][4];
-            score_gradients<MT, NT>(s, dp, factor, stat, ds);
-            product_columns<HD, MT, NT / 2>(acc, ds, k_cols_lane + at);
+            if (visible) {
+                gradients_add<HD, MT, NT>(acc, s, dp, a, factor, stat, k_cols_lane + at, row0,
+                                          col0);
+            }
+        }
+        if (STAGES == 1 && n + 1 < n_end) {
+            __syncthreads();
+            tile_load<HD, BN, THREADS>(k_tile, k, a.ld_k, a.hd, t.length - (n + 1) * BN, a.k);
+            copy_commit();
         }
         stage ^= STAGE;
     }
@@ -943,68 +764,74 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
     for (int m = 0; m < MT; m++) {
         factors[m][0] = factors[m][1] = a.scale;
     }
-    dq += (int64_t)t.begin * ld_dq + (int32_t)blockIdx.y * HD;
-    rows_store<HD, MT>(acc, factors, q_tile, warp_row, dq, ld_dq, row0, t.length);
+    dq += (int64_t)t.begin * ld_dq + (int32_t)blockIdx.y * a.hd;
+    rows_store<HD, MT>(acc, factors, q_tile, warp_row, dq, ld_dq, a.hd, row0, t.length);
 }
 
 // --- entry points ---
 
-// The five kernels of a module. hd and half exist for the common launch code, which also launches
-// attn_f32.cu; here they are HD and 1.
+// The five kernels of a module. KIND says which head sizes and scores they take; what is not taken
+// costs nothing, because it is a constant. half exists for the common launch code, which also
+// launches attn_f32.cu; here it is 1. PITCH is the number of bytes of a row in shared memory:
+// 2 HD, or 2 HD + 16 if HD is not a multiple of 64.
+
+#define EXACT 0  // head size HD, no cap
+#define PADDED 1 // any head size up to HD that is a multiple of 8, no cap
+#define CAPPED 2 // the same, with or without a cap
+#define SIZE_OF(KIND, HD) ((KIND) == EXACT ? (HD) : hd)
+#define CAP_OF(KIND) ((KIND) == CAPPED ? cap : 0.0f)
 
 // Forward. Grid (floor(tokens / (16 MT WARPS)) + n_seqs + 1, heads), 32 WARPS threads,
-// (16 MT WARPS + 2 STAGES BN) 2 HD bytes of dynamic shared memory.
-#define ATTN_FORWARD(HD, WARPS, MT, BN, STAGES, BLOCKS)                                            \
-    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##HD##_fwd(                       \
+// (16 MT WARPS + 2 STAGES BN) PITCH bytes of dynamic shared memory.
+#define ATTN_FORWARD(KIND, NAME, HD, WARPS, MT, BN, STAGES, BLOCKS)                                \
+    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##NAME##_fwd(                     \
         const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
         bf16* o, int64_t ld_o, float* lse, const int32_t* cu, int32_t n_seqs, int32_t tokens,      \
-        int32_t heads, int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half) {  \
-        attn_args a = {q,  k,      v,      nullptr, ld_q,     ld_k,   ld_v, 0,                     \
-                       cu, n_seqs, tokens, heads,   kv_heads, window, scale};                      \
+        int32_t heads, int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half,    \
+        float cap) {                                                                               \
+        attn_args a = {q,      k,     v,           nullptr, ld_q,  ld_k,     ld_v,                 \
+                       0,      cu,    n_seqs,      tokens,  heads, kv_heads, SIZE_OF(KIND, HD),    \
+                       window, scale, CAP_OF(KIND)};                                               \
         attn_forward<HD, WARPS, MT, BN, STAGES>(a, o, ld_o, lse);                                  \
     }
 
-// Grid (ceil(tokens / (2048 / HD)), heads), 256 threads.
-#define ATTN_STATS(HD)                                                                             \
-    QLORA_KERNEL __launch_bounds__(256) qlora_attn##HD##_stats(                                    \
+// Grid (ceil(tokens / (256 / LANES)), heads), 256 threads; LANES is 16 for HD 128 and 256, 8 for 64
+// and 192, 4 for 32 and 96, 2 for 80.
+#define ATTN_STATS(KIND, NAME, HD)                                                                 \
+    QLORA_KERNEL __launch_bounds__(256) qlora_attn##NAME##_stats(                                  \
         const bf16* o, int64_t ld_o, const bf16* d_o, int64_t ld_do, const float* lse,             \
         float2* stats, int32_t tokens, int32_t hd, int32_t half) {                                 \
-        attn_stats<HD>(o, ld_o, d_o, ld_do, lse, stats, tokens);                                   \
+        attn_stats<HD, tile<HD>::LANES>(o, ld_o, d_o, ld_do, lse, stats, tokens,                   \
+                                        SIZE_OF(KIND, HD));                                        \
     }
 
-// Grid (floor(tokens / (32 PAIRS)) + n_seqs + 1, kv_heads, shares), 64 PAIRS threads,
-// (64 PAIRS + 4 BQ) 2 HD + 64 PAIRS BQ + 16 BQ bytes of dynamic shared memory.
-#define ATTN_BACKWARD_KV(HD, PAIRS, BQ, BLOCKS)                                                    \
-    QLORA_KERNEL __launch_bounds__(PAIRS * 64, BLOCKS) qlora_attn##HD##_bwd_kv(                    \
+// Grid (floor(tokens / (16 MT PAIRS)) + n_seqs + 1, kv_heads, shares), 64 PAIRS threads,
+// (32 MT PAIRS + 4 BQ) PITCH + 32 MT PAIRS BQ + 16 BQ bytes of dynamic shared memory.
+#define ATTN_BACKWARD_KV(KIND, NAME, HD, PAIRS, MT, BQ, BLOCKS)                                    \
+    QLORA_KERNEL __launch_bounds__(PAIRS * 64, BLOCKS) qlora_attn##NAME##_bwd_kv(                  \
         const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
         const bf16* d_o, int64_t ld_do, const float2* stats, bf16* dk, int64_t ld_dk, bf16* dv,    \
         int64_t ld_dv, const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads,           \
         int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half, float* parts,     \
-        int32_t each) {                                                                            \
-        attn_args a = {q,  k,      v,      d_o,   ld_q,     ld_k,   ld_v, ld_do,                   \
-                       cu, n_seqs, tokens, heads, kv_heads, window, scale};                        \
-        attn_backward_kv<HD, PAIRS, BQ>(a, stats, dk, ld_dk, dv, ld_dv, parts, each);              \
-    }
-
-// Grid (ceil(tokens width / 2048), 2), 256 threads.
-#define ATTN_SUM(HD)                                                                               \
-    QLORA_KERNEL __launch_bounds__(256) qlora_attn##HD##_bwd_sum(                                  \
-        const float* parts, int32_t shares, int32_t tokens, int32_t width, bf16* dk,               \
-        int64_t ld_dk, bf16* dv, int64_t ld_dv) {                                                  \
-        attn_sum(parts, shares, tokens, width, dk, ld_dk, dv, ld_dv);                              \
+        int32_t each, float cap) {                                                                 \
+        attn_args a = {q,      k,     v,           d_o,    ld_q,  ld_k,     ld_v,                  \
+                       ld_do,  cu,    n_seqs,      tokens, heads, kv_heads, SIZE_OF(KIND, HD),     \
+                       window, scale, CAP_OF(KIND)};                                               \
+        attn_backward_kv<HD, PAIRS, MT, BQ>(a, stats, dk, ld_dk, dv, ld_dv, parts, each);          \
     }
 
 // Grid (floor(tokens / (16 MT WARPS)) + n_seqs + 1, heads), 32 WARPS threads,
-// (32 MT WARPS + 4 BN) 2 HD bytes of dynamic shared memory.
-#define ATTN_BACKWARD_Q(HD, WARPS, MT, BN, SUB, BLOCKS)                                            \
-    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##HD##_bwd_q(                     \
+// (32 MT WARPS + 2 STAGES BN) PITCH bytes of dynamic shared memory.
+#define ATTN_BACKWARD_Q(KIND, NAME, HD, WARPS, MT, BN, SUB, STAGES, BLOCKS)                        \
+    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##NAME##_bwd_q(                   \
         const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
         const bf16* d_o, int64_t ld_do, const float2* stats, bf16* dq, int64_t ld_dq,              \
         const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads,        \
-        int32_t hd, int32_t window, float scale, int32_t half) {                                   \
-        attn_args a = {q,  k,      v,      d_o,   ld_q,     ld_k,   ld_v, ld_do,                   \
-                       cu, n_seqs, tokens, heads, kv_heads, window, scale};                        \
-        attn_backward_q<HD, WARPS, MT, BN, SUB>(a, stats, dq, ld_dq);                              \
+        int32_t hd, int32_t window, float scale, int32_t half, float cap) {                        \
+        attn_args a = {q,      k,     v,           d_o,    ld_q,  ld_k,     ld_v,                  \
+                       ld_do,  cu,    n_seqs,      tokens, heads, kv_heads, SIZE_OF(KIND, HD),     \
+                       window, scale, CAP_OF(KIND)};                                               \
+        attn_backward_q<HD, WARPS, MT, BN, SUB, STAGES>(a, stats, dq, ld_dq);                      \
     }
 
 #endif

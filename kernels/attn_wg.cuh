@@ -14,9 +14,9 @@
 #define QLORA_ATTN_WG_CUH
 
 #include "attn.cuh"
+#include "attn_rows.cuh"
 #include "hopper.cuh"
 
-#define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
 #define MINUS_INF __int_as_float((int)0xff800000u)
 
@@ -55,6 +55,7 @@ __device__ __forceinline__ void copy_rows(uint32_t to, const tensor_map* map, ui
 
 // Zeroes the rows of a tile from `from` on, by the computing threads together.
 template <int HD, int ROWS> __device__ __forceinline__ void zero_rows(uint32_t tile, int32_t from) {
+#pragma unroll 1
     for (int32_t i = threadIdx.x - 128; i < (ROWS - from) * (HD / PANEL) * 8;
          i += COMPUTE_THREADS) {
         int32_t row = from + i / 8 % (ROWS - from);
@@ -135,6 +136,7 @@ __device__ __forceinline__ void store_rows(const float (&d)[HD / 2], float upper
 // Zeroes rows of the tail: columns of one head.
 template <int HD>
 __device__ __forceinline__ void zero_tail(bf16* to, int64_t ld, const attn_tile& t, int32_t head) {
+#pragma unroll 1
     for (int32_t i = threadIdx.x; i < TILE * (HD / 8); i += blockDim.x) {
         int32_t row = t.first + i / (HD / 8);
         if (row < t.length) {
@@ -161,7 +163,7 @@ __device__ __forceinline__ attn_barriers barriers_make(uint64_t* memory, uint32_
         barrier_init(b.kept, 1);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(b.full + 8 * i, arrivals);
-            barrier_init(b.empty + 8 * i, 2);
+            barrier_init(b.empty + 8 * i, COMPUTE_THREADS / 32);
         }
         barrier_publish();
     }
@@ -182,6 +184,14 @@ struct attn_stream {
         parity ^= stage == 0;
     }
 };
+
+// Announces that this warp no longer reads a stage. Every warp does so, because another one of its
+// warpgroup may still have statistics to read.
+__device__ __forceinline__ void stage_release(const attn_barriers& b, const attn_stream& at) {
+    if (threadIdx.x % 32 == 0) {
+        barrier_arrive(b.empty + 8 * at.stage);
+    }
+}
 
 // --- forward ---
 //
@@ -253,7 +263,6 @@ forward_compute(uint32_t tiles, const attn_barriers& b, const attn_tile& t, cons
     const uint32_t reach = reach_of(a.window);
     const float factor = a.scale * LOG2E;
     const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
-    const bool first_thread = threadIdx.x % 128 == 0;
     uint32_t q = tiles + own * PANEL_ROW;
     float acc[HD / 2];
     float s[TILE / 2];
@@ -292,9 +301,7 @@ forward_compute(uint32_t tiles, const attn_barriers& b, const attn_tile& t, cons
         products_commit();
         products_wait<0>();
         products_hold(acc);
-        if (first_thread) {
-            barrier_arrive(b.empty + 8 * at.stage);
-        }
+        stage_release(b, at);
     }
     int32_t row = t.first + own_row();
 #pragma unroll
@@ -312,10 +319,10 @@ forward_compute(uint32_t tiles, const attn_barriers& b, const attn_tile& t, cons
 
 // --- backward ---
 //
-// Two kernels, as in attn_tc.cuh, after its pass 1 (stats): a block of backward_kv keeps K and V of
-// TILE keys and streams Q, dO and stats of HALF_TILE queries; a block of backward_q keeps Q and dO
-// and streams K and V. Shared memory: the kept tiles, then STAGES times the streamed ones, then
-// STAGES times the stats.
+// Two kernels, as in attn_tc.cuh, after the pass over rows (stats): a block of backward_kv keeps K
+// and V of TILE keys and streams Q, dO and stats of HALF_TILE queries; a block of backward_q keeps Q
+// and dO and streams K and V. Shared memory: the kept tiles, then STAGES times the streamed ones,
+// then STAGES times the stats.
 
 // Copies two streamed tiles of HALF_TILE rows.
 template <int HD>
@@ -454,9 +461,7 @@ backward_kv_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const
                                  room + at.stage * HALF_TILE * 8, a.scale * LOG2E,
                                  query + own_col() - t.first - own_row(), reach_of(a.window),
                                  t.length - query);
-            if (threadIdx.x % 128 == 0) {
-                barrier_arrive(b.empty + 8 * at.stage);
-            }
+            stage_release(b, at);
         }
     }
 }
@@ -533,9 +538,7 @@ backward_q_compute(const float2* stats, uint32_t tiles, const attn_barriers& b, 
         products_commit();
         products_wait<0>();
         products_hold(dq);
-        if (threadIdx.x % 128 == 0) {
-            barrier_arrive(b.empty + 8 * at.stage);
-        }
+        stage_release(b, at);
     }
 }
 
@@ -595,6 +598,17 @@ __device__ __forceinline__ void store_part(const float (&d)[HD / 2], float facto
 }
 
 template <int HD>
+__device__ __forceinline__ void zero_tail_part(float* to, int32_t width, const attn_tile& t) {
+#pragma unroll 1
+    for (int32_t i = threadIdx.x; i < TILE * HD; i += blockDim.x) {
+        int32_t row = t.first + i / HD;
+        if (row < t.length) {
+            to[(int64_t)row * width + i % HD] = 0.0f;
+        }
+    }
+}
+
+template <int HD>
 __device__ __forceinline__ void
 attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
                  const tensor_map* d_o, const float2* stats, bf16* dk, int64_t ld_dk, bf16* dv,
@@ -610,22 +624,16 @@ attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
     if (t.first >= t.length) {
         return;
     }
-    if (t.tail) {
-        if (blockIdx.z == 0 && parts == nullptr) {
-            zero_tail<HD>(dk, ld_dk, t, kv_head);
-            zero_tail<HD>(dv, ld_dv, t, kv_head);
-        }
-    }
     int32_t width = a.kv_heads * HD;
     int64_t part = (int64_t)a.tokens * width;
     float* own_parts = parts + blockIdx.z * part + (int64_t)t.begin * width + (int64_t)kv_head * HD;
     if (t.tail) {
-        for (int32_t i = threadIdx.x; parts != nullptr && i < TILE * HD; i += blockDim.x) {
-            int32_t row = t.first + i / HD;
-            if (row < t.length) {
-                own_parts[(int64_t)row * width + i % HD] = 0.0f;
-                own_parts[gridDim.z * part + (int64_t)row * width + i % HD] = 0.0f;
-            }
+        if (parts == nullptr) {
+            zero_tail<HD>(dk, ld_dk, t, kv_head);
+            zero_tail<HD>(dv, ld_dv, t, kv_head);
+        } else {
+            zero_tail_part<HD>(own_parts, width, t);
+            zero_tail_part<HD>(own_parts + gridDim.z * part, width, t);
         }
         return;
     }
@@ -650,8 +658,8 @@ attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
                             acc_v);
     int32_t row = t.first + own_row();
     if (parts != nullptr) {
-        store_part<HD>(acc_k, a.scale, own_parts, width, row, t.length);
-        store_part<HD>(acc_v, 1.0f, own_parts + gridDim.z * part, width, row, t.length);
+        store_part<HD>(acc_v, 1.0f, own_parts, width, row, t.length);
+        store_part<HD>(acc_k, a.scale, own_parts + gridDim.z * part, width, row, t.length);
         return;
     }
     store_rows<HD>(acc_k, a.scale, a.scale, dk + (int64_t)t.begin * ld_dk + kv_head * HD, ld_dk,
@@ -697,6 +705,14 @@ __device__ __forceinline__ void attn_backward_q(const tensor_map* q, const tenso
     store_rows<HD>(acc, a.scale, a.scale, dq + (int64_t)t.begin * ld_dq + head * HD, ld_dq,
                    t.first + own_row(), t.length);
 }
+
+// Statistics as in attn_rows.cuh, 8 columns per thread.
+#define ATTN_WG_STATS(HD)                                                                          \
+    QLORA_KERNEL __launch_bounds__(256) qlora_attn##HD##_wg_stats(                                 \
+        const bf16* o, int64_t ld_o, const bf16* d_o, int64_t ld_do, const float* lse,             \
+        float2* stats, int32_t tokens, int32_t hd, int32_t half) {                                 \
+        attn_stats<HD, HD / 8>(o, ld_o, d_o, ld_do, lse, stats, tokens, HD);                       \
+    }
 
 #define ATTN_MAP const __grid_constant__ tensor_map
 

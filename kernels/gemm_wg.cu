@@ -2,13 +2,14 @@
 // targets: 90a
 // groups: bf16 gemm
 //
-//   C[M,N] = op(A) op(B) + beta C       row-major, bf16 operands, f32 sums
+//   C[M,N] = alpha op(A) op(B) + beta C       row-major, bf16 operands, f32 sums
 //
 // The kernel's name gives the transposition, first letter A, second letter B, and the columns of a
 // tile. A and B come as tensor maps: boxes of 64 columns and as many rows as the tile has, or, for
-// an operand whose rows run along K, 64 rows. flags bit 1: C is bf16, otherwise f32. C
-// is aligned to pairs: N and ldc are even. Products are exact; sums are f32 in the order of the k16 steps along K.
-// With beta == 0, C is never read.
+// an operand whose rows run along K, 64 rows. flags bit 1: C is bf16, otherwise f32; the wide tiles
+// store bf16 only, or with A transposed (weight gradients) f32 only. C is aligned to pairs: N and
+// ldc are even. Products are exact; sums are f32 in the order of the k16 steps along K. With
+// beta == 0, C is never read.
 //
 // Launch: 384 threads, as many blocks as run at once, or one per tile if there are fewer; dynamic
 // shared memory: STAGES * (128 + columns) * 128 + 1024 bytes. A block takes tiles of 128 rows in a
@@ -19,6 +20,9 @@
 #include "hopper.cuh"
 
 enum { C_IS_BF16 = 1, ROWS = 128, DEPTH = 64, BAND = 16 /* tiles */ };
+
+// The types of C that a kernel stores.
+enum { STORES_BF16 = 1, STORES_F32 = 2, STORES_BOTH = 3 };
 
 struct tile {
     int32_t row;
@@ -51,28 +55,71 @@ template <bool ALONG_K> __device__ __forceinline__ uint64_t step_operand(uint32_
                    : operand(slice + i * 2 * SWIZZLE_BYTES, DEPTH * PANEL_ROW);
 }
 
-// Two neighbouring elements of C; `real` if they are inside it.
-__device__ __forceinline__ void store_pair(bf16* p, float x, float y, float beta, bool real) {
-    if (real) {
-        if (beta != 0.0f) {
-            uint32_t old = *(const uint32_t*)p;
-            x = fmaf(beta, __uint_as_float(old << 16), x);
-            y = fmaf(beta, __uint_as_float(old & 0xffff0000u), y);
-        }
-        *(uint32_t*)p = pack_bf16(x, y);
-    }
+// Columns I and I + 1 of a row of C, read and written if the row has more than I columns. Without
+// branches, all accesses of a row are under way at the same time.
+template <int I> __device__ __forceinline__ float2 pair_load(const bf16* c, int32_t cols) {
+    uint32_t x = 0;
+    asm volatile("{\n.reg .pred p;\nsetp.gt.s32 p, %2, %3;\n@p ld.global.b32 %0, [%1+%4];\n}"
+                 : "+r"(x)
+                 : "l"(c), "r"(cols), "n"(I), "n"(I * 2));
+    return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
 }
 
-__device__ __forceinline__ void store_pair(float* p, float x, float y, float beta, bool real) {
-    if (real) {
-        if (beta != 0.0f) {
-            float2 old = *(const float2*)p;
-            x = fmaf(beta, old.x, x);
-            y = fmaf(beta, old.y, y);
-        }
-        *(float2*)p = make_float2(x, y);
-    }
+template <int I> __device__ __forceinline__ float2 pair_load(const float* c, int32_t cols) {
+    float2 x = make_float2(0.0f, 0.0f);
+    asm volatile("{\n.reg .pred p;\nsetp.gt.s32 p, %3, %4;\n"
+                 "@p ld.global.v2.f32 {%0, %1}, [%2+%5];\n}"
+                 : "+f"(x.x), "+f"(x.y)
+                 : "l"(c), "r"(cols), "n"(I), "n"(I * 4));
+    return x;
 }
+
+template <int I>
+__device__ __forceinline__ void pair_store(bf16* c, int32_t cols, float x, float y) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.gt.s32 p, %1, %3;\n@p st.global.b32 [%0+%4], %2;\n}" ::"l"(c),
+        "r"(cols), "r"(pack_bf16(x, y)), "n"(I), "n"(I * 2)
+        : "memory");
+}
+
+template <int I>
+__device__ __forceinline__ void pair_store(float* c, int32_t cols, float x, float y) {
+    asm volatile("{\n.reg .pred p;\nsetp.gt.s32 p, %1, %4;\n"
+                 "@p st.global.v2.f32 [%0+%5], {%2, %3};\n}" ::"l"(c),
+                 "r"(cols), "f"(x), "f"(y), "n"(I), "n"(I * 4)
+                 : "memory");
+}
+
+// Calls of the four above for every pair that a thread holds of a row: they need constants.
+template <int WIDTH, int LOWER, int I> struct row_of {
+    template <class T>
+    static __device__ __forceinline__ void scale(float (&d)[WIDTH / 2], const T* c, int32_t cols,
+                                                 float alpha, float beta) {
+        float2 old = pair_load<2 * I>(c, cols);
+        d[I + LOWER] = fmaf(beta, old.x, d[I + LOWER] * alpha);
+        d[I + LOWER + 1] = fmaf(beta, old.y, d[I + LOWER + 1] * alpha);
+        row_of<WIDTH, LOWER, I + 4>::scale(d, c, cols, alpha, beta);
+    }
+    template <class T>
+    static __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], T* c, int32_t cols) {
+        pair_store<2 * I>(c, cols, d[I + LOWER], d[I + LOWER + 1]);
+        row_of<WIDTH, LOWER, I + 4>::store(d, c, cols);
+    }
+};
+
+template <int LOWER, int WIDTH> struct row_end {
+    template <class T>
+    static __device__ __forceinline__ void scale(float (&)[WIDTH / 2], const T*, int32_t, float,
+                                                 float) {
+    }
+    template <class T>
+    static __device__ __forceinline__ void store(const float (&)[WIDTH / 2], T*, int32_t) {
+    }
+};
+
+template <int LOWER> struct row_of<64, LOWER, 32> : row_end<LOWER, 64> {};
+template <int LOWER> struct row_of<128, LOWER, 64> : row_end<LOWER, 128> {};
+template <int LOWER> struct row_of<256, LOWER, 128> : row_end<LOWER, 256> {};
 
 struct shape {
     int32_t M;
@@ -80,6 +127,8 @@ struct shape {
     int32_t tile_rows;
     int32_t tile_cols;
     int32_t slices;
+    float alpha;
+    float beta;
 };
 
 // The copying thread.
@@ -105,25 +154,28 @@ __device__ __forceinline__ void copy_tiles(const tensor_map* a, const tensor_map
 }
 
 template <int WIDTH, class T>
-__device__ __forceinline__ void store_tile(const float (&d)[WIDTH / 2], T* c, int64_t ldc,
-                                           const tile& t, const shape& s, float beta) {
+__device__ __forceinline__ void store_tile(float (&d)[WIDTH / 2], T* c, int64_t ldc, const tile& t,
+                                           const shape& s) {
     int32_t thread = threadIdx.x - 128;
     int32_t row = t.row + thread / 32 * 16 + thread % 32 / 4;
     int32_t col = t.col + thread % 4 * 2;
     T* upper = c + row * ldc + col;
     T* lower = upper + 8 * ldc;
-#pragma unroll
-    for (int i = 0; i < WIDTH / 2; i += 4) {
-        bool inside = col + 2 * i < s.N;
-        store_pair(upper + 2 * i, d[i], d[i + 1], beta, inside && row < s.M);
-        store_pair(lower + 2 * i, d[i + 2], d[i + 3], beta, inside && row + 8 < s.M);
+    int32_t upper_cols = row < s.M ? s.N - col : 0;
+    int32_t lower_cols = row + 8 < s.M ? s.N - col : 0;
+    if (s.alpha != 1.0f || s.beta != 0.0f) {
+        int32_t read = s.beta != 0.0f; // otherwise C may be anything, even NaN
+        row_of<WIDTH, 0, 0>::scale(d, upper, read * upper_cols, s.alpha, s.beta);
+        row_of<WIDTH, 2, 0>::scale(d, lower, read * lower_cols, s.alpha, s.beta);
     }
+    row_of<WIDTH, 0, 0>::store(d, upper, upper_cols);
+    row_of<WIDTH, 2, 0>::store(d, lower, lower_cols);
 }
 
 // The multiplying warpgroups.
-template <bool TA, bool TB, int WIDTH, int STAGES>
+template <bool TA, bool TB, int WIDTH, int STAGES, int TYPES>
 __device__ __forceinline__ void multiply_tiles(uint32_t buffer, uint32_t full, uint32_t empty,
-                                               void* c, int64_t ldc, const shape& s, float beta,
+                                               void* c, int64_t ldc, const shape& s,
                                                int32_t flags) {
     const uint32_t bytes = (ROWS + WIDTH) * PANEL_ROW;
     // Its 64 rows of A: half of the tile's rows, or one of its two panels. Both are 8,192 bytes.
@@ -158,17 +210,18 @@ __device__ __forceinline__ void multiply_tiles(uint32_t buffer, uint32_t full, u
         if (first_thread) {
             barrier_arrive(empty + 8 * before);
         }
-        if (flags & C_IS_BF16) {
-            store_tile<WIDTH>(d, (bf16*)c, ldc, t, s, beta);
+        if (TYPES == STORES_BF16 || (TYPES == STORES_BOTH && (flags & C_IS_BF16))) {
+            store_tile<WIDTH>(d, (bf16*)c, ldc, t, s);
         } else {
-            store_tile<WIDTH>(d, (float*)c, ldc, t, s, beta);
+            store_tile<WIDTH>(d, (float*)c, ldc, t, s);
         }
     }
 }
 
-template <bool TA, bool TB, int WIDTH, int STAGES>
+template <bool TA, bool TB, int WIDTH, int STAGES, int TYPES>
 __device__ __forceinline__ void gemm(const tensor_map* a, const tensor_map* b, void* c, int32_t M,
-                                     int32_t N, int32_t K, int64_t ldc, float beta, int32_t flags) {
+                                     int32_t N, int32_t K, int64_t ldc, float alpha, float beta,
+                                     int32_t flags) {
     extern __shared__ __align__(1024) char buffers[];
     __shared__ __align__(8) uint64_t barriers[2 * STAGES];
     uint32_t buffer = (shared_address(buffers) + SWIZZLE_BYTES - 1) & ~(SWIZZLE_BYTES - 1u);
@@ -182,7 +235,8 @@ __device__ __forceinline__ void gemm(const tensor_map* a, const tensor_map* b, v
         barrier_publish();
     }
     __syncthreads();
-    shape s = {M, N, (M + ROWS - 1) / ROWS, (N + WIDTH - 1) / WIDTH, (K + DEPTH - 1) / DEPTH};
+    shape s = {M,     N,   (M + ROWS - 1) / ROWS, (N + WIDTH - 1) / WIDTH, (K + DEPTH - 1) / DEPTH,
+               alpha, beta};
     if (threadIdx.x < 128) {
         registers_few();
         if (threadIdx.x == 0) {
@@ -190,20 +244,22 @@ __device__ __forceinline__ void gemm(const tensor_map* a, const tensor_map* b, v
         }
     } else {
         registers_many();
-        multiply_tiles<TA, TB, WIDTH, STAGES>(buffer, full, empty, c, ldc, s, beta, flags);
+        multiply_tiles<TA, TB, WIDTH, STAGES, TYPES>(buffer, full, empty, c, ldc, s, flags);
     }
 }
 
-#define GEMM_WG(name, TA, TB, WIDTH, STAGES)                                                       \
-    QLORA_KERNEL __launch_bounds__(384, 1)                                                         \
-        name(const __grid_constant__ tensor_map a, const __grid_constant__ tensor_map b, void* c,  \
-             int32_t M, int32_t N, int32_t K, int64_t ldc, float beta, int32_t flags) {            \
-        gemm<TA, TB, WIDTH, STAGES>(&a, &b, c, M, N, K, ldc, beta, flags);                         \
+#define GEMM_WG(name, TA, TB, WIDTH, STAGES, TYPES)                                                \
+    QLORA_KERNEL __launch_bounds__(384, 1) name(                                                   \
+        const __grid_constant__ tensor_map a, const __grid_constant__ tensor_map b, void* c,       \
+        int32_t M, int32_t N, int32_t K, int64_t ldc, float alpha, float beta, int32_t flags) {    \
+        gemm<TA, TB, WIDTH, STAGES, TYPES>(&a, &b, c, M, N, K, ldc, alpha, beta, flags);           \
     }
 
-GEMM_WG(qlora_gemm_wg_nn_256, false, false, 256, 4)
-GEMM_WG(qlora_gemm_wg_nt_256, false, true, 256, 4)
-GEMM_WG(qlora_gemm_wg_tn_256, true, false, 256, 4)
-GEMM_WG(qlora_gemm_wg_nn_128, false, false, 128, 6)
-GEMM_WG(qlora_gemm_wg_nt_128, false, true, 128, 6)
-GEMM_WG(qlora_gemm_wg_tn_128, true, false, 128, 6)
+GEMM_WG(qlora_gemm_wg_nn_256, false, false, 256, 4, STORES_BF16)
+GEMM_WG(qlora_gemm_wg_nt_256, false, true, 256, 4, STORES_BF16)
+GEMM_WG(qlora_gemm_wg_tn_256, true, false, 256, 4, STORES_F32)
+GEMM_WG(qlora_gemm_wg_nn_128, false, false, 128, 6, STORES_BF16)
+GEMM_WG(qlora_gemm_wg_nt_128, false, true, 128, 6, STORES_BF16)
+GEMM_WG(qlora_gemm_wg_nn_64, false, false, 64, 8, STORES_BOTH)
+GEMM_WG(qlora_gemm_wg_nt_64, false, true, 64, 8, STORES_BOTH)
+GEMM_WG(qlora_gemm_wg_tn_64, true, false, 64, 8, STORES_BOTH)

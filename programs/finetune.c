@@ -54,6 +54,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/state.h"
 #include "finetune/screen.h"
 #include "finetune/records.h"
+#include "finetune/inputs.h"
 #include "finetune/samples.h"
 #include "finetune/packing.h"
 #include "finetune/files.h"
@@ -61,6 +62,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/folder.h"
 #include "finetune/plot.h"
 #include "finetune/train.h"
+#include "finetune/estimate.h"
 #include "finetune/reports.h"
 #include "finetune/demo.h"
 #include "finetune/start.h"
@@ -87,10 +89,8 @@ static void app_close(app* a) {
     if (a->ctx != NULL) {
         qlora_ctx_destroy(a->ctx);
     }
-    for (int i = 0; i < OPTION_TEXTS; i++) {
-        qlora_text_data_close(a->data[i]);
-        qlora_text_data_close(a->eval_data[i]);
-    }
+    inputs_free(&a->inputs);
+    inputs_free(&a->eval_inputs);
     qlora_text_chat_close(a->chat);
     qlora_text_tok_close(a->tok);
     qlora_text_destroy(a->text);
@@ -167,6 +167,7 @@ static bool run(app* a, int argc, char** argv) {
         return evaluate_only(a);
     }
     plan_show(a);
+    estimate_print(a);
     return true;
 }
 

@@ -80,6 +80,20 @@ static inline bool path_is_file(const char* path) {
 #endif
 }
 
+static inline bool path_is_folder(const char* path) {
+    struct stat info;
+#ifdef _WIN32
+    return stat(path, &info) == 0 && (info.st_mode & _S_IFDIR) != 0;
+#else
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+#endif
+}
+
+static inline double path_size(const char* path) { // 0 if there is no such file
+    struct stat info;
+    return stat(path, &info) == 0 ? (double)info.st_size : 0.0;
+}
+
 static inline bool name_ends(const char* name, const char* ending) {
     size_t length = strlen(name);
     size_t size = strlen(ending);

@@ -12,6 +12,7 @@
 
 #define PROGRAM "generate"
 #include "folders.h"
+#include "json_array.h"
 #include "tool.h"
 
 #include <signal.h>
@@ -51,6 +52,8 @@ typedef struct options {
     int64_t cache;
     bool chat;
     bool no_echo;
+    bool ids;
+    bool logprobs;
     bool stats;
     bool verbose;
     bool help;
@@ -109,8 +112,13 @@ static const option option_table[] = {
     {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N",
         "GPU number; fails if there is no such GPU (default 0)"},
     {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N", "CPU threads (default: one per core)"},
+    {"ids", OPT_FLAG, AT(ids), false, 0, 0, "",
+        "instead of the text, print one JSON object per new token: id and text"},
+    {"logprobs", OPT_FLAG, AT(logprobs), false, 0, 0, "",
+        "like --ids, with the logarithm of the token's probability, before --temperature and the "
+        "like"},
     {"stats", OPT_FLAG, AT(stats), false, 0, 0, "",
-        "print token counts and speed on standard error"},
+        "print counts, seconds and speed of prompt tokens and new tokens on standard error"},
     {"verbose", OPT_FLAG, AT(verbose), false, 0, 0, "", "print the library's log messages"},
     {"help", OPT_FLAG, AT(help), false, 0, 0, "", "show this help"},
     {"version", OPT_FLAG, AT(version), false, 0, 0, "", "print the version"},
@@ -124,7 +132,10 @@ typedef struct app {
     qlora_text* text;
     qlora_text_tok* tok;
     qlora_text_chat* chat;
+    qlora_generation* generation; // of all turns of a chat
     qlora_text_stream stream;
+    qlora_text_stream shown; // for --ids: special tokens included
+    blob line;
     qlora_text_bytes out;
     qlora_text_bytes answer; // the whole text of this turn
     size_t printed;          // how much of it was printed
@@ -181,9 +192,14 @@ static size_t stop_find(const app* a, bool part) {
     return t->count;
 }
 
+static bool lists_tokens(const app* a) {
+    return a->o.ids || a->o.logprobs;
+}
+
 // Prints the text that the stream has released, and keeps it for the next turn of a chat. At the
 // `end`, what was held back is printed.
 static bool show(app* a, bool quiet, bool end) {
+    quiet = quiet || lists_tokens(a);
     bool ok = a->ended ||
               qlora_text_bytes_add(a->text, &a->answer, a->out.data, a->out.count) == QLORA_OK;
     a->out.count = 0;
@@ -201,36 +217,77 @@ static bool show(app* a, bool quiet, bool end) {
 }
 
 // A token that the tokenizer cannot name is shown as U+FFFD.
-static bool token_push(app* a, int32_t token) {
+static bool token_push(app* a, qlora_text_stream* stream, uint32_t flags, int32_t token) {
     qlora_text_token_info info;
     if (qlora_text_token_query(a->tok, token, &info) != QLORA_OK) {
         return qlora_text_bytes_add(a->text, &a->out, "\xEF\xBF\xBD", 3) == QLORA_OK;
     }
-    return qlora_text_stream_push(a->tok, &a->stream, token, QLORA_TEXT_SKIP, &a->out) == QLORA_OK;
+    return qlora_text_stream_push(a->tok, stream, token, flags, &a->out) == QLORA_OK;
 }
 
-static bool on_token(void* user, int32_t token) {
-    app* a = (app*)user;
-    a->made++;
-    a->broken = !token_push(a, token) || !show(a, false, false);
-    return !a->broken && !a->ended && !interrupted;
+// A line of --ids: all that a token adds to the text, so that the lines make up the whole text.
+// Bytes of a character that is not complete yet come with the token that completes it.
+static bool token_print(app* a, int32_t token) {
+    double logprob = 0.0;
+    char part[64];
+    a->line.count = 0;
+    snprintf(part, sizeof part, "{\"id\": %d, \"text\": ", (int)token);
+    if (!token_push(a, &a->shown, 0, token) || !blob_add(&a->line, part, strlen(part)) ||
+        !json_quote(a->out.data, a->out.count, &a->line)) {
+        return fail("out of memory");
+    }
+    a->out.count = 0;
+    if (a->o.logprobs && !lib(a, qlora_generate_logprob(a->generation, &logprob))) {
+        return false;
+    }
+    snprintf(part, sizeof part, ", \"logprob\": %.6f", logprob);
+    return ((!a->o.logprobs || blob_add(&a->line, part, strlen(part))) &&
+            blob_add(&a->line, "}\n", 2)) ||
+           fail("out of memory");
+}
+
+// One new token: the last one of a turn is its stop token, which is not part of the answer.
+static bool token_take(app* a, int32_t token, bool stop) {
+    if (lists_tokens(a)) {
+        if (!token_print(a, token)) {
+            return false;
+        }
+        a->broken =
+            fwrite(a->line.data, 1, a->line.count, stdout) != a->line.count || fflush(stdout) != 0;
+    }
+    if (!stop) {
+        a->broken = a->broken || !token_push(a, &a->stream, QLORA_TEXT_SKIP, token) ||
+                    !show(a, false, false);
+    }
+    return true;
+}
+
+// A token of the prompt. --ids continues it as well, so both streams read it.
+static bool prompt_show(app* a, int32_t token) {
+    bool ok = token_push(a, &a->shown, 0, token);
+    a->out.count = 0;
+    return ok && token_push(a, &a->stream, QLORA_TEXT_SKIP, token) && show(a, a->o.no_echo, false);
 }
 
 static bool text_end(app* a) {
     bool ok = qlora_text_stream_end(a->tok, &a->stream, &a->out) == QLORA_OK &&
               show(a, false, true) && !a->broken;
-    ok = ok && fputc('\n', stdout) != EOF && fflush(stdout) == 0;
+    ok = ok && (lists_tokens(a) || fputc('\n', stdout) != EOF) && fflush(stdout) == 0;
     return ok || fail("cannot write to standard output: %s", strerror(errno));
 }
 
-// Generates the text after `prompt` and prints it as it comes; Ctrl-C ends it.
-static bool speak(app* a, const qlora_text_ids* prompt, int64_t most) {
+// Begins the generation, or continues that of the turns before: only what is new is computed.
+static bool prompt_run(app* a, const qlora_text_ids* prompt, int64_t* kept) {
     const options* o = &a->o;
     qlora_generate_desc d;
+    *kept = 0;
+    if (a->generation != NULL) {
+        return lib(
+            a, qlora_generate_prompt(a->generation, prompt->data, (int64_t)prompt->count, kept));
+    }
     memset(&d, 0, sizeof d);
     d.prompt = prompt->data;
     d.prompt_tokens = (int64_t)prompt->count;
-    d.max_tokens = most;
     d.temperature = (float)o->temperature;
     d.top_k = (int32_t)o->top_k;
     d.top_p = o->top_p > 1e-30 ? (float)o->top_p : 1e-30f; // 0, the smallest set, is "off" there
@@ -239,24 +296,69 @@ static bool speak(app* a, const qlora_text_ids* prompt, int64_t most) {
     d.seed = (uint64_t)o->seed;
     d.stops = a->stops;
     d.stop_count = a->stop_count;
+    return lib(a, qlora_generate_begin(a->model, &d, &a->generation));
+}
+
+// The next tokens, `most` of them at most, printed as they come.
+static bool tokens_run(app* a, int64_t most, bool* full) {
+    bool stopped = false;
+    *full = false;
+    while (!stopped && a->made < most && !a->broken && !a->ended && !interrupted) {
+        int32_t token = -1;
+        if (!lib(a, qlora_generate_next(a->generation, &token, &stopped))) {
+            return false;
+        }
+        if (token >= 0) { // a stop token was computed like the others, so it counts
+            a->made++;
+            if (!token_take(a, token, stopped)) {
+                return false;
+            }
+        }
+    }
+    *full = a->made == most && !stopped && !a->ended;
+    return true;
+}
+
+static double per_second(int64_t tokens, double seconds) {
+    return (double)tokens / (seconds > 0.0 ? seconds : 1e-9);
+}
+
+static void stats_print(const app* a, int64_t prompt, int64_t kept, const double seconds[2]) {
+    char from_before[64] = "";
+    if (kept > 0) { // of the turns before
+        snprintf(from_before, sizeof from_before, " (%lld in the cache)", (long long)kept);
+    }
+    fprintf(stderr,
+            "[prompt: %lld token%s%s, %.2f s, %.1f tokens/s; new: %lld token%s, %.2f s, %.1f "
+            "tokens/s]\n",
+            (long long)prompt, prompt == 1 ? "" : "s", from_before, seconds[0],
+            per_second(prompt - kept, seconds[0]), (long long)a->made, a->made == 1 ? "" : "s",
+            seconds[1], per_second(a->made, seconds[1]));
+}
+
+// Generates the text after `prompt` and prints it as it comes; Ctrl-C ends it.
+static bool speak(app* a, const qlora_text_ids* prompt, int64_t most) {
+    int64_t kept = 0;
+    bool full = false;
+    double seconds[2] = {0.0, 0.0}; // for the prompt, and for the new tokens
     a->made = 0;
     a->ended = false;
     a->stop_from = a->answer.count;
     interrupted = 0;
     double start = seconds_now();
     void (*before)(int) = signal(SIGINT, on_interrupt);
-    qlora_result r = qlora_generate(a->model, &d, on_token, a);
+    bool ok = prompt_run(a, prompt, &kept);
+    seconds[0] = seconds_now() - start;
+    ok = ok && tokens_run(a, most, &full);
+    seconds[1] = seconds_now() - start - seconds[0];
     signal(SIGINT, before == SIG_ERR ? SIG_DFL : before);
-    double seconds = seconds_now() - start;
     a->interrupted = interrupted != 0;
-    bool ok = lib(a, r) && text_end(a);
-    if (ok && a->made == most && (int64_t)prompt->count + most >= a->limit) {
+    ok = ok && text_end(a);
+    if (ok && full && (int64_t)prompt->count + most >= a->limit) {
         fprintf(stderr, "[stopped at the model's limit of %lld tokens]\n", (long long)a->limit);
     }
-    if (ok && o->stats) {
-        fprintf(stderr, "[%lld token%s after a prompt of %lld in %.2f s, %.1f tokens/s]\n",
-                (long long)a->made, a->made == 1 ? "" : "s", (long long)prompt->count, seconds,
-                (double)(a->made + d.prompt_tokens) / (seconds > 0.0 ? seconds : 1e-9));
+    if (ok && a->o.stats) {
+        stats_print(a, (int64_t)prompt->count, kept, seconds);
     }
     return ok;
 }
@@ -438,7 +540,7 @@ static bool complete(app* a) {
     // The prompt also goes through the stream: it decides whether the first word needs a space.
     a->stop_from = SIZE_MAX;
     for (size_t i = 0; ok && i < ids.count; i++) {
-        ok = (token_push(a, ids.data[i]) && show(a, o->no_echo, false)) ||
+        ok = prompt_show(a, ids.data[i]) ||
              fail("cannot write to standard output: %s", strerror(errno));
     }
     ok = ok && speak(a, &ids, most);
@@ -540,6 +642,7 @@ static bool turn(app* a, talk* t, const qlora_text_bytes* line, qlora_text_ids* 
     int64_t room = a->o.context - (int64_t)ids->count;
     int64_t most = a->o.max_tokens < room ? a->o.max_tokens : room;
     memset(&a->stream, 0, sizeof a->stream);
+    memset(&a->shown, 0, sizeof a->shown);
     a->answer.count = 0;
     a->printed = 0;
     if (!tokenizer_check(a, ids) || !speak(a, ids, most)) {
@@ -682,6 +785,9 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (!o->chat && (o->system != NULL || formed)) {
         return fail("--%s can only be used with --chat", o->system != NULL ? "system" : "template");
     }
+    if (o->template_name != NULL && o->chat_template != NULL) {
+        return fail("--template and --chat-template cannot be used together");
+    }
     if (model_fault(o->model) != NULL) {
         return fail("--model %s: %s", o->model, model_fault(o->model));
     }
@@ -707,6 +813,8 @@ static bool run(app* a) {
 }
 
 static void app_close(app* a) {
+    (void)qlora_generate_end(a->generation);
+    blob_free(&a->line);
     qlora_text_bytes_free(a->text, &a->out);
     qlora_text_bytes_free(a->text, &a->answer);
     qlora_text_chat_close(a->chat);

@@ -41,6 +41,11 @@ static inline bool output_flush(char error[1024]) {
     if (fflush(stdout) == 0 && before) {
         return true;
     }
+    if (errno == 0) { // an earlier write failed and its reason is lost: another one tells it
+        clearerr(stdout);
+        fputc('\n', stdout);
+        fflush(stdout);
+    }
     return error_set(error, "cannot write to standard output: %s",
                      strerror(errno != 0 ? errno : EIO));
 }

@@ -27,6 +27,7 @@ typedef struct model_shape {
 // clang-format off
 #define F(name) QLORA_FAMILY_##name
 static const model_shape model_shapes[] = {
+    {"smollm2-135m", F(LLAMA), 576, 30, 9, 3, 64, 1536, 49152, true, 1e5, 0, 0, 0},
     {"qwen2.5-0.5b", F(QWEN2), 896, 24, 14, 2, 64, 4864, 151936, true, 1e6, 0, 0, 0},
     {"llama-3.2-1b", F(LLAMA), 2048, 16, 32, 8, 64, 8192, 128256, true, 5e5, 32, 0, 0},
     {"qwen2.5-1.5b", F(QWEN2), 1536, 28, 12, 2, 128, 8960, 151936, true, 1e6, 0, 0, 0},

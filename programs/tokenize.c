@@ -27,6 +27,7 @@ typedef struct options {
     const char* tokenizer;
     const char* json;
     const char* chat;
+    const char* template_name;
     const char* chat_template;
     const char* bos;
     const char* eos;
@@ -61,6 +62,9 @@ static const option option_table[] = {
         "any other variable of the template"},
     {"chat-template", OPT_TEXT, AT(chat_template), false, 0, 0, "FILE",
         "the Jinja template for --chat (default: the one next to TOKENIZER)"},
+    {"template", OPT_TEXT, AT(template_name), false, 0, 0, "NAME",
+        "a built-in format instead of a template: chatml, llama3, mistral, gemma, phi3, zephyr, "
+        "alpaca or plain"},
     {"generation-prompt", OPT_FLAG, AT(generation_prompt), false, 0, 0, "",
         "end the rendering where the assistant's answer begins"},
     {"text", OPT_FLAG, AT(text), false, 0, 0, "",
@@ -84,7 +88,8 @@ typedef struct work {
     qlora_text_ids ids;
     qlora_text_bytes bytes;
     blob string;
-    blob out; // printed at the end, so that an error never leaves partial output
+    blob out;     // printed at the end, so that an error never leaves partial output,
+    bool partial; // except a text and its ids that cannot be trained
     char error[1024];
 } work;
 
@@ -96,6 +101,17 @@ static bool wrong(work* w, const char* format, ...) {
     vsnprintf(w->error, sizeof(w->error), format, args);
     va_end(args);
     return false;
+}
+
+static void log_warn(void* user, qlora_log_level level, qlora_log_item item, const char* text,
+                     const char* file, int line) {
+    (void)user;
+    (void)item;
+    (void)file;
+    (void)line;
+    if (level <= QLORA_LOG_WARN) {
+        fprintf(stderr, "[%s]\n", text);
+    }
 }
 
 static bool text_ok(work* w, qlora_result r) {
@@ -210,9 +226,9 @@ static bool input_read(work* w, const options* o, const char* name, blob* input)
 
 // Options that need --chat, and the other way round.
 static bool options_check(const options* o) {
-    bool only_chat = o->chat_template != NULL || o->bos != NULL || o->eos != NULL ||
-                     o->pad != NULL || o->unk != NULL || o->now != NULL || o->generation_prompt ||
-                     o->text;
+    bool formed = o->chat_template != NULL || o->template_name != NULL;
+    bool only_chat = formed || o->bos != NULL || o->eos != NULL || o->pad != NULL ||
+                     o->unk != NULL || o->now != NULL || o->generation_prompt || o->text;
     if (o->chat == NULL) {
         return only_chat ? fail("the options of a chat need --chat FILE; see --help")
                          : o->tokenizer != NULL || fail("TOKENIZER is required; see --help");
@@ -220,8 +236,11 @@ static bool options_check(const options* o) {
     if (o->json != NULL || o->decode || o->special) {
         return fail("--chat cannot be used with --json, --decode or --special");
     }
-    return o->tokenizer != NULL || o->chat_template != NULL ||
-           fail("--chat needs TOKENIZER or --chat-template FILE");
+    if (o->chat_template != NULL && o->template_name != NULL) {
+        return fail("--chat-template and --template cannot be used together");
+    }
+    return o->tokenizer != NULL || formed ||
+           fail("--chat needs TOKENIZER, --chat-template FILE or --template NAME");
 }
 
 // ---- chat
@@ -266,6 +285,18 @@ static bool file_read(work* w, const char* path, blob* out) {
     return code == 0 || wrong(w, "cannot read %s: %s", path, strerror(code));
 }
 
+// The template of --chat-template or --template.
+static bool template_read(const options* o, work* w, blob* source) {
+    if (o->template_name == NULL) {
+        return file_read(w, o->chat_template, source);
+    }
+    const char* text = qlora_text_chat_template(o->template_name);
+    if (text == NULL) {
+        return wrong(w, "unknown chat format \"%.60s\"; see --help", o->template_name);
+    }
+    return blob_add(source, text, strlen(text)) || wrong(w, "out of memory");
+}
+
 // Without a tokenizer: the text alone.
 static bool chat_text(const options* o, work* w, const blob* conversation) {
     qlora_text_template* compiled = NULL;
@@ -280,9 +311,10 @@ static bool chat_text(const options* o, work* w, const blob* conversation) {
     desc.eos_token = o->eos;
     desc.pad_token = o->pad;
     desc.unk_token = o->unk;
-    bool good = clock_read(o, w, &desc.clock) && file_read(w, o->chat_template, &source) &&
-                text_ok(w, qlora_text_template_compile(w->text, o->chat_template, source.data,
-                                                       source.count, &compiled)) &&
+    const char* name = o->template_name != NULL ? o->template_name : o->chat_template;
+    bool good = clock_read(o, w, &desc.clock) && template_read(o, w, &source) &&
+                text_ok(w, qlora_text_template_compile(w->text, name, source.data, source.count,
+                                                       &compiled)) &&
                 text_ok(w, qlora_text_template_render(compiled, &desc, &w->bytes, NULL)) &&
                 out_add(w, w->bytes.data, w->bytes.count);
     qlora_text_template_close(compiled);
@@ -319,6 +351,7 @@ static bool chat_ids(const options* o, work* w, const blob* conversation) {
     }
     desc.tok = w->tok;
     desc.folder = file && slash == NULL ? "." : folder;
+    desc.name = o->template_name;
     desc.template_file = o->chat_template;
     if (o->bos != NULL || o->eos != NULL || o->pad != NULL || o->unk != NULL) {
         return wrong(w, "--bos, --eos, --pad and --unk are for --text; with TOKENIZER, the special "
@@ -327,13 +360,19 @@ static bool chat_ids(const options* o, work* w, const blob* conversation) {
     bool good =
         clock_read(o, w, &desc.clock) && text_ok(w, qlora_text_chat_open(w->text, &desc, &chat)) &&
         text_ok(w, qlora_text_chat_encode_json(chat, conversation->data, conversation->count,
-                                               o->generation_prompt, &w->bytes, &w->ids, &labels));
+                                               o->generation_prompt, &w->bytes, &w->ids, NULL));
     if (good && o->text) {
         good = out_add(w, w->bytes.data, w->bytes.count);
     } else if (good) {
         good = (json_quote(w->bytes.data, w->bytes.count, &w->out) || wrong(w, "out of memory")) &&
-               out_add(w, "\n", 1) && out_ids(w, &w->ids, NULL) &&
-               (o->generation_prompt || out_ids(w, &w->ids, &labels));
+               out_add(w, "\n", 1) && out_ids(w, &w->ids, NULL);
+    }
+    if (good && !o->text && !o->generation_prompt) { // a template may say nothing about training
+        w->ids.count = 0;
+        w->partial = true;
+        good = text_ok(w, qlora_text_chat_encode_json(chat, conversation->data, conversation->count,
+                                                      false, NULL, &w->ids, &labels)) &&
+               out_ids(w, &w->ids, &labels);
     }
     qlora_text_ids_free(w->text, &labels);
     qlora_text_chat_close(chat);
@@ -353,11 +392,14 @@ static bool chat_run(const options* o, work* w) {
 
 static bool run(const options* o, work* w) {
     blob input;
+    qlora_text_desc desc;
     memset(&input, 0, sizeof(input));
+    memset(&desc, 0, sizeof(desc));
+    desc.log = log_warn;
     w->flags = o->special ? (uint32_t)QLORA_TEXT_SPECIAL : 0u;
     const char* name = o->json != NULL ? o->json : "standard input";
     bool good =
-        (qlora_text_create(NULL, &w->text) == QLORA_OK || wrong(w, "out of memory")) &&
+        (qlora_text_create(&desc, &w->text) == QLORA_OK || wrong(w, "out of memory")) &&
         (o->tokenizer == NULL || text_ok(w, qlora_text_tok_open(w->text, o->tokenizer, &w->tok))) &&
         (o->chat != NULL || input_read(w, o, name, &input));
     if (good && o->chat != NULL) {
@@ -367,9 +409,9 @@ static bool run(const options* o, work* w) {
     } else if (good) {
         good = o->decode ? decode_lines(w, &input) : encode(w, input.data, input.count);
     }
-    if (good && w->out.count > 0) {
+    if ((good || w->partial) && w->out.count > 0) {
         fwrite(w->out.data, 1, w->out.count, stdout);
-        good = output_flush(w->error);
+        good = output_flush(w->error) && good;
     }
     qlora_text_ids_free(w->text, &w->ids);
     qlora_text_bytes_free(w->text, &w->bytes);
@@ -393,7 +435,8 @@ int main(int argc, char** argv) {
     }
     if (o.help) {
         printf("usage: tokenize TOKENIZER [--special] [--json FILE] [--decode]\n"
-               "       tokenize --chat FILE [TOKENIZER] [--chat-template FILE] [--text] ...\n\n"
+               "       tokenize --chat FILE [TOKENIZER] [--chat-template FILE | --template NAME]\n"
+               "                [--text] ...\n\n"
                "Reads text from standard input, exactly as it is, and prints its token ids as a\n"
                "JSON array.\n\n");
         options_print(&set, 17);

@@ -40,6 +40,9 @@ static void qlora__ctx_desc_fault(const qlora_ctx_desc* d, char* text, size_t si
     } else if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {
         snprintf(text, size, "desc.require_backend is %d; it must be one of qlora_backend",
                  (int)d->require_backend);
+    } else if ((int)d->cpu_tier < 0 || d->cpu_tier >= QLORA_CPU_TIER_COUNT) {
+        snprintf(text, size, "desc.cpu_tier is %d; it must be one of qlora_cpu_tier",
+                 (int)d->cpu_tier);
     } else if ((int)d->math < 0 || d->math > QLORA_MATH_TF32_ALL) {
         snprintf(text, size, "desc.math is %d; it must be one of qlora_math", (int)d->math);
     } else if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
@@ -230,6 +233,7 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
 #endif
 
 static qlora_result qlora__ctx_open(qlora_ctx* ctx) {
+    QLORA__TRY(qlora__cpu_choose(ctx));
     QLORA__TRY(qlora__ctx_open_backend(ctx));
     QLORA__LOG(ctx, INFO, BACKEND, "%s: %s", qlora__on_cpu(ctx) ? "CPU" : "CUDA", ctx->reason);
     if (!qlora__on_cpu(ctx)) {
@@ -239,10 +243,12 @@ static qlora_result qlora__ctx_open(qlora_ctx* ctx) {
         ctx->desc.scratch_bytes = (size_t)16 << 20;
     }
     QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
-    return qlora__pool_create(ctx, ctx->desc.threads);
+    QLORA__TRY(qlora__pool_create(ctx, ctx->desc.threads));
+    return qlora__packing_create(ctx);
 }
 
 static void qlora__ctx_close(qlora_ctx* ctx) {
+    qlora__packing_destroy(ctx);
     qlora__pool_destroy(ctx);
     if (qlora__on_cpu(ctx)) {
         qlora__buffer_destroy(ctx, ctx->scratch);
@@ -568,7 +574,9 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
     qlora__append(buffer, size, &used, "backend: %s (%s)\n", qlora__on_cpu(ctx) ? "CPU" : "CUDA",
                   ctx->reason);
     if (qlora__on_cpu(ctx)) {
-        qlora__append(buffer, size, &used, "threads: %d\n", (int)ctx->desc.threads);
+        qlora__append(buffer, size, &used, "CPU tier: %s%s\nthreads: %d\n", ctx->cpu->name,
+                      ctx->cpu->proven ? "" : " (not tested on hardware)",
+                      (int)ctx->desc.threads);
     }
 #ifndef QLORA_NO_CUDA
     const qlora__gpu* gpu = ctx->gpu;

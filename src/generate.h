@@ -8,12 +8,14 @@ struct qlora_generation {
     qlora_generate_desc desc; // its pointers are NULL
     int32_t* stops;           // a copy
     int64_t stop_count;
-    int64_t length;  // tokens in the cache
-    int64_t made;    // new tokens in this turn
-    int32_t waiting; // the last token returned, if it is not in the cache yet; -1 = none
-    bool stopped;    // the turn has ended
-    bool broken;     // a pass failed, so the contents of the cache are unknown
-    char* memory;    // of the arrays below and stops
+    int64_t length;   // tokens in the cache
+    int64_t made;     // new tokens in this turn
+    int64_t computed; // positions that were run, in all turns
+    int32_t waiting;  // the last token returned, if it is not in the cache yet; -1 = none
+    int32_t chosen; // the last token returned, if `logits` are those it was chosen from; -1 = none
+    bool stopped;   // the turn has ended
+    bool broken;    // a pass failed, so the contents of the cache are unknown
+    char* memory;   // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]
     float* weights; // [V], for sampling
@@ -21,6 +23,7 @@ struct qlora_generation {
     uint16_t* raw;  // [V]
     uint8_t* seen;  // [V]: 1 if the text contains the token
     int32_t* ints;
+    int32_t* text; // [generate_tokens]: the tokens in the cache
 };
 
 // Orders tokens by weight, largest first, and equal weights by id.
@@ -98,31 +101,30 @@ static double qlora__sample_number(uint64_t seed, int64_t position) {
     return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
 }
 
-// Applies the repetition penalty to the logits of one token, which are used only once.
-static void qlora__sample_penalise(qlora_generation* g, int64_t vocab) {
-    float penalty = g->desc.repetition_penalty;
-    for (int64_t i = 0; penalty > 0.0f && i < vocab; i++) {
+// Copies the logits to g->weights, with the repetition penalty.
+static void qlora__sample_penalise(const qlora_generation* g, int64_t vocab) {
+    float penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
+    for (int64_t i = 0; i < vocab; i++) {
         float logit = g->logits[i];
-        g->logits[i] = g->seen[i] == 0 ? logit : logit > 0.0f ? logit / penalty : logit * penalty;
+        g->weights[i] = g->seen[i] == 0 ? logit : logit > 0.0f ? logit / penalty : logit * penalty;
     }
 }
 
 // Chooses the token after `position` from g->logits.
-static int32_t qlora__sample(qlora_generation* g, int64_t vocab, int64_t position) {
+static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
     qlora__sample_penalise(g, vocab);
-    const float* logits = g->logits;
     float* w = g->weights;
     int32_t best = 0;
     for (int64_t i = 1; i < vocab; i++) {
-        best = logits[i] > logits[best] ? (int32_t)i : best;
+        best = w[i] > w[best] ? (int32_t)i : best;
     }
     if (!(g->desc.temperature > 0.0f)) {
         return best;
     }
-    double top = (double)logits[best];
+    double top = (double)w[best];
     double sum = 0.0;
     for (int64_t i = 0; i < vocab; i++) {
-        w[i] = (float)exp(((double)logits[i] - top) / (double)g->desc.temperature);
+        w[i] = (float)exp(((double)w[i] - top) / (double)g->desc.temperature);
         sum += (double)w[i];
     }
     bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f) && !(g->desc.min_p > 0.0f);
@@ -255,7 +257,9 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->desc.prompt = NULL;
     g->desc.stops = NULL;
     g->waiting = -1;
-    g->bytes = (vocab * 3 + ints + stop_count) * 4 + vocab * 3;
+    g->chosen = -1;
+    size_t room = (size_t)m->desc.generate_tokens;
+    g->bytes = (vocab * 3 + ints + room + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
@@ -265,7 +269,8 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->weights = g->logits + vocab;
     g->order = (int32_t*)(void*)(g->weights + vocab);
     g->ints = g->order + vocab;
-    g->stops = g->ints + ints;
+    g->text = g->ints + ints;
+    g->stops = g->text + room;
     g->raw = (uint16_t*)(void*)(g->stops + stop_count);
     g->seen = (uint8_t*)(g->raw + vocab);
     memset(g->seen, 0, vocab);
@@ -298,6 +303,7 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     pass.first = g->length;
     QLORA__TRY(qlora__forward(&pass));
     g->length += rows;
+    g->computed += rows;
     return QLORA_OK;
 }
 
@@ -328,16 +334,26 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     return QLORA_OK;
 }
 
-// Appends tokens to the text: at its beginning as many as fit in one pass, then one by one.
+// Appends the token that was returned last, if it is not in the cache, and `count` more to the
+// text: as many as fit in each pass.
 static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
-    int64_t rows = 1;
+    int64_t end = g->length;
+    int64_t rows = 0;
     g->broken = true;
-    for (int64_t at = 0; at < count; at += rows) {
-        rows = g->length == 0 ? qlora__min(count, g->m->plan.tokens) : 1;
-        QLORA__TRY(qlora__generate_run(g, ids + at, rows));
+    g->chosen = -1;
+    if (g->waiting >= 0) {
+        g->text[end++] = g->waiting;
+        g->waiting = -1;
     }
     for (int64_t i = 0; i < count; i++) {
-        g->seen[ids[i]] = 1;
+        g->text[end++] = ids[i];
+    }
+    for (int64_t i = g->length; i < end; i++) {
+        g->seen[g->text[i]] = 1;
+    }
+    while (g->length < end) {
+        rows = qlora__min(end - g->length, g->m->plan.tokens);
+        QLORA__TRY(qlora__generate_run(g, g->text + g->length, rows));
     }
     QLORA__TRY(qlora__generate_logits(g, rows));
     g->broken = false;
@@ -391,17 +407,6 @@ static bool qlora__generate_stops(const qlora_generation* g, int32_t token) {
     return false;
 }
 
-// Runs the token that was returned last. This is done only when its logits are needed, so the last
-// token of a text is never run.
-static qlora_result qlora__generate_catch_up(qlora_generation* g) {
-    if (g->waiting >= 0) {
-        int32_t token = g->waiting;
-        QLORA__TRY(qlora__generate_append(g, &token, 1));
-        g->waiting = -1;
-    }
-    return QLORA_OK;
-}
-
 static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {
     qlora_ctx* ctx = g->ctx;
     const qlora_model* m = g->m;
@@ -423,9 +428,12 @@ static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bo
         *stopped = true;
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__generate_catch_up(g));
+    // The token that was returned last is run only when its logits are needed, so the last token of
+    // a text is never run.
+    QLORA__TRY(g->waiting >= 0 ? qlora__generate_append(g, NULL, 0) : QLORA_OK);
     int32_t chosen = qlora__sample(g, m->plan.config.vocab, g->length - 1);
     g->waiting = chosen;
+    g->chosen = chosen;
     g->made++;
     g->stopped = qlora__generate_stops(g, chosen);
     *token = chosen;
@@ -442,7 +450,6 @@ static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
-    QLORA__TRY(qlora__generate_catch_up(g));
     QLORA__TRY(qlora__generate_append(g, ids, count));
     g->made = 0;
     g->stopped = false;
@@ -452,6 +459,75 @@ static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids
 qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids, int64_t count) {
     QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_feed");
     return qlora__leave(generation->ctx, qlora__generate_feed(generation, ids, count));
+}
+
+// The last token of a prompt is always run: its logits are needed.
+static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* ids, int64_t count,
+                                           int64_t* kept) {
+    QLORA__TRY(qlora__generate_ready(g));
+    QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "the prompt", ids, count, 0));
+    int64_t most = qlora__min(g->length, count - 1);
+    int64_t same = 0;
+    while (same < most && g->text[same] == ids[same]) {
+        same++;
+    }
+    g->length = same;
+    g->waiting = -1;
+    memset(g->seen, 0, (size_t)g->m->plan.config.vocab);
+    for (int64_t i = 0; i < same; i++) {
+        g->seen[g->text[i]] = 1;
+    }
+    QLORA__TRY(qlora__generate_append(g, ids + same, count - same));
+    g->made = 0;
+    g->stopped = false;
+    if (kept != NULL) {
+        *kept = same;
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_prompt(qlora_generation* generation, const int32_t* ids, int64_t count,
+                                   int64_t* kept) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_prompt");
+    return qlora__leave(generation->ctx, qlora__generate_prompt(generation, ids, count, kept));
+}
+
+static qlora_result qlora__generate_logprob(const qlora_generation* g, double* out) {
+    int64_t vocab = g->m->plan.config.vocab;
+    double top = (double)g->logits[0];
+    double sum = 0.0;
+    if (out == NULL) {
+        return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    if (g->chosen < 0) {
+        return qlora__fail(g->ctx, QLORA_ERR_STATE,
+                           "no token was returned since the text was last changed; call "
+                           "qlora_generate_next first");
+    }
+    for (int64_t i = 1; i < vocab; i++) {
+        top = (double)g->logits[i] > top ? (double)g->logits[i] : top;
+    }
+    for (int64_t i = 0; i < vocab; i++) {
+        sum += exp((double)g->logits[i] - top);
+    }
+    *out = (double)g->logits[g->chosen] - top - log(sum);
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_logprob(qlora_generation* generation, double* out) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_logprob");
+    return qlora__leave(generation->ctx, qlora__generate_logprob(generation, out));
+}
+
+qlora_result qlora_generate_query(qlora_generation* generation, qlora_generation_info* out) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_query");
+    qlora_ctx* ctx = generation->ctx;
+    if (out == NULL) {
+        return qlora__leave(ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL"));
+    }
+    out->tokens = generation->length + (generation->waiting >= 0 ? 1 : 0);
+    out->computed = generation->computed;
+    return qlora__leave(ctx, QLORA_OK);
 }
 
 qlora_result qlora_generate_end(qlora_generation* generation) {

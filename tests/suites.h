@@ -5,11 +5,13 @@
     X(runtime_suite)                                                                               \
     X(contracts_suite)                                                                             \
     X(faults_suite)                                                                                \
+    X(tiers_suite)                                                                                 \
     X(gemm_suite)                                                                                  \
     X(nf4_suite)                                                                                   \
     X(linear_suite)                                                                                \
     X(linear_double_suite)                                                                         \
     X(ops_suite)                                                                                   \
+    X(rows_suite)                                                                                  \
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
     X(gguf_suite)                                                                                  \
@@ -18,6 +20,7 @@
     X(data_suite)                                                                                  \
     X(templates_suite)                                                                             \
     X(tokens_suite)                                                                                \
+    X(parquet_suite)                                                                               \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \

@@ -26,8 +26,8 @@ const char* test_backend(void);
 // Returns true if tests on that backend were requested.
 bool test_wants(const char* backend);
 
-// Returns true if QLORA_TEST_BRIEF is set: a sanitizer or an emulator slows the run down. Tests that
-// run the same code again and again, for a statement about numbers, then do less of it.
+// Returns true if QLORA_TEST_BRIEF is set: a sanitizer or an emulator slows the run down. Tests
+// that run the same code again and again, for a statement about numbers, then do less of it.
 bool test_brief(void);
 
 // xorshift64*; a stream depends on --seed (printed at the start of a run) and on its name.

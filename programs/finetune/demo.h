@@ -88,9 +88,10 @@ static bool demo_data(app* a) {
     memset(&desc, 0, sizeof desc);
     desc.path = "demo.jsonl";
     desc.chat = a->chat;
-    bool ok =
-        qlora_text_data_load(a->text, &desc, json.data, json.count, &a->data[0]) == QLORA_OK ||
-        text_fail(a, "");
+    bool ok = input_add(a, &a->inputs, desc.path, 1.0) &&
+              (qlora_text_data_load(a->text, &desc, json.data, json.count,
+                                    &a->inputs.data[0].data) == QLORA_OK ||
+               text_fail(a, ""));
     blob_free(&json);
     return ok;
 }

@@ -134,10 +134,12 @@ static void steps_search(app* a, const char* place, char dir[PATH_SIZE], step_se
 static bool steps_ours(app* a) {
     char dir[PATH_SIZE];
     step_search found;
-    out_path(a, "adapter", dir);
-    if (path_is_link(dir)) {
-        return error_set(a->error,
-                         "%s is a link; remove it, or use a different --out to start over", dir);
+    for (size_t i = 0; i < 3; i++) {
+        out_path(a, i < 2 ? step_places[i] : "adapter", dir);
+        if (path_is_link(dir)) { // what it leads to may belong to another run
+            return error_set(
+                a->error, "%s is a link; remove it, or use a different --out to start over", dir);
+        }
     }
     for (size_t i = 0; i < 2; i++) {
         steps_search(a, step_places[i], dir, &found);

@@ -148,30 +148,31 @@ static bool inputs_check(const options* o, char error[1024]) {
 // Whether the library knows the form of the data. The names of whole files are also endings.
 static bool format_check(const options* o, char error[1024]) {
     char names[256] = "";
+    char endings[160] = "";
     bool given = o->format == NULL;
     for (size_t i = 0; qlora_text_data_formats(i) != NULL; i++) {
         const char* name = qlora_text_data_formats(i);
         size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "", name);
         given = given || strcmp(name, o->format) == 0;
+        char file[64];
+        snprintf(file, sizeof file, "x.%s", name);
+        used = strlen(endings);
+        if (qlora_text_data_known(file)) {
+            snprintf(endings + used, sizeof endings - used, "%s.%s", used > 0 ? ", " : "", name);
+        }
     }
     if (!given) {
         return error_set(error, "--format: '%.60s' is not one of %s", o->format, names);
     }
     const option_texts* lists[2] = {&o->data, &o->eval_data};
     for (int64_t i = 0; o->format == NULL && i < o->data.count + o->eval_data.count; i++) {
-        static const char* const endings[] = {".jsonl", ".ndjson", ".json", ".txt"};
         bool eval = i >= o->data.count;
         const char* path = lists[eval]->items[eval ? i - o->data.count : i];
-        bool ends = strcmp(path, "-") == 0 || !path_exists(path);
-        for (size_t k = 0; k < sizeof endings / sizeof endings[0]; k++) {
-            ends = ends || ends_in(path, endings[k]);
-        }
-        if (!ends) {
-            return error_set(error,
-                             "--%s %s: the name must end in .jsonl, .ndjson, .json or .txt, or "
-                             "--format must be given",
-                             eval ? "eval-data" : "data", path);
+        if (strcmp(path, "-") != 0 && path_exists(path) && !path_is_folder(path) &&
+            !qlora_text_data_known(path)) {
+            return error_set(error, "--%s %s: the name must end in %s, or --format must be given",
+                             eval ? "eval-data" : "data", path, endings);
         }
     }
     return true;
@@ -185,7 +186,8 @@ static bool lines_check(const options* o, char error[1024]) {
     } texts[] = {{"model", o->model},
                  {"adapter", o->adapter},
                  {"template", o->template_name},
-                 {"chat-template", o->chat_template}};
+                 {"chat-template", o->chat_template},
+                 {"columns", o->columns}};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         if (texts[i].value != NULL && strchr(texts[i].value, '\n') != NULL) {
             return error_set(error, "--%s: the value contains a line end", texts[i].name);

@@ -15,13 +15,14 @@ typedef struct open_pack {
 } open_pack;
 
 // Assigns each sample, in the order of `order`, to the first of a few open packs that has room. If
-// none has, the fullest pack is closed. Returns the number of packs.
-static uint32_t packs_assign(const app* a, const samples* s, const uint32_t* order,
+// none has, the fullest pack is closed. pack_of[i] belongs to order[i]. Returns the number of
+// packs.
+static uint32_t packs_assign(const app* a, const samples* s, const uint32_t* order, size_t count,
                              uint32_t* pack_of) {
     open_pack open[OPEN_PACKS];
     int open_count = 0;
     uint32_t made = 0;
-    for (size_t i = 0; i < s->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         int64_t length = s->data[order[i]].length;
         int at = 0;
         int fullest = 0;
@@ -38,35 +39,28 @@ static uint32_t packs_assign(const app* a, const samples* s, const uint32_t* ord
         }
         open[at].tokens += length;
         open[at].sequences++;
-        pack_of[order[i]] = open[at].number;
+        pack_of[i] = open[at].number;
     }
     return made;
 }
 
-// Packs every sample once, shuffled by key (0: unshuffled), within the token budget.
-static bool packs_make(app* a, const samples* s, uint64_t key, packs* out) {
+// Packs the samples of `order`, which is freed.
+static bool packs_make(app* a, const samples* s, uint32_t* order, size_t count, packs* out) {
     packs_free(out);
-    uint32_t* order = (uint32_t*)take(a, s->count, sizeof *order);
-    uint32_t* pack_of = (uint32_t*)take(a, s->count, sizeof *pack_of);
-    out->order = (uint32_t*)take(a, s->count, sizeof *order);
-    out->starts = (size_t*)take(a, s->count + 2, sizeof *out->starts);
+    uint32_t* pack_of = (uint32_t*)take(a, count, sizeof *pack_of);
+    out->order = (uint32_t*)take(a, count, sizeof *order);
+    out->starts = (size_t*)take(a, count + 2, sizeof *out->starts);
     bool ok = order != NULL && pack_of != NULL && out->order != NULL && out->starts != NULL;
     if (ok) {
-        for (size_t i = 0; i < s->count; i++) {
-            order[i] = (uint32_t)i;
-        }
-        if (key != 0) {
-            shuffle(order, s->count, key);
-        }
-        out->count = packs_assign(a, s, order, pack_of);
-        for (size_t i = 0; i < s->count; i++) {
+        out->count = packs_assign(a, s, order, count, pack_of);
+        for (size_t i = 0; i < count; i++) {
             out->starts[pack_of[i] + 2]++;
         }
         for (size_t p = 0; p < out->count; p++) {
             out->starts[p + 2] += out->starts[p + 1];
         }
-        for (size_t i = 0; i < s->count; i++) {
-            out->order[out->starts[pack_of[order[i]] + 1]++] = order[i];
+        for (size_t i = 0; i < count; i++) {
+            out->order[out->starts[pack_of[i] + 1]++] = order[i];
         }
     }
     free(order);
@@ -74,9 +68,82 @@ static bool packs_make(app* a, const samples* s, uint64_t key, packs* out) {
     return ok;
 }
 
+// Every sample once, in the order of the data.
+static uint32_t* order_make(app* a, size_t count) {
+    uint32_t* order = (uint32_t*)take(a, count, sizeof *order);
+    for (size_t i = 0; i < count && order != NULL; i++) {
+        order[i] = (uint32_t)i;
+    }
+    return order;
+}
+
+static bool packs_plain(app* a, const samples* s, packs* out) {
+    return packs_make(a, s, order_make(a, s->count), s->count, out);
+}
+
+// The samples of a file that an epoch has, with the weight w: each sample floor(w) times, and a
+// part of them once more. The parts of successive epochs are successive stretches of one shuffled
+// list, so that over time every sample has its turn.
+static size_t input_order(app* a, size_t number, int64_t epoch, uint32_t* mine, uint32_t* out) {
+    const input* one = &a->inputs.data[number];
+    size_t wanted = input_takes(one);
+    size_t taken = 0;
+    size_t count = 0;
+    for (size_t i = 0; i < a->train.count; i++) {
+        if (a->train.data[i].input == number) {
+            mine[count++] = (uint32_t)i;
+        }
+    }
+    for (; count > 0 && wanted - taken >= count; taken += count) {
+        memcpy(out + taken, mine, count * sizeof *out);
+    }
+    size_t part = wanted - taken;
+    if (part > 0) {
+        shuffle(mine, count, mix(mix((uint64_t)a->o.seed ^ 0x6d697875u) + number));
+    }
+    for (size_t i = 0; i < part; i++) {
+        out[taken + i] = mine[(size_t)((uint64_t)epoch % count * part + i) % count];
+    }
+    return wanted;
+}
+
+// The samples of an epoch, before they are shuffled.
+static uint32_t* epoch_order(app* a, int64_t epoch, size_t* count) {
+    *count = a->train.count;
+    if (!weights_used(a)) {
+        return order_make(a, *count);
+    }
+    size_t total = 0;
+    for (size_t i = 0; i < a->inputs.count; i++) {
+        total += input_takes(&a->inputs.data[i]);
+    }
+    if (total > UINT32_MAX) {
+        error_set(a->error, "the weights make an epoch of %zu samples; the limit is %llu", total,
+                  (unsigned long long)UINT32_MAX);
+        return NULL;
+    }
+    uint32_t* order = (uint32_t*)take(a, total, sizeof *order);
+    uint32_t* mine = (uint32_t*)take(a, a->train.count, sizeof *mine);
+    *count = 0;
+    for (size_t i = 0; i < a->inputs.count && order != NULL && mine != NULL; i++) {
+        *count += input_order(a, i, epoch, mine, order + *count);
+    }
+    if (mine == NULL) {
+        free(order);
+        order = NULL;
+    }
+    free(mine);
+    return order;
+}
+
 static bool epoch_make(app* a, int64_t epoch, packs* out) {
     uint64_t key = mix(mix((uint64_t)a->o.seed) ^ (uint64_t)epoch);
-    return packs_make(a, &a->train, key != 0 ? key : 1, out);
+    size_t count = 0;
+    uint32_t* order = epoch_order(a, epoch, &count);
+    if (order != NULL) {
+        shuffle(order, count, key != 0 ? key : 1);
+    }
+    return packs_make(a, &a->train, order, count, out);
 }
 
 static int64_t epoch_steps(const app* a, const packs* p) {
@@ -170,6 +237,7 @@ static bool batches_room(app* a, size_t count, size_t tokens, size_t sequences) 
 
 // Assembles the packs from `first` to `end` - 1 as a->batches.data[0], [1], ...
 static bool batches_fill(app* a, const samples* s, const packs* p, size_t first, size_t end) {
+    const input_list* list = inputs_of(a, s);
     size_t tokens = 0;
     size_t sequences = p->starts[end] - p->starts[first];
     for (size_t i = p->starts[first]; i < p->starts[end]; i++) {
@@ -192,8 +260,13 @@ static bool batches_fill(app* a, const samples* s, const packs* p, size_t first,
         for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
             const sample* one = &s->data[p->order[i]];
             size_t bytes = (size_t)one->length * sizeof(int32_t);
-            memcpy(ids, one->ids, bytes);
-            memcpy(labels, one->labels, bytes);
+            qlora_text_sample read;
+            if (qlora_text_sample_read(list->data[one->input].data, one->index, &read) !=
+                QLORA_OK) {
+                return text_fail(a, "");
+            }
+            memcpy(ids, read.ids, bytes);
+            memcpy(labels, read.labels, bytes);
             ids += one->length;
             labels += one->length;
             *lengths++ = one->length;

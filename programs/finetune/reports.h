@@ -54,13 +54,13 @@ static bool sample_print(app* a, const qlora_text_sample* s, const char* path, s
 
 static bool doctor_samples(app* a) {
     size_t shown = 0;
-    int64_t files = a->o.demo ? 1 : a->o.data.count;
-    for (int64_t f = 0; f < files; f++) {
-        const char* path = a->o.demo ? "demo" : data_name(a->o.data.items[f]);
-        size_t count = a->data[f] != NULL ? qlora_text_data_count(a->data[f]) : 0;
+    for (size_t f = 0; f < a->inputs.count; f++) {
+        qlora_text_data* data = a->inputs.data[f].data;
+        const char* path = a->o.demo ? "demo" : data_name(a->inputs.data[f].path);
+        size_t count = qlora_text_data_count(data);
         for (size_t i = 0; i < count && shown < (size_t)a->o.samples; i++) {
             qlora_text_sample s;
-            if (qlora_text_sample_read(a->data[f], i, &s) != QLORA_OK) {
+            if (qlora_text_sample_read(data, i, &s) != QLORA_OK) {
                 return text_fail(a, "");
             }
             if (!sample_print(a, &s, path, ++shown)) {
@@ -122,6 +122,41 @@ static void json_text(blob* out, const char* text) {
     put(out, "\"");
 }
 
+// What a file adds to an epoch.
+typedef struct share {
+    size_t samples;
+    double part;       // of the samples of the epoch
+    double token_part; // of its tokens
+} share;
+
+static share share_of(const app* a, const input* one) {
+    share s = {input_takes(one), 0.0, 0.0};
+    double taken = 0.0;
+    double tokens = 0.0;
+    for (size_t i = 0; i < a->inputs.count; i++) {
+        const input* other = &a->inputs.data[i];
+        taken += (double)input_takes(other);
+        tokens += (double)other->tokens * other->weight;
+    }
+    s.part = taken > 0.0 ? (double)s.samples / taken : 0.0;
+    s.token_part = tokens > 0.0 ? (double)one->tokens * one->weight / tokens : 0.0;
+    return s;
+}
+
+static void doctor_shares(const app* a) {
+    if (a->inputs.count < 2 && !weights_used(a)) {
+        return;
+    }
+    printf("\nfiles, and what they add to an epoch:\n");
+    for (size_t i = 0; i < a->inputs.count; i++) {
+        const input* one = &a->inputs.data[i];
+        share s = share_of(a, one);
+        printf("  %s: weight %g, %zu of %zu samples, %.1f%% of the samples, %.1f%% of the tokens\n",
+               data_name(one->path), one->weight, s.samples, one->samples, 100.0 * s.part,
+               100.0 * s.token_part);
+    }
+}
+
 static void doctor_json(const app* a, const doctor_row* rows) {
     blob out;
     memset(&out, 0, sizeof out);
@@ -136,6 +171,17 @@ static void doctor_json(const app* a, const doctor_row* rows) {
         put(&out, ", \"line\": %zu, \"error\": ", a->bad.shown[i].line);
         json_text(&out, a->bad.shown[i].what);
         put(&out, "}");
+    }
+    put(&out, "], \"files\": [");
+    for (size_t i = 0; i < a->inputs.count; i++) {
+        const input* one = &a->inputs.data[i];
+        share part = share_of(a, one);
+        put(&out, "%s{\"file\": ", i > 0 ? ", " : "");
+        json_text(&out, data_name(one->path));
+        put(&out,
+            ", \"weight\": %g, \"samples\": %zu, \"per_epoch\": %zu, \"share\": %.6g, "
+            "\"token_share\": %.6g}",
+            one->weight, one->samples, part.samples, part.part, part.token_part);
     }
     put(&out, "]}\n");
     fwrite(out.data, 1, out.count, stdout);
@@ -159,6 +205,7 @@ static void doctor_text(const app* a, const doctor_row* rows) {
         printf("  %-24s %10llu%s%s\n", rows[i].what, (unsigned long long)rows[i].count,
                remark ? "   " : "", remark ? rows[i].then : "");
     }
+    doctor_shares(a);
 }
 
 static bool doctor_print(app* a) {
@@ -175,6 +222,7 @@ static bool doctor_print(app* a) {
         doctor_json(a, rows);
     } else {
         doctor_text(a, rows);
+        estimate_print(a);
     }
     return a->bad.count == 0 || error_set(a->error, "%zu record%s cannot be read", a->bad.count,
                                           a->bad.count == 1 ? "" : "s");

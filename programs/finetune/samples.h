@@ -56,30 +56,41 @@ static bool ignored_tell(app* a, const char* path, qlora_text_data* data) {
     return true;
 }
 
-static bool data_open(app* a, const char* path, qlora_text_data** out) {
+// A file that is larger than this is not kept in memory.
+#define STREAM_BYTES 1073741824.0
+
+static bool data_stream(const app* a, const char* path) {
+    return a->o.stream == STREAM_ON ||
+           (a->o.stream == STREAM_AUTO && path_size(path) > STREAM_BYTES);
+}
+
+static bool data_open(app* a, input* one) {
     blob text;
-    bool input = strcmp(path, "-") == 0;
+    const char* path = one->path;
+    bool piped = strcmp(path, "-") == 0;
     memset(&text, 0, sizeof text);
     qlora_text_data_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.path = path;
     desc.format = a->o.format;
+    desc.columns = a->o.columns;
     desc.chat = a->chat;
     desc.chunk_tokens = (size_t)a->o.length;
     desc.train_prompt = a->o.train_prompt;
     desc.last_turn_only = a->o.last_turn;
-    int code = input ? blob_read(&text, stdin) : 0;
+    desc.stream = !piped && data_stream(a, path);
+    desc.bad = a->o.doctor ? record_note : NULL;
+    desc.bad_user = a;
+    a->reading = data_name(path);
+    int code = piped ? blob_read(&text, stdin) : 0;
     if (code != 0) {
         return error_set(a->error, "cannot read standard input: %s", strerror(code));
     }
-    qlora_result result = input ? qlora_text_data_load(a->text, &desc, text.data, text.count, out)
-                                : qlora_text_data_open(a->text, &desc, out);
-    bool ok = result == QLORA_OK || text_fail(a, "");
-    if (!ok && a->o.doctor && (input || blob_read_path(&text, path) == 0)) {
-        ok = records_open(a, &desc, &text, out);
-    }
+    qlora_result result =
+        piped ? qlora_text_data_load(a->text, &desc, text.data, text.count, &one->data)
+              : qlora_text_data_open(a->text, &desc, &one->data);
     blob_free(&text);
-    return ok && ignored_tell(a, path, *out);
+    return (result == QLORA_OK || text_fail(a, "")) && ignored_tell(a, path, one->data);
 }
 
 static size_t trained_count(const int32_t* labels, size_t length) {
@@ -173,10 +184,16 @@ static bool samples_room(app* a, samples* out, size_t more) {
     return true;
 }
 
+static uint64_t sample_key(const int32_t* ids, size_t length) {
+    return mix(hash_more(HASH_START, ids, length * sizeof *ids));
+}
+
 // Collects the samples of a file that can be used for training and counts the others.
-static bool samples_take(app* a, qlora_text_data* data, const char* path, samples* out, counts* c) {
+static bool samples_take(app* a, const input_list* list, size_t number, samples* out, counts* c) {
     qlora_text_tok_info info;
-    size_t count = data != NULL ? qlora_text_data_count(data) : 0;
+    qlora_text_data* data = list->data[number].data;
+    const char* path = data_name(list->data[number].path);
+    size_t count = qlora_text_data_count(data);
     if (!samples_room(a, out, count)) {
         return false;
     }
@@ -206,13 +223,16 @@ static bool samples_take(app* a, qlora_text_data* data, const char* path, sample
             continue;
         }
         sample* t = &out->data[out->count++];
-        t->ids = s.ids;
-        t->labels = s.labels;
+        t->key = sample_key(s.ids, length);
+        t->input = (uint32_t)number;
+        t->index = (uint32_t)i;
         t->length = (int32_t)length;
         t->trained = (int32_t)trained;
         t->number = (int32_t)(c->all - 1);
         c->tokens += length;
         c->trained += trained;
+        a->data_hash = hash_more(a->data_hash, s.ids, length * sizeof *s.ids);
+        a->data_hash = hash_more(a->data_hash, s.labels, length * sizeof *s.labels);
     }
     c->used = out->count;
     return true;
@@ -229,8 +249,7 @@ static void shuffle(uint32_t* order, size_t count, uint64_t key) {
 
 static bool sample_among(const samples* s, const sample* one) {
     for (size_t i = 0; i < s->count; i++) {
-        if (s->data[i].length == one->length &&
-            memcmp(s->data[i].ids, one->ids, (size_t)one->length * sizeof *one->ids) == 0) {
+        if (s->data[i].length == one->length && s->data[i].key == one->key) {
             return true;
         }
     }
@@ -283,23 +302,10 @@ static bool samples_split(app* a) {
            error_set(a->error, "--eval %g leaves no sentence of the demo to train on", a->o.eval);
 }
 
-static uint64_t samples_hash(const samples* s, uint64_t hash) {
-    for (size_t i = 0; i < s->count; i++) {
-        size_t bytes = (size_t)s->data[i].length * sizeof(int32_t);
-        hash = hash_more(hash, s->data[i].ids, bytes);
-        hash = hash_more(hash, s->data[i].labels, bytes);
-    }
-    return hash;
-}
-
 static int key_compare(const void* a, const void* b) {
     uint64_t x = *(const uint64_t*)a;
     uint64_t y = *(const uint64_t*)b;
     return x < y ? -1 : x > y ? 1 : 0;
-}
-
-static uint64_t sample_key(const sample* s) {
-    return mix(hash_more(HASH_START, s->ids, (size_t)s->length * sizeof *s->ids));
 }
 
 // Counts the held-out samples that also occur in the training data: their loss says little.
@@ -309,11 +315,11 @@ static bool shared_count(app* a) {
         return false;
     }
     for (size_t i = 0; i < a->train.count; i++) {
-        keys[i] = sample_key(&a->train.data[i]);
+        keys[i] = a->train.data[i].key;
     }
     qsort(keys, a->train.count, sizeof *keys, key_compare);
     for (size_t i = 0; i < a->eval.count; i++) {
-        uint64_t key = sample_key(&a->eval.data[i]);
+        uint64_t key = a->eval.data[i].key;
         a->shared += bsearch(&key, keys, a->train.count, sizeof *keys, key_compare) != NULL ? 1 : 0;
     }
     free(keys);
@@ -369,42 +375,63 @@ static void counts_print(app* a) {
     }
 }
 
-static bool samples_need(app* a, const samples* s, const counts* c, const option_texts* paths) {
+static bool samples_need(app* a, const samples* s, const counts* c, const input_list* list) {
     if (s->count > 0 || a->o.doctor) {
         return true;
     }
     return error_set(a->error,
                      "%s%s: none of the %zu samples can be used: %zu too long for --length %lld, "
                      "%zu empty, %zu with nothing to train on; see --doctor",
-                     paths->count > 0 ? data_name(paths->items[0]) : "demo",
-                     paths->count > 1 ? " and others" : "", c->all, c->too_long,
-                     (long long)a->o.length, c->empty, c->masked);
+                     data_name(list->data[0].path), list->count > 1 ? " and others" : "", c->all,
+                     c->too_long, (long long)a->o.length, c->empty, c->masked);
 }
 
 // Reads every file of an option.
-static bool files_take(app* a, const option_texts* paths, qlora_text_data** data, samples* out,
-                       counts* c) {
-    for (int64_t i = 0; i < paths->count; i++) {
-        if (!data_open(a, paths->items[i], &data[i]) ||
-            !samples_take(a, data[i], data_name(paths->items[i]), out, c)) {
+static bool files_take(app* a, const option_texts* texts, bool weighted, input_list* list,
+                       samples* out, counts* c) {
+    if (!inputs_make(a, texts, weighted, list)) {
+        return false;
+    }
+    for (size_t i = 0; i < list->count; i++) {
+        if (!data_open(a, &list->data[i]) || !samples_take(a, list, i, out, c)) {
             return false;
         }
     }
-    return samples_need(a, out, c, paths);
+    return samples_need(a, out, c, list);
+}
+
+// What each file has to train on, once the held-out samples are gone. Weights decide the order of
+// the samples, so a run with other ones cannot be resumed.
+static void weights_count(app* a) {
+    for (size_t i = 0; i < a->train.count; i++) {
+        input* one = &a->inputs.data[a->train.data[i].input];
+        one->samples++;
+        one->tokens += (uint64_t)a->train.data[i].length;
+    }
+    for (size_t i = 0; i < a->inputs.count && weights_used(a); i++) {
+        a->data_hash = hash_more(a->data_hash, &a->inputs.data[i].weight, sizeof(double));
+    }
 }
 
 static bool samples_open(app* a) {
-    if (a->o.demo ? !samples_take(a, a->data[0], "demo.jsonl", &a->train, &a->counted)
-                  : !files_take(a, &a->o.data, a->data, &a->train, &a->counted)) {
+    a->data_hash = HASH_START;
+    if (a->o.demo ? !samples_take(a, &a->inputs, 0, &a->train, &a->counted)
+                  : !files_take(a, &a->o.data, true, &a->inputs, &a->train, &a->counted)) {
         return false;
     }
     if ((a->o.eval_data.count > 0 &&
-         !files_take(a, &a->o.eval_data, a->eval_data, &a->eval, &a->eval_counted)) ||
+         !files_take(a, &a->o.eval_data, false, &a->eval_inputs, &a->eval, &a->eval_counted)) ||
         !samples_split(a) || !shared_count(a)) {
         return false;
     }
-    a->data_hash = samples_hash(&a->eval, samples_hash(&a->train, HASH_START));
+    weights_count(a);
     return true;
+}
+
+// The files that samples come from.
+static const input_list* inputs_of(const app* a, const samples* s) {
+    return s == &a->eval && a->o.eval_data.count > 0 && !a->o.eval_only ? &a->eval_inputs
+                                                                        : &a->inputs;
 }
 
 #endif

@@ -217,8 +217,8 @@ static void notes_print(app* a) {
 
 // Data for --eval-only: everything is evaluated.
 static bool samples_evaluate(app* a) {
-    const option_texts* paths = a->o.eval_data.count > 0 ? &a->o.eval_data : &a->o.data;
-    return files_take(a, paths, a->data, &a->eval, &a->eval_counted);
+    const option_texts* texts = a->o.eval_data.count > 0 ? &a->o.eval_data : &a->o.data;
+    return files_take(a, texts, false, &a->inputs, &a->eval, &a->eval_counted);
 }
 
 static bool data_prepare(app* a) {
@@ -267,7 +267,7 @@ static bool model_start(app* a) {
     }
     if (!lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
-        !checkpoint_load(a) || !packs_make(a, &a->eval, 0, &a->eval_packs) || !out_begin(a)) {
+        !checkpoint_load(a) || !packs_plain(a, &a->eval, &a->eval_packs) || !out_begin(a)) {
         return false;
     }
     peak_find(a);
@@ -287,7 +287,7 @@ static bool evaluate_only(app* a) {
     backend_print(a);
     a->model_desc.plan = &a->plan;
     if (!lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model") ||
-        !packs_make(a, &a->eval, 0, &a->eval_packs)) {
+        !packs_plain(a, &a->eval, &a->eval_packs)) {
         return false;
     }
     for (size_t p = 0; p < a->eval_packs.count; p++) {
@@ -322,6 +322,7 @@ static bool train(app* a) {
     }
     char text[32];
     say(a, "ready after %s\n", short_time(seconds_now() - start, text));
+    estimate_warn(a);
     bool fresh = a->step == 0;
     bool ok = (!fresh || prompt_show(a, "before")) && train_loop(a);
     if (a->step == 0) {

@@ -3,8 +3,9 @@
 #define FINETUNE_STATE_H
 
 typedef struct sample {
-    const int32_t* ids;
-    const int32_t* labels;
+    uint64_t key;   // a hash of the ids
+    uint32_t input; // which file
+    uint32_t index; // in the file
     int32_t length; // as trained: truncated with --truncate
     int32_t trained;
     int32_t number; // index in the data
@@ -14,6 +15,21 @@ typedef struct samples {
     sample* data;
     size_t count;
 } samples;
+
+#define MAX_WEIGHT 1000
+
+typedef struct input { // a data file
+    char* path;
+    double weight; // how often an epoch has each of its samples
+    qlora_text_data* data;
+    size_t samples; // that are trained
+    uint64_t tokens;
+} input;
+
+typedef struct input_list {
+    input* data;
+    size_t count;
+} input_list;
 
 typedef struct counts { // statistics of the data, taken before training
     size_t all;
@@ -78,7 +94,7 @@ typedef struct screen {
 
 enum { TOLD_LOG = 1, TOLD_PICTURE = 2, TOLD_CHECKPOINT = 4, TOLD_SNAPSHOT = 8 };
 
-#define POSITION_MAGIC "ftune 2"
+#define POSITION_MAGIC "ftune 3"
 typedef struct position { // our own data in a checkpoint
     char magic[8];
     uint64_t settings_hash;
@@ -109,8 +125,9 @@ typedef struct app {
     qlora_text* text;
     qlora_text_tok* tok;
     qlora_text_chat* chat;
-    qlora_text_data* data[OPTION_TEXTS];
-    qlora_text_data* eval_data[OPTION_TEXTS];
+    input_list inputs;      // of --data, or what --eval-only evaluates
+    input_list eval_inputs; // of --eval-data
+    const char* reading;    // the file that is being read, as messages call it
     counts counted;
     samples train;
     samples eval;

@@ -12,6 +12,7 @@ typedef struct options {
     const char* template_name;
     const char* chat_template;
     const char* format;
+    const char* columns;
     const char* base_name;
     const char* prompt;
     int64_t rank;
@@ -36,6 +37,7 @@ typedef struct options {
     int64_t cache;
     int64_t resume;
     int64_t max_samples;
+    int64_t stream;
     int64_t snapshot_every;
     double alpha;
     double dropout;
@@ -62,6 +64,7 @@ typedef struct options {
 } options;
 
 enum { RESUME_AUTO = 0, RESUME_NEVER, RESUME_MUST };
+enum { STREAM_AUTO = 0, STREAM_ON, STREAM_OFF };
 
 #define AT(field) offsetof(options, field)
 // clang-format off
@@ -69,9 +72,9 @@ static const option option_table[] = {
     {"Model and data", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"model", OPT_TEXT, AT(model), true, 0, 0, "DIR",
         "model folder (Hugging Face) or GGUF file (required)"},
-    {"data", OPT_TEXTS, AT(data), true, 0, 0, "FILE",
-        "training data: .jsonl, .json or .txt, see below; - reads standard input; may be given "
-        "several times (required)"},
+    {"data", OPT_TEXTS, AT(data), true, 0, 0, "FILE[:W]",
+        "training data: a file, see below, a folder of such files, or - for standard input; W is "
+        "its weight, see below; may be given several times (required)"},
     {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
         "output folder for the adapter, checkpoint, log and plot (required)"},
     {"template", OPT_TEXT, AT(template_name), true, 0, 0, "NAME",
@@ -84,8 +87,13 @@ static const option option_table[] = {
         "base model name stored in the adapter (default: --model)"},
     {"format", OPT_TEXT, AT(format), true, 0, 0, "NAME",
         "form of the data, see below (default: from the ending and the names in each record)"},
+    {"columns", OPT_TEXT, AT(columns), true, 0, 0, "LIST",
+        "names in the data that stand for those below, e.g. prompt=question,completion=answer"},
     {"max-samples", OPT_WHOLE, AT(max_samples), true, 1, 1e9, "N",
         "use only the first N samples of the data (default: all)"},
+    {"stream", OPT_CHOICE, AT(stream), false, 0, 0, "auto|on|off",
+        "keep an index of the data in memory instead of its tokens; auto does so for files above "
+        "1 GiB (default auto)"},
     {"config", OPT_TEXT, AT(config), false, 0, 0, "FILE",
         "read options from this file, one per line; those of the command line take precedence"},
     {"Adapter", OPT_HEADING, 0, false, 0, 0, "", ""},
@@ -254,7 +262,13 @@ static void help_print(const option_set* set) {
         "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"
         "  {\"conversations\": [{\"from\", \"value\"}]}  {\"instruction\", \"input\", \"output\"}\n"
         "  {\"question\", \"answer\"}  {\"input_ids\", \"labels\"}\n"
+        "  .csv, .tsv: with a header that has these names; .parquet: rows with them\n"
         "  .txt: plain text, split into samples of --length tokens\n"
+        "  .gz may follow every ending but .parquet\n"
+        "Weights: --data a.jsonl:0.3 --data b.jsonl uses 30%% of the samples of a.jsonl\n"
+        "in each epoch, different ones until all have been used, and all of b.jsonl; 2.5\n"
+        "uses each sample twice and half of them a third time (default 1). A path that\n"
+        "exists as it is given has no weight.\n"
         "Exit status: 0 on success, 1 on error (reported on standard error), 130 after\n"
         "Ctrl-C.\n");
 }

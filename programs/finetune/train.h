@@ -180,7 +180,13 @@ static bool checkpoint_save(app* a) {
 }
 
 static bool position_check(app* a, const position* p) {
-    if (memcmp(p->magic, POSITION_MAGIC, 8) != 0 || p->settings_hash != a->settings_hash) {
+    if (memcmp(p->magic, POSITION_MAGIC, 8) != 0) {
+        return error_set(a->error,
+                         "%s/checkpoint was saved by another version of finetune; use a different "
+                         "--out, or --resume never to start over",
+                         a->o.out);
+    }
+    if (p->settings_hash != a->settings_hash) {
         return error_set(
             a->error,
             "%s/checkpoint was saved with different options; use a different --out, or "
@@ -190,7 +196,8 @@ static bool position_check(app* a, const position* p) {
     if (p->data_hash != a->data_hash) {
         return error_set(
             a->error,
-            "the data has changed since %s/checkpoint was saved; use a different --out, or "
+            "the data or a weight has changed since %s/checkpoint was saved; use a different "
+            "--out, or "
             "--resume never to start over",
             a->o.out);
     }

@@ -6,10 +6,14 @@ static void qlora__merge_put_f32(qlora__merge_file* f, const char* key, double v
     qlora__gguf_u32(&f->values, bits);
 }
 
+static const char* qlora__merge_arch(const qlora__merge_file* f) {
+    return qlora__arch_gguf(f->g->m->arch, &f->g->m->plan.config);
+}
+
 // The name of a key of the architecture.
 static const char* qlora__merge_arch_key(const qlora__merge_file* f, const char* name,
                                          char out[128]) {
-    snprintf(out, 128, "%s.%s", f->g->m->arch->gguf, name);
+    snprintf(out, 128, "%s.%s", qlora__merge_arch(f), name);
     return out;
 }
 
@@ -144,7 +148,7 @@ static qlora_result qlora__merge_unknown(const qlora__merge_file* f,
                                          const qlora__merge_item* item) {
     return qlora__fail(f->g->ctx, QLORA_ERR_UNSUPPORTED,
                        "%s: %s has no place in a GGUF file of architecture %s", f->g->m->dir,
-                       item->tensor->name, f->g->m->arch->gguf);
+                       item->tensor->name, qlora__merge_arch(f));
 }
 
 // A tensor of a layer: `rest` is its name after the number, such as "mlp.up_proj.weight".
@@ -222,7 +226,7 @@ static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
     const char* slash = strrchr(g->m->dir, '/');
     QLORA__TRY(qlora__merge_parts_reserve(f, 2 * (uint64_t)g->count + 2));
     qlora__merge_key(f, "general.architecture", QLORA__GGUF_STRING);
-    qlora__gguf_string(&f->values, g->m->arch->gguf);
+    qlora__gguf_string(&f->values, qlora__merge_arch(f));
     qlora__merge_key(f, "general.type", QLORA__GGUF_STRING);
     qlora__gguf_string(&f->values, "model");
     qlora__merge_key(f, "general.name", QLORA__GGUF_STRING);
@@ -233,7 +237,7 @@ static qlora_result qlora__merge_from_folder(qlora__merge_file* f) {
         QLORA__LOG(g->ctx, WARN, MODEL,
                    "llama.cpp ignores the window of %lld tokens of this architecture (%s): it "
                    "computes longer texts differently",
-                   (long long)g->m->plan.config.window, g->m->arch->gguf);
+                   (long long)g->m->plan.config.window, qlora__merge_arch(f));
     }
     for (uint32_t i = 0; i < g->count; i++) {
         QLORA__TRY(qlora__merge_add_item(f, &g->items[i]));

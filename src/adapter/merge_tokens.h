@@ -268,7 +268,7 @@ static void qlora__merge_put_bool(qlora__merge_file* f, const char* key, bool va
     qlora__string_add(&f->values, &byte, 1);
 }
 
-// The ids that the config names.
+// The ids that the config names. llama.cpp ends a text at three of them.
 static void qlora__merge_put_ids(qlora__merge_file* f) {
     const qlora_model_config* c = &f->g->m->plan.config;
     const struct {
@@ -277,7 +277,12 @@ static void qlora__merge_put_ids(qlora__merge_file* f) {
     } ids[] = {{"tokenizer.ggml.bos_token_id", c->bos_id},
                {"tokenizer.ggml.eos_token_id", c->stop_count > 0 ? c->stop_ids[0] : -1},
                {"tokenizer.ggml.eot_token_id", c->stop_count > 1 ? c->stop_ids[1] : -1},
+               {"tokenizer.ggml.eom_token_id", c->stop_count > 2 ? c->stop_ids[2] : -1},
                {"tokenizer.ggml.padding_token_id", c->pad_id}};
+    if (c->stop_count > 3) {
+        QLORA__LOG(f->g->ctx, WARN, MODEL,
+                   "the model has %d stop ids; a GGUF file holds three of them", c->stop_count);
+    }
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
         if (ids[i].id >= 0) {
             qlora__merge_put_u32(f, ids[i].key, ids[i].id);

@@ -621,12 +621,6 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
     return QLORA_OK;
 }
 
-// The architecture of the GGUF file of the base, with which llama.cpp compares that of the adapter.
-static const char* qlora__gguf_base(const qlora_model* m) {
-    const qlora_model_config* c = &m->plan.config;
-    return c->wrapped && c->family == QLORA_FAMILY_MISTRAL ? "mistral3" : m->arch->gguf;
-}
-
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
@@ -646,7 +640,9 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
         qlora__gguf_writer w;
         qlora__adapter_defaults(m, &rank, &alpha);
         alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
-        r = qlora__gguf_begin(&ctx->env, path, qlora__gguf_base(m), alpha, entries, count, &w);
+        // llama.cpp compares the architecture with that of the base.
+        r = qlora__gguf_begin(&ctx->env, path, qlora__arch_gguf(m->arch, &m->plan.config), alpha,
+                              entries, count, &w);
         if (r == QLORA_OK) {
             r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
             if (r == QLORA_OK) {

@@ -22,6 +22,7 @@
     X(qlora_train_info)                                                                        \
     X(qlora_eval_info)                                                                         \
     X(qlora_generate_desc)                                                                     \
+    X(qlora_generation_info)                                                                   \
     X(qlora_adapter_desc)                                                                      \
     X(qlora_merge_desc)                                                                        \
     X(qlora_gemm_desc)                                                                         \

@@ -27,6 +27,21 @@ typedef enum qlora_math {
     QLORA_MATH_TF32_ALL = 2 // forward and backward on TF32 tensor cores
 } qlora_math;
 
+// The instructions that CPU contexts use. Each tier has its own order of summation, so results
+// differ between tiers by rounding; within a tier they do not depend on the number of threads.
+typedef enum qlora_cpu_tier {
+    QLORA_CPU_TIER_BEST = 0,     // the fastest that this processor has and that has been tested
+    QLORA_CPU_TIER_PORTABLE = 1, // plain C; the reference for the others
+    QLORA_CPU_TIER_NEON = 2,     // 64-bit ARM
+    QLORA_CPU_TIER_AVX2 = 3,     // with FMA and F16C
+    QLORA_CPU_TIER_AVX512 = 4,   // F, BW, DQ and VL; not tested on hardware, so only on request
+    QLORA_CPU_TIER_COUNT = 5
+} qlora_cpu_tier;
+// "portable" and so on; "unknown" for any other value.
+QLORA_API const char* qlora_cpu_tier_name(qlora_cpu_tier tier);
+// Whether this processor and this build have the tier.
+QLORA_API bool qlora_cpu_tier_usable(qlora_cpu_tier tier);
+
 // Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_ctx_desc {
     uint32_t reserved_must_be_zero0;
@@ -36,6 +51,7 @@ typedef struct qlora_ctx_desc {
     qlora_backend require_backend; // fail unless this backend can be used; 0 = ANY
     int32_t device;                // CUDA device number, then required; 0 = the first, if any
     int32_t threads;               // CPU threads, at most 64; 0 = one per core
+    qlora_cpu_tier cpu_tier;       // 0 = as the environment variable QLORA_CPU_TIER says, or BEST
     qlora_math math;               // 0 = F32
     void* cu_context;              // CUcontext to use; NULL = the device's primary context
     void* cu_stream;               // CUstream to use; NULL = the context's own stream
@@ -94,9 +110,10 @@ typedef struct qlora_native {
 // workspace of the cuBLAS handle are set again before every use, since the caller may change them.
 QLORA_API qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out);
 
-// Writes the version, the backend and the reason for it, and on CUDA the device, driver, cuBLAS and
-// kernel target, as lines of text; truncated if the buffer is too small. Returns the number of
-// bytes needed, including the final NUL. ctx and buffer may be NULL.
+// Writes the version, the backend and the reason for it, on the CPU the tier and the number of
+// threads, and on CUDA the device, driver, cuBLAS and kernel target, as lines of text; truncated
+// if the buffer is too small. Returns the number of bytes needed, including the final NUL. ctx and
+// buffer may be NULL.
 QLORA_API size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size);
 
 typedef struct qlora_memory_info {

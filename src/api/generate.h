@@ -32,6 +32,22 @@ QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t
 // token), and starts the next turn. The keys and values of the text so far are kept.
 QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,
                                            int64_t count);
+// Replaces the text by a new prompt and starts the next turn. The keys and values of the tokens
+// with which both texts begin are kept, all others are computed; *kept, which may be NULL, is the
+// number of kept tokens. So each turn of a chat can pass the whole conversation. After training,
+// begin again: kept keys and values come from the earlier weights.
+QLORA_API qlora_result qlora_generate_prompt(qlora_generation* generation, const int32_t* ids,
+                                             int64_t count, int64_t* kept);
+// Writes the natural logarithm of the probability that the model gave to the token which
+// qlora_generate_next returned last: before temperature, repetition penalty, top_k, top_p and
+// min_p.
+QLORA_API qlora_result qlora_generate_logprob(qlora_generation* generation, double* out);
+typedef struct qlora_generation_info {
+    int64_t tokens;   // in the text, including the last one returned
+    int64_t computed; // positions run through the model since qlora_generate_begin, prompt included
+} qlora_generation_info;
+QLORA_API qlora_result qlora_generate_query(qlora_generation* generation,
+                                            qlora_generation_info* out);
 // Frees the generation, which may be NULL.
 QLORA_API qlora_result qlora_generate_end(qlora_generation* generation);
 

@@ -15,13 +15,13 @@
        platform   dynamic libraries, threads, clock, files; the only place with _WIN32
        core       errors, log, memory, checked arithmetic, CPU threads, random numbers
        numbers    16-bit floating point, element access, NF4
+       cpu        CPU tiers: detection, kernels for each, matrix products
        arch       the description of a block, one row per family of models
        formats    JSON, GGUF, safetensors, Hugging Face folders, PEFT and GGUF adapters
        driver     CUDA driver and cuBLAS: symbols, device facts, error names
        tensor     memory, tensors, copies and fills on the context's stream, staging
        cache      kernel registry, PTX for a target, modules, seal, launch
        context    creation, backend choice, stream, native handles, description
-       cpu        CPU loops of the matrix products
        gemm       the GEMM family, dense and NF4: cuBLAS, our PTX, CPU
        ops        operators: the formula, the CPU loop, the launch; pre-warm
        graph      capture, replay, invalidation
@@ -58,7 +58,8 @@
 
      Every call returns a qlora_result, which a program checks. In a game loop, replace
      qlora_train_step by qlora_train_begin and one qlora_train_slice(trainer, 4.0, &done) per frame;
-     qlora_generate_begin and qlora_generate_next produce one token per call.
+     qlora_generate_begin and qlora_generate_next produce one token per call, and
+     qlora_generate_prompt continues a chat without computing its earlier turns again.
 
    BUILD AND LINK
        C99 or C++11, 64-bit, little endian. Linux, Windows (mingw-w64, MSVC), macOS and BSD (CPU
@@ -70,6 +71,7 @@
        QLORA_DLL             mark functions for a shared library
        QLORA_NO_CUDA         leave out the GPU: no dynamic loading, no kernels_ptx.h
        QLORA_NO_MODEL        leave out models, training and file formats: the bare runtime
+       QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2 and AVX-512
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
        QLORA_ASSERT(x)       checks our own invariants only; never files, arguments or devices
        QLORA_KERNELS_HEADER  another name for "kernels_ptx.h"
@@ -122,9 +124,11 @@
    NUMERICS
        Deterministic: no float atomics, one writer per output, a fixed order of summation, choices
        from committed tables and the context's settings. The same inputs give the same bytes on the
-       same device, driver and cuBLAS, and on the CPU for any number of threads. F32 is exact fp32
-       unless the context's math asks for TF32, which a model adopts when it is opened; 16-bit
-       operands accumulate in fp32. 4-bit weights are dequantised to bf16 values in every mode, as
+       same device, driver and cuBLAS, and on the CPU with the same tier for any number of
+       threads; tiers (qlora_cpu_tier) differ from each other by rounding, and those with vectors
+       compute e^x by a polynomial (at most 1.1 units in the last place). F32 is exact fp32 unless
+       the context's math asks for TF32, which a model adopts when it is opened; 16-bit operands
+       accumulate in fp32. 4-bit weights are dequantised to bf16 values in every mode, as
        bitsandbytes does. Built with -ffast-math, the CPU results are unspecified.
 
    LIMITS

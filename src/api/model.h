@@ -172,7 +172,9 @@ typedef struct qlora_model_desc {
     int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens; // maximum tokens of a text, including the prompt; 0 = no generation
     qlora_choice recompute;  // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
-    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory
+    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
+                             // the CPU only if a budget is given, since copies gain little there:
+                             // products widen each weight once, while they pack it
     const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;

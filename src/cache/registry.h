@@ -9,10 +9,18 @@
 #define QLORA__NEED_NF4    8u // has an NF4 base
 #define QLORA__NEED_LORA  16u // trains adapters
 #define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
-#define QLORA__NEED_HEAD128 64u  // the same, head size 128
+#define QLORA__NEED_HEAD128 64u  // the same, head size 128, and so on
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
 #define QLORA__NEED_RANDOM 256u  // generates its weights from a seed
-#define QLORA__NEED_WARPGROUP 512u // has the warpgroup instructions of compute capability 9.0
+#define QLORA__NEED_HEAD32  512u
+#define QLORA__NEED_HEAD80  1024u
+#define QLORA__NEED_HEAD96  2048u
+#define QLORA__NEED_HEAD192 4096u
+#define QLORA__NEED_HEAD256 8192u
+#define QLORA__NEED_HEAD128CAP 16384u // capped scores, and head sizes below 128
+#define QLORA__NEED_WARPGROUP 32768u // has the warpgroup instructions of compute capability 9.0
+#define QLORA__NEED_HEAD64WG  65536u // attention with them, head size 64
+#define QLORA__NEED_HEAD128WG 131072u
 #define QLORA__NEED_GEMM_WG (QLORA__NEED_GEMM | QLORA__NEED_BF16 | QLORA__NEED_WARPGROUP)
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
@@ -62,7 +70,9 @@
     X(gemm_wg_tn_256, gemm_wg, 197632, GEMM_WG)                                                    \
     X(gemm_wg_nn_128, gemm_wg, 197632, GEMM_WG)                                                    \
     X(gemm_wg_nt_128, gemm_wg, 197632, GEMM_WG)                                                    \
-    X(gemm_wg_tn_128, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nn_64, gemm_wg, 197632, GEMM_WG)                                                     \
+    X(gemm_wg_nt_64, gemm_wg, 197632, GEMM_WG)                                                     \
+    X(gemm_wg_tn_64, gemm_wg, 197632, GEMM_WG)                                                     \
     X(cast_f32_bf16, cast, 0, ALWAYS)                                                              \
     X(cast_f32_f16, cast, 0, ALWAYS)                                                               \
     X(cast_bf16_f32, cast, 0, ALWAYS)                                                              \
@@ -139,16 +149,56 @@
     X(dropout_bf16, dropout_bf16, 0, LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
+    X(attn32_fwd, attn32, 30720, HEAD32)                                                           \
+    X(attn32_stats, attn32, 0, HEAD32)                                                             \
+    X(attn32_bwd_kv, attn32, 39936, HEAD32)                                                        \
+    X(attn32_bwd_sum, attn32, 0, HEAD32)                                                           \
+    X(attn32_bwd_q, attn32, 40960, HEAD32)                                                         \
     X(attn64_fwd, attn64, 49152, HEAD64)                                                           \
     X(attn64_stats, attn64, 0, HEAD64)                                                             \
     X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                        \
     X(attn64_bwd_sum, attn64, 0, HEAD64)                                                           \
     X(attn64_bwd_q, attn64, 65536, HEAD64)                                                         \
+    X(attn80_fwd, attn80, 45056, HEAD80)                                                           \
+    X(attn80_stats, attn80, 0, HEAD80)                                                             \
+    X(attn80_bwd_kv, attn80, 76800, HEAD80)                                                        \
+    X(attn80_bwd_sum, attn80, 0, HEAD80)                                                           \
+    X(attn80_bwd_q, attn80, 90112, HEAD80)                                                         \
+    X(attn96_fwd, attn96, 79872, HEAD96)                                                           \
+    X(attn96_stats, attn96, 0, HEAD96)                                                             \
+    X(attn96_bwd_kv, attn96, 89088, HEAD96)                                                        \
+    X(attn96_bwd_sum, attn96, 0, HEAD96)                                                           \
+    X(attn96_bwd_q, attn96, 79872, HEAD96)                                                         \
     X(attn128_fwd, attn128, 65536, HEAD128)                                                        \
     X(attn128_stats, attn128, 0, HEAD128)                                                          \
     X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                     \
     X(attn128_bwd_sum, attn128, 0, HEAD128)                                                        \
     X(attn128_bwd_q, attn128, 98304, HEAD128)                                                      \
+    X(attn128c_fwd, attn128c, 65536, HEAD128CAP)                                                   \
+    X(attn128c_stats, attn128c, 0, HEAD128CAP)                                                     \
+    X(attn128c_bwd_kv, attn128c, 70144, HEAD128CAP)                                                \
+    X(attn128c_bwd_sum, attn128c, 0, HEAD128CAP)                                                   \
+    X(attn128c_bwd_q, attn128c, 98304, HEAD128CAP)                                                 \
+    X(attn192_fwd, attn192, 73728, HEAD192)                                                        \
+    X(attn192_stats, attn192, 0, HEAD192)                                                          \
+    X(attn192_bwd_kv, attn192, 156672, HEAD192)                                                    \
+    X(attn192_bwd_sum, attn192, 0, HEAD192)                                                        \
+    X(attn192_bwd_q, attn192, 98304, HEAD192)                                                      \
+    X(attn256_fwd, attn256, 98304, HEAD256)                                                        \
+    X(attn256_stats, attn256, 0, HEAD256)                                                          \
+    X(attn256_bwd_kv, attn256, 100864, HEAD256)                                                    \
+    X(attn256_bwd_sum, attn256, 0, HEAD256)                                                        \
+    X(attn256_bwd_q, attn256, 98304, HEAD256)                                                      \
+    X(attn64_wg_fwd, attn64_wg, 82944, HEAD64WG)                                                   \
+    X(attn64_wg_stats, attn64_wg, 0, HEAD64WG)                                                     \
+    X(attn64_wg_bwd_kv, attn64_wg, 66560, HEAD64WG)                                                \
+    X(attn64_wg_bwd_sum, attn64_wg, 0, HEAD64WG)                                                   \
+    X(attn64_wg_bwd_q, attn64_wg, 66560, HEAD64WG)                                                 \
+    X(attn128_wg_fwd, attn128_wg, 164864, HEAD128WG)                                               \
+    X(attn128_wg_stats, attn128_wg, 0, HEAD128WG)                                                  \
+    X(attn128_wg_bwd_kv, attn128_wg, 132096, HEAD128WG)                                            \
+    X(attn128_wg_bwd_sum, attn128_wg, 0, HEAD128WG)                                                \
+    X(attn128_wg_bwd_q, attn128_wg, 132096, HEAD128WG)                                             \
     X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
     X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
     X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                       \

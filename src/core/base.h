@@ -1,15 +1,20 @@
 // The context: its fields, entering and leaving public calls, host memory and scratch memory.
 
 // The type of CPU arithmetic and of the elements of f32 tensors on the CPU. Tests compile it as
-// double to check gradients by finite differences; everything else uses float.
+// double to check gradients by finite differences; everything else uses float. Only the portable
+// tier has loops in double.
 #ifndef QLORA__REAL
 #define QLORA__REAL float
+#elif !defined(QLORA_NO_SIMD)
+#define QLORA_NO_SIMD
 #endif
 
 #define QLORA__MAX_THREADS 64
 #define QLORA__MAX_DEPTH 16
 
 typedef struct qlora__pool qlora__pool;
+typedef struct qlora__cpu_table qlora__cpu_table; // cpu/table.h
+typedef struct qlora__packing qlora__packing;     // cpu/packed.h
 typedef struct qlora__gpu qlora__gpu;         // driver/driver.h
 typedef struct qlora__capture qlora__capture; // below
 typedef struct qlora__watch qlora__watch;     // tensor/capture.h
@@ -51,6 +56,8 @@ struct qlora_ctx {
     qlora__buffer* scratch;
     size_t scratch_used;
     qlora__pool* pool;
+    const qlora__cpu_table* cpu; // the kernels of its tier
+    qlora__packing* packing;     // working memory of CPU products; NULL if the tier needs none
     qlora__watch* watches;   // one for each graph
     qlora__capture* capture; // not NULL while a graph is being captured
     qlora_path last_path;

@@ -1,12 +1,16 @@
 // ---- CPU threads --------------------------------------------------------------------------------
 
 typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
+// The same with the number of the thread, from 0 to qlora__slots() - 1: two ranges with the same
+// slot never run at the same time, so each slot can have memory of its own.
+typedef void (*qlora__slot_fn)(void* user, int slot, int64_t begin, int64_t end);
 
 struct qlora__pool {
     qlora__mutex mutex;
     qlora__cond wake; // a job was posted, or quit
     qlora__cond idle; // the last busy thread ran out of work
-    qlora__range_fn fn;
+    qlora__range_fn fn; // this or slot_fn
+    qlora__slot_fn slot_fn;
     void* user;
     int64_t count;
     int64_t grain;
@@ -15,18 +19,23 @@ struct qlora__pool {
     int busy;
     bool quit;
     int workers;
+    int numbered; // workers that have a slot
     qlora__thread threads[QLORA__MAX_THREADS];
 };
 
 // Processes ranges until none is left. Called with the mutex held.
-static void qlora__pool_work(qlora__pool* pool) {
+static void qlora__pool_work(qlora__pool* pool, int slot) {
     pool->busy++;
     while (pool->next < pool->count) {
         int64_t begin = pool->next;
         int64_t end = qlora__min(begin + pool->grain, pool->count);
         pool->next = end;
         qlora__mutex_unlock(&pool->mutex);
-        pool->fn(pool->user, begin, end);
+        if (pool->slot_fn != NULL) {
+            pool->slot_fn(pool->user, slot, begin, end);
+        } else {
+            pool->fn(pool->user, begin, end);
+        }
         qlora__mutex_lock(&pool->mutex);
     }
     pool->busy--;
@@ -39,6 +48,7 @@ static void qlora__pool_thread(void* user) {
     qlora__pool* pool = (qlora__pool*)user;
     qlora__mutex_lock(&pool->mutex);
     uint64_t seen = 0;
+    int slot = ++pool->numbered;
     for (;;) {
         while (pool->job == seen && !pool->quit) {
             qlora__cond_wait(&pool->wake, &pool->mutex);
@@ -47,7 +57,7 @@ static void qlora__pool_thread(void* user) {
             break;
         }
         seen = pool->job;
-        qlora__pool_work(pool);
+        qlora__pool_work(pool, slot);
     }
     qlora__mutex_unlock(&pool->mutex);
 }
@@ -94,29 +104,49 @@ static void qlora__pool_destroy(qlora_ctx* ctx) {
     ctx->pool = NULL;
 }
 
-// Calls fn(user, begin, end) over [0, count), at most `grain` items at a time. Every output must
-// have one writer, so that results do not depend on which thread ran which range.
-static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
-                                          qlora__range_fn fn, void* user) {
-    qlora__pool* pool = ctx->pool;
-    if (count <= 0) {
-        return;
-    }
-    if (pool == NULL || pool->workers == 0 || count <= grain) {
-        fn(user, 0, count);
-        return;
-    }
+// Runs fn or slot_fn over [0, count) with all threads.
+static void qlora__pool_run(qlora__pool* pool, int64_t count, int64_t grain, qlora__range_fn fn,
+                            qlora__slot_fn slot_fn, void* user) {
     qlora__mutex_lock(&pool->mutex);
     pool->fn = fn;
+    pool->slot_fn = slot_fn;
     pool->user = user;
     pool->count = count;
     pool->grain = grain > 0 ? grain : 1;
     pool->next = 0;
     pool->job++;
     qlora__cond_wake(&pool->wake);
-    qlora__pool_work(pool);
+    qlora__pool_work(pool, 0);
     while (pool->busy > 0) {
         qlora__cond_wait(&pool->idle, &pool->mutex);
     }
     qlora__mutex_unlock(&pool->mutex);
+}
+
+// Calls fn(user, begin, end) over [0, count), at most `grain` items at a time. Every output must
+// have one writer, so that results do not depend on which thread ran which range.
+static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
+                                          qlora__range_fn fn, void* user) {
+    qlora__pool* pool = ctx->pool;
+    if (pool != NULL && pool->workers > 0 && count > grain) {
+        qlora__pool_run(pool, count, grain, fn, NULL, user);
+    } else if (count > 0) {
+        fn(user, 0, count);
+    }
+}
+
+// The number of slots: of threads that can run at the same time.
+static QLORA__UNUSED int qlora__slots(const qlora_ctx* ctx) {
+    return 1 + (ctx->pool != NULL ? ctx->pool->workers : 0);
+}
+
+// The same with slots; see qlora__slot_fn.
+static QLORA__UNUSED void qlora__parallel_slots(qlora_ctx* ctx, int64_t count, int64_t grain,
+                                                qlora__slot_fn fn, void* user) {
+    qlora__pool* pool = ctx->pool;
+    if (pool != NULL && pool->workers > 0 && count > grain) {
+        qlora__pool_run(pool, count, grain, NULL, fn, user);
+    } else if (count > 0) {
+        fn(user, 0, 0, count);
+    }
 }

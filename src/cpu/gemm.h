@@ -24,6 +24,7 @@ typedef struct qlora__gemm {
     const float* alpha_dev; // NULL: 1
     const float* beta_dev;  // set together with alpha_dev
     bool tf32;
+    const qlora_nf4* nf4; // if not NULL, B is this weight, in bf16 values; only on the CPU
 } qlora__gemm;
 
 // ---- products on the CPU ------------------------------------------------------------------------
@@ -171,12 +172,11 @@ static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
     }
 }
 
-static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
+static void qlora__gemm_portable(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t units = qlora__ceil_div(g->M, QLORA__PANEL) *
                     qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES) * g->batch;
     qlora__gemm copy = *g;
     qlora__parallel(ctx, units, 1, qlora__gemm_cpu_range, &copy);
-    return QLORA_OK;
 }
 
 #undef QLORA__PANEL

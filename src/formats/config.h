@@ -174,6 +174,10 @@ static qlora_result qlora__config_pattern(const qlora__config_reader* r, const q
     const char* key = "sliding_window_pattern";
     uint32_t value = qlora__config_find(r, key);
     size_t length = 0;
+    memset(slides, 0, (size_t)c->layers);
+    if (c->window == 0) {
+        return QLORA_OK; // files without a window may say 0
+    }
     if (value != 0 && qlora__json_kind_of(r->json, value) == QLORA__JSON_STRING) {
         length = qlora__json_string(r->json, value, letters, sizeof letters);
         if (length == 0 || length >= sizeof letters || strspn(letters, "LG") != length) {
@@ -251,10 +255,12 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, const ql
                                                : "supported types: full_attention, "
                                                  "sliding_attention");
         }
-        if (type != 0 && slides[i] && arch->window == QLORA__WINDOW_NONE) {
+        bool fixed = slides[i] ? arch->window == QLORA__WINDOW_NONE
+                               : arch->window == QLORA__WINDOW_EVERY && c->window > 0;
+        if (type != 0 && fixed) { // transformers does not look at the list
             char advice[96];
-            snprintf(advice, sizeof advice, "%s layers always have full attention",
-                     arch->model_type);
+            snprintf(advice, sizeof advice, "%s layers always have %s", arch->model_type,
+                     slides[i] ? "full attention" : "the window");
             return qlora__config_refuse(r, "layer type", type, advice);
         }
         c->sliding[i] = slides[i] && c->window > 0 ? 1 : 0;

@@ -199,6 +199,40 @@ static qlora_result qlora__config_query_beta(const qlora__config_reader* r, uint
     return qlora__config_original(&inner, r, -1.0, &c->query_period);
 }
 
+// Refuses what transformers does not read in a file with separate sets for the kinds of layers, or
+// reads differently from version to version: a type without rope_type in rope_scaling, both
+// spellings at once, and truncate, which it looks for outside the sets.
+static qlora_result qlora__config_check_kinds(const qlora__config_reader* r, uint32_t scaling,
+                                              uint32_t both) {
+    const char* names[2] = {"full_attention", "sliding_attention"};
+    uint32_t places[3] = {scaling, 0, 0};
+    if (scaling != 0 && both != 0) {
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: rope_scaling and rope_parameters are both given; only one of "
+                               "them is supported",
+                               r->json->label);
+    }
+    uint32_t type = scaling != 0 ? qlora__json_find(r->json, scaling, "type") : 0;
+    if (type != 0 && qlora__json_find(r->json, scaling, "rope_type") == 0 &&
+        !qlora__json_is(r->json, type, "default")) {
+        return qlora__config_refuse(r, "rope_scaling with the type", type,
+                                    "transformers ignores it in this family; call it rope_type if "
+                                    "it applies");
+    }
+    for (int i = 0; both != 0 && i < 2; i++) {
+        places[i] = qlora__json_find(r->json, both, names[i]);
+    }
+    places[2] = both;
+    for (int i = 0; i < 3; i++) {
+        uint32_t value = places[i] != 0 ? qlora__json_find(r->json, places[i], "truncate") : 0;
+        if (value != 0 && qlora__json_kind_of(r->json, value) != QLORA__JSON_TRUE) {
+            return qlora__config_refuse(r, "truncate", value,
+                                        "only true is supported in this family");
+        }
+    }
+    return QLORA_OK;
+}
+
 // Families whose layers with and without a window are rotated differently: rope_parameters has one
 // set for each kind; in older files, rope_scaling belongs to full attention.
 static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
@@ -209,9 +243,14 @@ static qlora_result qlora__config_ropes_per_kind(const qlora__config_reader* r,
     uint32_t slide = 0;
     uint32_t both = qlora__config_find(r, "rope_parameters");
     QLORA__TRY(qlora__config_positive(r, "rope_theta", theta, &theta));
-    QLORA__TRY(qlora__config_positive(r, "rope_local_base_freq", sliding, &sliding));
+    if ((arch->reads & QLORA__READS_LOCAL_THETA) != 0) {
+        QLORA__TRY(qlora__config_positive(r, "rope_local_base_freq", sliding, &sliding));
+    }
+    QLORA__TRY(full != 0 ? qlora__config_need_object(r, "rope_scaling", full) : QLORA_OK);
+    full = full != 0 && r->json->tokens[full].count == 0 ? 0 : full;
+    QLORA__TRY(both != 0 ? qlora__config_need_object(r, "rope_parameters", both) : QLORA_OK);
+    QLORA__TRY(qlora__config_check_kinds(r, full, both));
     if (both != 0) {
-        QLORA__TRY(qlora__config_need_object(r, "rope_parameters", both));
         full = qlora__json_find(r->json, both, "full_attention");
         slide = qlora__json_find(r->json, both, "sliding_attention");
         if (full == 0 && slide == 0) {

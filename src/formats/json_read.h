@@ -40,7 +40,8 @@ typedef struct qlora__json {
     uint32_t size;
     uint32_t count;
     uint32_t capacity;
-    uint32_t line; // lines of the file before the text, for messages
+    uint32_t line;   // lines of the file before the text, for messages
+    uint32_t column; // bytes of its line before the text
     qlora__json_token* tokens;
     char* decoded;
     size_t decoded_capacity;
@@ -62,7 +63,7 @@ static QLORA__UNUSED void qlora__json_free(qlora__env* env, qlora__json* json) {
 
 static QLORA__UNUSED qlora_result qlora__json_bad(const qlora__json_parser* p, const char* what) {
     unsigned line = p->json->line + 1;
-    unsigned column = 1;
+    unsigned column = p->json->column + 1;
     for (uint32_t i = 0; i < p->at && i < p->json->size; i++) {
         column++;
         if (p->json->text[i] == '\n') {

@@ -231,13 +231,12 @@ static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w,
 }
 
 qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
-                              const qlora_nf4_parts* parts) {
+                             const qlora_nf4_parts* parts) {
     QLORA__ENTER(ctx, "qlora_nf4_write");
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, true));
 }
 
-qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
-                                const qlora_nf4_parts* parts) {
+qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_nf4_parts* parts) {
     QLORA__ENTER(ctx, "qlora_nf4_read");
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, false));
 }
@@ -262,23 +261,41 @@ static void qlora__nf4_quantise_range(void* user, int64_t begin, int64_t end) {
                                w->codes, job->absmax, begin, end);
 }
 
+// Dequantises elements [e, e + n) of the weight, counted from its first one.
+static void qlora__nf4_decode(const qlora__cpu_rows* rows, const qlora_nf4* w, int64_t e, int64_t n,
+                              QLORA__REAL* y) {
+    while (n > 0) {
+        int64_t part = qlora__min(n, w->block - e % w->block);
+        float scale = qlora__nf4_absmax(w, e / w->block);
+        if (e % 2 != 0) { // the second half of a byte, which `rows` does not start with
+            part = 1;
+            *y = (QLORA__REAL)(w->maps[qlora__nf4_code_at(w->codes, e)] * scale);
+        } else {
+            rows->nf4(w->codes + e / 2, w->maps, scale, part, y);
+        }
+        e += part;
+        y += part;
+        n -= part;
+    }
+}
+
 static void qlora__nf4_dequantise_rows(void* user, int64_t begin, int64_t end) {
     const qlora__nf4_job* job = (const qlora__nf4_job*)user;
     const qlora_tensor* out = job->out;
+    const qlora__cpu_rows* rows = qlora__rows_of(out->owner);
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    uint16_t narrow[QLORA__ROW_CHUNK];
     for (int64_t r = begin; r < end; r++) {
         int64_t e = (job->row0 + r) * job->w->cols + job->col0;
-        int64_t block = -1;
-        float scale = 0.0f;
-        for (int64_t c = 0; c < out->cols; c++, e++) {
-            if (e / job->w->block != block) {
-                block = e / job->w->block;
-                scale = qlora__nf4_absmax(job->w, block);
-            }
-            float value = job->w->maps[qlora__nf4_code_at(job->w->codes, e)] * scale;
+        for (int64_t c = 0; c < out->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, out->cols - c);
+            QLORA__REAL* y = qlora__row_room(out, r, c, room);
+            qlora__nf4_decode(rows, job->w, e + c, n, y);
             if (job->via_bf16) {
-                value = qlora__bf16_to(qlora__bf16_from(value));
+                rows->store(y, n, narrow, QLORA_BF16);
+                rows->load(narrow, QLORA_BF16, n, y);
             }
-            qlora__put(out, r, c, (QLORA__REAL)value);
+            qlora__row_done(rows, out, r, c, n, y);
         }
     }
 }

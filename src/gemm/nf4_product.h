@@ -7,6 +7,32 @@
 
 #define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
+// On the CPU: the tiers with kernels of their own dequantise while they pack.
+static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                      const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    qlora_path path = QLORA_PATH_AUTO;
+    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(flags), &path));
+    qlora__gemm g;
+    memset(&g, 0, sizeof g);
+    g.tb = !backward;
+    g.M = x->rows;
+    g.N = y->cols;
+    g.K = x->cols;
+    g.A = x->data;
+    g.C = y->data;
+    g.lda = x->ld;
+    g.ldc = y->ld;
+    g.batch = 1;
+    g.a_type = x->dtype;
+    g.b_type = QLORA_BF16;
+    g.nf4 = w;
+    g.out = y->dtype;
+    g.alpha = 1.0f;
+    g.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    ctx->last_path = path;
+    return qlora__gemm_cpu(ctx, &g);
+}
+
 static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
                                        const qlora_tensor* x, const qlora_nf4* w,
                                        const qlora_tensor* y, uint32_t flags) {
@@ -236,6 +262,9 @@ static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backwa
     if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
+    }
+    if (qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL) {
+        return qlora__nf4_packed(ctx, backward, x, w, y, flags);
     }
     return qlora__nf4_unfused(ctx, math, backward, x, w, y, flags);
 }

@@ -41,34 +41,63 @@ static qlora_result qlora__tensor_map_make(qlora_ctx* ctx, const void* data, int
     return qlora__cu(ctx, code, "cuTensorMapEncodeTiled");
 }
 
-// Tiles of 128 rows and this many columns fill the device best, or 0 if even the smaller ones leave
-// most of it idle.
-static int64_t qlora__warpgroup_width(const qlora_ctx* ctx, const qlora__gemm* g) {
-    int64_t rows = qlora__ceil_div(g->M, 128);
-    int64_t wide = rows * qlora__ceil_div(g->N, 256);
-    int64_t narrow = rows * qlora__ceil_div(g->N, 128);
-    int64_t blocks = ctx->gpu->sm_count;
-    return wide >= blocks ? 256 : 2 * narrow >= blocks ? 128 : 0;
+// Kernels with tiles of 128 rows and `width` columns. `cost` is the time of a tile, as a percentage
+// of the time of the widest, measured on an H200 with operands that do not fit in its cache.
+typedef struct qlora__warpgroup_tile {
+    int64_t width;
+    int64_t cost;
+    bool all_types;             // otherwise bf16 results, and f32 ones with A transposed
+    qlora__kernel_id kernel[3]; // nn, nt, tn; QLORA__K_COUNT: none
+} qlora__warpgroup_tile;
+
+static const qlora__warpgroup_tile qlora__warpgroup_tiles[] = {
+    {256, 100, false, {QLORA__K_gemm_wg_nn_256, QLORA__K_gemm_wg_nt_256, QLORA__K_gemm_wg_tn_256}},
+    {128, 62, false, {QLORA__K_gemm_wg_nn_128, QLORA__K_gemm_wg_nt_128, QLORA__K_COUNT}},
+    {64, 40, true, {QLORA__K_gemm_wg_nn_64, QLORA__K_gemm_wg_nt_64, QLORA__K_gemm_wg_tn_64}},
+};
+
+static int qlora__warpgroup_form(const qlora__gemm* g) {
+    return g->ta ? 2 : g->tb ? 1 : 0;
 }
+
+// The tile with which the device needs the least time. Blocks work on their tiles in rounds.
+static const qlora__warpgroup_tile* qlora__warpgroup_choose(const qlora_ctx* ctx,
+                                                            const qlora__gemm* g) {
+    const qlora__warpgroup_tile* best = NULL;
+    int64_t least = 0;
+    for (size_t i = 0; i < sizeof qlora__warpgroup_tiles / sizeof qlora__warpgroup_tiles[0]; i++) {
+        const qlora__warpgroup_tile* t = &qlora__warpgroup_tiles[i];
+        int64_t tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, t->width);
+        int64_t time = qlora__ceil_div(tiles, ctx->gpu->sm_count) * t->cost;
+        bool takes = t->all_types || g->out == (g->ta ? QLORA_F32 : QLORA_BF16);
+        if (takes && t->kernel[qlora__warpgroup_form(g)] != QLORA__K_COUNT &&
+            (best == NULL || time < least)) {
+            best = t;
+            least = time;
+        }
+    }
+    return best;
+}
+
+// Below this many multiplications per multiprocessor, the kernels with more and smaller blocks are
+// faster.
+#define QLORA__WARPGROUP_LEAST (1 << 17)
 
 static bool qlora__gemm_takes_warpgroups(const qlora_ctx* ctx, const qlora__gemm* g) {
     uintptr_t operands = (uintptr_t)g->A | (uintptr_t)g->B;
     size_t pair = 2 * qlora_dtype_bytes(g->out);
-    bool plain = g->batch == 1 && g->alpha_dev == NULL && !(g->alpha < 1.0f) && !(g->alpha > 1.0f);
     bool aligned = operands % 16 == 0 && (g->lda | g->ldb) % 8 == 0 && (g->N | g->ldc) % 2 == 0 &&
                    (uintptr_t)g->C % pair == 0;
-    return g->a_type == QLORA_BF16 && g->b_type == QLORA_BF16 && plain && aligned &&
-           !(g->ta && g->tb) && g->K >= 64 && qlora__has_warpgroups(ctx) &&
-           qlora__warpgroup_width(ctx, g) > 0;
+    return g->a_type == QLORA_BF16 && g->b_type == QLORA_BF16 && g->batch == 1 &&
+           g->alpha_dev == NULL && aligned && !(g->ta && g->tb) && g->K >= 64 &&
+           qlora__has_warpgroups(ctx) &&
+           g->M * g->N >= ctx->gpu->sm_count * (int64_t)QLORA__WARPGROUP_LEAST / g->K;
 }
 
 static qlora_result qlora__gemm_warpgroups(qlora_ctx* ctx, const qlora__gemm* g) {
-    static const qlora__kernel_id kernels[2][3] = {
-        {QLORA__K_gemm_wg_nn_128, QLORA__K_gemm_wg_nt_128, QLORA__K_gemm_wg_tn_128},
-        {QLORA__K_gemm_wg_nn_256, QLORA__K_gemm_wg_nt_256, QLORA__K_gemm_wg_tn_256},
-    };
-    int64_t width = qlora__warpgroup_width(ctx, g);
-    qlora__kernel_id kernel = kernels[width == 256 ? 1 : 0][g->ta ? 2 : g->tb ? 1 : 0];
+    const qlora__warpgroup_tile* tile = qlora__warpgroup_choose(ctx, g);
+    qlora__kernel_id kernel = tile->kernel[qlora__warpgroup_form(g)];
+    int64_t width = tile->width;
     qlora__tensor_map maps[2];
     QLORA__TRY(qlora__tensor_map_make(ctx, g->A, g->ta ? g->K : g->M, g->ta ? g->M : g->K, g->lda,
                                       g->ta ? 64 : 128, &maps[0]));
@@ -79,6 +108,7 @@ static qlora_result qlora__gemm_warpgroups(qlora_ctx* ctx, const qlora__gemm* g)
     int32_t N = (int32_t)g->N;
     int32_t K = (int32_t)g->K;
     int64_t ldc = g->ldc;
+    float alpha = g->alpha;
     float beta = g->beta;
     int32_t flags = g->out == QLORA_BF16 ? 1 : 0;
     void* args[] = {qlora__tensor_map_place(&maps[0]),
@@ -88,6 +118,7 @@ static qlora_result qlora__gemm_warpgroups(qlora_ctx* ctx, const qlora__gemm* g)
                     &N,
                     &K,
                     &ldc,
+                    &alpha,
                     &beta,
                     &flags};
     int64_t tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, width);

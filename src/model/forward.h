@@ -16,17 +16,21 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     return qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
 }
 
-// When decoding, several rows are the beginning of a text and see only each other; a single row
-// sees the cache.
+// When decoding, several rows at the beginning of a text see only each other. Rows that continue a
+// text see the cache, which already has the keys and values of all of them: one query at a time.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
     QLORA__TRY(qlora__layer_qkv(pass, layer));
     if (pass->decoding) {
-        QLORA_ASSERT(pass->first == 0 || pass->rows == 1);
         QLORA__TRY(qlora__cache_store(pass, index));
     }
-    return pass->decoding && pass->rows == 1 ? qlora__cache_attention(pass, index)
-                                             : qlora__layer_attention(pass, layer);
+    if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
+        return qlora__layer_attention(pass, layer);
+    }
+    for (int64_t row = 0; row < pass->rows; row++) {
+        QLORA__TRY(qlora__cache_attention(pass, index, row));
+    }
+    return QLORA_OK;
 }
 
 // Leaves the input of the next layer, or of the head, in m->x.

@@ -251,6 +251,28 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
     return qlora__sync(ctx);
 }
 
+// Checks the large tensors before memory for them is allocated: a config that promises more than
+// its files contain must not cost anything.
+static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
+    const qlora__folder* folder = NULL;
+    const qlora__st_tensor* t = NULL;
+    const qlora_model_config* c = &m->plan.config;
+    QLORA__TRY(qlora__source_folder(ctx, m, m->dir, &folder));
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, "model.embed_tokens.weight", c->vocab,
+                                  c->hidden, &t));
+    for (int64_t l = 0; l < c->layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            qlora__linear_source source;
+            char name[200];
+            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
+                     m->arch->layout->rows[i].module);
+            QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+        }
+    }
+    return QLORA_OK;
+}
+
 static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < folder->count; i++) {

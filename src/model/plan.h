@@ -681,17 +681,23 @@ static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
 // Reports the smallest plan that the settings allow. It suggests nothing: a smaller setting would
 // have to be planned before it is known to fit.
 static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
+    static const char* const units[] = {"GiB", "MiB", "KiB"};
     const qlora_plan* p = &m->plan;
-    double gib = 1073741824.0;
     bool all = p->recompute_layers == p->config.layers;
     uint64_t other = p->workspace + p->head + p->generation + p->batches + p->cache + p->context;
+    double unit = 1073741824.0;
+    int k = 0;
+    for (; k < 2 && (double)bytes < 0.1 * unit; k++) { // small amounts would be printed as 0.00
+        unit /= 1024.0;
+    }
     return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                       "the model needs %.2f GiB%s, but only %.2f GiB are available (base %.2f, "
+                       "the model needs %.2f %s%s, but only %.2f %s are available (base %.2f, "
                        "adapters and optimizer %.2f, activations %.2f, other %.2f)",
-                       (double)(p->total + p->context) / gib,
-                       all ? " even with every layer recomputed" : "", (double)bytes / gib,
-                       (double)p->base / gib, (double)(p->adapters + p->optimizer) / gib,
-                       (double)p->activations / gib, (double)other / gib);
+                       (double)(p->total + p->context) / unit, units[k],
+                       all ? " even with every layer recomputed" : "", (double)bytes / unit,
+                       units[k], (double)p->base / unit,
+                       (double)(p->adapters + p->optimizer) / unit, (double)p->activations / unit,
+                       (double)other / unit);
 }
 
 // Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many

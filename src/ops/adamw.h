@@ -49,49 +49,64 @@ static void qlora__adamw_advance(qlora__adamw_job* job, qlora_adamw_state* state
     job->eps = (QLORA__REAL)state->eps;
 }
 
-// Writes the shadow of parameter p, which is element i of the range.
-static void qlora__adamw_shade(const qlora__adamw_job* job, int64_t i, QLORA__REAL p) {
+// Writes the shadow of parameters [begin, end) of the range, and its copy: rows of copy_cols
+// elements, copy_ld apart.
+static void qlora__adamw_shade(const qlora__cpu_rows* rows, const qlora__adamw_job* job,
+                               int64_t begin, int64_t end) {
     const qlora_adamw_range* r = &job->range;
     const qlora_tensor* shadow = job->args->shadow;
-    QLORA__REAL x = (QLORA__REAL)r->shadow_scale * p;
-    qlora__put(shadow, 0, r->begin + i, x);
-    if (r->copy != NULL) {
-        int64_t at = i / r->copy_cols * r->copy_ld + i % r->copy_cols;
-        qlora__store(r->copy, shadow->dtype, at, x);
+    const QLORA__REAL* p = (const QLORA__REAL*)job->args->param->data + r->begin;
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    int64_t n = 0;
+    for (int64_t at = begin; at < end; at += n) {
+        n = qlora__min(QLORA__ROW_CHUNK, end - at);
+        if (r->copy != NULL) { // not beyond the end of a row of the copy
+            n = qlora__min(n, r->copy_cols - at % r->copy_cols);
+        }
+        QLORA__REAL* x = qlora__row_room(shadow, 0, r->begin + at, room);
+        rows->point[QLORA__POINT_SCALE](p + at, NULL, (QLORA__REAL)r->shadow_scale, n, x);
+        qlora__row_done(rows, shadow, 0, r->begin + at, n, x);
+        if (r->copy != NULL) {
+            size_t size = qlora_dtype_bytes(shadow->dtype);
+            int64_t to = at / r->copy_cols * r->copy_ld + at % r->copy_cols;
+            memcpy((char*)r->copy + (size_t)to * size,
+                   (const char*)shadow->data + (size_t)(r->begin + at) * size, (size_t)n * size);
+        }
     }
 }
 
 static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     const qlora__adamw_job* job = (const qlora__adamw_job*)user;
     const qlora_adamw_desc* a = job->args;
-    QLORA__REAL decay = job->lr_decay * (QLORA__REAL)job->range.decay;
-    for (int64_t at = begin; at < end; at++) {
-        int64_t i = job->range.begin + at;
-        if (!job->skip) {
-            QLORA__REAL g = qlora__at(a->grad, 0, i) * job->clip;
-            QLORA__REAL p = qlora__at(a->param, 0, i);
-            QLORA__REAL m = qlora__at(a->m, 0, i);
-            QLORA__REAL v = qlora__at(a->v, 0, i);
-            p -= decay * p;
-            m += job->one_minus_beta1 * (g - m);
-            v = job->beta2 * v + job->one_minus_beta2 * g * g;
-            p -= job->step_size * (m / (qlora__sqrt(v) / job->root_correction + job->eps));
-            qlora__put(a->param, 0, i, p);
-            qlora__put(a->m, 0, i, m);
-            qlora__put(a->v, 0, i, v);
-            if (a->shadow != NULL) {
-                qlora__adamw_shade(job, at, p);
-            }
-        }
-        qlora__put(a->grad, 0, i, 0);
+    const qlora__cpu_rows* rows = qlora__rows_of(a->param->owner);
+    int64_t first = job->range.begin + begin;
+    qlora__adamw_row r;
+    r.param = (QLORA__REAL*)a->param->data + first;
+    r.grad = (QLORA__REAL*)a->grad->data + first;
+    r.m = (QLORA__REAL*)a->m->data + first;
+    r.v = (QLORA__REAL*)a->v->data + first;
+    r.n = end - begin;
+    r.clip = job->clip;
+    r.decay = job->lr_decay * (QLORA__REAL)job->range.decay;
+    r.beta2 = job->beta2;
+    r.one_minus_beta1 = job->one_minus_beta1;
+    r.one_minus_beta2 = job->one_minus_beta2;
+    r.step_size = job->step_size;
+    r.root_correction = job->root_correction;
+    r.eps = job->eps;
+    if (job->skip) {
+        rows->point[QLORA__POINT_FILL](NULL, NULL, 0, r.n, r.grad);
+        return;
+    }
+    rows->adamw(&r);
+    if (a->shadow != NULL) {
+        qlora__adamw_shade(rows, job, begin, end);
     }
 }
 
 static void qlora__adamw_shadow_elements(void* user, int64_t begin, int64_t end) {
     const qlora__adamw_job* job = (const qlora__adamw_job*)user;
-    for (int64_t i = begin; i < end; i++) {
-        qlora__adamw_shade(job, i, qlora__at(job->args->param, 0, job->range.begin + i));
-    }
+    qlora__adamw_shade(qlora__rows_of(job->args->param->owner), job, begin, end);
 }
 
 // Returns range i of the table, which is in host memory.

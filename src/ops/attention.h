@@ -1,286 +1,13 @@
-// ---- attention ----------------------------------------------------------------------------------
-//
-// Within a sequence, for query i and the keys j that it sees (i - window < j <= i):
-//
-//   s[j] = scale q[i].k[j], or cap tanh(scale q[i].k[j] / cap) with a cap
-//   lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
-//   o[i] = sum_j p[j] v[j]
-//   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i]), times 1 - (s[j] / cap)^2
-//   dq[i] = scale sum_j ds[j] k[j]
-//   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]
-//
-// The sums of dk and dv also run over all query heads of the key head's group.
+// ---- attention: the operator --------------------------------------------------------------------
 
-#define QLORA__HEAD_MAX 256
 #define QLORA__BESIDE_DQ (QLORA__BESIDE_SLOTS - 1)
-#define QLORA__KEY_BLOCK 64
-
-typedef struct qlora__attention {
-    int64_t tokens;
-    int64_t n_seqs;
-    int64_t heads;
-    int64_t kv_heads;
-    int64_t hd;
-    int64_t window;
-    float scale;
-    float cap; // 0 = none
-    const qlora_tensor* q;
-    const qlora_tensor* k;
-    const qlora_tensor* v;
-    const qlora_tensor* seqs;
-    const qlora_tensor* o;
-    const qlora_tensor* lse;
-    const qlora_tensor* d_o;
-    const qlora_tensor* dq;
-    const qlora_tensor* dk;
-    const qlora_tensor* dv;
-    QLORA__REAL* dots; // D, [heads][tokens]
-} qlora__attention;
-
-// Eight partial sums give a fixed order that the compiler can still vectorise.
-static QLORA__REAL qlora__dot(const QLORA__REAL* x, const QLORA__REAL* y, int64_t n) {
-    QLORA__REAL part[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        for (int j = 0; j < 8; j++) {
-            part[j] += x[i + j] * y[i + j];
-        }
-    }
-    for (; i < n; i++) {
-        part[i % 8] += x[i] * y[i];
-    }
-    return ((part[0] + part[4]) + (part[2] + part[6])) +
-           ((part[1] + part[5]) + (part[3] + part[7]));
-}
-
-// y += a x. Computing eight products first lets the compiler vectorise without knowing that x and y
-// do not overlap.
-static void qlora__add_scaled(QLORA__REAL* y, QLORA__REAL a, const QLORA__REAL* x, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        QLORA__REAL product[8];
-        for (int j = 0; j < 8; j++) {
-            product[j] = a * x[i + j];
-        }
-        for (int j = 0; j < 8; j++) {
-            y[i + j] += product[j];
-        }
-    }
-    for (; i < n; i++) {
-        y[i] += a * x[i];
-    }
-}
-
-// Returns one head of one token: in place for f32, otherwise converted into `room`.
-static const QLORA__REAL* qlora__head_get(const qlora_tensor* t, int64_t token, int64_t head,
-                                          int64_t hd, QLORA__REAL* room) {
-    int64_t first = token * t->ld + head * hd;
-    if (t->dtype == QLORA_F32) {
-        return (const QLORA__REAL*)t->data + first;
-    }
-    for (int64_t i = 0; i < hd; i++) {
-        room[i] = qlora__load(t->data, t->dtype, first + i);
-    }
-    return room;
-}
-
-static void qlora__head_put(const qlora_tensor* t, int64_t token, int64_t head, int64_t hd,
-                            const QLORA__REAL* x, QLORA__REAL factor) {
-    for (int64_t i = 0; i < hd; i++) {
-        qlora__put(t, token, head * hd + i, x != NULL ? x[i] * factor : 0);
-    }
-}
-
-// Finds the sequence [*begin, *end) that contains a token; false if the token is in the tail.
-static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t* begin,
-                               int64_t* end) {
-    const int32_t* offsets = (const int32_t*)a->seqs->data;
-    int64_t low = 0;
-    int64_t high = a->n_seqs;
-    while (low < high) { // find the last offset that is not after the token
-        int64_t middle = (low + high + 1) / 2;
-        if (offsets[middle] <= token) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    *begin = offsets[low];
-    *end = low < a->n_seqs ? offsets[low + 1] : a->tokens;
-    return low < a->n_seqs;
-}
-
-// A score from its product, and its derivative.
-static QLORA__REAL qlora__score_of(const qlora__attention* a, QLORA__REAL product) {
-    QLORA__REAL s = product * (QLORA__REAL)a->scale;
-    QLORA__REAL cap = (QLORA__REAL)a->cap;
-    return a->cap > 0.0f ? cap * qlora__tanh(s / cap) : s;
-}
-
-static QLORA__REAL qlora__score_slope(const qlora__attention* a, QLORA__REAL s) {
-    QLORA__REAL cap = (QLORA__REAL)a->cap;
-    return a->cap > 0.0f ? 1 - s / cap * (s / cap) : 1;
-}
-
-// The softmax runs over blocks of keys; the sums are rescaled when a block has a larger score.
-static void qlora__attention_query(const qlora__attention* a, int64_t head, int64_t i,
-                                   int64_t begin) {
-    QLORA__REAL room[QLORA__HEAD_MAX];
-    QLORA__REAL q_room[QLORA__HEAD_MAX];
-    QLORA__REAL acc[QLORA__HEAD_MAX];
-    QLORA__REAL s[QLORA__KEY_BLOCK];
-    int64_t kv_head = head / (a->heads / a->kv_heads);
-    const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
-    QLORA__REAL top = (QLORA__REAL)-3.0e38; // below every score, and finite for -ffast-math
-    QLORA__REAL sum = 0;
-    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
-    int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
-    for (; j0 <= i; j0 += QLORA__KEY_BLOCK) {
-        int64_t n = i + 1 - j0 < QLORA__KEY_BLOCK ? i + 1 - j0 : QLORA__KEY_BLOCK;
-        QLORA__REAL peak = top;
-        for (int64_t j = 0; j < n; j++) {
-            const QLORA__REAL* k = qlora__head_get(a->k, j0 + j, kv_head, a->hd, room);
-            s[j] = qlora__score_of(a, qlora__dot(q, k, a->hd));
-            peak = s[j] > peak ? s[j] : peak;
-        }
-        QLORA__REAL shrink = qlora__exp(top - peak);
-        top = peak;
-        sum *= shrink;
-        for (int64_t d = 0; d < a->hd; d++) {
-            acc[d] *= shrink;
-        }
-        for (int64_t j = 0; j < n; j++) {
-            QLORA__REAL p = qlora__exp(s[j] - top);
-            sum += p;
-            qlora__add_scaled(acc, p, qlora__head_get(a->v, j0 + j, kv_head, a->hd, room), a->hd);
-        }
-    }
-    qlora__head_put(a->o, i, head, a->hd, acc, 1 / sum);
-    qlora__put(a->lse, head, i, top + qlora__log(sum));
-}
-
-static void qlora__attention_forward_items(void* user, int64_t from, int64_t to) {
-    const qlora__attention* a = (const qlora__attention*)user;
-    for (int64_t item = from; item < to; item++) {
-        int64_t head = item / a->tokens;
-        int64_t token = item % a->tokens;
-        int64_t begin = 0;
-        int64_t end = 0;
-        if (qlora__sequence_of(a, token, &begin, &end)) {
-            qlora__attention_query(a, head, token, begin);
-        } else {
-            qlora__head_put(a->o, token, head, a->hd, NULL, 0);
-            qlora__put(a->lse, head, token, 0);
-        }
-    }
-}
-
-static void qlora__attention_dq(const qlora__attention* a, int64_t head, int64_t i, int64_t begin) {
-    QLORA__REAL room[QLORA__HEAD_MAX];
-    QLORA__REAL q_room[QLORA__HEAD_MAX];
-    QLORA__REAL do_room[QLORA__HEAD_MAX];
-    QLORA__REAL acc[QLORA__HEAD_MAX];
-    int64_t kv_head = head / (a->heads / a->kv_heads);
-    const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
-    const QLORA__REAL* d_o = qlora__head_get(a->d_o, i, head, a->hd, do_room);
-    QLORA__REAL lse = qlora__at(a->lse, head, i);
-    QLORA__REAL dot = qlora__dot(d_o, qlora__head_get(a->o, i, head, a->hd, room), a->hd);
-    a->dots[head * a->tokens + i] = dot;
-    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
-    int64_t j = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
-    for (; j <= i; j++) {
-        QLORA__REAL dp =
-            qlora__dot(d_o, qlora__head_get(a->v, j, kv_head, a->hd, room), a->hd) - dot;
-        const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, room);
-        QLORA__REAL s = qlora__score_of(a, qlora__dot(q, k, a->hd));
-        QLORA__REAL p = qlora__exp(s - lse);
-        qlora__add_scaled(acc, p * dp * qlora__score_slope(a, s), k, a->hd);
-    }
-    qlora__head_put(a->dq, i, head, a->hd, acc, (QLORA__REAL)a->scale);
-}
-
-static void qlora__attention_dq_items(void* user, int64_t from, int64_t to) {
-    const qlora__attention* a = (const qlora__attention*)user;
-    for (int64_t item = from; item < to; item++) {
-        int64_t head = item / a->tokens;
-        int64_t token = item % a->tokens;
-        int64_t begin = 0;
-        int64_t end = 0;
-        if (qlora__sequence_of(a, token, &begin, &end)) {
-            qlora__attention_dq(a, head, token, begin);
-        } else {
-            qlora__head_put(a->dq, token, head, a->hd, NULL, 0);
-        }
-    }
-}
-
-static void qlora__attention_dkv(const qlora__attention* a, int64_t kv_head, int64_t j,
-                                 int64_t end) {
-    QLORA__REAL k_room[QLORA__HEAD_MAX];
-    QLORA__REAL v_room[QLORA__HEAD_MAX];
-    QLORA__REAL q_room[QLORA__HEAD_MAX];
-    QLORA__REAL do_room[QLORA__HEAD_MAX];
-    QLORA__REAL acc_k[QLORA__HEAD_MAX];
-    QLORA__REAL acc_v[QLORA__HEAD_MAX];
-    int64_t group = a->heads / a->kv_heads;
-    const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, k_room);
-    const QLORA__REAL* v = qlora__head_get(a->v, j, kv_head, a->hd, v_room);
-    memset(acc_k, 0, (size_t)a->hd * sizeof acc_k[0]);
-    memset(acc_v, 0, (size_t)a->hd * sizeof acc_v[0]);
-    if (a->window > 0 && a->window < end - j) {
-        end = j + a->window;
-    }
-    for (int64_t head = kv_head * group; head < kv_head * group + group; head++) {
-        for (int64_t i = j; i < end; i++) {
-            const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
-            const QLORA__REAL* d_o = qlora__head_get(a->d_o, i, head, a->hd, do_room);
-            QLORA__REAL s = qlora__score_of(a, qlora__dot(q, k, a->hd));
-            QLORA__REAL p = qlora__exp(s - qlora__at(a->lse, head, i));
-            QLORA__REAL dp = qlora__dot(d_o, v, a->hd) - a->dots[head * a->tokens + i];
-            qlora__add_scaled(acc_v, p, d_o, a->hd);
-            qlora__add_scaled(acc_k, p * dp * qlora__score_slope(a, s), q, a->hd);
-        }
-    }
-    qlora__head_put(a->dk, j, kv_head, a->hd, acc_k, (QLORA__REAL)a->scale);
-    qlora__head_put(a->dv, j, kv_head, a->hd, acc_v, 1);
-}
-
-static void qlora__attention_dkv_items(void* user, int64_t from, int64_t to) {
-    const qlora__attention* a = (const qlora__attention*)user;
-    for (int64_t item = from; item < to; item++) {
-        int64_t kv_head = item / a->tokens;
-        int64_t token = item % a->tokens;
-        int64_t begin = 0;
-        int64_t end = 0;
-        if (qlora__sequence_of(a, token, &begin, &end)) {
-            qlora__attention_dkv(a, kv_head, token, end);
-        } else {
-            qlora__head_put(a->dk, token, kv_head, a->hd, NULL, 0);
-            qlora__head_put(a->dv, token, kv_head, a->hd, NULL, 0);
-        }
-    }
-}
-
-// Offsets in host memory can be checked. On a device, the kernels clamp them to the matrices
-// instead.
-static qlora_result qlora__sequences_check(qlora_ctx* ctx, const qlora__attention* a) {
-    const int32_t* offsets = (const int32_t*)a->seqs->data;
-    for (int64_t s = 0; s <= a->n_seqs; s++) {
-        int64_t least = s > 0 ? offsets[s - 1] : 0;
-        int64_t most = s > 0 ? a->tokens : 0;
-        if (offsets[s] < least || offsets[s] > most) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "seqs[%lld] is %d; it must be from %lld to %lld", (long long)s,
-                               (int)offsets[s], (long long)least, (long long)most);
-        }
-    }
-    return QLORA_OK;
-}
-
 #define QLORA__ATTENTION_GRAIN 16
 
 static qlora_result qlora__attention_forward_cpu(qlora_ctx* ctx, qlora__attention* a) {
     QLORA__TRY(qlora__sequences_check(ctx, a));
+    if (qlora__rows_of(ctx)->product != NULL) {
+        return qlora__attention_forward_blocks(ctx, a);
+    }
     qlora__parallel(ctx, a->heads * a->tokens, QLORA__ATTENTION_GRAIN,
                     qlora__attention_forward_items, a);
     return QLORA_OK;
@@ -291,6 +18,9 @@ static qlora_result qlora__attention_backward_cpu(qlora_ctx* ctx, qlora__attenti
     void* dots = NULL;
     QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * sizeof(QLORA__REAL), &dots));
     a->dots = (QLORA__REAL*)dots;
+    if (qlora__rows_of(ctx)->product != NULL) {
+        return qlora__attention_backward_blocks(ctx, a);
+    }
     qlora__parallel(ctx, a->heads * a->tokens, QLORA__ATTENTION_GRAIN, qlora__attention_dq_items,
                     a);
     qlora__parallel(ctx, a->kv_heads * a->tokens, QLORA__ATTENTION_GRAIN,
@@ -309,13 +39,21 @@ typedef struct qlora__attention_kernel {
     uint32_t shared;
 } qlora__attention_kernel;
 
+// What the kernels of a path take. All but the last need heads that start at multiples of 16 bytes.
+typedef enum qlora__attention_takes {
+    QLORA__TAKES_MAPS, // its own head size, as tensor maps, on a device with warpgroup instructions
+    QLORA__TAKES_EXACT,  // its own head size
+    QLORA__TAKES_PADDED, // and smaller ones
+    QLORA__TAKES_CAPPED, // and capped scores
+    QLORA__TAKES_ALL
+} qlora__attention_takes;
+
 typedef struct qlora__attention_path {
     qlora_dtype dtype;
-    int64_t hd;     // 0 = any up to 256
+    int64_t hd;
     int capability; // minimum compute capability
-    bool aligned;   // rows must start at multiples of 16 bytes
-    bool caps;      // can limit scores
-    uint32_t need;  // condition in the registry, for pre-warm
+    qlora__attention_takes takes;
+    uint32_t need; // condition in the registry, for pre-warm
     qlora__attention_kernel forward;
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
@@ -324,21 +62,54 @@ typedef struct qlora__attention_path {
 } qlora__attention_path;
 
 // clang-format off
-// The first row that fits is used. The comments in kernels/attn_tc.cuh explain the shared memory.
+// The first row that fits is used. The comments in kernels/attn_tc.cuh and kernels/attn_wg.cuh
+// explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
-    {QLORA_BF16, 64, 80, true, false, QLORA__NEED_HEAD64,
+    {QLORA_BF16, 64, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD64WG,
+     {QLORA__K_attn64_wg_fwd, 128, 384, 82944}, {QLORA__K_attn64_wg_stats, 32, 256, 0},
+     {QLORA__K_attn64_wg_bwd_kv, 128, 384, 66560}, {QLORA__K_attn64_wg_bwd_q, 128, 384, 66560},
+     {QLORA__K_attn64_wg_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 128, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD128WG,
+     {QLORA__K_attn128_wg_fwd, 128, 384, 164864}, {QLORA__K_attn128_wg_stats, 16, 256, 0},
+     {QLORA__K_attn128_wg_bwd_kv, 128, 384, 132096}, {QLORA__K_attn128_wg_bwd_q, 128, 384, 132096},
+     {QLORA__K_attn128_wg_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 32, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD32,
+     {QLORA__K_attn32_fwd, 128, 128, 30720}, {QLORA__K_attn32_stats, 64, 256, 0},
+     {QLORA__K_attn32_bwd_kv, 64, 128, 39936}, {QLORA__K_attn32_bwd_q, 128, 128, 40960},
+     {QLORA__K_attn32_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 64, 80, QLORA__TAKES_EXACT, QLORA__NEED_HEAD64,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
      {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536},
      {QLORA__K_attn64_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 128, 80, true, false, QLORA__NEED_HEAD128,
+    {QLORA_BF16, 80, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD80,
+     {QLORA__K_attn80_fwd, 128, 128, 45056}, {QLORA__K_attn80_stats, 128, 256, 0},
+     {QLORA__K_attn80_bwd_kv, 64, 128, 76800}, {QLORA__K_attn80_bwd_q, 128, 128, 90112},
+     {QLORA__K_attn80_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 96, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD96,
+     {QLORA__K_attn96_fwd, 128, 128, 79872}, {QLORA__K_attn96_stats, 64, 256, 0},
+     {QLORA__K_attn96_bwd_kv, 64, 128, 89088}, {QLORA__K_attn96_bwd_q, 128, 128, 79872},
+     {QLORA__K_attn96_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 128, 80, QLORA__TAKES_EXACT, QLORA__NEED_HEAD128,
      {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
      {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304},
      {QLORA__K_attn128_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 0, 75, false, true, QLORA__NEED_HEADANY,
+    {QLORA_BF16, 128, 80, QLORA__TAKES_CAPPED, QLORA__NEED_HEAD128CAP,
+     {QLORA__K_attn128c_fwd, 128, 128, 65536}, {QLORA__K_attn128c_stats, 16, 256, 0},
+     {QLORA__K_attn128c_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128c_bwd_q, 128, 128, 98304},
+     {QLORA__K_attn128c_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 192, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD192,
+     {QLORA__K_attn192_fwd, 64, 128, 73728}, {QLORA__K_attn192_stats, 32, 256, 0},
+     {QLORA__K_attn192_bwd_kv, 64, 256, 156672}, {QLORA__K_attn192_bwd_q, 64, 128, 98304},
+     {QLORA__K_attn192_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 256, 80, QLORA__TAKES_CAPPED, QLORA__NEED_HEAD256,
+     {QLORA__K_attn256_fwd, 64, 128, 98304}, {QLORA__K_attn256_stats, 16, 256, 0},
+     {QLORA__K_attn256_bwd_kv, 32, 128, 100864}, {QLORA__K_attn256_bwd_q, 64, 128, 98304},
+     {QLORA__K_attn256_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 0, 75, QLORA__TAKES_ALL, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
-    {QLORA_F32, 0, 75, false, true, QLORA__NEED_HEADANY,
+    {QLORA_F32, 0, 75, QLORA__TAKES_ALL, QLORA__NEED_HEADANY,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
      {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
      {QLORA__K_COUNT, 0, 0, 0}},
@@ -349,13 +120,25 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
     return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
 }
 
+static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_path* p, int64_t hd,
+                                  bool aligned, bool capped) {
+    if (p->takes == QLORA__TAKES_ALL) {
+        return true;
+    }
+    bool exact = p->takes == QLORA__TAKES_EXACT || p->takes == QLORA__TAKES_MAPS;
+    // No other kernel of a path needs more shared memory than kv does where it does not fit.
+    return aligned && (exact ? hd == p->hd : hd <= p->hd) &&
+           (!capped || p->takes == QLORA__TAKES_CAPPED) &&
+           (p->takes != QLORA__TAKES_MAPS || qlora__has_warpgroups(ctx)) &&
+           p->kv.shared <= (uint32_t)ctx->gpu->max_shared;
+}
+
 // Finds the first row of the table that fits.
 static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
                                                           int64_t hd, bool aligned, bool capped) {
     const qlora__attention_path* p = qlora__attention_paths;
-    while (p->dtype != dtype || (p->hd != 0 && p->hd != hd) ||
-           !qlora__gpu_takes(ctx, p->capability) || (p->aligned && !aligned) ||
-           (capped && !p->caps)) {
+    while (p->dtype != dtype || !qlora__gpu_takes(ctx, p->capability) ||
+           !qlora__attention_fits(ctx, p, hd, aligned, capped)) {
         p++; // the last row for each dtype always fits
     }
     return p;
@@ -364,7 +147,7 @@ static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, 
 static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx,
                                                             const qlora__attention* a) {
     const qlora_tensor* all[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
-    bool aligned = true;
+    bool aligned = a->hd % 8 == 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         aligned = aligned && qlora__attention_aligned(all[i]);
     }
@@ -375,7 +158,7 @@ static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx
 // without a cap.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
                                                     int64_t hd, bool capped) {
-    return qlora__attention_find(ctx, dtype, hd, true, capped)->need;
+    return qlora__attention_find(ctx, dtype, hd, hd % 8 == 0, capped)->need;
 }
 
 // Kernels count tokens, heads and offsets in 32 bits.
@@ -458,56 +241,157 @@ static qlora_result qlora__attention_sum(qlora_ctx* ctx, const qlora__attention_
     return qlora__launch(ctx, path->sum.id, blocks, 2, 1, path->sum.threads, 0, args);
 }
 
+// The operands of a launch. Kernels that take tensor maps have them in the places of q, k, v and
+// d_o, one for each number of rows that is copied at a time.
+typedef struct qlora__attention_operands {
+    const qlora__attention_path* path;
+    qlora__attention_numbers n;
+    qlora_tensor in[4];  // q, k, v, d_o
+    qlora_tensor out[4]; // o, dq, dk, dv
+    void* lse;
+    void* seqs;
+    void* stats;
+    void* parts;
+    int32_t each;
+    qlora__tensor_map kept[4];     // boxes of 128 rows
+    qlora__tensor_map streamed[4]; // boxes of 64 rows
+} qlora__attention_operands;
+
+static qlora_result qlora__attention_maps_make(qlora_ctx* ctx, const qlora__attention* a,
+                                               qlora__attention_operands* x) {
+    const qlora_tensor* in[4] = {a->q, a->k, a->v, a->d_o};
+    for (int i = 0; i < 4 && in[i] != NULL; i++) {
+        const qlora_tensor* t = in[i];
+        QLORA__TRY(qlora__tensor_map_make(ctx, t->data, t->rows, t->cols, t->ld, 128, &x->kept[i]));
+        QLORA__TRY(
+            qlora__tensor_map_make(ctx, t->data, t->rows, t->cols, t->ld, 64, &x->streamed[i]));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_operands_make(qlora_ctx* ctx, const qlora__attention* a,
+                                                   qlora__attention_operands* x) {
+    const qlora_tensor* in[4] = {a->q, a->k, a->v, a->d_o};
+    const qlora_tensor* out[4] = {a->o, a->dq, a->dk, a->dv};
+    memset(x, 0, sizeof *x);
+    x->path = qlora__attention_choose(ctx, a);
+    x->n = qlora__attention_narrow(a);
+    for (int i = 0; i < 4; i++) {
+        if (in[i] != NULL) {
+            x->in[i] = *in[i];
+        }
+        if (out[i] != NULL) {
+            x->out[i] = *out[i];
+        }
+    }
+    x->lse = a->lse->data;
+    x->seqs = a->seqs->data;
+    return x->path->takes == QLORA__TAKES_MAPS ? qlora__attention_maps_make(ctx, a, x) : QLORA_OK;
+}
+
+// Appends the operands q, k, v and, backward, d_o to the arguments; returns their number. Bit i of
+// `kept` is set if the block keeps operand i, which it copies in boxes of 128 rows.
+static int qlora__attention_inputs(qlora__attention_operands* x, int count, unsigned kept,
+                                   void** args) {
+    int used = 0;
+    for (int i = 0; i < count; i++) {
+        if (x->path->takes == QLORA__TAKES_MAPS) {
+            bool whole = (kept >> i & 1u) != 0;
+            args[used++] = qlora__tensor_map_place(whole ? &x->kept[i] : &x->streamed[i]);
+        } else {
+            args[used++] = &x->in[i].data;
+            args[used++] = &x->in[i].ld;
+        }
+    }
+    return used;
+}
+
+// Appends the offsets, sizes and factors that every kernel takes after its matrices.
+static int qlora__attention_sizes(qlora__attention* a, qlora__attention_operands* x, void** args) {
+    bool maps = x->path->takes == QLORA__TAKES_MAPS;
+    qlora__attention_numbers* n = &x->n;
+    int used = 0;
+    args[used++] = &x->seqs;
+    args[used++] = &n->n_seqs;
+    args[used++] = &n->tokens;
+    args[used++] = &n->heads;
+    args[used++] = &n->kv_heads;
+    if (!maps) {
+        args[used++] = &n->hd;
+    }
+    args[used++] = &n->window;
+    args[used++] = &a->scale;
+    if (!maps) {
+        args[used++] = &n->half;
+    }
+    return used;
+}
+
+#define QLORA__ATTENTION_ARGS 32
+
 static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attention* a) {
-    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
-    qlora__attention_numbers n = qlora__attention_narrow(a);
-    qlora_tensor q = *a->q;
-    qlora_tensor k = *a->k;
-    qlora_tensor v = *a->v;
-    qlora_tensor o = *a->o;
-    void* lse = a->lse->data;
-    void* seqs = a->seqs->data;
-    void* args[] = {&q.data, &q.ld,     &k.data,   &k.ld,     &v.data,   &v.ld,    &o.data,
-                    &o.ld,   &lse,      &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
-                    &n.hd,   &n.window, &a->scale, &n.half,   &a->cap};
-    return qlora__attention_launch(ctx, &path->forward, a, a->heads, 1, args);
+    qlora__attention_operands x;
+    QLORA__TRY(qlora__attention_operands_make(ctx, a, &x));
+    void* args[QLORA__ATTENTION_ARGS];
+    int used = qlora__attention_inputs(&x, 3, 7, args);
+    args[used++] = &x.out[0].data;
+    args[used++] = &x.out[0].ld;
+    args[used++] = &x.lse;
+    used += qlora__attention_sizes(a, &x, args + used);
+    args[used++] = &a->cap;
+    return qlora__attention_launch(ctx, &x.path->forward, a, a->heads, 1, args);
+}
+
+static qlora_result qlora__attention_stats(qlora_ctx* ctx, const qlora__attention* a,
+                                           qlora__attention_operands* x) {
+    const qlora__attention_kernel* kernel = &x->path->stats;
+    void* args[] = {&x->out[0].data, &x->out[0].ld, &x->in[3].data, &x->in[3].ld, &x->lse,
+                    &x->stats,       &x->n.tokens,  &x->n.hd,       &x->n.half};
+    return qlora__launch(ctx, kernel->id, qlora__ceil_div(a->tokens, kernel->rows), a->heads, 1,
+                         kernel->threads, kernel->shared, args);
+}
+
+static qlora_result qlora__attention_backward_q(qlora_ctx* ctx, qlora__attention* a,
+                                                qlora__attention_operands* x) {
+    void* args[QLORA__ATTENTION_ARGS];
+    int used = qlora__attention_inputs(x, 4, 9, args); // keeps q and d_o
+    args[used++] = &x->stats;
+    args[used++] = &x->out[1].data;
+    args[used++] = &x->out[1].ld;
+    used += qlora__attention_sizes(a, x, args + used);
+    args[used++] = &a->cap;
+    return qlora__attention_launch(ctx, &x->path->q, a, a->heads, 1, args);
+}
+
+static qlora_result qlora__attention_backward_kv(qlora_ctx* ctx, qlora__attention* a,
+                                                 qlora__attention_operands* x, int64_t shares) {
+    void* args[QLORA__ATTENTION_ARGS];
+    int used = qlora__attention_inputs(x, 4, 6, args); // keeps k and v
+    args[used++] = &x->stats;
+    args[used++] = &x->out[2].data;
+    args[used++] = &x->out[2].ld;
+    args[used++] = &x->out[3].data;
+    args[used++] = &x->out[3].ld;
+    used += qlora__attention_sizes(a, x, args + used);
+    args[used++] = &x->parts; // attn_f32 has no shares and ignores this and the next
+    args[used++] = &x->each;
+    args[used++] = &a->cap;
+    return qlora__attention_launch(ctx, &x->path->kv, a, a->kv_heads, shares, args);
 }
 
 static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attention* a) {
-    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
-    qlora__attention_numbers n = qlora__attention_narrow(a);
-    void* stats = NULL;
-    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &stats));
+    qlora__attention_operands x;
+    QLORA__TRY(qlora__attention_operands_make(ctx, a, &x));
+    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &x.stats));
     qlora__attention_shares shares;
-    QLORA__TRY(qlora__attention_share(ctx, path, a, &shares));
-    qlora_tensor q = *a->q;
-    qlora_tensor k = *a->k;
-    qlora_tensor v = *a->v;
-    qlora_tensor o = *a->o;
-    qlora_tensor d_o = *a->d_o;
-    qlora_tensor dq = *a->dq;
-    qlora_tensor dk = *a->dk;
-    qlora_tensor dv = *a->dv;
-    void* lse = a->lse->data;
-    void* seqs = a->seqs->data;
-    void* stats_args[] = {&o.data, &o.ld,     &d_o.data, &d_o.ld, &lse,
-                          &stats,  &n.tokens, &n.hd,     &n.half};
-    QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
-                             a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
-    void* parts = shares.parts; // attn_f32 has no shares and ignores the last two
-    void* kv_args[] = {&q.data,   &q.ld,     &k.data,     &k.ld,        &v.data,
-                       &v.ld,     &d_o.data, &d_o.ld,     &stats,       &dk.data,
-                       &dk.ld,    &dv.data,  &dv.ld,      &seqs,        &n.n_seqs,
-                       &n.tokens, &n.heads,  &n.kv_heads, &n.hd,        &n.window,
-                       &a->scale, &n.half,   &parts,      &shares.each, &a->cap};
-    void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
-                      &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
-                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half,   &a->cap};
+    QLORA__TRY(qlora__attention_share(ctx, x.path, a, &shares));
+    x.parts = shares.parts;
+    x.each = shares.each;
+    QLORA__TRY(qlora__attention_stats(ctx, a, &x));
     QLORA__TRY(qlora__beside_begin(ctx));
-    QLORA__TRY(qlora__beside_end(ctx, QLORA__BESIDE_DQ,
-                                 qlora__attention_launch(ctx, &path->q, a, a->heads, 1, q_args)));
-    QLORA__TRY(qlora__attention_launch(ctx, &path->kv, a, a->kv_heads, shares.count, kv_args));
-    QLORA__TRY(qlora__attention_sum(ctx, path, a, &shares));
+    QLORA__TRY(qlora__beside_end(ctx, QLORA__BESIDE_DQ, qlora__attention_backward_q(ctx, a, &x)));
+    QLORA__TRY(qlora__attention_backward_kv(ctx, a, &x, shares.count));
+    QLORA__TRY(qlora__attention_sum(ctx, x.path, a, &shares));
     return qlora__beside_wait(ctx, 1u << QLORA__BESIDE_DQ);
 }
 

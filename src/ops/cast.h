@@ -9,10 +9,9 @@ typedef struct qlora__pair {
 
 static void qlora__cast_rows(void* user, int64_t begin, int64_t end) {
     const qlora__pair* p = (const qlora__pair*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(p->x->owner);
     for (int64_t i = begin; i < end; i++) {
-        for (int64_t j = 0; j < p->x->cols; j++) {
-            qlora__put(p->y, i, j, qlora__at(p->x, i, j));
-        }
+        qlora__row_convert(rows, p->x, i, 0, p->x->cols, p->y, i, 0);
     }
 }
 
@@ -108,10 +107,9 @@ static qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t
     }
     void* data = y->data;
     void* args[] = {&data, &n, &job.key[0], &job.key[1], &job.stream, &job.step};
-    return qlora__launch(ctx,
-                         y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32
-                                               : QLORA__K_random_normal_bf16,
-                         qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
+    return qlora__launch(
+        ctx, y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32 : QLORA__K_random_normal_bf16,
+        qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
 }
 
 qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream, float deviation,

@@ -34,12 +34,12 @@ struct qlora_clip {
     qlora__buffer* memory; // holds everything below; device memory on CUDA
     qlora__clip_part* part_table;
     qlora__clip_chunk* chunk_table;
-    int64_t* first;    // [groups + 1]: index of each group's first chunk
-    double* partials;  // [chunks]
+    int64_t* first;       // [groups + 1]: index of each group's first chunk
+    double* partials;     // [chunks]
     QLORA__REAL* results; // [groups][2]: norm, scale; f32 for AdamW
-    uint32_t* flags;   // [groups]: 1 = not finite
-    uint32_t* any;     // [1]: 1 = some group was not finite; the optimizer reads it
-    float* max_norm;   // [1]
+    uint32_t* flags;      // [groups]: 1 = not finite
+    uint32_t* any;        // [1]: 1 = some group was not finite; the optimizer reads it
+    float* max_norm;      // [1]
 };
 
 // Places the tables one after another, starting at base. With base NULL, only counts the bytes.
@@ -112,8 +112,8 @@ static void qlora__clip_fill(const qlora_tensor* const* tensors, const int32_t* 
             for (int64_t p = 0; p < parts; p++, part++) {
                 image->part_table[part].data = (float*)t->data + p * t->ld;
                 image->part_table[part].count = length;
-                for (int64_t j = 0; (groups != NULL ? groups[i] : 0) == group &&
-                                    j * QLORA__CLIP_CHUNK < length;
+                for (int64_t j = 0;
+                     (groups != NULL ? groups[i] : 0) == group && j * QLORA__CLIP_CHUNK < length;
                      j++) {
                     image->chunk_table[chunk].part = (int32_t)part;
                     image->chunk_table[chunk].group = group;
@@ -238,31 +238,30 @@ qlora_result qlora_clip_set(qlora_clip* clip, float max_norm) {
 
 static void qlora__clip_squares_cpu(void* user, int64_t begin, int64_t end) {
     const qlora_clip* clip = (const qlora_clip*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(clip->owner);
     for (int64_t i = begin; i < end; i++) {
         const qlora__clip_chunk* c = &clip->chunk_table[i];
         const qlora__clip_part* part = &clip->part_table[c->part];
         int64_t from = c->index * QLORA__CLIP_CHUNK;
         int64_t to = qlora__min(from + QLORA__CLIP_CHUNK, part->count);
-        double sum = 0.0;
-        for (int64_t j = from; j < to; j++) {
-            double x = (double)qlora__load(part->data, QLORA_F32, j);
-            sum += x * x;
-        }
-        clip->partials[i] = sum;
+        const QLORA__REAL* x = (const QLORA__REAL*)(const void*)part->data;
+        clip->partials[i] = rows->squares(x + from, to - from, 0.0);
     }
 }
 
 static void qlora__clip_apply_cpu(void* user, int64_t begin, int64_t end) {
     const qlora_clip* clip = (const qlora_clip*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(clip->owner);
     for (int64_t i = begin; i < end; i++) {
         const qlora__clip_chunk* c = &clip->chunk_table[i];
         const qlora__clip_part* part = &clip->part_table[c->part];
         float scale = (float)clip->results[2 * c->group + 1];
         int64_t from = c->index * QLORA__CLIP_CHUNK;
         int64_t to = qlora__min(from + QLORA__CLIP_CHUNK, part->count);
-        for (int64_t j = from; j < to && scale != 1.0f; j++) {
-            QLORA__REAL x = qlora__load(part->data, QLORA_F32, j);
-            qlora__store(part->data, QLORA_F32, j, x * (QLORA__REAL)scale);
+        QLORA__REAL* x = (QLORA__REAL*)(void*)part->data;
+        if (scale != 1.0f) {
+            rows->point[QLORA__POINT_SCALE](x + from, NULL, (QLORA__REAL)scale, to - from,
+                                            x + from);
         }
     }
 }

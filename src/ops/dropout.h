@@ -14,17 +14,40 @@ typedef struct qlora__dropout_job {
     float scale;
 } qlora__dropout_job;
 
-// Returns whether column `column` of the row is kept.
-static bool qlora__dropout_keep(const uint32_t key[2], uint32_t position, uint32_t sequence,
-                                uint32_t where, int64_t column, uint32_t threshold) {
-    uint32_t counter[4];
-    uint32_t words[4];
-    counter[0] = (uint32_t)(column / 4);
-    counter[1] = position;
-    counter[2] = sequence;
-    counter[3] = where;
-    qlora__philox(counter, key, words);
-    return words[column % 4] >= threshold;
+// Dropped elements are 0 even where x is not finite.
+static void qlora__dropout_row(const qlora__dropout_job* job, const uint32_t key[2], int64_t row) {
+    const qlora_dropout_desc* a = job->args;
+    const qlora__cpu_rows* rows = qlora__rows_of(a->x->owner);
+    QLORA__REAL x_room[QLORA__ROW_CHUNK];
+    QLORA__REAL y_room[QLORA__ROW_CHUNK];
+    QLORA__REAL factor[QLORA__ROW_CHUNK];
+    qlora__keep_row keep;
+    keep.counter[1] = (uint32_t)qlora__index_at(a->positions, row);
+    keep.counter[2] = (uint32_t)qlora__index_at(a->sequences, row);
+    keep.counter[3] = job->where;
+    keep.key[0] = key[0];
+    keep.key[1] = key[1];
+    keep.threshold = job->threshold;
+    keep.scale = job->scale;
+    keep.factor = factor;
+    for (int64_t c = 0; c < a->x->cols; c += QLORA__ROW_CHUNK) {
+        int64_t n = qlora__min(QLORA__ROW_CHUNK, a->x->cols - c);
+        const QLORA__REAL* x = qlora__row_in(rows, a->x, row, c, n, x_room);
+        keep.counter[0] = (uint32_t)(c / 4); // a chunk is a multiple of 4
+        keep.n = n;
+        rows->keep(&keep);
+        for (int64_t i = 0; i < n; i++) {
+            factor[i] = factor[i] != 0 ? x[i] * factor[i] : 0;
+        }
+        QLORA__REAL* y = qlora__row_room(a->y, row, c, y_room);
+        if (a->accumulate) {
+            const QLORA__REAL* old = qlora__row_in(rows, a->y, row, c, n, y_room);
+            rows->point[QLORA__POINT_ADD](factor, old, 0, n, y);
+        } else {
+            memcpy(y, factor, (size_t)n * sizeof *y);
+        }
+        qlora__row_done(rows, a->y, row, c, n, y);
+    }
 }
 
 static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
@@ -37,18 +60,7 @@ static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
     key[0] = (uint32_t)mixed;
     key[1] = (uint32_t)(mixed >> 32);
     for (int64_t row = begin; row < end; row++) {
-        uint32_t position = (uint32_t)qlora__index_at(a->positions, row);
-        uint32_t sequence = (uint32_t)qlora__index_at(a->sequences, row);
-        for (int64_t c = 0; c < a->x->cols; c++) {
-            QLORA__REAL v = 0;
-            if (qlora__dropout_keep(key, position, sequence, job->where, c, job->threshold)) {
-                v = qlora__at(a->x, row, c) * (QLORA__REAL)job->scale;
-            }
-            if (a->accumulate) {
-                v += qlora__at(a->y, row, c);
-            }
-            qlora__put(a->y, row, c, v);
-        }
+        qlora__dropout_row(job, key, row);
     }
 }
 

@@ -136,116 +136,53 @@ static qlora_tensor qlora__batch_at(const qlora_tensor* t, int64_t b) {
 //             w = sqrt(2 / pi) (a + 0.044715 a^3)
 //   cap       y = alpha tanh(a / alpha)
 
-static QLORA__REAL qlora__sigmoid(QLORA__REAL x) {
-    return 1 / (1 + qlora__exp(-x));
-}
-
-static QLORA__REAL qlora__silu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)b;
-    (void)alpha;
-    return a * qlora__sigmoid(a);
-}
-
-static QLORA__REAL qlora__silu_grad_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)alpha;
-    QLORA__REAL s = qlora__sigmoid(a);
-    return b * s * (1 + a * (1 - s));
-}
-
-static QLORA__REAL qlora__swiglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)alpha;
-    return a * qlora__sigmoid(a) * b;
-}
-
-// 1 / (1 + e^-2w) of the GELU, and the derivative of 2 w.
-static QLORA__REAL qlora__gelu_share(QLORA__REAL a) {
-    QLORA__REAL twice = (QLORA__REAL)1.5957691216057308;
-    return qlora__sigmoid(twice * (a + (QLORA__REAL)0.044715 * a * a * a));
-}
-
-static QLORA__REAL qlora__gelu_slope(QLORA__REAL a) {
-    QLORA__REAL twice = (QLORA__REAL)1.5957691216057308;
-    return twice * (1 + (QLORA__REAL)0.134145 * a * a);
-}
-
-static QLORA__REAL qlora__geglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)alpha;
-    return a * qlora__gelu_share(a) * b;
-}
-
-static QLORA__REAL qlora__cap_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)b;
-    return alpha * qlora__tanh(a / alpha);
-}
-
-static QLORA__REAL qlora__mul_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)alpha;
-    return a * b;
-}
-
-static QLORA__REAL qlora__add_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)alpha;
-    return a + b;
-}
-
-static QLORA__REAL qlora__scale_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)b;
-    return alpha * a;
-}
-
-static QLORA__REAL qlora__fill_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
-    (void)a;
-    (void)b;
-    return alpha;
-}
-
-typedef enum qlora__point_kind {
-    QLORA__POINT_SILU,
-    QLORA__POINT_SILU_GRAD,
-    QLORA__POINT_SWIGLU,
-    QLORA__POINT_GEGLU,
-    QLORA__POINT_CAP,
-    QLORA__POINT_MUL,
-    QLORA__POINT_ADD,
-    QLORA__POINT_SCALE,
-    QLORA__POINT_FILL
-} qlora__point_kind;
-
 typedef struct qlora__point_op {
-    QLORA__REAL (*apply)(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha);
     qlora__kernel_id kernel_f32;
     qlora__kernel_id kernel_bf16;
     int inputs;
     bool has_alpha;
 } qlora__point_op;
 
+// Indexed by qlora__point_kind.
 static const qlora__point_op qlora__point_ops[] = {
-    {qlora__silu_at, QLORA__K_elementwise_silu_f32, QLORA__K_elementwise_silu_bf16, 1, false},
-    {qlora__silu_grad_at, QLORA__K_elementwise_silu_bwd_f32, QLORA__K_elementwise_silu_bwd_bf16, 2,
-     false},
-    {qlora__swiglu_at, QLORA__K_elementwise_swiglu_f32, QLORA__K_elementwise_swiglu_bf16, 2, false},
-    {qlora__geglu_at, QLORA__K_elementwise_geglu_f32, QLORA__K_elementwise_geglu_bf16, 2, false},
-    {qlora__cap_at, QLORA__K_elementwise_cap_f32, QLORA__K_elementwise_cap_bf16, 1, true},
-    {qlora__mul_at, QLORA__K_elementwise_mul_f32, QLORA__K_elementwise_mul_bf16, 2, false},
-    {qlora__add_at, QLORA__K_elementwise_add_f32, QLORA__K_elementwise_add_bf16, 2, false},
-    {qlora__scale_at, QLORA__K_elementwise_scale_f32, QLORA__K_elementwise_scale_bf16, 1, true},
-    {qlora__fill_at, QLORA__K_elementwise_fill_f32, QLORA__K_elementwise_fill_bf16, 0, true}};
+    {QLORA__K_elementwise_silu_f32, QLORA__K_elementwise_silu_bf16, 1, false},
+    {QLORA__K_elementwise_silu_bwd_f32, QLORA__K_elementwise_silu_bwd_bf16, 2, false},
+    {QLORA__K_elementwise_swiglu_f32, QLORA__K_elementwise_swiglu_bf16, 2, false},
+    {QLORA__K_elementwise_geglu_f32, QLORA__K_elementwise_geglu_bf16, 2, false},
+    {QLORA__K_elementwise_cap_f32, QLORA__K_elementwise_cap_bf16, 1, true},
+    {QLORA__K_elementwise_mul_f32, QLORA__K_elementwise_mul_bf16, 2, false},
+    {QLORA__K_elementwise_add_f32, QLORA__K_elementwise_add_bf16, 2, false},
+    {QLORA__K_elementwise_scale_f32, QLORA__K_elementwise_scale_bf16, 1, true},
+    {QLORA__K_elementwise_fill_f32, QLORA__K_elementwise_fill_bf16, 0, true}};
 
 typedef struct qlora__point_job {
-    const qlora__point_op* op;
-    const qlora_tensor* a;
-    const qlora_tensor* b;
+    qlora__point_kind kind;
+    const qlora_tensor* a; // or NULL
+    const qlora_tensor* b; // or NULL
     const qlora_tensor* y;
     QLORA__REAL alpha;
 } qlora__point_job;
 
 static void qlora__point_rows(void* user, int64_t begin, int64_t end) {
     const qlora__point_job* job = (const qlora__point_job*)user;
+    const qlora_tensor* y = job->y;
+    const qlora__cpu_rows* rows = qlora__rows_of(y->owner);
+    QLORA__REAL a_room[QLORA__ROW_CHUNK];
+    QLORA__REAL b_room[QLORA__ROW_CHUNK];
     for (int64_t r = begin; r < end; r++) {
-        for (int64_t c = 0; c < job->y->cols; c++) {
-            QLORA__REAL a = job->a != NULL ? qlora__at(job->a, r, c) : 0;
-            QLORA__REAL b = job->b != NULL ? qlora__at(job->b, r, c) : 0;
-            qlora__put(job->y, r, c, job->op->apply(a, b, job->alpha));
+        for (int64_t c = 0; c < y->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, y->cols - c);
+            const QLORA__REAL* a = NULL;
+            const QLORA__REAL* b = NULL;
+            if (job->a != NULL) {
+                a = qlora__row_in(rows, job->a, r, c, n, a_room);
+            }
+            if (job->b != NULL) {
+                b = qlora__row_in(rows, job->b, r, c, n, b_room);
+            }
+            QLORA__REAL* to = qlora__row_room(y, r, c, a_room);
+            rows->point[job->kind](a, b, job->alpha, n, to);
+            qlora__row_done(rows, y, r, c, n, to);
         }
     }
 }
@@ -265,7 +202,7 @@ static qlora_result qlora__point(qlora_ctx* ctx, qlora__point_kind kind, const q
     }
     if (qlora__on_cpu(ctx)) {
         qlora__point_job job;
-        job.op = op;
+        job.kind = kind;
         job.a = a;
         job.b = b;
         job.y = y;
@@ -368,20 +305,24 @@ typedef struct qlora__gated_job {
 
 static void qlora__gated_backward_rows(void* user, int64_t begin, int64_t end) {
     const qlora__gated_job* job = (const qlora__gated_job*)user;
+    const qlora_tensor* dh = job->dh;
+    const qlora__cpu_rows* rows = qlora__rows_of(dh->owner);
+    QLORA__REAL room[4][QLORA__ROW_CHUNK];
     for (int64_t r = begin; r < end; r++) {
-        for (int64_t c = 0; c < job->dh->cols; c++) {
-            QLORA__REAL dh = qlora__at(job->dh, r, c);
-            QLORA__REAL g = qlora__at(job->gate, r, c);
-            QLORA__REAL u = qlora__at(job->up, r, c);
-            QLORA__REAL s = job->gelu ? qlora__gelu_share(g) : qlora__sigmoid(g);
-            QLORA__REAL dg = dh * u * s * (1 + g * (1 - s));
-            if (job->gelu) {
-                dg = dh * u * (s + g * s * (1 - s) * qlora__gelu_slope(g));
-            }
-            qlora__put(job->dgate, r, c, dg);
-            qlora__put(job->dup, r, c, dh * g * s);
+        for (int64_t c = 0; c < dh->cols; c += QLORA__ROW_CHUNK) {
+            qlora__gated_row row;
+            row.n = qlora__min(QLORA__ROW_CHUNK, dh->cols - c);
+            row.dh = qlora__row_in(rows, dh, r, c, row.n, room[0]);
+            row.gate = qlora__row_in(rows, job->gate, r, c, row.n, room[1]);
+            row.up = qlora__row_in(rows, job->up, r, c, row.n, room[2]);
+            row.dgate = qlora__row_room(job->dgate, r, c, room[1]);
+            row.dup = qlora__row_room(job->dup, r, c, room[2]);
+            row.h = job->h != NULL ? qlora__row_room(job->h, r, c, room[3]) : NULL;
+            (job->gelu ? rows->geglu_grad : rows->swiglu_grad)(&row);
+            qlora__row_done(rows, job->dgate, r, c, row.n, row.dgate);
+            qlora__row_done(rows, job->dup, r, c, row.n, row.dup);
             if (job->h != NULL) {
-                qlora__put(job->h, r, c, g * s * u);
+                qlora__row_done(rows, job->h, r, c, row.n, row.h);
             }
         }
     }

@@ -114,10 +114,23 @@ typedef struct qlora__linear_job {
 
 static void qlora__linear_bias_rows(void* user, int64_t begin, int64_t end) {
     const qlora__linear_job* job = (const qlora__linear_job*)user;
+    const qlora_tensor* y = job->y;
+    const qlora__cpu_rows* rows = qlora__rows_of(y->owner);
+    QLORA__REAL y_room[QLORA__ROW_CHUNK];
+    QLORA__REAL b_room[QLORA__ROW_CHUNK];
     for (int64_t r = begin; r < end; r++) {
-        for (int64_t c = 0; c < job->y->cols; c++) {
-            QLORA__REAL before = job->add ? qlora__at(job->y, r, c) : (QLORA__REAL)0;
-            qlora__put(job->y, r, c, before + qlora__at(job->bias, 0, c));
+        for (int64_t c = 0; c < y->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, y->cols - c);
+            const QLORA__REAL* bias = qlora__row_in(rows, job->bias, 0, c, n, b_room);
+            const QLORA__REAL* before = y_room;
+            if (job->add) {
+                before = qlora__row_in(rows, y, r, c, n, y_room);
+            } else {
+                memset(y_room, 0, (size_t)n * sizeof y_room[0]);
+            }
+            QLORA__REAL* to = qlora__row_room(y, r, c, y_room);
+            rows->point[QLORA__POINT_ADD](before, bias, 0, n, to);
+            qlora__row_done(rows, y, r, c, n, to);
         }
     }
 }
@@ -146,22 +159,22 @@ static void qlora__linear_place_cpu(const qlora_linear_desc* l) {
     const qlora_tensor* operand = l->operand;
     int64_t pad = qlora_linear_pad(l);
     int64_t out = qlora_linear_out(l);
+    const qlora__cpu_rows* rows = qlora__rows_of(operand->owner);
+    size_t size = qlora_dtype_bytes(operand->dtype);
     for (int64_t r = 0; r < out + pad; r++) {
-        for (int64_t c = r < out ? l->in : 0; c < l->in + pad; c++) {
-            qlora__put(operand, r, c, (QLORA__REAL)0);
-        }
+        int64_t c = r < out ? l->in : 0;
+        memset((char*)operand->data + (size_t)(r * operand->ld + c) * size, 0,
+               (size_t)(l->in + pad - c) * size);
     }
     int64_t row = 0;
     int64_t at = 0;
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* p = &l->parts[i];
+        for (int64_t r = 0; r < p->out && p->rank > 0; r++) {
+            qlora__row_convert(rows, p->sb, r, 0, p->rank, operand, row + r, l->in + at);
+        }
         for (int64_t k = 0; k < p->rank; k++) {
-            for (int64_t r = 0; r < p->out; r++) {
-                qlora__put(operand, row + r, l->in + at + k, qlora__at(p->sb, r, k));
-            }
-            for (int64_t c = 0; c < l->in; c++) {
-                qlora__put(operand, out + at + k, c, qlora__at(p->a, k, c));
-            }
+            qlora__row_convert(rows, p->a, k, 0, l->in, operand, out + at + k, 0);
         }
         row += p->out;
         at += p->rank;

@@ -9,11 +9,10 @@ typedef struct qlora__embed_job {
 
 static void qlora__embed_rows(void* user, int64_t begin, int64_t end) {
     const qlora__embed_job* job = (const qlora__embed_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->y->owner);
     for (int64_t row = begin; row < end; row++) {
-        int64_t id = qlora__index_at(job->ids, row);
-        for (int64_t c = 0; c < job->y->cols; c++) {
-            qlora__put(job->y, row, c, qlora__at(job->table, id, c));
-        }
+        qlora__row_convert(rows, job->table, qlora__index_at(job->ids, row), 0, job->y->cols,
+                           job->y, row, 0);
     }
 }
 
@@ -73,46 +72,90 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 
 #define QLORA__NO_LABEL -100
 
-// A logit, limited if there is a cap.
-static QLORA__REAL qlora__logit_at(const qlora_cross_entropy_desc* a, int64_t row, int64_t c) {
-    QLORA__REAL x = qlora__at(a->logits, row, c);
-    return a->cap > 0.0f ? (QLORA__REAL)a->cap * qlora__tanh(x / (QLORA__REAL)a->cap) : x;
+// Columns [c, c + n) of a row of logits, limited if there is a cap.
+static const QLORA__REAL* qlora__logits_in(const qlora__cpu_rows* rows,
+                                           const qlora_cross_entropy_desc* a, int64_t row,
+                                           int64_t c, int64_t n, QLORA__REAL* room) {
+    const QLORA__REAL* x = qlora__row_in(rows, a->logits, row, c, n, room);
+    if (a->cap > 0.0f) {
+        rows->point[QLORA__POINT_CAP](x, NULL, (QLORA__REAL)a->cap, n, room);
+        return room;
+    }
+    return x;
+}
+
+// The softmax of a row: its largest logit, the sum of e^(x - top), and the logit of the label.
+typedef struct qlora__row_sum {
+    QLORA__REAL top;
+    double sum;
+    QLORA__REAL own;
+} qlora__row_sum;
+
+static qlora__row_sum qlora__cross_entropy_sum(const qlora__cpu_rows* rows,
+                                               const qlora_cross_entropy_desc* a, int64_t row,
+                                               int64_t label) {
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    int64_t cols = a->logits->cols;
+    qlora__row_sum r;
+    r.top = *qlora__logits_in(rows, a, row, 0, 1, room);
+    r.own = *qlora__logits_in(rows, a, row, label, 1, room);
+    r.sum = 0;
+    for (int64_t c = 0; c < cols; c += QLORA__ROW_CHUNK) {
+        int64_t n = qlora__min(QLORA__ROW_CHUNK, cols - c);
+        r.top = rows->top(qlora__logits_in(rows, a, row, c, n, room), n, r.top);
+    }
+    for (int64_t c = 0; c < cols; c += QLORA__ROW_CHUNK) {
+        int64_t n = qlora__min(QLORA__ROW_CHUNK, cols - c);
+        r.sum = rows->exps(qlora__logits_in(rows, a, row, c, n, room), r.top, n, NULL, r.sum);
+    }
+    return r;
+}
+
+// Replaces the logits by their gradients; scale is that of the loss.
+static void qlora__cross_entropy_gradient(const qlora__cpu_rows* rows,
+                                          const qlora_cross_entropy_desc* a, int64_t row,
+                                          int64_t label, const qlora__row_sum* r, QLORA__REAL scale,
+                                          QLORA__REAL weight) {
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    QLORA__REAL y_room[QLORA__ROW_CHUNK];
+    const qlora_tensor* x = a->logits;
+    for (int64_t c = 0; c < x->cols; c += QLORA__ROW_CHUNK) {
+        int64_t n = qlora__min(QLORA__ROW_CHUNK, x->cols - c);
+        const QLORA__REAL* y = qlora__logits_in(rows, a, row, c, n, y_room);
+        QLORA__REAL* g = qlora__row_room(x, row, c, room);
+        rows->exps(y, r->top, n, g, 0);
+        QLORA__REAL own = label >= c && label < c + n ? g[label - c] : 0;
+        rows->shares(g, (QLORA__REAL)r->sum, scale, weight, n, g);
+        if (label >= c && label < c + n) {
+            g[label - c] = (own / (QLORA__REAL)r->sum - 1) * scale * weight;
+        }
+        if (a->cap > 0.0f) {
+            rows->cap_grad(y, (QLORA__REAL)a->cap, n, g);
+        }
+        qlora__row_done(rows, x, row, c, n, g);
+    }
 }
 
 static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
     const qlora_cross_entropy_desc* a = (const qlora_cross_entropy_desc*)user;
-    const qlora_tensor* x = a->logits;
+    const qlora__cpu_rows* rows = qlora__rows_of(a->logits->owner);
     QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, 0) : 1;
     for (int64_t row = begin; row < end; row++) {
         int64_t label = qlora__index_at(a->labels, row);
-        bool counted = label != QLORA__NO_LABEL;
         QLORA__REAL weight = a->weights != NULL ? qlora__at(a->weights, 0, row) : 1;
-        QLORA__REAL top = counted ? qlora__logit_at(a, row, 0) : 0;
-        for (int64_t c = 0; counted && c < x->cols; c++) {
-            QLORA__REAL v = qlora__logit_at(a, row, c);
-            top = v > top ? v : top;
-        }
-        double sum = 0;
-        for (int64_t c = 0; counted && c < x->cols; c++) {
-            sum += (double)qlora__exp(qlora__logit_at(a, row, c) - top);
-        }
         QLORA__REAL loss = 0;
-        if (counted) {
-            loss = weight * (top + (QLORA__REAL)log(sum) - qlora__logit_at(a, row, label));
+        if (label != QLORA__NO_LABEL) {
+            qlora__row_sum r = qlora__cross_entropy_sum(rows, a, row, label);
+            loss = weight * (r.top + (QLORA__REAL)log(r.sum) - r.own);
+            if (!a->forward_only) {
+                qlora__cross_entropy_gradient(rows, a, row, label, &r, scale, weight);
+            }
+        } else if (!a->forward_only) {
+            size_t size = qlora_dtype_bytes(a->logits->dtype);
+            memset((char*)a->logits->data + (size_t)(row * a->logits->ld) * size, 0,
+                   (size_t)a->logits->cols * size);
         }
         qlora__put(a->losses, 0, row, loss);
-        for (int64_t c = 0; !a->forward_only && c < x->cols; c++) {
-            QLORA__REAL gradient = 0;
-            if (counted) {
-                QLORA__REAL y = qlora__logit_at(a, row, c);
-                gradient = qlora__exp(y - top) / (QLORA__REAL)sum;
-                gradient = (gradient - (c == label ? 1 : 0)) * scale * weight;
-                if (a->cap > 0.0f) {
-                    gradient *= 1 - y / (QLORA__REAL)a->cap * (y / (QLORA__REAL)a->cap);
-                }
-            }
-            qlora__put(x, row, c, gradient);
-        }
     }
 }
 
@@ -227,12 +270,19 @@ typedef struct qlora__argmax_job {
 
 static void qlora__argmax_rows(void* user, int64_t begin, int64_t end) {
     const qlora__argmax_job* job = (const qlora__argmax_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    QLORA__REAL room[QLORA__ROW_CHUNK];
     for (int64_t row = begin; row < end; row++) {
         int64_t best = -1;
-        for (int64_t c = 0; c < job->x->cols; c++) {
-            QLORA__REAL v = qlora__at(job->x, row, c);
-            if (v == v && (best < 0 || v > qlora__at(job->x, row, best))) {
-                best = c;
+        QLORA__REAL most = 0;
+        for (int64_t c = 0; c < job->x->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, job->x->cols - c);
+            const QLORA__REAL* x = qlora__row_in(rows, job->x, row, c, n, room);
+            for (int64_t i = 0; i < n; i++) {
+                if (x[i] == x[i] && (best < 0 || x[i] > most)) {
+                    best = c + i;
+                    most = x[i];
+                }
             }
         }
         ((int32_t*)job->ids->data)[row] = (int32_t)(best < 0 ? 0 : best);

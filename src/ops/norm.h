@@ -21,59 +21,105 @@ typedef struct qlora__norm_job {
 } qlora__norm_job;
 
 // Returns 1 / sqrt(mean(x^2) + eps) over n columns from `first` on.
-static QLORA__REAL qlora__norm_rstd(const qlora_tensor* x, int64_t row, int64_t first, int64_t n,
-                                    float eps) {
+static QLORA__REAL qlora__norm_rstd(const qlora__cpu_rows* rows, const qlora_tensor* x, int64_t row,
+                                    int64_t first, int64_t n, float eps) {
+    QLORA__REAL room[QLORA__ROW_CHUNK];
     double squares = 0;
-    for (int64_t c = first; c < first + n; c++) {
-        double v = (double)qlora__at(x, row, c);
-        squares += v * v;
+    for (int64_t c = 0; c < n; c += QLORA__ROW_CHUNK) {
+        int64_t part = qlora__min(QLORA__ROW_CHUNK, n - c);
+        squares = rows->squares(qlora__row_in(rows, x, row, first + c, part, room), part, squares);
     }
     return (QLORA__REAL)(1 / sqrt(squares / (double)n + (double)eps));
 }
 
+// sum = x + delta in one row.
+static void qlora__norm_add(const qlora__cpu_rows* rows, const qlora__norm_job* job, int64_t row) {
+    QLORA__REAL x_room[QLORA__ROW_CHUNK];
+    QLORA__REAL d_room[QLORA__ROW_CHUNK];
+    for (int64_t c = 0; c < job->x->cols; c += QLORA__ROW_CHUNK) {
+        int64_t n = qlora__min(QLORA__ROW_CHUNK, job->x->cols - c);
+        const QLORA__REAL* x = qlora__row_in(rows, job->x, row, c, n, x_room);
+        const QLORA__REAL* delta = qlora__row_in(rows, job->delta, row, c, n, d_room);
+        QLORA__REAL* sum = qlora__row_room(job->sum, row, c, x_room);
+        rows->point[QLORA__POINT_ADD](x, delta, 0, n, sum);
+        qlora__row_done(rows, job->sum, row, c, n, sum);
+    }
+}
+
 static void qlora__norm_forward_rows(void* user, int64_t begin, int64_t end) {
     const qlora__norm_job* job = (const qlora__norm_job*)user;
-    int64_t n = job->w->cols;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    QLORA__REAL x_room[QLORA__ROW_CHUNK];
+    QLORA__REAL w_room[QLORA__ROW_CHUNK];
+    int64_t heads = job->w->cols;
     for (int64_t row = begin; row < end; row++) {
         const qlora_tensor* x = job->x;
         if (job->delta != NULL) {
-            for (int64_t c = 0; c < x->cols; c++) {
-                qlora__put(job->sum, row, c, qlora__at(x, row, c) + qlora__at(job->delta, row, c));
-            }
+            qlora__norm_add(rows, job, row);
             x = job->sum;
         }
-        for (int64_t first = 0; first < x->cols; first += n) {
-            QLORA__REAL rstd = qlora__norm_rstd(x, row, first, n, job->eps);
-            for (int64_t c = 0; c < n; c++) {
-                QLORA__REAL v = qlora__at(x, row, first + c) * rstd * qlora__at(job->w, 0, c);
-                qlora__put(job->y, row, first + c, v);
+        for (int64_t first = 0; first < x->cols; first += heads) {
+            QLORA__REAL rstd = qlora__norm_rstd(rows, x, row, first, heads, job->eps);
+            for (int64_t c = 0; c < heads; c += QLORA__ROW_CHUNK) {
+                int64_t n = qlora__min(QLORA__ROW_CHUNK, heads - c);
+                const QLORA__REAL* in = qlora__row_in(rows, x, row, first + c, n, x_room);
+                const QLORA__REAL* w = qlora__row_in(rows, job->w, 0, c, n, w_room);
+                QLORA__REAL* y = qlora__row_room(job->y, row, first + c, x_room);
+                rows->norm(in, rstd, w, n, y);
+                qlora__row_done(rows, job->y, row, first + c, n, y);
             }
         }
     }
 }
 
+// The rooms of the backward pass of one head: dy, w, x, dres.
+typedef struct qlora__norm_rooms {
+    QLORA__REAL at[4][QLORA__ROW_CHUNK];
+} qlora__norm_rooms;
+
+static void qlora__norm_chunk(const qlora__cpu_rows* rows, const qlora__norm_job* job, int64_t row,
+                              int64_t first, int64_t c, qlora__norm_rooms* rooms,
+                              qlora__norm_row* out) {
+    out->n = qlora__min(QLORA__ROW_CHUNK, job->w->cols - c);
+    out->dy = qlora__row_in(rows, job->dy, row, first + c, out->n, rooms->at[0]);
+    out->w = qlora__row_in(rows, job->w, 0, c, out->n, rooms->at[1]);
+    out->x = qlora__row_in(rows, job->x, row, first + c, out->n, rooms->at[2]);
+}
+
+// Computes dx of one head, and returns its rstd.
+static QLORA__REAL qlora__norm_backward_head(const qlora__cpu_rows* rows,
+                                             const qlora__norm_job* job, int64_t row,
+                                             int64_t first) {
+    qlora__norm_rooms rooms;
+    qlora__norm_row r;
+    memset(&r, 0, sizeof r);
+    int64_t cols = job->w->cols;
+    double dot = 0;
+    r.rstd = qlora__norm_rstd(rows, job->x, row, first, cols, job->eps);
+    for (int64_t c = 0; c < cols; c += QLORA__ROW_CHUNK) {
+        qlora__norm_chunk(rows, job, row, first, c, &rooms, &r);
+        dot = rows->dot3(r.dy, r.w, r.x, r.n, dot);
+    }
+    r.pull = (QLORA__REAL)(dot / (double)cols) * r.rstd * r.rstd;
+    for (int64_t c = 0; c < cols; c += QLORA__ROW_CHUNK) {
+        qlora__norm_chunk(rows, job, row, first, c, &rooms, &r);
+        if (job->dres != NULL) {
+            r.dres = qlora__row_in(rows, job->dres, row, first + c, r.n, rooms.at[3]);
+        }
+        r.dx = qlora__row_room(job->dx, row, first + c, rooms.at[0]);
+        rows->norm_grad(&r);
+        qlora__row_done(rows, job->dx, row, first + c, r.n, r.dx);
+    }
+    return r.rstd;
+}
+
 static void qlora__norm_backward_rows(void* user, int64_t begin, int64_t end) {
     const qlora__norm_job* job = (const qlora__norm_job*)user;
-    int64_t n = job->w->cols;
-    int64_t heads = job->x->cols / n;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    int64_t heads = job->x->cols / job->w->cols;
     for (int64_t row = begin; row < end; row++) {
         for (int64_t head = 0; head < heads; head++) {
-            int64_t first = head * n;
-            QLORA__REAL rstd = qlora__norm_rstd(job->x, row, first, n, job->eps);
-            double dot = 0;
-            for (int64_t c = 0; c < n; c++) {
-                dot += (double)qlora__at(job->dy, row, first + c) *
-                       (double)qlora__at(job->w, 0, c) * (double)qlora__at(job->x, row, first + c);
-            }
-            QLORA__REAL pull = (QLORA__REAL)(dot / (double)n) * rstd * rstd;
-            for (int64_t c = 0; c < n; c++) {
-                QLORA__REAL wdy = qlora__at(job->dy, row, first + c) * qlora__at(job->w, 0, c);
-                QLORA__REAL v = rstd * (wdy - qlora__at(job->x, row, first + c) * pull);
-                if (job->dres != NULL) {
-                    v += qlora__at(job->dres, row, first + c);
-                }
-                qlora__put(job->dx, row, first + c, v);
-            }
+            QLORA__REAL rstd = qlora__norm_backward_head(rows, job, row, head * job->w->cols);
             if (job->rstd != NULL) {
                 job->rstd[row * heads + head] = rstd;
             }

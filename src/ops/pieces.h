@@ -20,10 +20,16 @@ static void qlora__copy_rows(void* user, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
         int64_t b = i / job->x.rows;
         int64_t row = i % job->x.rows;
+        if (!job->transpose) {
+            memcpy((char*)job->y.data + (size_t)(b * job->y.batch_stride + row * job->y.ld) * size,
+                   (const char*)job->x.data +
+                       (size_t)(b * job->x.batch_stride + row * job->x.ld) * size,
+                   (size_t)job->x.cols * size);
+            continue;
+        }
         for (int64_t c = 0; c < job->x.cols; c++) {
             int64_t from = b * job->x.batch_stride + row * job->x.ld + c;
-            int64_t to = b * job->y.batch_stride +
-                         (job->transpose ? c * job->y.ld + row : row * job->y.ld + c);
+            int64_t to = b * job->y.batch_stride + c * job->y.ld + row;
             memcpy((char*)job->y.data + (size_t)to * size,
                    (const char*)job->x.data + (size_t)from * size, size);
         }
@@ -164,27 +170,38 @@ typedef struct qlora__softmax_job {
 
 static void qlora__softmax_rows(void* user, int64_t begin, int64_t end) {
     const qlora__softmax_job* job = (const qlora__softmax_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    QLORA__REAL room[QLORA__ROW_CHUNK];
     for (int64_t i = begin; i < end; i++) {
         qlora_tensor x = qlora__batch_at(job->x, i / job->x->rows);
         qlora_tensor y = qlora__batch_at(job->y, i / job->x->rows);
         int64_t row = i % x.rows;
         QLORA__REAL top = (QLORA__REAL)QLORA__MASKED;
-        for (int64_t c = 0; c < x.cols; c++) {
-            QLORA__REAL v = qlora__at(&x, row, c);
-            top = v > top ? v : top;
-        }
         double sum = 0;
-        for (int64_t c = 0; c < x.cols; c++) {
-            sum += (double)qlora__exp(qlora__at(&x, row, c) - top);
+        for (int64_t c = 0; c < x.cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, x.cols - c);
+            top = rows->top(qlora__row_in(rows, &x, row, c, n, room), n, top);
         }
-        for (int64_t c = 0; c < x.cols; c++) {
-            qlora__put(&y, row, c, qlora__exp(qlora__at(&x, row, c) - top) / (QLORA__REAL)sum);
+        for (int64_t c = 0; c < x.cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, x.cols - c);
+            sum = rows->exps(qlora__row_in(rows, &x, row, c, n, room), top, n, NULL, sum);
+        }
+        for (int64_t c = 0; c < x.cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, x.cols - c);
+            const QLORA__REAL* in = qlora__row_in(rows, &x, row, c, n, room);
+            QLORA__REAL* out = qlora__row_room(&y, row, c, room);
+            rows->exps(in, top, n, out, 0);
+            rows->shares(out, (QLORA__REAL)sum, 1, 1, n, out);
+            qlora__row_done(rows, &y, row, c, n, out);
         }
     }
 }
 
 static void qlora__softmax_backward_rows(void* user, int64_t begin, int64_t end) {
     const qlora__softmax_job* job = (const qlora__softmax_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
+    QLORA__REAL y_room[QLORA__ROW_CHUNK];
+    QLORA__REAL dy_room[QLORA__ROW_CHUNK];
     for (int64_t i = begin; i < end; i++) {
         int64_t b = i / job->x->rows;
         qlora_tensor y = qlora__batch_at(job->x, b);
@@ -192,12 +209,18 @@ static void qlora__softmax_backward_rows(void* user, int64_t begin, int64_t end)
         qlora_tensor dx = qlora__batch_at(job->y, b);
         int64_t row = i % y.rows;
         double dot = 0;
-        for (int64_t c = 0; c < y.cols; c++) {
-            dot += (double)qlora__at(&y, row, c) * (double)qlora__at(&dy, row, c);
+        for (int64_t c = 0; c < y.cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, y.cols - c);
+            dot = rows->dot(qlora__row_in(rows, &y, row, c, n, y_room),
+                            qlora__row_in(rows, &dy, row, c, n, dy_room), n, dot);
         }
-        for (int64_t c = 0; c < y.cols; c++) {
-            QLORA__REAL p = qlora__at(&y, row, c);
-            qlora__put(&dx, row, c, p * (qlora__at(&dy, row, c) - (QLORA__REAL)dot));
+        for (int64_t c = 0; c < y.cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, y.cols - c);
+            const QLORA__REAL* p = qlora__row_in(rows, &y, row, c, n, y_room);
+            const QLORA__REAL* d = qlora__row_in(rows, &dy, row, c, n, dy_room);
+            QLORA__REAL* out = qlora__row_room(&dx, row, c, y_room);
+            rows->softmax_grad(p, d, (QLORA__REAL)dot, n, out);
+            qlora__row_done(rows, &dx, row, c, n, out);
         }
     }
 }

@@ -166,6 +166,8 @@ qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64
     return qlora__leave(ctx, qlora__rope_table(ctx, desc, "desc", head_dim, positions, out));
 }
 
+#define QLORA__ROPE_CHUNK 128
+
 typedef struct qlora__rope_job {
     const qlora_tensor* x;
     const qlora_tensor* positions;
@@ -178,33 +180,76 @@ typedef struct qlora__rope_job {
     float sign;
 } qlora__rope_job;
 
+// Every `step`-th of n elements of a row: in place if possible, otherwise converted into `room`.
+static QLORA__REAL* qlora__rope_get(const qlora__cpu_rows* rows, const qlora_tensor* x, int64_t row,
+                                    int64_t col, int64_t step, int64_t n, QLORA__REAL* room) {
+    if (step == 1) {
+        return (QLORA__REAL*)qlora__row_in(rows, x, row, col, n, room);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        room[i] = qlora__at(x, row, col + step * i);
+    }
+    return room;
+}
+
+static void qlora__rope_put(const qlora__cpu_rows* rows, const qlora_tensor* x, int64_t row,
+                            int64_t col, int64_t step, int64_t n, const QLORA__REAL* from) {
+    if (step == 1) {
+        qlora__row_done(rows, x, row, col, n, from);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        qlora__put(x, row, col + step * i, from[i]);
+    }
+}
+
+// Rotates pairs [i, i + n) of one head, whose first column is `first`. With neighbours, the two
+// elements of a pair are next to each other.
+static void qlora__rope_pairs(const qlora__cpu_rows* rows, const qlora__rope_job* job, int64_t row,
+                              int64_t first, int64_t i, int64_t n, bool turn) {
+    QLORA__REAL room[2][QLORA__ROPE_CHUNK];
+    QLORA__REAL other[2][QLORA__ROPE_CHUNK];
+    int64_t half = job->table->cols / 2;
+    int64_t step = job->neighbours ? 2 : 1;
+    int64_t u = first + step * i;
+    int64_t v = u + (job->neighbours ? 1 : half);
+    QLORA__REAL* a = qlora__rope_get(rows, job->x, row, u, step, n, room[0]);
+    QLORA__REAL* b = qlora__rope_get(rows, job->x, row, v, step, n, room[1]);
+    if (job->bias != NULL) {
+        const QLORA__REAL* a_bias = qlora__rope_get(rows, job->bias, 0, u, step, n, other[0]);
+        const QLORA__REAL* b_bias = qlora__rope_get(rows, job->bias, 0, v, step, n, other[1]);
+        rows->point[QLORA__POINT_ADD](a, a_bias, 0, n, a);
+        rows->point[QLORA__POINT_ADD](b, b_bias, 0, n, b);
+    }
+    const QLORA__REAL* cosine = other[0];
+    const QLORA__REAL* sine = other[1];
+    if (turn) {
+        int64_t position = qlora__index_at(job->positions, row);
+        cosine = qlora__row_in(rows, job->table, position, i, n, other[0]);
+        sine = qlora__row_in(rows, job->table, position, half + i, n, other[1]);
+    } else {
+        rows->point[QLORA__POINT_FILL](NULL, NULL, 1, n, other[0]);
+        rows->point[QLORA__POINT_FILL](NULL, NULL, 0, n, other[1]);
+    }
+    rows->rope(a, b, cosine, sine, (QLORA__REAL)job->sign, n);
+    qlora__rope_put(rows, job->x, row, u, step, n, a);
+    qlora__rope_put(rows, job->x, row, v, step, n, b);
+}
+
 static void qlora__rope_rows(void* user, int64_t begin, int64_t end) {
     const qlora__rope_job* job = (const qlora__rope_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->x->owner);
     int64_t half = job->table->cols / 2;
     int64_t heads = job->bias != NULL ? job->x->cols / job->head_dim : job->rotated;
     for (int64_t row = begin; row < end; row++) {
-        int64_t position = qlora__index_at(job->positions, row);
         for (int64_t head = 0; head < heads; head++) {
-            for (int64_t i = 0; i < half; i++) {
-                int64_t u = head * job->head_dim + (job->neighbours ? 2 * i : i);
-                int64_t v = u + (job->neighbours ? 1 : half);
-                QLORA__REAL a = qlora__at(job->x, row, u);
-                QLORA__REAL b = qlora__at(job->x, row, v);
-                if (job->bias != NULL) {
-                    a += qlora__at(job->bias, 0, u);
-                    b += qlora__at(job->bias, 0, v);
-                }
-                QLORA__REAL cosine = 1;
-                QLORA__REAL sine = 0;
-                if (head < job->rotated) {
-                    cosine = qlora__at(job->table, position, i);
-                    sine = qlora__at(job->table, position, half + i) * (QLORA__REAL)job->sign;
-                }
-                qlora__put(job->x, row, u, a * cosine - b * sine);
-                qlora__put(job->x, row, v, b * cosine + a * sine);
+            int64_t first = head * job->head_dim;
+            for (int64_t i = 0; i < half; i += QLORA__ROPE_CHUNK) {
+                int64_t n = qlora__min(QLORA__ROPE_CHUNK, half - i);
+                qlora__rope_pairs(rows, job, row, first, i, n, head < job->rotated);
             }
             for (int64_t i = 2 * half; i < job->head_dim && job->bias != NULL; i++) {
-                int64_t at = head * job->head_dim + i;
+                int64_t at = first + i;
                 qlora__put(job->x, row, at,
                            qlora__at(job->x, row, at) + qlora__at(job->bias, 0, at));
             }

@@ -32,6 +32,13 @@ static QLORA__UNUSED int32_t qlora__core_count(void) {
     return n > 0 && n < 4096 ? (int32_t)n : 1;
 }
 
+// The value of an environment variable; false if it is not set or empty.
+static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
+    const char* value = getenv(name);
+    snprintf(out, size, "%s", value != NULL ? value : "");
+    return out[0] != '\0';
+}
+
 // Reads a small text file, such as those of /proc; "" if there is none.
 static QLORA__UNUSED void qlora__os_text(const char* root, const char* folder, const char* name,
                                          char* out, size_t size) {

@@ -108,6 +108,12 @@ static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
 }
 
+// The value of an environment variable; false if it is not set, empty, or longer than `out`.
+static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
+    unsigned long used = GetEnvironmentVariableA(name, out, (unsigned long)size);
+    return used > 0 && used < size;
+}
+
 // Bytes of physical memory that are available; 0 = not known.
 static QLORA__UNUSED uint64_t qlora__os_memory(const char* root) {
     struct {

@@ -174,15 +174,18 @@ typedef struct qlora_text_chat_desc {
     // A built-in format: chatml, llama3, mistral, alpaca, plain, ...; NULL = the model's template,
     // else a format whose tokens the tokenizer has, else alpaca.
     const char* name;
-    const char* template_file; // a Jinja template in a file; NULL = as `name` says
-    int64_t clock; // for strftime_now: seconds since 1970 in local time; 0 = 2024-07-26
+    const char* template_file; // a Jinja template in a file; then `name` must be NULL
+    int64_t clock;             // for strftime_now: seconds since 1970 in local time; 0 = 2024-07-26
     uint32_t reserved_must_be_zero1;
 } qlora_text_chat_desc;
 
 QLORA_API qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* desc,
                                             qlora_text_chat** out);
-QLORA_API qlora_result qlora_text_chat_close(qlora_text_chat* chat); // NULL is fine
+// NULL is fine. Fails with QLORA_ERR_STATE while data that was opened with `stream` uses the chat.
+QLORA_API qlora_result qlora_text_chat_close(qlora_text_chat* chat);
 QLORA_API const char* qlora_text_chat_names(size_t index); // every name; NULL after the last one
+// The Jinja template of a built-in format; NULL if there is no format of this name.
+QLORA_API const char* qlora_text_chat_template(const char* name);
 QLORA_API qlora_result qlora_text_chat_set_clock(qlora_text_chat* chat, int64_t clock);
 
 typedef struct qlora_text_chat_info {
@@ -203,26 +206,40 @@ QLORA_API qlora_result qlora_text_chat_encode(qlora_text_chat* chat,
 
 // The same for a conversation as JSON: an object with "messages", perhaps "tools", and any other
 // variable of the template. Appends the rendering to `text` as well; text and labels may be NULL.
+// The ids are those of the whole text. An answer that the template renders differently once later
+// turns follow is trained in a sample of its own: it has no labels here, and a warning is logged.
 QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conversation,
                                                    size_t size, bool prompt, qlora_text_bytes* text,
                                                    qlora_text_ids* ids, qlora_text_ids* labels);
 
 // ---- training data ------------------------------------------------------------------------------
 
-// A file of samples, tokenized. It keeps nothing of the tokenizer and the chat.
+// A file of samples, tokenized. It keeps nothing of the tokenizer and the chat, unless it is a
+// stream.
 typedef struct qlora_text_data qlora_text_data;
 
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
-    const char* path;      // ends in .jsonl, .ndjson, .json or .txt, in any case
+    const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
     qlora_text_chat* chat; // required; its tokenizer is used
     size_t chunk_tokens;   // .txt: longest sample, BOS included; 0 = no limit, else at least 2
     bool train_prompt;     // train on everything
     bool last_turn_only;   // train on the last assistant turn only
-    // One of qlora_text_data_formats: what the file is (jsonl, ndjson, json, txt), or the only form
-    // of record that is read from a JSON file (text, messages, ...). NULL = from the ending and the
-    // names in each record.
+    // Keeps an index instead of the samples: qlora_text_sample_read makes a sample from its record
+    // in the file, and the chat must stay open. Standard input, memory, arrays inside an object and
+    // long .txt documents are kept as without it.
+    bool stream;
+    // One of qlora_text_data_formats: what the file is (jsonl, csv, txt, ...), or the only form of
+    // record that is read (text, messages, ...). NULL = from the ending and the names in each
+    // record.
     const char* format;
+    // Names in the file that stand for those of a record: "prompt=question,completion=answer".
+    // NULL = they are as they should be.
+    const char* columns;
+    // Called for each record that cannot be used, with its line and what qlora_text_last_error
+    // would say. Reading goes on if it returns true. NULL = the first one is an error.
+    bool (*bad)(void* user, size_t line, const char* what);
+    void* bad_user;
     uint32_t reserved_must_be_zero1;
 } qlora_text_data_desc;
 
@@ -234,6 +251,8 @@ QLORA_API qlora_result qlora_text_data_load(qlora_text* text, const qlora_text_d
                                             const void* data, size_t size, qlora_text_data** out);
 QLORA_API qlora_result qlora_text_data_close(qlora_text_data* data); // NULL is fine
 QLORA_API const char* qlora_text_data_formats(size_t index); // every name; NULL after the last one
+// Whether a file name ends like a data file, in any case.
+QLORA_API bool qlora_text_data_known(const char* path);
 QLORA_API size_t qlora_text_data_count(const qlora_text_data* data);
 
 typedef struct qlora_text_data_info {
@@ -243,12 +262,13 @@ typedef struct qlora_text_data_info {
 QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 
 typedef struct qlora_text_sample {
-    const int32_t* ids;    // valid until the data is closed
+    const int32_t* ids;    // valid until the next sample is read or the data is closed
     const int32_t* labels; // label i belongs to id i; -100 is not trained
     size_t count;          // 0 for an empty record
     size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
 } qlora_text_sample;
-// Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count.
+// Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
+// with QLORA_ERR_FILE when the file has changed.
 QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index,
                                               qlora_text_sample* out);

@@ -50,7 +50,8 @@ struct qlora_text_tok {
     size_t span_capacity;
     uint8_t* kinds; // bits QLORA__TEXT_K_ by id
     size_t kind_capacity;
-    size_t count; // the largest id + 1
+    size_t count;     // the largest id + 1
+    int64_t id_limit; // ids are below it; 0 = the format's own limit
     qlora__text_words words;
     qlora__text_pairs merges;  // (left, right) -> (rank, joined)
     int32_t byte_ids[256];     // one-byte words

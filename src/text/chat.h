@@ -14,9 +14,11 @@ struct qlora_text_chat {
     const char* name;                // of a built-in format, or "model"
     const char* source;
     bool built_in;
-    bool keeps_strings;          // the template asks whether arguments are a string
+    bool keeps_strings[2];       // the template (with tools) asks whether arguments are a string
+    bool blocks;                 // what is trained comes from generation blocks
     qlora__text_owned tokens[4]; // the texts of bos_token, eos_token, pad_token, unk_token
     int64_t clock;
+    int64_t users; // streams of data that use it
     int32_t bos;
     int32_t eos;
     int32_t stops[QLORA__TEXT_MAX_STOPS];
@@ -74,8 +76,9 @@ static void qlora__text_chat_add_stop(qlora_text_chat* chat, int64_t id) {
 
 // Whether a template asks if arguments of a tool call are a string: then they stay one.
 static bool qlora__text_asks_string(const qlora__jin_node* first) {
-    for (const qlora__jin_node* n = first; n != NULL; n = n->next) {
-        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, n->d, n->e};
+    const qlora__jin_node* rest = NULL;
+    for (const qlora__jin_node* n = first; n != NULL; n = qlora__jin_walk(n, &rest)) {
+        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, qlora__jin_below(n), n->e};
         if (n->kind == QLORA__JIN_N_TEST && qlora__jin_named("string", n->name, n->size) &&
             n->a != NULL) {
             const qlora__jin_node* of = n->a;
@@ -101,7 +104,15 @@ static qlora_result qlora__text_chat_compile(qlora_text_chat* chat, const char* 
     chat->source = source;
     chat->name = "model";
     QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->template_));
-    chat->keeps_strings = qlora__text_asks_string(chat->template_->root->c);
+    chat->keeps_strings[0] = qlora__text_asks_string(chat->template_->root->c);
+    return QLORA_OK;
+}
+
+// The template for conversations with tools, where a model has two.
+static qlora_result qlora__text_chat_compile_tools(qlora_text_chat* chat, const char* source,
+                                                   const char* text, size_t size) {
+    QLORA__TRY(qlora__jin_compile(chat->text, source, text, size, &chat->with_tools));
+    chat->keeps_strings[1] = qlora__text_asks_string(chat->with_tools->root->c);
     return QLORA_OK;
 }
 
@@ -166,11 +177,10 @@ static qlora_result qlora__text_config_tokenizer(qlora__env* env, qlora_text_cha
     QLORA__TRY(qlora__text_chat_compile(chat, source, qlora__text_json_text(json, found),
                                         qlora__text_json_size(found)));
     const qlora__json_token* tools = qlora__text_config_template(json, "tool_use", false);
-    if (tools == NULL) {
-        return QLORA_OK;
-    }
-    return qlora__jin_compile(chat->text, source, qlora__text_json_text(json, tools),
-                              qlora__text_json_size(tools), &chat->with_tools);
+    return tools == NULL
+               ? QLORA_OK
+               : qlora__text_chat_compile_tools(chat, source, qlora__text_json_text(json, tools),
+                                                qlora__text_json_size(tools));
 }
 
 // config.json and generation_config.json, read in this order: see formats/stop_ids.h.
@@ -190,6 +200,7 @@ typedef struct qlora__text_folder {
 
 enum {
     QLORA__TEXT_FILE_TEMPLATE,
+    QLORA__TEXT_FILE_TOOLS,
     QLORA__TEXT_FILE_TEMPLATE_JSON,
     QLORA__TEXT_FILE_TOKENIZER,
     QLORA__TEXT_FILE_CONFIG
@@ -201,6 +212,11 @@ static qlora_result qlora__text_folder_file(qlora__env* env, qlora__text_folder*
     if (which == QLORA__TEXT_FILE_TEMPLATE) {
         return folder->wanted
                    ? qlora__text_chat_compile(chat, "chat_template.jinja", file->data, file->count)
+                   : QLORA_OK;
+    }
+    if (which == QLORA__TEXT_FILE_TOOLS) { // beside chat_template.jinja only
+        return folder->wanted && chat->template_ != NULL
+                   ? qlora__text_chat_compile_tools(chat, name, file->data, file->count)
                    : QLORA_OK;
     }
     qlora__json json;
@@ -218,9 +234,10 @@ static qlora_result qlora__text_folder_file(qlora__env* env, qlora__text_folder*
 }
 
 static qlora_result qlora__text_folder_load(qlora__env* env, qlora__text_folder* folder) {
-    static const char* const names[] = {"chat_template.jinja", "chat_template.json",
-                                        "tokenizer_config.json", "config.json",
-                                        "generation_config.json"};
+    static const char* const names[] = {
+        "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
+        "chat_template.json",  "tokenizer_config.json",
+        "config.json",         "generation_config.json"};
     qlora_result r = QLORA_OK;
     for (size_t i = 0; r == QLORA_OK && i < QLORA__TEXT_COUNT(names); i++) {
         qlora_text_bytes file;

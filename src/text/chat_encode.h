@@ -79,6 +79,24 @@ static qlora_result qlora__text_tool_calls(qlora__jin_machine* m, qlora_text_cha
     return QLORA_OK;
 }
 
+static bool qlora__text_talk_has_tools(const qlora__text_talk* talk) {
+    const qlora__json_token* tools =
+        talk->record != NULL ? qlora__text_json_get(talk->json, talk->record, "tools") : NULL;
+    return tools != NULL && tools->kind == QLORA__JSON_ARRAY;
+}
+
+static bool qlora__text_talk_second(const qlora__text_talk* talk) {
+    return talk->chat->with_tools != NULL && qlora__text_talk_has_tools(talk);
+}
+
+static qlora_text_template* qlora__text_talk_template(const qlora__text_talk* talk) {
+    return qlora__text_talk_second(talk) ? talk->chat->with_tools : talk->chat->template_;
+}
+
+static bool qlora__text_talk_keeps(const qlora__text_talk* talk) {
+    return talk->chat->keeps_strings[qlora__text_talk_second(talk) ? 1 : 0];
+}
+
 // The message as the template sees it.
 static qlora_result qlora__text_turn_value(qlora__jin_machine* m, const qlora__text_talk* talk,
                                            const qlora__text_turn* turn, qlora__jin_value* out) {
@@ -109,7 +127,7 @@ static qlora_result qlora__text_turn_value(qlora__jin_machine* m, const qlora__t
         if (!known) {
             QLORA__TRY(qlora__jin_dict_add(m, out->as.dict, key, all.as.dict->values[i]));
         }
-        if (qlora__jin_is(key, "tool_calls", 10) && !talk->chat->keeps_strings) {
+        if (qlora__jin_is(key, "tool_calls", 10) && !qlora__text_talk_keeps(talk)) {
             QLORA__TRY(qlora__text_tool_calls(m, talk->chat, all.as.dict->values[i]));
         }
     }
@@ -178,17 +196,6 @@ static qlora_result qlora__text_talk_set(qlora__jin_machine* m, const qlora__tex
     return qlora__jin_set(m, "add_generation_prompt", qlora__jin_bool(prompt));
 }
 
-static bool qlora__text_talk_has_tools(const qlora__text_talk* talk) {
-    const qlora__json_token* tools =
-        talk->record != NULL ? qlora__text_json_get(talk->json, talk->record, "tools") : NULL;
-    return tools != NULL && tools->kind == QLORA__JSON_ARRAY && tools->count > 0;
-}
-
-static qlora_text_template* qlora__text_talk_template(const qlora__text_talk* talk) {
-    bool tools = talk->chat->with_tools != NULL && qlora__text_talk_has_tools(talk);
-    return tools ? talk->chat->with_tools : talk->chat->template_;
-}
-
 // Renders the first `count` turns into `out`, which is emptied first.
 static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_talk* talk,
                                             size_t count, bool prompt, qlora_text_bytes* out,
@@ -200,6 +207,7 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
     uint64_t input = 4096;
     memset(&text, 0, sizeof text);
     out->count = 0;
+    QLORA__TRY(qlora__text_bytes_room(env, out, 1)); // so that offsets are always those of memory
     for (size_t i = 0; i < count; i++) {
         const qlora__text_turn* turn = &talk->turns[i];
         input += turn->node != NULL ? turn->node->end - turn->node->begin : 0;
@@ -218,153 +226,6 @@ static qlora_result qlora__text_talk_render(qlora__env* env, const qlora__text_t
         qlora__json_free(env, &chat->parsed[--chat->parsed_count]);
     }
     return r;
-}
-
-// ---- text to ids
-
-typedef struct qlora__text_output {
-    qlora_text_ids* ids;
-    qlora_text_ids* labels; // may be NULL
-    size_t start;           // of this sample, in both
-    size_t labels_start;
-} qlora__text_output;
-
-static qlora__text_output qlora__text_output_start(qlora_text_ids* ids, qlora_text_ids* labels) {
-    qlora__text_output o;
-    o.ids = ids;
-    o.labels = labels;
-    o.start = ids->count;
-    o.labels_start = labels != NULL ? labels->count : 0;
-    return o;
-}
-
-static qlora_result qlora__text_output_label(qlora__env* env, const qlora__text_output* o,
-                                             bool trained) {
-    while (o->labels != NULL && o->labels->count - o->labels_start < o->ids->count - o->start) {
-        int32_t id = o->ids->data[o->start + (o->labels->count - o->labels_start)];
-        QLORA__TRY(qlora__text_ids_add(env, o->labels, trained ? id : -100));
-    }
-    return QLORA_OK;
-}
-
-static bool qlora__text_is_marker(const qlora_text_tok* tok, int32_t id) {
-    return qlora__text_tok_has(tok, id, QLORA__TEXT_K_ADDED | QLORA__TEXT_K_SPECIAL);
-}
-
-// One piece of the text, all trained or all not.
-static qlora_result qlora__text_output_piece(qlora__env* env, const qlora__text_output* o,
-                                             const qlora_text_chat* chat, const char* text,
-                                             size_t size, bool trained) {
-    qlora_text_tok* tok = chat->tok;
-    size_t from = o->ids->count;
-    if (size > 0) {
-        // Text that follows plain text continues it: no space is prepended.
-        bool fresh = from == o->start || qlora__text_is_marker(tok, o->ids->data[from - 1]);
-        QLORA__TRY(qlora__text_encode(env, tok, text, size,
-                                      fresh ? 0u : (uint32_t)QLORA_TEXT_CONTINUE, o->ids));
-    }
-    bool first = from == o->start;
-    if (first && chat->bos >= 0 && (o->ids->count == from || o->ids->data[from] != chat->bos)) {
-        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->bos));
-        memmove(o->ids->data + from + 1, o->ids->data + from,
-                (o->ids->count - from - 1) * sizeof(int32_t));
-        o->ids->data[from] = chat->bos;
-    }
-    if (first && trained && o->ids->count > from && o->ids->data[from] == chat->bos &&
-        o->labels != NULL) {
-        QLORA__TRY(qlora__text_ids_add(env, o->labels, -100)); // BOS is never generated
-    }
-    // a built-in format may end with a marker that this tokenizer does not have
-    size_t count = o->ids->count;
-    if (trained && chat->built_in && chat->eos >= 0 &&
-        (count == from || !qlora__text_is_marker(tok, o->ids->data[count - 1]))) {
-        QLORA__TRY(qlora__text_ids_add(env, o->ids, chat->eos));
-    }
-    return qlora__text_output_label(env, o, trained);
-}
-
-// The markers in a text: how many, whether there is nothing else but whitespace, whether it ends
-// with one, and the first one if the text starts with it.
-typedef struct qlora__text_marks_seen {
-    size_t count;
-    bool alone;
-    bool last;
-    int32_t first; // -1: something else comes first
-} qlora__text_marks_seen;
-
-static qlora_result qlora__text_see_markers(qlora__env* env, const qlora_text_chat* chat,
-                                            const char* text, size_t size,
-                                            qlora__text_marks_seen* seen) {
-    const qlora_text_tok* tok = chat->tok;
-    qlora_text_ids ids;
-    size_t at = 0;
-    memset(&ids, 0, sizeof ids);
-    memset(seen, 0, sizeof *seen);
-    seen->first = -1;
-    seen->alone = true;
-    qlora_result r = size == 0 ? QLORA_OK
-                               : qlora__text_encode(env, chat->tok, text, size,
-                                                    (uint32_t)QLORA_TEXT_CONTINUE, &ids);
-    for (size_t i = 0; r == QLORA_OK && i < ids.count; i++) {
-        if (!qlora__text_is_marker(tok, ids.data[i])) {
-            continue;
-        }
-        qlora__text_span name = tok->spans[ids.data[i]];
-        size_t hit = qlora__jin_find_bytes(text, size, at, tok->names.data + name.at, name.size);
-        if (hit == SIZE_MAX) {
-            continue;
-        }
-        seen->alone = seen->alone && qlora__jin_skip_space(text, hit, at) == hit;
-        seen->first = seen->count == 0 && hit == 0 ? ids.data[i] : seen->first;
-        seen->count++;
-        at = hit + name.size;
-    }
-    seen->alone = seen->alone && qlora__jin_skip_space(text, size, at) == size;
-    seen->last = seen->count > 0 && at == size;
-    qlora__text_ids_free(env, &ids);
-    return r;
-}
-
-// A whole text. Spans are in order and do not overlap.
-static qlora_result qlora__text_output_text(qlora__env* env, const qlora__text_output* o,
-                                            const qlora_text_chat* chat,
-                                            const qlora_text_bytes* text,
-                                            const qlora_text_spans* spans) {
-    size_t at = 0;
-    for (size_t i = 0; i < spans->count; i++) {
-        size_t begin = spans->data[i].begin;
-        size_t end = spans->data[i].end;
-        if (begin < at || end > text->count) {
-            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                                   "the template's generation blocks overlap");
-        }
-        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, begin - at, false));
-        if (end > begin) {
-            QLORA__TRY(
-                qlora__text_output_piece(env, o, chat, text->data + begin, end - begin, true));
-        }
-        at = end;
-    }
-    size_t last = text->count;
-    if (o->labels != NULL && spans->count == 0 && last > 0) { // no whitespace after the last marker
-        qlora__text_marks_seen seen;
-        size_t cut = qlora__jin_back_space(text->data, 0, last);
-        QLORA__TRY(qlora__text_see_markers(env, chat, text->data, cut, &seen));
-        last = seen.last ? cut : last;
-    }
-    if (at < last || o->ids->count == o->start) {
-        QLORA__TRY(qlora__text_output_piece(env, o, chat, text->data + at, last - at, false));
-    }
-    // what follows the last trained token teaches nothing
-    size_t count = o->ids->count - o->start;
-    while (o->labels != NULL && count > 0 && o->labels->data[o->labels_start + count - 1] == -100) {
-        count--;
-    }
-    if (o->labels != NULL && count > 0) {
-        o->ids->count = o->start + count;
-        o->labels->count = o->labels_start + count;
-    }
-    return QLORA_OK;
 }
 
 // ---- what is trained
@@ -527,12 +388,13 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
     bool blocks = qlora__text_talk_template(talk)->generation;
     talk->spans.count = 0;
     talk->stable = true;
+    talk->chat->blocks = blocks;
     QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, false, &talk->whole,
                                        blocks ? &talk->spans : NULL));
     if (blocks) {
         return qlora__text_talk_blocks(env, talk);
     }
-    for (size_t k = 0; k < talk->count && talk->stable; k++) {
+    for (size_t k = 0; k < talk->count && (talk->stable || talk->literal); k++) {
         size_t begin = 0;
         size_t end = 0;
         if (!qlora__text_is_trained(&talk->turns[k])) {
@@ -546,8 +408,9 @@ static qlora_result qlora__text_talk_plan(qlora__env* env, qlora__text_talk* tal
                                              talk->after.data + talk->whole.count,
                                              talk->after.count - talk->whole.count));
         }
-        talk->stable = qlora__text_starts(&talk->whole, &talk->after, end);
-        QLORA__TRY(qlora__jin_spans_add(env, &talk->spans, begin, end));
+        bool same = qlora__text_starts(&talk->whole, &talk->after, end);
+        talk->stable = talk->stable && same;
+        QLORA__TRY(same ? qlora__jin_spans_add(env, &talk->spans, begin, end) : QLORA_OK);
     }
     return QLORA_OK;
 }
@@ -567,13 +430,14 @@ static qlora_result qlora__text_talk_turn(qlora__env* env, qlora__text_talk* tal
 static qlora_result qlora__text_talk_encode(qlora__env* env, qlora__text_talk* talk, bool prompt,
                                             qlora_text_ids* ids, qlora_text_ids* labels) {
     qlora__text_output o = qlora__text_output_start(ids, labels);
+    o.complete = talk->literal;
     if (prompt || labels == NULL) {
         talk->spans.count = 0;
         QLORA__TRY(qlora__text_talk_render(env, talk, talk->count, prompt, &talk->whole, NULL));
         return qlora__text_output_text(env, &o, talk->chat, &talk->whole, &talk->spans);
     }
     QLORA__TRY(qlora__text_talk_plan(env, talk));
-    if (!talk->stable) {
+    if (!talk->stable && !talk->literal) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                "the template renders earlier turns differently when later ones "
                                "follow, so one text cannot train them all");
@@ -627,6 +491,12 @@ qlora_result qlora_text_chat_open(qlora_text* text, const qlora_text_chat_desc* 
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc was not zeroed: a reserved field is set");
     }
+    if (desc->name != NULL && desc->template_file != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "a template file and the built-in format \"%.60s\" cannot be used "
+                               "together",
+                               desc->name);
+    }
     if (desc->tok->text != text) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "desc->tok belongs to another text object");
     }
@@ -656,6 +526,12 @@ qlora_result qlora_text_chat_close(qlora_text_chat* chat) {
     if (chat != NULL) {
         qlora_text* text = chat->text;
         qlora__text_enter(text, "qlora_text_chat_close");
+        if (chat->users > 0) {
+            return qlora__env_fail(&text->env, QLORA_ERR_STATE,
+                                   "%lld stream%s of data still use%s the chat; close %s first",
+                                   (long long)chat->users, chat->users == 1 ? "" : "s",
+                                   chat->users == 1 ? "s" : "", chat->users == 1 ? "it" : "them");
+        }
         chat->tok->users--;
         text->chats--;
         qlora__text_chat_free(&text->env, chat);
@@ -665,6 +541,15 @@ qlora_result qlora_text_chat_close(qlora_text_chat* chat) {
 
 const char* qlora_text_chat_names(size_t index) {
     return index < QLORA__TEXT_COUNT(qlora__text_formats) ? qlora__text_formats[index].name : NULL;
+}
+
+const char* qlora_text_chat_template(const char* name) {
+    for (size_t i = 0; name != NULL && i < QLORA__TEXT_COUNT(qlora__text_formats); i++) {
+        if (strcmp(name, qlora__text_formats[i].name) == 0) {
+            return qlora__text_formats[i].source;
+        }
+    }
+    return NULL;
 }
 
 qlora_result qlora_text_chat_query(qlora_text_chat* chat, qlora_text_chat_info* out) {
@@ -740,6 +625,18 @@ qlora_result qlora_text_chat_encode(qlora_text_chat* chat, const qlora_text_mess
     return r;
 }
 
+// "weight" and "train" of a message: 0 and false switch training off.
+static bool qlora__text_node_off(const qlora__json* json, const qlora__json_token* node,
+                                 const char* name) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, name);
+    double number = 1.0;
+    if (value == NULL || value->kind == QLORA__JSON_FALSE) {
+        return value != NULL;
+    }
+    return value->kind == QLORA__JSON_NUMBER &&
+           qlora__json_double(json, (uint32_t)(value - json->tokens), &number) && number == 0.0;
+}
+
 // The messages of a conversation in JSON, as they are.
 static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* json,
                                            qlora__text_turn** out, size_t* count) {
@@ -758,6 +655,8 @@ static qlora_result qlora__text_json_turns(qlora__env* env, const qlora__json* j
         const char* role = qlora__text_json_cstring(json, qlora__text_json_get(json, node, "role"));
         turns[i].role = role != NULL ? role : "";
         turns[i].node = node;
+        turns[i].masked =
+            qlora__text_node_off(json, node, "weight") || qlora__text_node_off(json, node, "train");
         node = qlora__text_json_next(json, node);
     }
     *out = turns;
@@ -789,6 +688,12 @@ qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const char* conv
     talk.record = json.tokens;
     talk.literal = true;
     r = r == QLORA_OK ? qlora__text_talk_encode(env, &talk, prompt, ids, labels) : r;
+    if (r == QLORA_OK && !prompt && labels != NULL && !talk.stable) {
+        QLORA__TEXT_LOG(env, WARN, "%s",
+                        "the template renders some earlier answers differently once later turns "
+                        "follow; each of them is trained in a sample of its own, and is not marked "
+                        "here");
+    }
     if (r == QLORA_OK && text != NULL) {
         r = qlora__text_bytes_add(env, text, talk.whole.data, talk.whole.count);
     }

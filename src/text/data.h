@@ -1,29 +1,22 @@
-typedef struct qlora__text_record {
-    size_t begin;
-    size_t count;
-    size_t trained;
-    size_t line;
-} qlora__text_record;
+// One name of --columns: the column `from` of the file is read as `to`.
+typedef struct qlora__text_column {
+    const char* to;
+    const char* from; // in the loader's copy of desc.columns
+    bool seen;
+} qlora__text_column;
 
-struct qlora_text_data {
-    qlora_text* text;
-    qlora_text_ids ids;
-    qlora_text_ids labels;
-    qlora__text_record* records;
-    size_t count;
-    size_t capacity;
-    qlora_text_bytes
-        ignored; // names that no sample used, each with ", " after it; ends with a zero
-};
+enum { QLORA__TEXT_COLUMNS = 24 };
+
+typedef struct qlora__text_source qlora__text_source;
 
 // The state of reading one file.
-typedef struct qlora__text_loader {
+struct qlora__text_loader {
     const qlora_text_data_desc* desc;
     qlora_text_tok* tok;
     qlora_text_data* data;
     const char* name; // of the file
     const char* form; // the only form of record that is read, or NULL
-    qlora__json* json;
+    const qlora__json* json;
     qlora__text_turn* messages;
     size_t message_count;
     size_t message_capacity;
@@ -32,45 +25,17 @@ typedef struct qlora__text_loader {
     size_t line;
     qlora_text_bytes work;  // contents that were joined from parts, one after another
     qlora_text_ids numbers; // a list that belongs to the ids of one record
-} qlora__text_loader;
-
-static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
-    qlora__text_ids_free(env, &data->ids);
-    qlora__text_ids_free(env, &data->labels);
-    qlora__text_bytes_free(env, &data->ignored);
-    qlora__env_free(env, data->records, data->capacity * sizeof *data->records);
-    qlora__env_free(env, data, sizeof *data);
-}
-
-// Everything from `begin` becomes one sample.
-static qlora_result qlora__text_data_close_record(qlora__env* env, qlora_text_data* data,
-                                                  size_t begin, size_t line) {
-    void* records = data->records;
-    qlora_result r = qlora__text_reserve(env, &records, &data->capacity, data->count, 1,
-                                         sizeof(qlora__text_record));
-    data->records = (qlora__text_record*)records;
-    QLORA__TRY(r);
-    // even a file of empty records has arrays to point into
-    QLORA__TRY(qlora__text_ids_room(env, &data->ids, 1));
-    QLORA__TRY(qlora__text_ids_room(env, &data->labels, 1));
-    qlora__text_record* record = &data->records[data->count++];
-    record->begin = begin;
-    record->count = data->ids.count - begin;
-    record->line = line;
-    record->trained = 0;
-    for (size_t i = begin + 1; i < data->ids.count; i++) {
-        record->trained += data->labels.data[i] != -100 ? 1 : 0;
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__text_label_rest(qlora__env* env, qlora_text_data* data, bool trained) {
-    while (data->labels.count < data->ids.count) {
-        int32_t id = data->ids.data[data->labels.count];
-        QLORA__TRY(qlora__text_ids_add(env, &data->labels, trained ? id : -100));
-    }
-    return QLORA_OK;
-}
+    qlora__text_column columns[QLORA__TEXT_COLUMNS];
+    size_t column_count;
+    size_t bad; // records that desc.bad was called for
+    qlora__text_source* source;
+    // copies, for streams
+    qlora_text_data_desc own;
+    char* path;
+    size_t path_size;
+    char* column_text;
+    size_t column_size;
+};
 
 // BOS before ids[begin..), unless the text itself starts with it.
 static qlora_result qlora__text_data_bos(qlora__env* env, const qlora__text_loader* loader,
@@ -141,12 +106,27 @@ static qlora_result qlora__text_message_add(qlora__env* env, qlora__text_loader*
 
 // The names that data sets use.
 static const char* qlora__text_role_of(const char* name) {
-    static const char* const names[][2] = {
-        {"system", "system"},     {"developer", "system"}, {"user", "user"},
-        {"human", "user"},        {"prompter", "user"},    {"assistant", "assistant"},
-        {"gpt", "assistant"},     {"model", "assistant"},  {"bot", "assistant"},
-        {"chatgpt", "assistant"}, {"tool", "tool"},        {"observation", "tool"},
-        {"ipython", "tool"},      {"function", "tool"}};
+    static const char* const names[][2] = {{"system", "system"},
+                                           {"developer", "system"},
+                                           {"user", "user"},
+                                           {"human", "user"},
+                                           {"prompter", "user"},
+                                           {"input", "user"},
+                                           {"assistant", "assistant"},
+                                           {"gpt", "assistant"},
+                                           {"model", "assistant"},
+                                           {"bot", "assistant"},
+                                           {"chatgpt", "assistant"},
+                                           {"bing", "assistant"},
+                                           {"bard", "assistant"},
+                                           {"output", "assistant"},
+                                           {"tool", "tool"},
+                                           {"observation", "tool"},
+                                           {"ipython", "tool"},
+                                           {"function", "tool"},
+                                           {"function_response", "tool"},
+                                           {"tool_response", "tool"},
+                                           {"tool_results", "tool"}};
     for (size_t i = 0; i < QLORA__TEXT_COUNT(names); i++) {
         if (strcmp(name, names[i][0]) == 0) {
             return names[i][1];
@@ -204,6 +184,9 @@ static qlora_result qlora__text_ignore(qlora__env* env, qlora_text_data* data, c
     char clean[48];
     char entry[80];
     qlora_text_bytes* list = &data->ignored;
+    if (data->again) { // the list is complete
+        return QLORA_OK;
+    }
     snprintf(clean, sizeof clean, "%s", name);
     qlora__env_clean(env, clean, sizeof clean);
     snprintf(entry, sizeof entry, "%s%s, ", before, clean);
@@ -297,6 +280,12 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
     const char* name = qlora__text_json_cstring(json, role);
     if (name == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
+    }
+    if (strcmp(name, "function_call") == 0 || strcmp(name, "tool_call") == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "has the role \"%s\", a tool call as plain text; give it as "
+                               "\"tool_calls\" of an assistant message",
+                               name);
     }
     const char* known = qlora__text_role_of(name);
     bool tool = known != NULL && strcmp(known, "tool") == 0;

@@ -1,3 +1,37 @@
+// Training files: what kind of file it is, reading it, reading single samples again.
+
+// ---- records
+
+static void qlora__text_data_rewind(qlora_text_data* data, size_t count) {
+    data->count = count;
+    data->ids.count = 0;
+    data->labels.count = 0;
+}
+
+// Whether an error is one of the record, which desc.bad is told about, so that reading goes on.
+static bool qlora__text_data_bad(qlora__env* env, qlora__text_loader* loader, qlora_result r,
+                                 size_t line) {
+    const qlora_text_data_desc* desc = loader->desc;
+    bool record = r == QLORA_ERR_FORMAT || r == QLORA_ERR_UNSUPPORTED;
+    if (!record || desc->bad == NULL || !desc->bad(desc->bad_user, line, env->error)) {
+        return false;
+    }
+    loader->bad++;
+    env->error[0] = 0;
+    return true;
+}
+
+// One record. What it has left behind when it fails is removed.
+static qlora_result qlora__text_data_record(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, size_t line) {
+    size_t before = loader->data->count;
+    qlora_result r = qlora__text_record_take(env, loader, record, line);
+    if (r != QLORA_OK) {
+        qlora__text_data_rewind(loader->data, before);
+    }
+    return r != QLORA_OK && qlora__text_data_bad(env, loader, r, line) ? QLORA_OK : r;
+}
+
 // How many lines end in these bytes.
 static size_t qlora__text_lines(const char* text, size_t size) {
     size_t lines = 0;
@@ -8,22 +42,6 @@ static size_t qlora__text_lines(const char* text, size_t size) {
         p++;
     }
     return lines;
-}
-
-// The records of an array. `line` is the line of the first byte of json->text.
-static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_loader* loader,
-                                              const qlora__json_token* array, size_t line) {
-    const qlora__json* json = loader->json;
-    const qlora__json_token* record = array + 1;
-    size_t seen = 0;
-    for (uint32_t i = 0; i < array->count; i++) {
-        size_t at = record->kind == QLORA__JSON_STRING ? seen : record->begin;
-        line += qlora__text_lines(json->text + seen, at - seen);
-        seen = at;
-        QLORA__TRY(qlora__text_record_take(env, loader, record, line));
-        record = qlora__text_json_next(json, record);
-    }
-    return QLORA_OK;
 }
 
 // {"data": [record, ...]}: the array, or NULL if this is an ordinary record.
@@ -42,236 +60,168 @@ static const qlora__json_token* qlora__text_data_inside(const qlora__text_loader
     return list;
 }
 
-// A record, or an object around many of them.
-static qlora_result qlora__text_data_value(qlora__env* env, qlora__text_loader* loader,
-                                           size_t line) {
+// The records of an array inside the object that was read. They are kept: only the object has a
+// place in the file.
+static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_source* source,
+                                              uint32_t array) {
     static const qlora__text_form outer = {"", "data", NULL, QLORA__TEXT_R_TEXT};
-    const qlora__json_token* record = loader->json->tokens;
-    const qlora__json_token* list = qlora__text_data_inside(loader, record);
-    if (list == NULL) {
-        return qlora__text_record_take(env, loader, record, line);
+    const qlora__json* json = &source->json;
+    size_t line = source->line;
+    size_t seen = 0;
+    uint32_t record = array + 1;
+    source->loader->data->placed = false;
+    QLORA__TRY(qlora__text_record_names(env, source->loader, json->tokens, &outer));
+    for (uint32_t i = 0; i < json->tokens[array].count; i++) {
+        const qlora__json_token* token = &json->tokens[record];
+        size_t at = token->kind == QLORA__JSON_STRING ? seen : token->begin;
+        line += qlora__text_lines(json->text + seen, at - seen);
+        seen = at;
+        QLORA__TRY(qlora__text_columns_apply(env, source, record));
+        QLORA__TRY(qlora__text_data_record(env, source->loader, &json->tokens[record], line));
+        record = json->tokens[record].next;
     }
-    QLORA__TRY(qlora__text_record_names(env, loader, record, &outer));
-    return qlora__text_data_elements(env, loader, list, line);
+    return QLORA_OK;
 }
 
-// [record, record, ...]
-static qlora_result qlora__text_data_array(qlora__env* env, qlora__text_loader* loader,
-                                           const char* source, size_t size) {
-    QLORA__TRY(qlora__text_json(env, loader->name, source, size, loader->json));
-    return qlora__text_data_elements(env, loader, loader->json->tokens, 1);
+// Long documents are kept: finding one of their samples again would mean to split all of them.
+enum { QLORA__TEXT_STREAM_DOCUMENT = 1 << 14 };
+
+// Makes the samples of what a source has read.
+static qlora_result qlora__text_data_take(qlora__env* env, qlora__text_source* source) {
+    qlora__text_loader* loader = source->loader;
+    qlora_text_data* data = loader->data;
+    data->place = source->place;
+    data->size = (uint32_t)source->size;
+    data->part = 0;
+    data->placed = data->loader != NULL && source->size <= UINT32_MAX;
+    if (data->placed && !data->again) {
+        const qlora__text_input* input = &source->input;
+        data->hash =
+            qlora__text_hash(input->data + (source->place - input->base), (size_t)source->size);
+    }
+    if (source->document != NULL) {
+        data->placed = data->placed && source->document_size <= QLORA__TEXT_STREAM_DOCUMENT;
+        return qlora__text_data_document(env, loader, source->document, source->document_size,
+                                         source->line);
+    }
+    loader->json = &source->json;
+    const qlora__json_token* list = qlora__text_data_inside(loader, source->json.tokens);
+    return list != NULL
+               ? qlora__text_data_elements(env, source, (uint32_t)(list - source->json.tokens))
+               : qlora__text_data_record(env, loader, source->json.tokens, source->line);
 }
 
-static bool qlora__text_is_space(char c) {
-    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
-
-// Parses the record at the start of json->text. A record may span several lines, so the end of a
-// truncated one is looked for in the next line; the fault is then reported where it is.
-static qlora_result qlora__text_data_parse(qlora__env* env, qlora__json* json, uint32_t* end) {
-    qlora_result r = qlora__json_parse_one(env, json, true, end);
-    const char* newline = (const char*)memchr(json->text, '\n', json->size);
-    if (r != QLORA_ERR_FORMAT || newline == NULL) {
-        return r == QLORA_OK ? qlora__json_decode(env, json) : r;
-    }
-    size_t line = (size_t)(newline - json->text);
-    size_t next = line;
-    while (next < json->size && qlora__text_is_space(json->text[next])) {
-        next++;
-    }
-    bool starts = next == json->size || (json->text[next] == '{' && json->text[next - 1] == '\n');
-    if (starts) {
-        json->size = (uint32_t)line;
-        r = qlora__json_parse_one(env, json, true, end);
-        r = r == QLORA_OK ? QLORA_ERR_FORMAT : r; // unreachable: the whole was not valid
-    }
-    return r;
-}
-
-// One record per line. A record may span several lines, but a line never holds two.
-static qlora_result qlora__text_data_lines(qlora__env* env, qlora__text_loader* loader,
-                                           const char* source, size_t size) {
-    qlora__json* json = loader->json;
-    json->label = loader->name;
-    size_t line = 1;
-    size_t at = 0;
+static qlora_result qlora__text_data_take_all(qlora__env* env, qlora__text_source* source) {
+    qlora__text_loader* loader = source->loader;
     for (;;) {
-        size_t start = at;
-        while (at < size && qlora__text_is_space(source[at])) {
-            at++;
-        }
-        line += qlora__text_lines(source + start, at - start);
-        if (at == size) {
+        bool more = false;
+        qlora_result r = source->next(env, source, &more);
+        if (r == QLORA_OK && !more) {
             return QLORA_OK;
         }
-        size_t left = size - at;
-        uint32_t end = 0;
-        json->text = source + at;
-        // the limit is that of one record, not of the file
-        json->size = left < QLORA__JSON_MAX_BYTES ? (uint32_t)left : QLORA__JSON_MAX_BYTES;
-        json->line = (uint32_t)(line - 1);
-        QLORA__TRY(qlora__text_data_parse(env, json, &end));
-        QLORA__TRY(qlora__text_data_value(env, loader, line));
-        line += qlora__text_lines(source + at, end);
-        at += end;
+        if (r == QLORA_OK) {
+            QLORA__TRY(qlora__text_data_take(env, source));
+            continue;
+        }
+        if (!qlora__text_data_bad(env, loader, r, source->line)) {
+            return r;
+        }
+        if (source->lost) {
+            return QLORA_OK;
+        }
     }
 }
 
-static qlora_result qlora__text_data_json(qlora__env* env, qlora__text_loader* loader,
-                                          const char* source, size_t size) {
-    qlora__json json;
-    memset(&json, 0, sizeof(json));
-    if (size >= 3 && memcmp(source, "\xEF\xBB\xBF", 3) == 0) {
-        source += 3;
-        size -= 3;
+// ---- streams
+
+// Pages of the file that were read count as memory of the process until they are unmapped.
+enum { QLORA__TEXT_STREAM_BYTES = 1 << 26 };
+
+static void qlora__text_stream_unmap(qlora__env* env, qlora_text_data* data) {
+    if (data->map != NULL) {
+        env->files.unmap(data->map, data->map_bytes, data->map_handle, env->files.user);
+        data->map = NULL;
+        data->map_read = 0;
     }
-    size_t at = 0;
-    while (at < size && qlora__text_is_space(source[at])) {
-        at++;
+}
+
+static qlora_result qlora__text_stream_map(qlora__env* env, qlora_text_data* data) {
+    if (data->map_read > QLORA__TEXT_STREAM_BYTES) {
+        qlora__text_stream_unmap(env, data);
     }
-    loader->json = &json;
-    bool array = at < size && source[at] == '[';
-    qlora_result r = array ? qlora__text_data_array(env, loader, source, size)
-                           : qlora__text_data_lines(env, loader, source, size);
-    qlora__json_free(env, &json);
-    loader->json = NULL;
+    if (data->map != NULL) {
+        return QLORA_OK;
+    }
+    const char* path = data->loader->desc->path;
+    const void* map = NULL;
+    int code = env->files.map(path, &map, &data->map_bytes, &data->map_handle, env->files.user);
+    if (code != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
+    }
+    data->map = map;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_stream_changed(qlora__env* env, const qlora_text_data* data,
+                                               const qlora__text_record* record) {
+    return qlora__env_fail(env, QLORA_ERR_FILE, "%s:%llu: the file has changed since it was opened",
+                           data->loader->name, (unsigned long long)record->line);
+}
+
+// Makes the sample from its record in the file; afterwards it is in data->shown.
+static qlora_result qlora__text_stream_read(qlora__env* env, qlora_text_data* data,
+                                            const qlora__text_record* record) {
+    qlora__text_source* source = data->loader->source;
+    QLORA__TRY(qlora__text_stream_map(env, data));
+    if (record->place > data->map_bytes || record->size > data->map_bytes - record->place) {
+        return qlora__text_stream_changed(env, data, record);
+    }
+    data->map_read += record->size + (uint64_t)4096;
+    const char* text = (const char*)data->map + record->place;
+    if (qlora__text_hash(text, record->size) != record->as.hash) {
+        return qlora__text_stream_changed(env, data, record);
+    }
+    source->line = (size_t)record->line;
+    data->again = true;
+    data->found = false;
+    data->wanted = record->part;
+    qlora_result r = source->again(env, source, text, record->size);
+    if (r == QLORA_OK) {
+        source->place = record->place;
+        source->size = record->size;
+        r = qlora__text_data_take(env, source);
+    }
+    data->again = false;
+    qlora__text_data_rewind(data, data->count);
+    if (r == QLORA_OK && (!data->found || data->shown[0].count != record->count)) {
+        return qlora__env_fail(env, QLORA_ERR_STATE,
+                               "%s:%llu: the record gives another sample than before; has the "
+                               "chat's clock been set?",
+                               data->loader->name, (unsigned long long)record->line);
+    }
     return r;
-}
-
-// Splits the ids of one document, which start at `begin` without BOS, into samples of at most
-// chunk_tokens. Without a BOS, every sample starts with the last token of the previous one, so that
-// each token is a target once. The ids are moved in place, because a copy would cost as much memory
-// as the samples themselves.
-static qlora_result qlora__text_data_chunk(qlora__env* env, const qlora__text_loader* loader,
-                                           size_t begin, size_t line) {
-    qlora_text_data* data = loader->data;
-    int32_t bos = loader->desc->chat->bos;
-    size_t count = data->ids.count - begin;
-    size_t head = bos >= 0 ? 1 : 0;
-    size_t limit = loader->desc->chunk_tokens > 0 ? loader->desc->chunk_tokens : SIZE_MAX;
-    size_t room = limit - head; // tokens of the document in one sample
-    size_t stride = bos >= 0 ? room : room - 1;
-    size_t samples = count > room ? 1 + (count - room + stride - 1) / stride : 1;
-    size_t extra = bos >= 0 ? samples : samples - 1;
-    QLORA__TRY(qlora__text_ids_room(env, &data->ids, extra + 1));
-    QLORA__TRY(qlora__text_ids_room(env, &data->labels, count + extra + 1));
-    int32_t* ids = data->ids.data + begin;
-    for (size_t i = samples; i-- > 0;) {
-        size_t part = count - i * stride < room ? count - i * stride : room;
-        size_t to = samples > 1 ? i * limit : 0;
-        memmove(ids + to + head, ids + i * stride, part * sizeof(int32_t));
-        if (bos >= 0) {
-            ids[to] = bos;
-        }
-    }
-    data->ids.count = begin;
-    for (size_t i = 0; i < samples; i++) {
-        size_t start = data->ids.count;
-        size_t part = count - i * stride < room ? count - i * stride : room;
-        data->ids.count = start + head;
-        QLORA__TRY(qlora__text_label_rest(env, data, false));
-        data->ids.count += part;
-        QLORA__TRY(qlora__text_label_rest(env, data, true));
-        QLORA__TRY(qlora__text_data_close_record(env, data, start, line));
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__text_data_document(qlora__env* env, const qlora__text_loader* loader,
-                                              const char* text, size_t size, size_t line) {
-    int32_t bos = loader->desc->chat->bos;
-    int32_t eos = loader->desc->chat->eos;
-    qlora_text_ids* ids = &loader->data->ids;
-    size_t begin = ids->count;
-    QLORA__TRY(qlora__text_encode(env, loader->tok, text, size, 0, ids));
-    if (bos >= 0 && ids->count > begin && ids->data[begin] == bos) {
-        ids->count--; // spelt out in the text: it still comes exactly once
-        memmove(ids->data + begin, ids->data + begin + 1, (ids->count - begin) * sizeof(int32_t));
-    }
-    bool there = ids->count > begin && ids->data[ids->count - 1] == eos;
-    if (eos >= 0 && !there) {
-        QLORA__TRY(qlora__text_ids_add(env, ids, eos));
-    }
-    return ids->count > begin ? qlora__text_data_chunk(env, loader, begin, line) : QLORA_OK;
-}
-
-// The line <|endoftext|> at or after `at`: its start, or `size`.
-static size_t qlora__text_find_separator(const char* text, size_t size, size_t at) {
-    static const char word[] = "<|endoftext|>";
-    size_t length = sizeof(word) - 1;
-    const char* hit;
-    while ((hit = qlora__text_find(text + at, size - at, word)) != NULL) {
-        size_t start = (size_t)(hit - text);
-        size_t end = start + length;
-        while (end < size && (text[end] == ' ' || text[end] == '\r')) {
-            end++;
-        }
-        if ((start == 0 || text[start - 1] == '\n') && (end == size || text[end] == '\n')) {
-            return start;
-        }
-        at = start + 1;
-    }
-    return size;
-}
-
-// Documents of a plain text, separated by lines of <|endoftext|>, or the whole text.
-static qlora_result qlora__text_data_text(qlora__env* env, const qlora__text_loader* loader,
-                                          const char* text, size_t size) {
-    if (size >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) {
-        text += 3;
-        size -= 3;
-    }
-    for (size_t at = 0; at < size;) {
-        uint32_t code = 0;
-        size_t length = qlora__text_utf8((const unsigned char*)text + at, size - at, &code);
-        if (length == 0) {
-            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s:%lu: not UTF-8", loader->name,
-                                   (unsigned long)qlora__text_lines(text, at) + 1);
-        }
-        at += length;
-    }
-    bool separated = qlora__text_find_separator(text, size, 0) < size;
-    size_t line = 1;
-    size_t at = 0;
-    while (at < size) {
-        size_t stop = qlora__text_find_separator(text, size, at);
-        size_t begin = at;
-        size_t end = stop;
-        while (separated && begin < end && (text[begin] == '\n' || text[begin] == '\r')) {
-            begin++;
-        }
-        while (separated && end > begin && (text[end - 1] == '\n' || text[end - 1] == '\r')) {
-            end--;
-        }
-        size_t start = line + qlora__text_lines(text + at, begin - at);
-        if (end > begin) {
-            QLORA__TRY(qlora__text_data_document(env, loader, text + begin, end - begin, start));
-        }
-        const char* newline = (const char*)memchr(text + stop, '\n', size - stop);
-        size_t next = newline != NULL ? (size_t)(newline - text) + 1 : size;
-        line += qlora__text_lines(text + at, next - at);
-        at = next;
-    }
-    return QLORA_OK;
 }
 
 // ---- formats
 
-enum { QLORA__TEXT_FILE_UNKNOWN = 0, QLORA__TEXT_FILE_JSON, QLORA__TEXT_FILE_PLAIN };
+typedef struct qlora__text_opener {
+    const char* name; // in desc.format and, after a dot, at the end of a file name
+    bool records;     // has records: desc.format may say which form they have
+    qlora_result (*open)(qlora__env* env, qlora__text_source* source);
+} qlora__text_opener;
 
-// The formats of whole files: names in desc.format and, with a dot, endings.
-static const struct {
-    const char* name;
-    int file;
-} qlora__text_files[] = {{"jsonl", QLORA__TEXT_FILE_JSON},
-                         {"ndjson", QLORA__TEXT_FILE_JSON},
-                         {"json", QLORA__TEXT_FILE_JSON},
-                         {"txt", QLORA__TEXT_FILE_PLAIN}};
+// Every kind of data file.
+static const qlora__text_opener qlora__text_openers[] = {
+    {"jsonl", true, qlora__text_json_open},     {"ndjson", true, qlora__text_json_open},
+    {"json", true, qlora__text_json_open},      {"txt", false, qlora__text_txt_open},
+    {"csv", true, qlora__text_csv_open},        {"tsv", true, qlora__text_tsv_open},
+    {"parquet", true, qlora__text_parquet_open}};
 
 const char* qlora_text_data_formats(size_t index) {
-    const size_t files = QLORA__TEXT_COUNT(qlora__text_files);
+    const size_t files = QLORA__TEXT_COUNT(qlora__text_openers);
     if (index < files) {
-        return qlora__text_files[index].name;
+        return qlora__text_openers[index].name;
     }
     for (size_t i = 0, number = files; i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
         const char* name = qlora__text_forms[i].name;
@@ -287,9 +237,8 @@ static char qlora__text_lower(char c) {
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
 
-// Whether a name ends in a dot and `ending`, in any case.
-static bool qlora__text_ends_with(const char* name, const char* ending) {
-    size_t length = strlen(name);
+// Whether the first `length` bytes of a name end in a dot and `ending`, in any case.
+static bool qlora__text_ends_with(const char* name, size_t length, const char* ending) {
     size_t size = strlen(ending);
     if (length <= size || name[length - size - 1] != '.') {
         return false;
@@ -302,56 +251,143 @@ static bool qlora__text_ends_with(const char* name, const char* ending) {
     return true;
 }
 
-// What the file is: desc.format if it is set, else its ending. Standard input ("-") is JSON.
-static qlora_result qlora__text_data_format(qlora__env* env, qlora__text_loader* loader,
-                                            int* file) {
-    const char* format = loader->desc->format;
-    *file = format == NULL && strcmp(loader->desc->path, "-") == 0 ? QLORA__TEXT_FILE_JSON
-                                                                   : QLORA__TEXT_FILE_UNKNOWN;
-    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_files); i++) {
-        const char* name = qlora__text_files[i].name;
-        if (format != NULL ? strcmp(format, name) == 0
-                           : qlora__text_ends_with(loader->name, name)) {
-            *file = qlora__text_files[i].file;
+// The kind of file that a name ends in, or NULL. Every kind may be inside gzip: NAME.jsonl.gz.
+static const qlora__text_opener* qlora__text_opener_of(const char* name) {
+    size_t length = strlen(name);
+    length -= qlora__text_ends_with(name, length, "gz") ? (size_t)3 : 0;
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_openers); i++) {
+        if (qlora__text_ends_with(name, length, qlora__text_openers[i].name)) {
+            return &qlora__text_openers[i];
         }
     }
+    return NULL;
+}
+
+bool qlora_text_data_known(const char* path) {
+    return path != NULL && qlora__text_opener_of(path) != NULL;
+}
+
+static qlora_result qlora__text_format_fail(qlora__env* env, const qlora__text_loader* loader) {
+    char names[240];
+    size_t used = 0;
+    const char* format = loader->desc->format;
+    names[0] = 0;
+    for (size_t i = 0; qlora_text_data_formats(i) != NULL && used < sizeof names; i++) {
+        bool file = i < QLORA__TEXT_COUNT(qlora__text_openers);
+        if (file || format != NULL) {
+            int wrote = snprintf(names + used, sizeof names - used, "%s%s%s", i > 0 ? ", " : "",
+                                 format == NULL ? "." : "", qlora_text_data_formats(i));
+            used += wrote > 0 ? (size_t)wrote : 0;
+        }
+    }
+    return format == NULL
+               ? qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                 "%s: unknown data format; the file name must end in one of %s "
+                                 "(and may end in .gz after that), or the format must be given",
+                                 loader->name, names)
+               : qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                                 "unknown data format \"%.60s\"; use one of %s", format, names);
+}
+
+// What the file is: desc.format if it is set, else its ending. A form of record decides only what
+// the records are. Standard input ("-") is JSON.
+static qlora_result qlora__text_data_format(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__text_opener** out) {
+    const char* format = loader->desc->format;
+    bool input = strcmp(loader->desc->path, "-") == 0;
+    *out = input ? &qlora__text_openers[0] : qlora__text_opener_of(loader->desc->path);
     for (size_t i = 0; format != NULL && i < QLORA__TEXT_COUNT(qlora__text_forms); i++) {
         if (strcmp(format, qlora__text_forms[i].name) == 0) {
-            *file = QLORA__TEXT_FILE_JSON;
             loader->form = qlora__text_forms[i].name;
         }
     }
-    if (*file != QLORA__TEXT_FILE_UNKNOWN) {
+    if (loader->form != NULL) {
+        *out = *out != NULL && (*out)->records ? *out : &qlora__text_openers[0];
         return QLORA_OK;
     }
-    if (format == NULL) {
-        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "%s: unknown data format; the file name must end in .jsonl, .json "
-                               "or .txt, or the format must be given",
-                               loader->name);
+    if (format != NULL) {
+        *out = NULL;
+        for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_openers); i++) {
+            if (strcmp(format, qlora__text_openers[i].name) == 0) {
+                *out = &qlora__text_openers[i];
+            }
+        }
     }
-    char names[160];
-    size_t used = 0;
-    for (size_t i = 0; qlora_text_data_formats(i) != NULL && used < sizeof names; i++) {
-        int wrote = snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "",
-                             qlora_text_data_formats(i));
-        used += wrote > 0 ? (size_t)wrote : 0;
-    }
-    return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "unknown data format \"%.60s\"; use one of %s",
-                           format, names);
+    return *out != NULL ? QLORA_OK : qlora__text_format_fail(env, loader);
 }
 
-static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* loader,
-                                          const char* source, size_t size) {
-    int file = QLORA__TEXT_FILE_UNKNOWN;
-    qlora_text_bytes* ignored = &loader->data->ignored;
-    QLORA__TRY(qlora__text_data_format(env, loader, &file));
-    QLORA__TRY(file == QLORA__TEXT_FILE_PLAIN ? qlora__text_data_text(env, loader, source, size)
-                                              : qlora__text_data_json(env, loader, source, size));
-    if (loader->data->count == 0) {
-        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records",
-                               loader->name);
+// ---- reading a file
+
+static void qlora__text_source_free(qlora__env* env, qlora__text_source* source) {
+    if (source != NULL) {
+        if (source->close != NULL) {
+            source->close(env, source);
+        }
+        qlora__text_input_close(env, &source->input);
+        qlora__json_free(env, &source->json);
+        qlora__env_free(env, source, sizeof *source);
     }
+}
+
+static void qlora__text_loader_free(qlora__env* env, qlora__text_loader* loader) {
+    qlora__text_source_free(env, loader->source);
+    qlora__env_free(env, loader->messages, loader->message_capacity * sizeof *loader->messages);
+    qlora__text_bytes_free(env, &loader->work);
+    qlora__text_ids_free(env, &loader->numbers);
+    qlora__env_free(env, loader->path, loader->path_size + 1);
+    qlora__env_free(env, loader->column_text, loader->column_size + 1);
+    qlora__env_free(env, loader, sizeof *loader);
+}
+
+static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
+    if (data->loader != NULL) {
+        data->loader->desc->chat->users--;
+        qlora__text_stream_unmap(env, data);
+        qlora__text_loader_free(env, data->loader);
+    }
+    qlora__text_ids_free(env, &data->ids);
+    qlora__text_ids_free(env, &data->labels);
+    qlora__text_ids_free(env, &data->shown[0]);
+    qlora__text_ids_free(env, &data->shown[1]);
+    qlora__text_bytes_free(env, &data->ignored);
+    for (size_t i = 0; i < data->block_count; i++) {
+        qlora__env_free(env, data->blocks[i].data, data->blocks[i].capacity * sizeof(int32_t));
+    }
+    qlora__env_free(env, data->blocks, data->block_capacity * sizeof *data->blocks);
+    qlora__env_free(env, data->records, data->capacity * sizeof *data->records);
+    qlora__env_free(env, data, sizeof *data);
+}
+
+// Opens the source and reads everything.
+static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* loader) {
+    const qlora__text_opener* opener = NULL;
+    qlora__text_source* source = loader->source;
+    qlora_text_data* data = loader->data;
+    qlora_text_bytes* ignored = &data->ignored;
+    QLORA__TRY(qlora__text_columns_read(env, loader));
+    QLORA__TRY(qlora__text_data_format(env, loader, &opener));
+    if (qlora__text_ends_with(loader->path, strlen(loader->path), "gz")) {
+        source->input.unpack = qlora__text_gzip_open;
+    }
+    QLORA__TRY(opener->open(env, source));
+    // only bytes that are in the file as they are can be found again
+    bool stream = loader->desc->stream && source->again != NULL && source->input.path != NULL &&
+                  source->input.read == qlora__text_input_file;
+    data->loader = stream ? loader : NULL;
+    if (stream && qlora__text_stream_map(env, data) != QLORA_OK) { // a pipe, say
+        env->error[0] = 0;
+        data->loader = NULL;
+    }
+    qlora_result r = qlora__text_data_take_all(env, source);
+    if (r == QLORA_OK && data->count == 0 && loader->bad == 0) {
+        r = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records",
+                            loader->name);
+    }
+    r = r == QLORA_OK ? qlora__text_columns_check(env, loader) : r;
+    qlora__text_stream_unmap(env, data);
+    qlora__text_input_close(env, &source->input);
+    QLORA__TRY(r);
+    qlora__text_samples_fit(env, data);
     ignored->count -= ignored->count > 0 ? 2 : 0; // the last ", "
     return qlora__text_bytes_add(env, ignored, "", 1);
 }
@@ -378,34 +414,73 @@ static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_dat
     return QLORA_OK;
 }
 
-static qlora_result qlora__text_data_load(qlora_text* text, const qlora_text_data_desc* desc,
-                                          const char* source, size_t size, qlora_text_data** out) {
-    qlora__env* env = &text->env;
-    qlora__text_loader loader;
-    memset(&loader, 0, sizeof(loader));
-    loader.desc = desc;
-    loader.tok = desc->chat->tok;
-    loader.name = strcmp(desc->path, "-") == 0 ? "standard input" : desc->path;
-    loader.data = (qlora_text_data*)qlora__text_zalloc(env, 1, sizeof(qlora_text_data));
-    if (loader.data == NULL) {
+// The state of reading, which a stream keeps. `memory` is NULL for a file.
+static qlora_result qlora__text_loader_make(qlora__env* env, const qlora_text_data_desc* desc,
+                                            const char* memory, size_t size,
+                                            qlora__text_loader** out) {
+    qlora__text_loader* loader = (qlora__text_loader*)qlora__text_zalloc(env, 1, sizeof *loader);
+    if (loader == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    loader.data->text = text;
-    qlora_result r = qlora__text_data_read(env, &loader, source, size);
-    qlora__env_free(env, loader.messages, loader.message_capacity * sizeof *loader.messages);
-    qlora__text_bytes_free(env, &loader.work);
-    qlora__text_ids_free(env, &loader.numbers);
+    *out = loader;
+    QLORA__TRY(
+        qlora__text_copy(env, desc->path, strlen(desc->path), &loader->path, &loader->path_size));
+    loader->own = *desc;
+    loader->own.path = loader->path;
+    loader->desc = &loader->own;
+    loader->tok = desc->chat->tok;
+    loader->name = strcmp(desc->path, "-") == 0 ? "standard input" : loader->path;
+    loader->source = (qlora__text_source*)qlora__text_zalloc(env, 1, sizeof *loader->source);
+    loader->data = (qlora_text_data*)qlora__text_zalloc(env, 1, sizeof *loader->data);
+    if (loader->source == NULL || loader->data == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    loader->source->loader = loader;
+    loader->source->at_line = 1;
+    loader->source->input.name = loader->name;
+    loader->source->input.path = memory == NULL ? loader->path : NULL;
+    loader->source->input.memory = memory;
+    loader->source->input.memory_size = size;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_data_load(qlora_text* text, const qlora_text_data_desc* desc,
+                                          const char* memory, size_t size, qlora_text_data** out) {
+    qlora__env* env = &text->env;
+    qlora__text_loader* loader = NULL;
+    qlora_result r = qlora__text_loader_make(env, desc, memory, size, &loader);
+    qlora_text_data* data = loader != NULL ? loader->data : NULL;
+    if (r == QLORA_OK) {
+        data->text = text;
+        r = qlora__text_data_read(env, loader);
+    }
+    if (r == QLORA_OK) {
+        QLORA__TEXT_LOG(env, INFO, "%s: %llu samples", loader->name,
+                        (unsigned long long)data->count);
+        if (data->ignored.data[0] != 0) {
+            QLORA__TEXT_LOG(env, WARN, "%s: ignored names: %s", loader->name, data->ignored.data);
+        }
+    }
+    bool keep = r == QLORA_OK && data->loader != NULL;
+    if (keep) {
+        desc->chat->users++;
+        loader->own.bad = NULL; // told once
+    } else {
+        if (data != NULL) {
+            data->loader = NULL;
+        }
+        if (loader != NULL) {
+            qlora__text_loader_free(env, loader);
+        }
+    }
     if (r != QLORA_OK) {
-        qlora__text_data_free(env, loader.data);
+        if (data != NULL) {
+            qlora__text_data_free(env, data);
+        }
         return r;
     }
-    QLORA__TEXT_LOG(env, INFO, "%s: %llu samples", loader.name,
-                    (unsigned long long)loader.data->count);
-    if (loader.data->ignored.data[0] != 0) {
-        QLORA__TEXT_LOG(env, WARN, "%s: ignored names: %s", loader.name, loader.data->ignored.data);
-    }
     text->datas++;
-    *out = loader.data;
+    *out = data;
     return QLORA_OK;
 }
 
@@ -419,7 +494,7 @@ qlora_result qlora_text_data_load(qlora_text* text, const qlora_text_data_desc* 
     if (data == NULL && size > 0) {
         return qlora__env_fail(&text->env, QLORA_ERR_ARGUMENT, "data is NULL");
     }
-    return qlora__text_data_load(text, desc, (const char*)data, size, out);
+    return qlora__text_data_load(text, desc, data != NULL ? (const char*)data : "", size, out);
 }
 
 qlora_result qlora_text_data_open(qlora_text* text, const qlora_text_data_desc* desc,
@@ -429,12 +504,7 @@ qlora_result qlora_text_data_open(qlora_text* text, const qlora_text_data_desc* 
     }
     qlora__text_enter(text, "qlora_text_data_open");
     QLORA__TRY(qlora__text_data_need(text, desc, out));
-    qlora_text_bytes file;
-    memset(&file, 0, sizeof(file));
-    qlora_result r = qlora__text_file_read(&text->env, desc->path, &file, NULL);
-    r = r == QLORA_OK ? qlora__text_data_load(text, desc, file.data, file.count, out) : r;
-    qlora__text_bytes_free(&text->env, &file);
-    return r;
+    return qlora__text_data_load(text, desc, NULL, 0, out);
 }
 
 qlora_result qlora_text_data_close(qlora_text_data* data) {
@@ -466,18 +536,26 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     if (data == NULL) {
         return QLORA_ERR_ARGUMENT;
     }
+    qlora__env* env = &data->text->env;
     qlora__text_enter(data->text, "qlora_text_sample_read");
-    QLORA__TEXT_NEED(&data->text->env, out);
+    QLORA__TEXT_NEED(env, out);
     if (index >= data->count) {
-        return qlora__env_fail(&data->text->env, QLORA_ERR_ARGUMENT,
-                               "index is %llu; it must be below %llu", (unsigned long long)index,
-                               (unsigned long long)data->count);
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "index is %llu; it must be below %llu",
+                               (unsigned long long)index, (unsigned long long)data->count);
     }
     const qlora__text_record* record = &data->records[index];
-    out->ids = data->ids.data + record->begin;
-    out->labels = data->labels.data + record->begin;
+    const int32_t* labels = NULL;
+    if (record->kept != 0) {
+        QLORA__TRY(qlora__text_sample_labels(env, data, record, &labels));
+        out->ids = record->as.ids;
+    } else {
+        QLORA__TRY(qlora__text_stream_read(env, data, record));
+        out->ids = data->shown[0].data;
+        labels = data->shown[1].data;
+    }
+    out->labels = labels;
     out->count = record->count;
     out->trained = record->trained;
-    out->line = record->line;
+    out->line = (size_t)record->line;
     return QLORA_OK;
 }

@@ -31,8 +31,9 @@ static void qlora__jin_template_free(qlora__env* env, qlora_text_template* t) {
 }
 
 static bool qlora__jin_has_generation(const qlora__jin_node* first) {
-    for (const qlora__jin_node* n = first; n != NULL; n = n->next) {
-        const qlora__jin_node* parts[3] = {n->b, n->c, n->d};
+    const qlora__jin_node* rest = NULL;
+    for (const qlora__jin_node* n = first; n != NULL; n = qlora__jin_walk(n, &rest)) {
+        const qlora__jin_node* parts[3] = {n->b, n->c, qlora__jin_below(n)};
         if (n->kind == QLORA__JIN_N_GENERATION) {
             return true;
         }

@@ -11,6 +11,8 @@ enum {
     QLORA__JIN_MAX_STEPS = 3000000, // and two more for each byte of the conversation
     QLORA__JIN_CHUNK = 65536
 };
+// Python prints the address of a generator. Here it has this one, which must not be printed.
+#define QLORA__JIN_ADDRESS "7fa90badc0de"
 #define QLORA__JIN_MAX_MEMORY ((size_t)96 << 20) // and 64 more for each byte of the conversation
 
 // ---- memory -------------------------------------------------------------------------------------
@@ -274,6 +276,8 @@ struct qlora__jin_machine {
     qlora__jin_buffer* out; // what output goes to
     qlora__jin_buffer* top; // what the whole template writes
     int jump;               // a break or continue on its way to its loop
+    bool folding;           // computing a constant before the template runs, as jinja2 does
+    bool addresses;         // a string with the address of an object was made
     qlora__jin_span* spans; // of generation blocks
     size_t span_count;
     size_t span_capacity;

@@ -350,6 +350,31 @@ static qlora_result qlora__jin_field(qlora__jin_machine* m, qlora__jin_value v, 
 
 // ---- expressions --------------------------------------------------------------------------------
 
+// Values that can be written as a constant: numbers, strings, and collections of them.
+static bool qlora__jin_is_constant(qlora__jin_machine* m, qlora__jin_value v) {
+    const qlora__jin_value* lists[2] = {NULL, NULL};
+    size_t count = 0;
+    if (v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE) {
+        lists[0] = v.as.list->items;
+        count = v.as.list->count;
+    } else if (v.kind == QLORA__JIN_DICT) {
+        lists[0] = v.as.dict->keys;
+        lists[1] = v.as.dict->values;
+        count = v.as.dict->count;
+    } else {
+        return (v.kind >= QLORA__JIN_NONE && v.kind <= QLORA__JIN_STRING) ||
+               v.kind == QLORA__JIN_RANGE;
+    }
+    bool all = m->depth < QLORA__JIN_MAX_DEPTH;
+    m->depth++;
+    for (size_t i = 0; all && i < count; i++) {
+        all = qlora__jin_is_constant(m, lists[0][i]) &&
+              (lists[1] == NULL || qlora__jin_is_constant(m, lists[1][i]));
+    }
+    m->depth--;
+    return all;
+}
+
 #define QLORA__JIN_EVAL(name)                                                                      \
     static qlora_result qlora__jin_eval_##name(qlora__jin_machine* m, const qlora__jin_node* node, \
                                                qlora__jin_value* out)
@@ -368,7 +393,13 @@ QLORA__JIN_EVAL(const) {
     return QLORA_OK;
 }
 
+// What depends on the conversation is not a constant.
+static qlora_result qlora__jin_no_constant(qlora__jin_machine* m) {
+    return m->folding ? qlora__jin_fail(m, "not a constant") : QLORA_OK;
+}
+
 QLORA__JIN_EVAL(name) {
+    QLORA__TRY(qlora__jin_no_constant(m));
     const qlora__jin_value* value = qlora__jin_slot(m, node);
     if (value->kind == QLORA__JIN_MISSING) {
         return qlora__jin_undefined(m, NULL, node->name, node->size, false, out);
@@ -434,6 +465,9 @@ QLORA__JIN_EVAL(getitem) {
         return qlora__jin_undefined_error(m, v);
     }
     QLORA__TRY(qlora__jin_slice(m, v, parts, out, &found));
+    if (!found && m->folding) {
+        return qlora__jin_undefined(m, qlora__jin_type(v), "slice", 5, false, out);
+    }
     return found ? QLORA_OK
                  : qlora__jin_fail(m, "a %s cannot be sliced like this", qlora__jin_type(v));
 }
@@ -521,6 +555,7 @@ static qlora_result qlora__jin_args_eval(qlora__jin_machine* m, const qlora__jin
 QLORA__JIN_EVAL(call) {
     qlora__jin_value callee;
     qlora__jin_args args;
+    QLORA__TRY(qlora__jin_no_constant(m));
     QLORA__TRY(m->hooks->eval(m, node->a, &callee));
     QLORA__TRY(qlora__jin_args_eval(m, node, NULL, &args));
     m->line = node->line;
@@ -535,6 +570,9 @@ QLORA__JIN_EVAL(filter) {
     m->line = node->line;
     if (node->found == NULL) {
         return qlora__jin_unknown(m, "filter", node->name, node->size);
+    }
+    if (((const qlora__jin_filter_row*)node->found)->many != NULL) { // they use the variables
+        QLORA__TRY(qlora__jin_no_constant(m));
     }
     return qlora__jin_filter_run(m, (const qlora__jin_filter_row*)node->found, v, &args, out);
 }
@@ -679,11 +717,38 @@ static const qlora__jin_eval_fn qlora__jin_evals[QLORA__JIN_N_OUTPUT] = {
     qlora__jin_eval_binary,  qlora__jin_eval_compare, qlora__jin_eval_wrong,
     qlora__jin_eval_concat,  qlora__jin_eval_cond};
 
+// jinja2 computes constants when it compiles a template. There, a slice of what cannot be sliced is
+// undefined, while it is an error when the template runs; so such expressions are tried both ways.
+// What prints as a constant replaces the expression; `any`: every value does.
+static qlora_result qlora__jin_fold(qlora__jin_machine* m, const qlora__jin_node* node, bool any,
+                                    qlora__jin_value* out, bool* done) {
+    char error[QLORA__ERROR_SIZE];
+    uint32_t depth = m->depth;
+    memcpy(error, m->env->error, sizeof error);
+    m->folding = true;
+    qlora_result r = m->hooks->eval(m, node, out);
+    m->folding = false;
+    m->depth = depth;
+    *done = r == QLORA_OK && (any || qlora__jin_is_constant(m, *out));
+    if (r != QLORA_OK && r != QLORA_ERR_MEMORY) {
+        memcpy(m->env->error, error, sizeof error);
+        return m->steps <= m->step_limit ? QLORA_OK : qlora__jin_work(m, 1);
+    }
+    return r;
+}
+
 static qlora_result qlora__jin_eval(qlora__jin_machine* m, const qlora__jin_node* node,
                                     qlora__jin_value* out) {
     if (node->kind == QLORA__JIN_N_CONST) {
         *out = node->value;
         return QLORA_OK;
+    }
+    if (node->folds && !m->folding) {
+        bool done = false;
+        QLORA__TRY(qlora__jin_fold(m, node, false, out, &done));
+        if (done) {
+            return QLORA_OK;
+        }
     }
     QLORA__TRY(qlora__jin_enter(m));
     QLORA__TRY(node->kind < QLORA__JIN_N_OUTPUT ? qlora__jin_evals[node->kind](m, node, out)

@@ -294,7 +294,9 @@ static qlora_result qlora__jin_percent(qlora__jin_machine* m, qlora__jin_value f
             QLORA__TRY(qlora__jin_percent_part(m, s, &at, &p, &buffer));
         }
     }
-    bool mapping = given.kind == QLORA__JIN_DICT || given.kind == QLORA__JIN_LIST;
+    // Python asks whether it has a subscript, which these have as well as a dictionary
+    bool mapping = given.kind == QLORA__JIN_DICT || given.kind == QLORA__JIN_LIST ||
+                   given.kind == QLORA__JIN_RANGE || given.kind == QLORA__JIN_UNDEFINED;
     if (p.args != NULL ? p.used < p.args->count : p.used == 0 && !mapping) {
         return qlora__jin_fail(m, "a format does not use all its values");
     }

@@ -242,8 +242,9 @@ static qlora_result qlora__jin_binary(qlora__jin_machine* m, char op, qlora__jin
         name[0] = op == 'f' ? '/' : '*';
         name[1] = name[0];
     }
-    return qlora__jin_fail(m, "a %s %s a %s is not possible", qlora__jin_type(a), name,
-                           qlora__jin_type(b));
+    bool set = op == '-' && (a.kind == QLORA__JIN_VIEW || b.kind == QLORA__JIN_VIEW);
+    return qlora__jin_fail(m, "a %s %s a %s is not %s", qlora__jin_type(a), name,
+                           qlora__jin_type(b), set ? "supported: it is a set" : "possible");
 }
 
 // ---- slices
@@ -354,12 +355,10 @@ static qlora_result qlora__jin_slice(qlora__jin_machine* m, qlora__jin_value v,
 
 // ---- membership
 
-// Where `part` starts in s at or after `from`, in bytes; SIZE_MAX when it is not there.
-static size_t qlora__jin_find_bytes(const char* data, size_t size, size_t from, const char* part,
+enum { QLORA__JIN_LONG = 64 };
+
+static size_t qlora__jin_find_short(const char* data, size_t size, size_t from, const char* part,
                                     size_t length) {
-    if (length == 0) {
-        return from;
-    }
     while (from < size && size - from >= length) {
         const char* hit = (const char*)memchr(data + from, part[0], size - from - length + 1);
         if (hit == NULL) {
@@ -372,6 +371,45 @@ static size_t qlora__jin_find_bytes(const char* data, size_t size, size_t from, 
         from++;
     }
     return SIZE_MAX;
+}
+
+// A long part is compared only where a hash of as many bytes, which moves along s[begin..end), is
+// equal: otherwise a text of equal letters would take time by the product of both lengths. Finds
+// the first place or, backwards, the last one.
+static size_t qlora__jin_find_long(const char* data, size_t begin, size_t end, const char* part,
+                                   size_t length, bool backwards) {
+    const uint64_t base = 0x9e3779b97f4a7c15u;
+    uint64_t wanted = 0;
+    uint64_t here = 0;
+    uint64_t top = 1; // base to the power of the length, for the byte that leaves
+    if (begin > end || end - begin < length) {
+        return SIZE_MAX;
+    }
+    for (size_t i = 0; i < length; i++) {
+        wanted = wanted * base + (unsigned char)part[backwards ? length - 1 - i : i];
+        here = here * base + (unsigned char)data[backwards ? end - 1 - i : begin + i];
+        top *= base;
+    }
+    for (size_t moved = 0;; moved++) {
+        size_t at = backwards ? end - moved - length : begin + moved;
+        if (here == wanted && memcmp(data + at, part, length) == 0) {
+            return at;
+        }
+        if (moved == end - begin - length) {
+            return SIZE_MAX;
+        }
+        unsigned char comes = (unsigned char)data[backwards ? at - 1 : at + length];
+        unsigned char leaves = (unsigned char)data[backwards ? at + length - 1 : at];
+        here = here * base + comes - top * leaves;
+    }
+}
+
+// Where `part` starts in s at or after `from`, in bytes; SIZE_MAX when it is not there.
+static size_t qlora__jin_find_bytes(const char* data, size_t size, size_t from, const char* part,
+                                    size_t length) {
+    return length == 0                ? from
+           : length < QLORA__JIN_LONG ? qlora__jin_find_short(data, size, from, part, length)
+                                      : qlora__jin_find_long(data, from, size, part, length, false);
 }
 
 // item in v

@@ -51,6 +51,8 @@ typedef struct qlora__jin_node {
     bool flag;        // const: of a name, may be undefined; macro: uses caller
     bool uses_kwargs;
     bool uses_varargs;
+    bool plain; // an expression without variables and calls
+    bool folds; // it contains a slice of something plain: see qlora__jin_fold
     const char* name;
     size_t size;
     struct qlora__jin_node* a;
@@ -119,14 +121,37 @@ static qlora_result qlora__jin_node_of(qlora__jin_parser* p, qlora__jin_node_kin
     return QLORA_OK;
 }
 
+// The node after n for functions that walk a whole tree. An elif hangs below its if and follows it
+// here, so that a long chain is not a deep recursion; *rest keeps what follows the if.
+static const qlora__jin_node* qlora__jin_walk(const qlora__jin_node* n,
+                                              const qlora__jin_node** rest) {
+    if (n->kind == QLORA__JIN_N_IF && n->d != NULL) {
+        *rest = n->next != NULL ? n->next : *rest;
+        return n->d;
+    }
+    const qlora__jin_node* next = n->next != NULL ? n->next : *rest;
+    *rest = n->next != NULL ? *rest : NULL;
+    return next;
+}
+
+// What is below n, without the elif.
+static const qlora__jin_node* qlora__jin_below(const qlora__jin_node* n) {
+    return n->kind == QLORA__JIN_N_IF ? NULL : n->d;
+}
+
 // Measures a finished node, so that whatever walks the tree later is bounded.
 static qlora_result qlora__jin_node_done(qlora__jin_parser* p, qlora__jin_node* node) {
     const qlora__jin_node* lists[5] = {node->a, node->b, node->c, node->d, node->e};
+    node->plain = node->kind != QLORA__JIN_N_CALL;
     for (size_t i = 0; i < 5; i++) {
         for (const qlora__jin_node* n = lists[i]; n != NULL; n = n->next) {
             node->nesting = n->nesting + 1 > node->nesting ? n->nesting + 1 : node->nesting;
+            node->plain = node->plain && (n->plain || n->kind == QLORA__JIN_N_CONST);
+            node->folds = node->folds || n->folds;
         }
     }
+    node->folds = node->folds || (node->kind == QLORA__JIN_N_GETITEM && node->plain &&
+                                  node->b->kind == QLORA__JIN_N_SLICE);
     if (node->nesting > QLORA__JIN_MAX_NESTING) {
         p->m->line = node->line;
         return qlora__jin_fail(p->m, "the template is nested deeper than %d levels",

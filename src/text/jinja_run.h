@@ -200,11 +200,31 @@ static qlora_result qlora__jin_macro_value(qlora__jin_machine* m, const qlora__j
 #define QLORA__JIN_RUN(name)                                                                       \
     static qlora_result qlora__jin_run_##name(qlora__jin_machine* m, const qlora__jin_node* node)
 
+// Whether the address of a generator was written behind `from`, in any case.
+static bool qlora__jin_has_address(const qlora__jin_buffer* out, size_t from) {
+    static const char address[] = QLORA__JIN_ADDRESS;
+    size_t same = 0;
+    for (size_t i = from; i < out->count && same < sizeof address - 1; i++) {
+        char c = out->data[i];
+        char lower = c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+        same = lower == address[same] ? same + 1 : lower == address[0] ? 1 : 0;
+    }
+    return same == sizeof address - 1;
+}
+
 QLORA__JIN_RUN(output) {
     for (const qlora__jin_node* n = node->a; n != NULL; n = n->next) {
         qlora__jin_value value;
-        QLORA__TRY(m->hooks->eval(m, n, &value));
+        bool done = false;
+        size_t from = m->out->count;
+        if (n->folds) {
+            QLORA__TRY(qlora__jin_fold(m, n, true, &value, &done));
+        }
+        QLORA__TRY(done ? QLORA_OK : m->hooks->eval(m, n, &value));
         QLORA__TRY(qlora__jin_print(m, value, m->out));
+        if (m->addresses && qlora__jin_has_address(m->out, from)) {
+            return qlora__jin_fail(m, "a generator cannot be printed; make a list of it");
+        }
     }
     return QLORA_OK;
 }

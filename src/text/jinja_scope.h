@@ -248,7 +248,9 @@ static qlora_result qlora__jin_bind_expressions(qlora__jin_binder* b, const qlor
 // up to know whether a loop needs `loop`, or a macro `caller`.
 static bool qlora__jin_mentions(const qlora__jin_node* first, const char* name, bool* stored) {
     bool found = false;
-    for (const qlora__jin_node* n = first; n != NULL && !found && !*stored; n = n->next) {
+    const qlora__jin_node* rest = NULL;
+    for (const qlora__jin_node* n = first; n != NULL && !found && !*stored;
+         n = qlora__jin_walk(n, &rest)) {
         bool named =
             n->size == strlen(name) && n->name != NULL && memcmp(n->name, name, n->size) == 0;
         if (n->kind == QLORA__JIN_N_NAME) {
@@ -266,7 +268,7 @@ static bool qlora__jin_mentions(const qlora__jin_node* first, const char* name, 
             }
             continue;
         }
-        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, n->d, n->e};
+        const qlora__jin_node* parts[5] = {n->a, n->b, n->c, qlora__jin_below(n), n->e};
         for (size_t i = 0; i < 5 && !found; i++) {
             found = parts[i] != NULL && qlora__jin_mentions(parts[i], name, stored);
         }

@@ -297,6 +297,9 @@ static size_t qlora__jin_rfind_bytes(const char* data, size_t begin, size_t end,
     if (length > end - begin) {
         return SIZE_MAX;
     }
+    if (length >= QLORA__JIN_LONG) {
+        return qlora__jin_find_long(data, begin, end, part, length, true);
+    }
     for (size_t at = end - length + 1; at > begin; at--) {
         if (length == 0 || memcmp(data + at - 1, part, length) == 0) {
             return at - 1;

@@ -179,10 +179,13 @@ static qlora_result qlora__jin_repr_inner(qlora__jin_machine* m, qlora__jin_valu
                  (long long)v.as.range->start, (long long)v.as.range->stop,
                  (long long)v.as.range->step);
         return qlora__jin_puts(m, out, text);
+    case QLORA__JIN_ITER: // it may be a string in between, but not in the output
+        m->addresses = true;
+        return qlora__jin_puts(m, out,
+                               "<generator object sync_do_map at 0x" QLORA__JIN_ADDRESS ">");
     default:
         // Python prints an address here, which is different each time
-        return qlora__jin_fail(m, "a %s cannot be printed%s", qlora__jin_type(v),
-                               v.kind == QLORA__JIN_ITER ? "; make a list of it" : "");
+        return qlora__jin_fail(m, "a %s cannot be printed", qlora__jin_type(v));
     }
 }
 

@@ -606,6 +606,11 @@ static qlora_result qlora__text_load_json(qlora__env* env, qlora_text_tok* tok, 
                                           const char* data, size_t size) {
     qlora__json json;
     QLORA__TRY(qlora__text_json(env, name, data, size, &json));
+    // Each word of the vocabulary has at least two JSON tokens. There is a table entry per id, so
+    // that a single large id would cost much more memory than the file.
+    tok->id_limit = (int64_t)json.count + QLORA__TEXT_MAX_GAP;
+    tok->id_limit =
+        tok->id_limit < QLORA__TEXT_MAX_ID ? tok->id_limit : (int64_t)QLORA__TEXT_MAX_ID;
     qlora_result r = qlora__text_load_parts(env, tok, &json);
     qlora__json_free(env, &json);
     return r == QLORA_OK ? r : qlora__env_wrap(env, r, "%s: ", name);

@@ -2,6 +2,7 @@
 
 enum {
     QLORA__TEXT_MAX_ID = 1 << 24,
+    QLORA__TEXT_MAX_GAP = 4096, // ids without a token, beyond twice the number of tokens
     QLORA__TEXT_MAX_ADDED = 1024,
     QLORA__TEXT_MAX_LIST = 64,
     QLORA__TEXT_MAX_STEP = 64
@@ -130,10 +131,12 @@ static int32_t qlora__text_model_find(const qlora_text_tok* tok, const char* nam
 // Gives an id its name. A new id is created.
 static qlora_result qlora__text_tok_name(qlora__env* env, qlora_text_tok* tok, int64_t id,
                                          const char* name, size_t size, unsigned kind) {
-    if (id < 0 || id >= QLORA__TEXT_MAX_ID) {
+    int64_t limit = tok->id_limit > 0 ? tok->id_limit : (int64_t)QLORA__TEXT_MAX_ID;
+    if (id < 0 || id >= limit) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "token \"%.60s\" has id %lld; ids must be 0 to %d", name,
-                               (long long)id, QLORA__TEXT_MAX_ID - 1);
+                               "token \"%.60s\" has id %lld; ids must be 0 to %lld in a file of "
+                               "this size",
+                               name, (long long)id, (long long)limit - 1);
     }
     size_t index = (size_t)id;
     if (index >= tok->count) {

@@ -14,7 +14,8 @@
        text/api             declarations: text, arrays, tokenizers, templates, chats, data
        platform             files and memory of the operating system; shared with qlora.h
        core                 errors, log, memory, files; shared with qlora.h
-       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h
+       formats              JSON, regular expressions, stop ids, GGUF metadata; shared with qlora.h.
+                            gzip, Snappy, Zstandard, Parquet
        text/base            the text object, growing arrays, whole files
        text/folder          files of a model folder, also made from a GGUF file
        text/classes         classes of characters
@@ -56,9 +57,18 @@
        text/jinja_api        templates as objects
        text/chat_formats    built-in chat templates
        text/chat            which template a model has
+       text/chat_output     rendered texts to ids and labels
        text/chat_encode     conversations to ids, and what is trained
-       text/data            samples, messages
-       text/records         one record of a JSON file to a sample
+       text/samples         samples in memory, or found again in a file
+       text/input           the bytes of a data file, in order
+       text/input_gzip      those inside gzip
+       text/data            messages
+       text/records         one record to a sample
+       text/source          where records come from; columns
+       text/data_json       .jsonl and .json to records
+       text/data_csv        .csv and .tsv to records
+       text/data_text       .txt to samples
+       text/data_parquet    .parquet to records
        text/data_files      training files to samples
 
    This file is assembled from the parts in src/ of the repository; changes are made there.
@@ -94,7 +104,7 @@
 
    DATA
        .jsonl or .ndjson (one object per line), .json (an array of objects, {"data": [...]}, or as
-       .jsonl), .txt; desc.format overrides the ending.
+       .jsonl), .csv and .tsv with a header, .txt; desc.format overrides the ending.
 
        {"text"}                            all of it is trained
        {"prompt", "completion"}            two strings, joined as they are; the completion is
@@ -105,6 +115,9 @@
        {"instruction", "input", "output", "history"}          the same (Alpaca)
        {"question", "answer"}, {"input", "output"}            the same
        {"input_ids", "labels"}             taken as they are
+
+       {"prompt", "chosen", "rejected"}    preference pairs: recognised, and refused; so is a
+                                           "label" of true or false beside an answer
 
        "response" is accepted for "completion", "output" and "answer", and "context" for "input"
        (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or
@@ -119,9 +132,38 @@
        Arguments of a tool call that are a string are parsed before rendering, unless the template
        itself asks whether they are a string. Contents in parts are joined.
 
+       .csv, .tsv: RFC 4180. The names in the header are those of a record, and all values are
+       strings: neither an empty field nor "NA" becomes null. Quotes have a meaning at the start
+       of a field; line ends are LF, CRLF or CR; empty lines are skipped; a column without a name
+       is called "Unnamed: N". A row with more or fewer fields than the header is an error.
+
+       desc.columns gives names of the file for those above: "prompt=question,completion=answer".
+       The name on the left must be one that records have, and the one on the right must occur in
+       the file. A column of the file that has a name on the left, but is not the one that is
+       given for it, is not used.
+
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
        samples of that length, and no token is lost.
+
+       .parquet: every row is a record; lists and structs are those of JSON. Read are strings, JSON
+       and enums, booleans, integers and floats, in the encodings PLAIN, RLE, dictionaries, DELTA_*
+       and BYTE_STREAM_SPLIT, pages of both versions, uncompressed, Snappy, gzip and Zstandard;
+       lists of all layouts. What has no JSON that everybody agrees on (dates, times, decimals,
+       maps, binary data, INT96), other codecs and encryption are an error if a name above is
+       concerned; a column of another name is then not read. One page and one dictionary per column
+       are held, 4 GiB at most (1 GiB per page); a row has at most 256 MiB of JSON, all rows 4 GiB
+       and 1024 bytes per byte of the file. A line in a message is then the number of the row.
+
+       .gz after any other ending but .parquet: decompressed while it is read, through a window;
+       checksums and lengths are compared. A stream (desc.stream) keeps the samples of compressed
+       and Parquet files in memory.
+
+       Files are read through a window: only the record that is being read is in memory, not the
+       file ({"data": [...]} and a .txt document count as one record). A sample takes 4.125 bytes
+       per token (8 if its labels are neither -100 nor the ids) and 40 bytes. With desc.stream it
+       takes 40 bytes alone, whatever its length: qlora_text_sample_read finds its record in the
+       file and makes the sample anew. Samples and their order are the same.
 
        A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
        adds it. Its end is trained: the end marker of the template, otherwise EOS.

@@ -4,7 +4,8 @@ typedef enum qlora__text_kind {
     QLORA__TEXT_R_CHAT = 2,
     QLORA__TEXT_R_COMPLETION = 4,
     QLORA__TEXT_R_PAIR = 8,
-    QLORA__TEXT_R_TEXT = 16
+    QLORA__TEXT_R_TEXT = 16,
+    QLORA__TEXT_R_PREFERENCE = 32
 } qlora__text_kind;
 
 typedef struct qlora__text_form {
@@ -25,6 +26,7 @@ static const qlora__text_form qlora__text_forms[] = {
     {"question", "question", "answer", QLORA__TEXT_R_PAIR},
     {"question", "question", "response", QLORA__TEXT_R_PAIR},
     {"text", "text", NULL, QLORA__TEXT_R_TEXT},
+    {"preference", "chosen", "rejected", QLORA__TEXT_R_PREFERENCE},
     {"input", "input", "output", QLORA__TEXT_R_PAIR}}; // only if nothing else fits
 
 enum { QLORA__TEXT_INPUT_FORM = QLORA__TEXT_COUNT(qlora__text_forms) - 1 };
@@ -337,6 +339,37 @@ static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* 
     return qlora__text_record_unpad(env, loader, begin, !qlora__text_json_absent(labels));
 }
 
+// ---- preferences
+
+// Pairs of a better and a worse answer, which training on answers cannot use.
+static qlora_result qlora__text_record_preference(qlora__env* env) {
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                           "the record is a preference pair (\"chosen\" and \"rejected\"), and "
+                           "supervised training needs one answer; the columns completion=chosen or "
+                           "messages=chosen take the better one");
+}
+
+// true or false beside an answer says whether it is a good one: training on both would teach the
+// bad ones as well. A form that is given says that this is meant.
+static qlora_result qlora__text_record_judged(qlora__env* env, const qlora__text_loader* loader,
+                                              const qlora__json_token* record,
+                                              const qlora__text_form* form) {
+    const qlora__json_token* label = qlora__text_json_get(loader->json, record, "label");
+    bool answer = form->kind == QLORA__TEXT_R_COMPLETION || form->kind == QLORA__TEXT_R_CHAT ||
+                  form->kind == QLORA__TEXT_R_PAIR;
+    bool judged =
+        label != NULL && (label->kind == QLORA__JSON_TRUE || label->kind == QLORA__JSON_FALSE);
+    if (!answer || !judged || loader->form != NULL) {
+        return QLORA_OK;
+    }
+    return qlora__env_fail(
+        env, QLORA_ERR_UNSUPPORTED,
+        "the record is a judged answer (\"label\" is true or false), and "
+        "supervised training would learn the bad ones as well; set the format to "
+        "\"%s\" to train on all of them",
+        form->name);
+}
+
 // ---- one record
 
 // Names the keys that the record has.
@@ -443,6 +476,7 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
     if (form == NULL) {
         return qlora__text_record_unknown(env, loader, record);
     }
+    QLORA__TRY(qlora__text_record_judged(env, loader, record, form));
     QLORA__TRY(qlora__text_record_names(env, loader, record, form));
     switch (form->kind) {
     case QLORA__TEXT_R_IDS:
@@ -453,6 +487,8 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
         return qlora__text_record_completion(env, loader, record, form);
     case QLORA__TEXT_R_PAIR:
         return qlora__text_record_pair(env, loader, record, form);
+    case QLORA__TEXT_R_PREFERENCE:
+        return qlora__text_record_preference(env);
     default:
         QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &text));
         return qlora__text_data_plain(env, loader, NULL, 0, qlora__text_json_text(json, text),

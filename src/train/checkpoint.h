@@ -180,6 +180,11 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
     qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
 }
 
+// The tier that made the numbers, by name, so that a checkpoint can be read by a person.
+static const char* qlora__state_tier(const qlora_ctx* ctx) {
+    return qlora__on_cpu(ctx) ? ctx->cpu->name : "none";
+}
+
 // Fills the table from the trainer. The caller has set the fields of s that are restored.
 static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     const qlora_model* m = t->m;
@@ -258,7 +263,7 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     const qlora_model* m = t->m;
     char path[QLORA__PATH_ROOM];
     char texts[QLORA__STATE_ROWS][24];
-    const char* metadata[2 * QLORA__STATE_ROWS + 1];
+    const char* metadata[2 * QLORA__STATE_ROWS + 3];
     uint64_t hashes[QLORA__CKPT_HASHED];
     qlora__save_list list;
     for (int i = 0; i < QLORA__CKPT_HASHED; i++) {
@@ -269,7 +274,9 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
         metadata[2 * i] = s->rows[i].name;
         metadata[2 * i + 1] = texts[i];
     }
-    metadata[2 * s->count] = NULL;
+    metadata[2 * s->count] = "cpu_tier";
+    metadata[2 * s->count + 1] = qlora__state_tier(ctx);
+    metadata[2 * s->count + 2] = NULL;
     QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
     QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 3, &list));
     qlora__trained trained;
@@ -463,6 +470,21 @@ static double qlora__state_show(const qlora__state_row* row, int64_t value) {
     return real;
 }
 
+// Another tier rounds differently, so later steps differ in the last bits; nothing else changes.
+// Before there were tiers, checkpoints did not name one, and the CPU had what is now the portable
+// tier. A change of the backend is in the table.
+static void qlora__state_compare_tier(qlora_ctx* ctx, const qlora__st* st) {
+    char text[32];
+    if (!qlora__st_metadata(st, "cpu_tier", text, sizeof text)) {
+        snprintf(text, sizeof text, "%s", qlora__on_cpu(ctx) ? "portable" : "none");
+    }
+    const char* now = qlora__state_tier(ctx);
+    if (strcmp(text, now) != 0 && strcmp(text, "none") != 0 && strcmp(now, "none") != 0) {
+        QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was saved with the CPU tier %s, this trainer has %s",
+                   st->label, text, now);
+    }
+}
+
 // Compares the numbers of a checkpoint with those of the trainer, and takes those that are
 // restored.
 static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, qlora__state* s) {
@@ -492,6 +514,7 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
                        qlora__state_show(row, row->value));
         }
     }
+    qlora__state_compare_tier(ctx, st);
     const qlora__st_tensor* record = qlora__st_find(st, "record");
     if (s->step < 0) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: step is %lld; it must not be negative",

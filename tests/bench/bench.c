@@ -1,6 +1,9 @@
 // bench.c - measures the kernels on the current GPU and compares them with the project's targets.
 //
 //     build/bench [ops|gemm|clip|graph|prewarm|all] [--json] [--quick] [--dry] [--help]
+//     build/bench step ...    bench_step.h
+//     build/bench cpu ...     bench_cpu.h
+//     build/bench data ...    bench_data.h
 //
 // Every row of ROWS is one measurement: tensors, a step, the amount of data or work of the step,
 // and the target (bar). A step runs as nodes of a captured graph over sets of random data that
@@ -17,6 +20,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench_cpu.h"
+#include "bench_data.h"
 #include "bench_step.h"
 
 enum { MAX_TENSORS = 8, MAX_SETS = 64, MAX_REPLAYS = 25, CLIP_BUFFERS = 448 };
@@ -328,24 +333,29 @@ static qlora_result step_adamw(qlora_ctx* ctx, const row* r, set* s) {
 
 // ---- attention --------------------------------------------------------------------------------
 
-enum { ATTENTION_WIDTH = 2048 }; // heads times head_dim
+// heads times head_dim is 2048, or a little less
+#define ATTENTION_HEADS(HD) (2048 / (HD))
+
+enum { CAPPED = 1 };
 
 static qlora_attention_desc attention_desc(const row* r) { // m tokens, sequences of n, head_dim k
     qlora_attention_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.head_dim = r->k;
-    desc.heads = ATTENTION_WIDTH / r->k;
+    desc.heads = ATTENTION_HEADS(r->k);
+    desc.cap = (r->option & CAPPED) != 0 ? 50.0f : 0.0f;
     return desc;
 }
 
 static int plan_attention(const row* r, plan* out) { // q k v o, seqs, lse, then backward in place
+    int64_t width = ATTENTION_HEADS(r->k) * r->k;
     for (int i = 0; i < 4; i++) {
-        const plan p = {r->dtype, r->m, ATTENTION_WIDTH, FILL_RANDOM};
+        const plan p = {r->dtype, r->m, width, FILL_RANDOM};
         out[i] = p;
     }
     const plan seqs = {QLORA_I32, 1, r->m / r->n + 1, FILL_SEQUENCES};
-    const plan lse = {QLORA_F32, ATTENTION_WIDTH / r->k, r->m, FILL_ZERO};
-    const plan gradient = {r->dtype, r->m, 4 * ATTENTION_WIDTH, FILL_RANDOM};
+    const plan lse = {QLORA_F32, ATTENTION_HEADS(r->k), r->m, FILL_ZERO};
+    const plan gradient = {r->dtype, r->m, 4 * width, FILL_RANDOM};
     out[4] = seqs;
     out[5] = lse;
     out[6] = gradient;
@@ -360,10 +370,10 @@ static qlora_result step_attention_forward(qlora_ctx* ctx, const row* r, set* s)
 
 static qlora_result step_attention_backward(qlora_ctx* ctx, const row* r, set* s) {
     qlora_attention_desc desc = attention_desc(r);
+    int64_t width = ATTENTION_HEADS(r->k) * r->k;
     qlora_tensor d[4]; // dO, dQ, dK, dV: views of one packed buffer
     for (int i = 0; i < 4; i++) {
-        qlora_result result =
-            qlora_tensor_view(ctx, &s->t[6], 0, r->m, i * ATTENTION_WIDTH, ATTENTION_WIDTH, &d[i]);
+        qlora_result result = qlora_tensor_view(ctx, &s->t[6], 0, r->m, i * width, width, &d[i]);
         if (result != QLORA_OK) {
             return result;
         }
@@ -577,9 +587,16 @@ static qlora_result step_bare_backward(qlora_ctx* ctx, const row* r, set* s) {
 #define EW(NAME, M, N, PLAN, STEP, TENSORS, PER, BAR)                                              \
     {"ops", NAME, M, N, 0, QLORA_BF16, PLAN, NULL, STEP, NULL, PER, AGAINST_COPY, BAR, TENSORS,    \
      false, 0}
-#define ATTENTION(NAME, SEQ, HD, STEP, PER, BAR)                                                   \
+#define ATTENTION_LIKE(NAME, SEQ, HD, STEP, PER, BAR, OPTION)                                      \
     {"ops", NAME, 16384, SEQ, HD, QLORA_BF16, plan_attention, step_attention_forward, STEP, NULL,  \
-     PER * (double)ATTENTION_WIDTH / HD, AGAINST_TFLOPS, BAR, 0, false, 0}
+     PER * (double)ATTENTION_HEADS(HD), AGAINST_TFLOPS, BAR, OPTION, false, 0}
+#define ATTENTION(NAME, SEQ, HD, STEP, PER, BAR)                                                   \
+    ATTENTION_LIKE(NAME, SEQ, HD, STEP, PER, BAR, 0)
+#define ATTENTION_BOTH(HD, FORWARD, BACKWARD)                                                      \
+    ATTENTION("attention forward hd" #HD " seq 2048", 2048, HD, step_attention_forward, 2.0,       \
+              FORWARD),                                                                            \
+    ATTENTION("attention backward hd" #HD " seq 2048", 2048, HD, step_attention_backward, 5.0,     \
+              BACKWARD)
 #define LINEAR(NAME, N, K, PARTS, STEP, BARE)                                                      \
     {"ops", NAME, 8192, N, K, QLORA_BF16, plan_linear, setup_linear, STEP, BARE, 2.0,              \
      AGAINST_REFERENCE, 0.0, PARTS, false, 0}
@@ -644,6 +661,15 @@ static const row ROWS[] = {
     ATTENTION("attention forward hd64 seq 8192",   8192,  64, step_attention_forward,  2.0, 216.0),
     ATTENTION("attention backward hd64 seq 2048",  2048,  64, step_attention_backward, 5.0,  96.0),
     ATTENTION("attention backward hd64 seq 8192",  8192,  64, step_attention_backward, 5.0, 120.0),
+    ATTENTION_BOTH(256, 200.0, 130.0),
+    ATTENTION_LIKE("attention forward hd256 capped",  2048, 256, step_attention_forward,  2.0, 0.0,
+                   CAPPED),
+    ATTENTION_LIKE("attention backward hd256 capped", 2048, 256, step_attention_backward, 5.0, 0.0,
+                   CAPPED),
+    ATTENTION_BOTH(192, 0.0, 0.0),
+    ATTENTION_BOTH(96, 230.0, 150.0),
+    ATTENTION_BOTH(80, 0.0, 0.0),
+    ATTENTION_BOTH(32, 0.0, 0.0),
 
     GEMM("PTX f32 projection",       2048, 1536, 1536, QLORA_F32, 0,       0.25),
     GEMM("PTX f32 LoRA X A",         2048,   16, 1536, QLORA_F32, 0,       0.60),
@@ -1168,7 +1194,8 @@ static int arguments(bench* b, int argc, char** argv, const char** group) {
         if (help || !known) {
             fprintf(known ? stdout : stderr,
                     "usage: bench [ops|gemm|clip|graph|prewarm|all] [--json] [--quick] [--dry]\n"
-           "       bench step --shape NAME --batch B --seq S ... (bench step --help)\n"
+                    "       bench step --shape NAME --batch B --seq S ... (bench step --help)\n"
+                    "       bench cpu [--tier NAME] [--threads N] [--quick] [--json]\n"
                     "  --json   print a JSON array of objects\n"
                     "  --quick  use 7 replays instead of 25\n"
                     "  --dry    run every row once, small and untimed, to check that it works\n");
@@ -1215,6 +1242,12 @@ static int gpu_run(bench* b, const char* group) {
 int main(int argc, char** argv) {
     if (argc > 1 && strcmp(argv[1], "step") == 0) {
         return bench_step_main(argc - 1, argv + 1);
+    }
+    if (argc > 1 && strcmp(argv[1], "cpu") == 0) {
+        return bench_cpu_main(argc - 1, argv + 1);
+    }
+    if (argc > 1 && strcmp(argv[1], "data") == 0) {
+        return bench_data_main(argc - 1, argv + 1);
     }
     bench b;
     memset(&b, 0, sizeof b);

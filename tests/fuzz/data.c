@@ -3,6 +3,7 @@
 // The first byte selects the kind of file, the chat format and the options. Run it in the root of
 // the repository: it uses the small tokenizers in tests/golden.
 
+#define QLORA_STATIC // the compiler leaves out what is not used
 #define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 
@@ -40,6 +41,14 @@ static void check(qlora_text_data* data) {
     }
 }
 
+static bool bad(void* user, size_t line, const char* what) {
+    (void)user;
+    if (line == 0 || what[0] == 0) {
+        abort();
+    }
+    return true;
+}
+
 static qlora_text_chat* chat_open(qlora_text_tok* tok, const char* name) {
     qlora_text_chat* chat = NULL;
     qlora_text_chat_desc desc;
@@ -54,7 +63,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static qlora_text_tok* toks[2];
     static const char* const files[2] = {"tests/golden/text_byte.json",
                                          "tests/golden/text_spm.json"};
-    static const char* const kinds[] = {"x.jsonl", "x.json", "x.txt"};
+    static const char* const kinds[] = {"x.jsonl", "x.json", "x.txt", "x.csv", "x.tsv"};
     if (size < 2) {
         return 0;
     }
@@ -67,11 +76,13 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     qlora_text_data_desc desc;
     qlora_text_data* out = NULL;
     memset(&desc, 0, sizeof(desc));
-    desc.path = kinds[data[0] / 2 % 8 % 3];
+    desc.path = kinds[data[0] / 2 % 8 % 5];
     desc.chat = chat_open(toks[which], qlora_text_chat_names(data[1] % 8));
     desc.chunk_tokens = data[1] & 32 ? 2 + data[0] / 16 : 0;
     desc.train_prompt = (data[1] & 64) != 0;
     desc.last_turn_only = (data[1] & 128) != 0;
+    desc.columns = data[1] & 16 ? "text=question" : NULL;
+    desc.bad = data[1] & 8 ? bad : NULL;
     if (qlora_text_data_load(lib(), &desc, text, size, &out) == QLORA_OK) {
         check(out);
     } else if (out != NULL || qlora_text_last_error(lib())[0] == 0) {

@@ -73,7 +73,7 @@ static void buffer_splice(buffer* b, size_t begin, size_t end, const void* with,
     b->data = data;
 }
 
-static bool buffer_file(const char* path, buffer* out) {
+static QLORA__UNUSED bool buffer_file(const char* path, buffer* out) {
     FILE* file = fopen(path, "rb");
     if (file == NULL) {
         return false;
@@ -144,6 +144,12 @@ static const char* const mutate_values[] = {"null",
                                             "\"float16\"",
                                             "\"F64\"",
                                             "\"U8\"",
+                                            "\"F16\"",
+                                            "\"BF16\"",
+                                            "\"I16\"",
+                                            "\"I32\"",
+                                            "\"gelu\"",
+                                            "\"linear\"",
                                             "[]",
                                             "[0]",
                                             "[1,2,3]",
@@ -193,6 +199,54 @@ static void splice_out(buffer* b, size_t begin, size_t end) {
     buffer_splice(b, begin, end, NULL, 0);
 }
 
+// A number becomes twice or half as large, or a little larger or smaller; true becomes false.
+static void mutate_number(choices* c, buffer* b, const qlora__json_token* t) {
+    char text[64];
+    size_t length = t->end - t->begin;
+    snprintf(text, sizeof text, "%.*s", (int)(length < 63 ? length : 63),
+             (const char*)b->data + t->begin);
+    double x = strtod(text, NULL);
+    const double others[] = {2.0 * x, x / 2.0, x + 1.0, x - 1.0, 1.25 * x, -x};
+    if (t->kind == QLORA__JSON_TRUE || t->kind == QLORA__JSON_FALSE) {
+        snprintf(text, sizeof text, "%s", t->kind == QLORA__JSON_TRUE ? "false" : "true");
+    } else if (t->kind == QLORA__JSON_NUMBER || t->kind == QLORA__JSON_STRING) {
+        snprintf(text, sizeof text, "%.9g", others[choose(c, 6)]);
+    } else {
+        return;
+    }
+    buffer_splice(b, t->begin, t->end, text, strlen(text));
+}
+
+// Two neighbours in a list change places, as in a transposed shape.
+static void mutate_order(choices* c, buffer* b, const qlora__json* json) {
+    uint32_t lists = 0;
+    for (uint32_t k = 0; k < json->count; k++) {
+        bool list = json->tokens[k].kind == QLORA__JSON_ARRAY && json->tokens[k].count > 1;
+        lists += list ? 1 : 0;
+    }
+    size_t wanted = choose(c, lists);
+    for (uint32_t k = 0; k < json->count && lists > 0; k++) {
+        const qlora__json_token* t = &json->tokens[k];
+        if (t->kind != QLORA__JSON_ARRAY || t->count < 2 || wanted-- > 0) {
+            continue;
+        }
+        uint32_t x = k + 1;
+        for (size_t skip = choose(c, t->count - 1); skip > 0; skip--) {
+            x = json->tokens[x].next;
+        }
+        size_t range[4];
+        token_range(&json->tokens[x], &range[0], &range[1]);
+        token_range(&json->tokens[json->tokens[x].next], &range[2], &range[3]);
+        buffer first = buffer_make(b->data + range[0], range[1] - range[0]);
+        buffer second = buffer_make(b->data + range[2], range[3] - range[2]);
+        buffer_splice(b, range[2], range[3], first.data, first.size);
+        buffer_splice(b, range[0], range[1], second.data, second.size);
+        free(first.data);
+        free(second.data);
+        return;
+    }
+}
+
 // JSON: a value replaced by another kind of value or by another one of the file; a member or an
 // element removed, repeated or added; a letter of a name changed.
 static void mutate_json(qlora__env* env, choices* c, buffer* b) {
@@ -213,9 +267,15 @@ static void mutate_json(qlora__env* env, choices* c, buffer* b) {
     token_range(&json.tokens[k], &begin, &end);
     token_range(&json.tokens[value != 0 ? value : k], &from, &to);
     size_t whole = to - begin < 2000 ? to - begin : 2000;
-    switch (choose(c, 6)) {
+    switch (choose(c, 8)) {
     case 0:
         buffer_splice(b, from, to, word, strlen(word));
+        break;
+    case 6: // another number of about the same size
+        mutate_number(c, b, &json.tokens[value != 0 ? value : k]);
+        break;
+    case 7:
+        mutate_order(c, b, &json);
         break;
     case 1: {
         size_t other_begin = 0;
@@ -269,6 +329,23 @@ static void mutate_lines(qlora__env* env, choices* c, buffer* b) {
     free(line.data);
 }
 
+// Another type for one of the tensors of a header.
+static void mutate_dtype(choices* c, buffer* b) {
+    static const char* const names[] = {"F32", "F16", "BF16", "I16", "U16", "I32", "U32", "F64"};
+    static const char key[] = "\"dtype\":\"";
+    size_t wanted = choose(c, 24);
+    const char* name = names[choose(c, sizeof names / sizeof names[0])];
+    const char* at = strstr((const char*)b->data, key);
+    for (; at != NULL && wanted > 0; wanted--) {
+        const char* next = strstr(at + 1, key);
+        at = next != NULL ? next : at;
+    }
+    if (at != NULL) {
+        size_t begin = (size_t)(at - (const char*)b->data) + sizeof key - 1;
+        buffer_splice(b, begin, begin + strcspn(at + sizeof key - 1, "\""), name, strlen(name));
+    }
+}
+
 // safetensors: the header, its length, or the data.
 static void mutate_safetensors(qlora__env* env, choices* c, buffer* b) {
     uint64_t length = 0;
@@ -282,7 +359,11 @@ static void mutate_safetensors(qlora__env* env, choices* c, buffer* b) {
     }
     if (kind > 1) {
         buffer header = buffer_make(b->data + 8, (size_t)length);
-        mutate_json(env, c, &header);
+        if (kind == 2) {
+            mutate_dtype(c, &header);
+        } else {
+            mutate_json(env, c, &header);
+        }
         buffer_splice(b, 8, 8 + (size_t)length, header.data, header.size);
         length = header.size;
         free(header.data);
@@ -294,7 +375,7 @@ static void mutate_safetensors(qlora__env* env, choices* c, buffer* b) {
     }
 }
 
-static void mutate_file(qlora__env* env, choices* c, const char* name, buffer* b) {
+static QLORA__UNUSED void mutate_file(qlora__env* env, choices* c, const char* name, buffer* b) {
     size_t length = strlen(name);
     if (choose(c, 10) == 9) {
         mutate_bytes(c, b);

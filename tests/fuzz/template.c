@@ -4,6 +4,7 @@
 // none, a fixed conversation is used. The first byte selects the options. Run it in the root of the
 // repository: it uses a small tokenizer in tests/golden.
 
+#define QLORA_STATIC // the compiler leaves out what is not used
 #define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 
@@ -58,6 +59,26 @@ static void render(const char* source, size_t size, const char* json, size_t jso
     must(qlora_text_template_close(compiled));
 }
 
+// As tokenize shows it: a label for every id.
+static void show(qlora_text_chat* chat, const char* json, size_t json_size) {
+    qlora_text_bytes text = {0};
+    qlora_text_ids ids = {0};
+    qlora_text_ids labels = {0};
+    qlora_result r =
+        qlora_text_chat_encode_json(chat, json, json_size, false, &text, &ids, &labels);
+    if (ids.count != labels.count || (r != QLORA_OK && ids.count > 0)) {
+        abort();
+    }
+    for (size_t i = 0; i < ids.count; i++) {
+        if (labels.data[i] != -100 && labels.data[i] != ids.data[i]) {
+            abort();
+        }
+    }
+    qlora_text_bytes_free(lib(), &text);
+    qlora_text_ids_free(lib(), &ids);
+    qlora_text_ids_free(lib(), &labels);
+}
+
 // As a chat: ids and labels of a training sample.
 static void train(const char* source, size_t size, const char* json, size_t json_size) {
     static qlora_text_tok* tok;
@@ -92,6 +113,9 @@ static void train(const char* source, size_t size, const char* json, size_t json
         }
     }
     must(qlora_text_data_close(data));
+    if (chat->template_ != NULL) {
+        show(chat, json, json_size);
+    }
     must(qlora_text_chat_close(chat));
 }
 

@@ -4,6 +4,7 @@
 // text; if it is odd, the rest is text for the small tokenizers in tests/golden (run it in the root
 // of the repository), and the byte-exact one must return it unchanged.
 
+#define QLORA_STATIC // the compiler leaves out what is not used
 #define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 

@@ -19,7 +19,7 @@ WARN="$WARN -Werror"
 WARN_C="$WARN -Wstrict-prototypes -Wmissing-prototypes"
 LIBS="-lm -lpthread -ldl"
 MACROS="QLORA_STATIC QLORA_DLL QLORA_NO_CUDA QLORA_NO_MODEL QLORA_ASSERT QLORA_KERNELS_HEADER"
-MACROS="$MACROS QLORA_DEBUG"
+MACROS="$MACROS QLORA_DEBUG QLORA_NO_SIMD"
 PTX_TARGETS="75 80 86 87 89 90 100 103 110 120 121"
 SKIP=77
 
@@ -391,7 +391,7 @@ gate_link() {
 # it would only remove some of what is searched for.
 symbols_of() {
     local prefix=$1 config=tests/gates/compile/$2 declarations=tests/gates/compile/$3 name
-    local never="exit|_exit|abort|printf|puts|putchar|vprintf|__assert_fail|getenv"
+    local never="exit|_exit|abort|printf|puts|putchar|vprintf|__assert_fail"
     shift 3
     for name in "$@"; do
         gcc -I. -std=c99 "-D$name" -c -o $OUT/symbols.o "$config" || { bad=1; return; }
@@ -745,7 +745,11 @@ registry_groups() {
         BEGIN {
             of["GEMM"] = "gemm"; of["GEMM16"] = "bf16 gemm"; of["BF16"] = "bf16"; of["F32"] = "f32"
             of["NF4"] = "nf4"; of["NF4_BF16"] = "bf16 nf4"; of["LORA_BF16"] = "bf16"
-            of["HEAD64"] = "bf16 head64"; of["HEAD128"] = "bf16 head128"; of["HEADANY"] = "headany"
+            of["HEADANY"] = "headany"; of["HEAD128CAP"] = "bf16 head128cap"
+            count = split("32 64 80 96 128 192 256", sizes, " ")
+            for (i = 1; i <= count; i++) of["HEAD" sizes[i]] = "bf16 head" sizes[i]
+            of["GEMM_WG"] = "bf16 gemm"; of["HEAD64WG"] = "bf16 head64"
+            of["HEAD128WG"] = "bf16 head128"
         }
         /^    X\([a-z]/ {
             # What all its kernels have in common.
@@ -792,13 +796,13 @@ gate_groups() {
     for macro in NO_HEAD64 NO_BF16; do
         # shellcheck disable=SC2086
         gcc -o $d/$macro $d/QLORA_PTX_$macro.o $LIBS || bad=1
-        LD_LIBRARY_PATH=build/fake $d/$macro get attn64_bwd_q attention 64 prewarm 64 attention 80 \
+        LD_LIBRARY_PATH=build/fake $d/$macro get attn64_bwd_q attention 64 prewarm 64 attention 20 \
             >$d/$macro.out || fault "$macro: status $?"
-        for kernel in "get.*attn64_bwd_q" "attention 64.*attn64_fwd" "prewarm 64.*[a-z0-9_]*"; do
+        for kernel in "get.*attn64_bwd_q" "attention 64.*attn64_[wg_]*fwd" "prewarm 64.*[a-z0-9_]*"; do
             grep -qE "^$kernel is not in this build: its module .* left out by QLORA_PTX_$macro\$" \
                 $d/$macro.out || fault "$macro: no clear error for $kernel: $(cat $d/$macro.out)"
         done
-        grep -q "^attention 80: OK" $d/$macro.out || fault "$macro: other kernels do not work"
+        grep -q "^attention 20: OK" $d/$macro.out || fault "$macro: other kernels do not work"
     done
     LD_LIBRARY_PATH=build/fake $d/none get cast_scale | grep -q 'left out by QLORA_PTX_NO_CORE$' ||
         fault "all groups left out: no clear error"
@@ -1041,7 +1045,11 @@ gate_golden() {
     build build/golden build/fake/libcuda.so.1 build/fake/libcublas.so.13 || return 1
     build/golden --known "${dirs[@]}" >$OUT/golden.out 2>&1 ||
         fault "$(grep -E 'FAILED|error' $OUT/golden.out)"
-    local cc
+    local cc tier
+    for tier in portable neon avx2 avx512; do
+        QLORA_CPU_TIER=$tier build/golden --backend cpu tests/golden/tiny >$OUT/golden.$tier 2>&1 ||
+            grep -q 'usable here' $OUT/golden.$tier || fault "$tier: $(tail -5 $OUT/golden.$tier)"
+    done
     for cc in 75 90; do
         FAKECUDA_CC=$cc LD_LIBRARY_PATH=build/fake build/golden --backend cuda --mode f32 \
             tests/golden/tiny >$OUT/golden.$cc 2>&1 || fault "sm_$cc: $(tail -5 $OUT/golden.$cc)"
@@ -1079,8 +1087,8 @@ cross() {
     $MAKE -s -j2 "$b/tests" "B=$b" CC="$cc" CFLAGS="-Werror -O1" || return 1
     qemu=$(command -v "qemu-$machine-static" || command -v "qemu-$machine") ||
         skip "compiled but not run: qemu-$machine not found"
-    run_batches "$b" "$qemu" -L "/usr/$machine-linux-gnu" -E QLORA_TEST_EMULATED=1 \
-        -E QLORA_TEST_BRIEF=1 -- --backend cpu
+    run_batches "$b" "$qemu" -L "/usr/$machine-linux-gnu" -E QLORA_TEST_BRIEF=1 \
+        -- --backend cpu
 }
 
 gate_x86_64() {

@@ -44,6 +44,69 @@ inputs() { # --data -, --format, names that are not used
     check "bad records in standard input" grep -q "^  standard input:2: " out
 }
 
+# Samples of a .jsonl file as a table, and mixtures of files.
+tables() {
+    local same=("${one[@]}" --eval 0 --steps 3 --seed 5)
+    rm -rf folder mixed again other
+    mkdir -p folder/sub
+    head -8 sums.jsonl >folder/b.jsonl
+    { echo 'a,q'; sed -n 's/.*"prompt": *"\([^"]*\)".*"completion": *"\([^"]*\)".*/"\2",\1/p' \
+        folder/b.jsonl; } >folder/a.CSV
+    echo x >folder/README
+    check "rows were made" [ "$(wc -l <folder/a.CSV)" -eq 9 ]
+    works "a table" "${same[@]}" --data folder/a.CSV --columns prompt=q,completion=a --out mixed
+    works "the same as JSON" "${same[@]}" --data folder/b.jsonl --out other
+    check "the same adapter" cmp mixed/adapter/adapter_model.safetensors \
+        other/adapter/adapter_model.safetensors
+    works "a stream" "${same[@]}" --data folder/b.jsonl --stream on --out other --resume never
+    check "the same adapter" cmp mixed/adapter/adapter_model.safetensors \
+        other/adapter/adapter_model.safetensors
+    printf 'prompt,completion\na,b\nc\n' >ragged.csv
+    refuses "a ragged row" "ragged.csv:3: the row has 1 field, the header 2" \
+        "${same[@]}" --data ragged.csv --out o
+    refuses "an unknown name" "columns: \"promt\" is not a name of a record" "${same[@]}" \
+        --data folder/a.CSV --columns promt=q --out o
+    refuses "an unknown column" "a.CSV: no record has \"question\"" "${same[@]}" \
+        --data folder/a.CSV --columns prompt=question,completion=a --out o
+    rm folder/a.CSV
+    sed -n 9,12p sums.jsonl >folder/a.json
+    works "a folder" --model model --data folder --doctor --samples 0 --eval 0
+    check "what is skipped" grep -q "^note: folder: 2 data files; skipped: README, sub$" out
+    check "all of it" grep -qE "^  samples +12$" out
+    check "in order" grep -q "^  folder/a.json: weight 1, 4 of 4 samples, 33.3% of" out
+    refuses "an empty folder" "folder/sub: the folder has no data files" "${same[@]}" \
+        --data folder/sub --out o
+}
+
+weights() {
+    local mix=("${one[@]}" --eval 0 --accumulate 1 --schedule constant --warmup 0 --seed 5
+        --data first.jsonl:0.3 --data "a:b.jsonl" --data second.jsonl:1.5)
+    rm -rf whole cut
+    head -20 sums.jsonl >first.jsonl
+    head -4 sums.jsonl >second.jsonl
+    sed -n 21,25p sums.jsonl >"a:b.jsonl"
+    works "weights" --model model "${mix[@]:6}" --doctor --samples 0
+    check "a part" grep -q "^  first.jsonl: weight 0.3, 6 of 20 samples, 35.3% of" out
+    check "a name with a colon" grep -q "^  a:b.jsonl: weight 1, 5 of 5 samples, 29.4% of" out
+    check "more than once" grep -q "^  second.jsonl: weight 1.5, 6 of 4 samples, 35.3% of" out
+    works "weights as JSON" --model model "${mix[@]:6}" --doctor --json
+    check "shares" grep -q '"file": "first.jsonl", "weight": 0.3, "samples": 20, "per_epoch": 6' out
+    works "in one go" "${mix[@]}" --epochs 4 --out whole
+    works "half of it" "${mix[@]}" --epochs 2 --out cut
+    works "the rest" "${mix[@]}" --epochs 4 --out cut
+    check "went on" grep -q "^resumed after step" out
+    check "the same adapter" cmp whole/adapter/adapter_model.safetensors \
+        cut/adapter/adapter_model.safetensors
+    refuses "a changed weight" "the data or a weight has changed" "${mix[@]}" \
+        --data first.jsonl:0.4 --epochs 4 --out cut
+    refuses "a weight of zero" "the weight 0 is out of range" "${one[@]}" --data first.jsonl:0 \
+        --out o
+    refuses "a weight for evaluation" "data for evaluation cannot have a weight" "${one[@]}" \
+        --data first.jsonl --eval-data second.jsonl:0.5 --out o
+    refuses "a missing file with a weight" "cannot read nowhere.jsonl" "${one[@]}" \
+        --data nowhere.jsonl:0.5 --out o
+}
+
 notes() {
     local i
     rm -rf noted

@@ -199,9 +199,14 @@ looking() {
     rm -rf o
     works "plan" --model model --plan
     check "plan shows a total" grep -q "total.*MiB" out
+    check "no data, no time" [ "$(grep -c '^time: ' out)" -eq 0 ]
+    works "plan with data" --model model --data sums.jsonl --plan --backend cpu --steps 7
+    check "plan tells the time" \
+        grep -qE "^time: about [0-9hms]+ on this CPU for 7 steps, without evaluation$" out
     works "doctor" --model model --data mixed.jsonl --doctor
     check "doctor marks what is trained" grep -qE "^  TRAINED > +0<\|endoftext\|>" out
     check "doctor counts the long one" grep -qE "too long for --length +1 " out
+    check "doctor tells the time" grep -qE "^time: about [0-9hms]+ on this CPU for [0-9]+ step" out
     check "nothing was created" [ ! -e o ]
 }
 
@@ -283,7 +288,7 @@ training() {
     sed 's/plus/and/' sums.jsonl >other.jsonl
     cp sums.jsonl kept && cp other.jsonl sums.jsonl
     run "$finetune" "${common[@]}" --out stopped
-    check "changed data is rejected" grep -q "the data has changed since stopped/checkpoint" err
+    check "changed data is rejected" grep -q "the data or a weight has changed since stopped" err
     cp kept sums.jsonl
 }
 
@@ -461,7 +466,8 @@ model_make
 data_make
 groups="wrong_use looking training long_samples others_files own_folders saving_fails full_disk"
 groups="$groups plots logs locks closing links starting_over saved_work interrupts"
-groups="$groups several inputs notes resuming extending doctors configs adapters evaluations"
+groups="$groups several inputs tables weights notes resuming extending doctors configs adapters"
+groups="$groups evaluations"
 groups="$groups demos"
 [[ $# -gt 0 ]] && groups=$*
 for group in $groups; do

@@ -110,13 +110,15 @@ together() { # three at once: one trains, two are refused, and its folder is who
 
 closing() {
     local pid line
-    begin hung
-    kill -HUP $pid
-    kill -HUP $pid 2>/dev/null
-    wait $pid
-    status=$?
-    check "SIGHUP saves ($status)" [ -s hung/adapter/adapter_model.safetensors ]
-    check "SIGHUP: status 130" [ $status -eq 130 ]
+    if [[ -z $(trap -p HUP) ]]; then # under nohup, it is ignored, and must be
+        begin hung
+        kill -HUP $pid
+        kill -HUP $pid 2>/dev/null
+        wait $pid
+        status=$?
+        check "SIGHUP saves ($status)" [ -s hung/adapter/adapter_model.safetensors ]
+        check "SIGHUP: status 130" [ $status -eq 130 ]
+    fi
 
     rm -rf piped
     "$finetune" "${few[@]}" --model model --steps 20000 --out piped 2>err | head -8 >out
@@ -236,6 +238,14 @@ saved_work() {
     refused "a link" "snapshots/step-3 is not part of" --resume never
     check "what it leads to is kept" [ -s elsewhere/adapter_model.safetensors ]
     rm kept/snapshots/step-3
+    for mine in snapshots checkpoint; do # of another run
+        mv kept/snapshots moved
+        ln -s ../moved kept/$mine
+        refused "a link instead of $mine" "kept/$mine is a link; remove it" --resume never
+        check "what $mine leads to is kept" [ -s moved/step-2/adapter_model.safetensors ]
+        rm kept/$mine
+        mv moved kept/snapshots
+    done
     touch kept/adapter/notes
     begin_over kept
     check "starting over removes the adapter" [ ! -e kept/adapter/adapter_config.json ]
@@ -274,7 +284,16 @@ interrupts() {
     check "the last whole step is saved" grep -q "^step-1$" slow/checkpoint/latest
     works "it resumes" "${slow[@]}" "${steps[@]}" --out slow
     works "without interruption" "${slow[@]}" "${steps[@]}" --out whole
+    cp out whole.out
     check "the same adapter" same_files slow whole
+
+    rm -rf slow
+    "$finetune" "${slow[@]}" --data sums.jsonl --steps 1000000000 --eval 0 --out slow >out 2>err &
+    pid=$!
+    check "a run of days says so" soon 60 grep -qE "^note: the 1000000000 steps .* days on this" out
+    check "and short runs do not" [ "$(grep -c ' days on this CPU' whole.out)" -eq 0 ]
+    kill -INT $pid
+    wait $pid
 
     rm -rf slow
     "$finetune" "${slow[@]}" --data sums.jsonl --eval-data much.jsonl --steps 3 --out slow \

@@ -100,6 +100,32 @@ wrong_use() {
         --memory 8G
 }
 
+# Built-in chat formats and templates in tokenize.
+formats() {
+    local file=$root/tests/golden/text_byte.json
+    printf '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", ' >chat.json
+    printf '"content": "yo"}]}' >>chat.json
+    says "^<.im_start.>user$" tokenize --chat chat.json --template chatml --text
+    says "^.INST. hi ./INST. yo</s>" tokenize --chat chat.json --template mistral --eos "</s>" \
+        --text
+    says "^.[0-9]" tokenize --chat chat.json "$file" --template chatml
+    [[ $(sed -n 3p out) == *"0, 1, 1, 1, 0]" ]] # y, o and the end marker, not the line end after it
+    note $? "tokenize --template: text, ids and what is trained"
+    refuses "unknown chat format .foo.;" tokenize --chat chat.json --template foo --text
+    refuses "unknown chat format .foo.;" tokenize --chat chat.json "$file" --template foo
+    refuses "--chat-template and --template cannot be used together" tokenize --chat chat.json \
+        --template chatml --chat-template x --text
+    refuses "the options of a chat need --chat FILE" tokenize "$file" --template chatml
+    # a template that says nothing about training: its text and ids all the same, and the reason
+    printf '%s' "{% for m in messages %}{{ m.content }}{% endfor %}" \
+        "{{ 'A:' if add_generation_prompt }}" >odd.jinja
+    "$root/$B/tokenize" "$file" --chat chat.json --chat-template odd.jinja >out 2>err
+    [[ $? -eq 1 && $(wc -l <out) -eq 2 && $(wc -l <err) -eq 1 ]] &&
+        grep -q "what to train is unclear" err
+    note $? "tokenize: text and ids without a mask"
+    says "^hiyo$" tokenize "$file" --chat chat.json --chat-template odd.jinja --text
+}
+
 # --name=value, the nearest option, sizes, and output that cannot be written, in all programs.
 habits() {
     local program size
@@ -269,6 +295,8 @@ texts() {
     refuses "--mode bf16 needs a GPU .*; use --mode f32 or auto" generate --model "$model" \
         --prompt x --backend cpu --mode bf16
     refuses "unknown chat format" generate --model "$model" --chat --template foo
+    refuses "--template and --chat-template cannot be used together" generate --model "$model" \
+        --chat --template chatml --chat-template x
     printf 'hello\n/clear\nagain\n/exit\nnot read\n' |
         "$root/$B/generate" --model "$model" --chat --max-tokens 8 >out 2>err
     [[ $? -eq 0 && $(wc -l <out) -ge 2 ]]
@@ -357,6 +385,37 @@ merging() {
         --adapter "$fixture/adapter20" --out whole
 }
 
+# A chat keeps its cache: what it says is what each turn says on its own, and only what is new is
+# computed. What a template drops from earlier turns (here, all of them) is computed again.
+turns() { # turns MODEL
+    local talk=("$root/$B/generate" --model "$1" --chat --temperature 0 --max-tokens 8 --stats) kept
+    printf 'hello\nand then\n/clear\nhello\n' | "${talk[@]}" >out 2>err
+    kept=$(sed -n 's/.*prompt: [0-9]* tokens (\([0-9]*\) in the cache).*/\1/p' err | tr '\n' ' ')
+    [[ $(sed -n 1p out) == "$(sed -n 3p out)" && $kept =~ ^1[0-9][0-9]\ 9[0-9]\ $ ]]
+    note $? "a chat keeps its cache ($kept)"
+    printf '%s' "{{ bos_token }}Q: {{ messages[-1].content }} A:" >last.jinja
+    printf 'hello\nand then\n' | "${talk[@]}" --chat-template last.jinja >out 2>err
+    grep -qE " \([1-9] in the cache\)" err && sed -n 2p out >second &&
+        "${talk[@]}" --chat-template last.jinja --prompt "and then" 2>err | cmp -s - second
+    note $? "a template that drops earlier turns: the same answer as without them"
+}
+
+# --ids and --logprobs: the texts of the lines are the text.
+token_lines() { # token_lines MODEL
+    local run=("$root/$B/generate" --model "$1" --prompt "Once upon a" --temperature 0
+        --max-tokens 12)
+    "${run[@]}" --no-echo >plain 2>err
+    "${run[@]}" --ids >out 2>err
+    sed -n 's/^{"id": [0-9]*, "text": "\(.*\)"}$/\1/p' out | tr -d '\n' >texts
+    printf '\n' >>texts
+    cmp -s plain texts && [[ $(wc -l <out) -eq 12 ]]
+    note $? "--ids"
+    "${run[@]}" --logprobs >full 2>err
+    grep -cE '^\{"id": [0-9]+, "text": ".*", "logprob": -[0-9]+\.[0-9]{6}\}$' full | grep -qx 12 &&
+        sed 's/, "logprob": [-0-9.]*//' full | cmp -s - out
+    note $? "--logprobs"
+}
+
 # Limits of the model, stop texts, prompts from files, one answer, Ctrl-C.
 generation() {
     local model=$shared/models/stories260K
@@ -381,8 +440,8 @@ generation() {
         note $? "a long message in a script: $text"
     done
     says "." generate "${greedy[@]}" --max-tokens 1 --stats
-    grep -q "^\[1 token after" err
-    note $? "one token is not 1 tokens"
+    grep -qE "^\[prompt: 4 tokens, [0-9.]+ s, [0-9.]+ tokens/s; new: 1 token, [0-9.]+ s, " err
+    note $? "--stats: one token is not 1 tokens, and not a token of the prompt"
     says "^Once upon a time, there was a little $" generate "${greedy[@]}" --stop girl --stop zzz
     says "^Once upon a time, there was a little girl named Lily\.$" generate "${greedy[@]}" \
         --stop " She" --stop " Shf"
@@ -404,6 +463,8 @@ generation() {
         >out 2>err
     [[ $(cat out) == "$text" ]]
     note $? "one answer: the same as in a conversation"
+    turns "$model"
+    token_lines "$model"
     says "." generate "${greedy[@]}" --min-p 1 --temperature 5 --max-tokens 30
     text=$(cat out)
     says "." generate "${greedy[@]}" --max-tokens 30
@@ -464,6 +525,7 @@ cd "$work" || exit 1
 : >err
 wrong_use
 habits
+formats
 versions
 plans
 texts

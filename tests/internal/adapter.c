@@ -1136,6 +1136,48 @@ TEST resuming_is_bitwise(const test_machine* machine) {
     PASS();
 }
 
+static void tier_log(void* user, qlora_log_level level, qlora_log_item item, const char* text,
+                     const char* file, int line) {
+    (void)file;
+    (void)line;
+    if (level == QLORA_LOG_WARN && item == QLORA_LOG_ITEM_CHECKPOINT) {
+        snprintf((char*)user, 256, "%s", text);
+    }
+}
+
+// A checkpoint contains the name of the tier; another tier is logged and not refused.
+TEST resuming_names_the_tier(void) {
+    static stage s;
+    char warning[256] = "";
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    opening o = {0};
+    o.dir = "m";
+    o.base = QLORA_BASE_NF4;
+    session a;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(train_steps(&a, 0, 1));
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(a.trainer, "run", NULL, 0));
+    const qlora__cpu_table* own = s.ctx->cpu;
+    qlora_log_fn log = s.ctx->env.log;
+    void* log_user = s.ctx->env.log_user;
+    s.ctx->env.log = tier_log;
+    s.ctx->env.log_user = warning;
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
+    ASSERT_STR_EQ("", warning);
+    qlora__cpu_table other = *own;
+    other.name = "another";
+    s.ctx->cpu = &other;
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
+    s.ctx->cpu = own;
+    s.ctx->env.log = log;
+    s.ctx->env.log_user = log_user;
+    ASSERT(strstr(warning, own->name) != NULL && strstr(warning, "has another") != NULL);
+    ASSERT(session_close(&a));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
 // Two trainers of the same model on one world: one saves, the other loads.
 typedef struct pair {
     stage s;
@@ -2051,6 +2093,7 @@ SUITE(adapter_suite) {
     RUN_TESTp(adapters_need_no_weights, false);
     RUN_TESTp(adapters_need_no_weights, true);
     RUN_ON(TEST_ONE_EACH, resuming_is_bitwise);
+    RUN_TEST(resuming_names_the_tier);
     RUN_TEST(power_cuts_leave_old_or_new);
     RUN_TEST(failed_saves_leave_old_or_new);
     RUN_TEST(failed_loads_change_nothing);

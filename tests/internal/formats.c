@@ -866,6 +866,22 @@ static const struct {
     {{"model_type", "\"gemma3_text\"", "architectures", NULL, "rope_parameters",
       "{\"rope_theta\":1e4}", NULL},
      "rope_parameters must contain full_attention and sliding_attention"},
+    {{"model_type", "\"gemma3_text\"", "architectures", NULL, "rope_scaling",
+      "{\"type\":\"linear\",\"factor\":8}", NULL},
+     "rope_scaling with the type \"linear\" is not supported; transformers ignores it"},
+    {{"model_type", "\"olmo3\"", "architectures", NULL, "rope_scaling",
+      "{\"rope_type\":\"linear\",\"factor\":8}", "rope_parameters",
+      "{\"full_attention\":{\"rope_type\":\"default\"}}", NULL},
+     "rope_scaling and rope_parameters are both given"},
+    {{"model_type", "\"olmo3\"", "architectures", NULL, "rope_parameters",
+      "{\"full_attention\":{\"rope_type\":\"yarn\",\"factor\":8,\"truncate\":false}}", NULL},
+     "truncate \"false\" is not supported; only true"},
+    {{"model_type", "\"olmo3\"", "architectures", NULL, "rope_parameters",
+      "{\"full_attention\":{},\"truncate\":false}", NULL},
+     "truncate \"false\" is not supported; only true"},
+    {{"model_type", "\"gemma3_text\"", "architectures", NULL, "rope_scaling",
+      "{\"rope_type\":\"yarn\",\"factor\":8,\"truncate\":false}", NULL},
+     "truncate \"false\" is not supported; only true"},
     {{"model_type", "\"smollm3\"", "architectures", NULL, "no_rope_layers", "[1]", NULL},
      "no_rope_layers must be a list with at least one entry per layer (3)"},
     {{"model_type", "\"smollm3\"", "architectures", NULL, "no_rope_layers", "[1,2,1]", NULL},
@@ -945,6 +961,9 @@ static const struct {
      "layer type \"linear_attention\" is not supported"},
     {{"layer_types", "[\"full_attention\",\"sliding_attention\",\"full_attention\"]", NULL},
      "llama layers always have full attention"},
+    {{"model_type", "\"phi3\"", "architectures", NULL, "sliding_window", "64", "layer_types",
+      "[\"sliding_attention\",\"full_attention\",\"full_attention\"]", NULL},
+     "layer type \"full_attention\" is not supported; phi3 layers always have the window"},
     {{"model_type", "\"mistral\"", "architectures", NULL, "sliding_window", "0", NULL},
      "sliding_window is 0;"},
     {{"bos_token_id", "512", NULL}, "bos_token_id is 512;"},
@@ -1190,6 +1209,11 @@ TEST config_knows_layers_and_rotation_of_the_families(void) {
     ASSERT(c.no_rope[2] == 0 && c.no_rope[3] == 1 && c.qk_norm);
     ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"exaone4\",\"sliding_window\":null}", &c));
     ASSERT(c.window == 0 && c.no_rope[3] == 0);
+    ASSERT_EQ(QLORA_OK, family_try(&w,
+                                   "{\"model_type\":\"exaone4\",\"sliding_window\":null,"
+                                   "\"sliding_window_pattern\":0}",
+                                   &c));
+    ASSERT(c.window == 0 && c.sliding[0] == 0 && c.no_rope[3] == 0);
     ASSERT_EQ(QLORA_OK,
               family_try(&w, "{\"model_type\":\"exaone4\",\"sliding_window_pattern\":\"LG\"}", &c));
     ASSERT(c.sliding[0] == 1 && c.sliding[1] == 0 && c.sliding[2] == 1 && c.no_rope[1] == 1);
@@ -1205,6 +1229,13 @@ TEST config_knows_layers_and_rotation_of_the_families(void) {
     // olmo3: a theta at the top does not reach the layers with a window.
     ASSERT_EQ(QLORA_OK, family_try(&w, "{\"model_type\":\"olmo3\",\"rope_theta\":1e4}", &c));
     ASSERT(c.rope.theta == 1e4 && c.rope_sliding.theta == 5e5 && c.sliding[3] == 0);
+    // nor does the key for that of gemma3.
+    ASSERT_EQ(QLORA_OK, family_try(&w,
+                                   "{\"model_type\":\"olmo3\",\"rope_local_base_freq\":1e3,"
+                                   "\"rope_scaling\":{},\"rope_parameters\":{\"full_attention\":"
+                                   "{\"type\":\"linear\",\"factor\":2,\"truncate\":true}}}",
+                                   &c));
+    ASSERT(c.rope.type == QLORA_ROPE_LINEAR && c.rope_sliding.theta == 5e5);
     // granite 4: no rotation unless it is asked for.
     static const char hybrid[] = "{\"model_type\":\"granitemoehybrid\",\"num_local_experts\":0,"
                                  "\"num_hidden_layers\":2,\"layer_types\":[\"attention\","

@@ -1012,6 +1012,22 @@ static void change_stops(qlora_model_config* c) {
     c->stop_ids[1] = 9;
 }
 
+static void change_stops_to_three(qlora_model_config* c) {
+    change_stops(c);
+    c->stop_count = 3;
+    c->stop_ids[2] = 11;
+}
+
+static void change_stops_to_four(qlora_model_config* c) {
+    change_stops_to_three(c);
+    c->stop_count = 4;
+    c->stop_ids[3] = 12;
+}
+
+static void change_wrapped(qlora_model_config* c) {
+    c->wrapped = true;
+}
+
 typedef struct gguf_change {
     const char* name;
     const char* folder;
@@ -1033,11 +1049,22 @@ static bool has_stops(const qlora_model_config* c) {
     return c->bos_id == 5 && c->stop_count == 2 && c->stop_ids[0] == 6 && c->stop_ids[1] == 9;
 }
 
+static bool has_three_stops(const qlora_model_config* c) {
+    return c->stop_count == 3 && c->stop_ids[1] == 9 && c->stop_ids[2] == 11;
+}
+
+static bool has_the_wrappers_name(const qlora_model_config* c) {
+    return c->family == QLORA_FAMILY_MINISTRAL3; // the row of "mistral3", not of "llama"
+}
+
 static const gguf_change gguf_changes[] = {
     {"period", "ministral3", change_query_period, has_query_period, NULL, NULL},
     {"windows", "gemma2", change_windows, has_windows_everywhere, NULL, NULL},
     {"odd_windows", "gemma2", change_windows_oddly, NULL, "(layers with a window)", NULL},
     {"stops", "llama", change_stops, has_stops, NULL, NULL},
+    {"three_stops", "llama", change_stops_to_three, has_three_stops, NULL, NULL},
+    {"four_stops", "llama", change_stops_to_four, has_three_stops, NULL, "has 4 stop ids"},
+    {"wrapped", "mistral", change_wrapped, has_the_wrappers_name, NULL, "architecture (mistral3)"},
     {"ignored_window", "mistral", change_window, NULL, NULL, "ignores the window of 7 tokens"}};
 
 // What the config says is in the file, or the merge is refused, or it warns.

@@ -12,3 +12,5 @@
 #include "internal/model.c"
 
 #include "internal/system.c"
+
+#include "internal/rows.c"

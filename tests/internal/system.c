@@ -28,7 +28,7 @@ static bool text_is(const char* path, const char* text) {
 // The temporary file of a write is a new one: a link that waits under its name is removed and never
 // followed, and what a crash left there does not stay in the way.
 TEST temporary_files_are_new(void) {
-    char dir[] = "/tmp/qlora-files-XXXXXX";
+    char dir[] = "build/test-files-XXXXXX";
     char path[4][128];
     ASSERT(mkdtemp(dir) != NULL);
     static const char* const names[4] = {"out", "out.tmp", "victim", "none"};
@@ -134,7 +134,7 @@ static const memory_case memory_cases[] = {
 };
 
 TEST memory_that_is_left(const memory_case* c) {
-    char root[] = "/tmp/qlora-memory-XXXXXX";
+    char root[] = "build/test-memory-XXXXXX";
     char command[256];
     ASSERT(mkdtemp(root) != NULL);
     for (int i = 0; i < 8 && c->files[i][0] != NULL; i++) {

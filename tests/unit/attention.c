@@ -422,13 +422,29 @@ static const attention_case cases[] = {
     {QLORA_BF16, 128, 1, 1, 0, 1, 0, 0, 1, {1}, 0},
     {QLORA_BF16, 128, 2, 1, 0, 128, 0, 0.02f, 1, {128}, 0},
     {QLORA_BF16, 128, 2, 2, 0, 70, 3, 0, 2, {60, 9}, 0}, // odd stride: the general kernel
-    {QLORA_BF16, 80, 2, 1, 20, 70, 1, 0, 1, {66}, 0},
+    {QLORA_BF16, 80, 2, 1, 20, 70, 1, 0, 1, {66}, 0},    // the same
+    {QLORA_BF16, 32, 2, 1, 0, 150, 8, 0, 2, {1, 140}, 0},
+    {QLORA_BF16, 80, 1, 1, 20, 140, 0, 0, 1, {131}, 0},
+    {QLORA_BF16, 96, 2, 1, 0, 140, 8, 0, 1, {131}, 0},
+    {QLORA_BF16, 192, 2, 1, 0, 70, 8, 0, 2, {34, 33}, 0},
+    {QLORA_BF16, 256, 2, 1, 33, 80, 16, 0, 2, {67, 1}, 0},
+    {QLORA_BF16, 24, 2, 1, 9, 40, 0, 0, 2, {30, 9}, 0}, // from here on, a larger size
+    {QLORA_BF16, 56, 2, 1, 0, 40, 8, 0, 1, {36}, 0},
+    {QLORA_BF16, 72, 1, 1, 0, 40, 0, 0, 1, {37}, 0},
+    {QLORA_BF16, 88, 2, 2, 0, 40, 0, 0, 1, {33}, 1.5f},
+    {QLORA_BF16, 112, 2, 1, 20, 40, 0, 0, 1, {36}, 0},
+    {QLORA_BF16, 136, 2, 2, 0, 40, 8, 0, 2, {33, 5}, 2.0f},
+    {QLORA_BF16, 200, 2, 1, 0, 40, 8, 0, 1, {38}, 0},
     {QLORA_BF16, 18, 7, 1, 0, 40, 0, 0, 2, {20, 20}, 0},
-    {QLORA_BF16, 256, 1, 1, 0, 66, 0, 0, 1, {66}, 0},
     {QLORA_F32, 32, 4, 2, 0, 100, 0, 0.5f, 2, {60, 40}, 2.0f},
     {QLORA_F32, 256, 2, 1, 20, 70, 3, 0, 1, {66}, 1.5f},
-    {QLORA_BF16, 64, 2, 1, 0, 90, 0, 0.5f, 2, {70, 19}, 3.0f}, // with a cap: the general kernel
+    {QLORA_BF16, 64, 2, 1, 0, 90, 0, 0.5f, 2, {70, 19}, 3.0f},
     {QLORA_BF16, 128, 4, 1, 40, 80, 8, 0.4f, 1, {77}, 2.0f},
+    {QLORA_BF16, 32, 2, 1, 0, 40, 0, 0.6f, 1, {39}, 1.0f},
+    {QLORA_BF16, 80, 2, 1, 20, 40, 0, 0.4f, 1, {36}, 2.0f},
+    {QLORA_BF16, 96, 2, 1, 0, 40, 0, 0.4f, 1, {36}, 2.0f},
+    {QLORA_BF16, 192, 2, 1, 20, 40, 0, 0.3f, 1, {37}, 3.0f},
+    {QLORA_BF16, 256, 2, 1, 0, 40, 8, 0.3f, 1, {36}, 2.0f},
 };
 
 TEST attention_is_right(const test_machine* machine) {
@@ -486,6 +502,7 @@ TEST attention_shares_are_right(const test_machine* machine) {
     static const attention_case shared[] = {
         {QLORA_BF16, 64, 7, 1, 0, 160, 8, 0, 2, {90, 61}, 0},
         {QLORA_BF16, 128, 6, 2, 50, 140, 0, 0, 3, {70, 1, 60}, 0},
+        {QLORA_BF16, 136, 2, 1, 0, 50, 8, 0, 2, {33, 9}, 2.0f},
     };
     if (strcmp(machine->backend, "cpu") == 0 || !test_has_bf16(machine)) {
         SKIPm("only for the tensor-core kernels");
@@ -516,6 +533,7 @@ TEST attention_packing_changes_nothing(const test_machine* machine) {
     static const attention_case packs[] = {
         {QLORA_BF16, 64, 4, 2, 0, 190, 0, 0, 3, {70, 1, 115}, 0},
         {QLORA_BF16, 128, 2, 1, 30, 170, 0, 0, 2, {131, 37}, 0},
+        {QLORA_BF16, 256, 2, 1, 0, 50, 0, 0, 2, {35, 11}, 3.0f},
         {QLORA_F32, 20, 2, 1, 0, 100, 0, 0, 2, {30, 70}, 0},
     };
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -562,14 +580,15 @@ TEST attention_order_changes_nothing(void) {
     static const attention_case orders[] = {
         {QLORA_BF16, 64, 2, 1, 0, 150, 8, 0, 2, {100, 49}, 0},
         {QLORA_BF16, 128, 2, 1, 40, 140, 0, 0, 1, {139}, 0},
+        {QLORA_BF16, 256, 2, 1, 0, 70, 8, 0, 1, {67}, 3.0f},
         {QLORA_F32, 72, 2, 2, 0, 80, 0, 0, 1, {80}, 0},
     };
     for (size_t p = 0; p < sizeof orders / sizeof orders[0]; p++) {
         const attention_case* c = &orders[p];
         test_random random = test_random_start("order");
         attention_data d = data_make(c, &random);
-        attention_results first = results_make(c);
-        int runs = 0;
+        attention_results first[2] = {results_make(c), results_make(c)};
+        int runs[2] = {0, 0}; // compute capability 9.0 has its own kernels
         for (size_t m = 0; m < test_machine_count(); m++) {
             const test_machine* machine = test_machine_at(m);
             bool tensor_cores = machine->cc == 0 || machine->cc >= 80;
@@ -582,17 +601,20 @@ TEST attention_order_changes_nothing(void) {
                 continue;
             }
             attention_results next = results_make(c);
-            ASSERT_EQ(NULL, run_case(ctx, c, &d, runs == 0 ? &first : &next));
-            for (int i = 0; runs > 0 && i < 4; i++) {
-                ASSERT_MEM_EQ(first.out[i], next.out[i], (size_t)(c->tokens * columns(c, i)) * 4);
+            int kind = machine->cc == 90 ? 1 : 0;
+            ASSERT_EQ(NULL, run_case(ctx, c, &d, runs[kind] == 0 ? &first[kind] : &next));
+            for (int i = 0; runs[kind] > 0 && i < 4; i++) {
+                ASSERT_MEM_EQ(first[kind].out[i], next.out[i],
+                              (size_t)(c->tokens * columns(c, i)) * 4);
             }
             results_free(&next);
-            runs++;
+            runs[kind]++;
             ASSERT(test_close_ctx(machine, ctx));
         }
-        results_free(&first);
+        results_free(&first[0]);
+        results_free(&first[1]);
         data_free(&d);
-        if (runs < 2) {
+        if (runs[0] < 2) {
             SKIPm("needs two GPUs, fake or real");
         }
     }
@@ -719,7 +741,8 @@ TEST attention_is_prewarmed(const test_machine* machine) {
     static const struct {
         qlora_dtype compute;
         int64_t hd;
-    } models[] = {{QLORA_BF16, 64}, {QLORA_BF16, 128}, {QLORA_BF16, 80}, {QLORA_F32, 64}};
+    } models[] = {{QLORA_BF16, 16},  {QLORA_BF16, 64}, {QLORA_BF16, 80}, {QLORA_BF16, 128},
+                  {QLORA_BF16, 256}, {QLORA_BF16, 20}, {QLORA_F32, 64}};
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         if (models[i].compute == QLORA_BF16 && machine->cc == 75) {
             continue; // bf16 GEMMs need 8.0

@@ -34,21 +34,121 @@ static void counting_free(void* pointer, size_t bytes, void* user) {
     free(pointer);
 }
 
-static bool rig_open(rig* r, const char* format) {
+// Files in memory: one, whatever its name is.
+typedef struct memory_file {
+    const char* data;
+    size_t size;
+    size_t at;
+    int open;
+    int maps;
+} memory_file;
+
+static int memory_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+    memory_file* m = (memory_file*)user;
+    (void)path;
+    if (m->data == NULL || mode != QLORA_FILE_READ) {
+        return 2; // ENOENT
+    }
+    m->at = 0;
+    m->open++;
+    *file = m;
+    return 0;
+}
+
+static int64_t memory_read(void* file, void* buffer, size_t bytes, void* user) {
+    memory_file* m = (memory_file*)file;
+    size_t size = m->size - m->at < bytes ? m->size - m->at : bytes;
+    (void)user;
+    size = size > 5000 ? 5000 : size; // as a pipe does
+    memcpy(buffer, m->data + m->at, size);
+    m->at += size;
+    return (int64_t)size;
+}
+
+static int memory_close(void* file, void* user) {
+    (void)user;
+    ((memory_file*)file)->open--;
+    return 0;
+}
+
+static int memory_map(const char* path, const void** data, uint64_t* bytes, void** handle,
+                      void* user) {
+    memory_file* m = (memory_file*)user;
+    (void)path;
+    *data = m->data;
+    *bytes = m->size;
+    *handle = NULL;
+    m->maps++;
+    return 0;
+}
+
+static void memory_unmap(const void* data, uint64_t bytes, void* handle, void* user) {
+    (void)data;
+    (void)bytes;
+    (void)handle;
+    ((memory_file*)user)->maps--;
+}
+
+static int64_t no_write(void* file, const void* data, size_t bytes, void* user) {
+    (void)file;
+    (void)data;
+    (void)bytes;
+    (void)user;
+    return -1;
+}
+
+static int no_file(void* file, void* user) {
+    (void)file;
+    (void)user;
+    return 1;
+}
+
+static int no_path(const char* path, void* user) {
+    (void)path;
+    (void)user;
+    return 1;
+}
+
+static int no_rename(const char* from, const char* to, void* user) {
+    (void)from;
+    (void)to;
+    (void)user;
+    return 1;
+}
+
+static bool rig_open_files(rig* r, const char* format, memory_file* file) {
     qlora_text_desc text;
     qlora_text_chat_desc chat;
     memset(r, 0, sizeof *r);
     memset(&text, 0, sizeof text);
     memset(&chat, 0, sizeof chat);
+    if (file != NULL) {
+        qlora_files files = {memory_open,  memory_read, no_write,     no_file,
+                             memory_close, no_rename,   no_path,      no_path,
+                             no_path,      memory_map,  memory_unmap, NULL};
+        text.files = files;
+        text.files.user = file;
+    }
     text.allocator.alloc = counting_alloc;
     text.allocator.free = counting_free;
     chat.name = format;
-    bool ok = qlora_text_create(&text, &r->text) == QLORA_OK &&
-              qlora_text_tok_open(r->text, "tests/golden/text_byte.json", &r->tok) == QLORA_OK;
+    bool ok = qlora_text_create(&text, &r->text) == QLORA_OK;
+    FILE* tokens = fopen("tests/golden/text_byte.json", "rb");
+    char* json = (char*)malloc(1 << 20);
+    size_t size = tokens != NULL && json != NULL ? fread(json, 1, 1 << 20, tokens) : 0;
+    ok = ok && qlora_text_tok_load(r->text, "text_byte.json", json, size, &r->tok) == QLORA_OK;
+    if (tokens != NULL) {
+        fclose(tokens);
+    }
+    free(json);
     chat.tok = r->tok;
     ok = ok && qlora_text_chat_open(r->text, &chat, &r->chat) == QLORA_OK;
     r->desc.chat = r->chat;
     return ok;
+}
+
+static bool rig_open(rig* r, const char* format) {
+    return rig_open_files(r, format, NULL);
 }
 
 static void rig_close(rig* r) {
@@ -111,6 +211,11 @@ TEST forms(void) {
          "\"completion\":[{\"role\":\"assistant\",\"content\":\"a\"}]}",
          "<s>S\nu\n{a</s>}"},
         {"plain", "{\"text\":\"t\",\"messages\":null,\"input\":null}", "<s>{t</s>}"},
+        {"plain",
+         "{\"conversations\":[{\"from\":\"input\",\"value\":\"u\"},{\"from\":\"bing\",\"value\":"
+         "\"a\"},"
+         "{\"from\":\"human\",\"value\":\"v\"},{\"from\":\"output\",\"value\":\"b\"}]}",
+         "<s>u\n{a</s>}\nv\n{b</s>}"},
         {"plain", ANSWER("\"weight\":0.0"), "<s>a</s>"},
         {"plain", ANSWER("\"weight\":false"), "<s>a</s>"},
         {"plain", ANSWER("\"train\":0"), "<s>a</s>"},
@@ -167,6 +272,13 @@ TEST refused(void) {
          "element 1 is 0, but its label is not -100"},
         {"{\"input_ids\":[1,2],\"position_ids\":[0,0]}", "\"position_ids\": element 1 is 0"},
         {"{\"input_ids\":[1,2],\"completion_mask\":[0,1]}", "\"completion_mask\" is not supported"},
+        {"{\"prompt\":\"p\",\"chosen\":\"c\",\"rejected\":\"r\"}",
+         "x.jsonl:1: the record is a preference pair (\"chosen\" and \"rejected\"), and"},
+        {"{\"chosen\":[],\"rejected\":[]}", "the record is a preference pair"},
+        {"{\"prompt\":\"p\",\"completion\":\"c\",\"label\":false}",
+         "the record is a judged answer (\"label\" is true or false), and"},
+        {"{\"conversations\":[{\"from\":\"function_call\",\"value\":\"{}\"}]}",
+         "message 1 has the role \"function_call\", a tool call as plain text"},
         {"{\"text\":\"a\"\n{\"text\":\"b\"}\n", "x.jsonl:1:12: invalid JSON"},
         {"\n{\"text\":\"a", "x.jsonl:2:11: invalid JSON"}};
     rig r;
@@ -241,9 +353,15 @@ TEST file_formats(void) {
         {"x.json", "instruction",
          "{\"instruction\":\"i\",\"input\":\"n\",\"output\":\"o\",\"text\":\"t\"}",
          "<s>i\nn\n{o</s>}"},
+        {"x.json", "prompt", "{\"prompt\":\"p\",\"completion\":\"c\",\"label\":true}",
+         "<s>p{c</s>}"},
         {"x.json", "messages", "{\"text\":\"a\"}", "does not have the format \"messages\""},
-        {"x.json", "csv", "a", "unknown data format \"csv\"; use one of jsonl, "},
-        {"x.csv", NULL, "a", "must end in .jsonl, .json or .txt, or the format must be given"}};
+        {"x.json", "xls", "a", "unknown data format \"xls\"; use one of jsonl, "},
+        {"x.xls", NULL, "a", "must end in one of .jsonl, .ndjson, .json, .txt, .csv, .tsv"},
+        {"x.CSV", NULL, "text\na", "<s>{a</s>}"},
+        {"x.Tsv", NULL, "question\tanswer\nq\ta", "<s>q\n{a</s>}"},
+        {"x.json", "csv", "text\na", "<s>{a</s>}"},
+        {"x.csv", "question", "question,answer,text\nq,a,t", "<s>q\n{a</s>}"}};
     rig r;
     ASSERT(rig_open(&r, "plain"));
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -257,13 +375,13 @@ TEST file_formats(void) {
     while (qlora_text_data_formats(count) != NULL) {
         count++;
     }
-    ASSERT_EQ((size_t)12, count);
-    ASSERT_STR_EQ("input", qlora_text_data_formats(11));
+    ASSERT_EQ((size_t)16, count);
+    ASSERT_STR_EQ("input", qlora_text_data_formats(15));
     rig_close(&r);
     PASS();
 }
 
-// A plain text must not need much more than its ids and labels, 8 bytes per token.
+// A plain text must not need much more than its ids, twice, and a bit per token.
 TEST text_memory(void) {
     const size_t size = 3000000;
     rig r;
@@ -322,7 +440,272 @@ TEST windows(void) {
     PASS();
 }
 
+// RFC 4180: quotes, line ends inside them, doubled quotes, a byte order mark, CRLF.
+TEST csv(void) {
+    static const struct {
+        const char* path;
+        const char* data;
+        const char* want[3]; // the samples
+        size_t lines[3];
+    } rows[] = {
+        {"x.csv", "question,answer\nq,a\nr,b\n", {"<s>q\n{a</s>}", "<s>r\n{b</s>}"}, {2, 3}},
+        {"x.csv", "\xEF\xBB\xBFquestion,answer\r\nq,a\r\n", {"<s>q\n{a</s>}"}, {2}},
+        {"x.csv",
+         "answer,question\n\"a \"\"b\"\",\nc\",q\n\n\r\nb,\"\"\n",
+         {"<s>q\n{a \"b\",\nc</s>}", "<s>\n{b</s>}"},
+         {2, 6}},
+        {"x.csv", "\"text\"\n\"a\"\n\"\"\nb\"c", {"<s>{a</s>}", "", "<s>{b\"c</s>}"}, {2, 3, 4}},
+        {"x.csv", "text\ra\rb", {"<s>{a</s>}", "<s>{b</s>}"}, {2, 3}},
+        {"x.csv", "text\r\n\"a\r\nb\"\r\nc", {"<s>{a\r\nb</s>}", "<s>{c</s>}"}, {2, 4}},
+        {"x.csv", ",text\n0,NA\n1,null", {"<s>{NA</s>}", "<s>{null</s>}"}, {2, 3}},
+        {"x.tsv", "prompt\tcompletion\n\"a\tb\"\tc, d\n", {"<s>a\tb{c, d</s>}"}, {2}}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        rig r;
+        qlora_text_sample sample;
+        ASSERT(rig_open(&r, "plain"));
+        ASSERTm(SAID(r), rig_load(&r, rows[i].path, rows[i].data));
+        size_t count = 0;
+        for (; count < 3 && rows[i].want[count] != NULL; count++) {
+            ASSERT_STR_EQm(rows[i].data, rows[i].want[count], rig_sample(&r, count));
+            ASSERT_EQ(QLORA_OK, qlora_text_sample_read(r.data, count, &sample));
+            ASSERT_EQ_FMT(rows[i].lines[count], sample.line, "%zu");
+        }
+        ASSERT_EQ(count, qlora_text_data_count(r.data));
+        rig_close(&r);
+    }
+    PASS();
+}
+
+TEST csv_refused(void) {
+    static const char* const rows[][2] = {
+        {"text,id\na,1\n\nb\n", "x.csv:4: the row has 1 field, the header 2"},
+        {"text\n\"a\nb\"\nc,d\n", "x.csv:4: the row has 2 fields, the header 1"},
+        {"text\n\"a\"b\n", "x.csv:2: text after the closing quote"},
+        {"text\na\n\"b\n\n", "x.csv:3: a field has no closing quote"},
+        {"text,text\na,b\n", "x.csv:1: the header has two columns \"text\""},
+        {"text\n\xFF\n", "x.csv:2: not UTF-8"},
+        {"text\n", "contains no records"},
+        {"", "contains no records"},
+        {"question;answer\nq;a\n", "x.csv:2: unrecognised record"},
+        {"messages\n[]\n", "x.csv:2: \"messages\" is not a list"}};
+    rig r;
+    ASSERT(rig_open(&r, "plain"));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ASSERT_FALSEm(rows[i][0], rig_load(&r, "x.csv", rows[i][0]));
+        ASSERTm(SAID(r), strstr(SAID(r), rows[i][1]) != NULL);
+    }
+    rig_close(&r);
+    PASS();
+}
+
+// desc.columns: names of the file for those of a record, in every kind of file.
+TEST columns(void) {
+    static const struct {
+        const char* path;
+        const char* columns;
+        const char* data;
+        const char* want; // the first sample, or a part of the message
+    } rows[] = {
+        {"x.csv", "prompt=q,completion=a", "a,q,id\n1,2,3", "<s>2{1</s>}"},
+        {"x.jsonl", "prompt=q,completion=a", "{\"a\":\"1\",\"q\":\"2\"}", "<s>2{1</s>}"},
+        {"x.json", "prompt=q,completion=a", "[{\"a\":\"1\",\"q\":\"2\"}]", "<s>2{1</s>}"},
+        {"x.json", "text=a rather long name", "{\"data\":[{\"a rather long name\":\"1\"}]}",
+         "<s>{1</s>}"},
+        {"x.jsonl", "messages=m", "{\"m\":[{\"role\":\"assistant\",\"content\":\"a\"}]}",
+         "<s>{a</s>}"},
+        // exchanged names, and one of the file that is not the one that is meant
+        {"x.csv", "prompt=completion,completion=prompt", "prompt,completion\n1,2", "<s>2{1</s>}"},
+        {"x.csv", "text=body", "text,body\n1,2", "<s>{2</s>}"},
+        {"x.csv", "completion=chosen", "prompt,chosen,rejected\n1,2,3", "<s>1{2</s>}"},
+        {"x.csv", "texts=body", "text,body\n1,2", "columns: \"texts\" is not a name of a record"},
+        {"x.csv", "text=bodies", "text,body\n1,2", "x.csv: no record has \"bodies\""},
+        {"x.jsonl", "text=bodies", "{\"body\":\"1\",\"text\":\"a\"}", "found body, text (of"},
+        {"x.jsonl", "system=sys", "{\"text\":\"a\"}", "no record has \"sys\""},
+        {"x.jsonl", "text", "{\"text\":\"a\"}", "columns: \"text\" is not of the form"},
+        {"x.jsonl", "text=a,", "{\"text\":\"a\"}", "columns: \"\" is not of the form"},
+        {"x.jsonl", "text=a,text=b", "{\"text\":\"a\"}", "columns: \"text\" occurs twice"},
+        {"x.jsonl", "text=a,prompt=a", "{\"text\":\"a\"}", "columns: \"a\" occurs twice"}};
+    rig r;
+    qlora_text_data_info info;
+    ASSERT(rig_open(&r, "plain"));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        r.desc.columns = rows[i].columns;
+        bool loaded = rig_load(&r, rows[i].path, rows[i].data);
+        const char* got = loaded ? rig_sample(&r, 0) : SAID(r);
+        ASSERTm(got, strstr(got, rows[i].want) != NULL);
+        ASSERTm(got, loaded == (rows[i].want[0] == '<'));
+    }
+    r.desc.columns = "text=body";
+    ASSERT(rig_load(&r, "x.csv", "text,body,id\n1,2,3"));
+    ASSERT_EQ(QLORA_OK, qlora_text_data_query(r.data, &info));
+    ASSERT_STR_EQ("text (of the file), id", info.ignored);
+    rig_close(&r);
+    PASS();
+}
+
+typedef struct bad_list {
+    size_t lines[16];
+    size_t count;
+    bool go_on;
+} bad_list;
+
+static bool bad_note(void* user, size_t line, const char* what) {
+    bad_list* bad = (bad_list*)user;
+    if (what[0] != 0 && bad->count < 16) {
+        bad->lines[bad->count++] = line;
+    }
+    return bad->go_on;
+}
+
+// desc.bad: the records that cannot be used are reported, and the others are read.
+TEST bad_records(void) {
+    static const struct {
+        const char* path;
+        const char* data;
+        size_t samples;
+        size_t lines[4];
+    } rows[] = {
+        {"x.jsonl", "{\"text\":\"a\"}\n{\"text\":5}\n{\"text\":}\n{\"text\":\"b\"}", 2, {2, 3}},
+        {"x.jsonl", "{\"text\":\"a\n{\"text\":\n\"b\"}\n{\"text\"\n:5}\n", 1, {1, 4}},
+        {"x.json",
+         "[{\"text\":5},\n{\"text\":\"a\"},\n{\"text\":},\n{\"text\":\"b\"} 5]",
+         2,
+         {1, 3, 4}},
+        {"x.json", "{\"data\":[{\"text\":\"a\"},\n{\"text\":5}]}", 1, {2}},
+        {"x.csv", "text,id\na,1\nb\nc,3\n", 2, {3}},
+        {"x.csv", "text\na\n\"b", 1, {3}},
+        {"x.txt", "a\n<|endoftext|>\n\xFF\n<|endoftext|>\nb", 2, {3}},
+        {"x.jsonl", "[", 0, {1}}};
+    rig r;
+    bad_list bad;
+    ASSERT(rig_open(&r, "plain"));
+    r.desc.bad = bad_note;
+    r.desc.bad_user = &bad;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        memset(&bad, 0, sizeof bad);
+        ASSERT_FALSE(rig_load(&r, rows[i].path, rows[i].data));
+        ASSERT_EQ((size_t)1, bad.count);
+        memset(&bad, 0, sizeof bad);
+        bad.go_on = true;
+        ASSERTm(SAID(r), rig_load(&r, rows[i].path, rows[i].data));
+        ASSERT_EQ_FMT(rows[i].samples, qlora_text_data_count(r.data), "%zu");
+        for (size_t k = 0; k < 4 && rows[i].lines[k] != 0; k++) {
+            ASSERT_EQ_FMT(rows[i].lines[k], bad.lines[k], "%zu");
+        }
+        ASSERT(bad.count == 4 || rows[i].lines[bad.count] == 0);
+    }
+    rig_close(&r);
+    PASS();
+}
+
+// The record number i of a file: JSON over several lines at times, or a row of a table.
+static int record_print(char* out, size_t size, int kind, int i) {
+    char words[200];
+    int length = snprintf(words, sizeof words, "%.*s", 20 + i * 37 % 150,
+                          "the quick brown fox jumps over the lazy dog and runs away from a rather "
+                          "large number of other animals, which is what foxes do whenever they are "
+                          "seen in the open field by");
+    (void)length;
+    if (kind == 2) {
+        return snprintf(out, size, "\"%s\n%d\",%d,\"a \"\"%s\"\n", words, i, i * i, words + 5);
+    }
+    if (i % 3 == 0) {
+        return snprintf(out, size,
+                        "{\"messages\":[{\"role\":\"user\",\"content\":\"%s\"},%s"
+                        "{\"role\":\"assistant\",\"content\":\"%d\"}]}",
+                        words, i % 2 == 0 ? "\n" : "", i);
+    }
+    return snprintf(out, size,
+                    i % 5 == 0 ? "{\"input_ids\":[%d,2,3],\"labels\":[-100,7,3],\"x\":\"%s\"}"
+                               : "{\"prompt\":\"%d\",\"completion\":\"%s\"}",
+                    i % 100, words);
+}
+
+// A file of several windows: JSON lines, an array, a table, or documents.
+static size_t file_print(char* out, size_t size, int kind, int records) {
+    size_t used = (size_t)snprintf(out, size, "%s",
+                                   kind == 1   ? "[\n"
+                                   : kind == 2 ? "question,id,answer\n"
+                                               : "");
+    for (int i = 0; i < records; i++) {
+        used += (size_t)record_print(out + used, size - used, kind, i);
+        const char* end = kind == 2                      ? ""
+                          : kind == 3                    ? "\n<|endoftext|>\n"
+                          : kind == 1 && i + 1 < records ? ",\n"
+                                                         : "\n";
+        used += (size_t)snprintf(out + used, size - used, "%s", end);
+    }
+    used += (size_t)snprintf(out + used, size - used, "%s", kind == 1 ? "]" : "");
+    return used;
+}
+
+static bool samples_same(qlora_text_data* a, qlora_text_data* b) {
+    bool same = qlora_text_data_count(a) == qlora_text_data_count(b);
+    for (size_t i = qlora_text_data_count(a); i-- > 0 && same;) {
+        size_t at = i * 7919 % qlora_text_data_count(a);
+        qlora_text_sample x;
+        qlora_text_sample y;
+        same = qlora_text_sample_read(a, at, &x) == QLORA_OK &&
+               qlora_text_sample_read(b, at, &y) == QLORA_OK && x.count == y.count &&
+               x.line == y.line && x.trained == y.trained &&
+               memcmp(x.ids, y.ids, x.count * sizeof *x.ids) == 0 &&
+               memcmp(x.labels, y.labels, x.count * sizeof *x.labels) == 0;
+    }
+    return same;
+}
+
+// A file read through windows, and one of which only an index is kept, give the samples that the
+// same bytes in memory give. The index takes 40 bytes per sample.
+TEST streams(void) {
+    static const char* const paths[4] = {"x.jsonl", "x.json", "x.csv", "x.txt"};
+    const size_t room = 1500000;
+    memory_file file;
+    rig r;
+    char* text = (char*)malloc(room);
+    ASSERT(text != NULL && rig_open_files(&r, "plain", &file));
+    r.desc.chunk_tokens = 40;
+    for (int kind = 0; kind < 4; kind++) {
+        qlora_text_data* opened = NULL;
+        memset(&file, 0, sizeof file);
+        file.data = text;
+        file.size = file_print(text, room, kind, 3600);
+        ASSERT(file.size > 400000 && file.size + 400 < room);
+        r.desc.stream = false;
+        ASSERTm(SAID(r), rig_load(&r, paths[kind], text));
+        for (int stream = 0; stream < 2; stream++) {
+            r.desc.stream = stream == 1;
+            size_t before = memory_now;
+            memory_peak = memory_now;
+            ASSERTm(SAID(r), qlora_text_data_open(r.text, &r.desc, &opened) == QLORA_OK);
+            size_t count = qlora_text_data_count(opened);
+            ASSERTm(paths[kind], stream == 0 || memory_now - before < 40 * count + 40000);
+            ASSERTm(paths[kind], stream == 0 || memory_peak - before < 120 * count + 800000);
+            ASSERTm(paths[kind], samples_same(r.data, opened));
+            if (stream == 1) {
+                qlora_text_sample sample;
+                ASSERT_EQ(QLORA_ERR_STATE, qlora_text_chat_close(r.chat));
+                file.size /= 2;
+                memset(text, kind == 3 ? 'x' : '{', file.size);
+                ASSERT_EQ(QLORA_ERR_FILE, qlora_text_sample_read(opened, count / 4, &sample));
+                ASSERTm(SAID(r), strstr(SAID(r), "has changed since it was opened") != NULL);
+            }
+            ASSERT_EQ(QLORA_OK, qlora_text_data_close(opened));
+        }
+        ASSERT_EQ(0, file.open);
+        ASSERT_EQ(0, file.maps);
+    }
+    free(text);
+    rig_close(&r);
+    ASSERT_EQ((size_t)0, memory_now);
+    PASS();
+}
+
 SUITE(data_suite) {
+    RUN_TEST(csv);
+    RUN_TEST(csv_refused);
+    RUN_TEST(columns);
+    RUN_TEST(bad_records);
+    RUN_TEST(streams);
     RUN_TEST(forms);
     RUN_TEST(refused);
     RUN_TEST(padding);

@@ -762,6 +762,146 @@ TEST penalty_and_min_p(const test_machine* machine) {
     PASS();
 }
 
+// log(softmax(logits)[token]) after ids[0..count), from a pass over the whole text.
+static double logprob_of(world* w, const int32_t* ids, int32_t count, int32_t token) {
+    float logits[ROOM * 61];
+    double sum = 0.0;
+    qlora_batch b;
+    memset(&b, 0, sizeof b);
+    b.ids = ids;
+    b.labels = ids;
+    b.lengths = &count;
+    b.count = 1;
+    if (qlora_eval_logits(w->model, &b, logits) != QLORA_OK) {
+        return NAN;
+    }
+    const float* row = logits + (count - 1) * 61;
+    for (int v = 0; v < 61; v++) {
+        sum += exp((double)row[v]);
+    }
+    return (double)row[token] - log(sum);
+}
+
+// Three prompts of a conversation. The second one keeps the answer to the first; the third one is
+// shorter and differs in its second token, as when a template drops a thought. Tokens, positions
+// computed and log-probabilities are those of three texts of their own.
+static bool turns_hold(world* w, world* judge, float penalty) {
+    static const int32_t first[4] = {1, 17, 42, 3};
+    static const int64_t counts[3] = {4, 12, 9};
+    int32_t all[ROOM];
+    qlora_generation* g = NULL;
+    qlora_generate_desc d = desc_of(first, 4);
+    d.repetition_penalty = penalty;
+    d.temperature = 0.8f;
+    d.seed = 5;
+    memcpy(all, first, sizeof first);
+    bool ok = qlora_generate_begin(w->model, &d, &g) == QLORA_OK;
+    int64_t computed = 4;
+    for (int turn = 0; ok && turn < 3; turn++) {
+        int64_t count = counts[turn];
+        int64_t kept = -1;
+        double logprob = 0.0;
+        qlora_generation_info info;
+        if (turn > 0) {
+            for (int64_t i = turn == 1 ? 8 : 1; i < count; i++) { // after the prompt and its answer
+                all[i] = (int32_t)((7 * i + turn) % 60);
+            }
+            ok = qlora_generate_logprob(g, &logprob) == QLORA_OK &&
+                 qlora_generate_prompt(g, all, count, &kept) == QLORA_OK &&
+                 kept == (turn == 1 ? 7 : 1) && // the answer's last token was never run
+                 qlora_generate_logprob(g, &logprob) == QLORA_ERR_STATE;
+            computed += count - kept;
+        }
+        for (int i = 0; ok && i < 4; i++) {
+            bool stopped = true;
+            int32_t token = 0;
+            ok = qlora_generate_next(g, &token, &stopped) == QLORA_OK && !stopped &&
+                 qlora_generate_logprob(g, &logprob) == QLORA_OK &&
+                 qlora_generate_query(g, &info) == QLORA_OK;
+            computed += i > 0 ? 1 : 0;
+            all[count + i] = token;
+            double want = logprob_of(judge, all, (int32_t)(count + i), token);
+            if (ok && !(info.computed == computed && info.tokens == count + i + 1 &&
+                        fabs(logprob - want) < 1e-3)) {
+                printf("turn %d, token %d: %d positions of %d, logprob %g, expected %g\n", turn, i,
+                       (int)info.computed, (int)computed, logprob, want);
+                ok = false;
+            }
+        }
+        text fresh;
+        memset(&fresh, 0, sizeof fresh);
+        d.prompt = all;
+        d.prompt_tokens = count;
+        d.max_tokens = 4;
+        ok = ok && qlora_generate(judge->model, &d, take, &fresh) == QLORA_OK && fresh.count == 4 &&
+             memcmp(fresh.ids, all + count, sizeof(int32_t) * 4) == 0;
+        if (!ok) {
+            printf("turn %d, kept %d: %s\n", turn, (int)kept,
+                   qlora_last_error(model_ctx(w->model)));
+        }
+    }
+    return qlora_generate_end(g) == QLORA_OK && ok;
+}
+
+TEST prompts_keep_the_cache(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    static const size_t tried[] = {0, 2, 3}; // windows shorter than what is kept among them
+    for (size_t i = 0; i < 3; i++) {
+        world w;
+        world judge;
+        ASSERT(world_open(ctx, &kinds[tried[i]], QLORA_MODE_F32, i == 0 ? 3 : ROOM, true, &w));
+        ASSERT(world_open(ctx, &kinds[tried[i]], QLORA_MODE_F32, ROOM, true, &judge));
+        ASSERT(turns_hold(&w, &judge, i == 1 ? 0.0f : 1.7f));
+        ASSERT(world_close(&judge));
+        ASSERT(world_close(&w));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+TEST wrong_prompts_are_refused(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    world w;
+    static const int32_t prompt[ROOM] = {1, 17, 42};
+    static const int32_t bad[2] = {1, 61};
+    qlora_generation* g = NULL;
+    qlora_generate_desc d = desc_of(prompt, 3);
+    double logprob = 0.0;
+    int32_t token = 0;
+    bool stopped = false;
+    const qlora_result wrong = QLORA_ERR_ARGUMENT;
+    ASSERT(world_open(ctx, &kinds[0], QLORA_MODE_F32, ROOM, true, &w));
+    ASSERT_EQ(QLORA_OK, qlora_generate_begin(w.model, &d, &g));
+    ASSERT_EQ(wrong, qlora_generate_prompt(NULL, prompt, 3, NULL));
+    ASSERT_EQ(wrong, qlora_generate_prompt(g, NULL, 3, NULL));
+    ASSERT_EQ(wrong, qlora_generate_prompt(g, prompt, 0, NULL));
+    ASSERT_EQ(wrong, qlora_generate_prompt(g, prompt, ROOM, NULL));
+    ASSERT(strstr(qlora_last_error(ctx), "the maximum here is 23") != NULL);
+    ASSERT_EQ(wrong, qlora_generate_prompt(g, bad, 2, NULL));
+    ASSERT_EQ(wrong, qlora_generate_logprob(g, NULL));
+    ASSERT_EQ(wrong, qlora_generate_query(g, NULL));
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_generate_logprob(g, &logprob));
+    ASSERT(strstr(qlora_last_error(ctx), "qlora_generate_next") != NULL);
+    // what was refused changed nothing, and the same prompt again computes its last token only
+    ASSERT_EQ(QLORA_OK, qlora_generate_next(g, &token, &stopped));
+    int64_t kept = 0;
+    int32_t again = 0;
+    ASSERT_EQ(QLORA_OK, qlora_generate_prompt(g, prompt, 3, &kept));
+    ASSERT_EQ(2, (int)kept);
+    ASSERT_EQ(QLORA_OK, qlora_generate_next(g, &again, &stopped));
+    ASSERT_EQ_FMT(token, again, "%d");
+    ASSERT_EQ(QLORA_OK, qlora_generate_end(g));
+    ASSERT(world_close(&w));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 SUITE(generate_suite) {
     RUN_ON(TEST_EVERYWHERE, greedy_is_the_top_of_the_logits);
     RUN_ON(TEST_TENSOR_CORES, decoding_is_warmed);
@@ -769,6 +909,8 @@ SUITE(generate_suite) {
     RUN_ON(TEST_ONE_EACH, sampling_repeats_and_narrows);
     RUN_ON(TEST_CPU, sampling_follows_the_distribution);
     RUN_ON(TEST_ONE_EACH, penalty_and_min_p);
+    RUN_ON(TEST_ONE_EACH, prompts_keep_the_cache);
+    RUN_ON(TEST_ONE_EACH, wrong_prompts_are_refused);
     RUN_ON(TEST_ONE_EACH, stops_end_a_text);
     RUN_ON(TEST_ONE_EACH, wrong_calls_are_refused);
     RUN_ON(TEST_ONE_FAKE, failing_driver_calls);

@@ -874,8 +874,18 @@ TEST budget_decides(const test_machine* machine) {
     ASSERT_EQ_FMT(6, (int)recomputed, "%d");
     ASSERT(seen >= 3); // one after another, not all at once
     ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(r.ctx, &s.model, &budget, &plan));
-    ASSERT(strstr(qlora_last_error(r.ctx), "GiB are available") != NULL);
+    ASSERT(strstr(qlora_last_error(r.ctx), " are available") != NULL);
     ASSERT(strstr(qlora_last_error(r.ctx), "activations") != NULL); // what takes the memory
+    static const struct {
+        uint64_t bytes;
+        const char* text;
+    } small[] = {{5 << 20, "only 5.00 MiB are available"},
+                 {3 << 10, "only 3.00 KiB are available"}};
+    for (int i = 0; i < 2; i++) {
+        budget.bytes = small[i].bytes;
+        ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(r.ctx, &s.model, &budget, &plan));
+        ASSERTm(qlora_last_error(r.ctx), strstr(qlora_last_error(r.ctx), small[i].text) != NULL);
+    }
     // Settings that contradict the budget are also rejected.
     budget.bytes = roomy.total + roomy.context - roomy.cache - 1;
     s.model.recompute = QLORA_CHOICE_OFF;

@@ -52,86 +52,101 @@ static char* render(const char* source, size_t size, const char* json, bool prom
 }
 
 // Each row: a template, and what it renders to; with a "!" in front, what its error contains.
+static const char* const behaviours[][2] = {
+    {"{{ nope }}|{{ messages[9] }}|{{ none.x }}", "||"},
+    {"{{ nope.x }}", "!\"nope\" is undefined"},
+    {"{{ d['items'] }}|{{ d.items is callable }}|{{ d.a }}", "3|True|1.0"},
+    {"{{ big }} {{ [big] | tojson }}",
+     "123456789012345678901234567890 [123456789012345678901234567890]"},
+    {"{{ 9223372036854775807 + 1 }}", "!does not fit 64 bits"},
+    {"{{ 1e16 }} {{ 1e-7 }} {{ 0.1 + 0.2 }} {{ -0.0 }} {{ 1.5e300 }}",
+     "1e+16 1e-07 0.30000000000000004 -0.0 1.5e+300"},
+    {"{{ 7 // -2 }} {{ -7 % 3 }} {{ 2 ** 3 ** 2 }} {{ -2 ** 2 }} {{ 4 / 2 }}", "-4 2 64 4 2.0"},
+    {"{{ 'a' ~ 'b' | upper }}{{ 1 + [1, 2] | length }}{{ 1 < 2 < 3 }}", "aB3True"},
+    {"{{ 'abc'[::-1] }}{{ [1, 2, 3][-2:] }}{{ (1,) }}{{ [1].0 }}", "cba[2, 3](1,)1"},
+    {"{{ ['a', \"it's\", none, 1.5, {'k': ('t',)}] }}",
+     "['a', \"it's\", None, 1.5, {'k': ('t',)}]"},
+    {"{% set g = messages | map(attribute='role') %}{{ g | join }}|{{ g | join }}", "user|"},
+    {"{{ messages | map(attribute='role') | length }}", "!a generator has no length"},
+    {"{% set _ = messages.append(1) %}", "!does not allow \"append\""},
+    {"{{ messages.append is defined }}", "False"},
+    {"{{ d | tojson(indent=1, sort_keys=true) }}", "{\n \"a\": 1.0,\n \"items\": 3\n}"},
+    {"{{ '\\u00e9<' | tojson }}{{ '\\u00e9' | tojson(true) }}", "\"\xC3\xA9<\"\"\\u00e9\""},
+    {"a\n  {% if true %}\n  b\n  {% endif %}\nc\n", "a\n  b\nc"},
+    {"  {%+ if true %}x{% endif +%}\ny", "  x\ny"},
+    {"a  {%- if true -%}\n\n b {%- endif %}\n\nc", "ab\nc"},
+    {"x {# c #}\ny\r\n{% raw %}{{ a }}{% endraw %}", "x y\n{{ a }}"},
+    {"{% set x = 1 %}{% for i in [1, 2] %}{{ x }}{% set x = x + 1 %}{% endfor %}{{ x }}", "111"},
+    {"{% for i in [1] %}{{ bos_token }}{% endfor %}{% set bos_token = 'z' %}", ""},
+    {"{% set ns = namespace(a=1) %}{% for i in [1, 2] %}{% set ns.a = ns.a + i %}{% endfor %}"
+     "{{ ns.a }}",
+     "4"},
+    {"{% for x in [1, 2, 3, 4] if x % 2 == 0 %}{{ loop.index }}/{{ loop.length }} {% endfor %}",
+     "1/2 2/2 "},
+    {"{% for x in [1] %}{% continue %}{% else %}e{% endfor %}", "e"},
+    {"{% for x in [1, 2, 3] %}{{ loop.previtem }}<{{ loop.nextitem }} {% endfor %}", "<2 1<3 2< "},
+    {"{% macro m(a, b='z') %}[{{ a }}{{ b }}{{ x }}]{% endmacro %}{% set x = 5 %}{{ m(1) }}",
+     "[1z5]"},
+    {"{% macro m() %}({{ caller(1) }}){% endmacro %}{% call(x) m() %}<{{ x }}>{% endcall %}",
+     "(<1>)"},
+    {"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "!nested deeper than"},
+    {"{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}", "!takes 1 arguments, 2 are given"},
+    {"{{ 'Stra\xC3\x9F\x65' | upper }}{{ '\xCE\xA3\xCE\x91\xCE\xA3'.lower() }}",
+     "STRASSE\xCF\x83\xCE\xB1\xCF\x82"},
+    {"{{ 'a,,b'.split(',') }}{{ ' a  b '.split() }}{{ 'a=b=c'.rsplit('=', 1) }}",
+     "['a', '', 'b']['a', 'b']['a=b', 'c']"},
+    {"{{ \"it's\" | title }}{{ \"it's\".title() }}", "It'sIt'S"},
+    {"{{ '%s %d %5.2f' % ('a', 3, 2.5) }}|{{ '{:>3}{}'.format('a', 1) }}", "a 3  2.50|  a1"},
+    {"{{ '<a>' | safe + '<b>' }}|{{ '<a>' | safe ~ '<b>' }}", "<a>&lt;b&gt;|<a><b>"},
+    {"{{ {'b': 1, 'A': 2} | dictsort }}{{ ['b', 'A'] | sort }}", "[('A', 2), ('b', 1)]['A', 'b']"},
+    {"{{ 2.5 | round }}{{ 10 | round }}{{ '3.7' | int }}{{ 'x' | int(7) }}", "2.01037"},
+    {"{% if nope %}{{ 1 | nofilter }}{% endif %}ok", "ok"},
+    {"{% if true %}{{ 1 | nofilter }}{% endif %}", "!no filter named \"nofilter\""},
+    {"a\n{{ 1 | nofilter }}", "!line 2: there is no filter named"},
+    {"a\n{{ raise_exception('Bad: ' ~ 1) }}", "!line 2: Bad: 1"},
+    {"{% if true %}", "!one of these tags is missing"},
+    {"{% foo %}", "!unknown tag \"foo\""},
+    {"{% include 'x' %}", "!\"include\" is not supported"},
+    {"{% break %}", "!a loop around break"},
+    {"{{ 1 < 'a' }}", "!cannot be ordered"},
+    {"{{ strftime_now('%Y-%m-%d %H:%M:%S %A %d %b') }}", "2026-07-26 12:00:00 Sunday 26 Jul"},
+    {"{% set c = cycler(1, 2) %}{{ c.next() }}{{ c.next() }}{{ c.next() }}"
+     "{% set j = joiner('-') %}{{ j() }}a{{ j() }}b",
+     "121a-b"},
+    {"{% set b | upper %}x{{ 1 }}{% endset %}{{ b }}{% filter lower %}AB{% endfilter %}", "X1ab"},
+    {"{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"},
+    // constants are computed first, where a slice of a number is undefined
+    {"{{ (7)[:-1] }}|{{ [(0)[1:2], 1] | upper }}|{{ 'a' ~ (7)[1:] }}|{{ 'abc'[1:] }}",
+     "|[UNDEFINED, 1]|a|bc"},
+    {"{% if (7)[1:] %}{% endif %}", "!a int cannot be sliced"},
+    {"{{ messages ~ (7)[1:] }}", "!a int cannot be sliced"},
+    {"{{ messages | map(attribute='role') | wordcount }}", "5"},
+    {"{{ messages | map(attribute='role') | upper }}", "!a generator cannot be printed"},
+    {"{{ d - d.keys() }}", "!is not supported"},
+    {"{{ 'a' % nope }}{{ 'b' % range(2) }}{{ 'c' % [1] }}|{{ '%s' % nope }}|", "abc||"},
+    {"{{ 'a' % 1 }}", "!does not use all its values"},
+    // long parts: at the start, at the end, with a letter more, twice
+    {"{% set p = 'ab' * 40 %}{{ ('x' ~ p ~ 'y').find(p) }} {{ p.find(p) }} {{ (p ~ p).find(p, "
+     "1) }}"
+     " {{ (p ~ 'a').rfind(p) }} {{ ('y' ~ p).rfind(p) }} {{ (p ~ p).rfind(p) }} {{ p in p[1:] "
+     "}}"
+     " {{ ('x' ~ p ~ p ~ 'y').split(p) }} {{ p.rfind(p ~ 'c') }} {{ p.count(p) }}",
+     "1 0 2 0 1 80 False ['x', '', 'y'] -1 1"},
+    {"{{ 1 if false }}|{{ 'x' is in 'xyz' }}|{{ not 1 == 2 }}", "|True|True"}};
+
 TEST behaviour(void) {
-    static const char* const rows[][2] = {
-        {"{{ nope }}|{{ messages[9] }}|{{ none.x }}", "||"},
-        {"{{ nope.x }}", "!\"nope\" is undefined"},
-        {"{{ d['items'] }}|{{ d.items is callable }}|{{ d.a }}", "3|True|1.0"},
-        {"{{ big }} {{ [big] | tojson }}",
-         "123456789012345678901234567890 [123456789012345678901234567890]"},
-        {"{{ 9223372036854775807 + 1 }}", "!does not fit 64 bits"},
-        {"{{ 1e16 }} {{ 1e-7 }} {{ 0.1 + 0.2 }} {{ -0.0 }} {{ 1.5e300 }}",
-         "1e+16 1e-07 0.30000000000000004 -0.0 1.5e+300"},
-        {"{{ 7 // -2 }} {{ -7 % 3 }} {{ 2 ** 3 ** 2 }} {{ -2 ** 2 }} {{ 4 / 2 }}", "-4 2 64 4 2.0"},
-        {"{{ 'a' ~ 'b' | upper }}{{ 1 + [1, 2] | length }}{{ 1 < 2 < 3 }}", "aB3True"},
-        {"{{ 'abc'[::-1] }}{{ [1, 2, 3][-2:] }}{{ (1,) }}{{ [1].0 }}", "cba[2, 3](1,)1"},
-        {"{{ ['a', \"it's\", none, 1.5, {'k': ('t',)}] }}",
-         "['a', \"it's\", None, 1.5, {'k': ('t',)}]"},
-        {"{% set g = messages | map(attribute='role') %}{{ g | join }}|{{ g | join }}", "user|"},
-        {"{{ messages | map(attribute='role') | length }}", "!a generator has no length"},
-        {"{% set _ = messages.append(1) %}", "!does not allow \"append\""},
-        {"{{ messages.append is defined }}", "False"},
-        {"{{ d | tojson(indent=1, sort_keys=true) }}", "{\n \"a\": 1.0,\n \"items\": 3\n}"},
-        {"{{ '\\u00e9<' | tojson }}{{ '\\u00e9' | tojson(true) }}", "\"\xC3\xA9<\"\"\\u00e9\""},
-        {"a\n  {% if true %}\n  b\n  {% endif %}\nc\n", "a\n  b\nc"},
-        {"  {%+ if true %}x{% endif +%}\ny", "  x\ny"},
-        {"a  {%- if true -%}\n\n b {%- endif %}\n\nc", "ab\nc"},
-        {"x {# c #}\ny\r\n{% raw %}{{ a }}{% endraw %}", "x y\n{{ a }}"},
-        {"{% set x = 1 %}{% for i in [1, 2] %}{{ x }}{% set x = x + 1 %}{% endfor %}{{ x }}",
-         "111"},
-        {"{% for i in [1] %}{{ bos_token }}{% endfor %}{% set bos_token = 'z' %}", ""},
-        {"{% set ns = namespace(a=1) %}{% for i in [1, 2] %}{% set ns.a = ns.a + i %}{% endfor %}"
-         "{{ ns.a }}",
-         "4"},
-        {"{% for x in [1, 2, 3, 4] if x % 2 == 0 %}{{ loop.index }}/{{ loop.length }} {% endfor %}",
-         "1/2 2/2 "},
-        {"{% for x in [1] %}{% continue %}{% else %}e{% endfor %}", "e"},
-        {"{% for x in [1, 2, 3] %}{{ loop.previtem }}<{{ loop.nextitem }} {% endfor %}",
-         "<2 1<3 2< "},
-        {"{% macro m(a, b='z') %}[{{ a }}{{ b }}{{ x }}]{% endmacro %}{% set x = 5 %}{{ m(1) }}",
-         "[1z5]"},
-        {"{% macro m() %}({{ caller(1) }}){% endmacro %}{% call(x) m() %}<{{ x }}>{% endcall %}",
-         "(<1>)"},
-        {"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "!nested deeper than"},
-        {"{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}", "!takes 1 arguments, 2 are given"},
-        {"{{ 'Stra\xC3\x9F\x65' | upper }}{{ '\xCE\xA3\xCE\x91\xCE\xA3'.lower() }}",
-         "STRASSE\xCF\x83\xCE\xB1\xCF\x82"},
-        {"{{ 'a,,b'.split(',') }}{{ ' a  b '.split() }}{{ 'a=b=c'.rsplit('=', 1) }}",
-         "['a', '', 'b']['a', 'b']['a=b', 'c']"},
-        {"{{ \"it's\" | title }}{{ \"it's\".title() }}", "It'sIt'S"},
-        {"{{ '%s %d %5.2f' % ('a', 3, 2.5) }}|{{ '{:>3}{}'.format('a', 1) }}", "a 3  2.50|  a1"},
-        {"{{ '<a>' | safe + '<b>' }}|{{ '<a>' | safe ~ '<b>' }}", "<a>&lt;b&gt;|<a><b>"},
-        {"{{ {'b': 1, 'A': 2} | dictsort }}{{ ['b', 'A'] | sort }}",
-         "[('A', 2), ('b', 1)]['A', 'b']"},
-        {"{{ 2.5 | round }}{{ 10 | round }}{{ '3.7' | int }}{{ 'x' | int(7) }}", "2.01037"},
-        {"{% if nope %}{{ 1 | nofilter }}{% endif %}ok", "ok"},
-        {"{% if true %}{{ 1 | nofilter }}{% endif %}", "!no filter named \"nofilter\""},
-        {"a\n{{ 1 | nofilter }}", "!line 2: there is no filter named"},
-        {"a\n{{ raise_exception('Bad: ' ~ 1) }}", "!line 2: Bad: 1"},
-        {"{% if true %}", "!one of these tags is missing"},
-        {"{% foo %}", "!unknown tag \"foo\""},
-        {"{% include 'x' %}", "!\"include\" is not supported"},
-        {"{% break %}", "!a loop around break"},
-        {"{{ 1 < 'a' }}", "!cannot be ordered"},
-        {"{{ strftime_now('%Y-%m-%d %H:%M:%S %A %d %b') }}", "2026-07-26 12:00:00 Sunday 26 Jul"},
-        {"{% set c = cycler(1, 2) %}{{ c.next() }}{{ c.next() }}{{ c.next() }}"
-         "{% set j = joiner('-') %}{{ j() }}a{{ j() }}b",
-         "121a-b"},
-        {"{% set b | upper %}x{{ 1 }}{% endset %}{{ b }}{% filter lower %}AB{% endfilter %}",
-         "X1ab"},
-        {"{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"},
-        {"{{ 1 if false }}|{{ 'x' is in 'xyz' }}|{{ not 1 == 2 }}", "|True|True"}};
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof behaviours / sizeof behaviours[0]; i++) {
         const char* why = NULL;
-        char* got = render(rows[i][0], strlen(rows[i][0]), conversation, false, NULL, &why);
-        if (rows[i][1][0] == '!') {
-            bool right = got == NULL && strstr(why, rows[i][1] + 1) != NULL;
+        char* got =
+            render(behaviours[i][0], strlen(behaviours[i][0]), conversation, false, NULL, &why);
+        if (behaviours[i][1][0] == '!') {
+            bool right = got == NULL && strstr(why, behaviours[i][1] + 1) != NULL;
             free(got);
-            ASSERTm(rows[i][0], right);
+            ASSERTm(behaviours[i][0], right);
             continue;
         }
         ASSERTm(why, got != NULL);
-        ASSERT_STR_EQ(rows[i][1], got);
+        ASSERT_STR_EQ(behaviours[i][1], got);
         free(got);
     }
     PASS();
@@ -155,6 +170,8 @@ TEST hostile(void) {
         "{{ 'a'.center(999999999999) }}",
         "{{ '%999999999d' % 1 }}",
         "{% macro m(a) %}{{ m(a + 1) }}{{ m(a + 1) }}{% endmacro %}{{ m(0) }}",
+        "{% set t = 'a' * 1200000 %}{% set p = 'a' * 120000 ~ 'b' %}{{ p in t }}{{ t.rfind(p) }}"
+        "{{ 1 / 0 }}",
         "{{ 10 ** 99999999 }}"};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const char* why = NULL;
@@ -164,8 +181,8 @@ TEST hostile(void) {
         bool stopped = got == NULL;
         free(got);
         ASSERTm(rows[i], stopped);
-        // Far below one without sanitizers; an emulated processor says nothing about speed.
-        ASSERTm(rows[i], getenv("QLORA_TEST_EMULATED") != NULL || seconds < 5.0);
+        // Far below one; a sanitizer or an emulated processor says nothing about speed.
+        ASSERTm(rows[i], test_brief() || seconds < 5.0);
     }
     PASS();
 }
@@ -578,6 +595,114 @@ TEST masks(size_t index) {
     PASS();
 }
 
+// A conversation as tokenize prints it: tokens, each followed by a |; trained ones in [ ].
+static const struct {
+    const char* source;
+    const char* messages;
+    const char* want;
+} token_rows[] = {
+    // with generation blocks, as in transformers: the whole text is encoded, and a token that is
+    // partly the assistant's is trained
+    {"{{ 't' }}{% generation %}{{ 'he' }}{% endgeneration %}{{ 'n' }}\n\n", "", "<s>|[th][en]\n|"},
+    {"a t{% generation %}{% endgeneration %}h", "", "<s>|a| th|"},
+    // otherwise the answer is encoded alone, as at inference, unless that is the same
+    {"{% for m in messages %}{{ m.content }}{% endfor %}{{ 't' if add_generation_prompt }}",
+     "{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"the\"}",
+     "<s>|q|t|[h][e]"},
+    {"{% for m in messages %}{{ m.content }}{% endfor %}{{ ' t' if add_generation_prompt }}",
+     "{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\" t the\"}",
+     "<s>|q| t|[ the]"},
+    // what follows the last answer stays, and a message can be switched off
+    {"{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}"
+     "{{ '<|im_start|>' if add_generation_prompt }}",
+     "{\"role\":\"assistant\",\"content\":\"t\",\"weight\":0},{\"role\":\"assistant\","
+     "\"content\":\"e\"},{\"role\":\"assistant\",\"content\":\"r\",\"train\":false}",
+     "<s>|<|im_start|>|t|<|im_end|>|\n|<|im_start|>|[e][<|im_end|>]\n|<|im_start|>|r|<|im_end|>|"
+     "\n|"},
+    // an answer that looks different once another follows is not trained in this text
+    {"{% for m in messages %}<|im_start|>{{ m.content if loop.last or m.role == 'user' else 'x' }}"
+     "<|im_end|>{% endfor %}{{ '<|im_start|>' if add_generation_prompt }}",
+     "{\"role\":\"assistant\",\"content\":\"t\"},{\"role\":\"user\",\"content\":\"q\"},"
+     "{\"role\":\"assistant\",\"content\":\"e\"}",
+     "<s>|<|im_start|>|x|<|im_end|>|<|im_start|>|q|<|im_end|>|<|im_start|>|[e][<|im_end|>]"}};
+
+TEST tokens_of_a_text(size_t index) {
+    char got[512] = "";
+    char talk[512];
+    const char* path = "build/tokens_of_a_text.jinja";
+    qlora_text_chat_desc desc;
+    qlora_text_chat* chat = NULL;
+    qlora_text_ids ids = {0};
+    qlora_text_ids labels = {0};
+    qlora_text_bytes text = {0};
+    FILE* file = fopen(path, "wb");
+    ASSERT(file != NULL);
+    ASSERT(fputs(token_rows[index].source, file) >= 0 && fclose(file) == 0);
+    qlora_text_tok* tok = marked_tok();
+    ASSERT(tok != NULL);
+    memset(&desc, 0, sizeof desc);
+    desc.tok = tok;
+    desc.template_file = path;
+    ASSERT_EQm(qlora_text_last_error(lib), QLORA_OK, qlora_text_chat_open(lib, &desc, &chat));
+    remove(path);
+    snprintf(talk, sizeof talk, "{\"messages\":[%s]}", token_rows[index].messages);
+    ASSERT_EQm(qlora_text_last_error(lib), QLORA_OK,
+               qlora_text_chat_encode_json(chat, talk, strlen(talk), false, &text, &ids, &labels));
+    ASSERT_EQ(ids.count, labels.count);
+    for (size_t i = 0; i < ids.count; i++) {
+        qlora_text_bytes one = {0};
+        bool trained = labels.data[i] != -100;
+        size_t used = strlen(got);
+        ASSERT_EQ(QLORA_OK, qlora_text_decode(tok, ids.data + i, 1, 0, &one));
+        snprintf(got + used, sizeof got - used, trained ? "[%.*s]" : "%.*s|", (int)one.count,
+                 one.data);
+        qlora_text_bytes_free(lib, &one);
+    }
+    ASSERT_STR_EQ(token_rows[index].want, got);
+    qlora_text_bytes_free(lib, &text);
+    qlora_text_ids_free(lib, &ids);
+    qlora_text_ids_free(lib, &labels);
+    qlora_text_chat_close(chat);
+    qlora_text_tok_close(tok);
+    PASS();
+}
+
+// A chain of elif is long, not deep: it must not exhaust the stack.
+TEST long_chains(void) {
+    const char* path = "build/long_chains.jinja";
+    const int links = 150000; // more than a stack of 8 MB holds, 64 bytes each
+    size_t room = (size_t)links * 12 + 200;
+    char* source = (char*)malloc(room);
+    ASSERT(source != NULL);
+    size_t used = (size_t)snprintf(source, room, "{%% for x in [1] %%}{%% if 0 %%}");
+    for (int k = 0; k < links; k++) {
+        memcpy(source + used, "{% elif 0 %}", 12);
+        used += 12;
+    }
+    used += (size_t)snprintf(source + used, room - used,
+                             "{%% else %%}{{ loop.index }}{%% endif %%}{%% endfor %%}");
+    const char* why = NULL;
+    char* got = render(source, used, conversation, false, NULL, &why);
+    bool same = got != NULL && strcmp(got, "1") == 0;
+    free(got);
+    ASSERTm(why, same);
+    qlora_text_tok* tok = marked_tok();
+    qlora_text_chat_desc desc;
+    qlora_text_chat* chat = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.tok = tok;
+    desc.template_file = path;
+    FILE* file = fopen(path, "wb");
+    ASSERT(file != NULL && tok != NULL);
+    ASSERT(fwrite(source, 1, used, file) == used && fclose(file) == 0);
+    free(source);
+    ASSERT_EQm(qlora_text_last_error(lib), QLORA_OK, qlora_text_chat_open(lib, &desc, &chat));
+    remove(path);
+    qlora_text_chat_close(chat);
+    qlora_text_tok_close(tok);
+    PASS();
+}
+
 SUITE(templates_suite) {
     if (qlora_text_create(NULL, &lib) != QLORA_OK) {
         return;
@@ -587,8 +712,12 @@ SUITE(templates_suite) {
     RUN_TEST(deep_source);
     RUN_TEST(generation_spans);
     RUN_TEST(golden_templates);
+    RUN_TEST(long_chains);
     for (size_t i = 0; i < sizeof mask_rows / sizeof mask_rows[0]; i++) {
         RUN_TESTp(masks, i);
+    }
+    for (size_t i = 0; i < sizeof token_rows / sizeof token_rows[0]; i++) {
+        RUN_TESTp(tokens_of_a_text, i);
     }
     qlora_text_destroy(lib);
     lib = NULL;

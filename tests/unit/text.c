@@ -972,6 +972,8 @@ TEST refused_tokenizers(void) {
         {"{\"model\":{\"type\":\"WordPiece\",\"vocab\":{}}}", "WordPiece"},
         {"{\"model\":{\"vocab\":{\"a\":-1},\"merges\":[]}}", "id -1"},
         {"{\"model\":{\"vocab\":{\"a\":99999999999},\"merges\":[]}}", "id 99999999999"},
+        {MINI("\"added_tokens\":[{\"id\":16000000,\"content\":\"x\"}]"),
+         "has id 16000000; ids must be 0 to 4"}, // a table for them would be 10,000 times the file
         {"{\"model\":{\"vocab\":{\"a\":0.5},\"merges\":[]}}", "not a whole number"},
         {"{\"model\":{\"vocab\":{\"a\":0}}}", "merges is not an array"},
         {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a b\"]}}",
@@ -1244,7 +1246,7 @@ TEST bad_data(void) {
         {"x.jsonl", "{\"text\":\"\xFF\"}", "invalid UTF-8"},
         {"x.txt", "good\nbad \xFF\n", "x.txt:2: not UTF-8"},
         {"x.txt", "", "no records"},
-        {"x.csv", "a,b", "x.csv: unknown data format"}};
+        {"x.xls", "a,b", "x.xls: unknown data format"}};
     data_world w;
     ASSERT(world_open(&w, "text_byte", NULL, "plain"));
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {

@@ -567,3 +567,5 @@ SUITE(tokens_suite) {
     qlora__env_free(&lib->env, classes, QLORA__TEXT_CODES);
     qlora_text_destroy(lib);
 }
+
+#include "internal/parquet.c"

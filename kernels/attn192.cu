@@ -1,0 +1,10 @@
+// attn192.cu - attn_tc.cuh for head size 192, and smaller ones.
+// targets: 80
+// groups: bf16 head192
+#include "attn_tc.cuh"
+
+ATTN_FORWARD(PADDED, 192, 192, 4, 1, 64, 1, 2)
+ATTN_STATS(PADDED, 192, 192)
+ATTN_BACKWARD_KV(PADDED, 192, 192, 4, 1, 64, 1)
+ATTN_SUM(192)
+ATTN_BACKWARD_Q(PADDED, 192, 192, 4, 1, 32, 32, 2, 2)

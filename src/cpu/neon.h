@@ -1,0 +1,189 @@
+#ifdef QLORA__NEON
+
+// ---- NEON: products -----------------------------------------------------------------------------
+
+// Adds four rows of a tile of C to the sums, or sets the sums to zero. The sums of a row are three
+// vectors.
+static void qlora__neon_load4(const float* c, int64_t ldc, bool add, float32x4_t* sums) {
+    for (int i = 0; i < 12; i++) {
+        sums[i] = add ? vld1q_f32(c + i / 3 * ldc + i % 3 * 4) : vdupq_n_f32(0.0f);
+    }
+}
+
+static void qlora__neon_store4(float* c, int64_t ldc, const float32x4_t* sums) {
+    for (int i = 0; i < 12; i++) {
+        vst1q_f32(c + i / 3 * ldc + i % 3 * 4, sums[i]);
+    }
+}
+
+// C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
+// long because the sums need names: compilers keep an array of vectors in memory.
+static void qlora__neon_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
+                             bool add) {
+    float32x4_t up[12];
+    float32x4_t low[12];
+    qlora__neon_load4(c, ldc, add, up);
+    qlora__neon_load4(c + 4 * ldc, ldc, add, low);
+    float32x4_t c00 = up[0], c01 = up[1], c02 = up[2];
+    float32x4_t c10 = up[3], c11 = up[4], c12 = up[5];
+    float32x4_t c20 = up[6], c21 = up[7], c22 = up[8];
+    float32x4_t c30 = up[9], c31 = up[10], c32 = up[11];
+    float32x4_t c40 = low[0], c41 = low[1], c42 = low[2];
+    float32x4_t c50 = low[3], c51 = low[4], c52 = low[5];
+    float32x4_t c60 = low[6], c61 = low[7], c62 = low[8];
+    float32x4_t c70 = low[9], c71 = low[10], c72 = low[11];
+    for (int64_t k = 0; k < steps; k++) {
+        float32x4_t b0 = vld1q_f32(b);
+        float32x4_t b1 = vld1q_f32(b + 4);
+        float32x4_t b2 = vld1q_f32(b + 8);
+        float32x4_t a0 = vld1q_f32(a);
+        float32x4_t a4 = vld1q_f32(a + 4);
+        b += 12;
+        a += 8;
+        c00 = vfmaq_laneq_f32(c00, b0, a0, 0);
+        c01 = vfmaq_laneq_f32(c01, b1, a0, 0);
+        c02 = vfmaq_laneq_f32(c02, b2, a0, 0);
+        c10 = vfmaq_laneq_f32(c10, b0, a0, 1);
+        c11 = vfmaq_laneq_f32(c11, b1, a0, 1);
+        c12 = vfmaq_laneq_f32(c12, b2, a0, 1);
+        c20 = vfmaq_laneq_f32(c20, b0, a0, 2);
+        c21 = vfmaq_laneq_f32(c21, b1, a0, 2);
+        c22 = vfmaq_laneq_f32(c22, b2, a0, 2);
+        c30 = vfmaq_laneq_f32(c30, b0, a0, 3);
+        c31 = vfmaq_laneq_f32(c31, b1, a0, 3);
+        c32 = vfmaq_laneq_f32(c32, b2, a0, 3);
+        c40 = vfmaq_laneq_f32(c40, b0, a4, 0);
+        c41 = vfmaq_laneq_f32(c41, b1, a4, 0);
+        c42 = vfmaq_laneq_f32(c42, b2, a4, 0);
+        c50 = vfmaq_laneq_f32(c50, b0, a4, 1);
+        c51 = vfmaq_laneq_f32(c51, b1, a4, 1);
+        c52 = vfmaq_laneq_f32(c52, b2, a4, 1);
+        c60 = vfmaq_laneq_f32(c60, b0, a4, 2);
+        c61 = vfmaq_laneq_f32(c61, b1, a4, 2);
+        c62 = vfmaq_laneq_f32(c62, b2, a4, 2);
+        c70 = vfmaq_laneq_f32(c70, b0, a4, 3);
+        c71 = vfmaq_laneq_f32(c71, b1, a4, 3);
+        c72 = vfmaq_laneq_f32(c72, b2, a4, 3);
+    }
+    const float32x4_t upper[12] = {c00, c01, c02, c10, c11, c12, c20, c21, c22, c30, c31, c32};
+    const float32x4_t lower[12] = {c40, c41, c42, c50, c51, c52, c60, c61, c62, c70, c71, c72};
+    qlora__neon_store4(c, ldc, upper);
+    qlora__neon_store4(c + 4 * ldc, ldc, lower);
+}
+
+// Four lines side by side: out[k * width + i] = lines[i][k].
+static void qlora__neon_pack4(const float* const* lines, int64_t steps, int64_t width, float* out) {
+    const float* l0 = lines[0];
+    const float* l1 = lines[1];
+    const float* l2 = lines[2];
+    const float* l3 = lines[3];
+    int64_t k = 0;
+    for (; k + 4 <= steps; k += 4) {
+        float32x4x2_t even = vtrnq_f32(vld1q_f32(l0 + k), vld1q_f32(l1 + k));
+        float32x4x2_t odd = vtrnq_f32(vld1q_f32(l2 + k), vld1q_f32(l3 + k));
+        float* to = out + k * width;
+        vst1q_f32(to, vcombine_f32(vget_low_f32(even.val[0]), vget_low_f32(odd.val[0])));
+        vst1q_f32(to + width, vcombine_f32(vget_low_f32(even.val[1]), vget_low_f32(odd.val[1])));
+        vst1q_f32(to + 2 * width,
+                  vcombine_f32(vget_high_f32(even.val[0]), vget_high_f32(odd.val[0])));
+        vst1q_f32(to + 3 * width,
+                  vcombine_f32(vget_high_f32(even.val[1]), vget_high_f32(odd.val[1])));
+    }
+    for (; k < steps; k++) {
+        for (int i = 0; i < 4; i++) {
+            out[k * width + i] = lines[i][k];
+        }
+    }
+}
+
+// Eight sums, so that the latency of the additions does not matter.
+static float qlora__neon_dot(const float* a, const float* b, int64_t n) {
+    float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;
+    float32x4_t s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        s0 = vfmaq_f32(s0, vld1q_f32(a + i), vld1q_f32(b + i));
+        s1 = vfmaq_f32(s1, vld1q_f32(a + i + 4), vld1q_f32(b + i + 4));
+        s2 = vfmaq_f32(s2, vld1q_f32(a + i + 8), vld1q_f32(b + i + 8));
+        s3 = vfmaq_f32(s3, vld1q_f32(a + i + 12), vld1q_f32(b + i + 12));
+        s4 = vfmaq_f32(s4, vld1q_f32(a + i + 16), vld1q_f32(b + i + 16));
+        s5 = vfmaq_f32(s5, vld1q_f32(a + i + 20), vld1q_f32(b + i + 20));
+        s6 = vfmaq_f32(s6, vld1q_f32(a + i + 24), vld1q_f32(b + i + 24));
+        s7 = vfmaq_f32(s7, vld1q_f32(a + i + 28), vld1q_f32(b + i + 28));
+    }
+    for (; i + 4 <= n; i += 4) {
+        s0 = vfmaq_f32(s0, vld1q_f32(a + i), vld1q_f32(b + i));
+    }
+    s0 = vaddq_f32(vaddq_f32(vaddq_f32(s0, s1), vaddq_f32(s2, s3)),
+                   vaddq_f32(vaddq_f32(s4, s5), vaddq_f32(s6, s7)));
+    float32x2_t half = vadd_f32(vget_low_f32(s0), vget_high_f32(s0));
+    float sum = vget_lane_f32(half, 0) + vget_lane_f32(half, 1);
+    for (; i < n; i++) {
+        sum = vget_lane_f32(vfma_f32(vdup_n_f32(sum), vdup_n_f32(a[i]), vdup_n_f32(b[i])), 0);
+    }
+    return sum;
+}
+
+static void qlora__neon_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        uint16x8_t v = vld1q_u16(from + i);
+        if (dtype == QLORA_BF16) {
+            vst1q_f32(out + i, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(v), 16)));
+            vst1q_f32(out + i + 4, vreinterpretq_f32_u32(vshll_high_n_u16(v, 16)));
+        } else {
+            float16x8_t h = vreinterpretq_f16_u16(v);
+            vst1q_f32(out + i, vcvt_f32_f16(vget_low_f16(h)));
+            vst1q_f32(out + i + 4, vcvt_high_f32_f16(h));
+        }
+    }
+    for (; i < n; i++) {
+        out[i] = dtype == QLORA_BF16 ? qlora__bf16_to(from[i]) : qlora__f16_to(from[i]);
+    }
+}
+
+// level[code] * scale, rounded to bf16, for codes of one block; the first code is the high half of
+// a byte. The 16 products are made once; a code then selects their bytes.
+static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* codes, int64_t n,
+                            float* out) {
+    uint16x4_t part[4];
+    for (int i = 0; i < 4; i++) {
+        float32x4_t product = vmulq_n_f32(vld1q_f32(levels + 4 * i), scale);
+        uint32x4_t bits = vreinterpretq_u32_f32(product);
+        uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+        bits = vaddq_u32(vaddq_u32(bits, odd), vdupq_n_u32(0x7fff)); // to nearest even
+        part[i] = vshrn_n_u32(bits, 16);
+    }
+    uint8x16_t first = vreinterpretq_u8_u16(vcombine_u16(part[0], part[1]));
+    uint8x16_t second = vreinterpretq_u8_u16(vcombine_u16(part[2], part[3]));
+    uint8x16_t low = vuzp1q_u8(first, second);
+    uint8x16_t high = vuzp2q_u8(first, second);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        uint8x8_t pair = vld1_u8(codes + i / 2);
+        uint8x16_t code = vcombine_u8(vzip1_u8(vshr_n_u8(pair, 4), vand_u8(pair, vdup_n_u8(15))),
+                                      vzip2_u8(vshr_n_u8(pair, 4), vand_u8(pair, vdup_n_u8(15))));
+        uint8x16_t l = vqtbl1q_u8(low, code);
+        uint8x16_t h = vqtbl1q_u8(high, code);
+        uint16x8_t w0 = vreinterpretq_u16_u8(vzip1q_u8(l, h));
+        uint16x8_t w1 = vreinterpretq_u16_u8(vzip2q_u8(l, h));
+        vst1q_f32(out + i, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w0), 16)));
+        vst1q_f32(out + i + 4, vreinterpretq_f32_u32(vshll_high_n_u16(w0, 16)));
+        vst1q_f32(out + i + 8, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w1), 16)));
+        vst1q_f32(out + i + 12, vreinterpretq_f32_u32(vshll_high_n_u16(w1, 16)));
+    }
+    uint16_t table[16];
+    if (i < n) {
+        vst1q_u8((uint8_t*)table, first);
+        vst1q_u8((uint8_t*)table + 16, second);
+    }
+    for (; i < n; i++) {
+        out[i] = qlora__bf16_to(table[qlora__nf4_code_at(codes, i)]);
+    }
+}
+
+static const qlora__cpu_gemm qlora__neon_gemm = {
+    8, 12, qlora__neon_tile, qlora__neon_pack4, qlora__neon_dot, qlora__neon_widen, qlora__neon_nf4,
+};
+
+#endif // QLORA__NEON

@@ -1,0 +1,77 @@
+// The table of CPU kernels. A tier is a set of instructions with kernels written for it; each
+// context uses the table of one tier, chosen when it is created. Kernels get their instructions
+// from attributes of the function, never from the compiler's flags, so a program runs everywhere.
+
+#if !defined(QLORA_NO_SIMD) && defined(__aarch64__) && defined(__GNUC__)
+#define QLORA__NEON // part of every 64-bit ARM processor, with fused multiply-add
+#endif
+#if !defined(QLORA_NO_SIMD) && (defined(__x86_64__) || defined(_M_X64))
+#define QLORA__X86
+#endif
+
+#ifdef QLORA__NEON
+#include <arm_neon.h>
+#endif
+#ifdef QLORA__X86
+#include <immintrin.h>
+#if defined(_MSC_VER) && !defined(__clang__)
+#include <intrin.h>
+#elif defined(_MSC_VER)
+// Older clangs leave these out of immintrin.h when they act as MSVC; the order matters.
+#include <smmintrin.h>
+// clang-format off
+#include <avxintrin.h>
+#include <avx2intrin.h>
+#include <fmaintrin.h>
+#include <f16cintrin.h>
+#include <avx512fintrin.h>
+#include <avx512vlintrin.h>
+#include <avx512bwintrin.h>
+#include <avx512dqintrin.h>
+// clang-format on
+#endif
+#endif
+
+// Put before a kernel of the tier, and before every helper of it that has vectors as arguments.
+// MSVC compiles every intrinsic in every function. A table may only carry kernels whose arguments
+// are scalars and pointers.
+#if defined(__GNUC__) || defined(__clang__)
+#define QLORA__NOINLINE __attribute__((noinline))
+#define QLORA__TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define QLORA__TARGET_AVX512                                                                       \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#else
+#define QLORA__NOINLINE __declspec(noinline)
+#define QLORA__TARGET_AVX2
+#define QLORA__TARGET_AVX512
+#endif
+
+// Products: kernels of the packed loops in cpu/packed.h. A panel has, for each k, `rows` rows of A
+// or `cols` columns of B side by side; both are multiples of four.
+typedef struct qlora__cpu_gemm {
+    int64_t rows;
+    int64_t cols;
+    // c[rows][cols] (+)= a[k][rows] b[k][cols]: every element is one sum in ascending k, each step
+    // a fused multiply-add, so the result does not depend on where K is cut.
+    void (*tile)(int64_t steps, const float* a, const float* b, float* c, int64_t ldc, bool add);
+    // out[k * width + i] = lines[i][k] for four lines
+    void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
+    float (*dot)(const float* a, const float* b, int64_t n);
+    // bf16 or f16 to f32
+    void (*widen)(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out);
+    // bf16(levels[code] * scale) as f32, for codes of one block with a finite scale; the first code
+    // is the high half of a byte
+    void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, float* out);
+} qlora__cpu_gemm;
+
+typedef struct qlora__cpu_rows qlora__cpu_rows; // operators on rows, attention
+
+struct qlora__cpu_table {
+    qlora_cpu_tier tier;
+    const char* name;
+    const char* needs;     // what the processor must have, for messages
+    bool (*present)(void); // whether it has that, and the operating system saves the registers
+    bool proven;           // has run on a processor or an emulator; others are used only on request
+    const qlora__cpu_gemm* gemm; // NULL: the portable loops
+    const qlora__cpu_rows* rows; // cpu/rows.h
+};

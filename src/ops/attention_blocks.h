@@ -1,0 +1,499 @@
+// ---- attention in blocks ------------------------------------------------------------------------
+//
+// For tiers with a block product. A block has up to 64 rows: the queries of one or several heads
+// that share keys, one head after another. It meets 64 keys at a time, and all of it stays in the
+// cache. Blocks start at the first token of a sequence, so packing changes no bits. Every output
+// has one task that computes it: o and dq a block of queries, dk and dv a block of keys.
+
+#define QLORA__BLOCK 64      // rows of a block of queries, and keys of a block
+#define QLORA__BLOCK_HEADS 8 // heads in a block, at most
+
+// The memory of a lane: matrices of QLORA__BLOCK by `width`, and the scores.
+typedef struct qlora__attention_room {
+    int64_t width; // head size, a multiple of QLORA__BLOCK_COLS
+    QLORA__REAL* at[8];
+    QLORA__REAL* s;   // scores, then probabilities [block, block]
+    QLORA__REAL* dp;  // their gradients, then those of the scores
+    QLORA__REAL* lse; // [block]
+    QLORA__REAL* dot; // [block]
+    double* sum;      // [block]
+} qlora__attention_room;
+
+// Some queries of some heads of a group.
+typedef struct qlora__query_block {
+    int64_t head;    // the first head
+    int64_t heads;   // number of heads
+    int64_t first;   // the first query
+    int64_t queries; // queries per head
+    int64_t rows;    // heads * queries
+} qlora__query_block;
+
+typedef struct qlora__attention_job {
+    const qlora__attention* a;
+    const qlora__cpu_rows* rows;
+    char* rooms;
+    int64_t lanes;
+    // Computes one block of queries of a sequence, or NULL
+    void (*query)(const struct qlora__attention_job* job, const qlora__attention_room* room,
+                  const qlora__query_block* b, int64_t begin);
+} qlora__attention_job;
+
+static int64_t qlora__block_pad(int64_t n, int64_t multiple) {
+    return qlora__ceil_div(n, multiple) * multiple;
+}
+
+static size_t qlora__attention_room_bytes(int64_t hd) {
+    int64_t width = qlora__block_pad(hd, QLORA__BLOCK_COLS);
+    int64_t count = 8 * QLORA__BLOCK * width + 2 * QLORA__BLOCK * QLORA__BLOCK + 2 * QLORA__BLOCK;
+    return (size_t)count * sizeof(QLORA__REAL) + QLORA__BLOCK * sizeof(double);
+}
+
+static qlora__attention_room qlora__attention_room_at(const qlora__attention_job* job,
+                                                      int64_t lane) {
+    qlora__attention_room room;
+    room.width = qlora__block_pad(job->a->hd, QLORA__BLOCK_COLS);
+    char* base = job->rooms + (size_t)lane * qlora__attention_room_bytes(job->a->hd);
+    room.sum = (double*)(void*)base;
+    QLORA__REAL* next = (QLORA__REAL*)(void*)(room.sum + QLORA__BLOCK);
+    for (int i = 0; i < 8; i++) {
+        room.at[i] = next;
+        next += QLORA__BLOCK * room.width;
+    }
+    room.s = next;
+    room.dp = room.s + QLORA__BLOCK * QLORA__BLOCK;
+    room.lse = room.dp + QLORA__BLOCK * QLORA__BLOCK;
+    room.dot = room.lse + QLORA__BLOCK;
+    return room;
+}
+
+// y[r] = factor times row r of a head, for n tokens from `token` on; the padding columns are 0.
+static void qlora__block_rows(const qlora__attention_job* job, const qlora_tensor* t, int64_t token,
+                              int64_t n, int64_t head, QLORA__REAL factor, int64_t width,
+                              QLORA__REAL* y) {
+    QLORA__REAL room[QLORA__HEAD_MAX];
+    int64_t hd = job->a->hd;
+    for (int64_t r = 0; r < n; r++) {
+        const QLORA__REAL* x = qlora__row_in(job->rows, t, token + r, head * hd, hd, room);
+        job->rows->point[QLORA__POINT_SCALE](x, NULL, factor, hd, y + r * width);
+        memset(y + r * width + hd, 0, (size_t)(width - hd) * sizeof *y);
+    }
+}
+
+// y[d][r] = x[r][d] for n rows; columns up to QLORA__BLOCK are 0.
+static void qlora__block_transpose(const QLORA__REAL* x, int64_t n, int64_t hd, int64_t width,
+                                   QLORA__REAL* y) {
+    for (int64_t d0 = 0; d0 < hd; d0 += 8) {
+        int64_t last = qlora__min(d0 + 8, hd);
+        for (int64_t r = 0; r < n; r++) {
+            for (int64_t d = d0; d < last; d++) {
+                y[d * QLORA__BLOCK + r] = x[r * width + d];
+            }
+        }
+    }
+    for (int64_t d = 0; d < hd && n < QLORA__BLOCK; d++) {
+        memset(y + d * QLORA__BLOCK + n, 0, (size_t)(QLORA__BLOCK - n) * sizeof *y);
+    }
+}
+
+static void qlora__block_clear(QLORA__REAL* x, int64_t from, int64_t to) {
+    if (to > from) {
+        memset(x + from, 0, (size_t)(to - from) * sizeof *x);
+    }
+}
+
+// The rows of a block of queries from q or the gradient of o; rows up to a multiple of
+// QLORA__BLOCK_ROWS are 0.
+static void qlora__block_queries(const qlora__attention_job* job, const qlora_tensor* t,
+                                 const qlora__query_block* b, QLORA__REAL factor, int64_t width,
+                                 QLORA__REAL* y) {
+    for (int64_t h = 0; h < b->heads; h++) {
+        qlora__block_rows(job, t, b->first, b->queries, b->head + h, factor, width,
+                          y + h * b->queries * width);
+    }
+    qlora__block_clear(y, b->rows * width, qlora__block_pad(b->rows, QLORA__BLOCK_ROWS) * width);
+}
+
+// c[m, n] = a[m, k] b[k, n], or c += a b; m and n are padded.
+static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, int64_t n, int64_t k,
+                                  const QLORA__REAL* a, int64_t lda, const QLORA__REAL* b,
+                                  int64_t ldb, QLORA__REAL* c, int64_t ldc, bool add) {
+    qlora__block_product p;
+    p.m = qlora__block_pad(m, QLORA__BLOCK_ROWS);
+    p.n = qlora__block_pad(n, QLORA__BLOCK_COLS);
+    p.k = k;
+    p.a = a;
+    p.lda = lda;
+    p.b = b;
+    p.ldb = ldb;
+    p.c = c;
+    p.ldc = ldc;
+    p.add = add;
+    job->rows->product(&p);
+}
+
+// The keys [*from, *to) of the block [j0, j0 + n) that query i sees, counted from j0.
+static void qlora__block_seen(const qlora__attention* a, int64_t i, int64_t j0, int64_t n,
+                              int64_t* from, int64_t* to) {
+    int64_t low = a->window > 0 ? i - a->window + 1 - j0 : 0;
+    *to = qlora__max(0, qlora__min(n, i + 1 - j0));
+    *from = qlora__min(qlora__max(0, low), *to);
+}
+
+// The first block of keys that a block of queries sees.
+static int64_t qlora__block_first_key(const qlora__attention* a, int64_t query, int64_t begin) {
+    int64_t low = a->window > 0 ? query - a->window + 1 : begin;
+    return begin + qlora__max(0, low - begin) / QLORA__BLOCK * QLORA__BLOCK;
+}
+
+// The softmax of one row of scores against the keys of a block, and the row of sums.
+static void qlora__block_softmax(const qlora__attention_job* job, const qlora__attention_room* room,
+                                 int64_t r, int64_t from, int64_t to, int64_t n) {
+    const qlora__cpu_rows* rows = job->rows;
+    QLORA__REAL* x = room->s + r * QLORA__BLOCK;
+    QLORA__REAL* acc = room->at[3] + r * room->width;
+    if (to > from) {
+        if (job->a->cap > 0.0f) {
+            rows->point[QLORA__POINT_CAP](x + from, NULL, (QLORA__REAL)job->a->cap, to - from,
+                                          x + from);
+        }
+        QLORA__REAL top = room->lse[r];
+        QLORA__REAL peak = rows->top(x + from, to - from, top);
+        if (peak != top) {
+            QLORA__REAL shrink = qlora__exp(top - peak);
+            room->sum[r] *= (double)shrink;
+            rows->point[QLORA__POINT_SCALE](acc, NULL, shrink, room->width, acc);
+        }
+        room->lse[r] = peak;
+        room->sum[r] = rows->exps(x + from, peak, to - from, x + from, room->sum[r]);
+    }
+    qlora__block_clear(x, 0, from);
+    qlora__block_clear(x, to, n);
+}
+
+// room->at: 0 q, 1 k, 2 k transposed, 3 sums of o, 4 v; room->lse has the largest scores so far.
+static void qlora__block_forward(const qlora__attention_job* job, const qlora__attention_room* room,
+                                 const qlora__query_block* b, int64_t begin) {
+    const qlora__attention* a = job->a;
+    int64_t kv_head = b->head / (a->heads / a->kv_heads);
+    int64_t width = room->width;
+    int64_t end = b->first + b->queries;
+    qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[0]);
+    qlora__block_clear(room->at[3], 0, QLORA__BLOCK * width);
+    for (int64_t r = 0; r < b->rows; r++) {
+        room->lse[r] = (QLORA__REAL)-3.0e38; // below every score, and finite for -ffast-math
+        room->sum[r] = 0;
+    }
+    for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
+        int64_t n = qlora__min(QLORA__BLOCK, end - j);
+        qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[1]);
+        qlora__block_transpose(room->at[1], n, a->hd, width, room->at[2]);
+        qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
+        qlora__block_multiply(job, b->rows, n, a->hd, room->at[0], width, room->at[2], QLORA__BLOCK,
+                              room->s, QLORA__BLOCK, false);
+        for (int64_t r = 0; r < b->rows; r++) {
+            int64_t from = 0;
+            int64_t to = 0;
+            qlora__block_seen(a, b->first + r % b->queries, j, n, &from, &to);
+            qlora__block_softmax(job, room, r, from, to, n);
+        }
+        qlora__block_multiply(job, b->rows, width, n, room->s, QLORA__BLOCK, room->at[4], width,
+                              room->at[3], width, true);
+    }
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t head = b->head + r / b->queries;
+        int64_t i = b->first + r % b->queries;
+        QLORA__REAL* o = qlora__row_room(a->o, i, head * a->hd, room->at[0]);
+        job->rows->point[QLORA__POINT_SCALE](room->at[3] + r * width, NULL,
+                                             (QLORA__REAL)(1 / room->sum[r]), a->hd, o);
+        qlora__row_done(job->rows, a->o, i, head * a->hd, a->hd, o);
+        qlora__put(a->lse, head, i, room->lse[r] + (QLORA__REAL)log(room->sum[r]));
+    }
+}
+
+// D = do.o of each row, for both passes of the gradient.
+static void qlora__block_dots(const qlora__attention_job* job, const qlora__attention_room* room,
+                              const qlora__query_block* b, const QLORA__REAL* d_o) {
+    const qlora__attention* a = job->a;
+    QLORA__REAL o_room[QLORA__HEAD_MAX];
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t head = b->head + r / b->queries;
+        int64_t i = b->first + r % b->queries;
+        const QLORA__REAL* o = qlora__row_in(job->rows, a->o, i, head * a->hd, a->hd, o_room);
+        QLORA__REAL dot = (QLORA__REAL)job->rows->dot(d_o + r * room->width, o, a->hd, 0);
+        a->dots[head * a->tokens + i] = dot;
+    }
+}
+
+// Probabilities and gradients of scores [from, to) of a row of `n`; the others become 0. lse and
+// dot belong to the elements from `from` on.
+static void qlora__block_scores(const qlora__attention_job* job, QLORA__REAL* s, QLORA__REAL* dp,
+                                const QLORA__REAL* lse, const QLORA__REAL* dot, int64_t n) {
+    qlora__score_row row;
+    row.s = s;
+    row.dp = dp;
+    row.lse = lse;
+    row.dot = dot;
+    row.cap = (QLORA__REAL)job->a->cap;
+    row.n = n;
+    row.p = s;
+    row.ds = dp;
+    if (row.cap > 0) {
+        job->rows->point[QLORA__POINT_CAP](s, NULL, row.cap, n, s);
+    }
+    job->rows->scores(&row);
+}
+
+// The gradients of the scores of a block of queries against n keys from j on, in room->dp.
+static void qlora__block_score_rows(const qlora__attention_job* job,
+                                    const qlora__attention_room* room, const qlora__query_block* b,
+                                    int64_t j, int64_t n) {
+    const qlora__attention* a = job->a;
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t head = b->head + r / b->queries;
+        int64_t i = b->first + r % b->queries;
+        QLORA__REAL* s = room->s + r * QLORA__BLOCK;
+        QLORA__REAL* dp = room->dp + r * QLORA__BLOCK;
+        int64_t from = 0;
+        int64_t to = 0;
+        qlora__block_seen(a, i, j, n, &from, &to);
+        if (to > from) {
+            qlora__point_fn fill = job->rows->point[QLORA__POINT_FILL];
+            fill(NULL, NULL, qlora__at(a->lse, head, i), to - from, room->lse);
+            fill(NULL, NULL, a->dots[head * a->tokens + i], to - from, room->dot);
+            qlora__block_scores(job, s + from, dp + from, room->lse, room->dot, to - from);
+        }
+        qlora__block_clear(dp, 0, from);
+        qlora__block_clear(dp, to, n);
+    }
+}
+
+// room->at: 0 q, 1 do, 2 k, 3 k transposed, 4 v, 5 v transposed, 6 sums of dq.
+static void qlora__block_dq(const qlora__attention_job* job, const qlora__attention_room* room,
+                            const qlora__query_block* b, int64_t begin) {
+    const qlora__attention* a = job->a;
+    int64_t kv_head = b->head / (a->heads / a->kv_heads);
+    int64_t width = room->width;
+    int64_t end = b->first + b->queries;
+    qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[0]);
+    qlora__block_queries(job, a->d_o, b, 1, width, room->at[1]);
+    qlora__block_dots(job, room, b, room->at[1]);
+    qlora__block_clear(room->at[6], 0, QLORA__BLOCK * width);
+    for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
+        int64_t n = qlora__min(QLORA__BLOCK, end - j);
+        qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[2]);
+        qlora__block_transpose(room->at[2], n, a->hd, width, room->at[3]);
+        qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
+        qlora__block_transpose(room->at[4], n, a->hd, width, room->at[5]);
+        qlora__block_multiply(job, b->rows, n, a->hd, room->at[0], width, room->at[3], QLORA__BLOCK,
+                              room->s, QLORA__BLOCK, false);
+        qlora__block_multiply(job, b->rows, n, a->hd, room->at[1], width, room->at[5], QLORA__BLOCK,
+                              room->dp, QLORA__BLOCK, false);
+        qlora__block_score_rows(job, room, b, j, n);
+        qlora__block_multiply(job, b->rows, width, n, room->dp, QLORA__BLOCK, room->at[2], width,
+                              room->at[6], width, true);
+    }
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t col = (b->head + r / b->queries) * a->hd;
+        int64_t i = b->first + r % b->queries;
+        QLORA__REAL* dq = qlora__row_room(a->dq, i, col, room->at[0]);
+        job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * width, NULL, (QLORA__REAL)a->scale,
+                                             a->hd, dq);
+        qlora__row_done(job->rows, a->dq, i, col, a->hd, dq);
+    }
+}
+
+// The probabilities (room->s) and gradients of scores (room->dp) of n keys from j on, one row for
+// each key, against a block of queries.
+static void qlora__block_score_columns(const qlora__attention_job* job,
+                                       const qlora__attention_room* room,
+                                       const qlora__query_block* b, int64_t j, int64_t n) {
+    const qlora__attention* a = job->a;
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t head = b->head + r / b->queries;
+        int64_t i = b->first + r % b->queries;
+        room->lse[r] = qlora__at(a->lse, head, i);
+        room->dot[r] = a->dots[head * a->tokens + i];
+    }
+    for (int64_t r = 0; r < n; r++) {
+        QLORA__REAL* s = room->s + r * QLORA__BLOCK;
+        QLORA__REAL* dp = room->dp + r * QLORA__BLOCK;
+        int64_t key = j + r;
+        int64_t from = qlora__min(qlora__max(0, key - b->first), b->queries);
+        int64_t to = b->queries;
+        if (a->window > 0) {
+            to = qlora__max(from, qlora__min(to, key + a->window - b->first));
+        }
+        for (int64_t h = 0; h < b->heads; h++) {
+            int64_t at = h * b->queries;
+            if (to > from) {
+                qlora__block_scores(job, s + at + from, dp + at + from, room->lse + at + from,
+                                    room->dot + at + from, to - from);
+            }
+            qlora__block_clear(s, at, at + from);
+            qlora__block_clear(s, at + to, at + b->queries);
+            qlora__block_clear(dp, at, at + from);
+            qlora__block_clear(dp, at + to, at + b->queries);
+        }
+    }
+}
+
+// Adds the share of a block of queries to dk and dv of n keys from j on.
+// room->at: 0 k, 1 v, 2 sums of dk, 3 sums of dv, 4 q, 5 do, 6 q transposed, 7 do transposed.
+static void qlora__block_dkv_share(const qlora__attention_job* job,
+                                   const qlora__attention_room* room, const qlora__query_block* b,
+                                   int64_t j, int64_t n) {
+    const qlora__attention* a = job->a;
+    int64_t width = room->width;
+    qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[4]);
+    qlora__block_queries(job, a->d_o, b, 1, width, room->at[5]);
+    qlora__block_transpose(room->at[4], b->rows, a->hd, width, room->at[6]);
+    qlora__block_transpose(room->at[5], b->rows, a->hd, width, room->at[7]);
+    qlora__block_multiply(job, n, b->rows, a->hd, room->at[0], width, room->at[6], QLORA__BLOCK,
+                          room->s, QLORA__BLOCK, false);
+    qlora__block_multiply(job, n, b->rows, a->hd, room->at[1], width, room->at[7], QLORA__BLOCK,
+                          room->dp, QLORA__BLOCK, false);
+    qlora__block_score_columns(job, room, b, j, n);
+    qlora__block_multiply(job, n, width, b->rows, room->dp, QLORA__BLOCK, room->at[4], width,
+                          room->at[2], width, true);
+    qlora__block_multiply(job, n, width, b->rows, room->s, QLORA__BLOCK, room->at[5], width,
+                          room->at[3], width, true);
+}
+
+// Queries per head in a block.
+static int64_t qlora__block_queries_per_head(const qlora__attention* a) {
+    return QLORA__BLOCK / qlora__min(a->heads / a->kv_heads, QLORA__BLOCK_HEADS);
+}
+
+// The keys [j, j + n) of a sequence that ends at `end`.
+static void qlora__block_dkv(const qlora__attention_job* job, const qlora__attention_room* room,
+                             int64_t kv_head, int64_t j, int64_t n, int64_t end) {
+    const qlora__attention* a = job->a;
+    int64_t group = a->heads / a->kv_heads;
+    int64_t width = room->width;
+    int64_t each = qlora__block_queries_per_head(a);
+    int64_t padded = qlora__block_pad(n, QLORA__BLOCK_ROWS);
+    for (int i = 0; i < 2; i++) {
+        qlora__block_rows(job, i == 0 ? a->k : a->v, j, n, kv_head, 1, width, room->at[i]);
+        qlora__block_clear(room->at[i], n * width, padded * width);
+        qlora__block_clear(room->at[2 + i], 0, QLORA__BLOCK * width);
+    }
+    if (a->window > 0) {
+        end = qlora__min(end, j + n - 1 + a->window);
+    }
+    qlora__query_block b;
+    for (int64_t h = 0; h < group; h += QLORA__BLOCK_HEADS) {
+        b.head = kv_head * group + h;
+        b.heads = qlora__min(QLORA__BLOCK_HEADS, group - h);
+        for (b.first = j; b.first < end; b.first += each) {
+            b.queries = qlora__min(each, end - b.first);
+            b.rows = b.heads * b.queries;
+            qlora__block_dkv_share(job, room, &b, j, n);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        const qlora_tensor* t = i == 0 ? a->dk : a->dv;
+        for (int64_t r = 0; r < n; r++) {
+            QLORA__REAL* to = qlora__row_room(t, j + r, kv_head * a->hd, room->at[0]);
+            memcpy(to, room->at[2 + i] + r * width, (size_t)a->hd * sizeof *to);
+            qlora__row_done(job->rows, t, j + r, kv_head * a->hd, a->hd, to);
+        }
+    }
+}
+
+// Calls job->query for the blocks of queries of one lane: every lanes-th of all.
+static void qlora__attention_query_lanes(void* user, int64_t from, int64_t to) {
+    const qlora__attention_job* job = (const qlora__attention_job*)user;
+    const qlora__attention* a = job->a;
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    int64_t group = a->heads / a->kv_heads;
+    int64_t each = qlora__block_queries_per_head(a);
+    for (int64_t lane = from; lane < to; lane++) {
+        qlora__attention_room room = qlora__attention_room_at(job, lane);
+        qlora__query_block b;
+        int64_t turn = 0;
+        for (b.head = 0; b.head < a->heads; b.head += b.heads) {
+            b.heads = qlora__min(QLORA__BLOCK_HEADS, group - b.head % group);
+            for (int64_t s = 0; s < a->n_seqs; s++) {
+                for (b.first = offsets[s]; b.first < offsets[s + 1]; b.first += each) {
+                    b.queries = qlora__min(each, offsets[s + 1] - b.first);
+                    b.rows = b.heads * b.queries;
+                    if (turn++ % job->lanes == lane) {
+                        job->query(job, &room, &b, offsets[s]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+static void qlora__attention_key_lanes(void* user, int64_t from, int64_t to) {
+    const qlora__attention_job* job = (const qlora__attention_job*)user;
+    const qlora__attention* a = job->a;
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    for (int64_t lane = from; lane < to; lane++) {
+        qlora__attention_room room = qlora__attention_room_at(job, lane);
+        int64_t turn = 0;
+        for (int64_t head = 0; head < a->kv_heads; head++) {
+            for (int64_t s = 0; s < a->n_seqs; s++) {
+                for (int64_t j = offsets[s]; j < offsets[s + 1]; j += QLORA__BLOCK) {
+                    if (turn++ % job->lanes == lane) {
+                        qlora__block_dkv(job, &room, head, j,
+                                         qlora__min(QLORA__BLOCK, offsets[s + 1] - j),
+                                         offsets[s + 1]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Tokens after the last sequence get 0 in every tensor that is not NULL.
+static void qlora__attention_tail(const qlora__attention* a, const qlora_tensor* t, int64_t heads) {
+    for (int64_t i = ((const int32_t*)a->seqs->data)[a->n_seqs]; i < a->tokens; i++) {
+        for (int64_t head = 0; head < heads; head++) {
+            qlora__head_put(t, i, head, a->hd, NULL, 0);
+        }
+    }
+}
+
+// Several lanes for each thread, so that a thread with long blocks does not hold up the others; as
+// many as the scratch memory has room for.
+static qlora_result qlora__attention_lanes(qlora_ctx* ctx, const qlora__attention* a,
+                                           qlora__attention_job* job) {
+    size_t bytes = qlora__attention_room_bytes(a->hd);
+    int64_t fit = (int64_t)(qlora__scratch_free(ctx) / bytes);
+    void* rooms = NULL;
+    job->a = a;
+    job->rows = qlora__rows_of(ctx);
+    job->query = NULL;
+    job->lanes = qlora__max(1, qlora__min(fit, 4 * (int64_t)ctx->desc.threads));
+    QLORA__TRY(qlora__scratch(ctx, (size_t)job->lanes * bytes, &rooms));
+    job->rooms = (char*)rooms;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_forward_blocks(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_job job;
+    QLORA__TRY(qlora__attention_lanes(ctx, a, &job));
+    job.query = qlora__block_forward;
+    qlora__parallel(ctx, job.lanes, 1, qlora__attention_query_lanes, &job);
+    qlora__attention_tail(a, a->o, a->heads);
+    for (int64_t i = ((const int32_t*)a->seqs->data)[a->n_seqs]; i < a->tokens; i++) {
+        for (int64_t head = 0; head < a->heads; head++) {
+            qlora__put(a->lse, head, i, 0);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_backward_blocks(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_job job;
+    QLORA__TRY(qlora__attention_lanes(ctx, a, &job));
+    job.query = qlora__block_dq;
+    qlora__parallel(ctx, job.lanes, 1, qlora__attention_query_lanes, &job);
+    qlora__parallel(ctx, job.lanes, 1, qlora__attention_key_lanes, &job);
+    qlora__attention_tail(a, a->dq, a->heads);
+    qlora__attention_tail(a, a->dk, a->kv_heads);
+    qlora__attention_tail(a, a->dv, a->kv_heads);
+    return QLORA_OK;
+}

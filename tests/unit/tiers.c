@@ -1,0 +1,281 @@
+// tiers.c - the CPU tiers: which one a context uses, and that each computes what the portable one
+// does.
+#define _POSIX_C_SOURCE 200809L // setenv
+
+#include "machines.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static qlora_cpu_tier wanted;
+
+static void with_tier(qlora_ctx_desc* desc) {
+    desc->cpu_tier = wanted;
+}
+
+// Runs with the environment variable set to `value`; NULL = not set. The caller restores it.
+static void set_variable(const char* value) {
+    if (value != NULL) {
+        setenv("QLORA_CPU_TIER", value, 1);
+    } else {
+        unsetenv("QLORA_CPU_TIER");
+    }
+}
+
+static bool describes(qlora_ctx* ctx, const char* name) {
+    char text[2048];
+    char line[64];
+    snprintf(line, sizeof line, "CPU tier: %s", name);
+    qlora_describe(ctx, text, sizeof text);
+    return strstr(text, line) != NULL;
+}
+
+TEST tiers_are_chosen_and_named(const test_machine* machine) {
+    ASSERT(qlora_cpu_tier_usable(QLORA_CPU_TIER_BEST));
+    ASSERT(qlora_cpu_tier_usable(QLORA_CPU_TIER_PORTABLE));
+    ASSERT_FALSE(qlora_cpu_tier_usable(QLORA_CPU_TIER_COUNT));
+    ASSERT_STR_EQ("unknown", qlora_cpu_tier_name(QLORA_CPU_TIER_COUNT));
+    for (int i = 1; i < QLORA_CPU_TIER_COUNT; i++) {
+        wanted = (qlora_cpu_tier)i;
+        qlora_ctx* ctx = test_open(machine, with_tier);
+        ASSERT_EQ(qlora_cpu_tier_usable(wanted), ctx != NULL);
+        if (ctx == NULL) {
+            ASSERT(strstr(test_open_reason(), "desc.cpu_tier is ") != NULL);
+            ASSERT(strstr(test_open_reason(), qlora_cpu_tier_name(wanted)) != NULL);
+            continue;
+        }
+        qlora_ctx_info info;
+        ASSERT_EQ(QLORA_OK, qlora_ctx_query(ctx, &info));
+        ASSERT_EQ(wanted, info.desc->cpu_tier);
+        ASSERT(describes(ctx, qlora_cpu_tier_name(wanted)));
+        ASSERT(test_close_ctx(machine, ctx));
+    }
+    wanted = QLORA_CPU_TIER_COUNT;
+    ASSERT_EQ(NULL, test_open(machine, with_tier));
+    ASSERT(strstr(test_open_reason(), "desc.cpu_tier is 5") != NULL);
+    PASS();
+}
+
+TEST tiers_come_from_the_environment(const test_machine* machine) {
+    const char* before = getenv("QLORA_CPU_TIER");
+    char kept[32];
+    snprintf(kept, sizeof kept, "%s", before != NULL ? before : "");
+    set_variable("sse9");
+    qlora_ctx* unknown = test_open(machine, NULL);
+    bool told = strstr(test_open_reason(), "QLORA_CPU_TIER is \"sse9\"") != NULL &&
+                strstr(test_open_reason(), "portable") != NULL;
+    set_variable("portable");
+    qlora_ctx* portable = test_open(machine, NULL);
+    set_variable("sse9"); // not read if the desc names a tier
+    wanted = QLORA_CPU_TIER_PORTABLE;
+    qlora_ctx* named = test_open(machine, with_tier);
+    set_variable(qlora_cpu_tier_usable(QLORA_CPU_TIER_NEON) ? "avx2" : "neon");
+    qlora_ctx* missing = test_open(machine, NULL);
+    bool refused = strstr(test_open_reason(), "usable here: portable") != NULL;
+    set_variable("best");
+    qlora_ctx* best = test_open(machine, NULL);
+    set_variable(kept[0] != '\0' ? kept : NULL);
+    ASSERT(unknown == NULL && told);
+    ASSERT(missing == NULL && refused);
+    ASSERT(portable != NULL && describes(portable, "portable"));
+    ASSERT(named != NULL && describes(named, "portable"));
+    ASSERT(best != NULL);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(portable));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(named));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(best));
+    PASS();
+}
+
+// ---- products -----------------------------------------------------------------------------------
+
+static int32_t threads_wanted;
+
+static void with_tier_and_threads(qlora_ctx_desc* desc) {
+    desc->cpu_tier = wanted;
+    desc->threads = threads_wanted;
+}
+
+typedef struct tier_product {
+    int64_t m;
+    int64_t n;
+    int64_t k;
+    bool ta;
+    bool tb;
+    qlora_dtype a;
+    qlora_dtype b;
+    qlora_dtype c;
+    float alpha;
+    float beta;
+    int64_t batch;
+} tier_product;
+
+// Whole numbers, so that every sum is exact in any order and all tiers must agree in every bit.
+static bool whole_tensor(qlora_ctx* ctx, test_random* random, qlora_dtype dtype, int64_t batch,
+                         int64_t rows, int64_t cols, qlora_tensor* out) {
+    size_t n = (size_t)(batch * rows * cols);
+    uint16_t* half = (uint16_t*)malloc(n * 2 + 4);
+    float* values = (float*)malloc(n * 4 + 4);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = 0;
+        values[i] = (float)test_random_below(random, 17) - 8.0f;
+        memcpy(&bits, &values[i], 4);
+        uint32_t exponent = (bits >> 23 & 255u) - 112u;
+        half[i] = (uint16_t)(bits >> 16); // bf16; f16 below
+        if (dtype == QLORA_F16) {
+            half[i] =
+                values[i] == 0.0f
+                    ? 0
+                    : (uint16_t)((bits >> 16 & 0x8000u) | exponent << 10 | (bits >> 13 & 0x3ffu));
+        }
+    }
+    bool wide = dtype == QLORA_F32;
+    bool ok = qlora_tensor_create_batched(ctx, dtype, batch, rows, cols, out) == QLORA_OK &&
+              qlora_tensor_write(ctx, out, wide ? (void*)values : (void*)half,
+                                 n * (wide ? 4 : 2)) == QLORA_OK;
+    free(values);
+    free(half);
+    return ok;
+}
+
+// The product in one tier; `out` receives the bytes of C.
+static bool tier_multiply(const test_machine* machine, const tier_product* p, qlora_cpu_tier tier,
+                          int32_t threads, void* out) {
+    wanted = tier;
+    threads_wanted = threads;
+    qlora_ctx* ctx = test_open(machine, with_tier_and_threads);
+    test_random random = test_random_start("tier_multiply");
+    qlora_tensor a, b, c;
+    qlora_gemm_desc d;
+    memset(&d, 0, sizeof d);
+    d.trans_a = p->ta;
+    d.trans_b = p->tb;
+    d.alpha = p->alpha;
+    d.beta = p->beta;
+    size_t bytes = (size_t)(p->batch * p->m * p->n) * qlora_dtype_bytes(p->c);
+    bool ok =
+        ctx != NULL &&
+        whole_tensor(ctx, &random, p->a, p->batch, p->ta ? p->k : p->m, p->ta ? p->m : p->k, &a) &&
+        whole_tensor(ctx, &random, p->b, p->batch, p->tb ? p->n : p->k, p->tb ? p->k : p->n, &b) &&
+        whole_tensor(ctx, &random, p->c, p->batch, p->m, p->n, &c) &&
+        qlora_gemm(ctx, &d, &a, &b, &c) == QLORA_OK &&
+        qlora_tensor_read(ctx, &c, out, bytes) == QLORA_OK;
+    ok = ok && qlora_tensor_destroy(ctx, &a) == QLORA_OK &&
+         qlora_tensor_destroy(ctx, &b) == QLORA_OK && qlora_tensor_destroy(ctx, &c) == QLORA_OK;
+    return ok && test_close_ctx(machine, ctx);
+}
+
+TEST tiers_multiply_alike(const test_machine* machine) {
+    static const tier_product cases[] = {
+        {1, 1, 1, false, false, QLORA_F32, QLORA_F32, QLORA_F32, 1, 0, 1},
+        {3, 50, 401, false, true, QLORA_F32, QLORA_F32, QLORA_F32, 2, 1, 1},
+        {4, 7, 800, false, true, QLORA_F32, QLORA_BF16, QLORA_F32, 1, 0, 1},
+        {9, 13, 385, false, true, QLORA_F32, QLORA_F32, QLORA_F32, 1, 0, 1},
+        {101, 97, 390, false, true, QLORA_BF16, QLORA_F32, QLORA_F32, 1, 1, 1},
+        {100, 49, 400, true, false, QLORA_F32, QLORA_F16, QLORA_F32, 2, -1, 1},
+        {17, 100, 33, true, true, QLORA_F16, QLORA_F16, QLORA_F32, 1, 0, 1},
+        {30, 600, 65, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 1, 0, 1},
+        {13, 515, 770, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.5f, 1, 1},
+        {1030, 24, 6, false, true, QLORA_F32, QLORA_F32, QLORA_F32, 1, 0, 1},
+        {6, 5, 70, false, false, QLORA_F32, QLORA_F32, QLORA_F32, 1, 1, 3},
+        {5, 6, 0, false, true, QLORA_F32, QLORA_F32, QLORA_F32, 1, 1, 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const tier_product* p = &cases[i];
+        size_t bytes = (size_t)(p->batch * p->m * p->n) * qlora_dtype_bytes(p->c);
+        char* expected = (char*)calloc(1, bytes);
+        char* got = (char*)malloc(bytes);
+        bool same = tier_multiply(machine, p, QLORA_CPU_TIER_PORTABLE, 1, expected);
+        for (int t = 1; t < QLORA_CPU_TIER_COUNT && same; t++) {
+            for (int32_t threads = 1; threads <= 4 && qlora_cpu_tier_usable((qlora_cpu_tier)t);
+                 threads += 3) {
+                memset(got, 0x55, bytes);
+                same = same && tier_multiply(machine, p, (qlora_cpu_tier)t, threads, got) &&
+                       memcmp(expected, got, bytes) == 0;
+            }
+        }
+        free(expected);
+        free(got);
+        if (!same) {
+            fprintf(stderr, "product %d in tier %s\n", (int)i, qlora_cpu_tier_name(wanted));
+            FAIL();
+        }
+    }
+    PASS();
+}
+
+// Products of a weight and rows of the identity are the dequantised weight, to the bit.
+static bool nf4_shows_through(qlora_ctx* ctx, test_random* random, int64_t rows, int64_t cols,
+                              bool plain, int64_t at_once, bool backward) {
+    int64_t in = backward ? rows : cols;
+    int64_t out = backward ? cols : rows;
+    qlora_nf4_desc desc;
+    qlora_nf4 w;
+    qlora_tensor source, x, y;
+    memset(&desc, 0, sizeof desc);
+    desc.rows = rows;
+    desc.cols = cols;
+    desc.plain_scales = plain;
+    float* values = (float*)calloc((size_t)(rows * cols), 4);
+    float* unit = (float*)calloc((size_t)(at_once * in), 4);
+    float* got = (float*)calloc((size_t)(at_once * out), 4);
+    test_random_fill(random, values, (size_t)(rows * cols), 0.1f);
+    bool ok = test_tensor(ctx, QLORA_F32, rows, cols, values, &source) == QLORA_OK &&
+              qlora_nf4_create(ctx, &desc, &w) == QLORA_OK &&
+              qlora_nf4_quantise(ctx, &source, &w) == QLORA_OK &&
+              qlora_nf4_dequantise(ctx, &w, &source, true) == QLORA_OK &&
+              test_read(ctx, &source, values) &&
+              qlora_tensor_create(ctx, QLORA_F32, at_once, in, &x) == QLORA_OK &&
+              qlora_tensor_create(ctx, QLORA_F32, at_once, out, &y) == QLORA_OK;
+    for (int64_t first = 0; ok && first < in; first += at_once) {
+        memset(unit, 0, (size_t)(at_once * in) * 4);
+        for (int64_t i = 0; i < at_once && first + i < in; i++) {
+            unit[i * in + first + i] = 1.0f;
+        }
+        ok = qlora_tensor_write(ctx, &x, unit, (size_t)(at_once * in) * 4) == QLORA_OK &&
+             (backward ? qlora_nf4_gemm_backward(ctx, &x, &w, &y, 0)
+                       : qlora_nf4_gemm_forward(ctx, &x, &w, &y, 0)) == QLORA_OK &&
+             test_read(ctx, &y, got);
+        for (int64_t i = 0; ok && i < at_once && first + i < in; i++) {
+            for (int64_t j = 0; ok && j < out; j++) {
+                float want = values[backward ? (first + i) * cols + j : j * cols + first + i];
+                ok = got[i * out + j] == want;
+            }
+        }
+    }
+    free(values);
+    free(unit);
+    free(got);
+    return ok && qlora_nf4_destroy(ctx, &w) == QLORA_OK &&
+           qlora_tensor_destroy(ctx, &source) == QLORA_OK &&
+           qlora_tensor_destroy(ctx, &x) == QLORA_OK && qlora_tensor_destroy(ctx, &y) == QLORA_OK;
+}
+
+TEST tiers_dequantise_to_the_bit(const test_machine* machine) {
+    test_random random = test_random_start("tiers_dequantise_to_the_bit");
+    for (int t = 1; t < QLORA_CPU_TIER_COUNT; t++) {
+        wanted = (qlora_cpu_tier)t;
+        if (!qlora_cpu_tier_usable(wanted)) {
+            continue;
+        }
+        qlora_ctx* ctx = test_open(machine, with_tier);
+        ASSERT(ctx != NULL);
+        for (int form = 0; form < 4; form++) {
+            bool plain = form % 2 != 0;
+            int64_t at_once = form / 2 != 0 ? 3 : 40;
+            for (int back = 0; back < 2; back++) {
+                ASSERT(nf4_shows_through(ctx, &random, 37, 67, plain, at_once, back != 0));
+                ASSERT(nf4_shows_through(ctx, &random, 29, 192, plain, at_once, back != 0));
+            }
+        }
+        ASSERT(test_close_ctx(machine, ctx));
+    }
+    PASS();
+}
+
+SUITE(tiers_suite) {
+    RUN_ON(TEST_CPU, tiers_multiply_alike);
+    RUN_ON(TEST_CPU, tiers_dequantise_to_the_bit);
+    RUN_ON(TEST_CPU, tiers_are_chosen_and_named);
+    RUN_ON(TEST_CPU, tiers_come_from_the_environment);
+}
