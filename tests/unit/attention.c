@@ -665,6 +665,61 @@ TEST attention_unfused_is_right(const test_machine* machine) {
     PASS();
 }
 
+static fake_order warpgroup_order;
+
+static void in_warpgroup_order(qlora_ctx_desc* desc) {
+    (void)desc;
+    if (test_fake() != NULL) {
+        fake_config config = test_fake()->defaults();
+        config.device[0].cc = 90;
+        config.order = warpgroup_order;
+        config.seed = 5;
+        test_fake()->reset(&config);
+    }
+}
+
+// The kernels with warpgroup instructions, whenever their copies and products happen: sequences
+// longer than all tiles in flight, ends inside a tile with NaN behind them, windows, groups.
+TEST attention_warpgroups(const test_machine* machine) {
+    static const fake_order orders[] = {FAKE_FORWARD, FAKE_REVERSE, FAKE_RANDOM};
+    static const attention_case long_ones[] = {
+        {QLORA_BF16, 64, 2, 1, 0, 470, 8, 0, 2, {430, 37}, 0},
+        {QLORA_BF16, 128, 1, 1, 150, 420, 0, 0, 2, {30, 389}, 0},
+    };
+    bool fake = strcmp(machine->backend, "fake") == 0;
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("a GPU's kernels");
+    }
+    for (size_t i = 0; i < sizeof long_ones / sizeof long_ones[0]; i++) {
+        const attention_case* c = &long_ones[i];
+        test_random random = test_random_start("warpgroups");
+        attention_data d = data_make(c, &random);
+        attention_results first = results_make(c);
+        for (int order = 0; order < (fake ? 3 : 2); order++) {
+            warpgroup_order = orders[order];
+            qlora_ctx* ctx = test_open(machine, in_warpgroup_order);
+            if (ctx == NULL) {
+                SKIPm(test_open_reason());
+            }
+            attention_results next = results_make(c);
+            attention_results* got = order == 0 ? &first : &next;
+            const char* wrong = run_case(ctx, c, &d, got);
+            wrong = wrong != NULL || order > 0 ? wrong : judge(c, &d, got);
+            ASSERT_EQ(NULL, wrong);
+            for (int j = 0; order > 0 && j < 4; j++) {
+                ASSERT_MEM_EQ(first.out[j], next.out[j], (size_t)(c->tokens * columns(c, j)) * 4);
+            }
+            results_free(&next);
+            const char* kernel = c->hd == 64 ? "qlora_attn64_wg_bwd_q" : "qlora_attn128_wg_bwd_q";
+            ASSERT_EQ(fake, fake && test_fake()->kernel_runs(kernel) == 1);
+            ASSERT(test_close_ctx(machine, ctx));
+        }
+        results_free(&first);
+        data_free(&d);
+    }
+    PASS();
+}
+
 static qlora_result graph_body(qlora_ctx* ctx, void* user) {
     return device_run(ctx, (attention_device*)user);
 }
@@ -963,6 +1018,7 @@ TEST attention_gradients_are_the_slopes(void) {
 SUITE(attention_suite) {
     RUN_TEST(attention_gradients_are_the_slopes);
     RUN_ON(TEST_EVERYWHERE, attention_is_right);
+    RUN_ON(TEST_ONE_EACH, attention_warpgroups);
     RUN_ON(TEST_ONE_EACH, attention_shares_are_right);
     RUN_ON(TEST_ONE_EACH, attention_packing_changes_nothing);
     RUN_TEST(attention_order_changes_nothing);
