@@ -100,12 +100,15 @@
 
    TOKENIZERS
        BPE models of tokenizer.json, byte-level (GPT-2, Llama 3, Qwen, SmolLM, ...) and
-       SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), and the
-       tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the `tokenizers` library.
+       SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), Unigram
+       models (T5, XLM-R, Japanese Llama models, ...) with SentencePiece's map of characters
+       (Precompiled), and the tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the
+       `tokenizers` library.
        GGUF files: the models "llama" (SentencePiece with scores) and "gpt2" (byte-level BPE, with
        the pattern that tokenizer.ggml.pre names); the ids are those of llama.cpp.
        Anything in the file that is not supported is reported by name and rejected when it is
-       loaded: a model other than BPE, an unknown normalizer, a part of a regular expression.
+       loaded: a model other than BPE and Unigram, an unknown normalizer (NFKC, NFKD and
+       StripAccents are), a part of a regular expression.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
 
    DATA
@@ -146,7 +149,8 @@
        desc.columns gives names of the file for those above: "prompt=question,completion=answer".
        The name on the left must be one that records have, and the one on the right must occur in
        the file. A column of the file that has a name on the left, but is not the one that is
-       given for it, is not used.
+       given for it, is not used. With desc.columns_partial, for one of several files, a name on
+       the right that the file lacks is left alone, and listed by qlora_text_data_query.
 
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
@@ -166,10 +170,15 @@
        and Parquet files in memory.
 
        Files are read through a window: only the record that is being read is in memory, not the
-       file ({"data": [...]} and a .txt document count as one record). A sample takes 4.125 bytes
-       per token (8 if its labels are neither -100 nor the ids) and 40 bytes. With desc.stream it
-       takes 40 bytes alone, whatever its length: qlora_text_sample_read finds its record in the
-       file and makes the sample anew. Samples and their order are the same.
+       file. The records in {"data": [...]} are read one by one; a name of a record after a "data"
+       that is longer than the window is an error. A long .txt document is read in parts, at lines
+       that start with a letter, if the tokenizer joins nothing there: byte-level BPE with the
+       patterns of GPT-2, Llama 3, Qwen, GPT-4o, Tekken and DeepSeek, and SentencePiece BPE; the
+       ids are those of the whole. A sample takes 4.125 bytes per token (8 if its labels are
+       neither -100 nor the ids) and 40 bytes. With desc.stream it takes 40 bytes alone, whatever
+       its length: qlora_text_sample_read finds its record in the file, which it reads and does not
+       map, and makes the sample anew. Samples and their order are the same. A stream keeps a .txt
+       document that it cannot split, and refuses it from 16 MiB on.
 
        A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
        adds it. Its end is trained: the end marker of the template, otherwise EOS.
@@ -22303,8 +22312,10 @@ QLORA__JIN_FILTER(urlencode) {
         if (!more) {
             return qlora__jin_buffer_string(m, &buffer, out);
         }
-        bool two = (pair.kind == QLORA__JIN_LIST || pair.kind == QLORA__JIN_TUPLE) &&
-                   pair.as.list->count == 2;
+        if (qlora__jin_is_iterable(pair)) {
+            QLORA__TRY(qlora__jin_to_list(m, pair, &pair));
+        }
+        bool two = pair.kind == QLORA__JIN_LIST && pair.as.list->count == 2;
         if (!two) {
             return qlora__jin_fail(m, "urlencode: item %llu is not a pair", (unsigned long long)i);
         }
@@ -23106,6 +23117,9 @@ static qlora_result qlora__jin_test_run(qlora__jin_machine* m, const qlora__jin_
     in[0] = qlora__jin_of(QLORA__JIN_MISSING);
     QLORA__TRY(qlora__jin_bind_args(m, row->name, row->arguments, row->arguments[0] != '\0' ? 1 : 0,
                                     args, in));
+    if (row->call == NULL && !qlora__jin_hashable(v)) {
+        return qlora__jin_fail(m, "a %s is not the name of a test", qlora__jin_type(v));
+    }
     if (row->call == NULL) { // "test": whether there is a test of that name
         *out = v.kind == QLORA__JIN_STRING &&
                qlora__jin_test_find(v.as.string->data, v.as.string->bytes) != NULL;
@@ -28007,6 +28021,7 @@ static qlora_result qlora__text_json_recover(qlora__env* env, qlora__text_source
         size_t end = qlora__text_line_size(text, size);
         if (source->stage != QLORA__TEXT_JSON_LINES) {
             end = qlora__text_value_end(text, size, 0, false);
+            end += end < size && text[end] == '}' ? 1u : 0u; // closes nothing, and must be passed
         } else if (size > 0 && text[0] == '{') {
             size_t close = qlora__text_value_end(text, size, 0, true);
             if (close > end && !qlora__text_record_follows(text, size, end)) {
@@ -29739,4 +29754,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end bde4e948c6ddda96
+//@@ end ff557cc87be61a89
