@@ -251,7 +251,7 @@ typedef enum qlora_result {
 #define QLORA_X_RESULT(name, value, text) QLORA_##name = (value),
     QLORA_RESULTS(QLORA_X_RESULT)
 #undef QLORA_X_RESULT
-    QLORA_RESULT_FORCE_INT = 0x7fffffff
+        QLORA_RESULT_FORCE_INT = 0x7fffffff
 } qlora_result;
 
 // ---- hooks --------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ typedef enum qlora_log_item {
 #define QLORA_X_LOG(name, text) QLORA_LOG_ITEM_##name,
     QLORA_LOG_ITEMS(QLORA_X_LOG)
 #undef QLORA_X_LOG
-    QLORA_LOG_ITEM_COUNT
+        QLORA_LOG_ITEM_COUNT
 } qlora_log_item;
 
 // text is never NULL; file may be NULL. Both are valid only during the call.
@@ -308,12 +308,14 @@ typedef enum qlora_file_mode {
     QLORA_FILE_CREATE = 1 // a new file for writing; EEXIST if the name exists, even as a link
 } qlora_file_mode;
 
-// Set all functions or none. Those that return int return 0 or an errno value. read and write
-// return the number of bytes or a negative errno value: after a short write, the rest is written
-// again; a read of 0 bytes is the end of the file.
+// Set all functions or none. Those that return int return 0 or an errno value. read, read_at and
+// write return the number of bytes or a negative errno value: after a short write, the rest is
+// written again; a read of 0 bytes is the end of the file.
 typedef struct qlora_files {
     int (*open)(const char* path, qlora_file_mode mode, void** file, void* user);
     int64_t (*read)(void* file, void* buffer, size_t bytes, void* user);
+    // Reads from a place in the file; where `read` goes on does not change. ESPIPE for a pipe.
+    int64_t (*read_at)(void* file, void* buffer, size_t bytes, uint64_t offset, void* user);
     int64_t (*write)(void* file, const void* data, size_t bytes, void* user);
     int (*sync)(void* file, void* user); // returns once the data is on disk
     int (*close)(void* file, void* user);
@@ -2066,6 +2068,21 @@ static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t byt
     return n == 0 && ferror((FILE*)file) ? -(int64_t)EIO : (int64_t)n;
 }
 
+static QLORA__UNUSED int64_t qlora__os_read_at(void* file, void* buffer, size_t bytes,
+                                               uint64_t offset, void* user) {
+    (void)user;
+    FILE* f = (FILE*)file;
+    long long before = _ftelli64(f);
+    if (before < 0 || offset > (uint64_t)INT64_MAX ||
+        _fseeki64(f, (long long)offset, SEEK_SET) != 0) {
+        return -(int64_t)ESPIPE;
+    }
+    size_t n = fread(buffer, 1, bytes, f);
+    bool failed = n == 0 && ferror(f) != 0;
+    failed = _fseeki64(f, before, SEEK_SET) != 0 || failed;
+    return failed ? -(int64_t)EIO : (int64_t)n;
+}
+
 static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
                                              void* user) {
     (void)user;
@@ -2373,6 +2390,20 @@ static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t byt
     return n < 0 ? -(int64_t)errno : (int64_t)n;
 }
 
+static QLORA__UNUSED int64_t qlora__os_read_at(void* file, void* buffer, size_t bytes,
+                                               uint64_t offset, void* user) {
+    (void)user;
+    size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30;
+    ssize_t n;
+    if (offset > (uint64_t)INT64_MAX - most) {
+        return -(int64_t)EINVAL;
+    }
+    do {
+        n = pread(qlora__os_fd(file), buffer, most, (off_t)offset);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -(int64_t)errno : (int64_t)n;
+}
+
 static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
                                              void* user) {
     (void)user;
@@ -2563,13 +2594,13 @@ typedef struct qlora__env {
 
 // ---- hooks --------------------------------------------------------------------------------------
 
-#define QLORA__FILES_ALL 11
+#define QLORA__FILES_ALL 12
 
 // How many of the functions are set.
 static QLORA__UNUSED int qlora__files_count(const qlora_files* f) {
-    return (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
-           (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) + (f->make_dir != NULL) +
-           (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
+    return (f->open != NULL) + (f->read != NULL) + (f->read_at != NULL) + (f->write != NULL) +
+           (f->sync != NULL) + (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) +
+           (f->make_dir != NULL) + (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
 }
 
 // The operating system's functions where there are none.
@@ -2581,6 +2612,7 @@ static QLORA__UNUSED void qlora__hooks_default(qlora_allocator* allocator, qlora
     if (files->open == NULL) {
         files->open = qlora__os_open;
         files->read = qlora__os_read;
+        files->read_at = qlora__os_read_at;
         files->write = qlora__os_write;
         files->sync = qlora__os_sync;
         files->close = qlora__os_close;
@@ -32480,4 +32512,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 297652cb1a2e0e43
+//@@ end ca5efded9593cf51

@@ -64,6 +64,11 @@ static bool data_stream(const app* a, const char* path) {
            (a->o.stream == STREAM_AUTO && path_size(path) > STREAM_BYTES);
 }
 
+// Then a name in --columns must be in one of them, not in each.
+static bool several_files(const app* a) {
+    return a->inputs.count + a->eval_inputs.count > 1 || a->o.eval_data.count > 0;
+}
+
 static bool data_open(app* a, input* one) {
     blob text;
     const char* path = one->path;
@@ -74,6 +79,7 @@ static bool data_open(app* a, input* one) {
     desc.path = path;
     desc.format = a->o.format;
     desc.columns = a->o.columns;
+    desc.columns_partial = !piped && several_files(a);
     desc.chat = a->chat;
     desc.chunk_tokens = (size_t)a->o.length;
     desc.train_prompt = a->o.train_prompt;
@@ -413,6 +419,53 @@ static void weights_count(app* a) {
     }
 }
 
+// Counts the files that lack a column; *example is one of them.
+static size_t files_lacking(const input_list* list, const char* name, size_t size,
+                            const char** example) {
+    size_t count = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        qlora_text_data_info info;
+        if (list->data[i].data == NULL ||
+            qlora_text_data_query(list->data[i].data, &info) != QLORA_OK) {
+            continue;
+        }
+        for (const char* at = info.lacking; *at != '\0';) {
+            size_t length = strcspn(at, ",");
+            bool same = length == size && memcmp(at, name, size) == 0;
+            count += same ? 1 : 0;
+            *example = same ? data_name(list->data[i].path) : *example;
+            at += length;
+            at += at[0] == ',' ? 2 : 0;
+        }
+    }
+    return count;
+}
+
+// Every name in --columns must be in one of the files. That others lack it is told once.
+static bool columns_check(app* a) {
+    size_t files = a->inputs.count + a->eval_inputs.count;
+    for (const char* at = a->o.columns; at != NULL && *at != '\0' && several_files(a);) {
+        const char* example = "";
+        size_t to = strcspn(at, "=");
+        const char* name = at + to + (at[to] == '=' ? 1 : 0);
+        size_t size = strcspn(name, ",");
+        size_t lacking = files_lacking(&a->inputs, name, size, &example) +
+                         files_lacking(&a->eval_inputs, name, size, &example);
+        if (lacking == files) {
+            return error_set(a->error,
+                             "--columns: no file has \"%.*s\", which is given for \"%.*s\"",
+                             (int)size, name, (int)to, at);
+        }
+        if (lacking > 0) {
+            say(a,
+                "note: --columns: %zu of %zu files lack \"%.*s\" and are read without it: %s%s\n",
+                lacking, files, (int)size, name, example, lacking > 1 ? ", ..." : "");
+        }
+        at = name + size + (name[size] == ',' ? 1 : 0);
+    }
+    return true;
+}
+
 static bool samples_open(app* a) {
     a->data_hash = HASH_START;
     if (a->o.demo ? !samples_take(a, &a->inputs, 0, &a->train, &a->counted)
@@ -421,7 +474,7 @@ static bool samples_open(app* a) {
     }
     if ((a->o.eval_data.count > 0 &&
          !files_take(a, &a->o.eval_data, false, &a->eval_inputs, &a->eval, &a->eval_counted)) ||
-        !samples_split(a) || !shared_count(a)) {
+        !columns_check(a) || !samples_split(a) || !shared_count(a)) {
         return false;
     }
     weights_count(a);

@@ -2340,6 +2340,7 @@ static void world_real(world* w) {
     qlora_files* f = &w->env.files;
     f->open = qlora__os_open;
     f->read = qlora__os_read;
+    f->read_at = qlora__os_read_at;
     f->write = qlora__os_write;
     f->sync = qlora__os_sync;
     f->close = qlora__os_close;
