@@ -516,7 +516,7 @@ gate_programs() {
     build -j2 all build/{embed,ptx-tool,bench,soak_kill,ptx_test,golden} CFLAGS=-Werror || bad=1
     for cc in $(compilers); do
         for f in programs/*.c examples/*.c tools/*.c tests/{unit,fakecuda,bench,golden,gates}/*.c \
-            tests/internal/{library,double}.c; do
+            tests/internal/{library,text_library,double}.c; do
             echo "$cc -I. -Itests -std=c99 $WARN_C -fsyntax-only $f"
         done
     done >$OUT/commands
