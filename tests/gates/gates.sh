@@ -260,7 +260,7 @@ for gate in x86_64 aarch64 musl tsan; do
         'sed -i "s/ASSERT_NEQ(test_random/ASSERT_EQ(test_random/" tests/unit/harness.c'
 done
 defect tsan "contexts that share a counter" \
-    'sed -i "s/^    QLORA__ENTER(.*\"qlora_train_step\");/    static int shared;\n    shared++;\n&/" \
+    'sed -i "/QLORA__ENTER(.*\"qlora_train_step\");/s/^/    static int shared;\n    shared++;\n/" \
         src/train/*.h'
 defect asan "a read past the end" \
     'sed -i "s/(a, b, 2, 0.0999)/(a, b, 3, 0.0999)/" tests/unit/harness.c'
