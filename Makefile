@@ -109,8 +109,8 @@ soak: $(B)/tests $(FAKES) $(FUZZERS) $(B)/peft_side ## run long tests: fuzzers, 
 		ASAN_OPTIONS=detect_leaks=0 $$program -max_total_time=$(FUZZ_SECONDS) $(FUZZ_OPTIONS) \
 		-artifact_prefix=$$program. $$program.corpus || exit 1; done
 	@echo "== tests/peft_diff.py"; B=$(B) $(PYTHON) tests/peft_diff.py --seed $(SEED) --count $(CASES)
-	@for script in $(wildcard tests/gates/soak*.sh) tests/gates/gates.sh; do echo "== $$script"; \
-		B=$(B) $$script || exit 1; done
+	@for script in $(wildcard tests/gates/soak*.sh) tests/gates/gates.sh \
+		"tests/gates/check.sh use_clang"; do echo "== $$script"; B=$(B) $$script || exit 1; done
 
 install: programs $(B)/libqlora.a $(B)/qlora.pc ## install headers, programs, library and qlora.pc
 	$(INSTALL) -d "$(DESTDIR)$(INCLUDEDIR)" "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(LIBDIR)/pkgconfig"

@@ -238,9 +238,11 @@ defect use "a message that lost its meaning" \
     'sed -i "s/resumed after step/continued at step/" programs/finetune/start.h'
 defect use "a version of its own" \
     'sed -i "s/(qlora.h) \" QLORA_VERSION_STRING/(qlora.h) 0.0.9\"/" programs/tokenize.c'
-defect use_gcc "an overflow in a program" \
-    'sed -i "s/^int main(int argc, char.. argv) {/&\n    volatile int n = 2147483647;\n    n++;/" \
-        programs/tokenize.c'
+for gate in use_gcc use_clang; do
+    defect $gate "an overflow in a program" \
+        'sed -i "s/^int main(int argc, char.. argv) {/&\n volatile int n = 2147483647;\n n++;/" \
+            programs/tokenize.c'
+done
 defect readme "a program that does not compile" \
     'sed -i "s/#include \"qlora.h\"/#include \"qlola.h\"/" README.md'
 defect msvc "a GNU extension" \
