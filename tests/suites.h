@@ -24,6 +24,7 @@
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \
+    X(threads_suite)                                                                               \
     X(steps_suite)                                                                                 \
     X(generate_suite)                                                                              \
     X(mutant_suite)                                                                                \

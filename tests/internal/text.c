@@ -4,9 +4,6 @@
 // vectors, the JSON test suite and the texts are looked for in the folder $QLORA_SHARED, or
 // shared, or ../shared.
 
-#define QLORA_TEXT_IMPLEMENTATION
-#include "qlora_text.h"
-
 #include "test.h"
 
 #include <stdio.h>
