@@ -681,7 +681,7 @@ typedef enum qlora_choice {
 
 // The use that the memory of a model is planned for.
 typedef enum qlora_purpose {
-    QLORA_PURPOSE_TRAIN = 0,   // gradients, optimizer state and activations are part of the plan
+    QLORA_PURPOSE_TRAIN = 0,    // gradients, optimizer state and activations are part of the plan
     QLORA_PURPOSE_EVALUATE = 1, // evaluation and generation only
     // The adapter in desc.adapter without the base: it can be saved, exported and merged into the
     // original weights. Nothing is computed, and no weights are loaded.
@@ -790,7 +790,7 @@ typedef struct qlora_model_info {
     const qlora_plan* plan; // includes the config; valid while the model is open
     qlora_purpose purpose;
     int64_t generate_tokens;
-    int64_t parameters;  // number of trained tensors
+    int64_t parameters; // number of trained tensors
     bool use_adapters;
     int64_t trainers;    // number of trainers that exist, 0 or 1
     int64_t generations; // number of generations that exist, 0 or 1
@@ -812,6 +812,13 @@ QLORA_API qlora_result qlora_parameter_read(qlora_model* model, int64_t index, f
 QLORA_API qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const float* in);
 
 // ---- batches and evaluation ---------------------------------------------------------------------
+// What a sequence is to QLORA_METHOD_KTO.
+typedef enum qlora_role {
+    QLORA_ROLE_UNDESIRABLE = 0,
+    QLORA_ROLE_DESIRABLE = 1,
+    QLORA_ROLE_MISMATCHED = 2 // a prompt with the completion of another one, to estimate kl
+} qlora_role;
+
 // A micro-batch of concatenated sequences. As in transformers, labels[i] is the label of ids[i],
 // and the loss at token i is that of predicting labels[i + 1] of the same sequence. The label -100
 // means that the token is not trained. Batches are read during the call only, unless noted.
@@ -822,6 +829,10 @@ typedef struct qlora_batch {
     const int32_t* lengths;   // tokens in each sequence
     const int32_t* sequences; // index of each sequence in the data, for dropout; NULL = 0, 1, ...
     int64_t count;            // number of sequences
+    // For training with preferences, see qlora_method.
+    const int32_t* roles;     // a qlora_role per sequence
+    const double* references; // log-probability of each sequence by the base, as returned by
+                              // qlora_eval_sequences with adapters off; NULL = computed in the step
 } qlora_batch;
 // The sum of the weights of the trained labels: the batch's share of total_labels.
 QLORA_API double qlora_batch_labels(const qlora_batch* batch);
@@ -835,6 +846,11 @@ typedef struct qlora_eval_info {
 // affect gradients that are being accumulated.
 QLORA_API qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch,
                                   qlora_eval_info* out);
+// Writes the log-probability of the labels of each sequence, batch->count doubles: the sum over the
+// labels of the natural logarithm of their probability, with adapters on or off as set. Weights
+// multiply their terms. Waits for the device.
+QLORA_API qlora_result qlora_eval_sequences(qlora_model* model, const qlora_batch* batch,
+                                            double* out);
 // Writes the logits of every token, tokens * vocab floats; for tests and tools. Waits for the
 // device.
 QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out);
@@ -857,23 +873,51 @@ typedef enum qlora_clip_scope {
     QLORA_CLIP_LAYERS = 1 // those of each layer separately; the final norm is a group of its own
 } qlora_clip_scope;
 
+// What is minimised. The formulas of DPO and KTO, in which the reference is the model with adapters
+// off, are in docs/methods.md. Their steps are computed as a whole, with qlora_train_step,
+// qlora_train_gradients or qlora_train_begin: the result does not depend on how a step is divided
+// into batches. Batches have no weights, and every sequence has at least one label.
+typedef enum qlora_method {
+    QLORA_METHOD_SFT = 0, // mean loss of the labels
+    // Sequences 2 i and 2 i + 1 of a batch are a pair, the chosen text and the rejected one;
+    // batch.roles is NULL.
+    QLORA_METHOD_DPO = 1,
+    // batch.roles gives the role of every sequence. The first batches of a step consist of
+    // mismatched sequences only, as many as there are sequences in the others.
+    QLORA_METHOD_KTO = 2
+} qlora_method;
+
+// What lr_factors of qlora_train_desc apply to: number i is the projection of bit i of
+// qlora_target, then follow the norms, and embedding, head and token rows.
+#define QLORA_LR_NORMS 9
+#define QLORA_LR_EMBEDDINGS 10
+#define QLORA_LR_FACTORS 11
+
 // Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_train_desc {
     uint32_t reserved_must_be_zero0;
-    double lr;                // peak learning rate; 0 = 2e-4, negative = 0
-    double beta1;             // 0 = 0.9
-    double beta2;             // 0 = 0.999
-    double eps;               // 0 = 1e-8
-    double weight_decay;      // 0 = none
-    double max_norm;          // gradient norm to clip to; 0 = 1, negative = no clipping
-    qlora_clip_scope clip;    // what max_norm applies to; 0 = all gradients together
-    qlora_schedule schedule;  // 0 = cosine
-    int64_t warmup_steps;     // steps over which the learning rate rises linearly; 0 = none
-    int64_t total_steps;      // 0 = constant learning rate after the warm-up
-    uint64_t seed;            // for dropout
-    bool eager;               // do not use CUDA graphs
-    bool require_graph;       // fail if a graph cannot be captured, instead of running without
-    int32_t keep_checkpoints; // number of checkpoints to keep, at most 64; 0 = 2
+    double lr;                 // peak learning rate; 0 = 2e-4, negative = 0
+    double beta1;              // 0 = 0.9
+    double beta2;              // 0 = 0.999
+    double eps;                // 0 = 1e-8
+    double weight_decay;       // 0 = none
+    double max_norm;           // gradient norm to clip to; 0 = 1, negative = no clipping
+    qlora_clip_scope clip;     // what max_norm applies to; 0 = all gradients together
+    qlora_schedule schedule;   // 0 = cosine
+    int64_t warmup_steps;      // steps over which the learning rate rises linearly; 0 = none
+    int64_t total_steps;       // 0 = constant learning rate after the warm-up
+    uint64_t seed;             // for dropout
+    bool eager;                // do not use CUDA graphs
+    bool require_graph;        // fail if a graph cannot be captured, instead of running without
+    int32_t keep_checkpoints;  // number of checkpoints to keep, at most 64; 0 = 2
+    qlora_method method;       // 0 = SFT
+    double beta;               // DPO and KTO; 0 = 0.1
+    double label_smoothing;    // DPO: probability that a pair is labelled wrongly, less than 1
+    double sft_alpha;          // DPO: weight of the mean loss of the chosen texts, which is added
+    double desirable_weight;   // KTO; 0 = 1
+    double undesirable_weight; // KTO; 0 = 1
+    double loraplus_ratio;     // LoRA+: factor for the learning rate of B and of vectors; 0 = 1
+    double lr_factors[QLORA_LR_FACTORS]; // factors for the learning rate; 0 = 1
     uint32_t reserved_must_be_zero1;
 } qlora_train_desc;
 
@@ -884,8 +928,8 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
-// Changes settings between two steps. clip, seed, eager and require_graph cannot change and must be
-// as before. Does not wait for the device.
+// Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio and
+// lr_factors cannot change and must be as before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -893,24 +937,38 @@ typedef struct qlora_train_info {
     int64_t pending;   // number of later steps that the device has not finished
     int64_t skipped;   // updates skipped so far because a gradient was not finite
     bool last_skipped; // whether this one was
-    double loss;     // mean over the labels of the step
+    double loss;     // mean over the labels of the step, or its pairs or sequences for DPO and KTO
     double labels;   // their total weight
     int64_t tokens;  // number of tokens in the step
     float grad_norm; // before clipping, of all gradients together
     double lr;       // learning rate of the step
     bool graphs;     // steps are run as CUDA graphs
     int64_t waits;   // number of times the host had to wait for a free staging buffer
+    // DPO and KTO; r is the log-probability of a sequence less its reference.
+    double preference_loss; // the loss without the likelihood term
+    double chosen_nll;      // DPO: mean loss of the labels of the chosen texts
+    double rewards_chosen;  // mean of beta r over the chosen or desirable sequences
+    double rewards_rejected;
+    double margins;  // mean difference of the rewards of a pair; KTO: difference of the means
+    double accuracy; // share of the pairs with a positive difference; KTO: of sequences whose r is
+                     // positive if and only if they are desirable
+    double kl;       // KTO: mean of r over the mismatched sequences, at least 0
+    double kl_raw;   // the same before 0 takes the place of negative values
 } qlora_train_info;
 
 // Runs one optimizer step over `count` micro-batches. Every batch is checked before anything is
 // computed. Waits for the device and reports the step, unless out is NULL.
 QLORA_API qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches,
                                         int64_t count, qlora_train_info* out);
-// The same step in separate calls. micro adds the gradients of one micro-batch; total_labels is the
-// sum of qlora_batch_labels over the whole step, so that the step does not depend on how it is
-// split. update clips the gradients, updates the adapters, zeroes the gradients and advances the
-// schedule. Neither call waits for the device, except for a free staging buffer when the host is
-// several calls ahead.
+// The gradients of such a step without its update: qlora_train_step is this call and then
+// qlora_train_update. Does not wait for the device.
+QLORA_API qlora_result qlora_train_gradients(qlora_trainer* trainer, const qlora_batch* batches,
+                                             int64_t count);
+// The same step in separate calls, for QLORA_METHOD_SFT. micro adds the gradients of one
+// micro-batch; total_labels is the sum of qlora_batch_labels over the whole step, so that the step
+// does not depend on how it is split. update clips the gradients, updates the adapters, zeroes the
+// gradients and advances the schedule. Neither call waits for the device, except for a free staging
+// buffer when the host is several calls ahead.
 QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
                                          double total_labels);
 QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
@@ -1433,6 +1491,7 @@ typedef struct qlora_adamw_range {
     void* copy;
     int64_t copy_cols;
     int64_t copy_ld;
+    double lr; // factor for the learning rate, also where it multiplies weight_decay; 0 = 1
 } qlora_adamw_range;
 
 typedef struct qlora_adamw_desc {
@@ -15872,7 +15931,11 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(optim_shadow_f32, optim, 0, LORA)                                                            \
     X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
     X(dropout_f32, dropout, 0, LORA)                                                               \
-    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)
+    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)                                                    \
+    X(preference_logps, preference, 0, LORA)                                                       \
+    X(preference_factors, preference, 0, LORA)                                                     \
+    X(preference_scale_f32, preference, 0, LORA)                                                   \
+    X(preference_scale_bf16, preference, 0, LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
     X(attn32_fwd, attn32, 30720, HEAD32)                                                           \
@@ -20879,6 +20942,7 @@ qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_ten
 //   p -= lr weight_decay decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
 //   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //   shadow = shadow_scale p, also in the range's copy if it has one;  gradient = 0
+// lr is that of the state times the factor of the range.
 // If the gradient is not finite, p, m, v, t and shadow stay unchanged, and the gradient becomes 0.
 
 // Computes x^n by squaring, with the same products as the kernel.
@@ -20954,6 +21018,7 @@ static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     const qlora_adamw_desc* a = job->args;
     const qlora__cpu_rows* rows = qlora__rows_of(a->param->owner);
     int64_t first = job->range.begin + begin;
+    QLORA__REAL lr = job->range.lr > 0 ? (QLORA__REAL)job->range.lr : 1;
     qlora__adamw_row r;
     r.param = (QLORA__REAL*)a->param->data + first;
     r.grad = (QLORA__REAL*)a->grad->data + first;
@@ -20961,11 +21026,11 @@ static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     r.v = (QLORA__REAL*)a->v->data + first;
     r.n = end - begin;
     r.clip = job->clip;
-    r.decay = job->lr_decay * (QLORA__REAL)job->range.decay;
+    r.decay = job->lr_decay * (QLORA__REAL)job->range.decay * lr;
     r.beta2 = job->beta2;
     r.one_minus_beta1 = job->one_minus_beta1;
     r.one_minus_beta2 = job->one_minus_beta2;
-    r.step_size = job->step_size;
+    r.step_size = job->step_size * lr;
     r.root_correction = job->root_correction;
     r.eps = job->eps;
     if (job->skip) {
@@ -21017,6 +21082,11 @@ static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a
                                "range %lld has %lld elements from %lld on; the arena has %lld",
                                (long long)i, (long long)r.count, (long long)r.begin,
                                (long long)a->param->cols);
+        }
+        if (!(r.lr >= 0.0 && r.lr <= 1e30)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "range %lld: lr is %g; it must be finite and not negative",
+                               (long long)i, r.lr);
         }
         if (r.copy != NULL && r.copy_cols < 1) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -21136,6 +21206,209 @@ qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* args) {
 qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args) {
     QLORA__ENTER(ctx, "qlora_adamw_shadow");
     return qlora__leave(ctx, qlora__adamw_shadow(ctx, args));
+}
+
+//@@ src/ops/preference.h
+
+// ---- preferences --------------------------------------------------------------------------------
+//
+// The losses of DPO and KTO depend on the log-probability of whole sequences, but their gradient is
+// that of the plain loss with one factor per sequence. So the head computes losses and gradients of
+// unit weight once, the factors follow from the sums of the losses, and the gradients of the rows
+// are multiplied by them. With r = logp - reference and s the logistic function:
+//   DPO   x = beta (r(chosen) - r(rejected)),  loss = -(1 - e) log s(x) - e log s(-x)
+//         factor: c of the chosen one, -c of the other, c = beta / total ((1 - e) s(-x) - e s(x));
+//         the likelihood term adds its weight to the factor of the chosen one
+//   KTO   loss = w (1 - u), u = s(beta (r - kl)), or s(beta (kl - r)) if the sequence is not
+//         desirable; factor: w beta / total u (1 - u), or minus that
+// kl is the mean of r over the mismatched sequences of the whole step, at least 0, and a constant.
+// Sums are in double, by ascending sequence, so that they do not depend on how a step is split.
+
+// What a sequence is to the loss. The first three are qlora_role.
+enum {
+    QLORA__ROLE_NONE = -1,
+    QLORA__ROLE_UNDESIRABLE = 0,
+    QLORA__ROLE_DESIRABLE = 1,
+    QLORA__ROLE_MISMATCHED = 2,
+    QLORA__ROLE_CHOSEN = 3, // the next sequence is the rejected one
+    QLORA__ROLE_REJECTED = 4
+};
+
+// The settings of a step; the same layout as in kernels/preference.cu.
+typedef struct qlora__preference_numbers {
+    double beta;
+    double smoothing;
+    double likelihood; // weight of the negative log-likelihood of a chosen sequence
+    double desirable;
+    double undesirable;
+    double total; // pairs of the step, or sequences for KTO
+} qlora__preference_numbers;
+
+// The sums of a step. The first QLORA__PREFERENCE_VALUES are over values of single sequences.
+enum {
+    QLORA__SUM_LOSS,
+    QLORA__SUM_NLL, // of the chosen sequences
+    QLORA__SUM_CHOSEN,
+    QLORA__SUM_REJECTED, // rewards
+    QLORA__SUM_MARGIN,
+    QLORA__SUM_CORRECT,
+    QLORA__SUM_CHOSEN_COUNT,
+    QLORA__SUM_REJECTED_COUNT,
+    QLORA__PREFERENCE_VALUES,
+    QLORA__SUM_KL = QLORA__PREFERENCE_VALUES, // of r over the mismatched sequences
+    QLORA__SUM_KL_COUNT,
+    QLORA__PREFERENCE_SUMS
+};
+
+// S sequences, of which those after the batch have no rows and no role. Doubles are in U8 tensors.
+typedef struct qlora__preference {
+    qlora_tensor starts;     // I32 [1, S + 1]: first labelled row of each sequence
+    qlora_tensor roles;      // I32 [1, S]
+    qlora_tensor numbers;    // one qlora__preference_numbers
+    qlora_tensor references; // double [S]
+    qlora_tensor logps;      // double [S]
+    qlora_tensor values;     // double [S][QLORA__PREFERENCE_VALUES]
+    qlora_tensor sums;       // double [QLORA__PREFERENCE_SUMS]
+    qlora_tensor factors;    // f32 [1, S]
+} qlora__preference;
+
+// out[s] = -(sum of the losses of sequence s).
+static qlora_result qlora__preference_logps(qlora_ctx* ctx, const qlora__preference* p,
+                                            const qlora_tensor* losses, const qlora_tensor* out) {
+    int64_t count = p->roles.cols;
+    if (!qlora__on_cpu(ctx)) {
+        void* args[] = {(void*)&losses->data, (void*)&p->starts.data, (void*)&out->data};
+        return qlora__launch(ctx, QLORA__K_preference_logps, count, 1, 1, 32, 0, args);
+    }
+    double* logps = (double*)out->data;
+    for (int64_t s = 0; s < count; s++) {
+        double sum = 0.0;
+        for (int32_t row = qlora__index_at(&p->starts, s); row < qlora__index_at(&p->starts, s + 1);
+             row++) {
+            sum += (double)qlora__at(losses, 0, row);
+        }
+        logps[s] = -sum;
+    }
+    return QLORA_OK;
+}
+
+static double qlora__logistic(double x) {
+    return 1.0 / (1.0 + exp(-x));
+}
+
+static double qlora__log_logistic(double x) {
+    return (x < 0.0 ? x : 0.0) - log1p(exp(-fabs(x)));
+}
+
+// The pair whose chosen sequence is s: values of both sequences, and their factors.
+static void qlora__preference_pair(const qlora__preference_numbers* n, const double* logps,
+                                   const double* references, int64_t s, double* values,
+                                   double factors[2]) {
+    double chosen = n->beta * (logps[s] - references[s]);
+    double rejected = n->beta * (logps[s + 1] - references[s + 1]);
+    double x = chosen - rejected;
+    double* other = values + QLORA__PREFERENCE_VALUES;
+    values[QLORA__SUM_LOSS] =
+        -(1.0 - n->smoothing) * qlora__log_logistic(x) - n->smoothing * qlora__log_logistic(-x);
+    values[QLORA__SUM_NLL] = -logps[s];
+    values[QLORA__SUM_CHOSEN] = chosen;
+    values[QLORA__SUM_MARGIN] = x;
+    values[QLORA__SUM_CORRECT] = x > 0.0 ? 1.0 : 0.0;
+    values[QLORA__SUM_CHOSEN_COUNT] = 1.0;
+    other[QLORA__SUM_REJECTED] = rejected;
+    other[QLORA__SUM_REJECTED_COUNT] = 1.0;
+    double c = n->beta / n->total *
+               ((1.0 - n->smoothing) * qlora__logistic(-x) - n->smoothing * qlora__logistic(x));
+    factors[0] = c + n->likelihood;
+    factors[1] = -c;
+}
+
+// A sequence of KTO; returns its factor.
+static double qlora__preference_single(const qlora__preference_numbers* n, double r, bool desirable,
+                                       double kl, double* values) {
+    double sign = desirable ? 1.0 : -1.0;
+    double weight = desirable ? n->desirable : n->undesirable;
+    double u = qlora__logistic(n->beta * sign * (r - kl));
+    values[QLORA__SUM_LOSS] = weight * (1.0 - u);
+    values[desirable ? QLORA__SUM_CHOSEN : QLORA__SUM_REJECTED] = n->beta * r;
+    values[QLORA__SUM_CORRECT] = (r > 0.0) == desirable ? 1.0 : 0.0;
+    values[desirable ? QLORA__SUM_CHOSEN_COUNT : QLORA__SUM_REJECTED_COUNT] = 1.0;
+    return sign * weight * n->beta / n->total * u * (1.0 - u);
+}
+
+static void qlora__preference_cpu(const qlora__preference* p) {
+    const qlora__preference_numbers* n = (const qlora__preference_numbers*)p->numbers.data;
+    const double* logps = (const double*)p->logps.data;
+    const double* references = (const double*)p->references.data;
+    double* values = (double*)p->values.data;
+    double* sums = (double*)p->sums.data;
+    double kl = sums[QLORA__SUM_KL] > 0.0 ? sums[QLORA__SUM_KL] / n->total : 0.0;
+    int64_t count = p->roles.cols;
+    memset(values, 0, (size_t)count * QLORA__PREFERENCE_VALUES * sizeof(double));
+    for (int64_t s = 0; s < count; s++) {
+        int32_t role = qlora__index_at(&p->roles, s);
+        double factors[2] = {0.0, 0.0};
+        double* v = values + s * QLORA__PREFERENCE_VALUES;
+        if (role == QLORA__ROLE_REJECTED) {
+            continue; // done with the chosen one
+        }
+        if (role == QLORA__ROLE_CHOSEN) {
+            qlora__preference_pair(n, logps, references, s, v, factors);
+            qlora__put(&p->factors, 0, s + 1, (QLORA__REAL)factors[1]);
+        } else if (role == QLORA__ROLE_DESIRABLE || role == QLORA__ROLE_UNDESIRABLE) {
+            factors[0] = qlora__preference_single(n, logps[s] - references[s],
+                                                  role == QLORA__ROLE_DESIRABLE, kl, v);
+        } else if (role == QLORA__ROLE_MISMATCHED) {
+            sums[QLORA__SUM_KL] += logps[s] - references[s];
+            sums[QLORA__SUM_KL_COUNT] += 1.0;
+        }
+        qlora__put(&p->factors, 0, s, (QLORA__REAL)factors[0]);
+    }
+    for (int64_t i = 0; i < count * QLORA__PREFERENCE_VALUES; i++) {
+        sums[i % QLORA__PREFERENCE_VALUES] += values[i];
+    }
+}
+
+// The factors of all sequences, and the sums of the step.
+static qlora_result qlora__preference_factors(qlora_ctx* ctx, const qlora__preference* p) {
+    if (qlora__on_cpu(ctx)) {
+        qlora__preference_cpu(p);
+        return QLORA_OK;
+    }
+    void* args[] = {(void*)&p->logps.data,   (void*)&p->references.data, (void*)&p->roles.data,
+                    (void*)&p->numbers.data, (void*)&p->values.data,     (void*)&p->sums.data,
+                    (void*)&p->factors.data, (void*)&p->roles.cols};
+    return qlora__launch(ctx, QLORA__K_preference_factors, 1, 1, 1, 256, 0, args);
+}
+
+// Multiplies every labelled row of x by the factor of its sequence.
+static qlora_result qlora__preference_scale(qlora_ctx* ctx, const qlora__preference* p,
+                                            const qlora_tensor* x) {
+    int64_t count = p->roles.cols;
+    if (!qlora__on_cpu(ctx)) {
+        void* args[] = {(void*)&x->data,        (void*)&x->ld,           (void*)&x->cols,
+                        (void*)&p->starts.data, (void*)&p->factors.data, &count};
+        return qlora__launch(ctx,
+                             x->dtype == QLORA_F32 ? QLORA__K_preference_scale_f32
+                                                   : QLORA__K_preference_scale_bf16,
+                             x->rows, 1, 1, 256, 0, args);
+    }
+    const qlora__cpu_rows* rows = qlora__rows_of(ctx);
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    for (int64_t s = 0; s < count; s++) {
+        QLORA__REAL factor = qlora__at(&p->factors, 0, s);
+        for (int32_t row = qlora__index_at(&p->starts, s); row < qlora__index_at(&p->starts, s + 1);
+             row++) {
+            for (int64_t c = 0; c < x->cols; c += QLORA__ROW_CHUNK) {
+                int64_t n = qlora__min(QLORA__ROW_CHUNK, x->cols - c);
+                const QLORA__REAL* from = qlora__row_in(rows, x, row, c, n, room);
+                QLORA__REAL* to = qlora__row_room(x, row, c, room);
+                rows->point[QLORA__POINT_SCALE](from, NULL, factor, n, to);
+                qlora__row_done(rows, x, row, c, n, to);
+            }
+        }
+    }
+    return QLORA_OK;
 }
 
 //@@ src/ops/dropout.h
@@ -24139,6 +24412,10 @@ typedef struct qlora__batch_block {
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
     qlora_tensor scale;     // [1, 1] f32: 1 / total labels
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
+    qlora_tensor starts;    // these four are views for qlora__preference
+    qlora_tensor roles;
+    qlora_tensor numbers;
+    qlora_tensor references;
 } qlora__batch_block;
 
 // The files of a model and its adapter, each opened once for planning and loading.
@@ -24210,6 +24487,7 @@ struct qlora_model {
     qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
     qlora_tensor losses;  // f32 [1, R]
     qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
+    qlora__preference preference;
     // generation
     qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
     qlora_tensor scores;   // f32 [heads, generate_tokens]
@@ -24550,6 +24828,16 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
     qlora__arena_tensor(arena, QLORA_F32, 1, 1, &b->scale);
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
+    int64_t S = m->plan.max_sequences;
+    qlora__arena_tensor(arena, QLORA_I32, 1, S + 1, &b->starts);
+    qlora__arena_tensor(arena, QLORA_I32, 1, S, &b->roles);
+    qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora__preference_numbers),
+                        &b->numbers);
+    qlora__arena_tensor(arena, QLORA_U8, 1, S * (int64_t)sizeof(double), &b->references);
+    m->preference.starts = b->starts;
+    m->preference.roles = b->roles;
+    m->preference.numbers = b->numbers;
+    m->preference.references = b->references;
     b->all = b->ids;
     b->all.data = start;
     b->all.dtype = QLORA_U8;
@@ -24565,8 +24853,15 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
     qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
+    int64_t S = m->plan.max_sequences * (int64_t)sizeof(double);
+    qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
+    qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
+                        &m->preference.sums);
     if (qlora__trains(m)) {
         qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
+        qlora__arena_tensor(arena, QLORA_U8, 1, S * QLORA__PREFERENCE_VALUES,
+                            &m->preference.values);
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences, &m->preference.factors);
     }
 }
 
@@ -25988,7 +26283,24 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
     }
 }
 
-static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
+// The factor for the learning rate of a trained tensor. As in PEFT, vectors go with B in LoRA+.
+static double qlora__range_lr(const qlora_model* m, const qlora__trained* t, double loraplus_ratio,
+                              const double* factors) {
+    double ratio = t->is_b || t->rows == 1 ? loraplus_ratio : 1.0;
+    if (factors == NULL) {
+        return ratio;
+    }
+    int which = QLORA_LR_NORMS;
+    if (t->projection != NULL) {
+        int64_t number = t->projection - m->layers[t->layer].projections;
+        which = m->arch->layout->rows[number].bit;
+    }
+    return ratio * factors[which];
+}
+
+// factors NULL = all 1.
+static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m, double loraplus_ratio,
+                                         const double* factors) {
     size_t bytes = (size_t)m->range_count * sizeof(qlora_adamw_range);
     qlora_adamw_range* ranges = (qlora_adamw_range*)qlora__alloc_zero(ctx, bytes);
     if (ranges == NULL) {
@@ -26000,6 +26312,7 @@ static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
         ranges[i].count = t.rows * t.cols;
         ranges[i].decay = t.decays ? 1.0f : 0.0f;
         ranges[i].shadow_scale = t.shadow_scale;
+        ranges[i].lr = qlora__range_lr(m, &t, loraplus_ratio, factors);
         qlora__range_copy(m, &t, &ranges[i]);
     }
     qlora_result r = qlora__copy_in(ctx, m->ranges.data, ranges, bytes);
@@ -26069,9 +26382,12 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
 
 // The sizes of a micro-batch.
 typedef struct qlora__micro {
-    int64_t rows;   // rows of the pass, including padding
-    int64_t chunks; // chunks of the head
-    int64_t tokens; // tokens of the caller
+    int64_t rows;    // rows of the pass, including padding
+    int64_t chunks;  // chunks of the head
+    int64_t tokens;  // tokens of the caller
+    bool preference; // the loss is that of whole sequences
+    bool reference;  // the log-probabilities of the base are computed first
+    bool mismatched; // the sequences are those of KTO's kl, which have no gradient
 } qlora__micro;
 
 // What a step adds to the caller's tokens.
@@ -26079,6 +26395,7 @@ typedef struct qlora__micro_desc {
     double total_labels;
     uint64_t seed; // for dropout
     int64_t step;
+    const qlora__preference_numbers* preference; // NULL = none
 } qlora__micro_desc;
 
 double qlora_batch_labels(const qlora_batch* batch) {
@@ -26204,12 +26521,14 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
     int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
     QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
     int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
+    int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
     int32_t none = (int32_t)m->batch.rows.cols; // the zero row
     for (int64_t i = 0; i < m->plan.tokens; i++) {
         inverse[i] = none;
     }
     int64_t count = 0;
     int64_t at = 0;
+    starts[0] = 0;
     for (int64_t s = 0; s < b->count; s++) {
         for (int64_t i = at; i + 1 < at + b->lengths[s]; i++) {
             if (b->labels[i + 1] != -100) {
@@ -26221,6 +26540,10 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
             }
         }
         at += b->lengths[s];
+        starts[s + 1] = (int32_t)count;
+    }
+    for (int64_t s = b->count; s < m->plan.max_sequences; s++) {
+        starts[s + 1] = (int32_t)count;
     }
     for (int64_t i = count; i < none; i++) {
         rows[i] = 0;
@@ -26228,6 +26551,25 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
         weights[i] = 0;
     }
     return count;
+}
+
+// Writes what the loss of whole sequences needs: without roles, the sequences are pairs.
+static void qlora__slot_preference(const qlora_model* m, char* memory, const qlora_batch* b,
+                                   const qlora__preference_numbers* numbers) {
+    int32_t* roles = qlora__slot_ints(m, memory, &m->batch.roles);
+    char* references = (char*)qlora__slot_ints(m, memory, &m->batch.references);
+    for (int64_t s = 0; s < m->plan.max_sequences; s++) {
+        bool used = numbers != NULL && s < b->count;
+        double reference = used && b->references != NULL ? b->references[s] : 0.0;
+        roles[s] = !used              ? QLORA__ROLE_NONE
+                   : b->roles != NULL ? b->roles[s]
+                   : s % 2 == 0       ? QLORA__ROLE_CHOSEN
+                                      : QLORA__ROLE_REJECTED;
+        memcpy(references + (size_t)s * sizeof reference, &reference, sizeof reference);
+    }
+    if (numbers != NULL) {
+        memcpy(qlora__slot_ints(m, memory, &m->batch.numbers), numbers, sizeof *numbers);
+    }
 }
 
 // Writes a batch that has been checked into a slot and sends it to the device.
@@ -26239,6 +26581,11 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     int64_t labels = qlora__slot_labels(m, slot->memory, batch);
     QLORA__REAL* scale = (QLORA__REAL*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
     *scale = (QLORA__REAL)(1.0 / desc->total_labels);
+    qlora__slot_preference(m, slot->memory, batch, desc->preference);
+    out->preference = desc->preference != NULL;
+    out->reference = out->preference && batch->references == NULL;
+    out->mismatched = out->preference && batch->count > 0 && batch->roles != NULL &&
+                      batch->roles[0] == QLORA__ROLE_MISMATCHED;
     uint32_t* dropout = (uint32_t*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.dropout);
     dropout[0] = (uint32_t)desc->seed;
     dropout[1] = (uint32_t)(desc->seed >> 32);
@@ -27497,7 +27844,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
         QLORA__TRY(qlora__model_wrap(ctx, m));
         QLORA__TRY(qlora__model_rope(ctx, m));
     }
-    QLORA__TRY(qlora__ranges_upload(ctx, m));
+    QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
                                   m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));
     QLORA__TRY(qlora__model_fill(ctx, m, desc));
@@ -27686,7 +28033,7 @@ static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const ql
     QLORA__TRY(qlora__model_has_weights(ctx, m, "evaluating"));
     QLORA__TRY(qlora__model_idle(ctx, m, "evaluating"));
     QLORA__TRY(qlora__batch_check(ctx, m, batch, &tokens));
-    qlora__micro_desc desc = {1.0, 0, 0};
+    qlora__micro_desc desc = {1.0, 0, 0, NULL};
     QLORA__TRY(qlora__batch_send(ctx, m, batch, &desc, micro));
     qlora__pass pass = qlora__pass_of(m, micro->rows, false);
     return qlora__forward(&pass);
@@ -27719,6 +28066,24 @@ qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch, qlora_eval
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_eval");
     return qlora__leave(ctx, qlora__eval(ctx, model, batch, out));
+}
+
+static qlora_result qlora__eval_sequences(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
+                                          double* out) {
+    qlora__micro micro;
+    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, &micro));
+    qlora__pass pass = qlora__pass_of(m, micro.rows, false);
+    const qlora_tensor* logps = &m->preference.logps;
+    QLORA__TRY(qlora__head(&pass, micro.chunks, NULL, false));
+    QLORA__TRY(qlora__preference_logps(ctx, &m->preference, &m->losses, logps));
+    QLORA__TRY(qlora__copy_out(ctx, out, logps->data, (size_t)batch->count * sizeof *out));
+    return qlora__flag_read(ctx, m);
+}
+
+qlora_result qlora_eval_sequences(qlora_model* model, const qlora_batch* batch, double* out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_eval_sequences");
+    return qlora__leave(ctx, qlora__eval_sequences(ctx, model, batch, out));
 }
 
 // Copies rows of logits as floats, through a host buffer if they are 16-bit.
@@ -30169,8 +30534,9 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
 
 // The results of a step, copied from the device; pinned memory on CUDA.
 typedef struct qlora__record {
-    float totals[4];  // losses, their rounding error, weights
+    float totals[4];                           // losses, their rounding error, weights
     float results[2 * (QLORA_MAX_LAYERS + 1)]; // norm and scale of each group of the clip
+    double preference[QLORA__PREFERENCE_SUMS];
     qlora_adamw_state adamw;
     int32_t flag; // an id, a position or a label was out of range
 } qlora__record;
@@ -30181,13 +30547,26 @@ typedef struct qlora__report {
     int64_t step;
     int64_t tokens;
     double lr;
+    double total;         // pairs or sequences, 0 for SFT
+    double chosen_labels; // labels of the chosen texts
+    double sft_alpha;
 } qlora__report;
+
+// What a step consists of, counted over all its batches.
+typedef struct qlora__step_counts {
+    double labels;        // sum of the weights
+    double pairs;         // DPO
+    double singles;       // KTO: sequences other than the mismatched ones
+    double mismatched;    // KTO
+    double chosen_labels; // DPO
+} qlora__step_counts;
 
 enum {
     QLORA__PIECE_BEGIN,
     QLORA__PIECE_FORWARD_ATTENTION,
     QLORA__PIECE_FORWARD_MLP,
     QLORA__PIECE_HEAD,
+    QLORA__PIECE_LOGPS, // the log-probabilities of the base, or the kl of a step
     QLORA__PIECE_TURN,
     QLORA__PIECE_BACKWARD_MLP,
     QLORA__PIECE_BACKWARD_ATTENTION,
@@ -30200,11 +30579,13 @@ typedef struct qlora__sliced {
     bool begun;
     const qlora_batch* batches;
     int64_t count;
-    int64_t at;    // current batch
-    int64_t piece; // next piece of that batch
-    double total_labels;
+    int64_t at;                          // current batch
+    int64_t piece;                       // next piece of that batch
     double expected[QLORA__PIECE_KINDS]; // milliseconds per piece of each kind; 0 = not known yet
 } qlora__sliced;
+
+// Micro-batches with and without the pass of the base, of trained and of mismatched sequences.
+#define QLORA__MICRO_KINDS 4
 
 struct qlora_trainer {
     qlora_ctx* ctx;
@@ -30213,13 +30594,15 @@ struct qlora_trainer {
     qlora__record* records;
     qlora__report reports[QLORA__RECORDS];
     bool use_graphs;
-    qlora_graph** graphs; // one per number of head chunks
+    qlora_graph** graphs; // one per kind of micro-batch and number of head chunks
+    int64_t chunk_room;   // of one kind
     int64_t graph_room;
     qlora_graph* update_graph;
-    int64_t step;       // number of updates queued so far
-    int64_t tokens;     // of the step that is being accumulated
-    bool failed;        // a call failed in the middle of the step
-    qlora__micro micro; // current
+    int64_t step;              // number of updates queued so far
+    int64_t tokens;            // of the step that is being accumulated
+    bool failed;               // a call failed in the middle of the step
+    qlora__micro micro;        // current
+    qlora__step_counts counts; // of the step that is being accumulated
     qlora__sliced sliced;
 };
 
@@ -30230,6 +30613,38 @@ static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
 // The index of the record of a step.
 static int qlora__record_of(int64_t step) {
     return (int)(step % QLORA__RECORDS);
+}
+
+// The settings of the method and of learning rates.
+static qlora_result qlora__method_desc_check(qlora_ctx* ctx, const qlora_train_desc* d) {
+    QLORA__TRY(qlora__need_whole(ctx, "desc.method", (int64_t)d->method, 0, QLORA_METHOD_KTO));
+    const struct {
+        const char* name;
+        double value;
+        double below;
+        unsigned methods; // that use it, one bit each
+    } numbers[] = {{"beta", d->beta, 1e6, 6u},
+                   {"label_smoothing", d->label_smoothing, 1.0, 2u},
+                   {"sft_alpha", d->sft_alpha, 1e6, 2u},
+                   {"desirable_weight", d->desirable_weight, 1e6, 4u},
+                   {"undesirable_weight", d->undesirable_weight, 1e6, 4u},
+                   {"loraplus_ratio", d->loraplus_ratio, 1e6, 7u}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "desc.%s", numbers[i].name);
+        QLORA__TRY(qlora__need_real(ctx, name, numbers[i].value, 0.0, numbers[i].below));
+        if (numbers[i].value > 0.0 && (numbers[i].methods >> (int)d->method & 1u) == 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "%s is %g, but desc.method is %d, which does not use it", name,
+                               numbers[i].value, (int)d->method);
+        }
+    }
+    for (int i = 0; i < QLORA_LR_FACTORS; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "desc.lr_factors[%d]", i);
+        QLORA__TRY(qlora__need_real(ctx, name, d->lr_factors[i], 0.0, 1e6));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_desc* d) {
@@ -30252,6 +30667,7 @@ static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_de
         QLORA__TRY(qlora__need_real(ctx, numbers[i].name, numbers[i].value, numbers[i].least,
                                     numbers[i].below));
     }
+    QLORA__TRY(qlora__method_desc_check(ctx, d));
     QLORA__TRY(qlora__need_whole(ctx, "desc.clip", (int64_t)d->clip, 0, QLORA_CLIP_LAYERS));
     QLORA__TRY(
         qlora__need_whole(ctx, "desc.schedule", (int64_t)d->schedule, 0, QLORA_SCHEDULE_CONSTANT));
@@ -30273,6 +30689,15 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
     d->eps = d->eps > 0.0 ? d->eps : 1e-8;
     d->max_norm = d->max_norm < 0.0 ? -1.0 : d->max_norm > 0.0 ? d->max_norm : 1.0;
     d->keep_checkpoints = d->keep_checkpoints > 0 ? d->keep_checkpoints : 2;
+    d->beta = d->beta > 0.0 || d->method == QLORA_METHOD_SFT ? d->beta : 0.1;
+    if (d->method == QLORA_METHOD_KTO) {
+        d->desirable_weight = d->desirable_weight > 0.0 ? d->desirable_weight : 1.0;
+        d->undesirable_weight = d->undesirable_weight > 0.0 ? d->undesirable_weight : 1.0;
+    }
+    d->loraplus_ratio = d->loraplus_ratio > 0.0 ? d->loraplus_ratio : 1.0;
+    for (int i = 0; i < QLORA_LR_FACTORS; i++) {
+        d->lr_factors[i] = d->lr_factors[i] > 0.0 ? d->lr_factors[i] : 1.0;
+    }
     return QLORA_OK;
 }
 
@@ -30302,6 +30727,8 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     t->m = m;
     t->use_graphs = !t->desc.eager && !qlora__on_cpu(ctx);
     int64_t room = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) + 1;
+    t->chunk_room = room;
+    room *= t->desc.method == QLORA_METHOD_SFT ? 1 : QLORA__MICRO_KINDS;
     t->graphs = (qlora_graph**)qlora__alloc_zero(ctx, (size_t)room * sizeof *t->graphs);
     if (t->graphs == NULL) {
         return QLORA_ERR_MEMORY;
@@ -30320,7 +30747,9 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
                                           t->desc.weight_decay};
     QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.clip == QLORA_CLIP_LAYERS, t->desc.max_norm,
                                       &numbers));
+    QLORA__TRY(qlora__ranges_upload(ctx, m, t->desc.loraplus_ratio, t->desc.lr_factors));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
     return qlora__tensor_zero(ctx, &m->totals);
 }
 
@@ -30393,11 +30822,16 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
                            "before changing settings");
     }
     QLORA__TRY(qlora__train_desc_resolve(ctx, desc, &d));
-    const char* fixed = d.clip != t->desc.clip                     ? "clip"
-                        : d.seed != t->desc.seed                   ? "seed"
-                        : d.eager != t->desc.eager                 ? "eager"
-                        : d.require_graph != t->desc.require_graph ? "require_graph"
-                                                                   : NULL;
+    const char* fixed =
+        d.clip != t->desc.clip                     ? "clip"
+        : d.seed != t->desc.seed                   ? "seed"
+        : d.eager != t->desc.eager                 ? "eager"
+        : d.require_graph != t->desc.require_graph ? "require_graph"
+        : d.method != t->desc.method               ? "method"
+        : memcmp(&d.loraplus_ratio, &t->desc.loraplus_ratio, sizeof d.loraplus_ratio) != 0
+            ? "loraplus_ratio"
+        : memcmp(d.lr_factors, t->desc.lr_factors, sizeof d.lr_factors) != 0 ? "lr_factors"
+                                                                             : NULL;
     if (fixed != NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.%s differs from that of the trainer and cannot be changed", fixed);
@@ -30412,67 +30846,268 @@ qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* des
     return qlora__leave(trainer->ctx, qlora__train_set(trainer, desc));
 }
 
+//@@ src/train/preference.h
+
+// ---- the batches of DPO and KTO -----------------------------------------------------------------
+
+static const char* qlora__method_name(qlora_method method) {
+    return method == QLORA_METHOD_DPO ? "DPO" : method == QLORA_METHOD_KTO ? "KTO" : "SFT";
+}
+
+// Counts the labels of every sequence, of which each must have at least one. `chosen` receives
+// those of the even sequences.
+static qlora_result qlora__sequences_count(qlora_ctx* ctx, const qlora_batch* b, double* chosen) {
+    int64_t at = 0;
+    for (int64_t s = 0; s < b->count; s++) {
+        int64_t labels = 0;
+        for (int64_t i = 1; i < b->lengths[s]; i++) {
+            labels += b->labels[at + i] != -100 ? 1 : 0;
+        }
+        if (labels == 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "sequence %lld has no label; its log-probability would be that of "
+                               "nothing",
+                               (long long)s);
+        }
+        *chosen += s % 2 == 0 ? (double)labels : 0.0;
+        at += b->lengths[s];
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__pairs_check(qlora_ctx* ctx, const qlora_batch* b,
+                                       qlora__step_counts* counts) {
+    if (b->roles != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "batch->roles is set; the sequences of DPO are pairs, the chosen one "
+                           "first");
+    }
+    if (b->count % 2 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the batch has %lld sequences; DPO needs pairs, both in one batch",
+                           (long long)b->count);
+    }
+    counts->pairs += (double)(b->count / 2);
+    return qlora__sequences_count(ctx, b, &counts->chosen_labels);
+}
+
+static qlora_result qlora__roles_check(qlora_ctx* ctx, const qlora_batch* b,
+                                       qlora__step_counts* counts) {
+    int64_t mismatched = 0;
+    double ignored = 0.0;
+    if (b->roles == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "batch->roles is NULL; KTO needs the role of every sequence");
+    }
+    for (int64_t s = 0; s < b->count; s++) {
+        if (b->roles[s] < 0 || b->roles[s] > QLORA_ROLE_MISMATCHED) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "sequence %lld has role %d; it must be 0, 1 or 2", (long long)s,
+                               (int)b->roles[s]);
+        }
+        mismatched += b->roles[s] == QLORA_ROLE_MISMATCHED ? 1 : 0;
+    }
+    if (mismatched > 0 && mismatched < b->count) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "%lld of the %lld sequences of a batch are mismatched; they need batches "
+            "of their own",
+            (long long)mismatched, (long long)b->count);
+    }
+    if (mismatched > 0 && counts->singles > 0.0) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "a batch of mismatched sequences follows one of others; kl must be known "
+            "before the first gradient");
+    }
+    counts->mismatched += (double)mismatched;
+    counts->singles += (double)(b->count - mismatched);
+    return qlora__sequences_count(ctx, b, &ignored);
+}
+
+// Checks a batch that belongs to a step of DPO or KTO, and counts it.
+static qlora_result qlora__preference_check(const qlora_trainer* t, const qlora_batch* b,
+                                            qlora__step_counts* counts) {
+    qlora_ctx* ctx = t->ctx;
+    if (b->weights != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "batch->weights is set; %s has no weights of labels",
+                           qlora__method_name(t->desc.method));
+    }
+    for (int64_t s = 0; b->references != NULL && s < b->count; s++) {
+        if (!(b->references[s] <= 0.0 && b->references[s] > -1e300)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "reference %lld is %g; a log-probability is finite and at most 0",
+                               (long long)s, b->references[s]);
+        }
+    }
+    return t->desc.method == QLORA_METHOD_DPO ? qlora__pairs_check(ctx, b, counts)
+                                              : qlora__roles_check(ctx, b, counts);
+}
+
+// What must hold for all batches of a step together.
+static qlora_result qlora__preference_check_step(const qlora_trainer* t,
+                                                 const qlora__step_counts* counts) {
+    bool dpo = t->desc.method == QLORA_METHOD_DPO;
+    if (!((dpo ? counts->pairs : counts->singles) > 0.0)) {
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "the step has no %s",
+                           dpo ? "pairs" : "sequences other than mismatched ones");
+    }
+    if (!dpo && (counts->mismatched < counts->singles || counts->mismatched > counts->singles)) {
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT,
+                           "the step has %g mismatched sequences and %g others; KTO needs as many "
+                           "of both",
+                           counts->mismatched, counts->singles);
+    }
+    return QLORA_OK;
+}
+
+static qlora__preference_numbers qlora__preference_numbers_of(const qlora_trainer* t) {
+    const qlora_train_desc* d = &t->desc;
+    bool dpo = d->method == QLORA_METHOD_DPO;
+    qlora__preference_numbers n;
+    n.beta = d->beta;
+    n.smoothing = d->label_smoothing;
+    n.likelihood = dpo ? d->sft_alpha / t->counts.chosen_labels : 0.0;
+    n.desirable = d->desirable_weight;
+    n.undesirable = d->undesirable_weight;
+    n.total = dpo ? t->counts.pairs : t->counts.singles;
+    return n;
+}
+
+static double qlora__mean(double sum, double count) {
+    return count > 0.0 ? sum / count : 0.0;
+}
+
+// Reports the sums of a step.
+static void qlora__preference_report(const qlora__report* report, const double* sums,
+                                     qlora_train_info* out) {
+    double pairs = sums[QLORA__SUM_CHOSEN_COUNT];
+    bool kto = sums[QLORA__SUM_KL_COUNT] > 0.0;
+    out->preference_loss = qlora__mean(sums[QLORA__SUM_LOSS], report->total);
+    out->chosen_nll = qlora__mean(sums[QLORA__SUM_NLL], report->chosen_labels);
+    out->loss = out->preference_loss + report->sft_alpha * out->chosen_nll;
+    out->rewards_chosen = qlora__mean(sums[QLORA__SUM_CHOSEN], pairs);
+    out->rewards_rejected = qlora__mean(sums[QLORA__SUM_REJECTED], sums[QLORA__SUM_REJECTED_COUNT]);
+    out->margins = kto ? out->rewards_chosen - out->rewards_rejected
+                       : qlora__mean(sums[QLORA__SUM_MARGIN], pairs);
+    out->accuracy = qlora__mean(sums[QLORA__SUM_CORRECT], report->total);
+    out->kl_raw = qlora__mean(sums[QLORA__SUM_KL], sums[QLORA__SUM_KL_COUNT]);
+    out->kl = out->kl_raw > 0.0 ? out->kl_raw : 0.0;
+}
+
 //@@ src/train/step.h
 
 // ---- steps --------------------------------------------------------------------------------------
 
-// A micro-batch is computed in pieces. Sets the kind of piece number n, and the number of its layer
-// or chunk; false past the last piece.
-static bool qlora__piece_at(const qlora_trainer* t, int64_t n, int* kind, int64_t* index) {
+// A piece of a micro-batch: its kind, the number of its layer or chunk, and whether it belongs to
+// the pass of the base, which comes first if a micro-batch has one.
+typedef struct qlora__piece_of {
+    int kind;
+    int64_t index;
+    bool reference;
+} qlora__piece_of;
+
+// Piece number n of a forward pass; the one after the last is of the given kind.
+static void qlora__piece_forward(const qlora_trainer* t, int64_t n, int last,
+                                 qlora__piece_of* out) {
     int64_t layers = t->m->plan.config.layers;
-    int64_t chunks = t->micro.chunks;
-    int64_t turn = 1 + 2 * layers + chunks;
-    *index = 0;
     if (n == 0) {
-        *kind = QLORA__PIECE_BEGIN;
+        out->kind = QLORA__PIECE_BEGIN;
     } else if (n <= 2 * layers) {
-        *kind = n % 2 == 1 ? QLORA__PIECE_FORWARD_ATTENTION : QLORA__PIECE_FORWARD_MLP;
-        *index = (n - 1) / 2;
-    } else if (n < turn) {
-        *kind = QLORA__PIECE_HEAD;
-        *index = n - 1 - 2 * layers;
-    } else if (n == turn) {
-        *kind = QLORA__PIECE_TURN;
-    } else if (n <= turn + 2 * layers) {
-        int64_t back = n - turn - 1;
-        *kind = back % 2 == 0 ? QLORA__PIECE_BACKWARD_MLP : QLORA__PIECE_BACKWARD_ATTENTION;
-        *index = layers - 1 - back / 2;
+        out->kind = n % 2 == 1 ? QLORA__PIECE_FORWARD_ATTENTION : QLORA__PIECE_FORWARD_MLP;
+        out->index = (n - 1) / 2;
+    } else if (n <= 2 * layers + t->micro.chunks) {
+        out->kind = QLORA__PIECE_HEAD;
+        out->index = n - 1 - 2 * layers;
     } else {
-        return false;
+        out->kind = last;
     }
-    return true;
 }
 
-static qlora_result qlora__piece_run(const qlora__pass* pass, int kind, int64_t index) {
+// A micro-batch is computed in pieces. Sets piece number n; false past the last one.
+static bool qlora__piece_at(const qlora_trainer* t, int64_t n, qlora__piece_of* out) {
+    int64_t layers = t->m->plan.config.layers;
+    int64_t turn = 1 + 2 * layers + t->micro.chunks;
+    memset(out, 0, sizeof *out);
+    if (t->micro.reference && n <= turn) {
+        out->reference = true;
+        qlora__piece_forward(t, n, QLORA__PIECE_LOGPS, out);
+        return true;
+    }
+    n -= t->micro.reference ? turn + 1 : 0;
+    if (n <= turn) {
+        qlora__piece_forward(t, n, t->micro.mismatched ? QLORA__PIECE_LOGPS : QLORA__PIECE_TURN,
+                             out);
+        return true;
+    }
+    int64_t back = n - turn - 1;
+    out->kind = back % 2 == 0 ? QLORA__PIECE_BACKWARD_MLP : QLORA__PIECE_BACKWARD_ATTENTION;
+    out->index = layers - 1 - back / 2;
+    return !t->micro.mismatched && back < 2 * layers;
+}
+
+// The factors of the sequences, applied to the gradients of their rows.
+static qlora_result qlora__piece_preference(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    qlora_tensor rows = m->rows_dx;
+    rows.rows -= 1; // without the zero row
+    QLORA__TRY(
+        qlora__preference_logps(pass->ctx, &m->preference, &m->losses, &m->preference.logps));
+    QLORA__TRY(qlora__preference_factors(pass->ctx, &m->preference));
+    return qlora__preference_scale(pass->ctx, &m->preference, &rows);
+}
+
+static qlora_result qlora__piece_logps(const qlora__pass* pass, bool reference) {
+    const qlora__preference* p = &pass->m->preference;
+    QLORA__TRY(qlora__preference_logps(pass->ctx, p, &pass->m->losses,
+                                       reference ? &p->references : &p->logps));
+    return reference ? QLORA_OK : qlora__preference_factors(pass->ctx, p);
+}
+
+static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__pass* pass,
+                                          const qlora__piece_of* piece) {
     qlora_tensor totals = qlora__window(&pass->m->totals, 1, 0, 3);
-    switch (kind) {
+    bool trained = !piece->reference && !t->micro.mismatched;
+    switch (piece->kind) {
     case QLORA__PIECE_BEGIN:
         return qlora__forward_begin(pass);
     case QLORA__PIECE_FORWARD_ATTENTION:
-        return qlora__forward_attention(pass, index);
+        return qlora__forward_attention(pass, piece->index);
     case QLORA__PIECE_FORWARD_MLP:
-        return qlora__forward_mlp(pass, index);
+        return qlora__forward_mlp(pass, piece->index);
     case QLORA__PIECE_HEAD:
-        return qlora__head_chunk(pass, index, &totals, true);
+        return qlora__head_chunk(pass, piece->index, trained ? &totals : NULL, trained);
+    case QLORA__PIECE_LOGPS:
+        return qlora__piece_logps(pass, piece->reference);
     case QLORA__PIECE_TURN:
+        QLORA__TRY(t->micro.preference ? qlora__piece_preference(pass) : QLORA_OK);
         QLORA__TRY(qlora__head_end(pass));
         return qlora__backward_begin(pass);
     case QLORA__PIECE_BACKWARD_MLP:
-        return qlora__backward_mlp(pass, index);
+        return qlora__backward_mlp(pass, piece->index);
     default:
-        QLORA__TRY(qlora__backward_attention(pass, index));
-        return index == 0 ? qlora__backward_end(pass) : QLORA_OK;
+        QLORA__TRY(qlora__backward_attention(pass, piece->index));
+        return piece->index == 0 ? qlora__backward_end(pass) : QLORA_OK;
     }
+}
+
+// Only what is trained has dropout.
+static qlora_result qlora__piece_run(const qlora_trainer* t, const qlora__piece_of* piece) {
+    qlora_model* m = t->m;
+    qlora__pass pass = qlora__pass_of(m, t->micro.rows, !piece->reference && !t->micro.mismatched);
+    m->use_adapters = !piece->reference;
+    qlora_result r = qlora__piece_kind_run(t, &pass, piece);
+    m->use_adapters = true; // a step is refused while they are off
+    return r;
 }
 
 static qlora_result qlora__micro_run(qlora_ctx* ctx, void* user) {
     qlora_trainer* t = (qlora_trainer*)user;
-    qlora__pass pass = qlora__pass_of(t->m, t->micro.rows, true);
-    int kind = 0;
-    int64_t index = 0;
+    qlora__piece_of piece;
     (void)ctx;
-    for (int64_t n = 0; qlora__piece_at(t, n, &kind, &index); n++) {
-        QLORA__TRY(qlora__piece_run(&pass, kind, index));
+    for (int64_t n = 0; qlora__piece_at(t, n, &piece); n++) {
+        QLORA__TRY(qlora__piece_run(t, &piece));
     }
     return QLORA_OK;
 }
@@ -30548,21 +31183,24 @@ static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
     return QLORA_OK;
 }
 
-static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch,
-                                      double total_labels) {
-    qlora__micro_desc desc = {total_labels, t->desc.seed, t->step};
+// t->counts is that of the step.
+static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch) {
+    bool sft = t->desc.method == QLORA_METHOD_SFT;
+    qlora__preference_numbers numbers = qlora__preference_numbers_of(t);
+    qlora__micro_desc desc = {sft ? t->counts.labels : 1.0, t->desc.seed, t->step,
+                              sft ? NULL : &numbers};
     QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
-    t->tokens += t->micro.tokens;
+    t->tokens += t->micro.mismatched ? 0 : t->micro.tokens;
     return QLORA_OK;
 }
 
 // Queues a micro-batch that has been checked.
-static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch,
-                                       double total_labels) {
+static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch) {
     t->failed = true;
-    QLORA__TRY(qlora__micro_send(t, batch, total_labels));
-    int64_t chunks = t->micro.chunks;
-    QLORA__TRY(qlora__run(t, (uint64_t)chunks, qlora__micro_run, &t->graphs[chunks]));
+    QLORA__TRY(qlora__micro_send(t, batch));
+    int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
+    int64_t graph = kind * t->chunk_room + t->micro.chunks;
+    QLORA__TRY(qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]));
     t->failed = false;
     return QLORA_OK;
 }
@@ -30571,9 +31209,16 @@ static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batc
                                        double total_labels) {
     int64_t tokens = 0;
     QLORA__TRY(qlora__trainer_need(t->ctx, t));
+    if (t->desc.method != QLORA_METHOD_SFT) {
+        return qlora__fail(t->ctx, QLORA_ERR_STATE,
+                           "the loss of %s depends on the whole step; use qlora_train_step, "
+                           "qlora_train_gradients or qlora_train_begin",
+                           qlora__method_name(t->desc.method));
+    }
     QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
     QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
-    return qlora__micro_queue(t, batch, total_labels);
+    t->counts.labels = total_labels;
+    return qlora__micro_queue(t, batch);
 }
 
 qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
@@ -30610,6 +31255,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
                   {record->results, qlora__clip_results(&m->clip), (size_t)numbers * sizeof(float)},
                   {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
+                  {record->preference, m->preference.sums.data, sizeof record->preference},
                   {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
         QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
@@ -30627,6 +31273,12 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     t->reports[at].step = t->step + 1;
     t->reports[at].tokens = t->tokens;
     t->reports[at].lr = lr;
+    t->reports[at].total =
+        t->desc.method == QLORA_METHOD_SFT ? 0.0 : t->counts.pairs + t->counts.singles;
+    t->reports[at].chosen_labels = t->counts.chosen_labels;
+    t->reports[at].sft_alpha = t->desc.sft_alpha;
+    memset(&t->counts, 0, sizeof t->counts);
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     return qlora__tensor_zero(ctx, &totals);
 }
@@ -30697,6 +31349,9 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->tokens = report->tokens;
     out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
+    if (report->total > 0.0) {
+        qlora__preference_report(report, r->preference, out);
+    }
 }
 
 static qlora_result qlora__train_query(qlora_trainer* t, qlora_train_info* out) {
@@ -30750,36 +31405,53 @@ qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* o
 
 // ---- whole steps --------------------------------------------------------------------------------
 
-// Checks every batch of a step before anything is computed, and adds up the labels.
+// Checks every batch of a step before anything is computed, and counts what it consists of.
 static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* batches,
-                                         int64_t count, double* total_labels) {
+                                         int64_t count) {
     qlora_ctx* ctx = t->ctx;
+    bool sft = t->desc.method == QLORA_METHOD_SFT;
     QLORA__TRY(qlora__trainer_need(ctx, t));
     if (t->tokens > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step was started with qlora_train_micro; finish it with "
-                           "qlora_train_update or drop it with qlora_train_cancel");
+                           "a step was started with qlora_train_micro or qlora_train_gradients; "
+                           "finish it with qlora_train_update or drop it with qlora_train_cancel");
     }
     if (batches == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batches is NULL");
     }
     QLORA__TRY(qlora__need_whole(ctx, "count", count, 1, INT64_MAX));
-    *total_labels = 0.0;
+    qlora__step_counts counts;
+    memset(&counts, 0, sizeof counts);
     for (int64_t i = 0; i < count; i++) {
         int64_t tokens = 0;
         QLORA__TRY(qlora__batch_check(ctx, t->m, &batches[i], &tokens));
-        *total_labels += qlora_batch_labels(&batches[i]);
+        QLORA__TRY(sft ? QLORA_OK : qlora__preference_check(t, &batches[i], &counts));
+        counts.labels += qlora_batch_labels(&batches[i]);
     }
-    return qlora__labels_check(ctx, *total_labels);
+    QLORA__TRY(sft ? QLORA_OK : qlora__preference_check_step(t, &counts));
+    QLORA__TRY(qlora__labels_check(ctx, counts.labels));
+    t->counts = counts;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__train_gradients(qlora_trainer* t, const qlora_batch* batches,
+                                           int64_t count) {
+    QLORA__TRY(qlora__batches_check(t, batches, count));
+    for (int64_t i = 0; i < count; i++) {
+        QLORA__TRY(qlora__micro_queue(t, &batches[i]));
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_train_gradients(qlora_trainer* trainer, const qlora_batch* batches,
+                                   int64_t count) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_gradients");
+    return qlora__leave(trainer->ctx, qlora__train_gradients(trainer, batches, count));
 }
 
 static qlora_result qlora__train_step(qlora_trainer* t, const qlora_batch* batches, int64_t count,
                                       qlora_train_info* out) {
-    double total_labels = 0.0;
-    QLORA__TRY(qlora__batches_check(t, batches, count, &total_labels));
-    for (int64_t i = 0; i < count; i++) {
-        QLORA__TRY(qlora__micro_queue(t, &batches[i], total_labels));
-    }
+    QLORA__TRY(qlora__train_gradients(t, batches, count));
     QLORA__TRY(qlora__update_send(t, true));
     return out != NULL ? qlora__train_query(t, out) : QLORA_OK;
 }
@@ -30800,14 +31472,12 @@ qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches
 
 static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batches,
                                        int64_t count) {
-    double total_labels = 0.0;
-    QLORA__TRY(qlora__batches_check(t, batches, count, &total_labels));
+    QLORA__TRY(qlora__batches_check(t, batches, count));
     t->sliced.begun = true;
     t->sliced.batches = batches;
     t->sliced.count = count;
     t->sliced.at = 0;
     t->sliced.piece = 0;
-    t->sliced.total_labels = total_labels;
     return QLORA_OK;
 }
 
@@ -30817,32 +31487,31 @@ qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batche
 }
 
 // The kind of the next piece.
-static int qlora__slice_kind(const qlora_trainer* t, int64_t* index) {
-    int kind = QLORA__PIECE_UPDATE;
-    *index = 0;
-    if (t->sliced.at < t->sliced.count && t->sliced.piece == 0) {
+static int qlora__slice_kind(const qlora_trainer* t) {
+    qlora__piece_of piece;
+    if (t->sliced.at == t->sliced.count) {
+        return QLORA__PIECE_UPDATE;
+    }
+    if (t->sliced.piece == 0) {
         return QLORA__PIECE_BEGIN; // t->micro is still that of the previous batch
     }
-    if (t->sliced.at < t->sliced.count) {
-        qlora__piece_at(t, t->sliced.piece, &kind, index);
-    }
-    return kind;
+    qlora__piece_at(t, t->sliced.piece, &piece);
+    return piece.kind;
 }
 
 // Moves to the next piece.
 static void qlora__slice_advance(qlora_trainer* t) {
     qlora__sliced* s = &t->sliced;
-    int kind = 0;
-    int64_t index = 0;
+    qlora__piece_of piece;
     s->piece++;
-    if (!qlora__piece_at(t, s->piece, &kind, &index)) {
+    if (!qlora__piece_at(t, s->piece, &piece)) {
         s->at++;
         s->piece = 0;
     }
     t->m->micro_begun = s->piece > 0;
 }
 
-static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, int64_t index, bool* done) {
+static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
     qlora__sliced* s = &t->sliced;
     if (kind == QLORA__PIECE_UPDATE) {
         QLORA__TRY(qlora__update_send(t, false));
@@ -30852,11 +31521,17 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, int64_t index
     }
     if (s->piece == 0) { // the caller's memory may have changed since the step began
         int64_t tokens = 0;
+        qlora__step_counts ignored;
+        memset(&ignored, 0, sizeof ignored);
         QLORA__TRY(qlora__batch_check(t->ctx, t->m, &s->batches[s->at], &tokens));
-        QLORA__TRY(qlora__micro_send(t, &s->batches[s->at], s->total_labels));
+        QLORA__TRY(t->desc.method == QLORA_METHOD_SFT
+                       ? QLORA_OK
+                       : qlora__preference_check(t, &s->batches[s->at], &ignored));
+        QLORA__TRY(qlora__micro_send(t, &s->batches[s->at]));
     }
-    qlora__pass pass = qlora__pass_of(t->m, t->micro.rows, true);
-    QLORA__TRY(qlora__piece_run(&pass, kind, index));
+    qlora__piece_of piece;
+    qlora__piece_at(t, s->piece, &piece);
+    QLORA__TRY(qlora__piece_run(t, &piece));
     QLORA__TRY(qlora__sync(t->ctx));
     qlora__slice_advance(t);
     return QLORA_OK;
@@ -30875,15 +31550,14 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
     bool done = false;
     double start = qlora__clock_ms();
     for (double now = start; !done;) {
-        int64_t index = 0;
-        int kind = qlora__slice_kind(t, &index);
+        int kind = qlora__slice_kind(t);
         double* expected = &t->sliced.expected[kind];
         // A piece of a kind that has not been timed yet gets its own slice.
         if (now > start && (!(*expected > 0.0) || now - start + *expected > milliseconds)) {
             break;
         }
         t->failed = true;
-        QLORA__TRY(qlora__slice_piece(t, kind, index, &done));
+        QLORA__TRY(qlora__slice_piece(t, kind, &done));
         t->failed = false;
         double end = qlora__clock_ms();
         double took = end - now > 1e-6 ? end - now : 1e-6;
@@ -30906,6 +31580,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     t->sliced.begun = false;
     t->tokens = 0;
@@ -30934,7 +31609,8 @@ qlora_result qlora_train_cancel(qlora_trainer* trainer) {
 
 #define QLORA__STATE_FILE "state.safetensors"
 #define QLORA__MAX_KEPT 64
-#define QLORA__STATE_ROWS 48
+#define QLORA__STATE_ROWS 64
+#define QLORA__STATE_PREFERENCE (QLORA__PREFERENCE_SUMS + 3)
 
 typedef struct qlora__ckpt_list {
     qlora__module_name names[QLORA__MAX_KEPT + 2];
@@ -31045,7 +31721,8 @@ typedef enum qlora__state_kind {
 typedef struct qlora__state_row {
     const char* name;
     qlora__state_kind kind;
-    bool real; // value holds the bits of a double
+    bool real;  // value holds the bits of a double
+    bool later; // older checkpoints lack it and have the default
     int64_t value;
     int64_t* back;
 } qlora__state_row;
@@ -31058,6 +31735,7 @@ typedef struct qlora__state {
     int64_t skipped;
     int64_t skip;
     float record[6]; // totals of a qlora__record, norm of the gradients, scale of the first group
+    double preference[QLORA__STATE_PREFERENCE]; // sums; then total, chosen_labels, sft_alpha
     qlora__state_row rows[QLORA__STATE_ROWS];
     int count;
 } qlora__state;
@@ -31078,6 +31756,14 @@ static void qlora__state_add_real(qlora__state* s, const char* name, qlora__stat
     memcpy(&bits, &value, sizeof bits);
     qlora__state_add(s, name, kind, bits);
     s->rows[s->count - 1].real = true;
+}
+
+// A setting that older checkpoints lack. Nothing is stored for the default, so that a checkpoint
+// that does not use it stays as it was.
+static void qlora__state_add_later(qlora__state* s, const char* name, qlora__state_kind kind,
+                                   double value) {
+    qlora__state_add_real(s, name, kind, value);
+    s->rows[s->count - 1].later = true;
 }
 
 static void qlora__state_add_back(qlora__state* s, const char* name, int64_t* back) {
@@ -31106,6 +31792,24 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
 // The tier that made the numbers, by name, so that a checkpoint can be read by a person.
 static const char* qlora__state_tier(const qlora_ctx* ctx) {
     return qlora__on_cpu(ctx) ? ctx->cpu->name : "none";
+}
+
+static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) {
+    const struct {
+        const char* name;
+        qlora__state_kind kind;
+        double value;
+        double usual;
+    } rows[] = {{"method", QLORA__SAME, (double)d->method, 0.0},
+                {"beta", QLORA__NOTED, d->beta, 0.0},
+                {"label_smoothing", QLORA__NOTED, d->label_smoothing, 0.0},
+                {"sft_alpha", QLORA__NOTED, d->sft_alpha, 0.0},
+                {"desirable_weight", QLORA__NOTED, d->desirable_weight, 0.0},
+                {"undesirable_weight", QLORA__NOTED, d->undesirable_weight, 0.0},
+                {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
+    }
 }
 
 // Fills the table from the trainer. The caller has set the fields of s that are restored.
@@ -31150,6 +31854,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
     qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
+    qlora__state_add_method(s, d);
     qlora__state_add_machine(s, t->ctx);
     qlora__state_add_back(s, "step", &s->step);
     qlora__state_add_back(s, "last_tokens", &s->tokens);
@@ -31192,16 +31897,19 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     for (int i = 0; i < QLORA__CKPT_HASHED; i++) {
         QLORA__TRY(qlora__ckpt_hash(ctx, folder, qlora__ckpt_files[i], &hashes[i]));
     }
+    int count = 0;
     for (int i = 0; i < s->count; i++) {
-        snprintf(texts[i], sizeof texts[i], "%lld", (long long)s->rows[i].value);
-        metadata[2 * i] = s->rows[i].name;
-        metadata[2 * i + 1] = texts[i];
+        if (!s->rows[i].later || s->rows[i].value != 0) {
+            snprintf(texts[i], sizeof texts[i], "%lld", (long long)s->rows[i].value);
+            metadata[2 * count] = s->rows[i].name;
+            metadata[2 * count++ + 1] = texts[i];
+        }
     }
-    metadata[2 * s->count] = "cpu_tier";
-    metadata[2 * s->count + 1] = qlora__state_tier(ctx);
-    metadata[2 * s->count + 2] = NULL;
+    metadata[2 * count] = "cpu_tier";
+    metadata[2 * count + 1] = qlora__state_tier(ctx);
+    metadata[2 * count + 2] = NULL;
     QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
-    QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 3, &list));
+    QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 4, &list));
     qlora__trained trained;
     for (int64_t i = 0; qlora__trained_at(m, i, &trained); i++) {
         qlora__save_add(&list, "m.", &m->moment1, &trained);
@@ -31209,6 +31917,10 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     }
     qlora__save_add_bytes(&list, "hashes", QLORA__ST_U64, hashes, sizeof hashes);
     qlora__save_add_bytes(&list, "record", QLORA__ST_F32, s->record, sizeof s->record);
+    if (t->desc.method != QLORA_METHOD_SFT) {
+        qlora__save_add_bytes(&list, "preference", QLORA__ST_U8, s->preference,
+                              sizeof s->preference);
+    }
     qlora__save_add_bytes(&list, "position", QLORA__ST_U8, position, position_bytes);
     qlora_result r = qlora__save_write(ctx, &list, path, metadata, true);
     qlora__save_close(ctx, &list);
@@ -31231,6 +31943,10 @@ static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
     memcpy(s->record, record->totals, sizeof record->totals);
     s->record[4] = qlora__record_norm(t, record);
     s->record[5] = record->results[1];
+    memcpy(s->preference, record->preference, sizeof record->preference);
+    s->preference[QLORA__PREFERENCE_SUMS] = report->total;
+    s->preference[QLORA__PREFERENCE_SUMS + 1] = report->chosen_labels;
+    s->preference[QLORA__PREFERENCE_SUMS + 2] = report->sft_alpha;
     qlora__state_fill(t, s);
     return QLORA_OK;
 }
@@ -31414,7 +32130,7 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
     for (int i = 0; i < s->count; i++) {
         const qlora__state_row* row = &s->rows[i];
         int64_t value = 0;
-        if (!qlora__state_number(st, row->name, &value)) {
+        if (!qlora__state_number(st, row->name, &value) && !row->later) {
             return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is missing", st->label, row->name);
         }
         if (row->kind == QLORA__BACK) {
@@ -31449,6 +32165,10 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
                            (int)sizeof s->record);
     }
     memcpy(s->record, record->data, sizeof s->record);
+    const qlora__st_tensor* sums = qlora__st_find(st, "preference");
+    if (sums != NULL && sums->bytes == sizeof s->preference) {
+        memcpy(s->preference, sums->data, sizeof s->preference);
+    }
     return QLORA_OK;
 }
 
@@ -31506,12 +32226,17 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &adamw, sizeof adamw));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     QLORA__TRY(qlora__sync(ctx));
     qlora__record* record = &t->records[qlora__record_of(s->step)];
     qlora__report* report = &t->reports[qlora__record_of(s->step)];
     memcpy(record->totals, s->record, sizeof record->totals);
     memset(record->results, 0, sizeof record->results); // the norm of all, as one group
+    memcpy(record->preference, s->preference, sizeof record->preference);
+    report->total = s->preference[QLORA__PREFERENCE_SUMS];
+    report->chosen_labels = s->preference[QLORA__PREFERENCE_SUMS + 1];
+    report->sft_alpha = s->preference[QLORA__PREFERENCE_SUMS + 2];
     memcpy(record->results, s->record + 4, 2 * sizeof(float));
     record->adamw = adamw;
     record->flag = 0;
@@ -32202,4 +32927,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 19fc03d957d3270e
+//@@ end d99bb07dd3c541c4

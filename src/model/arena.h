@@ -309,6 +309,16 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
     qlora__arena_tensor(arena, QLORA_F32, 1, 1, &b->scale);
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
+    int64_t S = m->plan.max_sequences;
+    qlora__arena_tensor(arena, QLORA_I32, 1, S + 1, &b->starts);
+    qlora__arena_tensor(arena, QLORA_I32, 1, S, &b->roles);
+    qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora__preference_numbers),
+                        &b->numbers);
+    qlora__arena_tensor(arena, QLORA_U8, 1, S * (int64_t)sizeof(double), &b->references);
+    m->preference.starts = b->starts;
+    m->preference.roles = b->roles;
+    m->preference.numbers = b->numbers;
+    m->preference.references = b->references;
     b->all = b->ids;
     b->all.data = start;
     b->all.dtype = QLORA_U8;
@@ -324,8 +334,15 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
     qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
+    int64_t S = m->plan.max_sequences * (int64_t)sizeof(double);
+    qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
+    qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
+                        &m->preference.sums);
     if (qlora__trains(m)) {
         qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
+        qlora__arena_tensor(arena, QLORA_U8, 1, S * QLORA__PREFERENCE_VALUES,
+                            &m->preference.values);
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences, &m->preference.factors);
     }
 }
 

@@ -98,7 +98,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
         QLORA__TRY(qlora__model_wrap(ctx, m));
         QLORA__TRY(qlora__model_rope(ctx, m));
     }
-    QLORA__TRY(qlora__ranges_upload(ctx, m));
+    QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
                                   m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));
     QLORA__TRY(qlora__model_fill(ctx, m, desc));

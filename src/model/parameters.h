@@ -101,7 +101,24 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
     }
 }
 
-static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
+// The factor for the learning rate of a trained tensor. As in PEFT, vectors go with B in LoRA+.
+static double qlora__range_lr(const qlora_model* m, const qlora__trained* t, double loraplus_ratio,
+                              const double* factors) {
+    double ratio = t->is_b || t->rows == 1 ? loraplus_ratio : 1.0;
+    if (factors == NULL) {
+        return ratio;
+    }
+    int which = QLORA_LR_NORMS;
+    if (t->projection != NULL) {
+        int64_t number = t->projection - m->layers[t->layer].projections;
+        which = m->arch->layout->rows[number].bit;
+    }
+    return ratio * factors[which];
+}
+
+// factors NULL = all 1.
+static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m, double loraplus_ratio,
+                                         const double* factors) {
     size_t bytes = (size_t)m->range_count * sizeof(qlora_adamw_range);
     qlora_adamw_range* ranges = (qlora_adamw_range*)qlora__alloc_zero(ctx, bytes);
     if (ranges == NULL) {
@@ -113,6 +130,7 @@ static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
         ranges[i].count = t.rows * t.cols;
         ranges[i].decay = t.decays ? 1.0f : 0.0f;
         ranges[i].shadow_scale = t.shadow_scale;
+        ranges[i].lr = qlora__range_lr(m, &t, loraplus_ratio, factors);
         qlora__range_copy(m, &t, &ranges[i]);
     }
     qlora_result r = qlora__copy_in(ctx, m->ranges.data, ranges, bytes);

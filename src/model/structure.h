@@ -62,6 +62,10 @@ typedef struct qlora__batch_block {
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
     qlora_tensor scale;     // [1, 1] f32: 1 / total labels
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
+    qlora_tensor starts;    // these four are views for qlora__preference
+    qlora_tensor roles;
+    qlora_tensor numbers;
+    qlora_tensor references;
 } qlora__batch_block;
 
 // The files of a model and its adapter, each opened once for planning and loading.
@@ -133,6 +137,7 @@ struct qlora_model {
     qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
     qlora_tensor losses;  // f32 [1, R]
     qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
+    qlora__preference preference;
     // generation
     qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
     qlora_tensor scores;   // f32 [heads, generate_tokens]

@@ -213,8 +213,9 @@ static double loss_at(rig* r) {
     qlora_model* m = r->model;
     qlora_trainer* t = r->trainer;
     qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
+    t->counts.labels = r->total;
     if (qlora__parameters_changed(r->ctx, m) != QLORA_OK ||
-        qlora__micro_send(t, &r->batch, r->total) != QLORA_OK ||
+        qlora__micro_send(t, &r->batch) != QLORA_OK ||
         qlora__tensor_zero(r->ctx, &totals) != QLORA_OK) {
         return (double)NAN;
     }
