@@ -228,9 +228,34 @@ static bool needs_check(const options* o, char error[1024]) {
     return true;
 }
 
+// Options of a method are refused where they would have no effect.
+static bool method_check(const options* o, char error[1024]) {
+    static const char* const names[] = {"sft", "dpo", "kto"};
+    const struct {
+        const char* name;
+        bool given;
+        int methods; // that use it, one bit each
+    } rows[] = {{"beta", o->beta > 0.0, 6},
+                {"label-smoothing", o->label_smoothing > 0.0, 2},
+                {"sft-alpha", o->sft_alpha > 0.0, 2},
+                {"desirable-weight", o->desirable_weight > 0.0, 4},
+                {"undesirable-weight", o->undesirable_weight > 0.0, 4},
+                {"reference", o->reference != REFERENCE_PRECOMPUTE, 6},
+                {"train-prompt", o->train_prompt, 1},
+                {"demo", o->demo, 1},
+                {"eval-only", o->eval_only, 1}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (rows[i].given && (rows[i].methods >> (int)o->method & 1) == 0) {
+            return error_set(error, "--%s cannot be used with --method %s", rows[i].name,
+                             names[o->method]);
+        }
+    }
+    return true;
+}
+
 static bool options_check(options* o, char adapter[FOLDER_PATH], char error[1024]) {
     if (!needs_check(o, error) || !inputs_check(o, error) || !lines_check(o, error) ||
-        !format_check(o, error) || !adapter_is_folder(o, error)) {
+        !format_check(o, error) || !adapter_is_folder(o, error) || !method_check(o, error)) {
         return false;
     }
     if (o->tokens != 0 && o->length != 0 && o->length > o->tokens) {

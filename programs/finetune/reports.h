@@ -309,8 +309,10 @@ static void summary_loss(app* a) {
         say(a, " (means of %lld steps)", (long long)span);
     }
     if (known(a->first_eval) && known(a->last_eval)) {
-        say(a, "; held out %.4f -> %.4f, perplexity %.4g -> %.4g", a->first_eval, a->last_eval,
-            exp(a->first_eval), exp(a->last_eval));
+        say(a, "; held out %.4f -> %.4f", a->first_eval, a->last_eval);
+    }
+    if (known(a->first_eval) && known(a->last_eval) && a->o.method == QLORA_METHOD_SFT) {
+        say(a, ", perplexity %.4g -> %.4g", exp(a->first_eval), exp(a->last_eval));
     }
 }
 

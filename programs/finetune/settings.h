@@ -40,6 +40,10 @@ static bool setting_used(const options* o, const option* row) {
         (strcmp(row->name, "eval") == 0 && o->eval_data.count > 0)) {
         return false;
     }
+    static const char* const pairs[] = {"label-smoothing", "sft-alpha"};
+    if (o->method != QLORA_METHOD_DPO && name_among(row->name, pairs, 2)) {
+        return false;
+    }
     return o->adapter == NULL || !name_among(row->name, by_adapter, 4);
 }
 
@@ -126,7 +130,9 @@ static bool settings_write(const option_set* set, bool hard, blob* out) {
     const options* o = (const options*)set->values;
     for (size_t i = 0; i < set->count; i++) {
         const option* row = &set->rows[i];
-        if (!setting_used(o, row) || (hard && (setting_path(row) || setting_soft(row)))) {
+        // Runs that began before there was a choice of methods go on.
+        bool usual = strcmp(row->name, "method") == 0 && o->method == QLORA_METHOD_SFT;
+        if (usual || !setting_used(o, row) || (hard && (setting_path(row) || setting_soft(row)))) {
             continue;
         }
         if (row->kind == OPT_TEXTS) {

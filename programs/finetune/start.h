@@ -89,7 +89,8 @@ static void train_describe(app* a) {
     qlora_model_desc* m = &a->model_desc;
     m->tokens = o->tokens;
     m->max_length = o->length;
-    m->max_sequences = o->tokens / 8 > 1 ? o->tokens / 8 : 1;
+    int64_t least = (int64_t)sample_texts(a); // of one micro-batch
+    m->max_sequences = o->tokens / 8 > least ? o->tokens / 8 : least;
     m->recompute = (qlora_choice)o->recompute;
     m->cache = (qlora_choice)o->cache;
     m->generate_tokens = o->prompt != NULL ? (o->length < 160 ? o->length : 160) : 0;
@@ -100,6 +101,13 @@ static void train_describe(app* a) {
     d->max_norm = o->max_norm > 0.0 ? o->max_norm : -1.0;
     d->schedule = (qlora_schedule)o->schedule;
     d->seed = (uint64_t)o->seed;
+    d->method = (qlora_method)o->method;
+    d->beta = o->beta;
+    d->label_smoothing = o->label_smoothing;
+    d->sft_alpha = o->sft_alpha;
+    d->desirable_weight = o->desirable_weight;
+    d->undesirable_weight = o->undesirable_weight;
+    d->loraplus_ratio = o->loraplus_ratio;
 }
 
 // Names a limit below 0.1 GiB, and what is needed, in MiB: the library's GiB would be 0.00.
@@ -267,7 +275,8 @@ static bool model_start(app* a) {
     }
     if (!lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
-        !checkpoint_load(a) || !packs_plain(a, &a->eval, &a->eval_packs) || !out_begin(a)) {
+        !checkpoint_load(a) || !packs_plain(a, &a->eval, &a->eval_packs) || !out_begin(a) ||
+        !references_make(a)) {
         return false;
     }
     peak_find(a);
@@ -296,7 +305,7 @@ static bool evaluate_only(app* a) {
             a->stopped = true;
             return false;
         }
-        if (!batches_fill(a, &a->eval, &a->eval_packs, p, p + 1) ||
+        if (!batches_fill(a, &a->eval, &a->eval_packs, p, p + 1, NULL) ||
             !lib(a, qlora_eval(a->model, a->batches.data, &info), "evaluating")) {
             return false;
         }

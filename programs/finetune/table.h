@@ -39,6 +39,14 @@ typedef struct options {
     int64_t max_samples;
     int64_t stream;
     int64_t snapshot_every;
+    int64_t method;
+    int64_t reference;
+    double beta;
+    double label_smoothing;
+    double sft_alpha;
+    double desirable_weight;
+    double undesirable_weight;
+    double loraplus_ratio;
     double alpha;
     double dropout;
     double lr;
@@ -65,6 +73,7 @@ typedef struct options {
 
 enum { RESUME_AUTO = 0, RESUME_NEVER, RESUME_MUST };
 enum { STREAM_AUTO = 0, STREAM_ON, STREAM_OFF };
+enum { REFERENCE_PRECOMPUTE = 0, REFERENCE_BESIDE };
 
 #define AT(field) offsetof(options, field)
 // clang-format off
@@ -111,6 +120,24 @@ static const option option_table[] = {
     {"train-norms", OPT_FLAG, AT(train_norms), true, 0, 0, "",
         "also train the RMSNorm weights"},
     {"Training", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"method", OPT_CHOICE, AT(method), true, 0, 0, "sft|dpo|kto",
+        "what is minimised: the loss of the answers, or a loss of preferences; see below and "
+        "docs/methods.md (default sft)"},
+    {"beta", OPT_REAL, AT(beta), true, 1e-6, 1e3, "X",
+        "dpo, kto: weight of the distance from the base model (default 0.1)"},
+    {"label-smoothing", OPT_REAL, AT(label_smoothing), true, 0, 0.499, "X",
+        "dpo: probability that a pair is the wrong way round (default 0)"},
+    {"sft-alpha", OPT_REAL, AT(sft_alpha), true, 0, 1e3, "X",
+        "dpo: weight of the loss of the chosen answers, which is added (default 0)"},
+    {"desirable-weight", OPT_REAL, AT(desirable_weight), true, 1e-6, 1e3, "X",
+        "kto: weight of the desirable answers (default 1)"},
+    {"undesirable-weight", OPT_REAL, AT(undesirable_weight), true, 1e-6, 1e3, "X",
+        "kto: weight of the others (default 1)"},
+    {"reference", OPT_CHOICE, AT(reference), false, 0, 0, "precompute|beside",
+        "dpo, kto: compute the log-probabilities of the base once, before the first step, and keep "
+        "them in a file, or again in every step (default precompute)"},
+    {"loraplus-ratio", OPT_REAL, AT(loraplus_ratio), true, 1e-3, 1e3, "X",
+        "LoRA+: learning rate of the B matrices and of vectors, as a multiple of --lr (default 1)"},
     {"epochs", OPT_REAL, AT(epochs), true, 1e-6, 1e6, "X",
         "passes over the data (default 3)"},
     {"steps", OPT_WHOLE, AT(steps), true, 1, 1e9, "N",
@@ -226,6 +253,13 @@ static void real_default(double* value, double unset, double otherwise) {
 
 static void options_resolve(options* o) {
     whole_default(&o->rank, 0, 16);
+    if (o->method != QLORA_METHOD_SFT) {
+        real_default(&o->beta, 0.0, 0.1);
+    }
+    if (o->method == QLORA_METHOD_KTO) {
+        real_default(&o->desirable_weight, 0.0, 1.0);
+        real_default(&o->undesirable_weight, 0.0, 1.0);
+    }
     whole_default(&o->targets, 0, QLORA_TARGET_ALL);
     real_default(&o->epochs, 0.0, 3.0);
     real_default(&o->lr, -1.0, 2e-4);
@@ -262,6 +296,8 @@ static void help_print(const option_set* set) {
         "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"
         "  {\"conversations\": [{\"from\", \"value\"}]}  {\"instruction\", \"input\", \"output\"}\n"
         "  {\"question\", \"answer\"}  {\"input_ids\", \"labels\"}\n"
+        "  --method dpo: {\"prompt\", \"chosen\", \"rejected\"}, or both as lists of messages\n"
+        "  --method kto: {\"prompt\", \"completion\", \"label\"} or {\"messages\", \"label\"}\n"
         "  .csv, .tsv: with a header that has these names; .parquet: rows with them\n"
         "  .txt: plain text, split into samples of --length tokens\n"
         "  .gz may follow every ending but .parquet\n"

@@ -13,7 +13,8 @@ typedef struct qlora__text_record {
     uint32_t part;  // which sample of the record
     uint32_t count; // tokens
     uint32_t trained;
-    uint64_t line : 62;
+    uint64_t line : 61;
+    uint64_t desirable : 1;
     uint64_t kept : 1;
     uint64_t labelled : 1; // labels follow the ids, not bits
 } qlora__text_record;
@@ -43,6 +44,7 @@ struct qlora_text_data {
     uint64_t hash;
     uint32_t size;
     uint32_t part;
+    bool desirable;
     bool placed; // can be read again: nothing of it is kept
     // a stream
     qlora__text_loader* loader; // NULL: everything is kept
@@ -158,7 +160,8 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     record->size = data->size;
     record->part = data->part++;
     record->count = (uint32_t)count;
-    record->line = line & (UINT64_MAX >> 2);
+    record->line = line & (UINT64_MAX >> 3);
+    record->desirable = data->desirable ? 1 : 0;
     record->kept = data->placed ? 0 : 1;
     record->as.hash = data->hash;
     for (size_t i = 1; i < count; i++) {
