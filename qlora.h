@@ -673,6 +673,10 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_ALL = 511      // those that the model has
 } qlora_target;
 
+// Whole matrices that are trained with the adapters, one bit each, as PEFT's modules_to_save. If the
+// head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
+typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
+
 typedef enum qlora_choice {
     QLORA_CHOICE_AUTO = 0,
     QLORA_CHOICE_ON = 1,
@@ -706,13 +710,17 @@ typedef struct qlora_model_desc {
     bool single_quant;                // keep the fp32 block scales instead of quantising them
     qlora_mode mode;                  // 0 = AUTO
     // Its adapters.
-    const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
-    int32_t rank;        // at most 1024; 0 = 16, negative = no adapters
-    float alpha;         // 0 = 2 * rank
-    bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
-    float dropout;       // on the input of the adapters, less than 1; 0 = none
-    uint32_t targets;    // qlora_target bits that the model has; 0 = all
-    bool train_norms;    // also train the RMSNorm weights
+    const char* adapter;       // PEFT folder: ranks, targets, scales and weights come from there
+    int32_t rank;              // at most 1024; 0 = 16, negative = no adapters
+    float alpha;               // 0 = 2 * rank
+    bool rslora;               // scale alpha / sqrt(rank) instead of alpha / rank
+    float dropout;             // on the input of the adapters, less than 1; 0 = none
+    bool dora;                 // DoRA: also train the magnitude of every row of the weights
+    uint32_t save_modules;     // a set of qlora_save: also train these matrices
+    const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)
+    int64_t token_row_count;
+    uint32_t targets; // qlora_target bits that the model has; 0 = all
+    bool train_norms; // also train the RMSNorm weights
     // Its memory.
     qlora_purpose purpose;   // 0 = TRAIN
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
@@ -13360,7 +13368,12 @@ typedef struct qlora__peft {
     double alpha;
     double dropout;
     bool rslora;
-    uint32_t targets; // tokens of the config; 0 if absent
+    bool dora;
+    bool saves_embed; // modules_to_save
+    bool saves_head;
+    bool tied;           // ensure_weight_tying
+    uint32_t token_rows; // trainable_token_indices, a list; 0 = none
+    uint32_t targets;    // tokens of the config; 0 if absent
     uint32_t excludes;
     uint32_t layers;
     uint32_t rank_pattern;
@@ -13376,6 +13389,7 @@ typedef struct qlora__peft_module {
     double scale;              // alpha / rank, or alpha / sqrt(rank) with rsLoRA
     const qlora__st_tensor* a; // [rank, in]; NULL if only a config was read
     const qlora__st_tensor* b; // [out, rank]
+    const qlora__st_tensor* m; // [out], only with DoRA
 } qlora__peft_module;
 
 static void qlora__peft_close(qlora__env* env, qlora__peft* p) {
@@ -13561,7 +13575,7 @@ static const struct {
     {"eva_config", QLORA__PEFT_NO_USE},   // name
     {"loftq_config", QLORA__PEFT_NO_USE},
     {"lora_ga_config", QLORA__PEFT_NO_USE},
-    {"ensure_weight_tying", QLORA__PEFT_NO_USE}, // of embeddings, whose adapters are refused
+    {"ensure_weight_tying", QLORA__PEFT_USED},
     {"exclude_modules", QLORA__PEFT_USED},
     {"fan_in_fan_out", QLORA__PEFT_OFF},
     {"inference_mode", QLORA__PEFT_NO_USE},
@@ -13575,7 +13589,7 @@ static const struct {
     {"lora_dropout", QLORA__PEFT_USED},
     {"megatron_config", QLORA__PEFT_OFF},
     {"megatron_core", QLORA__PEFT_NO_USE}, // only with megatron_config
-    {"modules_to_save", QLORA__PEFT_OFF},
+    {"modules_to_save", QLORA__PEFT_USED},
     {"monteclora_config", QLORA__PEFT_OFF},
     {"peft_type", QLORA__PEFT_USED},
     {"peft_version", QLORA__PEFT_NO_USE},
@@ -13587,9 +13601,9 @@ static const struct {
     {"target_modules", QLORA__PEFT_USED},
     {"target_parameters", QLORA__PEFT_OFF},
     {"task_type", QLORA__PEFT_NO_USE},
-    {"trainable_token_indices", QLORA__PEFT_OFF},
+    {"trainable_token_indices", QLORA__PEFT_USED},
     {"use_bdlora", QLORA__PEFT_OFF},
-    {"use_dora", QLORA__PEFT_OFF},
+    {"use_dora", QLORA__PEFT_USED},
     {"use_qalora", QLORA__PEFT_OFF},
     {"use_rslora", QLORA__PEFT_USED},
     {"velora_config", QLORA__PEFT_OFF},
@@ -13713,6 +13727,69 @@ static qlora_result qlora__peft_check_layers(const qlora__config_reader* r, qlor
     return QLORA_OK;
 }
 
+// Whether a name is that of a module, or ends in it.
+static bool qlora__peft_named(const qlora__json* json, uint32_t value, const char* module) {
+    size_t length = strlen(module);
+    char name[96];
+    size_t n = qlora__json_string(json, value, name, sizeof name);
+    return n < sizeof name && n >= length && strcmp(name + n - length, module) == 0 &&
+           (n == length || name[n - length - 1] == '.');
+}
+
+// modules_to_save: of the modules that are not projections, only embedding and head.
+static qlora_result qlora__peft_check_saved(const qlora__config_reader* r, qlora__peft* p) {
+    uint32_t list = 0;
+    QLORA__TRY(qlora__config_bool(r, "ensure_weight_tying", false, &p->tied));
+    QLORA__TRY(qlora__peft_check_names(r, "modules_to_save", &list));
+    if (list != 0 && r->json->tokens[list].kind != QLORA__JSON_ARRAY) {
+        return qlora__config_refuse(r, "modules_to_save", list, "it must be a list");
+    }
+    for (uint32_t k = list + 1; list != 0 && k < r->json->tokens[list].next;
+         k = r->json->tokens[k].next) {
+        bool embed = qlora__peft_named(r->json, k, "embed_tokens");
+        bool head = qlora__peft_named(r->json, k, "lm_head");
+        if (!embed && !head) {
+            return qlora__config_refuse(r, "modules_to_save", k,
+                                        "only embed_tokens and lm_head are supported");
+        }
+        p->saves_embed = p->saves_embed || embed;
+        p->saves_head = p->saves_head || head;
+    }
+    return QLORA_OK;
+}
+
+// trainable_token_indices: a list, or an object with the one list of embed_tokens.
+static qlora_result qlora__peft_check_tokens(const qlora__config_reader* r, qlora__peft* p) {
+    static const char name[] = "trainable_token_indices";
+    uint32_t list = qlora__config_find(r, name);
+    const qlora__json* json = r->json;
+    if (list != 0 && json->tokens[list].kind == QLORA__JSON_OBJECT) {
+        bool one = json->tokens[list].count == 1 && qlora__json_is(json, list + 1, "embed_tokens");
+        if (!one) {
+            return qlora__config_refuse(r, name, list, "only embed_tokens is supported");
+        }
+        list += 2;
+    }
+    if (list == 0 ||
+        (json->tokens[list].kind == QLORA__JSON_ARRAY && json->tokens[list].count == 0)) {
+        return QLORA_OK;
+    }
+    bool good = json->tokens[list].kind == QLORA__JSON_ARRAY;
+    for (uint32_t k = list + 1; good && k < json->tokens[list].next; k = json->tokens[k].next) {
+        int64_t id = -1;
+        good = qlora__json_int(json, k, &id) && id >= 0 && id <= INT32_MAX;
+    }
+    if (!good) {
+        return qlora__config_refuse(r, name, list, "it must be a list of token ids");
+    }
+    if (p->saves_embed) {
+        return qlora__config_refuse(r, name, list,
+                                    "modules_to_save already trains the whole embedding");
+    }
+    p->token_rows = list;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     qlora__config_reader r;
     char shown[48];
@@ -13733,6 +13810,9 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     QLORA__TRY(qlora__config_int(&r, "r", 8, 1, 65536, &p->rank));
     QLORA__TRY(qlora__config_positive(&r, "lora_alpha", 8.0, &p->alpha));
     QLORA__TRY(qlora__config_bool(&r, "use_rslora", false, &p->rslora));
+    QLORA__TRY(qlora__config_bool(&r, "use_dora", false, &p->dora));
+    QLORA__TRY(qlora__peft_check_saved(&r, p));
+    QLORA__TRY(qlora__peft_check_tokens(&r, p));
     uint32_t dropout = qlora__config_find(&r, "lora_dropout");
     if (dropout != 0 && (!qlora__json_double(r.json, dropout, &p->dropout) || p->dropout < 0.0 ||
                          p->dropout >= 1.0)) {
@@ -13790,6 +13870,34 @@ static qlora_result qlora__peft_check_matrix(qlora__env* env, const qlora__peft*
     return QLORA_OK;
 }
 
+// Whether a tensor of the file is a whole trained matrix, rows of the embedding, or a magnitude, as
+// the config announces them. Their shapes are checked when they are read.
+static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft* p,
+                                             const qlora__st_tensor* t, bool* known) {
+    static const char magnitude[] = ".lora_magnitude_vector";
+    static const char prefix[] = "base_model.model.";
+    const char* plain = qlora__plain_name(t->name);
+    size_t length = strlen(t->name);
+    size_t end = sizeof magnitude - 1;
+    bool shared = p->tied && p->saves_embed;
+    *known = (p->saves_embed && strcmp(plain, "embed_tokens.weight") == 0) ||
+             ((p->saves_head || shared) && strcmp(plain, "lm_head.weight") == 0) ||
+             (p->token_rows != 0 &&
+              strcmp(plain, "embed_tokens.token_adapter.trainable_tokens_delta") == 0);
+    if (*known || !p->dora || length <= end || length >= 320 ||
+        strcmp(t->name + length - end, magnitude) != 0) {
+        return QLORA_OK;
+    }
+    char module[320];
+    qlora__peft_module found;
+    size_t front = strncmp(t->name, prefix, sizeof prefix - 1) == 0 ? sizeof prefix - 1 : 0;
+    memcpy(module, t->name + front, length - front - end);
+    module[length - front - end] = '\0';
+    QLORA__TRY(qlora__peft_lookup(env, p, module, &found));
+    *known = found.rank > 0;
+    return QLORA_OK;
+}
+
 // Checks one tensor of the adapter: a matrix of a module that the config targets, with the rank of
 // the config, whose partner exists.
 static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft* p,
@@ -13801,6 +13909,11 @@ static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft*
     qlora__peft_module found;
     size_t length = strlen(t->name);
     size_t front = strncmp(t->name, prefix, sizeof prefix - 1) == 0 ? sizeof prefix - 1 : 0;
+    bool known = false;
+    QLORA__TRY(qlora__peft_other_tensor(env, p, t, &known));
+    if (known) {
+        return QLORA_OK;
+    }
     int which = 0;
     while (which < 2 && (length < front + 14 || strcmp(t->name + length - 14, ends[which]) != 0)) {
         which++;
@@ -13868,6 +13981,10 @@ static QLORA__UNUSED qlora_result qlora__peft_find(qlora__env* env, const qlora_
         QLORA__TRY(qlora__folder_need(env, &p->tensors, key, m.rank, in_size, &m.a));
         QLORA__TRY(qlora__peft_key(env, module, 'B', key));
         QLORA__TRY(qlora__folder_need(env, &p->tensors, key, out_size, m.rank, &m.b));
+        snprintf(key, sizeof key, "base_model.model.%.270s.lora_magnitude_vector", module);
+        if (p->dora) {
+            QLORA__TRY(qlora__folder_need(env, &p->tensors, key, out_size, -1, &m.m));
+        }
     }
     *out = m;
     return QLORA_OK;
@@ -13887,6 +14004,12 @@ typedef struct qlora__peft_desc {
     double alpha;
     double dropout;
     bool rslora;
+    bool dora;
+    const char* const* saved; // modules_to_save
+    uint32_t saved_count;
+    bool tied;
+    const int32_t* token_rows; // trainable_token_indices
+    uint32_t token_row_count;
     const char* pattern; // target_modules as a regular expression; NULL = the list `targets`
     const char* const* targets;
     uint32_t target_count;
@@ -13942,6 +14065,9 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
         qlora__json_write_word(&w, "base_model_name_or_path", "null");
     }
     qlora__json_write_string(&w, "bias", "none");
+    if (d->tied) { // older versions do not know it
+        qlora__json_write_word(&w, "ensure_weight_tying", "true");
+    }
     qlora__json_write_word(&w, "fan_in_fan_out", "false");
     qlora__json_write_word(&w, "inference_mode", "true");
     qlora__json_write_word(&w, "init_lora_weights", "true");
@@ -13957,7 +14083,15 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     }
     qlora__peft_write_alpha(&w, "lora_alpha", d->alpha);
     qlora__json_write_double(&w, "lora_dropout", d->dropout);
-    qlora__json_write_word(&w, "modules_to_save", "null");
+    if (d->saved_count > 0) {
+        qlora__json_write_open(&w, "modules_to_save", '[');
+        for (uint32_t i = 0; i < d->saved_count; i++) {
+            qlora__json_write_string(&w, NULL, d->saved[i]);
+        }
+        qlora__json_write_close(&w, ']');
+    } else {
+        qlora__json_write_word(&w, "modules_to_save", "null");
+    }
     qlora__json_write_string(&w, "peft_type", "LORA");
     qlora__json_write_int(&w, "r", d->rank);
     qlora__peft_write_pattern(&w, "rank_pattern", d, true);
@@ -13972,7 +14106,14 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
         qlora__json_write_close(&w, ']');
     }
     qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
-    qlora__json_write_word(&w, "use_dora", "false");
+    if (d->token_row_count > 0) {
+        qlora__json_write_open(&w, "trainable_token_indices", '[');
+        for (uint32_t i = 0; i < d->token_row_count; i++) {
+            qlora__json_write_int(&w, NULL, d->token_rows[i]);
+        }
+        qlora__json_write_close(&w, ']');
+    }
+    qlora__json_write_word(&w, "use_dora", d->dora ? "true" : "false");
     qlora__json_write_word(&w, "use_rslora", d->rslora ? "true" : "false");
     qlora__json_write_close(&w, '}');
 }
@@ -15935,7 +16076,19 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(preference_logps, preference, 0, LORA)                                                       \
     X(preference_factors, preference, 0, LORA)                                                     \
     X(preference_scale_f32, preference, 0, LORA)                                                   \
-    X(preference_scale_bf16, preference, 0, LORA_BF16)
+    X(preference_scale_bf16, preference, 0, LORA_BF16)                                             \
+    X(methods_row_norms_f32, methods, 0, LORA)                                                     \
+    X(methods_row_norms_bf16, methods, 0, LORA_BF16)                                               \
+    X(methods_scale_columns_f32, methods, 0, LORA)                                                 \
+    X(methods_scale_columns_bf16, methods, 0, LORA_BF16)                                           \
+    X(methods_dot_columns_f32, methods, 0, LORA)                                                   \
+    X(methods_dot_columns_bf16, methods, 0, LORA_BF16)                                             \
+    X(methods_put_rows_f32, methods, 0, LORA)                                                      \
+    X(methods_put_rows_bf16, methods, 0, LORA_BF16)                                                \
+    X(methods_embed_gradient_f32, methods, 0, LORA)                                                \
+    X(methods_embed_gradient_bf16, methods, 0, LORA_BF16)                                          \
+    X(methods_head_gradient_f32, methods, 0, LORA)                                                 \
+    X(methods_head_gradient_bf16, methods, 0, LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
     X(attn32_fwd, attn32, 30720, HEAD32)                                                           \
@@ -21411,6 +21564,193 @@ static qlora_result qlora__preference_scale(qlora_ctx* ctx, const qlora__prefere
     return QLORA_OK;
 }
 
+//@@ src/ops/dora.h
+
+// ---- DoRA ---------------------------------------------------------------------------------------
+//
+// y = (m / n) (x W^T + s x A^T B^T), column by column of y, where n is the norm of a row of
+// W + s B A. n is computed when the parameters change and is a constant in the backward pass:
+//   dm = sum over the tokens of dy (y before the factor) / n; everything else gets dy m / n.
+
+// For each row of w: gain = magnitude / norm, inverse = 1 / norm; with `start`, magnitude = norm
+// before that. All are f32 vectors.
+static qlora_result qlora__row_norms(qlora_ctx* ctx, const qlora_tensor* w,
+                                     const qlora_tensor* magnitude, const qlora_tensor* gain,
+                                     const qlora_tensor* inverse, bool start) {
+    if (!qlora__on_cpu(ctx)) {
+        int32_t starts = start ? 1 : 0;
+        void* args[] = {
+            (void*)&w->data,    (void*)&w->ld,         (void*)&w->cols, (void*)&magnitude->data,
+            (void*)&gain->data, (void*)&inverse->data, &starts};
+        return qlora__launch(ctx,
+                             w->dtype == QLORA_F32 ? QLORA__K_methods_row_norms_f32
+                                                   : QLORA__K_methods_row_norms_bf16,
+                             w->rows, 1, 1, 256, 0, args);
+    }
+    for (int64_t row = 0; row < w->rows; row++) {
+        double sum = 0.0;
+        for (int64_t c = 0; c < w->cols; c++) {
+            double x = (double)qlora__at(w, row, c);
+            sum += x * x;
+        }
+        double n = sqrt(sum);
+        if (start) {
+            qlora__put(magnitude, 0, row, (QLORA__REAL)n);
+        }
+        qlora__put(gain, 0, row, (QLORA__REAL)((double)qlora__at(magnitude, 0, row) / n));
+        qlora__put(inverse, 0, row, (QLORA__REAL)(1.0 / n));
+    }
+    return QLORA_OK;
+}
+
+typedef struct qlora__columns_job {
+    const qlora_tensor* x;
+    const qlora_tensor* gain;
+} qlora__columns_job;
+
+static void qlora__scale_columns_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__columns_job* job = (const qlora__columns_job*)user;
+    const qlora_tensor* x = job->x;
+    const qlora__cpu_rows* rows = qlora__rows_of(x->owner);
+    const QLORA__REAL* gain = (const QLORA__REAL*)job->gain->data;
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t c = 0; c < x->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, x->cols - c);
+            const QLORA__REAL* from = qlora__row_in(rows, x, row, c, n, room);
+            QLORA__REAL* to = qlora__row_room(x, row, c, room);
+            rows->point[QLORA__POINT_MUL](from, gain + c, 0, n, to);
+            qlora__row_done(rows, x, row, c, n, to);
+        }
+    }
+}
+
+// x[r, c] *= gain[c].
+static qlora_result qlora__scale_columns(qlora_ctx* ctx, const qlora_tensor* gain,
+                                         const qlora_tensor* x) {
+    if (!qlora__on_cpu(ctx)) {
+        void* args[] = {(void*)&x->data, (void*)&x->ld, (void*)&x->rows, (void*)&x->cols,
+                        (void*)&gain->data};
+        return qlora__launch(ctx,
+                             x->dtype == QLORA_F32 ? QLORA__K_methods_scale_columns_f32
+                                                   : QLORA__K_methods_scale_columns_bf16,
+                             qlora__ceil_div(x->cols, 256), qlora__min(x->rows, 65535), 1, 256, 0,
+                             args);
+    }
+    qlora__columns_job job;
+    job.x = x;
+    job.gain = gain;
+    qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__scale_columns_rows, &job);
+    return QLORA_OK;
+}
+
+// d[c] += inverse[c] * (sum over r of a[r, c] b[r, c]), summed in double on the CPU.
+static qlora_result qlora__dot_columns(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                       const qlora_tensor* inverse, const qlora_tensor* d) {
+    if (!qlora__on_cpu(ctx)) {
+        void* args[] = {(void*)&a->data, (void*)&a->ld,   (void*)&b->data,       (void*)&b->ld,
+                        (void*)&a->rows, (void*)&a->cols, (void*)&inverse->data, (void*)&d->data};
+        return qlora__launch(ctx,
+                             a->dtype == QLORA_F32 ? QLORA__K_methods_dot_columns_f32
+                                                   : QLORA__K_methods_dot_columns_bf16,
+                             qlora__ceil_div(a->cols, 32), 1, 1, 256, 0, args);
+    }
+    for (int64_t c = 0; c < a->cols; c++) {
+        double sum = 0.0;
+        for (int64_t r = 0; r < a->rows; r++) {
+            sum += (double)qlora__at(a, r, c) * (double)qlora__at(b, r, c);
+        }
+        double before = (double)qlora__at(d, 0, c);
+        qlora__put(d, 0, c, (QLORA__REAL)(before + sum * (double)qlora__at(inverse, 0, c)));
+    }
+    return QLORA_OK;
+}
+
+//@@ src/ops/token_rows.h
+
+// ---- trained embeddings and heads ---------------------------------------------------------------
+
+// table[ids[i]] = rows[i]; both have the same type and no gaps between rows, and the ids differ.
+static qlora_result qlora__put_rows(qlora_ctx* ctx, const qlora_tensor* rows,
+                                    const qlora_tensor* ids, const qlora_tensor* table) {
+    if (!qlora__on_cpu(ctx)) {
+        void* args[] = {(void*)&rows->data, (void*)&ids->data, (void*)&table->data,
+                        (void*)&table->cols};
+        return qlora__launch(ctx,
+                             table->dtype == QLORA_F32 ? QLORA__K_methods_put_rows_f32
+                                                       : QLORA__K_methods_put_rows_bf16,
+                             rows->rows, 1, 1, 256, 0, args);
+    }
+    size_t bytes = (size_t)table->cols * qlora_dtype_bytes(table->dtype);
+    for (int64_t i = 0; i < rows->rows; i++) {
+        memcpy((char*)table->data + (size_t)qlora__index_at(ids, i) * bytes,
+               (const char*)rows->data + (size_t)i * bytes, bytes);
+    }
+    return QLORA_OK;
+}
+
+// The row of d that the gradient of token `id` belongs to; -1 = none.
+static int64_t qlora__embed_row(const qlora_tensor* rows, int32_t id) {
+    for (int64_t i = 0; rows != NULL && i < rows->cols; i++) {
+        if (qlora__index_at(rows, i) == id) {
+            return i;
+        }
+    }
+    return rows == NULL ? (int64_t)id : -1;
+}
+
+// d[id] += scale * dy[t] for every token t of that id; with rows, row i of d belongs to id rows[i],
+// and other tokens have no gradient. d is f32.
+static qlora_result qlora__embed_gradient(qlora_ctx* ctx, const qlora_tensor* dy,
+                                          const qlora_tensor* ids, const qlora_tensor* rows,
+                                          float scale, const qlora_tensor* d) {
+    if (!qlora__on_cpu(ctx)) {
+        void* wanted = rows != NULL ? rows->data : NULL;
+        void* args[] = {(void*)&dy->data, (void*)&dy->ld, (void*)&ids->data, (void*)&dy->rows,
+                        &wanted,          &scale,         (void*)&d->data,   (void*)&dy->cols};
+        return qlora__launch(ctx,
+                             dy->dtype == QLORA_F32 ? QLORA__K_methods_embed_gradient_f32
+                                                    : QLORA__K_methods_embed_gradient_bf16,
+                             rows != NULL ? rows->cols : dy->rows, 1, 1, 256, 0, args);
+    }
+    for (int64_t t = 0; t < dy->rows; t++) {
+        int64_t row = qlora__embed_row(rows, qlora__index_at(ids, t));
+        for (int64_t c = 0; c < dy->cols && row >= 0; c++) {
+            QLORA__REAL x = qlora__at(dy, t, c) * (QLORA__REAL)scale;
+            qlora__put(d, row, c, qlora__at(d, row, c) + x);
+        }
+    }
+    return QLORA_OK;
+}
+
+// d[i] += scale * (sum over r of g[r, rows[i]] x[r]): the gradient of some rows of the head. d is
+// f32.
+static qlora_result qlora__head_gradient(qlora_ctx* ctx, const qlora_tensor* g,
+                                         const qlora_tensor* x, const qlora_tensor* rows,
+                                         float scale, const qlora_tensor* d) {
+    if (!qlora__on_cpu(ctx)) {
+        void* args[] = {(void*)&g->data, (void*)&g->ld,   (void*)&x->data,
+                        (void*)&x->ld,   (void*)&g->rows, (void*)&rows->data,
+                        &scale,          (void*)&d->data, (void*)&x->cols};
+        return qlora__launch(ctx,
+                             g->dtype == QLORA_F32 ? QLORA__K_methods_head_gradient_f32
+                                                   : QLORA__K_methods_head_gradient_bf16,
+                             rows->cols, 1, 1, 256, 0, args);
+    }
+    for (int64_t i = 0; i < rows->cols; i++) {
+        int64_t id = qlora__index_at(rows, i);
+        for (int64_t c = 0; c < x->cols; c++) {
+            double sum = 0.0;
+            for (int64_t r = 0; r < g->rows; r++) {
+                sum += (double)qlora__at(g, r, id) * (double)qlora__at(x, r, c);
+            }
+            double before = (double)qlora__at(d, i, c);
+            qlora__put(d, i, c, (QLORA__REAL)(before + sum * (double)scale));
+        }
+    }
+    return QLORA_OK;
+}
+
 //@@ src/ops/dropout.h
 
 // ---- dropout ------------------------------------------------------------------------------------
@@ -24368,6 +24708,9 @@ typedef struct qlora__projection {
     qlora_tensor sb;
     qlora_tensor da; // views of the gradients
     qlora_tensor db;
+    int64_t m_at;           // DoRA's magnitude
+    qlora_tensor magnitude; // [1, out]: views of the parameters and the gradients
+    qlora_tensor dm;
 } qlora__projection;
 
 // The activations of a layer that the backward pass needs.
@@ -24387,6 +24730,8 @@ typedef struct qlora__layer {
     qlora_linear_desc linears[QLORA__GROUPS];
     qlora_tensor operands[QLORA__GROUPS]; // cached, or views of the shared one
     int64_t pads[QLORA__GROUPS];
+    qlora_tensor gains[QLORA__GROUPS];    // DoRA: f32 [1, out], magnitude / norm, 1 without one
+    qlora_tensor inverses[QLORA__GROUPS]; // 1 / norm
     bool cached;
     bool recompute;
     bool sliding;
@@ -24454,6 +24799,24 @@ struct qlora_model {
     qlora_tensor rope; // [positions, rope_dims] f32
     qlora_tensor rope_sliding;
     qlora_tensor rope_query; // the same for q, if it is scaled by position
+    // trained embedding, head and rows: own_ are views of the shadow, d_ of the gradients
+    bool dora;
+    bool saved_embed;
+    bool saved_head;
+    bool saved_tied; // the trained embedding is also the head
+    int64_t token_count;
+    int32_t* token_ids; // of the trained rows, on the host
+    int64_t embed_at;   // first elements in the parameter arena
+    int64_t head_at;
+    int64_t tokens_at;
+    qlora_tensor own_embed;
+    qlora_tensor own_head;
+    qlora_tensor own_tokens;
+    qlora_tensor d_embed;
+    qlora_tensor d_head;
+    qlora_tensor d_tokens;
+    qlora_tensor token_rows;  // I32 [1, count]
+    qlora_tensor base_tokens; // [count, H], the rows of the base
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
@@ -24480,6 +24843,7 @@ struct qlora_model {
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
+    qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
     // head
     qlora_tensor rows_x;  // [chunk, H]
@@ -24578,7 +24942,8 @@ static bool qlora__scales_queries(const qlora_model* m) {
 // Whether the gradient of the output of attention and MLP differs from that of the residual stream.
 static bool qlora__has_own_d_out(const qlora_model* m) {
     return qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT) ||
-           qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0;
+           qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0 ||
+           m->dora; // the gains of o and down must not change the residual stream
 }
 
 static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora__projection* p) {
@@ -24642,16 +25007,6 @@ static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// Views of the shadow and the gradients for one projection.
-static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
-    qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
-    qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
-    if (qlora__trains(m)) {
-        qlora__arena_window(&m->gradients, p->a_at, p->rank, p->in, &p->da);
-        qlora__arena_window(&m->gradients, p->b_at, p->out, p->rank, &p->db);
-    }
-}
-
 static void qlora__window_norm(qlora_model* m, int64_t at, int64_t width, qlora_tensor* w,
                                qlora_tensor* dw) {
     qlora__arena_window(&m->parameters, at, 1, width, w);
@@ -24660,11 +25015,45 @@ static void qlora__window_norm(qlora_model* m, int64_t at, int64_t width, qlora_
     }
 }
 
+// Views of the shadow and the gradients for one projection.
+static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
+    qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
+    qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
+    if (qlora__trains(m)) {
+        qlora__arena_window(&m->gradients, p->a_at, p->rank, p->in, &p->da);
+        qlora__arena_window(&m->gradients, p->b_at, p->out, p->rank, &p->db);
+    }
+    if (m->dora) {
+        qlora__window_norm(m, p->m_at, p->out, &p->magnitude, &p->dm);
+    }
+}
+
+// Views of a trained matrix in the shadow and the gradients.
+static void qlora__window_saved(qlora_model* m, int64_t at, int64_t rows, qlora_tensor* own,
+                                qlora_tensor* d) {
+    qlora__arena_window(&m->shadow, at, rows, m->plan.config.hidden, own);
+    if (qlora__trains(m)) {
+        qlora__arena_window(&m->gradients, at, rows, m->plan.config.hidden, d);
+    }
+}
+
 static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->parameters);
     qlora__arena_tensor(arena, m->compute, 1, m->elements, &m->shadow);
     qlora__arena_tensor(arena, QLORA_U8, 1, m->range_count * (int64_t)sizeof(qlora_adamw_range),
                         &m->ranges);
+    for (int64_t l = 0; l < m->plan.config.layers && m->dora; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            int64_t out = qlora_linear_out(&m->layers[l].linears[g]);
+            qlora__arena_tensor(arena, QLORA_F32, 1, out, &m->layers[l].gains[g]);
+            qlora__arena_tensor(arena, QLORA_F32, 1, out, &m->layers[l].inverses[g]);
+        }
+    }
+    if (m->token_count > 0) {
+        qlora__arena_tensor(arena, QLORA_I32, 1, m->token_count, &m->token_rows);
+        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
+                            &m->base_tokens);
+    }
 }
 
 static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
@@ -24699,6 +25088,15 @@ static void qlora__layout_windows(qlora_model* m) {
     }
     if (m->desc.train_norms) {
         qlora__window_norm(m, m->final_norm_at, c->hidden, &m->final_norm, &m->d_final_norm);
+    }
+    if (m->saved_embed) {
+        qlora__window_saved(m, m->embed_at, c->vocab, &m->own_embed, &m->d_embed);
+    }
+    if (m->saved_head) {
+        qlora__window_saved(m, m->head_at, c->vocab, &m->own_head, &m->d_head);
+    }
+    if (m->token_count > 0) {
+        qlora__window_saved(m, m->tokens_at, m->token_count, &m->own_tokens, &m->d_tokens);
     }
 }
 
@@ -24800,7 +25198,7 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
         return;
     }
     m->ds = m->s;
-    if (m->desc.dropout > 0.0f) {
+    if (m->desc.dropout > 0.0f || m->dora) {
         qlora__arena_tensor(arena, m->compute, T, c->intermediate, &m->ds);
     }
     qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
@@ -24810,6 +25208,10 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     }
     qlora__arena_tensor(arena, m->compute, T, q + 2 * kv + pads[QLORA__QKV], &m->dqkv);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
+    if (m->dora) {
+        int64_t widest = qlora__max(q + 2 * kv, qlora__max(c->hidden, 2 * c->intermediate));
+        qlora__arena_tensor(arena, m->compute, T, widest, &m->raw);
+    }
 }
 
 static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
@@ -24983,6 +25385,11 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
             known = known || strncmp(name, vision[k], strlen(vision[k])) == 0;
         }
         left_out += known ? 1u : 0u;
+        known = known ||
+                ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
+                ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
+                (m->token_count > 0 &&
+                 strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
@@ -25026,7 +25433,85 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
-    return desc->adapter != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
+    return QLORA_OK;
+}
+
+// Takes the ids of the trained rows of the embedding from a list in adapter_config.json, or from
+// the desc.
+static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
+                                        const qlora_model_desc* desc) {
+    const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
+    int64_t count = peft == NULL            ? desc->token_row_count
+                    : peft->token_rows != 0 ? (int64_t)peft->json.tokens[peft->token_rows].count
+                                            : 0;
+    m->desc.token_rows = NULL;
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    m->token_ids = (int32_t*)qlora__alloc(ctx, (size_t)count * sizeof *m->token_ids);
+    if (m->token_ids == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    m->token_count = count;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t id = peft == NULL ? desc->token_rows[i] : 0;
+        if (peft != NULL) {
+            qlora__json_int(&peft->json, qlora__json_at(&peft->json, peft->token_rows, (uint32_t)i),
+                            &id);
+        }
+        if (id < 0 || id >= m->plan.config.vocab) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "token row %lld is %lld; the embedding has rows 0 to %lld",
+                               (long long)i, (long long)id, (long long)m->plan.config.vocab - 1);
+        }
+        m->token_ids[i] = (int32_t)id;
+        for (int64_t k = 0; k < i; k++) {
+            if (m->token_ids[k] == m->token_ids[i]) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "token row %lld is given twice",
+                                   (long long)id);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// What is trained beside matrices of low rank: magnitudes, embedding, head, rows of the embedding.
+static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
+                                        const qlora_model_desc* desc) {
+    const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
+    bool tied = m->plan.config.tied;
+    bool embed = peft != NULL ? peft->saves_embed : (desc->save_modules & QLORA_SAVE_EMBED) != 0;
+    bool head = peft != NULL ? peft->saves_head : (desc->save_modules & QLORA_SAVE_HEAD) != 0;
+    // As in PEFT, a tied head is trained with the embedding only if that is asked for; a new adapter
+    // of ours keeps it tied unless both are to be saved.
+    bool shared = tied && (peft != NULL ? peft->tied && (embed || head) : embed && !head);
+    if (shared && !embed) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: ensure_weight_tying with lm_head alone is not supported",
+                           peft != NULL ? peft->path : "desc");
+    }
+    m->saved_embed = embed;
+    m->saved_head = head && !shared;
+    m->saved_tied = shared;
+    m->dora = peft != NULL ? peft->dora : desc->dora;
+    QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
+    if (m->token_count > 0 && embed) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.token_rows is set, but desc.save_modules trains all rows");
+    }
+    if (m->dora && m->desc.dropout > 0.0f && qlora__trains(m)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the dropout is %g; training with DoRA needs 0",
+                           (double)m->desc.dropout);
+    }
+    for (int i = 0; i < m->arch->layout->count && m->dora; i++) {
+        if (m->layers[0].projections[i].has_bias && m->layers[0].projections[i].rank > 0) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "DoRA is not supported for %s, which has a bias",
+                               m->arch->layout->rows[i].module);
+        }
+    }
+    return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
 
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
@@ -25047,7 +25532,27 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
         m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
         m->plan.parameters += p->rank * (p->in + p->out);
     }
+    for (int i = 0; i < count && m->dora; i++) {
+        qlora__projection* p = &first[i];
+        if (p->rank > 0) {
+            p->m_at = at;
+            at += (int64_t)qlora__align_up((size_t)p->out, 8);
+            m->range_count++;
+            m->longest_range = qlora__max(m->longest_range, p->out);
+            m->plan.parameters += p->out;
+        }
+    }
     return at;
+}
+
+// Assigns a place to a trained matrix of `rows` rows; none without rows.
+static int64_t qlora__number_saved(qlora_model* m, int64_t rows, int64_t at, int64_t* place) {
+    int64_t count = rows * m->plan.config.hidden;
+    *place = at;
+    m->range_count += rows > 0 ? 1 : 0;
+    m->longest_range = qlora__max(m->longest_range, count);
+    m->plan.parameters += count;
+    return at + (int64_t)qlora__align_up((size_t)count, 8);
 }
 
 // Assigns a place to every trained tensor; each starts at a multiple of 8 elements.
@@ -25080,6 +25585,9 @@ static void qlora__number_parameters(qlora_model* m) {
         m->longest_range = qlora__max(m->longest_range, c->hidden);
         m->plan.parameters += c->hidden;
     }
+    at = qlora__number_saved(m, m->saved_embed ? c->vocab : 0, at, &m->embed_at);
+    at = qlora__number_saved(m, m->saved_head ? c->vocab : 0, at, &m->head_at);
+    at = qlora__number_saved(m, m->token_count, at, &m->tokens_at);
     m->elements = at;
 }
 
@@ -25273,6 +25781,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
         int64_t most;
     } fields[] = {{"desc.rank", d->rank, INT32_MIN, 1024},
                   {"desc.targets", d->targets, 0, QLORA_TARGET_ALL},
+                  {"desc.save_modules", d->save_modules, 0, QLORA_SAVE_EMBED | QLORA_SAVE_HEAD},
+                  {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_BF16},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
@@ -25337,6 +25847,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__buffer_destroy(ctx, m->arena);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
+    qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
     qlora__free(ctx, m, sizeof *m);
 }
 
@@ -25522,6 +26033,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     qlora_result r = m->source != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
+    r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }
@@ -26178,6 +26690,92 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     return qlora__sync(ctx);
 }
 
+//@@ src/model/dora.h
+
+// ---- DoRA's norms and trained rows of the embedding ---------------------------------------------
+
+static bool qlora__is_dora(const qlora_model* m, const qlora__projection* p) {
+    return m->dora && p->rank > 0;
+}
+
+// Whether a stack has a projection with a magnitude.
+static bool qlora__stack_is_dora(const qlora_model* m, const qlora__layer* layer, int group) {
+    bool any = false;
+    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+        any =
+            any || qlora__is_dora(m, &layer->projections[m->arch->layout->groups[group].first + i]);
+    }
+    return any;
+}
+
+// W + s B A of a projection, in the memory of the shared operand.
+static qlora_result qlora__dora_weight(qlora_ctx* ctx, const qlora_model* m,
+                                       const qlora__projection* p, qlora_tensor* w) {
+    qlora__arena_window(&m->operand, 0, p->out, p->in, w);
+    QLORA__TRY(p->is_nf4 ? qlora__nf4_window(ctx, &p->nf4, 0, 0, w, m->compute == QLORA_F32)
+                         : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
+    return qlora__linear_gemm(ctx, m->math, false, false, false, 1.0f, 1.0f, &p->sb, &p->a, w);
+}
+
+// Computes the norms and gains of all projections anew; with `start`, the magnitudes as well, which
+// then are the norms.
+static qlora_result qlora__dora_refresh(qlora_ctx* ctx, qlora_model* m, bool start) {
+    for (int64_t l = 0; l < m->plan.config.layers && m->dora && qlora__computes(m); l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            int64_t at = 0;
+            for (int i = 0; i < m->arch->layout->groups[g].count; i++) {
+                qlora__projection* p = &layer->projections[m->arch->layout->groups[g].first + i];
+                qlora_tensor w;
+                qlora_tensor gain;
+                qlora_tensor inverse;
+                qlora__arena_window(&layer->gains[g], at, 1, p->out, &gain);
+                qlora__arena_window(&layer->inverses[g], at, 1, p->out, &inverse);
+                at += p->out;
+                if (!qlora__is_dora(m, p)) {
+                    QLORA__TRY(qlora_fill(ctx, 1.0f, &gain));
+                    continue;
+                }
+                size_t scratch = qlora__scratch_mark(ctx);
+                QLORA__TRY(qlora__dora_weight(ctx, m, p, &w));
+                QLORA__TRY(qlora__row_norms(ctx, &w, &p->magnitude, &gain, &inverse, start));
+                qlora__scratch_release(ctx, scratch);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// The embedding and the head that a pass uses.
+static const qlora_tensor* qlora__embed_table(const qlora_model* m) {
+    return m->use_adapters && m->saved_embed ? &m->own_embed : &m->embed;
+}
+
+static const qlora_tensor* qlora__head_table(const qlora_model* m) {
+    if (!m->use_adapters) {
+        return &m->head;
+    }
+    return m->saved_head ? &m->own_head : m->saved_tied ? &m->own_embed : &m->head;
+}
+
+// Whether the gradient of the residual stream below layer 0 is needed.
+static bool qlora__trains_embedding(const qlora_model* m) {
+    return m->saved_embed || m->token_count > 0;
+}
+
+// Whether the head has gradients.
+static bool qlora__trains_head(const qlora_model* m) {
+    return m->saved_head || m->saved_tied || (m->token_count > 0 && m->plan.config.tied);
+}
+
+// Writes the trained rows, or those of the base, into the embedding, before a pass reads it.
+static qlora_result qlora__tokens_place(qlora_ctx* ctx, qlora_model* m) {
+    return m->token_count > 0
+               ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->base_tokens,
+                                 &m->token_rows, &m->embed)
+               : QLORA_OK;
+}
+
 //@@ src/model/parameters.h
 
 // ---- trained tensors ----------------------------------------------------------------------------
@@ -26192,6 +26790,8 @@ typedef struct qlora__trained {
     const qlora__projection* projection; // NULL for a norm
     int64_t layer;                       // of the projection
     bool is_b;
+    bool is_magnitude;
+    bool in_peft; // it belongs into PEFT's file
 } qlora__trained;
 
 // Norm number `norm` of a layer, under its name in the base; false if it is not trained.
@@ -26211,6 +26811,59 @@ static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int norm,
     return true;
 }
 
+// A (0), B (1) or the magnitude (2) of projection number `i` of a layer.
+static void qlora__trained_part(const qlora_model* m, int64_t layer, int i, int part,
+                                qlora__trained* out) {
+    static const char* const names[] = {"lora_A.weight", "lora_B.weight", "lora_magnitude_vector"};
+    const qlora__projection* p = &m->layers[layer].projections[i];
+    const int64_t at[3] = {p->a_at, p->b_at, p->m_at};
+    const int64_t rows[3] = {p->rank, p->out, 1};
+    const int64_t cols[3] = {p->in, p->rank, p->out};
+    char module[160];
+    qlora__module_of(m, layer, i, module, sizeof module);
+    snprintf(out->name, sizeof out->name, "%s.%s", module, names[part]);
+    out->is_b = part == 1;
+    out->is_magnitude = part == 2;
+    out->at = at[part];
+    out->rows = rows[part];
+    out->cols = cols[part];
+    out->shadow_scale = out->is_b ? p->scale : 1.0f;
+    out->decays = true;
+    out->in_peft = true;
+    out->projection = p;
+    out->layer = layer;
+}
+
+// The whole trained matrices, number `index` of them; false past the last one.
+static bool qlora__trained_saved(const qlora_model* m, int64_t index, qlora__trained* out) {
+    const qlora_model_config* c = &m->plan.config;
+    const char* prefix = c->wrapped ? "language_model." : "";
+    const struct {
+        bool has;
+        int64_t at;
+        int64_t rows;
+        const char* name;
+    } all[] = {{m->saved_embed, m->embed_at, c->vocab, "embed_tokens.weight"},
+               {m->saved_head, m->head_at, c->vocab, "lm_head.weight"},
+               {m->token_count > 0, m->tokens_at, m->token_count,
+                "embed_tokens.token_adapter.trainable_tokens_delta"}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (all[i].has && index-- == 0) {
+            bool head = i == 1;
+            snprintf(out->name, sizeof out->name, "%s%s%s", head ? "" : "model.",
+                     head ? "" : prefix, all[i].name);
+            out->at = all[i].at;
+            out->rows = all[i].rows;
+            out->cols = c->hidden;
+            out->shadow_scale = 1.0f;
+            out->decays = true;
+            out->in_peft = true;
+            return true;
+        }
+    }
+    return false;
+}
+
 // The trained tensor number `index`, in PEFT's order; false past the last one.
 static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__trained* out) {
     const qlora_model_config* c = &m->plan.config;
@@ -26222,22 +26875,12 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
             if (p->rank == 0) {
                 continue;
             }
-            if (index < at + 2) {
-                char module[160];
-                out->is_b = index == at + 1;
-                qlora__module_of(m, l, i, module, sizeof module);
-                snprintf(out->name, sizeof out->name, "%s.lora_%c.weight", module,
-                         out->is_b ? 'B' : 'A');
-                out->at = out->is_b ? p->b_at : p->a_at;
-                out->rows = out->is_b ? p->out : p->rank;
-                out->cols = out->is_b ? p->rank : p->in;
-                out->shadow_scale = out->is_b ? p->scale : 1.0f;
-                out->decays = true;
-                out->projection = p;
-                out->layer = l;
+            int64_t parts = m->dora ? 3 : 2;
+            if (index < at + parts) {
+                qlora__trained_part(m, l, i, (int)(index - at), out);
                 return true;
             }
-            at += 2;
+            at += parts;
         }
         for (int i = 0; i < QLORA__NORMS; i++) {
             if (qlora__trained_norm(m, l, i, out) && index == at++) {
@@ -26254,14 +26897,14 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
         out->shadow_scale = 1.0f;
         return true;
     }
-    return false;
+    return qlora__trained_saved(m, index - at - (m->desc.train_norms ? 1 : 0), out);
 }
 
 // If the layer has its own operand, AdamW also writes A and s B to their places in it.
 static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
                               qlora_adamw_range* range) {
     const qlora__layer* layer = &m->layers[t->layer];
-    if (t->projection == NULL || !layer->cached) {
+    if (t->projection == NULL || t->is_magnitude || !layer->cached) {
         return;
     }
     int number = (int)(t->projection - layer->projections);
@@ -26286,11 +26929,12 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
 // The factor for the learning rate of a trained tensor. As in PEFT, vectors go with B in LoRA+.
 static double qlora__range_lr(const qlora_model* m, const qlora__trained* t, double loraplus_ratio,
                               const double* factors) {
-    double ratio = t->is_b || t->rows == 1 ? loraplus_ratio : 1.0;
+    bool matrix = t->in_peft && !t->is_magnitude;
+    double ratio = t->is_b || !matrix ? loraplus_ratio : 1.0;
     if (factors == NULL) {
         return ratio;
     }
-    int which = QLORA_LR_NORMS;
+    int which = t->in_peft ? QLORA_LR_EMBEDDINGS : QLORA_LR_NORMS;
     if (t->projection != NULL) {
         int64_t number = t->projection - m->layers[t->layer].projections;
         which = m->arch->layout->rows[number].bit;
@@ -26337,7 +26981,58 @@ static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
 // Brings the shadow and the operands of cached layers up to date with the parameters.
 static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
-    return m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK;
+    QLORA__TRY(m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK);
+    return qlora__dora_refresh(ctx, m, false);
+}
+
+// Copies a row of the embedding or the head, through the host, to the parameters.
+static qlora_result qlora__saved_row(qlora_ctx* ctx, const qlora_model* m,
+                                     const qlora_tensor* table, int64_t row, int64_t at,
+                                     QLORA__REAL* values) {
+    int64_t n = table->cols;
+    size_t size = qlora_dtype_bytes(table->dtype);
+    const char* from = (const char*)table->data + (size_t)(row * n) * size;
+    qlora_tensor to;
+    QLORA__TRY(qlora__copy_out(ctx, values, from, (size_t)n * size));
+    for (int64_t i = n - 1; i >= 0 && table->dtype != QLORA_F32; i--) { // widened in place
+        values[i] = (QLORA__REAL)qlora__load(values, table->dtype, i);
+    }
+    qlora__arena_window(&m->parameters, at, 1, n, &to);
+    return qlora__copy_in(ctx, to.data, values, (size_t)n * sizeof *values);
+}
+
+// Starts trained matrices and rows with the values of the base, and keeps the base's rows.
+static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    if (!qlora__computes(m)) {
+        return QLORA_OK;
+    }
+    size_t bytes = (size_t)c->hidden * sizeof(QLORA__REAL);
+    size_t row_bytes = (size_t)c->hidden * qlora_dtype_bytes(m->compute);
+    QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
+    qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    for (int64_t i = 0; i < c->vocab && m->saved_embed && r == QLORA_OK; i++) {
+        r = qlora__saved_row(ctx, m, &m->embed, i, m->embed_at + i * c->hidden, values);
+    }
+    for (int64_t i = 0; i < c->vocab && m->saved_head && r == QLORA_OK; i++) {
+        r = qlora__saved_row(ctx, m, &m->head, i, m->head_at + i * c->hidden, values);
+    }
+    if (m->token_count > 0 && r == QLORA_OK) {
+        r = qlora__copy_in(ctx, m->token_rows.data, m->token_ids,
+                           (size_t)m->token_count * sizeof *m->token_ids);
+    }
+    for (int64_t i = 0; i < m->token_count && r == QLORA_OK; i++) {
+        const char* from = (const char*)m->embed.data + (size_t)m->token_ids[i] * row_bytes;
+        r = qlora__copy_out(ctx, values, from, row_bytes);
+        r = r == QLORA_OK ? qlora__copy_in(ctx, (char*)m->base_tokens.data + (size_t)i * row_bytes,
+                                           values, row_bytes)
+                          : r;
+        r = r == QLORA_OK ? qlora__saved_row(ctx, m, &m->embed, m->token_ids[i],
+                                             m->tokens_at + i * c->hidden, values)
+                          : r;
+    }
+    qlora__free(ctx, values, bytes);
+    return r;
 }
 
 // Initialises A uniformly in +-1/sqrt(in), as PEFT's Kaiming initialisation, and B with zero; equal
@@ -26346,8 +27041,8 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
     qlora__trained t;
     for (int64_t i = 0; i < m->range_count && qlora__trained_at(m, i, &t); i++) {
         int64_t n = t.rows * t.cols;
-        if (t.projection == NULL) {
-            continue; // norms have been loaded
+        if (t.projection == NULL || t.is_magnitude) {
+            continue; // from the base
         }
         size_t bytes = (size_t)n * sizeof(QLORA__REAL);
         QLORA__REAL* values = (QLORA__REAL*)qlora__alloc_zero(ctx, bytes);
@@ -26373,7 +27068,8 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
         qlora__free(ctx, values, bytes);
         QLORA__TRY(r);
     }
-    return QLORA_OK;
+    QLORA__TRY(qlora__saved_start(ctx, m));
+    return qlora__dora_refresh(ctx, m, true); // B is zero, so the magnitudes are those of the base
 }
 
 //@@ src/model/batch.h
@@ -26718,8 +27414,11 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
     qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
-    return qlora__leave(pass->ctx,
-                        qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out));
+    QLORA__TRY(qlora__leave(
+        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out)));
+    return pass->m->use_adapters && qlora__stack_is_dora(pass->m, layer, group)
+               ? qlora__scale_columns(pass->ctx, &layer->gains[group], &out)
+               : QLORA_OK;
 }
 
 // The inputs of attention.
@@ -27030,7 +27729,8 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_embed(pass->ctx, &m->embed, &ids, &h, &m->flag));
+    QLORA__TRY(qlora__tokens_place(pass->ctx, m));
+    QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
     if (c->embedding_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
     }
@@ -27161,6 +27861,32 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
                       : QLORA_OK;
 }
 
+// The part of a stack's backward pass that belongs to DoRA: the gradients of the magnitudes, which
+// need the output before the gains once more, and then the gains on dy. Writes z into the last
+// columns of x.
+static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                int group, const qlora__stack* stack,
+                                                const qlora_tensor* x, const qlora_tensor* dy) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    qlora_tensor raw = qlora__window(&m->raw, pass->rows, 0, stack->out);
+    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
+    QLORA__TRY(qlora__leave(ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, x, &raw)));
+    int64_t at = 0;
+    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+        qlora__projection* p = &layer->projections[m->arch->layout->groups[group].first + i];
+        qlora_tensor a = qlora__window(&inner, pass->rows, at, p->out);
+        qlora_tensor b = qlora__window(&raw, pass->rows, at, p->out);
+        qlora_tensor inverse;
+        qlora__arena_window(&layer->inverses[group], at, 1, p->out, &inverse);
+        QLORA__TRY(qlora__is_dora(m, p) ? qlora__dot_columns(ctx, &a, &b, &inverse, &p->dm)
+                                        : QLORA_OK);
+        at += p->out;
+    }
+    return qlora__scale_columns(ctx, &layer->gains[group], &inner);
+}
+
 // The gradient of the output of attention (0) or MLP (1) in m->d_out, from that of the residual
 // stream: through the factor or the norm that comes between.
 static qlora_result qlora__layer_out_backward(const qlora__pass* pass, qlora__layer* layer,
@@ -27208,6 +27934,12 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
         QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
+    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
+        QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
+        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
+        return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
+    }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
     if (stack.pad > 0) {
         QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
@@ -27242,8 +27974,11 @@ static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__
     qlora_tensor up = qlora__window(dy, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    if (stack.pad > 0 && stack.linear.dropout > 0.0f) { // masks need scratch
+    bool dora = qlora__stack_is_dora(m, layer, group);
+    if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
         QLORA__TRY(qlora__stack_input(pass, &stack, &in, norm, &x));
+        QLORA__TRY(dora ? qlora__stack_gains_backward(pass, layer, group, &stack, &x, &up)
+                        : QLORA_OK);
     } else if (stack.pad > 0) {
         QLORA__TRY(qlora__beside_begin(ctx));
         QLORA__TRY(qlora__beside_end(ctx, group, qlora__stack_input(pass, &stack, &in, norm, &x)));
@@ -27302,6 +28037,9 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     qlora_tensor x = qlora__window(&layer->kept.o, pass->rows, 0, q + stack.pad);
     qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
+    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
+    }
     QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
     qlora__heads heads = qlora__heads_of(pass, layer);
@@ -27349,13 +28087,23 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora__layer* layer = &m->layers[index];
     QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
-    // Below layer 0, at most its norm is trained.
+    // Below layer 0, at most its norm and the embedding are trained.
+    bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
     return qlora__layer_input_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
-                                       QLORA__NORM_ATTENTION, index > 0 || m->desc.train_norms);
+                                       QLORA__NORM_ATTENTION, below);
 }
 
 static qlora_result qlora__backward_end(const qlora__pass* pass) {
-    return qlora__beside_wait(pass->ctx, ~0u);
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    if (!qlora__trains_embedding(m)) {
+        return QLORA_OK;
+    }
+    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, m->plan.config.hidden);
+    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
+    return qlora__embed_gradient(pass->ctx, &dh, &ids, m->saved_embed ? NULL : &m->token_rows,
+                                 (float)m->plan.config.embedding_scale,
+                                 m->saved_embed ? &m->d_embed : &m->d_tokens);
 }
 
 static qlora_result qlora__backward(const qlora__pass* pass) {
@@ -27379,7 +28127,20 @@ static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = !backward;
     gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, &m->head, to);
+    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
+}
+
+// The gradient of a trained head: of the matrix, or of some rows of it. The gradients of the logits
+// and the rows that they belong to are in m->logits and m->rows_x.
+static qlora_result qlora__head_gradients(const qlora__pass* pass) {
+    const qlora_model* m = pass->m;
+    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    if (m->saved_head || m->saved_tied) {
+        return qlora__linear_gemm(pass->ctx, pass->math, true, true, false, alpha, 1.0f, &m->logits,
+                                  &m->rows_x, m->saved_head ? &m->d_head : &m->d_embed);
+    }
+    return qlora__head_gradient(pass->ctx, &m->logits, &m->rows_x, &m->token_rows, alpha,
+                                &m->d_tokens);
 }
 
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
@@ -27415,6 +28176,7 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
         QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
+        QLORA__TRY(qlora__trains_head(m) ? qlora__head_gradients(pass) : QLORA_OK);
     }
     return QLORA_OK;
 }
@@ -27653,6 +28415,31 @@ static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
+// Checks that the folder trains the same magnitudes, matrices and rows as the model.
+static qlora_result qlora__adapter_match_saved(qlora_ctx* ctx, const qlora_model* m,
+                                               const qlora__adapter_source* s) {
+    const qlora__peft* p = s->peft;
+    bool shared = m->plan.config.tied && p->tied && p->saves_embed;
+    bool same = p->token_rows == 0 ? m->token_count == 0
+                                   : m->token_count == (int64_t)p->json.tokens[p->token_rows].count;
+    for (int64_t i = 0; i < m->token_count && same; i++) {
+        int64_t id = -1;
+        qlora__json_int(&p->json, qlora__json_at(&p->json, p->token_rows, (uint32_t)i), &id);
+        same = id == m->token_ids[i];
+    }
+    const char* other = p->dora != m->dora                            ? "use_dora"
+                        : p->saves_embed != m->saved_embed            ? "modules_to_save"
+                        : (p->saves_head && !shared) != m->saved_head ? "modules_to_save"
+                        : shared != m->saved_tied                     ? "ensure_weight_tying"
+                        : !same                                       ? "trainable_token_indices"
+                                                                      : NULL;
+    return other == NULL ? QLORA_OK
+                         : qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                       "%s: %s is not that of this model; open the model with "
+                                       "desc.adapter",
+                                       s->dir, other);
+}
+
 static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model* m,
                                                const char* dir, qlora__adapter_source* s) {
     memset(s, 0, sizeof *s);
@@ -27667,6 +28454,7 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
             r = r == QLORA_OK ? qlora__adapter_all_used(ctx, m, s->peft) : r;
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
+        r = r == QLORA_OK ? qlora__adapter_match_saved(ctx, m, s) : r;
     }
     char path[QLORA__PATH_ROOM];
     bool exists = false;
@@ -27687,18 +28475,50 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
     return r;
 }
 
+// Finds a whole trained matrix in the folder. A tied head is there twice, with equal values.
+static qlora_result qlora__adapter_saved(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__adapter_source* s, const qlora__trained* t,
+                                         const qlora__st_tensor** out) {
+    char name[224];
+    const qlora__st_tensor* twin = NULL;
+    snprintf(name, sizeof name, "base_model.model.%s", t->name);
+    QLORA__TRY(qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->rows, t->cols, out));
+    if (!qlora__st_is_float(*out)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir, name);
+    }
+    if (m->saved_tied && t->at == m->embed_at) {
+        twin = qlora__folder_find(&s->peft->tensors, "base_model.model.lm_head.weight");
+    }
+    if (twin != NULL && (twin->bytes != (*out)->bytes ||
+                         memcmp(twin->data, (*out)->data, (size_t)twin->bytes) != 0)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: lm_head.weight and embed_tokens.weight differ, but "
+                           "ensure_weight_tying is set",
+                           s->dir);
+    }
+    return QLORA_OK;
+}
+
 // Finds a trained tensor in the folder; NULL for a norm if the folder has no trained norms.
-static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_source* s,
-                                          const qlora__trained* t, const qlora__st_tensor** out) {
+static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora__adapter_source* s, const qlora__trained* t,
+                                          const qlora__st_tensor** out) {
     *out = NULL;
+    if (t->projection == NULL && t->in_peft) {
+        return qlora__adapter_saved(ctx, m, s, t, out);
+    }
     if (t->projection != NULL) {
         char module[192];
         qlora__peft_module found;
-        snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
-                 t->name);
+        const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
+        snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
         QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out,
                                     t->projection->in, &found));
-        *out = t->is_b ? found.b : found.a;
+        *out = t->is_magnitude ? found.m : t->is_b ? found.b : found.a;
+        if (t->is_magnitude && !qlora__st_is_float(*out)) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir,
+                               t->name);
+        }
     } else if (s->has_norms) {
         const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
         if (norm == NULL) {
@@ -27725,10 +28545,10 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
     qlora__trained t;
     const qlora__st_tensor* tensor = NULL;
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, &source, &t, &tensor);
+        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor);
     }
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, &source, &t, &tensor);
+        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor);
         if (r == QLORA_OK && tensor != NULL) {
             qlora_tensor window;
             qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
@@ -27761,7 +28581,8 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
     args.clip_scale = one ? &scale : NULL;
     args.not_finite = &flag;
-    return qlora_adamw_step(ctx, &args);
+    QLORA__TRY(qlora_adamw_step(ctx, &args));
+    return qlora__dora_refresh(ctx, m, false);
 }
 
 // Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards
@@ -28186,7 +29007,7 @@ static qlora__save_item* qlora__save_next(qlora__save_list* list, qlora__st_dtyp
 // the file is prefix + name.
 static void qlora__save_add(qlora__save_list* list, const char* prefix, const qlora_tensor* arena,
                             const qlora__trained* t) {
-    bool is_norm = t->projection == NULL;
+    bool is_norm = t->is_magnitude || !t->in_peft; // a vector
     qlora__save_item* item = qlora__save_next(list, QLORA__ST_F32, is_norm ? 1 : 2);
     snprintf(item->name, sizeof item->name, "%.24s%s", prefix, t->name);
     item->shape[0] = is_norm ? t->cols : t->rows;
@@ -28265,6 +29086,7 @@ typedef struct qlora__peft_tables {
     size_t modules;
     size_t layer_room;
     char pattern[192];
+    const char* saved[3];
 } qlora__peft_tables;
 
 static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
@@ -28364,6 +29186,24 @@ static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
     t->desc.overrides = t->overrides;
 }
 
+// modules_to_save and trainable_token_indices, as PEFT writes them.
+static void qlora__peft_saved(const qlora_model* m, qlora__peft_tables* t) {
+    if (m->saved_embed) {
+        t->saved[t->desc.saved_count++] = "embed_tokens";
+    }
+    if (m->saved_tied) {
+        t->saved[t->desc.saved_count++] =
+            m->plan.config.wrapped ? "model.language_model.embed_tokens" : "model.embed_tokens";
+    }
+    if (m->saved_head) {
+        t->saved[t->desc.saved_count++] = "lm_head";
+    }
+    t->desc.saved = t->saved;
+    t->desc.tied = m->saved_tied;
+    t->desc.token_rows = m->token_ids;
+    t->desc.token_row_count = (uint32_t)m->token_count;
+}
+
 static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
                                          const char* base_name, qlora__peft_tables* t) {
     memset(t, 0, sizeof *t);
@@ -28390,6 +29230,8 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     t->desc.base_name = base_name;
     t->desc.dropout = (double)m->desc.dropout;
     t->desc.rslora = m->desc.rslora;
+    t->desc.dora = m->dora;
+    qlora__peft_saved(m, t);
     qlora__adapter_defaults(m, &t->desc.rank, &t->desc.alpha);
     qlora__peft_targets(m, t);
     qlora__peft_overrides(m, t);
@@ -28449,11 +29291,15 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
     qlora__save_list list;
     QLORA__TRY(qlora__path_join(&ctx->env, dir,
                                 norms ? QLORA__NORMS_FILE : "adapter_model.safetensors", path));
-    QLORA__TRY(qlora__save_open(ctx, m->range_count, &list));
+    QLORA__TRY(qlora__save_open(ctx, m->range_count + 1, &list));
     qlora__trained t;
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
-        if ((t.projection == NULL) == norms) {
+        if (t.in_peft != norms) {
             qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
+        }
+        if (!norms && m->saved_tied && t.projection == NULL && t.at == m->embed_at && t.in_peft) {
+            snprintf(t.name, sizeof t.name, "lm_head.weight"); // the same values once more
+            qlora__save_add(&list, "base_model.model.", &m->parameters, &t);
         }
     }
     qlora_result r = qlora__save_prepare(ctx, &list, path, NULL, false, w);
@@ -28753,6 +29599,11 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
+    if (m->dora || m->saved_embed || m->saved_head || m->token_count > 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "a GGUF adapter cannot contain %s; qlora_merge_save merges them",
+                           m->dora ? "the magnitudes of DoRA" : "trained embeddings or heads");
+    }
     if (m->desc.train_norms) {
         QLORA__LOG(ctx, WARN, CHECKPOINT,
                    "%s does not contain the trained norms; qlora_merge_save merges them", path);
@@ -28803,6 +29654,8 @@ typedef struct qlora__merge_item {
     const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit
     const qlora__projection* projection; // NULL if it is not a projection
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
+    int64_t saved_at;                    // the same for a whole trained matrix
+    bool rows_saved;                     // some rows of it are trained
     int64_t norm_width;
     bool nf4;
     bool foreign;                // a 4-bit weight that the model has not loaded
@@ -28845,6 +29698,7 @@ typedef struct qlora__merge {
 typedef struct qlora__merge_module {
     float* a;
     float* b;
+    float* magnitude; // DoRA, otherwise NULL
     size_t ab_bytes;
     uint8_t* memory;
     size_t memory_bytes;
@@ -28883,6 +29737,16 @@ static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
             }
             values[i] += p->scale * sum;
         }
+        if (job->module->magnitude != NULL) {
+            double sum = 0.0;
+            for (int64_t i = 0; i < cols; i++) {
+                sum += (double)values[i] * (double)values[i];
+            }
+            float gain = (float)((double)job->module->magnitude[job->first + row] / sqrt(sum));
+            for (int64_t i = 0; i < cols; i++) {
+                values[i] *= gain;
+            }
+        }
     }
 }
 
@@ -28896,7 +29760,8 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
                                              qlora__merge_module* out) {
     const qlora__projection* p = item->projection;
     memset(out, 0, sizeof *out);
-    out->ab_bytes = (size_t)(p->rank * (p->in + p->out)) * 4;
+    bool dora = m->dora && p->rank > 0;
+    out->ab_bytes = (size_t)(p->rank * (p->in + p->out) + (dora ? p->out : 0)) * 4;
     if (p->rank > 0) {
         qlora_tensor a;
         qlora_tensor b;
@@ -28909,6 +29774,10 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
         qlora__arena_window(&m->parameters, p->b_at, p->out, p->rank, &b);
         QLORA__TRY(qlora__floats_out(ctx, a.data, p->rank * p->in, out->a));
         QLORA__TRY(qlora__floats_out(ctx, b.data, p->out * p->rank, out->b));
+        if (dora) {
+            out->magnitude = out->b + p->out * p->rank;
+            QLORA__TRY(qlora__floats_out(ctx, p->magnitude.data, p->out, out->magnitude));
+        }
     }
     if (item->nf4) {
         const char* from = (const char*)p->nf4.memory.data;
@@ -29000,6 +29869,12 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         }
         return QLORA_OK;
     }
+    if (item->saved_at >= 0) {
+        qlora_tensor own;
+        qlora__arena_window(&g->m->parameters, item->saved_at + first * item->cols, 1,
+                            rows * item->cols, &own);
+        return qlora__floats_out(g->ctx, own.data, rows * item->cols, g->values);
+    }
     if (item->foreign) {
         qlora__merge_foreign(item, first, rows, g->values);
     } else if (!item->nf4) {
@@ -29015,6 +29890,16 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         job.first = first;
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
+    }
+    for (int64_t i = 0; i < g->m->token_count && item->rows_saved; i++) {
+        int64_t row = g->m->token_ids[i] - first;
+        qlora_tensor own;
+        if (row >= 0 && row < rows) {
+            qlora__arena_window(&g->m->parameters, g->m->tokens_at + i * item->cols, 1, item->cols,
+                                &own);
+            QLORA__TRY(
+                qlora__floats_out(g->ctx, own.data, item->cols, g->values + row * item->cols));
+        }
     }
     return QLORA_OK;
 }
@@ -29068,6 +29953,14 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     char name[224];
     qlora__trained norm;
     item->norm_at = -1;
+    item->saved_at = -1;
+    bool embed = strcmp(plain, "embed_tokens.weight") == 0;
+    if (embed && m->saved_embed) {
+        item->saved_at = m->embed_at;
+    } else if (strcmp(plain, "lm_head.weight") == 0 && m->saved_head) {
+        item->saved_at = m->head_at;
+    }
+    item->rows_saved = embed && m->token_count > 0;
     if (m->desc.train_norms && strcmp(plain, "norm.weight") == 0) {
         item->norm_at = m->final_norm_at;
         item->norm_width = m->plan.config.hidden;
@@ -29136,6 +30029,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
         moved ||
         (p != NULL && !item->nf4 && !item->foreign &&
          (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
+        ((item->saved_at >= 0 || item->rows_saved) &&
+         (item->raw || t->rank != 2 || t->shape[0] != g->m->plan.config.vocab ||
+          t->shape[1] != g->m->plan.config.hidden)) ||
         (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
         return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
@@ -29360,6 +30256,16 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
                            "the model has random weights and no folder to merge into");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
+    if (m->plan.config.tied && (m->saved_embed || m->saved_head) && !m->saved_tied) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the adapter has an embedding or a head of its own, but the model has "
+                           "one matrix for both; such a model cannot be merged");
+    }
+    if (qlora__gguf_path(d->dir) && (m->saved_embed || m->saved_head || m->token_count > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "trained embeddings and heads cannot be merged into a GGUF file; merge "
+                           "them into a folder");
+    }
     // This also protects the base from being overwritten, however its path is written.
     bool file = qlora__gguf_path(d->dir);
     QLORA__TRY(
@@ -30777,6 +31683,18 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
     if (r != QLORA_OK) {
         qlora__trainer_free(t);
         return r;
+    }
+    if (t->desc.method != QLORA_METHOD_SFT && qlora__trains_head(m)) {
+        qlora__trainer_free(t);
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the head is trained, which DPO and KTO do not support");
+    }
+    if (t->desc.clip == QLORA_CLIP_LAYERS &&
+        (qlora__trains_embedding(m) || qlora__trains_head(m))) {
+        qlora__trainer_free(t);
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.clip is QLORA_CLIP_LAYERS, but the embedding or the head, which "
+                           "belong to no layer, are trained");
     }
     m->trainers++;
     ctx->living[QLORA__TRAINERS]++;
@@ -32927,4 +33845,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d99bb07dd3c541c4
+//@@ end 099b3cbe4ee1ec07

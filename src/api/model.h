@@ -124,6 +124,10 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_ALL = 511      // those that the model has
 } qlora_target;
 
+// Whole matrices that are trained with the adapters, one bit each, as PEFT's modules_to_save. If the
+// head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
+typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
+
 typedef enum qlora_choice {
     QLORA_CHOICE_AUTO = 0,
     QLORA_CHOICE_ON = 1,
@@ -157,13 +161,17 @@ typedef struct qlora_model_desc {
     bool single_quant;                // keep the fp32 block scales instead of quantising them
     qlora_mode mode;                  // 0 = AUTO
     // Its adapters.
-    const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
-    int32_t rank;        // at most 1024; 0 = 16, negative = no adapters
-    float alpha;         // 0 = 2 * rank
-    bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
-    float dropout;       // on the input of the adapters, less than 1; 0 = none
-    uint32_t targets;    // qlora_target bits that the model has; 0 = all
-    bool train_norms;    // also train the RMSNorm weights
+    const char* adapter;       // PEFT folder: ranks, targets, scales and weights come from there
+    int32_t rank;              // at most 1024; 0 = 16, negative = no adapters
+    float alpha;               // 0 = 2 * rank
+    bool rslora;               // scale alpha / sqrt(rank) instead of alpha / rank
+    float dropout;             // on the input of the adapters, less than 1; 0 = none
+    bool dora;                 // DoRA: also train the magnitude of every row of the weights
+    uint32_t save_modules;     // a set of qlora_save: also train these matrices
+    const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)
+    int64_t token_row_count;
+    uint32_t targets; // qlora_target bits that the model has; 0 = all
+    bool train_norms; // also train the RMSNorm weights
     // Its memory.
     qlora_purpose purpose;   // 0 = TRAIN
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048

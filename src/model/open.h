@@ -15,7 +15,8 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
     args.clip_scale = one ? &scale : NULL;
     args.not_finite = &flag;
-    return qlora_adamw_step(ctx, &args);
+    QLORA__TRY(qlora_adamw_step(ctx, &args));
+    return qlora__dora_refresh(ctx, m, false);
 }
 
 // Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards

@@ -71,6 +71,11 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
             known = known || strncmp(name, vision[k], strlen(vision[k])) == 0;
         }
         left_out += known ? 1u : 0u;
+        known = known ||
+                ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
+                ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
+                (m->token_count > 0 &&
+                 strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
@@ -114,7 +119,85 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
-    return desc->adapter != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
+    return QLORA_OK;
+}
+
+// Takes the ids of the trained rows of the embedding from a list in adapter_config.json, or from
+// the desc.
+static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
+                                        const qlora_model_desc* desc) {
+    const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
+    int64_t count = peft == NULL            ? desc->token_row_count
+                    : peft->token_rows != 0 ? (int64_t)peft->json.tokens[peft->token_rows].count
+                                            : 0;
+    m->desc.token_rows = NULL;
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    m->token_ids = (int32_t*)qlora__alloc(ctx, (size_t)count * sizeof *m->token_ids);
+    if (m->token_ids == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    m->token_count = count;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t id = peft == NULL ? desc->token_rows[i] : 0;
+        if (peft != NULL) {
+            qlora__json_int(&peft->json, qlora__json_at(&peft->json, peft->token_rows, (uint32_t)i),
+                            &id);
+        }
+        if (id < 0 || id >= m->plan.config.vocab) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "token row %lld is %lld; the embedding has rows 0 to %lld",
+                               (long long)i, (long long)id, (long long)m->plan.config.vocab - 1);
+        }
+        m->token_ids[i] = (int32_t)id;
+        for (int64_t k = 0; k < i; k++) {
+            if (m->token_ids[k] == m->token_ids[i]) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "token row %lld is given twice",
+                                   (long long)id);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// What is trained beside matrices of low rank: magnitudes, embedding, head, rows of the embedding.
+static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
+                                        const qlora_model_desc* desc) {
+    const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
+    bool tied = m->plan.config.tied;
+    bool embed = peft != NULL ? peft->saves_embed : (desc->save_modules & QLORA_SAVE_EMBED) != 0;
+    bool head = peft != NULL ? peft->saves_head : (desc->save_modules & QLORA_SAVE_HEAD) != 0;
+    // As in PEFT, a tied head is trained with the embedding only if that is asked for; a new adapter
+    // of ours keeps it tied unless both are to be saved.
+    bool shared = tied && (peft != NULL ? peft->tied && (embed || head) : embed && !head);
+    if (shared && !embed) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: ensure_weight_tying with lm_head alone is not supported",
+                           peft != NULL ? peft->path : "desc");
+    }
+    m->saved_embed = embed;
+    m->saved_head = head && !shared;
+    m->saved_tied = shared;
+    m->dora = peft != NULL ? peft->dora : desc->dora;
+    QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
+    if (m->token_count > 0 && embed) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.token_rows is set, but desc.save_modules trains all rows");
+    }
+    if (m->dora && m->desc.dropout > 0.0f && qlora__trains(m)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the dropout is %g; training with DoRA needs 0",
+                           (double)m->desc.dropout);
+    }
+    for (int i = 0; i < m->arch->layout->count && m->dora; i++) {
+        if (m->layers[0].projections[i].has_bias && m->layers[0].projections[i].rank > 0) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "DoRA is not supported for %s, which has a bias",
+                               m->arch->layout->rows[i].module);
+        }
+    }
+    return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
 
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
@@ -135,7 +218,27 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
         m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
         m->plan.parameters += p->rank * (p->in + p->out);
     }
+    for (int i = 0; i < count && m->dora; i++) {
+        qlora__projection* p = &first[i];
+        if (p->rank > 0) {
+            p->m_at = at;
+            at += (int64_t)qlora__align_up((size_t)p->out, 8);
+            m->range_count++;
+            m->longest_range = qlora__max(m->longest_range, p->out);
+            m->plan.parameters += p->out;
+        }
+    }
     return at;
+}
+
+// Assigns a place to a trained matrix of `rows` rows; none without rows.
+static int64_t qlora__number_saved(qlora_model* m, int64_t rows, int64_t at, int64_t* place) {
+    int64_t count = rows * m->plan.config.hidden;
+    *place = at;
+    m->range_count += rows > 0 ? 1 : 0;
+    m->longest_range = qlora__max(m->longest_range, count);
+    m->plan.parameters += count;
+    return at + (int64_t)qlora__align_up((size_t)count, 8);
 }
 
 // Assigns a place to every trained tensor; each starts at a multiple of 8 elements.
@@ -168,6 +271,9 @@ static void qlora__number_parameters(qlora_model* m) {
         m->longest_range = qlora__max(m->longest_range, c->hidden);
         m->plan.parameters += c->hidden;
     }
+    at = qlora__number_saved(m, m->saved_embed ? c->vocab : 0, at, &m->embed_at);
+    at = qlora__number_saved(m, m->saved_head ? c->vocab : 0, at, &m->head_at);
+    at = qlora__number_saved(m, m->token_count, at, &m->tokens_at);
     m->elements = at;
 }
 
@@ -361,6 +467,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
         int64_t most;
     } fields[] = {{"desc.rank", d->rank, INT32_MIN, 1024},
                   {"desc.targets", d->targets, 0, QLORA_TARGET_ALL},
+                  {"desc.save_modules", d->save_modules, 0, QLORA_SAVE_EMBED | QLORA_SAVE_HEAD},
+                  {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_BF16},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
@@ -425,6 +533,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__buffer_destroy(ctx, m->arena);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
+    qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
     qlora__free(ctx, m, sizeof *m);
 }
 
@@ -610,6 +719,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     qlora_result r = m->source != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
+    r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }

@@ -249,6 +249,18 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
         qlora__trainer_free(t);
         return r;
     }
+    if (t->desc.method != QLORA_METHOD_SFT && qlora__trains_head(m)) {
+        qlora__trainer_free(t);
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the head is trained, which DPO and KTO do not support");
+    }
+    if (t->desc.clip == QLORA_CLIP_LAYERS &&
+        (qlora__trains_embedding(m) || qlora__trains_head(m))) {
+        qlora__trainer_free(t);
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.clip is QLORA_CLIP_LAYERS, but the embedding or the head, which "
+                           "belong to no layer, are trained");
+    }
     m->trainers++;
     ctx->living[QLORA__TRAINERS]++;
     *out = t;
