@@ -673,8 +673,8 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_ALL = 511      // those that the model has
 } qlora_target;
 
-// Whole matrices that are trained with the adapters, one bit each, as PEFT's modules_to_save. If the
-// head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
+// Whole matrices that are trained with the adapters, one bit each, as PEFT's modules_to_save. If
+// the head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
 typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
 
 typedef enum qlora_choice {
@@ -14052,6 +14052,20 @@ static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
     qlora__json_write_close(w, '}');
 }
 
+// A list of names, or null if it is empty.
+static void qlora__peft_write_names(qlora__json_writer* w, const char* key,
+                                    const char* const* names, uint32_t count) {
+    if (count == 0) {
+        qlora__json_write_word(w, key, "null");
+        return;
+    }
+    qlora__json_write_open(w, key, '[');
+    for (uint32_t i = 0; i < count; i++) {
+        qlora__json_write_string(w, NULL, names[i]);
+    }
+    qlora__json_write_close(w, ']');
+}
+
 // Writes the text of adapter_config.json: the keys that every version of PEFT knows, sorted, with
 // an indent of two spaces.
 static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* d) {
@@ -14083,15 +14097,7 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     }
     qlora__peft_write_alpha(&w, "lora_alpha", d->alpha);
     qlora__json_write_double(&w, "lora_dropout", d->dropout);
-    if (d->saved_count > 0) {
-        qlora__json_write_open(&w, "modules_to_save", '[');
-        for (uint32_t i = 0; i < d->saved_count; i++) {
-            qlora__json_write_string(&w, NULL, d->saved[i]);
-        }
-        qlora__json_write_close(&w, ']');
-    } else {
-        qlora__json_write_word(&w, "modules_to_save", "null");
-    }
+    qlora__peft_write_names(&w, "modules_to_save", d->saved, d->saved_count);
     qlora__json_write_string(&w, "peft_type", "LORA");
     qlora__json_write_int(&w, "r", d->rank);
     qlora__peft_write_pattern(&w, "rank_pattern", d, true);
@@ -14099,11 +14105,7 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     if (d->pattern != NULL) {
         qlora__json_write_string(&w, "target_modules", d->pattern);
     } else {
-        qlora__json_write_open(&w, "target_modules", '[');
-        for (uint32_t i = 0; i < d->target_count; i++) {
-            qlora__json_write_string(&w, NULL, d->targets[i]);
-        }
-        qlora__json_write_close(&w, ']');
+        qlora__peft_write_names(&w, "target_modules", d->targets, d->target_count);
     }
     qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
     if (d->token_row_count > 0) {
@@ -25310,32 +25312,9 @@ static void qlora__model_layout(qlora_model* m, char* base) {
     m->plan.total = arena.used;
 }
 
-//@@ src/model/plan.h
+//@@ src/model/trained.h
 
-// ---- plan ---------------------------------------------------------------------------------------
-
-static void qlora__source_close(qlora_model* m) {
-    qlora__source* source = m->source;
-    if (source != NULL && source->has_peft) {
-        qlora__peft_close(&m->ctx->env, &source->peft);
-    }
-    if (source != NULL && source->has_folder) {
-        qlora__folder_close(&m->ctx->env, &source->folder);
-    }
-    qlora__free(m->ctx, source, source != NULL ? sizeof *source : 0);
-    m->source = NULL;
-}
-
-// The folder with the weights, opened when it is first needed.
-static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
-                                         const qlora__folder** out) {
-    if (!m->source->has_folder) {
-        QLORA__TRY(qlora__folder_open(&ctx->env, dir, &m->source->folder));
-        m->source->has_folder = true;
-    }
-    *out = &m->source->folder;
-    return QLORA_OK;
-}
+// ---- what is trained ----------------------------------------------------------------------------
 
 // A new adapter on the modules that the desc names.
 static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
@@ -25482,8 +25461,8 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     bool tied = m->plan.config.tied;
     bool embed = peft != NULL ? peft->saves_embed : (desc->save_modules & QLORA_SAVE_EMBED) != 0;
     bool head = peft != NULL ? peft->saves_head : (desc->save_modules & QLORA_SAVE_HEAD) != 0;
-    // As in PEFT, a tied head is trained with the embedding only if that is asked for; a new adapter
-    // of ours keeps it tied unless both are to be saved.
+    // As in PEFT, a tied head is trained with the embedding only if that is asked for; a new
+    // adapter of ours keeps it tied unless both are to be saved.
     bool shared = tied && (peft != NULL ? peft->tied && (embed || head) : embed && !head);
     if (shared && !embed) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -25512,6 +25491,33 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
         }
     }
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
+}
+
+//@@ src/model/plan.h
+
+// ---- plan ---------------------------------------------------------------------------------------
+
+static void qlora__source_close(qlora_model* m) {
+    qlora__source* source = m->source;
+    if (source != NULL && source->has_peft) {
+        qlora__peft_close(&m->ctx->env, &source->peft);
+    }
+    if (source != NULL && source->has_folder) {
+        qlora__folder_close(&m->ctx->env, &source->folder);
+    }
+    qlora__free(m->ctx, source, source != NULL ? sizeof *source : 0);
+    m->source = NULL;
+}
+
+// The folder with the weights, opened when it is first needed.
+static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
+                                         const qlora__folder** out) {
+    if (!m->source->has_folder) {
+        QLORA__TRY(qlora__folder_open(&ctx->env, dir, &m->source->folder));
+        m->source->has_folder = true;
+    }
+    *out = &m->source->folder;
+    return QLORA_OK;
 }
 
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
@@ -29601,7 +29607,7 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
     if (m->dora || m->saved_embed || m->saved_head || m->token_count > 0) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "a GGUF adapter cannot contain %s; qlora_merge_save merges them",
+                           "a GGUF adapter cannot contain %s; merge the adapter instead",
                            m->dora ? "the magnitudes of DoRA" : "trained embeddings or heads");
     }
     if (m->desc.train_norms) {
@@ -30225,6 +30231,21 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
                                                          : "float16");
 }
 
+// Trained embeddings and heads must have a place in the merged model.
+static qlora_result qlora__merge_need_saved(qlora_ctx* ctx, const qlora_model* m, const char* dir) {
+    if (m->plan.config.tied && (m->saved_embed || m->saved_head) && !m->saved_tied) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the adapter has an embedding or a head of its own, but the model has "
+                           "one matrix for both; such a model cannot be merged");
+    }
+    if (qlora__gguf_path(dir) && (m->saved_embed || m->saved_head || m->token_count > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "trained embeddings and heads cannot be merged into a GGUF file; merge "
+                           "them into a folder");
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
                                       const qlora_merge_desc* d) {
     char path[QLORA__PATH_ROOM];
@@ -30256,16 +30277,7 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
                            "the model has random weights and no folder to merge into");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
-    if (m->plan.config.tied && (m->saved_embed || m->saved_head) && !m->saved_tied) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "the adapter has an embedding or a head of its own, but the model has "
-                           "one matrix for both; such a model cannot be merged");
-    }
-    if (qlora__gguf_path(d->dir) && (m->saved_embed || m->saved_head || m->token_count > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "trained embeddings and heads cannot be merged into a GGUF file; merge "
-                           "them into a folder");
-    }
+    QLORA__TRY(qlora__merge_need_saved(ctx, m, d->dir));
     // This also protects the base from being overwritten, however its path is written.
     bool file = qlora__gguf_path(d->dir);
     QLORA__TRY(
@@ -33845,4 +33857,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 099b3cbe4ee1ec07
+//@@ end d351aee27370f383

@@ -148,6 +148,7 @@ extern "C" {
 #ifndef QLORA_NO_MODEL
 #include "model/structure.h"
 #include "model/arena.h"
+#include "model/trained.h"
 #include "model/plan.h"
 #include "model/identity.h"
 #include "model/load.h"

@@ -324,12 +324,14 @@ static void summary_print(app* a) {
         short_number((double)a->tokens_seen, tokens), short_time(a->seconds, time_taken),
         short_number(a->seconds > 0.0 ? (double)a->tokens_seen / a->seconds : 0.0, pace));
     summary_loss(a);
+    say(a, "\n\n  %s/adapter       the adapter in PEFT format\n", a->o.out);
+    if (!a->no_gguf) {
+        say(a, "  %s/adapter.gguf  the adapter for llama.cpp\n", a->o.out);
+    }
     say(a,
-        "\n\n  %s/adapter       the adapter in PEFT format\n"
-        "  %s/adapter.gguf  the adapter for llama.cpp\n"
         "  %s/training.svg  plot of the run\n"
         "  %s/log.jsonl     metrics, one line per step\n",
-        a->o.out, a->o.out, a->o.out, a->o.out);
+        a->o.out, a->o.out);
     if (a->o.demo) {
         size_t folder = strlen(a->program);
         while (folder > 0 && strchr(FOLDER_SEPARATORS, a->program[folder - 1]) == NULL) {
@@ -340,10 +342,10 @@ static void summary_print(app* a) {
             "%s/adapter --prompt \"%s\"\n",
             a->o.out, (int)folder, a->program, a->o.out, a->o.out, a->o.prompt);
     } else {
-        say(a,
-            "\nPEFT:       model = PeftModel.from_pretrained(base, \"%s/adapter\")\n"
-            "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n",
-            a->o.out, a->o.out);
+        say(a, "\nPEFT:       model = PeftModel.from_pretrained(base, \"%s/adapter\")\n", a->o.out);
+        if (!a->no_gguf) {
+            say(a, "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n", a->o.out);
+        }
     }
 }
 

@@ -57,6 +57,10 @@ static bool model_describe(app* a) {
     d->dropout = (float)o->dropout;
     d->targets = (uint32_t)o->targets;
     d->train_norms = o->train_norms;
+    d->dora = o->dora;
+    d->save_modules = (uint32_t)o->save_modules; // none, embed, head, both: the bits of qlora_save
+    d->token_rows = a->token_rows;
+    d->token_row_count = token_rows_read(o->train_tokens, a->token_rows, MAX_TOKEN_ROWS);
     if (o->eval_only) {
         d->purpose = QLORA_PURPOSE_EVALUATE;
         d->rank = o->adapter != NULL ? d->rank : -1;

@@ -130,6 +130,7 @@ typedef struct app {
     qlora_files files;
     qlora_model_config config;
     qlora_model_desc model_desc;
+    int32_t token_rows[MAX_TOKEN_ROWS]; // of --train-tokens
     qlora_train_desc train_desc;
     qlora_plan plan;
     qlora_model* model;
@@ -152,6 +153,7 @@ typedef struct app {
     bool norms_found;      // in the folder of --adapter, and not asked for
     bool steps_and_epochs; // both were given
     bool resuming;
+    bool no_gguf;              // the adapter has parts that a GGUF adapter cannot contain
     bool changed;              // --extend: some options differ from those of the run
     bool complete;             // the run that is resumed had taken all its steps
     batches batches;           // of the step or the evaluation that is running

@@ -55,6 +55,9 @@ typedef struct options {
     double weight_decay;
     double max_norm;
     double eval;
+    const char* train_tokens;
+    int64_t save_modules;
+    bool dora;
     bool rslora;
     bool train_norms;
     bool truncate;
@@ -70,6 +73,8 @@ typedef struct options {
     bool help;
     bool version;
 } options;
+
+#define MAX_TOKEN_ROWS 1024
 
 enum { RESUME_AUTO = 0, RESUME_NEVER, RESUME_MUST };
 enum { STREAM_AUTO = 0, STREAM_ON, STREAM_OFF };
@@ -117,6 +122,13 @@ static const option option_table[] = {
         "scale by alpha / sqrt(rank) instead of alpha / rank"},
     {"dropout", OPT_REAL, AT(dropout), true, 0, 0.99, "X",
         "LoRA dropout probability (default 0)"},
+    {"dora", OPT_FLAG, AT(dora), true, 0, 0, "",
+        "DoRA: also train the magnitude of every row of the adapted weights"},
+    {"save-modules", OPT_CHOICE, AT(save_modules), true, 0, 0, "none|embed|head|both",
+        "also train the whole embedding, the output head, or both; a tied head is trained with "
+        "embed (default none)"},
+    {"train-tokens", OPT_TEXT, AT(train_tokens), true, 0, 0, "LIST",
+        "also train these rows of the embedding: token ids, as in 5,17,130"},
     {"train-norms", OPT_FLAG, AT(train_norms), true, 0, 0, "",
         "also train the RMSNorm weights"},
     {"Training", OPT_HEADING, 0, false, 0, 0, "", ""},

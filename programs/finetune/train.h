@@ -323,8 +323,12 @@ static bool adapter_save(app* a) {
         complain(a);
     }
     out_path(a, "adapter.gguf", path);
-    if (!lib(a, qlora_adapter_save_gguf(a->model, path, NULL),
-             "saving the adapter for llama.cpp")) {
+    qlora_result result = qlora_adapter_save_gguf(a->model, path, NULL);
+    if (result == QLORA_ERR_UNSUPPORTED) { // what llama.cpp's adapters cannot contain
+        say(a, "note: no adapter.gguf: %s\n", message_text(qlora_last_error(a->ctx)));
+        a->no_gguf = true;
+        remove(path); // that of an earlier run
+    } else if (!lib(a, result, "saving the adapter for llama.cpp")) {
         complain(a);
         ok = false;
     }

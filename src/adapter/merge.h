@@ -576,6 +576,21 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
                                                          : "float16");
 }
 
+// Trained embeddings and heads must have a place in the merged model.
+static qlora_result qlora__merge_need_saved(qlora_ctx* ctx, const qlora_model* m, const char* dir) {
+    if (m->plan.config.tied && (m->saved_embed || m->saved_head) && !m->saved_tied) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the adapter has an embedding or a head of its own, but the model has "
+                           "one matrix for both; such a model cannot be merged");
+    }
+    if (qlora__gguf_path(dir) && (m->saved_embed || m->saved_head || m->token_count > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "trained embeddings and heads cannot be merged into a GGUF file; merge "
+                           "them into a folder");
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
                                       const qlora_merge_desc* d) {
     char path[QLORA__PATH_ROOM];
@@ -607,16 +622,7 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
                            "the model has random weights and no folder to merge into");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
-    if (m->plan.config.tied && (m->saved_embed || m->saved_head) && !m->saved_tied) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "the adapter has an embedding or a head of its own, but the model has "
-                           "one matrix for both; such a model cannot be merged");
-    }
-    if (qlora__gguf_path(d->dir) && (m->saved_embed || m->saved_head || m->token_count > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "trained embeddings and heads cannot be merged into a GGUF file; merge "
-                           "them into a folder");
-    }
+    QLORA__TRY(qlora__merge_need_saved(ctx, m, d->dir));
     // This also protects the base from being overwritten, however its path is written.
     bool file = qlora__gguf_path(d->dir);
     QLORA__TRY(

@@ -651,7 +651,7 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
     if (m->dora || m->saved_embed || m->saved_head || m->token_count > 0) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "a GGUF adapter cannot contain %s; qlora_merge_save merges them",
+                           "a GGUF adapter cannot contain %s; merge the adapter instead",
                            m->dora ? "the magnitudes of DoRA" : "trained embeddings or heads");
     }
     if (m->desc.train_norms) {

@@ -124,8 +124,8 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_ALL = 511      // those that the model has
 } qlora_target;
 
-// Whole matrices that are trained with the adapters, one bit each, as PEFT's modules_to_save. If the
-// head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
+// Whole matrices that are trained with the adapters, one bit each, as PEFT's modules_to_save. If
+// the head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
 typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
 
 typedef enum qlora_choice {

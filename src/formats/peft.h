@@ -691,6 +691,20 @@ static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
     qlora__json_write_close(w, '}');
 }
 
+// A list of names, or null if it is empty.
+static void qlora__peft_write_names(qlora__json_writer* w, const char* key,
+                                    const char* const* names, uint32_t count) {
+    if (count == 0) {
+        qlora__json_write_word(w, key, "null");
+        return;
+    }
+    qlora__json_write_open(w, key, '[');
+    for (uint32_t i = 0; i < count; i++) {
+        qlora__json_write_string(w, NULL, names[i]);
+    }
+    qlora__json_write_close(w, ']');
+}
+
 // Writes the text of adapter_config.json: the keys that every version of PEFT knows, sorted, with
 // an indent of two spaces.
 static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* d) {
@@ -722,15 +736,7 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     }
     qlora__peft_write_alpha(&w, "lora_alpha", d->alpha);
     qlora__json_write_double(&w, "lora_dropout", d->dropout);
-    if (d->saved_count > 0) {
-        qlora__json_write_open(&w, "modules_to_save", '[');
-        for (uint32_t i = 0; i < d->saved_count; i++) {
-            qlora__json_write_string(&w, NULL, d->saved[i]);
-        }
-        qlora__json_write_close(&w, ']');
-    } else {
-        qlora__json_write_word(&w, "modules_to_save", "null");
-    }
+    qlora__peft_write_names(&w, "modules_to_save", d->saved, d->saved_count);
     qlora__json_write_string(&w, "peft_type", "LORA");
     qlora__json_write_int(&w, "r", d->rank);
     qlora__peft_write_pattern(&w, "rank_pattern", d, true);
@@ -738,11 +744,7 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     if (d->pattern != NULL) {
         qlora__json_write_string(&w, "target_modules", d->pattern);
     } else {
-        qlora__json_write_open(&w, "target_modules", '[');
-        for (uint32_t i = 0; i < d->target_count; i++) {
-            qlora__json_write_string(&w, NULL, d->targets[i]);
-        }
-        qlora__json_write_close(&w, ']');
+        qlora__peft_write_names(&w, "target_modules", d->targets, d->target_count);
     }
     qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
     if (d->token_row_count > 0) {

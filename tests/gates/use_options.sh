@@ -435,10 +435,10 @@ preferences() { # --method dpo and kto
     for i in 1 2 3 4 5 6 7 8 9 10; do
         echo "{\"prompt\": \"$i and 1\", \"chosen\": \" is more\", \"rejected\": \" no\"}"
     done >pairs.jsonl
-    sed 's/"chosen": " is more", "rejected": " no"/"completion": " no", "label": false/' pairs.jsonl \
+    sed 's/"chosen.*"rejected": " no"/"completion": " no", "label": false/' pairs.jsonl \
         >judged.jsonl
-    sed 's/"chosen": " is more", "rejected": " no"/"completion": " is more", "label": true/' \
-        pairs.jsonl >>judged.jsonl
+    sed 's/"chosen.*"rejected": " no"/"completion": " is more", "label": true/' pairs.jsonl \
+        >>judged.jsonl
     local steps=(--eval 2 --accumulate 1 --lr 1e-2 --schedule constant --warmup 0)
     rm -rf dpo kto
     works "dpo" "${one[@]}" "${steps[@]}" --data pairs.jsonl --method dpo --steps 4 --out dpo
@@ -457,6 +457,18 @@ preferences() { # --method dpo and kto
     works "references in the step" "${one[@]}" "${steps[@]}" --data judged.jsonl --method kto \
         --steps 4 --out kto --resume never --reference beside
     check "give the same" cmp -s whole.safetensors kto/adapter/adapter_model.safetensors
+    works "dora and rows" "${one[@]}" "${steps[@]}" --data sums.jsonl --dora --train-tokens 5,7 \
+        --steps 2 --out kto --resume never
+    check "no adapter for llama.cpp" [ ! -e kto/adapter.gguf ]
+    check "and why" grep -q "a GGUF adapter cannot contain the magnitudes of DoRA" out
+    check "the config of PEFT" grep -q '"use_dora": true' kto/adapter/adapter_config.json
+    works "a trained embedding" "${one[@]}" "${steps[@]}" --data sums.jsonl --save-modules embed \
+        --loraplus-ratio 4 --steps 2 --out kto --resume never
+    check "is saved" grep -q '"embed_tokens"' kto/adapter/adapter_config.json
+    refuses "rows that are no ids" "is not a list" "${one[@]}" --data sums.jsonl \
+        --train-tokens 5,x --out o
+    works "kto once more" "${one[@]}" "${steps[@]}" --data judged.jsonl --method kto --steps 4 \
+        --out kto --resume never
     refuses "another beta" "it used --beta 0.1, this command has --beta 0.2" "${one[@]}" \
         "${steps[@]}" --data judged.jsonl --method kto --steps 4 --out kto --beta 0.2
     refuses "pairs for kto" "is not a judged answer" "${one[@]}" --data pairs.jsonl --method kto \
