@@ -124,6 +124,7 @@ extern "C" {
 #include "cache/registry.h"
 #include "cache/modules.h"
 #include "context.h"
+#include "gemm/warpgroup.h"
 #include "gemm/dense.h"
 #include "gemm/nf4.h"
 #include "gemm/nf4_product.h"
