@@ -14354,6 +14354,9 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER 5
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES 6
 #define QLORA__CU_GRAPH_NODE_TYPE_MEMSET 2
+#define QLORA__CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 9
+#define QLORA__CU_TENSOR_MAP_SWIZZLE_128B 3
+#define QLORA__CU_TENSOR_MAP_L2_PROMOTION_L2_256B 3
 #define QLORA__CUDA_R_32F 0
 #define QLORA__CUDA_R_16F 2
 #define QLORA__CUDA_R_16BF 14
@@ -14415,6 +14418,9 @@ typedef int qlora__cublasStatus;
       (void**, const void*, unsigned, int*, void**))                                               \
     X(1, qlora__CUresult, ModuleGetFunction, "cuModuleGetFunction", (void**, void*, const char*))  \
     X(1, qlora__CUresult, ModuleUnload, "cuModuleUnload", (void*))                                 \
+    X(0, qlora__CUresult, TensorMapEncodeTiled, "cuTensorMapEncodeTiled",                          \
+      (void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const uint32_t*,             \
+       const uint32_t*, int, int, int, int))                                                       \
     X(1, qlora__CUresult, FuncSetAttribute, "cuFuncSetAttribute", (void*, int, int))               \
     X(1, qlora__CUresult, LaunchKernel, "cuLaunchKernel",                                          \
       (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, \
@@ -14484,22 +14490,22 @@ struct qlora__gpu {
     int ptx_version;    // highest PTX version that this driver accepts; 90 is 9.0
     qlora__CUdevice device;
     char device_name[128];
-    int capability;     // 90 is 9.0
+    int capability; // 90 is 9.0
     int sm_count;
-    int max_shared;     // bytes of shared memory available to one block
+    int max_shared; // bytes of shared memory available to one block
     size_t total_bytes;
-    char target[16];    // "sm_90"
-    int target_number;  // 90
+    char target[16];   // "sm_90"
+    int target_number; // 90
     void* context;
-    bool owns_context;  // the primary context was retained
+    bool owns_context; // the primary context was retained
     void* own_stream;
-    void* stream;       // the stream in use
-    void* cublas;       // handle, NULL without cuBLAS
+    void* stream; // the stream in use
+    void* cublas; // handle, NULL without cuBLAS
     int cublas_version;
     bool cublas_exposed; // the caller has the handle, so bind again before every use
     bool cublas_bound;
     char cublas_note[256];
-    void* workspace;    // for cuBLAS
+    void* workspace; // for cuBLAS
     qlora__buffer* own_workspace;
     qlora__beside* beside; // tensor/beside.h
     qlora__cache* cache;
@@ -15958,6 +15964,10 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 #define QLORA__NEED_HEAD192 4096u
 #define QLORA__NEED_HEAD256 8192u
 #define QLORA__NEED_HEAD128CAP 16384u // capped scores, and head sizes below 128
+#define QLORA__NEED_WARPGROUP 32768u // has the warpgroup instructions of compute capability 9.0
+#define QLORA__NEED_HEAD64WG  65536u // attention with them, head size 64
+#define QLORA__NEED_HEAD128WG 131072u
+#define QLORA__NEED_GEMM_WG (QLORA__NEED_GEMM | QLORA__NEED_BF16 | QLORA__NEED_WARPGROUP)
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
@@ -16001,6 +16011,14 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(gemm_tc_f16_nn, gemm_tc, 0, GEMM16)                                                          \
     X(gemm_tc_f16_nt, gemm_tc, 0, GEMM16)                                                          \
     X(gemm_tc_f16_tn, gemm_tc, 0, GEMM16)                                                          \
+    X(gemm_wg_nn_256, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nt_256, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_tn_256, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nn_128, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nt_128, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nn_64, gemm_wg, 197632, GEMM_WG)                                                     \
+    X(gemm_wg_nt_64, gemm_wg, 197632, GEMM_WG)                                                     \
+    X(gemm_wg_tn_64, gemm_wg, 197632, GEMM_WG)                                                     \
     X(cast_f32_bf16, cast, 0, ALWAYS)                                                              \
     X(cast_f32_f16, cast, 0, ALWAYS)                                                               \
     X(cast_bf16_f32, cast, 0, ALWAYS)                                                              \
@@ -16133,6 +16151,16 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(attn256_bwd_kv, attn256, 100864, HEAD256)                                                    \
     X(attn256_bwd_sum, attn256, 0, HEAD256)                                                        \
     X(attn256_bwd_q, attn256, 98304, HEAD256)                                                      \
+    X(attn64_wg_fwd, attn64_wg, 82944, HEAD64WG)                                                   \
+    X(attn64_wg_stats, attn64_wg, 0, HEAD64WG)                                                     \
+    X(attn64_wg_bwd_kv, attn64_wg, 66560, HEAD64WG)                                                \
+    X(attn64_wg_bwd_sum, attn64_wg, 0, HEAD64WG)                                                   \
+    X(attn64_wg_bwd_q, attn64_wg, 66560, HEAD64WG)                                                 \
+    X(attn128_wg_fwd, attn128_wg, 164864, HEAD128WG)                                               \
+    X(attn128_wg_stats, attn128_wg, 0, HEAD128WG)                                                  \
+    X(attn128_wg_bwd_kv, attn128_wg, 132096, HEAD128WG)                                            \
+    X(attn128_wg_bwd_sum, attn128_wg, 0, HEAD128WG)                                                \
+    X(attn128_wg_bwd_q, attn128_wg, 132096, HEAD128WG)                                             \
     X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
     X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
     X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                       \
@@ -17585,6 +17613,138 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
     return used + 1;
 }
 
+//@@ src/gemm/warpgroup.h
+
+// ---- products with warpgroup instructions -------------------------------------------------------
+//
+// On devices of compute capability 9.0, gemm_wg.cu computes bf16 products of all but the smallest
+// sizes. Operands come as tensor maps, which are parameters of the launch.
+
+#ifndef QLORA_NO_CUDA
+
+#define QLORA__TENSOR_MAP_BYTES 128
+#define QLORA__TENSOR_MAP_ALIGN 64
+#define QLORA__WARPGROUP_THREADS 384
+
+// Whether kernels for exactly compute capability 9.0 can run, and the driver can describe tensors.
+static bool qlora__has_warpgroups(const qlora_ctx* ctx) {
+    const qlora__gpu* gpu = ctx->gpu;
+    return gpu != NULL && gpu->capability == 90 && gpu->target_number == 90 &&
+           gpu->ptx_version >= 80 && gpu->cu.TensorMapEncodeTiled != NULL;
+}
+
+// A tensor map, and room to align it.
+typedef struct qlora__tensor_map {
+    unsigned char bytes[QLORA__TENSOR_MAP_BYTES + QLORA__TENSOR_MAP_ALIGN];
+} qlora__tensor_map;
+
+static void* qlora__tensor_map_place(qlora__tensor_map* map) {
+    uintptr_t at = (uintptr_t)map->bytes;
+    return map->bytes + (QLORA__TENSOR_MAP_ALIGN - at % QLORA__TENSOR_MAP_ALIGN);
+}
+
+// Describes a bf16 matrix that is copied in boxes of 64 columns.
+static qlora_result qlora__tensor_map_make(qlora_ctx* ctx, const void* data, int64_t rows,
+                                           int64_t cols, int64_t ld, int64_t box_rows,
+                                           qlora__tensor_map* map) {
+    uint64_t size[2] = {(uint64_t)cols, (uint64_t)rows};
+    uint64_t stride[1] = {(uint64_t)ld * 2};
+    uint32_t box[2] = {64, (uint32_t)box_rows};
+    uint32_t steps[2] = {1, 1};
+    int code = ctx->gpu->cu.TensorMapEncodeTiled(
+        qlora__tensor_map_place(map), QLORA__CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void*)data, size,
+        stride, box, steps, 0, QLORA__CU_TENSOR_MAP_SWIZZLE_128B,
+        QLORA__CU_TENSOR_MAP_L2_PROMOTION_L2_256B, 0);
+    return qlora__cu(ctx, code, "cuTensorMapEncodeTiled");
+}
+
+// Kernels with tiles of 128 rows and `width` columns. `cost` is the time of a tile, as a percentage
+// of the time of the widest, measured on an H200 with operands that do not fit in its cache.
+typedef struct qlora__warpgroup_tile {
+    int64_t width;
+    int64_t cost;
+    bool all_types;             // otherwise bf16 results, and f32 ones with A transposed
+    qlora__kernel_id kernel[3]; // nn, nt, tn; QLORA__K_COUNT: none
+} qlora__warpgroup_tile;
+
+static const qlora__warpgroup_tile qlora__warpgroup_tiles[] = {
+    {256, 100, false, {QLORA__K_gemm_wg_nn_256, QLORA__K_gemm_wg_nt_256, QLORA__K_gemm_wg_tn_256}},
+    {128, 62, false, {QLORA__K_gemm_wg_nn_128, QLORA__K_gemm_wg_nt_128, QLORA__K_COUNT}},
+    {64, 40, true, {QLORA__K_gemm_wg_nn_64, QLORA__K_gemm_wg_nt_64, QLORA__K_gemm_wg_tn_64}},
+};
+
+static int qlora__warpgroup_form(const qlora__gemm* g) {
+    return g->ta ? 2 : g->tb ? 1 : 0;
+}
+
+// The tile with which the device needs the least time. Blocks work on their tiles in rounds.
+static const qlora__warpgroup_tile* qlora__warpgroup_choose(const qlora_ctx* ctx,
+                                                            const qlora__gemm* g) {
+    const qlora__warpgroup_tile* best = NULL;
+    int64_t least = 0;
+    for (size_t i = 0; i < sizeof qlora__warpgroup_tiles / sizeof qlora__warpgroup_tiles[0]; i++) {
+        const qlora__warpgroup_tile* t = &qlora__warpgroup_tiles[i];
+        int64_t tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, t->width);
+        int64_t time = qlora__ceil_div(tiles, ctx->gpu->sm_count) * t->cost;
+        bool takes = t->all_types || g->out == (g->ta ? QLORA_F32 : QLORA_BF16);
+        if (takes && t->kernel[qlora__warpgroup_form(g)] != QLORA__K_COUNT &&
+            (best == NULL || time < least)) {
+            best = t;
+            least = time;
+        }
+    }
+    return best;
+}
+
+// Below this many multiplications per multiprocessor, the kernels with more and smaller blocks are
+// faster.
+#define QLORA__WARPGROUP_LEAST (1 << 17)
+
+static bool qlora__gemm_takes_warpgroups(const qlora_ctx* ctx, const qlora__gemm* g) {
+    uintptr_t operands = (uintptr_t)g->A | (uintptr_t)g->B;
+    size_t pair = 2 * qlora_dtype_bytes(g->out);
+    bool aligned = operands % 16 == 0 && (g->lda | g->ldb) % 8 == 0 && (g->N | g->ldc) % 2 == 0 &&
+                   (uintptr_t)g->C % pair == 0;
+    return g->a_type == QLORA_BF16 && g->b_type == QLORA_BF16 && g->batch == 1 &&
+           g->alpha_dev == NULL && aligned && !(g->ta && g->tb) && g->K >= 64 &&
+           qlora__has_warpgroups(ctx) &&
+           g->M * g->N >= ctx->gpu->sm_count * (int64_t)QLORA__WARPGROUP_LEAST / g->K;
+}
+
+static qlora_result qlora__gemm_warpgroups(qlora_ctx* ctx, const qlora__gemm* g) {
+    const qlora__warpgroup_tile* tile = qlora__warpgroup_choose(ctx, g);
+    qlora__kernel_id kernel = tile->kernel[qlora__warpgroup_form(g)];
+    int64_t width = tile->width;
+    qlora__tensor_map maps[2];
+    QLORA__TRY(qlora__tensor_map_make(ctx, g->A, g->ta ? g->K : g->M, g->ta ? g->M : g->K, g->lda,
+                                      g->ta ? 64 : 128, &maps[0]));
+    QLORA__TRY(qlora__tensor_map_make(ctx, g->B, g->tb ? g->N : g->K, g->tb ? g->K : g->N, g->ldb,
+                                      g->tb ? width : 64, &maps[1]));
+    void* C = g->C;
+    int32_t M = (int32_t)g->M;
+    int32_t N = (int32_t)g->N;
+    int32_t K = (int32_t)g->K;
+    int64_t ldc = g->ldc;
+    float alpha = g->alpha;
+    float beta = g->beta;
+    int32_t flags = g->out == QLORA_BF16 ? 1 : 0;
+    void* args[] = {qlora__tensor_map_place(&maps[0]),
+                    qlora__tensor_map_place(&maps[1]),
+                    &C,
+                    &M,
+                    &N,
+                    &K,
+                    &ldc,
+                    &alpha,
+                    &beta,
+                    &flags};
+    int64_t tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, width);
+    return qlora__launch(ctx, kernel, qlora__min(tiles, ctx->gpu->sm_count), 1, 1,
+                         QLORA__WARPGROUP_THREADS, qlora__kernel_rows[kernel].shared, args);
+}
+
+#endif // QLORA_NO_CUDA
+
 //@@ src/gemm/dense.h
 
 // ---- slices of scratch memory -------------------------------------------------------------------
@@ -17645,6 +17805,9 @@ static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__ge
 }
 
 static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
+    if (qlora__gemm_takes_warpgroups(ctx, g)) {
+        return qlora__gemm_warpgroups(ctx, g);
+    }
     static const qlora__kernel_id tensor[2][3] = {
         {QLORA__K_gemm_tc_bf16_nn, QLORA__K_gemm_tc_bf16_nt, QLORA__K_gemm_tc_bf16_tn},
         {QLORA__K_gemm_tc_f16_nn, QLORA__K_gemm_tc_f16_nt, QLORA__K_gemm_tc_f16_tn},
@@ -17680,14 +17843,16 @@ static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
 // ---- cuBLAS -------------------------------------------------------------------------------------
 
 static int qlora__cublas_type(qlora_dtype dtype) {
-    return dtype == QLORA_F32 ? QLORA__CUDA_R_32F
-                              : dtype == QLORA_BF16 ? QLORA__CUDA_R_16BF : QLORA__CUDA_R_16F;
+    return dtype == QLORA_F32    ? QLORA__CUDA_R_32F
+           : dtype == QLORA_BF16 ? QLORA__CUDA_R_16BF
+                                 : QLORA__CUDA_R_16F;
 }
 
 // Records the shapes that pre-warm runs, and counts unknown shapes once the cache is sealed.
 static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
-    int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
-                       g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
+    int64_t shape[] = {g->M,           g->N,     g->K,      g->ta ? 1 : 0,
+                       g->tb ? 1 : 0,  g->batch, g->a_type, (int64_t)g->out,
+                       g->tf32 ? 1 : 0};
     qlora__cache_count_shape(ctx, qlora__fnv(shape, sizeof shape, 0));
 }
 
@@ -17921,10 +18086,9 @@ static qlora_result qlora__gemm_check_types(qlora_ctx* ctx, const qlora_tensor* 
         fits = a->dtype == QLORA_BF16 && b->dtype == QLORA_BF16;
     }
     if (!fits || c->dtype == QLORA_F16) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "a product of %s and %s into %s is not supported",
-                           qlora_dtype_name(a->dtype), qlora_dtype_name(b->dtype),
-                           qlora_dtype_name(c->dtype));
+        return qlora__fail(
+            ctx, QLORA_ERR_UNSUPPORTED, "a product of %s and %s into %s is not supported",
+            qlora_dtype_name(a->dtype), qlora_dtype_name(b->dtype), qlora_dtype_name(c->dtype));
     }
     return QLORA_OK;
 }
@@ -23328,8 +23492,9 @@ typedef struct qlora__attention_kernel {
     uint32_t shared;
 } qlora__attention_kernel;
 
-// What the kernels of a path take. The first three need heads that start at multiples of 16 bytes.
+// What the kernels of a path take. All but the last need heads that start at multiples of 16 bytes.
 typedef enum qlora__attention_takes {
+    QLORA__TAKES_MAPS, // its own head size, as tensor maps, on a device with warpgroup instructions
     QLORA__TAKES_EXACT,  // its own head size
     QLORA__TAKES_PADDED, // and smaller ones
     QLORA__TAKES_CAPPED, // and capped scores
@@ -23350,8 +23515,17 @@ typedef struct qlora__attention_path {
 } qlora__attention_path;
 
 // clang-format off
-// The first row that fits is used. The comments in kernels/attn_tc.cuh explain the shared memory.
+// The first row that fits is used. The comments in kernels/attn_tc.cuh and kernels/attn_wg.cuh
+// explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
+    {QLORA_BF16, 64, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD64WG,
+     {QLORA__K_attn64_wg_fwd, 128, 384, 82944}, {QLORA__K_attn64_wg_stats, 32, 256, 0},
+     {QLORA__K_attn64_wg_bwd_kv, 128, 384, 66560}, {QLORA__K_attn64_wg_bwd_q, 128, 384, 66560},
+     {QLORA__K_attn64_wg_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 128, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD128WG,
+     {QLORA__K_attn128_wg_fwd, 128, 384, 164864}, {QLORA__K_attn128_wg_stats, 16, 256, 0},
+     {QLORA__K_attn128_wg_bwd_kv, 128, 384, 132096}, {QLORA__K_attn128_wg_bwd_q, 128, 384, 132096},
+     {QLORA__K_attn128_wg_bwd_sum, 0, 256, 0}},
     {QLORA_BF16, 32, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD32,
      {QLORA__K_attn32_fwd, 128, 128, 30720}, {QLORA__K_attn32_stats, 64, 256, 0},
      {QLORA__K_attn32_bwd_kv, 64, 128, 39936}, {QLORA__K_attn32_bwd_q, 128, 128, 40960},
@@ -23404,9 +23578,11 @@ static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_p
     if (p->takes == QLORA__TAKES_ALL) {
         return true;
     }
+    bool exact = p->takes == QLORA__TAKES_EXACT || p->takes == QLORA__TAKES_MAPS;
     // No other kernel of a path needs more shared memory than kv does where it does not fit.
-    return aligned && (p->takes == QLORA__TAKES_EXACT ? hd == p->hd : hd <= p->hd) &&
+    return aligned && (exact ? hd == p->hd : hd <= p->hd) &&
            (!capped || p->takes == QLORA__TAKES_CAPPED) &&
+           (p->takes != QLORA__TAKES_MAPS || qlora__has_warpgroups(ctx)) &&
            p->kv.shared <= (uint32_t)ctx->gpu->max_shared;
 }
 
@@ -23518,56 +23694,157 @@ static qlora_result qlora__attention_sum(qlora_ctx* ctx, const qlora__attention_
     return qlora__launch(ctx, path->sum.id, blocks, 2, 1, path->sum.threads, 0, args);
 }
 
+// The operands of a launch. Kernels that take tensor maps have them in the places of q, k, v and
+// d_o, one for each number of rows that is copied at a time.
+typedef struct qlora__attention_operands {
+    const qlora__attention_path* path;
+    qlora__attention_numbers n;
+    qlora_tensor in[4];  // q, k, v, d_o
+    qlora_tensor out[4]; // o, dq, dk, dv
+    void* lse;
+    void* seqs;
+    void* stats;
+    void* parts;
+    int32_t each;
+    qlora__tensor_map kept[4];     // boxes of 128 rows
+    qlora__tensor_map streamed[4]; // boxes of 64 rows
+} qlora__attention_operands;
+
+static qlora_result qlora__attention_maps_make(qlora_ctx* ctx, const qlora__attention* a,
+                                               qlora__attention_operands* x) {
+    const qlora_tensor* in[4] = {a->q, a->k, a->v, a->d_o};
+    for (int i = 0; i < 4 && in[i] != NULL; i++) {
+        const qlora_tensor* t = in[i];
+        QLORA__TRY(qlora__tensor_map_make(ctx, t->data, t->rows, t->cols, t->ld, 128, &x->kept[i]));
+        QLORA__TRY(
+            qlora__tensor_map_make(ctx, t->data, t->rows, t->cols, t->ld, 64, &x->streamed[i]));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_operands_make(qlora_ctx* ctx, const qlora__attention* a,
+                                                   qlora__attention_operands* x) {
+    const qlora_tensor* in[4] = {a->q, a->k, a->v, a->d_o};
+    const qlora_tensor* out[4] = {a->o, a->dq, a->dk, a->dv};
+    memset(x, 0, sizeof *x);
+    x->path = qlora__attention_choose(ctx, a);
+    x->n = qlora__attention_narrow(a);
+    for (int i = 0; i < 4; i++) {
+        if (in[i] != NULL) {
+            x->in[i] = *in[i];
+        }
+        if (out[i] != NULL) {
+            x->out[i] = *out[i];
+        }
+    }
+    x->lse = a->lse->data;
+    x->seqs = a->seqs->data;
+    return x->path->takes == QLORA__TAKES_MAPS ? qlora__attention_maps_make(ctx, a, x) : QLORA_OK;
+}
+
+// Appends the operands q, k, v and, backward, d_o to the arguments; returns their number. Bit i of
+// `kept` is set if the block keeps operand i, which it copies in boxes of 128 rows.
+static int qlora__attention_inputs(qlora__attention_operands* x, int count, unsigned kept,
+                                   void** args) {
+    int used = 0;
+    for (int i = 0; i < count; i++) {
+        if (x->path->takes == QLORA__TAKES_MAPS) {
+            bool whole = (kept >> i & 1u) != 0;
+            args[used++] = qlora__tensor_map_place(whole ? &x->kept[i] : &x->streamed[i]);
+        } else {
+            args[used++] = &x->in[i].data;
+            args[used++] = &x->in[i].ld;
+        }
+    }
+    return used;
+}
+
+// Appends the offsets, sizes and factors that every kernel takes after its matrices.
+static int qlora__attention_sizes(qlora__attention* a, qlora__attention_operands* x, void** args) {
+    bool maps = x->path->takes == QLORA__TAKES_MAPS;
+    qlora__attention_numbers* n = &x->n;
+    int used = 0;
+    args[used++] = &x->seqs;
+    args[used++] = &n->n_seqs;
+    args[used++] = &n->tokens;
+    args[used++] = &n->heads;
+    args[used++] = &n->kv_heads;
+    if (!maps) {
+        args[used++] = &n->hd;
+    }
+    args[used++] = &n->window;
+    args[used++] = &a->scale;
+    if (!maps) {
+        args[used++] = &n->half;
+    }
+    return used;
+}
+
+#define QLORA__ATTENTION_ARGS 32
+
 static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attention* a) {
-    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
-    qlora__attention_numbers n = qlora__attention_narrow(a);
-    qlora_tensor q = *a->q;
-    qlora_tensor k = *a->k;
-    qlora_tensor v = *a->v;
-    qlora_tensor o = *a->o;
-    void* lse = a->lse->data;
-    void* seqs = a->seqs->data;
-    void* args[] = {&q.data, &q.ld,     &k.data,   &k.ld,     &v.data,   &v.ld,    &o.data,
-                    &o.ld,   &lse,      &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
-                    &n.hd,   &n.window, &a->scale, &n.half,   &a->cap};
-    return qlora__attention_launch(ctx, &path->forward, a, a->heads, 1, args);
+    qlora__attention_operands x;
+    QLORA__TRY(qlora__attention_operands_make(ctx, a, &x));
+    void* args[QLORA__ATTENTION_ARGS];
+    int used = qlora__attention_inputs(&x, 3, 7, args);
+    args[used++] = &x.out[0].data;
+    args[used++] = &x.out[0].ld;
+    args[used++] = &x.lse;
+    used += qlora__attention_sizes(a, &x, args + used);
+    args[used++] = &a->cap;
+    return qlora__attention_launch(ctx, &x.path->forward, a, a->heads, 1, args);
+}
+
+static qlora_result qlora__attention_stats(qlora_ctx* ctx, const qlora__attention* a,
+                                           qlora__attention_operands* x) {
+    const qlora__attention_kernel* kernel = &x->path->stats;
+    void* args[] = {&x->out[0].data, &x->out[0].ld, &x->in[3].data, &x->in[3].ld, &x->lse,
+                    &x->stats,       &x->n.tokens,  &x->n.hd,       &x->n.half};
+    return qlora__launch(ctx, kernel->id, qlora__ceil_div(a->tokens, kernel->rows), a->heads, 1,
+                         kernel->threads, kernel->shared, args);
+}
+
+static qlora_result qlora__attention_backward_q(qlora_ctx* ctx, qlora__attention* a,
+                                                qlora__attention_operands* x) {
+    void* args[QLORA__ATTENTION_ARGS];
+    int used = qlora__attention_inputs(x, 4, 9, args); // keeps q and d_o
+    args[used++] = &x->stats;
+    args[used++] = &x->out[1].data;
+    args[used++] = &x->out[1].ld;
+    used += qlora__attention_sizes(a, x, args + used);
+    args[used++] = &a->cap;
+    return qlora__attention_launch(ctx, &x->path->q, a, a->heads, 1, args);
+}
+
+static qlora_result qlora__attention_backward_kv(qlora_ctx* ctx, qlora__attention* a,
+                                                 qlora__attention_operands* x, int64_t shares) {
+    void* args[QLORA__ATTENTION_ARGS];
+    int used = qlora__attention_inputs(x, 4, 6, args); // keeps k and v
+    args[used++] = &x->stats;
+    args[used++] = &x->out[2].data;
+    args[used++] = &x->out[2].ld;
+    args[used++] = &x->out[3].data;
+    args[used++] = &x->out[3].ld;
+    used += qlora__attention_sizes(a, x, args + used);
+    args[used++] = &x->parts; // attn_f32 has no shares and ignores this and the next
+    args[used++] = &x->each;
+    args[used++] = &a->cap;
+    return qlora__attention_launch(ctx, &x->path->kv, a, a->kv_heads, shares, args);
 }
 
 static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attention* a) {
-    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
-    qlora__attention_numbers n = qlora__attention_narrow(a);
-    void* stats = NULL;
-    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &stats));
+    qlora__attention_operands x;
+    QLORA__TRY(qlora__attention_operands_make(ctx, a, &x));
+    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &x.stats));
     qlora__attention_shares shares;
-    QLORA__TRY(qlora__attention_share(ctx, path, a, &shares));
-    qlora_tensor q = *a->q;
-    qlora_tensor k = *a->k;
-    qlora_tensor v = *a->v;
-    qlora_tensor o = *a->o;
-    qlora_tensor d_o = *a->d_o;
-    qlora_tensor dq = *a->dq;
-    qlora_tensor dk = *a->dk;
-    qlora_tensor dv = *a->dv;
-    void* lse = a->lse->data;
-    void* seqs = a->seqs->data;
-    void* stats_args[] = {&o.data, &o.ld,     &d_o.data, &d_o.ld, &lse,
-                          &stats,  &n.tokens, &n.hd,     &n.half};
-    QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
-                             a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
-    void* parts = shares.parts; // attn_f32 has no shares and ignores the last two
-    void* kv_args[] = {&q.data,   &q.ld,     &k.data,     &k.ld,        &v.data,
-                       &v.ld,     &d_o.data, &d_o.ld,     &stats,       &dk.data,
-                       &dk.ld,    &dv.data,  &dv.ld,      &seqs,        &n.n_seqs,
-                       &n.tokens, &n.heads,  &n.kv_heads, &n.hd,        &n.window,
-                       &a->scale, &n.half,   &parts,      &shares.each, &a->cap};
-    void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
-                      &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
-                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half,   &a->cap};
+    QLORA__TRY(qlora__attention_share(ctx, x.path, a, &shares));
+    x.parts = shares.parts;
+    x.each = shares.each;
+    QLORA__TRY(qlora__attention_stats(ctx, a, &x));
     QLORA__TRY(qlora__beside_begin(ctx));
-    QLORA__TRY(qlora__beside_end(ctx, QLORA__BESIDE_DQ,
-                                 qlora__attention_launch(ctx, &path->q, a, a->heads, 1, q_args)));
-    QLORA__TRY(qlora__attention_launch(ctx, &path->kv, a, a->kv_heads, shares.count, kv_args));
-    QLORA__TRY(qlora__attention_sum(ctx, path, a, &shares));
+    QLORA__TRY(qlora__beside_end(ctx, QLORA__BESIDE_DQ, qlora__attention_backward_q(ctx, a, &x)));
+    QLORA__TRY(qlora__attention_backward_kv(ctx, a, &x, shares.count));
+    QLORA__TRY(qlora__attention_sum(ctx, x.path, a, &shares));
     return qlora__beside_wait(ctx, 1u << QLORA__BESIDE_DQ);
 }
 
@@ -24283,6 +24560,7 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_de
 static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute, int64_t head_dim,
                                       bool capped, bool nf4, bool lora, bool random) {
     return (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
+           (qlora__has_warpgroups(ctx) ? QLORA__NEED_WARPGROUP : 0) |
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
            (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
            (random ? QLORA__NEED_RANDOM : 0) |
@@ -33857,4 +34135,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d351aee27370f383
+//@@ end 3af15356d0095134
