@@ -328,6 +328,12 @@ static void summary_print(app* a) {
     if (!a->no_gguf) {
         say(a, "  %s/adapter.gguf  the adapter for llama.cpp\n", a->o.out);
     }
+    int64_t since = 0;
+    const point* best = best_find(a, &since);
+    if (a->o.keep_best && best != NULL) {
+        say(a, "  %s/best          the adapter of step %lld, with the lowest held-out loss, %.4f\n",
+            a->o.out, (long long)best->step, best->eval_loss);
+    }
     say(a,
         "  %s/training.svg  plot of the run\n"
         "  %s/log.jsonl     metrics, one line per step\n",

@@ -246,7 +246,14 @@ static bool data_prepare(app* a) {
     if (a->o.eval_only) {
         return samples_evaluate(a);
     }
-    return samples_open(a) && (a->train.count == 0 || total_steps_find(a));
+    if (!samples_open(a)) {
+        return false;
+    }
+    if (a->eval.count == 0 && (a->o.keep_best || a->o.patience > 0)) {
+        return error_set(a->error, "--%s needs held-out samples; see --eval",
+                         a->o.keep_best ? "keep-best" : "patience");
+    }
+    return a->train.count == 0 || total_steps_find(a);
 }
 
 // Does everything that can fail before the model's weights are loaded. The output folder comes
@@ -347,7 +354,10 @@ static bool train(app* a) {
     if (!ok) {
         return false;
     }
-    if (a->step < a->total_steps || a->eval_cut) {
+    if (a->step < a->total_steps && !a->eval_cut && patience_over(a)) {
+        say(a, "\nstopped early: the held-out loss has not fallen for %lld evaluations\n",
+            (long long)a->o.patience);
+    } else if (a->step < a->total_steps || a->eval_cut) {
         say(a,
             "\nstopped after step %lld of %lld and saved to %s; run the same command to resume\n",
             (long long)a->step, (long long)a->total_steps, a->o.out);

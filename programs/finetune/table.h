@@ -63,6 +63,9 @@ typedef struct options {
     bool truncate;
     bool train_prompt;
     bool last_turn;
+    int64_t patience;
+    bool keep_best;
+    bool csv;
     bool extend;
     bool eval_only;
     bool plan;
@@ -187,6 +190,12 @@ static const option option_table[] = {
         "evaluate on this file instead of held-out samples; may be given several times"},
     {"eval-every", OPT_WHOLE, AT(eval_every), false, 1, 1e9, "N",
         "steps between evaluations (default: ten per run)"},
+    {"keep-best", OPT_FLAG, AT(keep_best), false, 0, 0, "",
+        "also keep the adapter with the lowest held-out loss so far, in OUT/best"},
+    {"patience", OPT_WHOLE, AT(patience), false, 1, 1e9, "N",
+        "stop after N evaluations in a row without a lower held-out loss (default: never)"},
+    {"csv", OPT_FLAG, AT(csv), false, 0, 0, "",
+        "also write the log as OUT/log.csv when the run ends"},
     {"save-every", OPT_WHOLE, AT(save_every), false, 1, 1e9, "N",
         "steps between checkpoints (default: ten per run)"},
     {"snapshot-every", OPT_WHOLE, AT(snapshot_every), false, 1, 1e9, "N",

@@ -380,6 +380,28 @@ static bool step_record(app* a, const qlora_train_info* info, double seconds) {
     return true;
 }
 
+// log.csv: one line per step or evaluation, as in log.jsonl.
+static bool csv_write(app* a) {
+    blob text;
+    memset(&text, 0, sizeof text);
+    put(&text, "step,loss,grad_norm,lr,tokens_per_s,eval_loss\n");
+    for (size_t i = 0; i < a->point_count; i++) {
+        const point* p = &a->points[i];
+        const double values[] = {p->loss, p->grad_norm, p->lr, p->tokens_per_s, p->eval_loss};
+        put(&text, "%lld", (long long)p->step);
+        for (size_t k = 0; k < sizeof values / sizeof values[0]; k++) {
+            put(&text, ",");
+            if (known(values[k])) { // otherwise an empty field
+                put(&text, "%.9g", values[k]);
+            }
+        }
+        put(&text, "\n");
+    }
+    bool ok = file_replace(a, "log.csv", text.data, text.count);
+    blob_free(&text);
+    return ok;
+}
+
 // Saves each result independently, the checkpoint first, so that one failure does not lose the
 // others.
 static bool results_save(app* a) {
@@ -394,6 +416,10 @@ static bool results_save(app* a) {
         bear(a, TOLD_LOG, log_flush(a));
     }
     picture_write(a, true);
+    if (a->o.csv && !csv_write(a)) {
+        complain(a);
+        ok = false;
+    }
     return ok;
 }
 
@@ -410,18 +436,52 @@ static bool evaluate_due(const app* a) {
     return true;
 }
 
+// The evaluation with the lowest loss after the first step; *since counts the later ones. NULL if
+// there is none.
+static const point* best_find(const app* a, int64_t* since) {
+    const point* best = NULL;
+    *since = 0;
+    for (size_t i = 0; i < a->point_count; i++) {
+        const point* p = &a->points[i];
+        if (p->step == 0 || !known(p->eval_loss)) {
+            continue;
+        }
+        bool lower = best == NULL || p->eval_loss < best->eval_loss;
+        best = lower ? p : best;
+        *since = lower ? 0 : *since + 1;
+    }
+    return best;
+}
+
+// Saves the adapter if the evaluation of this step is the best one so far.
+static void best_save(app* a) {
+    int64_t since = 0;
+    const point* best = best_find(a, &since);
+    if (a->o.keep_best && best != NULL && best->step == a->step && since == 0) {
+        char path[PATH_SIZE];
+        out_path(a, "best", path);
+        bear(a, TOLD_SNAPSHOT, adapter_write(a, path));
+    }
+}
+
+static bool patience_over(const app* a) {
+    int64_t since = 0;
+    return a->o.patience > 0 && best_find(a, &since) != NULL && since >= a->o.patience;
+}
+
 static bool train_loop(app* a) {
     int64_t save_every = interval(a, a->o.save_every);
     stop_training = 1;
     a->screen.done = a->step == a->total_steps;
     bool ok = !evaluate_due(a) || evaluate(a);
     bool cut = false;
-    while (ok && !cut && a->step < a->total_steps && stop_asked == 0) {
+    while (ok && !cut && a->step < a->total_steps && stop_asked == 0 && !patience_over(a)) {
         qlora_train_info info;
         double start = seconds_now();
         ok = step_train(a, &info, &cut);
         if (ok && !cut) {
             ok = step_record(a, &info, seconds_now() - start) && (!evaluate_due(a) || evaluate(a));
+            best_save(a);
         }
         if (ok && !cut && a->step < a->total_steps && a->step % save_every == 0) {
             bear(a, TOLD_CHECKPOINT, checkpoint_save(a));

@@ -430,6 +430,23 @@ evaluations() {
     refuses "JSON of nothing" "--json needs" --model model --data sums.jsonl --json --out o
 }
 
+best() { # --keep-best, --patience, --csv
+    rm -rf best
+    works "the best adapter" "${one[@]}" --data sums.jsonl --eval 5 --steps 6 --eval-every 1 \
+        --keep-best --csv --out best
+    check "is kept" [ -s best/best/adapter_model.safetensors ]
+    check "and named" grep -q "best/best .* the adapter of step" out
+    check "the log as a table" [ "$(head -1 best/log.csv)" = \
+        "step,loss,grad_norm,lr,tokens_per_s,eval_loss" ]
+    check "has a line per entry" [ "$(wc -l <best/log.csv)" -eq $(($(wc -l <best/log.jsonl) + 1)) ]
+    works "a rate that makes it worse" "${one[@]}" --data sums.jsonl --eval 5 --steps 40 \
+        --eval-every 1 --patience 2 --lr 9 --schedule constant --out best --resume never
+    check "stops early" grep -q "stopped early: the held-out loss has not fallen for 2" out
+    check "after few steps" [ "$(grep -c eval_loss best/log.jsonl)" -lt 30 ]
+    refuses "nothing is held out" "--keep-best needs held-out samples" "${one[@]}" \
+        --data sums.jsonl --eval 0 --keep-best --out o
+}
+
 preferences() { # --method dpo and kto
     local i
     for i in 1 2 3 4 5 6 7 8 9 10; do
