@@ -26,6 +26,7 @@
     X(gradient_suite)                                                                              \
     X(threads_suite)                                                                               \
     X(steps_suite)                                                                                 \
+    X(methods_suite)                                                                               \
     X(generate_suite)                                                                              \
     X(mutant_suite)                                                                                \
     X(adapter_suite)

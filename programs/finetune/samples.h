@@ -87,6 +87,7 @@ static bool data_open(app* a, input* one) {
     desc.stream = !piped && data_stream(a, path);
     desc.bad = a->o.doctor ? record_note : NULL;
     desc.bad_user = a;
+    desc.preference = (qlora_text_preference)a->o.method; // answers, pairs, judged answers
     a->reading = data_name(path);
     int code = piped ? blob_read(&text, stdin) : 0;
     if (code != 0) {
@@ -194,24 +195,55 @@ static uint64_t sample_key(const int32_t* ids, size_t length) {
     return mix(hash_more(HASH_START, ids, length * sizeof *ids));
 }
 
-// Collects the samples of a file that can be used for training and counts the others.
-static bool samples_take(app* a, const input_list* list, size_t number, samples* out, counts* c) {
-    qlora_text_tok_info info;
-    qlora_text_data* data = list->data[number].data;
-    const char* path = data_name(list->data[number].path);
-    size_t count = qlora_text_data_count(data);
-    if (!samples_room(a, out, count)) {
+// The texts of a sample: a pair has two.
+static size_t sample_texts(const app* a) {
+    return a->o.method == QLORA_METHOD_DPO ? 2 : 1;
+}
+
+static int32_t prompt_length(const qlora_text_sample* s) {
+    int32_t length = 0;
+    while ((size_t)length < s->count && (length == 0 || s->labels[length] == -100)) {
+        length++;
+    }
+    return length;
+}
+
+// Adds a text to a sample; *usable is cleared if it cannot be trained.
+static bool text_take(app* a, const qlora_text_sample* s, int32_t bos, counts* c, sample* t,
+                      bool* usable) {
+    size_t length = 0;
+    size_t trained = 0;
+    if (!sample_count(a, s, bos, c, &length, &trained)) {
         return false;
     }
-    if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
-        return text_fail(a, "");
+    *usable = *usable && length > 0;
+    t->first = t->length == 0 ? (int32_t)length : t->first;
+    t->length += (int32_t)length;
+    t->trained += (int32_t)trained;
+    t->prompt = prompt_length(s);
+    t->desirable = s->desirable;
+    t->key ^= sample_key(s->ids, length);
+    if (length > 0) {
+        a->data_hash = hash_more(a->data_hash, s->ids, length * sizeof *s->ids);
+        a->data_hash = hash_more(a->data_hash, s->labels, length * sizeof *s->labels);
+        a->data_hash = a->o.method != QLORA_METHOD_SFT
+                           ? hash_more(a->data_hash, &s->desirable, sizeof s->desirable)
+                           : a->data_hash;
     }
-    for (size_t i = 0; i < count && (a->o.max_samples == 0 || c->all < (size_t)a->o.max_samples);
-         i++) {
+    return true;
+}
+
+// Reads sample number i of a file; *usable = whether it can be trained.
+static bool sample_take(app* a, const input_list* list, size_t number, size_t i, int32_t bos,
+                        counts* c, sample* t, bool* usable) {
+    const char* path = data_name(list->data[number].path);
+    memset(t, 0, sizeof *t);
+    t->input = (uint32_t)number;
+    t->index = (uint32_t)i;
+    *usable = true;
+    for (size_t k = 0; k < sample_texts(a); k++) {
         qlora_text_sample s;
-        size_t length = 0;
-        size_t trained = 0;
-        if (qlora_text_sample_read(data, i, &s) != QLORA_OK) {
+        if (qlora_text_sample_read(list->data[number].data, i + k, &s) != QLORA_OK) {
             return text_fail(a, "");
         }
         if (!ids_check(a, &s, path)) {
@@ -220,25 +252,41 @@ static bool samples_take(app* a, const input_list* list, size_t number, samples*
             }
             bad_add(a, path, s.line, place_skip(a->error, path));
             a->error[0] = '\0';
-            continue;
-        }
-        if (!sample_count(a, &s, info.bos, c, &length, &trained)) {
+            *usable = false;
+        } else if (!text_take(a, &s, bos, c, t, usable)) {
             return false;
         }
-        if (length == 0) {
-            continue;
+    }
+    t->number = (int32_t)(c->all - 1);
+    if (t->length > a->o.tokens) { // both texts of a pair are in one micro-batch
+        c->too_long += *usable ? 1 : 0;
+        *usable = false;
+    }
+    return true;
+}
+
+// Collects the samples of a file that can be used for training and counts the others.
+static bool samples_take(app* a, const input_list* list, size_t number, samples* out, counts* c) {
+    qlora_text_tok_info info;
+    size_t count = qlora_text_data_count(list->data[number].data);
+    if (!samples_room(a, out, count)) {
+        return false;
+    }
+    if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
+        return text_fail(a, "");
+    }
+    for (size_t i = 0; i < count && (a->o.max_samples == 0 || c->all < (size_t)a->o.max_samples);
+         i += sample_texts(a)) {
+        bool usable = true;
+        sample* t = &out->data[out->count];
+        if (!sample_take(a, list, number, i, info.bos, c, t, &usable)) {
+            return false;
         }
-        sample* t = &out->data[out->count++];
-        t->key = sample_key(s.ids, length);
-        t->input = (uint32_t)number;
-        t->index = (uint32_t)i;
-        t->length = (int32_t)length;
-        t->trained = (int32_t)trained;
-        t->number = (int32_t)(c->all - 1);
-        c->tokens += length;
-        c->trained += trained;
-        a->data_hash = hash_more(a->data_hash, s.ids, length * sizeof *s.ids);
-        a->data_hash = hash_more(a->data_hash, s.labels, length * sizeof *s.labels);
+        if (usable) {
+            c->tokens += (uint64_t)t->length;
+            c->trained += (uint64_t)t->trained;
+            out->count++;
+        }
     }
     c->used = out->count;
     return true;
@@ -356,8 +404,9 @@ static void samples_print(app* a, const char* name, const samples* s) {
         tokens += (unsigned long long)s->data[i].length;
         trained += (unsigned long long)s->data[i].trained;
     }
-    say(a, "%s: %zu sample%s, %llu tokens, %llu of them %s\n", name, s->count,
-        s->count == 1 ? "" : "s", tokens, trained, s == &a->eval ? "evaluated" : "trained");
+    say(a, "%s: %zu %s%s, %llu tokens, %llu of them %s\n", name, s->count,
+        a->o.method == QLORA_METHOD_DPO ? "pair" : "sample", s->count == 1 ? "" : "s", tokens,
+        trained, s == &a->eval ? "evaluated" : "trained");
 }
 
 static void counts_print(app* a) {

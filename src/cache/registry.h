@@ -146,7 +146,23 @@
     X(optim_shadow_f32, optim, 0, LORA)                                                            \
     X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
     X(dropout_f32, dropout, 0, LORA)                                                               \
-    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)
+    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)                                                    \
+    X(preference_logps, preference, 0, LORA)                                                       \
+    X(preference_factors, preference, 0, LORA)                                                     \
+    X(preference_scale_f32, preference, 0, LORA)                                                   \
+    X(preference_scale_bf16, preference, 0, LORA_BF16)                                             \
+    X(methods_row_norms_f32, methods, 0, LORA)                                                     \
+    X(methods_row_norms_bf16, methods, 0, LORA_BF16)                                               \
+    X(methods_scale_columns_f32, methods, 0, LORA)                                                 \
+    X(methods_scale_columns_bf16, methods, 0, LORA_BF16)                                           \
+    X(methods_dot_columns_f32, methods, 0, LORA)                                                   \
+    X(methods_dot_columns_bf16, methods, 0, LORA_BF16)                                             \
+    X(methods_put_rows_f32, methods, 0, LORA)                                                      \
+    X(methods_put_rows_bf16, methods, 0, LORA_BF16)                                                \
+    X(methods_embed_gradient_f32, methods, 0, LORA)                                                \
+    X(methods_embed_gradient_bf16, methods, 0, LORA_BF16)                                          \
+    X(methods_head_gradient_f32, methods, 0, LORA)                                                 \
+    X(methods_head_gradient_bf16, methods, 0, LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
     X(attn32_fwd, attn32, 30720, HEAD32)                                                           \

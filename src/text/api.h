@@ -218,6 +218,13 @@ QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const 
 // stream.
 typedef struct qlora_text_data qlora_text_data;
 
+// What a record is, for training with preferences.
+typedef enum qlora_text_preference {
+    QLORA_TEXT_ANSWERS = 0, // an answer to learn; pairs and judged answers are refused
+    QLORA_TEXT_PAIRS = 1,   // "chosen" and "rejected": two samples, in this order
+    QLORA_TEXT_JUDGED = 2   // an answer with a "label", true or false
+} qlora_text_preference;
+
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
     const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
@@ -244,6 +251,7 @@ typedef struct qlora_text_data_desc {
     // would say. Reading goes on if it returns true. NULL = the first one is an error.
     bool (*bad)(void* user, size_t line, const char* what);
     void* bad_user;
+    qlora_text_preference preference; // except for ANSWERS, only the last answer is trained
     uint32_t reserved_must_be_zero1;
 } qlora_text_data_desc;
 
@@ -272,6 +280,7 @@ typedef struct qlora_text_sample {
     size_t count;          // 0 for an empty record
     size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
+    bool desirable;        // QLORA_TEXT_JUDGED: its "label"; QLORA_TEXT_PAIRS: the chosen one
 } qlora_text_sample;
 // Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
 // with QLORA_ERR_FILE when the file has changed.

@@ -365,7 +365,8 @@ static void qlora__text_data_turns(const qlora__text_loader* loader) {
     }
     for (size_t i = 0; i < loader->message_count; i++) {
         qlora__text_turn* message = &loader->messages[i];
-        message->masked = message->masked || (loader->desc->last_turn_only && i != last);
+        bool only = loader->desc->last_turn_only || loader->desc->preference != QLORA_TEXT_ANSWERS;
+        message->masked = message->masked || (only && i != last);
     }
 }
 

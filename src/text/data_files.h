@@ -524,6 +524,11 @@ static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_dat
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc was not zeroed: a reserved field is set");
     }
+    if ((int)desc->preference < 0 || desc->preference > QLORA_TEXT_JUDGED) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc->preference is %d; it must be 0, 1 or 2",
+                               (int)desc->preference);
+    }
     if (desc->chat->text != text) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc->chat belongs to another text object");
@@ -679,5 +684,6 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     out->count = record->count;
     out->trained = record->trained;
     out->line = (size_t)record->line;
+    out->desirable = record->desirable != 0;
     return QLORA_OK;
 }

@@ -170,6 +170,11 @@ static qlora_result qlora__text_plain_again(qlora__env* env, qlora__text_source*
 }
 
 static qlora_result qlora__text_txt_open(qlora__env* env, qlora__text_source* source) {
+    if (source->loader->desc->preference != QLORA_TEXT_ANSWERS) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s is plain text, which has no pairs and no labels",
+                               source->loader->name);
+    }
     source->next = qlora__text_plain_next;
     source->again = qlora__text_plain_again;
     source->loader->lines = qlora__text_lines_of(source->loader->tok);

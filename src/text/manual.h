@@ -125,8 +125,9 @@
        {"question", "answer"}, {"input", "output"}            the same
        {"input_ids", "labels"}             taken as they are
 
-       {"prompt", "chosen", "rejected"}    preference pairs: recognised, and refused; so is a
-                                           "label" of true or false beside an answer
+       {"prompt", "chosen", "rejected"}    preference pairs, for desc.preference; otherwise they are
+                                           refused, as is a "label" of true or false beside an
+                                           answer
 
        "response" is accepted for "completion", "output" and "answer", and "context" for "input"
        (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or

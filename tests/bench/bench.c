@@ -286,7 +286,7 @@ static int plan_adamw(const row* r,
 }
 
 static qlora_result setup_adamw(qlora_ctx* ctx, const row* r, set* s) {
-    qlora_adamw_range range = {0, r->m * r->n, 1.0f, 1.0f, NULL, 0, 0};
+    qlora_adamw_range range = {0, r->m * r->n, 1.0f, 1.0f, NULL, 0, 0, 0.0};
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = 1e-4;

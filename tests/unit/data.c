@@ -303,6 +303,75 @@ TEST refused(void) {
     PASS();
 }
 
+// Pairs and judged answers, read as such. The kind is a qlora_text_preference.
+TEST preferences(void) {
+    static const struct {
+        const char* chat;
+        qlora_text_preference kind;
+        const char* record;
+        const char* first; // a sample, or a part of the message
+        const char* second;
+    } rows[] = {{"plain", QLORA_TEXT_PAIRS,
+                 "{\"prompt\":\"p\",\"chosen\":\"c\",\"rejected\":\"r\"}", "<s>p{c</s>}",
+                 "<s>p{r</s>}"},
+                {"plain", QLORA_TEXT_PAIRS,
+                 "{\"prompt\":[{\"role\":\"user\",\"content\":\"p\"}],"
+                 "\"chosen\":[{\"role\":\"assistant\",\"content\":\"c\"}],"
+                 "\"rejected\":[{\"role\":\"assistant\",\"content\":\"r\"}]}",
+                 "<s>p\n{c</s>}", "<s>p\n{r</s>}"},
+                {"plain", QLORA_TEXT_PAIRS,
+                 "{\"chosen\":[{\"role\":\"user\",\"content\":\"p\"},"
+                 "{\"role\":\"assistant\",\"content\":\"c\"}],"
+                 "\"rejected\":[{\"role\":\"user\",\"content\":\"p\"},"
+                 "{\"role\":\"assistant\",\"content\":\"r\"}]}",
+                 "<s>p\n{c</s>}", "<s>p\n{r</s>}"},
+                {"plain", QLORA_TEXT_JUDGED,
+                 "{\"prompt\":\"p\",\"completion\":\"c\",\"label\":true}\n"
+                 "{\"prompt\":\"p\",\"completion\":\"d\",\"label\":false}",
+                 "<s>p{c</s>}", "<s>p{d</s>}"},
+                {"plain", QLORA_TEXT_PAIRS, "{\"chosen\":\"c\",\"rejected\":\"r\"}",
+                 "x.jsonl:1: \"prompt\" and \"chosen\" must be two strings", NULL},
+                {"plain", QLORA_TEXT_PAIRS, "{\"prompt\":\"p\",\"chosen\":\"c\",\"rejected\":[]}",
+                 "\"prompt\" and \"rejected\" must be", NULL},
+                {"plain", QLORA_TEXT_PAIRS, "{\"text\":\"t\"}", "the record is not a pair", NULL},
+                {"plain", QLORA_TEXT_JUDGED, "{\"text\":\"t\",\"label\":true}",
+                 "not a judged answer", NULL},
+                {"plain", QLORA_TEXT_JUDGED, "{\"prompt\":\"p\",\"completion\":\"c\",\"label\":1}",
+                 "not a judged answer", NULL}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        rig r;
+        ASSERT(rig_open(&r, rows[i].chat));
+        r.desc.preference = rows[i].kind;
+        bool loaded = rig_load(&r, "x.jsonl", rows[i].record);
+        if (rows[i].second == NULL) {
+            ASSERT_FALSEm(rows[i].record, loaded);
+            ASSERTm(SAID(r), strstr(SAID(r), rows[i].first) != NULL);
+            rig_close(&r);
+            continue;
+        }
+        ASSERTm(SAID(r), loaded);
+        ASSERT_EQ((size_t)2, qlora_text_data_count(r.data));
+        for (size_t k = 0; k < 2; k++) {
+            qlora_text_sample sample;
+            ASSERT_STR_EQm(rows[i].record, k == 0 ? rows[i].first : rows[i].second,
+                           rig_sample(&r, k));
+            ASSERT_EQ(QLORA_OK, qlora_text_sample_read(r.data, k, &sample));
+            ASSERT_EQ(k == 0, sample.desirable);
+        }
+        rig_close(&r);
+    }
+    rig r;
+    ASSERT(rig_open(&r, "plain"));
+    r.desc.preference = QLORA_TEXT_PAIRS;
+    ASSERT_FALSE(rig_load(&r, "x.txt", "text"));
+    ASSERTm(SAID(r), strstr(SAID(r), "plain text") != NULL);
+    r.desc.preference = (qlora_text_preference)3;
+    ASSERT_FALSE(rig_load(&r, "x.jsonl", "{}"));
+    ASSERTm(SAID(r), strstr(SAID(r), "preference is 3") != NULL);
+    rig_close(&r);
+    PASS();
+}
+
 TEST padding(void) {
     rig r;
     qlora_text_sample sample;
@@ -925,6 +994,7 @@ SUITE(data_suite) {
     RUN_TEST(streams);
     RUN_TEST(forms);
     RUN_TEST(refused);
+    RUN_TEST(preferences);
     RUN_TEST(padding);
     RUN_TEST(ignored_names);
     RUN_TEST(file_formats);
