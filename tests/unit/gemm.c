@@ -644,7 +644,7 @@ static const struct {
     {"nt_128", {134, 198, 136, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 3.0f},
     {"nn_64", {250, 16, 200, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 1.0f},
     {"nt_64", {250, 50, 72, false, true, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 0}, 0.25f},
-    {"tn_64", {40, 200, 584, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 8}, 1.0f},
+    {"tn_64", {40, 56, 1096, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 8}, 1.0f},
     {"tn_64", {248, 16, 200, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 0}, 2.0f},
 };
 
