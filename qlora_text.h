@@ -26836,6 +26836,7 @@ static qlora_result qlora__text_json_recover(qlora__env* env, qlora__text_source
         size_t end = qlora__text_line_size(text, size);
         if (source->stage != QLORA__TEXT_JSON_LINES) {
             end = qlora__text_value_end(text, size, 0, false);
+            end += end < size && text[end] == '}' ? 1u : 0u; // closes nothing, and must be passed
         } else if (size > 0 && text[0] == '{') {
             size_t close = qlora__text_value_end(text, size, 0, true);
             if (close > end && !qlora__text_record_follows(text, size, end)) {
@@ -28127,4 +28128,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end d8492a9474b17376
+//@@ end 644ca723a31d05da

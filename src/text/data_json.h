@@ -118,6 +118,7 @@ static qlora_result qlora__text_json_recover(qlora__env* env, qlora__text_source
         size_t end = qlora__text_line_size(text, size);
         if (source->stage != QLORA__TEXT_JSON_LINES) {
             end = qlora__text_value_end(text, size, 0, false);
+            end += end < size && text[end] == '}' ? 1u : 0u; // closes nothing, and must be passed
         } else if (size > 0 && text[0] == '{') {
             size_t close = qlora__text_value_end(text, size, 0, true);
             if (close > end && !qlora__text_record_follows(text, size, end)) {

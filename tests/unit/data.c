@@ -575,6 +575,7 @@ TEST bad_records(void) {
         {"x.csv", "text,id\na,1\nb\nc,3\n", 2, {3}},
         {"x.csv", "text\na\n\"b", 1, {3}},
         {"x.txt", "a\n<|endoftext|>\n\xFF\n<|endoftext|>\nb", 2, {3}},
+        {"x.json", "[{\"text\":\"a\"}},\n{\"text\":\"b\"}]", 2, {1}},
         {"x.jsonl", "[", 0, {1}}};
     rig r;
     bad_list bad;
