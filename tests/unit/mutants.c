@@ -57,7 +57,7 @@ static const mutant mutants[] = {
      "cp.async.wait_group 1;", "attention_is_right_sm_80_no_cublas"},
     {"no barrier between blocks of keys", "qlora_attn96_bwd_kv", 2, "bar.sync 0;", "",
      "attention_is_right_sm_90"},
-    {"a stage filled before it is empty", "qlora_attn64_wg_fwd", 1,
+    {"a stage filled before it is empty", "qlora_attn64_wg_fwd", 2,
      "mbarrier.try_wait.parity.shared.b64 p,[*],*;", "setp.eq.u32 p,0,0;",
      "attention_warpgroups_sm_90"},
     {"the barrier's other phase", "qlora_attn64_wg_bwd_kv", 3,
