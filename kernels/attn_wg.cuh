@@ -213,8 +213,8 @@ __device__ __forceinline__ int32_t first_key_of(const attn_tile& t, int32_t wind
 //
 // Shared memory: Q, then STAGES times K and V, tiles of TILE rows. There are as many blocks as run
 // at once; each takes every gridDim.x-th of all tiles and heads, so that the copies for a tile
-// overlap the end of the tile before it. Scores of the next keys are computed beside the sums of the
-// current ones. Of the barriers, `kept` of k: Q is full; `kept` of v: Q is empty.
+// overlap the end of the tile before it. Scores of the next keys are computed beside the sums of
+// the current ones. Of the barriers, `kept` of k: Q is full; `kept` of v: Q is empty.
 
 struct forward_work {
     attn_tile t;
@@ -425,8 +425,8 @@ __device__ __forceinline__ void forward_compute(uint32_t tiles, const attn_barri
 // --- backward ---
 //
 // Two kernels, as in attn_tc.cuh, after the pass over rows (stats): a block of backward_kv keeps K
-// and V of TILE keys and streams Q, dO and stats of HALF_TILE queries; a block of backward_q keeps Q
-// and dO and streams K and V. Shared memory: the kept tiles, then STAGES times the streamed ones,
+// and V of TILE keys and streams Q, dO and stats of HALF_TILE queries; a block of backward_q keeps
+// Q and dO and streams K and V. Shared memory: the kept tiles, then STAGES times the streamed ones,
 // then STAGES times the stats.
 
 // Copies two streamed tiles of HALF_TILE rows.

@@ -6,19 +6,21 @@
 //
 // The kernel's name gives the transposition, first letter A, second letter B, and the columns of a
 // tile. A and B come as tensor maps: boxes of 64 columns and as many rows as the tile has, or, for
-// an operand whose rows run along K, 64 rows. flags 1: C is bf16, otherwise f32; the wide tiles store
-// bf16 only, or with A transposed (weight gradients) f32 only. flags 2: alpha is 1, beta is 0, and C
-// consists of 16-byte chunks; otherwise it is aligned to pairs: N and ldc are even. Products are
-// exact; sums are f32 in the order of the k16 steps along K. With beta == 0, C is never read.
+// an operand whose rows run along K, 64 rows. flags 1: C is bf16, otherwise f32; the wide tiles
+// store bf16 only, or with A transposed (weight gradients) f32 only. flags 2: alpha is 1, beta is
+// 0, and C consists of 16-byte chunks; otherwise it is aligned to pairs: N and ldc are even.
+// Products are exact; sums are f32 in the order of the k16 steps along K. With beta == 0, C is
+// never read.
 //
 // Launch: 384 threads, as many blocks as run at once, or one per tile if there are fewer; dynamic
-// shared memory: STAGES * (128 + columns) * 128 + 1024 bytes, and for wide tiles of bf16 32,768 bytes
-// more. A block takes tiles of 128 rows in a fixed order. Its first warpgroup copies slices of 64
-// along K, STAGES of them in flight; the two others multiply, 64 rows each. Neighbouring blocks share
-// rows and columns of operands, so that most copies hit the L2 cache.
+// shared memory: STAGES * (128 + columns) * 128 + 1024 bytes, and for wide tiles of bf16 32,768
+// bytes more. A block takes tiles of 128 rows in a fixed order. Its first warpgroup copies slices
+// of 64 along K, STAGES of them in flight; the two others multiply, 64 rows each. Neighbouring
+// blocks share rows and columns of operands, so that most copies hit the L2 cache.
 //
 // The narrowest tiles can split K into `splits` parts, each a tile of its own: C is then f32
 // [splits][M][N], with alpha 1 and beta 0, and gemm_wg_sum adds the parts.
+//
 // Determinism: one writer per element of C, fixed order along K.
 #include "hopper.cuh"
 
@@ -202,8 +204,9 @@ __device__ __forceinline__ void store_tile(float (&d)[WIDTH / 2], T* c, int64_t 
 }
 
 // The same for whole 16-byte chunks of bf16 rows, without alpha and beta: a warp stages 128 columns
-// of its 16 rows in 4,096 bytes of its own, so that it writes whole rows of 256 bytes. Chunk c of row
-// r is at c ^ (r & 7), which keeps the eight rows that are written at a time in different banks.
+// of its 16 rows in 4,096 bytes of its own, so that it writes whole rows of 256 bytes. Chunk c of
+// row r is at c ^ (r & 7), which keeps the eight rows that are written at a time in different
+// banks.
 template <int WIDTH>
 __device__ __forceinline__ void store_tile_staged(const float (&d)[WIDTH / 2], bf16* c, int64_t ldc,
                                                   const tile& t, const shape& s, uint32_t staging) {
