@@ -133,11 +133,12 @@ __device__ __forceinline__ void store_rows(const float (&d)[HD / 2], float upper
     }
 }
 
-// Zeroes rows of the tail: columns of one head.
+// Zeroes rows of the tail, columns of one head, by `threads` threads.
 template <int HD>
-__device__ __forceinline__ void zero_tail(bf16* to, int64_t ld, const attn_tile& t, int32_t head) {
+__device__ __forceinline__ void zero_tail(bf16* to, int64_t ld, const attn_tile& t, int32_t head,
+                                          int32_t thread, int32_t threads) {
 #pragma unroll 1
-    for (int32_t i = threadIdx.x; i < TILE * (HD / 8); i += blockDim.x) {
+    for (int32_t i = thread; i < TILE * (HD / 8); i += threads) {
         int32_t row = t.first + i / (HD / 8);
         if (row < t.length) {
             *(uint4*)(to + (int64_t)(t.begin + row) * ld + head * HD + i % (HD / 8) * 8) =
@@ -146,24 +147,28 @@ __device__ __forceinline__ void zero_tail(bf16* to, int64_t ld, const attn_tile&
     }
 }
 
-// Barriers: the kept tiles are full; streamed tiles are full, and empty, by stage.
+// Barriers: of the kept tiles; streamed tiles are full, and empty, by stage.
 struct attn_barriers {
     uint32_t kept;
     uint32_t full;
     uint32_t empty;
 };
 
-// `arrivals` threads announce a full stage, apart from the bytes of its copies.
-__device__ __forceinline__ attn_barriers barriers_make(uint64_t* memory, uint32_t arrivals) {
+enum { BARRIERS = 1 + 2 * STAGES, COMPUTE_WARPS = COMPUTE_THREADS / 32 };
+
+// `kept` threads announce what the first barrier stands for, and `arrivals` threads a full stage,
+// apart from the bytes of its copies.
+__device__ __forceinline__ attn_barriers barriers_make(uint64_t* memory, uint32_t kept,
+                                                       uint32_t arrivals) {
     attn_barriers b;
     b.kept = shared_address(memory);
     b.full = b.kept + 8;
     b.empty = b.full + 8 * STAGES;
     if (threadIdx.x == 0) {
-        barrier_init(b.kept, 1);
+        barrier_init(b.kept, kept);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(b.full + 8 * i, arrivals);
-            barrier_init(b.empty + 8 * i, COMPUTE_THREADS / 32);
+            barrier_init(b.empty + 8 * i, COMPUTE_WARPS);
         }
         barrier_publish();
     }
@@ -185,33 +190,79 @@ struct attn_stream {
     }
 };
 
-// Announces that this warp no longer reads a stage. Every warp does so, because another one of its
-// warpgroup may still have statistics to read.
-__device__ __forceinline__ void stage_release(const attn_barriers& b, const attn_stream& at) {
+// Announces that this warp no longer reads a tile. Every warp does so, and after all its lanes,
+// because others may still have statistics to read.
+__device__ __forceinline__ void tile_release(uint32_t barrier) {
+    __syncwarp();
     if (threadIdx.x % 32 == 0) {
-        barrier_arrive(b.empty + 8 * at.stage);
+        barrier_arrive(barrier);
     }
+}
+
+__device__ __forceinline__ void stage_release(const attn_barriers& b, const attn_stream& at) {
+    tile_release(b.empty + 8 * at.stage);
+}
+
+// The first key that the queries of a tile see, rounded down to a streamed tile.
+__device__ __forceinline__ int32_t first_key_of(const attn_tile& t, int32_t window, int32_t rows) {
+    int32_t first = window > 0 ? max(t.first - window + 1, 0) : 0;
+    return t.first % rows + (first - t.first % rows) / rows * rows;
 }
 
 // --- forward ---
 //
-// Shared memory: Q, then STAGES times K and V, tiles of TILE rows.
+// Shared memory: Q, then STAGES times K and V, tiles of TILE rows. There are as many blocks as run
+// at once; each takes every gridDim.x-th of all tiles and heads, so that the copies for a tile
+// overlap the end of the tile before it. Scores of the next keys are computed beside the sums of
+// the current ones. Of the barriers, `kept` of k: Q is full; `kept` of v: Q is empty.
+
+struct forward_work {
+    attn_tile t;
+    int32_t head;
+    int32_t last_key;
+};
+
+__device__ __forceinline__ int32_t forward_count(const attn_shape& a) {
+    return (a.tokens / TILE + a.n_seqs + 1) * a.heads;
+}
+
+// The work with number i. Late tiles see the most keys: they come first. Heads that share keys are
+// neighbours.
+__device__ __forceinline__ forward_work forward_at(const attn_shape& a, int32_t i) {
+    forward_work w;
+    int32_t last = a.tokens / TILE + a.n_seqs;
+    w.t = attn_find(a.cu, a.n_seqs, a.tokens, TILE, last - i / a.heads);
+    w.head = i % a.heads;
+    w.last_key = first_key_of(w.t, a.window, TILE);
+    return w;
+}
 
 template <int HD>
-__device__ __forceinline__ void forward_copy(const tensor_map* q, const tensor_map* k,
-                                             const tensor_map* v, uint32_t tiles,
-                                             const attn_barriers& b, const attn_tile& t,
-                                             int32_t head, int32_t kv_head, int32_t last_key) {
+__device__ __forceinline__ void
+forward_copy(const tensor_map* q, const tensor_map* k, const tensor_map* v, uint32_t tiles,
+             const attn_barriers& kb, const attn_barriers& vb, const attn_shape& a) {
     const uint32_t bytes = TILE * HD * 2;
+    uint32_t q_parity = 1;
     attn_stream s = {0, 1};
-    barrier_expect(b.kept, bytes);
-    copy_rows<HD, TILE>(tiles, q, b.kept, head, t.begin + t.first);
-    for (int32_t key = t.first; key >= last_key; key -= TILE, s.next()) {
-        uint32_t to = tiles + bytes + s.stage * 2 * bytes;
-        barrier_wait(b.empty + 8 * s.stage, s.parity);
-        barrier_expect(b.full + 8 * s.stage, 2 * bytes);
-        copy_rows<HD, TILE>(to, k, b.full + 8 * s.stage, kv_head, t.begin + key);
-        copy_rows<HD, TILE>(to + bytes, v, b.full + 8 * s.stage, kv_head, t.begin + key);
+    for (int32_t i = blockIdx.x; i < forward_count(a); i += gridDim.x) {
+        forward_work w = forward_at(a, i);
+        int32_t kv_head = w.head / (a.heads / a.kv_heads);
+        if (w.t.tail || w.t.first >= w.t.length) {
+            continue;
+        }
+        barrier_wait(vb.kept, q_parity);
+        q_parity ^= 1;
+        barrier_expect(kb.kept, bytes);
+        copy_rows<HD, TILE>(tiles, q, kb.kept, w.head, w.t.begin + w.t.first);
+        for (int32_t key = w.t.first; key >= w.last_key; key -= TILE, s.next()) {
+            uint32_t to = tiles + bytes + s.stage * 2 * bytes;
+            barrier_wait(kb.empty + 8 * s.stage, s.parity);
+            barrier_expect(kb.full + 8 * s.stage, bytes);
+            copy_rows<HD, TILE>(to, k, kb.full + 8 * s.stage, kv_head, w.t.begin + key);
+            barrier_wait(vb.empty + 8 * s.stage, s.parity);
+            barrier_expect(vb.full + 8 * s.stage, bytes);
+            copy_rows<HD, TILE>(to + bytes, v, vb.full + 8 * s.stage, kv_head, w.t.begin + key);
+        }
     }
 }
 
@@ -255,73 +306,127 @@ __device__ __forceinline__ void softmax_step(const float (&s)[TILE / 2], float f
     }
 }
 
+// One tile; `at` is the stage of its first keys, and then of the next tile's.
 template <int HD>
 __device__ __forceinline__ void
-forward_compute(uint32_t tiles, const attn_barriers& b, const attn_tile& t, const attn_shape& a,
-                int32_t head, int32_t last_key, bf16* o, int64_t ld_o, float* lse) {
+forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, attn_stream& at,
+             const forward_work& w, const attn_shape& a, float (&acc)[HD / 2], float (&top)[2],
+             float (&sum)[2]) {
     const uint32_t bytes = TILE * HD * 2;
     const uint32_t reach = reach_of(a.window);
     const float factor = a.scale * LOG2E;
     const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
+    const attn_tile& t = w.t;
     uint32_t q = tiles + own * PANEL_ROW;
-    float acc[HD / 2];
     float s[TILE / 2];
-    float top[2] = {MINUS_INF, MINUS_INF};
-    float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < HD / 2; i++) {
-        acc[i] = 0.0f;
-    }
-    attn_stream at = {0, 0};
-    barrier_wait(b.kept, 0);
-    for (int32_t key = t.first; key >= last_key; key -= TILE, at.next()) {
-        uint32_t k = tiles + bytes + at.stage * 2 * bytes;
-        barrier_wait(b.full + 8 * at.stage, at.parity);
-        if (key + TILE > t.length) {
-            zero_rows<HD, TILE>(k + bytes, t.length - key);
-            zero_done();
-        }
-        products_begin();
-        scores<HD, TILE, TILE>(s, q, k);
-        products_commit();
-        products_wait<0>();
-        products_hold(s);
-        if (key == t.first || (uint32_t)(t.first + TILE - key) > reach) {
-            forward_mask(s, t.first + own, key, reach);
-        }
+    barrier_wait(kb.full + 8 * at.stage, at.parity);
+    products_begin();
+    scores<HD, TILE, TILE>(s, q, tiles + bytes + at.stage * 2 * bytes);
+    products_commit();
+    products_wait<0>();
+    products_hold(s);
+    stage_release(kb, at);
+    forward_mask(s, t.first + own, t.first, reach);
+    for (int32_t key = t.first; key >= w.last_key; key -= TILE) {
+        const bool more = key - TILE >= w.last_key;
+        uint32_t v = tiles + 2 * bytes + at.stage * 2 * bytes;
         float rescale[2];
         uint32_t p[TILE / 4];
         softmax_step(s, factor, top, sum, rescale, p);
+        attn_stream now = at;
+        at.next();
+        if (more) {
+            barrier_wait(kb.full + 8 * at.stage, at.parity);
+            products_begin();
+            scores<HD, TILE, TILE>(s, q, tiles + bytes + at.stage * 2 * bytes);
+            products_commit();
+        }
 #pragma unroll
         for (int i = 0; i < HD / 2; i++) {
             acc[i] *= rescale[i / 2 % 2];
         }
+        barrier_wait(vb.full + 8 * now.stage, now.parity);
+        if (key + TILE > t.length) {
+            zero_rows<HD, TILE>(v, t.length - key);
+            zero_done();
+        }
         products_begin();
-        weighted_sum<TILE>(acc, p, k + bytes);
+        weighted_sum<TILE>(acc, p, v);
         products_commit();
+        if (more) {
+            products_wait<1>();
+            products_hold(s);
+            stage_release(kb, at);
+        }
         products_wait<0>();
         products_hold(acc);
-        stage_release(b, at);
+        stage_release(vb, now);
+        if (more && (uint32_t)(t.first + 2 * TILE - key) > reach) {
+            forward_mask(s, t.first + own, key - TILE, reach);
+        }
     }
-    int32_t row = t.first + own_row();
+}
+
+template <int HD>
+__device__ __forceinline__ void forward_store(const forward_work& w, const attn_shape& a,
+                                              const float (&acc)[HD / 2], const float (&top)[2],
+                                              float (&sum)[2], bf16* o, int64_t ld_o, float* lse) {
+    int32_t row = w.t.first + own_row();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         sum[h] += __shfl_xor_sync(QLORA_FULL_WARP, sum[h], 1);
         sum[h] += __shfl_xor_sync(QLORA_FULL_WARP, sum[h], 2);
-        if (threadIdx.x % 4 == 0 && row + 8 * h < t.length) {
-            lse[(int64_t)head * a.tokens + t.begin + row + 8 * h] =
+        if (threadIdx.x % 4 == 0 && row + 8 * h < w.t.length) {
+            lse[(int64_t)w.head * a.tokens + w.t.begin + row + 8 * h] =
                 top[h] * a.scale + __log2f(sum[h]) * LN2;
         }
     }
-    store_rows<HD>(acc, 1.0f / sum[0], 1.0f / sum[1], o + (int64_t)t.begin * ld_o + head * HD, ld_o,
-                   row, t.length);
+    store_rows<HD>(acc, 1.0f / sum[0], 1.0f / sum[1], o + (int64_t)w.t.begin * ld_o + w.head * HD,
+                   ld_o, row, w.t.length);
+}
+
+template <int HD>
+__device__ __forceinline__ void forward_tail(const forward_work& w, const attn_shape& a, bf16* o,
+                                             int64_t ld_o, float* lse) {
+    int32_t thread = threadIdx.x - 128;
+    zero_tail<HD>(o, ld_o, w.t, w.head, thread, COMPUTE_THREADS);
+    if (thread < TILE && w.t.first + thread < w.t.length) {
+        lse[(int64_t)w.head * a.tokens + w.t.begin + w.t.first + thread] = 0.0f;
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void forward_compute(uint32_t tiles, const attn_barriers& kb,
+                                                const attn_barriers& vb, const attn_shape& a,
+                                                bf16* o, int64_t ld_o, float* lse) {
+    uint32_t q_parity = 0;
+    attn_stream at = {0, 0};
+    for (int32_t i = blockIdx.x; i < forward_count(a); i += gridDim.x) {
+        forward_work w = forward_at(a, i);
+        if (w.t.tail) {
+            forward_tail<HD>(w, a, o, ld_o, lse);
+        } else if (w.t.first < w.t.length) {
+            float acc[HD / 2];
+            float top[2] = {MINUS_INF, MINUS_INF};
+            float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+            for (int j = 0; j < HD / 2; j++) {
+                acc[j] = 0.0f;
+            }
+            barrier_wait(kb.kept, q_parity);
+            q_parity ^= 1;
+            forward_tile<HD>(tiles, kb, vb, at, w, a, acc, top, sum);
+            tile_release(vb.kept);
+            forward_store<HD>(w, a, acc, top, sum, o, ld_o, lse);
+        }
+    }
 }
 
 // --- backward ---
 //
 // Two kernels, as in attn_tc.cuh, after the pass over rows (stats): a block of backward_kv keeps K
-// and V of TILE keys and streams Q, dO and stats of HALF_TILE queries; a block of backward_q keeps Q
-// and dO and streams K and V. Shared memory: the kept tiles, then STAGES times the streamed ones,
+// and V of TILE keys and streams Q, dO and stats of HALF_TILE queries; a block of backward_q keeps
+// Q and dO and streams K and V. Shared memory: the kept tiles, then STAGES times the streamed ones,
 // then STAGES times the stats.
 
 // Copies two streamed tiles of HALF_TILE rows.
@@ -544,42 +649,23 @@ backward_q_compute(const float2* stats, uint32_t tiles, const attn_barriers& b, 
 
 // --- kernels ---
 
-// The first key that the queries of a tile see, rounded down to a streamed tile.
-__device__ __forceinline__ int32_t first_key_of(const attn_tile& t, int32_t window, int32_t rows) {
-    int32_t first = window > 0 ? max(t.first - window + 1, 0) : 0;
-    return t.first % rows + (first - t.first % rows) / rows * rows;
-}
-
 template <int HD>
 __device__ __forceinline__ void attn_forward(const tensor_map* q, const tensor_map* k,
                                              const tensor_map* v, bf16* o, int64_t ld_o, float* lse,
                                              const attn_shape& a) {
     extern __shared__ __align__(1024) char memory[];
-    __shared__ __align__(8) uint64_t barriers[1 + 2 * STAGES];
-    int32_t head = blockIdx.y;
-    // Late tiles see the most keys: they start first.
-    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, TILE, gridDim.x - 1 - blockIdx.x);
-    if (t.first >= t.length) {
-        return;
-    }
-    if (t.tail) {
-        zero_tail<HD>(o, ld_o, t, head);
-        for (int32_t i = threadIdx.x; i < TILE && t.first + i < t.length; i += blockDim.x) {
-            lse[(int64_t)head * a.tokens + t.begin + t.first + i] = 0.0f;
-        }
-        return;
-    }
-    attn_barriers b = barriers_make(barriers, 1);
+    __shared__ __align__(16) uint64_t barriers[2 * BARRIERS];
+    attn_barriers kb = barriers_make(barriers, 1, 1);
+    attn_barriers vb = barriers_make(barriers + BARRIERS, COMPUTE_WARPS, 1);
     uint32_t tiles = first_tile(memory);
-    int32_t last_key = first_key_of(t, a.window, TILE);
     if (threadIdx.x < 128) {
         registers_few();
         if (threadIdx.x == 0) {
-            forward_copy<HD>(q, k, v, tiles, b, t, head, head / (a.heads / a.kv_heads), last_key);
+            forward_copy<HD>(q, k, v, tiles, kb, vb, a);
         }
     } else {
         registers_many();
-        forward_compute<HD>(tiles, b, t, a, head, last_key, o, ld_o, lse);
+        forward_compute<HD>(tiles, kb, vb, a, o, ld_o, lse);
     }
 }
 
@@ -614,7 +700,7 @@ attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
                  const tensor_map* d_o, const float2* stats, bf16* dk, int64_t ld_dk, bf16* dv,
                  int64_t ld_dv, float* parts, int32_t each, const attn_shape& a) {
     extern __shared__ __align__(1024) char memory[];
-    __shared__ __align__(8) uint64_t barriers[1 + 2 * STAGES];
+    __shared__ __align__(8) uint64_t barriers[BARRIERS];
     __shared__ __align__(16) float2 room[STAGES * HALF_TILE];
     int32_t kv_head = blockIdx.y;
     int32_t group = a.heads / a.kv_heads;
@@ -629,15 +715,15 @@ attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
     float* own_parts = parts + blockIdx.z * part + (int64_t)t.begin * width + (int64_t)kv_head * HD;
     if (t.tail) {
         if (parts == nullptr) {
-            zero_tail<HD>(dk, ld_dk, t, kv_head);
-            zero_tail<HD>(dv, ld_dv, t, kv_head);
+            zero_tail<HD>(dk, ld_dk, t, kv_head, threadIdx.x, blockDim.x);
+            zero_tail<HD>(dv, ld_dv, t, kv_head, threadIdx.x, blockDim.x);
         } else {
             zero_tail_part<HD>(own_parts, width, t);
             zero_tail_part<HD>(own_parts + gridDim.z * part, width, t);
         }
         return;
     }
-    attn_barriers b = barriers_make(barriers, 32);
+    attn_barriers b = barriers_make(barriers, 1, 32);
     uint32_t tiles = first_tile(memory);
     if (threadIdx.x < 128) {
         registers_few();
@@ -674,17 +760,17 @@ __device__ __forceinline__ void attn_backward_q(const tensor_map* q, const tenso
                                                 const float2* stats, bf16* dq, int64_t ld_dq,
                                                 const attn_shape& a) {
     extern __shared__ __align__(1024) char memory[];
-    __shared__ __align__(8) uint64_t barriers[1 + 2 * STAGES];
+    __shared__ __align__(8) uint64_t barriers[BARRIERS];
     int32_t head = blockIdx.y;
     attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, TILE, gridDim.x - 1 - blockIdx.x);
     if (t.first >= t.length) {
         return;
     }
     if (t.tail) {
-        zero_tail<HD>(dq, ld_dq, t, head);
+        zero_tail<HD>(dq, ld_dq, t, head, threadIdx.x, blockDim.x);
         return;
     }
-    attn_barriers b = barriers_make(barriers, 1);
+    attn_barriers b = barriers_make(barriers, 1, 1);
     uint32_t tiles = first_tile(memory);
     int32_t first_key = first_key_of(t, a.window, HALF_TILE);
     if (threadIdx.x < 128) {
@@ -716,7 +802,7 @@ __device__ __forceinline__ void attn_backward_q(const tensor_map* q, const tenso
 
 #define ATTN_MAP const __grid_constant__ tensor_map
 
-// Grid (floor(tokens / TILE) + n_seqs + 1, heads), 384 threads.
+// Grid (blocks that run at once), 384 threads.
 #define ATTN_WG_FORWARD(HD)                                                                        \
     QLORA_KERNEL __launch_bounds__(384, 1)                                                         \
         qlora_attn##HD##_wg_fwd(ATTN_MAP q, ATTN_MAP k, ATTN_MAP v, bf16* o, int64_t ld_o,         \

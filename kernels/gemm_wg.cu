@@ -6,20 +6,26 @@
 //
 // The kernel's name gives the transposition, first letter A, second letter B, and the columns of a
 // tile. A and B come as tensor maps: boxes of 64 columns and as many rows as the tile has, or, for
-// an operand whose rows run along K, 64 rows. flags bit 1: C is bf16, otherwise f32; the wide tiles
-// store bf16 only, or with A transposed (weight gradients) f32 only. C is aligned to pairs: N and
-// ldc are even. Products are exact; sums are f32 in the order of the k16 steps along K. With
-// beta == 0, C is never read.
+// an operand whose rows run along K, 64 rows. flags 1: C is bf16, otherwise f32; the wide tiles
+// store bf16 only, or with A transposed (weight gradients) f32 only. flags 2: alpha is 1, beta is
+// 0, and C consists of 16-byte chunks; otherwise it is aligned to pairs: N and ldc are even.
+// Products are exact; sums are f32 in the order of the k16 steps along K. With beta == 0, C is
+// never read.
 //
 // Launch: 384 threads, as many blocks as run at once, or one per tile if there are fewer; dynamic
-// shared memory: STAGES * (128 + columns) * 128 + 1024 bytes. A block takes tiles of 128 rows in a
-// fixed order. Its first warpgroup copies slices of 64 along K, STAGES of them in flight; the two
-// others multiply, 64 rows each. Neighbouring blocks share rows and columns of operands, so that
-// most copies hit the L2 cache.
+// shared memory: STAGES * (128 + columns) * 128 + 1024 bytes, and for wide tiles of bf16 32,768
+// bytes more. A block takes tiles of 128 rows in a fixed order. Its first warpgroup copies slices
+// of 64 along K, STAGES of them in flight; the two others multiply, 64 rows each. Neighbouring
+// blocks share rows and columns of operands, so that most copies hit the L2 cache.
+//
+// The narrowest tiles can split K into `splits` parts, each a tile of its own: C is then f32
+// [splits][M][N], with alpha 1 and beta 0, and gemm_wg_sum adds the parts.
+//
 // Determinism: one writer per element of C, fixed order along K.
 #include "hopper.cuh"
 
-enum { C_IS_BF16 = 1, ROWS = 128, DEPTH = 64, BAND = 16 /* tiles */ };
+enum { C_IS_BF16 = 1, C_HAS_CHUNKS = 2, STAGED_BYTES = 4096 };
+enum { ROWS = 128, DEPTH = 64, BAND = 16 /* tiles */ };
 
 // The types of C that a kernel stores.
 enum { STORES_BF16 = 1, STORES_F32 = 2, STORES_BOTH = 3 };
@@ -126,10 +132,34 @@ struct shape {
     int32_t N;
     int32_t tile_rows;
     int32_t tile_cols;
-    int32_t slices;
+    int32_t slices; // of all parts
+    int32_t splits;
     float alpha;
     float beta;
 };
+
+// A piece of work: a tile, and the slices along K.
+struct piece {
+    tile t;
+    int32_t part;
+    int32_t first;
+    int32_t end;
+};
+
+__device__ __forceinline__ int32_t piece_count(const shape& s) {
+    return s.tile_rows * s.tile_cols * s.splits;
+}
+
+__device__ __forceinline__ piece piece_at(int32_t index, const shape& s, int32_t width) {
+    int32_t tiles = s.tile_rows * s.tile_cols;
+    int32_t each = (s.slices + s.splits - 1) / s.splits;
+    piece p;
+    p.part = index / tiles;
+    p.t = tile_at(index % tiles, s.tile_rows, s.tile_cols, width);
+    p.first = p.part * each;
+    p.end = min(p.first + each, s.slices);
+    return p;
+}
 
 // The copying thread.
 template <bool TA, bool TB, int WIDTH, int STAGES>
@@ -139,9 +169,10 @@ __device__ __forceinline__ void copy_tiles(const tensor_map* a, const tensor_map
     const uint32_t bytes = (ROWS + WIDTH) * PANEL_ROW;
     uint32_t stage = 0;
     uint32_t phase = 1; // a new buffer is empty
-    for (int32_t i = blockIdx.x; i < s.tile_rows * s.tile_cols; i += gridDim.x) {
-        tile t = tile_at(i, s.tile_rows, s.tile_cols, WIDTH);
-        for (int32_t k = 0; k < s.slices; k++) {
+    for (int32_t i = blockIdx.x; i < piece_count(s); i += gridDim.x) {
+        piece p = piece_at(i, s, WIDTH);
+        const tile& t = p.t;
+        for (int32_t k = p.first; k < p.end; k++) {
             uint32_t to = buffer + stage * bytes;
             barrier_wait(empty + 8 * stage, phase);
             barrier_expect(full + 8 * stage, bytes);
@@ -172,6 +203,47 @@ __device__ __forceinline__ void store_tile(float (&d)[WIDTH / 2], T* c, int64_t 
     row_of<WIDTH, 2, 0>::store(d, lower, lower_cols);
 }
 
+// The same for whole 16-byte chunks of bf16 rows, without alpha and beta: a warp stages 128 columns
+// of its 16 rows in 4,096 bytes of its own, so that it writes whole rows of 256 bytes. Chunk c of
+// row r is at c ^ (r & 7), which keeps the eight rows that are written at a time in different
+// banks.
+template <int WIDTH>
+__device__ __forceinline__ void store_tile_staged(const float (&d)[WIDTH / 2], bf16* c, int64_t ldc,
+                                                  const tile& t, const shape& s, uint32_t staging) {
+    int32_t lane = threadIdx.x % 32;
+    int32_t warp = threadIdx.x / 32 - 4;
+    uint32_t own = staging + warp * STAGED_BYTES;
+    uint32_t to = own + lane / 4 * (256 + 16) + lane % 4 * 4;
+#pragma unroll
+    for (int part = 0; part < WIDTH / 128; part++) {
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const float* x = &d[part * 64 + i * 4];
+            uint32_t at = to ^ (i << 4);
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(pack_bf16(x[0], x[1]))
+                         : "memory");
+            asm volatile("st.shared.b32 [%0+2048], %1;" ::"r"(at), "r"(pack_bf16(x[2], x[3]))
+                         : "memory");
+        }
+        __syncwarp();
+        int32_t chunk = lane % 16;
+        int32_t col = t.col + part * 128 + chunk * 8;
+#pragma unroll 4
+        for (int32_t r = lane / 16; r < 16; r += 2) {
+            int32_t row = t.row + warp * 16 + r;
+            uint4 x;
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                         : "r"(own + r * 256 + ((chunk ^ (r & 7)) << 4))
+                         : "memory");
+            if (row < s.M && col < s.N) {
+                *(uint4*)(c + row * ldc + col) = x;
+            }
+        }
+    }
+}
+
 // The multiplying warpgroups.
 template <bool TA, bool TB, int WIDTH, int STAGES, int TYPES>
 __device__ __forceinline__ void multiply_tiles(uint32_t buffer, uint32_t full, uint32_t empty,
@@ -183,22 +255,24 @@ __device__ __forceinline__ void multiply_tiles(uint32_t buffer, uint32_t full, u
     const bool first_thread = threadIdx.x % 128 == 0;
     uint32_t stage = 0;
     uint32_t phase = 0;
-    for (int32_t i = blockIdx.x; i < s.tile_rows * s.tile_cols; i += gridDim.x) {
-        tile t = tile_at(i, s.tile_rows, s.tile_cols, WIDTH);
+    for (int32_t i = blockIdx.x; i < piece_count(s); i += gridDim.x) {
+        piece p = piece_at(i, s, WIDTH);
+        const tile& t = p.t;
         float d[WIDTH / 2];
         uint32_t before = 0;
-        for (int32_t k = 0; k < s.slices; k++) {
+        for (int32_t k = p.first; k < p.end; k++) {
             uint32_t a = buffer + stage * bytes + own;
             uint32_t b = buffer + stage * bytes + ROWS * PANEL_ROW;
             barrier_wait(full + 8 * stage, phase);
             products_begin();
 #pragma unroll
             for (int j = 0; j < DEPTH / 16; j++) {
-                product<TA, !TB>(d, step_operand<!TA>(a, j), step_operand<TB>(b, j), k + j > 0);
+                product<TA, !TB>(d, step_operand<!TA>(a, j), step_operand<TB>(b, j),
+                                 k + j > p.first);
             }
             products_commit();
             products_wait<1>(); // the slice before is no longer read
-            if (k > 0 && first_thread) {
+            if (k > p.first && first_thread) {
                 barrier_arrive(empty + 8 * before);
             }
             before = stage;
@@ -210,10 +284,12 @@ __device__ __forceinline__ void multiply_tiles(uint32_t buffer, uint32_t full, u
         if (first_thread) {
             barrier_arrive(empty + 8 * before);
         }
-        if (TYPES == STORES_BF16 || (TYPES == STORES_BOTH && (flags & C_IS_BF16))) {
+        if (TYPES == STORES_BF16 && (flags & C_HAS_CHUNKS)) {
+            store_tile_staged<WIDTH>(d, (bf16*)c, ldc, t, s, buffer + STAGES * bytes);
+        } else if (TYPES == STORES_BF16 || (TYPES == STORES_BOTH && (flags & C_IS_BF16))) {
             store_tile<WIDTH>(d, (bf16*)c, ldc, t, s);
         } else {
-            store_tile<WIDTH>(d, (float*)c, ldc, t, s);
+            store_tile<WIDTH>(d, (float*)c + p.part * ((int64_t)s.M * s.N), ldc, t, s);
         }
     }
 }
@@ -221,7 +297,7 @@ __device__ __forceinline__ void multiply_tiles(uint32_t buffer, uint32_t full, u
 template <bool TA, bool TB, int WIDTH, int STAGES, int TYPES>
 __device__ __forceinline__ void gemm(const tensor_map* a, const tensor_map* b, void* c, int32_t M,
                                      int32_t N, int32_t K, int64_t ldc, float alpha, float beta,
-                                     int32_t flags) {
+                                     int32_t flags, int32_t splits) {
     extern __shared__ __align__(1024) char buffers[];
     __shared__ __align__(8) uint64_t barriers[2 * STAGES];
     uint32_t buffer = (shared_address(buffers) + SWIZZLE_BYTES - 1) & ~(SWIZZLE_BYTES - 1u);
@@ -235,8 +311,15 @@ __device__ __forceinline__ void gemm(const tensor_map* a, const tensor_map* b, v
         barrier_publish();
     }
     __syncthreads();
-    shape s = {M,     N,   (M + ROWS - 1) / ROWS, (N + WIDTH - 1) / WIDTH, (K + DEPTH - 1) / DEPTH,
-               alpha, beta};
+    shape s;
+    s.M = M;
+    s.N = N;
+    s.tile_rows = (M + ROWS - 1) / ROWS;
+    s.tile_cols = (N + WIDTH - 1) / WIDTH;
+    s.slices = (K + DEPTH - 1) / DEPTH;
+    s.splits = TYPES == STORES_BOTH ? splits : 1;
+    s.alpha = alpha;
+    s.beta = beta;
     if (threadIdx.x < 128) {
         registers_few();
         if (threadIdx.x == 0) {
@@ -249,10 +332,11 @@ __device__ __forceinline__ void gemm(const tensor_map* a, const tensor_map* b, v
 }
 
 #define GEMM_WG(name, TA, TB, WIDTH, STAGES, TYPES)                                                \
-    QLORA_KERNEL __launch_bounds__(384, 1) name(                                                   \
-        const __grid_constant__ tensor_map a, const __grid_constant__ tensor_map b, void* c,       \
-        int32_t M, int32_t N, int32_t K, int64_t ldc, float alpha, float beta, int32_t flags) {    \
-        gemm<TA, TB, WIDTH, STAGES, TYPES>(&a, &b, c, M, N, K, ldc, alpha, beta, flags);           \
+    QLORA_KERNEL __launch_bounds__(384, 1)                                                         \
+        name(const __grid_constant__ tensor_map a, const __grid_constant__ tensor_map b, void* c,  \
+             int32_t M, int32_t N, int32_t K, int64_t ldc, float alpha, float beta, int32_t flags, \
+             int32_t splits) {                                                                     \
+        gemm<TA, TB, WIDTH, STAGES, TYPES>(&a, &b, c, M, N, K, ldc, alpha, beta, flags, splits);   \
     }
 
 GEMM_WG(qlora_gemm_wg_nn_256, false, false, 256, 4, STORES_BF16)
@@ -263,3 +347,33 @@ GEMM_WG(qlora_gemm_wg_nt_128, false, true, 128, 6, STORES_BF16)
 GEMM_WG(qlora_gemm_wg_nn_64, false, false, 64, 8, STORES_BOTH)
 GEMM_WG(qlora_gemm_wg_nt_64, false, true, 64, 8, STORES_BOTH)
 GEMM_WG(qlora_gemm_wg_tn_64, true, false, 64, 8, STORES_BOTH)
+
+// C = alpha (sum of the parts, in order) + beta C. Grid (ceil(M N / 512)), 256 threads, one pair of
+// columns each.
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_gemm_wg_sum(const float* parts, int32_t splits, void* c, int32_t M, int32_t N,
+                      int64_t ldc, float alpha, float beta, int32_t flags) {
+    int64_t size = (int64_t)M * N;
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 2;
+    if (at >= size) {
+        return;
+    }
+    float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll 4
+    for (int32_t i = 0; i < splits; i++) {
+        float2 x = *(const float2*)(parts + i * size + at);
+        sum.x += x.x;
+        sum.y += x.y;
+    }
+    int64_t place = at / N * ldc + at % N;
+    float2 old = make_float2(0.0f, 0.0f);
+    if (flags & C_IS_BF16) {
+        bf16* to = (bf16*)c + place;
+        old = beta != 0.0f ? pair_load<0>(to, 1) : old;
+        pair_store<0>(to, 1, fmaf(beta, old.x, sum.x * alpha), fmaf(beta, old.y, sum.y * alpha));
+    } else {
+        float* to = (float*)c + place;
+        old = beta != 0.0f ? pair_load<0>(to, 1) : old;
+        pair_store<0>(to, 1, fmaf(beta, old.x, sum.x * alpha), fmaf(beta, old.y, sum.y * alpha));
+    }
+}

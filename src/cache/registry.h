@@ -65,14 +65,15 @@
     X(gemm_tc_f16_nn, gemm_tc, 0, GEMM16)                                                          \
     X(gemm_tc_f16_nt, gemm_tc, 0, GEMM16)                                                          \
     X(gemm_tc_f16_tn, gemm_tc, 0, GEMM16)                                                          \
-    X(gemm_wg_nn_256, gemm_wg, 197632, GEMM_WG)                                                    \
-    X(gemm_wg_nt_256, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nn_256, gemm_wg, 230400, GEMM_WG)                                                    \
+    X(gemm_wg_nt_256, gemm_wg, 230400, GEMM_WG)                                                    \
     X(gemm_wg_tn_256, gemm_wg, 197632, GEMM_WG)                                                    \
-    X(gemm_wg_nn_128, gemm_wg, 197632, GEMM_WG)                                                    \
-    X(gemm_wg_nt_128, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nn_128, gemm_wg, 230400, GEMM_WG)                                                    \
+    X(gemm_wg_nt_128, gemm_wg, 230400, GEMM_WG)                                                    \
     X(gemm_wg_nn_64, gemm_wg, 197632, GEMM_WG)                                                     \
     X(gemm_wg_nt_64, gemm_wg, 197632, GEMM_WG)                                                     \
     X(gemm_wg_tn_64, gemm_wg, 197632, GEMM_WG)                                                     \
+    X(gemm_wg_sum, gemm_wg, 0, GEMM_WG)                                                            \
     X(cast_f32_bf16, cast, 0, ALWAYS)                                                              \
     X(cast_f32_f16, cast, 0, ALWAYS)                                                               \
     X(cast_bf16_f32, cast, 0, ALWAYS)                                                              \

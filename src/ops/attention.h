@@ -339,7 +339,13 @@ static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attentio
     args[used++] = &x.lse;
     used += qlora__attention_sizes(a, &x, args + used);
     args[used++] = &a->cap;
-    return qlora__attention_launch(ctx, &x.path->forward, a, a->heads, 1, args);
+    const qlora__attention_kernel* kernel = &x.path->forward;
+    if (x.path->takes == QLORA__TAKES_MAPS) { // its blocks take one tile after another
+        int64_t tiles = (a->tokens / kernel->rows + a->n_seqs + 1) * a->heads;
+        return qlora__launch(ctx, kernel->id, qlora__min(tiles, ctx->gpu->sm_count), 1, 1,
+                             kernel->threads, kernel->shared, args);
+    }
+    return qlora__attention_launch(ctx, kernel, a, a->heads, 1, args);
 }
 
 static qlora_result qlora__attention_stats(qlora_ctx* ctx, const qlora__attention* a,

@@ -515,6 +515,9 @@ static bool trap_deadlock(ptx_run* run) {
 static bool run_block(ptx_run* run, u32* order) {
     memset(run->barriers, 0, sizeof run->barriers);
     memset(run->shared, PTX_POISON, run->shared_bytes);
+    if (run->unfenced != NULL) {
+        memset(run->unfenced, 0, run->shared_bytes / 16 + 1);
+    }
     for (u32 i = 0; i < run->warp_count; i++) {
         warp_begin(&run->warps[i]);
     }
@@ -629,6 +632,7 @@ ptx_result ptx_launch(const ptx_kernel* kernel, const ptx_env* env, const uint32
     }
     free(run.warps);
     free(run.bulks);
+    free(run.unfenced);
     free(run.shared);
     free(run.params);
     if (stats != NULL) {

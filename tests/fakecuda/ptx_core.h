@@ -337,7 +337,8 @@ struct ptx_run {
     ptx_bulk* bulks;
     u32 bulk_count;
     u32 bulk_capacity;
-    u64 events; // phases and copies completed
+    u8* unfenced; // per 16 bytes of shared memory: 1 + the warp whose write has no proxy fence yet
+    u64 events;   // phases and copies completed
     u64 random;
     u64 clock;
     ptx_stats stats;

@@ -870,7 +870,7 @@ static const ptx_form PTX_FORMS[] = {
      decode_wgmma},
     {"wgmma.fence|commit_group|wait_group.sync.aligned", NULL, NULL, decode_wgmma_sync},
     {"setmaxnreg.inc|dec.sync.aligned.u32", NULL, NULL, decode_setmaxnreg},
-    {"fence.proxy.async.shared::cta|global?", NULL, NULL, decode_nothing},
+    {"fence.proxy.async.shared::cta|global?", NULL, exec_fence_proxy, NULL},
     {"shfl.sync.up|down|bfly|idx.b32", NULL, NULL, decode_shfl},
     {"vote.sync.all|any|uni.pred", NULL, NULL, decode_vote},
     {"vote.sync.ballot.b32", NULL, NULL, decode_vote},

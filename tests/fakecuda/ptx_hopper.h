@@ -21,6 +21,35 @@ static bool run_at_once(ptx_run* run) {
     return order == PTX_ORDER_FORWARD || (order == PTX_ORDER_RANDOM && run_random(run) % 2 == 0);
 }
 
+// ---- proxies ------------------------------------------------------------------------------------
+
+// Tensor copies and products access shared memory through the async proxy. They see what a thread
+// wrote by ordinary stores, and the barriers that it initialised, after its fence.proxy.async.
+
+static bool exec_fence_proxy(ptx_warp* w, const ptx_insn* in, u32 mask) {
+    (void)in;
+    (void)mask;
+    for (u32 i = 0; w->run->unfenced != NULL && i <= w->run->shared_bytes / 16; i++) {
+        if (w->run->unfenced[i] == w->index + 1) {
+            w->run->unfenced[i] = 0;
+        }
+    }
+    return true;
+}
+
+// Whether the async proxy may access these bytes of shared memory.
+static bool proxy_check(ptx_warp* w, const ptx_insn* in, u64 address, u32 bytes, u32 lane) {
+    const u8* unfenced = w->run->unfenced;
+    for (u64 i = address / 16; unfenced != NULL && i <= (address + bytes - 1) / 16; i++) {
+        if (i <= w->run->shared_bytes / 16 && unfenced[i] != 0) {
+            return trap(w, in, PTX_TRAP_SYNC, lane,
+                        "no fence.proxy.async since warp %u wrote to shared 0x%llx",
+                        unfenced[i] - 1u, (unsigned long long)(i * 16));
+        }
+    }
+    return true;
+}
+
 // ---- mbarrier -----------------------------------------------------------------------------------
 
 // The interpreter's own layout of the opaque 64 bits.
@@ -96,6 +125,10 @@ static bool exec_mbarrier(ptx_warp* w, const ptx_insn* in, u32 mask) {
             }
             const u64 raw = mbarrier_pack(&first);
             memcpy(at, &raw, sizeof raw);
+            if (w->run->unfenced == NULL) {
+                w->run->unfenced = (u8*)must(calloc(w->run->shared_bytes / 16 + 1, 1));
+            }
+            mark_unfenced(w, at, sizeof raw);
             continue;
         }
         if (b.pending == 0) {
@@ -257,6 +290,9 @@ static bool exec_bulk(ptx_warp* w, const ptx_insn* in, u32 mask) {
                         "%llu bytes at shared 0x%llx", (unsigned long long)bytes,
                         (unsigned long long)c.to);
         }
+        if (!proxy_check(w, in, c.to, (u32)bytes, l) || !proxy_check(w, in, c.barrier, 8, l)) {
+            return false;
+        }
         memset(place, PTX_POISON, (size_t)bytes);
         if (run_at_once(run)) {
             if (!bulk_complete(run, &c)) {
@@ -299,6 +335,9 @@ static bool wgmma_element(ptx_warp* w, const ptx_insn* in, u64 descriptor, bool 
     const u8* at = inside(w->run->shared, w->run->shared_bytes, address, 2);
     if (at == NULL) {
         return trap_access(w, in, SPACE_SHARED, address, 2, false, 0);
+    }
+    if (w->run->unfenced != NULL && w->run->unfenced[address / 16] != 0) {
+        return proxy_check(w, in, address, 2, 0);
     }
     u16 raw;
     memcpy(&raw, at, sizeof raw);

@@ -720,6 +720,30 @@ TEST attention_warpgroups(const test_machine* machine) {
     PASS();
 }
 
+static void on_an_old_driver(qlora_ctx_desc* desc) {
+    fake_config config = test_fake()->defaults();
+    (void)desc;
+    config.device[0].cc = 90;
+    config.driver_version = 11080; // compiles for 9.0, but without warpgroup instructions
+    test_fake()->reset(&config);
+}
+
+TEST attention_without_warpgroups(const test_machine* machine) {
+    const attention_case c = {QLORA_BF16, 64, 2, 1, 0, 40, 0, 0, 1, {40}, 0};
+    test_random random = test_random_start("old driver");
+    attention_data d = data_make(&c, &random);
+    attention_results got = results_make(&c);
+    qlora_ctx* ctx = test_open(machine, on_an_old_driver);
+    ASSERT(ctx != NULL);
+    ASSERT_EQ(NULL, run_case(ctx, &c, &d, &got));
+    ASSERT_EQ(NULL, judge(&c, &d, &got));
+    ASSERT_EQ(1, (int)test_fake()->kernel_runs("qlora_attn64_fwd"));
+    ASSERT(test_close_ctx(machine, ctx));
+    results_free(&got);
+    data_free(&d);
+    PASS();
+}
+
 static qlora_result graph_body(qlora_ctx* ctx, void* user) {
     return device_run(ctx, (attention_device*)user);
 }
@@ -1019,6 +1043,7 @@ SUITE(attention_suite) {
     RUN_TEST(attention_gradients_are_the_slopes);
     RUN_ON(TEST_EVERYWHERE, attention_is_right);
     RUN_ON(TEST_ONE_EACH, attention_warpgroups);
+    RUN_ON(TEST_ONE_FAKE, attention_without_warpgroups);
     RUN_ON(TEST_ONE_EACH, attention_shares_are_right);
     RUN_ON(TEST_ONE_EACH, attention_packing_changes_nothing);
     RUN_TEST(attention_order_changes_nothing);

@@ -642,9 +642,12 @@ static const struct {
     {"tn_256", {248, 496, 72, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 8}, 1.0f},
     {"nn_128", {250, 200, 72, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 1.0f, 0}, 1.0f},
     {"nt_128", {134, 198, 136, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 3.0f},
+    {"nt_128", {134, 200, 136, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 1.0f},
     {"nn_64", {250, 16, 200, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 1.0f},
+    {"nn_64", {120, 24, 1640, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 1.0f, 8}, 0.5f},
+    {"nn_64", {130, 40, 1096, false, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 0}, 1.0f},
     {"nt_64", {250, 50, 72, false, true, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 0}, 0.25f},
-    {"tn_64", {40, 200, 584, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 8}, 1.0f},
+    {"tn_64", {40, 56, 1096, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 8}, 1.0f},
     {"tn_64", {248, 16, 200, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 0}, 2.0f},
 };
 
@@ -678,6 +681,9 @@ TEST gemm_warpgroups(const test_machine* machine) {
                 ASSERT_EQ_FMT(before + 1, (int)test_fake()->kernel_runs(kernel), "%d");
             }
         }
+        // The two with few tiles and a long K.
+        ASSERT_EQ_FMT(fake ? 2 : 0, fake ? (int)test_fake()->kernel_runs("qlora_gemm_wg_sum") : 0,
+                      "%d");
         ASSERT(test_close_ctx(machine, ctx));
     }
     PASS();
