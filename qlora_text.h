@@ -13698,6 +13698,11 @@ static qlora_result qlora__text_gguf_begin(qlora__text_gguf* t) {
     const char* model = NULL;
     const char* name = NULL;
     size_t size = 0;
+    QLORA__TRY(qlora__gguf_get_string(t->env, g, "general.type", false, &model, &size));
+    if (model != NULL && qlora__gguf_is(model, size, "adapter")) {
+        return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                               "%s is an adapter: it contains no tokenizer", g->label);
+    }
     QLORA__TRY(qlora__gguf_get_string(t->env, g, "tokenizer.ggml.model", true, &model, &size));
     t->pieces = qlora__gguf_is(model, size, "llama");
     if (!t->pieces && !qlora__gguf_is(model, size, "gpt2")) {
@@ -28127,4 +28132,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end d8492a9474b17376
+//@@ end 8028b0b2f07c2c41
