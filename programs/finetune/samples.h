@@ -420,7 +420,7 @@ static void counts_print(app* a) {
         problems_print(a, &a->eval_counted);
     }
     if (a->shared > 0) {
-        say(a, "note: %lld of the %zu samples for evaluation also occur in the training data\n",
+        say(a, "note: %lld of %zu evaluation samples also found in the training data\n",
             (long long)a->shared, a->eval.count);
     }
     double wish = ceil(a->o.eval * (double)a->counted.used);

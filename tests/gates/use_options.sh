@@ -15,7 +15,7 @@ several() { # --data and --eval-data may be repeated
         --eval-data second.jsonl --steps 2 --out both --resume never
     check "both are evaluated" grep -q "^evaluation data: 35 samples" out
     check "common samples are counted" \
-        grep -q "35 of the 35 samples for evaluation also occur in the training data" out
+        grep -q "35 of 35 evaluation samples also found in the training data" out
     works "the first samples" "${one[@]}" --data first.jsonl --data second.jsonl --eval 0 \
         --max-samples 25 --steps 2 --out both --resume never
     check "as many as asked for" grep -q "^data: 25 samples" out
@@ -110,7 +110,7 @@ weights() {
         --out o
     refuses "a weight for evaluation" "data for evaluation cannot have a weight" "${one[@]}" \
         --data first.jsonl --eval-data second.jsonl:0.5 --out o
-    refuses "a missing file with a weight" "cannot read nowhere.jsonl" "${one[@]}" \
+    refuses "a missing file with a weight" "--data nowhere.jsonl: No such file" "${one[@]}" \
         --data nowhere.jsonl:0.5 --out o
 }
 
@@ -514,7 +514,7 @@ demos() {
     check "an interrupted demo saves" grep -q "run the same command to resume" out
     works "run again" "${small[@]}" --steps 12 --out demo --resume never
     check "it starts over" grep -qE "^step 12/12" out
-    check "what is held out is not trained" [ -z "$(grep "also occur" out)" ]
+    check "what is held out is not trained" [ -z "$(grep "also found" out)" ]
     refuses "a demo that is all held out" "--eval 300 leaves no sentence" "${small[@]}" --out o \
         --eval 300
     works "a complete demo" "${small[@]}" --steps 12 --out demo
