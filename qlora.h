@@ -21527,6 +21527,10 @@ qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args) {
     return qlora__leave(ctx, qlora__adamw_shadow(ctx, args));
 }
 
+//@@ src/qlora.h
+
+#ifndef QLORA_NO_MODEL
+
 //@@ src/ops/preference.h
 
 // ---- preferences --------------------------------------------------------------------------------
@@ -21916,6 +21920,11 @@ static qlora_result qlora__head_gradient(qlora_ctx* ctx, const qlora_tensor* g,
     }
     return QLORA_OK;
 }
+
+//@@ src/qlora.h
+
+#endif // QLORA_NO_MODEL
+
 
 //@@ src/ops/dropout.h
 
@@ -34135,4 +34144,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 3af15356d0095134
+//@@ end a18e7fdfb07f256e
