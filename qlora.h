@@ -3986,11 +3986,13 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 // are scalars and pointers.
 #if defined(__GNUC__) || defined(__clang__)
 #define QLORA__NOINLINE __attribute__((noinline))
+#define QLORA__INLINE inline __attribute__((always_inline))
 #define QLORA__TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define QLORA__TARGET_AVX512                                                                       \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
 #else
 #define QLORA__NOINLINE __declspec(noinline)
+#define QLORA__INLINE __forceinline
 #define QLORA__TARGET_AVX2
 #define QLORA__TARGET_AVX512
 #endif
@@ -4013,7 +4015,8 @@ typedef struct qlora__cpu_gemm {
     void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, float* out);
 } qlora__cpu_gemm;
 
-typedef struct qlora__cpu_rows qlora__cpu_rows; // operators on rows, attention
+typedef struct qlora__cpu_rows qlora__cpu_rows;     // operators on rows, attention
+typedef struct qlora__cpu_stream qlora__cpu_stream; // products with few rows
 
 struct qlora__cpu_table {
     qlora_cpu_tier tier;
@@ -4021,8 +4024,9 @@ struct qlora__cpu_table {
     const char* needs;     // what the processor must have, for messages
     bool (*present)(void); // whether it has that, and the operating system saves the registers
     bool proven;           // has run on a processor or an emulator; others are used only on request
-    const qlora__cpu_gemm* gemm; // NULL: the portable loops
-    const qlora__cpu_rows* rows; // cpu/rows.h
+    const qlora__cpu_gemm* gemm;     // NULL: the portable loops
+    const qlora__cpu_rows* rows;     // cpu/rows.h
+    const qlora__cpu_stream* stream; // cpu/stream.h; NULL where gemm is
 };
 
 //@@ src/cpu/rows.h
@@ -6210,6 +6214,598 @@ static const qlora__cpu_gemm qlora__avx512_gemm = {
 
 #endif // QLORA__X86
 
+//@@ src/cpu/stream.h
+
+// ---- streamed weights: kernels for few rows -----------------------------------------------------
+
+// A product with one or a few rows costs what reading and converting the weights costs. These
+// kernels convert four lines of W (rows that are stored one after the other) in registers, without
+// a copy, and multiply them by one row x. Each sum has an order that depends only on its length.
+
+#define QLORA__STREAM_LINES 4
+#define QLORA__STREAM_STEP 64 // 4-bit weights per step of the kernel
+#define QLORA__STREAM_COLS 16 // columns per call of blend
+
+// One line of an NF4 weight: 32 bytes of codes and a scale per step.
+typedef struct qlora__nf4_line {
+    const uint8_t* codes;
+    const float* scales;
+} qlora__nf4_line;
+
+struct qlora__cpu_stream {
+    // Element order[i] of each 64 elements of x is element i of what the kernel for NF4 reads:
+    // weights come out of their bytes in the order that needs the fewest instructions.
+    const uint8_t* order;
+    // sums[i] = the dot product of x and line i: `steps` times 64 weights, with one scale each.
+    void (*nf4)(const float* levels, const qlora__nf4_line* lines, int64_t steps, const float* x,
+                float* sums);
+    // Adds the offset to scales. A NaN becomes one that stays a NaN when its upper half is rounded.
+    void (*shift)(float* scales, int64_t n, float offset);
+    // The same as nf4 for lines of f32, bf16 or f16, with any n and x as it is.
+    void (*dense)(const void* const* lines, qlora_dtype dtype, int64_t n, const float* x,
+                  float* sums);
+    // sums[j] = a[0] b[0][j] + ... + a[n - 1] b[n - 1][j] for 16 columns of f32; ld: from row to
+    // row of b.
+    void (*blend)(const float* a, const float* b, int64_t ld, int64_t n, float* sums);
+};
+
+// The scales of `steps` times 64 weights from element e on, one per step, as qlora__nf4_absmax
+// computes them. Blocks and groups are counted instead of divided. The offset is added by a function
+// that no compiler can fuse with the products.
+static void qlora__stream_scales(const qlora__cpu_stream* stream, const qlora_nf4* w, int64_t e,
+                                 int64_t steps, float* scales) {
+    const bool plain = w->absmax != NULL;
+    int64_t each = w->block / QLORA__STREAM_STEP;
+    int64_t b = e / w->block;
+    int64_t skip = e % w->block / QLORA__STREAM_STEP; // steps of the block that come before e
+    int64_t blocks = qlora__ceil_div(skip + steps, each);
+    for (int64_t done = 0; done < blocks;) {
+        int64_t group = plain ? 0 : (b + done) / w->block2;
+        int64_t last = plain ? blocks : qlora__min(blocks, (group + 1) * w->block2 - b);
+        float factor = plain ? 1.0f : w->absmax_scales[group];
+        const uint8_t* codes = plain ? NULL : w->absmax_codes + b;
+        for (; !plain && done < last; done++) {
+            scales[done] = w->maps[16 + codes[done]] * factor;
+        }
+        for (; plain && done < last; done++) {
+            scales[done] = w->absmax[b + done];
+        }
+    }
+    stream->shift(scales, blocks, plain ? 0.0f : w->offset[0]);
+    for (int64_t i = steps - 1; each > 1 && i >= 0; i--) {
+        scales[i] = scales[(skip + i) / each];
+    }
+}
+
+// Copies the last elements of four lines, `bytes` each, to the beginning of lines of zeros, so that
+// the kernels need no loop for single elements.
+static QLORA__UNUSED void qlora__stream_tail(const void* const* lines, size_t at, size_t bytes,
+                                             char room[QLORA__STREAM_LINES][64],
+                                             const void* tail[QLORA__STREAM_LINES]) {
+    memset(room, 0, QLORA__STREAM_LINES * 64);
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        memcpy(room[i], (const char*)lines[i] + at, bytes);
+        tail[i] = room[i];
+    }
+}
+
+//@@ src/cpu/stream_neon.h
+
+#ifdef QLORA__NEON
+
+// ---- NEON: streamed weights ---------------------------------------------------------------------
+
+// Of 32 weights, the even ones come first: they are the high halves of their bytes.
+static const uint8_t qlora__neon_order[QLORA__STREAM_STEP] = {
+    0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
+    13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54,
+    56, 58, 60, 62, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63,
+};
+
+// The products of four levels and a scale, prepared for rounding: with 0x7fff added, the upper half
+// is the nearest bf16, ties to even.
+static QLORA__INLINE uint32x4_t qlora__neon_products(float32x4_t levels, float scale) {
+    uint32x4_t bits = vreinterpretq_u32_f32(vmulq_n_f32(levels, scale));
+    return vsubq_u32(bits, vtstq_u32(bits, vdupq_n_u32(0x10000)));
+}
+
+// The 16 values of a block as bf16: their low bytes and their high bytes.
+static QLORA__INLINE uint8x16x2_t qlora__neon_planes(float32x4x4_t levels, float scale) {
+    const uint32x4_t half = vdupq_n_u32(0x7fff);
+    uint8x16x2_t planes;
+    uint16x4_t r0 = vaddhn_u32(qlora__neon_products(levels.val[0], scale), half);
+    uint16x4_t r2 = vaddhn_u32(qlora__neon_products(levels.val[2], scale), half);
+    uint16x8_t low = vaddhn_high_u32(r0, qlora__neon_products(levels.val[1], scale), half);
+    uint16x8_t high = vaddhn_high_u32(r2, qlora__neon_products(levels.val[3], scale), half);
+    planes.val[0] = vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
+    planes.val[1] = vuzp2q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
+    return planes;
+}
+
+// Half of a vector of bf16 as f32. A shift would do, but only one unit shifts.
+#define QLORA__WIDE(half, v) vreinterpretq_f32_u16(vzip##half##q_u16(vdupq_n_u16(0), v))
+
+// Adds the products of 16 values, whose low and high bytes are given, and 16 of x to two sums.
+#define QLORA__STREAM16(low, high, x, s, t)                                                        \
+    do {                                                                                           \
+        uint16x8_t first = vreinterpretq_u16_u8(vzip1q_u8(low, high));                             \
+        uint16x8_t second = vreinterpretq_u16_u8(vzip2q_u8(low, high));                            \
+        s = vfmaq_f32(s, QLORA__WIDE(1, first), vld1q_f32(x));                                     \
+        t = vfmaq_f32(t, QLORA__WIDE(2, first), vld1q_f32((x) + 4));                               \
+        s = vfmaq_f32(s, QLORA__WIDE(1, second), vld1q_f32((x) + 8));                              \
+        t = vfmaq_f32(t, QLORA__WIDE(2, second), vld1q_f32((x) + 12));                             \
+    } while (0)
+
+// The same for 32 weights, 16 bytes of codes.
+#define QLORA__STREAM32(planes, codes, x, s, t)                                                    \
+    do {                                                                                           \
+        uint8x16_t pair = vld1q_u8(codes);                                                         \
+        uint8x16_t even = vshrq_n_u8(pair, 4);                                                     \
+        uint8x16_t odd = vandq_u8(pair, vdupq_n_u8(15));                                           \
+        QLORA__STREAM16(vqtbl1q_u8(planes.val[0], even), vqtbl1q_u8(planes.val[1], even), x, s,    \
+                        t);                                                                        \
+        QLORA__STREAM16(vqtbl1q_u8(planes.val[0], odd), vqtbl1q_u8(planes.val[1], odd), (x) + 16,  \
+                        s, t);                                                                     \
+    } while (0)
+
+// Two lines at a time: the second keeps the units busy while the first waits for its look-ups. A
+// look-up selects one byte of each value; interleaving the bytes, and zeros, makes f32 of them.
+static void qlora__neon_stream_pair(const float* levels, const qlora__nf4_line* lines,
+                                    int64_t steps, const float* x, float32x4_t* sums) {
+    const float32x4x4_t all = {
+        {vld1q_f32(levels), vld1q_f32(levels + 4), vld1q_f32(levels + 8), vld1q_f32(levels + 12)}};
+    const uint8_t* c0 = lines[0].codes;
+    const uint8_t* c1 = lines[1].codes;
+    float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, t0 = s0, t1 = s0;
+    for (int64_t i = 0; i < steps; i++) {
+        uint8x16x2_t p0 = qlora__neon_planes(all, lines[0].scales[i]);
+        uint8x16x2_t p1 = qlora__neon_planes(all, lines[1].scales[i]);
+        QLORA__STREAM32(p0, c0, x, s0, t0);
+        QLORA__STREAM32(p1, c1, x, s1, t1);
+        QLORA__STREAM32(p0, c0 + 16, x + 32, s0, t0);
+        QLORA__STREAM32(p1, c1 + 16, x + 32, s1, t1);
+        c0 += 32;
+        c1 += 32;
+        x += QLORA__STREAM_STEP;
+    }
+    sums[0] = vaddq_f32(s0, t0);
+    sums[1] = vaddq_f32(s1, t1);
+}
+
+static void qlora__neon_stream_nf4(const float* levels, const qlora__nf4_line* lines, int64_t steps,
+                                   const float* x, float* sums) {
+    float32x4_t s[QLORA__STREAM_LINES];
+    qlora__neon_stream_pair(levels, lines, steps, x, s);
+    qlora__neon_stream_pair(levels, lines + 2, steps, x, s + 2);
+    vst1q_f32(sums, vpaddq_f32(vpaddq_f32(s[0], s[1]), vpaddq_f32(s[2], s[3])));
+}
+
+#undef QLORA__STREAM32
+#undef QLORA__STREAM16
+
+static void qlora__neon_shift(float* scales, int64_t n, float offset) {
+    const uint32x4_t nan = vdupq_n_u32(0x7fc00000u);
+    for (int64_t i = 0; i < n; i += 4) {
+        int64_t now = qlora__min(4, n - i);
+        float last[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        float* at = now == 4 ? scales + i : last;
+        if (now < 4) {
+            memcpy(last, scales + i, (size_t)now * sizeof last[0]);
+        }
+        uint32x4_t bits = vreinterpretq_u32_f32(vaddq_f32(vld1q_f32(at), vdupq_n_f32(offset)));
+        uint32x4_t is_nan =
+            vcgtq_u32(vandq_u32(bits, vdupq_n_u32(0x7fffffffu)), vdupq_n_u32(0x7f800000u));
+        vst1q_f32(at, vreinterpretq_f32_u32(vbslq_u32(is_nan, nan, bits)));
+        if (now < 4) {
+            memcpy(scales + i, last, (size_t)now * sizeof last[0]);
+        }
+    }
+}
+
+// Adds the products of 8 elements of each line, from element i on, and 8 of x to two sums per line.
+#define QLORA__STREAM8(low, high)                                                                  \
+    do {                                                                                           \
+        float32x4_t x0 = vld1q_f32(x);                                                             \
+        float32x4_t x1 = vld1q_f32(x + 4);                                                         \
+        s0 = vfmaq_f32(s0, low(l0 + i), x0), t0 = vfmaq_f32(t0, high(l0 + i), x1);                 \
+        s1 = vfmaq_f32(s1, low(l1 + i), x0), t1 = vfmaq_f32(t1, high(l1 + i), x1);                 \
+        s2 = vfmaq_f32(s2, low(l2 + i), x0), t2 = vfmaq_f32(t2, high(l2 + i), x1);                 \
+        s3 = vfmaq_f32(s3, low(l3 + i), x0), t3 = vfmaq_f32(t3, high(l3 + i), x1);                 \
+    } while (0)
+
+// One function per type of the lines: sums += lines x over a multiple of 8 elements.
+#define QLORA__STREAM_TYPE(name, type, low, high)                                                  \
+    static void name(const void* const* lines, int64_t n, const float* x, float* sums) {           \
+        const type* l0 = (const type*)lines[0];                                                    \
+        const type* l1 = (const type*)lines[1];                                                    \
+        const type* l2 = (const type*)lines[2];                                                    \
+        const type* l3 = (const type*)lines[3];                                                    \
+        float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;                             \
+        float32x4_t t0 = s0, t1 = s0, t2 = s0, t3 = s0;                                            \
+        for (int64_t i = 0; i < n; i += 8, x += 8) {                                               \
+            QLORA__STREAM8(low, high);                                                             \
+        }                                                                                          \
+        s0 = vpaddq_f32(vaddq_f32(s0, t0), vaddq_f32(s1, t1));                                     \
+        s2 = vpaddq_f32(vaddq_f32(s2, t2), vaddq_f32(s3, t3));                                     \
+        vst1q_f32(sums, vaddq_f32(vld1q_f32(sums), vpaddq_f32(s0, s2)));                           \
+    }
+
+#define QLORA__F32_HIGH(p) vld1q_f32((p) + 4)
+#define QLORA__BF16_LOW(p) QLORA__WIDE(1, vld1q_u16(p))
+#define QLORA__BF16_HIGH(p) QLORA__WIDE(2, vld1q_u16(p))
+#define QLORA__F16_LOW(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
+#define QLORA__F16_HIGH(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((p) + 4)))
+
+QLORA__STREAM_TYPE(qlora__neon_stream_f32, float, vld1q_f32, QLORA__F32_HIGH)
+QLORA__STREAM_TYPE(qlora__neon_stream_bf16, uint16_t, QLORA__BF16_LOW, QLORA__BF16_HIGH)
+QLORA__STREAM_TYPE(qlora__neon_stream_f16, uint16_t, QLORA__F16_LOW, QLORA__F16_HIGH)
+
+#undef QLORA__F32_HIGH
+#undef QLORA__BF16_LOW
+#undef QLORA__BF16_HIGH
+#undef QLORA__F16_LOW
+#undef QLORA__F16_HIGH
+#undef QLORA__STREAM_TYPE
+#undef QLORA__STREAM8
+#undef QLORA__WIDE
+
+static void qlora__neon_stream_dense(const void* const* lines, qlora_dtype dtype, int64_t n,
+                                     const float* x, float* sums) {
+    void (*stream)(const void* const* lines, int64_t n, const float* x, float* sums) =
+        dtype == QLORA_F32    ? qlora__neon_stream_f32
+        : dtype == QLORA_BF16 ? qlora__neon_stream_bf16
+                              : qlora__neon_stream_f16;
+    int64_t whole = n / 8 * 8;
+    memset(sums, 0, QLORA__STREAM_LINES * sizeof *sums);
+    stream(lines, whole, x, sums);
+    if (whole < n) {
+        size_t size = dtype == QLORA_F32 ? 4 : 2;
+        char room[QLORA__STREAM_LINES][64];
+        const void* tail[QLORA__STREAM_LINES];
+        float rest[8];
+        memset(rest, 0, sizeof rest);
+        memcpy(rest, x + whole, (size_t)(n - whole) * sizeof rest[0]);
+        qlora__stream_tail(lines, (size_t)whole * size, (size_t)(n - whole) * size, room, tail);
+        stream(tail, 8, rest, sums);
+    }
+}
+
+// Even and odd rows have sums of their own.
+static void qlora__neon_blend(const float* a, const float* b, int64_t ld, int64_t n, float* sums) {
+    float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;
+    float32x4_t t0 = s0, t1 = s0, t2 = s0, t3 = s0;
+    int64_t i = 0;
+    for (; i + 2 <= n; i += 2, b += 2 * ld) {
+        float32x2_t pair = vld1_f32(a + i);
+        s0 = vfmaq_lane_f32(s0, vld1q_f32(b), pair, 0);
+        s1 = vfmaq_lane_f32(s1, vld1q_f32(b + 4), pair, 0);
+        s2 = vfmaq_lane_f32(s2, vld1q_f32(b + 8), pair, 0);
+        s3 = vfmaq_lane_f32(s3, vld1q_f32(b + 12), pair, 0);
+        t0 = vfmaq_lane_f32(t0, vld1q_f32(b + ld), pair, 1);
+        t1 = vfmaq_lane_f32(t1, vld1q_f32(b + ld + 4), pair, 1);
+        t2 = vfmaq_lane_f32(t2, vld1q_f32(b + ld + 8), pair, 1);
+        t3 = vfmaq_lane_f32(t3, vld1q_f32(b + ld + 12), pair, 1);
+    }
+    if (i < n) {
+        float32x4_t last = vdupq_n_f32(a[i]);
+        s0 = vfmaq_f32(s0, vld1q_f32(b), last);
+        s1 = vfmaq_f32(s1, vld1q_f32(b + 4), last);
+        s2 = vfmaq_f32(s2, vld1q_f32(b + 8), last);
+        s3 = vfmaq_f32(s3, vld1q_f32(b + 12), last);
+    }
+    vst1q_f32(sums, vaddq_f32(s0, t0));
+    vst1q_f32(sums + 4, vaddq_f32(s1, t1));
+    vst1q_f32(sums + 8, vaddq_f32(s2, t2));
+    vst1q_f32(sums + 12, vaddq_f32(s3, t3));
+}
+
+static const qlora__cpu_stream qlora__neon_stream = {
+    qlora__neon_order,        qlora__neon_stream_nf4, qlora__neon_shift,
+    qlora__neon_stream_dense, qlora__neon_blend,
+};
+
+#endif // QLORA__NEON
+
+//@@ src/cpu/stream_avx2.h
+
+#ifdef QLORA__X86
+
+// ---- AVX2: streamed weights ---------------------------------------------------------------------
+
+// Of 64 weights, the even ones come first: they are the high halves of their bytes. Bytes are
+// interleaved within each half of a register, then every other 16 bits are taken.
+static const uint8_t qlora__avx2_order[QLORA__STREAM_STEP] = {
+    0,  4,  8,  12, 32, 36, 40, 44, 2,  6,  10, 14, 34, 38, 42, 46, 16, 20, 24, 28, 48, 52,
+    56, 60, 18, 22, 26, 30, 50, 54, 58, 62, 1,  5,  9,  13, 33, 37, 41, 45, 3,  7,  11, 15,
+    35, 39, 43, 47, 17, 21, 25, 29, 49, 53, 57, 61, 19, 23, 27, 31, 51, 55, 59, 63,
+};
+
+// The 16 values of a block as bf16: 16 low bytes, then 16 high bytes.
+QLORA__TARGET_AVX2
+static QLORA__INLINE void qlora__avx2_planes(const float* levels, float scale, uint8_t* planes) {
+    const __m256i one = _mm256_set1_epi32(1);
+    const __m256i half = _mm256_set1_epi32(0x7fff);
+    __m256 s = _mm256_set1_ps(scale);
+    __m256i low = _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(levels), s));
+    __m256i high = _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(levels + 8), s));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(low, 16), one);
+    low = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(low, odd), half), 16);
+    odd = _mm256_and_si256(_mm256_srli_epi32(high, 16), one);
+    high = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(high, odd), half), 16);
+    // Packing works within each half of a register: 0xd8 puts the quarters back in order.
+    __m256i all = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+    __m256i bytes = _mm256_packus_epi16(_mm256_and_si256(all, _mm256_set1_epi16(0xff)),
+                                        _mm256_srli_epi16(all, 8));
+    _mm256_storeu_si256((__m256i*)(void*)planes, _mm256_permute4x64_epi64(bytes, 0xd8));
+}
+
+// Adds the products of 32 values, whose low and high bytes are given, and 32 of x to two sums.
+#define QLORA__STREAM32(l, h, x, s, t)                                                             \
+    do {                                                                                           \
+        __m256i first = _mm256_unpacklo_epi8(l, h);                                                \
+        __m256i second = _mm256_unpackhi_epi8(l, h);                                               \
+        __m256 w0 = _mm256_castsi256_ps(_mm256_slli_epi32(first, 16));                             \
+        __m256 w1 = _mm256_castsi256_ps(_mm256_and_si256(first, upper));                           \
+        __m256 w2 = _mm256_castsi256_ps(_mm256_slli_epi32(second, 16));                            \
+        __m256 w3 = _mm256_castsi256_ps(_mm256_and_si256(second, upper));                          \
+        s = _mm256_fmadd_ps(w0, _mm256_loadu_ps(x), s);                                            \
+        t = _mm256_fmadd_ps(w1, _mm256_loadu_ps((x) + 8), t);                                      \
+        s = _mm256_fmadd_ps(w2, _mm256_loadu_ps((x) + 16), s);                                     \
+        t = _mm256_fmadd_ps(w3, _mm256_loadu_ps((x) + 24), t);                                     \
+    } while (0)
+
+// The sum of one line in eight lanes. A look-up selects one byte of each value; interleaving the
+// bytes makes bf16 of them, and f32 is bf16 with zeros behind it.
+QLORA__TARGET_AVX2
+static void qlora__avx2_stream_line(const float* levels, const qlora__nf4_line* line, int64_t steps,
+                                    const float* x, float* lanes) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    const __m256i upper = _mm256_set1_epi32((int)0xffff0000u);
+    const uint8_t* codes = line->codes;
+    __m256 s = _mm256_setzero_ps(), t = s, u = s, v = s;
+    for (int64_t i = 0; i < steps; i++) {
+        uint8_t planes[32];
+        qlora__avx2_planes(levels, line->scales[i], planes);
+        __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(void*)planes));
+        __m256i high =
+            _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(void*)(planes + 16)));
+        __m256i pair = _mm256_loadu_si256((const __m256i*)(const void*)codes);
+        __m256i even = _mm256_and_si256(_mm256_srli_epi16(pair, 4), mask);
+        __m256i odd = _mm256_and_si256(pair, mask);
+        __m256i l = _mm256_shuffle_epi8(low, even);
+        __m256i h = _mm256_shuffle_epi8(high, even);
+        QLORA__STREAM32(l, h, x, s, t);
+        l = _mm256_shuffle_epi8(low, odd);
+        h = _mm256_shuffle_epi8(high, odd);
+        QLORA__STREAM32(l, h, x + 32, u, v);
+        codes += 32;
+        x += QLORA__STREAM_STEP;
+    }
+    _mm256_storeu_ps(lanes, _mm256_add_ps(_mm256_add_ps(s, t), _mm256_add_ps(u, v)));
+    _mm256_zeroupper();
+}
+
+#undef QLORA__STREAM32
+
+QLORA__TARGET_AVX2
+static void qlora__avx2_shift(float* scales, int64_t n, float offset) {
+    const __m256i nan = _mm256_set1_epi32(0x7fc00000);
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    const __m256i infinity = _mm256_set1_epi32(0x7f800000);
+    for (int64_t i = 0; i < n; i += 8) {
+        int64_t now = qlora__min(8, n - i);
+        float last[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+        float* at = now == 8 ? scales + i : last;
+        if (now < 8) {
+            memcpy(last, scales + i, (size_t)now * sizeof last[0]);
+        }
+        __m256 sum = _mm256_add_ps(_mm256_loadu_ps(at), _mm256_set1_ps(offset));
+        __m256i bits = _mm256_castps_si256(sum);
+        __m256i is_nan = _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitude), infinity);
+        _mm256_storeu_ps(at, _mm256_castsi256_ps(_mm256_blendv_epi8(bits, nan, is_nan)));
+        if (now < 8) {
+            memcpy(scales + i, last, (size_t)now * sizeof last[0]);
+        }
+    }
+    _mm256_zeroupper();
+}
+
+// The sum of eight lanes, in a fixed order.
+static float qlora__avx2_fold(const float* lanes) {
+    return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) +
+           ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
+}
+
+static void qlora__avx2_stream_nf4(const float* levels, const qlora__nf4_line* lines, int64_t steps,
+                                   const float* x, float* sums) {
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        float lanes[8];
+        qlora__avx2_stream_line(levels, &lines[i], steps, x, lanes);
+        sums[i] = qlora__avx2_fold(lanes);
+    }
+}
+
+// One function per type of the lines: lanes += lines x over a multiple of 8 elements. f32(l, i) are
+// eight elements of line l as f32.
+#define QLORA__STREAM_TYPE(name, type, f32)                                                        \
+    QLORA__TARGET_AVX2                                                                             \
+    static void name(const void* const* lines, int64_t n, const float* x, float* lanes) {          \
+        const type* l0 = (const type*)lines[0];                                                    \
+        const type* l1 = (const type*)lines[1];                                                    \
+        const type* l2 = (const type*)lines[2];                                                    \
+        const type* l3 = (const type*)lines[3];                                                    \
+        __m256 s0 = _mm256_loadu_ps(lanes), s1 = _mm256_loadu_ps(lanes + 8);                       \
+        __m256 s2 = _mm256_loadu_ps(lanes + 16), s3 = _mm256_loadu_ps(lanes + 24);                 \
+        __m256 t0 = _mm256_setzero_ps(), t1 = t0, t2 = t0, t3 = t0;                                \
+        int64_t i = 0;                                                                             \
+        for (; i + 16 <= n; i += 16) {                                                             \
+            __m256 x0 = _mm256_loadu_ps(x + i), x1 = _mm256_loadu_ps(x + i + 8);                   \
+            s0 = _mm256_fmadd_ps(f32(l0 + i), x0, s0),                                             \
+            t0 = _mm256_fmadd_ps(f32(l0 + i + 8), x1, t0);                                         \
+            s1 = _mm256_fmadd_ps(f32(l1 + i), x0, s1),                                             \
+            t1 = _mm256_fmadd_ps(f32(l1 + i + 8), x1, t1);                                         \
+            s2 = _mm256_fmadd_ps(f32(l2 + i), x0, s2),                                             \
+            t2 = _mm256_fmadd_ps(f32(l2 + i + 8), x1, t2);                                         \
+            s3 = _mm256_fmadd_ps(f32(l3 + i), x0, s3),                                             \
+            t3 = _mm256_fmadd_ps(f32(l3 + i + 8), x1, t3);                                         \
+        }                                                                                          \
+        if (i < n) {                                                                               \
+            __m256 x0 = _mm256_loadu_ps(x + i);                                                    \
+            s0 = _mm256_fmadd_ps(f32(l0 + i), x0, s0), s1 = _mm256_fmadd_ps(f32(l1 + i), x0, s1);  \
+            s2 = _mm256_fmadd_ps(f32(l2 + i), x0, s2), s3 = _mm256_fmadd_ps(f32(l3 + i), x0, s3);  \
+        }                                                                                          \
+        _mm256_storeu_ps(lanes, _mm256_add_ps(s0, t0));                                            \
+        _mm256_storeu_ps(lanes + 8, _mm256_add_ps(s1, t1));                                        \
+        _mm256_storeu_ps(lanes + 16, _mm256_add_ps(s2, t2));                                       \
+        _mm256_storeu_ps(lanes + 24, _mm256_add_ps(s3, t3));                                       \
+        _mm256_zeroupper();                                                                        \
+    }
+
+#define QLORA__HALVES(p) _mm_loadu_si128((const __m128i*)(const void*)(p))
+#define QLORA__FROM_BF16(p)                                                                        \
+    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(QLORA__HALVES(p)), 16))
+#define QLORA__FROM_F16(p) _mm256_cvtph_ps(QLORA__HALVES(p))
+
+QLORA__STREAM_TYPE(qlora__avx2_stream_f32, float, _mm256_loadu_ps)
+QLORA__STREAM_TYPE(qlora__avx2_stream_bf16, uint16_t, QLORA__FROM_BF16)
+QLORA__STREAM_TYPE(qlora__avx2_stream_f16, uint16_t, QLORA__FROM_F16)
+
+#undef QLORA__HALVES
+#undef QLORA__FROM_BF16
+#undef QLORA__FROM_F16
+#undef QLORA__STREAM_TYPE
+
+static void qlora__avx2_stream_dense(const void* const* lines, qlora_dtype dtype, int64_t n,
+                                     const float* x, float* sums) {
+    void (*stream)(const void* const* lines, int64_t n, const float* x, float* lanes) =
+        dtype == QLORA_F32    ? qlora__avx2_stream_f32
+        : dtype == QLORA_BF16 ? qlora__avx2_stream_bf16
+                              : qlora__avx2_stream_f16;
+    float lanes[8 * QLORA__STREAM_LINES];
+    int64_t whole = n / 8 * 8;
+    memset(lanes, 0, sizeof lanes);
+    stream(lines, whole, x, lanes);
+    if (whole < n) {
+        size_t size = dtype == QLORA_F32 ? 4 : 2;
+        char room[QLORA__STREAM_LINES][64];
+        const void* tail[QLORA__STREAM_LINES];
+        float rest[8];
+        memset(rest, 0, sizeof rest);
+        memcpy(rest, x + whole, (size_t)(n - whole) * sizeof rest[0]);
+        qlora__stream_tail(lines, (size_t)whole * size, (size_t)(n - whole) * size, room, tail);
+        stream(tail, 8, rest, lanes);
+    }
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        sums[i] = qlora__avx2_fold(lanes + 8 * i);
+    }
+}
+
+// Four rows at a time, each with sums of its own.
+QLORA__TARGET_AVX2
+static void qlora__avx2_blend(const float* a, const float* b, int64_t ld, int64_t n, float* sums) {
+    __m256 s0 = _mm256_setzero_ps(), s1 = s0, t0 = s0, t1 = s0;
+    __m256 u0 = s0, u1 = s0, v0 = s0, v1 = s0;
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4, b += 4 * ld) {
+        __m256 x = _mm256_broadcast_ss(a + i);
+        s0 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b), s0);
+        s1 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + 8), s1);
+        x = _mm256_broadcast_ss(a + i + 1);
+        t0 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + ld), t0);
+        t1 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + ld + 8), t1);
+        x = _mm256_broadcast_ss(a + i + 2);
+        u0 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + 2 * ld), u0);
+        u1 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + 2 * ld + 8), u1);
+        x = _mm256_broadcast_ss(a + i + 3);
+        v0 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + 3 * ld), v0);
+        v1 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + 3 * ld + 8), v1);
+    }
+    for (; i < n; i++, b += ld) {
+        __m256 x = _mm256_broadcast_ss(a + i);
+        s0 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b), s0);
+        s1 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + 8), s1);
+    }
+    _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_add_ps(s0, t0), _mm256_add_ps(u0, v0)));
+    _mm256_storeu_ps(sums + 8, _mm256_add_ps(_mm256_add_ps(s1, t1), _mm256_add_ps(u1, v1)));
+    _mm256_zeroupper();
+}
+
+static const qlora__cpu_stream qlora__avx2_stream = {
+    qlora__avx2_order,        qlora__avx2_stream_nf4, qlora__avx2_shift,
+    qlora__avx2_stream_dense, qlora__avx2_blend,
+};
+
+#endif // QLORA__X86
+
+//@@ src/cpu/stream_avx512.h
+
+#ifdef QLORA__X86
+
+// ---- AVX-512: streamed weights ------------------------------------------------------------------
+
+// Of 32 weights, the even ones come first: they are the high halves of their bytes.
+static const uint8_t qlora__avx512_order[QLORA__STREAM_STEP] = {
+    0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
+    13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54,
+    56, 58, 60, 62, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63,
+};
+
+// The 16 values of a block, rounded to bf16, as f32.
+QLORA__TARGET_AVX512
+static QLORA__INLINE void qlora__avx512_values(const float* levels, float scale, float* values) {
+    __m512i bits =
+        _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(levels), _mm512_set1_ps(scale)));
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    bits = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+    bits = _mm512_slli_epi32(_mm512_srli_epi32(bits, 16), 16);
+    _mm512_storeu_ps(values, _mm512_castsi512_ps(bits));
+}
+
+// The sum of one line in 16 lanes. A permutation selects from all 16 values; it ignores the upper
+// bits of an index, so that a byte is the index of its low half.
+QLORA__TARGET_AVX512
+static void qlora__avx512_stream_line(const float* levels, const qlora__nf4_line* line,
+                                      int64_t steps, const float* x, float* lanes) {
+    const uint8_t* codes = line->codes;
+    __m512 s = _mm512_setzero_ps(), t = s, u = s, v = s;
+    for (int64_t i = 0; i < steps; i++) {
+        float values[16];
+        qlora__avx512_values(levels, line->scales[i], values);
+        __m512 table = _mm512_loadu_ps(values);
+        __m128i pair = _mm_loadu_si128((const __m128i*)(const void*)codes);
+        __m512i index = _mm512_cvtepu8_epi32(pair);
+        s = _mm512_fmadd_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(index, 4), table),
+                            _mm512_loadu_ps(x), s);
+        t = _mm512_fmadd_ps(_mm512_permutexvar_ps(index, table), _mm512_loadu_ps(x + 16), t);
+        pair = _mm_loadu_si128((const __m128i*)(const void*)(codes + 16));
+        index = _mm512_cvtepu8_epi32(pair);
+        u = _mm512_fmadd_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(index, 4), table),
+                            _mm512_loadu_ps(x + 32), u);
+        v = _mm512_fmadd_ps(_mm512_permutexvar_ps(index, table), _mm512_loadu_ps(x + 48), v);
+        codes += 32;
+        x += QLORA__STREAM_STEP;
+    }
+    _mm512_storeu_ps(lanes, _mm512_add_ps(_mm512_add_ps(s, t), _mm512_add_ps(u, v)));
+    _mm256_zeroupper();
+}
+
+static void qlora__avx512_stream_nf4(const float* levels, const qlora__nf4_line* lines,
+                                     int64_t steps, const float* x, float* sums) {
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        float lanes[16];
+        qlora__avx512_stream_line(levels, &lines[i], steps, x, lanes);
+        sums[i] = qlora__avx2_fold(lanes) + qlora__avx2_fold(lanes + 8);
+    }
+}
+
+// Dense lines are limited by the memory, whatever the width of the registers.
+static const qlora__cpu_stream qlora__avx512_stream = {
+    qlora__avx512_order,      qlora__avx512_stream_nf4, qlora__avx2_shift,
+    qlora__avx2_stream_dense, qlora__avx2_blend,
+};
+
+#endif // QLORA__X86
+
 //@@ src/cpu/tiers.h
 
 // The tiers: what the processor has, one table each, and the choice of one for a context.
@@ -6296,16 +6892,16 @@ static bool qlora__has_everything(void) {
 // From the slowest to the fastest.
 static const qlora__cpu_table qlora__cpu_tables[] = {
     {QLORA_CPU_TIER_PORTABLE, "portable", "nothing", qlora__has_everything, true, NULL,
-     &qlora__rows_portable},
+     &qlora__rows_portable, NULL},
 #ifdef QLORA__NEON
     {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, &qlora__neon_gemm,
-     &qlora__rows_neon},
+     &qlora__rows_neon, &qlora__neon_stream},
 #endif
 #ifdef QLORA__X86
     {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, &qlora__avx2_gemm,
-     &qlora__rows_avx2},
+     &qlora__rows_avx2, &qlora__avx2_stream},
     {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, false,
-     &qlora__avx512_gemm, &qlora__rows_avx2},
+     &qlora__avx512_gemm, &qlora__rows_avx2, &qlora__avx512_stream},
 #endif
 };
 
@@ -6603,7 +7199,6 @@ static void qlora__gemm_portable(qlora_ctx* ctx, const qlora__gemm* g) {
 #define QLORA__NC 48         // columns per block
 #define QLORA__PART 512      // columns per slice if the sums cannot stay in C
 #define QLORA__CHUNK 96      // rows whose panels stay in the second-level cache
-#define QLORA__FEW 4         // rows that are multiplied without packing
 #define QLORA__MOST_TILE 384 // elements of the largest tile
 
 // Working memory of the packed products, allocated with the context.
@@ -6888,59 +7483,9 @@ static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
     }
 }
 
-// ---- few rows -----------------------------------------------------------------------------------
-
-typedef struct qlora__few {
-    const qlora__gemm* g;
-    const qlora__cpu_gemm* cpu;
-    qlora__operand a;
-    qlora__operand b;
-} qlora__few;
-
-// Columns of C: each line of B is widened in pieces that stay in the first-level cache, and
-// multiplied by all rows of A.
-static void qlora__few_cols(void* user, int64_t begin, int64_t end) {
-    const qlora__few* f = (const qlora__few*)user;
-    const qlora__gemm* g = f->g;
-    float wide[QLORA__FEW][QLORA__KC];
-    float stage[QLORA__KC];
-    for (int64_t k = 0; k < g->K; k += QLORA__KC) {
-        int64_t steps = qlora__min(QLORA__KC, g->K - k);
-        const float* rows[QLORA__FEW];
-        for (int64_t i = 0; i < g->M; i++) {
-            rows[i] = qlora__operand_run(f->cpu, &f->a, i * f->a.ld + k, steps, wide[i]);
-        }
-        for (int64_t j = begin; j < end; j++) {
-            const float* line = qlora__operand_run(f->cpu, &f->b, j * f->b.ld + k, steps, stage);
-            for (int64_t i = 0; i < g->M; i++) {
-                float* c = (float*)g->C + i * g->ldc + j;
-                float before = k > 0 ? *c : g->beta != 0.0f ? g->beta * *c : 0.0f;
-                *c = before + g->alpha * f->cpu->dot(rows[i], line, steps);
-            }
-        }
-    }
-}
-
-// Decoding: B is read once, in the order in which it is stored.
-static void qlora__gemm_few(qlora_ctx* ctx, const qlora__gemm* g) {
-    qlora__few f;
-    f.g = g;
-    f.cpu = ctx->cpu->gemm;
-    f.a = qlora__operand_of(g->A, g->a_type, NULL, g->lda, true);
-    f.b = qlora__operand_of(g->B, g->b_type, g->nf4, g->ldb, true);
-    qlora__parallel(ctx, g->N, 1 + 16384 / g->K, qlora__few_cols, &f);
-}
-
-static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
-    bool empty = g->M == 0 || g->N == 0 || g->K == 0 || g->batch == 0;
-    if (ctx->cpu->gemm == NULL || empty || g->alpha == 0.0f) {
-        qlora__gemm_portable(ctx, g);
-    } else if (g->M <= QLORA__FEW && g->batch == 1 && !g->ta && g->tb && g->out == QLORA_F32) {
-        qlora__gemm_few(ctx, g);
-    } else {
-        qlora__gemm_packed(ctx, g);
-    }
-    return QLORA_OK;
+// Floats of the shared working memory, for products that are not packed.
+static int64_t qlora__packing_room(void) {
+    return (int64_t)QLORA__MC * QLORA__KC;
 }
 
 #undef QLORA__KC
@@ -6948,8 +7493,225 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 #undef QLORA__NC
 #undef QLORA__PART
 #undef QLORA__CHUNK
-#undef QLORA__FEW
 #undef QLORA__MOST_TILE
+
+//@@ src/cpu/few.h
+
+// ---- few rows -----------------------------------------------------------------------------------
+
+// Products with at most QLORA__FEW rows of A, as in decoding: B is not packed. Four lines of B (its
+// rows, if B is stored [N,K]) are converted in registers and multiplied by each row of A; if B is
+// stored [K,N], its rows are added up. Every element of C has one order of summation, whatever the
+// threads do.
+
+#define QLORA__FEW 8          // rows
+#define QLORA__FEW_STREAMED 3 // rows up to which dequantising for each row costs least
+#define QLORA__FEW_STEPS 512  // steps of a line whose scales are decoded at a time
+#define QLORA__FEW_PART 384   // NF4 weights of a line that are dequantised at a time otherwise
+
+typedef struct qlora__few {
+    const qlora__gemm* g;
+    const qlora__cpu_gemm* cpu;
+    const qlora__cpu_stream* stream;
+    const float* x; // rows of A as f32: of matrix `batch`, row `i` at x + batch * step + i * ld
+    int64_t step;
+    int64_t ld;
+    bool ordered; // x is in the order of stream->nf4
+} qlora__few;
+
+// C = alpha sums + beta C for the element at `at`.
+static void qlora__few_write(const qlora__gemm* g, int64_t at, float sum) {
+    float* c = (float*)g->C + at;
+    *c = g->beta != 0.0f ? g->beta * *c + g->alpha * sum : g->alpha * sum;
+}
+
+// The sums of four lines of an NF4 weight with each row: the lines are dequantised in parts that
+// stay in the first-level cache.
+static void qlora__few_nf4(const qlora__few* f, const int64_t* lines,
+                           float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
+    const qlora__gemm* g = f->g;
+    float stage[QLORA__STREAM_LINES][QLORA__FEW_PART];
+    qlora__operand b = qlora__operand_of(NULL, QLORA_BF16, g->nf4, 0, true);
+    memset(sums, 0, QLORA__FEW * sizeof sums[0]);
+    for (int64_t k = 0; k < g->K; k += QLORA__FEW_PART) {
+        int64_t n = qlora__min(QLORA__FEW_PART, g->K - k);
+        const void* wide[QLORA__STREAM_LINES];
+        for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+            wide[j] = qlora__operand_run(f->cpu, &b, lines[j] + k, n, stage[j]);
+        }
+        for (int64_t i = 0; i < g->M; i++) {
+            float part[QLORA__STREAM_LINES];
+            f->stream->dense(wide, QLORA_F32, n, f->x + i * f->ld + k, part);
+            for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+                sums[i][j] += part[j];
+            }
+        }
+    }
+}
+
+// The same for few rows: x is in the order of the kernel, which reads the codes as they are stored.
+// The scales of the four lines are decoded first.
+static void qlora__few_streamed(const qlora__few* f, const int64_t* lines,
+                                float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
+    const qlora__gemm* g = f->g;
+    float scales[QLORA__STREAM_LINES * QLORA__FEW_STEPS];
+    int64_t steps = g->K / QLORA__STREAM_STEP;
+    bool joined = steps <= QLORA__FEW_STEPS && lines[3] == lines[0] + 3 * g->K;
+    if (joined) { // the blocks of all four lines follow each other
+        qlora__stream_scales(f->stream, g->nf4, lines[0], QLORA__STREAM_LINES * steps, scales);
+    }
+    memset(sums, 0, QLORA__FEW * sizeof sums[0]);
+    for (int64_t at = 0; at < steps; at += QLORA__FEW_STEPS) {
+        int64_t now = qlora__min(QLORA__FEW_STEPS, steps - at);
+        qlora__nf4_line line[QLORA__STREAM_LINES];
+        for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+            int64_t first = lines[j] + at * QLORA__STREAM_STEP;
+            line[j].codes = g->nf4->codes + first / 2;
+            line[j].scales = scales + j * now;
+            if (!joined) {
+                qlora__stream_scales(f->stream, g->nf4, first, now, scales + j * now);
+            }
+        }
+        for (int64_t i = 0; i < g->M; i++) {
+            float part[QLORA__STREAM_LINES];
+            f->stream->nf4(g->nf4->maps, line, now, f->x + i * f->ld + at * QLORA__STREAM_STEP,
+                           part);
+            for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+                sums[i][j] += part[j];
+            }
+        }
+    }
+}
+
+// Groups of four lines, numbered over all matrices. The last group of a matrix may be smaller: it
+// repeats its last line.
+static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
+    const qlora__few* f = (const qlora__few*)user;
+    const qlora__gemm* g = f->g;
+    int64_t groups = qlora__ceil_div(g->N, QLORA__STREAM_LINES);
+    int64_t ld = g->nf4 != NULL ? g->nf4->cols : g->ldb;
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t batch = unit / groups;
+        int64_t first = unit % groups * QLORA__STREAM_LINES;
+        int64_t count = qlora__min(QLORA__STREAM_LINES, g->N - first);
+        int64_t at[QLORA__STREAM_LINES];
+        const void* lines[QLORA__STREAM_LINES];
+        float sums[QLORA__FEW][QLORA__STREAM_LINES];
+        for (int64_t j = 0; j < QLORA__STREAM_LINES; j++) {
+            at[j] = (first + qlora__min(j, count - 1)) * ld;
+            lines[j] = qlora__operand_at(g->B, g->b_type, batch * g->sB + at[j]);
+        }
+        if (f->ordered) {
+            qlora__few_streamed(f, at, sums);
+        } else if (g->nf4 != NULL) {
+            qlora__few_nf4(f, at, sums);
+        }
+        for (int64_t i = 0; i < g->M; i++) {
+            const float* x = f->x + batch * f->step + i * f->ld;
+            if (g->nf4 == NULL) {
+                f->stream->dense(lines, g->b_type, g->K, x, sums[i]);
+            }
+            for (int64_t j = 0; j < count; j++) {
+                qlora__few_write(g, batch * g->sC + i * g->ldc + first + j, sums[i][j]);
+            }
+        }
+    }
+}
+
+// Columns of C in groups of 16, numbered over all matrices, for B stored [K,N].
+static void qlora__few_cols(void* user, int64_t begin, int64_t end) {
+    const qlora__few* f = (const qlora__few*)user;
+    const qlora__gemm* g = f->g;
+    int64_t groups = g->N / QLORA__STREAM_COLS;
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t batch = unit / groups;
+        int64_t col = unit % groups * QLORA__STREAM_COLS;
+        const float* b = (const float*)g->B + batch * g->sB + col;
+        for (int64_t i = 0; i < g->M; i++) {
+            float sums[QLORA__STREAM_COLS];
+            f->stream->blend(f->x + batch * f->step + i * f->ld, b, g->ldb, g->K, sums);
+            for (int64_t j = 0; j < QLORA__STREAM_COLS; j++) {
+                qlora__few_write(g, batch * g->sC + i * g->ldc + col + j, sums[j]);
+            }
+        }
+    }
+}
+
+// Whether the kernel can read the codes of the weight as they are stored.
+static bool qlora__few_streams(const qlora__gemm* g) {
+    return g->nf4 != NULL && g->M <= QLORA__FEW_STREAMED && g->K % QLORA__STREAM_STEP == 0 &&
+           g->nf4->block % QLORA__STREAM_STEP == 0;
+}
+
+// Copies the rows of A to the working memory, as f32 and, for the kernel that reads NF4, in its
+// order.
+static void qlora__few_copy(qlora__few* f, float* room) {
+    const qlora__gemm* g = f->g;
+    const uint8_t* order = f->stream->order;
+    for (int64_t row = 0; row < g->batch * g->M; row++) {
+        int64_t from = row / g->M * g->sA + row % g->M * g->lda;
+        float* to = room + row * g->K;
+        const float* x = (const float*)g->A + from;
+        if (g->a_type != QLORA_F32) {
+            f->cpu->widen((const uint16_t*)g->A + from, g->a_type, g->K, to);
+            x = to;
+        }
+        for (int64_t k = 0; f->ordered && k < g->K; k += QLORA__STREAM_STEP) {
+            float step[QLORA__STREAM_STEP];
+            for (int i = 0; i < QLORA__STREAM_STEP; i++) {
+                step[i] = x[k + order[i]];
+            }
+            memcpy(to + k, step, sizeof step);
+        }
+    }
+    f->x = room;
+    f->ld = g->K;
+    f->step = g->M * g->K;
+}
+
+// Whether a product goes this way.
+static bool qlora__few_takes(const qlora__gemm* g) {
+    bool rows =
+        g->tb || (g->nf4 == NULL && g->b_type == QLORA_F32 && g->N % QLORA__STREAM_COLS == 0);
+    return rows && g->M <= QLORA__FEW && !g->ta && g->out == QLORA_F32 &&
+           g->M * g->batch <= qlora__packing_room() / g->K;
+}
+
+static void qlora__gemm_few(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__few f;
+    memset(&f, 0, sizeof f);
+    f.g = g;
+    f.cpu = ctx->cpu->gemm;
+    f.stream = ctx->cpu->stream;
+    f.x = (const float*)g->A;
+    f.ld = g->lda;
+    f.step = g->sA;
+    f.ordered = qlora__few_streams(g);
+    if (f.ordered || g->a_type != QLORA_F32) {
+        qlora__few_copy(&f, ctx->packing->a);
+    }
+    int64_t width = g->tb ? QLORA__STREAM_LINES : QLORA__STREAM_COLS;
+    int64_t grain = 1 + 16384 / (g->K * width);
+    qlora__parallel(ctx, g->batch * qlora__ceil_div(g->N, width), grain,
+                    g->tb ? qlora__few_lines : qlora__few_cols, &f);
+}
+
+static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
+    bool empty = g->M == 0 || g->N == 0 || g->K == 0 || g->batch == 0;
+    if (ctx->cpu->gemm == NULL || empty || g->alpha == 0.0f) {
+        qlora__gemm_portable(ctx, g);
+    } else if (qlora__few_takes(g)) {
+        qlora__gemm_few(ctx, g);
+    } else {
+        qlora__gemm_packed(ctx, g);
+    }
+    return QLORA_OK;
+}
+
+#undef QLORA__FEW
+#undef QLORA__FEW_STREAMED
+#undef QLORA__FEW_STEPS
+#undef QLORA__FEW_PART
 
 //@@ src/qlora.h
 
@@ -32202,4 +32964,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 19fc03d957d3270e
+//@@ end 9e06c0dd21dc6de5

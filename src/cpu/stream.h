@@ -1,0 +1,72 @@
+// ---- streamed weights: kernels for few rows -----------------------------------------------------
+
+// A product with one or a few rows costs what reading and converting the weights costs. These
+// kernels convert four lines of W (rows that are stored one after the other) in registers, without
+// a copy, and multiply them by one row x. Each sum has an order that depends only on its length.
+
+#define QLORA__STREAM_LINES 4
+#define QLORA__STREAM_STEP 64 // 4-bit weights per step of the kernel
+#define QLORA__STREAM_COLS 16 // columns per call of blend
+
+// One line of an NF4 weight: 32 bytes of codes and a scale per step.
+typedef struct qlora__nf4_line {
+    const uint8_t* codes;
+    const float* scales;
+} qlora__nf4_line;
+
+struct qlora__cpu_stream {
+    // Element order[i] of each 64 elements of x is element i of what the kernel for NF4 reads:
+    // weights come out of their bytes in the order that needs the fewest instructions.
+    const uint8_t* order;
+    // sums[i] = the dot product of x and line i: `steps` times 64 weights, with one scale each.
+    void (*nf4)(const float* levels, const qlora__nf4_line* lines, int64_t steps, const float* x,
+                float* sums);
+    // Adds the offset to scales. A NaN becomes one that stays a NaN when its upper half is rounded.
+    void (*shift)(float* scales, int64_t n, float offset);
+    // The same as nf4 for lines of f32, bf16 or f16, with any n and x as it is.
+    void (*dense)(const void* const* lines, qlora_dtype dtype, int64_t n, const float* x,
+                  float* sums);
+    // sums[j] = a[0] b[0][j] + ... + a[n - 1] b[n - 1][j] for 16 columns of f32; ld: from row to
+    // row of b.
+    void (*blend)(const float* a, const float* b, int64_t ld, int64_t n, float* sums);
+};
+
+// The scales of `steps` times 64 weights from element e on, one per step, as qlora__nf4_absmax
+// computes them. Blocks and groups are counted instead of divided. The offset is added by a function
+// that no compiler can fuse with the products.
+static void qlora__stream_scales(const qlora__cpu_stream* stream, const qlora_nf4* w, int64_t e,
+                                 int64_t steps, float* scales) {
+    const bool plain = w->absmax != NULL;
+    int64_t each = w->block / QLORA__STREAM_STEP;
+    int64_t b = e / w->block;
+    int64_t skip = e % w->block / QLORA__STREAM_STEP; // steps of the block that come before e
+    int64_t blocks = qlora__ceil_div(skip + steps, each);
+    for (int64_t done = 0; done < blocks;) {
+        int64_t group = plain ? 0 : (b + done) / w->block2;
+        int64_t last = plain ? blocks : qlora__min(blocks, (group + 1) * w->block2 - b);
+        float factor = plain ? 1.0f : w->absmax_scales[group];
+        const uint8_t* codes = plain ? NULL : w->absmax_codes + b;
+        for (; !plain && done < last; done++) {
+            scales[done] = w->maps[16 + codes[done]] * factor;
+        }
+        for (; plain && done < last; done++) {
+            scales[done] = w->absmax[b + done];
+        }
+    }
+    stream->shift(scales, blocks, plain ? 0.0f : w->offset[0]);
+    for (int64_t i = steps - 1; each > 1 && i >= 0; i--) {
+        scales[i] = scales[(skip + i) / each];
+    }
+}
+
+// Copies the last elements of four lines, `bytes` each, to the beginning of lines of zeros, so that
+// the kernels need no loop for single elements.
+static QLORA__UNUSED void qlora__stream_tail(const void* const* lines, size_t at, size_t bytes,
+                                             char room[QLORA__STREAM_LINES][64],
+                                             const void* tail[QLORA__STREAM_LINES]) {
+    memset(room, 0, QLORA__STREAM_LINES * 64);
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        memcpy(room[i], (const char*)lines[i] + at, bytes);
+        tail[i] = room[i];
+    }
+}
