@@ -704,6 +704,10 @@ typedef struct qlora_model_desc {
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
     qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
     bool single_quant;                // keep the fp32 block scales instead of quantising them
+    // Keeps the 4-bit weights in a file, and reads them from it next time if dir and these settings
+    // are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4.
+    bool keep_quantised;
+    const char* quantised_dir; // keep NAME.qlora-nf4 in this folder instead; NULL = next to dir
     qlora_mode mode;                  // 0 = AUTO
     // Its adapters.
     const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
@@ -752,6 +756,7 @@ struct qlora_plan {
     uint64_t batches;     // ids, labels and positions of a micro-batch
     uint64_t total;       // sum of the above
     uint64_t context;     // memory of the context: scratch buffer, cuBLAS workspaces
+    uint64_t mapped;      // weights that are used where the files are mapped; not in the total
     int64_t tokens;
     int64_t max_sequences;
     int64_t max_length;
@@ -776,6 +781,11 @@ QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_
 
 typedef struct qlora_model qlora_model;
 
+// On the CPU, embedding, head and, with a 16-bit base, projections are not copied if the files have
+// them in f32, bf16 or f16: the files stay mapped until the model is closed. Replacing or deleting
+// them is safe (on Windows it fails); a file that is shortened ends the program when the missing
+// part is read, and one that is overwritten changes the model. QLORA_BASE_32BIT copies everything.
+//
 // Plans unless desc->plan is given, compiles the kernels, allocates all memory of the model, runs
 // every operation of a step once, seals the kernel cache, and only then loads the weights. The desc
 // and the objects it points to are not needed afterwards. Waits for the device.
@@ -1483,7 +1493,7 @@ typedef struct qlora_linear_part {
     float scale;               // s_i
     int32_t projection;        // qlora_dropout_desc.projection of the part
     const qlora_nf4* nf4;      // the frozen weight W_i [out, in]: either this
-    const qlora_tensor* dense; // or this, in the type of x
+    const qlora_tensor* dense; // or this, in the type of x; on the CPU, bf16 and f16 go with f32
     const qlora_tensor* bias;  // [1, out] in the type of x; NULL = none
     const qlora_tensor* a;     // A_i [rank, in] in the type of x
     const qlora_tensor* sb;    // s_i B_i [out, rank] in the type of x
@@ -3987,12 +3997,15 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 #if defined(__GNUC__) || defined(__clang__)
 #define QLORA__NOINLINE __attribute__((noinline))
 #define QLORA__INLINE inline __attribute__((always_inline))
+// Between a product of vectors and a sum: compilers may otherwise fuse the two.
+#define QLORA__ROUNDED(v, constraint) __asm__("" : "+" constraint(v))
 #define QLORA__TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define QLORA__TARGET_AVX512                                                                       \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
 #else
 #define QLORA__NOINLINE __declspec(noinline)
 #define QLORA__INLINE __forceinline
+#define QLORA__ROUNDED(v, constraint) (void)(v)
 #define QLORA__TARGET_AVX2
 #define QLORA__TARGET_AVX512
 #endif
@@ -6223,8 +6236,9 @@ static const qlora__cpu_gemm qlora__avx512_gemm = {
 // a copy, and multiply them by one row x. Each sum has an order that depends only on its length.
 
 #define QLORA__STREAM_LINES 4
-#define QLORA__STREAM_STEP 64 // 4-bit weights per step of the kernel
-#define QLORA__STREAM_COLS 16 // columns per call of blend
+#define QLORA__STREAM_STEP 64  // 4-bit weights per step of the kernel
+#define QLORA__STREAM_COLS 16  // columns per call of blend
+#define QLORA__STREAM_LONG 256 // elements of a line that is better read alone than with three more
 
 // One line of an NF4 weight: 32 bytes of codes and a scale per step.
 typedef struct qlora__nf4_line {
@@ -6239,8 +6253,9 @@ struct qlora__cpu_stream {
     // sums[i] = the dot product of x and line i: `steps` times 64 weights, with one scale each.
     void (*nf4)(const float* levels, const qlora__nf4_line* lines, int64_t steps, const float* x,
                 float* sums);
-    // Adds the offset to scales. A NaN becomes one that stays a NaN when its upper half is rounded.
-    void (*shift)(float* scales, int64_t n, float offset);
+    // scales = scales * factor + offset, each operation rounded. A NaN becomes one that stays a NaN
+    // when its upper half is rounded.
+    void (*scale)(float* scales, int64_t n, float factor, float offset);
     // The same as nf4 for lines of f32, bf16 or f16, with any n and x as it is.
     void (*dense)(const void* const* lines, qlora_dtype dtype, int64_t n, const float* x,
                   float* sums);
@@ -6250,28 +6265,36 @@ struct qlora__cpu_stream {
 };
 
 // The scales of `steps` times 64 weights from element e on, one per step, as qlora__nf4_absmax
-// computes them. Blocks and groups are counted instead of divided. The offset is added by a function
-// that no compiler can fuse with the products.
+// computes them.
 static void qlora__stream_scales(const qlora__cpu_stream* stream, const qlora_nf4* w, int64_t e,
                                  int64_t steps, float* scales) {
-    const bool plain = w->absmax != NULL;
     int64_t each = w->block / QLORA__STREAM_STEP;
     int64_t b = e / w->block;
     int64_t skip = e % w->block / QLORA__STREAM_STEP; // steps of the block that come before e
     int64_t blocks = qlora__ceil_div(skip + steps, each);
-    for (int64_t done = 0; done < blocks;) {
-        int64_t group = plain ? 0 : (b + done) / w->block2;
-        int64_t last = plain ? blocks : qlora__min(blocks, (group + 1) * w->block2 - b);
-        float factor = plain ? 1.0f : w->absmax_scales[group];
-        const uint8_t* codes = plain ? NULL : w->absmax_codes + b;
-        for (; !plain && done < last; done++) {
-            scales[done] = w->maps[16 + codes[done]] * factor;
-        }
-        for (; plain && done < last; done++) {
-            scales[done] = w->absmax[b + done];
-        }
+    if (w->absmax != NULL) {
+        memcpy(scales, w->absmax + b, (size_t)blocks * sizeof *scales);
+        stream->scale(scales, blocks, 1.0f, 0.0f);
     }
-    stream->shift(scales, blocks, plain ? 0.0f : w->offset[0]);
+    for (int64_t done = 0; w->absmax == NULL && done < blocks;) { // one group after the other
+        int64_t group = (b + done) / w->block2;
+        int64_t n = qlora__min(blocks - done, (group + 1) * w->block2 - b - done);
+        const uint8_t* codes = w->absmax_codes + b + done;
+        const float* map = w->maps + 16;
+        float* out = scales + done;
+        int64_t i = 0;
+        for (; i + 4 <= n; i += 4) {
+            out[i] = map[codes[i]];
+            out[i + 1] = map[codes[i + 1]];
+            out[i + 2] = map[codes[i + 2]];
+            out[i + 3] = map[codes[i + 3]];
+        }
+        for (; i < n; i++) {
+            out[i] = map[codes[i]];
+        }
+        stream->scale(scales + done, n, w->absmax_scales[group], w->offset[0]);
+        done += n;
+    }
     for (int64_t i = steps - 1; each > 1 && i >= 0; i--) {
         scales[i] = scales[(skip + i) / each];
     }
@@ -6383,37 +6406,36 @@ static void qlora__neon_stream_nf4(const float* levels, const qlora__nf4_line* l
 #undef QLORA__STREAM32
 #undef QLORA__STREAM16
 
-static void qlora__neon_shift(float* scales, int64_t n, float offset) {
-    const uint32x4_t nan = vdupq_n_u32(0x7fc00000u);
-    for (int64_t i = 0; i < n; i += 4) {
-        int64_t now = qlora__min(4, n - i);
+static QLORA__INLINE void qlora__neon_scale4(float* at, float factor, float offset) {
+    float32x4_t product = vmulq_n_f32(vld1q_f32(at), factor);
+    QLORA__ROUNDED(product, "w");
+    uint32x4_t bits = vreinterpretq_u32_f32(vaddq_f32(product, vdupq_n_f32(offset)));
+    uint32x4_t magnitude = vandq_u32(bits, vdupq_n_u32(0x7fffffffu));
+    uint32x4_t is_nan = vcgtq_u32(magnitude, vdupq_n_u32(0x7f800000u));
+    bits = vbslq_u32(is_nan, vdupq_n_u32(0x7fc00000u), bits);
+    vst1q_f32(at, vreinterpretq_f32_u32(bits));
+}
+
+static void qlora__neon_scale(float* scales, int64_t n, float factor, float offset) {
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        qlora__neon_scale4(scales + i, factor, offset);
+    }
+    if (i < n) {
         float last[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        float* at = now == 4 ? scales + i : last;
-        if (now < 4) {
-            memcpy(last, scales + i, (size_t)now * sizeof last[0]);
-        }
-        uint32x4_t bits = vreinterpretq_u32_f32(vaddq_f32(vld1q_f32(at), vdupq_n_f32(offset)));
-        uint32x4_t is_nan =
-            vcgtq_u32(vandq_u32(bits, vdupq_n_u32(0x7fffffffu)), vdupq_n_u32(0x7f800000u));
-        vst1q_f32(at, vreinterpretq_f32_u32(vbslq_u32(is_nan, nan, bits)));
-        if (now < 4) {
-            memcpy(scales + i, last, (size_t)now * sizeof last[0]);
-        }
+        memcpy(last, scales + i, (size_t)(n - i) * sizeof last[0]);
+        qlora__neon_scale4(last, factor, offset);
+        memcpy(scales + i, last, (size_t)(n - i) * sizeof last[0]);
     }
 }
 
-// Adds the products of 8 elements of each line, from element i on, and 8 of x to two sums per line.
-#define QLORA__STREAM8(low, high)                                                                  \
-    do {                                                                                           \
-        float32x4_t x0 = vld1q_f32(x);                                                             \
-        float32x4_t x1 = vld1q_f32(x + 4);                                                         \
-        s0 = vfmaq_f32(s0, low(l0 + i), x0), t0 = vfmaq_f32(t0, high(l0 + i), x1);                 \
-        s1 = vfmaq_f32(s1, low(l1 + i), x0), t1 = vfmaq_f32(t1, high(l1 + i), x1);                 \
-        s2 = vfmaq_f32(s2, low(l2 + i), x0), t2 = vfmaq_f32(t2, high(l2 + i), x1);                 \
-        s3 = vfmaq_f32(s3, low(l3 + i), x0), t3 = vfmaq_f32(t3, high(l3 + i), x1);                 \
-    } while (0)
+// Adds the products of 8 elements of a line, from element i on, and 8 of x to two sums.
+#define QLORA__STREAM8(low, high, l, s, t)                                                         \
+    s = vfmaq_f32(s, low(l + i), x0), t = vfmaq_f32(t, high(l + i), x1)
 
-// One function per type of the lines: sums += lines x over a multiple of 8 elements.
+// Two functions per type: sums += lines x over a multiple of 8 elements for four lines at a time,
+// which have one fold for all, and the sum of one line over a multiple of 32, which reads the memory
+// in order.
 #define QLORA__STREAM_TYPE(name, type, low, high)                                                  \
     static void name(const void* const* lines, int64_t n, const float* x, float* sums) {           \
         const type* l0 = (const type*)lines[0];                                                    \
@@ -6423,11 +6445,33 @@ static void qlora__neon_shift(float* scales, int64_t n, float offset) {
         float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;                             \
         float32x4_t t0 = s0, t1 = s0, t2 = s0, t3 = s0;                                            \
         for (int64_t i = 0; i < n; i += 8, x += 8) {                                               \
-            QLORA__STREAM8(low, high);                                                             \
+            float32x4_t x0 = vld1q_f32(x), x1 = vld1q_f32(x + 4);                                  \
+            QLORA__STREAM8(low, high, l0, s0, t0);                                                 \
+            QLORA__STREAM8(low, high, l1, s1, t1);                                                 \
+            QLORA__STREAM8(low, high, l2, s2, t2);                                                 \
+            QLORA__STREAM8(low, high, l3, s3, t3);                                                 \
         }                                                                                          \
         s0 = vpaddq_f32(vaddq_f32(s0, t0), vaddq_f32(s1, t1));                                     \
         s2 = vpaddq_f32(vaddq_f32(s2, t2), vaddq_f32(s3, t3));                                     \
         vst1q_f32(sums, vaddq_f32(vld1q_f32(sums), vpaddq_f32(s0, s2)));                           \
+    }                                                                                              \
+    static float name##_line(const void* line, int64_t n, const float* x) {                        \
+        const type* l = (const type*)line;                                                         \
+        float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;                             \
+        float32x4_t t0 = s0, t1 = s0, t2 = s0, t3 = s0;                                            \
+        for (int64_t i = 0; i < n; i += 32, x += 32) {                                             \
+            float32x4_t x0 = vld1q_f32(x), x1 = vld1q_f32(x + 4);                                  \
+            QLORA__STREAM8(low, high, l, s0, t0);                                                  \
+            x0 = vld1q_f32(x + 8), x1 = vld1q_f32(x + 12);                                         \
+            QLORA__STREAM8(low, high, 8 + l, s1, t1);                                              \
+            x0 = vld1q_f32(x + 16), x1 = vld1q_f32(x + 20);                                        \
+            QLORA__STREAM8(low, high, 16 + l, s2, t2);                                             \
+            x0 = vld1q_f32(x + 24), x1 = vld1q_f32(x + 28);                                        \
+            QLORA__STREAM8(low, high, 24 + l, s3, t3);                                             \
+        }                                                                                          \
+        s0 = vaddq_f32(vaddq_f32(vaddq_f32(s0, t0), vaddq_f32(s1, t1)),                            \
+                       vaddq_f32(vaddq_f32(s2, t2), vaddq_f32(s3, t3)));                           \
+        return vaddvq_f32(s0);                                                                     \
     }
 
 #define QLORA__F32_HIGH(p) vld1q_f32((p) + 4)
@@ -6451,13 +6495,21 @@ QLORA__STREAM_TYPE(qlora__neon_stream_f16, uint16_t, QLORA__F16_LOW, QLORA__F16_
 
 static void qlora__neon_stream_dense(const void* const* lines, qlora_dtype dtype, int64_t n,
                                      const float* x, float* sums) {
-    void (*stream)(const void* const* lines, int64_t n, const float* x, float* sums) =
-        dtype == QLORA_F32    ? qlora__neon_stream_f32
-        : dtype == QLORA_BF16 ? qlora__neon_stream_bf16
-                              : qlora__neon_stream_f16;
+    static const struct {
+        void (*lines)(const void* const* lines, int64_t n, const float* x, float* sums);
+        float (*line)(const void* line, int64_t n, const float* x);
+    } kernels[] = {{qlora__neon_stream_f32, qlora__neon_stream_f32_line},
+                   {qlora__neon_stream_bf16, qlora__neon_stream_bf16_line},
+                   {qlora__neon_stream_f16, qlora__neon_stream_f16_line}};
+    if (n % 32 == 0 && n >= QLORA__STREAM_LONG) {
+        for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+            sums[i] = kernels[dtype].line(lines[i], n, x);
+        }
+        return;
+    }
     int64_t whole = n / 8 * 8;
     memset(sums, 0, QLORA__STREAM_LINES * sizeof *sums);
-    stream(lines, whole, x, sums);
+    kernels[dtype].lines(lines, whole, x, sums);
     if (whole < n) {
         size_t size = dtype == QLORA_F32 ? 4 : 2;
         char room[QLORA__STREAM_LINES][64];
@@ -6466,7 +6518,7 @@ static void qlora__neon_stream_dense(const void* const* lines, qlora_dtype dtype
         memset(rest, 0, sizeof rest);
         memcpy(rest, x + whole, (size_t)(n - whole) * sizeof rest[0]);
         qlora__stream_tail(lines, (size_t)whole * size, (size_t)(n - whole) * size, room, tail);
-        stream(tail, 8, rest, sums);
+        kernels[dtype].lines(tail, 8, rest, sums);
     }
 }
 
@@ -6500,7 +6552,7 @@ static void qlora__neon_blend(const float* a, const float* b, int64_t ld, int64_
 }
 
 static const qlora__cpu_stream qlora__neon_stream = {
-    qlora__neon_order,        qlora__neon_stream_nf4, qlora__neon_shift,
+    qlora__neon_order,        qlora__neon_stream_nf4, qlora__neon_scale,
     qlora__neon_stream_dense, qlora__neon_blend,
 };
 
@@ -6588,24 +6640,27 @@ static void qlora__avx2_stream_line(const float* levels, const qlora__nf4_line* 
 #undef QLORA__STREAM32
 
 QLORA__TARGET_AVX2
-static void qlora__avx2_shift(float* scales, int64_t n, float offset) {
-    const __m256i nan = _mm256_set1_epi32(0x7fc00000);
-    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-    const __m256i infinity = _mm256_set1_epi32(0x7f800000);
-    for (int64_t i = 0; i < n; i += 8) {
-        int64_t now = qlora__min(8, n - i);
+static QLORA__INLINE void qlora__avx2_scale8(float* at, float factor, float offset) {
+    __m256 product = _mm256_mul_ps(_mm256_loadu_ps(at), _mm256_set1_ps(factor));
+    QLORA__ROUNDED(product, "x");
+    __m256i bits = _mm256_castps_si256(_mm256_add_ps(product, _mm256_set1_ps(offset)));
+    __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    __m256i is_nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
+    bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fc00000), is_nan);
+    _mm256_storeu_ps(at, _mm256_castsi256_ps(bits));
+}
+
+QLORA__TARGET_AVX2
+static void qlora__avx2_scale(float* scales, int64_t n, float factor, float offset) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        qlora__avx2_scale8(scales + i, factor, offset);
+    }
+    if (i < n) {
         float last[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-        float* at = now == 8 ? scales + i : last;
-        if (now < 8) {
-            memcpy(last, scales + i, (size_t)now * sizeof last[0]);
-        }
-        __m256 sum = _mm256_add_ps(_mm256_loadu_ps(at), _mm256_set1_ps(offset));
-        __m256i bits = _mm256_castps_si256(sum);
-        __m256i is_nan = _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitude), infinity);
-        _mm256_storeu_ps(at, _mm256_castsi256_ps(_mm256_blendv_epi8(bits, nan, is_nan)));
-        if (now < 8) {
-            memcpy(scales + i, last, (size_t)now * sizeof last[0]);
-        }
+        memcpy(last, scales + i, (size_t)(n - i) * sizeof last[0]);
+        qlora__avx2_scale8(last, factor, offset);
+        memcpy(scales + i, last, (size_t)(n - i) * sizeof last[0]);
     }
     _mm256_zeroupper();
 }
@@ -6731,7 +6786,7 @@ static void qlora__avx2_blend(const float* a, const float* b, int64_t ld, int64_
 }
 
 static const qlora__cpu_stream qlora__avx2_stream = {
-    qlora__avx2_order,        qlora__avx2_stream_nf4, qlora__avx2_shift,
+    qlora__avx2_order,        qlora__avx2_stream_nf4, qlora__avx2_scale,
     qlora__avx2_stream_dense, qlora__avx2_blend,
 };
 
@@ -6800,7 +6855,7 @@ static void qlora__avx512_stream_nf4(const float* levels, const qlora__nf4_line*
 
 // Dense lines are limited by the memory, whatever the width of the registers.
 static const qlora__cpu_stream qlora__avx512_stream = {
-    qlora__avx512_order,      qlora__avx512_stream_nf4, qlora__avx2_shift,
+    qlora__avx512_order,      qlora__avx512_stream_nf4, qlora__avx2_scale,
     qlora__avx2_stream_dense, qlora__avx2_blend,
 };
 
@@ -7532,7 +7587,7 @@ static void qlora__few_nf4(const qlora__few* f, const int64_t* lines,
     const qlora__gemm* g = f->g;
     float stage[QLORA__STREAM_LINES][QLORA__FEW_PART];
     qlora__operand b = qlora__operand_of(NULL, QLORA_BF16, g->nf4, 0, true);
-    memset(sums, 0, QLORA__FEW * sizeof sums[0]);
+    memset(sums, 0, (size_t)g->M * sizeof sums[0]);
     for (int64_t k = 0; k < g->K; k += QLORA__FEW_PART) {
         int64_t n = qlora__min(QLORA__FEW_PART, g->K - k);
         const void* wide[QLORA__STREAM_LINES];
@@ -7555,22 +7610,28 @@ static void qlora__few_streamed(const qlora__few* f, const int64_t* lines,
                                 float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
     const qlora__gemm* g = f->g;
     float scales[QLORA__STREAM_LINES * QLORA__FEW_STEPS];
+    qlora__nf4_line line[QLORA__STREAM_LINES];
     int64_t steps = g->K / QLORA__STREAM_STEP;
-    bool joined = steps <= QLORA__FEW_STEPS && lines[3] == lines[0] + 3 * g->K;
-    if (joined) { // the blocks of all four lines follow each other
+    if (steps <= QLORA__FEW_STEPS && lines[3] == lines[0] + 3 * g->K) {
+        // The blocks of the four lines follow each other.
         qlora__stream_scales(f->stream, g->nf4, lines[0], QLORA__STREAM_LINES * steps, scales);
+        for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+            line[j].codes = g->nf4->codes + lines[j] / 2;
+            line[j].scales = scales + j * steps;
+        }
+        for (int64_t i = 0; i < g->M; i++) {
+            f->stream->nf4(g->nf4->maps, line, steps, f->x + i * f->ld, sums[i]);
+        }
+        return;
     }
-    memset(sums, 0, QLORA__FEW * sizeof sums[0]);
+    memset(sums, 0, (size_t)g->M * sizeof sums[0]);
     for (int64_t at = 0; at < steps; at += QLORA__FEW_STEPS) {
         int64_t now = qlora__min(QLORA__FEW_STEPS, steps - at);
-        qlora__nf4_line line[QLORA__STREAM_LINES];
         for (int j = 0; j < QLORA__STREAM_LINES; j++) {
             int64_t first = lines[j] + at * QLORA__STREAM_STEP;
             line[j].codes = g->nf4->codes + first / 2;
             line[j].scales = scales + j * now;
-            if (!joined) {
-                qlora__stream_scales(f->stream, g->nf4, first, now, scales + j * now);
-            }
+            qlora__stream_scales(f->stream, g->nf4, first, now, scales + j * now);
         }
         for (int64_t i = 0; i < g->M; i++) {
             float part[QLORA__STREAM_LINES];
@@ -7599,6 +7660,8 @@ static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
         float sums[QLORA__FEW][QLORA__STREAM_LINES];
         for (int64_t j = 0; j < QLORA__STREAM_LINES; j++) {
             at[j] = (first + qlora__min(j, count - 1)) * ld;
+        }
+        for (int64_t j = 0; g->nf4 == NULL && j < QLORA__STREAM_LINES; j++) {
             lines[j] = qlora__operand_at(g->B, g->b_type, batch * g->sB + at[j]);
         }
         if (f->ordered) {
@@ -22075,7 +22138,8 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
                                (long long)l->in);
         }
     } else {
-        QLORA__TRY(qlora__need(ctx, p->dense, "dense", type, p->out, l->in));
+        unsigned mixed = qlora__on_cpu(ctx) && dtype == QLORA_F32 ? QLORA__IS_FLOAT : type;
+        QLORA__TRY(qlora__need(ctx, p->dense, "dense", mixed, p->out, l->in));
     }
     if (p->bias != NULL) {
         QLORA__TRY(qlora__need(ctx, p->bias, "bias", type, 1, p->out));
@@ -22260,9 +22324,14 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc*
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor rows;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, row, p->out, 0, l->in, &rows));
-        QLORA__TRY(p->nf4 != NULL
-                       ? qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32)
-                       : qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
+        if (p->nf4 != NULL) {
+            QLORA__TRY(qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32));
+        } else if (p->dense->dtype == dtype) {
+            QLORA__TRY(qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
+        }
+        for (int64_t r = 0; p->nf4 == NULL && p->dense->dtype != dtype && r < p->out; r++) {
+            qlora__row_convert(qlora__rows_of(ctx), p->dense, r, 0, l->in, &rows, r, 0);
+        }
         row += p->out;
     }
     return (flags & QLORA_LINEAR_ADAPTERS) != 0 ? qlora__linear_place_adapters(ctx, l) : QLORA_OK;
@@ -24839,13 +24908,21 @@ qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out) 
 
 // ---- the parts of a model -----------------------------------------------------------------------
 
+// A weight that is used where its file is mapped; data is NULL if it is copied.
+typedef struct qlora__mapped {
+    const void* data;
+    qlora_dtype dtype;
+} qlora__mapped;
+
 typedef struct qlora__projection {
     int64_t in;
     int64_t out;
     bool is_nf4;
+    bool stored; // it is 4-bit in the files
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
-    qlora_tensor dense; // in the compute type, unless is_nf4
+    qlora_tensor dense; // unless is_nf4; in the compute type, unless it is mapped
+    qlora__mapped mapped;
     bool has_bias;
     qlora_tensor bias;
     int64_t rank; // 0 = no adapter
@@ -24916,7 +24993,7 @@ struct qlora_model {
     qlora_model_desc desc; // defaults resolved; of its pointers, only dir remains valid
     qlora_plan plan;
     char* dir;             // copy of desc.dir, or NULL
-    qlora__source* source; // only while the model is being opened
+    qlora__source* source; // while the model is being opened, and if weights are mapped
     const qlora__arch* arch;
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
@@ -24931,6 +25008,8 @@ struct qlora_model {
     qlora__buffer* arena;
     qlora__layer* layers;
     // base
+    qlora__mapped embed_mapped;
+    qlora__mapped head_mapped;
     qlora_tensor embed; // [V, H]
     qlora_tensor head;  // [V, H]; the embedding if tied
     qlora_tensor final_norm;
@@ -25065,13 +25144,33 @@ static bool qlora__has_own_d_out(const qlora_model* m) {
            qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0;
 }
 
+// A frozen weight: in the arena, or where its file is mapped.
+static void qlora__layout_weight(qlora__arena* arena, const qlora_model* m,
+                                 const qlora__mapped* mapped, int64_t rows, int64_t cols,
+                                 qlora_tensor* out) {
+    if (mapped->data == NULL) {
+        qlora__arena_tensor(arena, m->compute, rows, cols, out);
+        return;
+    }
+    memset(out, 0, sizeof *out);
+    out->data = (void*)(uintptr_t)mapped->data; // only read
+    out->dtype = mapped->dtype;
+    out->bytes = (size_t)rows * (size_t)cols * qlora_dtype_bytes(mapped->dtype);
+    out->rows = rows;
+    out->cols = cols;
+    out->ld = cols;
+    out->batch = 1;
+    out->batch_stride = rows * cols;
+    out->owner = arena->ctx;
+}
+
 static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora__projection* p) {
     if (p->is_nf4) {
         qlora_tensor memory;
         qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora_nf4_bytes(&p->nf4_desc), &memory);
         p->nf4.memory = memory; // wrapped once the arena is allocated
     } else {
-        qlora__arena_tensor(arena, m->compute, p->out, p->in, &p->dense);
+        qlora__layout_weight(arena, m, &p->mapped, p->out, p->in, &p->dense);
     }
     if (p->has_bias) {
         qlora__arena_tensor(arena, m->compute, 1, p->out, &p->bias);
@@ -25080,10 +25179,10 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
 
 static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->embed);
+    qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
     m->head = m->embed;
     if (!c->tied) {
-        qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->head);
+        qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
     }
     qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
     m->rope_sliding = m->rope;
@@ -25375,9 +25474,9 @@ static void qlora__model_layout(qlora_model* m, char* base) {
     m->plan.total = arena.used;
 }
 
-//@@ src/model/plan.h
+//@@ src/model/mapped.h
 
-// ---- plan ---------------------------------------------------------------------------------------
+// ---- the files of a model -----------------------------------------------------------------------
 
 static void qlora__source_close(qlora_model* m) {
     qlora__source* source = m->source;
@@ -25391,6 +25490,37 @@ static void qlora__source_close(qlora_model* m) {
     m->source = NULL;
 }
 
+// What a model that was opened still needs: the files that its weights are mapped from.
+static void qlora__source_settle(qlora_model* m) {
+    if (m->plan.mapped == 0) {
+        qlora__source_close(m);
+        return;
+    }
+    qlora__source* source = m->source;
+    if (source->has_peft) {
+        qlora__peft_close(&m->ctx->env, &source->peft);
+        source->has_peft = false;
+    }
+    qlora__folder_cache* cache = source->folder.cache;
+    if (cache != NULL) { // values that were converted
+        qlora__env_free(&m->ctx->env, cache->data, cache->bytes);
+        cache->data = NULL;
+        cache->bytes = 0;
+    }
+}
+
+// Whether the folder has weights, or is a GGUF file.
+static qlora_result qlora__source_exists(qlora_ctx* ctx, const char* dir, bool* exists) {
+    static const char* const names[] = {"model.safetensors", "model.safetensors.index.json"};
+    *exists = qlora__gguf_path(dir);
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && !*exists; i++) {
+        char path[QLORA__PATH_ROOM];
+        QLORA__TRY(qlora__path_join(&ctx->env, dir, names[i], path));
+        QLORA__TRY(qlora__file_exists(&ctx->env, path, exists));
+    }
+    return QLORA_OK;
+}
+
 // The folder with the weights, opened when it is first needed.
 static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
                                          const qlora__folder** out) {
@@ -25401,6 +25531,75 @@ static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const c
     *out = &m->source->folder;
     return QLORA_OK;
 }
+
+// ---- weights that are used where their file is mapped -------------------------------------------
+
+// On the CPU, weights that a file has in f32, bf16 or f16 are not copied: products convert them
+// while they read them. The model then keeps the files mapped.
+static bool qlora__maps_weights(const qlora_ctx* ctx, const qlora_model_desc* desc,
+                                const qlora_plan_desc* machine) {
+    return qlora__on_cpu(ctx) && machine->capability == 0 && desc->dir != NULL &&
+           desc->base != QLORA_BASE_32BIT && desc->purpose != QLORA_PURPOSE_ADAPTER;
+}
+
+// Sets `out` if the tensor is a matrix of this size whose values can be read where they are.
+static void qlora__map_weight(const qlora__folder* folder, const char* name, int64_t rows,
+                              int64_t cols, qlora_model* m, qlora__mapped* out) {
+    const qlora__st_tensor* t = qlora__folder_find(folder, name);
+    bool fits =
+        t != NULL && t->rank == 2 && t->shape[0] == rows && t->shape[1] == cols &&
+        (t->dtype == QLORA__ST_F32 || t->dtype == QLORA__ST_BF16 || t->dtype == QLORA__ST_F16);
+    if (!fits) {
+        return; // a wrong size is reported when the weights are loaded
+    }
+    qlora_dtype dtype = qlora__st_dtype_of(t);
+    size_t size = dtype == QLORA_F32 ? 4 : 2;
+    const uint8_t* data = t->data;
+    if (t->view != NULL) { // of a GGUF file, which may store it in blocks or in another order
+        const qlora__gguf_type* type = t->view->parts[0]->type;
+        bool plain = qlora__gguf_view_is_plain(t->view) && type->block == 1 && type->bytes == size;
+        data = plain ? qlora__gguf_view_bytes(t->view, 0) : NULL;
+    }
+    if (data == NULL || (uintptr_t)data % size != 0 ||
+        (dtype == QLORA_F32 && sizeof(QLORA__REAL) != 4)) {
+        return;
+    }
+    out->data = data;
+    out->dtype = dtype;
+    m->plan.mapped += (uint64_t)rows * (uint64_t)cols * size;
+}
+
+static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__folder* folder = NULL;
+    bool exists = false;
+    QLORA__TRY(qlora__source_exists(ctx, dir, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__source_folder(ctx, m, dir, &folder));
+    qlora__map_weight(folder, "model.embed_tokens.weight", c->vocab, c->hidden, m,
+                      &m->embed_mapped);
+    if (!c->tied) {
+        qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->head_mapped);
+    }
+    for (int64_t l = 0; l < c->layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            qlora__projection* p = &m->layers[l].projections[i];
+            char name[160];
+            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
+                     m->arch->layout->rows[i].module);
+            if (!p->is_nf4) {
+                qlora__map_weight(folder, name, p->out, p->in, m, &p->mapped);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+//@@ src/model/plan.h
+
+// ---- plan ---------------------------------------------------------------------------------------
 
 // A new adapter on the modules that the desc names.
 static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
@@ -25923,16 +26122,11 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
 // with nothing but a config can be planned, so the files need not exist.
 static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          qlora_model* m) {
-    static const char* const names[] = {"model.safetensors", "model.safetensors.index.json"};
     if (desc->dir == NULL || desc->plan != NULL || !m->plan.config.tied) {
         return QLORA_OK;
     }
-    bool exists = qlora__gguf_path(desc->dir);
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && !exists; i++) {
-        char path[QLORA__PATH_ROOM];
-        QLORA__TRY(qlora__path_join(&ctx->env, desc->dir, names[i], path));
-        QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
-    }
+    bool exists = false;
+    QLORA__TRY(qlora__source_exists(ctx, desc->dir, &exists));
     if (exists) {
         const qlora__folder* folder = NULL;
         QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
@@ -25965,6 +26159,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
             if (source.nf4) {
                 p->is_nf4 = true;
+                p->stored = true;
                 p->nf4_desc.block = (int32_t)source.block;
                 p->nf4_desc.block2 = (int32_t)source.block2;
                 p->nf4_desc.plain_scales = !source.nested;
@@ -25991,6 +26186,9 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
+    }
+    if (r == QLORA_OK && qlora__maps_weights(ctx, desc, machine)) {
+        r = qlora__map_weights(ctx, desc->dir, m);
     }
     if (r == QLORA_OK && desc->dir != NULL) {
         size_t bytes = strlen(desc->dir) + 1;
@@ -26187,6 +26385,10 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     }
     qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", "total",
                   (double)(plan->total + plan->context) / 1048576.0);
+    if (plan->mapped > 0) {
+        qlora__append(buffer, size, &used, "  %-22s %12.3f MiB in the files, not counted\n",
+                      "mapped weights", (double)plan->mapped / 1048576.0);
+    }
     qlora__append(
         buffer, size, &used,
         "  %lld tokens per micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
@@ -26300,6 +26502,254 @@ static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
     return qlora__hash_end(&h);
 }
 
+//@@ src/model/kept.h
+
+// ---- 4-bit weights that are kept in a file ------------------------------------------------------
+//
+// Quantising takes seconds at every start, so its result can be kept:
+//
+//   header     qlora__keep_header
+//   data       the memory of every weight that was quantised here, in the order of the layers
+//   checksum   of the data, 8 bytes
+//
+// The file is used only if it was made from the same config and weights (checkpoints compare the same
+// hashes), in this format, for the same block sizes, and is undamaged. Otherwise it is made again.
+
+#define QLORA__KEEP_MAGIC "qloraNF4"
+#define QLORA__KEEP_ORDER 0x01020304u // the data has the byte order of the machine
+#define QLORA__KEEP_FORMAT 1u // raise it when quantising gives other bits, or the file changes
+#define QLORA__KEEP_SUFFIX ".qlora-nf4"
+
+typedef struct qlora__keep_header {
+    char magic[8];
+    uint32_t order;
+    uint32_t format;
+    uint64_t config; // identity of the base model
+    uint64_t weights;
+    uint64_t shapes; // hash of sizes and block sizes of all weights
+    uint64_t bytes;  // of the data
+    uint64_t check;  // hash of the header up to here
+} qlora__keep_header;
+
+typedef struct qlora__keep {
+    bool wanted;
+    bool usable; // the file has the weights
+    qlora__keep_header header;
+    qlora__map map;
+    uint64_t at; // bytes of the data that were read
+    char path[QLORA__PATH_ROOM];
+} qlora__keep;
+
+// Whether this weight is quantised when it is loaded.
+static bool qlora__keep_takes(const qlora__projection* p) {
+    return p->is_nf4 && !p->stored;
+}
+
+// In the model folder, next to the GGUF file, or in the folder that the desc names, under the name
+// of the model.
+static qlora_result qlora__keep_path(qlora_ctx* ctx, const qlora_model* m, char* out) {
+    const char* folder = m->desc.quantised_dir;
+    char name[256] = "model";
+    bool gguf = qlora__gguf_path(m->dir);
+    size_t end = strlen(m->dir);
+    while (end > 1 && (m->dir[end - 1] == '/' || m->dir[end - 1] == '\\')) {
+        end--;
+    }
+    size_t start = end;
+    while (start > 0 && m->dir[start - 1] != '/' && m->dir[start - 1] != '\\') {
+        start--;
+    }
+    bool dots = start == end || m->dir[start] == '.';
+    if ((gguf || folder != NULL) && !dots) {
+        snprintf(name, sizeof name, "%.*s", (int)qlora__min(200, (int64_t)(end - start)),
+                 m->dir + start);
+    }
+    char file[280];
+    char parent[QLORA__PATH_ROOM];
+    snprintf(file, sizeof file, "%s" QLORA__KEEP_SUFFIX, name);
+    if (folder == NULL && gguf) {
+        snprintf(parent, sizeof parent, "%.*s", (int)start, m->dir);
+        folder = start > 0 ? parent : ".";
+    }
+    return qlora__path_join(&ctx->env, folder != NULL ? folder : m->dir, file, out);
+}
+
+static uint64_t qlora__keep_check(const qlora__keep_header* h) {
+    qlora__hash hash;
+    qlora__hash_begin(&hash);
+    qlora__hash_add(&hash, h, offsetof(qlora__keep_header, check));
+    return qlora__hash_end(&hash);
+}
+
+// The header that a file for this model must have.
+static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
+    qlora__keep_header h;
+    qlora__hash shapes;
+    memset(&h, 0, sizeof h);
+    memcpy(h.magic, QLORA__KEEP_MAGIC, sizeof h.magic);
+    h.order = QLORA__KEEP_ORDER;
+    h.format = QLORA__KEEP_FORMAT;
+    h.config = m->base_config;
+    h.weights = m->base_weights;
+    qlora__hash_begin(&shapes);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            const int64_t facts[] = {qlora__keep_takes(p), p->out,        p->in,
+                                     p->nf4.block,         p->nf4.block2, p->nf4.absmax != NULL};
+            qlora__hash_add(&shapes, facts, sizeof facts);
+            h.bytes += qlora__keep_takes(p) ? p->nf4.memory.bytes : 0;
+        }
+    }
+    h.shapes = qlora__hash_end(&shapes);
+    h.check = qlora__keep_check(&h);
+    return h;
+}
+
+static uint64_t qlora__keep_checksum(const uint8_t* data, uint64_t bytes) {
+    qlora__hash hash;
+    qlora__hash_begin(&hash);
+    qlora__hash_add(&hash, data, (size_t)bytes);
+    return qlora__hash_end(&hash);
+}
+
+// What is wrong with a file; NULL if it can be used.
+static const char* qlora__keep_fault(const qlora__keep* k) {
+    qlora__keep_header h;
+    const qlora__keep_header* want = &k->header;
+    uint64_t sum = 0;
+    if (k->map.size < sizeof h + sizeof sum) {
+        return "it is too short";
+    }
+    memcpy(&h, k->map.data, sizeof h);
+    if (memcmp(h.magic, want->magic, sizeof h.magic) != 0) {
+        return "it is not a file of 4-bit weights";
+    }
+    if (h.order != want->order || h.format != want->format) {
+        return "it has another format or byte order";
+    }
+    if (h.check != qlora__keep_check(&h)) {
+        return "its header is damaged";
+    }
+    if (h.config != want->config || h.weights != want->weights) {
+        return "it was made from another model";
+    }
+    if (h.shapes != want->shapes || h.bytes != want->bytes) {
+        return "it was made with other block sizes";
+    }
+    if (k->map.size != sizeof h + h.bytes + sizeof sum) {
+        return "its size is wrong";
+    }
+    memcpy(&sum, k->map.data + sizeof h + h.bytes, sizeof sum);
+    return sum == qlora__keep_checksum(k->map.data + sizeof h, h.bytes) ? NULL
+                                                                        : "its data is damaged";
+}
+
+// Looks for a file; one that cannot be used is reported and made again later.
+static qlora_result qlora__keep_open(qlora_ctx* ctx, const qlora_model* m, qlora__keep* k) {
+    bool exists = false;
+    memset(k, 0, sizeof *k);
+    if (!m->desc.keep_quantised && m->desc.quantised_dir == NULL) {
+        return QLORA_OK;
+    }
+    k->header = qlora__keep_header_of(m);
+    k->wanted = k->header.bytes > 0;
+    if (!k->wanted) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__keep_path(ctx, m, k->path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, k->path, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__map_open(&ctx->env, k->path, &k->map));
+    const char* fault = qlora__keep_fault(k);
+    k->usable = fault == NULL;
+    if (fault != NULL) {
+        QLORA__LOG(ctx, WARN, MODEL, "%s is not used: %s; it is made again", k->path, fault);
+        qlora__map_close(&ctx->env, &k->map);
+    } else {
+        QLORA__LOG(ctx, INFO, MODEL, "4-bit weights from %s", k->path);
+    }
+    return QLORA_OK;
+}
+
+// The next weight of the file.
+static const uint8_t* qlora__keep_next(qlora__keep* k, uint64_t bytes) {
+    const uint8_t* data = k->map.data + sizeof k->header + k->at;
+    k->at += bytes;
+    return data;
+}
+
+// Writes the memory of one weight, in pieces, and adds it to the checksum.
+static qlora_result qlora__keep_put(qlora_ctx* ctx, qlora__out* out, const qlora_tensor* memory,
+                                    char* room, size_t piece, qlora__hash* hash) {
+    for (size_t at = 0; at < memory->bytes; at += piece) {
+        size_t n = memory->bytes - at < piece ? memory->bytes - at : piece;
+        const char* data = (const char*)memory->data + at;
+        if (!qlora__on_cpu(ctx)) {
+            qlora_result r = qlora__copy_out(ctx, room, data, n);
+            if (r != QLORA_OK) {
+                qlora__out_abort(&ctx->env, out);
+                return r;
+            }
+            data = room;
+        }
+        qlora__hash_add(hash, data, n);
+        QLORA__TRY(qlora__out_write(&ctx->env, out, data, n));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__keep_fill(qlora_ctx* ctx, const qlora_model* m, const qlora__keep* k,
+                                     char* room, size_t piece, qlora__out* out) {
+    qlora__hash hash;
+    qlora__hash_begin(&hash);
+    QLORA__TRY(qlora__out_write(&ctx->env, out, &k->header, sizeof k->header));
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            if (qlora__keep_takes(p)) {
+                QLORA__TRY(qlora__keep_put(ctx, out, &p->nf4.memory, room, piece, &hash));
+            }
+        }
+    }
+    uint64_t sum = qlora__hash_end(&hash);
+    QLORA__TRY(qlora__out_write(&ctx->env, out, &sum, sizeof sum));
+    return qlora__out_commit(&ctx->env, out);
+}
+
+// Writes the file, if it is wanted and there was none to use.
+static qlora_result qlora__keep_write(qlora_ctx* ctx, const qlora_model* m, const qlora__keep* k) {
+    const size_t piece = (size_t)4 << 20;
+    qlora__out out;
+    if (!k->wanted || k->usable) {
+        return QLORA_OK;
+    }
+    qlora_result r = qlora__out_begin(&ctx->env, k->path, &out);
+    if (r == QLORA_ERR_FILE) {
+        char why[QLORA__ERROR_SIZE];
+        memcpy(why, ctx->env.error, sizeof why);
+        return qlora__fail(ctx, r, "%s; desc.quantised_dir can name another folder", why);
+    }
+    QLORA__TRY(r);
+    char* room = (char*)qlora__alloc(ctx, piece);
+    if (room == NULL) {
+        qlora__out_abort(&ctx->env, &out);
+        return QLORA_ERR_MEMORY;
+    }
+    r = qlora__keep_fill(ctx, m, k, room, piece, &out);
+    qlora__free(ctx, room, piece);
+    if (r == QLORA_OK) {
+        QLORA__LOG(ctx, INFO, MODEL, "4-bit weights kept in %s", k->path);
+    }
+    return r;
+}
+
+static void qlora__keep_close(qlora_ctx* ctx, qlora__keep* k) {
+    qlora__map_close(&ctx->env, &k->map);
+}
+
 //@@ src/model/load.h
 
 // ---- loading ------------------------------------------------------------------------------------
@@ -26309,6 +26759,7 @@ static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
 // Two buffers: one is filled from the file while the other is copied to the device.
 typedef struct qlora__stager {
     qlora_model* m;
+    qlora__keep* keep;
     qlora__ring ring;
     uint64_t done; // bytes, for the progress
     uint64_t total;
@@ -26496,13 +26947,21 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     snprintf(name, sizeof name, "%.180s.weight", module);
     qlora__linear_source source;
     QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
-    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
-    if (source.nf4) {
+    bool kept = s->keep->usable && qlora__keep_takes(p);
+    if (p->mapped.data == NULL && !kept) {
+        QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
+    }
+    if (kept) {
+        const qlora_tensor* to = &p->nf4.memory;
+        QLORA__TRY(qlora__stage(ctx, s, to->data, qlora__keep_next(s->keep, to->bytes), to->bytes));
+    } else if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
     } else if (p->is_nf4) {
         QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, p));
-    } else {
+    } else if (p->mapped.data == NULL) {
         QLORA__TRY(qlora__load_dense(ctx, s, source.weight, &p->dense));
+    } else {
+        s->done += source.weight->bytes;
     }
     if (p->has_bias) {
         snprintf(name, sizeof name, "%.180s.bias", module);
@@ -26548,8 +27007,10 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__load_layer(ctx, s, folder, l));
     }
     QLORA__TRY(qlora__load_norm(ctx, s, folder, "model.norm.weight", &m->final_norm));
-    QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &m->embed));
-    if (!m->plan.config.tied) {
+    if (m->embed_mapped.data == NULL) {
+        QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &m->embed));
+    }
+    if (!m->plan.config.tied && m->head_mapped.data == NULL) {
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &m->head));
     }
     return qlora__sync(ctx);
@@ -26588,16 +27049,19 @@ static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
 static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     const qlora__folder* folder = NULL;
     QLORA__TRY(qlora__source_folder(ctx, m, m->dir, &folder));
+    qlora__keep keep;
     qlora__stager stager;
     memset(&stager, 0, sizeof stager);
     stager.m = m;
+    stager.keep = &keep;
     stager.total = qlora__folder_bytes(folder);
     m->base_config = qlora__identity_config(&m->plan.config);
     m->base_weights = qlora__identity_folder(folder);
-    qlora_result r = qlora__stager_open(ctx, &stager);
-    if (r == QLORA_OK) {
-        r = qlora__load_folder(ctx, &stager, folder);
-    }
+    qlora_result r = qlora__keep_open(ctx, m, &keep);
+    r = r == QLORA_OK ? qlora__stager_open(ctx, &stager) : r;
+    r = r == QLORA_OK ? qlora__load_folder(ctx, &stager, folder) : r;
+    r = r == QLORA_OK ? qlora__keep_write(ctx, m, &keep) : r;
+    qlora__keep_close(ctx, &keep);
     qlora__ring_destroy(ctx, &stager.ring);
     return r;
 }
@@ -27109,7 +27573,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         out->linear.parts[i].rank = 0;
     }
     // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
-    if (pass->rows == 1 && !pass->training && !layer->cached) {
+    // On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
+    bool codes = qlora__on_cpu(pass->ctx) ? pass->rows <= 8 : pass->rows == 1 && !layer->cached;
+    if (codes && !pass->training) {
         out->linear.operand = NULL;
     }
     if (out->linear.operand == NULL) {
@@ -28263,7 +28729,8 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
                                   m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));
     QLORA__TRY(qlora__model_fill(ctx, m, desc));
-    qlora__source_close(m);
+    qlora__source_settle(m);
+    m->desc.quantised_dir = NULL; // the caller's
     QLORA__LOG(ctx, INFO, MODEL, "%lld layers, %.2f GiB, ready after %.1f s",
                (long long)m->plan.config.layers, (double)m->plan.total / 1073741824.0,
                (qlora__clock_ms() - start) * 1e-3);
@@ -32964,4 +33431,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 9e06c0dd21dc6de5
+//@@ end 843c3762ee259e2f

@@ -150,8 +150,10 @@ extern "C" {
 #ifndef QLORA_NO_MODEL
 #include "model/structure.h"
 #include "model/arena.h"
+#include "model/mapped.h"
 #include "model/plan.h"
 #include "model/identity.h"
+#include "model/kept.h"
 #include "model/load.h"
 #include "model/parameters.h"
 #include "model/batch.h"

@@ -25,6 +25,7 @@
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \
     X(steps_suite)                                                                                 \
+    X(kept_suite)                                                                                  \
     X(generate_suite)                                                                              \
     X(mutant_suite)                                                                                \
     X(adapter_suite)

@@ -33,7 +33,7 @@ static void qlora__few_nf4(const qlora__few* f, const int64_t* lines,
     const qlora__gemm* g = f->g;
     float stage[QLORA__STREAM_LINES][QLORA__FEW_PART];
     qlora__operand b = qlora__operand_of(NULL, QLORA_BF16, g->nf4, 0, true);
-    memset(sums, 0, QLORA__FEW * sizeof sums[0]);
+    memset(sums, 0, (size_t)g->M * sizeof sums[0]);
     for (int64_t k = 0; k < g->K; k += QLORA__FEW_PART) {
         int64_t n = qlora__min(QLORA__FEW_PART, g->K - k);
         const void* wide[QLORA__STREAM_LINES];
@@ -56,22 +56,28 @@ static void qlora__few_streamed(const qlora__few* f, const int64_t* lines,
                                 float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
     const qlora__gemm* g = f->g;
     float scales[QLORA__STREAM_LINES * QLORA__FEW_STEPS];
+    qlora__nf4_line line[QLORA__STREAM_LINES];
     int64_t steps = g->K / QLORA__STREAM_STEP;
-    bool joined = steps <= QLORA__FEW_STEPS && lines[3] == lines[0] + 3 * g->K;
-    if (joined) { // the blocks of all four lines follow each other
+    if (steps <= QLORA__FEW_STEPS && lines[3] == lines[0] + 3 * g->K) {
+        // The blocks of the four lines follow each other.
         qlora__stream_scales(f->stream, g->nf4, lines[0], QLORA__STREAM_LINES * steps, scales);
+        for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+            line[j].codes = g->nf4->codes + lines[j] / 2;
+            line[j].scales = scales + j * steps;
+        }
+        for (int64_t i = 0; i < g->M; i++) {
+            f->stream->nf4(g->nf4->maps, line, steps, f->x + i * f->ld, sums[i]);
+        }
+        return;
     }
-    memset(sums, 0, QLORA__FEW * sizeof sums[0]);
+    memset(sums, 0, (size_t)g->M * sizeof sums[0]);
     for (int64_t at = 0; at < steps; at += QLORA__FEW_STEPS) {
         int64_t now = qlora__min(QLORA__FEW_STEPS, steps - at);
-        qlora__nf4_line line[QLORA__STREAM_LINES];
         for (int j = 0; j < QLORA__STREAM_LINES; j++) {
             int64_t first = lines[j] + at * QLORA__STREAM_STEP;
             line[j].codes = g->nf4->codes + first / 2;
             line[j].scales = scales + j * now;
-            if (!joined) {
-                qlora__stream_scales(f->stream, g->nf4, first, now, scales + j * now);
-            }
+            qlora__stream_scales(f->stream, g->nf4, first, now, scales + j * now);
         }
         for (int64_t i = 0; i < g->M; i++) {
             float part[QLORA__STREAM_LINES];
@@ -100,6 +106,8 @@ static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
         float sums[QLORA__FEW][QLORA__STREAM_LINES];
         for (int64_t j = 0; j < QLORA__STREAM_LINES; j++) {
             at[j] = (first + qlora__min(j, count - 1)) * ld;
+        }
+        for (int64_t j = 0; g->nf4 == NULL && j < QLORA__STREAM_LINES; j++) {
             lines[j] = qlora__operand_at(g->B, g->b_type, batch * g->sB + at[j]);
         }
         if (f->ordered) {

@@ -5,8 +5,9 @@
 // a copy, and multiply them by one row x. Each sum has an order that depends only on its length.
 
 #define QLORA__STREAM_LINES 4
-#define QLORA__STREAM_STEP 64 // 4-bit weights per step of the kernel
-#define QLORA__STREAM_COLS 16 // columns per call of blend
+#define QLORA__STREAM_STEP 64  // 4-bit weights per step of the kernel
+#define QLORA__STREAM_COLS 16  // columns per call of blend
+#define QLORA__STREAM_LONG 256 // elements of a line that is better read alone than with three more
 
 // One line of an NF4 weight: 32 bytes of codes and a scale per step.
 typedef struct qlora__nf4_line {
@@ -21,8 +22,9 @@ struct qlora__cpu_stream {
     // sums[i] = the dot product of x and line i: `steps` times 64 weights, with one scale each.
     void (*nf4)(const float* levels, const qlora__nf4_line* lines, int64_t steps, const float* x,
                 float* sums);
-    // Adds the offset to scales. A NaN becomes one that stays a NaN when its upper half is rounded.
-    void (*shift)(float* scales, int64_t n, float offset);
+    // scales = scales * factor + offset, each operation rounded. A NaN becomes one that stays a NaN
+    // when its upper half is rounded.
+    void (*scale)(float* scales, int64_t n, float factor, float offset);
     // The same as nf4 for lines of f32, bf16 or f16, with any n and x as it is.
     void (*dense)(const void* const* lines, qlora_dtype dtype, int64_t n, const float* x,
                   float* sums);
@@ -32,28 +34,36 @@ struct qlora__cpu_stream {
 };
 
 // The scales of `steps` times 64 weights from element e on, one per step, as qlora__nf4_absmax
-// computes them. Blocks and groups are counted instead of divided. The offset is added by a function
-// that no compiler can fuse with the products.
+// computes them.
 static void qlora__stream_scales(const qlora__cpu_stream* stream, const qlora_nf4* w, int64_t e,
                                  int64_t steps, float* scales) {
-    const bool plain = w->absmax != NULL;
     int64_t each = w->block / QLORA__STREAM_STEP;
     int64_t b = e / w->block;
     int64_t skip = e % w->block / QLORA__STREAM_STEP; // steps of the block that come before e
     int64_t blocks = qlora__ceil_div(skip + steps, each);
-    for (int64_t done = 0; done < blocks;) {
-        int64_t group = plain ? 0 : (b + done) / w->block2;
-        int64_t last = plain ? blocks : qlora__min(blocks, (group + 1) * w->block2 - b);
-        float factor = plain ? 1.0f : w->absmax_scales[group];
-        const uint8_t* codes = plain ? NULL : w->absmax_codes + b;
-        for (; !plain && done < last; done++) {
-            scales[done] = w->maps[16 + codes[done]] * factor;
-        }
-        for (; plain && done < last; done++) {
-            scales[done] = w->absmax[b + done];
-        }
+    if (w->absmax != NULL) {
+        memcpy(scales, w->absmax + b, (size_t)blocks * sizeof *scales);
+        stream->scale(scales, blocks, 1.0f, 0.0f);
     }
-    stream->shift(scales, blocks, plain ? 0.0f : w->offset[0]);
+    for (int64_t done = 0; w->absmax == NULL && done < blocks;) { // one group after the other
+        int64_t group = (b + done) / w->block2;
+        int64_t n = qlora__min(blocks - done, (group + 1) * w->block2 - b - done);
+        const uint8_t* codes = w->absmax_codes + b + done;
+        const float* map = w->maps + 16;
+        float* out = scales + done;
+        int64_t i = 0;
+        for (; i + 4 <= n; i += 4) {
+            out[i] = map[codes[i]];
+            out[i + 1] = map[codes[i + 1]];
+            out[i + 2] = map[codes[i + 2]];
+            out[i + 3] = map[codes[i + 3]];
+        }
+        for (; i < n; i++) {
+            out[i] = map[codes[i]];
+        }
+        stream->scale(scales + done, n, w->absmax_scales[group], w->offset[0]);
+        done += n;
+    }
     for (int64_t i = steps - 1; each > 1 && i >= 0; i--) {
         scales[i] = scales[(skip + i) / each];
     }

@@ -78,24 +78,27 @@ static void qlora__avx2_stream_line(const float* levels, const qlora__nf4_line* 
 #undef QLORA__STREAM32
 
 QLORA__TARGET_AVX2
-static void qlora__avx2_shift(float* scales, int64_t n, float offset) {
-    const __m256i nan = _mm256_set1_epi32(0x7fc00000);
-    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-    const __m256i infinity = _mm256_set1_epi32(0x7f800000);
-    for (int64_t i = 0; i < n; i += 8) {
-        int64_t now = qlora__min(8, n - i);
+static QLORA__INLINE void qlora__avx2_scale8(float* at, float factor, float offset) {
+    __m256 product = _mm256_mul_ps(_mm256_loadu_ps(at), _mm256_set1_ps(factor));
+    QLORA__ROUNDED(product, "x");
+    __m256i bits = _mm256_castps_si256(_mm256_add_ps(product, _mm256_set1_ps(offset)));
+    __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    __m256i is_nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
+    bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fc00000), is_nan);
+    _mm256_storeu_ps(at, _mm256_castsi256_ps(bits));
+}
+
+QLORA__TARGET_AVX2
+static void qlora__avx2_scale(float* scales, int64_t n, float factor, float offset) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        qlora__avx2_scale8(scales + i, factor, offset);
+    }
+    if (i < n) {
         float last[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-        float* at = now == 8 ? scales + i : last;
-        if (now < 8) {
-            memcpy(last, scales + i, (size_t)now * sizeof last[0]);
-        }
-        __m256 sum = _mm256_add_ps(_mm256_loadu_ps(at), _mm256_set1_ps(offset));
-        __m256i bits = _mm256_castps_si256(sum);
-        __m256i is_nan = _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitude), infinity);
-        _mm256_storeu_ps(at, _mm256_castsi256_ps(_mm256_blendv_epi8(bits, nan, is_nan)));
-        if (now < 8) {
-            memcpy(scales + i, last, (size_t)now * sizeof last[0]);
-        }
+        memcpy(last, scales + i, (size_t)(n - i) * sizeof last[0]);
+        qlora__avx2_scale8(last, factor, offset);
+        memcpy(scales + i, last, (size_t)(n - i) * sizeof last[0]);
     }
     _mm256_zeroupper();
 }
@@ -221,7 +224,7 @@ static void qlora__avx2_blend(const float* a, const float* b, int64_t ld, int64_
 }
 
 static const qlora__cpu_stream qlora__avx2_stream = {
-    qlora__avx2_order,        qlora__avx2_stream_nf4, qlora__avx2_shift,
+    qlora__avx2_order,        qlora__avx2_stream_nf4, qlora__avx2_scale,
     qlora__avx2_stream_dense, qlora__avx2_blend,
 };
 

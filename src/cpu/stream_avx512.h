@@ -59,7 +59,7 @@ static void qlora__avx512_stream_nf4(const float* levels, const qlora__nf4_line*
 
 // Dense lines are limited by the memory, whatever the width of the registers.
 static const qlora__cpu_stream qlora__avx512_stream = {
-    qlora__avx512_order,      qlora__avx512_stream_nf4, qlora__avx2_shift,
+    qlora__avx512_order,      qlora__avx512_stream_nf4, qlora__avx2_scale,
     qlora__avx2_stream_dense, qlora__avx2_blend,
 };
 

@@ -90,37 +90,36 @@ static void qlora__neon_stream_nf4(const float* levels, const qlora__nf4_line* l
 #undef QLORA__STREAM32
 #undef QLORA__STREAM16
 
-static void qlora__neon_shift(float* scales, int64_t n, float offset) {
-    const uint32x4_t nan = vdupq_n_u32(0x7fc00000u);
-    for (int64_t i = 0; i < n; i += 4) {
-        int64_t now = qlora__min(4, n - i);
+static QLORA__INLINE void qlora__neon_scale4(float* at, float factor, float offset) {
+    float32x4_t product = vmulq_n_f32(vld1q_f32(at), factor);
+    QLORA__ROUNDED(product, "w");
+    uint32x4_t bits = vreinterpretq_u32_f32(vaddq_f32(product, vdupq_n_f32(offset)));
+    uint32x4_t magnitude = vandq_u32(bits, vdupq_n_u32(0x7fffffffu));
+    uint32x4_t is_nan = vcgtq_u32(magnitude, vdupq_n_u32(0x7f800000u));
+    bits = vbslq_u32(is_nan, vdupq_n_u32(0x7fc00000u), bits);
+    vst1q_f32(at, vreinterpretq_f32_u32(bits));
+}
+
+static void qlora__neon_scale(float* scales, int64_t n, float factor, float offset) {
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        qlora__neon_scale4(scales + i, factor, offset);
+    }
+    if (i < n) {
         float last[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        float* at = now == 4 ? scales + i : last;
-        if (now < 4) {
-            memcpy(last, scales + i, (size_t)now * sizeof last[0]);
-        }
-        uint32x4_t bits = vreinterpretq_u32_f32(vaddq_f32(vld1q_f32(at), vdupq_n_f32(offset)));
-        uint32x4_t is_nan =
-            vcgtq_u32(vandq_u32(bits, vdupq_n_u32(0x7fffffffu)), vdupq_n_u32(0x7f800000u));
-        vst1q_f32(at, vreinterpretq_f32_u32(vbslq_u32(is_nan, nan, bits)));
-        if (now < 4) {
-            memcpy(scales + i, last, (size_t)now * sizeof last[0]);
-        }
+        memcpy(last, scales + i, (size_t)(n - i) * sizeof last[0]);
+        qlora__neon_scale4(last, factor, offset);
+        memcpy(scales + i, last, (size_t)(n - i) * sizeof last[0]);
     }
 }
 
-// Adds the products of 8 elements of each line, from element i on, and 8 of x to two sums per line.
-#define QLORA__STREAM8(low, high)                                                                  \
-    do {                                                                                           \
-        float32x4_t x0 = vld1q_f32(x);                                                             \
-        float32x4_t x1 = vld1q_f32(x + 4);                                                         \
-        s0 = vfmaq_f32(s0, low(l0 + i), x0), t0 = vfmaq_f32(t0, high(l0 + i), x1);                 \
-        s1 = vfmaq_f32(s1, low(l1 + i), x0), t1 = vfmaq_f32(t1, high(l1 + i), x1);                 \
-        s2 = vfmaq_f32(s2, low(l2 + i), x0), t2 = vfmaq_f32(t2, high(l2 + i), x1);                 \
-        s3 = vfmaq_f32(s3, low(l3 + i), x0), t3 = vfmaq_f32(t3, high(l3 + i), x1);                 \
-    } while (0)
+// Adds the products of 8 elements of a line, from element i on, and 8 of x to two sums.
+#define QLORA__STREAM8(low, high, l, s, t)                                                         \
+    s = vfmaq_f32(s, low(l + i), x0), t = vfmaq_f32(t, high(l + i), x1)
 
-// One function per type of the lines: sums += lines x over a multiple of 8 elements.
+// Two functions per type: sums += lines x over a multiple of 8 elements for four lines at a time,
+// which have one fold for all, and the sum of one line over a multiple of 32, which reads the memory
+// in order.
 #define QLORA__STREAM_TYPE(name, type, low, high)                                                  \
     static void name(const void* const* lines, int64_t n, const float* x, float* sums) {           \
         const type* l0 = (const type*)lines[0];                                                    \
@@ -130,11 +129,33 @@ static void qlora__neon_shift(float* scales, int64_t n, float offset) {
         float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;                             \
         float32x4_t t0 = s0, t1 = s0, t2 = s0, t3 = s0;                                            \
         for (int64_t i = 0; i < n; i += 8, x += 8) {                                               \
-            QLORA__STREAM8(low, high);                                                             \
+            float32x4_t x0 = vld1q_f32(x), x1 = vld1q_f32(x + 4);                                  \
+            QLORA__STREAM8(low, high, l0, s0, t0);                                                 \
+            QLORA__STREAM8(low, high, l1, s1, t1);                                                 \
+            QLORA__STREAM8(low, high, l2, s2, t2);                                                 \
+            QLORA__STREAM8(low, high, l3, s3, t3);                                                 \
         }                                                                                          \
         s0 = vpaddq_f32(vaddq_f32(s0, t0), vaddq_f32(s1, t1));                                     \
         s2 = vpaddq_f32(vaddq_f32(s2, t2), vaddq_f32(s3, t3));                                     \
         vst1q_f32(sums, vaddq_f32(vld1q_f32(sums), vpaddq_f32(s0, s2)));                           \
+    }                                                                                              \
+    static float name##_line(const void* line, int64_t n, const float* x) {                        \
+        const type* l = (const type*)line;                                                         \
+        float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;                             \
+        float32x4_t t0 = s0, t1 = s0, t2 = s0, t3 = s0;                                            \
+        for (int64_t i = 0; i < n; i += 32, x += 32) {                                             \
+            float32x4_t x0 = vld1q_f32(x), x1 = vld1q_f32(x + 4);                                  \
+            QLORA__STREAM8(low, high, l, s0, t0);                                                  \
+            x0 = vld1q_f32(x + 8), x1 = vld1q_f32(x + 12);                                         \
+            QLORA__STREAM8(low, high, 8 + l, s1, t1);                                              \
+            x0 = vld1q_f32(x + 16), x1 = vld1q_f32(x + 20);                                        \
+            QLORA__STREAM8(low, high, 16 + l, s2, t2);                                             \
+            x0 = vld1q_f32(x + 24), x1 = vld1q_f32(x + 28);                                        \
+            QLORA__STREAM8(low, high, 24 + l, s3, t3);                                             \
+        }                                                                                          \
+        s0 = vaddq_f32(vaddq_f32(vaddq_f32(s0, t0), vaddq_f32(s1, t1)),                            \
+                       vaddq_f32(vaddq_f32(s2, t2), vaddq_f32(s3, t3)));                           \
+        return vaddvq_f32(s0);                                                                     \
     }
 
 #define QLORA__F32_HIGH(p) vld1q_f32((p) + 4)
@@ -158,13 +179,21 @@ QLORA__STREAM_TYPE(qlora__neon_stream_f16, uint16_t, QLORA__F16_LOW, QLORA__F16_
 
 static void qlora__neon_stream_dense(const void* const* lines, qlora_dtype dtype, int64_t n,
                                      const float* x, float* sums) {
-    void (*stream)(const void* const* lines, int64_t n, const float* x, float* sums) =
-        dtype == QLORA_F32    ? qlora__neon_stream_f32
-        : dtype == QLORA_BF16 ? qlora__neon_stream_bf16
-                              : qlora__neon_stream_f16;
+    static const struct {
+        void (*lines)(const void* const* lines, int64_t n, const float* x, float* sums);
+        float (*line)(const void* line, int64_t n, const float* x);
+    } kernels[] = {{qlora__neon_stream_f32, qlora__neon_stream_f32_line},
+                   {qlora__neon_stream_bf16, qlora__neon_stream_bf16_line},
+                   {qlora__neon_stream_f16, qlora__neon_stream_f16_line}};
+    if (n % 32 == 0 && n >= QLORA__STREAM_LONG) {
+        for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+            sums[i] = kernels[dtype].line(lines[i], n, x);
+        }
+        return;
+    }
     int64_t whole = n / 8 * 8;
     memset(sums, 0, QLORA__STREAM_LINES * sizeof *sums);
-    stream(lines, whole, x, sums);
+    kernels[dtype].lines(lines, whole, x, sums);
     if (whole < n) {
         size_t size = dtype == QLORA_F32 ? 4 : 2;
         char room[QLORA__STREAM_LINES][64];
@@ -173,7 +202,7 @@ static void qlora__neon_stream_dense(const void* const* lines, qlora_dtype dtype
         memset(rest, 0, sizeof rest);
         memcpy(rest, x + whole, (size_t)(n - whole) * sizeof rest[0]);
         qlora__stream_tail(lines, (size_t)whole * size, (size_t)(n - whole) * size, room, tail);
-        stream(tail, 8, rest, sums);
+        kernels[dtype].lines(tail, 8, rest, sums);
     }
 }
 
@@ -207,7 +236,7 @@ static void qlora__neon_blend(const float* a, const float* b, int64_t ld, int64_
 }
 
 static const qlora__cpu_stream qlora__neon_stream = {
-    qlora__neon_order,        qlora__neon_stream_nf4, qlora__neon_shift,
+    qlora__neon_order,        qlora__neon_stream_nf4, qlora__neon_scale,
     qlora__neon_stream_dense, qlora__neon_blend,
 };
 

@@ -38,12 +38,15 @@
 #if defined(__GNUC__) || defined(__clang__)
 #define QLORA__NOINLINE __attribute__((noinline))
 #define QLORA__INLINE inline __attribute__((always_inline))
+// Between a product of vectors and a sum: compilers may otherwise fuse the two.
+#define QLORA__ROUNDED(v, constraint) __asm__("" : "+" constraint(v))
 #define QLORA__TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define QLORA__TARGET_AVX512                                                                       \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
 #else
 #define QLORA__NOINLINE __declspec(noinline)
 #define QLORA__INLINE __forceinline
+#define QLORA__ROUNDED(v, constraint) (void)(v)
 #define QLORA__TARGET_AVX2
 #define QLORA__TARGET_AVX512
 #endif
