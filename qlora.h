@@ -1183,6 +1183,7 @@ typedef struct qlora_nf4 {
     int32_t block;
     int32_t block2;
     bool owns_memory; // created, not wrapped
+    float* ready; // for the CPU's products with few rows: scales of a model's weight; may be NULL
     qlora_tensor memory;
     qlora_ctx* owner;
 } qlora_nf4;
@@ -6253,6 +6254,9 @@ struct qlora__cpu_stream {
     // sums[i] = the dot product of x and line i: `steps` times 64 weights, with one scale each.
     void (*nf4)(const float* levels, const qlora__nf4_line* lines, int64_t steps, const float* x,
                 float* sums);
+    // The same with scales from qlora__stream_prepare.
+    void (*ready)(const float* levels, const qlora__nf4_line* lines, int64_t steps, const float* x,
+                  float* sums);
     // scales = scales * factor + offset, each operation rounded. A NaN becomes one that stays a NaN
     // when its upper half is rounded.
     void (*scale)(float* scales, int64_t n, float factor, float offset);
@@ -6300,6 +6304,39 @@ static void qlora__stream_scales(const qlora__cpu_stream* stream, const qlora_nf
     }
 }
 
+// Whether the values of a block, rounded to the nearest bf16 with ties away from zero, are those
+// that NF4 is defined by, where ties go to even numbers: `bits` are those of the scale to try.
+static bool qlora__stream_agrees(const float* levels, float scale, uint32_t bits) {
+    bool same = true;
+    for (int i = 0; i < 16; i++) {
+        uint32_t got = (qlora__bits(levels[i] * qlora__from_bits(bits)) + 0x8000u) >> 16;
+        same = same && got == qlora__bf16_from(levels[i] * scale);
+    }
+    return same;
+}
+
+// Decodes the scales of a whole weight, one per 64 weights, for the kernel that rounds ties away
+// from zero. Where a tie matters (one block in thousands), a neighbouring number takes the place of
+// the scale, one that gives the same 16 values. False if there is none, or the scale is not finite.
+static bool qlora__stream_prepare(const qlora__cpu_stream* stream, const qlora_nf4* w,
+                                  int64_t first, int64_t steps, float* scales) {
+    static const int32_t moves[] = {1, -1, 2, -2, 3, -3, 4, -4};
+    qlora__stream_scales(stream, w, first * QLORA__STREAM_STEP, steps, scales);
+    for (int64_t i = 0; i < steps; i++) {
+        uint32_t bits = qlora__bits(scales[i]);
+        bool found = qlora__stream_agrees(w->maps, scales[i], bits);
+        for (size_t k = 0; !found && k < sizeof moves / sizeof moves[0]; k++) {
+            uint32_t moved = bits + (uint32_t)moves[k];
+            found = qlora__finite(scales[i]) && qlora__stream_agrees(w->maps, scales[i], moved);
+            scales[i] = found ? qlora__from_bits(moved) : scales[i];
+        }
+        if (!found || !qlora__finite(scales[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
 // Copies the last elements of four lines, `bytes` each, to the beginning of lines of zeros, so that
 // the kernels need no loop for single elements.
 static QLORA__UNUSED void qlora__stream_tail(const void* const* lines, size_t at, size_t bytes,
@@ -6325,21 +6362,22 @@ static const uint8_t qlora__neon_order[QLORA__STREAM_STEP] = {
     56, 58, 60, 62, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63,
 };
 
-// The products of four levels and a scale, prepared for rounding: with 0x7fff added, the upper half
-// is the nearest bf16, ties to even.
-static QLORA__INLINE uint32x4_t qlora__neon_products(float32x4_t levels, float scale) {
+// The products of four levels and a scale, prepared for rounding: with 0x8000 added (`ready`), or
+// with 0x7fff, the upper half is the nearest bf16.
+static QLORA__INLINE uint32x4_t qlora__neon_products(float32x4_t levels, float scale, bool ready) {
     uint32x4_t bits = vreinterpretq_u32_f32(vmulq_n_f32(levels, scale));
-    return vsubq_u32(bits, vtstq_u32(bits, vdupq_n_u32(0x10000)));
+    return ready ? bits : vsubq_u32(bits, vtstq_u32(bits, vdupq_n_u32(0x10000)));
 }
 
 // The 16 values of a block as bf16: their low bytes and their high bytes.
-static QLORA__INLINE uint8x16x2_t qlora__neon_planes(float32x4x4_t levels, float scale) {
-    const uint32x4_t half = vdupq_n_u32(0x7fff);
+static QLORA__INLINE uint8x16x2_t qlora__neon_planes(float32x4x4_t levels, float scale,
+                                                     bool ready) {
+    const uint32x4_t half = vdupq_n_u32(ready ? 0x8000 : 0x7fff);
     uint8x16x2_t planes;
-    uint16x4_t r0 = vaddhn_u32(qlora__neon_products(levels.val[0], scale), half);
-    uint16x4_t r2 = vaddhn_u32(qlora__neon_products(levels.val[2], scale), half);
-    uint16x8_t low = vaddhn_high_u32(r0, qlora__neon_products(levels.val[1], scale), half);
-    uint16x8_t high = vaddhn_high_u32(r2, qlora__neon_products(levels.val[3], scale), half);
+    uint16x4_t r0 = vaddhn_u32(qlora__neon_products(levels.val[0], scale, ready), half);
+    uint16x4_t r2 = vaddhn_u32(qlora__neon_products(levels.val[2], scale, ready), half);
+    uint16x8_t low = vaddhn_high_u32(r0, qlora__neon_products(levels.val[1], scale, ready), half);
+    uint16x8_t high = vaddhn_high_u32(r2, qlora__neon_products(levels.val[3], scale, ready), half);
     planes.val[0] = vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
     planes.val[1] = vuzp2q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
     return planes;
@@ -6373,16 +6411,17 @@ static QLORA__INLINE uint8x16x2_t qlora__neon_planes(float32x4x4_t levels, float
 
 // Two lines at a time: the second keeps the units busy while the first waits for its look-ups. A
 // look-up selects one byte of each value; interleaving the bytes, and zeros, makes f32 of them.
-static void qlora__neon_stream_pair(const float* levels, const qlora__nf4_line* lines,
-                                    int64_t steps, const float* x, float32x4_t* sums) {
+static QLORA__INLINE void qlora__neon_stream_pair(const float* levels, const qlora__nf4_line* lines,
+                                                  int64_t steps, const float* x, bool ready,
+                                                  float32x4_t* sums) {
     const float32x4x4_t all = {
         {vld1q_f32(levels), vld1q_f32(levels + 4), vld1q_f32(levels + 8), vld1q_f32(levels + 12)}};
     const uint8_t* c0 = lines[0].codes;
     const uint8_t* c1 = lines[1].codes;
     float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, t0 = s0, t1 = s0;
     for (int64_t i = 0; i < steps; i++) {
-        uint8x16x2_t p0 = qlora__neon_planes(all, lines[0].scales[i]);
-        uint8x16x2_t p1 = qlora__neon_planes(all, lines[1].scales[i]);
+        uint8x16x2_t p0 = qlora__neon_planes(all, lines[0].scales[i], ready);
+        uint8x16x2_t p1 = qlora__neon_planes(all, lines[1].scales[i], ready);
         QLORA__STREAM32(p0, c0, x, s0, t0);
         QLORA__STREAM32(p1, c1, x, s1, t1);
         QLORA__STREAM32(p0, c0 + 16, x + 32, s0, t0);
@@ -6398,8 +6437,18 @@ static void qlora__neon_stream_pair(const float* levels, const qlora__nf4_line* 
 static void qlora__neon_stream_nf4(const float* levels, const qlora__nf4_line* lines, int64_t steps,
                                    const float* x, float* sums) {
     float32x4_t s[QLORA__STREAM_LINES];
-    qlora__neon_stream_pair(levels, lines, steps, x, s);
-    qlora__neon_stream_pair(levels, lines + 2, steps, x, s + 2);
+    for (int i = 0; i < QLORA__STREAM_LINES; i += 2) {
+        qlora__neon_stream_pair(levels, lines + i, steps, x, false, s + i);
+    }
+    vst1q_f32(sums, vpaddq_f32(vpaddq_f32(s[0], s[1]), vpaddq_f32(s[2], s[3])));
+}
+
+static void qlora__neon_stream_ready(const float* levels, const qlora__nf4_line* lines,
+                                     int64_t steps, const float* x, float* sums) {
+    float32x4_t s[QLORA__STREAM_LINES];
+    for (int i = 0; i < QLORA__STREAM_LINES; i += 2) {
+        qlora__neon_stream_pair(levels, lines + i, steps, x, true, s + i);
+    }
     vst1q_f32(sums, vpaddq_f32(vpaddq_f32(s[0], s[1]), vpaddq_f32(s[2], s[3])));
 }
 
@@ -6434,8 +6483,8 @@ static void qlora__neon_scale(float* scales, int64_t n, float factor, float offs
     s = vfmaq_f32(s, low(l + i), x0), t = vfmaq_f32(t, high(l + i), x1)
 
 // Two functions per type: sums += lines x over a multiple of 8 elements for four lines at a time,
-// which have one fold for all, and the sum of one line over a multiple of 32, which reads the memory
-// in order.
+// which have one fold for all; and the sum of one line over a multiple of 32, which reads memory in
+// order.
 #define QLORA__STREAM_TYPE(name, type, low, high)                                                  \
     static void name(const void* const* lines, int64_t n, const float* x, float* sums) {           \
         const type* l0 = (const type*)lines[0];                                                    \
@@ -6552,8 +6601,8 @@ static void qlora__neon_blend(const float* a, const float* b, int64_t ld, int64_
 }
 
 static const qlora__cpu_stream qlora__neon_stream = {
-    qlora__neon_order,        qlora__neon_stream_nf4, qlora__neon_scale,
-    qlora__neon_stream_dense, qlora__neon_blend,
+    qlora__neon_order, qlora__neon_stream_nf4,   qlora__neon_stream_ready,
+    qlora__neon_scale, qlora__neon_stream_dense, qlora__neon_blend,
 };
 
 #endif // QLORA__NEON
@@ -6574,16 +6623,19 @@ static const uint8_t qlora__avx2_order[QLORA__STREAM_STEP] = {
 
 // The 16 values of a block as bf16: 16 low bytes, then 16 high bytes.
 QLORA__TARGET_AVX2
-static QLORA__INLINE void qlora__avx2_planes(const float* levels, float scale, uint8_t* planes) {
+static QLORA__INLINE void qlora__avx2_planes(const float* levels, float scale, bool ready,
+                                             uint8_t* planes) {
     const __m256i one = _mm256_set1_epi32(1);
-    const __m256i half = _mm256_set1_epi32(0x7fff);
+    const __m256i half = _mm256_set1_epi32(ready ? 0x8000 : 0x7fff);
     __m256 s = _mm256_set1_ps(scale);
     __m256i low = _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(levels), s));
     __m256i high = _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(levels + 8), s));
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(low, 16), one);
-    low = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(low, odd), half), 16);
-    odd = _mm256_and_si256(_mm256_srli_epi32(high, 16), one);
-    high = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(high, odd), half), 16);
+    if (!ready) {
+        low = _mm256_add_epi32(low, _mm256_and_si256(_mm256_srli_epi32(low, 16), one));
+        high = _mm256_add_epi32(high, _mm256_and_si256(_mm256_srli_epi32(high, 16), one));
+    }
+    low = _mm256_srli_epi32(_mm256_add_epi32(low, half), 16);
+    high = _mm256_srli_epi32(_mm256_add_epi32(high, half), 16);
     // Packing works within each half of a register: 0xd8 puts the quarters back in order.
     __m256i all = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
     __m256i bytes = _mm256_packus_epi16(_mm256_and_si256(all, _mm256_set1_epi16(0xff)),
@@ -6609,15 +6661,16 @@ static QLORA__INLINE void qlora__avx2_planes(const float* levels, float scale, u
 // The sum of one line in eight lanes. A look-up selects one byte of each value; interleaving the
 // bytes makes bf16 of them, and f32 is bf16 with zeros behind it.
 QLORA__TARGET_AVX2
-static void qlora__avx2_stream_line(const float* levels, const qlora__nf4_line* line, int64_t steps,
-                                    const float* x, float* lanes) {
+static QLORA__INLINE void qlora__avx2_stream_line(const float* levels, const qlora__nf4_line* line,
+                                                  int64_t steps, const float* x, bool ready,
+                                                  float* lanes) {
     const __m256i mask = _mm256_set1_epi8(15);
     const __m256i upper = _mm256_set1_epi32((int)0xffff0000u);
     const uint8_t* codes = line->codes;
     __m256 s = _mm256_setzero_ps(), t = s, u = s, v = s;
     for (int64_t i = 0; i < steps; i++) {
         uint8_t planes[32];
-        qlora__avx2_planes(levels, line->scales[i], planes);
+        qlora__avx2_planes(levels, line->scales[i], ready, planes);
         __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(void*)planes));
         __m256i high =
             _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(void*)(planes + 16)));
@@ -6671,11 +6724,22 @@ static float qlora__avx2_fold(const float* lanes) {
            ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
 }
 
+QLORA__TARGET_AVX2
 static void qlora__avx2_stream_nf4(const float* levels, const qlora__nf4_line* lines, int64_t steps,
                                    const float* x, float* sums) {
     for (int i = 0; i < QLORA__STREAM_LINES; i++) {
         float lanes[8];
-        qlora__avx2_stream_line(levels, &lines[i], steps, x, lanes);
+        qlora__avx2_stream_line(levels, &lines[i], steps, x, false, lanes);
+        sums[i] = qlora__avx2_fold(lanes);
+    }
+}
+
+QLORA__TARGET_AVX2
+static void qlora__avx2_stream_ready(const float* levels, const qlora__nf4_line* lines,
+                                     int64_t steps, const float* x, float* sums) {
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        float lanes[8];
+        qlora__avx2_stream_line(levels, &lines[i], steps, x, true, lanes);
         sums[i] = qlora__avx2_fold(lanes);
     }
 }
@@ -6786,8 +6850,8 @@ static void qlora__avx2_blend(const float* a, const float* b, int64_t ld, int64_
 }
 
 static const qlora__cpu_stream qlora__avx2_stream = {
-    qlora__avx2_order,        qlora__avx2_stream_nf4, qlora__avx2_scale,
-    qlora__avx2_stream_dense, qlora__avx2_blend,
+    qlora__avx2_order, qlora__avx2_stream_nf4,   qlora__avx2_stream_ready,
+    qlora__avx2_scale, qlora__avx2_stream_dense, qlora__avx2_blend,
 };
 
 #endif // QLORA__X86
@@ -6807,11 +6871,15 @@ static const uint8_t qlora__avx512_order[QLORA__STREAM_STEP] = {
 
 // The 16 values of a block, rounded to bf16, as f32.
 QLORA__TARGET_AVX512
-static QLORA__INLINE void qlora__avx512_values(const float* levels, float scale, float* values) {
+static QLORA__INLINE void qlora__avx512_values(const float* levels, float scale, bool ready,
+                                               float* values) {
     __m512i bits =
         _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(levels), _mm512_set1_ps(scale)));
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    bits = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+    if (!ready) {
+        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+        bits = _mm512_add_epi32(bits, odd);
+    }
+    bits = _mm512_add_epi32(bits, _mm512_set1_epi32(ready ? 0x8000 : 0x7fff));
     bits = _mm512_slli_epi32(_mm512_srli_epi32(bits, 16), 16);
     _mm512_storeu_ps(values, _mm512_castsi512_ps(bits));
 }
@@ -6819,13 +6887,14 @@ static QLORA__INLINE void qlora__avx512_values(const float* levels, float scale,
 // The sum of one line in 16 lanes. A permutation selects from all 16 values; it ignores the upper
 // bits of an index, so that a byte is the index of its low half.
 QLORA__TARGET_AVX512
-static void qlora__avx512_stream_line(const float* levels, const qlora__nf4_line* line,
-                                      int64_t steps, const float* x, float* lanes) {
+static QLORA__INLINE void qlora__avx512_stream_line(const float* levels,
+                                                    const qlora__nf4_line* line, int64_t steps,
+                                                    const float* x, bool ready, float* lanes) {
     const uint8_t* codes = line->codes;
     __m512 s = _mm512_setzero_ps(), t = s, u = s, v = s;
     for (int64_t i = 0; i < steps; i++) {
         float values[16];
-        qlora__avx512_values(levels, line->scales[i], values);
+        qlora__avx512_values(levels, line->scales[i], ready, values);
         __m512 table = _mm512_loadu_ps(values);
         __m128i pair = _mm_loadu_si128((const __m128i*)(const void*)codes);
         __m512i index = _mm512_cvtepu8_epi32(pair);
@@ -6844,19 +6913,30 @@ static void qlora__avx512_stream_line(const float* levels, const qlora__nf4_line
     _mm256_zeroupper();
 }
 
+QLORA__TARGET_AVX512
 static void qlora__avx512_stream_nf4(const float* levels, const qlora__nf4_line* lines,
                                      int64_t steps, const float* x, float* sums) {
     for (int i = 0; i < QLORA__STREAM_LINES; i++) {
         float lanes[16];
-        qlora__avx512_stream_line(levels, &lines[i], steps, x, lanes);
+        qlora__avx512_stream_line(levels, &lines[i], steps, x, false, lanes);
+        sums[i] = qlora__avx2_fold(lanes) + qlora__avx2_fold(lanes + 8);
+    }
+}
+
+QLORA__TARGET_AVX512
+static void qlora__avx512_stream_ready(const float* levels, const qlora__nf4_line* lines,
+                                       int64_t steps, const float* x, float* sums) {
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        float lanes[16];
+        qlora__avx512_stream_line(levels, &lines[i], steps, x, true, lanes);
         sums[i] = qlora__avx2_fold(lanes) + qlora__avx2_fold(lanes + 8);
     }
 }
 
 // Dense lines are limited by the memory, whatever the width of the registers.
 static const qlora__cpu_stream qlora__avx512_stream = {
-    qlora__avx512_order,      qlora__avx512_stream_nf4, qlora__avx2_scale,
-    qlora__avx2_stream_dense, qlora__avx2_blend,
+    qlora__avx512_order, qlora__avx512_stream_nf4, qlora__avx512_stream_ready,
+    qlora__avx2_scale,   qlora__avx2_stream_dense, qlora__avx2_blend,
 };
 
 #endif // QLORA__X86
@@ -7561,6 +7641,7 @@ static int64_t qlora__packing_room(void) {
 
 #define QLORA__FEW 8          // rows
 #define QLORA__FEW_STREAMED 3 // rows up to which dequantising for each row costs least
+#define QLORA__FEW_ROWS 64    // rows of B that are added up at a time
 #define QLORA__FEW_STEPS 512  // steps of a line whose scales are decoded at a time
 #define QLORA__FEW_PART 384   // NF4 weights of a line that are dequantised at a time otherwise
 
@@ -7612,6 +7693,16 @@ static void qlora__few_streamed(const qlora__few* f, const int64_t* lines,
     float scales[QLORA__STREAM_LINES * QLORA__FEW_STEPS];
     qlora__nf4_line line[QLORA__STREAM_LINES];
     int64_t steps = g->K / QLORA__STREAM_STEP;
+    if (g->nf4->ready != NULL) {
+        for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+            line[j].codes = g->nf4->codes + lines[j] / 2;
+            line[j].scales = g->nf4->ready + lines[j] / QLORA__STREAM_STEP;
+        }
+        for (int64_t i = 0; i < g->M; i++) {
+            f->stream->ready(g->nf4->maps, line, steps, f->x + i * f->ld, sums[i]);
+        }
+        return;
+    }
     if (steps <= QLORA__FEW_STEPS && lines[3] == lines[0] + 3 * g->K) {
         // The blocks of the four lines follow each other.
         qlora__stream_scales(f->stream, g->nf4, lines[0], QLORA__STREAM_LINES * steps, scales);
@@ -7681,7 +7772,25 @@ static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// Columns of C in groups of 16, numbered over all matrices, for B stored [K,N].
+// Rows [first, first + n) of 16 columns of B as f32: where they are, or in `stage`. Returns the
+// distance from row to row.
+static int64_t qlora__few_rows(const qlora__few* f, int64_t first, int64_t n, const float** rows,
+                               float* stage) {
+    const qlora__gemm* g = f->g;
+    if (g->b_type == QLORA_F32) {
+        *rows = (const float*)g->B + first;
+        return g->ldb;
+    }
+    for (int64_t k = 0; k < n; k++) {
+        f->cpu->widen((const uint16_t*)g->B + first + k * g->ldb, g->b_type, QLORA__STREAM_COLS,
+                      stage + k * QLORA__STREAM_COLS);
+    }
+    *rows = stage;
+    return QLORA__STREAM_COLS;
+}
+
+// Columns of C in groups of 16, numbered over all matrices, for B stored [K,N]. The sums of each
+// part of K are added up, so that the bits do not depend on the type of B.
 static void qlora__few_cols(void* user, int64_t begin, int64_t end) {
     const qlora__few* f = (const qlora__few*)user;
     const qlora__gemm* g = f->g;
@@ -7689,12 +7798,24 @@ static void qlora__few_cols(void* user, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t batch = unit / groups;
         int64_t col = unit % groups * QLORA__STREAM_COLS;
-        const float* b = (const float*)g->B + batch * g->sB + col;
+        float sums[QLORA__FEW][QLORA__STREAM_COLS];
+        float stage[QLORA__FEW_ROWS * QLORA__STREAM_COLS];
+        memset(sums, 0, (size_t)g->M * sizeof sums[0]);
+        for (int64_t k = 0; k < g->K; k += QLORA__FEW_ROWS) {
+            int64_t n = qlora__min(QLORA__FEW_ROWS, g->K - k);
+            const float* rows = NULL;
+            int64_t ld = qlora__few_rows(f, batch * g->sB + k * g->ldb + col, n, &rows, stage);
+            for (int64_t i = 0; i < g->M; i++) {
+                float part[QLORA__STREAM_COLS];
+                f->stream->blend(f->x + batch * f->step + i * f->ld + k, rows, ld, n, part);
+                for (int j = 0; j < QLORA__STREAM_COLS; j++) {
+                    sums[i][j] += part[j];
+                }
+            }
+        }
         for (int64_t i = 0; i < g->M; i++) {
-            float sums[QLORA__STREAM_COLS];
-            f->stream->blend(f->x + batch * f->step + i * f->ld, b, g->ldb, g->K, sums);
             for (int64_t j = 0; j < QLORA__STREAM_COLS; j++) {
-                qlora__few_write(g, batch * g->sC + i * g->ldc + col + j, sums[j]);
+                qlora__few_write(g, batch * g->sC + i * g->ldc + col + j, sums[i][j]);
             }
         }
     }
@@ -7734,8 +7855,7 @@ static void qlora__few_copy(qlora__few* f, float* room) {
 
 // Whether a product goes this way.
 static bool qlora__few_takes(const qlora__gemm* g) {
-    bool rows =
-        g->tb || (g->nf4 == NULL && g->b_type == QLORA_F32 && g->N % QLORA__STREAM_COLS == 0);
+    bool rows = g->tb || (g->nf4 == NULL && g->N % QLORA__STREAM_COLS == 0);
     return rows && g->M <= QLORA__FEW && !g->ta && g->out == QLORA_F32 &&
            g->M * g->batch <= qlora__packing_room() / g->K;
 }
@@ -7773,6 +7893,7 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 
 #undef QLORA__FEW
 #undef QLORA__FEW_STREAMED
+#undef QLORA__FEW_ROWS
 #undef QLORA__FEW_STEPS
 #undef QLORA__FEW_PART
 
@@ -24921,6 +25042,7 @@ typedef struct qlora__projection {
     bool stored; // it is 4-bit in the files
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
+    qlora_tensor ready; // f32: scales for products with few rows on the CPU; may be empty
     qlora_tensor dense; // unless is_nf4; in the compute type, unless it is mapped
     qlora__mapped mapped;
     bool has_bias;
@@ -25144,6 +25266,13 @@ static bool qlora__has_own_d_out(const qlora_model* m) {
            qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0;
 }
 
+// Whether decoding reads the codes of a weight as they are stored, with its scales as f32.
+static bool qlora__streams(const qlora_model* m, const qlora__projection* p) {
+    int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : QLORA__STREAM_STEP;
+    return qlora__on_cpu(m->ctx) && m->ctx->cpu->stream != NULL && m->desc.generate_tokens > 0 &&
+           p->in % QLORA__STREAM_STEP == 0 && block % QLORA__STREAM_STEP == 0;
+}
+
 // A frozen weight: in the arena, or where its file is mapped.
 static void qlora__layout_weight(qlora__arena* arena, const qlora_model* m,
                                  const qlora__mapped* mapped, int64_t rows, int64_t cols,
@@ -25169,6 +25298,11 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
         qlora_tensor memory;
         qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora_nf4_bytes(&p->nf4_desc), &memory);
         p->nf4.memory = memory; // wrapped once the arena is allocated
+        memset(&p->ready, 0, sizeof p->ready);
+        if (qlora__streams(m, p)) {
+            qlora__arena_tensor(arena, QLORA_F32, 1, p->out * p->in / QLORA__STREAM_STEP,
+                                &p->ready);
+        }
     } else {
         qlora__layout_weight(arena, m, &p->mapped, p->out, p->in, &p->dense);
     }
@@ -26512,8 +26646,9 @@ static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
 //   data       the memory of every weight that was quantised here, in the order of the layers
 //   checksum   of the data, 8 bytes
 //
-// The file is used only if it was made from the same config and weights (checkpoints compare the same
-// hashes), in this format, for the same block sizes, and is undamaged. Otherwise it is made again.
+// The file is used only if it was made from the same config and weights (by the hashes that
+// checkpoints compare), in this format, for the same block sizes, and is undamaged. Otherwise it is
+// made again.
 
 #define QLORA__KEEP_MAGIC "qloraNF4"
 #define QLORA__KEEP_ORDER 0x01020304u // the data has the byte order of the machine
@@ -28346,6 +28481,58 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
+typedef struct qlora__ready_job {
+    const qlora__cpu_stream* stream;
+    const qlora_nf4* w;
+    float* scales;
+    uint8_t* failed; // one per part
+} qlora__ready_job;
+
+#define QLORA__READY_PART 1024 // scales
+
+static void qlora__ready_parts(void* user, int64_t begin, int64_t end) {
+    const qlora__ready_job* job = (const qlora__ready_job*)user;
+    int64_t all = job->w->rows * job->w->cols / QLORA__STREAM_STEP;
+    for (int64_t part = begin; part < end; part++) {
+        int64_t first = part * QLORA__READY_PART;
+        int64_t steps = qlora__min(QLORA__READY_PART, all - first);
+        job->failed[part] =
+            !qlora__stream_prepare(job->stream, job->w, first, steps, job->scales + first);
+    }
+}
+
+// Prepares the scales of the weights that decoding streams. A weight with scales that cannot be
+// prepared keeps its own.
+static qlora_result qlora__model_ready(qlora_ctx* ctx, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            qlora__projection* p = &m->layers[l].projections[i];
+            int64_t parts = qlora__ceil_div(p->ready.cols, QLORA__READY_PART);
+            qlora__ready_job job;
+            bool failed = false;
+            if (p->ready.data == NULL) {
+                continue;
+            }
+            job.stream = ctx->cpu->stream;
+            job.w = &p->nf4;
+            job.scales = (float*)p->ready.data;
+            job.failed = (uint8_t*)qlora__alloc_zero(ctx, (size_t)parts);
+            if (job.failed == NULL) {
+                return QLORA_ERR_MEMORY;
+            }
+            qlora__parallel(ctx, parts, 1, qlora__ready_parts, &job);
+            for (int64_t k = 0; k < parts; k++) {
+                failed = failed || job.failed[k] != 0;
+            }
+            qlora__free(ctx, job.failed, (size_t)parts);
+            p->nf4.ready = failed ? NULL : job.scales;
+        }
+    }
+    return QLORA_OK;
+}
+
+#undef QLORA__READY_PART
+
 // The operands of layers without a cache are views of the shared one. A stack of dense weights
 // needs none.
 static void qlora__model_operands(qlora_model* m) {
@@ -28683,6 +28870,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
+    QLORA__TRY(qlora__model_ready(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
@@ -33431,4 +33619,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 843c3762ee259e2f
+//@@ end cc79fa992bc39d27

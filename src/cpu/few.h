@@ -7,6 +7,7 @@
 
 #define QLORA__FEW 8          // rows
 #define QLORA__FEW_STREAMED 3 // rows up to which dequantising for each row costs least
+#define QLORA__FEW_ROWS 64    // rows of B that are added up at a time
 #define QLORA__FEW_STEPS 512  // steps of a line whose scales are decoded at a time
 #define QLORA__FEW_PART 384   // NF4 weights of a line that are dequantised at a time otherwise
 
@@ -58,6 +59,16 @@ static void qlora__few_streamed(const qlora__few* f, const int64_t* lines,
     float scales[QLORA__STREAM_LINES * QLORA__FEW_STEPS];
     qlora__nf4_line line[QLORA__STREAM_LINES];
     int64_t steps = g->K / QLORA__STREAM_STEP;
+    if (g->nf4->ready != NULL) {
+        for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+            line[j].codes = g->nf4->codes + lines[j] / 2;
+            line[j].scales = g->nf4->ready + lines[j] / QLORA__STREAM_STEP;
+        }
+        for (int64_t i = 0; i < g->M; i++) {
+            f->stream->ready(g->nf4->maps, line, steps, f->x + i * f->ld, sums[i]);
+        }
+        return;
+    }
     if (steps <= QLORA__FEW_STEPS && lines[3] == lines[0] + 3 * g->K) {
         // The blocks of the four lines follow each other.
         qlora__stream_scales(f->stream, g->nf4, lines[0], QLORA__STREAM_LINES * steps, scales);
@@ -127,7 +138,25 @@ static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// Columns of C in groups of 16, numbered over all matrices, for B stored [K,N].
+// Rows [first, first + n) of 16 columns of B as f32: where they are, or in `stage`. Returns the
+// distance from row to row.
+static int64_t qlora__few_rows(const qlora__few* f, int64_t first, int64_t n, const float** rows,
+                               float* stage) {
+    const qlora__gemm* g = f->g;
+    if (g->b_type == QLORA_F32) {
+        *rows = (const float*)g->B + first;
+        return g->ldb;
+    }
+    for (int64_t k = 0; k < n; k++) {
+        f->cpu->widen((const uint16_t*)g->B + first + k * g->ldb, g->b_type, QLORA__STREAM_COLS,
+                      stage + k * QLORA__STREAM_COLS);
+    }
+    *rows = stage;
+    return QLORA__STREAM_COLS;
+}
+
+// Columns of C in groups of 16, numbered over all matrices, for B stored [K,N]. The sums of each
+// part of K are added up, so that the bits do not depend on the type of B.
 static void qlora__few_cols(void* user, int64_t begin, int64_t end) {
     const qlora__few* f = (const qlora__few*)user;
     const qlora__gemm* g = f->g;
@@ -135,12 +164,24 @@ static void qlora__few_cols(void* user, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t batch = unit / groups;
         int64_t col = unit % groups * QLORA__STREAM_COLS;
-        const float* b = (const float*)g->B + batch * g->sB + col;
+        float sums[QLORA__FEW][QLORA__STREAM_COLS];
+        float stage[QLORA__FEW_ROWS * QLORA__STREAM_COLS];
+        memset(sums, 0, (size_t)g->M * sizeof sums[0]);
+        for (int64_t k = 0; k < g->K; k += QLORA__FEW_ROWS) {
+            int64_t n = qlora__min(QLORA__FEW_ROWS, g->K - k);
+            const float* rows = NULL;
+            int64_t ld = qlora__few_rows(f, batch * g->sB + k * g->ldb + col, n, &rows, stage);
+            for (int64_t i = 0; i < g->M; i++) {
+                float part[QLORA__STREAM_COLS];
+                f->stream->blend(f->x + batch * f->step + i * f->ld + k, rows, ld, n, part);
+                for (int j = 0; j < QLORA__STREAM_COLS; j++) {
+                    sums[i][j] += part[j];
+                }
+            }
+        }
         for (int64_t i = 0; i < g->M; i++) {
-            float sums[QLORA__STREAM_COLS];
-            f->stream->blend(f->x + batch * f->step + i * f->ld, b, g->ldb, g->K, sums);
             for (int64_t j = 0; j < QLORA__STREAM_COLS; j++) {
-                qlora__few_write(g, batch * g->sC + i * g->ldc + col + j, sums[j]);
+                qlora__few_write(g, batch * g->sC + i * g->ldc + col + j, sums[i][j]);
             }
         }
     }
@@ -180,8 +221,7 @@ static void qlora__few_copy(qlora__few* f, float* room) {
 
 // Whether a product goes this way.
 static bool qlora__few_takes(const qlora__gemm* g) {
-    bool rows =
-        g->tb || (g->nf4 == NULL && g->b_type == QLORA_F32 && g->N % QLORA__STREAM_COLS == 0);
+    bool rows = g->tb || (g->nf4 == NULL && g->N % QLORA__STREAM_COLS == 0);
     return rows && g->M <= QLORA__FEW && !g->ta && g->out == QLORA_F32 &&
            g->M * g->batch <= qlora__packing_room() / g->K;
 }
@@ -219,5 +259,6 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 
 #undef QLORA__FEW
 #undef QLORA__FEW_STREAMED
+#undef QLORA__FEW_ROWS
 #undef QLORA__FEW_STEPS
 #undef QLORA__FEW_PART

@@ -22,6 +22,9 @@ struct qlora__cpu_stream {
     // sums[i] = the dot product of x and line i: `steps` times 64 weights, with one scale each.
     void (*nf4)(const float* levels, const qlora__nf4_line* lines, int64_t steps, const float* x,
                 float* sums);
+    // The same with scales from qlora__stream_prepare.
+    void (*ready)(const float* levels, const qlora__nf4_line* lines, int64_t steps, const float* x,
+                  float* sums);
     // scales = scales * factor + offset, each operation rounded. A NaN becomes one that stays a NaN
     // when its upper half is rounded.
     void (*scale)(float* scales, int64_t n, float factor, float offset);
@@ -67,6 +70,39 @@ static void qlora__stream_scales(const qlora__cpu_stream* stream, const qlora_nf
     for (int64_t i = steps - 1; each > 1 && i >= 0; i--) {
         scales[i] = scales[(skip + i) / each];
     }
+}
+
+// Whether the values of a block, rounded to the nearest bf16 with ties away from zero, are those
+// that NF4 is defined by, where ties go to even numbers: `bits` are those of the scale to try.
+static bool qlora__stream_agrees(const float* levels, float scale, uint32_t bits) {
+    bool same = true;
+    for (int i = 0; i < 16; i++) {
+        uint32_t got = (qlora__bits(levels[i] * qlora__from_bits(bits)) + 0x8000u) >> 16;
+        same = same && got == qlora__bf16_from(levels[i] * scale);
+    }
+    return same;
+}
+
+// Decodes the scales of a whole weight, one per 64 weights, for the kernel that rounds ties away
+// from zero. Where a tie matters (one block in thousands), a neighbouring number takes the place of
+// the scale, one that gives the same 16 values. False if there is none, or the scale is not finite.
+static bool qlora__stream_prepare(const qlora__cpu_stream* stream, const qlora_nf4* w,
+                                  int64_t first, int64_t steps, float* scales) {
+    static const int32_t moves[] = {1, -1, 2, -2, 3, -3, 4, -4};
+    qlora__stream_scales(stream, w, first * QLORA__STREAM_STEP, steps, scales);
+    for (int64_t i = 0; i < steps; i++) {
+        uint32_t bits = qlora__bits(scales[i]);
+        bool found = qlora__stream_agrees(w->maps, scales[i], bits);
+        for (size_t k = 0; !found && k < sizeof moves / sizeof moves[0]; k++) {
+            uint32_t moved = bits + (uint32_t)moves[k];
+            found = qlora__finite(scales[i]) && qlora__stream_agrees(w->maps, scales[i], moved);
+            scales[i] = found ? qlora__from_bits(moved) : scales[i];
+        }
+        if (!found || !qlora__finite(scales[i])) {
+            return false;
+        }
+    }
+    return true;
 }
 
 // Copies the last elements of four lines, `bytes` each, to the beginning of lines of zeros, so that

@@ -12,16 +12,19 @@ static const uint8_t qlora__avx2_order[QLORA__STREAM_STEP] = {
 
 // The 16 values of a block as bf16: 16 low bytes, then 16 high bytes.
 QLORA__TARGET_AVX2
-static QLORA__INLINE void qlora__avx2_planes(const float* levels, float scale, uint8_t* planes) {
+static QLORA__INLINE void qlora__avx2_planes(const float* levels, float scale, bool ready,
+                                             uint8_t* planes) {
     const __m256i one = _mm256_set1_epi32(1);
-    const __m256i half = _mm256_set1_epi32(0x7fff);
+    const __m256i half = _mm256_set1_epi32(ready ? 0x8000 : 0x7fff);
     __m256 s = _mm256_set1_ps(scale);
     __m256i low = _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(levels), s));
     __m256i high = _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(levels + 8), s));
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(low, 16), one);
-    low = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(low, odd), half), 16);
-    odd = _mm256_and_si256(_mm256_srli_epi32(high, 16), one);
-    high = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(high, odd), half), 16);
+    if (!ready) {
+        low = _mm256_add_epi32(low, _mm256_and_si256(_mm256_srli_epi32(low, 16), one));
+        high = _mm256_add_epi32(high, _mm256_and_si256(_mm256_srli_epi32(high, 16), one));
+    }
+    low = _mm256_srli_epi32(_mm256_add_epi32(low, half), 16);
+    high = _mm256_srli_epi32(_mm256_add_epi32(high, half), 16);
     // Packing works within each half of a register: 0xd8 puts the quarters back in order.
     __m256i all = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
     __m256i bytes = _mm256_packus_epi16(_mm256_and_si256(all, _mm256_set1_epi16(0xff)),
@@ -47,15 +50,16 @@ static QLORA__INLINE void qlora__avx2_planes(const float* levels, float scale, u
 // The sum of one line in eight lanes. A look-up selects one byte of each value; interleaving the
 // bytes makes bf16 of them, and f32 is bf16 with zeros behind it.
 QLORA__TARGET_AVX2
-static void qlora__avx2_stream_line(const float* levels, const qlora__nf4_line* line, int64_t steps,
-                                    const float* x, float* lanes) {
+static QLORA__INLINE void qlora__avx2_stream_line(const float* levels, const qlora__nf4_line* line,
+                                                  int64_t steps, const float* x, bool ready,
+                                                  float* lanes) {
     const __m256i mask = _mm256_set1_epi8(15);
     const __m256i upper = _mm256_set1_epi32((int)0xffff0000u);
     const uint8_t* codes = line->codes;
     __m256 s = _mm256_setzero_ps(), t = s, u = s, v = s;
     for (int64_t i = 0; i < steps; i++) {
         uint8_t planes[32];
-        qlora__avx2_planes(levels, line->scales[i], planes);
+        qlora__avx2_planes(levels, line->scales[i], ready, planes);
         __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(void*)planes));
         __m256i high =
             _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(void*)(planes + 16)));
@@ -109,11 +113,22 @@ static float qlora__avx2_fold(const float* lanes) {
            ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
 }
 
+QLORA__TARGET_AVX2
 static void qlora__avx2_stream_nf4(const float* levels, const qlora__nf4_line* lines, int64_t steps,
                                    const float* x, float* sums) {
     for (int i = 0; i < QLORA__STREAM_LINES; i++) {
         float lanes[8];
-        qlora__avx2_stream_line(levels, &lines[i], steps, x, lanes);
+        qlora__avx2_stream_line(levels, &lines[i], steps, x, false, lanes);
+        sums[i] = qlora__avx2_fold(lanes);
+    }
+}
+
+QLORA__TARGET_AVX2
+static void qlora__avx2_stream_ready(const float* levels, const qlora__nf4_line* lines,
+                                     int64_t steps, const float* x, float* sums) {
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        float lanes[8];
+        qlora__avx2_stream_line(levels, &lines[i], steps, x, true, lanes);
         sums[i] = qlora__avx2_fold(lanes);
     }
 }
@@ -224,8 +239,8 @@ static void qlora__avx2_blend(const float* a, const float* b, int64_t ld, int64_
 }
 
 static const qlora__cpu_stream qlora__avx2_stream = {
-    qlora__avx2_order,        qlora__avx2_stream_nf4, qlora__avx2_scale,
-    qlora__avx2_stream_dense, qlora__avx2_blend,
+    qlora__avx2_order, qlora__avx2_stream_nf4,   qlora__avx2_stream_ready,
+    qlora__avx2_scale, qlora__avx2_stream_dense, qlora__avx2_blend,
 };
 
 #endif // QLORA__X86

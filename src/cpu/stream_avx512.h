@@ -11,11 +11,15 @@ static const uint8_t qlora__avx512_order[QLORA__STREAM_STEP] = {
 
 // The 16 values of a block, rounded to bf16, as f32.
 QLORA__TARGET_AVX512
-static QLORA__INLINE void qlora__avx512_values(const float* levels, float scale, float* values) {
+static QLORA__INLINE void qlora__avx512_values(const float* levels, float scale, bool ready,
+                                               float* values) {
     __m512i bits =
         _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(levels), _mm512_set1_ps(scale)));
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    bits = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+    if (!ready) {
+        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+        bits = _mm512_add_epi32(bits, odd);
+    }
+    bits = _mm512_add_epi32(bits, _mm512_set1_epi32(ready ? 0x8000 : 0x7fff));
     bits = _mm512_slli_epi32(_mm512_srli_epi32(bits, 16), 16);
     _mm512_storeu_ps(values, _mm512_castsi512_ps(bits));
 }
@@ -23,13 +27,14 @@ static QLORA__INLINE void qlora__avx512_values(const float* levels, float scale,
 // The sum of one line in 16 lanes. A permutation selects from all 16 values; it ignores the upper
 // bits of an index, so that a byte is the index of its low half.
 QLORA__TARGET_AVX512
-static void qlora__avx512_stream_line(const float* levels, const qlora__nf4_line* line,
-                                      int64_t steps, const float* x, float* lanes) {
+static QLORA__INLINE void qlora__avx512_stream_line(const float* levels,
+                                                    const qlora__nf4_line* line, int64_t steps,
+                                                    const float* x, bool ready, float* lanes) {
     const uint8_t* codes = line->codes;
     __m512 s = _mm512_setzero_ps(), t = s, u = s, v = s;
     for (int64_t i = 0; i < steps; i++) {
         float values[16];
-        qlora__avx512_values(levels, line->scales[i], values);
+        qlora__avx512_values(levels, line->scales[i], ready, values);
         __m512 table = _mm512_loadu_ps(values);
         __m128i pair = _mm_loadu_si128((const __m128i*)(const void*)codes);
         __m512i index = _mm512_cvtepu8_epi32(pair);
@@ -48,19 +53,30 @@ static void qlora__avx512_stream_line(const float* levels, const qlora__nf4_line
     _mm256_zeroupper();
 }
 
+QLORA__TARGET_AVX512
 static void qlora__avx512_stream_nf4(const float* levels, const qlora__nf4_line* lines,
                                      int64_t steps, const float* x, float* sums) {
     for (int i = 0; i < QLORA__STREAM_LINES; i++) {
         float lanes[16];
-        qlora__avx512_stream_line(levels, &lines[i], steps, x, lanes);
+        qlora__avx512_stream_line(levels, &lines[i], steps, x, false, lanes);
+        sums[i] = qlora__avx2_fold(lanes) + qlora__avx2_fold(lanes + 8);
+    }
+}
+
+QLORA__TARGET_AVX512
+static void qlora__avx512_stream_ready(const float* levels, const qlora__nf4_line* lines,
+                                       int64_t steps, const float* x, float* sums) {
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        float lanes[16];
+        qlora__avx512_stream_line(levels, &lines[i], steps, x, true, lanes);
         sums[i] = qlora__avx2_fold(lanes) + qlora__avx2_fold(lanes + 8);
     }
 }
 
 // Dense lines are limited by the memory, whatever the width of the registers.
 static const qlora__cpu_stream qlora__avx512_stream = {
-    qlora__avx512_order,      qlora__avx512_stream_nf4, qlora__avx2_scale,
-    qlora__avx2_stream_dense, qlora__avx2_blend,
+    qlora__avx512_order, qlora__avx512_stream_nf4, qlora__avx512_stream_ready,
+    qlora__avx2_scale,   qlora__avx2_stream_dense, qlora__avx2_blend,
 };
 
 #endif // QLORA__X86

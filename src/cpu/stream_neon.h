@@ -9,21 +9,22 @@ static const uint8_t qlora__neon_order[QLORA__STREAM_STEP] = {
     56, 58, 60, 62, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63,
 };
 
-// The products of four levels and a scale, prepared for rounding: with 0x7fff added, the upper half
-// is the nearest bf16, ties to even.
-static QLORA__INLINE uint32x4_t qlora__neon_products(float32x4_t levels, float scale) {
+// The products of four levels and a scale, prepared for rounding: with 0x8000 added (`ready`), or
+// with 0x7fff, the upper half is the nearest bf16.
+static QLORA__INLINE uint32x4_t qlora__neon_products(float32x4_t levels, float scale, bool ready) {
     uint32x4_t bits = vreinterpretq_u32_f32(vmulq_n_f32(levels, scale));
-    return vsubq_u32(bits, vtstq_u32(bits, vdupq_n_u32(0x10000)));
+    return ready ? bits : vsubq_u32(bits, vtstq_u32(bits, vdupq_n_u32(0x10000)));
 }
 
 // The 16 values of a block as bf16: their low bytes and their high bytes.
-static QLORA__INLINE uint8x16x2_t qlora__neon_planes(float32x4x4_t levels, float scale) {
-    const uint32x4_t half = vdupq_n_u32(0x7fff);
+static QLORA__INLINE uint8x16x2_t qlora__neon_planes(float32x4x4_t levels, float scale,
+                                                     bool ready) {
+    const uint32x4_t half = vdupq_n_u32(ready ? 0x8000 : 0x7fff);
     uint8x16x2_t planes;
-    uint16x4_t r0 = vaddhn_u32(qlora__neon_products(levels.val[0], scale), half);
-    uint16x4_t r2 = vaddhn_u32(qlora__neon_products(levels.val[2], scale), half);
-    uint16x8_t low = vaddhn_high_u32(r0, qlora__neon_products(levels.val[1], scale), half);
-    uint16x8_t high = vaddhn_high_u32(r2, qlora__neon_products(levels.val[3], scale), half);
+    uint16x4_t r0 = vaddhn_u32(qlora__neon_products(levels.val[0], scale, ready), half);
+    uint16x4_t r2 = vaddhn_u32(qlora__neon_products(levels.val[2], scale, ready), half);
+    uint16x8_t low = vaddhn_high_u32(r0, qlora__neon_products(levels.val[1], scale, ready), half);
+    uint16x8_t high = vaddhn_high_u32(r2, qlora__neon_products(levels.val[3], scale, ready), half);
     planes.val[0] = vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
     planes.val[1] = vuzp2q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
     return planes;
@@ -57,16 +58,17 @@ static QLORA__INLINE uint8x16x2_t qlora__neon_planes(float32x4x4_t levels, float
 
 // Two lines at a time: the second keeps the units busy while the first waits for its look-ups. A
 // look-up selects one byte of each value; interleaving the bytes, and zeros, makes f32 of them.
-static void qlora__neon_stream_pair(const float* levels, const qlora__nf4_line* lines,
-                                    int64_t steps, const float* x, float32x4_t* sums) {
+static QLORA__INLINE void qlora__neon_stream_pair(const float* levels, const qlora__nf4_line* lines,
+                                                  int64_t steps, const float* x, bool ready,
+                                                  float32x4_t* sums) {
     const float32x4x4_t all = {
         {vld1q_f32(levels), vld1q_f32(levels + 4), vld1q_f32(levels + 8), vld1q_f32(levels + 12)}};
     const uint8_t* c0 = lines[0].codes;
     const uint8_t* c1 = lines[1].codes;
     float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, t0 = s0, t1 = s0;
     for (int64_t i = 0; i < steps; i++) {
-        uint8x16x2_t p0 = qlora__neon_planes(all, lines[0].scales[i]);
-        uint8x16x2_t p1 = qlora__neon_planes(all, lines[1].scales[i]);
+        uint8x16x2_t p0 = qlora__neon_planes(all, lines[0].scales[i], ready);
+        uint8x16x2_t p1 = qlora__neon_planes(all, lines[1].scales[i], ready);
         QLORA__STREAM32(p0, c0, x, s0, t0);
         QLORA__STREAM32(p1, c1, x, s1, t1);
         QLORA__STREAM32(p0, c0 + 16, x + 32, s0, t0);
@@ -82,8 +84,18 @@ static void qlora__neon_stream_pair(const float* levels, const qlora__nf4_line* 
 static void qlora__neon_stream_nf4(const float* levels, const qlora__nf4_line* lines, int64_t steps,
                                    const float* x, float* sums) {
     float32x4_t s[QLORA__STREAM_LINES];
-    qlora__neon_stream_pair(levels, lines, steps, x, s);
-    qlora__neon_stream_pair(levels, lines + 2, steps, x, s + 2);
+    for (int i = 0; i < QLORA__STREAM_LINES; i += 2) {
+        qlora__neon_stream_pair(levels, lines + i, steps, x, false, s + i);
+    }
+    vst1q_f32(sums, vpaddq_f32(vpaddq_f32(s[0], s[1]), vpaddq_f32(s[2], s[3])));
+}
+
+static void qlora__neon_stream_ready(const float* levels, const qlora__nf4_line* lines,
+                                     int64_t steps, const float* x, float* sums) {
+    float32x4_t s[QLORA__STREAM_LINES];
+    for (int i = 0; i < QLORA__STREAM_LINES; i += 2) {
+        qlora__neon_stream_pair(levels, lines + i, steps, x, true, s + i);
+    }
     vst1q_f32(sums, vpaddq_f32(vpaddq_f32(s[0], s[1]), vpaddq_f32(s[2], s[3])));
 }
 
@@ -118,8 +130,8 @@ static void qlora__neon_scale(float* scales, int64_t n, float factor, float offs
     s = vfmaq_f32(s, low(l + i), x0), t = vfmaq_f32(t, high(l + i), x1)
 
 // Two functions per type: sums += lines x over a multiple of 8 elements for four lines at a time,
-// which have one fold for all, and the sum of one line over a multiple of 32, which reads the memory
-// in order.
+// which have one fold for all; and the sum of one line over a multiple of 32, which reads memory in
+// order.
 #define QLORA__STREAM_TYPE(name, type, low, high)                                                  \
     static void name(const void* const* lines, int64_t n, const float* x, float* sums) {           \
         const type* l0 = (const type*)lines[0];                                                    \
@@ -236,8 +248,8 @@ static void qlora__neon_blend(const float* a, const float* b, int64_t ld, int64_
 }
 
 static const qlora__cpu_stream qlora__neon_stream = {
-    qlora__neon_order,        qlora__neon_stream_nf4, qlora__neon_scale,
-    qlora__neon_stream_dense, qlora__neon_blend,
+    qlora__neon_order, qlora__neon_stream_nf4,   qlora__neon_stream_ready,
+    qlora__neon_scale, qlora__neon_stream_dense, qlora__neon_blend,
 };
 
 #endif // QLORA__NEON

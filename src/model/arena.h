@@ -62,6 +62,13 @@ static bool qlora__has_own_d_out(const qlora_model* m) {
            qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0;
 }
 
+// Whether decoding reads the codes of a weight as they are stored, with its scales as f32.
+static bool qlora__streams(const qlora_model* m, const qlora__projection* p) {
+    int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : QLORA__STREAM_STEP;
+    return qlora__on_cpu(m->ctx) && m->ctx->cpu->stream != NULL && m->desc.generate_tokens > 0 &&
+           p->in % QLORA__STREAM_STEP == 0 && block % QLORA__STREAM_STEP == 0;
+}
+
 // A frozen weight: in the arena, or where its file is mapped.
 static void qlora__layout_weight(qlora__arena* arena, const qlora_model* m,
                                  const qlora__mapped* mapped, int64_t rows, int64_t cols,
@@ -87,6 +94,11 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
         qlora_tensor memory;
         qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora_nf4_bytes(&p->nf4_desc), &memory);
         p->nf4.memory = memory; // wrapped once the arena is allocated
+        memset(&p->ready, 0, sizeof p->ready);
+        if (qlora__streams(m, p)) {
+            qlora__arena_tensor(arena, QLORA_F32, 1, p->out * p->in / QLORA__STREAM_STEP,
+                                &p->ready);
+        }
     } else {
         qlora__layout_weight(arena, m, &p->mapped, p->out, p->in, &p->dense);
     }

@@ -6,8 +6,9 @@
 //   data       the memory of every weight that was quantised here, in the order of the layers
 //   checksum   of the data, 8 bytes
 //
-// The file is used only if it was made from the same config and weights (checkpoints compare the same
-// hashes), in this format, for the same block sizes, and is undamaged. Otherwise it is made again.
+// The file is used only if it was made from the same config and weights (by the hashes that
+// checkpoints compare), in this format, for the same block sizes, and is undamaged. Otherwise it is
+// made again.
 
 #define QLORA__KEEP_MAGIC "qloraNF4"
 #define QLORA__KEEP_ORDER 0x01020304u // the data has the byte order of the machine

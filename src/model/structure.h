@@ -13,6 +13,7 @@ typedef struct qlora__projection {
     bool stored; // it is 4-bit in the files
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
+    qlora_tensor ready; // f32: scales for products with few rows on the CPU; may be empty
     qlora_tensor dense; // unless is_nf4; in the compute type, unless it is mapped
     qlora__mapped mapped;
     bool has_bias;

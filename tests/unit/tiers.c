@@ -187,6 +187,7 @@ TEST tiers_multiply_alike(const test_machine* machine) {
         {7, 41, 64, false, true, QLORA_F32, QLORA_F32, QLORA_F32, 0.5f, 0, 3},
         {3, 64, 41, false, false, QLORA_F32, QLORA_F32, QLORA_F32, 1, 0, 3},
         {8, 48, 6, false, false, QLORA_BF16, QLORA_F32, QLORA_F32, 2, 1, 2},
+        {5, 32, 131, false, false, QLORA_F32, QLORA_F16, QLORA_F32, 1, 0, 2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const tier_product* p = &cases[i];
