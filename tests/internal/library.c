@@ -14,3 +14,5 @@
 #include "internal/system.c"
 
 #include "internal/rows.c"
+
+#include "internal/stream.c"
