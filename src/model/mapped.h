@@ -100,9 +100,13 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
         return QLORA_OK;
     }
     QLORA__TRY(qlora__source_folder(ctx, m, dir, &folder));
-    qlora__map_weight(folder, "model.embed_tokens.weight", c->vocab, c->hidden, m,
-                      &m->embed_mapped);
-    if (!c->tied) {
+    // Trained rows are written into the embedding, and trained copies start from it.
+    bool frozen = !m->saved_embed && !m->saved_head && m->token_count == 0;
+    if (frozen) {
+        qlora__map_weight(folder, "model.embed_tokens.weight", c->vocab, c->hidden, m,
+                          &m->embed_mapped);
+    }
+    if (frozen && !c->tied) {
         qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->head_mapped);
     }
     for (int64_t l = 0; l < c->layers; l++) {
@@ -111,7 +115,7 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
             char name[160];
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
-            if (!p->is_nf4) {
+            if (!p->is_nf4 && !m->dora) { // DoRA adds adapters to a copy of the weight
                 qlora__map_weight(folder, name, p->out, p->in, m, &p->mapped);
             }
         }
