@@ -710,6 +710,10 @@ typedef struct qlora_model_desc {
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
     qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
     bool single_quant;                // keep the fp32 block scales instead of quantising them
+    // Keeps the 4-bit weights in a file, and reads them from it next time if dir and these settings
+    // are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4.
+    bool keep_quantised;
+    const char* quantised_dir; // keep NAME.qlora-nf4 in this folder instead; NULL = next to dir
     qlora_mode mode;                  // 0 = AUTO
     // Its adapters.
     const char* adapter;       // PEFT folder: ranks, targets, scales and weights come from there
@@ -762,6 +766,7 @@ struct qlora_plan {
     uint64_t batches;     // ids, labels and positions of a micro-batch
     uint64_t total;       // sum of the above
     uint64_t context;     // memory of the context: scratch buffer, cuBLAS workspaces
+    uint64_t mapped;      // weights that are used where the files are mapped; not in the total
     int64_t tokens;
     int64_t max_sequences;
     int64_t max_length;
@@ -786,6 +791,11 @@ QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_
 
 typedef struct qlora_model qlora_model;
 
+// On the CPU, embedding, head and, with a 16-bit base, projections are not copied if the files have
+// them in f32, bf16 or f16: the files stay mapped until the model is closed. Replacing or deleting
+// them is safe (on Windows it fails); a file that is shortened ends the program when the missing
+// part is read, and one that is overwritten changes the model. QLORA_BASE_32BIT copies everything.
+//
 // Plans unless desc->plan is given, compiles the kernels, allocates all memory of the model, runs
 // every operation of a step once, seals the kernel cache, and only then loads the weights. The desc
 // and the objects it points to are not needed afterwards. Waits for the device.
@@ -1241,6 +1251,7 @@ typedef struct qlora_nf4 {
     int32_t block;
     int32_t block2;
     bool owns_memory; // created, not wrapped
+    float* ready; // for the CPU's products with few rows: scales of a model's weight; may be NULL
     qlora_tensor memory;
     qlora_ctx* owner;
 } qlora_nf4;
@@ -1552,7 +1563,7 @@ typedef struct qlora_linear_part {
     float scale;               // s_i
     int32_t projection;        // qlora_dropout_desc.projection of the part
     const qlora_nf4* nf4;      // the frozen weight W_i [out, in]: either this
-    const qlora_tensor* dense; // or this, in the type of x
+    const qlora_tensor* dense; // or this, in the type of x; on the CPU, bf16 and f16 go with f32
     const qlora_tensor* bias;  // [1, out] in the type of x; NULL = none
     const qlora_tensor* a;     // A_i [rank, in] in the type of x
     const qlora_tensor* sb;    // s_i B_i [out, rank] in the type of x
@@ -4085,11 +4096,16 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 // are scalars and pointers.
 #if defined(__GNUC__) || defined(__clang__)
 #define QLORA__NOINLINE __attribute__((noinline))
+#define QLORA__INLINE inline __attribute__((always_inline))
+// Between a product of vectors and a sum: compilers may otherwise fuse the two.
+#define QLORA__ROUNDED(v, constraint) __asm__("" : "+" constraint(v))
 #define QLORA__TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define QLORA__TARGET_AVX512                                                                       \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
 #else
 #define QLORA__NOINLINE __declspec(noinline)
+#define QLORA__INLINE __forceinline
+#define QLORA__ROUNDED(v, constraint) (void)(v)
 #define QLORA__TARGET_AVX2
 #define QLORA__TARGET_AVX512
 #endif
@@ -4112,7 +4128,8 @@ typedef struct qlora__cpu_gemm {
     void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, float* out);
 } qlora__cpu_gemm;
 
-typedef struct qlora__cpu_rows qlora__cpu_rows; // operators on rows, attention
+typedef struct qlora__cpu_rows qlora__cpu_rows;     // operators on rows, attention
+typedef struct qlora__cpu_stream qlora__cpu_stream; // products with few rows
 
 struct qlora__cpu_table {
     qlora_cpu_tier tier;
@@ -4120,8 +4137,9 @@ struct qlora__cpu_table {
     const char* needs;     // what the processor must have, for messages
     bool (*present)(void); // whether it has that, and the operating system saves the registers
     bool proven;           // has run on a processor or an emulator; others are used only on request
-    const qlora__cpu_gemm* gemm; // NULL: the portable loops
-    const qlora__cpu_rows* rows; // cpu/rows.h
+    const qlora__cpu_gemm* gemm;     // NULL: the portable loops
+    const qlora__cpu_rows* rows;     // cpu/rows.h
+    const qlora__cpu_stream* stream; // cpu/stream.h; NULL where gemm is
 };
 
 //@@ src/cpu/rows.h
@@ -6309,6 +6327,719 @@ static const qlora__cpu_gemm qlora__avx512_gemm = {
 
 #endif // QLORA__X86
 
+//@@ src/cpu/stream.h
+
+// ---- streamed weights: kernels for few rows -----------------------------------------------------
+
+// A product with one or a few rows costs what reading and converting the weights costs. These
+// kernels convert four lines of W (rows that are stored one after the other) in registers, without
+// a copy, and multiply them by one row x. Each sum has an order that depends only on its length.
+
+#define QLORA__STREAM_LINES 4
+#define QLORA__STREAM_STEP 64  // 4-bit weights per step of the kernel
+#define QLORA__STREAM_COLS 16  // columns per call of blend
+#define QLORA__STREAM_LONG 256 // elements of a line that is better read alone than with three more
+
+// One line of an NF4 weight: 32 bytes of codes and a scale per step.
+typedef struct qlora__nf4_line {
+    const uint8_t* codes;
+    const float* scales;
+} qlora__nf4_line;
+
+struct qlora__cpu_stream {
+    // Element order[i] of each 64 elements of x is element i of what the kernel for NF4 reads:
+    // weights come out of their bytes in the order that needs the fewest instructions.
+    const uint8_t* order;
+    // sums[i] = the dot product of x and line i: `steps` times 64 weights, with one scale each.
+    void (*nf4)(const float* levels, const qlora__nf4_line* lines, int64_t steps, const float* x,
+                float* sums);
+    // The same with scales from qlora__stream_prepare.
+    void (*ready)(const float* levels, const qlora__nf4_line* lines, int64_t steps, const float* x,
+                  float* sums);
+    // scales = scales * factor + offset, each operation rounded. A NaN becomes one that stays a NaN
+    // when its upper half is rounded.
+    void (*scale)(float* scales, int64_t n, float factor, float offset);
+    // The same as nf4 for lines of f32, bf16 or f16, with any n and x as it is.
+    void (*dense)(const void* const* lines, qlora_dtype dtype, int64_t n, const float* x,
+                  float* sums);
+    // sums[j] = a[0] b[0][j] + ... + a[n - 1] b[n - 1][j] for 16 columns of f32; ld: from row to
+    // row of b.
+    void (*blend)(const float* a, const float* b, int64_t ld, int64_t n, float* sums);
+};
+
+// The scales of `steps` times 64 weights from element e on, one per step, as qlora__nf4_absmax
+// computes them.
+static void qlora__stream_scales(const qlora__cpu_stream* stream, const qlora_nf4* w, int64_t e,
+                                 int64_t steps, float* scales) {
+    int64_t each = w->block / QLORA__STREAM_STEP;
+    int64_t b = e / w->block;
+    int64_t skip = e % w->block / QLORA__STREAM_STEP; // steps of the block that come before e
+    int64_t blocks = qlora__ceil_div(skip + steps, each);
+    if (w->absmax != NULL) {
+        memcpy(scales, w->absmax + b, (size_t)blocks * sizeof *scales);
+        stream->scale(scales, blocks, 1.0f, 0.0f);
+    }
+    for (int64_t done = 0; w->absmax == NULL && done < blocks;) { // one group after the other
+        int64_t group = (b + done) / w->block2;
+        int64_t n = qlora__min(blocks - done, (group + 1) * w->block2 - b - done);
+        const uint8_t* codes = w->absmax_codes + b + done;
+        const float* map = w->maps + 16;
+        float* out = scales + done;
+        int64_t i = 0;
+        for (; i + 4 <= n; i += 4) {
+            out[i] = map[codes[i]];
+            out[i + 1] = map[codes[i + 1]];
+            out[i + 2] = map[codes[i + 2]];
+            out[i + 3] = map[codes[i + 3]];
+        }
+        for (; i < n; i++) {
+            out[i] = map[codes[i]];
+        }
+        stream->scale(scales + done, n, w->absmax_scales[group], w->offset[0]);
+        done += n;
+    }
+    for (int64_t i = steps - 1; each > 1 && i >= 0; i--) {
+        scales[i] = scales[(skip + i) / each];
+    }
+}
+
+// Whether the values of a block, rounded to the nearest bf16 with ties away from zero, are those
+// that NF4 is defined by, where ties go to even numbers: `bits` are those of the scale to try.
+static bool qlora__stream_agrees(const float* levels, float scale, uint32_t bits) {
+    bool same = true;
+    for (int i = 0; i < 16; i++) {
+        uint32_t got = (qlora__bits(levels[i] * qlora__from_bits(bits)) + 0x8000u) >> 16;
+        same = same && got == qlora__bf16_from(levels[i] * scale);
+    }
+    return same;
+}
+
+// Decodes the scales of a whole weight, one per 64 weights, for the kernel that rounds ties away
+// from zero. Where a tie matters (one block in thousands), a neighbouring number takes the place of
+// the scale, one that gives the same 16 values. False if there is none, or the scale is not finite.
+static bool qlora__stream_prepare(const qlora__cpu_stream* stream, const qlora_nf4* w,
+                                  int64_t first, int64_t steps, float* scales) {
+    static const int32_t moves[] = {1, -1, 2, -2, 3, -3, 4, -4};
+    qlora__stream_scales(stream, w, first * QLORA__STREAM_STEP, steps, scales);
+    for (int64_t i = 0; i < steps; i++) {
+        uint32_t bits = qlora__bits(scales[i]);
+        bool found = qlora__stream_agrees(w->maps, scales[i], bits);
+        for (size_t k = 0; !found && k < sizeof moves / sizeof moves[0]; k++) {
+            uint32_t moved = bits + (uint32_t)moves[k];
+            found = qlora__finite(scales[i]) && qlora__stream_agrees(w->maps, scales[i], moved);
+            scales[i] = found ? qlora__from_bits(moved) : scales[i];
+        }
+        if (!found || !qlora__finite(scales[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Copies the last elements of four lines, `bytes` each, to the beginning of lines of zeros, so that
+// the kernels need no loop for single elements.
+static QLORA__UNUSED void qlora__stream_tail(const void* const* lines, size_t at, size_t bytes,
+                                             char room[QLORA__STREAM_LINES][64],
+                                             const void* tail[QLORA__STREAM_LINES]) {
+    memset(room, 0, QLORA__STREAM_LINES * 64);
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        memcpy(room[i], (const char*)lines[i] + at, bytes);
+        tail[i] = room[i];
+    }
+}
+
+//@@ src/cpu/stream_neon.h
+
+#ifdef QLORA__NEON
+
+// ---- NEON: streamed weights ---------------------------------------------------------------------
+
+// Of 32 weights, the even ones come first: they are the high halves of their bytes.
+static const uint8_t qlora__neon_order[QLORA__STREAM_STEP] = {
+    0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
+    13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54,
+    56, 58, 60, 62, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63,
+};
+
+// The products of four levels and a scale, prepared for rounding: with 0x8000 added (`ready`), or
+// with 0x7fff, the upper half is the nearest bf16.
+static QLORA__INLINE uint32x4_t qlora__neon_products(float32x4_t levels, float scale, bool ready) {
+    uint32x4_t bits = vreinterpretq_u32_f32(vmulq_n_f32(levels, scale));
+    return ready ? bits : vsubq_u32(bits, vtstq_u32(bits, vdupq_n_u32(0x10000)));
+}
+
+// The 16 values of a block as bf16: their low bytes and their high bytes.
+static QLORA__INLINE uint8x16x2_t qlora__neon_planes(float32x4x4_t levels, float scale,
+                                                     bool ready) {
+    const uint32x4_t half = vdupq_n_u32(ready ? 0x8000 : 0x7fff);
+    uint8x16x2_t planes;
+    uint16x4_t r0 = vaddhn_u32(qlora__neon_products(levels.val[0], scale, ready), half);
+    uint16x4_t r2 = vaddhn_u32(qlora__neon_products(levels.val[2], scale, ready), half);
+    uint16x8_t low = vaddhn_high_u32(r0, qlora__neon_products(levels.val[1], scale, ready), half);
+    uint16x8_t high = vaddhn_high_u32(r2, qlora__neon_products(levels.val[3], scale, ready), half);
+    planes.val[0] = vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
+    planes.val[1] = vuzp2q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
+    return planes;
+}
+
+// Half of a vector of bf16 as f32. A shift would do, but only one unit shifts.
+#define QLORA__WIDE(half, v) vreinterpretq_f32_u16(vzip##half##q_u16(vdupq_n_u16(0), v))
+
+// Adds the products of 16 values, whose low and high bytes are given, and 16 of x to two sums.
+#define QLORA__STREAM16(low, high, x, s, t)                                                        \
+    do {                                                                                           \
+        uint16x8_t first = vreinterpretq_u16_u8(vzip1q_u8(low, high));                             \
+        uint16x8_t second = vreinterpretq_u16_u8(vzip2q_u8(low, high));                            \
+        s = vfmaq_f32(s, QLORA__WIDE(1, first), vld1q_f32(x));                                     \
+        t = vfmaq_f32(t, QLORA__WIDE(2, first), vld1q_f32((x) + 4));                               \
+        s = vfmaq_f32(s, QLORA__WIDE(1, second), vld1q_f32((x) + 8));                              \
+        t = vfmaq_f32(t, QLORA__WIDE(2, second), vld1q_f32((x) + 12));                             \
+    } while (0)
+
+// The same for 32 weights, 16 bytes of codes.
+#define QLORA__STREAM32(planes, codes, x, s, t)                                                    \
+    do {                                                                                           \
+        uint8x16_t pair = vld1q_u8(codes);                                                         \
+        uint8x16_t even = vshrq_n_u8(pair, 4);                                                     \
+        uint8x16_t odd = vandq_u8(pair, vdupq_n_u8(15));                                           \
+        QLORA__STREAM16(vqtbl1q_u8(planes.val[0], even), vqtbl1q_u8(planes.val[1], even), x, s,    \
+                        t);                                                                        \
+        QLORA__STREAM16(vqtbl1q_u8(planes.val[0], odd), vqtbl1q_u8(planes.val[1], odd), (x) + 16,  \
+                        s, t);                                                                     \
+    } while (0)
+
+// Two lines at a time: the second keeps the units busy while the first waits for its look-ups. A
+// look-up selects one byte of each value; interleaving the bytes, and zeros, makes f32 of them.
+static QLORA__INLINE void qlora__neon_stream_pair(const float* levels, const qlora__nf4_line* lines,
+                                                  int64_t steps, const float* x, bool ready,
+                                                  float32x4_t* sums) {
+    const float32x4x4_t all = {
+        {vld1q_f32(levels), vld1q_f32(levels + 4), vld1q_f32(levels + 8), vld1q_f32(levels + 12)}};
+    const uint8_t* c0 = lines[0].codes;
+    const uint8_t* c1 = lines[1].codes;
+    float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, t0 = s0, t1 = s0;
+    for (int64_t i = 0; i < steps; i++) {
+        uint8x16x2_t p0 = qlora__neon_planes(all, lines[0].scales[i], ready);
+        uint8x16x2_t p1 = qlora__neon_planes(all, lines[1].scales[i], ready);
+        QLORA__STREAM32(p0, c0, x, s0, t0);
+        QLORA__STREAM32(p1, c1, x, s1, t1);
+        QLORA__STREAM32(p0, c0 + 16, x + 32, s0, t0);
+        QLORA__STREAM32(p1, c1 + 16, x + 32, s1, t1);
+        c0 += 32;
+        c1 += 32;
+        x += QLORA__STREAM_STEP;
+    }
+    sums[0] = vaddq_f32(s0, t0);
+    sums[1] = vaddq_f32(s1, t1);
+}
+
+static void qlora__neon_stream_nf4(const float* levels, const qlora__nf4_line* lines, int64_t steps,
+                                   const float* x, float* sums) {
+    float32x4_t s[QLORA__STREAM_LINES];
+    for (int i = 0; i < QLORA__STREAM_LINES; i += 2) {
+        qlora__neon_stream_pair(levels, lines + i, steps, x, false, s + i);
+    }
+    vst1q_f32(sums, vpaddq_f32(vpaddq_f32(s[0], s[1]), vpaddq_f32(s[2], s[3])));
+}
+
+static void qlora__neon_stream_ready(const float* levels, const qlora__nf4_line* lines,
+                                     int64_t steps, const float* x, float* sums) {
+    float32x4_t s[QLORA__STREAM_LINES];
+    for (int i = 0; i < QLORA__STREAM_LINES; i += 2) {
+        qlora__neon_stream_pair(levels, lines + i, steps, x, true, s + i);
+    }
+    vst1q_f32(sums, vpaddq_f32(vpaddq_f32(s[0], s[1]), vpaddq_f32(s[2], s[3])));
+}
+
+#undef QLORA__STREAM32
+#undef QLORA__STREAM16
+
+static QLORA__INLINE void qlora__neon_scale4(float* at, float factor, float offset) {
+    float32x4_t product = vmulq_n_f32(vld1q_f32(at), factor);
+    QLORA__ROUNDED(product, "w");
+    uint32x4_t bits = vreinterpretq_u32_f32(vaddq_f32(product, vdupq_n_f32(offset)));
+    uint32x4_t magnitude = vandq_u32(bits, vdupq_n_u32(0x7fffffffu));
+    uint32x4_t is_nan = vcgtq_u32(magnitude, vdupq_n_u32(0x7f800000u));
+    bits = vbslq_u32(is_nan, vdupq_n_u32(0x7fc00000u), bits);
+    vst1q_f32(at, vreinterpretq_f32_u32(bits));
+}
+
+static void qlora__neon_scale(float* scales, int64_t n, float factor, float offset) {
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        qlora__neon_scale4(scales + i, factor, offset);
+    }
+    if (i < n) {
+        float last[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        memcpy(last, scales + i, (size_t)(n - i) * sizeof last[0]);
+        qlora__neon_scale4(last, factor, offset);
+        memcpy(scales + i, last, (size_t)(n - i) * sizeof last[0]);
+    }
+}
+
+// Adds the products of 8 elements of a line, from element i on, and 8 of x to two sums.
+#define QLORA__STREAM8(low, high, l, s, t)                                                         \
+    s = vfmaq_f32(s, low(l + i), x0), t = vfmaq_f32(t, high(l + i), x1)
+
+// Two functions per type: sums += lines x over a multiple of 8 elements for four lines at a time,
+// which have one fold for all; and the sum of one line over a multiple of 32, which reads memory in
+// order.
+#define QLORA__STREAM_TYPE(name, type, low, high)                                                  \
+    static void name(const void* const* lines, int64_t n, const float* x, float* sums) {           \
+        const type* l0 = (const type*)lines[0];                                                    \
+        const type* l1 = (const type*)lines[1];                                                    \
+        const type* l2 = (const type*)lines[2];                                                    \
+        const type* l3 = (const type*)lines[3];                                                    \
+        float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;                             \
+        float32x4_t t0 = s0, t1 = s0, t2 = s0, t3 = s0;                                            \
+        for (int64_t i = 0; i < n; i += 8, x += 8) {                                               \
+            float32x4_t x0 = vld1q_f32(x), x1 = vld1q_f32(x + 4);                                  \
+            QLORA__STREAM8(low, high, l0, s0, t0);                                                 \
+            QLORA__STREAM8(low, high, l1, s1, t1);                                                 \
+            QLORA__STREAM8(low, high, l2, s2, t2);                                                 \
+            QLORA__STREAM8(low, high, l3, s3, t3);                                                 \
+        }                                                                                          \
+        s0 = vpaddq_f32(vaddq_f32(s0, t0), vaddq_f32(s1, t1));                                     \
+        s2 = vpaddq_f32(vaddq_f32(s2, t2), vaddq_f32(s3, t3));                                     \
+        vst1q_f32(sums, vaddq_f32(vld1q_f32(sums), vpaddq_f32(s0, s2)));                           \
+    }                                                                                              \
+    static float name##_line(const void* line, int64_t n, const float* x) {                        \
+        const type* l = (const type*)line;                                                         \
+        float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;                             \
+        float32x4_t t0 = s0, t1 = s0, t2 = s0, t3 = s0;                                            \
+        for (int64_t i = 0; i < n; i += 32, x += 32) {                                             \
+            float32x4_t x0 = vld1q_f32(x), x1 = vld1q_f32(x + 4);                                  \
+            QLORA__STREAM8(low, high, l, s0, t0);                                                  \
+            x0 = vld1q_f32(x + 8), x1 = vld1q_f32(x + 12);                                         \
+            QLORA__STREAM8(low, high, 8 + l, s1, t1);                                              \
+            x0 = vld1q_f32(x + 16), x1 = vld1q_f32(x + 20);                                        \
+            QLORA__STREAM8(low, high, 16 + l, s2, t2);                                             \
+            x0 = vld1q_f32(x + 24), x1 = vld1q_f32(x + 28);                                        \
+            QLORA__STREAM8(low, high, 24 + l, s3, t3);                                             \
+        }                                                                                          \
+        s0 = vaddq_f32(vaddq_f32(vaddq_f32(s0, t0), vaddq_f32(s1, t1)),                            \
+                       vaddq_f32(vaddq_f32(s2, t2), vaddq_f32(s3, t3)));                           \
+        return vaddvq_f32(s0);                                                                     \
+    }
+
+#define QLORA__F32_HIGH(p) vld1q_f32((p) + 4)
+#define QLORA__BF16_LOW(p) QLORA__WIDE(1, vld1q_u16(p))
+#define QLORA__BF16_HIGH(p) QLORA__WIDE(2, vld1q_u16(p))
+#define QLORA__F16_LOW(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
+#define QLORA__F16_HIGH(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((p) + 4)))
+
+QLORA__STREAM_TYPE(qlora__neon_stream_f32, float, vld1q_f32, QLORA__F32_HIGH)
+QLORA__STREAM_TYPE(qlora__neon_stream_bf16, uint16_t, QLORA__BF16_LOW, QLORA__BF16_HIGH)
+QLORA__STREAM_TYPE(qlora__neon_stream_f16, uint16_t, QLORA__F16_LOW, QLORA__F16_HIGH)
+
+#undef QLORA__F32_HIGH
+#undef QLORA__BF16_LOW
+#undef QLORA__BF16_HIGH
+#undef QLORA__F16_LOW
+#undef QLORA__F16_HIGH
+#undef QLORA__STREAM_TYPE
+#undef QLORA__STREAM8
+#undef QLORA__WIDE
+
+static void qlora__neon_stream_dense(const void* const* lines, qlora_dtype dtype, int64_t n,
+                                     const float* x, float* sums) {
+    static const struct {
+        void (*lines)(const void* const* lines, int64_t n, const float* x, float* sums);
+        float (*line)(const void* line, int64_t n, const float* x);
+    } kernels[] = {{qlora__neon_stream_f32, qlora__neon_stream_f32_line},
+                   {qlora__neon_stream_bf16, qlora__neon_stream_bf16_line},
+                   {qlora__neon_stream_f16, qlora__neon_stream_f16_line}};
+    if (n % 32 == 0 && n >= QLORA__STREAM_LONG) {
+        for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+            sums[i] = kernels[dtype].line(lines[i], n, x);
+        }
+        return;
+    }
+    int64_t whole = n / 8 * 8;
+    memset(sums, 0, QLORA__STREAM_LINES * sizeof *sums);
+    kernels[dtype].lines(lines, whole, x, sums);
+    if (whole < n) {
+        size_t size = dtype == QLORA_F32 ? 4 : 2;
+        char room[QLORA__STREAM_LINES][64];
+        const void* tail[QLORA__STREAM_LINES];
+        float rest[8];
+        memset(rest, 0, sizeof rest);
+        memcpy(rest, x + whole, (size_t)(n - whole) * sizeof rest[0]);
+        qlora__stream_tail(lines, (size_t)whole * size, (size_t)(n - whole) * size, room, tail);
+        kernels[dtype].lines(tail, 8, rest, sums);
+    }
+}
+
+// Even and odd rows have sums of their own.
+static void qlora__neon_blend(const float* a, const float* b, int64_t ld, int64_t n, float* sums) {
+    float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;
+    float32x4_t t0 = s0, t1 = s0, t2 = s0, t3 = s0;
+    int64_t i = 0;
+    for (; i + 2 <= n; i += 2, b += 2 * ld) {
+        float32x2_t pair = vld1_f32(a + i);
+        s0 = vfmaq_lane_f32(s0, vld1q_f32(b), pair, 0);
+        s1 = vfmaq_lane_f32(s1, vld1q_f32(b + 4), pair, 0);
+        s2 = vfmaq_lane_f32(s2, vld1q_f32(b + 8), pair, 0);
+        s3 = vfmaq_lane_f32(s3, vld1q_f32(b + 12), pair, 0);
+        t0 = vfmaq_lane_f32(t0, vld1q_f32(b + ld), pair, 1);
+        t1 = vfmaq_lane_f32(t1, vld1q_f32(b + ld + 4), pair, 1);
+        t2 = vfmaq_lane_f32(t2, vld1q_f32(b + ld + 8), pair, 1);
+        t3 = vfmaq_lane_f32(t3, vld1q_f32(b + ld + 12), pair, 1);
+    }
+    if (i < n) {
+        float32x4_t last = vdupq_n_f32(a[i]);
+        s0 = vfmaq_f32(s0, vld1q_f32(b), last);
+        s1 = vfmaq_f32(s1, vld1q_f32(b + 4), last);
+        s2 = vfmaq_f32(s2, vld1q_f32(b + 8), last);
+        s3 = vfmaq_f32(s3, vld1q_f32(b + 12), last);
+    }
+    vst1q_f32(sums, vaddq_f32(s0, t0));
+    vst1q_f32(sums + 4, vaddq_f32(s1, t1));
+    vst1q_f32(sums + 8, vaddq_f32(s2, t2));
+    vst1q_f32(sums + 12, vaddq_f32(s3, t3));
+}
+
+static const qlora__cpu_stream qlora__neon_stream = {
+    qlora__neon_order, qlora__neon_stream_nf4,   qlora__neon_stream_ready,
+    qlora__neon_scale, qlora__neon_stream_dense, qlora__neon_blend,
+};
+
+#endif // QLORA__NEON
+
+//@@ src/cpu/stream_avx2.h
+
+#ifdef QLORA__X86
+
+// ---- AVX2: streamed weights ---------------------------------------------------------------------
+
+// Of 64 weights, the even ones come first: they are the high halves of their bytes. Bytes are
+// interleaved within each half of a register, then every other 16 bits are taken.
+static const uint8_t qlora__avx2_order[QLORA__STREAM_STEP] = {
+    0,  4,  8,  12, 32, 36, 40, 44, 2,  6,  10, 14, 34, 38, 42, 46, 16, 20, 24, 28, 48, 52,
+    56, 60, 18, 22, 26, 30, 50, 54, 58, 62, 1,  5,  9,  13, 33, 37, 41, 45, 3,  7,  11, 15,
+    35, 39, 43, 47, 17, 21, 25, 29, 49, 53, 57, 61, 19, 23, 27, 31, 51, 55, 59, 63,
+};
+
+// The 16 values of a block as bf16: 16 low bytes, then 16 high bytes.
+QLORA__TARGET_AVX2
+static QLORA__INLINE void qlora__avx2_planes(const float* levels, float scale, bool ready,
+                                             uint8_t* planes) {
+    const __m256i one = _mm256_set1_epi32(1);
+    const __m256i half = _mm256_set1_epi32(ready ? 0x8000 : 0x7fff);
+    __m256 s = _mm256_set1_ps(scale);
+    __m256i low = _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(levels), s));
+    __m256i high = _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(levels + 8), s));
+    if (!ready) {
+        low = _mm256_add_epi32(low, _mm256_and_si256(_mm256_srli_epi32(low, 16), one));
+        high = _mm256_add_epi32(high, _mm256_and_si256(_mm256_srli_epi32(high, 16), one));
+    }
+    low = _mm256_srli_epi32(_mm256_add_epi32(low, half), 16);
+    high = _mm256_srli_epi32(_mm256_add_epi32(high, half), 16);
+    // Packing works within each half of a register: 0xd8 puts the quarters back in order.
+    __m256i all = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+    __m256i bytes = _mm256_packus_epi16(_mm256_and_si256(all, _mm256_set1_epi16(0xff)),
+                                        _mm256_srli_epi16(all, 8));
+    _mm256_storeu_si256((__m256i*)(void*)planes, _mm256_permute4x64_epi64(bytes, 0xd8));
+}
+
+// Adds the products of 32 values, whose low and high bytes are given, and 32 of x to two sums.
+#define QLORA__STREAM32(l, h, x, s, t)                                                             \
+    do {                                                                                           \
+        __m256i first = _mm256_unpacklo_epi8(l, h);                                                \
+        __m256i second = _mm256_unpackhi_epi8(l, h);                                               \
+        __m256 w0 = _mm256_castsi256_ps(_mm256_slli_epi32(first, 16));                             \
+        __m256 w1 = _mm256_castsi256_ps(_mm256_and_si256(first, upper));                           \
+        __m256 w2 = _mm256_castsi256_ps(_mm256_slli_epi32(second, 16));                            \
+        __m256 w3 = _mm256_castsi256_ps(_mm256_and_si256(second, upper));                          \
+        s = _mm256_fmadd_ps(w0, _mm256_loadu_ps(x), s);                                            \
+        t = _mm256_fmadd_ps(w1, _mm256_loadu_ps((x) + 8), t);                                      \
+        s = _mm256_fmadd_ps(w2, _mm256_loadu_ps((x) + 16), s);                                     \
+        t = _mm256_fmadd_ps(w3, _mm256_loadu_ps((x) + 24), t);                                     \
+    } while (0)
+
+// The sum of one line in eight lanes. A look-up selects one byte of each value; interleaving the
+// bytes makes bf16 of them, and f32 is bf16 with zeros behind it.
+QLORA__TARGET_AVX2
+static QLORA__INLINE void qlora__avx2_stream_line(const float* levels, const qlora__nf4_line* line,
+                                                  int64_t steps, const float* x, bool ready,
+                                                  float* lanes) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    const __m256i upper = _mm256_set1_epi32((int)0xffff0000u);
+    const uint8_t* codes = line->codes;
+    __m256 s = _mm256_setzero_ps(), t = s, u = s, v = s;
+    for (int64_t i = 0; i < steps; i++) {
+        uint8_t planes[32];
+        qlora__avx2_planes(levels, line->scales[i], ready, planes);
+        __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(void*)planes));
+        __m256i high =
+            _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)(void*)(planes + 16)));
+        __m256i pair = _mm256_loadu_si256((const __m256i*)(const void*)codes);
+        __m256i even = _mm256_and_si256(_mm256_srli_epi16(pair, 4), mask);
+        __m256i odd = _mm256_and_si256(pair, mask);
+        __m256i l = _mm256_shuffle_epi8(low, even);
+        __m256i h = _mm256_shuffle_epi8(high, even);
+        QLORA__STREAM32(l, h, x, s, t);
+        l = _mm256_shuffle_epi8(low, odd);
+        h = _mm256_shuffle_epi8(high, odd);
+        QLORA__STREAM32(l, h, x + 32, u, v);
+        codes += 32;
+        x += QLORA__STREAM_STEP;
+    }
+    _mm256_storeu_ps(lanes, _mm256_add_ps(_mm256_add_ps(s, t), _mm256_add_ps(u, v)));
+    _mm256_zeroupper();
+}
+
+#undef QLORA__STREAM32
+
+QLORA__TARGET_AVX2
+static QLORA__INLINE void qlora__avx2_scale8(float* at, float factor, float offset) {
+    __m256 product = _mm256_mul_ps(_mm256_loadu_ps(at), _mm256_set1_ps(factor));
+    QLORA__ROUNDED(product, "x");
+    __m256i bits = _mm256_castps_si256(_mm256_add_ps(product, _mm256_set1_ps(offset)));
+    __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    __m256i is_nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
+    bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fc00000), is_nan);
+    _mm256_storeu_ps(at, _mm256_castsi256_ps(bits));
+}
+
+QLORA__TARGET_AVX2
+static void qlora__avx2_scale(float* scales, int64_t n, float factor, float offset) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        qlora__avx2_scale8(scales + i, factor, offset);
+    }
+    if (i < n) {
+        float last[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+        memcpy(last, scales + i, (size_t)(n - i) * sizeof last[0]);
+        qlora__avx2_scale8(last, factor, offset);
+        memcpy(scales + i, last, (size_t)(n - i) * sizeof last[0]);
+    }
+    _mm256_zeroupper();
+}
+
+// The sum of eight lanes, in a fixed order.
+static float qlora__avx2_fold(const float* lanes) {
+    return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) +
+           ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
+}
+
+QLORA__TARGET_AVX2
+static void qlora__avx2_stream_nf4(const float* levels, const qlora__nf4_line* lines, int64_t steps,
+                                   const float* x, float* sums) {
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        float lanes[8];
+        qlora__avx2_stream_line(levels, &lines[i], steps, x, false, lanes);
+        sums[i] = qlora__avx2_fold(lanes);
+    }
+}
+
+QLORA__TARGET_AVX2
+static void qlora__avx2_stream_ready(const float* levels, const qlora__nf4_line* lines,
+                                     int64_t steps, const float* x, float* sums) {
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        float lanes[8];
+        qlora__avx2_stream_line(levels, &lines[i], steps, x, true, lanes);
+        sums[i] = qlora__avx2_fold(lanes);
+    }
+}
+
+// One function per type of the lines: lanes += lines x over a multiple of 8 elements. f32(l, i) are
+// eight elements of line l as f32.
+#define QLORA__STREAM_TYPE(name, type, f32)                                                        \
+    QLORA__TARGET_AVX2                                                                             \
+    static void name(const void* const* lines, int64_t n, const float* x, float* lanes) {          \
+        const type* l0 = (const type*)lines[0];                                                    \
+        const type* l1 = (const type*)lines[1];                                                    \
+        const type* l2 = (const type*)lines[2];                                                    \
+        const type* l3 = (const type*)lines[3];                                                    \
+        __m256 s0 = _mm256_loadu_ps(lanes), s1 = _mm256_loadu_ps(lanes + 8);                       \
+        __m256 s2 = _mm256_loadu_ps(lanes + 16), s3 = _mm256_loadu_ps(lanes + 24);                 \
+        __m256 t0 = _mm256_setzero_ps(), t1 = t0, t2 = t0, t3 = t0;                                \
+        int64_t i = 0;                                                                             \
+        for (; i + 16 <= n; i += 16) {                                                             \
+            __m256 x0 = _mm256_loadu_ps(x + i), x1 = _mm256_loadu_ps(x + i + 8);                   \
+            s0 = _mm256_fmadd_ps(f32(l0 + i), x0, s0),                                             \
+            t0 = _mm256_fmadd_ps(f32(l0 + i + 8), x1, t0);                                         \
+            s1 = _mm256_fmadd_ps(f32(l1 + i), x0, s1),                                             \
+            t1 = _mm256_fmadd_ps(f32(l1 + i + 8), x1, t1);                                         \
+            s2 = _mm256_fmadd_ps(f32(l2 + i), x0, s2),                                             \
+            t2 = _mm256_fmadd_ps(f32(l2 + i + 8), x1, t2);                                         \
+            s3 = _mm256_fmadd_ps(f32(l3 + i), x0, s3),                                             \
+            t3 = _mm256_fmadd_ps(f32(l3 + i + 8), x1, t3);                                         \
+        }                                                                                          \
+        if (i < n) {                                                                               \
+            __m256 x0 = _mm256_loadu_ps(x + i);                                                    \
+            s0 = _mm256_fmadd_ps(f32(l0 + i), x0, s0), s1 = _mm256_fmadd_ps(f32(l1 + i), x0, s1);  \
+            s2 = _mm256_fmadd_ps(f32(l2 + i), x0, s2), s3 = _mm256_fmadd_ps(f32(l3 + i), x0, s3);  \
+        }                                                                                          \
+        _mm256_storeu_ps(lanes, _mm256_add_ps(s0, t0));                                            \
+        _mm256_storeu_ps(lanes + 8, _mm256_add_ps(s1, t1));                                        \
+        _mm256_storeu_ps(lanes + 16, _mm256_add_ps(s2, t2));                                       \
+        _mm256_storeu_ps(lanes + 24, _mm256_add_ps(s3, t3));                                       \
+        _mm256_zeroupper();                                                                        \
+    }
+
+#define QLORA__HALVES(p) _mm_loadu_si128((const __m128i*)(const void*)(p))
+#define QLORA__FROM_BF16(p)                                                                        \
+    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(QLORA__HALVES(p)), 16))
+#define QLORA__FROM_F16(p) _mm256_cvtph_ps(QLORA__HALVES(p))
+
+QLORA__STREAM_TYPE(qlora__avx2_stream_f32, float, _mm256_loadu_ps)
+QLORA__STREAM_TYPE(qlora__avx2_stream_bf16, uint16_t, QLORA__FROM_BF16)
+QLORA__STREAM_TYPE(qlora__avx2_stream_f16, uint16_t, QLORA__FROM_F16)
+
+#undef QLORA__HALVES
+#undef QLORA__FROM_BF16
+#undef QLORA__FROM_F16
+#undef QLORA__STREAM_TYPE
+
+static void qlora__avx2_stream_dense(const void* const* lines, qlora_dtype dtype, int64_t n,
+                                     const float* x, float* sums) {
+    void (*stream)(const void* const* lines, int64_t n, const float* x, float* lanes) =
+        dtype == QLORA_F32    ? qlora__avx2_stream_f32
+        : dtype == QLORA_BF16 ? qlora__avx2_stream_bf16
+                              : qlora__avx2_stream_f16;
+    float lanes[8 * QLORA__STREAM_LINES];
+    int64_t whole = n / 8 * 8;
+    memset(lanes, 0, sizeof lanes);
+    stream(lines, whole, x, lanes);
+    if (whole < n) {
+        size_t size = dtype == QLORA_F32 ? 4 : 2;
+        char room[QLORA__STREAM_LINES][64];
+        const void* tail[QLORA__STREAM_LINES];
+        float rest[8];
+        memset(rest, 0, sizeof rest);
+        memcpy(rest, x + whole, (size_t)(n - whole) * sizeof rest[0]);
+        qlora__stream_tail(lines, (size_t)whole * size, (size_t)(n - whole) * size, room, tail);
+        stream(tail, 8, rest, lanes);
+    }
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        sums[i] = qlora__avx2_fold(lanes + 8 * i);
+    }
+}
+
+// Four rows at a time, each with sums of its own.
+QLORA__TARGET_AVX2
+static void qlora__avx2_blend(const float* a, const float* b, int64_t ld, int64_t n, float* sums) {
+    __m256 s0 = _mm256_setzero_ps(), s1 = s0, t0 = s0, t1 = s0;
+    __m256 u0 = s0, u1 = s0, v0 = s0, v1 = s0;
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4, b += 4 * ld) {
+        __m256 x = _mm256_broadcast_ss(a + i);
+        s0 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b), s0);
+        s1 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + 8), s1);
+        x = _mm256_broadcast_ss(a + i + 1);
+        t0 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + ld), t0);
+        t1 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + ld + 8), t1);
+        x = _mm256_broadcast_ss(a + i + 2);
+        u0 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + 2 * ld), u0);
+        u1 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + 2 * ld + 8), u1);
+        x = _mm256_broadcast_ss(a + i + 3);
+        v0 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + 3 * ld), v0);
+        v1 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + 3 * ld + 8), v1);
+    }
+    for (; i < n; i++, b += ld) {
+        __m256 x = _mm256_broadcast_ss(a + i);
+        s0 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b), s0);
+        s1 = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + 8), s1);
+    }
+    _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_add_ps(s0, t0), _mm256_add_ps(u0, v0)));
+    _mm256_storeu_ps(sums + 8, _mm256_add_ps(_mm256_add_ps(s1, t1), _mm256_add_ps(u1, v1)));
+    _mm256_zeroupper();
+}
+
+static const qlora__cpu_stream qlora__avx2_stream = {
+    qlora__avx2_order, qlora__avx2_stream_nf4,   qlora__avx2_stream_ready,
+    qlora__avx2_scale, qlora__avx2_stream_dense, qlora__avx2_blend,
+};
+
+#endif // QLORA__X86
+
+//@@ src/cpu/stream_avx512.h
+
+#ifdef QLORA__X86
+
+// ---- AVX-512: streamed weights ------------------------------------------------------------------
+
+// Of 32 weights, the even ones come first: they are the high halves of their bytes.
+static const uint8_t qlora__avx512_order[QLORA__STREAM_STEP] = {
+    0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 1,  3,  5,  7,  9,  11,
+    13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54,
+    56, 58, 60, 62, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63,
+};
+
+// The 16 values of a block, rounded to bf16, as f32.
+QLORA__TARGET_AVX512
+static QLORA__INLINE void qlora__avx512_values(const float* levels, float scale, bool ready,
+                                               float* values) {
+    __m512i bits =
+        _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(levels), _mm512_set1_ps(scale)));
+    if (!ready) {
+        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+        bits = _mm512_add_epi32(bits, odd);
+    }
+    bits = _mm512_add_epi32(bits, _mm512_set1_epi32(ready ? 0x8000 : 0x7fff));
+    bits = _mm512_slli_epi32(_mm512_srli_epi32(bits, 16), 16);
+    _mm512_storeu_ps(values, _mm512_castsi512_ps(bits));
+}
+
+// The sum of one line in 16 lanes. A permutation selects from all 16 values; it ignores the upper
+// bits of an index, so that a byte is the index of its low half.
+QLORA__TARGET_AVX512
+static QLORA__INLINE void qlora__avx512_stream_line(const float* levels,
+                                                    const qlora__nf4_line* line, int64_t steps,
+                                                    const float* x, bool ready, float* lanes) {
+    const uint8_t* codes = line->codes;
+    __m512 s = _mm512_setzero_ps(), t = s, u = s, v = s;
+    for (int64_t i = 0; i < steps; i++) {
+        float values[16];
+        qlora__avx512_values(levels, line->scales[i], ready, values);
+        __m512 table = _mm512_loadu_ps(values);
+        __m128i pair = _mm_loadu_si128((const __m128i*)(const void*)codes);
+        __m512i index = _mm512_cvtepu8_epi32(pair);
+        s = _mm512_fmadd_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(index, 4), table),
+                            _mm512_loadu_ps(x), s);
+        t = _mm512_fmadd_ps(_mm512_permutexvar_ps(index, table), _mm512_loadu_ps(x + 16), t);
+        pair = _mm_loadu_si128((const __m128i*)(const void*)(codes + 16));
+        index = _mm512_cvtepu8_epi32(pair);
+        u = _mm512_fmadd_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(index, 4), table),
+                            _mm512_loadu_ps(x + 32), u);
+        v = _mm512_fmadd_ps(_mm512_permutexvar_ps(index, table), _mm512_loadu_ps(x + 48), v);
+        codes += 32;
+        x += QLORA__STREAM_STEP;
+    }
+    _mm512_storeu_ps(lanes, _mm512_add_ps(_mm512_add_ps(s, t), _mm512_add_ps(u, v)));
+    _mm256_zeroupper();
+}
+
+QLORA__TARGET_AVX512
+static void qlora__avx512_stream_nf4(const float* levels, const qlora__nf4_line* lines,
+                                     int64_t steps, const float* x, float* sums) {
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        float lanes[16];
+        qlora__avx512_stream_line(levels, &lines[i], steps, x, false, lanes);
+        sums[i] = qlora__avx2_fold(lanes) + qlora__avx2_fold(lanes + 8);
+    }
+}
+
+QLORA__TARGET_AVX512
+static void qlora__avx512_stream_ready(const float* levels, const qlora__nf4_line* lines,
+                                       int64_t steps, const float* x, float* sums) {
+    for (int i = 0; i < QLORA__STREAM_LINES; i++) {
+        float lanes[16];
+        qlora__avx512_stream_line(levels, &lines[i], steps, x, true, lanes);
+        sums[i] = qlora__avx2_fold(lanes) + qlora__avx2_fold(lanes + 8);
+    }
+}
+
+// Dense lines are limited by the memory, whatever the width of the registers.
+static const qlora__cpu_stream qlora__avx512_stream = {
+    qlora__avx512_order, qlora__avx512_stream_nf4, qlora__avx512_stream_ready,
+    qlora__avx2_scale,   qlora__avx2_stream_dense, qlora__avx2_blend,
+};
+
+#endif // QLORA__X86
+
 //@@ src/cpu/tiers.h
 
 // The tiers: what the processor has, one table each, and the choice of one for a context.
@@ -6395,16 +7126,16 @@ static bool qlora__has_everything(void) {
 // From the slowest to the fastest.
 static const qlora__cpu_table qlora__cpu_tables[] = {
     {QLORA_CPU_TIER_PORTABLE, "portable", "nothing", qlora__has_everything, true, NULL,
-     &qlora__rows_portable},
+     &qlora__rows_portable, NULL},
 #ifdef QLORA__NEON
     {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, &qlora__neon_gemm,
-     &qlora__rows_neon},
+     &qlora__rows_neon, &qlora__neon_stream},
 #endif
 #ifdef QLORA__X86
     {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, &qlora__avx2_gemm,
-     &qlora__rows_avx2},
+     &qlora__rows_avx2, &qlora__avx2_stream},
     {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, false,
-     &qlora__avx512_gemm, &qlora__rows_avx2},
+     &qlora__avx512_gemm, &qlora__rows_avx2, &qlora__avx512_stream},
 #endif
 };
 
@@ -6702,7 +7433,6 @@ static void qlora__gemm_portable(qlora_ctx* ctx, const qlora__gemm* g) {
 #define QLORA__NC 48         // columns per block
 #define QLORA__PART 512      // columns per slice if the sums cannot stay in C
 #define QLORA__CHUNK 96      // rows whose panels stay in the second-level cache
-#define QLORA__FEW 4         // rows that are multiplied without packing
 #define QLORA__MOST_TILE 384 // elements of the largest tile
 
 // Working memory of the packed products, allocated with the context.
@@ -6987,59 +7717,9 @@ static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
     }
 }
 
-// ---- few rows -----------------------------------------------------------------------------------
-
-typedef struct qlora__few {
-    const qlora__gemm* g;
-    const qlora__cpu_gemm* cpu;
-    qlora__operand a;
-    qlora__operand b;
-} qlora__few;
-
-// Columns of C: each line of B is widened in pieces that stay in the first-level cache, and
-// multiplied by all rows of A.
-static void qlora__few_cols(void* user, int64_t begin, int64_t end) {
-    const qlora__few* f = (const qlora__few*)user;
-    const qlora__gemm* g = f->g;
-    float wide[QLORA__FEW][QLORA__KC];
-    float stage[QLORA__KC];
-    for (int64_t k = 0; k < g->K; k += QLORA__KC) {
-        int64_t steps = qlora__min(QLORA__KC, g->K - k);
-        const float* rows[QLORA__FEW];
-        for (int64_t i = 0; i < g->M; i++) {
-            rows[i] = qlora__operand_run(f->cpu, &f->a, i * f->a.ld + k, steps, wide[i]);
-        }
-        for (int64_t j = begin; j < end; j++) {
-            const float* line = qlora__operand_run(f->cpu, &f->b, j * f->b.ld + k, steps, stage);
-            for (int64_t i = 0; i < g->M; i++) {
-                float* c = (float*)g->C + i * g->ldc + j;
-                float before = k > 0 ? *c : g->beta != 0.0f ? g->beta * *c : 0.0f;
-                *c = before + g->alpha * f->cpu->dot(rows[i], line, steps);
-            }
-        }
-    }
-}
-
-// Decoding: B is read once, in the order in which it is stored.
-static void qlora__gemm_few(qlora_ctx* ctx, const qlora__gemm* g) {
-    qlora__few f;
-    f.g = g;
-    f.cpu = ctx->cpu->gemm;
-    f.a = qlora__operand_of(g->A, g->a_type, NULL, g->lda, true);
-    f.b = qlora__operand_of(g->B, g->b_type, g->nf4, g->ldb, true);
-    qlora__parallel(ctx, g->N, 1 + 16384 / g->K, qlora__few_cols, &f);
-}
-
-static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
-    bool empty = g->M == 0 || g->N == 0 || g->K == 0 || g->batch == 0;
-    if (ctx->cpu->gemm == NULL || empty || g->alpha == 0.0f) {
-        qlora__gemm_portable(ctx, g);
-    } else if (g->M <= QLORA__FEW && g->batch == 1 && !g->ta && g->tb && g->out == QLORA_F32) {
-        qlora__gemm_few(ctx, g);
-    } else {
-        qlora__gemm_packed(ctx, g);
-    }
-    return QLORA_OK;
+// Floats of the shared working memory, for products that are not packed.
+static int64_t qlora__packing_room(void) {
+    return (int64_t)QLORA__MC * QLORA__KC;
 }
 
 #undef QLORA__KC
@@ -7047,8 +7727,274 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 #undef QLORA__NC
 #undef QLORA__PART
 #undef QLORA__CHUNK
-#undef QLORA__FEW
 #undef QLORA__MOST_TILE
+
+//@@ src/cpu/few.h
+
+// ---- few rows -----------------------------------------------------------------------------------
+
+// Products with at most QLORA__FEW rows of A, as in decoding: B is not packed. Four lines of B (its
+// rows, if B is stored [N,K]) are converted in registers and multiplied by each row of A; if B is
+// stored [K,N], its rows are added up. Every element of C has one order of summation, whatever the
+// threads do.
+
+#define QLORA__FEW 8          // rows
+#define QLORA__FEW_STREAMED 3 // rows up to which dequantising for each row costs least
+#define QLORA__FEW_ROWS 64    // rows of B that are added up at a time
+#define QLORA__FEW_STEPS 512  // steps of a line whose scales are decoded at a time
+#define QLORA__FEW_PART 384   // NF4 weights of a line that are dequantised at a time otherwise
+
+typedef struct qlora__few {
+    const qlora__gemm* g;
+    const qlora__cpu_gemm* cpu;
+    const qlora__cpu_stream* stream;
+    const float* x; // rows of A as f32: of matrix `batch`, row `i` at x + batch * step + i * ld
+    int64_t step;
+    int64_t ld;
+    bool ordered; // x is in the order of stream->nf4
+} qlora__few;
+
+// C = alpha sums + beta C for the element at `at`.
+static void qlora__few_write(const qlora__gemm* g, int64_t at, float sum) {
+    float* c = (float*)g->C + at;
+    *c = g->beta != 0.0f ? g->beta * *c + g->alpha * sum : g->alpha * sum;
+}
+
+// The sums of four lines of an NF4 weight with each row: the lines are dequantised in parts that
+// stay in the first-level cache.
+static void qlora__few_nf4(const qlora__few* f, const int64_t* lines,
+                           float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
+    const qlora__gemm* g = f->g;
+    float stage[QLORA__STREAM_LINES][QLORA__FEW_PART];
+    qlora__operand b = qlora__operand_of(NULL, QLORA_BF16, g->nf4, 0, true);
+    memset(sums, 0, (size_t)g->M * sizeof sums[0]);
+    for (int64_t k = 0; k < g->K; k += QLORA__FEW_PART) {
+        int64_t n = qlora__min(QLORA__FEW_PART, g->K - k);
+        const void* wide[QLORA__STREAM_LINES];
+        for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+            wide[j] = qlora__operand_run(f->cpu, &b, lines[j] + k, n, stage[j]);
+        }
+        for (int64_t i = 0; i < g->M; i++) {
+            float part[QLORA__STREAM_LINES];
+            f->stream->dense(wide, QLORA_F32, n, f->x + i * f->ld + k, part);
+            for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+                sums[i][j] += part[j];
+            }
+        }
+    }
+}
+
+// The same for few rows: x is in the order of the kernel, which reads the codes as they are stored.
+// The scales of the four lines are decoded first.
+static void qlora__few_streamed(const qlora__few* f, const int64_t* lines,
+                                float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
+    const qlora__gemm* g = f->g;
+    float scales[QLORA__STREAM_LINES * QLORA__FEW_STEPS];
+    qlora__nf4_line line[QLORA__STREAM_LINES];
+    int64_t steps = g->K / QLORA__STREAM_STEP;
+    if (g->nf4->ready != NULL) {
+        for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+            line[j].codes = g->nf4->codes + lines[j] / 2;
+            line[j].scales = g->nf4->ready + lines[j] / QLORA__STREAM_STEP;
+        }
+        for (int64_t i = 0; i < g->M; i++) {
+            f->stream->ready(g->nf4->maps, line, steps, f->x + i * f->ld, sums[i]);
+        }
+        return;
+    }
+    if (steps <= QLORA__FEW_STEPS && lines[3] == lines[0] + 3 * g->K) {
+        // The blocks of the four lines follow each other.
+        qlora__stream_scales(f->stream, g->nf4, lines[0], QLORA__STREAM_LINES * steps, scales);
+        for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+            line[j].codes = g->nf4->codes + lines[j] / 2;
+            line[j].scales = scales + j * steps;
+        }
+        for (int64_t i = 0; i < g->M; i++) {
+            f->stream->nf4(g->nf4->maps, line, steps, f->x + i * f->ld, sums[i]);
+        }
+        return;
+    }
+    memset(sums, 0, (size_t)g->M * sizeof sums[0]);
+    for (int64_t at = 0; at < steps; at += QLORA__FEW_STEPS) {
+        int64_t now = qlora__min(QLORA__FEW_STEPS, steps - at);
+        for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+            int64_t first = lines[j] + at * QLORA__STREAM_STEP;
+            line[j].codes = g->nf4->codes + first / 2;
+            line[j].scales = scales + j * now;
+            qlora__stream_scales(f->stream, g->nf4, first, now, scales + j * now);
+        }
+        for (int64_t i = 0; i < g->M; i++) {
+            float part[QLORA__STREAM_LINES];
+            f->stream->nf4(g->nf4->maps, line, now, f->x + i * f->ld + at * QLORA__STREAM_STEP,
+                           part);
+            for (int j = 0; j < QLORA__STREAM_LINES; j++) {
+                sums[i][j] += part[j];
+            }
+        }
+    }
+}
+
+// Groups of four lines, numbered over all matrices. The last group of a matrix may be smaller: it
+// repeats its last line.
+static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
+    const qlora__few* f = (const qlora__few*)user;
+    const qlora__gemm* g = f->g;
+    int64_t groups = qlora__ceil_div(g->N, QLORA__STREAM_LINES);
+    int64_t ld = g->nf4 != NULL ? g->nf4->cols : g->ldb;
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t batch = unit / groups;
+        int64_t first = unit % groups * QLORA__STREAM_LINES;
+        int64_t count = qlora__min(QLORA__STREAM_LINES, g->N - first);
+        int64_t at[QLORA__STREAM_LINES];
+        const void* lines[QLORA__STREAM_LINES];
+        float sums[QLORA__FEW][QLORA__STREAM_LINES];
+        for (int64_t j = 0; j < QLORA__STREAM_LINES; j++) {
+            at[j] = (first + qlora__min(j, count - 1)) * ld;
+        }
+        for (int64_t j = 0; g->nf4 == NULL && j < QLORA__STREAM_LINES; j++) {
+            lines[j] = qlora__operand_at(g->B, g->b_type, batch * g->sB + at[j]);
+        }
+        if (f->ordered) {
+            qlora__few_streamed(f, at, sums);
+        } else if (g->nf4 != NULL) {
+            qlora__few_nf4(f, at, sums);
+        }
+        for (int64_t i = 0; i < g->M; i++) {
+            const float* x = f->x + batch * f->step + i * f->ld;
+            if (g->nf4 == NULL) {
+                f->stream->dense(lines, g->b_type, g->K, x, sums[i]);
+            }
+            for (int64_t j = 0; j < count; j++) {
+                qlora__few_write(g, batch * g->sC + i * g->ldc + first + j, sums[i][j]);
+            }
+        }
+    }
+}
+
+// Rows [first, first + n) of 16 columns of B as f32: where they are, or in `stage`. Returns the
+// distance from row to row.
+static int64_t qlora__few_rows(const qlora__few* f, int64_t first, int64_t n, const float** rows,
+                               float* stage) {
+    const qlora__gemm* g = f->g;
+    if (g->b_type == QLORA_F32) {
+        *rows = (const float*)g->B + first;
+        return g->ldb;
+    }
+    for (int64_t k = 0; k < n; k++) {
+        f->cpu->widen((const uint16_t*)g->B + first + k * g->ldb, g->b_type, QLORA__STREAM_COLS,
+                      stage + k * QLORA__STREAM_COLS);
+    }
+    *rows = stage;
+    return QLORA__STREAM_COLS;
+}
+
+// Columns of C in groups of 16, numbered over all matrices, for B stored [K,N]. The sums of each
+// part of K are added up, so that the bits do not depend on the type of B.
+static void qlora__few_cols(void* user, int64_t begin, int64_t end) {
+    const qlora__few* f = (const qlora__few*)user;
+    const qlora__gemm* g = f->g;
+    int64_t groups = g->N / QLORA__STREAM_COLS;
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t batch = unit / groups;
+        int64_t col = unit % groups * QLORA__STREAM_COLS;
+        float sums[QLORA__FEW][QLORA__STREAM_COLS];
+        float stage[QLORA__FEW_ROWS * QLORA__STREAM_COLS];
+        memset(sums, 0, (size_t)g->M * sizeof sums[0]);
+        for (int64_t k = 0; k < g->K; k += QLORA__FEW_ROWS) {
+            int64_t n = qlora__min(QLORA__FEW_ROWS, g->K - k);
+            const float* rows = NULL;
+            int64_t ld = qlora__few_rows(f, batch * g->sB + k * g->ldb + col, n, &rows, stage);
+            for (int64_t i = 0; i < g->M; i++) {
+                float part[QLORA__STREAM_COLS];
+                f->stream->blend(f->x + batch * f->step + i * f->ld + k, rows, ld, n, part);
+                for (int j = 0; j < QLORA__STREAM_COLS; j++) {
+                    sums[i][j] += part[j];
+                }
+            }
+        }
+        for (int64_t i = 0; i < g->M; i++) {
+            for (int64_t j = 0; j < QLORA__STREAM_COLS; j++) {
+                qlora__few_write(g, batch * g->sC + i * g->ldc + col + j, sums[i][j]);
+            }
+        }
+    }
+}
+
+// Whether the kernel can read the codes of the weight as they are stored.
+static bool qlora__few_streams(const qlora__gemm* g) {
+    return g->nf4 != NULL && g->M <= QLORA__FEW_STREAMED && g->K % QLORA__STREAM_STEP == 0 &&
+           g->nf4->block % QLORA__STREAM_STEP == 0;
+}
+
+// Copies the rows of A to the working memory, as f32 and, for the kernel that reads NF4, in its
+// order.
+static void qlora__few_copy(qlora__few* f, float* room) {
+    const qlora__gemm* g = f->g;
+    const uint8_t* order = f->stream->order;
+    for (int64_t row = 0; row < g->batch * g->M; row++) {
+        int64_t from = row / g->M * g->sA + row % g->M * g->lda;
+        float* to = room + row * g->K;
+        const float* x = (const float*)g->A + from;
+        if (g->a_type != QLORA_F32) {
+            f->cpu->widen((const uint16_t*)g->A + from, g->a_type, g->K, to);
+            x = to;
+        }
+        for (int64_t k = 0; f->ordered && k < g->K; k += QLORA__STREAM_STEP) {
+            float step[QLORA__STREAM_STEP];
+            for (int i = 0; i < QLORA__STREAM_STEP; i++) {
+                step[i] = x[k + order[i]];
+            }
+            memcpy(to + k, step, sizeof step);
+        }
+    }
+    f->x = room;
+    f->ld = g->K;
+    f->step = g->M * g->K;
+}
+
+// Whether a product goes this way.
+static bool qlora__few_takes(const qlora__gemm* g) {
+    bool rows = g->tb || (g->nf4 == NULL && g->N % QLORA__STREAM_COLS == 0);
+    return rows && g->M <= QLORA__FEW && !g->ta && g->out == QLORA_F32 &&
+           g->M * g->batch <= qlora__packing_room() / g->K;
+}
+
+static void qlora__gemm_few(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__few f;
+    memset(&f, 0, sizeof f);
+    f.g = g;
+    f.cpu = ctx->cpu->gemm;
+    f.stream = ctx->cpu->stream;
+    f.x = (const float*)g->A;
+    f.ld = g->lda;
+    f.step = g->sA;
+    f.ordered = qlora__few_streams(g);
+    if (f.ordered || g->a_type != QLORA_F32) {
+        qlora__few_copy(&f, ctx->packing->a);
+    }
+    int64_t width = g->tb ? QLORA__STREAM_LINES : QLORA__STREAM_COLS;
+    int64_t grain = 1 + 16384 / (g->K * width);
+    qlora__parallel(ctx, g->batch * qlora__ceil_div(g->N, width), grain,
+                    g->tb ? qlora__few_lines : qlora__few_cols, &f);
+}
+
+static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
+    bool empty = g->M == 0 || g->N == 0 || g->K == 0 || g->batch == 0;
+    if (ctx->cpu->gemm == NULL || empty || g->alpha == 0.0f) {
+        qlora__gemm_portable(ctx, g);
+    } else if (qlora__few_takes(g)) {
+        qlora__gemm_few(ctx, g);
+    } else {
+        qlora__gemm_packed(ctx, g);
+    }
+    return QLORA_OK;
+}
+
+#undef QLORA__FEW
+#undef QLORA__FEW_STREAMED
+#undef QLORA__FEW_ROWS
+#undef QLORA__FEW_STEPS
+#undef QLORA__FEW_PART
 
 //@@ src/qlora.h
 
@@ -22197,7 +23143,8 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
                                (long long)l->in);
         }
     } else {
-        QLORA__TRY(qlora__need(ctx, p->dense, "dense", type, p->out, l->in));
+        unsigned mixed = qlora__on_cpu(ctx) && dtype == QLORA_F32 ? QLORA__IS_FLOAT : type;
+        QLORA__TRY(qlora__need(ctx, p->dense, "dense", mixed, p->out, l->in));
     }
     if (p->bias != NULL) {
         QLORA__TRY(qlora__need(ctx, p->bias, "bias", type, 1, p->out));
@@ -22382,9 +23329,14 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc*
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor rows;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, row, p->out, 0, l->in, &rows));
-        QLORA__TRY(p->nf4 != NULL
-                       ? qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32)
-                       : qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
+        if (p->nf4 != NULL) {
+            QLORA__TRY(qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32));
+        } else if (p->dense->dtype == dtype) {
+            QLORA__TRY(qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
+        }
+        for (int64_t r = 0; p->nf4 == NULL && p->dense->dtype != dtype && r < p->out; r++) {
+            qlora__row_convert(qlora__rows_of(ctx), p->dense, r, 0, l->in, &rows, r, 0);
+        }
         row += p->out;
     }
     return (flags & QLORA_LINEAR_ADAPTERS) != 0 ? qlora__linear_place_adapters(ctx, l) : QLORA_OK;
@@ -25081,13 +26033,22 @@ qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out) 
 
 // ---- the parts of a model -----------------------------------------------------------------------
 
+// A weight that is used where its file is mapped; data is NULL if it is copied.
+typedef struct qlora__mapped {
+    const void* data;
+    qlora_dtype dtype;
+} qlora__mapped;
+
 typedef struct qlora__projection {
     int64_t in;
     int64_t out;
     bool is_nf4;
+    bool stored; // it is 4-bit in the files
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
-    qlora_tensor dense; // in the compute type, unless is_nf4
+    qlora_tensor ready; // f32: scales for products with few rows on the CPU; may be empty
+    qlora_tensor dense; // unless is_nf4; in the compute type, unless it is mapped
+    qlora__mapped mapped;
     bool has_bias;
     qlora_tensor bias;
     int64_t rank; // 0 = no adapter
@@ -25167,7 +26128,7 @@ struct qlora_model {
     qlora_model_desc desc; // defaults resolved; of its pointers, only dir remains valid
     qlora_plan plan;
     char* dir;             // copy of desc.dir, or NULL
-    qlora__source* source; // only while the model is being opened
+    qlora__source* source; // while the model is being opened, and if weights are mapped
     const qlora__arch* arch;
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
@@ -25182,6 +26143,8 @@ struct qlora_model {
     qlora__buffer* arena;
     qlora__layer* layers;
     // base
+    qlora__mapped embed_mapped;
+    qlora__mapped head_mapped;
     qlora_tensor embed; // [V, H]
     qlora_tensor head;  // [V, H]; the embedding if tied
     qlora_tensor final_norm;
@@ -25337,13 +26300,45 @@ static bool qlora__has_own_d_out(const qlora_model* m) {
            m->dora; // the gains of o and down must not change the residual stream
 }
 
+// Whether decoding reads the codes of a weight as they are stored, with its scales as f32.
+static bool qlora__streams(const qlora_model* m, const qlora__projection* p) {
+    int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : QLORA__STREAM_STEP;
+    return qlora__on_cpu(m->ctx) && m->ctx->cpu->stream != NULL && m->desc.generate_tokens > 0 &&
+           p->in % QLORA__STREAM_STEP == 0 && block % QLORA__STREAM_STEP == 0;
+}
+
+// A frozen weight: in the arena, or where its file is mapped.
+static void qlora__layout_weight(qlora__arena* arena, const qlora_model* m,
+                                 const qlora__mapped* mapped, int64_t rows, int64_t cols,
+                                 qlora_tensor* out) {
+    if (mapped->data == NULL) {
+        qlora__arena_tensor(arena, m->compute, rows, cols, out);
+        return;
+    }
+    memset(out, 0, sizeof *out);
+    out->data = (void*)(uintptr_t)mapped->data; // only read
+    out->dtype = mapped->dtype;
+    out->bytes = (size_t)rows * (size_t)cols * qlora_dtype_bytes(mapped->dtype);
+    out->rows = rows;
+    out->cols = cols;
+    out->ld = cols;
+    out->batch = 1;
+    out->batch_stride = rows * cols;
+    out->owner = arena->ctx;
+}
+
 static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora__projection* p) {
     if (p->is_nf4) {
         qlora_tensor memory;
         qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora_nf4_bytes(&p->nf4_desc), &memory);
         p->nf4.memory = memory; // wrapped once the arena is allocated
+        memset(&p->ready, 0, sizeof p->ready);
+        if (qlora__streams(m, p)) {
+            qlora__arena_tensor(arena, QLORA_F32, 1, p->out * p->in / QLORA__STREAM_STEP,
+                                &p->ready);
+        }
     } else {
-        qlora__arena_tensor(arena, m->compute, p->out, p->in, &p->dense);
+        qlora__layout_weight(arena, m, &p->mapped, p->out, p->in, &p->dense);
     }
     if (p->has_bias) {
         qlora__arena_tensor(arena, m->compute, 1, p->out, &p->bias);
@@ -25352,10 +26347,10 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
 
 static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->embed);
+    qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
     m->head = m->embed;
     if (!c->tied) {
-        qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->head);
+        qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
     }
     qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
     m->rope_sliding = m->rope;
@@ -25701,6 +26696,133 @@ static void qlora__model_layout(qlora_model* m, char* base) {
     m->plan.total = arena.used;
 }
 
+//@@ src/model/mapped.h
+
+// ---- the files of a model -----------------------------------------------------------------------
+
+static void qlora__source_close(qlora_model* m) {
+    qlora__source* source = m->source;
+    if (source != NULL && source->has_peft) {
+        qlora__peft_close(&m->ctx->env, &source->peft);
+    }
+    if (source != NULL && source->has_folder) {
+        qlora__folder_close(&m->ctx->env, &source->folder);
+    }
+    qlora__free(m->ctx, source, source != NULL ? sizeof *source : 0);
+    m->source = NULL;
+}
+
+// What a model that was opened still needs: the files that its weights are mapped from.
+static void qlora__source_settle(qlora_model* m) {
+    if (m->plan.mapped == 0) {
+        qlora__source_close(m);
+        return;
+    }
+    qlora__source* source = m->source;
+    if (source->has_peft) {
+        qlora__peft_close(&m->ctx->env, &source->peft);
+        source->has_peft = false;
+    }
+    qlora__folder_cache* cache = source->folder.cache;
+    if (cache != NULL) { // values that were converted
+        qlora__env_free(&m->ctx->env, cache->data, cache->bytes);
+        cache->data = NULL;
+        cache->bytes = 0;
+    }
+}
+
+// Whether the folder has weights, or is a GGUF file.
+static qlora_result qlora__source_exists(qlora_ctx* ctx, const char* dir, bool* exists) {
+    static const char* const names[] = {"model.safetensors", "model.safetensors.index.json"};
+    *exists = qlora__gguf_path(dir);
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && !*exists; i++) {
+        char path[QLORA__PATH_ROOM];
+        QLORA__TRY(qlora__path_join(&ctx->env, dir, names[i], path));
+        QLORA__TRY(qlora__file_exists(&ctx->env, path, exists));
+    }
+    return QLORA_OK;
+}
+
+// The folder with the weights, opened when it is first needed.
+static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
+                                         const qlora__folder** out) {
+    if (!m->source->has_folder) {
+        QLORA__TRY(qlora__folder_open(&ctx->env, dir, &m->source->folder));
+        m->source->has_folder = true;
+    }
+    *out = &m->source->folder;
+    return QLORA_OK;
+}
+
+// ---- weights that are used where their file is mapped -------------------------------------------
+
+// On the CPU, weights that a file has in f32, bf16 or f16 are not copied: products convert them
+// while they read them. The model then keeps the files mapped.
+static bool qlora__maps_weights(const qlora_ctx* ctx, const qlora_model_desc* desc,
+                                const qlora_plan_desc* machine) {
+    return qlora__on_cpu(ctx) && machine->capability == 0 && desc->dir != NULL &&
+           desc->base != QLORA_BASE_32BIT && desc->purpose != QLORA_PURPOSE_ADAPTER;
+}
+
+// Sets `out` if the tensor is a matrix of this size whose values can be read where they are.
+static void qlora__map_weight(const qlora__folder* folder, const char* name, int64_t rows,
+                              int64_t cols, qlora_model* m, qlora__mapped* out) {
+    const qlora__st_tensor* t = qlora__folder_find(folder, name);
+    bool fits =
+        t != NULL && t->rank == 2 && t->shape[0] == rows && t->shape[1] == cols &&
+        (t->dtype == QLORA__ST_F32 || t->dtype == QLORA__ST_BF16 || t->dtype == QLORA__ST_F16);
+    if (!fits) {
+        return; // a wrong size is reported when the weights are loaded
+    }
+    qlora_dtype dtype = qlora__st_dtype_of(t);
+    size_t size = dtype == QLORA_F32 ? 4 : 2;
+    const uint8_t* data = t->data;
+    if (t->view != NULL) { // of a GGUF file, which may store it in blocks or in another order
+        const qlora__gguf_type* type = t->view->parts[0]->type;
+        bool plain = qlora__gguf_view_is_plain(t->view) && type->block == 1 && type->bytes == size;
+        data = plain ? qlora__gguf_view_bytes(t->view, 0) : NULL;
+    }
+    if (data == NULL || (uintptr_t)data % size != 0 ||
+        (dtype == QLORA_F32 && sizeof(QLORA__REAL) != 4)) {
+        return;
+    }
+    out->data = data;
+    out->dtype = dtype;
+    m->plan.mapped += (uint64_t)rows * (uint64_t)cols * size;
+}
+
+static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__folder* folder = NULL;
+    bool exists = false;
+    QLORA__TRY(qlora__source_exists(ctx, dir, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__source_folder(ctx, m, dir, &folder));
+    // Trained rows are written into the embedding, and trained copies start from it.
+    bool frozen = !m->saved_embed && !m->saved_head && m->token_count == 0;
+    if (frozen) {
+        qlora__map_weight(folder, "model.embed_tokens.weight", c->vocab, c->hidden, m,
+                          &m->embed_mapped);
+    }
+    if (frozen && !c->tied) {
+        qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->head_mapped);
+    }
+    for (int64_t l = 0; l < c->layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            qlora__projection* p = &m->layers[l].projections[i];
+            char name[160];
+            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
+                     m->arch->layout->rows[i].module);
+            if (!p->is_nf4 && !m->dora) { // DoRA adds adapters to a copy of the weight
+                qlora__map_weight(folder, name, p->out, p->in, m, &p->mapped);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
 //@@ src/model/trained.h
 
 // ---- what is trained ----------------------------------------------------------------------------
@@ -25885,29 +27007,6 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
 //@@ src/model/plan.h
 
 // ---- plan ---------------------------------------------------------------------------------------
-
-static void qlora__source_close(qlora_model* m) {
-    qlora__source* source = m->source;
-    if (source != NULL && source->has_peft) {
-        qlora__peft_close(&m->ctx->env, &source->peft);
-    }
-    if (source != NULL && source->has_folder) {
-        qlora__folder_close(&m->ctx->env, &source->folder);
-    }
-    qlora__free(m->ctx, source, source != NULL ? sizeof *source : 0);
-    m->source = NULL;
-}
-
-// The folder with the weights, opened when it is first needed.
-static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
-                                         const qlora__folder** out) {
-    if (!m->source->has_folder) {
-        QLORA__TRY(qlora__folder_open(&ctx->env, dir, &m->source->folder));
-        m->source->has_folder = true;
-    }
-    *out = &m->source->folder;
-    return QLORA_OK;
-}
 
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
@@ -26362,16 +27461,11 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
 // with nothing but a config can be planned, so the files need not exist.
 static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          qlora_model* m) {
-    static const char* const names[] = {"model.safetensors", "model.safetensors.index.json"};
     if (desc->dir == NULL || desc->plan != NULL || !m->plan.config.tied) {
         return QLORA_OK;
     }
-    bool exists = qlora__gguf_path(desc->dir);
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && !exists; i++) {
-        char path[QLORA__PATH_ROOM];
-        QLORA__TRY(qlora__path_join(&ctx->env, desc->dir, names[i], path));
-        QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
-    }
+    bool exists = false;
+    QLORA__TRY(qlora__source_exists(ctx, desc->dir, &exists));
     if (exists) {
         const qlora__folder* folder = NULL;
         QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
@@ -26404,6 +27498,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
             if (source.nf4) {
                 p->is_nf4 = true;
+                p->stored = true;
                 p->nf4_desc.block = (int32_t)source.block;
                 p->nf4_desc.block2 = (int32_t)source.block2;
                 p->nf4_desc.plain_scales = !source.nested;
@@ -26431,6 +27526,9 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
+    }
+    if (r == QLORA_OK && qlora__maps_weights(ctx, desc, machine)) {
+        r = qlora__map_weights(ctx, desc->dir, m);
     }
     if (r == QLORA_OK && desc->dir != NULL) {
         size_t bytes = strlen(desc->dir) + 1;
@@ -26627,6 +27725,10 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     }
     qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", "total",
                   (double)(plan->total + plan->context) / 1048576.0);
+    if (plan->mapped > 0) {
+        qlora__append(buffer, size, &used, "  %-22s %12.3f MiB in the files, not counted\n",
+                      "mapped weights", (double)plan->mapped / 1048576.0);
+    }
     qlora__append(
         buffer, size, &used,
         "  %lld tokens per micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
@@ -26740,6 +27842,255 @@ static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
     return qlora__hash_end(&h);
 }
 
+//@@ src/model/kept.h
+
+// ---- 4-bit weights that are kept in a file ------------------------------------------------------
+//
+// Quantising takes seconds at every start, so its result can be kept:
+//
+//   header     qlora__keep_header
+//   data       the memory of every weight that was quantised here, in the order of the layers
+//   checksum   of the data, 8 bytes
+//
+// The file is used only if it was made from the same config and weights (by the hashes that
+// checkpoints compare), in this format, for the same block sizes, and is undamaged. Otherwise it is
+// made again.
+
+#define QLORA__KEEP_MAGIC "qloraNF4"
+#define QLORA__KEEP_ORDER 0x01020304u // the data has the byte order of the machine
+#define QLORA__KEEP_FORMAT 1u // raise it when quantising gives other bits, or the file changes
+#define QLORA__KEEP_SUFFIX ".qlora-nf4"
+
+typedef struct qlora__keep_header {
+    char magic[8];
+    uint32_t order;
+    uint32_t format;
+    uint64_t config; // identity of the base model
+    uint64_t weights;
+    uint64_t shapes; // hash of sizes and block sizes of all weights
+    uint64_t bytes;  // of the data
+    uint64_t check;  // hash of the header up to here
+} qlora__keep_header;
+
+typedef struct qlora__keep {
+    bool wanted;
+    bool usable; // the file has the weights
+    qlora__keep_header header;
+    qlora__map map;
+    uint64_t at; // bytes of the data that were read
+    char path[QLORA__PATH_ROOM];
+} qlora__keep;
+
+// Whether this weight is quantised when it is loaded.
+static bool qlora__keep_takes(const qlora__projection* p) {
+    return p->is_nf4 && !p->stored;
+}
+
+// In the model folder, next to the GGUF file, or in the folder that the desc names, under the name
+// of the model.
+static qlora_result qlora__keep_path(qlora_ctx* ctx, const qlora_model* m, char* out) {
+    const char* folder = m->desc.quantised_dir;
+    char name[256] = "model";
+    bool gguf = qlora__gguf_path(m->dir);
+    size_t end = strlen(m->dir);
+    while (end > 1 && (m->dir[end - 1] == '/' || m->dir[end - 1] == '\\')) {
+        end--;
+    }
+    size_t start = end;
+    while (start > 0 && m->dir[start - 1] != '/' && m->dir[start - 1] != '\\') {
+        start--;
+    }
+    bool dots = start == end || m->dir[start] == '.';
+    if ((gguf || folder != NULL) && !dots) {
+        snprintf(name, sizeof name, "%.*s", (int)qlora__min(200, (int64_t)(end - start)),
+                 m->dir + start);
+    }
+    char file[280];
+    char parent[QLORA__PATH_ROOM];
+    snprintf(file, sizeof file, "%s" QLORA__KEEP_SUFFIX, name);
+    if (folder == NULL && gguf) {
+        snprintf(parent, sizeof parent, "%.*s", (int)start, m->dir);
+        folder = start > 0 ? parent : ".";
+    }
+    return qlora__path_join(&ctx->env, folder != NULL ? folder : m->dir, file, out);
+}
+
+static uint64_t qlora__keep_check(const qlora__keep_header* h) {
+    qlora__hash hash;
+    qlora__hash_begin(&hash);
+    qlora__hash_add(&hash, h, offsetof(qlora__keep_header, check));
+    return qlora__hash_end(&hash);
+}
+
+// The header that a file for this model must have.
+static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
+    qlora__keep_header h;
+    qlora__hash shapes;
+    memset(&h, 0, sizeof h);
+    memcpy(h.magic, QLORA__KEEP_MAGIC, sizeof h.magic);
+    h.order = QLORA__KEEP_ORDER;
+    h.format = QLORA__KEEP_FORMAT;
+    h.config = m->base_config;
+    h.weights = m->base_weights;
+    qlora__hash_begin(&shapes);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            const int64_t facts[] = {qlora__keep_takes(p), p->out,        p->in,
+                                     p->nf4.block,         p->nf4.block2, p->nf4.absmax != NULL};
+            qlora__hash_add(&shapes, facts, sizeof facts);
+            h.bytes += qlora__keep_takes(p) ? p->nf4.memory.bytes : 0;
+        }
+    }
+    h.shapes = qlora__hash_end(&shapes);
+    h.check = qlora__keep_check(&h);
+    return h;
+}
+
+static uint64_t qlora__keep_checksum(const uint8_t* data, uint64_t bytes) {
+    qlora__hash hash;
+    qlora__hash_begin(&hash);
+    qlora__hash_add(&hash, data, (size_t)bytes);
+    return qlora__hash_end(&hash);
+}
+
+// What is wrong with a file; NULL if it can be used.
+static const char* qlora__keep_fault(const qlora__keep* k) {
+    qlora__keep_header h;
+    const qlora__keep_header* want = &k->header;
+    uint64_t sum = 0;
+    if (k->map.size < sizeof h + sizeof sum) {
+        return "it is too short";
+    }
+    memcpy(&h, k->map.data, sizeof h);
+    if (memcmp(h.magic, want->magic, sizeof h.magic) != 0) {
+        return "it is not a file of 4-bit weights";
+    }
+    if (h.order != want->order || h.format != want->format) {
+        return "it has another format or byte order";
+    }
+    if (h.check != qlora__keep_check(&h)) {
+        return "its header is damaged";
+    }
+    if (h.config != want->config || h.weights != want->weights) {
+        return "it was made from another model";
+    }
+    if (h.shapes != want->shapes || h.bytes != want->bytes) {
+        return "it was made with other block sizes";
+    }
+    if (k->map.size != sizeof h + h.bytes + sizeof sum) {
+        return "its size is wrong";
+    }
+    memcpy(&sum, k->map.data + sizeof h + h.bytes, sizeof sum);
+    return sum == qlora__keep_checksum(k->map.data + sizeof h, h.bytes) ? NULL
+                                                                        : "its data is damaged";
+}
+
+// Looks for a file; one that cannot be used is reported and made again later.
+static qlora_result qlora__keep_open(qlora_ctx* ctx, const qlora_model* m, qlora__keep* k) {
+    bool exists = false;
+    memset(k, 0, sizeof *k);
+    if (!m->desc.keep_quantised && m->desc.quantised_dir == NULL) {
+        return QLORA_OK;
+    }
+    k->header = qlora__keep_header_of(m);
+    k->wanted = k->header.bytes > 0;
+    if (!k->wanted) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__keep_path(ctx, m, k->path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, k->path, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__map_open(&ctx->env, k->path, &k->map));
+    const char* fault = qlora__keep_fault(k);
+    k->usable = fault == NULL;
+    if (fault != NULL) {
+        QLORA__LOG(ctx, WARN, MODEL, "%s is not used: %s; it is made again", k->path, fault);
+        qlora__map_close(&ctx->env, &k->map);
+    } else {
+        QLORA__LOG(ctx, INFO, MODEL, "4-bit weights from %s", k->path);
+    }
+    return QLORA_OK;
+}
+
+// The next weight of the file.
+static const uint8_t* qlora__keep_next(qlora__keep* k, uint64_t bytes) {
+    const uint8_t* data = k->map.data + sizeof k->header + k->at;
+    k->at += bytes;
+    return data;
+}
+
+// Writes the memory of one weight, in pieces, and adds it to the checksum.
+static qlora_result qlora__keep_put(qlora_ctx* ctx, qlora__out* out, const qlora_tensor* memory,
+                                    char* room, size_t piece, qlora__hash* hash) {
+    for (size_t at = 0; at < memory->bytes; at += piece) {
+        size_t n = memory->bytes - at < piece ? memory->bytes - at : piece;
+        const char* data = (const char*)memory->data + at;
+        if (!qlora__on_cpu(ctx)) {
+            qlora_result r = qlora__copy_out(ctx, room, data, n);
+            if (r != QLORA_OK) {
+                qlora__out_abort(&ctx->env, out);
+                return r;
+            }
+            data = room;
+        }
+        qlora__hash_add(hash, data, n);
+        QLORA__TRY(qlora__out_write(&ctx->env, out, data, n));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__keep_fill(qlora_ctx* ctx, const qlora_model* m, const qlora__keep* k,
+                                     char* room, size_t piece, qlora__out* out) {
+    qlora__hash hash;
+    qlora__hash_begin(&hash);
+    QLORA__TRY(qlora__out_write(&ctx->env, out, &k->header, sizeof k->header));
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            if (qlora__keep_takes(p)) {
+                QLORA__TRY(qlora__keep_put(ctx, out, &p->nf4.memory, room, piece, &hash));
+            }
+        }
+    }
+    uint64_t sum = qlora__hash_end(&hash);
+    QLORA__TRY(qlora__out_write(&ctx->env, out, &sum, sizeof sum));
+    return qlora__out_commit(&ctx->env, out);
+}
+
+// Writes the file, if it is wanted and there was none to use.
+static qlora_result qlora__keep_write(qlora_ctx* ctx, const qlora_model* m, const qlora__keep* k) {
+    const size_t piece = (size_t)4 << 20;
+    qlora__out out;
+    if (!k->wanted || k->usable) {
+        return QLORA_OK;
+    }
+    qlora_result r = qlora__out_begin(&ctx->env, k->path, &out);
+    if (r == QLORA_ERR_FILE) {
+        char why[QLORA__ERROR_SIZE];
+        memcpy(why, ctx->env.error, sizeof why);
+        return qlora__fail(ctx, r, "%s; desc.quantised_dir can name another folder", why);
+    }
+    QLORA__TRY(r);
+    char* room = (char*)qlora__alloc(ctx, piece);
+    if (room == NULL) {
+        qlora__out_abort(&ctx->env, &out);
+        return QLORA_ERR_MEMORY;
+    }
+    r = qlora__keep_fill(ctx, m, k, room, piece, &out);
+    qlora__free(ctx, room, piece);
+    if (r == QLORA_OK) {
+        QLORA__LOG(ctx, INFO, MODEL, "4-bit weights kept in %s", k->path);
+    }
+    return r;
+}
+
+static void qlora__keep_close(qlora_ctx* ctx, qlora__keep* k) {
+    qlora__map_close(&ctx->env, &k->map);
+}
+
 //@@ src/model/load.h
 
 // ---- loading ------------------------------------------------------------------------------------
@@ -26749,6 +28100,7 @@ static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
 // Two buffers: one is filled from the file while the other is copied to the device.
 typedef struct qlora__stager {
     qlora_model* m;
+    qlora__keep* keep;
     qlora__ring ring;
     uint64_t done; // bytes, for the progress
     uint64_t total;
@@ -26936,13 +28288,21 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     snprintf(name, sizeof name, "%.180s.weight", module);
     qlora__linear_source source;
     QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
-    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
-    if (source.nf4) {
+    bool kept = s->keep->usable && qlora__keep_takes(p);
+    if (p->mapped.data == NULL && !kept) {
+        QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
+    }
+    if (kept) {
+        const qlora_tensor* to = &p->nf4.memory;
+        QLORA__TRY(qlora__stage(ctx, s, to->data, qlora__keep_next(s->keep, to->bytes), to->bytes));
+    } else if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
     } else if (p->is_nf4) {
         QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, p));
-    } else {
+    } else if (p->mapped.data == NULL) {
         QLORA__TRY(qlora__load_dense(ctx, s, source.weight, &p->dense));
+    } else {
+        s->done += source.weight->bytes;
     }
     if (p->has_bias) {
         snprintf(name, sizeof name, "%.180s.bias", module);
@@ -26988,8 +28348,10 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__load_layer(ctx, s, folder, l));
     }
     QLORA__TRY(qlora__load_norm(ctx, s, folder, "model.norm.weight", &m->final_norm));
-    QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &m->embed));
-    if (!m->plan.config.tied) {
+    if (m->embed_mapped.data == NULL) {
+        QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &m->embed));
+    }
+    if (!m->plan.config.tied && m->head_mapped.data == NULL) {
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &m->head));
     }
     return qlora__sync(ctx);
@@ -27028,16 +28390,19 @@ static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
 static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     const qlora__folder* folder = NULL;
     QLORA__TRY(qlora__source_folder(ctx, m, m->dir, &folder));
+    qlora__keep keep;
     qlora__stager stager;
     memset(&stager, 0, sizeof stager);
     stager.m = m;
+    stager.keep = &keep;
     stager.total = qlora__folder_bytes(folder);
     m->base_config = qlora__identity_config(&m->plan.config);
     m->base_weights = qlora__identity_folder(folder);
-    qlora_result r = qlora__stager_open(ctx, &stager);
-    if (r == QLORA_OK) {
-        r = qlora__load_folder(ctx, &stager, folder);
-    }
+    qlora_result r = qlora__keep_open(ctx, m, &keep);
+    r = r == QLORA_OK ? qlora__stager_open(ctx, &stager) : r;
+    r = r == QLORA_OK ? qlora__load_folder(ctx, &stager, folder) : r;
+    r = r == QLORA_OK ? qlora__keep_write(ctx, m, &keep) : r;
+    qlora__keep_close(ctx, &keep);
     qlora__ring_destroy(ctx, &stager.ring);
     return r;
 }
@@ -27785,7 +29150,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         out->linear.parts[i].rank = 0;
     }
     // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
-    if (pass->rows == 1 && !pass->training && !layer->cached) {
+    // On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
+    bool codes = qlora__on_cpu(pass->ctx) ? pass->rows <= 8 : pass->rows == 1 && !layer->cached;
+    if (codes && !pass->training) {
         out->linear.operand = NULL;
     }
     if (out->linear.operand == NULL) {
@@ -28622,6 +29989,58 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
+typedef struct qlora__ready_job {
+    const qlora__cpu_stream* stream;
+    const qlora_nf4* w;
+    float* scales;
+    uint8_t* failed; // one per part
+} qlora__ready_job;
+
+#define QLORA__READY_PART 1024 // scales
+
+static void qlora__ready_parts(void* user, int64_t begin, int64_t end) {
+    const qlora__ready_job* job = (const qlora__ready_job*)user;
+    int64_t all = job->w->rows * job->w->cols / QLORA__STREAM_STEP;
+    for (int64_t part = begin; part < end; part++) {
+        int64_t first = part * QLORA__READY_PART;
+        int64_t steps = qlora__min(QLORA__READY_PART, all - first);
+        job->failed[part] =
+            !qlora__stream_prepare(job->stream, job->w, first, steps, job->scales + first);
+    }
+}
+
+// Prepares the scales of the weights that decoding streams. A weight with scales that cannot be
+// prepared keeps its own.
+static qlora_result qlora__model_ready(qlora_ctx* ctx, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            qlora__projection* p = &m->layers[l].projections[i];
+            int64_t parts = qlora__ceil_div(p->ready.cols, QLORA__READY_PART);
+            qlora__ready_job job;
+            bool failed = false;
+            if (p->ready.data == NULL) {
+                continue;
+            }
+            job.stream = ctx->cpu->stream;
+            job.w = &p->nf4;
+            job.scales = (float*)p->ready.data;
+            job.failed = (uint8_t*)qlora__alloc_zero(ctx, (size_t)parts);
+            if (job.failed == NULL) {
+                return QLORA_ERR_MEMORY;
+            }
+            qlora__parallel(ctx, parts, 1, qlora__ready_parts, &job);
+            for (int64_t k = 0; k < parts; k++) {
+                failed = failed || job.failed[k] != 0;
+            }
+            qlora__free(ctx, job.failed, (size_t)parts);
+            p->nf4.ready = failed ? NULL : job.scales;
+        }
+    }
+    return QLORA_OK;
+}
+
+#undef QLORA__READY_PART
+
 // The operands of layers without a cache are views of the shared one. A stack of dense weights
 // needs none.
 static void qlora__model_operands(qlora_model* m) {
@@ -29018,6 +30437,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
+    QLORA__TRY(qlora__model_ready(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
@@ -29064,7 +30484,8 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
                                   m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));
     QLORA__TRY(qlora__model_fill(ctx, m, desc));
-    qlora__source_close(m);
+    qlora__source_settle(m);
+    m->desc.quantised_dir = NULL; // the caller's
     QLORA__LOG(ctx, INFO, MODEL, "%lld layers, %.2f GiB, ready after %.1f s",
                (long long)m->plan.config.layers, (double)m->plan.total / 1073741824.0,
                (qlora__clock_ms() - start) * 1e-3);
@@ -34247,4 +35668,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end e53c2258be6a1806
+//@@ end 75d7b452f5314496

@@ -11,6 +11,7 @@
     X(linear_suite)                                                                                \
     X(linear_double_suite)                                                                         \
     X(ops_suite)                                                                                   \
+    X(stream_suite)                                                                                \
     X(rows_suite)                                                                                  \
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
@@ -26,6 +27,7 @@
     X(gradient_suite)                                                                              \
     X(threads_suite)                                                                               \
     X(steps_suite)                                                                                 \
+    X(kept_suite)                                                                                  \
     X(methods_suite)                                                                               \
     X(generate_suite)                                                                              \
     X(mutant_suite)                                                                                \

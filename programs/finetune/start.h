@@ -97,6 +97,8 @@ static void train_describe(app* a) {
     m->max_sequences = o->tokens / 8 > least ? o->tokens / 8 : least;
     m->recompute = (qlora_choice)o->recompute;
     m->cache = (qlora_choice)o->cache;
+    m->keep_quantised = o->keep_quantised;
+    m->quantised_dir = o->quantised_dir;
     m->generate_tokens = o->prompt != NULL ? (o->length < 160 ? o->length : 160) : 0;
     qlora_train_desc* d = &a->train_desc;
     d->lr = o->lr > 0.0 ? o->lr : -1.0;

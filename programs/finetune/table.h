@@ -35,6 +35,8 @@ typedef struct options {
     int64_t base;
     int64_t recompute;
     int64_t cache;
+    bool keep_quantised;
+    const char* quantised_dir;
     int64_t resume;
     int64_t max_samples;
     int64_t stream;
@@ -225,6 +227,10 @@ static const option option_table[] = {
         "layers as possible (default auto)"},
     {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
         "keep 16-bit copies of the 4-bit weights; auto copies as many as fit (default auto)"},
+    {"keep-quantised", OPT_FLAG, AT(keep_quantised), false, 0, 0, "",
+        "keep the 4-bit weights in a file next to the model, which the next start reads"},
+    {"quantised-dir", OPT_TEXT, AT(quantised_dir), false, 0, 0, "DIR",
+        "the same in this folder, e.g. if that of the model is read-only"},
     {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
         "memory limit; 8G and 8GiB are binary, 8GB is decimal (default: all free memory)"},
     {"Other", OPT_HEADING, 0, false, 0, 0, "", ""},

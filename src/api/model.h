@@ -159,6 +159,10 @@ typedef struct qlora_model_desc {
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
     qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
     bool single_quant;                // keep the fp32 block scales instead of quantising them
+    // Keeps the 4-bit weights in a file, and reads them from it next time if dir and these settings
+    // are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4.
+    bool keep_quantised;
+    const char* quantised_dir; // keep NAME.qlora-nf4 in this folder instead; NULL = next to dir
     qlora_mode mode;                  // 0 = AUTO
     // Its adapters.
     const char* adapter;       // PEFT folder: ranks, targets, scales and weights come from there
@@ -211,6 +215,7 @@ struct qlora_plan {
     uint64_t batches;     // ids, labels and positions of a micro-batch
     uint64_t total;       // sum of the above
     uint64_t context;     // memory of the context: scratch buffer, cuBLAS workspaces
+    uint64_t mapped;      // weights that are used where the files are mapped; not in the total
     int64_t tokens;
     int64_t max_sequences;
     int64_t max_length;
@@ -235,6 +240,11 @@ QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_
 
 typedef struct qlora_model qlora_model;
 
+// On the CPU, embedding, head and, with a 16-bit base, projections are not copied if the files have
+// them in f32, bf16 or f16: the files stay mapped until the model is closed. Replacing or deleting
+// them is safe (on Windows it fails); a file that is shortened ends the program when the missing
+// part is read, and one that is overwritten changes the model. QLORA_BASE_32BIT copies everything.
+//
 // Plans unless desc->plan is given, compiles the kernels, allocates all memory of the model, runs
 // every operation of a step once, seals the kernel cache, and only then loads the weights. The desc
 // and the objects it points to are not needed afterwards. Waits for the device.

@@ -63,13 +63,45 @@ static bool qlora__has_own_d_out(const qlora_model* m) {
            m->dora; // the gains of o and down must not change the residual stream
 }
 
+// Whether decoding reads the codes of a weight as they are stored, with its scales as f32.
+static bool qlora__streams(const qlora_model* m, const qlora__projection* p) {
+    int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : QLORA__STREAM_STEP;
+    return qlora__on_cpu(m->ctx) && m->ctx->cpu->stream != NULL && m->desc.generate_tokens > 0 &&
+           p->in % QLORA__STREAM_STEP == 0 && block % QLORA__STREAM_STEP == 0;
+}
+
+// A frozen weight: in the arena, or where its file is mapped.
+static void qlora__layout_weight(qlora__arena* arena, const qlora_model* m,
+                                 const qlora__mapped* mapped, int64_t rows, int64_t cols,
+                                 qlora_tensor* out) {
+    if (mapped->data == NULL) {
+        qlora__arena_tensor(arena, m->compute, rows, cols, out);
+        return;
+    }
+    memset(out, 0, sizeof *out);
+    out->data = (void*)(uintptr_t)mapped->data; // only read
+    out->dtype = mapped->dtype;
+    out->bytes = (size_t)rows * (size_t)cols * qlora_dtype_bytes(mapped->dtype);
+    out->rows = rows;
+    out->cols = cols;
+    out->ld = cols;
+    out->batch = 1;
+    out->batch_stride = rows * cols;
+    out->owner = arena->ctx;
+}
+
 static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora__projection* p) {
     if (p->is_nf4) {
         qlora_tensor memory;
         qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora_nf4_bytes(&p->nf4_desc), &memory);
         p->nf4.memory = memory; // wrapped once the arena is allocated
+        memset(&p->ready, 0, sizeof p->ready);
+        if (qlora__streams(m, p)) {
+            qlora__arena_tensor(arena, QLORA_F32, 1, p->out * p->in / QLORA__STREAM_STEP,
+                                &p->ready);
+        }
     } else {
-        qlora__arena_tensor(arena, m->compute, p->out, p->in, &p->dense);
+        qlora__layout_weight(arena, m, &p->mapped, p->out, p->in, &p->dense);
     }
     if (p->has_bias) {
         qlora__arena_tensor(arena, m->compute, 1, p->out, &p->bias);
@@ -78,10 +110,10 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
 
 static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->embed);
+    qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
     m->head = m->embed;
     if (!c->tied) {
-        qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->head);
+        qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
     }
     qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
     m->rope_sliding = m->rope;

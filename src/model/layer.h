@@ -59,7 +59,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         out->linear.parts[i].rank = 0;
     }
     // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
-    if (pass->rows == 1 && !pass->training && !layer->cached) {
+    // On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
+    bool codes = qlora__on_cpu(pass->ctx) ? pass->rows <= 8 : pass->rows == 1 && !layer->cached;
+    if (codes && !pass->training) {
         out->linear.operand = NULL;
     }
     if (out->linear.operand == NULL) {

@@ -1,28 +1,5 @@
 // ---- plan ---------------------------------------------------------------------------------------
 
-static void qlora__source_close(qlora_model* m) {
-    qlora__source* source = m->source;
-    if (source != NULL && source->has_peft) {
-        qlora__peft_close(&m->ctx->env, &source->peft);
-    }
-    if (source != NULL && source->has_folder) {
-        qlora__folder_close(&m->ctx->env, &source->folder);
-    }
-    qlora__free(m->ctx, source, source != NULL ? sizeof *source : 0);
-    m->source = NULL;
-}
-
-// The folder with the weights, opened when it is first needed.
-static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
-                                         const qlora__folder** out) {
-    if (!m->source->has_folder) {
-        QLORA__TRY(qlora__folder_open(&ctx->env, dir, &m->source->folder));
-        m->source->has_folder = true;
-    }
-    *out = &m->source->folder;
-    return QLORA_OK;
-}
-
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
@@ -476,16 +453,11 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
 // with nothing but a config can be planned, so the files need not exist.
 static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          qlora_model* m) {
-    static const char* const names[] = {"model.safetensors", "model.safetensors.index.json"};
     if (desc->dir == NULL || desc->plan != NULL || !m->plan.config.tied) {
         return QLORA_OK;
     }
-    bool exists = qlora__gguf_path(desc->dir);
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && !exists; i++) {
-        char path[QLORA__PATH_ROOM];
-        QLORA__TRY(qlora__path_join(&ctx->env, desc->dir, names[i], path));
-        QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
-    }
+    bool exists = false;
+    QLORA__TRY(qlora__source_exists(ctx, desc->dir, &exists));
     if (exists) {
         const qlora__folder* folder = NULL;
         QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
@@ -518,6 +490,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
             if (source.nf4) {
                 p->is_nf4 = true;
+                p->stored = true;
                 p->nf4_desc.block = (int32_t)source.block;
                 p->nf4_desc.block2 = (int32_t)source.block2;
                 p->nf4_desc.plain_scales = !source.nested;
@@ -545,6 +518,9 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
+    }
+    if (r == QLORA_OK && qlora__maps_weights(ctx, desc, machine)) {
+        r = qlora__map_weights(ctx, desc->dir, m);
     }
     if (r == QLORA_OK && desc->dir != NULL) {
         size_t bytes = strlen(desc->dir) + 1;
@@ -741,6 +717,10 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     }
     qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", "total",
                   (double)(plan->total + plan->context) / 1048576.0);
+    if (plan->mapped > 0) {
+        qlora__append(buffer, size, &used, "  %-22s %12.3f MiB in the files, not counted\n",
+                      "mapped weights", (double)plan->mapped / 1048576.0);
+    }
     qlora__append(
         buffer, size, &used,
         "  %lld tokens per micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "

@@ -15,6 +15,58 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
+typedef struct qlora__ready_job {
+    const qlora__cpu_stream* stream;
+    const qlora_nf4* w;
+    float* scales;
+    uint8_t* failed; // one per part
+} qlora__ready_job;
+
+#define QLORA__READY_PART 1024 // scales
+
+static void qlora__ready_parts(void* user, int64_t begin, int64_t end) {
+    const qlora__ready_job* job = (const qlora__ready_job*)user;
+    int64_t all = job->w->rows * job->w->cols / QLORA__STREAM_STEP;
+    for (int64_t part = begin; part < end; part++) {
+        int64_t first = part * QLORA__READY_PART;
+        int64_t steps = qlora__min(QLORA__READY_PART, all - first);
+        job->failed[part] =
+            !qlora__stream_prepare(job->stream, job->w, first, steps, job->scales + first);
+    }
+}
+
+// Prepares the scales of the weights that decoding streams. A weight with scales that cannot be
+// prepared keeps its own.
+static qlora_result qlora__model_ready(qlora_ctx* ctx, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            qlora__projection* p = &m->layers[l].projections[i];
+            int64_t parts = qlora__ceil_div(p->ready.cols, QLORA__READY_PART);
+            qlora__ready_job job;
+            bool failed = false;
+            if (p->ready.data == NULL) {
+                continue;
+            }
+            job.stream = ctx->cpu->stream;
+            job.w = &p->nf4;
+            job.scales = (float*)p->ready.data;
+            job.failed = (uint8_t*)qlora__alloc_zero(ctx, (size_t)parts);
+            if (job.failed == NULL) {
+                return QLORA_ERR_MEMORY;
+            }
+            qlora__parallel(ctx, parts, 1, qlora__ready_parts, &job);
+            for (int64_t k = 0; k < parts; k++) {
+                failed = failed || job.failed[k] != 0;
+            }
+            qlora__free(ctx, job.failed, (size_t)parts);
+            p->nf4.ready = failed ? NULL : job.scales;
+        }
+    }
+    return QLORA_OK;
+}
+
+#undef QLORA__READY_PART
+
 // The operands of layers without a cache are views of the shared one. A stack of dense weights
 // needs none.
 static void qlora__model_operands(qlora_model* m) {

@@ -1,12 +1,21 @@
 // ---- the parts of a model -----------------------------------------------------------------------
 
+// A weight that is used where its file is mapped; data is NULL if it is copied.
+typedef struct qlora__mapped {
+    const void* data;
+    qlora_dtype dtype;
+} qlora__mapped;
+
 typedef struct qlora__projection {
     int64_t in;
     int64_t out;
     bool is_nf4;
+    bool stored; // it is 4-bit in the files
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
-    qlora_tensor dense; // in the compute type, unless is_nf4
+    qlora_tensor ready; // f32: scales for products with few rows on the CPU; may be empty
+    qlora_tensor dense; // unless is_nf4; in the compute type, unless it is mapped
+    qlora__mapped mapped;
     bool has_bias;
     qlora_tensor bias;
     int64_t rank; // 0 = no adapter
@@ -86,7 +95,7 @@ struct qlora_model {
     qlora_model_desc desc; // defaults resolved; of its pointers, only dir remains valid
     qlora_plan plan;
     char* dir;             // copy of desc.dir, or NULL
-    qlora__source* source; // only while the model is being opened
+    qlora__source* source; // while the model is being opened, and if weights are mapped
     const qlora__arch* arch;
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
@@ -101,6 +110,8 @@ struct qlora_model {
     qlora__buffer* arena;
     qlora__layer* layers;
     // base
+    qlora__mapped embed_mapped;
+    qlora__mapped head_mapped;
     qlora_tensor embed; // [V, H]
     qlora_tensor head;  // [V, H]; the embedding if tied
     qlora_tensor final_norm;

@@ -56,7 +56,8 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
                                (long long)l->in);
         }
     } else {
-        QLORA__TRY(qlora__need(ctx, p->dense, "dense", type, p->out, l->in));
+        unsigned mixed = qlora__on_cpu(ctx) && dtype == QLORA_F32 ? QLORA__IS_FLOAT : type;
+        QLORA__TRY(qlora__need(ctx, p->dense, "dense", mixed, p->out, l->in));
     }
     if (p->bias != NULL) {
         QLORA__TRY(qlora__need(ctx, p->bias, "bias", type, 1, p->out));
@@ -241,9 +242,14 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc*
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor rows;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, row, p->out, 0, l->in, &rows));
-        QLORA__TRY(p->nf4 != NULL
-                       ? qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32)
-                       : qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
+        if (p->nf4 != NULL) {
+            QLORA__TRY(qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32));
+        } else if (p->dense->dtype == dtype) {
+            QLORA__TRY(qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
+        }
+        for (int64_t r = 0; p->nf4 == NULL && p->dense->dtype != dtype && r < p->out; r++) {
+            qlora__row_convert(qlora__rows_of(ctx), p->dense, r, 0, l->in, &rows, r, 0);
+        }
         row += p->out;
     }
     return (flags & QLORA_LINEAR_ADAPTERS) != 0 ? qlora__linear_place_adapters(ctx, l) : QLORA_OK;

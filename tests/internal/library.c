@@ -16,3 +16,5 @@
 #include "internal/system.c"
 
 #include "internal/rows.c"
+
+#include "internal/stream.c"
