@@ -36,6 +36,7 @@ typedef struct qlora__layer {
     qlora__projection projections[QLORA__PROJECTIONS];
     qlora_linear_desc linears[QLORA__GROUPS];
     qlora_tensor operands[QLORA__GROUPS]; // cached, or views of the shared one
+    qlora__fp8 fp8[QLORA__GROUPS];        // in FP8 mode, instead of the operands
     int64_t pads[QLORA__GROUPS];
     bool cached;
     bool recompute;
@@ -121,6 +122,10 @@ struct qlora_model {
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
+    qlora_tensor fp8_factors; // f32 [layers * groups, 2]; these four only in FP8 mode
+    qlora_tensor fp8_codes;   // U8: rows of x or dy
+    qlora_tensor fp8_scales;  // f32 [1, T]
+    qlora_tensor fp8_ones;    // f32 [1, widest result]
     qlora_tensor dh;      // [T, H + pad]
     qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
                           // unless a norm or a factor comes between
@@ -158,4 +163,9 @@ static bool qlora__computes(const qlora_model* m) {
 // Whether the model has gradients and an optimizer.
 static bool qlora__trains(const qlora_model* m) {
     return m->desc.purpose == QLORA_PURPOSE_TRAIN;
+}
+
+// Whether base products are computed in FP8.
+static bool qlora__is_fp8(const qlora_model* m) {
+    return m->plan.mode == QLORA_MODE_FP8;
 }

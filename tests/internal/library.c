@@ -14,3 +14,5 @@
 #include "internal/system.c"
 
 #include "internal/rows.c"
+
+#include "internal/fp8.c"
