@@ -42,26 +42,29 @@ __device__ __forceinline__ uint2 codes_of(uint4 raw, float inverse) {
                       pack_e4m3(v[4], v[5]) | pack_e4m3(v[6], v[7]) << 16);
 }
 
-#define FP8_KEPT 4 // pieces of a row that a thread keeps between its two passes
+#define FP8_KEPT 8 // pieces of a row that a thread keeps between its two passes
 
-// scale = max(max |x[r,:]| / 448, 1e-30); q[r,c] = e4m3(x[r,c] * (1 / scale)); scales[r] = scale *
-// factor[0], the scale of the weights. x is [rows, cols] with leading dimension ldx; q has a pitch
-// of ldq bytes. A row with an infinity has only NaNs: its scale is infinite, 0 * inf.
-// Launch: 256 threads, one block per row. Each thread reads 8 columns at a time, 2048 apart; a
-// maximum does not depend on the order.
-QLORA_KERNEL __launch_bounds__(256)
+//   scale = max(max |x[r,:]| / 448, 1e-30)
+//   q[r,c] = e4m3(x[r,c] * (1 / scale)), scales[r] = scale * factor[0]
+//
+// where factor[0] is the scale of the weights, x is [rows, cols] with leading dimension ldx, and q
+// has a pitch of ldq bytes. A row with an infinity has only NaNs: its scale is infinite, 0 * inf.
+// Launch: one block per row, of at most 512 threads, a multiple of 32; with ldq / 64 threads, a row
+// is read once. Each thread reads 8 columns at a time. A maximum does not depend on the order.
+QLORA_KERNEL __launch_bounds__(512)
     qlora_fp8_quantise(const bf16* x, int64_t ldx, int64_t cols, const float* factor, uint8_t* q,
                        int64_t ldq, float* scales) {
     __shared__ float shared[32];
     int64_t row = blockIdx.x;
     const bf16* from = x + row * ldx;
     bool vec = rows_aligned(x, ldx);
+    int64_t step = (int64_t)blockDim.x * 8;
     int64_t first = (int64_t)threadIdx.x * 8;
     uint4 kept[FP8_KEPT];
     float most = 0.0f;
 #pragma unroll
     for (int i = 0; i < FP8_KEPT; i++) {
-        int64_t c = first + i * 2048;
+        int64_t c = first + i * step;
         kept[i] = make_uint4(0, 0, 0, 0);
         if (c < cols) {
             kept[i] = load_raw(from + c, cols - c, vec);
@@ -72,21 +75,21 @@ QLORA_KERNEL __launch_bounds__(256)
         most = largest_of(kept[i], most);
     }
 #pragma unroll 1
-    for (int64_t c = first + FP8_KEPT * 2048; c < cols; c += 2048) {
+    for (int64_t c = first + FP8_KEPT * step; c < cols; c += step) {
         most = largest_of(load_raw(from + c, cols - c, vec), most);
     }
-    float scale = fp8_scale(row_max(most, shared, 256));
+    float scale = fp8_scale(row_max(most, shared, (int32_t)blockDim.x));
     float inverse = __frcp_rn(scale);
     uint8_t* to = q + row * ldq;
 #pragma unroll
     for (int i = 0; i < FP8_KEPT; i++) {
-        int64_t c = first + i * 2048;
+        int64_t c = first + i * step;
         if (c < ldq) {
             *(uint2*)(to + c) = codes_of(kept[i], inverse);
         }
     }
 #pragma unroll 1
-    for (int64_t c = first + FP8_KEPT * 2048; c < ldq; c += 2048) {
+    for (int64_t c = first + FP8_KEPT * step; c < ldq; c += step) {
         uint4 raw = make_uint4(0, 0, 0, 0);
         if (c < cols) {
             raw = load_raw(from + c, cols - c, vec);
@@ -193,8 +196,8 @@ __device__ __forceinline__ uint4 widen(const fp8_tables& t, int64_t row, int64_t
 }
 
 // out[r,c] = e4m3(W[r,c] / scale), factors = {scale, 1 / scale}; out has a pitch of ld bytes, and
-// its columns from cols to ld are zero. Launch: 256 threads, grid (ceil(rows / 4), ceil(ld /
-// 1024)): 64 threads per row, 16 columns each. Element-wise, one writer per output.
+// its columns from cols to ld are zero. Launch: 256 threads, 64 per row with 16 columns each, grid
+// (ceil(rows / 4), ceil(ld / 1024)). Element-wise, one writer per output.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_fp8_widen(FP8_WEIGHT, const float* factors, uint8_t* out, int64_t ld) {
     __shared__ fp8_tables tables;
@@ -207,45 +210,77 @@ QLORA_KERNEL __launch_bounds__(256)
     }
 }
 
-#define FP8_TILE 64
-#define FP8_TILE_PITCH (FP8_TILE + 4) // bytes; keeps the words of a column in different banks
+#define FP8_TILE_ROWS 64
+#define FP8_TILE_COLS 256
+#define FP8_TILE_PITCH (FP8_TILE_COLS / 4 + 1) // words; keeps reads of a column in different banks
+
+// A word of every column, from a word of four columns of every row.
+__device__ __forceinline__ void turn(const uint32_t* row, uint32_t& c0, uint32_t& c1, uint32_t& c2,
+                                     uint32_t& c3) {
+    uint32_t low01 = __byte_perm(row[0], row[1], 0x5140);
+    uint32_t low23 = __byte_perm(row[2], row[3], 0x5140);
+    uint32_t high01 = __byte_perm(row[0], row[1], 0x7362);
+    uint32_t high23 = __byte_perm(row[2], row[3], 0x7362);
+    c0 = __byte_perm(low01, low23, 0x5410);
+    c1 = __byte_perm(low01, low23, 0x7632);
+    c2 = __byte_perm(high01, high23, 0x5410);
+    c3 = __byte_perm(high01, high23, 0x7632);
+}
 
 // out[c,r] = e4m3(W[r,c] / scale): the transpose, with a pitch of ld bytes. Columns of `out` from
 // rows to `until` are zero; `until` is rows, or the pitch after the last weight of a stack.
-// Launch: 256 threads, grid (ceil(until / 64), ceil(cols / 64)). A block turns a tile of 64 x 64 in
-// shared memory; one writer per output.
+// Launch: 256 threads, grid (ceil(until / 64), ceil(cols / 256)). A block turns a tile of 64 x 256
+// in shared memory, each thread 16 x 4 of it; one writer per output.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_fp8_widen_turned(FP8_WEIGHT, const float* factors, uint8_t* out, int64_t ld,
                            int64_t until) {
     __shared__ fp8_tables tables;
-    __shared__ uint32_t tile[FP8_TILE * FP8_TILE_PITCH / 4];
+    __shared__ uint32_t tile[FP8_TILE_ROWS * FP8_TILE_PITCH];
     fill_tables(tables, maps, absmax, factors);
-    int64_t row0 = (int64_t)blockIdx.x * FP8_TILE;
-    int64_t col0 = (int64_t)blockIdx.y * FP8_TILE;
-    uint8_t* bytes = (uint8_t*)tile;
-    uint32_t line = threadIdx.x / 4;
-    uint32_t piece = threadIdx.x % 4 * 16;
-    uint4 raw = widen(tables, row0 + line, col0 + piece, codes, absmax, q, scales, offset, maps,
-                      rows, cols, block_shift, group_shift);
-    uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
+    int64_t row0 = (int64_t)blockIdx.x * FP8_TILE_ROWS;
+    int64_t col0 = (int64_t)blockIdx.y * FP8_TILE_COLS;
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        bytes[(piece + i) * FP8_TILE_PITCH + line] = (uint8_t)(word[i / 4] >> 8 * (i % 4));
+    for (int j = 0; j < 4; j++) {
+        uint32_t line = threadIdx.x / 16 + j * 16;
+        uint32_t piece = threadIdx.x % 16;
+        uint4 raw = widen(tables, row0 + line, col0 + piece * 16, codes, absmax, q, scales, offset,
+                          maps, rows, cols, block_shift, group_shift);
+        uint32_t* to = tile + line * FP8_TILE_PITCH + piece * 4;
+        to[0] = raw.x;
+        to[1] = raw.y;
+        to[2] = raw.z;
+        to[3] = raw.w;
     }
     __syncthreads();
-    int64_t r = row0 + piece;
-    int64_t c = col0 + line;
-    if (c >= cols || r >= until) {
-        return;
+    uint32_t group = threadIdx.x % 4 * 16;
+    uint32_t word = threadIdx.x / 4;
+    int64_t r = row0 + group;
+    uint32_t turned[4][4];
+#pragma unroll
+    for (int g = 0; g < 4; g++) {
+        uint32_t from[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            from[i] = tile[(group + g * 4 + i) * FP8_TILE_PITCH + word];
+        }
+        turn(from, turned[0][g], turned[1][g], turned[2][g], turned[3][g]);
     }
-    const uint32_t* from = tile + (line * FP8_TILE_PITCH + piece) / 4;
-    uint8_t* to = out + c * ld + r;
-    if (((uint64_t)to & 15) == 0 && until - r >= 16) {
-        *(uint4*)to = make_uint4(from[0], from[1], from[2], from[3]);
-        return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < 16 && r + i < until; i++) {
-        to[i] = bytes[line * FP8_TILE_PITCH + piece + i];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        int64_t c = col0 + word * 4 + k;
+        uint8_t* to = out + c * ld + r;
+        if (c >= cols) {
+            return;
+        }
+        if (((uint64_t)to & 15) == 0 && until - r >= 16) {
+            *(uint4*)to = make_uint4(turned[k][0], turned[k][1], turned[k][2], turned[k][3]);
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            if (r + i < until) {
+                to[i] = (uint8_t)(turned[k][i / 4] >> 8 * (i % 4));
+            }
+        }
     }
 }

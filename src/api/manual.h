@@ -136,8 +136,8 @@
        multiplies e4m3 numbers, with one scale per token and one per stack of weights (q, k and v;
        gate and up). Adapters, embedding, head, norms, attention and loss stay as in BF16, and so
        does a token that is generated. It is approximate and never chosen automatically. It needs
-       compute capability 9.0, 4-bit weights and widths that are multiples of 8; the CPU computes
-       the same products in fp32 as a slow reference.
+       compute capability 9.0, 4-bit weights and widths that are multiples of 8 (intermediate: 4);
+       the CPU computes the same products in fp32 as a slow reference.
 
    LIMITS
        Rows, columns and leading dimensions of a GEMM fit in 31 bits; buffers in 63.

@@ -1,6 +1,6 @@
 // ---- cuBLASLt: FP8 products ---------------------------------------------------------------------
 //
-// Only models in FP8 mode use cuBLASLt; it is opened by the first of them. A product takes the first
+// Only models in FP8 mode use cuBLASLt; the first of them opens it. A product takes the first
 // algorithm that cuBLASLt suggests for its shape, never the result of a measurement, so that its
 // bits repeat.
 
@@ -66,7 +66,8 @@ typedef struct qlora__lt_shape {
     int64_t n;
     int64_t k; // and the pitch of X and W
     int64_t ldy;
-    int64_t adds; // beta is 1
+    int64_t adds;      // beta is 1
+    int64_t workspace; // bytes that the algorithm may use
 } qlora__lt_shape;
 
 typedef struct qlora__lt_product {
@@ -172,9 +173,10 @@ static qlora_result qlora__lt_set(qlora_ctx* ctx, void* desc, int attribute, con
         ctx, ctx->gpu->lt->call.MatmulDescSetAttribute(desc, attribute, value, bytes), what);
 }
 
-// Sums are added to f32 registers every few products instead of staying in the tensor cores, which
-// keep about 14 bits: errors would grow with the length of the sum.
-#define QLORA__LT_FAST_ACCUM 0
+// Sums stay in the tensor cores, which keep about 14 bits, instead of being added to f32 registers
+// every few products. Measured on an H200: an error of 0.3 % (4096 terms) to 0.5 % (28672 terms)
+// instead of 0.25 %, next to 3.5 % by rounding the operands, and products are 5 to 12 % faster.
+#define QLORA__LT_FAST_ACCUM 1
 
 // Describes a product. Both operands are contiguous along the sum, as Hopper wants FP8 operands: W
 // is cuBLAS' A, transposed, and X its B.
@@ -218,14 +220,16 @@ static qlora_result qlora__lt_describe(qlora_ctx* ctx, qlora__lt_product* p) {
 static qlora_result qlora__lt_choose(qlora_ctx* ctx, qlora__lt_product* p) {
     qlora__lt* lt = ctx->gpu->lt;
     const qlora__lt_shape* s = &p->shape;
-    const uint64_t workspace = ctx->desc.workspace_bytes;
+    const uint64_t workspace = (uint64_t)s->workspace;
     void* preference = NULL;
     int found = 0;
     QLORA__TRY(qlora__blas(ctx, lt->call.MatmulPreferenceCreate(&preference),
                            "cublasLtMatmulPreferenceCreate"));
     int status = lt->call.MatmulPreferenceSetAttribute(
         preference, QLORA__CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+    const char* what = "cublasLtMatmulPreferenceSetAttribute";
     if (status == 0) {
+        what = "cublasLtMatmulAlgoGetHeuristic";
         status = lt->call.MatmulAlgoGetHeuristic(lt->handle, p->desc, p->w, p->x, p->y, p->y,
                                                  preference, 1, &p->choice, &found);
     }
@@ -237,7 +241,7 @@ static qlora_result qlora__lt_choose(qlora_ctx* ctx, qlora__lt_product* p) {
                            (int)(lt->version / 10000), (int)(lt->version / 100 % 100),
                            (long long)s->n, (long long)s->k, (long long)s->m);
     }
-    return qlora__blas(ctx, status, "cublasLtMatmulAlgoGetHeuristic");
+    return qlora__blas(ctx, status, what);
 }
 
 // Returns the product of a shape with its scales set: w_scales has m values, x_scales n.

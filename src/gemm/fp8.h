@@ -5,15 +5,15 @@
 //
 // sx is one scale per row of x, its largest magnitude / 448; sw is one scale per stack of weights,
 // the largest scale of their NF4 blocks / 448: the sum of dx runs over the rows of W, so they must
-// share it. Both operands are contiguous along the sum, so W exists in two forms. Rows are filled up
-// with zeros to a multiple of 16 bytes. The loops for the CPU are the specification: products of
+// share it. Both operands are contiguous along the sum, so W exists in two forms. Zeros fill rows
+// up to a multiple of 16 bytes. The loops for the CPU are the specification: products of
 // rounded operands, summed without further rounding. On a GPU, cuBLASLt sums in f32.
 
 // Everything that the FP8 products of a stack use.
 typedef struct qlora_fp8_operand qlora__fp8;
 struct qlora_fp8_operand {
     qlora_tensor weights; // U8 [out, in rounded up], for y
-    qlora_tensor turned;  // U8 [in, out rounded up], for dx; may be the same memory
+    qlora_tensor turned;  // U8 [in rounded up, out rounded up], for dx; may be the same memory
     qlora_tensor factors; // f32 [1, 2]: sw and 1 / sw
     qlora_tensor a;       // [pad, in]: the A_i below each other, in the type of x
     qlora_tensor sb;      // [out, pad]: the s B_i along the diagonal, in the type of x
@@ -24,6 +24,11 @@ struct qlora_fp8_operand {
 };
 
 #define QLORA__FP8_SMALLEST 1e-30f // of a scale, so that its inverse is finite
+
+// Columns of a result, in multiples of 16 bytes. Those between cols and this are written as well.
+static QLORA__UNUSED int64_t qlora__fp8_width(int64_t cols) {
+    return (int64_t)qlora__align_up((size_t)cols, 8);
+}
 
 // Bytes of a row of codes.
 static QLORA__UNUSED int64_t qlora__fp8_pitch(int64_t cols) {
@@ -148,7 +153,8 @@ static qlora_result qlora__fp8_quantise_gpu(qlora_ctx* ctx, const qlora__fp8* f,
     void* scales = f->scales.data;
     int64_t pitch = qlora__fp8_pitch(x->cols);
     void* args[] = {&from.data, &from.ld, &from.cols, &factors, &codes, &pitch, &scales};
-    return qlora__launch(ctx, QLORA__K_fp8_quantise, x->rows, 1, 1, 256, 0, args);
+    int64_t warps = qlora__min(qlora__ceil_div(pitch, 32 * 64), 16); // 64 columns per thread
+    return qlora__launch(ctx, QLORA__K_fp8_quantise, x->rows, 1, 1, (uint32_t)warps * 32, 0, args);
 }
 
 // The first ten parameters of the kernels that read a weight.
@@ -195,7 +201,7 @@ static qlora_result qlora__fp8_widen_gpu(qlora_ctx* ctx, const qlora__fp8_job* j
     args[12] = &pitch;
     args[13] = &until;
     return job->turned ? qlora__launch(ctx, QLORA__K_fp8_widen_turned, qlora__ceil_div(until, 64),
-                                       qlora__ceil_div(job->w->cols, 64), 1, 256, 0, args)
+                                       qlora__ceil_div(job->w->cols, 256), 1, 256, 0, args)
                        : qlora__launch(ctx, QLORA__K_fp8_widen, qlora__ceil_div(job->w->rows, 4),
                                        qlora__ceil_div(pitch, 1024), 1, 256, 0, args);
 }
@@ -203,7 +209,9 @@ static qlora_result qlora__fp8_widen_gpu(qlora_ctx* ctx, const qlora__fp8_job* j
 static qlora_result qlora__fp8_product_gpu(qlora_ctx* ctx, const qlora__fp8* f,
                                            const qlora_tensor* weights, const qlora_tensor* y,
                                            bool adds) {
-    if (y->dtype != QLORA_BF16 || ((uintptr_t)y->data | (size_t)y->ld * 2) % 16 != 0) {
+    int64_t width = qlora__fp8_width(y->cols);
+    if (y->dtype != QLORA_BF16 || ((uintptr_t)y->data | (size_t)y->ld * 2) % 16 != 0 ||
+        y->ld < width) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "the result of an FP8 product must be bf16, with rows that are aligned "
                            "to 16 bytes; it is %s with an ld of %lld",
@@ -211,11 +219,12 @@ static qlora_result qlora__fp8_product_gpu(qlora_ctx* ctx, const qlora__fp8* f,
     }
     qlora__lt_shape shape;
     memset(&shape, 0, sizeof shape);
-    shape.m = y->cols;
+    shape.m = width;
     shape.n = y->rows;
     shape.k = weights->cols;
     shape.ldy = y->ld;
     shape.adds = adds ? 1 : 0;
+    shape.workspace = (int64_t)ctx->desc.workspace_bytes;
     qlora__lt_product* p = NULL;
     QLORA__TRY(qlora__lt_open(ctx));
     QLORA__TRY(

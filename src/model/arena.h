@@ -127,7 +127,8 @@ static void qlora__layout_fp8(qlora__arena* arena, const qlora_model* m, qlora__
         arena->used = before;
     }
     if (qlora__trains(m)) {
-        qlora__arena_tensor(arena, QLORA_U8, in, qlora__fp8_pitch(out), &f->turned);
+        qlora__arena_tensor(arena, QLORA_U8, qlora__fp8_width(in), qlora__fp8_pitch(out),
+                            &f->turned);
     }
     arena->used = arena->used > after ? arena->used : after;
     qlora__arena_tensor(arena, m->compute, out + pad, pad, &f->sb);
@@ -304,10 +305,10 @@ static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
             widest = qlora__max(widest, qlora__max(linear->in, qlora_linear_out(linear)));
         }
     }
-    int64_t pitch = qlora__fp8_pitch(widest);
+    int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
     qlora__arena_tensor(arena, QLORA_U8, 1, m->plan.tokens * pitch, &m->fp8_codes);
     qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.tokens, &m->fp8_scales);
-    qlora__arena_tensor(arena, QLORA_F32, 1, widest, &m->fp8_ones);
+    qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->fp8_ones);
     qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
                         &m->fp8_factors);
 }
@@ -323,7 +324,9 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
     qlora__arena_tensor(arena, m->compute, T, c->hidden + x_pad, &m->x);
     qlora__arena_tensor(arena, m->compute, T, c->hidden, &m->delta);
-    qlora__arena_tensor(arena, m->compute, T, c->intermediate + pads[QLORA__DOWN], &m->s);
+    // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
+    int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
+    qlora__arena_tensor(arena, m->compute, T, wide + pads[QLORA__DOWN], &m->s);
     qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
     if (qlora__is_fp8(m)) {
@@ -334,7 +337,7 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     }
     m->ds = m->s;
     if (m->desc.dropout > 0.0f) {
-        qlora__arena_tensor(arena, m->compute, T, c->intermediate, &m->ds);
+        qlora__arena_tensor(arena, m->compute, T, wide, &m->ds);
     }
     qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
     m->d_out = m->dh;

@@ -495,16 +495,18 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     const struct {
         const char* name;
         int64_t value;
-    } widths[] = {{"hidden", c->hidden},
-                  {"intermediate", c->intermediate},
-                  {"heads * head_dim", qlora__q_width(c)},
-                  {"kv_heads * head_dim", qlora__kv_width(c)}};
+        int64_t of;
+    } widths[] = {{"hidden", c->hidden, 8},
+                  {"intermediate", c->intermediate, 4}, // gate and up are next to each other
+                  {"heads * head_dim", qlora__q_width(c), 8},
+                  {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
-        if (widths[i].value % 8 != 0) {
+        if (widths[i].value % widths[i].of != 0) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                "desc.mode is FP8, but config.%s is %lld; it must be a multiple of "
-                               "8",
-                               widths[i].name, (long long)widths[i].value);
+                               "%lld",
+                               widths[i].name, (long long)widths[i].value,
+                               (long long)widths[i].of);
         }
     }
     for (int64_t l = 0; l < c->layers; l++) {

@@ -122,16 +122,17 @@ struct qlora_model {
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
-    qlora_tensor fp8_factors; // f32 [layers * groups, 2]; these four only in FP8 mode
-    qlora_tensor fp8_codes;   // U8: rows of x or dy
-    qlora_tensor fp8_scales;  // f32 [1, T]
-    qlora_tensor fp8_ones;    // f32 [1, widest result]
     qlora_tensor dh;      // [T, H + pad]
     qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
     qlora__kept again;    // activations of a recomputed layer
+    // FP8 mode
+    qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
+    qlora_tensor fp8_codes;   // U8: rows of x or dy
+    qlora_tensor fp8_scales;  // f32 [1, T]
+    qlora_tensor fp8_ones;    // f32 [1, widest result]
     // head
     qlora_tensor rows_x;  // [chunk, H]
     qlora_tensor logits;  // [chunk, V]

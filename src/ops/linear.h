@@ -544,8 +544,7 @@ static qlora_result qlora__linear_dx_fp8(qlora_ctx* ctx, qlora_math math,
     qlora_tensor sb;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, pad, &u));
     if (adds && qlora__linear_joined(l, pad, &a, &sb)) {
-        QLORA__TRY(
-            qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
     }
     return qlora__fp8_product(ctx, l->fp8, true, inner, dx, adds);
 }

@@ -1018,7 +1018,7 @@ sanitized() {
     # shellcheck disable=SC2086
     cc=$(compiler_with $flags)
     [[ -n $cc ]] || skip "no compiler supports $flags"
-    build -j2 build/fake/libcu{da.so.1,blas.so.13} build/fake-{stub,omit}/libcuda.so.1 \
+    build -j2 build/fake/libcu{da.so.1,blas.so.13,blasLt.so.13} build/fake-{stub,omit}/libcuda.so.1 \
         build/fake-omit/libcublas.so.13 CFLAGS=-Werror || return 1
     $MAKE -s -j2 "build/$name/tests" "B=build/$name" CC="$cc" \
         CFLAGS="-O1 -fno-omit-frame-pointer $flags" || return 1
@@ -1041,7 +1041,7 @@ gate_golden() {
     while read -r d; do dirs+=("$(dirname "$d")"); done < <(ls -d tests/golden/*/golden.json \
         ../shared/fixtures/*/golden.json 2>/dev/null)
     [[ ${#dirs[@]} -gt 0 ]] || skip "no fixture folders"
-    build build/golden build/fake/libcuda.so.1 build/fake/libcublas.so.13 || return 1
+    build build/golden build/fake/libcu{da.so.1,blas.so.13,blasLt.so.13} || return 1
     build/golden --known "${dirs[@]}" >$OUT/golden.out 2>&1 ||
         fault "$(grep -E 'FAILED|error' $OUT/golden.out)"
     local cc tier
