@@ -316,6 +316,26 @@ static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* 
     return QLORA_OK;
 }
 
+// Reports that the device is too old for a module, or not the only one that it was written for.
+static qlora_result qlora__module_refuse(qlora_ctx* ctx, const char* name) {
+    const qlora__gpu* gpu = ctx->gpu;
+    for (size_t i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
+        const qlora__ptx_text* t = &qlora__ptx_texts[i];
+        if (strcmp(t->module, name) == 0 && t->suffix != '\0') {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "kernel module %s runs only on compute capability %d.%d; %s has "
+                               "%d.%d",
+                               name, t->target / 10, t->target % 10, gpu->device_name,
+                               gpu->capability / 10, gpu->capability % 10);
+        }
+    }
+    return qlora__fail(
+        ctx, QLORA_ERR_UNSUPPORTED,
+        "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 needs 8.0; f32 "
+        "works)",
+        name, gpu->device_name, gpu->capability / 10, gpu->capability % 10);
+}
+
 // Compiles the module of a kernel of the library and makes all its kernels ready. There is no
 // fallback for a module that was excluded from the build: it would be slower without any sign of
 // the reason.
@@ -323,11 +343,7 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* 
     const char* name = row->module;
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
-        return qlora__fail(
-            ctx, QLORA_ERR_UNSUPPORTED,
-            "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 needs 8.0; f32 "
-            "works)",
-            name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
+        return qlora__module_refuse(ctx, name);
     }
     if (text->chunks == NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,

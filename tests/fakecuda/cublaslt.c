@@ -2,9 +2,9 @@
 // with a scale per row, on the CPU, queued on the fake driver's streams like a kernel.
 //
 // It accepts what was seen to work on compute capability 9.0 and refuses the rest as the library
-// does: A transposed, B not, both e4m3, C = D in bf16, scales of both in mode 3 (one per row), sizes
-// along K and leading dimensions of multiples of 16 bytes, attributes of exactly their size. The exact sum of a
-// product is rounded once to f32, so results do not depend on an order. Build with
+// does: A transposed, B not, both e4m3, C = D in bf16, scales of both in mode 3 (one per row), with
+// K and leading dimensions of multiples of 16 bytes, and attributes of their exact size. The exact
+// sum of a product is rounded once to f32, so results do not depend on an order. Build with
 // -ffp-contract=off.
 #define _GNU_SOURCE
 #include "fake.h"

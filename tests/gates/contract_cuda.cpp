@@ -1,7 +1,7 @@
 // contract_cuda.cpp - compares qlora.h's declarations of the CUDA driver, cuBLAS and cuBLASLt with
-// NVIDIA's headers and libraries: parameter by parameter, value by value, name by name. `make check` builds
-// it if cuda.h is installed; no GPU is needed. It is C++ because templates can take function types
-// apart.
+// NVIDIA's headers and libraries: parameter by parameter, value by value, name by name. It is built
+// by `make check` if cuda.h is installed; no GPU is needed. It is C++ because templates can take
+// function types apart.
 //
 //   contract [stub libcuda.so [libcublas.so.13]]
 

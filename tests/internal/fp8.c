@@ -63,8 +63,8 @@ TEST e4m3_saturates(void) {
 
 enum { FP8_T = 50, FP8_IN = 48, FP8_OUT = 56, FP8_PARTS = 2, FP8_MOST = 64 };
 
-// A stack of two NF4 weights with its memory. With 40 columns, no sum is a multiple of 16, nor is the
-// place of the second weight; with 48, the kernels take whole words.
+// A stack of two NF4 weights with its memory. With 40 columns, no sum is a multiple of 16, nor is
+// the place of the second weight; with 48, the kernels take whole words.
 typedef struct fp8_stack {
     int in;
     qlora_nf4 w[FP8_PARTS];
