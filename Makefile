@@ -34,7 +34,7 @@ endif
 INCLUDES := $(if $(DEV),-Isrc) -I. -Itests
 define COMPILE
 @mkdir -p $(@D)
-$(CC) $(INCLUDES) $(CPPFLAGS) $(OWN_CFLAGS) $(CFLAGS) -MMD -MP -MF $@.d
+$(CC) $(INCLUDES) $(CPPFLAGS) $(OWN_CFLAGS) $(TEST_CFLAGS) $(CFLAGS) -MMD -MP -MF $@.d
 endef
 # With fused multiply-add, the interpreter's results would be rounded differently from the device's.
 FAKE_FLAGS := -ffp-contract=off -fPIC
@@ -44,8 +44,8 @@ LIBS = $(LDFLAGS) $(OWN_LDLIBS) $(LDLIBS)
 HEADERS := qlora.h qlora_text.h
 VERSION := $(shell sed -n 's/^\#define QLORA_VERSION_STRING "\(.*\)"/\1/p' src/api/linkage.h)
 LIBRARY := $(B)/obj/qlora.o $(B)/obj/qlora_text.o
-TESTS := $(patsubst tests/%.c,$(B)/obj/%.o,$(wildcard tests/unit/*.c) tests/internal/library.c \
-	tests/internal/double.c)
+TESTS := $(patsubst tests/%.c,$(B)/obj/%.o,$(wildcard tests/unit/*.c) \
+	$(addprefix tests/internal/,library.c text_library.c double.c))
 PROGRAMS := $(patsubst programs/%.c,$(B)/%,$(wildcard programs/*.c))
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 BENCHES := $(B)/bench
@@ -109,8 +109,8 @@ soak: $(B)/tests $(FAKES) $(FUZZERS) $(B)/peft_side ## run long tests: fuzzers, 
 		ASAN_OPTIONS=detect_leaks=0 $$program -max_total_time=$(FUZZ_SECONDS) $(FUZZ_OPTIONS) \
 		-artifact_prefix=$$program. $$program.corpus || exit 1; done
 	@echo "== tests/peft_diff.py"; B=$(B) $(PYTHON) tests/peft_diff.py --seed $(SEED) --count $(CASES)
-	@for script in $(wildcard tests/gates/soak*.sh) tests/gates/gates.sh; do echo "== $$script"; \
-		B=$(B) $$script || exit 1; done
+	@for script in $(wildcard tests/gates/soak*.sh) tests/gates/gates.sh \
+		"tests/gates/check.sh use_clang"; do echo "== $$script"; B=$(B) $$script || exit 1; done
 
 install: programs $(B)/libqlora.a $(B)/qlora.pc ## install headers, programs, library and qlora.pc
 	$(INSTALL) -d "$(DESTDIR)$(INCLUDEDIR)" "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(LIBDIR)/pkgconfig"
@@ -184,6 +184,16 @@ $(B)/obj/qlora_text.o: Makefile | $(HEADERS)
 	@mkdir -p $(@D) && printf '#define QLORA_TEXT_IMPLEMENTATION\n#include "qlora_text.h"\n' \
 		> $(@:.o=.c)
 	$(COMPILE) -c -o $@ $(@:.o=.c)
+
+# Suites have to be correct, not fast: only those that compute references are optimised. qlora.h is
+# compiled as for programs, and without the positions of optimised variables, which take a tenth of
+# the time and change no instruction. qlora_text.h and the CPU loops in double do with -O1.
+$(TESTS): TEST_CFLAGS = -O0
+$(patsubst %,$(B)/obj/unit/%.o,ops attention gemm linear nf4): TEST_CFLAGS = -O1
+$(B)/obj/internal/library.o: TEST_CFLAGS = -fno-var-tracking
+$(B)/obj/internal/text_library.o $(B)/obj/internal/double.o: TEST_CFLAGS = -O1 -fno-var-tracking
+$(B)/obj/fakecuda/cuda.o $(B)/obj/fakecuda/cublas.o: TEST_CFLAGS = -O1
+$(B)/obj/fakecuda/ptx.o: TEST_CFLAGS = -fno-var-tracking
 
 $(B)/obj/%.o: tests/%.c Makefile | $(HEADERS)
 	$(COMPILE) -c -o $@ $<

@@ -25,7 +25,9 @@
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \
+    X(threads_suite)                                                                               \
     X(steps_suite)                                                                                 \
+    X(methods_suite)                                                                               \
     X(generate_suite)                                                                              \
     X(mutant_suite)                                                                                \
     X(adapter_suite)

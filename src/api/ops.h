@@ -194,6 +194,7 @@ typedef struct qlora_adamw_range {
     void* copy;
     int64_t copy_cols;
     int64_t copy_ld;
+    double lr; // factor for the learning rate, also where it multiplies weight_decay; 0 = 1
 } qlora_adamw_range;
 
 typedef struct qlora_adamw_desc {

@@ -59,7 +59,8 @@ static bool qlora__scales_queries(const qlora_model* m) {
 // Whether the gradient of the output of attention and MLP differs from that of the residual stream.
 static bool qlora__has_own_d_out(const qlora_model* m) {
     return qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT) ||
-           qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0;
+           qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0 ||
+           m->dora; // the gains of o and down must not change the residual stream
 }
 
 static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora__projection* p) {
@@ -150,16 +151,6 @@ static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// Views of the shadow and the gradients for one projection.
-static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
-    qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
-    qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
-    if (qlora__trains(m)) {
-        qlora__arena_window(&m->gradients, p->a_at, p->rank, p->in, &p->da);
-        qlora__arena_window(&m->gradients, p->b_at, p->out, p->rank, &p->db);
-    }
-}
-
 static void qlora__window_norm(qlora_model* m, int64_t at, int64_t width, qlora_tensor* w,
                                qlora_tensor* dw) {
     qlora__arena_window(&m->parameters, at, 1, width, w);
@@ -168,11 +159,45 @@ static void qlora__window_norm(qlora_model* m, int64_t at, int64_t width, qlora_
     }
 }
 
+// Views of the shadow and the gradients for one projection.
+static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
+    qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
+    qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
+    if (qlora__trains(m)) {
+        qlora__arena_window(&m->gradients, p->a_at, p->rank, p->in, &p->da);
+        qlora__arena_window(&m->gradients, p->b_at, p->out, p->rank, &p->db);
+    }
+    if (m->dora) {
+        qlora__window_norm(m, p->m_at, p->out, &p->magnitude, &p->dm);
+    }
+}
+
+// Views of a trained matrix in the shadow and the gradients.
+static void qlora__window_saved(qlora_model* m, int64_t at, int64_t rows, qlora_tensor* own,
+                                qlora_tensor* d) {
+    qlora__arena_window(&m->shadow, at, rows, m->plan.config.hidden, own);
+    if (qlora__trains(m)) {
+        qlora__arena_window(&m->gradients, at, rows, m->plan.config.hidden, d);
+    }
+}
+
 static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->parameters);
     qlora__arena_tensor(arena, m->compute, 1, m->elements, &m->shadow);
     qlora__arena_tensor(arena, QLORA_U8, 1, m->range_count * (int64_t)sizeof(qlora_adamw_range),
                         &m->ranges);
+    for (int64_t l = 0; l < m->plan.config.layers && m->dora; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            int64_t out = qlora_linear_out(&m->layers[l].linears[g]);
+            qlora__arena_tensor(arena, QLORA_F32, 1, out, &m->layers[l].gains[g]);
+            qlora__arena_tensor(arena, QLORA_F32, 1, out, &m->layers[l].inverses[g]);
+        }
+    }
+    if (m->token_count > 0) {
+        qlora__arena_tensor(arena, QLORA_I32, 1, m->token_count, &m->token_rows);
+        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
+                            &m->base_tokens);
+    }
 }
 
 static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
@@ -207,6 +232,15 @@ static void qlora__layout_windows(qlora_model* m) {
     }
     if (m->desc.train_norms) {
         qlora__window_norm(m, m->final_norm_at, c->hidden, &m->final_norm, &m->d_final_norm);
+    }
+    if (m->saved_embed) {
+        qlora__window_saved(m, m->embed_at, c->vocab, &m->own_embed, &m->d_embed);
+    }
+    if (m->saved_head) {
+        qlora__window_saved(m, m->head_at, c->vocab, &m->own_head, &m->d_head);
+    }
+    if (m->token_count > 0) {
+        qlora__window_saved(m, m->tokens_at, m->token_count, &m->own_tokens, &m->d_tokens);
     }
 }
 
@@ -336,7 +370,7 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
         return;
     }
     m->ds = m->s;
-    if (m->desc.dropout > 0.0f) {
+    if (m->desc.dropout > 0.0f || m->dora) {
         qlora__arena_tensor(arena, m->compute, T, wide, &m->ds);
     }
     qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
@@ -346,6 +380,10 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     }
     qlora__arena_tensor(arena, m->compute, T, q + 2 * kv + pads[QLORA__QKV], &m->dqkv);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
+    if (m->dora) {
+        int64_t widest = qlora__max(q + 2 * kv, qlora__max(c->hidden, 2 * c->intermediate));
+        qlora__arena_tensor(arena, m->compute, T, widest, &m->raw);
+    }
 }
 
 static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
@@ -364,6 +402,16 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
     qlora__arena_tensor(arena, QLORA_F32, 1, 1, &b->scale);
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
+    int64_t S = m->plan.max_sequences;
+    qlora__arena_tensor(arena, QLORA_I32, 1, S + 1, &b->starts);
+    qlora__arena_tensor(arena, QLORA_I32, 1, S, &b->roles);
+    qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora__preference_numbers),
+                        &b->numbers);
+    qlora__arena_tensor(arena, QLORA_U8, 1, S * (int64_t)sizeof(double), &b->references);
+    m->preference.starts = b->starts;
+    m->preference.roles = b->roles;
+    m->preference.numbers = b->numbers;
+    m->preference.references = b->references;
     b->all = b->ids;
     b->all.data = start;
     b->all.dtype = QLORA_U8;
@@ -379,8 +427,15 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
     qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
+    int64_t S = m->plan.max_sequences * (int64_t)sizeof(double);
+    qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
+    qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
+                        &m->preference.sums);
     if (qlora__trains(m)) {
         qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
+        qlora__arena_tensor(arena, QLORA_U8, 1, S * QLORA__PREFERENCE_VALUES,
+                            &m->preference.values);
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences, &m->preference.factors);
     }
 }
 

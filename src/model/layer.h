@@ -90,8 +90,11 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
     qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
-    return qlora__leave(pass->ctx,
-                        qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out));
+    QLORA__TRY(qlora__leave(
+        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out)));
+    return pass->m->use_adapters && qlora__stack_is_dora(pass->m, layer, group)
+               ? qlora__scale_columns(pass->ctx, &layer->gains[group], &out)
+               : QLORA_OK;
 }
 
 // The inputs of attention.

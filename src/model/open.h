@@ -15,7 +15,8 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
     args.clip_scale = one ? &scale : NULL;
     args.not_finite = &flag;
-    return qlora_adamw_step(ctx, &args);
+    QLORA__TRY(qlora_adamw_step(ctx, &args));
+    return qlora__dora_refresh(ctx, m, false);
 }
 
 // Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards
@@ -113,7 +114,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
         QLORA__TRY(qlora__model_rope(ctx, m));
         QLORA__TRY(qlora__is_fp8(m) ? qlora_fill(ctx, 1.0f, &m->fp8_ones) : QLORA_OK);
     }
-    QLORA__TRY(qlora__ranges_upload(ctx, m));
+    QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
                                   m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));
     QLORA__TRY(qlora__model_fill(ctx, m, desc));

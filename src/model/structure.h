@@ -18,6 +18,9 @@ typedef struct qlora__projection {
     qlora_tensor sb;
     qlora_tensor da; // views of the gradients
     qlora_tensor db;
+    int64_t m_at;           // DoRA's magnitude
+    qlora_tensor magnitude; // [1, out]: views of the parameters and the gradients
+    qlora_tensor dm;
 } qlora__projection;
 
 // The activations of a layer that the backward pass needs.
@@ -38,6 +41,8 @@ typedef struct qlora__layer {
     qlora_tensor operands[QLORA__GROUPS]; // cached, or views of the shared one
     qlora__fp8 fp8[QLORA__GROUPS];        // in FP8 mode, instead of the operands
     int64_t pads[QLORA__GROUPS];
+    qlora_tensor gains[QLORA__GROUPS];    // DoRA: f32 [1, out], magnitude / norm, 1 without one
+    qlora_tensor inverses[QLORA__GROUPS]; // 1 / norm
     bool cached;
     bool recompute;
     bool sliding;
@@ -63,6 +68,10 @@ typedef struct qlora__batch_block {
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
     qlora_tensor scale;     // [1, 1] f32: 1 / total labels
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
+    qlora_tensor starts;    // these four are views for qlora__preference
+    qlora_tensor roles;
+    qlora_tensor numbers;
+    qlora_tensor references;
 } qlora__batch_block;
 
 // The files of a model and its adapter, each opened once for planning and loading.
@@ -101,6 +110,24 @@ struct qlora_model {
     qlora_tensor rope; // [positions, rope_dims] f32
     qlora_tensor rope_sliding;
     qlora_tensor rope_query; // the same for q, if it is scaled by position
+    // trained embedding, head and rows: own_ are views of the shadow, d_ of the gradients
+    bool dora;
+    bool saved_embed;
+    bool saved_head;
+    bool saved_tied; // the trained embedding is also the head
+    int64_t token_count;
+    int32_t* token_ids; // of the trained rows, on the host
+    int64_t embed_at;   // first elements in the parameter arena
+    int64_t head_at;
+    int64_t tokens_at;
+    qlora_tensor own_embed;
+    qlora_tensor own_head;
+    qlora_tensor own_tokens;
+    qlora_tensor d_embed;
+    qlora_tensor d_head;
+    qlora_tensor d_tokens;
+    qlora_tensor token_rows;  // I32 [1, count]
+    qlora_tensor base_tokens; // [count, H], the rows of the base
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
@@ -127,6 +154,7 @@ struct qlora_model {
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
+    qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
     // FP8 mode
     qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
@@ -139,6 +167,7 @@ struct qlora_model {
     qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
     qlora_tensor losses;  // f32 [1, R]
     qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
+    qlora__preference preference;
     // generation
     qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
     qlora_tensor scores;   // f32 [heads, generate_tokens]

@@ -129,6 +129,10 @@ typedef struct fake_stats {
     X(cuEventSynchronize, SYNC, N, (void* event))                                                  \
     X(cuEventElapsedTime, EVENT, N, (float* ms, void* start, void* end))                           \
     X(cuEventDestroy_v2, EVENT, R, (void* event))                                                  \
+    X(cuTensorMapEncodeTiled, CTX, N,                                                              \
+      (void* map, int type, unsigned rank, void* base, const uint64_t* size,                       \
+       const uint64_t* strides, const unsigned* box, const unsigned* steps, int interleave,        \
+       int swizzle, int promotion, int fill))                                                      \
     X(cuModuleLoadData, LOAD, N, (void** module, const void* image))                               \
     X(cuModuleLoadDataEx, LOAD, N,                                                                 \
       (void** module, const void* image, unsigned count, int* options, void** values))             \

@@ -211,7 +211,10 @@ static bool exec_cvt_e4m3(ptx_warp* w, const ptx_insn* in, u32 mask) {
 // ---- Address spaces -----------------------------------------------------------------------------
 
 static u64 space_base(u32 space) {
-    return space == SPACE_SHARED ? PTX_SHARED_BASE : (space == SPACE_LOCAL ? PTX_LOCAL_BASE : 0);
+    return space == SPACE_SHARED  ? PTX_SHARED_BASE
+           : space == SPACE_LOCAL ? PTX_LOCAL_BASE
+           : space == SPACE_PARAM ? PTX_PARAM_BASE
+                                  : 0;
 }
 
 // Global and constant addresses are already generic. in->sub: 1 from generic, 0 to generic.

@@ -516,7 +516,7 @@ gate_programs() {
     build -j2 all build/{embed,ptx-tool,bench,soak_kill,ptx_test,golden} CFLAGS=-Werror || bad=1
     for cc in $(compilers); do
         for f in programs/*.c examples/*.c tools/*.c tests/{unit,fakecuda,bench,golden,gates}/*.c \
-            tests/internal/{library,double}.c; do
+            tests/internal/{library,text_library,double}.c; do
             echo "$cc -I. -Itests -std=c99 $WARN_C -fsyntax-only $f"
         done
     done >$OUT/commands
@@ -565,27 +565,38 @@ use_all() {
     run_all $OUT/commands
 }
 
-# The same with gcc's sanitizers in the programs; they see other mistakes than clang's.
+# The same with gcc's sanitizers in the programs; they see other mistakes than clang's. The groups
+# that mainly train, wait or kill would take many minutes under the sanitizers.
 gate_use_gcc() {
-    need gcc
-    local b=build/check-gcc-san script
+    use_sanitized gcc build/check-gcc-san \
+        "tests/gates/use_programs.sh wrong_use looking logs inputs doctors configs adapters" \
+        tests/gates/use_tools.sh
+}
+
+# Everything with clang's sanitizers. It takes long, so only `make soak` runs it.
+gate_use_clang() {
+    use_sanitized "$CLANG" build/check-clang-san tests/gates/use_programs.sh \
+        tests/gates/use_tools.sh
+}
+
+# use_sanitized COMPILER B SCRIPT...
+use_sanitized() {
+    local cc=$1 b=$2 name
+    shift 2
+    need "$cc"
     local flags="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined"
     flags="$flags -fno-sanitize-recover=all"
     echo 'int main(void) { return 0; }' >$OUT/probe.c
     # shellcheck disable=SC2086
-    { gcc $flags -o $OUT/probe $OUT/probe.c && $OUT/probe; } 2>/dev/null ||
-        skip "this gcc has no sanitizers"
-    $MAKE -s -j2 examples "B=$b" CC=gcc CFLAGS="$flags" || return 1
+    { "$cc" $flags -o $OUT/probe $OUT/probe.c && $OUT/probe; } 2>/dev/null ||
+        skip "this $cc has no sanitizers"
+    $MAKE -s -j2 examples "B=$b" CC="$cc" CFLAGS="$flags" || return 1
     # On aarch64, the search for leaks costs 4 s per process; only the examples below pay for it.
     local options=${ASAN_OPTIONS:-}
     [[ $(uname -m) != aarch64 ]] || options=detect_leaks=0${options:+:$options}
-    # The groups that mainly train, wait or kill would take many minutes under the sanitizers.
-    ASAN_OPTIONS=$options use_all $b \
-        "tests/gates/use_programs.sh wrong_use looking logs inputs doctors configs adapters" \
-        tests/gates/use_tools.sh
-    for script in hello gemm clip_graph; do
-        "$b/$script" >"$OUT/gcc-$script.out" 2>&1 ||
-            fault "$script: $(tail -5 "$OUT/gcc-$script.out")"
+    ASAN_OPTIONS=$options use_all "$b" "$@"
+    for name in hello gemm clip_graph; do
+        "$b/$name" >"$OUT/$name.out" 2>&1 || fault "$name: $(tail -5 "$OUT/$name.out")"
     done
 }
 
@@ -749,6 +760,8 @@ registry_groups() {
             of["HEADANY"] = "headany"; of["HEAD128CAP"] = "bf16 head128cap"
             count = split("32 64 80 96 128 192 256", sizes, " ")
             for (i = 1; i <= count; i++) of["HEAD" sizes[i]] = "bf16 head" sizes[i]
+            of["GEMM_WG"] = "bf16 gemm"; of["HEAD64WG"] = "bf16 head64"
+            of["HEAD128WG"] = "bf16 head128"
         }
         /^    X\([a-z]/ {
             # What all its kernels have in common.
@@ -797,7 +810,7 @@ gate_groups() {
         gcc -o $d/$macro $d/QLORA_PTX_$macro.o $LIBS || bad=1
         LD_LIBRARY_PATH=build/fake $d/$macro get attn64_bwd_q attention 64 prewarm 64 attention 20 \
             >$d/$macro.out || fault "$macro: status $?"
-        for kernel in "get.*attn64_bwd_q" "attention 64.*attn64_fwd" "prewarm 64.*[a-z0-9_]*"; do
+        for kernel in "get.*attn64_bwd_q" "attention 64.*attn64_[wg_]*fwd" "prewarm 64.*[a-z0-9_]*"; do
             grep -qE "^$kernel is not in this build: its module .* left out by QLORA_PTX_$macro\$" \
                 $d/$macro.out || fault "$macro: no clear error for $kernel: $(cat $d/$macro.out)"
         done
@@ -1148,6 +1161,7 @@ gate_msvc() {
 }
 
 # ---- the list, fast gates first; programs builds what others use ----
+# `make soak` also runs use_clang.
 
 GATES="assembled text paths scripts comments contents layers abi functions words embed"
 GATES="$GATES ptx_fresh link symbols text_header macros recursion programs groups shared"

@@ -4,13 +4,16 @@
 //   build/golden [--backend cpu|cuda] [--mode f32|bf16|fp8] [--graph on|off] [--known] DIR...
 //
 // A folder has model/, model-bnb4/, adapter0/, adapter20/, golden.safetensors and golden.json,
-// whose "limits" give the tolerances. Exit status 0: all figures are within their limits; 1: at
+// whose "limits" give the tolerances. Folders of training methods name the folder of their model
+// ("base") and their "method". Exit status 0: all figures are within their limits; 1: at
 // least one is not; 2: usage.
 #ifndef GOLDEN_NO_MAIN // the test suite has already included the implementation
 #define QLORA_STATIC
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 #endif
+
+#include <stddef.h>
 
 #include "model_info.h"
 
@@ -36,6 +39,14 @@ typedef struct fixture {
     int32_t* ids; // [steps][batch][seq]
     int32_t* labels;
     int32_t lengths[64];
+    char base[512]; // folder of model/ and model-bnb4/
+    int method;
+    bool has_pad;         // sequences are padded with pad_id on the right
+    int64_t sequences;    // per step, DPO and KTO
+    int32_t* all_lengths; // [steps][sequences]
+    int32_t* roles;
+    double* references;
+    int32_t* flat; // ids and labels of a step without padding
     int figures;
     int failures;
 } fixture;
@@ -87,6 +98,8 @@ static void path_of(const fixture* f, const char* name, char out[512]) {
     snprintf(out, 512, "%s/%s", f->dir, name);
 }
 
+#include "golden/golden_methods.h"
+
 static bool fixture_open(fixture* f) {
     char path[512];
     path_of(f, "golden.json", path);
@@ -98,6 +111,12 @@ static bool fixture_open(fixture* f) {
     path_of(f, "golden.safetensors", path);
     if (qlora__st_open(&f->ctx->env, path, &f->tensors) != QLORA_OK) {
         return trouble(f, "golden.safetensors");
+    }
+    if (!method_open(f)) {
+        return false;
+    }
+    if (f->method != 0) {
+        return sequences_open(f);
     }
     const qlora__st_tensor* ids = qlora__st_find(&f->tensors, "input_ids");
     const qlora__st_tensor* labels = qlora__st_find(&f->tensors, "labels");
@@ -115,25 +134,43 @@ static bool fixture_open(fixture* f) {
     f->labels = (int32_t*)malloc((size_t)labels->bytes);
     memcpy(f->ids, ids->data, (size_t)ids->bytes);
     memcpy(f->labels, labels->data, (size_t)labels->bytes);
-    for (int64_t i = 0; i < f->batch; i++) {
-        f->lengths[i] = (int32_t)f->seq;
-    }
+    f->flat = (int32_t*)malloc((size_t)(2 * f->batch * f->seq) * 4);
     return true;
 }
 
 static void fixture_close(fixture* f) {
     free(f->ids);
     free(f->labels);
+    free(f->all_lengths);
+    free(f->roles);
+    free(f->references);
+    free(f->flat);
     qlora__st_close(&f->ctx->env, &f->tensors);
     qlora__json_free(&f->ctx->env, &f->json);
     qlora__map_close(&f->ctx->env, &f->json_map);
 }
 
-static qlora_batch golden_batch(const fixture* f, int64_t step) {
+// The sequences of a step without the padding on their right.
+static qlora_batch golden_batch(fixture* f, int64_t step) {
     qlora_batch b;
+    int32_t* ids = f->flat;
+    int32_t* labels = f->flat + f->batch * f->seq;
+    int64_t at = 0;
     memset(&b, 0, sizeof b);
-    b.ids = f->ids + step * f->batch * f->seq;
-    b.labels = f->labels + step * f->batch * f->seq;
+    for (int64_t i = 0; i < f->batch; i++) {
+        int64_t from = (step * f->batch + i) * f->seq;
+        int64_t length = f->seq;
+        while (f->has_pad && length > 1 &&
+               (double)f->ids[from + length - 1] == number(f, "pad_id")) {
+            length--;
+        }
+        memcpy(ids + at, f->ids + from, (size_t)length * 4);
+        memcpy(labels + at, f->labels + from, (size_t)length * 4);
+        f->lengths[i] = (int32_t)length;
+        at += length;
+    }
+    b.ids = ids;
+    b.labels = labels;
     b.lengths = f->lengths;
     b.count = f->batch;
     return b;
@@ -154,7 +191,7 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
     memset(&desc, 0, sizeof desc);
     memset(&train, 0, sizeof train);
     memset(s, 0, sizeof *s);
-    path_of(f, kind, dir);
+    snprintf(dir, sizeof dir, "%.480s/%s", f->base, kind);
     desc.dir = dir;
     desc.base = base;
     desc.mode = f->opt->mode;
@@ -163,8 +200,8 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
         path_of(f, adapter, adapter_dir);
         desc.adapter = adapter_dir;
     }
-    desc.tokens = f->batch * f->seq;
-    desc.max_sequences = f->batch;
+    desc.max_sequences = f->method == METHOD_DPO ? f->sequences : f->batch;
+    desc.tokens = desc.max_sequences * f->seq;
     desc.max_length = f->seq + 8 < desc.tokens ? f->seq : desc.tokens;
     desc.purpose = adapter == NULL ? QLORA_PURPOSE_EVALUATE : QLORA_PURPOSE_TRAIN;
     train.eager = !f->opt->graph;
@@ -176,6 +213,7 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
     train.eps = number(f, "optimizer/eps");
     train.weight_decay = number(f, "optimizer/weight_decay");
     train.max_norm = number(f, "optimizer/clip");
+    method_settings(f, &train);
     desc.generate_tokens = 64; // more would choose the long factors of phi3
     if (qlora_model_open(f->ctx, &desc, &s->model) != QLORA_OK) {
         return trouble(f, kind);
@@ -214,8 +252,13 @@ static void check_logits(fixture* f, golden_session* s, const char* what, const 
     if (t == NULL || qlora_eval_logits(s->model, &b, got) != QLORA_OK) {
         trouble(f, what);
     } else {
-        qlora__st_read_f32(t, 0, (uint64_t)n, want);
-        report(f, what, logits_error(got, want, n), limit_of(f, "logits"));
+        int64_t at = 0; // padding is left out
+        for (int64_t i = 0; i < f->batch; i++) {
+            int64_t part = f->lengths[i] * f->vocab;
+            qlora__st_read_f32(t, (uint64_t)(i * f->seq * f->vocab), (uint64_t)part, want + at);
+            at += part;
+        }
+        report(f, what, logits_error(got, want, at), limit_of(f, "logits"));
     }
     free(got);
     free(want);
@@ -438,12 +481,28 @@ static void check_generate(fixture* f, golden_session* s) {
 static bool family_is_refused(fixture* f) {
     char path[512];
     qlora_model_config config;
-    path_of(f, "model", path);
+    snprintf(path, sizeof path, "%.480s/model", f->base);
     bool refused = qlora_config_read(f->ctx, path, &config) == QLORA_ERR_UNSUPPORTED;
     if (refused && !f->opt->quiet) {
         printf("  not supported: %s\n", qlora_last_error(f->ctx));
     }
     return refused;
+}
+
+#include "golden/golden_figures.h"
+
+// The logits and losses of the base, with and without the adapter, and the steps.
+static void check_sft(fixture* f, golden_session* s, const char* kind) {
+    char what[64];
+    qlora_adapter_use(s->model, false);
+    snprintf(what, sizeof what, "logits, NF4 of %s", kind);
+    check_logits(f, s, what, "nf4_logits");
+    snprintf(what, sizeof what, "loss, NF4 of %s", kind);
+    check_loss(f, s, what, "nf4_loss");
+    qlora_adapter_use(s->model, true);
+    snprintf(what, sizeof what, "logits, adapter0 on %s", kind);
+    check_logits(f, s, what, "lora_logits");
+    check_steps(f, s);
 }
 
 // Returns the number of failures; *figures is set to the number of comparisons.
@@ -457,6 +516,7 @@ static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int*
         printf("%s\n", dir);
     }
     if (!fixture_open(&f)) {
+        fixture_close(&f);
         return 1;
     }
     if (opt->known && family_is_refused(&f)) {
@@ -464,7 +524,8 @@ static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int*
         return 0;
     }
     golden_session s;
-    if (opt->mode != QLORA_MODE_FP8) { // which needs a 4-bit base
+    // Folders of methods do not have these, and FP8 needs a 4-bit base.
+    if (f.method == METHOD_SFT && opt->mode != QLORA_MODE_FP8) {
         if (golden_open(&f, "model", NULL, QLORA_BASE_16BIT, &s)) {
             check_logits(&f, &s, "logits, 16-bit base", "base_logits");
             check_loss(&f, &s, "loss, 16-bit base", "base_loss");
@@ -473,17 +534,12 @@ static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int*
     }
     static const char* const kinds[] = {"model", "model-bnb4"};
     for (int k = 0; k < 2; k++) {
-        char what[64];
         if (golden_open(&f, kinds[k], "adapter0", QLORA_BASE_NF4, &s)) {
-            qlora_adapter_use(s.model, false);
-            snprintf(what, sizeof what, "logits, NF4 of %s", kinds[k]);
-            check_logits(&f, &s, what, "nf4_logits");
-            snprintf(what, sizeof what, "loss, NF4 of %s", kinds[k]);
-            check_loss(&f, &s, what, "nf4_loss");
-            qlora_adapter_use(s.model, true);
-            snprintf(what, sizeof what, "logits, adapter0 on %s", kinds[k]);
-            check_logits(&f, &s, what, "lora_logits");
-            check_steps(&f, &s);
+            if (f.method == METHOD_SFT) {
+                check_sft(&f, &s, kinds[k]);
+            } else {
+                check_preferences(&f, &s, k == 1);
+            }
             char path[512];
             qlora__st final_adapter;
             path_of(&f, "adapter20/adapter_model.safetensors", path);

@@ -486,6 +486,10 @@ TEST fp8_is_refused_by_name(const test_machine* machine) {
     s.model.base = QLORA_BASE_16BIT;
     ASSERT(fp8_refused(&s, "model.layers.0.self_attn.q_proj is not 4-bit"));
     s = fp8_setup(machine);
+    s.model.dora = true;
+    s.model.dropout = 0.0f;
+    ASSERT(fp8_refused(&s, "which DoRA does not support"));
+    s = fp8_setup(machine);
     s.config.intermediate = 42;
     ASSERT(fp8_refused(&s, "config.intermediate is 42"));
     PASS();

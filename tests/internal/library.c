@@ -3,6 +3,8 @@
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 
+#include "tests_from_here.h"
+
 #include "internal/formats.c"
 
 #include "internal/gguf.c"

@@ -1171,7 +1171,7 @@ static bool update_make(qlora_ctx* ctx, update_state* s, int32_t group, bool app
         test_random_fill(&random, values, UPDATED, i == 0 ? 1.0f : 0.0f);
         ok = ok && test_tensor(ctx, QLORA_F32, 1, UPDATED, values, &s->t[i]) == QLORA_OK;
     }
-    qlora_adamw_range range = {0, UPDATED, 1.0f, 1.0f, NULL, 0, 0};
+    qlora_adamw_range range = {0, UPDATED, 1.0f, 1.0f, NULL, 0, 0, 0.0};
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = 1e-2;
