@@ -103,9 +103,9 @@ static const option option_table[] = {
         "random seed; the same seed gives the same text (default 1)"},
     {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
         "auto uses a GPU if available (default auto)"},
-    {"mode", OPT_CHOICE, AT(mode), false, 0, 0, "auto|f32|tf32|bf16",
-        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32 "
-        "(default auto)"},
+    {"mode", OPT_CHOICE, AT(mode), false, 0, 0, "auto|f32|tf32|bf16|fp8",
+        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; fp8 is bf16 "
+        "with approximate products for prompts (default auto)"},
     {"base", OPT_CHOICE, AT(base), false, 0, 0, "nf4|16bit|32bit",
         "storage format of the base weights (default nf4)"},
     {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
@@ -410,7 +410,14 @@ static bool context_open(app* a) {
         return false;
     }
     a->limit = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
-    return a->o.mode != QLORA_MODE_BF16 || qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU ||
+    if (qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU) {
+        return true;
+    }
+    if (a->o.mode == QLORA_MODE_FP8 && a->o.backend != QLORA_BACKEND_CPU) {
+        return fail("--mode fp8 needs a GPU of compute capability 9.0 (%s); use --mode f32 or auto",
+                    qlora_ctx_reason(a->ctx));
+    }
+    return a->o.mode != QLORA_MODE_BF16 ||
            fail("--mode bf16 needs a GPU (%s); use --mode f32 or auto", qlora_ctx_reason(a->ctx));
 }
 

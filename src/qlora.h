@@ -75,6 +75,7 @@ extern "C" {
 #include "core/threads.h"
 #include "core/random.h"
 #include "numbers/floats.h"
+#include "numbers/e4m3.h"
 #include "numbers/nf4.h"
 #include "cpu/table.h"
 #include "cpu/rows.h"
@@ -117,6 +118,7 @@ extern "C" {
 #ifndef QLORA_NO_CUDA
 #include "driver/driver.h"
 #include "driver/device.h"
+#include "driver/cublaslt.h"
 #else // QLORA_NO_CUDA
 #include "driver/none.h"
 #endif // QLORA_NO_CUDA
@@ -133,6 +135,7 @@ extern "C" {
 #include "gemm/dense.h"
 #include "gemm/nf4.h"
 #include "gemm/nf4_product.h"
+#include "gemm/fp8.h"
 #include "ops/clip.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"

@@ -10,6 +10,7 @@
     X(nf4_suite)                                                                                   \
     X(linear_suite)                                                                                \
     X(linear_double_suite)                                                                         \
+    X(fp8_suite)                                                                                   \
     X(ops_suite)                                                                                   \
     X(stream_suite)                                                                                \
     X(rows_suite)                                                                                  \

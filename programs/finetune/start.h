@@ -26,6 +26,14 @@ static bool context_open(app* a) {
         return error_set(a->error, "--mode bf16 needs a GPU (%s); use --mode f32 or auto",
                          qlora_ctx_reason(a->ctx));
     }
+    // The CPU computes FP8 products one by one, as a reference: only on request.
+    if (a->o.mode == QLORA_MODE_FP8 && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU &&
+        a->o.backend != QLORA_BACKEND_CPU && !a->o.plan && !a->o.doctor) {
+        return error_set(a->error,
+                         "--mode fp8 needs a GPU of compute capability 9.0 (%s); use --mode f32 or "
+                         "auto",
+                         qlora_ctx_reason(a->ctx));
+    }
     qlora_ctx_info info;
     if (qlora_ctx_query(a->ctx, &info) != QLORA_OK) {
         return error_set(a->error, "%s", qlora_last_error(a->ctx));

@@ -217,8 +217,9 @@ static const option option_table[] = {
         "GPU to use; fails without it (default: GPU 0 if there is one)"},
     {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N",
         "CPU threads (default: one per core)"},
-    {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16",
-        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32 (default "
+    {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16|fp8",
+        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; fp8 is bf16 "
+        "with faster, approximate products of 4-bit weights, on compute capability 9.0 (default "
         "auto)"},
     {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit",
         "storage format of the frozen weights (default nf4)"},

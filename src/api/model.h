@@ -108,7 +108,8 @@ typedef struct qlora_model_config {
 typedef enum qlora_mode {
     QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and newer, otherwise F32
     QLORA_MODE_F32 = 1,  // fp32; the context's math decides between exact and TF32 products
-    QLORA_MODE_BF16 = 3  // 2 is unused; these values are stored in checkpoints
+    QLORA_MODE_BF16 = 3, // 2 is unused; these values are stored in checkpoints
+    QLORA_MODE_FP8 = 4   // BF16 with approximate products; see FP8 in the manual
 } qlora_mode;
 
 typedef enum qlora_target { // the projections of a layer, one bit each

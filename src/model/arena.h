@@ -145,11 +145,38 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     }
 }
 
+// The FP8 weights and the joined adapters of a stack. Without a cache, both forms of the weights
+// share their memory: each is written when it is needed.
+static void qlora__layout_fp8(qlora__arena* arena, const qlora_model* m, qlora__layer* layer,
+                              int group) {
+    qlora__fp8* f = &layer->fp8[group];
+    int64_t in = layer->linears[group].in;
+    int64_t out = qlora_linear_out(&layer->linears[group]);
+    int64_t pad = layer->pads[group];
+    size_t before = arena->used;
+    qlora__arena_tensor(arena, QLORA_U8, out, qlora__fp8_pitch(in), &f->weights);
+    size_t after = arena->used;
+    if (!layer->cached) {
+        arena->used = before;
+    }
+    if (qlora__trains(m)) {
+        qlora__arena_tensor(arena, QLORA_U8, qlora__fp8_width(in), qlora__fp8_pitch(out),
+                            &f->turned);
+    }
+    arena->used = arena->used > after ? arena->used : after;
+    qlora__arena_tensor(arena, m->compute, out + pad, pad, &f->sb);
+    qlora__arena_tensor(arena, m->compute, pad, in + pad, &f->a);
+}
+
 static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
             const qlora_linear_desc* linear = &layer->linears[g];
+            if (qlora__is_fp8(m)) {
+                qlora__layout_fp8(arena, m, layer, g);
+                continue;
+            }
             qlora__arena_tensor(arena, m->compute, qlora_linear_out(linear) + layer->pads[g],
                                 linear->in + layer->pads[g], &layer->operands[g]);
         }
@@ -314,11 +341,17 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
 static int64_t qlora__operand_elements(const qlora_model* m) {
     int64_t most = 0;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        const qlora__layer* layer = &m->layers[l];
-        for (int g = 0; g < QLORA__GROUPS; g++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS && !layer->cached; g++) {
             const qlora_linear_desc* linear = &layer->linears[g];
             int64_t rows = qlora_linear_out(linear) + layer->pads[g];
-            int64_t n = layer->cached ? 0 : rows * (linear->in + layer->pads[g]);
+            int64_t n = rows * (linear->in + layer->pads[g]);
+            if (qlora__is_fp8(m)) {
+                qlora__arena own;
+                memset(&own, 0, sizeof own);
+                qlora__layout_fp8(&own, m, layer, g);
+                n = (int64_t)(own.used / qlora_dtype_bytes(m->compute));
+            }
             most = qlora__max(most, n);
         }
         for (int i = 0; i < m->arch->layout->count; i++) {
@@ -327,6 +360,23 @@ static int64_t qlora__operand_elements(const qlora_model* m) {
         }
     }
     return most;
+}
+
+// What the FP8 products of all stacks share.
+static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
+    int64_t widest = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            const qlora_linear_desc* linear = &m->layers[l].linears[g];
+            widest = qlora__max(widest, qlora__max(linear->in, qlora_linear_out(linear)));
+        }
+    }
+    int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
+    qlora__arena_tensor(arena, QLORA_U8, 1, m->plan.tokens * pitch, &m->fp8_codes);
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.tokens, &m->fp8_scales);
+    qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->fp8_ones);
+    qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
+                        &m->fp8_factors);
 }
 
 static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
@@ -340,15 +390,20 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
     qlora__arena_tensor(arena, m->compute, T, c->hidden + x_pad, &m->x);
     qlora__arena_tensor(arena, m->compute, T, c->hidden, &m->delta);
-    qlora__arena_tensor(arena, m->compute, T, c->intermediate + pads[QLORA__DOWN], &m->s);
+    // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
+    int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
+    qlora__arena_tensor(arena, m->compute, T, wide + pads[QLORA__DOWN], &m->s);
     qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
+    if (qlora__is_fp8(m)) {
+        qlora__layout_fp8_shared(arena, m);
+    }
     if (!qlora__trains(m)) {
         return;
     }
     m->ds = m->s;
     if (m->desc.dropout > 0.0f || m->dora) {
-        qlora__arena_tensor(arena, m->compute, T, c->intermediate, &m->ds);
+        qlora__arena_tensor(arena, m->compute, T, wide, &m->ds);
     }
     qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
     m->d_out = m->dh;

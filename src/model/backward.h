@@ -139,7 +139,7 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.intermediate;
     qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, &stack));
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
     qlora_tensor x = qlora__window(&m->s, pass->rows, 0, width + stack.pad);
@@ -187,7 +187,7 @@ static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__
     const qlora_model_config* c = &m->plan.config;
     const qlora_tensor* norm = qlora__layer_norm(m, layer, number);
     qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
+    QLORA__TRY(qlora__stack_ready(pass, layer, group, true, &stack));
     qlora_tensor in = qlora__window(h, pass->rows, 0, c->hidden);
     qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden + stack.pad);
     qlora_tensor up = qlora__window(dy, pass->rows, 0, stack.out + stack.pad);
@@ -252,7 +252,7 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, &stack));
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
     qlora_tensor x = qlora__window(&layer->kept.o, pass->rows, 0, q + stack.pad);
     qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);

@@ -130,19 +130,20 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
     int number = (int)(t->projection - layer->projections);
     int group = m->arch->layout->rows[number].group;
     const qlora_linear_desc* linear = &layer->linears[group];
-    const qlora_tensor* operand = linear->operand;
+    qlora_tensor a;
+    qlora_tensor sb;
     int64_t row = 0;
     int64_t at = 0;
     for (int i = 0; i < number - m->arch->layout->groups[group].first; i++) {
         row += linear->parts[i].out;
         at += linear->parts[i].rank;
     }
-    if (operand != NULL) {
-        int64_t first = t->is_b ? row * operand->ld + linear->in + at
-                                : (qlora_linear_out(linear) + at) * operand->ld;
-        range->copy = (char*)operand->data + (size_t)first * qlora_dtype_bytes(operand->dtype);
+    if (qlora__linear_joined(linear, layer->pads[group], &a, &sb)) {
+        const qlora_tensor* to = t->is_b ? &sb : &a;
+        int64_t first = t->is_b ? row * to->ld + at : at * to->ld;
+        range->copy = (char*)to->data + (size_t)first * qlora_dtype_bytes(to->dtype);
         range->copy_cols = t->cols;
-        range->copy_ld = operand->ld;
+        range->copy_ld = to->ld;
     }
 }
 

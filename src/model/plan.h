@@ -270,7 +270,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.save_modules", d->save_modules, 0, QLORA_SAVE_EMBED | QLORA_SAVE_HEAD},
                   {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
-                  {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_BF16},
+                  {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
                   {"desc.recompute", (int64_t)d->recompute, 0, QLORA_CHOICE_OFF},
                   {"desc.cache", (int64_t)d->cache, 0, QLORA_CHOICE_OFF},
@@ -389,6 +389,51 @@ static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t c
                            "is %d.%d; use F32 or AUTO",
                            (int)capability / 10, (int)capability % 10);
     }
+    if (mode == QLORA_MODE_FP8 && capability != 0 && capability != 90) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.mode is FP8, which needs compute capability 9.0; this is %d.%d; "
+                           "use BF16 or AUTO",
+                           (int)capability / 10, (int)capability % 10);
+    }
+    return QLORA_OK;
+}
+
+// FP8 products need 4-bit weights, and rows of results that are aligned to 16 bytes.
+static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    const struct {
+        const char* name;
+        int64_t value;
+        int64_t of;
+    } widths[] = {{"hidden", c->hidden, 8},
+                  {"intermediate", c->intermediate, 4}, // gate and up are next to each other
+                  {"heads * head_dim", qlora__q_width(c), 8},
+                  {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
+        if (widths[i].value % widths[i].of != 0) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "desc.mode is FP8, but config.%s is %lld; it must be a multiple of "
+                               "%lld",
+                               widths[i].name, (long long)widths[i].value,
+                               (long long)widths[i].of);
+        }
+    }
+    if (m->dora) { // its backward pass needs both forms of the weights at once
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.mode is FP8, which DoRA does not support; use BF16 or AUTO");
+    }
+    for (int64_t l = 0; l < c->layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            if (!m->layers[l].projections[i].is_nf4) {
+                char module[160];
+                qlora__module_of(m, l, i, module, sizeof module);
+                return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                   "desc.mode is FP8, which needs 4-bit weights, but %s is not "
+                                   "4-bit",
+                                   module);
+            }
+        }
+    }
     return QLORA_OK;
 }
 
@@ -428,8 +473,10 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     QLORA__TRY(qlora__targets_resolve(ctx, m));
     QLORA__TRY(qlora__mode_check(ctx, desc->mode, machine->capability));
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
-                       (desc->mode == QLORA_MODE_AUTO && machine->capability >= 80);
-    m->plan.mode = wants_16bit ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+                       (desc->mode != QLORA_MODE_F32 && machine->capability >= 80);
+    m->plan.mode = desc->mode == QLORA_MODE_FP8 ? QLORA_MODE_FP8
+                   : wants_16bit                ? QLORA_MODE_BF16
+                                                : QLORA_MODE_F32;
     m->math = ctx->desc.math;
     m->compute = wants_16bit ? QLORA_BF16 : QLORA_F32;
     m->plan.tokens = m->desc.tokens;
@@ -521,6 +568,9 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     }
     if (r == QLORA_OK && qlora__maps_weights(ctx, desc, machine)) {
         r = qlora__map_weights(ctx, desc->dir, m);
+    }
+    if (r == QLORA_OK && qlora__is_fp8(m)) {
+        r = qlora__fp8_check(ctx, m);
     }
     if (r == QLORA_OK && desc->dir != NULL) {
         size_t bytes = strlen(desc->dir) + 1;
@@ -698,11 +748,12 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     if (plan == NULL) {
         return 1;
     }
+    bool fp8 = plan->mode == QLORA_MODE_FP8;
     const struct {
         const char* name;
         uint64_t bytes;
     } rows[] = {{"base weights", plan->base},
-                {"16-bit weight cache", plan->cache},
+                {fp8 ? "FP8 weight cache" : "16-bit weight cache", plan->cache},
                 {"adapters", plan->adapters},
                 {"optimizer", plan->optimizer},
                 {"activations", plan->activations},
@@ -724,9 +775,9 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     qlora__append(
         buffer, size, &used,
         "  %lld tokens per micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
-        "%lld cached in 16 bits\n",
+        "%lld cached in %s\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
-        (long long)plan->config.layers, (long long)plan->cached_layers);
+        (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
     return used + 1;
 }
 

@@ -67,6 +67,25 @@ static qlora_result qlora__model_ready(qlora_ctx* ctx, qlora_model* m) {
 
 #undef QLORA__READY_PART
 
+// Points a stack at its FP8 weights and at what all stacks share.
+static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
+    qlora__layer* layer = &m->layers[l];
+    qlora__fp8* f = &layer->fp8[group];
+    if (!layer->cached) {
+        qlora__arena own;
+        own.ctx = m->ctx;
+        own.base = (char*)m->operand.data;
+        own.used = 0;
+        qlora__layout_fp8(&own, m, layer, group);
+    }
+    f->codes = m->fp8_codes;
+    f->scales = m->fp8_scales;
+    f->ones = m->fp8_ones;
+    qlora__arena_window(&m->fp8_factors, (l * QLORA__GROUPS + group) * 2, 1, 2, &f->factors);
+    layer->linears[group].operand = NULL;
+    layer->linears[group].fp8 = f;
+}
+
 // The operands of layers without a cache are views of the shared one. A stack of dense weights
 // needs none.
 static void qlora__model_operands(qlora_model* m) {
@@ -74,6 +93,10 @@ static void qlora__model_operands(qlora_model* m) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
             qlora_linear_desc* linear = &layer->linears[g];
+            if (qlora__is_fp8(m)) {
+                qlora__model_fp8(m, l, g);
+                continue;
+            }
             bool any_nf4 = false;
             for (int i = 0; i < linear->count; i++) {
                 any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
@@ -181,13 +204,25 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
         // The kernels that only decoding uses are loaded by the dry run.
         const qlora_model_config* c = &m->plan.config;
-        return qlora__cache_warm(ctx, qlora__kernels_needed(ctx, m->compute, c->head_dim,
-                                                            c->attention_cap > 0.0, nf4, true,
-                                                            m->dir == NULL));
+        uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
+                                              nf4, true, m->dir == NULL);
+        return qlora__cache_warm(ctx, need | (qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0));
     }
 #else
     (void)m;
 #endif
     (void)ctx;
+    return QLORA_OK;
+}
+
+// FP8 products on a GPU need cuBLASLt.
+static qlora_result qlora__model_open_fp8(qlora_ctx* ctx, const qlora_model* m) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx) && qlora__is_fp8(m) && qlora__computes(m)) {
+        return qlora__lt_open(ctx);
+    }
+#endif
+    (void)ctx;
+    (void)m;
     return QLORA_OK;
 }

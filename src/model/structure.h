@@ -48,6 +48,7 @@ typedef struct qlora__layer {
     qlora__projection projections[QLORA__PROJECTIONS];
     qlora_linear_desc linears[QLORA__GROUPS];
     qlora_tensor operands[QLORA__GROUPS]; // cached, or views of the shared one
+    qlora__fp8 fp8[QLORA__GROUPS];        // in FP8 mode, instead of the operands
     int64_t pads[QLORA__GROUPS];
     qlora_tensor gains[QLORA__GROUPS];    // DoRA: f32 [1, out], magnitude / norm, 1 without one
     qlora_tensor inverses[QLORA__GROUPS]; // 1 / norm
@@ -166,6 +167,11 @@ struct qlora_model {
     qlora_tensor d_o;     // [T, q]
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
+    // FP8 mode
+    qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
+    qlora_tensor fp8_codes;   // U8: rows of x or dy
+    qlora_tensor fp8_scales;  // f32 [1, T]
+    qlora_tensor fp8_ones;    // f32 [1, widest result]
     // head
     qlora_tensor rows_x;  // [chunk, H]
     qlora_tensor logits;  // [chunk, V]
@@ -198,4 +204,9 @@ static bool qlora__computes(const qlora_model* m) {
 // Whether the model has gradients and an optimizer.
 static bool qlora__trains(const qlora_model* m) {
     return m->desc.purpose == QLORA_PURPOSE_TRAIN;
+}
+
+// Whether base products are computed in FP8.
+static bool qlora__is_fp8(const qlora_model* m) {
+    return m->plan.mode == QLORA_MODE_FP8;
 }

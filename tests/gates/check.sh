@@ -756,6 +756,7 @@ registry_groups() {
         BEGIN {
             of["GEMM"] = "gemm"; of["GEMM16"] = "bf16 gemm"; of["BF16"] = "bf16"; of["F32"] = "f32"
             of["NF4"] = "nf4"; of["NF4_BF16"] = "bf16 nf4"; of["LORA_BF16"] = "bf16"
+            of["FP8"] = "bf16 nf4 fp8"
             of["HEADANY"] = "headany"; of["HEAD128CAP"] = "bf16 head128cap"
             count = split("32 64 80 96 128 192 256", sizes, " ")
             for (i = 1; i <= count; i++) of["HEAD" sizes[i]] = "bf16 head" sizes[i]
@@ -1030,7 +1031,8 @@ sanitized() {
     # shellcheck disable=SC2086
     cc=$(compiler_with $flags)
     [[ -n $cc ]] || skip "no compiler supports $flags"
-    build -j2 build/fake/libcu{da.so.1,blas.so.13} build/fake-{stub,omit}/libcuda.so.1 \
+    build -j2 build/fake/libcu{da.so.1,blas.so.13,blasLt.so.13} \
+        build/fake-{stub,omit}/libcuda.so.1 \
         build/fake-omit/libcublas.so.13 CFLAGS=-Werror || return 1
     $MAKE -s -j2 "build/$name/tests" "B=build/$name" CC="$cc" \
         CFLAGS="-O1 -fno-omit-frame-pointer $flags" || return 1
@@ -1053,7 +1055,7 @@ gate_golden() {
     while read -r d; do dirs+=("$(dirname "$d")"); done < <(ls -d tests/golden/*/golden.json \
         ../shared/fixtures/*/golden.json 2>/dev/null)
     [[ ${#dirs[@]} -gt 0 ]] || skip "no fixture folders"
-    build build/golden build/fake/libcuda.so.1 build/fake/libcublas.so.13 || return 1
+    build build/golden build/fake/libcu{da.so.1,blas.so.13,blasLt.so.13} || return 1
     build/golden --known "${dirs[@]}" >$OUT/golden.out 2>&1 ||
         fault "$(grep -E 'FAILED|error' $OUT/golden.out)"
     local cc tier

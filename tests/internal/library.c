@@ -18,3 +18,4 @@
 #include "internal/rows.c"
 
 #include "internal/stream.c"
+#include "internal/fp8.c"
