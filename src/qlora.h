@@ -86,6 +86,7 @@ extern "C" {
 #include "cpu/avx512.h"
 #include "cpu/tiers.h"
 #include "cpu/gemm.h"
+#include "cpu/panels.h"
 #include "cpu/packed.h"
 #ifndef QLORA_NO_MODEL
 #include "arch.h"
@@ -135,6 +136,7 @@ extern "C" {
 #include "ops/loss.h"
 #include "ops/adamw.h"
 #include "ops/dropout.h"
+#include "ops/linear_cpu.h"
 #include "ops/linear.h"
 #include "ops/attention_cpu.h"
 #include "ops/attention_blocks.h"
