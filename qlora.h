@@ -4122,8 +4122,9 @@ typedef struct qlora__keep_row {
     QLORA__REAL* factor;
 } qlora__keep_row;
 
-// c[m, n] = a[m, k] b[k, n], added to c if `add` is true. m is a multiple of QLORA__BLOCK_ROWS, n
-// one of QLORA__BLOCK_COLS; each element is one sum in ascending k.
+// c[m, n] = a[m, k] b[k, n], added to c if `add` is true; with `turned`, a is stored [k, m]. m is a
+// multiple of QLORA__BLOCK_ROWS, n one of QLORA__BLOCK_COLS; each element is one sum in ascending k.
+#define QLORA__BLOCK 64 // rows of a block of queries, and keys of a block
 #define QLORA__BLOCK_ROWS 8
 #define QLORA__BLOCK_COLS 16
 typedef struct qlora__block_product {
@@ -4137,6 +4138,7 @@ typedef struct qlora__block_product {
     QLORA__REAL* c;
     int64_t ldc;
     bool add;
+    bool turned;
 } qlora__block_product;
 
 // Probabilities of attention and the gradients of the scores:
@@ -4184,6 +4186,8 @@ struct qlora__cpu_rows {
     void (*keep)(const qlora__keep_row* r);
     // For attention in blocks; NULL in the portable tier, which has no blocks.
     void (*product)(const qlora__block_product* p);
+    // y[c * QLORA__BLOCK + r] = x[r * ld + c]
+    void (*turn)(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols, QLORA__REAL* y);
     void (*scores)(const qlora__score_row* r);
 };
 
@@ -4500,6 +4504,15 @@ static void qlora__keep_portable(const qlora__keep_row* r) {
     }
 }
 
+static void qlora__turn_portable(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols,
+                                 QLORA__REAL* y) {
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t c = 0; c < cols; c++) {
+            y[c * QLORA__BLOCK + r] = x[r * ld + c];
+        }
+    }
+}
+
 static const qlora__cpu_rows qlora__rows_portable = {
     qlora__load_portable,
     qlora__store_portable,
@@ -4523,6 +4536,7 @@ static const qlora__cpu_rows qlora__rows_portable = {
     qlora__nf4_portable,
     qlora__keep_portable,
     NULL,
+    qlora__turn_portable,
     NULL,
 };
 
@@ -5028,58 +5042,109 @@ static void qlora__scores_neon(const qlora__score_row* r) {
     }
 }
 
-// Four rows and 16 columns of a product; the sums are named variables, because compilers keep an
-// array of them in memory.
+// Row i of four rows and 16 columns of a product. The sums are named variables, because compilers
+// keep an array of them in memory.
+#define QLORA__ROW(i, a, lane)                                                                     \
+    c##i##0 = vfmaq_laneq_f32(c##i##0, b0, a, lane);                                               \
+    c##i##1 = vfmaq_laneq_f32(c##i##1, b1, a, lane);                                               \
+    c##i##2 = vfmaq_laneq_f32(c##i##2, b2, a, lane);                                               \
+    c##i##3 = vfmaq_laneq_f32(c##i##3, b3, a, lane)
+#define QLORA__ROW_LOAD(i)                                                                         \
+    c##i##0 = vld1q_f32(c + i * p->ldc);                                                           \
+    c##i##1 = vld1q_f32(c + i * p->ldc + 4);                                                       \
+    c##i##2 = vld1q_f32(c + i * p->ldc + 8);                                                       \
+    c##i##3 = vld1q_f32(c + i * p->ldc + 12)
+#define QLORA__ROW_STORE(i)                                                                        \
+    vst1q_f32(c + i * p->ldc, c##i##0);                                                            \
+    vst1q_f32(c + i * p->ldc + 4, c##i##1);                                                        \
+    vst1q_f32(c + i * p->ldc + 8, c##i##2);                                                        \
+    vst1q_f32(c + i * p->ldc + 12, c##i##3)
+// One step: the next row of b, and one lane of each of four vectors.
+#define QLORA__STEP(a0, l0, a1, l1, a2, l2, a3, l3)                                                \
+    b0 = vld1q_f32(b);                                                                             \
+    b1 = vld1q_f32(b + 4);                                                                         \
+    b2 = vld1q_f32(b + 8);                                                                         \
+    b3 = vld1q_f32(b + 12);                                                                        \
+    b += p->ldb;                                                                                   \
+    QLORA__ROW(0, a0, l0);                                                                         \
+    QLORA__ROW(1, a1, l1);                                                                         \
+    QLORA__ROW(2, a2, l2);                                                                         \
+    QLORA__ROW(3, a3, l3)
+
 static void qlora__tile_neon(const qlora__block_product* p, const float* a, const float* b,
                              float* c) {
-    float32x4_t s[16];
-    for (int i = 0; i < 16; i++) {
-        s[i] = p->add ? vld1q_f32(c + i / 4 * p->ldc + i % 4 * 4) : vdupq_n_f32(0.0f);
+    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c03 = c00;
+    float32x4_t c10 = c00, c11 = c00, c12 = c00, c13 = c00, c20 = c00, c21 = c00, c22 = c00;
+    float32x4_t c23 = c00, c30 = c00, c31 = c00, c32 = c00, c33 = c00;
+    float32x4_t b0, b1, b2, b3;
+    if (p->add) {
+        QLORA__ROW_LOAD(0);
+        QLORA__ROW_LOAD(1);
+        QLORA__ROW_LOAD(2);
+        QLORA__ROW_LOAD(3);
     }
-    float32x4_t c00 = s[0], c01 = s[1], c02 = s[2], c03 = s[3];
-    float32x4_t c10 = s[4], c11 = s[5], c12 = s[6], c13 = s[7];
-    float32x4_t c20 = s[8], c21 = s[9], c22 = s[10], c23 = s[11];
-    float32x4_t c30 = s[12], c31 = s[13], c32 = s[14], c33 = s[15];
-    for (int64_t k = 0; k < p->k; k++) {
-        float32x4_t b0 = vld1q_f32(b);
-        float32x4_t b1 = vld1q_f32(b + 4);
-        float32x4_t b2 = vld1q_f32(b + 8);
-        float32x4_t b3 = vld1q_f32(b + 12);
-        float a0 = a[k];
-        float a1 = a[p->lda + k];
-        float a2 = a[2 * p->lda + k];
-        float a3 = a[3 * p->lda + k];
-        c00 = vfmaq_n_f32(c00, b0, a0);
-        c01 = vfmaq_n_f32(c01, b1, a0);
-        c02 = vfmaq_n_f32(c02, b2, a0);
-        c03 = vfmaq_n_f32(c03, b3, a0);
-        c10 = vfmaq_n_f32(c10, b0, a1);
-        c11 = vfmaq_n_f32(c11, b1, a1);
-        c12 = vfmaq_n_f32(c12, b2, a1);
-        c13 = vfmaq_n_f32(c13, b3, a1);
-        c20 = vfmaq_n_f32(c20, b0, a2);
-        c21 = vfmaq_n_f32(c21, b1, a2);
-        c22 = vfmaq_n_f32(c22, b2, a2);
-        c23 = vfmaq_n_f32(c23, b3, a2);
-        c30 = vfmaq_n_f32(c30, b0, a3);
-        c31 = vfmaq_n_f32(c31, b1, a3);
-        c32 = vfmaq_n_f32(c32, b2, a3);
-        c33 = vfmaq_n_f32(c33, b3, a3);
-        b += p->ldb;
+    int64_t k = 0;
+    for (; p->turned && k < p->k; k++) {
+        float32x4_t x = vld1q_f32(a + k * p->lda);
+        QLORA__STEP(x, 0, x, 1, x, 2, x, 3);
     }
-    const float32x4_t done[16] = {c00, c01, c02, c03, c10, c11, c12, c13,
-                                  c20, c21, c22, c23, c30, c31, c32, c33};
-    for (int i = 0; i < 16; i++) {
-        vst1q_f32(c + i / 4 * p->ldc + i % 4 * 4, done[i]);
+    for (; k + 4 <= p->k; k += 4) {
+        float32x4_t x0 = vld1q_f32(a + k);
+        float32x4_t x1 = vld1q_f32(a + p->lda + k);
+        float32x4_t x2 = vld1q_f32(a + 2 * p->lda + k);
+        float32x4_t x3 = vld1q_f32(a + 3 * p->lda + k);
+        QLORA__STEP(x0, 0, x1, 0, x2, 0, x3, 0);
+        QLORA__STEP(x0, 1, x1, 1, x2, 1, x3, 1);
+        QLORA__STEP(x0, 2, x1, 2, x2, 2, x3, 2);
+        QLORA__STEP(x0, 3, x1, 3, x2, 3, x3, 3);
+    }
+    for (; k < p->k; k++) {
+        float32x4_t x0 = vld1q_dup_f32(a + k);
+        float32x4_t x1 = vld1q_dup_f32(a + p->lda + k);
+        float32x4_t x2 = vld1q_dup_f32(a + 2 * p->lda + k);
+        float32x4_t x3 = vld1q_dup_f32(a + 3 * p->lda + k);
+        QLORA__STEP(x0, 0, x1, 0, x2, 0, x3, 0);
+    }
+    QLORA__ROW_STORE(0);
+    QLORA__ROW_STORE(1);
+    QLORA__ROW_STORE(2);
+    QLORA__ROW_STORE(3);
+}
+
+#undef QLORA__ROW
+#undef QLORA__ROW_LOAD
+#undef QLORA__ROW_STORE
+#undef QLORA__STEP
+
+static void qlora__product_neon(const qlora__block_product* p) {
+    int64_t row = p->turned ? 1 : p->lda;
+    for (int64_t j = 0; j < p->n; j += 16) {
+        for (int64_t i = 0; i < p->m; i += 4) {
+            qlora__tile_neon(p, p->a + i * row, p->b + j, p->c + i * p->ldc + j);
+        }
     }
 }
 
-static void qlora__product_neon(const qlora__block_product* p) {
-    for (int64_t j = 0; j < p->n; j += 16) {
-        for (int64_t i = 0; i < p->m; i += 4) {
-            qlora__tile_neon(p, p->a + i * p->lda, p->b + j, p->c + i * p->ldc + j);
+static void qlora__turn_neon(const float* x, int64_t ld, int64_t rows, int64_t cols, float* y) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        const float* at = x + r * ld;
+        int64_t c = 0;
+        for (; c + 4 <= cols; c += 4) {
+            float32x4x2_t even = vtrnq_f32(vld1q_f32(at + c), vld1q_f32(at + ld + c));
+            float32x4x2_t odd = vtrnq_f32(vld1q_f32(at + 2 * ld + c), vld1q_f32(at + 3 * ld + c));
+            float* to = y + c * QLORA__BLOCK + r;
+            vst1q_f32(to, vcombine_f32(vget_low_f32(even.val[0]), vget_low_f32(odd.val[0])));
+            vst1q_f32(to + QLORA__BLOCK,
+                      vcombine_f32(vget_low_f32(even.val[1]), vget_low_f32(odd.val[1])));
+            vst1q_f32(to + 2 * QLORA__BLOCK,
+                      vcombine_f32(vget_high_f32(even.val[0]), vget_high_f32(odd.val[0])));
+            vst1q_f32(to + 3 * QLORA__BLOCK,
+                      vcombine_f32(vget_high_f32(even.val[1]), vget_high_f32(odd.val[1])));
         }
+        qlora__turn_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
     }
+    qlora__turn_portable(x + r * ld, ld, rows - r, cols, y + r);
 }
 
 static const qlora__cpu_rows qlora__rows_neon = {
@@ -5104,6 +5169,7 @@ static const qlora__cpu_rows qlora__rows_neon = {
     qlora__nf4_neon,
     qlora__keep_neon,
     qlora__product_neon,
+    qlora__turn_neon,
     qlora__scores_neon,
 };
 
@@ -5667,41 +5733,75 @@ QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
 // Four rows and 16 columns of a product, in named variables.
 QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, const float* a,
                                                 const float* b, float* c) {
-    __m256 s[8];
-    for (int i = 0; i < 8; i++) {
-        s[i] = p->add ? _mm256_loadu_ps(c + i / 2 * p->ldc + i % 2 * 8) : _mm256_setzero_ps();
+    const int64_t row = p->turned ? 1 : p->lda;
+    const int64_t step = p->turned ? p->lda : 1;
+    __m256 c00 = _mm256_setzero_ps(), c01 = c00, c10 = c00, c11 = c00;
+    __m256 c20 = c00, c21 = c00, c30 = c00, c31 = c00;
+    float* r1 = c + p->ldc;
+    float* r2 = r1 + p->ldc;
+    float* r3 = r2 + p->ldc;
+    if (p->add) {
+        c00 = _mm256_loadu_ps(c), c01 = _mm256_loadu_ps(c + 8);
+        c10 = _mm256_loadu_ps(r1), c11 = _mm256_loadu_ps(r1 + 8);
+        c20 = _mm256_loadu_ps(r2), c21 = _mm256_loadu_ps(r2 + 8);
+        c30 = _mm256_loadu_ps(r3), c31 = _mm256_loadu_ps(r3 + 8);
     }
-    __m256 c00 = s[0], c01 = s[1], c10 = s[2], c11 = s[3];
-    __m256 c20 = s[4], c21 = s[5], c30 = s[6], c31 = s[7];
     for (int64_t k = 0; k < p->k; k++) {
         __m256 b0 = _mm256_loadu_ps(b);
         __m256 b1 = _mm256_loadu_ps(b + 8);
-        __m256 a0 = _mm256_broadcast_ss(a + k);
-        __m256 a1 = _mm256_broadcast_ss(a + p->lda + k);
+        __m256 a0 = _mm256_broadcast_ss(a);
+        __m256 a1 = _mm256_broadcast_ss(a + row);
         c00 = _mm256_fmadd_ps(a0, b0, c00);
         c01 = _mm256_fmadd_ps(a0, b1, c01);
         c10 = _mm256_fmadd_ps(a1, b0, c10);
         c11 = _mm256_fmadd_ps(a1, b1, c11);
-        __m256 a2 = _mm256_broadcast_ss(a + 2 * p->lda + k);
-        __m256 a3 = _mm256_broadcast_ss(a + 3 * p->lda + k);
+        __m256 a2 = _mm256_broadcast_ss(a + 2 * row);
+        __m256 a3 = _mm256_broadcast_ss(a + 3 * row);
         c20 = _mm256_fmadd_ps(a2, b0, c20);
         c21 = _mm256_fmadd_ps(a2, b1, c21);
         c30 = _mm256_fmadd_ps(a3, b0, c30);
         c31 = _mm256_fmadd_ps(a3, b1, c31);
+        a += step;
         b += p->ldb;
     }
-    const __m256 done[8] = {c00, c01, c10, c11, c20, c21, c30, c31};
-    for (int i = 0; i < 8; i++) {
-        _mm256_storeu_ps(c + i / 2 * p->ldc + i % 2 * 8, done[i]);
-    }
+    _mm256_storeu_ps(c, c00), _mm256_storeu_ps(c + 8, c01);
+    _mm256_storeu_ps(r1, c10), _mm256_storeu_ps(r1 + 8, c11);
+    _mm256_storeu_ps(r2, c20), _mm256_storeu_ps(r2 + 8, c21);
+    _mm256_storeu_ps(r3, c30), _mm256_storeu_ps(r3 + 8, c31);
 }
 
 QLORA__TARGET_AVX2 static void qlora__product_avx2(const qlora__block_product* p) {
+    int64_t row = p->turned ? 1 : p->lda;
     for (int64_t j = 0; j < p->n; j += 16) {
         for (int64_t i = 0; i < p->m; i += 4) {
-            qlora__tile_avx2(p, p->a + i * p->lda, p->b + j, p->c + i * p->ldc + j);
+            qlora__tile_avx2(p, p->a + i * row, p->b + j, p->c + i * p->ldc + j);
         }
     }
+    _mm256_zeroupper();
+}
+
+QLORA__TARGET_AVX2 static void qlora__turn_avx2(const float* x, int64_t ld, int64_t rows,
+                                                int64_t cols, float* y) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        const float* at = x + r * ld;
+        int64_t c = 0;
+        for (; c + 4 <= cols; c += 4) {
+            __m128 l0 = _mm_loadu_ps(at + c);
+            __m128 l1 = _mm_loadu_ps(at + ld + c);
+            __m128 l2 = _mm_loadu_ps(at + 2 * ld + c);
+            __m128 l3 = _mm_loadu_ps(at + 3 * ld + c);
+            float* to = y + c * QLORA__BLOCK + r;
+            _MM_TRANSPOSE4_PS(l0, l1, l2, l3);
+            _mm_storeu_ps(to, l0);
+            _mm_storeu_ps(to + QLORA__BLOCK, l1);
+            _mm_storeu_ps(to + 2 * QLORA__BLOCK, l2);
+            _mm_storeu_ps(to + 3 * QLORA__BLOCK, l3);
+        }
+        qlora__turn_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
+    }
+    qlora__turn_portable(x + r * ld, ld, rows - r, cols, y + r);
+    _mm256_zeroupper();
 }
 
 static const qlora__cpu_rows qlora__rows_avx2 = {
@@ -5726,6 +5826,7 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__nf4_avx2,
     qlora__keep_avx2,
     qlora__product_avx2,
+    qlora__turn_avx2,
     qlora__scores_avx2,
 };
 
@@ -22741,7 +22842,6 @@ static qlora_result qlora__sequences_check(qlora_ctx* ctx, const qlora__attentio
 // cache. Blocks start at the first token of a sequence, so packing changes no bits. Every output
 // has one task that computes it: o and dq a block of queries, dk and dv a block of keys.
 
-#define QLORA__BLOCK 64      // rows of a block of queries, and keys of a block
 #define QLORA__BLOCK_HEADS 8 // heads in a block, at most
 
 // The memory of a lane: matrices of QLORA__BLOCK by `width`, and the scores.
@@ -22816,16 +22916,10 @@ static void qlora__block_rows(const qlora__attention_job* job, const qlora_tenso
 }
 
 // y[d][r] = x[r][d] for n rows; columns up to QLORA__BLOCK are 0.
-static void qlora__block_transpose(const QLORA__REAL* x, int64_t n, int64_t hd, int64_t width,
-                                   QLORA__REAL* y) {
-    for (int64_t d0 = 0; d0 < hd; d0 += 8) {
-        int64_t last = qlora__min(d0 + 8, hd);
-        for (int64_t r = 0; r < n; r++) {
-            for (int64_t d = d0; d < last; d++) {
-                y[d * QLORA__BLOCK + r] = x[r * width + d];
-            }
-        }
-    }
+static void qlora__block_transpose(const qlora__attention_job* job, const QLORA__REAL* x, int64_t n,
+                                   int64_t width, QLORA__REAL* y) {
+    int64_t hd = job->a->hd;
+    job->rows->turn(x, width, n, hd, y);
     for (int64_t d = 0; d < hd && n < QLORA__BLOCK; d++) {
         memset(y + d * QLORA__BLOCK + n, 0, (size_t)(QLORA__BLOCK - n) * sizeof *y);
     }
@@ -22849,21 +22943,35 @@ static void qlora__block_queries(const qlora__attention_job* job, const qlora_te
     qlora__block_clear(y, b->rows * width, qlora__block_pad(b->rows, QLORA__BLOCK_ROWS) * width);
 }
 
+// A product of two matrices in the memory of a lane, whose rows have `width` or QLORA__BLOCK columns.
+typedef struct qlora__block_matrix {
+    QLORA__REAL* data;
+    int64_t ld;
+} qlora__block_matrix;
+
+static qlora__block_matrix qlora__block_of(QLORA__REAL* data, int64_t ld) {
+    qlora__block_matrix m;
+    m.data = data;
+    m.ld = ld;
+    return m;
+}
+
 // c[m, n] = a[m, k] b[k, n], or c += a b; m and n are padded.
 static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, int64_t n, int64_t k,
-                                  const QLORA__REAL* a, int64_t lda, const QLORA__REAL* b,
-                                  int64_t ldb, QLORA__REAL* c, int64_t ldc, bool add) {
+                                  qlora__block_matrix a, bool turned, qlora__block_matrix b,
+                                  qlora__block_matrix c, bool add) {
     qlora__block_product p;
     p.m = qlora__block_pad(m, QLORA__BLOCK_ROWS);
     p.n = qlora__block_pad(n, QLORA__BLOCK_COLS);
     p.k = k;
-    p.a = a;
-    p.lda = lda;
-    p.b = b;
-    p.ldb = ldb;
-    p.c = c;
-    p.ldc = ldc;
+    p.a = a.data;
+    p.lda = a.ld;
+    p.b = b.data;
+    p.ldb = b.ld;
+    p.c = c.data;
+    p.ldc = c.ld;
     p.add = add;
+    p.turned = turned;
     job->rows->product(&p);
 }
 
@@ -22873,6 +22981,70 @@ static void qlora__block_seen(const qlora__attention* a, int64_t i, int64_t j0, 
     int64_t low = a->window > 0 ? i - a->window + 1 - j0 : 0;
     *to = qlora__max(0, qlora__min(n, i + 1 - j0));
     *from = qlora__min(qlora__max(0, low), *to);
+}
+
+// A block of queries and the n keys from j on.
+typedef struct qlora__block_pair {
+    const qlora__query_block* b;
+    int64_t j;
+    int64_t n;
+} qlora__block_pair;
+
+// Whether query number r of the block sees key number k.
+static bool qlora__pair_sees(const qlora__attention* a, const qlora__block_pair* p, int64_t r,
+                             int64_t k) {
+    int64_t from = 0;
+    int64_t to = 0;
+    qlora__block_seen(a, p->b->first + r % p->b->queries, p->j, p->n, &from, &to);
+    return k >= from && k < to;
+}
+
+// Whether every query sees every key.
+static bool qlora__pair_sees_all(const qlora__attention* a, const qlora__block_pair* p) {
+    return qlora__pair_sees(a, p, 0, p->n - 1) && qlora__pair_sees(a, p, p->b->queries - 1, 0);
+}
+
+static qlora__block_pair qlora__pair_of(const qlora__query_block* b, int64_t j, int64_t n) {
+    qlora__block_pair p;
+    p.b = b;
+    p.j = j;
+    p.n = n;
+    return p;
+}
+
+// s = x[rows, width] times y, which is the transposed keys or values, of which there are n.
+static void qlora__block_dots_of(const qlora__attention_job* job, int64_t rows, int64_t n,
+                                 QLORA__REAL* x, QLORA__REAL* y, int64_t width, QLORA__REAL* s) {
+    qlora__block_multiply(job, rows, n, job->a->hd, qlora__block_of(x, width), false,
+                          qlora__block_of(y, QLORA__BLOCK), qlora__block_of(s, QLORA__BLOCK),
+                          false);
+}
+
+// Adds weights[queries, keys] times x[keys, width] to c; with `turned`, the transposed weights
+// times x[queries, width]. The weights of keys that a query does not see are 0, but 0 times a value
+// that is not finite would be NaN: then only the others are added.
+static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_pair* p,
+                            QLORA__REAL* weights, bool turned, QLORA__REAL* x, QLORA__REAL* c,
+                            int64_t width) {
+    int64_t m = turned ? p->n : p->b->rows;
+    int64_t k = turned ? p->b->rows : p->n;
+    // A sum of squares in double precision is finite if all values are; otherwise at most slow.
+    if (qlora__pair_sees_all(job->a, p) ||
+        qlora__finite((float)job->rows->squares(x, k * width, 0.0))) {
+        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK), turned,
+                              qlora__block_of(x, width), qlora__block_of(c, width), true);
+        return;
+    }
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < k; j++) {
+            int64_t query = turned ? j : i;
+            int64_t key = turned ? i : j;
+            if (qlora__pair_sees(job->a, p, query, key)) {
+                qlora__add_scaled(c + i * width, weights[query * QLORA__BLOCK + key], x + j * width,
+                                  width);
+            }
+        }
+    }
 }
 
 // The first block of keys that a block of queries sees.
@@ -22922,18 +23094,17 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
         qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[1]);
-        qlora__block_transpose(room->at[1], n, a->hd, width, room->at[2]);
+        qlora__block_transpose(job, room->at[1], n, width, room->at[2]);
         qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
-        qlora__block_multiply(job, b->rows, n, a->hd, room->at[0], width, room->at[2], QLORA__BLOCK,
-                              room->s, QLORA__BLOCK, false);
+        qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[2], width, room->s);
         for (int64_t r = 0; r < b->rows; r++) {
             int64_t from = 0;
             int64_t to = 0;
             qlora__block_seen(a, b->first + r % b->queries, j, n, &from, &to);
             qlora__block_softmax(job, room, r, from, to, n);
         }
-        qlora__block_multiply(job, b->rows, width, n, room->s, QLORA__BLOCK, room->at[4], width,
-                              room->at[3], width, true);
+        qlora__block_pair pair = qlora__pair_of(b, j, n);
+        qlora__pair_add(job, &pair, room->s, false, room->at[4], room->at[3], width);
     }
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t head = b->head + r / b->queries;
@@ -22979,7 +23150,8 @@ static void qlora__block_scores(const qlora__attention_job* job, QLORA__REAL* s,
     job->rows->scores(&row);
 }
 
-// The gradients of the scores of a block of queries against n keys from j on, in room->dp.
+// The probabilities (room->s) and gradients of scores (room->dp) of a block of queries against n
+// keys from j on.
 static void qlora__block_score_rows(const qlora__attention_job* job,
                                     const qlora__attention_room* room, const qlora__query_block* b,
                                     int64_t j, int64_t n) {
@@ -22998,8 +23170,25 @@ static void qlora__block_score_rows(const qlora__attention_job* job,
             fill(NULL, NULL, a->dots[head * a->tokens + i], to - from, room->dot);
             qlora__block_scores(job, s + from, dp + from, room->lse, room->dot, to - from);
         }
+        qlora__block_clear(s, 0, from);
+        qlora__block_clear(s, to, n);
         qlora__block_clear(dp, 0, from);
         qlora__block_clear(dp, to, n);
+    }
+}
+
+// Writes the sums of dq, times a factor.
+static void qlora__block_dq_done(const qlora__attention_job* job, const qlora__attention_room* room,
+                                 const qlora__query_block* b, QLORA__REAL factor) {
+    const qlora__attention* a = job->a;
+    QLORA__REAL row[QLORA__HEAD_MAX];
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t col = (b->head + r / b->queries) * a->hd;
+        int64_t i = b->first + r % b->queries;
+        QLORA__REAL* dq = qlora__row_room(a->dq, i, col, row);
+        job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * room->width, NULL, factor, a->hd,
+                                             dq);
+        qlora__row_done(job->rows, a->dq, i, col, a->hd, dq);
     }
 }
 
@@ -23017,82 +23206,38 @@ static void qlora__block_dq(const qlora__attention_job* job, const qlora__attent
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
         qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[2]);
-        qlora__block_transpose(room->at[2], n, a->hd, width, room->at[3]);
+        qlora__block_transpose(job, room->at[2], n, width, room->at[3]);
         qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
-        qlora__block_transpose(room->at[4], n, a->hd, width, room->at[5]);
-        qlora__block_multiply(job, b->rows, n, a->hd, room->at[0], width, room->at[3], QLORA__BLOCK,
-                              room->s, QLORA__BLOCK, false);
-        qlora__block_multiply(job, b->rows, n, a->hd, room->at[1], width, room->at[5], QLORA__BLOCK,
-                              room->dp, QLORA__BLOCK, false);
+        qlora__block_transpose(job, room->at[4], n, width, room->at[5]);
+        qlora__block_pair pair = qlora__pair_of(b, j, n);
+        qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[3], width, room->s);
+        qlora__block_dots_of(job, b->rows, n, room->at[1], room->at[5], width, room->dp);
         qlora__block_score_rows(job, room, b, j, n);
-        qlora__block_multiply(job, b->rows, width, n, room->dp, QLORA__BLOCK, room->at[2], width,
-                              room->at[6], width, true);
+        qlora__pair_add(job, &pair, room->dp, false, room->at[2], room->at[6], width);
     }
-    for (int64_t r = 0; r < b->rows; r++) {
-        int64_t col = (b->head + r / b->queries) * a->hd;
-        int64_t i = b->first + r % b->queries;
-        QLORA__REAL* dq = qlora__row_room(a->dq, i, col, room->at[0]);
-        job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * width, NULL, (QLORA__REAL)a->scale,
-                                             a->hd, dq);
-        qlora__row_done(job->rows, a->dq, i, col, a->hd, dq);
-    }
+    qlora__block_dq_done(job, room, b, (QLORA__REAL)a->scale);
 }
 
-// The probabilities (room->s) and gradients of scores (room->dp) of n keys from j on, one row for
-// each key, against a block of queries.
-static void qlora__block_score_columns(const qlora__attention_job* job,
-                                       const qlora__attention_room* room,
-                                       const qlora__query_block* b, int64_t j, int64_t n) {
-    const qlora__attention* a = job->a;
-    for (int64_t r = 0; r < b->rows; r++) {
-        int64_t head = b->head + r / b->queries;
-        int64_t i = b->first + r % b->queries;
-        room->lse[r] = qlora__at(a->lse, head, i);
-        room->dot[r] = a->dots[head * a->tokens + i];
-    }
-    for (int64_t r = 0; r < n; r++) {
-        QLORA__REAL* s = room->s + r * QLORA__BLOCK;
-        QLORA__REAL* dp = room->dp + r * QLORA__BLOCK;
-        int64_t key = j + r;
-        int64_t from = qlora__min(qlora__max(0, key - b->first), b->queries);
-        int64_t to = b->queries;
-        if (a->window > 0) {
-            to = qlora__max(from, qlora__min(to, key + a->window - b->first));
-        }
-        for (int64_t h = 0; h < b->heads; h++) {
-            int64_t at = h * b->queries;
-            if (to > from) {
-                qlora__block_scores(job, s + at + from, dp + at + from, room->lse + at + from,
-                                    room->dot + at + from, to - from);
-            }
-            qlora__block_clear(s, at, at + from);
-            qlora__block_clear(s, at + to, at + b->queries);
-            qlora__block_clear(dp, at, at + from);
-            qlora__block_clear(dp, at + to, at + b->queries);
-        }
-    }
-}
-
-// Adds the share of a block of queries to dk and dv of n keys from j on.
-// room->at: 0 k, 1 v, 2 sums of dk, 3 sums of dv, 4 q, 5 do, 6 q transposed, 7 do transposed.
-static void qlora__block_dkv_share(const qlora__attention_job* job,
-                                   const qlora__attention_room* room, const qlora__query_block* b,
-                                   int64_t j, int64_t n) {
+// Adds the share of a block of queries to dk and dv of n keys from j on, and, with `joint`, that of
+// the keys to dq. room->at: 0 k, 1 v transposed, 2 sums of dk, 3 sums of dv, 4 q, 5 do, 6 sums of
+// dq, 7 k transposed.
+static void qlora__block_share(const qlora__attention_job* job, const qlora__attention_room* room,
+                               const qlora__query_block* b, int64_t j, int64_t n, bool joint) {
     const qlora__attention* a = job->a;
     int64_t width = room->width;
+    qlora__block_pair pair = qlora__pair_of(b, j, n);
     qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[4]);
     qlora__block_queries(job, a->d_o, b, 1, width, room->at[5]);
-    qlora__block_transpose(room->at[4], b->rows, a->hd, width, room->at[6]);
-    qlora__block_transpose(room->at[5], b->rows, a->hd, width, room->at[7]);
-    qlora__block_multiply(job, n, b->rows, a->hd, room->at[0], width, room->at[6], QLORA__BLOCK,
-                          room->s, QLORA__BLOCK, false);
-    qlora__block_multiply(job, n, b->rows, a->hd, room->at[1], width, room->at[7], QLORA__BLOCK,
-                          room->dp, QLORA__BLOCK, false);
-    qlora__block_score_columns(job, room, b, j, n);
-    qlora__block_multiply(job, n, width, b->rows, room->dp, QLORA__BLOCK, room->at[4], width,
-                          room->at[2], width, true);
-    qlora__block_multiply(job, n, width, b->rows, room->s, QLORA__BLOCK, room->at[5], width,
-                          room->at[3], width, true);
+    qlora__block_dots_of(job, b->rows, n, room->at[4], room->at[7], width, room->s);
+    qlora__block_dots_of(job, b->rows, n, room->at[5], room->at[1], width, room->dp);
+    qlora__block_score_rows(job, room, b, j, n);
+    qlora__pair_add(job, &pair, room->dp, true, room->at[4], room->at[2], width);
+    qlora__pair_add(job, &pair, room->s, true, room->at[5], room->at[3], width);
+    if (joint) {
+        qlora__block_queries(job, a->dq, b, 1, width, room->at[6]);
+        qlora__pair_add(job, &pair, room->dp, false, room->at[0], room->at[6], width);
+        qlora__block_dq_done(job, room, b, 1);
+    }
 }
 
 // Queries per head in a block.
@@ -23100,36 +23245,36 @@ static int64_t qlora__block_queries_per_head(const qlora__attention* a) {
     return QLORA__BLOCK / qlora__min(a->heads / a->kv_heads, QLORA__BLOCK_HEADS);
 }
 
-// The keys [j, j + n) of a sequence that ends at `end`.
+// The keys [j, j + n) of a sequence [begin, end).
 static void qlora__block_dkv(const qlora__attention_job* job, const qlora__attention_room* room,
-                             int64_t kv_head, int64_t j, int64_t n, int64_t end) {
+                             int64_t kv_head, int64_t j, int64_t n, int64_t begin, int64_t end,
+                             bool joint) {
     const qlora__attention* a = job->a;
     int64_t group = a->heads / a->kv_heads;
     int64_t width = room->width;
     int64_t each = qlora__block_queries_per_head(a);
-    int64_t padded = qlora__block_pad(n, QLORA__BLOCK_ROWS);
-    for (int i = 0; i < 2; i++) {
-        qlora__block_rows(job, i == 0 ? a->k : a->v, j, n, kv_head, 1, width, room->at[i]);
-        qlora__block_clear(room->at[i], n * width, padded * width);
-        qlora__block_clear(room->at[2 + i], 0, QLORA__BLOCK * width);
-    }
-    if (a->window > 0) {
-        end = qlora__min(end, j + n - 1 + a->window);
-    }
+    qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[0]);
+    qlora__block_transpose(job, room->at[0], n, width, room->at[1]);
+    qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[0]);
+    qlora__block_transpose(job, room->at[0], n, width, room->at[7]);
+    qlora__block_clear(room->at[2], 0, QLORA__BLOCK * width);
+    qlora__block_clear(room->at[3], 0, QLORA__BLOCK * width);
+    int64_t last = a->window > 0 ? qlora__min(end, j + n - 1 + a->window) : end;
     qlora__query_block b;
     for (int64_t h = 0; h < group; h += QLORA__BLOCK_HEADS) {
         b.head = kv_head * group + h;
         b.heads = qlora__min(QLORA__BLOCK_HEADS, group - h);
-        for (b.first = j; b.first < end; b.first += each) {
+        // The same blocks of queries for all keys, so that dq can be summed with dk and dv.
+        for (b.first = begin + (j - begin) / each * each; b.first < last; b.first += each) {
             b.queries = qlora__min(each, end - b.first);
             b.rows = b.heads * b.queries;
-            qlora__block_dkv_share(job, room, &b, j, n);
+            qlora__block_share(job, room, &b, j, n, joint);
         }
     }
     for (int i = 0; i < 2; i++) {
         const qlora_tensor* t = i == 0 ? a->dk : a->dv;
         for (int64_t r = 0; r < n; r++) {
-            QLORA__REAL* to = qlora__row_room(t, j + r, kv_head * a->hd, room->at[0]);
+            QLORA__REAL* to = qlora__row_room(t, j + r, kv_head * a->hd, room->at[4]);
             memcpy(to, room->at[2 + i] + r * width, (size_t)a->hd * sizeof *to);
             qlora__row_done(job->rows, t, j + r, kv_head * a->hd, a->hd, to);
         }
@@ -23174,13 +23319,66 @@ static void qlora__attention_key_lanes(void* user, int64_t from, int64_t to) {
                 for (int64_t j = offsets[s]; j < offsets[s + 1]; j += QLORA__BLOCK) {
                     if (turn++ % job->lanes == lane) {
                         qlora__block_dkv(job, &room, head, j,
-                                         qlora__min(QLORA__BLOCK, offsets[s + 1] - j),
-                                         offsets[s + 1]);
+                                         qlora__min(QLORA__BLOCK, offsets[s + 1] - j), offsets[s],
+                                         offsets[s + 1], false);
                     }
                 }
             }
         }
     }
+}
+
+// All gradients of the heads that share a key head, in one sequence [begin, end). Every sum has the
+// same terms in the same order as with separate passes for dq and for dk and dv.
+static void qlora__block_joint(const qlora__attention_job* job, const qlora__attention_room* room,
+                               int64_t kv_head, int64_t begin, int64_t end) {
+    const qlora__attention* a = job->a;
+    int64_t group = a->heads / a->kv_heads;
+    int64_t col = kv_head * group * a->hd;
+    for (int64_t i = begin; i < end; i++) {
+        for (int64_t head = kv_head * group; head < kv_head * group + group; head++) {
+            const QLORA__REAL* o = (const QLORA__REAL*)a->o->data + i * a->o->ld + head * a->hd;
+            const QLORA__REAL* d_o =
+                (const QLORA__REAL*)a->d_o->data + i * a->d_o->ld + head * a->hd;
+            a->dots[head * a->tokens + i] = (QLORA__REAL)job->rows->dot(d_o, o, a->hd, 0);
+        }
+        memset((QLORA__REAL*)a->dq->data + i * a->dq->ld + col, 0,
+               (size_t)(group * a->hd) * sizeof(QLORA__REAL));
+    }
+    for (int64_t j = begin; j < end; j += QLORA__BLOCK) {
+        qlora__block_dkv(job, room, kv_head, j, qlora__min(QLORA__BLOCK, end - j), begin, end,
+                         true);
+    }
+    for (int64_t i = begin; i < end; i++) {
+        QLORA__REAL* dq = (QLORA__REAL*)a->dq->data + i * a->dq->ld + col;
+        job->rows->point[QLORA__POINT_SCALE](dq, NULL, (QLORA__REAL)a->scale, group * a->hd, dq);
+    }
+}
+
+// Task t: key head t % kv_heads of sequence t / kv_heads.
+static void qlora__attention_joint_lanes(void* user, int64_t from, int64_t to) {
+    const qlora__attention_job* job = (const qlora__attention_job*)user;
+    const qlora__attention* a = job->a;
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    for (int64_t lane = from; lane < to; lane++) {
+        qlora__attention_room room = qlora__attention_room_at(job, lane);
+        for (int64_t task = lane; task < a->n_seqs * a->kv_heads; task += job->lanes) {
+            int64_t s = task / a->kv_heads;
+            qlora__block_joint(job, &room, task % a->kv_heads, offsets[s], offsets[s + 1]);
+        }
+    }
+}
+
+// Whether the tasks of qlora__attention_joint_lanes keep all threads busy: sequences with tokens.
+// They need sums of dq in f32.
+static bool qlora__attention_takes_joint(const qlora_ctx* ctx, const qlora__attention* a) {
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    int64_t tasks = 0;
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        tasks += offsets[s + 1] > offsets[s] ? a->kv_heads : 0;
+    }
+    return a->dq->dtype == QLORA_F32 && a->o->dtype == QLORA_F32 && a->d_o->dtype == QLORA_F32 &&
+           (qlora__slots(ctx) == 1 || tasks >= 4 * (int64_t)qlora__slots(ctx));
 }
 
 // Tokens after the last sequence get 0 in every tensor that is not NULL.
@@ -23225,9 +23423,13 @@ static qlora_result qlora__attention_forward_blocks(qlora_ctx* ctx, const qlora_
 static qlora_result qlora__attention_backward_blocks(qlora_ctx* ctx, const qlora__attention* a) {
     qlora__attention_job job;
     QLORA__TRY(qlora__attention_lanes(ctx, a, &job));
-    job.query = qlora__block_dq;
-    qlora__parallel(ctx, job.lanes, 1, qlora__attention_query_lanes, &job);
-    qlora__parallel(ctx, job.lanes, 1, qlora__attention_key_lanes, &job);
+    if (qlora__attention_takes_joint(ctx, a)) {
+        qlora__parallel(ctx, job.lanes, 1, qlora__attention_joint_lanes, &job);
+    } else {
+        job.query = qlora__block_dq;
+        qlora__parallel(ctx, job.lanes, 1, qlora__attention_query_lanes, &job);
+        qlora__parallel(ctx, job.lanes, 1, qlora__attention_key_lanes, &job);
+    }
     qlora__attention_tail(a, a->dq, a->heads);
     qlora__attention_tail(a, a->dk, a->kv_heads);
     qlora__attention_tail(a, a->dv, a->kv_heads);
@@ -27683,6 +27885,12 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
+// Whether products read the weights where they are, and the adapters apart from them: in the tiers
+// of the CPU that widen weights while they pack them.
+static bool qlora__model_reads_weights(const qlora_model* m) {
+    return qlora__on_cpu(m->ctx) && m->ctx->cpu->gemm != NULL;
+}
+
 // The operands of layers without a cache are views of the shared one. A stack of dense weights
 // needs none.
 static void qlora__model_operands(qlora_model* m) {
@@ -27694,13 +27902,44 @@ static void qlora__model_operands(qlora_model* m) {
             for (int i = 0; i < linear->count; i++) {
                 any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
             }
-            linear->operand = any_nf4 ? &layer->operands[g] : NULL;
+            bool needed = any_nf4 && (layer->cached || !qlora__model_reads_weights(m));
+            linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
                 qlora__arena_window(&m->operand, 0, qlora_linear_out(linear) + layer->pads[g],
                                     linear->in + layer->pads[g], &layer->operands[g]);
             }
         }
     }
+}
+
+// Fills the operands of cached layers. Where products read the weights themselves, the copies take
+// their place.
+static qlora_result qlora__model_cache(qlora_ctx* ctx, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
+            qlora_linear_desc* linear = &layer->linears[g];
+            if (linear->operand == NULL) {
+                continue;
+            }
+            QLORA__TRY(
+                qlora__linear_place(ctx, linear, QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS));
+            int64_t row = 0;
+            for (int i = 0; i < linear->count && qlora__model_reads_weights(m); i++) {
+                qlora__projection* p = &layer->projections[m->arch->layout->groups[g].first + i];
+                qlora_linear_part* part = &linear->parts[i];
+                if (part->nf4 != NULL) {
+                    QLORA__TRY(qlora__tensor_view(ctx, &layer->operands[g], row, part->out, 0,
+                                                  linear->in, &p->dense));
+                    part->dense = &p->dense;
+                    part->nf4 = NULL;
+                }
+                row += part->out;
+            }
+            linear->operand = qlora__model_reads_weights(m) ? NULL : linear->operand;
+        }
+    }
+    return QLORA_OK;
 }
 
 // The factor of q at a position.
@@ -28020,15 +28259,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        qlora__layer* layer = &m->layers[l];
-        for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
-            if (layer->linears[g].operand != NULL) {
-                QLORA__TRY(qlora__linear_place(ctx, &layer->linears[g],
-                                               QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS));
-            }
-        }
-    }
+    QLORA__TRY(qlora__model_cache(ctx, m));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
     return qlora__tensor_zero(ctx, &m->flag);
 }
@@ -32767,4 +32998,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 989e27e4d6604148
+//@@ end a0542af3571fb1e1

@@ -56,15 +56,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        qlora__layer* layer = &m->layers[l];
-        for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
-            if (layer->linears[g].operand != NULL) {
-                QLORA__TRY(qlora__linear_place(ctx, &layer->linears[g],
-                                               QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS));
-            }
-        }
-    }
+    QLORA__TRY(qlora__model_cache(ctx, m));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
     return qlora__tensor_zero(ctx, &m->flag);
 }
