@@ -2198,11 +2198,6 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-static QLORA__UNUSED int32_t qlora__core_count(void) {
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 && n < 4096 ? (int32_t)n : 1;
-}
-
 // The value of an environment variable; false if it is not set or empty.
 static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
     const char* value = getenv(name);
@@ -2246,6 +2241,30 @@ static QLORA__UNUSED uint64_t qlora__os_number(const char* text, const char* key
         value = value * 10 + (uint64_t)(*text - '0');
     }
     return value;
+}
+
+// Cores on which this process may run, from the mask that `taskset` or a container sets; 0 = not
+// known. Tests give another root than "".
+static QLORA__UNUSED int32_t qlora__os_cores(const char* root) {
+    char text[8192];
+    qlora__os_text(root, "/proc/self/status", "", text, sizeof text);
+    const char* mask = strstr(text, "\nCpus_allowed:");
+    int32_t cores = 0;
+    for (mask = mask != NULL ? mask + 14 : ""; *mask != '\0' && *mask != '\n'; mask++) {
+        static const char digits[] = "0123456789abcdef";
+        const char* digit = strchr(digits, *mask);
+        for (int bits = digit != NULL ? (int)(digit - digits) : 0; bits != 0; bits /= 2) {
+            cores += bits % 2;
+        }
+    }
+    return cores;
+}
+
+static QLORA__UNUSED int32_t qlora__core_count(void) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    int32_t online = n > 0 && n < 4096 ? (int32_t)n : 1;
+    int32_t allowed = qlora__os_cores("");
+    return allowed > 0 && allowed < online ? allowed : online;
 }
 
 // What one cgroup leaves: its limit less what it uses, without the file cache that it can drop.
@@ -3455,27 +3474,76 @@ typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
 // slot never run at the same time, so each slot can have memory of its own.
 typedef void (*qlora__slot_fn)(void* user, int slot, int64_t begin, int64_t end);
 
+// A thread that runs out of work looks for more for about 30 us before it sleeps: waking a thread
+// takes longer than the short serial parts between two jobs. It does not if there are more threads
+// than cores, since it would keep another from working.
+#if defined(__GNUC__) && (defined(__aarch64__) || defined(__x86_64__))
+#define QLORA__SPINS 2000
+static uint64_t qlora__spin_load(const uint64_t* word) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+static void qlora__spin_store(uint64_t* word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+static void qlora__spin_pause(void) {
+#if defined(__aarch64__)
+    __asm__ __volatile__("isb" ::: "memory");
+#else
+    __builtin_ia32_pause();
+#endif
+}
+#else // a compiler without these: threads sleep at once
+#define QLORA__SPINS 0
+static uint64_t qlora__spin_load(const uint64_t* word) {
+    return *word;
+}
+static void qlora__spin_store(uint64_t* word, uint64_t value) {
+    *word = value;
+}
+static void qlora__spin_pause(void) {
+}
+#endif
+
 struct qlora__pool {
     qlora__mutex mutex;
-    qlora__cond wake; // a job was posted, or quit
-    qlora__cond idle; // the last busy thread ran out of work
+    qlora__cond wake;   // a job was posted, or quit
+    qlora__cond idle;   // the last busy thread ran out of work
     qlora__range_fn fn; // this or slot_fn
     qlora__slot_fn slot_fn;
     void* user;
     int64_t count;
     int64_t grain;
     int64_t next; // first item not yet taken
+    // Written with the mutex held, read without it by threads that look for work
     uint64_t job;
-    int busy;
+    uint64_t busy; // threads that work
+    int spins;
     bool quit;
     int workers;
     int numbered; // workers that have a slot
     qlora__thread threads[QLORA__MAX_THREADS];
 };
 
+// Waits a short time for a change of job or busy. Called with the mutex held, which is released
+// while waiting.
+static bool qlora__pool_spin(qlora__pool* pool, const uint64_t* word) {
+    uint64_t old = *word;
+    bool changed = false;
+    if (pool->spins == 0) {
+        return false;
+    }
+    qlora__mutex_unlock(&pool->mutex);
+    for (int i = 0; i < pool->spins && !changed; i++) {
+        qlora__spin_pause();
+        changed = qlora__spin_load(word) != old;
+    }
+    qlora__mutex_lock(&pool->mutex);
+    return *word != old;
+}
+
 // Processes ranges until none is left. Called with the mutex held.
 static void qlora__pool_work(qlora__pool* pool, int slot) {
-    pool->busy++;
+    qlora__spin_store(&pool->busy, pool->busy + 1);
     while (pool->next < pool->count) {
         int64_t begin = pool->next;
         int64_t end = qlora__min(begin + pool->grain, pool->count);
@@ -3488,7 +3556,7 @@ static void qlora__pool_work(qlora__pool* pool, int slot) {
         }
         qlora__mutex_lock(&pool->mutex);
     }
-    pool->busy--;
+    qlora__spin_store(&pool->busy, pool->busy - 1);
     if (pool->busy == 0) {
         qlora__cond_wake(&pool->idle);
     }
@@ -3501,7 +3569,9 @@ static void qlora__pool_thread(void* user) {
     int slot = ++pool->numbered;
     for (;;) {
         while (pool->job == seen && !pool->quit) {
-            qlora__cond_wait(&pool->wake, &pool->mutex);
+            if (!qlora__pool_spin(pool, &pool->job) && pool->job == seen && !pool->quit) {
+                qlora__cond_wait(&pool->wake, &pool->mutex);
+            }
         }
         if (pool->quit) {
             break;
@@ -3527,6 +3597,7 @@ static qlora_result qlora__pool_create(qlora_ctx* ctx, int32_t threads) {
         qlora__free(ctx, pool, sizeof *pool);
         return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot create a lock for the CPU threads");
     }
+    pool->spins = threads <= qlora__core_count() ? QLORA__SPINS : 0;
     while (pool->workers < threads - 1 &&
            qlora__thread_start(&pool->threads[pool->workers], qlora__pool_thread, pool)) {
         pool->workers++;
@@ -3564,11 +3635,13 @@ static void qlora__pool_run(qlora__pool* pool, int64_t count, int64_t grain, qlo
     pool->count = count;
     pool->grain = grain > 0 ? grain : 1;
     pool->next = 0;
-    pool->job++;
+    qlora__spin_store(&pool->job, pool->job + 1);
     qlora__cond_wake(&pool->wake);
     qlora__pool_work(pool, 0);
     while (pool->busy > 0) {
-        qlora__cond_wait(&pool->idle, &pool->mutex);
+        if (!qlora__pool_spin(pool, &pool->busy) && pool->busy > 0) {
+            qlora__cond_wait(&pool->idle, &pool->mutex);
+        }
     }
     qlora__mutex_unlock(&pool->mutex);
 }
@@ -4123,7 +4196,7 @@ typedef struct qlora__keep_row {
 } qlora__keep_row;
 
 // c[m, n] = a[m, k] b[k, n], added to c if `add` is true; with `turned`, a is stored [k, m]. m is a
-// multiple of QLORA__BLOCK_ROWS, n one of QLORA__BLOCK_COLS; each element is one sum in ascending k.
+// multiple of QLORA__BLOCK_ROWS, n of QLORA__BLOCK_COLS; each element is one sum in ascending k.
 #define QLORA__BLOCK 64 // rows of a block of queries, and keys of a block
 #define QLORA__BLOCK_ROWS 8
 #define QLORA__BLOCK_COLS 16
@@ -21723,7 +21796,8 @@ qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args) {
 // In tiers with packed products, the rows of x, or of dy, are packed once for all products that
 // read them, and the product with an adapter continues the sum of the product with its weight:
 //
-//   z_i = x A_i^T     y_i = [x z_i] [W_i sB_i]^T     u_i = dy_i sB_i     dx = [dy_i u_i] [W_i ; A_i]
+//   z_i = x A_i^T      y_i = [x z_i] [W_i sB_i]^T
+//   u_i = dy_i sB_i    dx  = sum over i of [dy_i u_i] [W_i ; A_i]
 //
 // Every sum has the same terms in the same order as in separate products that add to C, so the bits
 // are the same.
@@ -21881,11 +21955,10 @@ static void qlora__linear_dx_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
 //
 // z and u are rounded to the storage type and stored after the columns of x and dy. There are two
 // forms. The plain form (without an operand), which the CPU uses, runs the products one by one, or
-// from shared panels (ops/linear_cpu.h). In
-// the concatenated form the operand is W with sB to its right and A below it, so that a single
-// product of length in + pad, or out + pad, is enough. The columns of z and u that pad the sum of
-// the ranks are zero. With dropout each part has its own mask, so z is computed part by part, and
-// the masked u_i A_i are added to dx one at a time.
+// from shared panels (ops/linear_cpu.h). In the concatenated form the operand is W with sB to its
+// right and A below it, so that a single product of length in + pad, or out + pad, is enough. The
+// columns of z and u that pad the sum of the ranks are zero. With dropout each part has its own
+// mask, so z is computed part by part, and the masked u_i A_i are added to dx one at a time.
 
 int64_t qlora_linear_out(const qlora_linear_desc* linear) {
     int64_t out = 0;
@@ -22943,7 +23016,7 @@ static void qlora__block_queries(const qlora__attention_job* job, const qlora_te
     qlora__block_clear(y, b->rows * width, qlora__block_pad(b->rows, QLORA__BLOCK_ROWS) * width);
 }
 
-// A product of two matrices in the memory of a lane, whose rows have `width` or QLORA__BLOCK columns.
+// A matrix in the memory of a lane; its rows have `width` or QLORA__BLOCK columns.
 typedef struct qlora__block_matrix {
     QLORA__REAL* data;
     int64_t ld;
@@ -32998,4 +33071,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a0542af3571fb1e1
+//@@ end a84cb6f4563967b1

@@ -76,7 +76,7 @@ typedef struct qlora__keep_row {
 } qlora__keep_row;
 
 // c[m, n] = a[m, k] b[k, n], added to c if `add` is true; with `turned`, a is stored [k, m]. m is a
-// multiple of QLORA__BLOCK_ROWS, n one of QLORA__BLOCK_COLS; each element is one sum in ascending k.
+// multiple of QLORA__BLOCK_ROWS, n of QLORA__BLOCK_COLS; each element is one sum in ascending k.
 #define QLORA__BLOCK 64 // rows of a block of queries, and keys of a block
 #define QLORA__BLOCK_ROWS 8
 #define QLORA__BLOCK_COLS 16

@@ -106,7 +106,7 @@ static void qlora__block_queries(const qlora__attention_job* job, const qlora_te
     qlora__block_clear(y, b->rows * width, qlora__block_pad(b->rows, QLORA__BLOCK_ROWS) * width);
 }
 
-// A product of two matrices in the memory of a lane, whose rows have `width` or QLORA__BLOCK columns.
+// A matrix in the memory of a lane; its rows have `width` or QLORA__BLOCK columns.
 typedef struct qlora__block_matrix {
     QLORA__REAL* data;
     int64_t ld;

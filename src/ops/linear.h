@@ -6,11 +6,10 @@
 //
 // z and u are rounded to the storage type and stored after the columns of x and dy. There are two
 // forms. The plain form (without an operand), which the CPU uses, runs the products one by one, or
-// from shared panels (ops/linear_cpu.h). In
-// the concatenated form the operand is W with sB to its right and A below it, so that a single
-// product of length in + pad, or out + pad, is enough. The columns of z and u that pad the sum of
-// the ranks are zero. With dropout each part has its own mask, so z is computed part by part, and
-// the masked u_i A_i are added to dx one at a time.
+// from shared panels (ops/linear_cpu.h). In the concatenated form the operand is W with sB to its
+// right and A below it, so that a single product of length in + pad, or out + pad, is enough. The
+// columns of z and u that pad the sum of the ranks are zero. With dropout each part has its own
+// mask, so z is computed part by part, and the masked u_i A_i are added to dx one at a time.
 
 int64_t qlora_linear_out(const qlora_linear_desc* linear) {
     int64_t out = 0;

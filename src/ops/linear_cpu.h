@@ -3,7 +3,8 @@
 // In tiers with packed products, the rows of x, or of dy, are packed once for all products that
 // read them, and the product with an adapter continues the sum of the product with its weight:
 //
-//   z_i = x A_i^T     y_i = [x z_i] [W_i sB_i]^T     u_i = dy_i sB_i     dx = [dy_i u_i] [W_i ; A_i]
+//   z_i = x A_i^T      y_i = [x z_i] [W_i sB_i]^T
+//   u_i = dy_i sB_i    dx  = sum over i of [dy_i u_i] [W_i ; A_i]
 //
 // Every sum has the same terms in the same order as in separate products that add to C, so the bits
 // are the same.
