@@ -91,6 +91,7 @@ extern "C" {
 #include "cpu/stream_avx512.h"
 #include "cpu/tiers.h"
 #include "cpu/gemm.h"
+#include "cpu/panels.h"
 #include "cpu/packed.h"
 #include "cpu/few.h"
 #ifndef QLORA_NO_MODEL
@@ -150,6 +151,7 @@ extern "C" {
 #endif // QLORA_NO_MODEL
 
 #include "ops/dropout.h"
+#include "ops/linear_cpu.h"
 #include "ops/linear.h"
 #include "ops/attention_cpu.h"
 #include "ops/attention_blocks.h"

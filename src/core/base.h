@@ -14,7 +14,7 @@
 
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__cpu_table qlora__cpu_table; // cpu/table.h
-typedef struct qlora__packing qlora__packing;     // cpu/packed.h
+typedef struct qlora__packing qlora__packing;     // cpu/panels.h
 typedef struct qlora__gpu qlora__gpu;         // driver/driver.h
 typedef struct qlora__capture qlora__capture; // below
 typedef struct qlora__watch qlora__watch;     // tensor/capture.h

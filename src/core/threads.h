@@ -5,27 +5,76 @@ typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
 // slot never run at the same time, so each slot can have memory of its own.
 typedef void (*qlora__slot_fn)(void* user, int slot, int64_t begin, int64_t end);
 
+// A thread that runs out of work looks for more for about 30 us before it sleeps: waking a thread
+// takes longer than the short serial parts between two jobs. It does not if there are more threads
+// than cores, since it would keep another from working.
+#if defined(__GNUC__) && (defined(__aarch64__) || defined(__x86_64__))
+#define QLORA__SPINS 2000
+static uint64_t qlora__spin_load(const uint64_t* word) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+static void qlora__spin_store(uint64_t* word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+static void qlora__spin_pause(void) {
+#if defined(__aarch64__)
+    __asm__ __volatile__("isb" ::: "memory");
+#else
+    __builtin_ia32_pause();
+#endif
+}
+#else // a compiler without these: threads sleep at once
+#define QLORA__SPINS 0
+static uint64_t qlora__spin_load(const uint64_t* word) {
+    return *word;
+}
+static void qlora__spin_store(uint64_t* word, uint64_t value) {
+    *word = value;
+}
+static void qlora__spin_pause(void) {
+}
+#endif
+
 struct qlora__pool {
     qlora__mutex mutex;
-    qlora__cond wake; // a job was posted, or quit
-    qlora__cond idle; // the last busy thread ran out of work
+    qlora__cond wake;   // a job was posted, or quit
+    qlora__cond idle;   // the last busy thread ran out of work
     qlora__range_fn fn; // this or slot_fn
     qlora__slot_fn slot_fn;
     void* user;
     int64_t count;
     int64_t grain;
     int64_t next; // first item not yet taken
+    // Written with the mutex held, read without it by threads that look for work
     uint64_t job;
-    int busy;
+    uint64_t busy; // threads that work
+    int spins;
     bool quit;
     int workers;
     int numbered; // workers that have a slot
     qlora__thread threads[QLORA__MAX_THREADS];
 };
 
+// Waits a short time for a change of job or busy. Called with the mutex held, which is released
+// while waiting.
+static bool qlora__pool_spin(qlora__pool* pool, const uint64_t* word) {
+    uint64_t old = *word;
+    bool changed = false;
+    if (pool->spins == 0) {
+        return false;
+    }
+    qlora__mutex_unlock(&pool->mutex);
+    for (int i = 0; i < pool->spins && !changed; i++) {
+        qlora__spin_pause();
+        changed = qlora__spin_load(word) != old;
+    }
+    qlora__mutex_lock(&pool->mutex);
+    return *word != old;
+}
+
 // Processes ranges until none is left. Called with the mutex held.
 static void qlora__pool_work(qlora__pool* pool, int slot) {
-    pool->busy++;
+    qlora__spin_store(&pool->busy, pool->busy + 1);
     while (pool->next < pool->count) {
         int64_t begin = pool->next;
         int64_t end = qlora__min(begin + pool->grain, pool->count);
@@ -38,7 +87,7 @@ static void qlora__pool_work(qlora__pool* pool, int slot) {
         }
         qlora__mutex_lock(&pool->mutex);
     }
-    pool->busy--;
+    qlora__spin_store(&pool->busy, pool->busy - 1);
     if (pool->busy == 0) {
         qlora__cond_wake(&pool->idle);
     }
@@ -51,7 +100,9 @@ static void qlora__pool_thread(void* user) {
     int slot = ++pool->numbered;
     for (;;) {
         while (pool->job == seen && !pool->quit) {
-            qlora__cond_wait(&pool->wake, &pool->mutex);
+            if (!qlora__pool_spin(pool, &pool->job) && pool->job == seen && !pool->quit) {
+                qlora__cond_wait(&pool->wake, &pool->mutex);
+            }
         }
         if (pool->quit) {
             break;
@@ -77,6 +128,7 @@ static qlora_result qlora__pool_create(qlora_ctx* ctx, int32_t threads) {
         qlora__free(ctx, pool, sizeof *pool);
         return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot create a lock for the CPU threads");
     }
+    pool->spins = threads <= qlora__core_count() ? QLORA__SPINS : 0;
     while (pool->workers < threads - 1 &&
            qlora__thread_start(&pool->threads[pool->workers], qlora__pool_thread, pool)) {
         pool->workers++;
@@ -114,11 +166,13 @@ static void qlora__pool_run(qlora__pool* pool, int64_t count, int64_t grain, qlo
     pool->count = count;
     pool->grain = grain > 0 ? grain : 1;
     pool->next = 0;
-    pool->job++;
+    qlora__spin_store(&pool->job, pool->job + 1);
     qlora__cond_wake(&pool->wake);
     qlora__pool_work(pool, 0);
     while (pool->busy > 0) {
-        qlora__cond_wait(&pool->idle, &pool->mutex);
+        if (!qlora__pool_spin(pool, &pool->busy) && pool->busy > 0) {
+            qlora__cond_wait(&pool->idle, &pool->mutex);
+        }
     }
     qlora__mutex_unlock(&pool->mutex);
 }

@@ -51,6 +51,46 @@ static void qlora__avx2_tile(int64_t steps, const float* a, const float* b, floa
     _mm256_zeroupper();
 }
 
+// C[4][16] += a[k][4] b[k][16]
+QLORA__TARGET_AVX2
+static void qlora__avx2_narrow(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
+                               bool add) {
+    __m256 c00 = _mm256_setzero_ps(), c01 = c00, c10 = c00, c11 = c00;
+    __m256 c20 = c00, c21 = c00, c30 = c00, c31 = c00;
+    float* r1 = c + ldc;
+    float* r2 = r1 + ldc;
+    float* r3 = r2 + ldc;
+    if (add) {
+        c00 = _mm256_loadu_ps(c), c01 = _mm256_loadu_ps(c + 8);
+        c10 = _mm256_loadu_ps(r1), c11 = _mm256_loadu_ps(r1 + 8);
+        c20 = _mm256_loadu_ps(r2), c21 = _mm256_loadu_ps(r2 + 8);
+        c30 = _mm256_loadu_ps(r3), c31 = _mm256_loadu_ps(r3 + 8);
+    }
+    for (int64_t k = 0; k < steps; k++) {
+        __m256 b0 = _mm256_loadu_ps(b);
+        __m256 b1 = _mm256_loadu_ps(b + 8);
+        __m256 x = _mm256_broadcast_ss(a);
+        c00 = _mm256_fmadd_ps(x, b0, c00);
+        c01 = _mm256_fmadd_ps(x, b1, c01);
+        x = _mm256_broadcast_ss(a + 1);
+        c10 = _mm256_fmadd_ps(x, b0, c10);
+        c11 = _mm256_fmadd_ps(x, b1, c11);
+        x = _mm256_broadcast_ss(a + 2);
+        c20 = _mm256_fmadd_ps(x, b0, c20);
+        c21 = _mm256_fmadd_ps(x, b1, c21);
+        x = _mm256_broadcast_ss(a + 3);
+        c30 = _mm256_fmadd_ps(x, b0, c30);
+        c31 = _mm256_fmadd_ps(x, b1, c31);
+        a += 4;
+        b += 16;
+    }
+    _mm256_storeu_ps(c, c00), _mm256_storeu_ps(c + 8, c01);
+    _mm256_storeu_ps(r1, c10), _mm256_storeu_ps(r1 + 8, c11);
+    _mm256_storeu_ps(r2, c20), _mm256_storeu_ps(r2 + 8, c21);
+    _mm256_storeu_ps(r3, c30), _mm256_storeu_ps(r3 + 8, c31);
+    _mm256_zeroupper();
+}
+
 // Four lines side by side: out[k * width + i] = lines[i][k].
 QLORA__TARGET_AVX2
 static void qlora__avx2_pack4(const float* const* lines, int64_t steps, int64_t width, float* out) {
@@ -159,7 +199,16 @@ static void qlora__avx2_nf4(const float* levels, float scale, const uint8_t* cod
 }
 
 static const qlora__cpu_gemm qlora__avx2_gemm = {
-    4, 24, qlora__avx2_tile, qlora__avx2_pack4, qlora__avx2_dot, qlora__avx2_widen, qlora__avx2_nf4,
+    320,
+    4,
+    24,
+    qlora__avx2_tile,
+    16,
+    qlora__avx2_narrow,
+    qlora__avx2_pack4,
+    qlora__avx2_dot,
+    qlora__avx2_widen,
+    qlora__avx2_nf4,
 };
 
 #endif // QLORA__X86

@@ -66,6 +66,45 @@ static void qlora__avx512_tile(int64_t steps, const float* a, const float* b, fl
 #undef QLORA__ROW_LOAD
 #undef QLORA__ROW_STORE
 
+// C[8][16] += a[k][8] b[k][16]
+QLORA__TARGET_AVX512
+static void qlora__avx512_narrow(int64_t steps, const float* a, const float* b, float* c,
+                                 int64_t ldc, bool add) {
+    __m512 c0 = _mm512_setzero_ps(), c1 = c0, c2 = c0, c3 = c0, c4 = c0, c5 = c0, c6 = c0, c7 = c0;
+    if (add) {
+        c0 = _mm512_loadu_ps(c);
+        c1 = _mm512_loadu_ps(c + ldc);
+        c2 = _mm512_loadu_ps(c + 2 * ldc);
+        c3 = _mm512_loadu_ps(c + 3 * ldc);
+        c4 = _mm512_loadu_ps(c + 4 * ldc);
+        c5 = _mm512_loadu_ps(c + 5 * ldc);
+        c6 = _mm512_loadu_ps(c + 6 * ldc);
+        c7 = _mm512_loadu_ps(c + 7 * ldc);
+    }
+    for (int64_t k = 0; k < steps; k++) {
+        __m512 x = _mm512_loadu_ps(b);
+        c0 = _mm512_fmadd_ps(_mm512_set1_ps(a[0]), x, c0);
+        c1 = _mm512_fmadd_ps(_mm512_set1_ps(a[1]), x, c1);
+        c2 = _mm512_fmadd_ps(_mm512_set1_ps(a[2]), x, c2);
+        c3 = _mm512_fmadd_ps(_mm512_set1_ps(a[3]), x, c3);
+        c4 = _mm512_fmadd_ps(_mm512_set1_ps(a[4]), x, c4);
+        c5 = _mm512_fmadd_ps(_mm512_set1_ps(a[5]), x, c5);
+        c6 = _mm512_fmadd_ps(_mm512_set1_ps(a[6]), x, c6);
+        c7 = _mm512_fmadd_ps(_mm512_set1_ps(a[7]), x, c7);
+        a += 8;
+        b += 16;
+    }
+    _mm512_storeu_ps(c, c0);
+    _mm512_storeu_ps(c + ldc, c1);
+    _mm512_storeu_ps(c + 2 * ldc, c2);
+    _mm512_storeu_ps(c + 3 * ldc, c3);
+    _mm512_storeu_ps(c + 4 * ldc, c4);
+    _mm512_storeu_ps(c + 5 * ldc, c5);
+    _mm512_storeu_ps(c + 6 * ldc, c6);
+    _mm512_storeu_ps(c + 7 * ldc, c7);
+    _mm256_zeroupper();
+}
+
 // Four sums of sixteen, folded in a fixed order.
 QLORA__TARGET_AVX512
 static float qlora__avx512_dot(const float* a, const float* b, int64_t n) {
@@ -122,9 +161,12 @@ static void qlora__avx512_nf4(const float* levels, float scale, const uint8_t* c
 }
 
 static const qlora__cpu_gemm qlora__avx512_gemm = {
+    384,
     8,
     48,
     qlora__avx512_tile,
+    16,
+    qlora__avx512_narrow,
     qlora__avx2_pack4,
     qlora__avx512_dot,
     qlora__avx2_widen,

@@ -2,36 +2,38 @@
 
 // ---- NEON: products -----------------------------------------------------------------------------
 
-// Adds four rows of a tile of C to the sums, or sets the sums to zero. The sums of a row are three
-// vectors.
-static void qlora__neon_load4(const float* c, int64_t ldc, bool add, float32x4_t* sums) {
-    for (int i = 0; i < 12; i++) {
-        sums[i] = add ? vld1q_f32(c + i / 3 * ldc + i % 3 * 4) : vdupq_n_f32(0.0f);
-    }
-}
-
-static void qlora__neon_store4(float* c, int64_t ldc, const float32x4_t* sums) {
-    for (int i = 0; i < 12; i++) {
-        vst1q_f32(c + i / 3 * ldc + i % 3 * 4, sums[i]);
-    }
-}
+// One row of a tile: three vectors of sums. The sums need names, because compilers keep an array of
+// vectors in memory.
+#define QLORA__ROW(i, a, lane)                                                                     \
+    c##i##0 = vfmaq_laneq_f32(c##i##0, b0, a, lane);                                               \
+    c##i##1 = vfmaq_laneq_f32(c##i##1, b1, a, lane);                                               \
+    c##i##2 = vfmaq_laneq_f32(c##i##2, b2, a, lane)
+#define QLORA__ROW_LOAD(i)                                                                         \
+    c##i##0 = vld1q_f32(c + i * ldc);                                                              \
+    c##i##1 = vld1q_f32(c + i * ldc + 4);                                                          \
+    c##i##2 = vld1q_f32(c + i * ldc + 8)
+#define QLORA__ROW_STORE(i)                                                                        \
+    vst1q_f32(c + i * ldc, c##i##0);                                                               \
+    vst1q_f32(c + i * ldc + 4, c##i##1);                                                           \
+    vst1q_f32(c + i * ldc + 8, c##i##2)
 
 // C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
-// long because the sums need names: compilers keep an array of vectors in memory.
 static void qlora__neon_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
                              bool add) {
-    float32x4_t up[12];
-    float32x4_t low[12];
-    qlora__neon_load4(c, ldc, add, up);
-    qlora__neon_load4(c + 4 * ldc, ldc, add, low);
-    float32x4_t c00 = up[0], c01 = up[1], c02 = up[2];
-    float32x4_t c10 = up[3], c11 = up[4], c12 = up[5];
-    float32x4_t c20 = up[6], c21 = up[7], c22 = up[8];
-    float32x4_t c30 = up[9], c31 = up[10], c32 = up[11];
-    float32x4_t c40 = low[0], c41 = low[1], c42 = low[2];
-    float32x4_t c50 = low[3], c51 = low[4], c52 = low[5];
-    float32x4_t c60 = low[6], c61 = low[7], c62 = low[8];
-    float32x4_t c70 = low[9], c71 = low[10], c72 = low[11];
+    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c10 = c00, c11 = c00, c12 = c00;
+    float32x4_t c20 = c00, c21 = c00, c22 = c00, c30 = c00, c31 = c00, c32 = c00;
+    float32x4_t c40 = c00, c41 = c00, c42 = c00, c50 = c00, c51 = c00, c52 = c00;
+    float32x4_t c60 = c00, c61 = c00, c62 = c00, c70 = c00, c71 = c00, c72 = c00;
+    if (add) {
+        QLORA__ROW_LOAD(0);
+        QLORA__ROW_LOAD(1);
+        QLORA__ROW_LOAD(2);
+        QLORA__ROW_LOAD(3);
+        QLORA__ROW_LOAD(4);
+        QLORA__ROW_LOAD(5);
+        QLORA__ROW_LOAD(6);
+        QLORA__ROW_LOAD(7);
+    }
     for (int64_t k = 0; k < steps; k++) {
         float32x4_t b0 = vld1q_f32(b);
         float32x4_t b1 = vld1q_f32(b + 4);
@@ -40,36 +42,84 @@ static void qlora__neon_tile(int64_t steps, const float* a, const float* b, floa
         float32x4_t a4 = vld1q_f32(a + 4);
         b += 12;
         a += 8;
-        c00 = vfmaq_laneq_f32(c00, b0, a0, 0);
-        c01 = vfmaq_laneq_f32(c01, b1, a0, 0);
-        c02 = vfmaq_laneq_f32(c02, b2, a0, 0);
-        c10 = vfmaq_laneq_f32(c10, b0, a0, 1);
-        c11 = vfmaq_laneq_f32(c11, b1, a0, 1);
-        c12 = vfmaq_laneq_f32(c12, b2, a0, 1);
-        c20 = vfmaq_laneq_f32(c20, b0, a0, 2);
-        c21 = vfmaq_laneq_f32(c21, b1, a0, 2);
-        c22 = vfmaq_laneq_f32(c22, b2, a0, 2);
-        c30 = vfmaq_laneq_f32(c30, b0, a0, 3);
-        c31 = vfmaq_laneq_f32(c31, b1, a0, 3);
-        c32 = vfmaq_laneq_f32(c32, b2, a0, 3);
-        c40 = vfmaq_laneq_f32(c40, b0, a4, 0);
-        c41 = vfmaq_laneq_f32(c41, b1, a4, 0);
-        c42 = vfmaq_laneq_f32(c42, b2, a4, 0);
-        c50 = vfmaq_laneq_f32(c50, b0, a4, 1);
-        c51 = vfmaq_laneq_f32(c51, b1, a4, 1);
-        c52 = vfmaq_laneq_f32(c52, b2, a4, 1);
-        c60 = vfmaq_laneq_f32(c60, b0, a4, 2);
-        c61 = vfmaq_laneq_f32(c61, b1, a4, 2);
-        c62 = vfmaq_laneq_f32(c62, b2, a4, 2);
-        c70 = vfmaq_laneq_f32(c70, b0, a4, 3);
-        c71 = vfmaq_laneq_f32(c71, b1, a4, 3);
-        c72 = vfmaq_laneq_f32(c72, b2, a4, 3);
+        QLORA__ROW(0, a0, 0);
+        QLORA__ROW(1, a0, 1);
+        QLORA__ROW(2, a0, 2);
+        QLORA__ROW(3, a0, 3);
+        QLORA__ROW(4, a4, 0);
+        QLORA__ROW(5, a4, 1);
+        QLORA__ROW(6, a4, 2);
+        QLORA__ROW(7, a4, 3);
     }
-    const float32x4_t upper[12] = {c00, c01, c02, c10, c11, c12, c20, c21, c22, c30, c31, c32};
-    const float32x4_t lower[12] = {c40, c41, c42, c50, c51, c52, c60, c61, c62, c70, c71, c72};
-    qlora__neon_store4(c, ldc, upper);
-    qlora__neon_store4(c + 4 * ldc, ldc, lower);
+    QLORA__ROW_STORE(0);
+    QLORA__ROW_STORE(1);
+    QLORA__ROW_STORE(2);
+    QLORA__ROW_STORE(3);
+    QLORA__ROW_STORE(4);
+    QLORA__ROW_STORE(5);
+    QLORA__ROW_STORE(6);
+    QLORA__ROW_STORE(7);
 }
+
+#undef QLORA__ROW
+#undef QLORA__ROW_LOAD
+#undef QLORA__ROW_STORE
+
+#define QLORA__ROW(i, a, lane)                                                                     \
+    c##i##0 = vfmaq_laneq_f32(c##i##0, b0, a, lane);                                               \
+    c##i##1 = vfmaq_laneq_f32(c##i##1, b1, a, lane)
+#define QLORA__ROW_LOAD(i)                                                                         \
+    c##i##0 = vld1q_f32(c + i * ldc);                                                              \
+    c##i##1 = vld1q_f32(c + i * ldc + 4)
+#define QLORA__ROW_STORE(i)                                                                        \
+    vst1q_f32(c + i * ldc, c##i##0);                                                               \
+    vst1q_f32(c + i * ldc + 4, c##i##1)
+
+// C[8][8] += a[k][8] b[k][8]
+static void qlora__neon_narrow(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
+                               bool add) {
+    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c10 = c00, c11 = c00, c20 = c00, c21 = c00;
+    float32x4_t c30 = c00, c31 = c00, c40 = c00, c41 = c00, c50 = c00, c51 = c00;
+    float32x4_t c60 = c00, c61 = c00, c70 = c00, c71 = c00;
+    if (add) {
+        QLORA__ROW_LOAD(0);
+        QLORA__ROW_LOAD(1);
+        QLORA__ROW_LOAD(2);
+        QLORA__ROW_LOAD(3);
+        QLORA__ROW_LOAD(4);
+        QLORA__ROW_LOAD(5);
+        QLORA__ROW_LOAD(6);
+        QLORA__ROW_LOAD(7);
+    }
+    for (int64_t k = 0; k < steps; k++) {
+        float32x4_t b0 = vld1q_f32(b);
+        float32x4_t b1 = vld1q_f32(b + 4);
+        float32x4_t a0 = vld1q_f32(a);
+        float32x4_t a4 = vld1q_f32(a + 4);
+        b += 8;
+        a += 8;
+        QLORA__ROW(0, a0, 0);
+        QLORA__ROW(1, a0, 1);
+        QLORA__ROW(2, a0, 2);
+        QLORA__ROW(3, a0, 3);
+        QLORA__ROW(4, a4, 0);
+        QLORA__ROW(5, a4, 1);
+        QLORA__ROW(6, a4, 2);
+        QLORA__ROW(7, a4, 3);
+    }
+    QLORA__ROW_STORE(0);
+    QLORA__ROW_STORE(1);
+    QLORA__ROW_STORE(2);
+    QLORA__ROW_STORE(3);
+    QLORA__ROW_STORE(4);
+    QLORA__ROW_STORE(5);
+    QLORA__ROW_STORE(6);
+    QLORA__ROW_STORE(7);
+}
+
+#undef QLORA__ROW
+#undef QLORA__ROW_LOAD
+#undef QLORA__ROW_STORE
 
 // Four lines side by side: out[k * width + i] = lines[i][k].
 static void qlora__neon_pack4(const float* const* lines, int64_t steps, int64_t width, float* out) {
@@ -183,7 +233,16 @@ static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* cod
 }
 
 static const qlora__cpu_gemm qlora__neon_gemm = {
-    8, 12, qlora__neon_tile, qlora__neon_pack4, qlora__neon_dot, qlora__neon_widen, qlora__neon_nf4,
+    640,
+    8,
+    12,
+    qlora__neon_tile,
+    8,
+    qlora__neon_narrow,
+    qlora__neon_pack4,
+    qlora__neon_dot,
+    qlora__neon_widen,
+    qlora__neon_nf4,
 };
 
 #endif // QLORA__NEON

@@ -554,41 +554,75 @@ QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
 // Four rows and 16 columns of a product, in named variables.
 QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, const float* a,
                                                 const float* b, float* c) {
-    __m256 s[8];
-    for (int i = 0; i < 8; i++) {
-        s[i] = p->add ? _mm256_loadu_ps(c + i / 2 * p->ldc + i % 2 * 8) : _mm256_setzero_ps();
+    const int64_t row = p->turned ? 1 : p->lda;
+    const int64_t step = p->turned ? p->lda : 1;
+    __m256 c00 = _mm256_setzero_ps(), c01 = c00, c10 = c00, c11 = c00;
+    __m256 c20 = c00, c21 = c00, c30 = c00, c31 = c00;
+    float* r1 = c + p->ldc;
+    float* r2 = r1 + p->ldc;
+    float* r3 = r2 + p->ldc;
+    if (p->add) {
+        c00 = _mm256_loadu_ps(c), c01 = _mm256_loadu_ps(c + 8);
+        c10 = _mm256_loadu_ps(r1), c11 = _mm256_loadu_ps(r1 + 8);
+        c20 = _mm256_loadu_ps(r2), c21 = _mm256_loadu_ps(r2 + 8);
+        c30 = _mm256_loadu_ps(r3), c31 = _mm256_loadu_ps(r3 + 8);
     }
-    __m256 c00 = s[0], c01 = s[1], c10 = s[2], c11 = s[3];
-    __m256 c20 = s[4], c21 = s[5], c30 = s[6], c31 = s[7];
     for (int64_t k = 0; k < p->k; k++) {
         __m256 b0 = _mm256_loadu_ps(b);
         __m256 b1 = _mm256_loadu_ps(b + 8);
-        __m256 a0 = _mm256_broadcast_ss(a + k);
-        __m256 a1 = _mm256_broadcast_ss(a + p->lda + k);
+        __m256 a0 = _mm256_broadcast_ss(a);
+        __m256 a1 = _mm256_broadcast_ss(a + row);
         c00 = _mm256_fmadd_ps(a0, b0, c00);
         c01 = _mm256_fmadd_ps(a0, b1, c01);
         c10 = _mm256_fmadd_ps(a1, b0, c10);
         c11 = _mm256_fmadd_ps(a1, b1, c11);
-        __m256 a2 = _mm256_broadcast_ss(a + 2 * p->lda + k);
-        __m256 a3 = _mm256_broadcast_ss(a + 3 * p->lda + k);
+        __m256 a2 = _mm256_broadcast_ss(a + 2 * row);
+        __m256 a3 = _mm256_broadcast_ss(a + 3 * row);
         c20 = _mm256_fmadd_ps(a2, b0, c20);
         c21 = _mm256_fmadd_ps(a2, b1, c21);
         c30 = _mm256_fmadd_ps(a3, b0, c30);
         c31 = _mm256_fmadd_ps(a3, b1, c31);
+        a += step;
         b += p->ldb;
     }
-    const __m256 done[8] = {c00, c01, c10, c11, c20, c21, c30, c31};
-    for (int i = 0; i < 8; i++) {
-        _mm256_storeu_ps(c + i / 2 * p->ldc + i % 2 * 8, done[i]);
-    }
+    _mm256_storeu_ps(c, c00), _mm256_storeu_ps(c + 8, c01);
+    _mm256_storeu_ps(r1, c10), _mm256_storeu_ps(r1 + 8, c11);
+    _mm256_storeu_ps(r2, c20), _mm256_storeu_ps(r2 + 8, c21);
+    _mm256_storeu_ps(r3, c30), _mm256_storeu_ps(r3 + 8, c31);
 }
 
 QLORA__TARGET_AVX2 static void qlora__product_avx2(const qlora__block_product* p) {
+    int64_t row = p->turned ? 1 : p->lda;
     for (int64_t j = 0; j < p->n; j += 16) {
         for (int64_t i = 0; i < p->m; i += 4) {
-            qlora__tile_avx2(p, p->a + i * p->lda, p->b + j, p->c + i * p->ldc + j);
+            qlora__tile_avx2(p, p->a + i * row, p->b + j, p->c + i * p->ldc + j);
         }
     }
+    _mm256_zeroupper();
+}
+
+QLORA__TARGET_AVX2 static void qlora__turn_avx2(const float* x, int64_t ld, int64_t rows,
+                                                int64_t cols, float* y) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        const float* at = x + r * ld;
+        int64_t c = 0;
+        for (; c + 4 <= cols; c += 4) {
+            __m128 l0 = _mm_loadu_ps(at + c);
+            __m128 l1 = _mm_loadu_ps(at + ld + c);
+            __m128 l2 = _mm_loadu_ps(at + 2 * ld + c);
+            __m128 l3 = _mm_loadu_ps(at + 3 * ld + c);
+            float* to = y + c * QLORA__BLOCK + r;
+            _MM_TRANSPOSE4_PS(l0, l1, l2, l3);
+            _mm_storeu_ps(to, l0);
+            _mm_storeu_ps(to + QLORA__BLOCK, l1);
+            _mm_storeu_ps(to + 2 * QLORA__BLOCK, l2);
+            _mm_storeu_ps(to + 3 * QLORA__BLOCK, l3);
+        }
+        qlora__turn_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
+    }
+    qlora__turn_portable(x + r * ld, ld, rows - r, cols, y + r);
+    _mm256_zeroupper();
 }
 
 static const qlora__cpu_rows qlora__rows_avx2 = {
@@ -613,6 +647,7 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__nf4_avx2,
     qlora__keep_avx2,
     qlora__product_avx2,
+    qlora__turn_avx2,
     qlora__scores_avx2,
 };
 

@@ -498,58 +498,109 @@ static void qlora__scores_neon(const qlora__score_row* r) {
     }
 }
 
-// Four rows and 16 columns of a product; the sums are named variables, because compilers keep an
-// array of them in memory.
+// Row i of four rows and 16 columns of a product. The sums are named variables, because compilers
+// keep an array of them in memory.
+#define QLORA__ROW(i, a, lane)                                                                     \
+    c##i##0 = vfmaq_laneq_f32(c##i##0, b0, a, lane);                                               \
+    c##i##1 = vfmaq_laneq_f32(c##i##1, b1, a, lane);                                               \
+    c##i##2 = vfmaq_laneq_f32(c##i##2, b2, a, lane);                                               \
+    c##i##3 = vfmaq_laneq_f32(c##i##3, b3, a, lane)
+#define QLORA__ROW_LOAD(i)                                                                         \
+    c##i##0 = vld1q_f32(c + i * p->ldc);                                                           \
+    c##i##1 = vld1q_f32(c + i * p->ldc + 4);                                                       \
+    c##i##2 = vld1q_f32(c + i * p->ldc + 8);                                                       \
+    c##i##3 = vld1q_f32(c + i * p->ldc + 12)
+#define QLORA__ROW_STORE(i)                                                                        \
+    vst1q_f32(c + i * p->ldc, c##i##0);                                                            \
+    vst1q_f32(c + i * p->ldc + 4, c##i##1);                                                        \
+    vst1q_f32(c + i * p->ldc + 8, c##i##2);                                                        \
+    vst1q_f32(c + i * p->ldc + 12, c##i##3)
+// One step: the next row of b, and one lane of each of four vectors.
+#define QLORA__STEP(a0, l0, a1, l1, a2, l2, a3, l3)                                                \
+    b0 = vld1q_f32(b);                                                                             \
+    b1 = vld1q_f32(b + 4);                                                                         \
+    b2 = vld1q_f32(b + 8);                                                                         \
+    b3 = vld1q_f32(b + 12);                                                                        \
+    b += p->ldb;                                                                                   \
+    QLORA__ROW(0, a0, l0);                                                                         \
+    QLORA__ROW(1, a1, l1);                                                                         \
+    QLORA__ROW(2, a2, l2);                                                                         \
+    QLORA__ROW(3, a3, l3)
+
 static void qlora__tile_neon(const qlora__block_product* p, const float* a, const float* b,
                              float* c) {
-    float32x4_t s[16];
-    for (int i = 0; i < 16; i++) {
-        s[i] = p->add ? vld1q_f32(c + i / 4 * p->ldc + i % 4 * 4) : vdupq_n_f32(0.0f);
+    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c03 = c00;
+    float32x4_t c10 = c00, c11 = c00, c12 = c00, c13 = c00, c20 = c00, c21 = c00, c22 = c00;
+    float32x4_t c23 = c00, c30 = c00, c31 = c00, c32 = c00, c33 = c00;
+    float32x4_t b0, b1, b2, b3;
+    if (p->add) {
+        QLORA__ROW_LOAD(0);
+        QLORA__ROW_LOAD(1);
+        QLORA__ROW_LOAD(2);
+        QLORA__ROW_LOAD(3);
     }
-    float32x4_t c00 = s[0], c01 = s[1], c02 = s[2], c03 = s[3];
-    float32x4_t c10 = s[4], c11 = s[5], c12 = s[6], c13 = s[7];
-    float32x4_t c20 = s[8], c21 = s[9], c22 = s[10], c23 = s[11];
-    float32x4_t c30 = s[12], c31 = s[13], c32 = s[14], c33 = s[15];
-    for (int64_t k = 0; k < p->k; k++) {
-        float32x4_t b0 = vld1q_f32(b);
-        float32x4_t b1 = vld1q_f32(b + 4);
-        float32x4_t b2 = vld1q_f32(b + 8);
-        float32x4_t b3 = vld1q_f32(b + 12);
-        float a0 = a[k];
-        float a1 = a[p->lda + k];
-        float a2 = a[2 * p->lda + k];
-        float a3 = a[3 * p->lda + k];
-        c00 = vfmaq_n_f32(c00, b0, a0);
-        c01 = vfmaq_n_f32(c01, b1, a0);
-        c02 = vfmaq_n_f32(c02, b2, a0);
-        c03 = vfmaq_n_f32(c03, b3, a0);
-        c10 = vfmaq_n_f32(c10, b0, a1);
-        c11 = vfmaq_n_f32(c11, b1, a1);
-        c12 = vfmaq_n_f32(c12, b2, a1);
-        c13 = vfmaq_n_f32(c13, b3, a1);
-        c20 = vfmaq_n_f32(c20, b0, a2);
-        c21 = vfmaq_n_f32(c21, b1, a2);
-        c22 = vfmaq_n_f32(c22, b2, a2);
-        c23 = vfmaq_n_f32(c23, b3, a2);
-        c30 = vfmaq_n_f32(c30, b0, a3);
-        c31 = vfmaq_n_f32(c31, b1, a3);
-        c32 = vfmaq_n_f32(c32, b2, a3);
-        c33 = vfmaq_n_f32(c33, b3, a3);
-        b += p->ldb;
+    int64_t k = 0;
+    for (; p->turned && k < p->k; k++) {
+        float32x4_t x = vld1q_f32(a + k * p->lda);
+        QLORA__STEP(x, 0, x, 1, x, 2, x, 3);
     }
-    const float32x4_t done[16] = {c00, c01, c02, c03, c10, c11, c12, c13,
-                                  c20, c21, c22, c23, c30, c31, c32, c33};
-    for (int i = 0; i < 16; i++) {
-        vst1q_f32(c + i / 4 * p->ldc + i % 4 * 4, done[i]);
+    for (; k + 4 <= p->k; k += 4) {
+        float32x4_t x0 = vld1q_f32(a + k);
+        float32x4_t x1 = vld1q_f32(a + p->lda + k);
+        float32x4_t x2 = vld1q_f32(a + 2 * p->lda + k);
+        float32x4_t x3 = vld1q_f32(a + 3 * p->lda + k);
+        QLORA__STEP(x0, 0, x1, 0, x2, 0, x3, 0);
+        QLORA__STEP(x0, 1, x1, 1, x2, 1, x3, 1);
+        QLORA__STEP(x0, 2, x1, 2, x2, 2, x3, 2);
+        QLORA__STEP(x0, 3, x1, 3, x2, 3, x3, 3);
+    }
+    for (; k < p->k; k++) {
+        float32x4_t x0 = vld1q_dup_f32(a + k);
+        float32x4_t x1 = vld1q_dup_f32(a + p->lda + k);
+        float32x4_t x2 = vld1q_dup_f32(a + 2 * p->lda + k);
+        float32x4_t x3 = vld1q_dup_f32(a + 3 * p->lda + k);
+        QLORA__STEP(x0, 0, x1, 0, x2, 0, x3, 0);
+    }
+    QLORA__ROW_STORE(0);
+    QLORA__ROW_STORE(1);
+    QLORA__ROW_STORE(2);
+    QLORA__ROW_STORE(3);
+}
+
+#undef QLORA__ROW
+#undef QLORA__ROW_LOAD
+#undef QLORA__ROW_STORE
+#undef QLORA__STEP
+
+static void qlora__product_neon(const qlora__block_product* p) {
+    int64_t row = p->turned ? 1 : p->lda;
+    for (int64_t j = 0; j < p->n; j += 16) {
+        for (int64_t i = 0; i < p->m; i += 4) {
+            qlora__tile_neon(p, p->a + i * row, p->b + j, p->c + i * p->ldc + j);
+        }
     }
 }
 
-static void qlora__product_neon(const qlora__block_product* p) {
-    for (int64_t j = 0; j < p->n; j += 16) {
-        for (int64_t i = 0; i < p->m; i += 4) {
-            qlora__tile_neon(p, p->a + i * p->lda, p->b + j, p->c + i * p->ldc + j);
+static void qlora__turn_neon(const float* x, int64_t ld, int64_t rows, int64_t cols, float* y) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        const float* at = x + r * ld;
+        int64_t c = 0;
+        for (; c + 4 <= cols; c += 4) {
+            float32x4x2_t even = vtrnq_f32(vld1q_f32(at + c), vld1q_f32(at + ld + c));
+            float32x4x2_t odd = vtrnq_f32(vld1q_f32(at + 2 * ld + c), vld1q_f32(at + 3 * ld + c));
+            float* to = y + c * QLORA__BLOCK + r;
+            vst1q_f32(to, vcombine_f32(vget_low_f32(even.val[0]), vget_low_f32(odd.val[0])));
+            vst1q_f32(to + QLORA__BLOCK,
+                      vcombine_f32(vget_low_f32(even.val[1]), vget_low_f32(odd.val[1])));
+            vst1q_f32(to + 2 * QLORA__BLOCK,
+                      vcombine_f32(vget_high_f32(even.val[0]), vget_high_f32(odd.val[0])));
+            vst1q_f32(to + 3 * QLORA__BLOCK,
+                      vcombine_f32(vget_high_f32(even.val[1]), vget_high_f32(odd.val[1])));
         }
+        qlora__turn_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
     }
+    qlora__turn_portable(x + r * ld, ld, rows - r, cols, y + r);
 }
 
 static const qlora__cpu_rows qlora__rows_neon = {
@@ -574,6 +625,7 @@ static const qlora__cpu_rows qlora__rows_neon = {
     qlora__nf4_neon,
     qlora__keep_neon,
     qlora__product_neon,
+    qlora__turn_neon,
     qlora__scores_neon,
 };
 

@@ -51,14 +51,32 @@
 #define QLORA__TARGET_AVX512
 #endif
 
-// Products: kernels of the packed loops in cpu/packed.h. A panel has, for each k, `rows` rows of A
-// or `cols` columns of B side by side; both are multiples of four.
+// Asks for the cache line of an address that will soon be read, or written.
+#if defined(__GNUC__) || defined(__clang__)
+#define QLORA__WILL_READ(address) __builtin_prefetch((address), 0)
+#define QLORA__WILL_WRITE(address) __builtin_prefetch((address), 1)
+#elif defined(QLORA__X86)
+#define QLORA__WILL_READ(address) _mm_prefetch((const char*)(address), _MM_HINT_T0)
+#define QLORA__WILL_WRITE(address) QLORA__WILL_READ(address)
+#else
+#define QLORA__WILL_READ(address) ((void)(address))
+#define QLORA__WILL_WRITE(address) ((void)(address))
+#endif
+
+// c[rows][cols] (+)= a[k][rows] b[k][cols]: every element is one sum in ascending k, each step a
+// fused multiply-add, so the result does not depend on where K is cut.
+typedef void (*qlora__tile_fn)(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
+                               bool add);
+
+// Products: kernels of the loops in cpu/panels.h. A panel has, for each k, `rows` rows of A or
+// `cols` columns of B side by side; both are multiples of four.
 typedef struct qlora__cpu_gemm {
+    int64_t steps; // at most this many per tile, so that both panels stay in the first-level cache
     int64_t rows;
     int64_t cols;
-    // c[rows][cols] (+)= a[k][rows] b[k][cols]: every element is one sum in ascending k, each step
-    // a fused multiply-add, so the result does not depend on where K is cut.
-    void (*tile)(int64_t steps, const float* a, const float* b, float* c, int64_t ldc, bool add);
+    qlora__tile_fn tile;
+    int64_t narrow; // columns of a second tile, for the few columns of adapters
+    qlora__tile_fn narrow_tile;
     // out[k * width + i] = lines[i][k] for four lines
     void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
     float (*dot)(const float* a, const float* b, int64_t n);

@@ -72,6 +72,10 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
         return qlora__stack_backward_masked(pass, stack, x, dy, dx);
     }
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    if (qlora__on_cpu(ctx)) { // both at once
+        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, dx));
+        return qlora__stack_gradients(pass, stack, group, x, dy, false);
+    }
     if (stack->pad > 0) {
         QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
     }
@@ -160,10 +164,7 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
-    if (stack.pad > 0) {
-        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
-    }
-    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
+    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
     QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }

@@ -80,6 +80,7 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
             QLORA__TRY(qlora__model_place(ctx, m, &m->layers[l], g));
         }
     }
+    QLORA__TRY(qlora__model_use_copies(ctx, m));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
     return qlora__tensor_zero(ctx, &m->flag);
 }

@@ -86,6 +86,12 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
     layer->linears[group].fp8 = f;
 }
 
+// Whether products read the weights where they are, and the adapters apart from them: in the tiers
+// of the CPU that widen weights while they pack them.
+static bool qlora__model_reads_weights(const qlora_model* m) {
+    return qlora__on_cpu(m->ctx) && m->ctx->cpu->gemm != NULL;
+}
+
 // The operands of layers without a cache are views of the shared one. A stack of dense weights
 // needs none.
 static void qlora__model_operands(qlora_model* m) {
@@ -101,13 +107,41 @@ static void qlora__model_operands(qlora_model* m) {
             for (int i = 0; i < linear->count; i++) {
                 any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
             }
-            linear->operand = any_nf4 ? &layer->operands[g] : NULL;
+            bool needed = any_nf4 && (layer->cached || !qlora__model_reads_weights(m));
+            linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
                 qlora__arena_window(&m->operand, 0, qlora_linear_out(linear) + layer->pads[g],
                                     linear->in + layer->pads[g], &layer->operands[g]);
             }
         }
     }
+}
+
+// Where products read the weights themselves, the copies of cached layers take their place.
+static qlora_result qlora__model_use_copies(qlora_ctx* ctx, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
+            qlora_linear_desc* linear = &layer->linears[g];
+            if (linear->operand == NULL || !qlora__model_reads_weights(m)) {
+                continue;
+            }
+            int64_t row = 0;
+            for (int i = 0; i < linear->count; i++) {
+                qlora__projection* p = &layer->projections[m->arch->layout->groups[g].first + i];
+                qlora_linear_part* part = &linear->parts[i];
+                if (part->nf4 != NULL) {
+                    QLORA__TRY(qlora__tensor_view(ctx, &layer->operands[g], row, part->out, 0,
+                                                  linear->in, &p->dense));
+                    part->dense = &p->dense;
+                    part->nf4 = NULL;
+                }
+                row += part->out;
+            }
+            linear->operand = NULL;
+        }
+    }
+    return QLORA_OK;
 }
 
 // The factor of q at a position.

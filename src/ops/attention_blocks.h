@@ -5,7 +5,6 @@
 // cache. Blocks start at the first token of a sequence, so packing changes no bits. Every output
 // has one task that computes it: o and dq a block of queries, dk and dv a block of keys.
 
-#define QLORA__BLOCK 64      // rows of a block of queries, and keys of a block
 #define QLORA__BLOCK_HEADS 8 // heads in a block, at most
 
 // The memory of a lane: matrices of QLORA__BLOCK by `width`, and the scores.
@@ -80,16 +79,10 @@ static void qlora__block_rows(const qlora__attention_job* job, const qlora_tenso
 }
 
 // y[d][r] = x[r][d] for n rows; columns up to QLORA__BLOCK are 0.
-static void qlora__block_transpose(const QLORA__REAL* x, int64_t n, int64_t hd, int64_t width,
-                                   QLORA__REAL* y) {
-    for (int64_t d0 = 0; d0 < hd; d0 += 8) {
-        int64_t last = qlora__min(d0 + 8, hd);
-        for (int64_t r = 0; r < n; r++) {
-            for (int64_t d = d0; d < last; d++) {
-                y[d * QLORA__BLOCK + r] = x[r * width + d];
-            }
-        }
-    }
+static void qlora__block_transpose(const qlora__attention_job* job, const QLORA__REAL* x, int64_t n,
+                                   int64_t width, QLORA__REAL* y) {
+    int64_t hd = job->a->hd;
+    job->rows->turn(x, width, n, hd, y);
     for (int64_t d = 0; d < hd && n < QLORA__BLOCK; d++) {
         memset(y + d * QLORA__BLOCK + n, 0, (size_t)(QLORA__BLOCK - n) * sizeof *y);
     }
@@ -113,21 +106,35 @@ static void qlora__block_queries(const qlora__attention_job* job, const qlora_te
     qlora__block_clear(y, b->rows * width, qlora__block_pad(b->rows, QLORA__BLOCK_ROWS) * width);
 }
 
+// A matrix in the memory of a lane; its rows have `width` or QLORA__BLOCK columns.
+typedef struct qlora__block_matrix {
+    QLORA__REAL* data;
+    int64_t ld;
+} qlora__block_matrix;
+
+static qlora__block_matrix qlora__block_of(QLORA__REAL* data, int64_t ld) {
+    qlora__block_matrix m;
+    m.data = data;
+    m.ld = ld;
+    return m;
+}
+
 // c[m, n] = a[m, k] b[k, n], or c += a b; m and n are padded.
 static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, int64_t n, int64_t k,
-                                  const QLORA__REAL* a, int64_t lda, const QLORA__REAL* b,
-                                  int64_t ldb, QLORA__REAL* c, int64_t ldc, bool add) {
+                                  qlora__block_matrix a, bool turned, qlora__block_matrix b,
+                                  qlora__block_matrix c, bool add) {
     qlora__block_product p;
     p.m = qlora__block_pad(m, QLORA__BLOCK_ROWS);
     p.n = qlora__block_pad(n, QLORA__BLOCK_COLS);
     p.k = k;
-    p.a = a;
-    p.lda = lda;
-    p.b = b;
-    p.ldb = ldb;
-    p.c = c;
-    p.ldc = ldc;
+    p.a = a.data;
+    p.lda = a.ld;
+    p.b = b.data;
+    p.ldb = b.ld;
+    p.c = c.data;
+    p.ldc = c.ld;
     p.add = add;
+    p.turned = turned;
     job->rows->product(&p);
 }
 
@@ -137,6 +144,70 @@ static void qlora__block_seen(const qlora__attention* a, int64_t i, int64_t j0, 
     int64_t low = a->window > 0 ? i - a->window + 1 - j0 : 0;
     *to = qlora__max(0, qlora__min(n, i + 1 - j0));
     *from = qlora__min(qlora__max(0, low), *to);
+}
+
+// A block of queries and the n keys from j on.
+typedef struct qlora__block_pair {
+    const qlora__query_block* b;
+    int64_t j;
+    int64_t n;
+} qlora__block_pair;
+
+// Whether query number r of the block sees key number k.
+static bool qlora__pair_sees(const qlora__attention* a, const qlora__block_pair* p, int64_t r,
+                             int64_t k) {
+    int64_t from = 0;
+    int64_t to = 0;
+    qlora__block_seen(a, p->b->first + r % p->b->queries, p->j, p->n, &from, &to);
+    return k >= from && k < to;
+}
+
+// Whether every query sees every key.
+static bool qlora__pair_sees_all(const qlora__attention* a, const qlora__block_pair* p) {
+    return qlora__pair_sees(a, p, 0, p->n - 1) && qlora__pair_sees(a, p, p->b->queries - 1, 0);
+}
+
+static qlora__block_pair qlora__pair_of(const qlora__query_block* b, int64_t j, int64_t n) {
+    qlora__block_pair p;
+    p.b = b;
+    p.j = j;
+    p.n = n;
+    return p;
+}
+
+// s = x[rows, width] times y, which is the transposed keys or values, of which there are n.
+static void qlora__block_dots_of(const qlora__attention_job* job, int64_t rows, int64_t n,
+                                 QLORA__REAL* x, QLORA__REAL* y, int64_t width, QLORA__REAL* s) {
+    qlora__block_multiply(job, rows, n, job->a->hd, qlora__block_of(x, width), false,
+                          qlora__block_of(y, QLORA__BLOCK), qlora__block_of(s, QLORA__BLOCK),
+                          false);
+}
+
+// Adds weights[queries, keys] times x[keys, width] to c; with `turned`, the transposed weights
+// times x[queries, width]. The weights of keys that a query does not see are 0, but 0 times a value
+// that is not finite would be NaN: then only the others are added.
+static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_pair* p,
+                            QLORA__REAL* weights, bool turned, QLORA__REAL* x, QLORA__REAL* c,
+                            int64_t width) {
+    int64_t m = turned ? p->n : p->b->rows;
+    int64_t k = turned ? p->b->rows : p->n;
+    // A sum of squares in double precision is finite if all values are; otherwise at most slow.
+    if (qlora__pair_sees_all(job->a, p) ||
+        qlora__finite((float)job->rows->squares(x, k * width, 0.0))) {
+        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK), turned,
+                              qlora__block_of(x, width), qlora__block_of(c, width), true);
+        return;
+    }
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < k; j++) {
+            int64_t query = turned ? j : i;
+            int64_t key = turned ? i : j;
+            if (qlora__pair_sees(job->a, p, query, key)) {
+                qlora__add_scaled(c + i * width, weights[query * QLORA__BLOCK + key], x + j * width,
+                                  width);
+            }
+        }
+    }
 }
 
 // The first block of keys that a block of queries sees.
@@ -186,18 +257,17 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
         qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[1]);
-        qlora__block_transpose(room->at[1], n, a->hd, width, room->at[2]);
+        qlora__block_transpose(job, room->at[1], n, width, room->at[2]);
         qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
-        qlora__block_multiply(job, b->rows, n, a->hd, room->at[0], width, room->at[2], QLORA__BLOCK,
-                              room->s, QLORA__BLOCK, false);
+        qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[2], width, room->s);
         for (int64_t r = 0; r < b->rows; r++) {
             int64_t from = 0;
             int64_t to = 0;
             qlora__block_seen(a, b->first + r % b->queries, j, n, &from, &to);
             qlora__block_softmax(job, room, r, from, to, n);
         }
-        qlora__block_multiply(job, b->rows, width, n, room->s, QLORA__BLOCK, room->at[4], width,
-                              room->at[3], width, true);
+        qlora__block_pair pair = qlora__pair_of(b, j, n);
+        qlora__pair_add(job, &pair, room->s, false, room->at[4], room->at[3], width);
     }
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t head = b->head + r / b->queries;
@@ -243,7 +313,8 @@ static void qlora__block_scores(const qlora__attention_job* job, QLORA__REAL* s,
     job->rows->scores(&row);
 }
 
-// The gradients of the scores of a block of queries against n keys from j on, in room->dp.
+// The probabilities (room->s) and gradients of scores (room->dp) of a block of queries against n
+// keys from j on.
 static void qlora__block_score_rows(const qlora__attention_job* job,
                                     const qlora__attention_room* room, const qlora__query_block* b,
                                     int64_t j, int64_t n) {
@@ -262,8 +333,25 @@ static void qlora__block_score_rows(const qlora__attention_job* job,
             fill(NULL, NULL, a->dots[head * a->tokens + i], to - from, room->dot);
             qlora__block_scores(job, s + from, dp + from, room->lse, room->dot, to - from);
         }
+        qlora__block_clear(s, 0, from);
+        qlora__block_clear(s, to, n);
         qlora__block_clear(dp, 0, from);
         qlora__block_clear(dp, to, n);
+    }
+}
+
+// Writes the sums of dq, times a factor.
+static void qlora__block_dq_done(const qlora__attention_job* job, const qlora__attention_room* room,
+                                 const qlora__query_block* b, QLORA__REAL factor) {
+    const qlora__attention* a = job->a;
+    QLORA__REAL row[QLORA__HEAD_MAX];
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t col = (b->head + r / b->queries) * a->hd;
+        int64_t i = b->first + r % b->queries;
+        QLORA__REAL* dq = qlora__row_room(a->dq, i, col, row);
+        job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * room->width, NULL, factor, a->hd,
+                                             dq);
+        qlora__row_done(job->rows, a->dq, i, col, a->hd, dq);
     }
 }
 
@@ -281,82 +369,38 @@ static void qlora__block_dq(const qlora__attention_job* job, const qlora__attent
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
         qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[2]);
-        qlora__block_transpose(room->at[2], n, a->hd, width, room->at[3]);
+        qlora__block_transpose(job, room->at[2], n, width, room->at[3]);
         qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
-        qlora__block_transpose(room->at[4], n, a->hd, width, room->at[5]);
-        qlora__block_multiply(job, b->rows, n, a->hd, room->at[0], width, room->at[3], QLORA__BLOCK,
-                              room->s, QLORA__BLOCK, false);
-        qlora__block_multiply(job, b->rows, n, a->hd, room->at[1], width, room->at[5], QLORA__BLOCK,
-                              room->dp, QLORA__BLOCK, false);
+        qlora__block_transpose(job, room->at[4], n, width, room->at[5]);
+        qlora__block_pair pair = qlora__pair_of(b, j, n);
+        qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[3], width, room->s);
+        qlora__block_dots_of(job, b->rows, n, room->at[1], room->at[5], width, room->dp);
         qlora__block_score_rows(job, room, b, j, n);
-        qlora__block_multiply(job, b->rows, width, n, room->dp, QLORA__BLOCK, room->at[2], width,
-                              room->at[6], width, true);
+        qlora__pair_add(job, &pair, room->dp, false, room->at[2], room->at[6], width);
     }
-    for (int64_t r = 0; r < b->rows; r++) {
-        int64_t col = (b->head + r / b->queries) * a->hd;
-        int64_t i = b->first + r % b->queries;
-        QLORA__REAL* dq = qlora__row_room(a->dq, i, col, room->at[0]);
-        job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * width, NULL, (QLORA__REAL)a->scale,
-                                             a->hd, dq);
-        qlora__row_done(job->rows, a->dq, i, col, a->hd, dq);
-    }
+    qlora__block_dq_done(job, room, b, (QLORA__REAL)a->scale);
 }
 
-// The probabilities (room->s) and gradients of scores (room->dp) of n keys from j on, one row for
-// each key, against a block of queries.
-static void qlora__block_score_columns(const qlora__attention_job* job,
-                                       const qlora__attention_room* room,
-                                       const qlora__query_block* b, int64_t j, int64_t n) {
-    const qlora__attention* a = job->a;
-    for (int64_t r = 0; r < b->rows; r++) {
-        int64_t head = b->head + r / b->queries;
-        int64_t i = b->first + r % b->queries;
-        room->lse[r] = qlora__at(a->lse, head, i);
-        room->dot[r] = a->dots[head * a->tokens + i];
-    }
-    for (int64_t r = 0; r < n; r++) {
-        QLORA__REAL* s = room->s + r * QLORA__BLOCK;
-        QLORA__REAL* dp = room->dp + r * QLORA__BLOCK;
-        int64_t key = j + r;
-        int64_t from = qlora__min(qlora__max(0, key - b->first), b->queries);
-        int64_t to = b->queries;
-        if (a->window > 0) {
-            to = qlora__max(from, qlora__min(to, key + a->window - b->first));
-        }
-        for (int64_t h = 0; h < b->heads; h++) {
-            int64_t at = h * b->queries;
-            if (to > from) {
-                qlora__block_scores(job, s + at + from, dp + at + from, room->lse + at + from,
-                                    room->dot + at + from, to - from);
-            }
-            qlora__block_clear(s, at, at + from);
-            qlora__block_clear(s, at + to, at + b->queries);
-            qlora__block_clear(dp, at, at + from);
-            qlora__block_clear(dp, at + to, at + b->queries);
-        }
-    }
-}
-
-// Adds the share of a block of queries to dk and dv of n keys from j on.
-// room->at: 0 k, 1 v, 2 sums of dk, 3 sums of dv, 4 q, 5 do, 6 q transposed, 7 do transposed.
-static void qlora__block_dkv_share(const qlora__attention_job* job,
-                                   const qlora__attention_room* room, const qlora__query_block* b,
-                                   int64_t j, int64_t n) {
+// Adds the share of a block of queries to dk and dv of n keys from j on, and, with `joint`, that of
+// the keys to dq. room->at: 0 k, 1 v transposed, 2 sums of dk, 3 sums of dv, 4 q, 5 do, 6 sums of
+// dq, 7 k transposed.
+static void qlora__block_share(const qlora__attention_job* job, const qlora__attention_room* room,
+                               const qlora__query_block* b, int64_t j, int64_t n, bool joint) {
     const qlora__attention* a = job->a;
     int64_t width = room->width;
+    qlora__block_pair pair = qlora__pair_of(b, j, n);
     qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[4]);
     qlora__block_queries(job, a->d_o, b, 1, width, room->at[5]);
-    qlora__block_transpose(room->at[4], b->rows, a->hd, width, room->at[6]);
-    qlora__block_transpose(room->at[5], b->rows, a->hd, width, room->at[7]);
-    qlora__block_multiply(job, n, b->rows, a->hd, room->at[0], width, room->at[6], QLORA__BLOCK,
-                          room->s, QLORA__BLOCK, false);
-    qlora__block_multiply(job, n, b->rows, a->hd, room->at[1], width, room->at[7], QLORA__BLOCK,
-                          room->dp, QLORA__BLOCK, false);
-    qlora__block_score_columns(job, room, b, j, n);
-    qlora__block_multiply(job, n, width, b->rows, room->dp, QLORA__BLOCK, room->at[4], width,
-                          room->at[2], width, true);
-    qlora__block_multiply(job, n, width, b->rows, room->s, QLORA__BLOCK, room->at[5], width,
-                          room->at[3], width, true);
+    qlora__block_dots_of(job, b->rows, n, room->at[4], room->at[7], width, room->s);
+    qlora__block_dots_of(job, b->rows, n, room->at[5], room->at[1], width, room->dp);
+    qlora__block_score_rows(job, room, b, j, n);
+    qlora__pair_add(job, &pair, room->dp, true, room->at[4], room->at[2], width);
+    qlora__pair_add(job, &pair, room->s, true, room->at[5], room->at[3], width);
+    if (joint) {
+        qlora__block_queries(job, a->dq, b, 1, width, room->at[6]);
+        qlora__pair_add(job, &pair, room->dp, false, room->at[0], room->at[6], width);
+        qlora__block_dq_done(job, room, b, 1);
+    }
 }
 
 // Queries per head in a block.
@@ -364,36 +408,36 @@ static int64_t qlora__block_queries_per_head(const qlora__attention* a) {
     return QLORA__BLOCK / qlora__min(a->heads / a->kv_heads, QLORA__BLOCK_HEADS);
 }
 
-// The keys [j, j + n) of a sequence that ends at `end`.
+// The keys [j, j + n) of a sequence [begin, end).
 static void qlora__block_dkv(const qlora__attention_job* job, const qlora__attention_room* room,
-                             int64_t kv_head, int64_t j, int64_t n, int64_t end) {
+                             int64_t kv_head, int64_t j, int64_t n, int64_t begin, int64_t end,
+                             bool joint) {
     const qlora__attention* a = job->a;
     int64_t group = a->heads / a->kv_heads;
     int64_t width = room->width;
     int64_t each = qlora__block_queries_per_head(a);
-    int64_t padded = qlora__block_pad(n, QLORA__BLOCK_ROWS);
-    for (int i = 0; i < 2; i++) {
-        qlora__block_rows(job, i == 0 ? a->k : a->v, j, n, kv_head, 1, width, room->at[i]);
-        qlora__block_clear(room->at[i], n * width, padded * width);
-        qlora__block_clear(room->at[2 + i], 0, QLORA__BLOCK * width);
-    }
-    if (a->window > 0) {
-        end = qlora__min(end, j + n - 1 + a->window);
-    }
+    qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[0]);
+    qlora__block_transpose(job, room->at[0], n, width, room->at[1]);
+    qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[0]);
+    qlora__block_transpose(job, room->at[0], n, width, room->at[7]);
+    qlora__block_clear(room->at[2], 0, QLORA__BLOCK * width);
+    qlora__block_clear(room->at[3], 0, QLORA__BLOCK * width);
+    int64_t last = a->window > 0 ? qlora__min(end, j + n - 1 + a->window) : end;
     qlora__query_block b;
     for (int64_t h = 0; h < group; h += QLORA__BLOCK_HEADS) {
         b.head = kv_head * group + h;
         b.heads = qlora__min(QLORA__BLOCK_HEADS, group - h);
-        for (b.first = j; b.first < end; b.first += each) {
+        // The same blocks of queries for all keys, so that dq can be summed with dk and dv.
+        for (b.first = begin + (j - begin) / each * each; b.first < last; b.first += each) {
             b.queries = qlora__min(each, end - b.first);
             b.rows = b.heads * b.queries;
-            qlora__block_dkv_share(job, room, &b, j, n);
+            qlora__block_share(job, room, &b, j, n, joint);
         }
     }
     for (int i = 0; i < 2; i++) {
         const qlora_tensor* t = i == 0 ? a->dk : a->dv;
         for (int64_t r = 0; r < n; r++) {
-            QLORA__REAL* to = qlora__row_room(t, j + r, kv_head * a->hd, room->at[0]);
+            QLORA__REAL* to = qlora__row_room(t, j + r, kv_head * a->hd, room->at[4]);
             memcpy(to, room->at[2 + i] + r * width, (size_t)a->hd * sizeof *to);
             qlora__row_done(job->rows, t, j + r, kv_head * a->hd, a->hd, to);
         }
@@ -438,13 +482,66 @@ static void qlora__attention_key_lanes(void* user, int64_t from, int64_t to) {
                 for (int64_t j = offsets[s]; j < offsets[s + 1]; j += QLORA__BLOCK) {
                     if (turn++ % job->lanes == lane) {
                         qlora__block_dkv(job, &room, head, j,
-                                         qlora__min(QLORA__BLOCK, offsets[s + 1] - j),
-                                         offsets[s + 1]);
+                                         qlora__min(QLORA__BLOCK, offsets[s + 1] - j), offsets[s],
+                                         offsets[s + 1], false);
                     }
                 }
             }
         }
     }
+}
+
+// All gradients of the heads that share a key head, in one sequence [begin, end). Every sum has the
+// same terms in the same order as with separate passes for dq and for dk and dv.
+static void qlora__block_joint(const qlora__attention_job* job, const qlora__attention_room* room,
+                               int64_t kv_head, int64_t begin, int64_t end) {
+    const qlora__attention* a = job->a;
+    int64_t group = a->heads / a->kv_heads;
+    int64_t col = kv_head * group * a->hd;
+    for (int64_t i = begin; i < end; i++) {
+        for (int64_t head = kv_head * group; head < kv_head * group + group; head++) {
+            const QLORA__REAL* o = (const QLORA__REAL*)a->o->data + i * a->o->ld + head * a->hd;
+            const QLORA__REAL* d_o =
+                (const QLORA__REAL*)a->d_o->data + i * a->d_o->ld + head * a->hd;
+            a->dots[head * a->tokens + i] = (QLORA__REAL)job->rows->dot(d_o, o, a->hd, 0);
+        }
+        memset((QLORA__REAL*)a->dq->data + i * a->dq->ld + col, 0,
+               (size_t)(group * a->hd) * sizeof(QLORA__REAL));
+    }
+    for (int64_t j = begin; j < end; j += QLORA__BLOCK) {
+        qlora__block_dkv(job, room, kv_head, j, qlora__min(QLORA__BLOCK, end - j), begin, end,
+                         true);
+    }
+    for (int64_t i = begin; i < end; i++) {
+        QLORA__REAL* dq = (QLORA__REAL*)a->dq->data + i * a->dq->ld + col;
+        job->rows->point[QLORA__POINT_SCALE](dq, NULL, (QLORA__REAL)a->scale, group * a->hd, dq);
+    }
+}
+
+// Task t: key head t % kv_heads of sequence t / kv_heads.
+static void qlora__attention_joint_lanes(void* user, int64_t from, int64_t to) {
+    const qlora__attention_job* job = (const qlora__attention_job*)user;
+    const qlora__attention* a = job->a;
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    for (int64_t lane = from; lane < to; lane++) {
+        qlora__attention_room room = qlora__attention_room_at(job, lane);
+        for (int64_t task = lane; task < a->n_seqs * a->kv_heads; task += job->lanes) {
+            int64_t s = task / a->kv_heads;
+            qlora__block_joint(job, &room, task % a->kv_heads, offsets[s], offsets[s + 1]);
+        }
+    }
+}
+
+// Whether the tasks of qlora__attention_joint_lanes keep all threads busy: sequences with tokens.
+// They need sums of dq in f32.
+static bool qlora__attention_takes_joint(const qlora_ctx* ctx, const qlora__attention* a) {
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    int64_t tasks = 0;
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        tasks += offsets[s + 1] > offsets[s] ? a->kv_heads : 0;
+    }
+    return a->dq->dtype == QLORA_F32 && a->o->dtype == QLORA_F32 && a->d_o->dtype == QLORA_F32 &&
+           (qlora__slots(ctx) == 1 || tasks >= 4 * (int64_t)qlora__slots(ctx));
 }
 
 // Tokens after the last sequence get 0 in every tensor that is not NULL.
@@ -489,9 +586,13 @@ static qlora_result qlora__attention_forward_blocks(qlora_ctx* ctx, const qlora_
 static qlora_result qlora__attention_backward_blocks(qlora_ctx* ctx, const qlora__attention* a) {
     qlora__attention_job job;
     QLORA__TRY(qlora__attention_lanes(ctx, a, &job));
-    job.query = qlora__block_dq;
-    qlora__parallel(ctx, job.lanes, 1, qlora__attention_query_lanes, &job);
-    qlora__parallel(ctx, job.lanes, 1, qlora__attention_key_lanes, &job);
+    if (qlora__attention_takes_joint(ctx, a)) {
+        qlora__parallel(ctx, job.lanes, 1, qlora__attention_joint_lanes, &job);
+    } else {
+        job.query = qlora__block_dq;
+        qlora__parallel(ctx, job.lanes, 1, qlora__attention_query_lanes, &job);
+        qlora__parallel(ctx, job.lanes, 1, qlora__attention_key_lanes, &job);
+    }
     qlora__attention_tail(a, a->dq, a->heads);
     qlora__attention_tail(a, a->dk, a->kv_heads);
     qlora__attention_tail(a, a->dv, a->kv_heads);

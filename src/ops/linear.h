@@ -5,11 +5,11 @@
 //   dA_i += u_i^T x (the masked x)                    dB_i += s_i dy_i^T z_i
 //
 // z and u are rounded to the storage type and stored after the columns of x and dy. There are two
-// forms. The plain form (without an operand), which the CPU uses, runs the products one by one. In
-// the concatenated form the operand is W with sB to its right and A below it, so that a single
-// product of length in + pad, or out + pad, is enough. The columns of z and u that pad the sum of
-// the ranks are zero. With dropout each part has its own mask, so z is computed part by part, and
-// the masked u_i A_i are added to dx one at a time.
+// forms. The plain form (without an operand), which the CPU uses, runs the products one by one, or
+// from shared panels (ops/linear_cpu.h). In the concatenated form the operand is W with sB to its
+// right and A below it, so that a single product of length in + pad, or out + pad, is enough. The
+// columns of z and u that pad the sum of the ranks are zero. With dropout each part has its own
+// mask, so z is computed part by part, and the masked u_i A_i are added to dx one at a time.
 
 int64_t qlora_linear_out(const qlora_linear_desc* linear) {
     int64_t out = 0;
@@ -376,6 +376,13 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
     return QLORA_OK;
 }
 
+// Sets the columns of z or u that pad the sum of the ranks to zero: from column `used` of tail on.
+static qlora_result qlora__linear_pad_zero(qlora_ctx* ctx, const qlora_tensor* tail, int64_t used) {
+    qlora_tensor rest;
+    QLORA__TRY(qlora__tensor_view(ctx, tail, 0, tail->rows, used, tail->cols - used, &rest));
+    return qlora__tensor_zero(ctx, &rest);
+}
+
 // Computes z in the last columns of x.
 static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* x, const qlora_tensor* inner) {
@@ -403,9 +410,7 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
         }
         at += z.cols;
     }
-    qlora_tensor rest;
-    QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, x->rows, at, pad - at, &rest));
-    return qlora__tensor_zero(ctx, &rest);
+    return qlora__linear_pad_zero(ctx, &tail, at);
 }
 
 static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
@@ -481,6 +486,31 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math
                               y);
 }
 
+// The plain form with panels that the products share; with dropout, z is computed before.
+static qlora_result qlora__linear_forward_shared(qlora_ctx* ctx, qlora_math math,
+                                                 const qlora_linear_desc* l, const qlora_tensor* x,
+                                                 const qlora_tensor* inner, const qlora_tensor* y) {
+    bool dropped = l->dropout > 0.0f;
+    qlora_tensor tail;
+    if (dropped) {
+        QLORA__TRY(qlora__linear_z(ctx, math, l, x, inner));
+    }
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, x->cols - l->in, &tail));
+    qlora__linear_forward_panels(ctx, l, x, y, !dropped);
+    QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l)));
+    int64_t col = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
+        if (p->bias != NULL) {
+            QLORA__TRY(qlora__linear_bias(ctx, p->bias, &part, true));
+        }
+        col += p->out;
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
                                           const qlora_linear_desc* l, const qlora_tensor* x,
                                           const qlora_tensor* y) {
@@ -493,6 +523,9 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
+    if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(l))) {
+        return qlora__linear_forward_shared(ctx, math, l, x, &inner, y);
+    }
     QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
     return l->operand != NULL || l->fp8 != NULL
                ? qlora__linear_forward_joined(ctx, math, l, x, y)
@@ -534,9 +567,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
         col += p->out;
         at += p->rank;
     }
-    qlora_tensor rest;
-    QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, pad - at, &rest));
-    return qlora__tensor_zero(ctx, &rest);
+    return qlora__linear_pad_zero(ctx, &tail, at);
 }
 
 // dx = u A in the type of dy, unless there is dropout, and the base in FP8 on top of it.
@@ -590,6 +621,24 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         at += p->rank;
     }
     return QLORA_OK;
+}
+
+// Computes u, in the last columns of dy, and dx unless it is NULL.
+static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
+                                       const qlora_tensor* dy, const qlora_tensor* inner,
+                                       const qlora_tensor* dx) {
+    if (dx != NULL && l->dropout == 0.0f &&
+        qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(l))) {
+        qlora_tensor tail;
+        QLORA__TRY(
+            qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, dy->cols - inner->cols, &tail));
+        qlora__linear_dx_panels(ctx, l, dy, inner->cols, dx);
+        return qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l));
+    }
+    if (dy->cols > inner->cols) {
+        QLORA__TRY(qlora__linear_u(ctx, math, l, dy, inner));
+    }
+    return dx != NULL ? qlora__linear_dx(ctx, math, l, dy, inner, dx) : QLORA_OK;
 }
 
 // For one part with dropout: dA = u^T (masked x), and dx += masked u A.
@@ -708,10 +757,7 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
-    QLORA__TRY(qlora__linear_u(ctx, math, l, dy, &inner));
-    if (dx != NULL) {
-        QLORA__TRY(qlora__linear_dx(ctx, math, l, dy, &inner, dx));
-    }
+    QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, dx));
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
     return qlora__linear_gradients(ctx, math, l, x, dy, dx, beta);
 }

@@ -20,9 +20,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench_step.h"
+
 #include "bench_cpu.h"
 #include "bench_data.h"
-#include "bench_step.h"
 
 enum { MAX_TENSORS = 8, MAX_SETS = 64, MAX_REPLAYS = 25, CLIP_BUFFERS = 448 };
 static const double TOUCHED = 256e6; // minimum bytes that the sets of a row cover together

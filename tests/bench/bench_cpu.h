@@ -3,6 +3,8 @@
 //
 //     build/bench cpu [--tier NAME] [--threads N] [--quick] [--json]
 //
+// Without --quick, and not in the portable tier, a whole step of 4 x 256 tokens is also measured,
+// in the shape of SmolLM2 135M; the operations counted are those of products with frozen weights.
 // The peak is measured with the multiply-adds of each tier, in a loop that also loads; the copy
 // bandwidth with memcpy of 32 MiB. Times are the best of several. With one thread CPU time is
 // measured, which other programs on the machine disturb less than the wall clock.
@@ -33,6 +35,7 @@ typedef struct cpu_bench {
     int on;      // threads of the context
     double peak; // FLOP/s of one thread in the tier
     double copy; // bytes per second of one thread
+    double last; // seconds of the last product
 } cpu_bench;
 
 static double cpu_seconds(bool wall) {
@@ -287,6 +290,7 @@ static bool cpu_product_run(cpu_bench* b, const cpu_product* p) {
         double seconds = (cpu_seconds(b->on > 1) - start) / (double)calls;
         best = seconds < best ? seconds : best;
     }
+    b->last = best;
     if (ok) {
         cpu_print(b, p->name, best, flops);
     } else {
@@ -301,6 +305,48 @@ static bool cpu_product_run(cpu_bench* b, const cpu_product* p) {
 
 #include "bench_decode.h"
 #include "bench_rows.h"
+
+// All products, and how much longer those with NF4 weights take than those with f32 weights.
+static bool cpu_products_run(cpu_bench* b) {
+    enum { COUNT = sizeof cpu_products / sizeof cpu_products[0] };
+    double seconds[COUNT];
+    bool ok = true;
+    for (int i = 0; ok && i < COUNT; i++) {
+        const cpu_product* p = &cpu_products[i];
+        ok = cpu_product_run(b, p);
+        seconds[i] = b->last;
+        for (int j = 0; ok && j < i; j++) {
+            const cpu_product* q = &cpu_products[j];
+            bool pair = p->base == 2 && q->base == 0 && p->m == q->m && p->n == q->n &&
+                        p->k == q->k && p->form == q->form;
+            double percent = 100.0 * (seconds[i] / seconds[j] - 1.0);
+            if (pair && b->json) {
+                printf(",\n{\"name\": \"%s costs\", \"percent\": %.1f}", p->name, percent);
+            } else if (pair) {
+                printf("                %-38s %+10.1f %% against f32\n", p->name, percent);
+            }
+        }
+    }
+    return ok;
+}
+
+// Whole steps; two operations for each weight, forward and for dx.
+static bool cpu_steps_run(cpu_bench* b) {
+    const double weights = 30.0 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 576 * 1536) + 49152.0 * 576;
+    static const struct {
+        const char* name;
+        int base;
+    } bases[] = {{"step smollm2-135m 4 x 256 NF4", 0}, {"step smollm2-135m 4 x 256 f32", 2}};
+    bool ok = true;
+    for (size_t i = 0; ok && i < sizeof bases / sizeof bases[0]; i++) {
+        double seconds = 0.0;
+        ok = step_seconds_of(b->ctx, "smollm2-135m", bases[i].base, 4, 256, b->on > 1, &seconds);
+        if (ok) {
+            cpu_print(b, bases[i].name, seconds, 4.0 * 1024 * weights);
+        }
+    }
+    return ok;
+}
 
 // All rows in one tier with one number of threads.
 static bool cpu_bench_on(cpu_bench* b, qlora_cpu_tier tier, int threads) {
@@ -321,10 +367,8 @@ static bool cpu_bench_on(cpu_bench* b, qlora_cpu_tier tier, int threads) {
     b->on = ok ? info.desc->threads : 1;
     b->peak = cpu_peak(tier, b->quick ? 3 : 10);
     cpu_print(b, "peak of one thread", 1e-6, b->peak * 1e-6);
-    for (size_t i = 0; ok && i < sizeof cpu_products / sizeof cpu_products[0]; i++) {
-        ok = cpu_product_run(b, &cpu_products[i]);
-    }
-    ok = ok && cpu_rows_run(b) && cpu_decode_run(b);
+    ok = ok && cpu_products_run(b) && cpu_rows_run(b) && cpu_decode_run(b);
+    ok = ok && (b->quick || tier == QLORA_CPU_TIER_PORTABLE || cpu_steps_run(b));
     ok = qlora_ctx_destroy(b->ctx) == QLORA_OK && ok;
     b->ctx = NULL;
     return ok;

@@ -49,6 +49,7 @@ typedef struct step_options {
     int backend;
     int mode;
     int base; // a qlora_base_format
+    int tier; // a qlora_cpu_tier; 0 = the best
     bool no_cublas;
     bool compare_graph;
     bool json;
@@ -74,6 +75,7 @@ static const char step_help[] =
     "                            arithmetic (default auto)\n"
     "  --base nf4|16bit|32bit    format of the frozen weights (default nf4)\n"
     "  --threads N               CPU threads (default: one per core)\n"
+    "  --tier NAME               CPU tier, such as avx2 (default: the best)\n"
     "  --no-cublas               use the library's own products\n"
     "  --tflops X, --tbps X      the roofline's two rates (default 790 and 4.3)\n"
     "  --json                    print one line of JSON\n"
@@ -143,6 +145,12 @@ static bool step_option(step_options* o, const char* name, const char* value) {
             *choices[i].to = step_choice(value, choices[i].words) + choices[i].first;
             return *choices[i].to >= choices[i].first;
         }
+    }
+    for (int t = 1; strcmp(name, "--tier") == 0 && t < QLORA_CPU_TIER_COUNT; t++) {
+        o->tier = strcmp(value, qlora_cpu_tier_name((qlora_cpu_tier)t)) == 0 ? t : o->tier;
+    }
+    if (strcmp(name, "--tier") == 0) {
+        return o->tier != 0;
     }
     if (strcmp(name, "--shape") == 0) {
         o->shape = strcmp(value, step_tiny_shape.name) == 0 ? &step_tiny_shape : shape_find(value);
@@ -500,25 +508,51 @@ static void step_print(const step_run* s) {
     fflush(stdout);
 }
 
+static bool step_run_all(step_run* s, const step_options* o, qlora_ctx* ctx, bool graph,
+                         double process_start) {
+    memset(s, 0, sizeof *s);
+    s->o = o;
+    s->ctx = ctx;
+    s->graph = graph;
+    return step_data(s) && step_open(s) && step_measure(s, process_start);
+}
+
+static bool step_close(step_run* s) {
+    bool ok = step_ok(s, qlora_trainer_destroy(s->trainer));
+    ok = step_ok(s, qlora_model_close(s->model)) && ok;
+    free(s->ids);
+    free(s->lengths);
+    free(s->times);
+    free(s->host);
+    return ok;
+}
+
 static bool step_go(const step_options* o, qlora_ctx* ctx, bool graph, double process_start,
                     double* median_ms) {
     step_run s;
-    memset(&s, 0, sizeof s);
-    s.o = o;
-    s.ctx = ctx;
-    s.graph = graph;
-    bool ok = step_data(&s) && step_open(&s) && step_measure(&s, process_start);
+    bool ok = step_run_all(&s, o, ctx, graph, process_start);
     if (ok) {
         step_print(&s);
         *median_ms = s.median_ms;
     }
-    ok = step_ok(&s, qlora_trainer_destroy(s.trainer)) && ok;
-    ok = step_ok(&s, qlora_model_close(s.model)) && ok;
-    free(s.ids);
-    free(s.lengths);
-    free(s.times);
-    free(s.host);
-    return ok;
+    return step_close(&s) && ok;
+}
+
+// The best of two steps on the CPU with a context of one thread (CPU time) or more (wall clock).
+static bool step_seconds_of(qlora_ctx* ctx, const char* shape, int base, int64_t batch, int64_t seq,
+                            bool wall, double* seconds) {
+    step_options o;
+    step_run s;
+    memset(&o, 0, sizeof o);
+    o.shape = shape_find(shape);
+    o.batch = batch;
+    o.seq = seq;
+    o.rank = 16;
+    o.steps = 2;
+    o.base = base;
+    bool ok = o.shape != NULL && step_run_all(&s, &o, ctx, false, step_seconds());
+    *seconds = ok ? (wall ? s.best_ms : s.best_cpu_ms) * 1e-3 : 0.0;
+    return o.shape != NULL && step_close(&s) && ok;
 }
 
 static int bench_step_main(int argc, char** argv) {
@@ -538,6 +572,7 @@ static int bench_step_main(int argc, char** argv) {
     memset(&desc, 0, sizeof desc);
     desc.require_backend = (qlora_backend)o.backend;
     desc.threads = (int32_t)o.threads;
+    desc.cpu_tier = (qlora_cpu_tier)o.tier;
     desc.cublas_library = o.no_cublas ? "none" : NULL;
     desc.math = o.mode == 2 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
     desc.log = o.verbose ? qlora_log_stderr : NULL;

@@ -28,6 +28,7 @@ def arguments():
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bench", default="build/bench")
+    parser.add_argument("--tier", help="our CPU tier, such as avx2; the best one without this")
     parser.add_argument("--no-bnb", action="store_true", help="leave out bitsandbytes")
     parser.add_argument("--gguf", help="compare generation with llama.cpp, which reads this file")
     parser.add_argument("--model", help="what we read (default: the same file)")
@@ -39,7 +40,7 @@ def own_step(args, base):
     """Seconds of wall clock and of CPU time for the best step of one run."""
     command = [args.bench, "step", "--backend", "cpu", "--shape", "smollm2-135m", "--batch",
                str(args.batch), "--seq", str(args.seq), "--threads", str(args.threads), "--base",
-               base, "--steps", "1", "--json"]
+               base, "--steps", "1", "--json"] + (["--tier", args.tier] if args.tier else [])
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     figures = json.loads(out)
     return figures["step_ms_best"] / 1e3, figures["step_cpu_ms_best"] / 1e3

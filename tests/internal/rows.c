@@ -402,29 +402,53 @@ TEST exps_have_ends(void) {
 
 TEST block_products_are_right(void) {
     enum { M = 24, N = 48, K = 37, LD = 50 };
-    float a[M * LD];
+    float a[K * LD]; // [M, K] or [K, M]
     float b[K * LD];
     float start[M * LD];
     float c[M * LD];
     test_random random = test_random_start("block products");
-    test_random_fill(&random, a, M * LD, 1.0f);
+    test_random_fill(&random, a, K * LD, 1.0f);
     test_random_fill(&random, b, K * LD, 1.0f);
     test_random_fill(&random, start, M * LD, 1.0f);
-    for (int t = 1; t < 2 * QLORA__CPU_TABLES; t++) {
-        const qlora__cpu_table* table = &qlora__cpu_tables[t / 2];
+    for (int t = 0; t < 4 * QLORA__CPU_TABLES; t++) {
+        const qlora__cpu_table* table = &qlora__cpu_tables[t / 4];
         if (!table->present() || table->rows->product == NULL) {
             continue;
         }
-        qlora__block_product p = {M, N, K, a, LD, b, LD, c, LD, t % 2 != 0};
+        bool turned = t % 4 >= 2;
+        qlora__block_product p = {M, N, K, a, LD, b, LD, c, LD, t % 2 != 0, turned};
         memcpy(c, start, sizeof c);
         table->rows->product(&p);
         for (int i = 0; i < M * LD; i++) {
             double sum = p.add ? (double)start[i] : 0.0;
             for (int k = 0; k < K; k++) {
-                sum += (double)a[i / LD * LD + k] * (double)b[k * LD + i % LD];
+                float x = turned ? a[k * LD + i / LD] : a[i / LD * LD + k];
+                sum += (double)x * (double)b[k * LD + i % LD];
             }
             double wanted = i % LD < N ? sum : (double)start[i];
             ASSERT(fabs(wanted - (double)c[i]) <= 2e-5);
+        }
+    }
+    PASS();
+}
+
+TEST blocks_turn(void) {
+    enum { ROWS = 23, COLS = 37, LD = 40 };
+    static float x[ROWS * LD];
+    static float y[COLS * QLORA__BLOCK];
+    test_random random = test_random_start("turn");
+    test_random_fill(&random, x, ROWS * LD, 1.0f);
+    for (int t = 0; t < QLORA__CPU_TABLES; t++) {
+        const qlora__cpu_table* table = &qlora__cpu_tables[t];
+        for (int i = 0; i < COLS * QLORA__BLOCK; i++) {
+            y[i] = -5.0f;
+        }
+        if (table->present()) {
+            table->rows->turn(x, LD, ROWS, COLS, y);
+        }
+        for (int i = 0; i < COLS * QLORA__BLOCK && table->present(); i++) {
+            int row = i % QLORA__BLOCK;
+            ASSERT(y[i] == (row < ROWS ? x[row * LD + i / QLORA__BLOCK] : -5.0f));
         }
     }
     PASS();
@@ -469,9 +493,17 @@ static bool attention_tensor(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, in
     return true;
 }
 
+// A value in all columns of one token of an input: 0 q, 1 k, 2 v, 3 the gradient of o.
+typedef struct attention_poison {
+    int input;
+    int64_t token;
+    float value;
+} attention_poison;
+
 // Runs the forward and the backward pass of a shape on a new context.
 static bool attention_run(const attention_shape* s, qlora_cpu_tier tier, int32_t threads,
-                          size_t scratch, const float* data, attention_outputs* out) {
+                          size_t scratch, const float* data, const attention_poison* poison,
+                          attention_outputs* out) {
     enum { Q, K, V, D_O, O, LSE, DQ, DK, DV, COUNT };
     qlora_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -490,6 +522,10 @@ static bool attention_run(const attention_shape* s, qlora_cpu_tier tier, int32_t
         ok = i == LSE ? attention_tensor(ctx, QLORA_F32, s->heads, ATTENTION_TOKENS, NULL, &t[i])
                       : attention_tensor(ctx, s->dtype, ATTENTION_TOKENS, cols,
                                          i < O ? data + i * 10007 : NULL, &t[i]);
+    }
+    for (int64_t i = 0; ok && poison != NULL && i < t[poison->input].cols; i++) {
+        const qlora_tensor* to = &t[poison->input];
+        qlora__store(to->data, to->dtype, poison->token * to->cols + i, poison->value);
     }
     ok = ok && qlora_tensor_wrap(ctx, (void*)s->seqs, sizeof s->seqs, QLORA_I32, 1, 5, 0, &seqs) ==
                    QLORA_OK;
@@ -530,21 +566,51 @@ TEST attention_blocks_are_right(void) {
     for (size_t c = 0; c < sizeof attention_shapes / sizeof attention_shapes[0]; c++) {
         const attention_shape* s = &attention_shapes[c];
         memset(out, 0, 3 * sizeof *out);
-        ASSERT(attention_run(s, QLORA_CPU_TIER_PORTABLE, 2, 0, data, &out[0]));
+        ASSERT(attention_run(s, QLORA_CPU_TIER_PORTABLE, 2, 0, data, NULL, &out[0]));
         for (int t = 1; t < QLORA__CPU_TABLES; t++) {
             const qlora__cpu_table* table = &qlora__cpu_tables[t];
             if (!table->present()) {
                 continue;
             }
-            ASSERT(attention_run(s, table->tier, 1, 0, data, &out[1]));
+            ASSERT(attention_run(s, table->tier, 1, 0, data, NULL, &out[1]));
             for (int i = 0; i < 5; i++) {
                 ASSERT_REL_L2(out[0].at[i], out[1].at[i], ATTENTION_TOKENS * ATTENTION_WIDTH,
                               limits[s->dtype == QLORA_BF16]);
             }
             size_t room = qlora__attention_room_bytes(s->hd) + 256;
             room += (size_t)(s->heads * ATTENTION_TOKENS) * sizeof(float);
-            ASSERT(attention_run(s, table->tier, 3, c % 2 != 0 ? room : 0, data, &out[2]));
+            ASSERT(attention_run(s, table->tier, 3, c % 2 != 0 ? room : 0, data, NULL, &out[2]));
             ASSERT_EQ(0, memcmp(&out[1], &out[2], sizeof out[1]));
+        }
+    }
+    free(data);
+    free(out);
+    PASS();
+}
+
+// What is not finite in one token reaches the same outputs in every tier: in no tier a query that
+// does not see the token.
+TEST attention_keeps_poison_where_it_belongs(void) {
+    static const float values[] = {NAN, INFINITY};
+    attention_outputs* out = (attention_outputs*)malloc(2 * sizeof *out);
+    float* data = (float*)malloc((4 * 10007 + ATTENTION_TOKENS * ATTENTION_WIDTH) * sizeof *data);
+    ASSERT(out != NULL && data != NULL);
+    test_random random = test_random_start("attention poison");
+    test_random_fill(&random, data, 4 * 10007 + ATTENTION_TOKENS * ATTENTION_WIDTH, 1.0f);
+    for (int c = 0; c < 2 * 4 * 2 * QLORA__CPU_TABLES; c++) {
+        const qlora__cpu_table* table = &qlora__cpu_tables[c / 16];
+        const attention_shape* s = &attention_shapes[c % 2 * 3];
+        const attention_poison poison = {c / 2 % 4, 100, values[c / 8 % 2]};
+        if (c < 16 || !table->present()) { // the first tier is the portable one
+            continue;
+        }
+        memset(out, 0, 2 * sizeof *out);
+        ASSERT(attention_run(s, QLORA_CPU_TIER_PORTABLE, 1, 0, data, &poison, &out[0]));
+        ASSERT(attention_run(s, table->tier, 1 + c % 2, 0, data, &poison, &out[1]));
+        for (int i = 0; i < 5; i++) {
+            for (int64_t e = 0; e < ATTENTION_TOKENS * ATTENTION_WIDTH; e++) {
+                ASSERT_EQ(qlora__finite(out[0].at[i][e]), qlora__finite(out[1].at[i][e]));
+            }
         }
     }
     free(data);
@@ -557,5 +623,7 @@ SUITE(rows_suite) {
     RUN_TEST(curves_hold_their_limits);
     RUN_TEST(exps_have_ends);
     RUN_TEST(block_products_are_right);
+    RUN_TEST(blocks_turn);
     RUN_TEST(attention_blocks_are_right);
+    RUN_TEST(attention_keeps_poison_where_it_belongs);
 }

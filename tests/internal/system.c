@@ -1,5 +1,5 @@
-// system.c - white-box tests of the operating system's side: files that are created, and the memory
-// that is left for a plan.
+// system.c - white-box tests of the operating system's side: files that are created, the memory
+// that is left for a plan, threads and cores.
 #include "test.h"
 
 #include <stdio.h>
@@ -160,8 +160,79 @@ TEST memory_that_is_left(const memory_case* c) {
     PASS();
 }
 
+// ---- threads ------------------------------------------------------------------------------------
+
+static void count_calls(void* user, int64_t begin, int64_t end) {
+    int* calls = (int*)user;
+    for (int64_t i = begin; i < end; i++) {
+        calls[i]++;
+    }
+}
+
+static double cpu_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+// Threads look for work for a moment, with and without pauses between the jobs, and then sleep.
+TEST threads_sleep_when_idle(void) {
+    enum { ITEMS = 64 };
+    int calls[ITEMS] = {0};
+    qlora_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = QLORA_BACKEND_CPU;
+    desc.threads = 4;
+    qlora_ctx* ctx = NULL;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&desc, &ctx));
+    ctx->pool->spins = 2000; // also where there are fewer cores
+    struct timespec pause = {0, 200000};
+    for (int i = 0; i < 200; i++) {
+        qlora__parallel(ctx, ITEMS, 1 + i % 7, count_calls, calls);
+        if (i % 50 == 0) {
+            nanosleep(&pause, NULL);
+        }
+    }
+    for (int i = 0; i < ITEMS; i++) {
+        ASSERT_EQ_FMT(200, calls[i], "%d");
+    }
+    pause.tv_nsec = 10000000; // until they sleep
+    nanosleep(&pause, NULL);
+    double before = cpu_ms();
+    pause.tv_nsec = 60000000;
+    nanosleep(&pause, NULL);
+    ASSERT(cpu_ms() - before < 20.0);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
+// The cores in the mask of a process.
+TEST cores_follow_the_mask(void) {
+    static const struct {
+        const char* status;
+        int32_t cores;
+    } cases[] = {{"Name:\tx\nCpus_allowed:\t3\nCpus_allowed_list:\t0-1\n", 2},
+                 {"Name:\tx\nCpus_allowed:\tff,0000000c\n", 10},
+                 {"Name:\tCpus_allowed:\tff\nThreads:\t7\n", 0}};
+    char root[] = "build/test-cores-XXXXXX";
+    char path[256];
+    ASSERT(mkdtemp(root) != NULL);
+    snprintf(path, sizeof path, "mkdir -p %s/proc/self", root);
+    ASSERT_EQ(0, system(path));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        snprintf(path, sizeof path, "%s/proc/self/status", root);
+        text_put(path, cases[i].status);
+        ASSERT_EQ_FMT(cases[i].cores, qlora__os_cores(root), "%d");
+    }
+    snprintf(path, sizeof path, "rm -rf %s", root);
+    ASSERT_EQ(0, system(path));
+    PASS();
+}
+
 SUITE(system_suite) {
     RUN_TEST(temporary_files_are_new);
+    RUN_TEST(threads_sleep_when_idle);
+    RUN_TEST(cores_follow_the_mask);
     for (size_t i = 0; i < sizeof memory_cases / sizeof memory_cases[0]; i++) {
         RUN_TEST1(memory_that_is_left, &memory_cases[i]);
     }

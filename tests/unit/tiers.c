@@ -178,6 +178,9 @@ TEST tiers_multiply_alike(const test_machine* machine) {
         {13, 515, 770, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.5f, 1, 1},
         {1030, 24, 6, false, true, QLORA_F32, QLORA_F32, QLORA_F32, 1, 0, 1},
         {6, 5, 70, false, false, QLORA_F32, QLORA_F32, QLORA_F32, 1, 1, 3},
+        {200, 16, 1300, false, true, QLORA_F32, QLORA_F32, QLORA_F32, 1, 0, 1},
+        {70, 32, 41, true, false, QLORA_F32, QLORA_F32, QLORA_F32, 1, 1, 1},
+        {1030, 5, 2200, false, false, QLORA_F32, QLORA_F32, QLORA_F32, 1, 0, 1},
         {5, 6, 0, false, true, QLORA_F32, QLORA_F32, QLORA_F32, 1, 1, 1},
         // few rows, as in decoding: weights of every type, adapters, queries over a cache
         {1, 70, 576, false, true, QLORA_F32, QLORA_BF16, QLORA_F32, 1, 0, 1},
@@ -212,6 +215,126 @@ TEST tiers_multiply_alike(const test_machine* machine) {
     }
     PASS();
 }
+
+// ---- LoRA linear --------------------------------------------------------------------------------
+
+enum { LINEAR_ROWS = 101, LINEAR_IN = 700, LINEAR_PARTS = 3, LINEAR_OUTPUTS = 10 };
+
+// All tensors of a linear operator with three parts, the second with an NF4 weight.
+typedef struct tier_linear {
+    qlora_tensor x;
+    qlora_tensor y;
+    qlora_tensor dy;
+    qlora_tensor dx;
+    qlora_tensor weight[LINEAR_PARTS];
+    qlora_tensor a[LINEAR_PARTS];
+    qlora_tensor sb[LINEAR_PARTS];
+    qlora_tensor da[LINEAR_PARTS];
+    qlora_tensor db[LINEAR_PARTS];
+    qlora_nf4 nf4;
+    qlora_linear_desc linear;
+} tier_linear;
+
+// Small whole numbers: all sums are exact.
+static bool small_tensor(qlora_ctx* ctx, test_random* random, int64_t rows, int64_t cols,
+                         qlora_tensor* out) {
+    size_t n = (size_t)(rows * cols);
+    float* values = (float*)malloc(n * 4 + 4);
+    for (size_t i = 0; i < n; i++) {
+        values[i] = (float)test_random_below(random, 3) - 1.0f;
+    }
+    bool ok = test_tensor(ctx, QLORA_F32, rows, cols, values, out) == QLORA_OK;
+    free(values);
+    return ok;
+}
+
+static bool tier_linear_make(qlora_ctx* ctx, tier_linear* l) {
+    static const int64_t outs[LINEAR_PARTS] = {50, 33, 24};
+    static const int64_t ranks[LINEAR_PARTS] = {16, 5, 0};
+    test_random random = test_random_start("tier_linear");
+    memset(l, 0, sizeof *l);
+    l->linear.in = LINEAR_IN;
+    l->linear.count = LINEAR_PARTS;
+    bool ok = true;
+    for (int i = 0; i < LINEAR_PARTS && ok; i++) {
+        qlora_linear_part* p = &l->linear.parts[i];
+        p->out = outs[i];
+        p->rank = ranks[i];
+        p->scale = 2.0f;
+        p->dense = i != 1 ? &l->weight[i] : NULL;
+        p->nf4 = i == 1 ? &l->nf4 : NULL;
+        p->a = &l->a[i];
+        p->sb = &l->sb[i];
+        p->da = &l->da[i];
+        p->db = &l->db[i];
+        ok = small_tensor(ctx, &random, outs[i], LINEAR_IN, &l->weight[i]) &&
+             small_tensor(ctx, &random, ranks[i], LINEAR_IN, &l->a[i]) &&
+             small_tensor(ctx, &random, outs[i], ranks[i], &l->sb[i]) &&
+             small_tensor(ctx, &random, ranks[i], LINEAR_IN, &l->da[i]) &&
+             small_tensor(ctx, &random, outs[i], ranks[i], &l->db[i]);
+    }
+    int64_t pad = qlora_linear_pad(&l->linear);
+    int64_t out = qlora_linear_out(&l->linear);
+    qlora_nf4_desc desc; // -1, 0 and 1 are levels of NF4
+    memset(&desc, 0, sizeof desc);
+    desc.rows = outs[1];
+    desc.cols = LINEAR_IN;
+    desc.plain_scales = true;
+    return ok && qlora_nf4_create(ctx, &desc, &l->nf4) == QLORA_OK &&
+           qlora_nf4_quantise(ctx, &l->weight[1], &l->nf4) == QLORA_OK &&
+           small_tensor(ctx, &random, LINEAR_ROWS, LINEAR_IN + pad, &l->x) &&
+           small_tensor(ctx, &random, LINEAR_ROWS, out, &l->y) &&
+           small_tensor(ctx, &random, LINEAR_ROWS, out + pad, &l->dy) &&
+           small_tensor(ctx, &random, LINEAR_ROWS, LINEAR_IN, &l->dx);
+}
+
+// x and dy, with z and u, y, dx and the gradients of the adapters, one after another.
+static bool tier_linear_run(const test_machine* machine, qlora_cpu_tier tier, int32_t threads,
+                            float* out) {
+    wanted = tier;
+    threads_wanted = threads;
+    qlora_ctx* ctx = test_open(machine, with_tier_and_threads);
+    tier_linear l;
+    bool ok = ctx != NULL && tier_linear_make(ctx, &l) &&
+              qlora_linear_forward(ctx, &l.linear, &l.x, &l.y) == QLORA_OK &&
+              qlora_linear_backward(ctx, &l.linear, &l.x, &l.dy, &l.dx, 0) == QLORA_OK;
+    qlora_tensor* outputs[] = {&l.x,     &l.y,     &l.dy,    &l.dx,    &l.da[0],
+                               &l.da[1], &l.da[2], &l.db[0], &l.db[1], &l.db[2]};
+    for (int i = 0; i < LINEAR_OUTPUTS && ok; i++) {
+        ok = test_read(ctx, outputs[i], out);
+        out += outputs[i]->rows * outputs[i]->cols;
+    }
+    for (int i = 0; i < LINEAR_OUTPUTS && ctx != NULL; i++) {
+        ok = qlora_tensor_destroy(ctx, outputs[i]) == QLORA_OK && ok;
+    }
+    for (int i = 0; i < LINEAR_PARTS && ctx != NULL; i++) {
+        ok = qlora_tensor_destroy(ctx, &l.weight[i]) == QLORA_OK && ok;
+        ok = qlora_tensor_destroy(ctx, &l.a[i]) == QLORA_OK && ok;
+        ok = qlora_tensor_destroy(ctx, &l.sb[i]) == QLORA_OK && ok;
+    }
+    return ctx != NULL && qlora_nf4_destroy(ctx, &l.nf4) == QLORA_OK &&
+           test_close_ctx(machine, ctx) && ok;
+}
+
+// The panels that the products share give what separate products give.
+TEST tiers_add_adapters_alike(const test_machine* machine) {
+    size_t n = 4 * LINEAR_ROWS * (LINEAR_IN + 128);
+    float* out = (float*)calloc(2 * n, sizeof *out);
+    bool same = tier_linear_run(machine, QLORA_CPU_TIER_PORTABLE, 1, out);
+    for (int t = 1; t < QLORA_CPU_TIER_COUNT && same; t++) {
+        for (int32_t threads = 1; threads <= 3 && qlora_cpu_tier_usable((qlora_cpu_tier)t);
+             threads += 2) {
+            memset(out + n, 0, n * sizeof *out);
+            same = same && tier_linear_run(machine, (qlora_cpu_tier)t, threads, out + n) &&
+                   memcmp(out, out + n, n * sizeof *out) == 0;
+        }
+    }
+    free(out);
+    ASSERT(same);
+    PASS();
+}
+
+// ---- NF4 ----------------------------------------------------------------------------------------
 
 // Products of a weight and rows of the identity are the dequantised weight, to the bit.
 static bool nf4_shows_through(qlora_ctx* ctx, test_random* random, int64_t rows, int64_t cols,
@@ -354,6 +477,7 @@ TEST tiers_stream_the_same_bits(const test_machine* machine) {
 SUITE(tiers_suite) {
     RUN_ON(TEST_CPU, tiers_stream_the_same_bits);
     RUN_ON(TEST_CPU, tiers_multiply_alike);
+    RUN_ON(TEST_CPU, tiers_add_adapters_alike);
     RUN_ON(TEST_CPU, tiers_dequantise_to_the_bit);
     RUN_ON(TEST_CPU, tiers_are_chosen_and_named);
     RUN_ON(TEST_CPU, tiers_come_from_the_environment);

@@ -1,0 +1,153 @@
+// ---- LoRA linear on the CPU ---------------------------------------------------------------------
+//
+// In tiers with packed products, the rows of x, or of dy, are packed once for all products that
+// read them, and the product with an adapter continues the sum of the product with its weight:
+//
+//   z_i = x A_i^T      y_i = [x z_i] [W_i sB_i]^T
+//   u_i = dy_i sB_i    dx  = sum over i of [dy_i u_i] [W_i ; A_i]
+//
+// Every sum has the same terms in the same order as in separate products that add to C, so the bits
+// are the same.
+
+// Whether panels with `steps` steps are used for x, or for dy. If only few rows fit at a time, the
+// weights would be widened too often.
+static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_desc* l,
+                                    const qlora_tensor* x, int64_t steps) {
+    for (int32_t i = 0; i < l->count; i++) {
+        if (l->parts[i].out == 0) {
+            return false;
+        }
+    }
+    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL && l->in > 0 &&
+           x->dtype == QLORA_F32 && x->rows >= 16 &&
+           qlora__panels_rows(x->rows, steps + 4) >= qlora__min(x->rows, 384);
+}
+
+static qlora__operand qlora__operand_matrix(const qlora_tensor* t, bool lines) {
+    return qlora__operand_of(t->data, t->dtype, NULL, t->ld, lines);
+}
+
+static qlora__segment qlora__segment_of(qlora__operand from, int64_t steps) {
+    qlora__segment s;
+    s.from = from;
+    s.k = 0;
+    s.steps = steps;
+    return s;
+}
+
+// The weight of a part: its rows are lines forward.
+static qlora__operand qlora__linear_weight(const qlora_linear_part* p, bool lines) {
+    return p->nf4 != NULL ? qlora__operand_of(NULL, QLORA_BF16, p->nf4, 0, lines)
+                          : qlora__operand_matrix(p->dense, lines);
+}
+
+// Element (row, col) of an f32 matrix.
+static float* qlora__linear_at(const qlora_tensor* t, int64_t row, int64_t col) {
+    return (float*)t->data + row * t->ld + col;
+}
+
+static int64_t qlora__linear_forward_steps(const qlora_linear_desc* l) {
+    int64_t rank = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        rank = qlora__max(rank, l->parts[i].rank);
+    }
+    return l->in + rank;
+}
+
+// y, for one slice of rows; with `adapters`, also z, in the columns of x after l->in.
+static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora__panels* p,
+                                        const qlora_tensor* x, const qlora_tensor* y,
+                                        bool adapters) {
+    qlora__operand rows = qlora__operand_matrix(x, true);
+    qlora__panels_pack(p, &rows, 0, l->in, 0, 1.0f);
+    int64_t at = l->in;
+    for (int32_t i = 0; i < l->count && adapters; i++) {
+        const qlora_linear_part* part = &l->parts[i];
+        if (part->rank > 0) {
+            qlora__segment a = qlora__segment_of(qlora__operand_matrix(part->a, true), l->in);
+            qlora__panels_multiply(p, 0, &a, 1, 0, part->rank, qlora__linear_at(x, p->row, at),
+                                   x->ld, false);
+        }
+        at += part->rank;
+    }
+    int64_t col = 0;
+    at = l->in;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* part = &l->parts[i];
+        qlora__segment right[2];
+        right[0] = qlora__segment_of(qlora__linear_weight(part, true), l->in);
+        if (part->rank > 0) {
+            right[1] = qlora__segment_of(qlora__operand_matrix(part->sb, true), part->rank);
+            qlora__panels_pack(p, &rows, at, part->rank, l->in, 1.0f);
+        }
+        qlora__panels_multiply(p, 0, right, part->rank > 0 ? 2 : 1, 0, part->out,
+                               qlora__linear_at(y, p->row, col), y->ld, false);
+        col += part->out;
+        at += part->rank;
+    }
+}
+
+static void qlora__linear_forward_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                         const qlora_tensor* x, const qlora_tensor* y,
+                                         bool adapters) {
+    qlora__panels p;
+    qlora__panels_open(ctx, qlora__linear_forward_steps(l), &p);
+    int64_t height = qlora__panels_rows(x->rows, p.stride);
+    for (p.row = 0; p.row < x->rows; p.row += height) {
+        p.rows = qlora__min(height, x->rows - p.row);
+        qlora__linear_forward_slice(l, &p, x, y, adapters);
+    }
+    ctx->last_path = QLORA_PATH_CPU;
+}
+
+static int64_t qlora__linear_backward_steps(const qlora_linear_desc* l) {
+    int64_t steps = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        steps += l->parts[i].out + l->parts[i].rank;
+    }
+    return steps;
+}
+
+// u, in the columns of dy after `out`, and dx, for one slice of rows. In the panels, the columns of
+// u_i are after those of dy_i.
+static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__panels* p,
+                                   const qlora_tensor* dy, int64_t out, const qlora_tensor* dx) {
+    qlora__operand rows = qlora__operand_matrix(dy, true);
+    qlora__segment right[2 * QLORA_LINEAR_PARTS];
+    int segments = 0;
+    int64_t at = 0;
+    int64_t col = 0;
+    int64_t tail = out;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* part = &l->parts[i];
+        qlora__panels_pack(p, &rows, col, part->out, at, 1.0f);
+        right[segments] = qlora__segment_of(qlora__linear_weight(part, false), part->out);
+        segments++;
+        if (part->rank > 0) {
+            qlora__segment sb =
+                qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
+            qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, qlora__linear_at(dy, p->row, tail),
+                                   dy->ld, false);
+            qlora__panels_pack(p, &rows, tail, part->rank, at + part->out, 1.0f);
+            right[segments] = qlora__segment_of(qlora__operand_matrix(part->a, false), part->rank);
+            segments++;
+        }
+        at += part->out + part->rank;
+        col += part->out;
+        tail += part->rank;
+    }
+    qlora__panels_multiply(p, 0, right, segments, 0, l->in, qlora__linear_at(dx, p->row, 0), dx->ld,
+                           false);
+}
+
+static void qlora__linear_dx_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                    const qlora_tensor* dy, int64_t out, const qlora_tensor* dx) {
+    qlora__panels p;
+    qlora__panels_open(ctx, qlora__linear_backward_steps(l), &p);
+    int64_t height = qlora__panels_rows(dy->rows, p.stride);
+    for (p.row = 0; p.row < dy->rows; p.row += height) {
+        p.rows = qlora__min(height, dy->rows - p.row);
+        qlora__linear_dx_slice(l, &p, dy, out, dx);
+    }
+    ctx->last_path = QLORA_PATH_CPU;
+}
