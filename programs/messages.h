@@ -118,8 +118,8 @@ static inline bool file_is_gguf(const char* path) {
     return is;
 }
 
-// What a path given as --model lacks, or NULL: a folder has a config.json, and the name of a GGUF
-// file ends in .gguf.
+// What is wrong with a path given as --model, or NULL: a folder has a config.json, and the name of
+// a GGUF file ends in .gguf.
 static inline const char* model_fault(const char* path) {
     size_t length = strlen(path);
     bool named = length >= 5 && strcmp(path + length - 5, ".gguf") == 0;
@@ -134,7 +134,10 @@ static inline const char* model_fault(const char* path) {
         }
         return missing ? "no such file" : NULL;
     }
-    return file_missing(path, "config.json") ? "config.json not found" : NULL;
+    if (!file_missing(path, "config.json")) {
+        return NULL;
+    }
+    return errno == ENOTDIR ? "this is a file; give its folder" : "config.json not found";
 }
 
 // A limit of an option as people write it: 1000000 rather than 1e+06, and 1M for a size in bytes.

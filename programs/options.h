@@ -209,7 +209,8 @@ static inline bool targets_read(const option* row, const char* text, int64_t* ou
         }
         if (bit == 0) {
             return error_set(error,
-                             "--%s: '%.*s' is not one of q, k, v, o, gate, up, down, qkv, gate_up",
+                             "--%s: '%.*s' is not one of q, k, v, o, gate, up, down, qkv, gate_up; "
+                             "all stands for all of them",
                              row->name, (int)length, at);
         }
         bits |= bit;

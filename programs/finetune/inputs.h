@@ -148,6 +148,10 @@ static bool inputs_make(app* a, const option_texts* texts, bool weighted, input_
             return error_set(a->error, "%s: data for evaluation cannot have a weight",
                              texts->items[i]);
         }
+        if (strcmp(path, "-") != 0 && !path_exists(path)) {
+            return error_set(a->error, "--%s %s: %s", weighted ? "data" : "eval-data", path,
+                             strerror(errno));
+        }
         if (!(path_is_folder(path) ? folder_add(a, list, path, weight)
                                    : input_add(a, list, path, weight))) {
             return false;

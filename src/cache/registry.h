@@ -22,6 +22,8 @@
 #define QLORA__NEED_HEAD64WG  65536u // attention with them, head size 64
 #define QLORA__NEED_HEAD128WG 131072u
 #define QLORA__NEED_GEMM_WG (QLORA__NEED_GEMM | QLORA__NEED_BF16 | QLORA__NEED_WARPGROUP)
+#define QLORA__NEED_FP8_MODE 262144u // computes base products in FP8
+#define QLORA__NEED_FP8 (QLORA__NEED_BF16 | QLORA__NEED_NF4 | QLORA__NEED_FP8_MODE)
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
@@ -47,6 +49,10 @@
     X(nf4_gemm_16, nf4_gemm, 70656, NF4_BF16)                                                      \
     X(nf4_gemm_32, nf4_gemm, 66560, NF4_BF16)                                                      \
     X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                      \
+    X(fp8_quantise, fp8, 0, FP8)                                                                   \
+    X(fp8_measure, fp8, 0, FP8)                                                                    \
+    X(fp8_widen, fp8, 0, FP8)                                                                      \
+    X(fp8_widen_turned, fp8, 0, FP8)                                                               \
     X(linear_place_f32, linear, 0, LORA)                                                           \
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
     X(linear_bias_f32, linear, 0, ALWAYS)                                                          \
@@ -147,7 +153,23 @@
     X(optim_shadow_f32, optim, 0, LORA)                                                            \
     X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
     X(dropout_f32, dropout, 0, LORA)                                                               \
-    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)
+    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)                                                    \
+    X(preference_logps, preference, 0, LORA)                                                       \
+    X(preference_factors, preference, 0, LORA)                                                     \
+    X(preference_scale_f32, preference, 0, LORA)                                                   \
+    X(preference_scale_bf16, preference, 0, LORA_BF16)                                             \
+    X(methods_row_norms_f32, methods, 0, LORA)                                                     \
+    X(methods_row_norms_bf16, methods, 0, LORA_BF16)                                               \
+    X(methods_scale_columns_f32, methods, 0, LORA)                                                 \
+    X(methods_scale_columns_bf16, methods, 0, LORA_BF16)                                           \
+    X(methods_dot_columns_f32, methods, 0, LORA)                                                   \
+    X(methods_dot_columns_bf16, methods, 0, LORA_BF16)                                             \
+    X(methods_put_rows_f32, methods, 0, LORA)                                                      \
+    X(methods_put_rows_bf16, methods, 0, LORA_BF16)                                                \
+    X(methods_embed_gradient_f32, methods, 0, LORA)                                                \
+    X(methods_embed_gradient_bf16, methods, 0, LORA_BF16)                                          \
+    X(methods_head_gradient_f32, methods, 0, LORA)                                                 \
+    X(methods_head_gradient_bf16, methods, 0, LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
     X(attn32_fwd, attn32, 30720, HEAD32)                                                           \

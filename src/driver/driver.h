@@ -150,6 +150,7 @@ typedef struct qlora__symbol {
 
 typedef struct qlora__cache qlora__cache;   // cache/modules.h
 typedef struct qlora__beside qlora__beside; // tensor/beside.h
+typedef struct qlora__lt qlora__lt;         // driver/cublaslt.h
 
 struct qlora__gpu {
     qlora__cuda_table cu;
@@ -177,6 +178,7 @@ struct qlora__gpu {
     qlora__buffer* own_workspace;
     qlora__beside* beside; // tensor/beside.h
     qlora__cache* cache;
+    qlora__lt* lt;         // NULL until a model needs FP8 products
 };
 
 // Copies the addresses of symbols into a table of function pointers and lists the required symbols

@@ -385,6 +385,11 @@ static qlora_result qlora__text_gguf_begin(qlora__text_gguf* t) {
     const char* model = NULL;
     const char* name = NULL;
     size_t size = 0;
+    QLORA__TRY(qlora__gguf_get_string(t->env, g, "general.type", false, &model, &size));
+    if (model != NULL && qlora__gguf_is(model, size, "adapter")) {
+        return qlora__env_fail(t->env, QLORA_ERR_FORMAT,
+                               "%s is an adapter: it contains no tokenizer", g->label);
+    }
     QLORA__TRY(qlora__gguf_get_string(t->env, g, "tokenizer.ggml.model", true, &model, &size));
     t->pieces = qlora__gguf_is(model, size, "llama");
     if (!t->pieces && !qlora__gguf_is(model, size, "gpt2")) {

@@ -286,7 +286,7 @@ static int plan_adamw(const row* r,
 }
 
 static qlora_result setup_adamw(qlora_ctx* ctx, const row* r, set* s) {
-    qlora_adamw_range range = {0, r->m * r->n, 1.0f, 1.0f, NULL, 0, 0};
+    qlora_adamw_range range = {0, r->m * r->n, 1.0f, 1.0f, NULL, 0, 0, 0.0};
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = 1e-4;
@@ -1238,6 +1238,7 @@ static int arguments(bench* b, int argc, char** argv, const char** group) {
                     "[--dry]\n"
                     "       bench step --shape NAME --batch B --seq S ... (bench step --help)\n"
                     "       bench cpu [--tier NAME] [--threads N] [--quick] [--json]\n"
+                    "       bench decode [--model PATH] [--threads N] ... (bench decode --help)\n"
                     "  --json   print a JSON array of objects\n"
                     "  --quick  use 7 replays instead of 25\n"
                     "  --dry    run every row once, small and untimed, to check that it works\n");
@@ -1287,6 +1288,9 @@ int main(int argc, char** argv) {
     }
     if (argc > 1 && strcmp(argv[1], "cpu") == 0) {
         return bench_cpu_main(argc - 1, argv + 1);
+    }
+    if (argc > 1 && strcmp(argv[1], "decode") == 0) {
+        return bench_decode_main(argc - 1, argv + 1);
     }
     if (argc > 1 && strcmp(argv[1], "data") == 0) {
         return bench_data_main(argc - 1, argv + 1);

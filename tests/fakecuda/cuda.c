@@ -48,7 +48,7 @@ static const char* const class_names[CLASSES] = {"NONE",   "ALLOC",  "LOAD",  "L
 
 enum {
 #define FAKE_ID(name, kind, release, args) F_##name,
-    FAKE_CU_FUNCTIONS(FAKE_ID) FAKE_CUBLAS_FUNCTIONS(FAKE_ID)
+    FAKE_CU_FUNCTIONS(FAKE_ID) FAKE_CUBLAS_FUNCTIONS(FAKE_ID) FAKE_CUBLASLT_FUNCTIONS(FAKE_ID)
 #undef FAKE_ID
         FUNCTIONS
 };
@@ -64,6 +64,7 @@ typedef struct function_row {
 static const function_row function_rows[FUNCTIONS] = {
 #define FAKE_ROW(name, kind, release, args) {#name, CLASS_##kind, FAKE_##release},
     FAKE_CU_FUNCTIONS(FAKE_ROW) FAKE_CUBLAS_FUNCTIONS(FAKE_ROW)
+        FAKE_CUBLASLT_FUNCTIONS(FAKE_ROW)
 #undef FAKE_ROW
 };
 

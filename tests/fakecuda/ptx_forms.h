@@ -212,6 +212,15 @@ static bool decode_cvt_pair(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
            take_source_arg(p, in, 2, TYPE_F32, false);
 }
 
+// cvt.rn.satfinite.e4m3x2.f32 d, a, b
+static bool decode_cvt_e4m3(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
+    (void)m;
+    in->exec = exec_cvt_e4m3;
+    return take_result_arg(p, in, 0, TYPE_B16, false) && expect(p, ",") &&
+           take_source_arg(p, in, 1, TYPE_F32, false) && expect(p, ",") &&
+           take_source_arg(p, in, 2, TYPE_F32, false);
+}
+
 // cvt.rna.tf32.f32
 static bool decode_cvt_tf32(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     (void)m;
@@ -828,6 +837,7 @@ static const ptx_form PTX_FORMS[] = {
     {"isspacep.global|shared|local", NULL, NULL, decode_isspacep},
     {"cvt.rn|rz.relu?.f16x2|bf16x2.f32", NULL, NULL, decode_cvt_pair},
     {"cvt.rna.tf32.f32", NULL, NULL, decode_cvt_tf32},
+    {"cvt.rn.satfinite.e4m3x2.f32", NULL, NULL, decode_cvt_e4m3},
     {"cvt." CVT_ROUND ".ftz?.relu?.sat?." CVT_TYPES "." CVT_TYPES, NULL, NULL, decode_cvt},
     {"setp." COMPARE_NAMES ".and|or|xor?.ftz?." COMPARE_TYPES, NULL, NULL, decode_setp},
     {"set." COMPARE_NAMES ".and|or|xor?.ftz?.u32|s32|f32." COMPARE_TYPES, NULL, NULL, decode_set},

@@ -72,6 +72,7 @@ static qlora_result ctx_open(world* w, qlora_ctx** out) {
     memset(&d, 0, sizeof d);
     d.require_backend = QLORA_BACKEND_CPU;
     d.threads = 1;
+    d.scratch_bytes = 1 << 20; // most of the time would be spent on the memory of the default
     d.allocator.alloc = counted_alloc;
     d.allocator.free = counted_free;
     d.allocator.user = w;

@@ -23,6 +23,23 @@ static choices choices_of(const uint8_t* data, size_t size) {
     return c;
 }
 
+size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t room);
+size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t room, unsigned int seed);
+
+// Every second input consists of new choices. libFuzzer's own changes keep most of them, and try
+// the same few places of the files again and again.
+size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t room, unsigned int seed) {
+    uint64_t state = seed;
+    if (seed % 2 == 0 || room < 32) {
+        return LLVMFuzzerMutate(data, size, room);
+    }
+    for (size_t i = 0; i < 32; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        data[i] = (uint8_t)(state >> 40);
+    }
+    return 32;
+}
+
 // A number below `count`.
 static size_t choose(choices* c, size_t count) {
     size_t value = 0;
@@ -95,8 +112,10 @@ static void mutate_bytes(choices* c, buffer* b) {
     length = length < b->size - at ? length : b->size - at;
     unsigned char piece[64];
     memcpy(piece, b->data + at, length);
-    switch (choose(c, 5)) {
+    switch (choose(c, 7)) {
     case 0:
+    case 5:
+    case 6:
         if (at < b->size) {
             b->data[at] = (unsigned char)choose(c, 256);
         }
@@ -217,6 +236,25 @@ static void mutate_number(choices* c, buffer* b, const qlora__json_token* t) {
     buffer_splice(b, t->begin, t->end, text, strlen(text));
 }
 
+// One of the numbers and of the values true and false; 0 if there is none.
+static uint32_t token_number(choices* c, const qlora__json* json) {
+    uint32_t count = 0;
+    uint32_t found = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        size_t wanted = pass == 1 ? choose(c, count) : SIZE_MAX;
+        for (uint32_t k = 1; k < json->count && found == 0; k++) {
+            qlora__json_kind kind = json->tokens[k].kind;
+            if (kind != QLORA__JSON_NUMBER && kind != QLORA__JSON_TRUE &&
+                kind != QLORA__JSON_FALSE) {
+                continue;
+            }
+            count += pass == 0 ? 1u : 0u;
+            found = pass == 1 && wanted-- == 0 ? k : 0;
+        }
+    }
+    return found;
+}
+
 // Two neighbours in a list change places, as in a transposed shape.
 static void mutate_order(choices* c, buffer* b, const qlora__json* json) {
     uint32_t lists = 0;
@@ -267,12 +305,19 @@ static void mutate_json(qlora__env* env, choices* c, buffer* b) {
     token_range(&json.tokens[k], &begin, &end);
     token_range(&json.tokens[value != 0 ? value : k], &from, &to);
     size_t whole = to - begin < 2000 ? to - begin : 2000;
-    switch (choose(c, 8)) {
+    switch (choose(c, 10)) {
     case 0:
         buffer_splice(b, from, to, word, strlen(word));
         break;
     case 6: // another number of about the same size
         mutate_number(c, b, &json.tokens[value != 0 ? value : k]);
+        break;
+    case 8:
+    case 9: // the same, never in a place without a number
+        k = token_number(c, &json);
+        if (k != 0) {
+            mutate_number(c, b, &json.tokens[k]);
+        }
         break;
     case 7:
         mutate_order(c, b, &json);
@@ -329,9 +374,10 @@ static void mutate_lines(qlora__env* env, choices* c, buffer* b) {
     free(line.data);
 }
 
-// Another type for one of the tensors of a header.
+// Another type for one of the tensors of a header, often one of the same size.
 static void mutate_dtype(choices* c, buffer* b) {
     static const char* const names[] = {"F32", "F16", "BF16", "I16", "U16", "I32", "U32", "F64"};
+    static const char* const halves[] = {"F16", "BF16", "I16", "U16"};
     static const char key[] = "\"dtype\":\"";
     size_t wanted = choose(c, 24);
     const char* name = names[choose(c, sizeof names / sizeof names[0])];
@@ -342,6 +388,9 @@ static void mutate_dtype(choices* c, buffer* b) {
     }
     if (at != NULL) {
         size_t begin = (size_t)(at - (const char*)b->data) + sizeof key - 1;
+        if (strstr(at + sizeof key - 1, "16\"") == strpbrk(at + sizeof key - 1, "123468")) {
+            name = halves[choose(c, sizeof halves / sizeof halves[0])];
+        }
         buffer_splice(b, begin, begin + strcspn(at + sizeof key - 1, "\""), name, strlen(name));
     }
 }
@@ -352,8 +401,8 @@ static void mutate_safetensors(qlora__env* env, choices* c, buffer* b) {
     for (int i = 7; i >= 0 && b->size >= 8; i--) {
         length = length << 8 | b->data[i];
     }
-    size_t kind = choose(c, 8);
-    if (b->size < 8 || length > b->size - 8 || kind == 0) {
+    size_t kind = choose(c, 10);
+    if (b->size < 8 || length > b->size - 8 || kind == 0 || kind > 7) {
         mutate_bytes(c, b);
         return;
     }

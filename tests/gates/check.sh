@@ -516,7 +516,7 @@ gate_programs() {
     build -j2 all build/{embed,ptx-tool,bench,soak_kill,ptx_test,golden} CFLAGS=-Werror || bad=1
     for cc in $(compilers); do
         for f in programs/*.c examples/*.c tools/*.c tests/{unit,fakecuda,bench,golden,gates}/*.c \
-            tests/internal/{library,double}.c; do
+            tests/internal/{library,text_library,double}.c; do
             echo "$cc -I. -Itests -std=c99 $WARN_C -fsyntax-only $f"
         done
     done >$OUT/commands
@@ -565,27 +565,38 @@ use_all() {
     run_all $OUT/commands
 }
 
-# The same with gcc's sanitizers in the programs; they see other mistakes than clang's.
+# The same with gcc's sanitizers in the programs; they see other mistakes than clang's. The groups
+# that mainly train, wait or kill would take many minutes under the sanitizers.
 gate_use_gcc() {
-    need gcc
-    local b=build/check-gcc-san script
+    use_sanitized gcc build/check-gcc-san \
+        "tests/gates/use_programs.sh wrong_use looking logs inputs doctors configs adapters" \
+        tests/gates/use_tools.sh
+}
+
+# Everything with clang's sanitizers. It takes long, so only `make soak` runs it.
+gate_use_clang() {
+    use_sanitized "$CLANG" build/check-clang-san tests/gates/use_programs.sh \
+        tests/gates/use_tools.sh
+}
+
+# use_sanitized COMPILER B SCRIPT...
+use_sanitized() {
+    local cc=$1 b=$2 name
+    shift 2
+    need "$cc"
     local flags="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined"
     flags="$flags -fno-sanitize-recover=all"
     echo 'int main(void) { return 0; }' >$OUT/probe.c
     # shellcheck disable=SC2086
-    { gcc $flags -o $OUT/probe $OUT/probe.c && $OUT/probe; } 2>/dev/null ||
-        skip "this gcc has no sanitizers"
-    $MAKE -s -j2 examples "B=$b" CC=gcc CFLAGS="$flags" || return 1
+    { "$cc" $flags -o $OUT/probe $OUT/probe.c && $OUT/probe; } 2>/dev/null ||
+        skip "this $cc has no sanitizers"
+    $MAKE -s -j2 examples "B=$b" CC="$cc" CFLAGS="$flags" || return 1
     # On aarch64, the search for leaks costs 4 s per process; only the examples below pay for it.
     local options=${ASAN_OPTIONS:-}
     [[ $(uname -m) != aarch64 ]] || options=detect_leaks=0${options:+:$options}
-    # The groups that mainly train, wait or kill would take many minutes under the sanitizers.
-    ASAN_OPTIONS=$options use_all $b \
-        "tests/gates/use_programs.sh wrong_use looking logs inputs doctors configs adapters" \
-        tests/gates/use_tools.sh
-    for script in hello gemm clip_graph; do
-        "$b/$script" >"$OUT/gcc-$script.out" 2>&1 ||
-            fault "$script: $(tail -5 "$OUT/gcc-$script.out")"
+    ASAN_OPTIONS=$options use_all "$b" "$@"
+    for name in hello gemm clip_graph; do
+        "$b/$name" >"$OUT/$name.out" 2>&1 || fault "$name: $(tail -5 "$OUT/$name.out")"
     done
 }
 
@@ -745,6 +756,7 @@ registry_groups() {
         BEGIN {
             of["GEMM"] = "gemm"; of["GEMM16"] = "bf16 gemm"; of["BF16"] = "bf16"; of["F32"] = "f32"
             of["NF4"] = "nf4"; of["NF4_BF16"] = "bf16 nf4"; of["LORA_BF16"] = "bf16"
+            of["FP8"] = "bf16 nf4 fp8"
             of["HEADANY"] = "headany"; of["HEAD128CAP"] = "bf16 head128cap"
             count = split("32 64 80 96 128 192 256", sizes, " ")
             for (i = 1; i <= count; i++) of["HEAD" sizes[i]] = "bf16 head" sizes[i]
@@ -1019,7 +1031,8 @@ sanitized() {
     # shellcheck disable=SC2086
     cc=$(compiler_with $flags)
     [[ -n $cc ]] || skip "no compiler supports $flags"
-    build -j2 build/fake/libcu{da.so.1,blas.so.13} build/fake-{stub,omit}/libcuda.so.1 \
+    build -j2 build/fake/libcu{da.so.1,blas.so.13,blasLt.so.13} \
+        build/fake-{stub,omit}/libcuda.so.1 \
         build/fake-omit/libcublas.so.13 CFLAGS=-Werror || return 1
     $MAKE -s -j2 "build/$name/tests" "B=build/$name" CC="$cc" \
         CFLAGS="-O1 -fno-omit-frame-pointer $flags" || return 1
@@ -1042,7 +1055,7 @@ gate_golden() {
     while read -r d; do dirs+=("$(dirname "$d")"); done < <(ls -d tests/golden/*/golden.json \
         ../shared/fixtures/*/golden.json 2>/dev/null)
     [[ ${#dirs[@]} -gt 0 ]] || skip "no fixture folders"
-    build build/golden build/fake/libcuda.so.1 build/fake/libcublas.so.13 || return 1
+    build build/golden build/fake/libcu{da.so.1,blas.so.13,blasLt.so.13} || return 1
     build/golden --known "${dirs[@]}" >$OUT/golden.out 2>&1 ||
         fault "$(grep -E 'FAILED|error' $OUT/golden.out)"
     local cc tier
@@ -1148,6 +1161,7 @@ gate_msvc() {
 }
 
 # ---- the list, fast gates first; programs builds what others use ----
+# `make soak` also runs use_clang.
 
 GATES="assembled text paths scripts comments contents layers abi functions words embed"
 GATES="$GATES ptx_fresh link symbols text_header macros recursion programs groups shared"

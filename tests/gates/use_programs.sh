@@ -158,7 +158,8 @@ wrong_use() {
     refuses "empty value" "--template needs a non-empty value" "${all[@]}" --template ""
     refuses "nan" "--lr: nan is out of range" "${all[@]}" --lr nan
     refuses "unknown choice" "--schedule: 'cos' is not one of cosine" "${all[@]}" --schedule cos
-    refuses "unknown target" "--targets: 'z' is not one of q" "${all[@]}" --targets q,z
+    refuses "unknown target" "--targets: 'z' is not one of q.*; all stands" "${all[@]}" \
+        --targets q,z
     refuses "length above tokens" "--length .64. must not exceed --tokens .32." "${all[@]}" \
         --length 64 --tokens 32
     refuses "length above the model" "must not exceed the model's limit of 128" "${all[@]}" \
@@ -168,6 +169,10 @@ wrong_use() {
     refuses "missing model" "--model nowhere: config.json not found" --model nowhere \
         --data sums.jsonl --out o
     refuses "missing data" "nowhere.jsonl" --model model --data nowhere.jsonl --out o
+    refuses "missing data without an ending" "--data nowhere: No such file" --model model \
+        --data nowhere --out o
+    refuses "missing evaluation data" "--eval-data nowhere: No such file" "${all[@]}" \
+        --eval-data nowhere
     refuses "empty data" "empty.jsonl" --model model --data empty.jsonl --out o
     refuses "bad JSON names its line" "broken.jsonl:3|broken.jsonl.*line 3" \
         --model model --data broken.jsonl --out o
@@ -468,7 +473,7 @@ groups="wrong_use looking training long_samples others_files own_folders saving_
 groups="$groups plots logs locks closing links starting_over saved_work interrupts"
 groups="$groups several inputs tables weights notes resuming extending doctors configs adapters"
 groups="$groups evaluations"
-groups="$groups demos"
+groups="$groups best preferences demos"
 [[ $# -gt 0 ]] && groups=$*
 for group in $groups; do
     $group

@@ -71,6 +71,8 @@ wrong_use() {
     refuses "--model base: this is a GGUF file; its name must end in .gguf" generate --model base \
         --prompt x
     refuses "--model none.gguf: no such file" plan --model none.gguf
+    echo x >plain
+    refuses "--model plain: this is a file; give its folder" generate --model plain --prompt x
     refuses "--adapter base.gguf is a GGUF file" merge --model x --adapter base.gguf --out o
     refuses "--system can only be used with --chat" generate --model x --prompt x --system x
     refuses "--model nowhere: config.json not found" generate --model nowhere --prompt x
@@ -242,6 +244,7 @@ texts() {
         --gguf merged.gguf
     [[ $(head -c 4 merged.gguf) == GGUF ]]
     note $? "the GGUF file starts as one"
+    refuses "merged.gguf is an adapter" generate --model merged.gguf --prompt x
     rm -rf whole.gguf small.gguf spoken spoken.gguf
     says "^wrote whole.gguf$" merge --model "$fixture/model" --adapter "$fixture/adapter20" \
         --out whole.gguf --base trained --dtype f32

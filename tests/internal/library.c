@@ -3,6 +3,8 @@
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 
+#include "tests_from_here.h"
+
 #include "internal/formats.c"
 
 #include "internal/gguf.c"
@@ -14,3 +16,6 @@
 #include "internal/system.c"
 
 #include "internal/rows.c"
+
+#include "internal/stream.c"
+#include "internal/fp8.c"

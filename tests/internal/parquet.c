@@ -1,5 +1,5 @@
 // parquet.c - gzip, Snappy, Zstandard, Thrift and Parquet, with files made here and, where they are
-// present, those in ../shared/parquet. Included by unit/tokens.c, which has the implementation.
+// present, those in ../shared/parquet. Included by tokens.c.
 #include "parquet_write.h"
 
 SUITE_EXTERN(parquet_suite);
@@ -31,7 +31,7 @@ static size_t hex_bytes(const char* hex, unsigned char* out) {
 // ---- compressed data, made with Python's gzip and zlib, and with zstandard and python-snappy
 
 // What the samples contain.
-static size_t sample_text(char* out, size_t room) {
+static size_t compressible_text(char* out, size_t room) {
     size_t used = 0;
     for (int i = 0; i < 40; i++) {
         used += (size_t)snprintf(out + used, room - used, "line %d of a small sample, %d\n", i,
@@ -103,7 +103,7 @@ TEST gzip_decodes(void) {
     char twice[8192];
     char said[200];
     unsigned char in[4096];
-    size_t length = sample_text(text, sizeof text);
+    size_t length = compressible_text(text, sizeof text);
     size_t size = hex_bytes(sample_gzip, in);
     static const size_t steps[] = {1, 7, 300, 100000};
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
@@ -132,7 +132,7 @@ TEST gzip_damage(void) {
     char text[4096];
     char said[200];
     unsigned char in[4096];
-    size_t length = sample_text(text, sizeof text);
+    size_t length = compressible_text(text, sizeof text);
     size_t size = hex_bytes(sample_gzip, in);
     for (size_t i = 0; i < size; i++) {
         ASSERT_FALSE(gunzip_in_steps(in, i, text, length, 100000, said));
@@ -156,7 +156,7 @@ TEST zstd_and_snappy(void) {
     char text[4096];
     unsigned char in[4096];
     unsigned char out[4096];
-    size_t length = sample_text(text, sizeof text);
+    size_t length = compressible_text(text, sizeof text);
     for (int k = 0; k < 2; k++) {
         size_t size = hex_bytes(frames[k], in);
         size_t refused = 0;
@@ -505,7 +505,7 @@ TEST gzip_data(void) {
     char plain[8192];
     unsigned char in[4096];
     ASSERT(data_rig_open(&r));
-    size_t length = sample_text(text, sizeof text);
+    size_t length = compressible_text(text, sizeof text);
     size_t size = hex_bytes(sample_gzip, in);
     snprintf(plain, sizeof plain, "%s", data_load(&r, "x.txt", text, length));
     ASSERT(strncmp(plain, "1:<s>line 0", 11) == 0);

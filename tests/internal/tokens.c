@@ -1,9 +1,5 @@
 // tokens.c - the regular expressions of pre-tokenizers, and the tokenizers inside GGUF files.
 
-#define QLORA_STATIC
-#define QLORA_TEXT_IMPLEMENTATION
-#include "qlora_text.h"
-
 #include "test.h"
 
 #include <stdio.h>
@@ -540,7 +536,7 @@ TEST gguf_chat(void) {
     PASS();
 }
 
-TEST nothing_is_left(void) {
+TEST tokens_leave_nothing(void) {
     uint64_t before = lib->env.host_bytes;
     char out[600];
     matches_of("(?:ab)+\\s(?!x)", "abab ", out, sizeof out);
@@ -563,7 +559,7 @@ SUITE(tokens_suite) {
     RUN_TEST(gguf_pre_tokenizers);
     RUN_TEST(gguf_tokenizer_faults);
     RUN_TEST(gguf_chat);
-    RUN_TEST(nothing_is_left);
+    RUN_TEST(tokens_leave_nothing);
     qlora__env_free(&lib->env, classes, QLORA__TEXT_CODES);
     qlora_text_destroy(lib);
 }
