@@ -69,7 +69,7 @@ static const mutant mutants[] = {
      "wgmma.wait_group.sync.aligned 1;", "attention_warpgroups_sm_90"},
     {"no fence between zeroed rows and products", "qlora_attn64_wg_fwd", 2,
      "fence.proxy.async.shared::cta;", "", "attention_warpgroups_sm_90"},
-    {"no fence between a new barrier and copies", "qlora_attn128_wg_fwd", 1,
+    {"no fence between a new barrier and copies", "qlora_attn128_wg_bwd_kv", 1,
      "fence.proxy.async.shared::cta;", "", "attention_warpgroups_sm_90"},
     {"rows of another tile", "qlora_attn128_wg_bwd_q", 3,
      "cp.async.bulk.tensor.2d.*[*],[*,{*,*}],[*];", "cp.async.bulk.tensor.2d.*[*],[*,{*,~0}],[*];",
