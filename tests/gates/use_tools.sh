@@ -196,6 +196,8 @@ plans() {
     note $? "plan explains +"
     refuses "--mode bf16 needs compute capability 8.0 or higher; --capability is 7.5" plan \
         --memory 8G --mode bf16 --capability 7.5
+    refuses "--mode fp8 needs compute capability 9.0; --capability is 8.9" plan \
+        --memory 8G --mode fp8 --capability 8.9
     refuses "base.gguf: GGUF version 808464432 is not supported" plan --model base.gguf
     says "CPU\)$|[0-9] [GM]iB$" plan # for this machine, whatever it has
     mkdir -p config-only
