@@ -86,8 +86,8 @@ static bool qlora__stream_agrees(const float* levels, float scale, uint32_t bits
 // Decodes the scales of a whole weight, one per 64 weights, for the kernel that rounds ties away
 // from zero. Where a tie matters (one block in thousands), a neighbouring number takes the place of
 // the scale, one that gives the same 16 values. False if there is none, or the scale is not finite.
-static bool qlora__stream_prepare(const qlora__cpu_stream* stream, const qlora_nf4* w,
-                                  int64_t first, int64_t steps, float* scales) {
+static QLORA__UNUSED bool qlora__stream_prepare(const qlora__cpu_stream* stream, const qlora_nf4* w,
+                                                int64_t first, int64_t steps, float* scales) {
     static const int32_t moves[] = {1, -1, 2, -2, 3, -3, 4, -4};
     qlora__stream_scales(stream, w, first * QLORA__STREAM_STEP, steps, scales);
     for (int64_t i = 0; i < steps; i++) {
