@@ -52,9 +52,9 @@ BENCHES := $(B)/bench
 FUZZERS := $(patsubst tests/fuzz/%.c,$(B)/fuzz_%,$(wildcard tests/fuzz/*.c))
 KERNELS := $(sort $(wildcard kernels/*.cu))
 FAKE_PARTS := $(patsubst tests/%.c,$(B)/obj/%.o,\
-	$(filter-out %/cublas.c %/variant.c %/ptx_test.c,$(wildcard tests/fakecuda/*.c)))
+	$(filter-out %/cublas.c %/cublaslt.c %/variant.c %/ptx_test.c,$(wildcard tests/fakecuda/*.c)))
 FAKES := $(addprefix $(B)/,$(addsuffix /libcuda.so.1,fake fake-stub fake-omit) \
-	$(addsuffix /libcublas.so.13,fake fake-omit))
+	$(addsuffix /libcublas.so.13,fake fake-omit) fake/libcublasLt.so.13)
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -224,7 +224,8 @@ $(B)/qlora.pc: qlora.pc.in FORCE
 
 # ---- the fake driver: its parts once, for each variant only variant.c ----
 
-$(FAKE_PARTS) $(B)/obj/fakecuda/cublas.o: $(B)/obj/%.o: tests/%.c Makefile
+$(FAKE_PARTS) $(B)/obj/fakecuda/cublas.o $(B)/obj/fakecuda/cublaslt.o: $(B)/obj/%.o: tests/%.c \
+		Makefile
 	$(COMPILE) $(FAKE_FLAGS) -c -o $@ $<
 
 $(B)/fake/libcuda.so.1: tests/fakecuda/variant.c $(FAKE_PARTS) Makefile
@@ -241,6 +242,8 @@ $(B)/fake-omit/libcuda.so.1: tests/fakecuda/variant.c $(FAKE_PARTS) Makefile
 		-Wl,--version-script=$@.map -o $@ $< $(FAKE_PARTS) -lm -lpthread
 
 $(B)/fake/libcublas.so.13: $(B)/obj/fakecuda/cublas.o
+$(B)/fake/libcublasLt.so.13: $(B)/obj/fakecuda/cublaslt.o
+$(B)/fake/libcublas.so.13 $(B)/fake/libcublasLt.so.13:
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -shared -Wl,-soname,$(@F) $(LDFLAGS) -o $@ $< -lm -lpthread
 

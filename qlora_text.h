@@ -29,7 +29,12 @@
        text/pattern         regular expressions: compiling
        text/pattern_match   regular expressions: matching
        text/split           pre-tokenizers
-       text/bpe             one word to ids
+       text/tok             a tokenizer
+       text/unigram         one word to ids: Unigram
+       text/bpe             one word to ids: BPE
+       text/unicode_graphemes  generated tables of graphemes
+       text/graphemes       borders between graphemes
+       text/charsmap        the map of SentencePiece's normalizer
        text/normalize       normalizers
        text/load_model      tokenizer.json: tokens and merges
        text/load            tokenizer.json: the steps around them
@@ -37,6 +42,7 @@
        text/load_gguf       the tokenizer in a GGUF file
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
        text/encode          text to ids
+       text/lines           where a long text can be split
        text/decode          ids to text
        text/jinja_base       values of templates, memory, limits
        text/jinja_lex        templates: tokens
@@ -94,12 +100,15 @@
 
    TOKENIZERS
        BPE models of tokenizer.json, byte-level (GPT-2, Llama 3, Qwen, SmolLM, ...) and
-       SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), and the
-       tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the `tokenizers` library.
+       SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), Unigram
+       models (T5, XLM-R, Japanese Llama models, ...) with SentencePiece's map of characters
+       (Precompiled), and the tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the
+       `tokenizers` library.
        GGUF files: the models "llama" (SentencePiece with scores) and "gpt2" (byte-level BPE, with
        the pattern that tokenizer.ggml.pre names); the ids are those of llama.cpp.
        Anything in the file that is not supported is reported by name and rejected when it is
-       loaded: a model other than BPE, an unknown normalizer, a part of a regular expression.
+       loaded: a model other than BPE and Unigram, an unknown normalizer (NFKC, NFKD and
+       StripAccents are), a part of a regular expression.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
 
    DATA
@@ -116,8 +125,9 @@
        {"question", "answer"}, {"input", "output"}            the same
        {"input_ids", "labels"}             taken as they are
 
-       {"prompt", "chosen", "rejected"}    preference pairs: recognised, and refused; so is a
-                                           "label" of true or false beside an answer
+       {"prompt", "chosen", "rejected"}    preference pairs, for desc.preference; otherwise they are
+                                           refused, as is a "label" of true or false beside an
+                                           answer
 
        "response" is accepted for "completion", "output" and "answer", and "context" for "input"
        (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or
@@ -140,7 +150,8 @@
        desc.columns gives names of the file for those above: "prompt=question,completion=answer".
        The name on the left must be one that records have, and the one on the right must occur in
        the file. A column of the file that has a name on the left, but is not the one that is
-       given for it, is not used.
+       given for it, is not used. With desc.columns_partial, for one of several files, a name on
+       the right that the file lacks is left alone, and listed by qlora_text_data_query.
 
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
@@ -160,10 +171,15 @@
        and Parquet files in memory.
 
        Files are read through a window: only the record that is being read is in memory, not the
-       file ({"data": [...]} and a .txt document count as one record). A sample takes 4.125 bytes
-       per token (8 if its labels are neither -100 nor the ids) and 40 bytes. With desc.stream it
-       takes 40 bytes alone, whatever its length: qlora_text_sample_read finds its record in the
-       file and makes the sample anew. Samples and their order are the same.
+       file. The records in {"data": [...]} are read one by one; a name of a record after a "data"
+       that is longer than the window is an error. A long .txt document is read in parts, at lines
+       that start with a letter, if the tokenizer joins nothing there: byte-level BPE with the
+       patterns of GPT-2, Llama 3, Qwen, GPT-4o, Tekken and DeepSeek, and SentencePiece BPE; the
+       ids are those of the whole. A sample takes 4.125 bytes per token (8 if its labels are
+       neither -100 nor the ids) and 40 bytes. With desc.stream it takes 40 bytes alone, whatever
+       its length: qlora_text_sample_read finds its record in the file, which it reads and does not
+       map, and makes the sample anew. Samples and their order are the same. A stream keeps a .txt
+       document that it cannot split, and refuses it from 16 MiB on.
 
        A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
        adds it. Its end is trained: the end marker of the template, otherwise EOS.
@@ -310,7 +326,7 @@ typedef enum qlora_result {
 #define QLORA_X_RESULT(name, value, text) QLORA_##name = (value),
     QLORA_RESULTS(QLORA_X_RESULT)
 #undef QLORA_X_RESULT
-    QLORA_RESULT_FORCE_INT = 0x7fffffff
+        QLORA_RESULT_FORCE_INT = 0x7fffffff
 } qlora_result;
 
 // ---- hooks --------------------------------------------------------------------------------------
@@ -339,7 +355,7 @@ typedef enum qlora_log_item {
 #define QLORA_X_LOG(name, text) QLORA_LOG_ITEM_##name,
     QLORA_LOG_ITEMS(QLORA_X_LOG)
 #undef QLORA_X_LOG
-    QLORA_LOG_ITEM_COUNT
+        QLORA_LOG_ITEM_COUNT
 } qlora_log_item;
 
 // text is never NULL; file may be NULL. Both are valid only during the call.
@@ -367,12 +383,14 @@ typedef enum qlora_file_mode {
     QLORA_FILE_CREATE = 1 // a new file for writing; EEXIST if the name exists, even as a link
 } qlora_file_mode;
 
-// Set all functions or none. Those that return int return 0 or an errno value. read and write
-// return the number of bytes or a negative errno value: after a short write, the rest is written
-// again; a read of 0 bytes is the end of the file.
+// Set all functions or none. Those that return int return 0 or an errno value. read, read_at and
+// write return the number of bytes or a negative errno value: after a short write, the rest is
+// written again; a read of 0 bytes is the end of the file.
 typedef struct qlora_files {
     int (*open)(const char* path, qlora_file_mode mode, void** file, void* user);
     int64_t (*read)(void* file, void* buffer, size_t bytes, void* user);
+    // Reads from a place in the file; where `read` goes on does not change. ESPIPE for a pipe.
+    int64_t (*read_at)(void* file, void* buffer, size_t bytes, uint64_t offset, void* user);
     int64_t (*write)(void* file, const void* data, size_t bytes, void* user);
     int (*sync)(void* file, void* user); // returns once the data is on disk
     int (*close)(void* file, void* user);
@@ -610,6 +628,13 @@ QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const 
 // stream.
 typedef struct qlora_text_data qlora_text_data;
 
+// What a record is, for training with preferences.
+typedef enum qlora_text_preference {
+    QLORA_TEXT_ANSWERS = 0, // an answer to learn; pairs and judged answers are refused
+    QLORA_TEXT_PAIRS = 1,   // "chosen" and "rejected": two samples, in this order
+    QLORA_TEXT_JUDGED = 2   // an answer with a "label", true or false
+} qlora_text_preference;
+
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
     const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
@@ -618,8 +643,8 @@ typedef struct qlora_text_data_desc {
     bool train_prompt;     // train on everything
     bool last_turn_only;   // train on the last assistant turn only
     // Keeps an index instead of the samples: qlora_text_sample_read makes a sample from its record
-    // in the file, and the chat must stay open. Standard input, memory, arrays inside an object and
-    // long .txt documents are kept as without it.
+    // in the file, and the chat must stay open. Standard input, memory, compressed and Parquet
+    // files are kept as without it, and so are .txt documents that cannot be split (up to 16 MiB).
     bool stream;
     // One of qlora_text_data_formats: what the file is (jsonl, csv, txt, ...), or the only form of
     // record that is read (text, messages, ...). NULL = from the ending and the names in each
@@ -628,10 +653,15 @@ typedef struct qlora_text_data_desc {
     // Names in the file that stand for those of a record: "prompt=question,completion=answer".
     // NULL = they are as they should be.
     const char* columns;
+    // One of several files: a name of `columns` that no record of this file has is not an error.
+    // The file is then read as if the name had not been given, and qlora_text_data_query lists it.
+    // A pipe can be read only once: there it is an error.
+    bool columns_partial;
     // Called for each record that cannot be used, with its line and what qlora_text_last_error
     // would say. Reading goes on if it returns true. NULL = the first one is an error.
     bool (*bad)(void* user, size_t line, const char* what);
     void* bad_user;
+    qlora_text_preference preference; // except for ANSWERS, only the last answer is trained
     uint32_t reserved_must_be_zero1;
 } qlora_text_data_desc;
 
@@ -650,6 +680,7 @@ QLORA_API size_t qlora_text_data_count(const qlora_text_data* data);
 typedef struct qlora_text_data_info {
     size_t count;        // samples
     const char* ignored; // names in the records that were not used: "id, source"; "" = none
+    const char* lacking; // names of desc.columns that the file does not have, in the same way
 } qlora_text_data_info;
 QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 
@@ -659,6 +690,7 @@ typedef struct qlora_text_sample {
     size_t count;          // 0 for an empty record
     size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
+    bool desirable;        // QLORA_TEXT_JUDGED: its "label"; QLORA_TEXT_PAIRS: the chosen one
 } qlora_text_sample;
 // Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
 // with QLORA_ERR_FILE when the file has changed.
@@ -971,6 +1003,21 @@ static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t byt
     return n == 0 && ferror((FILE*)file) ? -(int64_t)EIO : (int64_t)n;
 }
 
+static QLORA__UNUSED int64_t qlora__os_read_at(void* file, void* buffer, size_t bytes,
+                                               uint64_t offset, void* user) {
+    (void)user;
+    FILE* f = (FILE*)file;
+    long long before = _ftelli64(f);
+    if (before < 0 || offset > (uint64_t)INT64_MAX ||
+        _fseeki64(f, (long long)offset, SEEK_SET) != 0) {
+        return -(int64_t)ESPIPE;
+    }
+    size_t n = fread(buffer, 1, bytes, f);
+    bool failed = n == 0 && ferror(f) != 0;
+    failed = _fseeki64(f, before, SEEK_SET) != 0 || failed;
+    return failed ? -(int64_t)EIO : (int64_t)n;
+}
+
 static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
                                              void* user) {
     (void)user;
@@ -1278,6 +1325,20 @@ static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t byt
     return n < 0 ? -(int64_t)errno : (int64_t)n;
 }
 
+static QLORA__UNUSED int64_t qlora__os_read_at(void* file, void* buffer, size_t bytes,
+                                               uint64_t offset, void* user) {
+    (void)user;
+    size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30;
+    ssize_t n;
+    if (offset > (uint64_t)INT64_MAX - most) {
+        return -(int64_t)EINVAL;
+    }
+    do {
+        n = pread(qlora__os_fd(file), buffer, most, (off_t)offset);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -(int64_t)errno : (int64_t)n;
+}
+
 static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
                                              void* user) {
     (void)user;
@@ -1404,6 +1465,7 @@ static QLORA__UNUSED void qlora__os_free(void* pointer, size_t bytes, void* user
 #define QLORA__CUDAAPI __stdcall
 #define QLORA__CUDA_NAMES(X) X("nvcuda.dll")
 #define QLORA__CUBLAS_NAMES(X) X("cublas64_13.dll") X("cublas64_12.dll") X("cublas64_11.dll")
+#define QLORA__CUBLASLT_NAMES(X) X("cublasLt64_13.dll") X("cublasLt64_12.dll")
 #else
 #define QLORA__CUDAAPI
 #define QLORA__CUDA_NAMES(X)                                                                       \
@@ -1411,6 +1473,9 @@ static QLORA__UNUSED void qlora__os_free(void* pointer, size_t bytes, void* user
 #define QLORA__CUBLAS_NAMES(X)                                                                     \
     X("libcublas.so.13") X("libcublas.so.12") X("libcublas.so.11") X("libcublas.so")               \
     X("/usr/local/cuda/lib64/libcublas.so")
+#define QLORA__CUBLASLT_NAMES(X)                                                                   \
+    X("libcublasLt.so.13") X("libcublasLt.so.12") X("libcublasLt.so")                              \
+    X("/usr/local/cuda/lib64/libcublasLt.so")
 #endif
 // clang-format on
 
@@ -1468,13 +1533,13 @@ typedef struct qlora__env {
 
 // ---- hooks --------------------------------------------------------------------------------------
 
-#define QLORA__FILES_ALL 11
+#define QLORA__FILES_ALL 12
 
 // How many of the functions are set.
 static QLORA__UNUSED int qlora__files_count(const qlora_files* f) {
-    return (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
-           (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) + (f->make_dir != NULL) +
-           (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
+    return (f->open != NULL) + (f->read != NULL) + (f->read_at != NULL) + (f->write != NULL) +
+           (f->sync != NULL) + (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) +
+           (f->make_dir != NULL) + (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
 }
 
 // The operating system's functions where there are none.
@@ -1486,6 +1551,7 @@ static QLORA__UNUSED void qlora__hooks_default(qlora_allocator* allocator, qlora
     if (files->open == NULL) {
         files->open = qlora__os_open;
         files->read = qlora__os_read;
+        files->read_at = qlora__os_read_at;
         files->write = qlora__os_write;
         files->sync = qlora__os_sync;
         files->close = qlora__os_close;
@@ -11603,9 +11669,23 @@ static const qlora__text_pattern qlora__text_patterns[] = {
     // The Whitespace step: \w+|[^\w\s]+ in another engine, whose \w differs.
     {"Whitespace", qlora__text_match_words, 0}};
 
+// Whether an expression is a known one. Files have line ends as they are, or escaped.
+static bool qlora__text_pattern_same(const char* known, const char* regex) {
+    while (*known != '\0' && *regex != '\0') {
+        bool escaped = *regex == '\n' || *regex == '\r';
+        if (escaped ? known[0] != '\\' || known[1] != (*regex == '\n' ? 'n' : 'r')
+                    : known[0] != *regex) {
+            return false;
+        }
+        known += escaped ? 2 : 1;
+        regex++;
+    }
+    return *known == *regex;
+}
+
 static const qlora__text_pattern* qlora__text_pattern_find(const char* regex) {
     for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_patterns); i++) {
-        if (strcmp(qlora__text_patterns[i].regex, regex) == 0) {
+        if (qlora__text_pattern_same(qlora__text_patterns[i].regex, regex)) {
             return &qlora__text_patterns[i];
         }
     }
@@ -11654,6 +11734,10 @@ enum {
     QLORA__TEXT_N_PREPEND,
     QLORA__TEXT_N_REPLACE,
     QLORA__TEXT_N_STRIP,
+    QLORA__TEXT_N_REPLACE_PATTERN,
+    QLORA__TEXT_N_CHARSMAP,
+    QLORA__TEXT_N_NMT,
+    QLORA__TEXT_N_LOWER,
     QLORA__TEXT_P_REGEX,
     QLORA__TEXT_P_STRING,
     QLORA__TEXT_P_CLASS,
@@ -11673,7 +11757,7 @@ enum {
 typedef struct qlora__text_step {
     int kind;
     const qlora__text_pattern* pattern; // P_REGEX: a known pattern,
-    qlora__pattern* program;            // or, owned, any other one
+    qlora__pattern* program;            // or, owned, any other one; also N_REPLACE_PATTERN
     unsigned mask;                      // classes of P_CLASS
     int behavior;
     bool invert;
@@ -11785,7 +11869,9 @@ static qlora_result qlora__text_step_merge(qlora__env* env, int behavior,
     return QLORA_OK;
 }
 
-//@@ src/text/bpe.h
+//@@ src/text/tok.h
+
+// A tokenizer: its vocabulary, its steps, and scratch memory.
 
 enum { QLORA__TEXT_CACHE_KEY = 26, QLORA__TEXT_CACHE_IDS = 8, QLORA__TEXT_CACHE_PLACES = 32768 };
 
@@ -11802,6 +11888,15 @@ typedef struct qlora__text_symbol {
     uint32_t previous;
     uint32_t next;
 } qlora__text_symbol;
+
+enum { QLORA__TEXT_PATH_NONE = -1 };
+
+// Unigram: the best way to a position in the word.
+typedef struct qlora__text_path {
+    double score;
+    int64_t start; // of its last token; QLORA__TEXT_PATH_NONE: none is known
+    int32_t id;
+} qlora__text_path;
 
 typedef struct qlora__text_job { // a possible merge
     uint32_t rank;
@@ -11823,7 +11918,7 @@ typedef struct qlora__text_added {
     bool strip_right;
 } qlora__text_added;
 
-// A trie of added tokens: (node, byte) -> (next node, 1 + index of the token that ends there).
+// A trie of tokens: (node, byte) -> (next node, 1 + index of the token that ends there).
 typedef struct qlora__text_trie {
     qlora__text_pairs edges;
     uint32_t nodes;
@@ -11850,6 +11945,12 @@ struct qlora_text_tok {
     bool byte_fallback;
     bool fuse_unknown;
     bool ignore_merges;
+    // Unigram models
+    bool unigram;
+    double* scores; // by id
+    size_t score_capacity;
+    double unknown_score;
+    qlora__text_trie words_trie;
     bool cut_safe; // `cut` never follows another character in a word: words can be split there
     char cut[4];
     size_t cut_size;
@@ -11879,6 +11980,8 @@ struct qlora_text_tok {
     qlora__text_job* jobs;
     size_t job_count;
     size_t job_capacity;
+    qlora__text_path* paths;
+    size_t path_capacity;
 };
 
 enum {
@@ -11887,6 +11990,150 @@ enum {
     QLORA__TEXT_K_ADDED = 4,
     QLORA__TEXT_K_BYTE = 8
 };
+
+static qlora_result qlora__text_trie_add(qlora__env* env, qlora__text_trie* trie, const char* text,
+                                         size_t size, uint32_t token) {
+    uint32_t node = 0;
+    for (size_t i = 0; i < size; i++) {
+        unsigned char c = (unsigned char)text[i];
+        const qlora__text_pair* edge = qlora__text_pairs_find(&trie->edges, node, c);
+        uint32_t next = edge != NULL ? edge->first : ++trie->nodes;
+        uint32_t ends = edge != NULL ? edge->second : 0;
+        if (i + 1 == size) {
+            ends = token + 1;
+        }
+        QLORA__TRY(qlora__text_pairs_put(env, &trie->edges, node, c, next, ends));
+        trie->starts[c] = trie->starts[c] || i == 0;
+        node = next;
+    }
+    return QLORA_OK;
+}
+
+// Length of the character at a position: one byte in byte-level words and in invalid UTF-8.
+static size_t qlora__text_symbol_size(const qlora_text_tok* tok, const char* word, size_t left) {
+    uint32_t code;
+    if (tok->byte_level || (unsigned char)word[0] < 0x80) {
+        return 1;
+    }
+    size_t size = qlora__text_utf8((const unsigned char*)word, left, &code);
+    return size > 0 ? size : 1;
+}
+
+//@@ src/text/unigram.h
+
+// Unigram models: the sequence of tokens with the best sum of scores.
+
+static void qlora__text_path_offer(qlora__text_path* path, double score, size_t start, int32_t id) {
+    if (path->start == QLORA__TEXT_PATH_NONE || score > path->score) {
+        path->score = score;
+        path->start = (int64_t)start;
+        path->id = id;
+    }
+}
+
+// Fills tok->paths. A character that is not a token of its own may be unknown.
+static qlora_result qlora__text_unigram_search(qlora__env* env, qlora_text_tok* tok,
+                                               const char* word, size_t size) {
+    qlora__text_path* paths = tok->paths;
+    for (size_t i = 0; i <= size; i++) {
+        paths[i].start = QLORA__TEXT_PATH_NONE;
+        paths[i].score = 0;
+    }
+    for (size_t at = 0; at < size;) {
+        size_t length = qlora__text_symbol_size(tok, word + at, size - at);
+        double here = paths[at].score;
+        bool single = false;
+        uint32_t node = 0;
+        for (size_t end = at; end < size;) {
+            const qlora__text_pair* edge =
+                qlora__text_pairs_find(&tok->words_trie.edges, node, (unsigned char)word[end]);
+            if (edge == NULL) {
+                break;
+            }
+            node = edge->first;
+            end++;
+            if (edge->second != 0) {
+                int32_t id = (int32_t)(edge->second - 1);
+                qlora__text_path_offer(&paths[end], here + tok->scores[id], at, id);
+                single = single || end - at == length;
+            }
+        }
+        qlora__text_path* next = &paths[at + length];
+        double unknown = here + tok->unknown_score;
+        if (!single && tok->unknown < 0 &&
+            (next->start == QLORA__TEXT_PATH_NONE || unknown > next->score)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "the tokenizer has neither a token for \"%.*s\" nor an unknown "
+                                   "token (model.unk_id)",
+                                   (int)length, word + at);
+        }
+        if (!single) {
+            qlora__text_path_offer(next, unknown, at, tok->unknown);
+        }
+        at += length;
+    }
+    return QLORA_OK;
+}
+
+// Adds what is unknown: its bytes, if the file allows that and has them all, else one token.
+static qlora_result qlora__text_unigram_unknown(qlora__env* env, const qlora_text_tok* tok,
+                                                const char* text, size_t size,
+                                                qlora_text_ids* out) {
+    int32_t id = qlora__text_words_find(&tok->words, text, size);
+    bool bytes = tok->byte_fallback;
+    for (size_t i = 0; i < size && bytes; i++) {
+        bytes = tok->fallback_ids[(unsigned char)text[i]] >= 0;
+    }
+    if (id >= 0 || !bytes) {
+        return qlora__text_ids_add(env, out, id >= 0 ? id : tok->unknown);
+    }
+    for (size_t i = 0; i < size; i++) {
+        QLORA__TRY(qlora__text_ids_add(env, out, tok->fallback_ids[(unsigned char)text[i]]));
+    }
+    return QLORA_OK;
+}
+
+// Encodes one word.
+static qlora_result qlora__text_unigram_word(qlora__env* env, qlora_text_tok* tok, const char* word,
+                                             size_t size, qlora_text_ids* out) {
+    void* paths = tok->paths;
+    qlora_result r = qlora__text_reserve(env, &paths, &tok->path_capacity, 0, size + 1,
+                                         sizeof(qlora__text_path));
+    tok->paths = (qlora__text_path*)paths;
+    QLORA__TRY(r);
+    QLORA__TRY(qlora__text_unigram_search(env, tok, word, size));
+    // from the end to the start: each position on the best way gets the end of its token
+    int64_t end = (int64_t)size;
+    int32_t id = tok->paths[size].id;
+    for (int64_t at = tok->paths[size].start; end > 0;) {
+        int64_t before = tok->paths[at].start;
+        int32_t before_id = tok->paths[at].id;
+        tok->paths[at].start = end;
+        tok->paths[at].id = id;
+        end = at;
+        at = before;
+        id = before_id;
+    }
+    for (size_t at = 0; at < size;) {
+        const qlora__text_path* path = &tok->paths[at];
+        size_t stop = (size_t)path->start;
+        if (tok->unknown < 0 || path->id != tok->unknown) {
+            QLORA__TRY(qlora__text_ids_add(env, out, path->id));
+            at = stop;
+            continue;
+        }
+        while (stop < size && tok->paths[stop].id == tok->unknown) { // neighbours are one
+            stop = (size_t)tok->paths[stop].start;
+        }
+        QLORA__TRY(qlora__text_unigram_unknown(env, tok, word + at, stop - at, out));
+        at = stop;
+    }
+    return QLORA_OK;
+}
+
+//@@ src/text/bpe.h
+
+// BPE models: pairs of tokens are joined, the best first.
 
 static bool qlora__text_job_before(const qlora__text_job* a, const qlora__text_job* b) {
     return a->rank < b->rank || (a->rank == b->rank && a->at < b->at);
@@ -12025,16 +12272,6 @@ static size_t qlora__text_merge_few(qlora_text_tok* tok, size_t count) {
     return count;
 }
 
-// Length of the character at a position: one byte in byte-level words and in invalid UTF-8.
-static size_t qlora__text_symbol_size(const qlora_text_tok* tok, const char* word, size_t left) {
-    uint32_t code;
-    if (tok->byte_level || (unsigned char)word[0] < 0x80) {
-        return 1;
-    }
-    size_t size = qlora__text_utf8((const unsigned char*)word, left, &code);
-    return size > 0 ? size : 1;
-}
-
 // Characters to symbols. A character without an id is spelt in bytes, else becomes unknown, else is
 // dropped, as far as the file allows. Unknown ones wait for the next known one, because the file
 // may fuse neighbours into one. Returns the number of symbols; there is room for `size`.
@@ -12101,6 +12338,12 @@ static qlora_result qlora__text_word_merge(qlora__env* env, qlora_text_tok* tok,
     return QLORA_OK;
 }
 
+static qlora_result qlora__text_word_split(qlora__env* env, qlora_text_tok* tok, const char* word,
+                                           size_t size, qlora_text_ids* out) {
+    return tok->unigram ? qlora__text_unigram_word(env, tok, word, size, out)
+                        : qlora__text_word_merge(env, tok, word, size, out);
+}
+
 // Encodes one word, through the cache.
 static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok, const char* word,
                                             size_t size, qlora_text_ids* out) {
@@ -12111,7 +12354,7 @@ static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok
         }
     }
     if (size > QLORA__TEXT_CACHE_KEY) {
-        return qlora__text_word_merge(env, tok, word, size, out);
+        return qlora__text_word_split(env, tok, word, size, out);
     }
     qlora__text_cached* cached =
         &tok->cache[qlora__text_hash(word, size) % QLORA__TEXT_CACHE_PLACES];
@@ -12122,7 +12365,7 @@ static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok
         return QLORA_OK;
     }
     size_t before = out->count;
-    QLORA__TRY(qlora__text_word_merge(env, tok, word, size, out));
+    QLORA__TRY(qlora__text_word_split(env, tok, word, size, out));
     if (out->count - before <= QLORA__TEXT_CACHE_IDS) {
         cached->size = (uint8_t)size;
         cached->count = (uint8_t)(out->count - before);
@@ -12153,6 +12396,367 @@ static qlora_result qlora__text_piece_encode(qlora__env* env, qlora_text_tok* to
     }
     return begin == size ? QLORA_OK
                          : qlora__text_word_encode(env, tok, text + begin, size - begin, out);
+}
+
+//@@ src/text/unicode_graphemes.h
+
+// Classes for the borders between graphemes.
+// clang-format off
+// Made by tools/grapheme_gen.py.
+// Data: Copyright (c) 1991-2025 Unicode, Inc., Unicode License V3, SPDX Unicode-3.0,
+// https://www.unicode.org/license.txt
+// Runs of equal class: first code point << 8 | class, in the order of the enum below.
+static const uint32_t qlora__text_grapheme_runs[] = {
+    0x7, 0x2000, 0x7f07, 0xa000, 0xa90e, 0xaa00, 0xad07, 0xae0e, 0xaf00, 0x30003, 0x37000,
+    0x48303, 0x48a00, 0x59103, 0x5be00, 0x5bf03, 0x5c000, 0x5c103, 0x5c300, 0x5c403, 0x5c600,
+    0x5c703, 0x5c800, 0x60006, 0x60600, 0x61003, 0x61b00, 0x61c07, 0x61d00, 0x64b03, 0x66000,
+    0x67003, 0x67100, 0x6d603, 0x6dd06, 0x6de00, 0x6df03, 0x6e500, 0x6e703, 0x6e900, 0x6ea03,
+    0x6ee00, 0x70f06, 0x71000, 0x71103, 0x71200, 0x73003, 0x74b00, 0x7a603, 0x7b100, 0x7eb03,
+    0x7f400, 0x7fd03, 0x7fe00, 0x81603, 0x81a00, 0x81b03, 0x82400, 0x82503, 0x82800, 0x82903,
+    0x82e00, 0x85903, 0x85c00, 0x89006, 0x89200, 0x89703, 0x8a000, 0x8ca03, 0x8e206, 0x8e303,
+    0x90305, 0x90400, 0x9150f, 0x93a03, 0x93b05, 0x93c03, 0x93d00, 0x93e05, 0x94103, 0x94905,
+    0x94d01, 0x94e05, 0x95000, 0x95103, 0x9580f, 0x96000, 0x96203, 0x96400, 0x9780f, 0x98000,
+    0x98103, 0x98205, 0x98400, 0x9950f, 0x9a900, 0x9aa0f, 0x9b100, 0x9b20f, 0x9b300, 0x9b60f,
+    0x9ba00, 0x9bc03, 0x9bd00, 0x9be03, 0x9bf05, 0x9c103, 0x9c500, 0x9c705, 0x9c900, 0x9cb05,
+    0x9cd01, 0x9ce00, 0x9d703, 0x9d800, 0x9dc0f, 0x9de00, 0x9df0f, 0x9e000, 0x9e203, 0x9e400,
+    0x9f00f, 0x9f200, 0x9fe03, 0x9ff00, 0xa0103, 0xa0305, 0xa0400, 0xa3c03, 0xa3d00, 0xa3e05,
+    0xa4103, 0xa4300, 0xa4703, 0xa4900, 0xa4b03, 0xa4e00, 0xa5103, 0xa5200, 0xa7003, 0xa7200,
+    0xa7503, 0xa7600, 0xa8103, 0xa8305, 0xa8400, 0xa950f, 0xaa900, 0xaaa0f, 0xab100, 0xab20f,
+    0xab400, 0xab50f, 0xaba00, 0xabc03, 0xabd00, 0xabe05, 0xac103, 0xac600, 0xac703, 0xac905,
+    0xaca00, 0xacb05, 0xacd01, 0xace00, 0xae203, 0xae400, 0xaf90f, 0xafa03, 0xb0000, 0xb0103,
+    0xb0205, 0xb0400, 0xb150f, 0xb2900, 0xb2a0f, 0xb3100, 0xb320f, 0xb3400, 0xb350f, 0xb3a00,
+    0xb3c03, 0xb3d00, 0xb3e03, 0xb4005, 0xb4103, 0xb4500, 0xb4705, 0xb4900, 0xb4b05, 0xb4d01,
+    0xb4e00, 0xb5503, 0xb5800, 0xb5c0f, 0xb5e00, 0xb5f0f, 0xb6000, 0xb6203, 0xb6400, 0xb710f,
+    0xb7200, 0xb8203, 0xb8300, 0xbbe03, 0xbbf05, 0xbc003, 0xbc105, 0xbc300, 0xbc605, 0xbc900,
+    0xbca05, 0xbcd03, 0xbce00, 0xbd703, 0xbd800, 0xc0003, 0xc0105, 0xc0403, 0xc0500, 0xc150f,
+    0xc2900, 0xc2a0f, 0xc3a00, 0xc3c03, 0xc3d00, 0xc3e03, 0xc4105, 0xc4500, 0xc4603, 0xc4900,
+    0xc4a03, 0xc4d01, 0xc4e00, 0xc5503, 0xc5700, 0xc580f, 0xc5b00, 0xc6203, 0xc6400, 0xc8103,
+    0xc8205, 0xc8400, 0xcbc03, 0xcbd00, 0xcbe05, 0xcbf03, 0xcc105, 0xcc203, 0xcc305, 0xcc500,
+    0xcc603, 0xcc900, 0xcca03, 0xcce00, 0xcd503, 0xcd700, 0xce203, 0xce400, 0xcf305, 0xcf400,
+    0xd0003, 0xd0205, 0xd0400, 0xd150f, 0xd3b03, 0xd3d00, 0xd3e03, 0xd3f05, 0xd4103, 0xd4500,
+    0xd4605, 0xd4900, 0xd4a05, 0xd4d01, 0xd4e06, 0xd4f00, 0xd5703, 0xd5800, 0xd6203, 0xd6400,
+    0xd8103, 0xd8205, 0xd8400, 0xdca03, 0xdcb00, 0xdcf03, 0xdd005, 0xdd203, 0xdd500, 0xdd603,
+    0xdd700, 0xdd805, 0xddf03, 0xde000, 0xdf205, 0xdf400, 0xe3103, 0xe3200, 0xe3305, 0xe3403,
+    0xe3b00, 0xe4703, 0xe4f00, 0xeb103, 0xeb200, 0xeb305, 0xeb403, 0xebd00, 0xec803, 0xecf00,
+    0xf1803, 0xf1a00, 0xf3503, 0xf3600, 0xf3703, 0xf3800, 0xf3903, 0xf3a00, 0xf3e05, 0xf4000,
+    0xf7103, 0xf7f05, 0xf8003, 0xf8500, 0xf8603, 0xf8800, 0xf8d03, 0xf9800, 0xf9903, 0xfbd00,
+    0xfc603, 0xfc700, 0x10000f, 0x102b00, 0x102d03, 0x103105, 0x103203, 0x103800, 0x103901,
+    0x103a03, 0x103b05, 0x103d03, 0x103f0f, 0x104000, 0x10500f, 0x105605, 0x105803, 0x105a0f,
+    0x105e03, 0x10610f, 0x106200, 0x10650f, 0x106700, 0x106e0f, 0x107103, 0x10750f, 0x108203,
+    0x108300, 0x108405, 0x108503, 0x108700, 0x108d03, 0x108e0f, 0x108f00, 0x109d03, 0x109e00,
+    0x110008, 0x116009, 0x11a80a, 0x120000, 0x135d03, 0x136000, 0x171203, 0x171600, 0x173203,
+    0x173500, 0x175203, 0x175400, 0x177203, 0x177400, 0x17800f, 0x17b403, 0x17b605, 0x17b703,
+    0x17be05, 0x17c603, 0x17c705, 0x17c903, 0x17d201, 0x17d303, 0x17d400, 0x17dd03, 0x17de00,
+    0x180b03, 0x180e07, 0x180f03, 0x181000, 0x188503, 0x188700, 0x18a903, 0x18aa00, 0x192003,
+    0x192305, 0x192703, 0x192905, 0x192c00, 0x193005, 0x193203, 0x193305, 0x193903, 0x193c00,
+    0x1a1703, 0x1a1905, 0x1a1b03, 0x1a1c00, 0x1a200f, 0x1a5505, 0x1a5603, 0x1a5705, 0x1a5803,
+    0x1a5f00, 0x1a6001, 0x1a6100, 0x1a6203, 0x1a6300, 0x1a6503, 0x1a6d05, 0x1a7303, 0x1a7d00,
+    0x1a7f03, 0x1a8000, 0x1ab003, 0x1acf00, 0x1b0003, 0x1b0405, 0x1b0500, 0x1b0b0f, 0x1b0d00,
+    0x1b130f, 0x1b3403, 0x1b3e05, 0x1b4203, 0x1b4401, 0x1b450f, 0x1b4d00, 0x1b6b03, 0x1b7400,
+    0x1b8003, 0x1b8205, 0x1b830f, 0x1ba105, 0x1ba203, 0x1ba605, 0x1ba803, 0x1bab01, 0x1bac03,
+    0x1bae0f, 0x1bb000, 0x1bbb0f, 0x1bbe00, 0x1be603, 0x1be705, 0x1be803, 0x1bea05, 0x1bed03,
+    0x1bee05, 0x1bef03, 0x1bf400, 0x1c2405, 0x1c2c03, 0x1c3405, 0x1c3603, 0x1c3800, 0x1cd003,
+    0x1cd300, 0x1cd403, 0x1ce105, 0x1ce203, 0x1ce900, 0x1ced03, 0x1cee00, 0x1cf403, 0x1cf501,
+    0x1cf705, 0x1cf803, 0x1cfa00, 0x1dc003, 0x1e0000, 0x200b07, 0x200c04, 0x200d02, 0x200e07,
+    0x201000, 0x202807, 0x202f00, 0x203c0e, 0x203d00, 0x20490e, 0x204a00, 0x206007, 0x207000,
+    0x20d003, 0x20f100, 0x21220e, 0x212300, 0x21390e, 0x213a00, 0x21940e, 0x219a00, 0x21a90e,
+    0x21ab00, 0x231a0e, 0x231c00, 0x23280e, 0x232900, 0x23cf0e, 0x23d000, 0x23e90e, 0x23f400,
+    0x23f80e, 0x23fb00, 0x24c20e, 0x24c300, 0x25aa0e, 0x25ac00, 0x25b60e, 0x25b700, 0x25c00e,
+    0x25c100, 0x25fb0e, 0x25ff00, 0x26000e, 0x260500, 0x260e0e, 0x260f00, 0x26110e, 0x261200,
+    0x26140e, 0x261600, 0x26180e, 0x261900, 0x261d0e, 0x261e00, 0x26200e, 0x262100, 0x26220e,
+    0x262400, 0x26260e, 0x262700, 0x262a0e, 0x262b00, 0x262e0e, 0x263000, 0x26380e, 0x263b00,
+    0x26400e, 0x264100, 0x26420e, 0x264300, 0x26480e, 0x265400, 0x265f0e, 0x266100, 0x26630e,
+    0x266400, 0x26650e, 0x266700, 0x26680e, 0x266900, 0x267b0e, 0x267c00, 0x267e0e, 0x268000,
+    0x26920e, 0x269800, 0x26990e, 0x269a00, 0x269b0e, 0x269d00, 0x26a00e, 0x26a200, 0x26a70e,
+    0x26a800, 0x26aa0e, 0x26ac00, 0x26b00e, 0x26b200, 0x26bd0e, 0x26bf00, 0x26c40e, 0x26c600,
+    0x26c80e, 0x26c900, 0x26ce0e, 0x26d000, 0x26d10e, 0x26d200, 0x26d30e, 0x26d500, 0x26e90e,
+    0x26eb00, 0x26f00e, 0x26f600, 0x26f70e, 0x26fb00, 0x26fd0e, 0x26fe00, 0x27020e, 0x270300,
+    0x27050e, 0x270600, 0x27080e, 0x270e00, 0x270f0e, 0x271000, 0x27120e, 0x271300, 0x27140e,
+    0x271500, 0x27160e, 0x271700, 0x271d0e, 0x271e00, 0x27210e, 0x272200, 0x27280e, 0x272900,
+    0x27330e, 0x273500, 0x27440e, 0x274500, 0x27470e, 0x274800, 0x274c0e, 0x274d00, 0x274e0e,
+    0x274f00, 0x27530e, 0x275600, 0x27570e, 0x275800, 0x27630e, 0x276500, 0x27950e, 0x279800,
+    0x27a10e, 0x27a200, 0x27b00e, 0x27b100, 0x27bf0e, 0x27c000, 0x29340e, 0x293600, 0x2b050e,
+    0x2b0800, 0x2b1b0e, 0x2b1d00, 0x2b500e, 0x2b5100, 0x2b550e, 0x2b5600, 0x2cef03, 0x2cf200,
+    0x2d7f03, 0x2d8000, 0x2de003, 0x2e0000, 0x302a03, 0x30300e, 0x303100, 0x303d0e, 0x303e00,
+    0x309903, 0x309b00, 0x32970e, 0x329800, 0x32990e, 0x329a00, 0xa66f03, 0xa67300, 0xa67403,
+    0xa67e00, 0xa69e03, 0xa6a000, 0xa6f003, 0xa6f200, 0xa80203, 0xa80300, 0xa80603, 0xa80700,
+    0xa80b03, 0xa80c00, 0xa82305, 0xa82503, 0xa82705, 0xa82800, 0xa82c03, 0xa82d00, 0xa88005,
+    0xa88200, 0xa8b405, 0xa8c403, 0xa8c600, 0xa8e003, 0xa8f200, 0xa8ff03, 0xa90000, 0xa92603,
+    0xa92e00, 0xa94703, 0xa95205, 0xa95303, 0xa95400, 0xa96008, 0xa97d00, 0xa98003, 0xa98305,
+    0xa98400, 0xa9890f, 0xa98c00, 0xa98f0f, 0xa9b303, 0xa9b405, 0xa9b603, 0xa9ba05, 0xa9bc03,
+    0xa9be05, 0xa9c001, 0xa9c100, 0xa9e00f, 0xa9e503, 0xa9e600, 0xa9e70f, 0xa9f000, 0xa9fa0f,
+    0xa9ff00, 0xaa2903, 0xaa2f05, 0xaa3103, 0xaa3305, 0xaa3503, 0xaa3700, 0xaa4303, 0xaa4400,
+    0xaa4c03, 0xaa4d05, 0xaa4e00, 0xaa600f, 0xaa7000, 0xaa710f, 0xaa7400, 0xaa7a0f, 0xaa7b00,
+    0xaa7c03, 0xaa7d00, 0xaa7e0f, 0xaa8000, 0xaab003, 0xaab100, 0xaab203, 0xaab500, 0xaab703,
+    0xaab900, 0xaabe03, 0xaac000, 0xaac103, 0xaac200, 0xaae00f, 0xaaeb05, 0xaaec03, 0xaaee05,
+    0xaaf000, 0xaaf505, 0xaaf601, 0xaaf700, 0xabc00f, 0xabdb00, 0xabe305, 0xabe503, 0xabe605,
+    0xabe803, 0xabe905, 0xabeb00, 0xabec05, 0xabed03, 0xabee00, 0xd7b009, 0xd7c700, 0xd7cb0a,
+    0xd7fc00, 0xfb1e03, 0xfb1f00, 0xfe0003, 0xfe1000, 0xfe2003, 0xfe3000, 0xfeff07, 0xff0000,
+    0xff9e03, 0xffa000, 0xfff007, 0xfffc00, 0x101fd03, 0x101fe00, 0x102e003, 0x102e100, 0x1037603,
+    0x1037b00, 0x10a000f, 0x10a0103, 0x10a0400, 0x10a0503, 0x10a0700, 0x10a0c03, 0x10a100f,
+    0x10a1400, 0x10a150f, 0x10a1800, 0x10a190f, 0x10a3600, 0x10a3803, 0x10a3b00, 0x10a3f01,
+    0x10a4000, 0x10ae503, 0x10ae700, 0x10d2403, 0x10d2800, 0x10d6903, 0x10d6e00, 0x10eab03,
+    0x10ead00, 0x10efc03, 0x10f0000, 0x10f4603, 0x10f5100, 0x10f8203, 0x10f8600, 0x1100005,
+    0x1100103, 0x1100205, 0x1100300, 0x1103803, 0x1104700, 0x1107003, 0x1107100, 0x1107303,
+    0x1107500, 0x1107f03, 0x1108205, 0x1108300, 0x110b005, 0x110b303, 0x110b705, 0x110b903,
+    0x110bb00, 0x110bd06, 0x110be00, 0x110c203, 0x110c300, 0x110cd06, 0x110ce00, 0x1110003,
+    0x111030f, 0x1112703, 0x1112c05, 0x1112d03, 0x1113301, 0x1113403, 0x1113500, 0x111440f,
+    0x1114505, 0x111470f, 0x1114800, 0x1117303, 0x1117400, 0x1118003, 0x1118205, 0x1118300,
+    0x111b305, 0x111b603, 0x111bf05, 0x111c003, 0x111c100, 0x111c206, 0x111c400, 0x111c903,
+    0x111cd00, 0x111ce05, 0x111cf03, 0x111d000, 0x1122c05, 0x1122f03, 0x1123205, 0x1123403,
+    0x1123800, 0x1123e03, 0x1123f00, 0x1124103, 0x1124200, 0x112df03, 0x112e005, 0x112e303,
+    0x112eb00, 0x1130003, 0x1130205, 0x1130400, 0x1133b03, 0x1133d00, 0x1133e03, 0x1133f05,
+    0x1134003, 0x1134105, 0x1134500, 0x1134705, 0x1134900, 0x1134b05, 0x1134d03, 0x1134e00,
+    0x1135703, 0x1135800, 0x1136205, 0x1136400, 0x1136603, 0x1136d00, 0x1137003, 0x1137500,
+    0x113800f, 0x1138a00, 0x1138b0f, 0x1138c00, 0x1138e0f, 0x1138f00, 0x113900f, 0x113b600,
+    0x113b803, 0x113b905, 0x113bb03, 0x113c100, 0x113c203, 0x113c300, 0x113c503, 0x113c600,
+    0x113c703, 0x113ca05, 0x113cb00, 0x113cc05, 0x113ce03, 0x113d001, 0x113d106, 0x113d203,
+    0x113d300, 0x113e103, 0x113e300, 0x1143505, 0x1143803, 0x1144005, 0x1144203, 0x1144505,
+    0x1144603, 0x1144700, 0x1145e03, 0x1145f00, 0x114b003, 0x114b105, 0x114b303, 0x114b905,
+    0x114ba03, 0x114bb05, 0x114bd03, 0x114be05, 0x114bf03, 0x114c105, 0x114c203, 0x114c400,
+    0x115af03, 0x115b005, 0x115b203, 0x115b600, 0x115b805, 0x115bc03, 0x115be05, 0x115bf03,
+    0x115c100, 0x115dc03, 0x115de00, 0x1163005, 0x1163303, 0x1163b05, 0x1163d03, 0x1163e05,
+    0x1163f03, 0x1164100, 0x116ab03, 0x116ac05, 0x116ad03, 0x116ae05, 0x116b003, 0x116b800,
+    0x1171d03, 0x1171e05, 0x1171f03, 0x1172000, 0x1172203, 0x1172605, 0x1172703, 0x1172c00,
+    0x1182c05, 0x1182f03, 0x1183805, 0x1183903, 0x1183b00, 0x119000f, 0x1190700, 0x119090f,
+    0x1190a00, 0x1190c0f, 0x1191400, 0x119150f, 0x1191700, 0x119180f, 0x1193003, 0x1193105,
+    0x1193600, 0x1193705, 0x1193900, 0x1193b03, 0x1193e01, 0x1193f06, 0x1194005, 0x1194106,
+    0x1194205, 0x1194303, 0x1194400, 0x119d105, 0x119d403, 0x119d800, 0x119da03, 0x119dc05,
+    0x119e003, 0x119e100, 0x119e405, 0x119e500, 0x11a000f, 0x11a0103, 0x11a0b0f, 0x11a3303,
+    0x11a3905, 0x11a3a01, 0x11a3b03, 0x11a3f00, 0x11a4701, 0x11a4800, 0x11a500f, 0x11a5103,
+    0x11a5705, 0x11a5903, 0x11a5c0f, 0x11a8406, 0x11a8a03, 0x11a9705, 0x11a9803, 0x11a9901,
+    0x11a9a00, 0x11c2f05, 0x11c3003, 0x11c3700, 0x11c3803, 0x11c3e05, 0x11c3f03, 0x11c4000,
+    0x11c9203, 0x11ca800, 0x11ca905, 0x11caa03, 0x11cb105, 0x11cb203, 0x11cb405, 0x11cb503,
+    0x11cb700, 0x11d3103, 0x11d3700, 0x11d3a03, 0x11d3b00, 0x11d3c03, 0x11d3e00, 0x11d3f03,
+    0x11d4606, 0x11d4703, 0x11d4800, 0x11d8a05, 0x11d8f00, 0x11d9003, 0x11d9200, 0x11d9305,
+    0x11d9503, 0x11d9605, 0x11d9703, 0x11d9800, 0x11ef303, 0x11ef505, 0x11ef700, 0x11f0003,
+    0x11f0206, 0x11f0305, 0x11f040f, 0x11f1100, 0x11f120f, 0x11f3405, 0x11f3603, 0x11f3b00,
+    0x11f3e05, 0x11f4003, 0x11f4201, 0x11f4300, 0x11f5a03, 0x11f5b00, 0x1343007, 0x1344003,
+    0x1344100, 0x1344703, 0x1345600, 0x1611e03, 0x1612a05, 0x1612d03, 0x1613000, 0x16af003,
+    0x16af500, 0x16b3003, 0x16b3700, 0x16d6309, 0x16d6400, 0x16d6709, 0x16d6b00, 0x16f4f03,
+    0x16f5000, 0x16f5105, 0x16f8800, 0x16f8f03, 0x16f9300, 0x16fe403, 0x16fe500, 0x16ff003,
+    0x16ff200, 0x1bc9d03, 0x1bc9f00, 0x1bca007, 0x1bca400, 0x1cf0003, 0x1cf2e00, 0x1cf3003,
+    0x1cf4700, 0x1d16503, 0x1d16a00, 0x1d16d03, 0x1d17307, 0x1d17b03, 0x1d18300, 0x1d18503,
+    0x1d18c00, 0x1d1aa03, 0x1d1ae00, 0x1d24203, 0x1d24500, 0x1da0003, 0x1da3700, 0x1da3b03,
+    0x1da6d00, 0x1da7503, 0x1da7600, 0x1da8403, 0x1da8500, 0x1da9b03, 0x1daa000, 0x1daa103,
+    0x1dab000, 0x1e00003, 0x1e00700, 0x1e00803, 0x1e01900, 0x1e01b03, 0x1e02200, 0x1e02303,
+    0x1e02500, 0x1e02603, 0x1e02b00, 0x1e08f03, 0x1e09000, 0x1e13003, 0x1e13700, 0x1e2ae03,
+    0x1e2af00, 0x1e2ec03, 0x1e2f000, 0x1e4ec03, 0x1e4f000, 0x1e5ee03, 0x1e5f000, 0x1e8d003,
+    0x1e8d700, 0x1e94403, 0x1e94b00, 0x1f0040e, 0x1f00500, 0x1f02c0e, 0x1f03000, 0x1f0940e,
+    0x1f0a000, 0x1f0af0e, 0x1f0b100, 0x1f0c00e, 0x1f0c100, 0x1f0cf0e, 0x1f0d100, 0x1f0f60e,
+    0x1f10000, 0x1f1700e, 0x1f17200, 0x1f17e0e, 0x1f18000, 0x1f18e0e, 0x1f18f00, 0x1f1910e,
+    0x1f19b00, 0x1f1af0e, 0x1f1e60d, 0x1f20000, 0x1f2010e, 0x1f21000, 0x1f21a0e, 0x1f21b00,
+    0x1f22f0e, 0x1f23000, 0x1f2320e, 0x1f23b00, 0x1f23c0e, 0x1f24000, 0x1f2490e, 0x1f26000,
+    0x1f2660e, 0x1f32200, 0x1f3240e, 0x1f39400, 0x1f3960e, 0x1f39800, 0x1f3990e, 0x1f39c00,
+    0x1f39e0e, 0x1f3f100, 0x1f3f30e, 0x1f3f600, 0x1f3f70e, 0x1f3fb03, 0x1f4000e, 0x1f4fe00,
+    0x1f4ff0e, 0x1f53e00, 0x1f5490e, 0x1f54f00, 0x1f5500e, 0x1f56800, 0x1f56f0e, 0x1f57100,
+    0x1f5730e, 0x1f57b00, 0x1f5870e, 0x1f58800, 0x1f58a0e, 0x1f58e00, 0x1f5900e, 0x1f59100,
+    0x1f5950e, 0x1f59700, 0x1f5a40e, 0x1f5a600, 0x1f5a80e, 0x1f5a900, 0x1f5b10e, 0x1f5b300,
+    0x1f5bc0e, 0x1f5bd00, 0x1f5c20e, 0x1f5c500, 0x1f5d10e, 0x1f5d400, 0x1f5dc0e, 0x1f5df00,
+    0x1f5e10e, 0x1f5e200, 0x1f5e30e, 0x1f5e400, 0x1f5e80e, 0x1f5e900, 0x1f5ef0e, 0x1f5f000,
+    0x1f5f30e, 0x1f5f400, 0x1f5fa0e, 0x1f65000, 0x1f6800e, 0x1f6c600, 0x1f6cb0e, 0x1f6d300,
+    0x1f6d50e, 0x1f6e600, 0x1f6e90e, 0x1f6ea00, 0x1f6eb0e, 0x1f6f100, 0x1f6f30e, 0x1f70000,
+    0x1f7dc0e, 0x1f7f100, 0x1f80c0e, 0x1f81000, 0x1f8480e, 0x1f85000, 0x1f85a0e, 0x1f86000,
+    0x1f8880e, 0x1f89000, 0x1f8ae0e, 0x1f8b000, 0x1f8bc0e, 0x1f8c000, 0x1f8c20e, 0x1f8d000,
+    0x1f8d90e, 0x1f90000, 0x1f90c0e, 0x1f93b00, 0x1f93c0e, 0x1f94600, 0x1f9470e, 0x1fa0000,
+    0x1fa580e, 0x1fa6000, 0x1fa6e0e, 0x1fb0000, 0x1fc000e, 0x1fffe00, 0xe000007, 0xe002003,
+    0xe008007, 0xe010003, 0xe01f007, 0xe100000};
+// clang-format on
+
+//@@ src/text/graphemes.h
+
+// Graphemes: characters as a reader sees them (extended grapheme clusters, Unicode Annex 29).
+
+enum { // the classes of qlora__text_grapheme_runs
+    QLORA__TEXT_G_OTHER = 0,
+    QLORA__TEXT_G_LINKER, // joins consonants; extends as well
+    QLORA__TEXT_G_ZWJ,
+    QLORA__TEXT_G_EXTEND,
+    QLORA__TEXT_G_EXTEND_ONLY, // ends a series of consonants
+    QLORA__TEXT_G_SPACING,
+    QLORA__TEXT_G_PREPEND,
+    QLORA__TEXT_G_CONTROL,
+    QLORA__TEXT_G_L, // Hangul
+    QLORA__TEXT_G_V,
+    QLORA__TEXT_G_T,
+    QLORA__TEXT_G_LV,
+    QLORA__TEXT_G_LVT,
+    QLORA__TEXT_G_FLAG, // regional indicators, in pairs
+    QLORA__TEXT_G_PICTURE,
+    QLORA__TEXT_G_CONSONANT
+};
+
+static int qlora__text_grapheme_class(uint32_t code) {
+    if (code >= 0xAC00 && code <= 0xD7A3) {
+        return (code - 0xAC00) % 28 == 0 ? QLORA__TEXT_G_LV : QLORA__TEXT_G_LVT;
+    }
+    size_t low = 0;
+    size_t high = QLORA__TEXT_COUNT(qlora__text_grapheme_runs);
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        bool after = qlora__text_grapheme_runs[middle] >> 8 > code;
+        low = after ? low : middle;
+        high = after ? middle : high;
+    }
+    return (int)(qlora__text_grapheme_runs[low] & 0xFF);
+}
+
+// Whether no border is between two characters that follow each other: Hangul syllables, and what
+// extends the character before it.
+static bool qlora__text_grapheme_joins(int a, int b) {
+    if (a == QLORA__TEXT_G_CONTROL || b == QLORA__TEXT_G_CONTROL) {
+        return false;
+    }
+    bool syllable = (a == QLORA__TEXT_G_L && (b == QLORA__TEXT_G_L || b == QLORA__TEXT_G_V ||
+                                              b == QLORA__TEXT_G_LV || b == QLORA__TEXT_G_LVT)) ||
+                    ((a == QLORA__TEXT_G_LV || a == QLORA__TEXT_G_V) &&
+                     (b == QLORA__TEXT_G_V || b == QLORA__TEXT_G_T)) ||
+                    ((a == QLORA__TEXT_G_LVT || a == QLORA__TEXT_G_T) && b == QLORA__TEXT_G_T);
+    return syllable || (b >= QLORA__TEXT_G_LINKER && b <= QLORA__TEXT_G_SPACING) ||
+           a == QLORA__TEXT_G_PREPEND;
+}
+
+// The length of the grapheme at the start of a text that is not empty. Bytes that are not UTF-8 are
+// one each.
+static size_t qlora__text_grapheme_size(const unsigned char* text, size_t size) {
+    size_t at = 0;
+    int before = QLORA__TEXT_G_OTHER;
+    size_t flags = 0;
+    bool picture = false;   // a picture, extended
+    bool consonant = false; // a consonant, extended
+    bool linked = false;    // and a linker after it
+    while (at < size) {
+        uint32_t code = text[at];
+        size_t length = code < 0x80 ? 1 : qlora__text_utf8(text + at, size - at, &code);
+        int now = length > 0 ? qlora__text_grapheme_class(code) : (int)QLORA__TEXT_G_CONTROL;
+        bool line = at == 1 && text[0] == '\r' && text[1] == '\n';
+        if (at > 0 && !line && !qlora__text_grapheme_joins(before, now) &&
+            !(picture && before == QLORA__TEXT_G_ZWJ && now == QLORA__TEXT_G_PICTURE) &&
+            !(linked && now == QLORA__TEXT_G_CONSONANT) &&
+            !(flags % 2 == 1 && now == QLORA__TEXT_G_FLAG)) {
+            return at;
+        }
+        bool extends = now >= QLORA__TEXT_G_LINKER && now <= QLORA__TEXT_G_EXTEND;
+        flags = now == QLORA__TEXT_G_FLAG ? flags + 1 : 0;
+        picture = now == QLORA__TEXT_G_PICTURE ||
+                  (picture && (extends || now == QLORA__TEXT_G_EXTEND_ONLY) &&
+                   before != QLORA__TEXT_G_ZWJ);
+        linked = (linked && extends) || (consonant && now == QLORA__TEXT_G_LINKER);
+        consonant = now == QLORA__TEXT_G_CONSONANT || (consonant && extends);
+        before = now;
+        at += length > 0 ? length : 1;
+    }
+    return at;
+}
+
+//@@ src/text/charsmap.h
+
+// The "Precompiled" normalizer of SentencePiece: graphemes and characters that become others.
+//
+// The map: the size of a trie in bytes, the trie, then the texts that it leads to, each with a zero
+// byte after it. The trie is a double array of 32-bit units: bits 0 to 7 and 31 are the label, bit 8
+// says that a text belongs to the node, and the rest is the offset of its children, in steps of 256
+// if bit 9 is set. A child is at the node's offset, exclusive-or the label; the text of a node is in
+// bits 0 to 30 of the unit at its offset.
+
+enum { QLORA__TEXT_MAX_MAPPED = 256 }; // bytes that one character can become
+
+static uint32_t qlora__text_charsmap_word(const char* map, size_t index) {
+    const unsigned char* p = (const unsigned char*)map + 4 * index;
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+// What is wrong with a map, or NULL.
+static const char* qlora__text_charsmap_fault(const char* map, size_t size) {
+    if (size < 8) {
+        return "is too short";
+    }
+    uint32_t trie = qlora__text_charsmap_word(map, 0);
+    if (trie % 4 != 0 || trie < 4 || trie > size - 4) {
+        return "has a trie of the wrong size";
+    }
+    size_t length = 0;
+    for (size_t at = 4 + trie; at < size; at++) {
+        length = map[at] != 0 ? length + 1 : 0;
+        if (length > QLORA__TEXT_MAX_MAPPED) { // a text could grow out of bounds
+            return "has a text of more than 256 bytes";
+        }
+    }
+    return NULL;
+}
+
+static uint32_t qlora__text_charsmap_offset(uint32_t unit) {
+    return unit >> 10 << ((unit & 1u << 9) >> 6);
+}
+
+// What the start of a text becomes, and how long that start is; NULL if nothing fits. The shortest
+// entry is taken, or, with `longest`, the longest one.
+static const char* qlora__text_charsmap_find(const char* map, size_t map_size, const char* text,
+                                             size_t size, bool longest, size_t* used,
+                                             size_t* out_size) {
+    size_t trie = qlora__text_charsmap_word(map, 0);
+    size_t units = trie / 4;
+    const char* found = NULL;
+    uint32_t node = qlora__text_charsmap_offset(qlora__text_charsmap_word(map, 1));
+    for (size_t i = 0; i < size && text[i] != 0; i++) {
+        uint32_t label = (unsigned char)text[i];
+        node ^= label;
+        if (node >= units) {
+            break;
+        }
+        uint32_t unit = qlora__text_charsmap_word(map, 1 + (size_t)node);
+        if ((unit & (1u << 31 | 0xFFu)) != label) {
+            break;
+        }
+        node ^= qlora__text_charsmap_offset(unit);
+        if ((unit >> 8 & 1u) == 0 || node >= units) {
+            continue;
+        }
+        size_t at = qlora__text_charsmap_word(map, 1 + (size_t)node) & 0x7FFFFFFFu;
+        if (at >= map_size - 4 - trie) {
+            break;
+        }
+        const char* begin = map + 4 + trie + at;
+        const char* end = (const char*)memchr(begin, 0, (size_t)(map + map_size - begin));
+        found = begin;
+        *used = i + 1;
+        *out_size = (size_t)((end != NULL ? end : map + map_size) - begin);
+        if (!longest) {
+            break;
+        }
+    }
+    return found;
+}
+
+// Replaces graphemes of up to five bytes as a whole, by the entry that fits their start, and
+// otherwise single characters. That is not what the map is made for, but what the library does.
+static qlora_result qlora__text_charsmap_apply(qlora__env* env, const char* map, size_t map_size,
+                                               const char* text, size_t size,
+                                               qlora_text_bytes* out) {
+    for (size_t at = 0; at < size;) {
+        size_t whole = qlora__text_grapheme_size((const unsigned char*)text + at, size - at);
+        size_t used;
+        size_t length;
+        const char* to = NULL;
+        if (whole < 6) {
+            to = qlora__text_charsmap_find(map, map_size, text + at, whole, false, &used, &length);
+        }
+        if (to != NULL) {
+            QLORA__TRY(qlora__text_bytes_add(env, out, to, length));
+            at += whole;
+            continue;
+        }
+        for (size_t end = at + whole; at < end;) {
+            uint32_t code;
+            size_t one = qlora__text_utf8((const unsigned char*)text + at, end - at, &code);
+            one = one > 0 ? one : 1;
+            to = qlora__text_charsmap_find(map, map_size, text + at, one, false, &used, &length);
+            QLORA__TRY(to != NULL ? qlora__text_bytes_add(env, out, to, length)
+                                  : qlora__text_bytes_add(env, out, text + at, one));
+            at += one;
+        }
+    }
+    return QLORA_OK;
 }
 
 //@@ src/text/normalize.h
@@ -12208,6 +12812,85 @@ static size_t qlora__text_space_before(const qlora_text_tok* tok, const char* te
     return end;
 }
 
+// Replaces every match of an expression.
+static qlora_result qlora__text_replace_pattern(qlora__env* env, const qlora_text_tok* tok,
+                                                const qlora__text_step* step, const char* text,
+                                                size_t size, qlora_text_bytes* out) {
+    qlora__text_step regex = *step;
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    size_t copied = 0;
+    regex.kind = QLORA__TEXT_P_REGEX;
+    if (regex.program != NULL) {
+        qlora__pattern_allow(regex.program, size);
+    }
+    for (size_t at = 0; at < size;) {
+        size_t end = at;
+        size_t length;
+        QLORA__TRY(qlora__text_step_end(env, &regex, &view, 0, at, &end));
+        if (end == at) {
+            (void)qlora__text_class_at(&view, at, &length);
+            at += length;
+            continue;
+        }
+        QLORA__TRY(qlora__text_bytes_add(env, out, text + copied, at - copied));
+        QLORA__TRY(qlora__text_bytes_add(env, out, step->b, step->b_size));
+        at = end;
+        copied = end;
+    }
+    return qlora__text_bytes_add(env, out, text + copied, size - copied);
+}
+
+// What a character becomes in the Nmt step: itself, a space, or 0 for nothing.
+static uint32_t qlora__text_nmt(uint32_t code) {
+    static const uint32_t dropped[][2] = {{0x1, 0x8},   {0xB, 0xB},   {0xE, 0x1F},
+                                          {0x7F, 0x7F}, {0x8F, 0x8F}, {0x9F, 0x9F}};
+    static const uint32_t spaces[][2] = {{0x9, 0xA},       {0xC, 0xD},       {0x1680, 0x1680},
+                                         {0x200B, 0x200F}, {0x2028, 0x2029}, {0x2581, 0x2581},
+                                         {0xFEFF, 0xFEFF}, {0xFFFD, 0xFFFD}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(dropped); i++) {
+        if (code >= dropped[i][0] && code <= dropped[i][1]) {
+            return 0;
+        }
+    }
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(spaces); i++) {
+        if (code >= spaces[i][0] && code <= spaces[i][1]) {
+            return ' ';
+        }
+    }
+    return code;
+}
+
+// The steps that change one character after another. What is not UTF-8 stays.
+static qlora_result qlora__text_characters(qlora__env* env, int kind, const char* text, size_t size,
+                                           qlora_text_bytes* out) {
+    for (size_t at = 0; at < size;) {
+        uint32_t code = (unsigned char)text[at];
+        uint32_t to[3];
+        char bytes[12];
+        size_t used = 0;
+        size_t count = 1;
+        size_t length =
+            code < 0x80 ? 1 : qlora__text_utf8((const unsigned char*)text + at, size - at, &code);
+        if (length == 0) {
+            QLORA__TRY(qlora__text_bytes_add(env, out, text + at, 1));
+            at++;
+            continue;
+        }
+        if (kind == QLORA__TEXT_N_LOWER) {
+            count = qlora__text_case_of(code, QLORA__TEXT_LOWER_CASE, to);
+        } else {
+            to[0] = qlora__text_nmt(code);
+            count = to[0] != 0 || code == 0 ? 1 : 0;
+        }
+        for (size_t i = 0; i < count; i++) {
+            used += qlora__text_utf8_put(to[i], bytes + used);
+        }
+        QLORA__TRY(qlora__text_bytes_add(env, out, bytes, used));
+        at += length;
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__text_normalizer_step(qlora__env* env, qlora_text_tok* tok,
                                                 const qlora__text_step* step, const char* text,
                                                 size_t size, bool front, qlora_text_bytes* out) {
@@ -12223,6 +12906,13 @@ static qlora_result qlora__text_normalizer_step(qlora__env* env, qlora_text_tok*
         return qlora__text_bytes_add(env, out, text, size);
     case QLORA__TEXT_N_REPLACE:
         return qlora__text_replace(env, text, size, step, out);
+    case QLORA__TEXT_N_REPLACE_PATTERN:
+        return qlora__text_replace_pattern(env, tok, step, text, size, out);
+    case QLORA__TEXT_N_CHARSMAP:
+        return qlora__text_charsmap_apply(env, step->a, step->a_size, text, size, out);
+    case QLORA__TEXT_N_NMT:
+    case QLORA__TEXT_N_LOWER:
+        return qlora__text_characters(env, step->kind, text, size, out);
     default: { // QLORA__TEXT_N_STRIP
         qlora__text_view view = qlora__text_view_of(tok, text, size);
         size_t begin = step->start > 0 ? qlora__text_run(&view, 0, QLORA__TEXT_WS) : 0;
@@ -12283,6 +12973,9 @@ static void qlora__text_tok_free(qlora__env* env, qlora_text_tok* tok) {
     QLORA__TEXT_FREE(env, tok->kinds, tok->kind_capacity);
     qlora__text_words_free(env, &tok->words);
     qlora__text_pairs_free(env, &tok->merges);
+    qlora__text_pairs_free(env, &tok->words_trie.edges);
+    QLORA__TEXT_FREE(env, tok->scores, tok->score_capacity);
+    QLORA__TEXT_FREE(env, tok->paths, tok->path_capacity);
     QLORA__TEXT_FREE(env, tok->added, tok->added_capacity);
     qlora__text_pairs_free(env, &tok->raw_trie.edges);
     qlora__text_pairs_free(env, &tok->normalized_trie.edges);
@@ -12581,7 +13274,7 @@ static qlora_result qlora__text_load_merges(qlora__env* env, qlora_text_tok* tok
 // Whether the word mark never follows another character in any word that merging can make.
 static bool qlora__text_cut_is_safe(const qlora_text_tok* tok) {
     size_t size = tok->cut_size;
-    if (tok->byte_level || tok->ignore_merges || size == 0 ||
+    if (tok->byte_level || tok->ignore_merges || tok->unigram || size == 0 ||
         qlora__text_words_find(&tok->words, tok->cut, size) < 0) {
         return false;
     }
@@ -12605,6 +13298,69 @@ static bool qlora__text_cut_is_safe(const qlora_text_tok* tok) {
     return true;
 }
 
+// The vocabulary of a Unigram model: [[token, score], ...]. Of equal tokens the last one counts.
+static qlora_result qlora__text_load_scores(qlora__env* env, qlora_text_tok* tok,
+                                            const qlora__json* json,
+                                            const qlora__json_token* vocab) {
+    double least = 0;
+    if (vocab == NULL || vocab->kind != QLORA__JSON_ARRAY || vocab->count == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.vocab is not a list of tokens");
+    }
+    tok->scores = (double*)qlora__text_zalloc(env, vocab->count, sizeof(double));
+    if (tok->scores == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    tok->score_capacity = vocab->count;
+    QLORA__TRY(qlora__text_words_reserve(env, &tok->words, vocab->count));
+    const qlora__json_token* pair = vocab + 1;
+    for (uint32_t i = 0; i < vocab->count; i++) {
+        const qlora__json_token* name = pair + 1;
+        bool good =
+            pair->kind == QLORA__JSON_ARRAY && pair->count == 2 && qlora__text_json_string(name) &&
+            qlora__json_double(json, (uint32_t)(qlora__text_json_next(json, name) - json->tokens),
+                               &tok->scores[i]);
+        if (!good) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.vocab[%lu] is not [token, score]",
+                                   (unsigned long)i);
+        }
+        const char* text = qlora__text_json_text(json, name);
+        size_t size = qlora__text_json_size(name);
+        least = i == 0 || tok->scores[i] < least ? tok->scores[i] : least;
+        QLORA__TRY(qlora__text_tok_word(env, tok, text, size, i));
+        QLORA__TRY(qlora__text_trie_add(env, &tok->words_trie, text, size, i));
+        pair = qlora__text_json_next(json, pair);
+    }
+    tok->unknown_score = least - 10; // as in SentencePiece
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_load_unigram(qlora__env* env, qlora_text_tok* tok,
+                                             const qlora__json* json,
+                                             const qlora__json_token* model) {
+    const qlora__json_token* unknown = qlora__text_json_get(json, model, "unk_id");
+    static const char* const refused[] = {"alpha", "nbest_size"}; // random tokens
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(refused); i++) {
+        if (!qlora__text_json_absent(qlora__text_json_get(json, model, refused[i]))) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "model.%s is not supported",
+                                   refused[i]);
+        }
+    }
+    if (tok->byte_level) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "a Unigram model after ByteLevel is not supported");
+    }
+    tok->unigram = true;
+    tok->byte_fallback = qlora__text_json_true(qlora__text_json_get(json, model, "byte_fallback"));
+    QLORA__TRY(qlora__text_load_scores(env, tok, json, qlora__text_json_get(json, model, "vocab")));
+    int64_t id = -1;
+    if (!qlora__text_json_absent(unknown) && (!qlora__text_json_integer(json, unknown, &id) ||
+                                              id < 0 || (uint64_t)id >= tok->score_capacity)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.unk_id is not in the vocabulary");
+    }
+    tok->unknown = (int32_t)id;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
                                            const qlora__json* json,
                                            const qlora__json_token* model) {
@@ -12613,10 +13369,13 @@ static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "missing \"model\"; this is not a tokenizer.json");
     }
+    if (qlora__text_json_is(json, type, "Unigram")) {
+        return qlora__text_load_unigram(env, tok, json, model);
+    }
     if (!qlora__text_json_absent(type) && !qlora__text_json_is(json, type, "BPE")) {
         const char* name = qlora__text_json_cstring(json, type);
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "the model type is %.60s; only BPE is supported",
+                               "the model type is %.60s; only BPE and Unigram are supported",
                                name != NULL ? name : "not a string");
     }
     static const char* const refused[] = {"continuing_subword_prefix", "end_of_word_suffix"};
@@ -12753,9 +13512,9 @@ static qlora_result qlora__text_step_regex(qlora__env* env, const qlora_text_tok
     return qlora__pattern_compile(env, text, size, tok->classes, &step->program);
 }
 
-// {"String": x} goes to step->a; {"Regex": x} to the pattern or the program, if it is allowed here.
+// {"String": x} goes to step->a; {"Regex": x} to the pattern or the program.
 static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json* json,
-                                             const qlora__json_token* node, bool regex,
+                                             const qlora__json_token* node,
                                              const qlora_text_tok* tok, qlora__text_step* step) {
     const qlora__json_token* pattern = qlora__text_json_get(json, node, "pattern");
     const qlora__json_token* string = qlora__text_json_get(json, pattern, "String");
@@ -12770,14 +13529,60 @@ static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json*
     if (qlora__text_json_string(expression)) {
         const char* text = qlora__text_json_text(json, expression);
         size_t size = qlora__text_json_size(expression);
-        if (!regex) {
-            return qlora__env_fail(
-                env, QLORA_ERR_UNSUPPORTED,
-                "a normalizer with a regular expression is not supported: %.300s", text);
-        }
         return qlora__text_step_regex(env, tok, text, size, step);
     }
     return qlora__env_fail(env, QLORA_ERR_FORMAT, "a step has no \"pattern\"");
+}
+
+// The value of a base64 digit, or -1.
+static int qlora__text_base64(char c) {
+    return c >= 'A' && c <= 'Z'   ? c - 'A'
+           : c >= 'a' && c <= 'z' ? c - 'a' + 26
+           : c >= '0' && c <= '9' ? c - '0' + 52
+           : c == '+'             ? 62
+           : c == '/'             ? 63
+                                  : -1;
+}
+
+static qlora_result qlora__text_base64_read(qlora__env* env, const char* text, size_t size,
+                                            qlora_text_bytes* out) {
+    uint32_t bits = 0;
+    QLORA__TRY(qlora__text_bytes_room(env, out, size + 1));
+    for (size_t i = 0; i < size; i++) {
+        int digit = qlora__text_base64(text[i]);
+        bool padding = text[i] == '=' && i + 2 >= size && size % 4 == 0;
+        if (digit < 0 && !padding) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "Precompiled: precompiled_charsmap is not base64");
+        }
+        bits = bits << 6 | (digit < 0 ? 0u : (uint32_t)digit);
+        if (i % 4 > 0 && digit >= 0) {
+            out->data[out->count++] = (char)(unsigned char)(bits >> (6 - 2 * (i % 4)) & 0xFF);
+        }
+    }
+    return QLORA_OK;
+}
+
+// The map of a Precompiled step.
+static qlora_result qlora__text_step_charsmap(qlora__env* env, const qlora__json* json,
+                                              const qlora__json_token* node,
+                                              qlora__text_step* step) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, "precompiled_charsmap");
+    qlora_text_bytes map;
+    memset(&map, 0, sizeof map);
+    if (!qlora__text_json_string(value)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "Precompiled: precompiled_charsmap is not a string");
+    }
+    qlora_result r = qlora__text_base64_read(env, qlora__text_json_text(json, value),
+                                             qlora__text_json_size(value), &map);
+    const char* fault = r == QLORA_OK ? qlora__text_charsmap_fault(map.data, map.count) : NULL;
+    if (fault != NULL) {
+        r = qlora__env_fail(env, QLORA_ERR_FORMAT, "Precompiled: precompiled_charsmap %s", fault);
+    }
+    r = r == QLORA_OK ? qlora__text_copy(env, map.data, map.count, &step->a, &step->a_size) : r;
+    qlora__text_bytes_free(env, &map);
+    return r;
 }
 
 static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok* tok,
@@ -12789,11 +13594,10 @@ static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok*
     static const struct {
         const char* name;
         int kind;
-    } kinds[] = {{"NFC", QLORA__TEXT_N_NFC},
-                 {"NFD", QLORA__TEXT_N_NFD},
-                 {"Prepend", QLORA__TEXT_N_PREPEND},
-                 {"Replace", QLORA__TEXT_N_REPLACE},
-                 {"Strip", QLORA__TEXT_N_STRIP}};
+    } kinds[] = {{"NFC", QLORA__TEXT_N_NFC},         {"NFD", QLORA__TEXT_N_NFD},
+                 {"Prepend", QLORA__TEXT_N_PREPEND}, {"Replace", QLORA__TEXT_N_REPLACE},
+                 {"Strip", QLORA__TEXT_N_STRIP},     {"Precompiled", QLORA__TEXT_N_CHARSMAP},
+                 {"Nmt", QLORA__TEXT_N_NMT},         {"Lowercase", QLORA__TEXT_N_LOWER}};
     for (size_t i = 0; i < count; i++) {
         const qlora__json_token* type = qlora__text_json_get(json, nodes[i], "type");
         size_t k = 0;
@@ -12811,9 +13615,12 @@ static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok*
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "prepend", &step->a, &step->a_size));
         } else if (step->kind == QLORA__TEXT_N_REPLACE) {
-            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], false, tok, step));
+            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], tok, step));
+            step->kind = step->a != NULL ? QLORA__TEXT_N_REPLACE : QLORA__TEXT_N_REPLACE_PATTERN;
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "content", &step->b, &step->b_size));
+        } else if (step->kind == QLORA__TEXT_N_CHARSMAP) {
+            QLORA__TRY(qlora__text_step_charsmap(env, json, nodes[i], step));
         } else if (step->kind == QLORA__TEXT_N_STRIP) {
             step->start = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_left"));
             step->stop = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_right"));
@@ -12933,7 +13740,7 @@ static qlora_result qlora__text_load_splitter_step(qlora__env* env, qlora_text_t
     if (qlora__text_json_is(json, type, "Split")) {
         qlora__text_step* step = NULL;
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
-        QLORA__TRY(qlora__text_step_pattern(env, json, node, true, tok, step));
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, tok, step));
         step->kind = step->a == NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
         step->invert = qlora__text_json_true(qlora__text_json_get(json, node, "invert"));
         if (tok->byte_level && step->kind == QLORA__TEXT_P_STRING) {
@@ -12984,7 +13791,11 @@ static qlora_result qlora__text_load_decoder_step(qlora__env* env, qlora_text_to
     qlora__text_step* step = NULL;
     QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, kinds[k].kind, &step));
     if (step->kind == QLORA__TEXT_D_REPLACE) {
-        QLORA__TRY(qlora__text_step_pattern(env, json, node, false, tok, step));
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, tok, step));
+        if (step->a == NULL) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "a decoder with a regular expression is not supported");
+        }
         return qlora__text_step_string(env, json, node, "content", &step->b, &step->b_size);
     }
     if (step->kind == QLORA__TEXT_D_METASPACE) {
@@ -13146,24 +13957,6 @@ static qlora_result qlora__text_load_post(qlora__env* env, qlora_text_tok* tok,
         qlora__text_ids_free(env, &front);
     }
     return r;
-}
-
-static qlora_result qlora__text_trie_add(qlora__env* env, qlora__text_trie* trie, const char* text,
-                                         size_t size, uint32_t token) {
-    uint32_t node = 0;
-    for (size_t i = 0; i < size; i++) {
-        unsigned char c = (unsigned char)text[i];
-        const qlora__text_pair* edge = qlora__text_pairs_find(&trie->edges, node, c);
-        uint32_t next = edge != NULL ? edge->first : ++trie->nodes;
-        uint32_t ends = edge != NULL ? edge->second : 0;
-        if (i + 1 == size) {
-            ends = token + 1;
-        }
-        QLORA__TRY(qlora__text_pairs_put(env, &trie->edges, node, c, next, ends));
-        trie->starts[c] = trie->starts[c] || i == 0;
-        node = next;
-    }
-    return QLORA_OK;
 }
 
 static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok* tok,
@@ -14380,6 +15173,152 @@ qlora_result qlora_text_encode(qlora_text_tok* tok, const char* text, size_t len
     return r;
 }
 
+//@@ src/text/lines.h
+
+// Where a long text can be split so that the ids of its parts are the ids of the whole.
+//
+// That is at a line that starts with a letter, if nothing in the tokenizer joins a line end and a
+// letter. A part that is not the first one is encoded with QLORA_TEXT_CONTINUE.
+
+typedef enum qlora__text_lines_kind {
+    QLORA__TEXT_LINES_NONE = 0, // not known of this tokenizer
+    QLORA__TEXT_LINES_AFTER,    // between the line end and the letter
+    QLORA__TEXT_LINES_BEFORE    // before the line end: the pattern takes white space apart there
+} qlora__text_lines_kind;
+
+// Sets *kind if a step of the pre-tokenizer splits at lines. False: what it does is not known.
+static bool qlora__text_lines_step(const qlora__text_step* step, bool first,
+                                   qlora__text_lines_kind* kind) {
+    static const struct {
+        qlora__text_match_fn* match;
+        qlora__text_lines_kind kind;
+    } known[] = {{qlora__text_match_gpt2, QLORA__TEXT_LINES_BEFORE},
+                 {qlora__text_match_cl100k, QLORA__TEXT_LINES_AFTER},
+                 {qlora__text_match_o200k, QLORA__TEXT_LINES_AFTER},
+                 {qlora__text_match_deepseek3, QLORA__TEXT_LINES_AFTER},
+                 {qlora__text_match_digits, QLORA__TEXT_LINES_NONE},
+                 {qlora__text_match_chinese, QLORA__TEXT_LINES_NONE},
+                 {qlora__text_match_ascii3, QLORA__TEXT_LINES_NONE}};
+    switch (step->kind) {
+    case QLORA__TEXT_P_BYTES:
+        return true;
+    case QLORA__TEXT_P_METASPACE:
+    case QLORA__TEXT_P_PREFIX_SPACE: // a later one would also mark the start of a part
+        return first || step->never;
+    case QLORA__TEXT_P_CLASS:
+        return step->mask == QLORA__TEXT_N;
+    case QLORA__TEXT_P_PUNCTUATION:
+        return step->behavior == QLORA__TEXT_B_ISOLATED;
+    case QLORA__TEXT_P_STRING:
+        return memchr(step->a, '\n', step->a_size) == NULL;
+    case QLORA__TEXT_P_REGEX:
+        for (size_t i = 0; step->pattern != NULL && i < QLORA__TEXT_COUNT(known); i++) {
+            if (known[i].match == step->pattern->match) {
+                bool twice = known[i].kind != QLORA__TEXT_LINES_NONE &&
+                             *kind != QLORA__TEXT_LINES_NONE && *kind != known[i].kind;
+                *kind = known[i].kind != QLORA__TEXT_LINES_NONE ? known[i].kind : *kind;
+                return !twice && !step->invert && step->behavior == QLORA__TEXT_B_ISOLATED;
+            }
+        }
+        return false;
+    default:
+        return false;
+    }
+}
+
+// Whether a text contains a line end that a letter follows.
+static bool qlora__text_lines_joined(const qlora_text_tok* tok, const char* text, size_t size) {
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    for (size_t i = 0; i + 1 < size; i++) {
+        size_t length;
+        if (text[i] == '\n' && (qlora__text_class_at(&view, i + 1, &length) & QLORA__TEXT_L)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Whether the added tokens leave the place between a line end and a letter alone.
+static bool qlora__text_lines_added(const qlora_text_tok* tok, qlora__text_lines_kind kind) {
+    for (size_t i = 0; i < tok->added_count; i++) {
+        const qlora__text_added* added = &tok->added[i];
+        const char* name = tok->names.data + added->name.at;
+        size_t size = added->name.size;
+        qlora__text_view view = qlora__text_view_of(tok, name, size);
+        size_t length;
+        bool letter = size > 0 && (qlora__text_class_at(&view, 0, &length) & QLORA__TEXT_L) != 0;
+        bool line = size > 0 && memchr(name, '\n', size) != NULL;
+        if ((letter && added->strip_left) || qlora__text_lines_joined(tok, name, size) ||
+            (kind == QLORA__TEXT_LINES_BEFORE && (line || added->strip_right))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Whether no word that merging can make has a letter after a line end.
+static bool qlora__text_lines_words(const qlora_text_tok* tok) {
+    bool known = tok->byte_ids['\n'] >= 0 || (tok->byte_fallback && tok->fallback_ids['\n'] >= 0);
+    if (!known || tok->ignore_merges || tok->byte_level) {
+        return false;
+    }
+    for (size_t i = 0; i < tok->words.count; i++) {
+        const qlora__text_word* word = &tok->words.data[i];
+        if (qlora__text_lines_joined(tok, tok->words.bytes.data + word->at, word->size)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Where texts of this tokenizer can be split. It looks at every word: ask once.
+static qlora__text_lines_kind qlora__text_lines_of(const qlora_text_tok* tok) {
+    qlora__text_lines_kind kind = QLORA__TEXT_LINES_NONE;
+    if (tok->unigram) { // what is unknown may be joined over lines
+        return kind;
+    }
+    for (size_t i = 0; i < tok->normalizer.count; i++) {
+        const qlora__text_step* step = &tok->normalizer.data[i];
+        bool local =
+            step->kind == QLORA__TEXT_N_NFC || step->kind == QLORA__TEXT_N_NFD ||
+            step->kind == QLORA__TEXT_N_PREPEND ||
+            (step->kind == QLORA__TEXT_N_REPLACE && memchr(step->a, '\n', step->a_size) == NULL);
+        if (!local) {
+            return QLORA__TEXT_LINES_NONE;
+        }
+    }
+    for (size_t i = 0; i < tok->splitter.count; i++) {
+        if (!qlora__text_lines_step(&tok->splitter.data[i], i == 0, &kind)) {
+            return QLORA__TEXT_LINES_NONE;
+        }
+    }
+    if (kind == QLORA__TEXT_LINES_NONE && qlora__text_lines_words(tok)) {
+        kind = QLORA__TEXT_LINES_AFTER;
+    }
+    return qlora__text_lines_added(tok, kind) ? kind : QLORA__TEXT_LINES_NONE;
+}
+
+// The first place at or after `from`, which is at least 1, where the text can be split; `size` if
+// there is none.
+static size_t qlora__text_lines_cut(const qlora_text_tok* tok, qlora__text_lines_kind kind,
+                                    const char* text, size_t size, size_t from) {
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    for (size_t at = from - 1; kind != QLORA__TEXT_LINES_NONE && at < size;) {
+        const char* newline = (const char*)memchr(text + at, '\n', size - at);
+        size_t length;
+        if (newline == NULL) {
+            break;
+        }
+        at = (size_t)(newline - text) + 1;
+        size_t cut = kind == QLORA__TEXT_LINES_AFTER ? at : at - 1;
+        if (cut >= from && at < size &&
+            (qlora__text_class_at(&view, at, &length) & QLORA__TEXT_L) != 0) {
+            return cut;
+        }
+    }
+    return size;
+}
+
 //@@ src/text/decode.h
 
 // Replaces in out[begin..).
@@ -14782,7 +15721,7 @@ typedef enum qlora__jin_kind {
     QLORA__JIN_LIST,
     QLORA__JIN_TUPLE,
     QLORA__JIN_DICT,
-    QLORA__JIN_VIEW, // keys(), values() or items() of a dictionary
+    QLORA__JIN_VIEW, // keys(), values() or items() of a dictionary; a set is keys of its own
     QLORA__JIN_RANGE,
     QLORA__JIN_ITER, // a generator or iterator, used up once
     QLORA__JIN_NAMESPACE,
@@ -14813,7 +15752,7 @@ typedef struct qlora__jin_string {
 
 typedef struct qlora__jin_value {
     qlora__jin_kind kind;
-    int32_t flag; // string: is Markup; view: 0 keys, 1 values, 2 items; function: which one
+    int32_t flag; // string: is Markup; view: 0 keys, 1 values, 2 items, 3 set; function: which one
     union {
         bool truth;
         int64_t integer;
@@ -14920,6 +15859,9 @@ typedef struct qlora__jin_hooks {
     qlora_result (*equal)(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b, bool* out);
     qlora_result (*less)(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
                          bool or_equal, bool* out);
+    // whether all of one view is in another
+    qlora_result (*within)(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
+                           bool* out);
 } qlora__jin_hooks;
 
 typedef struct qlora__jin_span {
@@ -15241,7 +16183,8 @@ static qlora_result qlora__jin_undefined_error(qlora__jin_machine* m, qlora__jin
 }
 
 static const char* qlora__jin_type(qlora__jin_value value) {
-    return qlora__jin_kind_names[value.kind];
+    return value.kind == QLORA__JIN_VIEW && value.flag == 3 ? "set"
+                                                            : qlora__jin_kind_names[value.kind];
 }
 
 //@@ src/text/jinja_lex.h
@@ -17628,6 +18571,10 @@ static qlora_result qlora__jin_repr_view(qlora__jin_machine* m, qlora__jin_value
         QLORA__TRY(qlora__jin_repr_dict(m, dict, ", ", true, out));
         return qlora__jin_puts(m, out, "])");
     }
+    if (v.flag == 3) {
+        return dict->count == 0 ? qlora__jin_puts(m, out, "set()")
+                                : qlora__jin_repr_items(m, "{", dict->keys, dict->count, "}", out);
+    }
     return qlora__jin_repr_items(m, v.flag == 0 ? "dict_keys([" : "dict_values([",
                                  v.flag == 0 ? dict->keys : dict->values, dict->count, "])", out);
 }
@@ -17850,6 +18797,11 @@ static qlora_result qlora__jin_equal(qlora__jin_machine* m, qlora__jin_value a, 
                 (a.as.range->start == b.as.range->start &&
                  (a.as.range->count == 1 || a.as.range->step == b.as.range->step)));
         break;
+    case QLORA__JIN_VIEW: // of values, each is equal to itself only
+        if (a.flag != 1 && b.flag != 1 && a.as.dict->count == b.as.dict->count) {
+            QLORA__TRY(m->hooks->within(m, a, b, out));
+        }
+        break;
     default:
         *out = a.as.list == b.as.list && a.flag == b.flag;
         break;
@@ -17874,6 +18826,12 @@ static qlora_result qlora__jin_less(qlora__jin_machine* m, qlora__jin_value a, q
         int order = qlora__jin_compare_strings(a.as.string, b.as.string);
         *out = order < 0 || (order == 0 && or_equal);
         return QLORA_OK;
+    }
+    if (a.kind == QLORA__JIN_VIEW && b.kind == QLORA__JIN_VIEW && a.flag != 1 && b.flag != 1) {
+        *out = false; // a part of the other
+        bool fits = a.as.dict->count < b.as.dict->count ||
+                    (or_equal && a.as.dict->count == b.as.dict->count);
+        return fits ? m->hooks->within(m, a, b, out) : QLORA_OK;
     }
     if (a.kind != b.kind || (a.kind != QLORA__JIN_LIST && a.kind != QLORA__JIN_TUPLE)) {
         return qlora__jin_fail(m, "a %s and a %s cannot be ordered", qlora__jin_type(a),
@@ -17907,7 +18865,8 @@ static bool qlora__jin_hashable(qlora__jin_value v) {
             }
         }
     }
-    return v.kind != QLORA__JIN_LIST && v.kind != QLORA__JIN_DICT && v.kind != QLORA__JIN_VIEW;
+    return v.kind != QLORA__JIN_LIST && v.kind != QLORA__JIN_DICT &&
+           (v.kind != QLORA__JIN_VIEW || v.flag == 1);
 }
 
 // The place of any key in a dictionary, or the count.
@@ -18446,6 +19405,52 @@ static bool qlora__jin_is_sequence(qlora__jin_value v) {
     return v.kind == QLORA__JIN_STRING || v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE;
 }
 
+// Whether a view takes part in a difference: keys and items with whatever can be iterated, a set
+// with another one only.
+static bool qlora__jin_subtracts(qlora__jin_value view, qlora__jin_value other) {
+    bool set = other.kind == QLORA__JIN_VIEW && other.flag == 3;
+    return view.kind == QLORA__JIN_VIEW && view.flag != 1 &&
+           (view.flag != 3 || set || (other.kind == QLORA__JIN_VIEW && other.flag != 1));
+}
+
+// Adds what can be iterated to a set, except what is in `without`, which may be NULL.
+static qlora_result qlora__jin_set_add(qlora__jin_machine* m, qlora__jin_dict* set,
+                                       qlora__jin_value from, const qlora__jin_dict* without) {
+    qlora__jin_iter* iter = NULL;
+    if (!qlora__jin_is_iterable(from)) {
+        return qlora__jin_fail(m, "a %s cannot be made a set", qlora__jin_type(from));
+    }
+    QLORA__TRY(qlora__jin_iter_make(m, from, &iter));
+    for (;;) {
+        qlora__jin_value item;
+        bool more = true;
+        size_t at = 0;
+        QLORA__TRY(m->hooks->next(m, iter, &item, &more));
+        if (!more) {
+            return QLORA_OK;
+        }
+        if (without != NULL) {
+            QLORA__TRY(qlora__jin_dict_find(m, without, item, &at));
+        }
+        if (without == NULL || at == without->count) {
+            QLORA__TRY(qlora__jin_dict_set(m, set, item, qlora__jin_none()));
+        }
+    }
+}
+
+// a - b as sets. The order is that of a; in Python it can be any.
+static qlora_result qlora__jin_difference(qlora__jin_machine* m, qlora__jin_value a,
+                                          qlora__jin_value b, qlora__jin_value* out) {
+    qlora__jin_value without;
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 0, &without));
+    QLORA__TRY(qlora__jin_set_add(m, without.as.dict, b, NULL));
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 0, out));
+    QLORA__TRY(qlora__jin_set_add(m, out->as.dict, a, without.as.dict));
+    out->kind = QLORA__JIN_VIEW;
+    out->flag = 3;
+    return QLORA_OK;
+}
+
 // a op b, where op is + - * / f (//) % p (**). % on a string is for the caller.
 static qlora_result qlora__jin_binary(qlora__jin_machine* m, char op, qlora__jin_value a,
                                       qlora__jin_value b, qlora__jin_value* out) {
@@ -18470,14 +19475,16 @@ static qlora_result qlora__jin_binary(qlora__jin_machine* m, char op, qlora__jin
     if (op == '*' && qlora__jin_is_sequence(b) && qlora__jin_is_integer(a)) {
         return qlora__jin_repeat(m, b, qlora__jin_integer_of(a), out);
     }
+    if (op == '-' && (qlora__jin_subtracts(a, b) || qlora__jin_subtracts(b, a))) {
+        return qlora__jin_difference(m, a, b, out);
+    }
     char name[3] = {op, '\0', '\0'};
     if (op == 'f' || op == 'p') {
         name[0] = op == 'f' ? '/' : '*';
         name[1] = name[0];
     }
-    bool set = op == '-' && (a.kind == QLORA__JIN_VIEW || b.kind == QLORA__JIN_VIEW);
-    return qlora__jin_fail(m, "a %s %s a %s is not %s", qlora__jin_type(a), name,
-                           qlora__jin_type(b), set ? "supported: it is a set" : "possible");
+    return qlora__jin_fail(m, "a %s %s a %s is not possible", qlora__jin_type(a), name,
+                           qlora__jin_type(b));
 }
 
 // ---- slices
@@ -18664,9 +19671,11 @@ static qlora_result qlora__jin_contains(qlora__jin_machine* m, qlora__jin_value 
                                      item.as.string->bytes) != SIZE_MAX;
         return QLORA_OK;
     }
-    if (v.kind == QLORA__JIN_DICT || (v.kind == QLORA__JIN_VIEW && v.flag == 0)) {
-        size_t at = 0;
-        QLORA__TRY(qlora__jin_dict_find(m, v.as.dict, item, &at));
+    if (v.kind == QLORA__JIN_DICT || (v.kind == QLORA__JIN_VIEW && (v.flag == 0 || v.flag == 3))) {
+        size_t at = v.as.dict->count;
+        if (v.flag != 3 || item.kind != QLORA__JIN_VIEW || item.flag != 3) { // a set is in no set
+            QLORA__TRY(qlora__jin_dict_find(m, v.as.dict, item, &at));
+        }
         *out = at < v.as.dict->count;
         return QLORA_OK;
     }
@@ -18681,6 +19690,24 @@ static qlora_result qlora__jin_contains(qlora__jin_machine* m, qlora__jin_value 
             break;
         }
         QLORA__TRY(qlora__jin_equal(m, next, item, out));
+    }
+    return QLORA_OK;
+}
+
+// Whether every item of one view is in another.
+static qlora_result qlora__jin_within(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
+                                      bool* out) {
+    qlora__jin_iter* iter = NULL;
+    *out = true;
+    QLORA__TRY(qlora__jin_iter_make(m, a, &iter));
+    while (*out) {
+        qlora__jin_value item;
+        bool more = true;
+        QLORA__TRY(m->hooks->next(m, iter, &item, &more));
+        if (!more) {
+            break;
+        }
+        QLORA__TRY(qlora__jin_contains(m, b, item, out));
     }
     return QLORA_OK;
 }
@@ -19762,6 +20789,15 @@ static qlora_result qlora__jin_put_case(qlora__jin_machine* m, const qlora__jin_
     return QLORA_OK;
 }
 
+// A letter of title case, which is neither upper nor lower case: both are other letters.
+static bool qlora__jin_is_title(uint32_t code) {
+    uint32_t upper[3];
+    uint32_t lower[3];
+    (void)qlora__text_case_of(code, QLORA__TEXT_UPPER_CASE, upper);
+    (void)qlora__text_case_of(code, QLORA__TEXT_LOWER_CASE, lower);
+    return code >= 0x80 && upper[0] != code && lower[0] != code;
+}
+
 // How the case of each character is chosen.
 enum {
     QLORA__JIN_ALL_LOWER,
@@ -19785,6 +20821,9 @@ static qlora_result qlora__jin_recase(qlora__jin_machine* m, qlora__jin_value v,
         qlora__text_case to = QLORA__TEXT_LOWER_CASE;
         if (how == QLORA__JIN_ALL_UPPER) {
             to = QLORA__TEXT_UPPER_CASE;
+        } else if (how == QLORA__JIN_SWAP && qlora__jin_is_title(code)) {
+            QLORA__TRY(qlora__jin_put_code(m, &buffer, code));
+            continue;
         } else if (how == QLORA__JIN_SWAP) {
             to = qlora__jin_class(code) == QLORA__TEXT_C_UPPER ? QLORA__TEXT_LOWER_CASE
                                                                : QLORA__TEXT_UPPER_CASE;
@@ -20551,6 +21590,28 @@ static qlora_result qlora__jin_dict_items(qlora__jin_machine* m, qlora__jin_valu
     return qlora__jin_dict_view(in, 2, out);
 }
 
+// Whether a view and anything that can be iterated have nothing in common.
+static qlora_result qlora__jin_view_isdisjoint(qlora__jin_machine* m, qlora__jin_value* in,
+                                               qlora__jin_value* out) {
+    qlora__jin_iter* iter = NULL;
+    bool found = false;
+    bool more = true;
+    if (in[0].flag == 1 || !qlora__jin_is_iterable(in[1])) {
+        return qlora__jin_fail(m, "isdisjoint of a %s and a %s is not possible",
+                               qlora__jin_type(in[0]), qlora__jin_type(in[1]));
+    }
+    QLORA__TRY(qlora__jin_iter_make(m, in[1], &iter));
+    while (more && !found) {
+        qlora__jin_value item;
+        QLORA__TRY(m->hooks->next(m, iter, &item, &more));
+        if (more) {
+            QLORA__TRY(qlora__jin_contains(m, in[0], item, &found));
+        }
+    }
+    *out = qlora__jin_bool(!found);
+    return QLORA_OK;
+}
+
 static qlora_result qlora__jin_dict_copy(qlora__jin_machine* m, qlora__jin_value* in,
                                          qlora__jin_value* out) {
     const qlora__jin_dict* from = in[0].as.dict;
@@ -20656,6 +21717,7 @@ static const qlora__jin_method_row qlora__jin_methods[] = {
     {QLORA__JIN_DICT, "items", "", 0, qlora__jin_dict_items, false},
     {QLORA__JIN_DICT, "copy", "", 0, qlora__jin_dict_copy, false},
     QLORA__JIN_NOT_YET(DICT, "fromkeys"),
+    {QLORA__JIN_VIEW, "isdisjoint", "/other", 1, qlora__jin_view_isdisjoint, false},
     QLORA__JIN_UNSAFE(DICT, "clear"),
     QLORA__JIN_UNSAFE(DICT, "pop"),
     QLORA__JIN_UNSAFE(DICT, "popitem"),
@@ -20666,6 +21728,21 @@ static const qlora__jin_method_row qlora__jin_methods[] = {
     QLORA__JIN_NOT_YET(INT, "to_bytes"),
     {QLORA__JIN_FLOAT, "is_integer", "", 0, qlora__jin_float_is_integer, false},
     QLORA__JIN_NOT_YET(FLOAT, "hex"),
+    QLORA__JIN_NOT_YET(INT, "real"),
+    QLORA__JIN_NOT_YET(INT, "imag"),
+    QLORA__JIN_NOT_YET(INT, "numerator"),
+    QLORA__JIN_NOT_YET(INT, "denominator"),
+    QLORA__JIN_NOT_YET(INT, "conjugate"),
+    QLORA__JIN_NOT_YET(INT, "as_integer_ratio"),
+    QLORA__JIN_NOT_YET(FLOAT, "real"),
+    QLORA__JIN_NOT_YET(FLOAT, "imag"),
+    QLORA__JIN_NOT_YET(FLOAT, "conjugate"),
+    QLORA__JIN_NOT_YET(FLOAT, "as_integer_ratio"),
+    QLORA__JIN_NOT_YET(BOOL, "real"),
+    QLORA__JIN_NOT_YET(BOOL, "imag"),
+    QLORA__JIN_NOT_YET(BOOL, "numerator"),
+    QLORA__JIN_NOT_YET(BOOL, "denominator"),
+    QLORA__JIN_NOT_YET(VIEW, "mapping"),
     QLORA__JIN_NOT_YET(RANGE, "count"),
     QLORA__JIN_NOT_YET(RANGE, "index")};
 
@@ -21214,22 +22291,58 @@ QLORA__JIN_FILTER(wordcount) {
     return QLORA_OK;
 }
 
-QLORA__JIN_FILTER(urlencode) {
+// Adds the text of a value with %XX. In a query, a space is a plus.
+static qlora_result qlora__jin_url_quote(qlora__jin_machine* m, qlora__jin_value v, bool query,
+                                         qlora__jin_buffer* out) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                                "_.-~/";
+                                "_.-~";
+    qlora__jin_value text;
+    QLORA__TRY(qlora__jin_text(m, v, &text));
+    const qlora__jin_string* s = text.as.string;
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
+    for (size_t i = 0; i < s->bytes; i++) {
+        char c = s->data[i];
+        char code[4];
+        bool keep = c != 0 && (strchr(plain, c) != NULL || (c == '/' && !query));
+        snprintf(code, sizeof code, "%%%02X", (unsigned)(unsigned char)c);
+        const char* put = keep ? &s->data[i] : query && c == ' ' ? "+" : code;
+        QLORA__TRY(qlora__jin_put(m, out, put, put == code ? 3 : 1));
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(urlencode) {
     qlora__jin_buffer buffer;
+    qlora__jin_iter* iter = NULL;
+    qlora__jin_value items = in[0];
     memset(&buffer, 0, sizeof buffer);
-    if (in[0].kind != QLORA__JIN_STRING) {
-        return qlora__jin_fail(m, "urlencode of a %s is not supported", qlora__jin_type(in[0]));
+    if (in[0].kind == QLORA__JIN_STRING || !qlora__jin_is_iterable(in[0])) {
+        QLORA__TRY(qlora__jin_url_quote(m, in[0], false, &buffer));
+        return qlora__jin_buffer_string(m, &buffer, out);
     }
-    for (size_t i = 0; i < in[0].as.string->bytes; i++) {
-        char c = in[0].as.string->data[i];
-        char escaped[4];
-        snprintf(escaped, sizeof escaped, "%%%02X", (unsigned)(unsigned char)c);
-        QLORA__TRY(c != '\0' && strchr(plain, c) != NULL ? qlora__jin_put(m, &buffer, &c, 1)
-                                                         : qlora__jin_puts(m, &buffer, escaped));
+    if (in[0].kind == QLORA__JIN_DICT) {
+        QLORA__TRY(qlora__jin_dict_view(in, 2, &items));
     }
-    return qlora__jin_buffer_string(m, &buffer, out);
+    QLORA__TRY(qlora__jin_iter_make(m, items, &iter));
+    for (size_t i = 0;; i++) {
+        qlora__jin_value pair;
+        bool more = true;
+        QLORA__TRY(qlora__jin_next(m, iter, &pair, &more));
+        if (!more) {
+            return qlora__jin_buffer_string(m, &buffer, out);
+        }
+        if (qlora__jin_is_iterable(pair)) {
+            QLORA__TRY(qlora__jin_to_list(m, pair, &pair));
+        }
+        bool two = pair.kind == QLORA__JIN_LIST && pair.as.list->count == 2;
+        if (!two) {
+            return qlora__jin_fail(m, "urlencode: item %llu is not a pair", (unsigned long long)i);
+        }
+        QLORA__TRY(qlora__jin_puts(m, &buffer, i > 0 ? "&" : ""));
+        QLORA__TRY(qlora__jin_url_quote(m, pair.as.list->items[0], true, &buffer));
+        QLORA__TRY(qlora__jin_puts(m, &buffer, "="));
+        QLORA__TRY(qlora__jin_url_quote(m, pair.as.list->items[1], true, &buffer));
+    }
 }
 
 static qlora_result qlora__jin_filter_format(qlora__jin_machine* m, qlora__jin_value v,
@@ -21477,6 +22590,9 @@ QLORA__JIN_FILTER(last) {
     bool more = false;
     if (in[0].kind == QLORA__JIN_ITER) {
         return qlora__jin_fail(m, "last: a generator has no last item; make a list of it");
+    }
+    if (in[0].kind == QLORA__JIN_VIEW && in[0].flag == 3) {
+        return qlora__jin_fail(m, "last: a set has no order; make a list of it");
     }
     QLORA__TRY(qlora__jin_reversed(m, in[0], &back));
     QLORA__TRY(qlora__jin_next(m, back.as.iter, out, &more));
@@ -21954,8 +23070,10 @@ static const qlora__jin_filter_row* qlora__jin_filter_find(const char* name, siz
 }
 
 QLORA__JIN_TEST(filter) {
-    (void)m;
     (void)other;
+    if (!qlora__jin_hashable(v)) {
+        return qlora__jin_fail(m, "a %s is not the name of a filter", qlora__jin_type(v));
+    }
     *out = v.kind == QLORA__JIN_STRING &&
            qlora__jin_filter_find(v.as.string->data, v.as.string->bytes) != NULL;
     return QLORA_OK;
@@ -22018,6 +23136,9 @@ static qlora_result qlora__jin_test_run(qlora__jin_machine* m, const qlora__jin_
     in[0] = qlora__jin_of(QLORA__JIN_MISSING);
     QLORA__TRY(qlora__jin_bind_args(m, row->name, row->arguments, row->arguments[0] != '\0' ? 1 : 0,
                                     args, in));
+    if (row->call == NULL && !qlora__jin_hashable(v)) {
+        return qlora__jin_fail(m, "a %s is not the name of a test", qlora__jin_type(v));
+    }
     if (row->call == NULL) { // "test": whether there is a test of that name
         *out = v.kind == QLORA__JIN_STRING &&
                qlora__jin_test_find(v.as.string->data, v.as.string->bytes) != NULL;
@@ -23391,7 +24512,8 @@ static qlora_result qlora__jin_run(qlora__jin_machine* m, const qlora__jin_node*
 static const qlora__jin_hooks qlora__jin_hook_table = {
     qlora__jin_eval,         qlora__jin_run,         qlora__jin_call,  qlora__jin_filter_by_name,
     qlora__jin_test_by_name, qlora__jin_method_find, qlora__jin_field, qlora__jin_method_call,
-    qlora__jin_next,         qlora__jin_repr,        qlora__jin_equal, qlora__jin_less};
+    qlora__jin_next,         qlora__jin_repr,        qlora__jin_equal, qlora__jin_less,
+    qlora__jin_within};
 
 //@@ src/text/jinja_api.h
 
@@ -25160,12 +26282,15 @@ typedef struct qlora__text_record {
     } as;
     uint64_t place; // of the record in the file, in bytes
     uint32_t size;  // of the record there
-    uint32_t part;  // which sample of the record
+    uint32_t part;  // which sample of the record; of a document, the first id that is in it
     uint32_t count; // tokens
     uint32_t trained;
-    uint64_t line : 62;
+    uint64_t line : 59;
+    uint64_t desirable : 1;
     uint64_t kept : 1;
     uint64_t labelled : 1; // labels follow the ids, not bits
+    uint64_t begins : 1;   // the bytes are the start of a document
+    uint64_t ends : 1;     // the sample is its end
 } qlora__text_record;
 
 typedef struct qlora__text_block {
@@ -25188,22 +26313,24 @@ struct qlora_text_data {
     size_t block_capacity;
     qlora_text_bytes
         ignored; // names that no sample used, each with ", " after it; ends with a zero
+    qlora_text_bytes lacking; // names of desc.columns, in the same way
     // the record that is being read
     uint64_t place;
     uint64_t hash;
     uint32_t size;
     uint32_t part;
+    bool desirable;
     bool placed; // can be read again: nothing of it is kept
+    bool begins; // as in qlora__text_record
+    bool ends;
     // a stream
     qlora__text_loader* loader; // NULL: everything is kept
     bool again;                 // a record is read again, for the sample number `wanted` of it
     bool found;
     uint32_t wanted;
+    uint32_t wanted_count;
     qlora_text_ids shown[2]; // ids and labels of the sample that was read last
-    const void* map;         // the file, while samples are read
-    uint64_t map_bytes;
-    uint64_t map_read;
-    void* map_handle;
+    qlora_text_bytes bytes;  // the record of that sample
 };
 
 // One block holds many samples, so that growing copies nothing.
@@ -25308,8 +26435,11 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     record->size = data->size;
     record->part = data->part++;
     record->count = (uint32_t)count;
-    record->line = line & (UINT64_MAX >> 2);
+    record->line = line & (UINT64_MAX >> 5);
+    record->desirable = data->desirable ? 1 : 0;
     record->kept = data->placed ? 0 : 1;
+    record->begins = data->begins ? 1 : 0;
+    record->ends = data->ends ? 1 : 0;
     record->as.hash = data->hash;
     for (size_t i = 1; i < count; i++) {
         record->trained += labels[i] != -100 ? 1 : 0;
@@ -25576,6 +26706,14 @@ typedef struct qlora__text_column {
 
 enum { QLORA__TEXT_COLUMNS = 24 };
 
+// Bytes of a document that were encoded together.
+typedef struct qlora__text_slice {
+    uint64_t place; // in the file
+    size_t at;      // in the loader's bytes
+    int64_t first;  // the first of their ids, among those that are waiting; it may be gone
+    bool begins;    // they start the document
+} qlora__text_slice;
+
 typedef struct qlora__text_source qlora__text_source;
 
 // The state of reading one file.
@@ -25596,8 +26734,17 @@ struct qlora__text_loader {
     qlora_text_ids numbers; // a list that belongs to the ids of one record
     qlora__text_column columns[QLORA__TEXT_COLUMNS];
     size_t column_count;
-    size_t bad; // records that desc.bad was called for
+    bool searching; // for the names in desc.columns: it is not known yet which of them exist
+    size_t bad;     // records that desc.bad was called for
     qlora__text_source* source;
+    // the .txt document that is being read
+    qlora__text_lines_kind lines; // where it can be split
+    size_t document_line;
+    size_t document_count;     // samples before it
+    qlora_text_bytes document; // its bytes that samples are still made of, if it is a stream
+    qlora__text_slice* slices; // how they were encoded
+    size_t slice_count;
+    size_t slice_capacity;
     // copies, for streams
     qlora_text_data_desc own;
     char* path;
@@ -25917,7 +27064,8 @@ static void qlora__text_data_turns(const qlora__text_loader* loader) {
     }
     for (size_t i = 0; i < loader->message_count; i++) {
         qlora__text_turn* message = &loader->messages[i];
-        message->masked = message->masked || (loader->desc->last_turn_only && i != last);
+        bool only = loader->desc->last_turn_only || loader->desc->preference != QLORA_TEXT_ANSWERS;
+        message->masked = message->masked || (only && i != last);
     }
 }
 
@@ -26019,15 +27167,18 @@ static const struct {
     {"labels", QLORA__TEXT_R_IDS},
     {"attention_mask", QLORA__TEXT_R_IDS},
     {"position_ids", QLORA__TEXT_R_IDS},
-    {"system", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PAIR},
+    {"system",
+     QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE | QLORA__TEXT_R_PAIR},
     {"input", QLORA__TEXT_R_PAIR},
     {"context", QLORA__TEXT_R_PAIR},
     {"history", QLORA__TEXT_R_PAIR},
-    {"tools", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
-    {"documents", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
-    {"enable_thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
-    {"thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
-    {"chat_template_kwargs", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION}};
+    {"prompt", QLORA__TEXT_R_PREFERENCE},
+    {"tools", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE},
+    {"documents", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE},
+    {"enable_thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE},
+    {"thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE},
+    {"chat_template_kwargs",
+     QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE}};
 
 // Names that say which tokens are trained, in ways that are not read here.
 static const char* const qlora__text_masks[] = {"loss_mask", "completion_mask", "assistant_masks",
@@ -26321,12 +27472,57 @@ static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* 
 
 // ---- preferences
 
-// Pairs of a better and a worse answer, which training on answers cannot use.
-static qlora_result qlora__text_record_preference(qlora__env* env) {
-    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                           "the record is a preference pair (\"chosen\" and \"rejected\"), and "
-                           "supervised training needs one answer; the columns completion=chosen or "
-                           "messages=chosen take the better one");
+// One side of a pair as a sample: after "prompt", as plain text or as messages, or a conversation
+// that contains its prompt.
+static qlora_result qlora__text_record_side(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, const char* name) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* prompt = qlora__text_json_get(json, record, "prompt");
+    const qlora__json_token* side = qlora__text_json_get(json, record, name);
+    bool given = !qlora__text_json_absent(prompt);
+    loader->message_count = 0;
+    loader->work.count = 0;
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    if (given && prompt->kind == QLORA__JSON_STRING && side->kind == QLORA__JSON_STRING) {
+        if (loader->message_count > 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "\"system\" cannot be used with a \"prompt\" that is a string; "
+                                   "use messages");
+        }
+        return qlora__text_data_plain(
+            env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
+            qlora__text_json_text(json, side), qlora__text_json_size(side));
+    }
+    if (side->kind != QLORA__JSON_ARRAY || (given && prompt->kind != QLORA__JSON_ARRAY)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "\"prompt\" and \"%s\" must be two strings or two lists of "
+                               "messages, or \"%s\" a list of messages without a \"prompt\"",
+                               name, name);
+    }
+    if (given) {
+        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, "prompt", true));
+    }
+    QLORA__TRY(qlora__text_messages_read(env, loader, side, name, false));
+    return qlora__text_data_chat(env, loader);
+}
+
+// Pairs of a better and a worse answer: two samples, of which the caller closes the second.
+static qlora_result qlora__text_record_preference(qlora__env* env, qlora__text_loader* loader,
+                                                  const qlora__json_token* record) {
+    qlora_text_data* data = loader->data;
+    if (loader->desc->preference != QLORA_TEXT_PAIRS) {
+        return qlora__env_fail(
+            env, QLORA_ERR_UNSUPPORTED,
+            "the record is a preference pair (\"chosen\" and \"rejected\"), and supervised "
+            "training needs one answer; the columns completion=chosen or messages=chosen take the "
+            "better one, and DPO trains on pairs");
+    }
+    data->desirable = true;
+    QLORA__TRY(qlora__text_record_side(env, loader, record, "chosen"));
+    QLORA__TRY(qlora__text_data_close_record(env, data, loader->begin, loader->line));
+    loader->begin = data->ids.count;
+    data->desirable = false;
+    return qlora__text_record_side(env, loader, record, "rejected");
 }
 
 // true or false beside an answer says whether it is a good one: training on both would teach the
@@ -26339,14 +27535,25 @@ static qlora_result qlora__text_record_judged(qlora__env* env, const qlora__text
                   form->kind == QLORA__TEXT_R_PAIR;
     bool judged =
         label != NULL && (label->kind == QLORA__JSON_TRUE || label->kind == QLORA__JSON_FALSE);
-    if (!answer || !judged || loader->form != NULL) {
+    qlora_text_preference wanted = loader->desc->preference;
+    loader->data->desirable = judged && label->kind == QLORA__JSON_TRUE;
+    if (wanted == QLORA_TEXT_PAIRS && form->kind != QLORA__TEXT_R_PREFERENCE) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record is not a pair; it needs \"chosen\" and \"rejected\"");
+    }
+    if (wanted == QLORA_TEXT_JUDGED && !(answer && judged)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record is not a judged answer; it needs a \"label\" that is "
+                               "true or false beside prompt and completion, or messages");
+    }
+    if (!answer || !judged || loader->form != NULL || wanted == QLORA_TEXT_JUDGED) {
         return QLORA_OK;
     }
     return qlora__env_fail(
         env, QLORA_ERR_UNSUPPORTED,
         "the record is a judged answer (\"label\" is true or false), and "
         "supervised training would learn the bad ones as well; set the format to "
-        "\"%s\" to train on all of them",
+        "\"%s\" to train on all of them, and KTO trains on what they say",
         form->name);
 }
 
@@ -26429,6 +27636,8 @@ static qlora_result qlora__text_record_names(qlora__env* env, qlora__text_loader
             used = used || ((qlora__text_extras[k].kinds & (int)form->kind) != 0 &&
                             strcmp(name, qlora__text_extras[k].name) == 0);
         }
+        used =
+            used || (loader->desc->preference == QLORA_TEXT_JUDGED && strcmp(name, "label") == 0);
         if (!used) {
             QLORA__TRY(qlora__text_ignore(env, loader->data, "", name));
         }
@@ -26468,7 +27677,7 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
     case QLORA__TEXT_R_PAIR:
         return qlora__text_record_pair(env, loader, record, form);
     case QLORA__TEXT_R_PREFERENCE:
-        return qlora__text_record_preference(env);
+        return qlora__text_record_preference(env, loader, record);
     default:
         QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &text));
         return qlora__text_data_plain(env, loader, NULL, 0, qlora__text_json_text(json, text),
@@ -26505,10 +27714,14 @@ struct qlora__text_source {
                           size_t size);
     void (*close)(qlora__env* env, qlora__text_source* source); // frees `state`; may be NULL
     void* state;
+    bool headed; // all names are known once it is open
     // the record: an object as the JSON parser leaves it, decoded strings included, or
     qlora__json json;
-    const char* document; // plain text; then there is no `json`
+    const char* document; // plain text, a part of a document; then there is no `json`
     size_t document_size;
+    bool begins; // it starts the document
+    bool ends;
+    bool skip;      // what is left of the document
     size_t line;    // where it starts
     uint64_t place; // its bytes in the file
     uint64_t size;
@@ -26518,6 +27731,7 @@ struct qlora__text_source {
     size_t at_column; // bytes before it in this line
     size_t strings;   // bytes in use in json.decoded; 0 = not known
     int stage;        // of a source's own
+    bool inside;      // JSON: the records are those of a list in an object
 };
 
 // Moves on by `size` bytes of the input.
@@ -26668,7 +27882,7 @@ static const char* qlora__text_column_name(qlora__text_loader* loader, const cha
 
 // Columns that no record had are refused: a misspelt name must not go unnoticed.
 static qlora_result qlora__text_columns_check(qlora__env* env, const qlora__text_loader* loader) {
-    for (size_t i = 0; i < loader->column_count; i++) {
+    for (size_t i = 0; i < loader->column_count && !loader->searching; i++) {
         if (!loader->columns[i].seen) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    "%s: no record has \"%.60s\", which columns gives for \"%s\"",
@@ -26721,11 +27935,13 @@ static qlora_result qlora__text_columns_apply(qlora__env* env, qlora__text_sourc
 
 //@@ src/text/data_json.h
 
-// JSON files as a source of records: one per line, or the elements of one array.
+// JSON files as a source of records: one per line, or the elements of one array, which may be the
+// value of "data" in an object.
 
 enum {
     QLORA__TEXT_JSON_START = 0,
     QLORA__TEXT_JSON_LINES,
+    QLORA__TEXT_JSON_OBJECT, // at the start of {"data": [...]}
     QLORA__TEXT_JSON_FIRST,
     QLORA__TEXT_JSON_REST,
     QLORA__TEXT_JSON_OVER
@@ -26808,6 +28024,54 @@ static size_t qlora__text_line_size(const char* text, size_t size) {
     return newline != NULL ? (size_t)(newline - text) : size;
 }
 
+static size_t qlora__text_skip_blank(const char* text, size_t size, size_t at) {
+    while (at < size && qlora__text_is_space(text[at])) {
+        at++;
+    }
+    return at;
+}
+
+// Whether a record may have a value of this name that is used, in the file's own spelling.
+static bool qlora__text_json_uses(const qlora__text_loader* loader, const char* name) {
+    for (size_t i = 0; i < loader->column_count; i++) {
+        if (strcmp(loader->columns[i].from, name) == 0) {
+            return true;
+        }
+    }
+    return qlora__text_name_known(name) != NULL;
+}
+
+// Whether an object, of which the start is given, is a list of records: its "data" is an array of
+// objects, and no name before that is one of a record.
+static bool qlora__text_json_lists(const qlora__text_loader* loader, const char* text,
+                                   size_t size) {
+    for (size_t at = 1;;) {
+        char name[64];
+        size_t begin = qlora__text_skip_blank(text, size, at) + 1;
+        size_t end = begin;
+        while (end < size && text[end] != '"' && text[end] != '\\' && text[end] != '\n') {
+            end++;
+        }
+        at = qlora__text_skip_blank(text, size, end + 1);
+        if (begin > size || text[begin - 1] != '"' || at >= size || text[end] != '"' ||
+            text[at] != ':' || end - begin >= sizeof name) {
+            return false;
+        }
+        memcpy(name, text + begin, end - begin);
+        name[end - begin] = 0;
+        at = qlora__text_skip_blank(text, size, at + 1);
+        if (strcmp(name, "data") == 0) {
+            size_t first = qlora__text_skip_blank(text, size, at + 1);
+            return first < size && text[at] == '[' && text[first] == '{';
+        }
+        at = qlora__text_value_end(text, size, at, false);
+        if (qlora__text_json_uses(loader, name) || at >= size || text[at] != ',') {
+            return false;
+        }
+        at++;
+    }
+}
+
 static void qlora__text_json_point(qlora__text_source* source) {
     qlora__json* json = &source->json;
     size_t left = source->input.count - source->input.at;
@@ -26841,6 +28105,7 @@ static qlora_result qlora__text_json_recover(qlora__env* env, qlora__text_source
         size_t end = qlora__text_line_size(text, size);
         if (source->stage != QLORA__TEXT_JSON_LINES) {
             end = qlora__text_value_end(text, size, 0, false);
+            end += end < size && text[end] == '}' ? 1u : 0u; // closes nothing, and must be passed
         } else if (size > 0 && text[0] == '{') {
             size_t close = qlora__text_value_end(text, size, 0, true);
             if (close > end && !qlora__text_record_follows(text, size, end)) {
@@ -26866,6 +28131,14 @@ static qlora_result qlora__text_json_value(qlora__env* env, qlora__text_source* 
     qlora_result r;
     for (;;) {
         qlora__text_json_point(source);
+        // an object that is longer than a window may be a list of records: they are read singly
+        if (alone && !input->ended && json->size >= QLORA__TEXT_INPUT_STEP &&
+            json->text[0] == '{' &&
+            qlora__text_json_lists(source->loader, json->text, json->size) &&
+            qlora__text_value_end(json->text, json->size, 0, true) == json->size) {
+            source->stage = QLORA__TEXT_JSON_OBJECT;
+            return QLORA_OK;
+        }
         r = qlora__json_parse_one(env, json, alone, end);
         bool long_enough = r == QLORA_OK ? *end < json->size : json->size == QLORA__JSON_MAX_BYTES;
         if (input->ended || long_enough || (r != QLORA_OK && r != QLORA_ERR_FORMAT) ||
@@ -26891,6 +28164,86 @@ static qlora_result qlora__text_json_value(qlora__env* env, qlora__text_source* 
     return r;
 }
 
+// Passes one character that must be there.
+static qlora_result qlora__text_json_expect(qlora__env* env, qlora__text_source* source, char c,
+                                            const char* fault) {
+    qlora__text_input* input = &source->input;
+    QLORA__TRY(qlora__text_source_skip_space(env, source));
+    if (input->at == input->count || input->data[input->at] != c) {
+        return qlora__text_json_fault(env, source, fault);
+    }
+    qlora__text_source_pass(source, 1);
+    return qlora__text_source_skip_space(env, source);
+}
+
+// Reads one member of the object around the list of records, or, if it is "data", up to its first
+// record; *inside is then set. The name is listed: it has no effect. One that would make the object
+// a record is refused; it follows "data", and the records before it have been read already.
+static qlora_result qlora__text_json_member(qlora__env* env, qlora__text_source* source) {
+    qlora__json* json = &source->json;
+    qlora__text_loader* loader = source->loader;
+    uint32_t end = 0;
+    QLORA__TRY(qlora__text_json_value(env, source, &end));
+    if (json->tokens[0].kind != QLORA__JSON_STRING) {
+        return qlora__text_json_fault(env, source, "expected a string");
+    }
+    const char* name = qlora__text_json_text(json, json->tokens);
+    bool data = strcmp(name, "data") == 0;
+    if (data || qlora__text_json_uses(loader, name)) {
+        if (!data || source->stage != QLORA__TEXT_JSON_OBJECT) {
+            source->line = source->at_line;
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s:%lu: \"%.60s\" beside \"data\", which is a list of records",
+                                   loader->name, (unsigned long)source->line, name);
+        }
+        qlora__text_source_pass(source, end);
+        QLORA__TRY(qlora__text_json_expect(env, source, ':', "expected ':'"));
+        source->inside = true;
+        source->stage = QLORA__TEXT_JSON_FIRST;
+        return qlora__text_json_expect(env, source, '[', "expected '['");
+    }
+    QLORA__TRY(qlora__text_ignore(env, loader->data, "", name));
+    qlora__text_source_pass(source, end);
+    QLORA__TRY(qlora__text_json_expect(env, source, ':', "expected ':'"));
+    QLORA__TRY(qlora__text_json_value(env, source, &end));
+    qlora__text_source_pass(source, end);
+    return qlora__text_source_skip_space(env, source);
+}
+
+// The object around the list, from its start to the first record.
+static qlora_result qlora__text_json_enter(qlora__env* env, qlora__text_source* source) {
+    source->lost = true; // a fault in it leaves nothing that could be read
+    QLORA__TRY(qlora__text_json_expect(env, source, '{', "expected '{'"));
+    QLORA__TRY(qlora__text_json_member(env, source));
+    while (!source->inside) {
+        QLORA__TRY(qlora__text_json_expect(env, source, ',', "expected ',' or '}'"));
+        QLORA__TRY(qlora__text_json_member(env, source));
+    }
+    source->lost = false;
+    return QLORA_OK;
+}
+
+// The object from the end of the list on. Its line must end with it.
+static qlora_result qlora__text_json_leave(qlora__env* env, qlora__text_source* source) {
+    qlora__text_input* input = &source->input;
+    source->lost = true;
+    QLORA__TRY(qlora__text_source_skip_space(env, source));
+    while (input->at < input->count && input->data[input->at] == ',') {
+        qlora__text_source_pass(source, 1);
+        QLORA__TRY(qlora__text_source_skip_space(env, source));
+        QLORA__TRY(qlora__text_json_member(env, source));
+    }
+    size_t line = source->at_line;
+    QLORA__TRY(qlora__text_json_expect(env, source, '}', "expected ',' or '}'"));
+    if (input->at < input->count && source->at_line == line) {
+        return qlora__text_json_fault(env, source, "unexpected text after the value");
+    }
+    source->lost = false;
+    source->inside = false;
+    source->stage = QLORA__TEXT_JSON_LINES;
+    return QLORA_OK;
+}
+
 // What comes before an element of the array: a comma. *more = false: the array ends here.
 static qlora_result qlora__text_json_between(qlora__env* env, qlora__text_source* source,
                                              bool* more) {
@@ -26902,6 +28255,9 @@ static qlora_result qlora__text_json_between(qlora__env* env, qlora__text_source
         *more = false;
         qlora__text_source_pass(source, 1);
         source->stage = QLORA__TEXT_JSON_OVER;
+        if (source->inside) {
+            return qlora__text_json_leave(env, source);
+        }
         QLORA__TRY(qlora__text_source_skip_space(env, source));
         source->lost = true;
         return input->at < input->count
@@ -26921,28 +28277,28 @@ static qlora_result qlora__text_json_between(qlora__env* env, qlora__text_source
     return qlora__text_source_skip_space(env, source);
 }
 
-static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_source* source,
-                                                 bool* more) {
+// What the file is: an array, or one record per line.
+static qlora_result qlora__text_json_start(qlora__env* env, qlora__text_source* source) {
+    qlora__text_input* input = &source->input;
+    QLORA__TRY(qlora__text_input_skip_mark(env, input));
+    QLORA__TRY(qlora__text_source_skip_space(env, source));
+    bool array = input->at < input->count && input->data[input->at] == '[';
+    source->stage = array ? QLORA__TEXT_JSON_FIRST : QLORA__TEXT_JSON_LINES;
+    if (array) {
+        qlora__text_source_pass(source, 1);
+    }
+    return QLORA_OK;
+}
+
+// Reads the value of the next record. *more = false: there is none, or it is in the list that the
+// value turned out to be; source->stage tells.
+static qlora_result qlora__text_json_try(qlora__env* env, qlora__text_source* source, bool* more) {
     qlora__text_input* input = &source->input;
     uint32_t end = 0;
-    *more = false;
-    if (source->stage == QLORA__TEXT_JSON_OVER) {
-        return QLORA_OK;
-    }
-    if (source->stage == QLORA__TEXT_JSON_START) {
-        QLORA__TRY(qlora__text_input_skip_mark(env, input));
-    }
     QLORA__TRY(qlora__text_source_skip_space(env, source));
-    if (source->stage == QLORA__TEXT_JSON_START) {
-        bool array = input->at < input->count && input->data[input->at] == '[';
-        source->stage = array ? QLORA__TEXT_JSON_FIRST : QLORA__TEXT_JSON_LINES;
-        if (array) {
-            qlora__text_source_pass(source, 1);
-            QLORA__TRY(qlora__text_source_skip_space(env, source));
-        }
-    }
     if (source->stage == QLORA__TEXT_JSON_LINES) {
         *more = input->at < input->count;
+        source->stage = *more ? source->stage : (int)QLORA__TEXT_JSON_OVER;
     } else {
         QLORA__TRY(qlora__text_json_between(env, source, more));
     }
@@ -26950,6 +28306,10 @@ static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_so
         return QLORA_OK;
     }
     qlora_result r = qlora__text_json_value(env, source, &end);
+    if (source->stage == QLORA__TEXT_JSON_OBJECT) {
+        *more = false;
+        return r == QLORA_OK ? qlora__text_json_enter(env, source) : r;
+    }
     qlora__text_source_mark(source, end);
     if (r == QLORA_OK) {
         qlora__text_source_pass(source, end);
@@ -26960,6 +28320,18 @@ static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_so
         r = moved == QLORA_OK ? r : moved;
     }
     return r;
+}
+
+static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_source* source,
+                                                 bool* more) {
+    *more = false;
+    if (source->stage == QLORA__TEXT_JSON_START) {
+        QLORA__TRY(qlora__text_json_start(env, source));
+    }
+    while (!*more && source->stage != QLORA__TEXT_JSON_OVER) {
+        QLORA__TRY(qlora__text_json_try(env, source, more));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__text_json_again(qlora__env* env, qlora__text_source* source,
@@ -27186,6 +28558,7 @@ static qlora_result qlora__text_csv_header(qlora__env* env, qlora__text_source* 
         QLORA__TRY(qlora__text_ids_add(env, &csv->name_places, (int32_t)csv->names.count - 1));
     }
     csv->columns = columns;
+    source->headed = true;
     return columns > 0 ? qlora__text_columns_check(env, source->loader) : QLORA_OK;
 }
 
@@ -27324,15 +28697,67 @@ static qlora_result qlora__text_plain_check(qlora__env* env, const qlora__text_s
     return QLORA_OK;
 }
 
-// The next document that is not empty. Line ends around it belong to the separators, if the file
-// has any.
-static qlora_result qlora__text_plain_next(qlora__env* env, qlora__text_source* source,
+// A document longer than this is read in parts, where that is possible. Without such a place within
+// the other length it is held whole; a stream refuses it then.
+enum { QLORA__TEXT_PART = 1 << 12, QLORA__TEXT_PART_MOST = 1 << 24 };
+
+// A part at the start of the text, which contains no separator: its size, or 0 if there is none. At
+// first it is not known whether the file has separators, so not whether line ends at the start of
+// the document count.
+static size_t qlora__text_plain_part(const qlora__text_source* source, const char* text,
+                                     size_t size) {
+    const qlora__text_loader* loader = source->loader;
+    bool open = source->begins && source->stage == QLORA__TEXT_PLAIN_START;
+    if (size < 4 * QLORA__TEXT_PART || (open && (text[0] == '\n' || text[0] == '\r'))) {
+        return 0;
+    }
+    size_t end = size - 64; // a separator may begin after it
+    size_t cut = qlora__text_lines_cut(loader->tok, loader->lines, text, end, QLORA__TEXT_PART);
+    return cut < end ? cut : 0;
+}
+
+static qlora_result qlora__text_plain_whole(qlora__env* env, qlora__text_source* source,
+                                            size_t size) {
+    if (source->loader->data->loader == NULL || size < QLORA__TEXT_PART_MOST) {
+        return QLORA_OK;
+    }
+    source->lost = true;
+    return qlora__env_fail(
+        env, QLORA_ERR_UNSUPPORTED,
+        "%s:%lu: a document of more than %d MiB that %s; it can be read only "
+        "when it is kept in memory, without a stream",
+        source->loader->name, (unsigned long)source->at_line, QLORA__TEXT_PART_MOST >> 20,
+        source->loader->lines == QLORA__TEXT_LINES_NONE ? "this tokenizer cannot split"
+                                                        : "has no line that starts with a letter");
+}
+
+// The document text[0..stop), or the rest of it, which `next` bytes end. Line ends around it belong
+// to the separators, if the file has any.
+static void qlora__text_plain_take(qlora__text_source* source, const char* text, size_t stop,
+                                   size_t next) {
+    bool separated = source->stage == QLORA__TEXT_PLAIN_PARTS;
+    size_t begin = 0;
+    size_t end = stop;
+    while (separated && source->begins && begin < end &&
+           (text[begin] == '\n' || text[begin] == '\r')) {
+        begin++;
+    }
+    while (separated && source->ends && end > begin &&
+           (text[end - 1] == '\n' || text[end - 1] == '\r')) {
+        end--;
+    }
+    qlora__text_source_pass(source, begin);
+    qlora__text_source_mark(source, end - begin);
+    source->document = text + begin;
+    source->document_size = end - begin;
+    qlora__text_source_pass(source, next - begin);
+}
+
+// Finds the next part of a document, in the window, and passes it. *more = false: there is none.
+static qlora_result qlora__text_plain_find(qlora__env* env, qlora__text_source* source,
                                            bool* more) {
     qlora__text_input* input = &source->input;
     size_t searched = 0;
-    if (source->stage == QLORA__TEXT_PLAIN_START) {
-        QLORA__TRY(qlora__text_input_skip_mark(env, input));
-    }
     for (;;) {
         const char* text = input->data + input->at;
         size_t size = input->count - input->at;
@@ -27342,33 +28767,51 @@ static qlora_result qlora__text_plain_next(qlora__env* env, qlora__text_source* 
         }
         size_t stop = qlora__text_find_separator(text, size, searched, !input->ended);
         size_t line = qlora__text_line_size(text + stop, size - stop);
-        bool whole = stop < size && stop + line < size;
-        if (!whole && !input->ended) { // the separator may begin just before the end
+        bool whole = input->ended || (stop < size && stop + line < size);
+        size_t part = qlora__text_plain_part(source, text, stop);
+        if (part > 0) {
+            source->ends = false;
+            qlora__text_plain_take(source, text, part, part);
+            return QLORA_OK;
+        }
+        if (!whole) { // the separator may begin just before the end
             searched = size > 64 ? size - 64 : 0;
+            QLORA__TRY(qlora__text_plain_whole(env, source, size));
             QLORA__TRY(qlora__text_input_more(env, input));
             continue;
         }
-        searched = 0;
         if (source->stage == QLORA__TEXT_PLAIN_START) {
             source->stage = stop < size ? QLORA__TEXT_PLAIN_PARTS : QLORA__TEXT_PLAIN_WHOLE;
         }
-        bool separated = source->stage == QLORA__TEXT_PLAIN_PARTS;
-        size_t begin = 0;
-        size_t end = stop;
-        while (separated && begin < end && (text[begin] == '\n' || text[begin] == '\r')) {
-            begin++;
+        source->ends = true;
+        qlora__text_plain_take(source, text, stop, stop + line < size ? stop + line + 1 : size);
+        return QLORA_OK;
+    }
+}
+
+// The next part of a document that is not empty. After a fault, what is left of the document is
+// skipped.
+static qlora_result qlora__text_plain_next(qlora__env* env, qlora__text_source* source,
+                                           bool* more) {
+    if (source->stage == QLORA__TEXT_PLAIN_START && source->document == NULL) {
+        QLORA__TRY(qlora__text_input_skip_mark(env, &source->input));
+        source->ends = true;
+    }
+    for (;;) {
+        source->begins = source->ends;
+        QLORA__TRY(qlora__text_plain_find(env, source, more));
+        if (!*more) {
+            return QLORA_OK;
         }
-        while (separated && end > begin && (text[end - 1] == '\n' || text[end - 1] == '\r')) {
-            end--;
-        }
-        size_t next = stop + line < size ? stop + line + 1 : size;
-        qlora__text_source_pass(source, begin);
-        qlora__text_source_mark(source, end - begin);
-        source->document = text + begin;
-        source->document_size = end - begin;
-        qlora__text_source_pass(source, next - begin);
-        if (end > begin) {
-            return qlora__text_plain_check(env, source);
+        bool skip = source->skip && !source->begins;
+        source->skip = skip;
+        if (!skip && source->document_size > 0) {
+            qlora_result r = qlora__text_plain_check(env, source);
+            source->skip = r != QLORA_OK;
+            if (r != QLORA_OK && !source->begins) {
+                source->line = source->loader->document_line;
+            }
+            return r;
         }
     }
 }
@@ -27382,60 +28825,205 @@ static qlora_result qlora__text_plain_again(qlora__env* env, qlora__text_source*
 }
 
 static qlora_result qlora__text_txt_open(qlora__env* env, qlora__text_source* source) {
+    if (source->loader->desc->preference != QLORA_TEXT_ANSWERS) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s is plain text, which has no pairs and no labels",
+                               source->loader->name);
+    }
     source->next = qlora__text_plain_next;
     source->again = qlora__text_plain_again;
+    source->loader->lines = qlora__text_lines_of(source->loader->tok);
     return qlora__text_input_open(env, &source->input);
 }
 
-// Splits the ids of one document, which have no BOS yet, into samples of at most chunk_tokens.
-// Without a BOS, every sample starts with the last token of the previous one, so that each token is
-// a target once.
-static qlora_result qlora__text_data_chunk(qlora__env* env, qlora__text_loader* loader,
-                                           size_t line) {
-    qlora_text_data* data = loader->data;
-    int32_t bos = loader->desc->chat->bos;
-    size_t count = data->ids.count;
-    size_t head = bos >= 0 ? 1 : 0;
+// ---- documents to samples
+
+// How many ids of a document are in one sample, and how far apart the samples start. Without a BOS,
+// every sample starts with the last token of the previous one, so that each token is a target once.
+typedef struct qlora__text_chunk {
+    size_t head; // a BOS
+    size_t room;
+    size_t stride;
+} qlora__text_chunk;
+
+static qlora__text_chunk qlora__text_chunk_of(const qlora__text_loader* loader) {
+    qlora__text_chunk chunk;
     size_t limit = loader->desc->chunk_tokens > 0 ? loader->desc->chunk_tokens : SIZE_MAX;
-    size_t room = limit - head; // tokens of the document in one sample
-    size_t stride = bos >= 0 ? room : room - 1;
-    size_t samples = count > room ? 1 + (count - room + stride - 1) / stride : 1;
-    size_t longest = head + (count < room ? count : room);
-    loader->numbers.count = 0;
-    QLORA__TRY(qlora__text_ids_room(env, &loader->numbers, 2 * longest));
-    int32_t* ids = loader->numbers.data;
-    int32_t* labels = ids + longest;
-    for (size_t i = 0; i < samples; i++) {
-        size_t part = count - i * stride < room ? count - i * stride : room;
-        if (bos >= 0) {
-            ids[0] = bos;
-            labels[0] = -100;
-        }
-        memcpy(ids + head, data->ids.data + i * stride, part * sizeof(int32_t));
-        memcpy(labels + head, ids + head, part * sizeof(int32_t));
-        QLORA__TRY(qlora__text_sample_close(env, data, ids, labels, head + part, line));
-    }
-    return QLORA_OK;
+    chunk.head = loader->desc->chat->bos >= 0 ? 1 : 0;
+    chunk.room = limit - chunk.head;
+    chunk.stride = chunk.head > 0 ? chunk.room : chunk.room - 1;
+    return chunk;
 }
 
-static qlora_result qlora__text_data_document(qlora__env* env, qlora__text_loader* loader,
-                                              const char* text, size_t size, size_t line) {
+// Where the bytes are that ids[from..from + count) come from. A sample can be read again if these
+// are not many more than its own.
+static void qlora__text_document_place(qlora__text_loader* loader, size_t from, size_t count,
+                                       bool ends) {
+    qlora_text_data* data = loader->data;
+    data->placed = false;
+    data->begins = data->ends = false;
+    if (data->loader == NULL) {
+        return;
+    }
+    size_t i = loader->slice_count - 1;
+    while (loader->slices[i].first > (int64_t)from) {
+        i--;
+    }
+    const qlora__text_slice* slice = &loader->slices[i];
+    while (i < loader->slice_count && loader->slices[i].first < (int64_t)(from + count)) {
+        i++;
+    }
+    size_t end = ends || i == loader->slice_count ? loader->document.count : loader->slices[i].at;
+    size_t size = end - slice->at;
+    int64_t part = (int64_t)from - slice->first;
+    data->placed = size <= 8 * (size_t)QLORA__TEXT_PART + 16 * count && size <= UINT32_MAX &&
+                   part <= (int64_t)UINT32_MAX;
+    if (data->placed) {
+        data->place = slice->place;
+        data->size = (uint32_t)size;
+        data->part = (uint32_t)part;
+        data->hash = qlora__text_hash(loader->document.data + slice->at, size);
+        data->begins = slice->begins;
+        data->ends = ends;
+    }
+}
+
+// Makes a sample of ids[from..from + count).
+static qlora_result qlora__text_document_emit(qlora__env* env, qlora__text_loader* loader,
+                                              size_t from, size_t count, bool ends) {
+    qlora_text_data* data = loader->data;
+    size_t head = qlora__text_chunk_of(loader).head;
+    loader->numbers.count = 0;
+    QLORA__TRY(qlora__text_ids_room(env, &loader->numbers, 2 * (head + count)));
+    int32_t* ids = loader->numbers.data;
+    int32_t* labels = ids + head + count;
+    if (head > 0) {
+        ids[0] = loader->desc->chat->bos;
+        labels[0] = -100;
+    }
+    memcpy(ids + head, data->ids.data + from, count * sizeof(int32_t));
+    memcpy(labels + head, ids + head, count * sizeof(int32_t));
+    qlora__text_document_place(loader, from, count, ends);
+    qlora_result r =
+        qlora__text_sample_close(env, data, ids, labels, head + count, loader->document_line);
+    data->begins = data->ends = false;
+    return r;
+}
+
+// Drops the first ids and the bytes that only they come from.
+static void qlora__text_document_drop(qlora__text_loader* loader, size_t count) {
+    qlora_text_ids* ids = &loader->data->ids;
+    size_t gone = loader->slice_count;
+    if (count == 0) {
+        return;
+    }
+    ids->count -= count;
+    memmove(ids->data, ids->data + count, ids->count * sizeof(int32_t));
+    while (gone > 0 && loader->slices[gone - 1].first > (int64_t)count) {
+        gone--;
+    }
+    gone -= gone > 0 ? 1 : 0; // the slice of the first id that is left
+    size_t bytes = gone > 0 ? loader->slices[gone].at : 0;
+    if (bytes > 0) {
+        loader->document.count -= bytes;
+        memmove(loader->document.data, loader->document.data + bytes, loader->document.count);
+    }
+    loader->slice_count -= gone;
+    for (size_t i = 0; i < loader->slice_count; i++) {
+        qlora__text_slice* slice = &loader->slices[i];
+        *slice = loader->slices[i + gone];
+        slice->at -= bytes;
+        slice->first -= (int64_t)count;
+    }
+}
+
+// Encodes a part of a document: without BOS, and with the EOS that ends it.
+static qlora_result qlora__text_document_encode(qlora__env* env, const qlora__text_loader* loader,
+                                                const char* text, size_t size, bool begins,
+                                                bool ends) {
     int32_t bos = loader->desc->chat->bos;
     int32_t eos = loader->desc->chat->eos;
     qlora_text_ids* ids = &loader->data->ids;
-    ids->count = 0;
-    QLORA__TRY(qlora__text_encode(env, loader->tok, text, size, 0, ids));
-    if (bos >= 0 && ids->count > 0 && ids->data[0] == bos) {
+    size_t before = ids->count;
+    QLORA__TRY(qlora__text_encode(env, loader->tok, text, size,
+                                  begins ? 0 : (uint32_t)QLORA_TEXT_CONTINUE, ids));
+    if (begins && bos >= 0 && ids->count > before && ids->data[before] == bos) {
         ids->count--; // spelt out in the text: it still comes exactly once
-        memmove(ids->data, ids->data + 1, ids->count * sizeof(int32_t));
+        memmove(ids->data + before, ids->data + before + 1,
+                (ids->count - before) * sizeof(int32_t));
     }
     bool there = ids->count > 0 && ids->data[ids->count - 1] == eos;
-    if (eos >= 0 && !there) {
-        QLORA__TRY(qlora__text_ids_add(env, ids, eos));
+    return ends && eos >= 0 && !there ? qlora__text_ids_add(env, ids, eos) : QLORA_OK;
+}
+
+// Notes where the ids come from that are encoded next.
+static qlora_result qlora__text_document_slice(qlora__env* env, qlora__text_source* source) {
+    qlora__text_loader* loader = source->loader;
+    void* slices = loader->slices;
+    qlora_result r = qlora__text_reserve(env, &slices, &loader->slice_capacity, loader->slice_count,
+                                         1, sizeof(qlora__text_slice));
+    loader->slices = (qlora__text_slice*)slices;
+    QLORA__TRY(r);
+    qlora__text_slice* slice = &loader->slices[loader->slice_count++];
+    slice->place = source->place;
+    slice->at = loader->document.count;
+    slice->first = (int64_t)loader->data->ids.count;
+    slice->begins = source->begins;
+    return qlora__text_bytes_add(env, &loader->document, source->document, source->document_size);
+}
+
+// Encodes the part of a document that was read and makes the samples that are full.
+static qlora_result qlora__text_document_take(qlora__env* env, qlora__text_source* source) {
+    qlora__text_loader* loader = source->loader;
+    qlora_text_data* data = loader->data;
+    qlora__text_chunk chunk = qlora__text_chunk_of(loader);
+    size_t from = 0;
+    if (source->begins) {
+        data->ids.count = 0;
+        loader->document.count = 0;
+        loader->slice_count = 0;
+        loader->document_line = source->line;
+        loader->document_count = data->count;
     }
-    qlora_result r = ids->count > 0 ? qlora__text_data_chunk(env, loader, line) : QLORA_OK;
-    ids->count = 0;
-    return r;
+    if (data->loader != NULL) {
+        QLORA__TRY(qlora__text_document_slice(env, source));
+    }
+    QLORA__TRY(qlora__text_document_encode(env, loader, source->document, source->document_size,
+                                           source->begins, source->ends));
+    while (data->ids.count - from > chunk.room) {
+        QLORA__TRY(qlora__text_document_emit(env, loader, from, chunk.room, false));
+        from += chunk.stride;
+    }
+    if (source->ends && data->ids.count > from) {
+        QLORA__TRY(qlora__text_document_emit(env, loader, from, data->ids.count - from, true));
+        from = data->ids.count;
+    }
+    qlora__text_document_drop(loader, from);
+    return QLORA_OK;
+}
+
+// Makes a sample again from its bytes.
+static qlora_result qlora__text_document_again(qlora__env* env, qlora__text_source* source) {
+    qlora__text_loader* loader = source->loader;
+    qlora_text_data* data = loader->data;
+    size_t head = qlora__text_chunk_of(loader).head;
+    data->ids.count = 0;
+    QLORA__TRY(qlora__text_document_encode(env, loader, source->document, source->document_size,
+                                           data->begins, data->ends));
+    data->found = data->wanted_count >= head && data->wanted <= data->ids.count &&
+                  data->wanted_count - head <= data->ids.count - data->wanted;
+    for (int i = 0; i < 2 && data->found; i++) {
+        qlora_text_ids* shown = &data->shown[i];
+        shown->count = 0;
+        QLORA__TRY(qlora__text_ids_room(env, shown, (size_t)data->wanted_count + 1));
+        if (head > 0) {
+            shown->data[0] = i == 0 ? loader->desc->chat->bos : -100;
+        }
+        memcpy(shown->data + head, data->ids.data + data->wanted,
+               (data->wanted_count - head) * sizeof(int32_t));
+        shown->count = data->wanted_count;
+    }
+    return QLORA_OK;
 }
 
 //@@ src/text/data_parquet.h
@@ -27552,6 +29140,7 @@ static qlora_result qlora__text_parquet_open(qlora__env* env, qlora__text_source
     }
     QLORA__TRY(qlora__parquet_open(env, source->loader->name, data, size, &state->file));
     state->opened = true;
+    source->headed = true;
     return qlora__text_parquet_columns(env, source);
 }
 
@@ -27619,8 +29208,19 @@ static const qlora__json_token* qlora__text_data_inside(const qlora__text_loader
     return list;
 }
 
-// The records of an array inside the object that was read. They are kept: only the object has a
-// place in the file.
+// Where the record is that is being read; `text` is its bytes.
+static void qlora__text_data_place(qlora_text_data* data, uint64_t place, const char* text,
+                                   uint64_t size) {
+    data->place = place;
+    data->size = (uint32_t)size;
+    data->part = 0;
+    data->placed = data->loader != NULL && size <= UINT32_MAX;
+    if (data->placed && !data->again) {
+        data->hash = qlora__text_hash(text, (size_t)size);
+    }
+}
+
+// The records of an array inside the object that was read.
 static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_source* source,
                                               uint32_t array) {
     static const qlora__text_form outer = {"", "data", NULL, QLORA__TEXT_R_TEXT};
@@ -27628,13 +29228,16 @@ static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_sourc
     size_t line = source->line;
     size_t seen = 0;
     uint32_t record = array + 1;
-    source->loader->data->placed = false;
     QLORA__TRY(qlora__text_record_names(env, source->loader, json->tokens, &outer));
     for (uint32_t i = 0; i < json->tokens[array].count; i++) {
         const qlora__json_token* token = &json->tokens[record];
         size_t at = token->kind == QLORA__JSON_STRING ? seen : token->begin;
         line += qlora__text_lines(json->text + seen, at - seen);
         seen = at;
+        if (token->kind == QLORA__JSON_OBJECT) { // anything else is refused
+            qlora__text_data_place(source->loader->data, source->place + token->begin,
+                                   json->text + token->begin, token->end - token->begin);
+        }
         QLORA__TRY(qlora__text_columns_apply(env, source, record));
         QLORA__TRY(qlora__text_data_record(env, source->loader, &json->tokens[record], line));
         record = json->tokens[record].next;
@@ -27642,29 +29245,21 @@ static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_sourc
     return QLORA_OK;
 }
 
-// Long documents are kept: finding one of their samples again would mean to split all of them.
-enum { QLORA__TEXT_STREAM_DOCUMENT = 1 << 14 };
-
 // Makes the samples of what a source has read.
 static qlora_result qlora__text_data_take(qlora__env* env, qlora__text_source* source) {
     qlora__text_loader* loader = source->loader;
     qlora_text_data* data = loader->data;
-    data->place = source->place;
-    data->size = (uint32_t)source->size;
-    data->part = 0;
-    data->placed = data->loader != NULL && source->size <= UINT32_MAX;
-    if (data->placed && !data->again) {
-        const qlora__text_input* input = &source->input;
-        data->hash =
-            qlora__text_hash(input->data + (source->place - input->base), (size_t)source->size);
-    }
     if (source->document != NULL) {
-        data->placed = data->placed && source->document_size <= QLORA__TEXT_STREAM_DOCUMENT;
-        return qlora__text_data_document(env, loader, source->document, source->document_size,
-                                         source->line);
+        return data->again ? qlora__text_document_again(env, source)
+                           : qlora__text_document_take(env, source);
     }
+    const qlora__text_input* input = &source->input;
+    const char* text = data->again ? NULL : input->data + (source->place - input->base);
+    qlora__text_data_place(data, source->place, text, source->size);
     loader->json = &source->json;
-    const qlora__json_token* list = qlora__text_data_inside(loader, source->json.tokens);
+    // a record of a list is not itself one, also when it is read again
+    const qlora__json_token* list =
+        data->again || source->inside ? NULL : qlora__text_data_inside(loader, source->json.tokens);
     return list != NULL
                ? qlora__text_data_elements(env, source, (uint32_t)(list - source->json.tokens))
                : qlora__text_data_record(env, loader, source->json.tokens, source->line);
@@ -27682,6 +29277,9 @@ static qlora_result qlora__text_data_take_all(qlora__env* env, qlora__text_sourc
             QLORA__TRY(qlora__text_data_take(env, source));
             continue;
         }
+        if (source->skip && !source->begins) { // what was read of the document does not count
+            qlora__text_data_rewind(loader->data, loader->document_count);
+        }
         if (!qlora__text_data_bad(env, loader, r, source->line)) {
             return r;
         }
@@ -27693,33 +29291,10 @@ static qlora_result qlora__text_data_take_all(qlora__env* env, qlora__text_sourc
 
 // ---- streams
 
-// Pages of the file that were read count as memory of the process until they are unmapped.
-enum { QLORA__TEXT_STREAM_BYTES = 1 << 26 };
-
-static void qlora__text_stream_unmap(qlora__env* env, qlora_text_data* data) {
-    if (data->map != NULL) {
-        env->files.unmap(data->map, data->map_bytes, data->map_handle, env->files.user);
-        data->map = NULL;
-        data->map_read = 0;
-    }
-}
-
-static qlora_result qlora__text_stream_map(qlora__env* env, qlora_text_data* data) {
-    if (data->map_read > QLORA__TEXT_STREAM_BYTES) {
-        qlora__text_stream_unmap(env, data);
-    }
-    if (data->map != NULL) {
-        return QLORA_OK;
-    }
-    const char* path = data->loader->desc->path;
-    const void* map = NULL;
-    int code = env->files.map(path, &map, &data->map_bytes, &data->map_handle, env->files.user);
-    if (code != 0) {
-        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
-                               qlora__errno_text(code), code);
-    }
-    data->map = map;
-    return QLORA_OK;
+// Whether a file that has just been opened can be read anywhere: a pipe cannot.
+static bool qlora__text_stream_seeks(qlora__env* env, const qlora__text_input* input) {
+    char byte;
+    return env->files.read_at(input->file, &byte, 1, 0, env->files.user) >= 0;
 }
 
 static qlora_result qlora__text_stream_changed(qlora__env* env, const qlora_text_data* data,
@@ -27728,30 +29303,69 @@ static qlora_result qlora__text_stream_changed(qlora__env* env, const qlora_text
                            data->loader->name, (unsigned long long)record->line);
 }
 
+// Reads the bytes of a record from a file that is open. Fewer come if the file has become shorter.
+static qlora_result qlora__text_stream_fill(qlora__env* env, qlora_text_data* data, void* file,
+                                            const qlora__text_record* record) {
+    qlora_text_bytes* bytes = &data->bytes;
+    bytes->count = 0;
+    QLORA__TRY(qlora__text_bytes_room(env, bytes, (size_t)record->size + 1));
+    while (bytes->count < record->size) {
+        size_t left = record->size - bytes->count;
+        int64_t got = env->files.read_at(file, bytes->data + bytes->count, left,
+                                         record->place + bytes->count, env->files.user);
+        if (got < 0 || (uint64_t)got > left) {
+            int code = got < 0 ? (int)-got : EIO;
+            return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)",
+                                   data->loader->name, qlora__errno_text(code), code);
+        }
+        if (got == 0) {
+            return QLORA_OK;
+        }
+        bytes->count += (size_t)got;
+    }
+    return QLORA_OK;
+}
+
+// Reads the bytes of a record. The file is read, not mapped: another process may make it shorter,
+// and a map that then lacks its pages ends the process. It is opened for each record, because
+// thousands of streams may be open, but not thousands of files.
+static qlora_result qlora__text_stream_bytes(qlora__env* env, qlora_text_data* data,
+                                             const qlora__text_record* record) {
+    const char* path = data->loader->desc->path;
+    void* file = NULL;
+    int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
+    if (code != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
+    }
+    qlora_result r = qlora__text_stream_fill(env, data, file, record);
+    env->files.close(file, env->files.user); // nothing was written: a failure loses nothing
+    QLORA__TRY(r);
+    return data->bytes.count == record->size &&
+                   qlora__text_hash(data->bytes.data, record->size) == record->as.hash
+               ? QLORA_OK
+               : qlora__text_stream_changed(env, data, record);
+}
+
 // Makes the sample from its record in the file; afterwards it is in data->shown.
 static qlora_result qlora__text_stream_read(qlora__env* env, qlora_text_data* data,
                                             const qlora__text_record* record) {
     qlora__text_source* source = data->loader->source;
-    QLORA__TRY(qlora__text_stream_map(env, data));
-    if (record->place > data->map_bytes || record->size > data->map_bytes - record->place) {
-        return qlora__text_stream_changed(env, data, record);
-    }
-    data->map_read += record->size + (uint64_t)4096;
-    const char* text = (const char*)data->map + record->place;
-    if (qlora__text_hash(text, record->size) != record->as.hash) {
-        return qlora__text_stream_changed(env, data, record);
-    }
+    QLORA__TRY(qlora__text_stream_bytes(env, data, record));
     source->line = (size_t)record->line;
     data->again = true;
     data->found = false;
     data->wanted = record->part;
-    qlora_result r = source->again(env, source, text, record->size);
+    data->wanted_count = record->count;
+    data->begins = record->begins != 0;
+    data->ends = record->ends != 0;
+    qlora_result r = source->again(env, source, data->bytes.data, record->size);
     if (r == QLORA_OK) {
         source->place = record->place;
         source->size = record->size;
         r = qlora__text_data_take(env, source);
     }
-    data->again = false;
+    data->again = data->begins = data->ends = false;
     qlora__text_data_rewind(data, data->count);
     if (r == QLORA_OK && (!data->found || data->shown[0].count != record->count)) {
         return qlora__env_fail(env, QLORA_ERR_STATE,
@@ -27888,7 +29502,16 @@ static void qlora__text_source_free(qlora__env* env, qlora__text_source* source)
     }
 }
 
+// What only reading from start to end needs.
+static void qlora__text_document_free(qlora__env* env, qlora__text_loader* loader) {
+    qlora__text_bytes_free(env, &loader->document);
+    qlora__env_free(env, loader->slices, loader->slice_capacity * sizeof *loader->slices);
+    loader->slices = NULL;
+    loader->slice_capacity = 0;
+}
+
 static void qlora__text_loader_free(qlora__env* env, qlora__text_loader* loader) {
+    qlora__text_document_free(env, loader);
     qlora__text_source_free(env, loader->source);
     qlora__env_free(env, loader->messages, loader->message_capacity * sizeof *loader->messages);
     qlora__text_bytes_free(env, &loader->work);
@@ -27901,20 +29524,108 @@ static void qlora__text_loader_free(qlora__env* env, qlora__text_loader* loader)
 static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
     if (data->loader != NULL) {
         data->loader->desc->chat->users--;
-        qlora__text_stream_unmap(env, data);
         qlora__text_loader_free(env, data->loader);
     }
+    qlora__text_bytes_free(env, &data->bytes);
     qlora__text_ids_free(env, &data->ids);
     qlora__text_ids_free(env, &data->labels);
     qlora__text_ids_free(env, &data->shown[0]);
     qlora__text_ids_free(env, &data->shown[1]);
     qlora__text_bytes_free(env, &data->ignored);
+    qlora__text_bytes_free(env, &data->lacking);
     for (size_t i = 0; i < data->block_count; i++) {
         qlora__env_free(env, data->blocks[i].data, data->blocks[i].capacity * sizeof(int32_t));
     }
     qlora__env_free(env, data->blocks, data->block_capacity * sizeof *data->blocks);
     qlora__env_free(env, data->records, data->capacity * sizeof *data->records);
     qlora__env_free(env, data, sizeof *data);
+}
+
+// ---- columns that only some of several files have
+
+static bool qlora__text_columns_seen(const qlora__text_loader* loader) {
+    bool all = true;
+    for (size_t i = 0; i < loader->column_count; i++) {
+        all = all && loader->columns[i].seen;
+    }
+    return all;
+}
+
+// Reads records until every name in desc.columns has been seen. Faults in them are reported later,
+// when they are read again.
+static qlora_result qlora__text_columns_look(qlora__env* env, qlora__text_source* source,
+                                             const qlora__text_opener* opener) {
+    qlora__text_loader* loader = source->loader;
+    bool more = true;
+    QLORA__TRY(opener->open(env, source));
+    while (more && !source->headed && opener->records && !qlora__text_columns_seen(loader)) {
+        qlora_result r = source->next(env, source, &more);
+        if (r == QLORA_OK && more) {
+            loader->json = &source->json;
+            const qlora__json_token* list = qlora__text_data_inside(loader, source->json.tokens);
+            uint32_t record = list != NULL ? (uint32_t)(list - source->json.tokens) + 1 : 0;
+            for (uint32_t left = list != NULL ? list->count : 0; left > 0; left--) {
+                QLORA__TRY(qlora__text_columns_apply(env, source, record));
+                record = source->json.tokens[record].next;
+            }
+        } else if (r != QLORA_OK && r != QLORA_ERR_FORMAT && r != QLORA_ERR_UNSUPPORTED) {
+            return r;
+        }
+        more = more && !(r != QLORA_OK && source->lost);
+    }
+    return QLORA_OK;
+}
+
+// Whether the file can be read twice.
+static bool qlora__text_columns_twice(qlora__env* env, const qlora__text_input* input) {
+    void* file = NULL;
+    if (input->path == NULL) {
+        return true;
+    }
+    char byte;
+    bool opened = env->files.open(input->path, QLORA_FILE_READ, &file, env->files.user) == 0;
+    bool twice = opened && env->files.read_at(file, &byte, 1, 0, env->files.user) >= 0;
+    if (opened) {
+        env->files.close(file, env->files.user);
+    }
+    return twice;
+}
+
+// Forgets the names in desc.columns that the file does not have.
+static qlora_result qlora__text_columns_reduce(qlora__env* env, qlora__text_loader* loader,
+                                               const qlora__text_opener* opener) {
+    size_t kept = 0;
+    qlora_text_bytes* lacking = &loader->data->lacking;
+    if (!loader->desc->columns_partial || loader->column_count == 0 ||
+        !qlora__text_columns_twice(env, &loader->source->input)) {
+        return QLORA_OK;
+    }
+    qlora__text_source* source = (qlora__text_source*)qlora__text_zalloc(env, 1, sizeof *source);
+    if (source == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    source->loader = loader;
+    source->input = loader->source->input;
+    source->at_line = 1;
+    loader->searching = true;
+    qlora_result r = qlora__text_columns_look(env, source, opener);
+    loader->searching = false;
+    loader->data->ignored.count = 0;
+    qlora__text_source_free(env, source);
+    QLORA__TRY(r);
+    env->error[0] = 0;
+    for (size_t i = 0; i < loader->column_count; i++) {
+        qlora__text_column column = loader->columns[i];
+        if (column.seen) {
+            column.seen = false;
+            loader->columns[kept++] = column;
+            continue;
+        }
+        QLORA__TRY(qlora__text_bytes_add(env, lacking, ", ", lacking->count > 0 ? 2 : 0));
+        QLORA__TRY(qlora__text_bytes_add(env, lacking, column.from, strlen(column.from)));
+    }
+    loader->column_count = kept;
+    return QLORA_OK;
 }
 
 // Opens the source and reads everything.
@@ -27928,23 +29639,22 @@ static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* l
     if (qlora__text_ends_with(loader->path, strlen(loader->path), "gz")) {
         source->input.unpack = qlora__text_gzip_open;
     }
+    QLORA__TRY(qlora__text_columns_reduce(env, loader, opener));
+    QLORA__TRY(qlora__text_bytes_add(env, &data->lacking, "", 1));
     QLORA__TRY(opener->open(env, source));
     // only bytes that are in the file as they are can be found again
     bool stream = loader->desc->stream && source->again != NULL && source->input.path != NULL &&
-                  source->input.read == qlora__text_input_file;
+                  source->input.read == qlora__text_input_file &&
+                  qlora__text_stream_seeks(env, &source->input);
     data->loader = stream ? loader : NULL;
-    if (stream && qlora__text_stream_map(env, data) != QLORA_OK) { // a pipe, say
-        env->error[0] = 0;
-        data->loader = NULL;
-    }
     qlora_result r = qlora__text_data_take_all(env, source);
     if (r == QLORA_OK && data->count == 0 && loader->bad == 0) {
         r = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records",
                             loader->name);
     }
     r = r == QLORA_OK ? qlora__text_columns_check(env, loader) : r;
-    qlora__text_stream_unmap(env, data);
     qlora__text_input_close(env, &source->input);
+    qlora__text_document_free(env, loader);
     QLORA__TRY(r);
     qlora__text_samples_fit(env, data);
     ignored->count -= ignored->count > 0 ? 2 : 0; // the last ", "
@@ -27961,6 +29671,11 @@ static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_dat
     if (desc->reserved_must_be_zero0 != 0 || desc->reserved_must_be_zero1 != 0) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc was not zeroed: a reserved field is set");
+    }
+    if ((int)desc->preference < 0 || desc->preference > QLORA_TEXT_JUDGED) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc->preference is %d; it must be 0, 1 or 2",
+                               (int)desc->preference);
     }
     if (desc->chat->text != text) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
@@ -28084,6 +29799,7 @@ qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* 
     QLORA__TEXT_NEED(&data->text->env, out);
     out->count = data->count;
     out->ignored = data->ignored.data;
+    out->lacking = data->lacking.data;
     return QLORA_OK;
 }
 
@@ -28116,6 +29832,7 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     out->count = record->count;
     out->trained = record->trained;
     out->line = (size_t)record->line;
+    out->desirable = record->desirable != 0;
     return QLORA_OK;
 }
 
@@ -28132,4 +29849,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 8028b0b2f07c2c41
+//@@ end dce046ce02fa7582

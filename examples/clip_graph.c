@@ -55,7 +55,7 @@ static qlora_result matrix(qlora_ctx* ctx, const qlora_tensor* arena, int half, 
 
 static qlora_result prepare(qlora_ctx* ctx, state* s) {
     static float values[TOKENS * WIDTH]; // the largest
-    qlora_adamw_range range = {0, N, 1.0f, 1.0f, NULL, 0, 0};
+    qlora_adamw_range range = {0, N, 1.0f, 1.0f, NULL, 0, 0, 0.0};
     qlora_adamw_state adamw = {1e-2, 0.9, 0.999, 1e-8, 0.0, 0, 0, 0, {0}};
     qlora_result r = qlora_tensor_create(ctx, QLORA_U8, 1, sizeof range, &s->ranges);
     r = r == QLORA_OK ? qlora_tensor_create(ctx, QLORA_U8, 1, sizeof adamw, &s->adamw) : r;

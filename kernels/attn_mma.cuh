@@ -228,6 +228,23 @@ __device__ __forceinline__ void product_columns(float (&acc)[MT][HD / 8][4],
     }
 }
 
+// Writes one 16-byte chunk of staged rows.
+template <int HD>
+__device__ __forceinline__ void chunk_store(uint32_t rows, bf16* base, int64_t ld, int32_t hd,
+                                            int32_t first, int32_t length, int32_t i) {
+    int32_t row = i / (HD / 8);
+    int32_t chunk = i % (HD / 8);
+    uint32_t at = rows + tile_at<HD>(row, chunk);
+    uint4 x;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(at)
+                 : "memory");
+    if (first + row < length && (hd == HD || chunk * 8 < hd)) {
+        *(uint4*)(base + (int64_t)(first + row) * ld + chunk * 8) = x;
+    }
+}
+
 // Writes acc * factor[row] as bf16 to rows [first, ...) of a sequence. The warp stages them in its
 // own rows of a tile that no other warp reads, so that global stores are whole 16-byte chunks.
 template <int HD, int MT>
@@ -253,18 +270,15 @@ rows_store(float (&acc)[MT][HD / 8][4], const float (&factor)[MT][2], uint32_t r
         }
     }
     __syncwarp();
+    if (HD == 64 || HD == 128) { // see rows_zero
 #pragma unroll
-    for (int i = 0; i < MT * 16 * CHUNKS; i += 32) {
-        int32_t row = (i + lane) / CHUNKS;
-        int32_t chunk = (i + lane) % CHUNKS;
-        uint32_t at = mine + tile_at<HD>(row, chunk);
-        uint4 x;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                     : "r"(at)
-                     : "memory");
-        if (first + row < length && (hd == HD || chunk * 8 < hd)) {
-            *(uint4*)(base + (int64_t)(first + row) * ld + chunk * 8) = x;
+        for (int i = 0; i < MT * 16 * CHUNKS; i += 32) {
+            chunk_store<HD>(mine, base, ld, hd, first, length, i + lane);
+        }
+    } else {
+#pragma unroll 4
+        for (int i = 0; i < MT * 16 * CHUNKS; i += 32) {
+            chunk_store<HD>(mine, base, ld, hd, first, length, i + lane);
         }
     }
 }
@@ -294,15 +308,32 @@ __device__ __forceinline__ void rows_store_f32(const float (&acc)[MT][HD / 8][4]
     }
 }
 
+// Zeroes one 16-byte chunk.
+template <int HD, class T>
+__device__ __forceinline__ void chunk_zero(T* base, int64_t ld, int32_t hd, int32_t first,
+                                           int32_t length, int32_t i) {
+    constexpr int EACH = 16 / sizeof(T);
+    constexpr int CHUNKS = HD / EACH;
+    int32_t row = first + i / CHUNKS;
+    if (row < length && (hd == HD || i % CHUNKS * EACH < hd)) {
+        *(uint4*)(base + (int64_t)row * ld + i % CHUNKS * EACH) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+// The loop is unrolled only for the two most frequent sizes: the text of the others would be longer
+// by a tenth.
 template <int HD, int ROWS, int THREADS, class T>
 __device__ __forceinline__ void rows_zero(T* base, int64_t ld, int32_t hd, int32_t first,
                                           int32_t length) {
-    constexpr int EACH = 16 / sizeof(T);
-    constexpr int CHUNKS = HD / EACH;
-    for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
-        int32_t row = first + i / CHUNKS;
-        if (row < length && (hd == HD || i % CHUNKS * EACH < hd)) {
-            *(uint4*)(base + (int64_t)row * ld + i % CHUNKS * EACH) = make_uint4(0, 0, 0, 0);
+    constexpr int COUNT = ROWS * (HD * (int)sizeof(T) / 16);
+    if (HD == 64 || HD == 128) {
+        for (int i = (int)threadIdx.x; i < COUNT; i += THREADS) {
+            chunk_zero<HD>(base, ld, hd, first, length, i);
+        }
+    } else {
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < COUNT; i += THREADS) {
+            chunk_zero<HD>(base, ld, hd, first, length, i);
         }
     }
 }

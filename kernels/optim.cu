@@ -32,6 +32,7 @@ struct adamw_range {
     void* copy;         // second copy of the shadow, as rows of copy_cols elements; may be null
     int64_t copy_cols;
     int64_t copy_ld;
+    double lr; // factor on lr; 0 = 1
 };
 
 // x^n by squaring, with the same multiplications as on the CPU, so that a resumed run gets the
@@ -69,13 +70,13 @@ QLORA_KERNEL qlora_optim_advance(adamw_state* state, const int32_t* not_finite) 
     state->eps_f32 = (float)state->eps;
 }
 
-__device__ __forceinline__ void adamw_one(const adamw_state& s, float decay, float clip, float& p,
-                                          float g, float& m, float& v) {
+__device__ __forceinline__ void adamw_one(const adamw_state& s, float step_size, float decay,
+                                          float clip, float& p, float g, float& m, float& v) {
     g *= clip;
     p -= decay * p;
     m += s.one_minus_beta1 * (g - m);
     v = s.beta2_f32 * v + s.one_minus_beta2 * g * g;
-    p -= s.step_size * (m / (sqrtf(v) / s.root_correction + s.eps_f32));
+    p -= step_size * (m / (sqrtf(v) / s.root_correction + s.eps_f32));
 }
 
 __device__ __forceinline__ void store_four(float* p, const float (&v)[4]) {
@@ -113,7 +114,21 @@ __device__ __forceinline__ void copy_four(const adamw_range& range, int64_t i, i
     }
 }
 
-// For each range of the arena, with the clipped g and decay = lr weight_decay range.decay:
+// Writes the first `left` of four values.
+template <class S>
+__device__ __forceinline__ void shade_four(S* shadow, int64_t left, bool vec,
+                                           const float (&v)[4]) {
+    if (vec && left >= 4) {
+        store_four(shadow, v);
+        return;
+    }
+    for (int k = 0; k < 4 && k < left; k++) {
+        store(shadow + k, v[k]);
+    }
+}
+
+// For each range of the arena, with the clipped g, lr times range.lr in place of lr, and decay = lr
+// weight_decay range.decay:
 //   p -= decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
 //   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //   shadow = shadow_scale p (if there is a shadow), also to its copy;  g = 0
@@ -129,7 +144,9 @@ __device__ __forceinline__ void adamw(float* p, float* g, float* m, float* v, S*
     float clip_by = clip != 0 ? *clip : 1.0f;
     for (int64_t r = blockIdx.y; r < range_count; r += gridDim.y) {
         adamw_range range = ranges[r];
-        float decay = s.lr_decay * range.decay;
+        float lr = range.lr > 0.0 ? (float)range.lr : 1.0f;
+        float decay = s.lr_decay * range.decay * lr;
+        float step_size = s.step_size * lr;
         int64_t begin = range.begin;
         bool vec = rows_aligned(p, begin) && rows_aligned(g, begin) && rows_aligned(m, begin) &&
                    rows_aligned(v, begin) &&
@@ -157,7 +174,7 @@ __device__ __forceinline__ void adamw(float* p, float* g, float* m, float* v, S*
             unpack(raw_v, vv);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                adamw_one(s, decay, clip_by, pp[k], gg[k], mm[k], vv[k]);
+                adamw_one(s, step_size, decay, clip_by, pp[k], gg[k], mm[k], vv[k]);
             }
             store_raw(p + at, pack(pp), left, vec);
             store_raw(m + at, pack(mm), left, vec);
@@ -168,13 +185,7 @@ __device__ __forceinline__ void adamw(float* p, float* g, float* m, float* v, S*
                 for (int k = 0; k < 4; k++) {
                     pp[k] *= range.shadow_scale;
                 }
-                if (vec && left >= 4) {
-                    store_four(shadow + at, pp);
-                } else {
-                    for (int k = 0; k < 4 && k < left; k++) {
-                        store(shadow + at + k, pp[k]);
-                    }
-                }
+                shade_four(shadow + at, left, vec, pp);
                 if (range.copy != 0) {
                     copy_four<S>(range, i, left, pp);
                 }

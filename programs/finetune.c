@@ -60,6 +60,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/files.h"
 #include "finetune/lock.h"
 #include "finetune/folder.h"
+#include "finetune/preferences.h"
 #include "finetune/plot.h"
 #include "finetune/train.h"
 #include "finetune/estimate.h"
@@ -77,6 +78,9 @@ static void app_close(app* a) {
     free(a->train.data);
     free(a->eval.data);
     batches_free(&a->batches);
+    batches_free(&a->mismatched);
+    free(a->step_batches);
+    references_free(&a->references);
     free(a->points);
     blob_free(&a->log_rest);
     blob_free(&a->config_text);

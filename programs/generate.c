@@ -50,6 +50,8 @@ typedef struct options {
     int64_t mode;
     int64_t base;
     int64_t cache;
+    bool keep_quantised;
+    const char* quantised_dir;
     bool chat;
     bool no_echo;
     bool ids;
@@ -101,14 +103,18 @@ static const option option_table[] = {
         "random seed; the same seed gives the same text (default 1)"},
     {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
         "auto uses a GPU if available (default auto)"},
-    {"mode", OPT_CHOICE, AT(mode), false, 0, 0, "auto|f32|tf32|bf16",
-        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32 "
-        "(default auto)"},
+    {"mode", OPT_CHOICE, AT(mode), false, 0, 0, "auto|f32|tf32|bf16|fp8",
+        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; fp8 is bf16 "
+        "with approximate products for prompts (default auto)"},
     {"base", OPT_CHOICE, AT(base), false, 0, 0, "nf4|16bit|32bit",
         "storage format of the base weights (default nf4)"},
     {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
         "keep 16-bit copies of the 4-bit weights; auto copies as many as fit, on the CPU "
-        "all (default auto)"},
+        "none (default auto)"},
+    {"keep-quantised", OPT_FLAG, AT(keep_quantised), false, 0, 0, "",
+        "keep the 4-bit weights in a file next to the model, which the next start reads"},
+    {"quantised-dir", OPT_TEXT, AT(quantised_dir), false, 0, 0, "DIR",
+        "the same in this folder, e.g. if that of the model is read-only"},
     {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N",
         "GPU number; fails if there is no such GPU (default 0)"},
     {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N", "CPU threads (default: one per core)"},
@@ -404,7 +410,14 @@ static bool context_open(app* a) {
         return false;
     }
     a->limit = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
-    return a->o.mode != QLORA_MODE_BF16 || qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU ||
+    if (qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU) {
+        return true;
+    }
+    if (a->o.mode == QLORA_MODE_FP8 && a->o.backend != QLORA_BACKEND_CPU) {
+        return fail("--mode fp8 needs a GPU of compute capability 9.0 (%s); use --mode f32 or auto",
+                    qlora_ctx_reason(a->ctx));
+    }
+    return a->o.mode != QLORA_MODE_BF16 ||
            fail("--mode bf16 needs a GPU (%s); use --mode f32 or auto", qlora_ctx_reason(a->ctx));
 }
 
@@ -466,9 +479,8 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
     m.head_chunk = 16; // only one row of logits is ever needed
     m.generate_tokens = room;
     m.cache = (qlora_choice)o->cache;
-    if (o->cache == QLORA_CHOICE_AUTO && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {
-        m.cache = QLORA_CHOICE_ON; // otherwise the CPU dequantises every weight for every token
-    }
+    m.keep_quantised = o->keep_quantised;
+    m.quantised_dir = o->quantised_dir;
     if (!lib(a, qlora_model_open(a->ctx, &m, &a->model))) {
         return false;
     }

@@ -37,7 +37,7 @@ typedef struct options {
     bool version;
 } options;
 
-enum { MODE_TF32 = 2, MODE_BF16 = 3 }; // their places in the list of --mode
+enum { MODE_TF32 = 2, MODE_BF16 = 3, MODE_FP8 = 4 }; // their places in the list of --mode
 
 #define AT(field) offsetof(options, field)
 // clang-format off
@@ -54,9 +54,9 @@ static const option option_table[] = {
     {"rank", OPT_WHOLE, AT(rank), false, 1, 1024, "N", "LoRA rank (default 16)"},
     {"base", OPT_CHOICE, AT(base), false, 0, 0, "nf4|16bit|32bit",
         "storage format of the frozen weights (default nf4)"},
-    {"mode", OPT_CHOICE, AT(mode), false, 0, 0, "auto|f32|tf32|bf16",
-        "arithmetic precision; auto uses bf16 from compute capability 8.0 on, otherwise f32 "
-        "(default auto)"},
+    {"mode", OPT_CHOICE, AT(mode), false, 0, 0, "auto|f32|tf32|bf16|fp8",
+        "arithmetic precision; auto uses bf16 from compute capability 8.0 on, otherwise f32; fp8 "
+        "needs compute capability 9.0 (default auto)"},
     {"recompute", OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off",
         "recompute activations in the backward pass; auto recomputes as few layers as "
         "possible (default auto)"},
@@ -283,8 +283,9 @@ static bool budget_fill(app* a) {
     }
     a->budget.bytes = a->cpu ? left : left > margin ? left - margin : 1;
     a->budget.capability = a->cpu ? 0 : a->budget.capability;
-    return ok && (!a->cpu || a->o.mode != MODE_BF16 ||
-                  fail("--mode bf16 needs a GPU; give the memory of one, e.g. --memory 8G"));
+    return ok && (!a->cpu || a->o.mode < MODE_BF16 ||
+                  fail("--mode %s needs a GPU; give the memory of one, e.g. --memory 8G",
+                       a->o.mode == MODE_BF16 ? "bf16" : "fp8"));
 }
 
 static bool weights_seen(void* user, const char* name) {
@@ -319,7 +320,7 @@ static bool model_find(app* a) {
 }
 
 static bool options_check(const options* o) {
-    static const char* const modes[] = {"auto", "f32", "tf32", "bf16"};
+    static const char* const modes[] = {"auto", "f32", "tf32", "bf16", "fp8"};
     if (o->model != NULL && o->shape != NULL) {
         return fail("--model and --shape cannot be used together");
     }
@@ -330,6 +331,9 @@ static bool options_check(const options* o) {
     if (o->mode >= MODE_TF32 && o->capability < 8.0) {
         return fail("--mode %s needs compute capability 8.0 or higher; --capability is %g",
                     modes[o->mode], o->capability);
+    }
+    if (o->mode == MODE_FP8 && (int)(o->capability * 10.0 + 0.5) != 90) {
+        return fail("--mode fp8 needs compute capability 9.0; --capability is %g", o->capability);
     }
     return true;
 }

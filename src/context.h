@@ -81,6 +81,7 @@ static qlora_result qlora__cpu_suffices(qlora_ctx* ctx) {
 // Frees everything that qlora__gpu_open_tools created. The device's context must be current.
 static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
+    qlora__lt_close(ctx);
     if (gpu->cublas != NULL) {
         gpu->blas.Destroy(gpu->cublas);
         gpu->cublas = NULL;

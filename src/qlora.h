@@ -75,6 +75,7 @@ extern "C" {
 #include "core/threads.h"
 #include "core/random.h"
 #include "numbers/floats.h"
+#include "numbers/e4m3.h"
 #include "numbers/nf4.h"
 #include "cpu/table.h"
 #include "cpu/rows.h"
@@ -84,9 +85,14 @@ extern "C" {
 #include "cpu/neon.h"
 #include "cpu/avx2.h"
 #include "cpu/avx512.h"
+#include "cpu/stream.h"
+#include "cpu/stream_neon.h"
+#include "cpu/stream_avx2.h"
+#include "cpu/stream_avx512.h"
 #include "cpu/tiers.h"
 #include "cpu/gemm.h"
 #include "cpu/packed.h"
+#include "cpu/few.h"
 #ifndef QLORA_NO_MODEL
 #include "arch.h"
 #include "formats/decimal.h"
@@ -112,6 +118,7 @@ extern "C" {
 #ifndef QLORA_NO_CUDA
 #include "driver/driver.h"
 #include "driver/device.h"
+#include "driver/cublaslt.h"
 #else // QLORA_NO_CUDA
 #include "driver/none.h"
 #endif // QLORA_NO_CUDA
@@ -124,9 +131,11 @@ extern "C" {
 #include "cache/registry.h"
 #include "cache/modules.h"
 #include "context.h"
+#include "gemm/warpgroup.h"
 #include "gemm/dense.h"
 #include "gemm/nf4.h"
 #include "gemm/nf4_product.h"
+#include "gemm/fp8.h"
 #include "ops/clip.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
@@ -134,6 +143,12 @@ extern "C" {
 #include "ops/pieces.h"
 #include "ops/loss.h"
 #include "ops/adamw.h"
+#ifndef QLORA_NO_MODEL
+#include "ops/preference.h"
+#include "ops/dora.h"
+#include "ops/token_rows.h"
+#endif // QLORA_NO_MODEL
+
 #include "ops/dropout.h"
 #include "ops/linear.h"
 #include "ops/attention_cpu.h"
@@ -145,9 +160,13 @@ extern "C" {
 #ifndef QLORA_NO_MODEL
 #include "model/structure.h"
 #include "model/arena.h"
+#include "model/mapped.h"
+#include "model/trained.h"
 #include "model/plan.h"
 #include "model/identity.h"
+#include "model/kept.h"
 #include "model/load.h"
+#include "model/dora.h"
 #include "model/parameters.h"
 #include "model/batch.h"
 #include "model/layer.h"
@@ -165,6 +184,7 @@ extern "C" {
 #include "adapter/merge_tokens.h"
 #include "adapter/merge_folder.h"
 #include "train/trainer.h"
+#include "train/preference.h"
 #include "train/step.h"
 #include "train/slice.h"
 #include "train/checkpoint.h"

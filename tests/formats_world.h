@@ -124,6 +124,11 @@ static int64_t world_read(void* file, void* buffer, size_t bytes, void* user) {
     return -EIO; // readers map files instead
 }
 
+static int64_t world_read_at(void* file, void* buffer, size_t bytes, uint64_t offset, void* user) {
+    (void)offset;
+    return world_read(file, buffer, bytes, user);
+}
+
 // Accepts at most 1000 bytes at a time, like a write that is cut short by a signal.
 static int64_t world_write(void* file, const void* data, size_t bytes, void* user) {
     world_file* f = (world_file*)file;
@@ -235,6 +240,7 @@ static void world_begin(world* w) {
     e->allocator.user = w;
     e->files.open = world_open;
     e->files.read = world_read;
+    e->files.read_at = world_read_at;
     e->files.write = world_write;
     e->files.sync = world_sync;
     e->files.close = world_close;

@@ -153,7 +153,7 @@ static inline bool rig_stir(rig* r) {
 // failure.
 static inline bool rig_start(rig* r, const setup* s) {
     qlora_model_desc model = s->model;
-    qlora_plan plan;
+    qlora_plan fits;
     if (model.dir == NULL) {
         model.config = &s->config;
     }
@@ -161,10 +161,10 @@ static inline bool rig_start(rig* r, const setup* s) {
         qlora_plan_desc budget;
         memset(&budget, 0, sizeof budget);
         budget.bytes = s->budget;
-        if (qlora_plan_make(r->ctx, &model, &budget, &plan) != QLORA_OK) {
+        if (qlora_plan_make(r->ctx, &model, &budget, &fits) != QLORA_OK) {
             return rig_says(r, "plan");
         }
-        model.plan = &plan;
+        model.plan = &fits;
     }
     if (qlora_model_open(r->ctx, &model, &r->model) != QLORA_OK) {
         return rig_says(r, "model");

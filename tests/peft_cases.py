@@ -266,13 +266,26 @@ def random_adapter(r, family, layers):
         c["exclude_modules"] = r.choice([[some[0]], ".*" + some[0]])
     if chance(r, 0.1):
         c["init_lora_weights"] = "gaussian"
-    if chance(r, 0.01):
-        c["use_dora"] = True  # these are refused unless supported
+    if chance(r, 0.15):
+        c["use_dora"] = True  # refused where a projection has a bias
     if chance(r, 0.01):
         c["init_lora_weights"] = r.choice(["pissa", "olora"])
     if chance(r, 0.01):
         c["bias"] = "lora_only"
     return c
+
+
+def random_saved(r, c, model):
+    """Adds a trained embedding or head, or trained rows of the embedding."""
+    tied = model.get("tie_word_embeddings", False)
+    if chance(r, 0.1):
+        c["modules_to_save"] = r.choice([["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
+        if tied:  # copies of a tied matrix cannot be merged
+            c["modules_to_save"] = ["embed_tokens"]
+            c["ensure_weight_tying"] = True
+    elif chance(r, 0.1):
+        ids = r.sample(range(model["vocab_size"]), 3)
+        c["trainable_token_indices"] = ids
 
 
 def case_make(seed, number, family=None):
@@ -282,6 +295,7 @@ def case_make(seed, number, family=None):
     adapter = None
     if not chance(r, 0.05):
         adapter = random_adapter(r, model["family"], model["num_hidden_layers"])
+        random_saved(r, adapter, model)
     count = r.randint(1, min(40, model["max_position_embeddings"] - 1))
     ids = [r.randrange(model["vocab_size"]) for _ in range(count)]
     return {"model": model, "edits": edits, "adapter": adapter, "ids": ids}

@@ -101,6 +101,10 @@ def adapter_save(adapter, base, path):
         for name, value in made.named_parameters():
             if "lora_B" in name and args.get("init_lora_weights") in (None, "gaussian"):
                 value.normal_(std=0.2 / adapter["lora_alpha"])
+            elif "magnitude" in name:
+                value.mul_(1 + 0.2 * torch.rand_like(value))
+            elif "modules_to_save" in name or "trainable_tokens" in name:
+                value.mul_(1 + 0.2 * torch.randn_like(value))
     made.save_pretrained(path)
 
 

@@ -10,7 +10,9 @@
     X(nf4_suite)                                                                                   \
     X(linear_suite)                                                                                \
     X(linear_double_suite)                                                                         \
+    X(fp8_suite)                                                                                   \
     X(ops_suite)                                                                                   \
+    X(stream_suite)                                                                                \
     X(rows_suite)                                                                                  \
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
@@ -26,6 +28,8 @@
     X(gradient_suite)                                                                              \
     X(threads_suite)                                                                               \
     X(steps_suite)                                                                                 \
+    X(kept_suite)                                                                                  \
+    X(methods_suite)                                                                               \
     X(generate_suite)                                                                              \
     X(mutant_suite)                                                                                \
     X(adapter_suite)

@@ -131,6 +131,18 @@ static void log_step(app* a, const point* p, const qlora_train_info* info) {
     put_number(&line, "lr", p->lr, "%.9g");
     put_number(&line, "tokens_per_s", p->tokens_per_s, "%.1f");
     put_number(&line, "seconds", a->seconds, "%.3f");
+    if (a->o.method != QLORA_METHOD_SFT) {
+        put_number(&line, "rewards_chosen", info->rewards_chosen, "%.9g");
+        put_number(&line, "rewards_rejected", info->rewards_rejected, "%.9g");
+        put_number(&line, "margins", info->margins, "%.9g");
+        put_number(&line, "accuracy", info->accuracy, "%.9g");
+    }
+    if (a->o.method == QLORA_METHOD_DPO) {
+        put_number(&line, "preference_loss", info->preference_loss, "%.9g");
+        put_number(&line, "chosen_nll", info->chosen_nll, "%.9g");
+    } else if (a->o.method == QLORA_METHOD_KTO) {
+        put_number(&line, "kl", info->kl, "%.9g");
+    }
     put(&line, ",\"tokens\":%lld,\"labels\":%.0f,\"memory_bytes\":%llu%s}\n",
         (long long)info->tokens, info->labels, (unsigned long long)memory_used(a),
         info->last_skipped ? ",\"skipped\":true" : "");
@@ -138,12 +150,17 @@ static void log_step(app* a, const point* p, const qlora_train_info* info) {
     blob_free(&line);
 }
 
-static void log_eval(app* a, const point* p) {
+// accuracy NAN = the held-out loss is that of answers, which has a perplexity.
+static void log_eval(app* a, const point* p, double accuracy) {
     blob line;
     memset(&line, 0, sizeof line);
     put(&line, "{\"step\":%lld", (long long)p->step);
     put_number(&line, "eval_loss", p->eval_loss, "%.9g");
-    put_number(&line, "perplexity", exp(p->eval_loss), "%.9g");
+    if (known(accuracy)) {
+        put_number(&line, "eval_accuracy", accuracy, "%.9g");
+    } else {
+        put_number(&line, "perplexity", exp(p->eval_loss), "%.9g");
+    }
     put(&line, "}\n");
     log_line(a, &line);
     blob_free(&line);

@@ -571,6 +571,8 @@ static void out_unmake(app* a) {
         remove(path);
         out_path(a, "settings.txt", path);
         remove(path);
+        out_path(a, "references.bin", path);
+        remove(path);
     }
     lock_release(a);
     if (a->demo_made) {

@@ -116,11 +116,14 @@ static bool adapter_check(options* o, char adapter[FOLDER_PATH], char error[1024
     if (o->adapter == NULL) {
         return true;
     }
-    const char* beside = o->rank != 0      ? "rank"
-                         : o->alpha != 0.0 ? "alpha"
-                         : o->targets != 0 ? "targets"
-                         : o->rslora       ? "rslora"
-                                           : NULL;
+    const char* beside = o->rank != 0              ? "rank"
+                         : o->alpha != 0.0         ? "alpha"
+                         : o->targets != 0         ? "targets"
+                         : o->rslora               ? "rslora"
+                         : o->dora                 ? "dora"
+                         : o->save_modules != 0    ? "save-modules"
+                         : o->train_tokens != NULL ? "train-tokens"
+                                                   : NULL;
     if (beside != NULL) {
         return error_set(error, "--%s cannot be given with --adapter, which decides it", beside);
     }
@@ -228,9 +231,58 @@ static bool needs_check(const options* o, char error[1024]) {
     return true;
 }
 
+// Reads --train-tokens into `rows`, at most `room` of them; -1 if it is not a list of ids.
+static int64_t token_rows_read(const char* text, int32_t* rows, int64_t room) {
+    int64_t count = 0;
+    while (text != NULL && count < room) {
+        char* end = NULL;
+        long value = strtol(text, &end, 10);
+        if (end == text || value < 0 || value > INT32_MAX || (*end != ',' && *end != '\0')) {
+            return -1;
+        }
+        rows[count++] = (int32_t)value;
+        text = *end == ',' ? end + 1 : NULL;
+    }
+    return text == NULL ? count : -1;
+}
+
+static bool train_tokens_check(const options* o, char error[1024]) {
+    int32_t rows[MAX_TOKEN_ROWS];
+    return token_rows_read(o->train_tokens, rows, MAX_TOKEN_ROWS) >= 0 ||
+           error_set(error, "--train-tokens: '%.60s' is not a list of at most %d token ids",
+                     o->train_tokens, MAX_TOKEN_ROWS);
+}
+
+// Options of a method are refused where they would have no effect.
+static bool method_check(const options* o, char error[1024]) {
+    static const char* const names[] = {"sft", "dpo", "kto"};
+    const struct {
+        const char* name;
+        bool given;
+        int methods; // that use it, one bit each
+    } rows[] = {{"beta", o->beta > 0.0, 6},
+                {"label-smoothing", o->label_smoothing > 0.0, 2},
+                {"sft-alpha", o->sft_alpha > 0.0, 2},
+                {"desirable-weight", o->desirable_weight > 0.0, 4},
+                {"undesirable-weight", o->undesirable_weight > 0.0, 4},
+                {"reference", o->reference != REFERENCE_PRECOMPUTE, 6},
+                {"train-prompt", o->train_prompt, 1},
+                {"train-norms", o->train_norms, 1},
+                {"demo", o->demo, 1},
+                {"eval-only", o->eval_only, 1}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (rows[i].given && (rows[i].methods >> (int)o->method & 1) == 0) {
+            return error_set(error, "--%s cannot be used with --method %s", rows[i].name,
+                             names[o->method]);
+        }
+    }
+    return true;
+}
+
 static bool options_check(options* o, char adapter[FOLDER_PATH], char error[1024]) {
     if (!needs_check(o, error) || !inputs_check(o, error) || !lines_check(o, error) ||
-        !format_check(o, error) || !adapter_is_folder(o, error)) {
+        !format_check(o, error) || !adapter_is_folder(o, error) || !method_check(o, error) ||
+        !train_tokens_check(o, error)) {
         return false;
     }
     if (o->tokens != 0 && o->length != 0 && o->length > o->tokens) {

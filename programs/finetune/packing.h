@@ -22,12 +22,13 @@ static uint32_t packs_assign(const app* a, const samples* s, const uint32_t* ord
     open_pack open[OPEN_PACKS];
     int open_count = 0;
     uint32_t made = 0;
+    int64_t texts = (int64_t)sample_texts(a);
     for (size_t i = 0; i < count; i++) {
         int64_t length = s->data[order[i]].length;
         int at = 0;
         int fullest = 0;
         while (at < open_count && (open[at].tokens + length > a->model_desc.tokens ||
-                                   open[at].sequences == a->model_desc.max_sequences)) {
+                                   open[at].sequences + texts > a->model_desc.max_sequences)) {
             fullest = open[at].tokens > open[fullest].tokens ? at : fullest;
             at++;
         }
@@ -38,7 +39,7 @@ static uint32_t packs_assign(const app* a, const samples* s, const uint32_t* ord
             open[at].sequences = 0;
         }
         open[at].tokens += length;
-        open[at].sequences++;
+        open[at].sequences += texts;
         pack_of[i] = open[at].number;
     }
     return made;
@@ -210,12 +211,13 @@ static bool position_seek(app* a, int64_t step) {
 static void batches_free(batches* b) {
     free(b->data);
     free(b->numbers);
+    free(b->references);
     memset(b, 0, sizeof *b);
 }
 
-// One block of numbers: ids and labels per token, lengths and positions in the data per sequence.
-static bool batches_room(app* a, size_t count, size_t tokens, size_t sequences) {
-    batches* b = &a->batches;
+// One block of numbers: ids and labels per token, lengths, positions in the data and roles per
+// sequence.
+static bool batches_room(app* a, batches* b, size_t count, size_t tokens, size_t sequences) {
     if (count <= b->room && tokens <= b->tokens && sequences <= b->sequences) {
         return true;
     }
@@ -224,8 +226,9 @@ static bool batches_room(app* a, size_t count, size_t tokens, size_t sequences) 
     size_t each = sequences > b->sequences ? sequences : b->sequences;
     batches_free(b);
     b->data = (qlora_batch*)take(a, room, sizeof *b->data);
-    b->numbers = (int32_t*)take(a, 2 * most + 2 * each, sizeof *b->numbers);
-    if (b->data == NULL || b->numbers == NULL) {
+    b->numbers = (int32_t*)take(a, 2 * most + 3 * each, sizeof *b->numbers);
+    b->references = (double*)take(a, each, sizeof *b->references);
+    if (b->data == NULL || b->numbers == NULL || b->references == NULL) {
         batches_free(b);
         return false;
     }
@@ -235,43 +238,93 @@ static bool batches_room(app* a, size_t count, size_t tokens, size_t sequences) 
     return true;
 }
 
-// Assembles the packs from `first` to `end` - 1 as a->batches.data[0], [1], ...
-static bool batches_fill(app* a, const samples* s, const packs* p, size_t first, size_t end) {
+// Where the next sequence of a block goes.
+typedef struct batch_cursor {
+    int32_t* ids;
+    int32_t* labels;
+    int32_t* lengths;
+    int32_t* places;
+    int32_t* roles;
+    double* references;
+} batch_cursor;
+
+static batch_cursor batch_start(const batches* b) {
+    batch_cursor c;
+    c.ids = b->numbers;
+    c.labels = c.ids + b->tokens;
+    c.lengths = c.labels + b->tokens;
+    c.places = c.lengths + b->sequences;
+    c.roles = c.places + b->sequences;
+    c.references = b->references;
+    return c;
+}
+
+static void batch_begin(const app* a, const batch_cursor* c, bool references, qlora_batch* out) {
+    memset(out, 0, sizeof *out);
+    out->ids = c->ids;
+    out->labels = c->labels;
+    out->lengths = c->lengths;
+    out->sequences = c->places;
+    out->roles = a->o.method == QLORA_METHOD_KTO ? c->roles : NULL;
+    out->references = references ? c->references : NULL;
+}
+
+static void batch_end_sequence(batch_cursor* c, int32_t length, int32_t place, int32_t role,
+                               qlora_batch* out) {
+    c->ids += length;
+    c->labels += length;
+    *c->lengths++ = length;
+    *c->places++ = place;
+    *c->roles++ = role;
+    c->references++;
+    out->count++;
+}
+
+// Adds the texts of a sample, with their log-probabilities by the base unless these are NULL.
+static bool batch_add(app* a, const input_list* list, const sample* one, const double* references,
+                      batch_cursor* c, qlora_batch* batch) {
+    for (size_t k = 0; k < sample_texts(a); k++) {
+        qlora_text_sample read;
+        int32_t length = sample_texts(a) == 1 ? one->length
+                         : k == 0             ? one->first
+                                              : one->length - one->first;
+        if (qlora_text_sample_read(list->data[one->input].data, one->index + k, &read) !=
+            QLORA_OK) {
+            return text_fail(a, "");
+        }
+        memcpy(c->ids, read.ids, (size_t)length * sizeof(int32_t));
+        memcpy(c->labels, read.labels, (size_t)length * sizeof(int32_t));
+        *c->references = references != NULL ? references[k] : 0.0;
+        batch_end_sequence(c, length, one->number,
+                           one->desirable ? QLORA_ROLE_DESIRABLE : QLORA_ROLE_UNDESIRABLE, batch);
+    }
+    return true;
+}
+
+// Assembles the packs from `first` to `end` - 1 as a->batches.data[0], [1], ... `references` has
+// those of every text of `s`, or is NULL.
+static bool batches_fill(app* a, const samples* s, const packs* p, size_t first, size_t end,
+                         const double* references) {
     const input_list* list = inputs_of(a, s);
     size_t tokens = 0;
-    size_t sequences = p->starts[end] - p->starts[first];
+    size_t texts = sample_texts(a);
+    size_t sequences = (p->starts[end] - p->starts[first]) * texts;
     for (size_t i = p->starts[first]; i < p->starts[end]; i++) {
         tokens += (size_t)s->data[p->order[i]].length;
     }
-    if (!batches_room(a, end - first, tokens, sequences)) {
+    if (!batches_room(a, &a->batches, end - first, tokens, sequences)) {
         return false;
     }
-    int32_t* ids = a->batches.numbers;
-    int32_t* labels = ids + tokens;
-    int32_t* lengths = labels + tokens;
-    int32_t* places = lengths + sequences;
+    batch_cursor c = batch_start(&a->batches);
     for (size_t pack = first; pack < end; pack++) {
         qlora_batch* batch = &a->batches.data[pack - first];
-        memset(batch, 0, sizeof *batch);
-        batch->ids = ids;
-        batch->labels = labels;
-        batch->lengths = lengths;
-        batch->sequences = places;
+        batch_begin(a, &c, references != NULL, batch);
         for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
-            const sample* one = &s->data[p->order[i]];
-            size_t bytes = (size_t)one->length * sizeof(int32_t);
-            qlora_text_sample read;
-            if (qlora_text_sample_read(list->data[one->input].data, one->index, &read) !=
-                QLORA_OK) {
-                return text_fail(a, "");
+            uint32_t number = p->order[i];
+            if (!batch_add(a, list, &s->data[number],
+                           references != NULL ? references + number * texts : NULL, &c, batch)) {
+                return false;
             }
-            memcpy(ids, read.ids, bytes);
-            memcpy(labels, read.labels, bytes);
-            ids += one->length;
-            labels += one->length;
-            *lengths++ = one->length;
-            *places++ = one->number;
-            batch->count++;
         }
     }
     return true;

@@ -309,8 +309,10 @@ static void summary_loss(app* a) {
         say(a, " (means of %lld steps)", (long long)span);
     }
     if (known(a->first_eval) && known(a->last_eval)) {
-        say(a, "; held out %.4f -> %.4f, perplexity %.4g -> %.4g", a->first_eval, a->last_eval,
-            exp(a->first_eval), exp(a->last_eval));
+        say(a, "; held out %.4f -> %.4f", a->first_eval, a->last_eval);
+    }
+    if (known(a->first_eval) && known(a->last_eval) && a->o.method == QLORA_METHOD_SFT) {
+        say(a, ", perplexity %.4g -> %.4g", exp(a->first_eval), exp(a->last_eval));
     }
 }
 
@@ -322,12 +324,20 @@ static void summary_print(app* a) {
         short_number((double)a->tokens_seen, tokens), short_time(a->seconds, time_taken),
         short_number(a->seconds > 0.0 ? (double)a->tokens_seen / a->seconds : 0.0, pace));
     summary_loss(a);
+    say(a, "\n\n  %s/adapter       the adapter in PEFT format\n", a->o.out);
+    if (!a->no_gguf) {
+        say(a, "  %s/adapter.gguf  the adapter for llama.cpp\n", a->o.out);
+    }
+    int64_t since = 0;
+    const point* best = best_find(a, &since);
+    if (a->o.keep_best && best != NULL) {
+        say(a, "  %s/best          the adapter of step %lld, with the lowest held-out loss, %.4f\n",
+            a->o.out, (long long)best->step, best->eval_loss);
+    }
     say(a,
-        "\n\n  %s/adapter       the adapter in PEFT format\n"
-        "  %s/adapter.gguf  the adapter for llama.cpp\n"
         "  %s/training.svg  plot of the run\n"
         "  %s/log.jsonl     metrics, one line per step\n",
-        a->o.out, a->o.out, a->o.out, a->o.out);
+        a->o.out, a->o.out);
     if (a->o.demo) {
         size_t folder = strlen(a->program);
         while (folder > 0 && strchr(FOLDER_SEPARATORS, a->program[folder - 1]) == NULL) {
@@ -338,10 +348,10 @@ static void summary_print(app* a) {
             "%s/adapter --prompt \"%s\"\n",
             a->o.out, (int)folder, a->program, a->o.out, a->o.out, a->o.prompt);
     } else {
-        say(a,
-            "\nPEFT:       model = PeftModel.from_pretrained(base, \"%s/adapter\")\n"
-            "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n",
-            a->o.out, a->o.out);
+        say(a, "\nPEFT:       model = PeftModel.from_pretrained(base, \"%s/adapter\")\n", a->o.out);
+        if (!a->no_gguf) {
+            say(a, "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n", a->o.out);
+        }
     }
 }
 

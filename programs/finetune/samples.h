@@ -64,6 +64,11 @@ static bool data_stream(const app* a, const char* path) {
            (a->o.stream == STREAM_AUTO && path_size(path) > STREAM_BYTES);
 }
 
+// Then a name in --columns must be in one of them, not in each.
+static bool several_files(const app* a) {
+    return a->inputs.count + a->eval_inputs.count > 1 || a->o.eval_data.count > 0;
+}
+
 static bool data_open(app* a, input* one) {
     blob text;
     const char* path = one->path;
@@ -74,6 +79,7 @@ static bool data_open(app* a, input* one) {
     desc.path = path;
     desc.format = a->o.format;
     desc.columns = a->o.columns;
+    desc.columns_partial = !piped && several_files(a);
     desc.chat = a->chat;
     desc.chunk_tokens = (size_t)a->o.length;
     desc.train_prompt = a->o.train_prompt;
@@ -81,6 +87,7 @@ static bool data_open(app* a, input* one) {
     desc.stream = !piped && data_stream(a, path);
     desc.bad = a->o.doctor ? record_note : NULL;
     desc.bad_user = a;
+    desc.preference = (qlora_text_preference)a->o.method; // answers, pairs, judged answers
     a->reading = data_name(path);
     int code = piped ? blob_read(&text, stdin) : 0;
     if (code != 0) {
@@ -188,24 +195,55 @@ static uint64_t sample_key(const int32_t* ids, size_t length) {
     return mix(hash_more(HASH_START, ids, length * sizeof *ids));
 }
 
-// Collects the samples of a file that can be used for training and counts the others.
-static bool samples_take(app* a, const input_list* list, size_t number, samples* out, counts* c) {
-    qlora_text_tok_info info;
-    qlora_text_data* data = list->data[number].data;
-    const char* path = data_name(list->data[number].path);
-    size_t count = qlora_text_data_count(data);
-    if (!samples_room(a, out, count)) {
+// The texts of a sample: a pair has two.
+static size_t sample_texts(const app* a) {
+    return a->o.method == QLORA_METHOD_DPO ? 2 : 1;
+}
+
+static int32_t prompt_length(const qlora_text_sample* s) {
+    int32_t length = 0;
+    while ((size_t)length < s->count && (length == 0 || s->labels[length] == -100)) {
+        length++;
+    }
+    return length;
+}
+
+// Adds a text to a sample; *usable is cleared if it cannot be trained.
+static bool text_take(app* a, const qlora_text_sample* s, int32_t bos, counts* c, sample* t,
+                      bool* usable) {
+    size_t length = 0;
+    size_t trained = 0;
+    if (!sample_count(a, s, bos, c, &length, &trained)) {
         return false;
     }
-    if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
-        return text_fail(a, "");
+    *usable = *usable && length > 0;
+    t->first = t->length == 0 ? (int32_t)length : t->first;
+    t->length += (int32_t)length;
+    t->trained += (int32_t)trained;
+    t->prompt = prompt_length(s);
+    t->desirable = s->desirable;
+    t->key ^= sample_key(s->ids, length);
+    if (length > 0) {
+        a->data_hash = hash_more(a->data_hash, s->ids, length * sizeof *s->ids);
+        a->data_hash = hash_more(a->data_hash, s->labels, length * sizeof *s->labels);
+        a->data_hash = a->o.method != QLORA_METHOD_SFT
+                           ? hash_more(a->data_hash, &s->desirable, sizeof s->desirable)
+                           : a->data_hash;
     }
-    for (size_t i = 0; i < count && (a->o.max_samples == 0 || c->all < (size_t)a->o.max_samples);
-         i++) {
+    return true;
+}
+
+// Reads sample number i of a file; *usable = whether it can be trained.
+static bool sample_take(app* a, const input_list* list, size_t number, size_t i, int32_t bos,
+                        counts* c, sample* t, bool* usable) {
+    const char* path = data_name(list->data[number].path);
+    memset(t, 0, sizeof *t);
+    t->input = (uint32_t)number;
+    t->index = (uint32_t)i;
+    *usable = true;
+    for (size_t k = 0; k < sample_texts(a); k++) {
         qlora_text_sample s;
-        size_t length = 0;
-        size_t trained = 0;
-        if (qlora_text_sample_read(data, i, &s) != QLORA_OK) {
+        if (qlora_text_sample_read(list->data[number].data, i + k, &s) != QLORA_OK) {
             return text_fail(a, "");
         }
         if (!ids_check(a, &s, path)) {
@@ -214,25 +252,41 @@ static bool samples_take(app* a, const input_list* list, size_t number, samples*
             }
             bad_add(a, path, s.line, place_skip(a->error, path));
             a->error[0] = '\0';
-            continue;
-        }
-        if (!sample_count(a, &s, info.bos, c, &length, &trained)) {
+            *usable = false;
+        } else if (!text_take(a, &s, bos, c, t, usable)) {
             return false;
         }
-        if (length == 0) {
-            continue;
+    }
+    t->number = (int32_t)(c->all - 1);
+    if (t->length > a->o.tokens) { // both texts of a pair are in one micro-batch
+        c->too_long += *usable ? 1 : 0;
+        *usable = false;
+    }
+    return true;
+}
+
+// Collects the samples of a file that can be used for training and counts the others.
+static bool samples_take(app* a, const input_list* list, size_t number, samples* out, counts* c) {
+    qlora_text_tok_info info;
+    size_t count = qlora_text_data_count(list->data[number].data);
+    if (!samples_room(a, out, count)) {
+        return false;
+    }
+    if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
+        return text_fail(a, "");
+    }
+    size_t most = (size_t)a->o.max_samples * sample_texts(a);
+    for (size_t i = 0; i < count && (most == 0 || c->all < most); i += sample_texts(a)) {
+        bool usable = true;
+        sample* t = &out->data[out->count];
+        if (!sample_take(a, list, number, i, info.bos, c, t, &usable)) {
+            return false;
         }
-        sample* t = &out->data[out->count++];
-        t->key = sample_key(s.ids, length);
-        t->input = (uint32_t)number;
-        t->index = (uint32_t)i;
-        t->length = (int32_t)length;
-        t->trained = (int32_t)trained;
-        t->number = (int32_t)(c->all - 1);
-        c->tokens += length;
-        c->trained += trained;
-        a->data_hash = hash_more(a->data_hash, s.ids, length * sizeof *s.ids);
-        a->data_hash = hash_more(a->data_hash, s.labels, length * sizeof *s.labels);
+        if (usable) {
+            c->tokens += (uint64_t)t->length;
+            c->trained += (uint64_t)t->trained;
+            out->count++;
+        }
     }
     c->used = out->count;
     return true;
@@ -350,8 +404,9 @@ static void samples_print(app* a, const char* name, const samples* s) {
         tokens += (unsigned long long)s->data[i].length;
         trained += (unsigned long long)s->data[i].trained;
     }
-    say(a, "%s: %zu sample%s, %llu tokens, %llu of them %s\n", name, s->count,
-        s->count == 1 ? "" : "s", tokens, trained, s == &a->eval ? "evaluated" : "trained");
+    say(a, "%s: %zu %s%s, %llu tokens, %llu of them %s\n", name, s->count,
+        a->o.method == QLORA_METHOD_DPO ? "pair" : "sample", s->count == 1 ? "" : "s", tokens,
+        trained, s == &a->eval ? "evaluated" : "trained");
 }
 
 static void counts_print(app* a) {
@@ -413,6 +468,53 @@ static void weights_count(app* a) {
     }
 }
 
+// Counts the files that lack a column; *example is one of them.
+static size_t files_lacking(const input_list* list, const char* name, size_t size,
+                            const char** example) {
+    size_t count = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        qlora_text_data_info info;
+        if (list->data[i].data == NULL ||
+            qlora_text_data_query(list->data[i].data, &info) != QLORA_OK) {
+            continue;
+        }
+        for (const char* at = info.lacking; *at != '\0';) {
+            size_t length = strcspn(at, ",");
+            bool same = length == size && memcmp(at, name, size) == 0;
+            count += same ? 1 : 0;
+            *example = same ? data_name(list->data[i].path) : *example;
+            at += length;
+            at += at[0] == ',' ? 2 : 0;
+        }
+    }
+    return count;
+}
+
+// Every name in --columns must be in one of the files. That others lack it is told once.
+static bool columns_check(app* a) {
+    size_t files = a->inputs.count + a->eval_inputs.count;
+    for (const char* at = a->o.columns; at != NULL && *at != '\0' && several_files(a);) {
+        const char* example = "";
+        size_t to = strcspn(at, "=");
+        const char* name = at + to + (at[to] == '=' ? 1 : 0);
+        size_t size = strcspn(name, ",");
+        size_t lacking = files_lacking(&a->inputs, name, size, &example) +
+                         files_lacking(&a->eval_inputs, name, size, &example);
+        if (lacking == files) {
+            return error_set(a->error,
+                             "--columns: no file has \"%.*s\", which is given for \"%.*s\"",
+                             (int)size, name, (int)to, at);
+        }
+        if (lacking > 0) {
+            say(a,
+                "note: --columns: %zu of %zu files lack \"%.*s\" and are read without it: %s%s\n",
+                lacking, files, (int)size, name, example, lacking > 1 ? ", ..." : "");
+        }
+        at = name + size + (name[size] == ',' ? 1 : 0);
+    }
+    return true;
+}
+
 static bool samples_open(app* a) {
     a->data_hash = HASH_START;
     if (a->o.demo ? !samples_take(a, &a->inputs, 0, &a->train, &a->counted)
@@ -421,7 +523,7 @@ static bool samples_open(app* a) {
     }
     if ((a->o.eval_data.count > 0 &&
          !files_take(a, &a->o.eval_data, false, &a->eval_inputs, &a->eval, &a->eval_counted)) ||
-        !samples_split(a) || !shared_count(a)) {
+        !columns_check(a) || !samples_split(a) || !shared_count(a)) {
         return false;
     }
     weights_count(a);

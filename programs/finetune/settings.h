@@ -35,12 +35,17 @@ static bool setting_soft(const option* row) { // --extend may change it
 
 // Whether the option decides anything in this run.
 static bool setting_used(const options* o, const option* row) {
-    static const char* const by_adapter[] = {"rank", "alpha", "targets", "rslora"};
+    static const char* const by_adapter[] = {"rank", "alpha",        "targets",     "rslora",
+                                             "dora", "save-modules", "train-tokens"};
     if (!row->fixed || (strcmp(row->name, "epochs") == 0 && o->steps > 0) ||
         (strcmp(row->name, "eval") == 0 && o->eval_data.count > 0)) {
         return false;
     }
-    return o->adapter == NULL || !name_among(row->name, by_adapter, 4);
+    static const char* const pairs[] = {"label-smoothing", "sft-alpha"};
+    if (o->method != QLORA_METHOD_DPO && name_among(row->name, pairs, 2)) {
+        return false;
+    }
+    return o->adapter == NULL || !name_among(row->name, by_adapter, 7);
 }
 
 static void real_text(double value, char out[32]) { // the shortest that reads back the same
@@ -126,7 +131,10 @@ static bool settings_write(const option_set* set, bool hard, blob* out) {
     const options* o = (const options*)set->values;
     for (size_t i = 0; i < set->count; i++) {
         const option* row = &set->rows[i];
-        if (!setting_used(o, row) || (hard && (setting_path(row) || setting_soft(row)))) {
+        // Runs that began before there was a choice of methods go on.
+        bool usual = (strcmp(row->name, "method") == 0 && o->method == QLORA_METHOD_SFT) ||
+                     (strcmp(row->name, "save-modules") == 0 && o->save_modules == 0);
+        if (usual || !setting_used(o, row) || (hard && (setting_path(row) || setting_soft(row)))) {
             continue;
         }
         if (row->kind == OPT_TEXTS) {

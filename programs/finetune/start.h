@@ -26,6 +26,14 @@ static bool context_open(app* a) {
         return error_set(a->error, "--mode bf16 needs a GPU (%s); use --mode f32 or auto",
                          qlora_ctx_reason(a->ctx));
     }
+    // The CPU computes FP8 products one by one, as a reference: only on request.
+    if (a->o.mode == QLORA_MODE_FP8 && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU &&
+        a->o.backend != QLORA_BACKEND_CPU && !a->o.plan && !a->o.doctor) {
+        return error_set(a->error,
+                         "--mode fp8 needs a GPU of compute capability 9.0 (%s); use --mode f32 or "
+                         "auto",
+                         qlora_ctx_reason(a->ctx));
+    }
     qlora_ctx_info info;
     if (qlora_ctx_query(a->ctx, &info) != QLORA_OK) {
         return error_set(a->error, "%s", qlora_last_error(a->ctx));
@@ -57,6 +65,10 @@ static bool model_describe(app* a) {
     d->dropout = (float)o->dropout;
     d->targets = (uint32_t)o->targets;
     d->train_norms = o->train_norms;
+    d->dora = o->dora;
+    d->save_modules = (uint32_t)o->save_modules; // none, embed, head, both: the bits of qlora_save
+    d->token_rows = a->token_rows;
+    d->token_row_count = token_rows_read(o->train_tokens, a->token_rows, MAX_TOKEN_ROWS);
     if (o->eval_only) {
         d->purpose = QLORA_PURPOSE_EVALUATE;
         d->rank = o->adapter != NULL ? d->rank : -1;
@@ -89,9 +101,12 @@ static void train_describe(app* a) {
     qlora_model_desc* m = &a->model_desc;
     m->tokens = o->tokens;
     m->max_length = o->length;
-    m->max_sequences = o->tokens / 8 > 1 ? o->tokens / 8 : 1;
+    int64_t least = (int64_t)sample_texts(a); // of one micro-batch
+    m->max_sequences = o->tokens / 8 > least ? o->tokens / 8 : least;
     m->recompute = (qlora_choice)o->recompute;
     m->cache = (qlora_choice)o->cache;
+    m->keep_quantised = o->keep_quantised;
+    m->quantised_dir = o->quantised_dir;
     m->generate_tokens = o->prompt != NULL ? (o->length < 160 ? o->length : 160) : 0;
     qlora_train_desc* d = &a->train_desc;
     d->lr = o->lr > 0.0 ? o->lr : -1.0;
@@ -100,6 +115,13 @@ static void train_describe(app* a) {
     d->max_norm = o->max_norm > 0.0 ? o->max_norm : -1.0;
     d->schedule = (qlora_schedule)o->schedule;
     d->seed = (uint64_t)o->seed;
+    d->method = (qlora_method)o->method;
+    d->beta = o->beta;
+    d->label_smoothing = o->label_smoothing;
+    d->sft_alpha = o->sft_alpha;
+    d->desirable_weight = o->desirable_weight;
+    d->undesirable_weight = o->undesirable_weight;
+    d->loraplus_ratio = o->loraplus_ratio;
 }
 
 // Names a limit below 0.1 GiB, and what is needed, in MiB: the library's GiB would be 0.00.
@@ -234,7 +256,14 @@ static bool data_prepare(app* a) {
     if (a->o.eval_only) {
         return samples_evaluate(a);
     }
-    return samples_open(a) && (a->train.count == 0 || total_steps_find(a));
+    if (!samples_open(a)) {
+        return false;
+    }
+    if (a->eval.count == 0 && (a->o.keep_best || a->o.patience > 0)) {
+        return error_set(a->error, "--%s needs held-out samples; see --eval",
+                         a->o.keep_best ? "keep-best" : "patience");
+    }
+    return a->train.count == 0 || total_steps_find(a);
 }
 
 // Does everything that can fail before the model's weights are loaded. The output folder comes
@@ -267,7 +296,8 @@ static bool model_start(app* a) {
     }
     if (!lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
-        !checkpoint_load(a) || !packs_plain(a, &a->eval, &a->eval_packs) || !out_begin(a)) {
+        !checkpoint_load(a) || !packs_plain(a, &a->eval, &a->eval_packs) || !out_begin(a) ||
+        !references_make(a)) {
         return false;
     }
     peak_find(a);
@@ -296,7 +326,7 @@ static bool evaluate_only(app* a) {
             a->stopped = true;
             return false;
         }
-        if (!batches_fill(a, &a->eval, &a->eval_packs, p, p + 1) ||
+        if (!batches_fill(a, &a->eval, &a->eval_packs, p, p + 1, NULL) ||
             !lib(a, qlora_eval(a->model, a->batches.data, &info), "evaluating")) {
             return false;
         }
@@ -334,7 +364,10 @@ static bool train(app* a) {
     if (!ok) {
         return false;
     }
-    if (a->step < a->total_steps || a->eval_cut) {
+    if (a->step < a->total_steps && !a->eval_cut && patience_over(a)) {
+        say(a, "\nstopped early: the held-out loss has not fallen for %lld evaluations\n",
+            (long long)a->o.patience);
+    } else if (a->step < a->total_steps || a->eval_cut) {
         say(a,
             "\nstopped after step %lld of %lld and saved to %s; run the same command to resume\n",
             (long long)a->step, (long long)a->total_steps, a->o.out);

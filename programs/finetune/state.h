@@ -9,6 +9,9 @@ typedef struct sample {
     int32_t length; // as trained: truncated with --truncate
     int32_t trained;
     int32_t number; // index in the data
+    int32_t first;  // --method dpo: length of the chosen text; the rejected one follows in the file
+    int32_t prompt; // --method kto: tokens before the answer
+    bool desirable;
 } sample;
 
 typedef struct samples {
@@ -67,11 +70,20 @@ typedef struct packs {
 
 typedef struct batches {
     qlora_batch* data;
-    int32_t* numbers; // what they point to
-    size_t room;      // capacities: batches, tokens, sequences
+    int32_t* numbers;   // what they point to
+    double* references; // per sequence
+    size_t room;        // capacities: batches, tokens, sequences
     size_t tokens;
     size_t sequences;
 } batches;
+
+// Log-probabilities by the base: of every text of `samples`, two per pair, and for KTO of the
+// mismatched texts of evaluation.
+typedef struct base_logps {
+    double* train; // NULL = computed in each step
+    double* eval;
+    double* eval_mismatched;
+} base_logps;
 
 typedef struct point { // one entry of the log and the plot
     int64_t step;
@@ -118,6 +130,7 @@ typedef struct app {
     qlora_files files;
     qlora_model_config config;
     qlora_model_desc model_desc;
+    int32_t token_rows[MAX_TOKEN_ROWS]; // of --train-tokens
     qlora_train_desc train_desc;
     qlora_plan plan;
     qlora_model* model;
@@ -140,9 +153,13 @@ typedef struct app {
     bool norms_found;      // in the folder of --adapter, and not asked for
     bool steps_and_epochs; // both were given
     bool resuming;
-    bool changed;    // --extend: some options differ from those of the run
-    bool complete;   // the run that is resumed had taken all its steps
-    batches batches; // of the step or the evaluation that is running
+    bool no_gguf;              // the adapter has parts that a GGUF adapter cannot contain
+    bool changed;              // --extend: some options differ from those of the run
+    bool complete;             // the run that is resumed had taken all its steps
+    batches batches;           // of the step or the evaluation that is running
+    batches mismatched;        // --method kto: those that come before them
+    qlora_batch* step_batches; // the batches of a step of KTO
+    base_logps references;
     // the progress of the run
     int64_t step;
     int64_t total_steps;

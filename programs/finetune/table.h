@@ -35,10 +35,20 @@ typedef struct options {
     int64_t base;
     int64_t recompute;
     int64_t cache;
+    bool keep_quantised;
+    const char* quantised_dir;
     int64_t resume;
     int64_t max_samples;
     int64_t stream;
     int64_t snapshot_every;
+    int64_t method;
+    int64_t reference;
+    double beta;
+    double label_smoothing;
+    double sft_alpha;
+    double desirable_weight;
+    double undesirable_weight;
+    double loraplus_ratio;
     double alpha;
     double dropout;
     double lr;
@@ -47,11 +57,17 @@ typedef struct options {
     double weight_decay;
     double max_norm;
     double eval;
+    const char* train_tokens;
+    int64_t save_modules;
+    bool dora;
     bool rslora;
     bool train_norms;
     bool truncate;
     bool train_prompt;
     bool last_turn;
+    int64_t patience;
+    bool keep_best;
+    bool csv;
     bool extend;
     bool eval_only;
     bool plan;
@@ -63,8 +79,11 @@ typedef struct options {
     bool version;
 } options;
 
+#define MAX_TOKEN_ROWS 1024
+
 enum { RESUME_AUTO = 0, RESUME_NEVER, RESUME_MUST };
 enum { STREAM_AUTO = 0, STREAM_ON, STREAM_OFF };
+enum { REFERENCE_PRECOMPUTE = 0, REFERENCE_BESIDE };
 
 #define AT(field) offsetof(options, field)
 // clang-format off
@@ -108,9 +127,34 @@ static const option option_table[] = {
         "scale by alpha / sqrt(rank) instead of alpha / rank"},
     {"dropout", OPT_REAL, AT(dropout), true, 0, 0.99, "X",
         "LoRA dropout probability (default 0)"},
+    {"dora", OPT_FLAG, AT(dora), true, 0, 0, "",
+        "DoRA: also train the magnitude of every row of the adapted weights"},
+    {"save-modules", OPT_CHOICE, AT(save_modules), true, 0, 0, "none|embed|head|both",
+        "also train the whole embedding, the output head, or both; a tied head is trained with "
+        "embed (default none)"},
+    {"train-tokens", OPT_TEXT, AT(train_tokens), true, 0, 0, "LIST",
+        "also train these rows of the embedding: token ids, as in 5,17,130"},
     {"train-norms", OPT_FLAG, AT(train_norms), true, 0, 0, "",
         "also train the RMSNorm weights"},
     {"Training", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"method", OPT_CHOICE, AT(method), true, 0, 0, "sft|dpo|kto",
+        "what is minimised: the loss of the answers, or a loss of preferences; see below and "
+        "docs/methods.md (default sft)"},
+    {"beta", OPT_REAL, AT(beta), true, 1e-6, 1e3, "X",
+        "dpo, kto: weight of the distance from the base model (default 0.1)"},
+    {"label-smoothing", OPT_REAL, AT(label_smoothing), true, 0, 0.499, "X",
+        "dpo: probability that a pair is the wrong way round (default 0)"},
+    {"sft-alpha", OPT_REAL, AT(sft_alpha), true, 0, 1e3, "X",
+        "dpo: weight of the loss of the chosen answers, which is added (default 0)"},
+    {"desirable-weight", OPT_REAL, AT(desirable_weight), true, 1e-6, 1e3, "X",
+        "kto: weight of the desirable answers (default 1)"},
+    {"undesirable-weight", OPT_REAL, AT(undesirable_weight), true, 1e-6, 1e3, "X",
+        "kto: weight of the others (default 1)"},
+    {"reference", OPT_CHOICE, AT(reference), false, 0, 0, "precompute|beside",
+        "dpo, kto: compute the log-probabilities of the base once, before the first step, and keep "
+        "them in a file, or again in every step (default precompute)"},
+    {"loraplus-ratio", OPT_REAL, AT(loraplus_ratio), true, 1e-3, 1e3, "X",
+        "LoRA+: learning rate of the B matrices and of vectors, as a multiple of --lr (default 1)"},
     {"epochs", OPT_REAL, AT(epochs), true, 1e-6, 1e6, "X",
         "passes over the data (default 3)"},
     {"steps", OPT_WHOLE, AT(steps), true, 1, 1e9, "N",
@@ -148,6 +192,12 @@ static const option option_table[] = {
         "evaluate on this file instead of held-out samples; may be given several times"},
     {"eval-every", OPT_WHOLE, AT(eval_every), false, 1, 1e9, "N",
         "steps between evaluations (default: ten per run)"},
+    {"keep-best", OPT_FLAG, AT(keep_best), false, 0, 0, "",
+        "also keep the adapter with the lowest held-out loss so far, in OUT/best"},
+    {"patience", OPT_WHOLE, AT(patience), false, 1, 1e9, "N",
+        "stop after N evaluations in a row without a lower held-out loss (default: never)"},
+    {"csv", OPT_FLAG, AT(csv), false, 0, 0, "",
+        "also write the log as OUT/log.csv when the run ends"},
     {"save-every", OPT_WHOLE, AT(save_every), false, 1, 1e9, "N",
         "steps between checkpoints (default: ten per run)"},
     {"snapshot-every", OPT_WHOLE, AT(snapshot_every), false, 1, 1e9, "N",
@@ -167,8 +217,9 @@ static const option option_table[] = {
         "GPU to use; fails without it (default: GPU 0 if there is one)"},
     {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N",
         "CPU threads (default: one per core)"},
-    {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16",
-        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32 (default "
+    {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16|fp8",
+        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; fp8 is bf16 "
+        "with faster, approximate products of 4-bit weights, on compute capability 9.0 (default "
         "auto)"},
     {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit",
         "storage format of the frozen weights (default nf4)"},
@@ -177,6 +228,10 @@ static const option option_table[] = {
         "layers as possible (default auto)"},
     {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
         "keep 16-bit copies of the 4-bit weights; auto copies as many as fit (default auto)"},
+    {"keep-quantised", OPT_FLAG, AT(keep_quantised), false, 0, 0, "",
+        "keep the 4-bit weights in a file next to the model, which the next start reads"},
+    {"quantised-dir", OPT_TEXT, AT(quantised_dir), false, 0, 0, "DIR",
+        "the same in this folder, e.g. if that of the model is read-only"},
     {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
         "memory limit; 8G and 8GiB are binary, 8GB is decimal (default: all free memory)"},
     {"Other", OPT_HEADING, 0, false, 0, 0, "", ""},
@@ -226,6 +281,13 @@ static void real_default(double* value, double unset, double otherwise) {
 
 static void options_resolve(options* o) {
     whole_default(&o->rank, 0, 16);
+    if (o->method != QLORA_METHOD_SFT) {
+        real_default(&o->beta, 0.0, 0.1);
+    }
+    if (o->method == QLORA_METHOD_KTO) {
+        real_default(&o->desirable_weight, 0.0, 1.0);
+        real_default(&o->undesirable_weight, 0.0, 1.0);
+    }
     whole_default(&o->targets, 0, QLORA_TARGET_ALL);
     real_default(&o->epochs, 0.0, 3.0);
     real_default(&o->lr, -1.0, 2e-4);
@@ -262,6 +324,8 @@ static void help_print(const option_set* set) {
         "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"
         "  {\"conversations\": [{\"from\", \"value\"}]}  {\"instruction\", \"input\", \"output\"}\n"
         "  {\"question\", \"answer\"}  {\"input_ids\", \"labels\"}\n"
+        "  --method dpo: {\"prompt\", \"chosen\", \"rejected\"}, or both as lists of messages\n"
+        "  --method kto: {\"prompt\", \"completion\", \"label\"} or {\"messages\", \"label\"}\n"
         "  .csv, .tsv: with a header that has these names; .parquet: rows with them\n"
         "  .txt: plain text, split into samples of --length tokens\n"
         "  .gz may follow every ending but .parquet\n"

@@ -52,13 +52,44 @@ static double pack_flop(const app* a, const samples* s, const packs* p, size_t p
 
 #define SLICE_MS 200.0
 
+// All batches of a step, from a->next_pack to `end`: those of KTO's mismatched texts come first, in
+// an array of their own that the others are added to.
+static bool step_batches(app* a, size_t end, const qlora_batch** out, int64_t* count) {
+    size_t packed = end - a->next_pack;
+    if (!batches_fill(a, &a->train, &a->now, a->next_pack, end, a->references.train)) {
+        return false;
+    }
+    *out = a->batches.data;
+    *count = (int64_t)packed;
+    if (a->o.method != QLORA_METHOD_KTO) {
+        return true;
+    }
+    size_t first = a->now.starts[a->next_pack];
+    size_t texts = a->now.starts[end] - first;
+    size_t before = 0;
+    if (!mismatched_fill(a, &a->train, a->now.order + first, texts, &before)) {
+        return false;
+    }
+    qlora_batch* all = (qlora_batch*)realloc(a->step_batches, (before + packed) * sizeof *all);
+    if (all == NULL) {
+        return error_set(a->error, "out of memory");
+    }
+    a->step_batches = all;
+    memcpy(all, a->mismatched.data, before * sizeof *all);
+    memcpy(all + before, a->batches.data, packed * sizeof *all);
+    *out = all;
+    *count = (int64_t)(before + packed);
+    return true;
+}
+
 // Runs a step in slices, so that Ctrl-C is answered between two of them; the results are those of
 // whole steps, bit for bit. An interrupted step is discarded and *cut set.
 static bool step_slices(app* a, size_t end, bool* cut) {
-    size_t count = end - a->next_pack;
+    const qlora_batch* all = NULL;
+    int64_t count = 0;
     bool done = false;
-    if (!batches_fill(a, &a->train, &a->now, a->next_pack, end) ||
-        !lib(a, qlora_train_begin(a->trainer, a->batches.data, (int64_t)count), "training")) {
+    if (!step_batches(a, end, &all, &count) ||
+        !lib(a, qlora_train_begin(a->trainer, all, count), "training")) {
         return false;
     }
     while (!done) {
@@ -77,8 +108,16 @@ static bool step_slices(app* a, size_t end, bool* cut) {
 // Runs a step without waiting for the device between its micro-batches. `labels` is the sum over
 // the whole step, so that every trained token has the same weight.
 static bool step_whole(app* a, size_t end, int64_t labels) {
+    if (a->o.method != QLORA_METHOD_SFT) { // the loss of a sequence depends on the whole step
+        const qlora_batch* all = NULL;
+        int64_t count = 0;
+        bool ok = step_batches(a, end, &all, &count) &&
+                  lib(a, qlora_train_step(a->trainer, all, count, NULL), "training");
+        a->next_pack = end;
+        return ok;
+    }
     for (; a->next_pack < end; a->next_pack++) {
-        if (!batches_fill(a, &a->train, &a->now, a->next_pack, a->next_pack + 1) ||
+        if (!batches_fill(a, &a->train, &a->now, a->next_pack, a->next_pack + 1, NULL) ||
             !lib(a, qlora_train_micro(a->trainer, a->batches.data, (double)labels), "training")) {
             return false;
         }
@@ -125,11 +164,27 @@ static bool step_train(app* a, qlora_train_info* info, bool* cut) {
     return true;
 }
 
+static bool evaluate_preferences(app* a) {
+    double accuracy = 0.0;
+    if (!preference_evaluate(a, &a->last_eval, &accuracy)) {
+        a->eval_cut = a->stopped && stop_asked != 0;
+        return a->eval_cut;
+    }
+    a->first_eval = a->step == 0 ? a->last_eval : a->first_eval;
+    point p = {a->step, (double)NAN, (double)NAN, (double)NAN, (double)NAN, a->last_eval};
+    say(a, "step %lld: held out %.4f, accuracy %.3f\n", (long long)a->step, a->last_eval, accuracy);
+    log_eval(a, &p, accuracy);
+    return points_add(a, &p);
+}
+
 // Ctrl-C cuts an evaluation short between two packs. It then has no result and is repeated when
 // the run is resumed.
 static bool evaluate(app* a) {
     if (a->eval.count == 0) {
         return true;
+    }
+    if (a->o.method != QLORA_METHOD_SFT) {
+        return evaluate_preferences(a);
     }
     double loss = 0.0;
     double labels = 0.0;
@@ -139,7 +194,7 @@ static bool evaluate(app* a) {
             a->eval_cut = true;
             return true;
         }
-        if (!batches_fill(a, &a->eval, &a->eval_packs, p, p + 1) ||
+        if (!batches_fill(a, &a->eval, &a->eval_packs, p, p + 1, NULL) ||
             !lib(a, qlora_eval(a->model, a->batches.data, &info), "evaluating")) {
             return false;
         }
@@ -155,7 +210,7 @@ static bool evaluate(app* a) {
         say(a, "step %lld: held out %.4f, ppl %.4g\n", (long long)a->step, a->last_eval,
             exp(a->last_eval));
     }
-    log_eval(a, &p);
+    log_eval(a, &p, (double)NAN);
     return points_add(a, &p);
 }
 
@@ -268,8 +323,12 @@ static bool adapter_save(app* a) {
         complain(a);
     }
     out_path(a, "adapter.gguf", path);
-    if (!lib(a, qlora_adapter_save_gguf(a->model, path, NULL),
-             "saving the adapter for llama.cpp")) {
+    qlora_result result = qlora_adapter_save_gguf(a->model, path, NULL);
+    if (result == QLORA_ERR_UNSUPPORTED) { // what llama.cpp's adapters cannot contain
+        say(a, "note: no adapter.gguf: %s\n", message_text(qlora_last_error(a->ctx)));
+        a->no_gguf = true;
+        remove(path); // that of an earlier run
+    } else if (!lib(a, result, "saving the adapter for llama.cpp")) {
         complain(a);
         ok = false;
     }
@@ -321,6 +380,28 @@ static bool step_record(app* a, const qlora_train_info* info, double seconds) {
     return true;
 }
 
+// log.csv: one line per step or evaluation, as in log.jsonl.
+static bool csv_write(app* a) {
+    blob text;
+    memset(&text, 0, sizeof text);
+    put(&text, "step,loss,grad_norm,lr,tokens_per_s,eval_loss\n");
+    for (size_t i = 0; i < a->point_count; i++) {
+        const point* p = &a->points[i];
+        const double values[] = {p->loss, p->grad_norm, p->lr, p->tokens_per_s, p->eval_loss};
+        put(&text, "%lld", (long long)p->step);
+        for (size_t k = 0; k < sizeof values / sizeof values[0]; k++) {
+            put(&text, ",");
+            if (known(values[k])) { // otherwise an empty field
+                put(&text, "%.9g", values[k]);
+            }
+        }
+        put(&text, "\n");
+    }
+    bool ok = file_replace(a, "log.csv", text.data, text.count);
+    blob_free(&text);
+    return ok;
+}
+
 // Saves each result independently, the checkpoint first, so that one failure does not lose the
 // others.
 static bool results_save(app* a) {
@@ -335,6 +416,10 @@ static bool results_save(app* a) {
         bear(a, TOLD_LOG, log_flush(a));
     }
     picture_write(a, true);
+    if (a->o.csv && !csv_write(a)) {
+        complain(a);
+        ok = false;
+    }
     return ok;
 }
 
@@ -351,18 +436,52 @@ static bool evaluate_due(const app* a) {
     return true;
 }
 
+// The evaluation with the lowest loss after the first step; *since counts the later ones. NULL if
+// there is none.
+static const point* best_find(const app* a, int64_t* since) {
+    const point* best = NULL;
+    *since = 0;
+    for (size_t i = 0; i < a->point_count; i++) {
+        const point* p = &a->points[i];
+        if (p->step == 0 || !known(p->eval_loss)) {
+            continue;
+        }
+        bool lower = best == NULL || p->eval_loss < best->eval_loss;
+        best = lower ? p : best;
+        *since = lower ? 0 : *since + 1;
+    }
+    return best;
+}
+
+// Saves the adapter if the evaluation of this step is the best one so far.
+static void best_save(app* a) {
+    int64_t since = 0;
+    const point* best = best_find(a, &since);
+    if (a->o.keep_best && best != NULL && best->step == a->step && since == 0) {
+        char path[PATH_SIZE];
+        out_path(a, "best", path);
+        bear(a, TOLD_SNAPSHOT, adapter_write(a, path));
+    }
+}
+
+static bool patience_over(const app* a) {
+    int64_t since = 0;
+    return a->o.patience > 0 && best_find(a, &since) != NULL && since >= a->o.patience;
+}
+
 static bool train_loop(app* a) {
     int64_t save_every = interval(a, a->o.save_every);
     stop_training = 1;
     a->screen.done = a->step == a->total_steps;
     bool ok = !evaluate_due(a) || evaluate(a);
     bool cut = false;
-    while (ok && !cut && a->step < a->total_steps && stop_asked == 0) {
+    while (ok && !cut && a->step < a->total_steps && stop_asked == 0 && !patience_over(a)) {
         qlora_train_info info;
         double start = seconds_now();
         ok = step_train(a, &info, &cut);
         if (ok && !cut) {
             ok = step_record(a, &info, seconds_now() - start) && (!evaluate_due(a) || evaluate(a));
+            best_save(a);
         }
         if (ok && !cut && a->step < a->total_steps && a->step % save_every == 0) {
             bear(a, TOLD_CHECKPOINT, checkpoint_save(a));

@@ -5,6 +5,8 @@ typedef struct qlora__merge_item {
     const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit
     const qlora__projection* projection; // NULL if it is not a projection
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
+    int64_t saved_at;                    // the same for a whole trained matrix
+    bool rows_saved;                     // some rows of it are trained
     int64_t norm_width;
     bool nf4;
     bool foreign;                // a 4-bit weight that the model has not loaded
@@ -47,6 +49,7 @@ typedef struct qlora__merge {
 typedef struct qlora__merge_module {
     float* a;
     float* b;
+    float* magnitude; // DoRA, otherwise NULL
     size_t ab_bytes;
     uint8_t* memory;
     size_t memory_bytes;
@@ -85,6 +88,16 @@ static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
             }
             values[i] += p->scale * sum;
         }
+        if (job->module->magnitude != NULL) {
+            double sum = 0.0;
+            for (int64_t i = 0; i < cols; i++) {
+                sum += (double)values[i] * (double)values[i];
+            }
+            float gain = (float)((double)job->module->magnitude[job->first + row] / sqrt(sum));
+            for (int64_t i = 0; i < cols; i++) {
+                values[i] *= gain;
+            }
+        }
     }
 }
 
@@ -98,7 +111,8 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
                                              qlora__merge_module* out) {
     const qlora__projection* p = item->projection;
     memset(out, 0, sizeof *out);
-    out->ab_bytes = (size_t)(p->rank * (p->in + p->out)) * 4;
+    bool dora = m->dora && p->rank > 0;
+    out->ab_bytes = (size_t)(p->rank * (p->in + p->out) + (dora ? p->out : 0)) * 4;
     if (p->rank > 0) {
         qlora_tensor a;
         qlora_tensor b;
@@ -111,6 +125,10 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
         qlora__arena_window(&m->parameters, p->b_at, p->out, p->rank, &b);
         QLORA__TRY(qlora__floats_out(ctx, a.data, p->rank * p->in, out->a));
         QLORA__TRY(qlora__floats_out(ctx, b.data, p->out * p->rank, out->b));
+        if (dora) {
+            out->magnitude = out->b + p->out * p->rank;
+            QLORA__TRY(qlora__floats_out(ctx, p->magnitude.data, p->out, out->magnitude));
+        }
     }
     if (item->nf4) {
         const char* from = (const char*)p->nf4.memory.data;
@@ -202,6 +220,12 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         }
         return QLORA_OK;
     }
+    if (item->saved_at >= 0) {
+        qlora_tensor own;
+        qlora__arena_window(&g->m->parameters, item->saved_at + first * item->cols, 1,
+                            rows * item->cols, &own);
+        return qlora__floats_out(g->ctx, own.data, rows * item->cols, g->values);
+    }
     if (item->foreign) {
         qlora__merge_foreign(item, first, rows, g->values);
     } else if (!item->nf4) {
@@ -217,6 +241,16 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         job.first = first;
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
+    }
+    for (int64_t i = 0; i < g->m->token_count && item->rows_saved; i++) {
+        int64_t row = g->m->token_ids[i] - first;
+        qlora_tensor own;
+        if (row >= 0 && row < rows) {
+            qlora__arena_window(&g->m->parameters, g->m->tokens_at + i * item->cols, 1, item->cols,
+                                &own);
+            QLORA__TRY(
+                qlora__floats_out(g->ctx, own.data, item->cols, g->values + row * item->cols));
+        }
     }
     return QLORA_OK;
 }
@@ -270,6 +304,14 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     char name[224];
     qlora__trained norm;
     item->norm_at = -1;
+    item->saved_at = -1;
+    bool embed = strcmp(plain, "embed_tokens.weight") == 0;
+    if (embed && m->saved_embed) {
+        item->saved_at = m->embed_at;
+    } else if (strcmp(plain, "lm_head.weight") == 0 && m->saved_head) {
+        item->saved_at = m->head_at;
+    }
+    item->rows_saved = embed && m->token_count > 0;
     if (m->desc.train_norms && strcmp(plain, "norm.weight") == 0) {
         item->norm_at = m->final_norm_at;
         item->norm_width = m->plan.config.hidden;
@@ -338,6 +380,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
         moved ||
         (p != NULL && !item->nf4 && !item->foreign &&
          (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
+        ((item->saved_at >= 0 || item->rows_saved) &&
+         (item->raw || t->rank != 2 || t->shape[0] != g->m->plan.config.vocab ||
+          t->shape[1] != g->m->plan.config.hidden)) ||
         (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
         return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
@@ -531,6 +576,21 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
                                                          : "float16");
 }
 
+// Trained embeddings and heads must have a place in the merged model.
+static qlora_result qlora__merge_need_saved(qlora_ctx* ctx, const qlora_model* m, const char* dir) {
+    if (m->plan.config.tied && (m->saved_embed || m->saved_head) && !m->saved_tied) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the adapter has an embedding or a head of its own, but the model has "
+                           "one matrix for both; such a model cannot be merged");
+    }
+    if (qlora__gguf_path(dir) && (m->saved_embed || m->saved_head || m->token_count > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "trained embeddings and heads cannot be merged into a GGUF file; merge "
+                           "them into a folder");
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
                                       const qlora_merge_desc* d) {
     char path[QLORA__PATH_ROOM];
@@ -562,6 +622,7 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
                            "the model has random weights and no folder to merge into");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
+    QLORA__TRY(qlora__merge_need_saved(ctx, m, d->dir));
     // This also protects the base from being overwritten, however its path is written.
     bool file = qlora__gguf_path(d->dir);
     QLORA__TRY(

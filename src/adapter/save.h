@@ -57,7 +57,7 @@ static qlora__save_item* qlora__save_next(qlora__save_list* list, qlora__st_dtyp
 // the file is prefix + name.
 static void qlora__save_add(qlora__save_list* list, const char* prefix, const qlora_tensor* arena,
                             const qlora__trained* t) {
-    bool is_norm = t->projection == NULL;
+    bool is_norm = t->is_magnitude || !t->in_peft; // a vector
     qlora__save_item* item = qlora__save_next(list, QLORA__ST_F32, is_norm ? 1 : 2);
     snprintf(item->name, sizeof item->name, "%.24s%s", prefix, t->name);
     item->shape[0] = is_norm ? t->cols : t->rows;
@@ -136,6 +136,7 @@ typedef struct qlora__peft_tables {
     size_t modules;
     size_t layer_room;
     char pattern[192];
+    const char* saved[3];
 } qlora__peft_tables;
 
 static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
@@ -235,6 +236,24 @@ static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
     t->desc.overrides = t->overrides;
 }
 
+// modules_to_save and trainable_token_indices, as PEFT writes them.
+static void qlora__peft_saved(const qlora_model* m, qlora__peft_tables* t) {
+    if (m->saved_embed) {
+        t->saved[t->desc.saved_count++] = "embed_tokens";
+    }
+    if (m->saved_tied) {
+        t->saved[t->desc.saved_count++] =
+            m->plan.config.wrapped ? "model.language_model.embed_tokens" : "model.embed_tokens";
+    }
+    if (m->saved_head) {
+        t->saved[t->desc.saved_count++] = "lm_head";
+    }
+    t->desc.saved = t->saved;
+    t->desc.tied = m->saved_tied;
+    t->desc.token_rows = m->token_ids;
+    t->desc.token_row_count = (uint32_t)m->token_count;
+}
+
 static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
                                          const char* base_name, qlora__peft_tables* t) {
     memset(t, 0, sizeof *t);
@@ -261,6 +280,8 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     t->desc.base_name = base_name;
     t->desc.dropout = (double)m->desc.dropout;
     t->desc.rslora = m->desc.rslora;
+    t->desc.dora = m->dora;
+    qlora__peft_saved(m, t);
     qlora__adapter_defaults(m, &t->desc.rank, &t->desc.alpha);
     qlora__peft_targets(m, t);
     qlora__peft_overrides(m, t);
@@ -320,11 +341,15 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
     qlora__save_list list;
     QLORA__TRY(qlora__path_join(&ctx->env, dir,
                                 norms ? QLORA__NORMS_FILE : "adapter_model.safetensors", path));
-    QLORA__TRY(qlora__save_open(ctx, m->range_count, &list));
+    QLORA__TRY(qlora__save_open(ctx, m->range_count + 1, &list));
     qlora__trained t;
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
-        if ((t.projection == NULL) == norms) {
+        if (t.in_peft != norms) {
             qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
+        }
+        if (!norms && m->saved_tied && t.projection == NULL && t.at == m->embed_at && t.in_peft) {
+            snprintf(t.name, sizeof t.name, "lm_head.weight"); // the same values once more
+            qlora__save_add(&list, "base_model.model.", &m->parameters, &t);
         }
     }
     qlora_result r = qlora__save_prepare(ctx, &list, path, NULL, false, w);
@@ -624,6 +649,11 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
+    if (m->dora || m->saved_embed || m->saved_head || m->token_count > 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "a GGUF adapter cannot contain %s; merge the adapter instead",
+                           m->dora ? "the magnitudes of DoRA" : "trained embeddings or heads");
+    }
     if (m->desc.train_norms) {
         QLORA__LOG(ctx, WARN, CHECKPOINT,
                    "%s does not contain the trained norms; qlora_merge_save merges them", path);

@@ -30,7 +30,7 @@ typedef enum qlora_result {
 #define QLORA_X_RESULT(name, value, text) QLORA_##name = (value),
     QLORA_RESULTS(QLORA_X_RESULT)
 #undef QLORA_X_RESULT
-    QLORA_RESULT_FORCE_INT = 0x7fffffff
+        QLORA_RESULT_FORCE_INT = 0x7fffffff
 } qlora_result;
 
 // ---- hooks --------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ typedef enum qlora_log_item {
 #define QLORA_X_LOG(name, text) QLORA_LOG_ITEM_##name,
     QLORA_LOG_ITEMS(QLORA_X_LOG)
 #undef QLORA_X_LOG
-    QLORA_LOG_ITEM_COUNT
+        QLORA_LOG_ITEM_COUNT
 } qlora_log_item;
 
 // text is never NULL; file may be NULL. Both are valid only during the call.
@@ -87,12 +87,14 @@ typedef enum qlora_file_mode {
     QLORA_FILE_CREATE = 1 // a new file for writing; EEXIST if the name exists, even as a link
 } qlora_file_mode;
 
-// Set all functions or none. Those that return int return 0 or an errno value. read and write
-// return the number of bytes or a negative errno value: after a short write, the rest is written
-// again; a read of 0 bytes is the end of the file.
+// Set all functions or none. Those that return int return 0 or an errno value. read, read_at and
+// write return the number of bytes or a negative errno value: after a short write, the rest is
+// written again; a read of 0 bytes is the end of the file.
 typedef struct qlora_files {
     int (*open)(const char* path, qlora_file_mode mode, void** file, void* user);
     int64_t (*read)(void* file, void* buffer, size_t bytes, void* user);
+    // Reads from a place in the file; where `read` goes on does not change. ESPIPE for a pipe.
+    int64_t (*read_at)(void* file, void* buffer, size_t bytes, uint64_t offset, void* user);
     int64_t (*write)(void* file, const void* data, size_t bytes, void* user);
     int (*sync)(void* file, void* user); // returns once the data is on disk
     int (*close)(void* file, void* user);

@@ -71,6 +71,7 @@ typedef struct qlora_nf4 {
     int32_t block;
     int32_t block2;
     bool owns_memory; // created, not wrapped
+    float* ready; // for the CPU's products with few rows: scales of a model's weight; may be NULL
     qlora_tensor memory;
     qlora_ctx* owner;
 } qlora_nf4;

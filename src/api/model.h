@@ -108,7 +108,8 @@ typedef struct qlora_model_config {
 typedef enum qlora_mode {
     QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and newer, otherwise F32
     QLORA_MODE_F32 = 1,  // fp32; the context's math decides between exact and TF32 products
-    QLORA_MODE_BF16 = 3  // 2 is unused; these values are stored in checkpoints
+    QLORA_MODE_BF16 = 3, // 2 is unused; these values are stored in checkpoints
+    QLORA_MODE_FP8 = 4   // BF16 with approximate products; see FP8 in the manual
 } qlora_mode;
 
 typedef enum qlora_target { // the projections of a layer, one bit each
@@ -124,6 +125,10 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_ALL = 511      // those that the model has
 } qlora_target;
 
+// Whole matrices that are trained with the adapters, one bit each, as PEFT's modules_to_save. If
+// the head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
+typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
+
 typedef enum qlora_choice {
     QLORA_CHOICE_AUTO = 0,
     QLORA_CHOICE_ON = 1,
@@ -132,7 +137,7 @@ typedef enum qlora_choice {
 
 // The use that the memory of a model is planned for.
 typedef enum qlora_purpose {
-    QLORA_PURPOSE_TRAIN = 0,   // gradients, optimizer state and activations are part of the plan
+    QLORA_PURPOSE_TRAIN = 0,    // gradients, optimizer state and activations are part of the plan
     QLORA_PURPOSE_EVALUATE = 1, // evaluation and generation only
     // The adapter in desc.adapter without the base: it can be saved, exported and merged into the
     // original weights. Nothing is computed, and no weights are loaded.
@@ -155,15 +160,23 @@ typedef struct qlora_model_desc {
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
     qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
     bool single_quant;                // keep the fp32 block scales instead of quantising them
+    // Keeps the 4-bit weights in a file, and reads them from it next time if dir and these settings
+    // are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4.
+    bool keep_quantised;
+    const char* quantised_dir; // keep NAME.qlora-nf4 in this folder instead; NULL = next to dir
     qlora_mode mode;                  // 0 = AUTO
     // Its adapters.
-    const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
-    int32_t rank;        // at most 1024; 0 = 16, negative = no adapters
-    float alpha;         // 0 = 2 * rank
-    bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
-    float dropout;       // on the input of the adapters, less than 1; 0 = none
-    uint32_t targets;    // qlora_target bits that the model has; 0 = all
-    bool train_norms;    // also train the RMSNorm weights
+    const char* adapter;       // PEFT folder: ranks, targets, scales and weights come from there
+    int32_t rank;              // at most 1024; 0 = 16, negative = no adapters
+    float alpha;               // 0 = 2 * rank
+    bool rslora;               // scale alpha / sqrt(rank) instead of alpha / rank
+    float dropout;             // on the input of the adapters, less than 1; 0 = none
+    bool dora;                 // DoRA: also train the magnitude of every row of the weights
+    uint32_t save_modules;     // a set of qlora_save: also train these matrices
+    const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)
+    int64_t token_row_count;
+    uint32_t targets; // qlora_target bits that the model has; 0 = all
+    bool train_norms; // also train the RMSNorm weights
     // Its memory.
     qlora_purpose purpose;   // 0 = TRAIN
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
@@ -203,6 +216,7 @@ struct qlora_plan {
     uint64_t batches;     // ids, labels and positions of a micro-batch
     uint64_t total;       // sum of the above
     uint64_t context;     // memory of the context: scratch buffer, cuBLAS workspaces
+    uint64_t mapped;      // weights that are used where the files are mapped; not in the total
     int64_t tokens;
     int64_t max_sequences;
     int64_t max_length;
@@ -227,6 +241,11 @@ QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_
 
 typedef struct qlora_model qlora_model;
 
+// On the CPU, embedding, head and, with a 16-bit base, projections are not copied if the files have
+// them in f32, bf16 or f16: the files stay mapped until the model is closed. Replacing or deleting
+// them is safe (on Windows it fails); a file that is shortened ends the program when the missing
+// part is read, and one that is overwritten changes the model. QLORA_BASE_32BIT copies everything.
+//
 // Plans unless desc->plan is given, compiles the kernels, allocates all memory of the model, runs
 // every operation of a step once, seals the kernel cache, and only then loads the weights. The desc
 // and the objects it points to are not needed afterwards. Waits for the device.
@@ -241,7 +260,7 @@ typedef struct qlora_model_info {
     const qlora_plan* plan; // includes the config; valid while the model is open
     qlora_purpose purpose;
     int64_t generate_tokens;
-    int64_t parameters;  // number of trained tensors
+    int64_t parameters; // number of trained tensors
     bool use_adapters;
     int64_t trainers;    // number of trainers that exist, 0 or 1
     int64_t generations; // number of generations that exist, 0 or 1
@@ -263,6 +282,13 @@ QLORA_API qlora_result qlora_parameter_read(qlora_model* model, int64_t index, f
 QLORA_API qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const float* in);
 
 // ---- batches and evaluation ---------------------------------------------------------------------
+// What a sequence is to QLORA_METHOD_KTO.
+typedef enum qlora_role {
+    QLORA_ROLE_UNDESIRABLE = 0,
+    QLORA_ROLE_DESIRABLE = 1,
+    QLORA_ROLE_MISMATCHED = 2 // a prompt with the completion of another one, to estimate kl
+} qlora_role;
+
 // A micro-batch of concatenated sequences. As in transformers, labels[i] is the label of ids[i],
 // and the loss at token i is that of predicting labels[i + 1] of the same sequence. The label -100
 // means that the token is not trained. Batches are read during the call only, unless noted.
@@ -273,6 +299,10 @@ typedef struct qlora_batch {
     const int32_t* lengths;   // tokens in each sequence
     const int32_t* sequences; // index of each sequence in the data, for dropout; NULL = 0, 1, ...
     int64_t count;            // number of sequences
+    // For training with preferences, see qlora_method.
+    const int32_t* roles;     // a qlora_role per sequence
+    const double* references; // log-probability of each sequence by the base, as returned by
+                              // qlora_eval_sequences with adapters off; NULL = computed in the step
 } qlora_batch;
 // The sum of the weights of the trained labels: the batch's share of total_labels.
 QLORA_API double qlora_batch_labels(const qlora_batch* batch);
@@ -286,6 +316,11 @@ typedef struct qlora_eval_info {
 // affect gradients that are being accumulated.
 QLORA_API qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch,
                                   qlora_eval_info* out);
+// Writes the log-probability of the labels of each sequence, batch->count doubles: the sum over the
+// labels of the natural logarithm of their probability, with adapters on or off as set. Weights
+// multiply their terms. Waits for the device.
+QLORA_API qlora_result qlora_eval_sequences(qlora_model* model, const qlora_batch* batch,
+                                            double* out);
 // Writes the logits of every token, tokens * vocab floats; for tests and tools. Waits for the
 // device.
 QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out);

@@ -194,6 +194,7 @@ typedef struct qlora_adamw_range {
     void* copy;
     int64_t copy_cols;
     int64_t copy_ld;
+    double lr; // factor for the learning rate, also where it multiplies weight_decay; 0 = 1
 } qlora_adamw_range;
 
 typedef struct qlora_adamw_desc {
@@ -244,7 +245,7 @@ typedef struct qlora_linear_part {
     float scale;               // s_i
     int32_t projection;        // qlora_dropout_desc.projection of the part
     const qlora_nf4* nf4;      // the frozen weight W_i [out, in]: either this
-    const qlora_tensor* dense; // or this, in the type of x
+    const qlora_tensor* dense; // or this, in the type of x; on the CPU, bf16 and f16 go with f32
     const qlora_tensor* bias;  // [1, out] in the type of x; NULL = none
     const qlora_tensor* a;     // A_i [rank, in] in the type of x
     const qlora_tensor* sb;    // s_i B_i [out, rank] in the type of x
@@ -261,6 +262,7 @@ typedef struct qlora_linear_desc {
     int32_t count; // number of parts, 1 to 3
     qlora_linear_part parts[QLORA_LINEAR_PARTS];
     const qlora_tensor* operand; // may be NULL
+    const struct qlora_fp8_operand* fp8; // only models in FP8 mode set it; NULL
     // Dropout on the input of the adapters, with a separate mask for each projection. The other
     // fields are as in qlora_dropout_desc and are used only if dropout is not 0.
     float dropout; // 0 = none
@@ -314,8 +316,8 @@ typedef struct qlora_attention_desc {
 //
 // bf16 runs on the tensor cores of GPUs from compute capability 8.0 on if head_dim is a multiple of
 // 8 and rows start at multiples of 16 bytes. Its kernels have head sizes 32, 64, 80, 96, 128, 192
-// and 256, for capped scores 128 and 256; another head_dim takes the time of a larger one.
-// Everything else is f32 arithmetic.
+// and 256, for capped scores 128 and 256; another head_dim takes the time of a larger one. On
+// compute capability 9.0, sizes 64 and 128 have faster ones. Everything else is f32 arithmetic.
 QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                                const qlora_tensor* q, const qlora_tensor* k,
                                                const qlora_tensor* v, const qlora_tensor* seqs,

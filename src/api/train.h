@@ -14,23 +14,51 @@ typedef enum qlora_clip_scope {
     QLORA_CLIP_LAYERS = 1 // those of each layer separately; the final norm is a group of its own
 } qlora_clip_scope;
 
+// What is minimised. The formulas of DPO and KTO, in which the reference is the model with adapters
+// off, are in docs/methods.md. Their steps are computed as a whole, with qlora_train_step,
+// qlora_train_gradients or qlora_train_begin: the result does not depend on how a step is divided
+// into batches. Batches have no weights, and every sequence has at least one label.
+typedef enum qlora_method {
+    QLORA_METHOD_SFT = 0, // mean loss of the labels
+    // Sequences 2 i and 2 i + 1 of a batch are a pair, the chosen text and the rejected one;
+    // batch.roles is NULL.
+    QLORA_METHOD_DPO = 1,
+    // batch.roles gives the role of every sequence. The first batches of a step consist of
+    // mismatched sequences only, as many as there are sequences in the others.
+    QLORA_METHOD_KTO = 2
+} qlora_method;
+
+// What lr_factors of qlora_train_desc apply to: number i is the projection of bit i of
+// qlora_target, then follow the norms, and embedding, head and token rows.
+#define QLORA_LR_NORMS 9
+#define QLORA_LR_EMBEDDINGS 10
+#define QLORA_LR_FACTORS 11
+
 // Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_train_desc {
     uint32_t reserved_must_be_zero0;
-    double lr;                // peak learning rate; 0 = 2e-4, negative = 0
-    double beta1;             // 0 = 0.9
-    double beta2;             // 0 = 0.999
-    double eps;               // 0 = 1e-8
-    double weight_decay;      // 0 = none
-    double max_norm;          // gradient norm to clip to; 0 = 1, negative = no clipping
-    qlora_clip_scope clip;    // what max_norm applies to; 0 = all gradients together
-    qlora_schedule schedule;  // 0 = cosine
-    int64_t warmup_steps;     // steps over which the learning rate rises linearly; 0 = none
-    int64_t total_steps;      // 0 = constant learning rate after the warm-up
-    uint64_t seed;            // for dropout
-    bool eager;               // do not use CUDA graphs
-    bool require_graph;       // fail if a graph cannot be captured, instead of running without
-    int32_t keep_checkpoints; // number of checkpoints to keep, at most 64; 0 = 2
+    double lr;                 // peak learning rate; 0 = 2e-4, negative = 0
+    double beta1;              // 0 = 0.9
+    double beta2;              // 0 = 0.999
+    double eps;                // 0 = 1e-8
+    double weight_decay;       // 0 = none
+    double max_norm;           // gradient norm to clip to; 0 = 1, negative = no clipping
+    qlora_clip_scope clip;     // what max_norm applies to; 0 = all gradients together
+    qlora_schedule schedule;   // 0 = cosine
+    int64_t warmup_steps;      // steps over which the learning rate rises linearly; 0 = none
+    int64_t total_steps;       // 0 = constant learning rate after the warm-up
+    uint64_t seed;             // for dropout
+    bool eager;                // do not use CUDA graphs
+    bool require_graph;        // fail if a graph cannot be captured, instead of running without
+    int32_t keep_checkpoints;  // number of checkpoints to keep, at most 64; 0 = 2
+    qlora_method method;       // 0 = SFT
+    double beta;               // DPO and KTO; 0 = 0.1
+    double label_smoothing;    // DPO: probability that a pair is labelled wrongly, less than 1
+    double sft_alpha;          // DPO: weight of the mean loss of the chosen texts, which is added
+    double desirable_weight;   // KTO; 0 = 1
+    double undesirable_weight; // KTO; 0 = 1
+    double loraplus_ratio;     // LoRA+: factor for the learning rate of B and of vectors; 0 = 1
+    double lr_factors[QLORA_LR_FACTORS]; // factors for the learning rate; 0 = 1
     uint32_t reserved_must_be_zero1;
 } qlora_train_desc;
 
@@ -41,8 +69,8 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
-// Changes settings between two steps. clip, seed, eager and require_graph cannot change and must be
-// as before. Does not wait for the device.
+// Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio and
+// lr_factors cannot change and must be as before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -50,24 +78,38 @@ typedef struct qlora_train_info {
     int64_t pending;   // number of later steps that the device has not finished
     int64_t skipped;   // updates skipped so far because a gradient was not finite
     bool last_skipped; // whether this one was
-    double loss;     // mean over the labels of the step
+    double loss;     // mean over the labels of the step, or its pairs or sequences for DPO and KTO
     double labels;   // their total weight
     int64_t tokens;  // number of tokens in the step
     float grad_norm; // before clipping, of all gradients together
     double lr;       // learning rate of the step
     bool graphs;     // steps are run as CUDA graphs
     int64_t waits;   // number of times the host had to wait for a free staging buffer
+    // DPO and KTO; r is the log-probability of a sequence less its reference.
+    double preference_loss; // the loss without the likelihood term
+    double chosen_nll;      // DPO: mean loss of the labels of the chosen texts
+    double rewards_chosen;  // mean of beta r over the chosen or desirable sequences
+    double rewards_rejected;
+    double margins;  // mean difference of the rewards of a pair; KTO: difference of the means
+    double accuracy; // share of the pairs with a positive difference; KTO: of sequences whose r is
+                     // positive if and only if they are desirable
+    double kl;       // KTO: mean of r over the mismatched sequences, at least 0
+    double kl_raw;   // the same before 0 takes the place of negative values
 } qlora_train_info;
 
 // Runs one optimizer step over `count` micro-batches. Every batch is checked before anything is
 // computed. Waits for the device and reports the step, unless out is NULL.
 QLORA_API qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches,
                                         int64_t count, qlora_train_info* out);
-// The same step in separate calls. micro adds the gradients of one micro-batch; total_labels is the
-// sum of qlora_batch_labels over the whole step, so that the step does not depend on how it is
-// split. update clips the gradients, updates the adapters, zeroes the gradients and advances the
-// schedule. Neither call waits for the device, except for a free staging buffer when the host is
-// several calls ahead.
+// The gradients of such a step without its update: qlora_train_step is this call and then
+// qlora_train_update. Does not wait for the device.
+QLORA_API qlora_result qlora_train_gradients(qlora_trainer* trainer, const qlora_batch* batches,
+                                             int64_t count);
+// The same step in separate calls, for QLORA_METHOD_SFT. micro adds the gradients of one
+// micro-batch; total_labels is the sum of qlora_batch_labels over the whole step, so that the step
+// does not depend on how it is split. update clips the gradients, updates the adapters, zeroes the
+// gradients and advances the schedule. Neither call waits for the device, except for a free staging
+// buffer when the host is several calls ahead.
 QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
                                          double total_labels);
 QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);

@@ -300,8 +300,7 @@ static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
 static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* handle) {
     qlora__cache* cache = ctx->gpu->cache;
     qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
-    qlora_result r =
-        module != NULL ? qlora__module_resolve(ctx, name, handle) : QLORA_ERR_MEMORY;
+    qlora_result r = module != NULL ? qlora__module_resolve(ctx, name, handle) : QLORA_ERR_MEMORY;
     if (r != QLORA_OK) {
         qlora__module_forget(ctx, name);
         ctx->gpu->cu.ModuleUnload(handle);
@@ -316,6 +315,26 @@ static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* 
     return QLORA_OK;
 }
 
+// Reports that the device is too old for a module, or not the only one that it was written for.
+static qlora_result qlora__module_refuse(qlora_ctx* ctx, const char* name) {
+    const qlora__gpu* gpu = ctx->gpu;
+    for (size_t i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
+        const qlora__ptx_text* t = &qlora__ptx_texts[i];
+        if (strcmp(t->module, name) == 0 && t->suffix != '\0') {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "kernel module %s runs only on compute capability %d.%d; %s has "
+                               "%d.%d",
+                               name, t->target / 10, t->target % 10, gpu->device_name,
+                               gpu->capability / 10, gpu->capability % 10);
+        }
+    }
+    return qlora__fail(
+        ctx, QLORA_ERR_UNSUPPORTED,
+        "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 needs 8.0; f32 "
+        "works)",
+        name, gpu->device_name, gpu->capability / 10, gpu->capability % 10);
+}
+
 // Compiles the module of a kernel of the library and makes all its kernels ready. There is no
 // fallback for a module that was excluded from the build: it would be slower without any sign of
 // the reason.
@@ -323,11 +342,7 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* 
     const char* name = row->module;
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
-        return qlora__fail(
-            ctx, QLORA_ERR_UNSUPPORTED,
-            "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 needs 8.0; f32 "
-            "works)",
-            name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
+        return qlora__module_refuse(ctx, name);
     }
     if (text->chunks == NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -591,11 +606,10 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
         return QLORA_OK;
     }
     if (ctx->gpu->cache->info.sealed) {
-        return qlora__fail(
-            ctx, QLORA_ERR_SEALED,
-            "'%.100s' would have to be compiled, but the cache is sealed; call "
-            "qlora_cache_unseal first",
-            key);
+        return qlora__fail(ctx, QLORA_ERR_SEALED,
+                           "'%.100s' would have to be compiled, but the cache is sealed; call "
+                           "qlora_cache_unseal first",
+                           key);
     }
     QLORA__TRY(qlora__kernel_compile(ctx, key, ptx, entry, hash, &kernel));
     *out = kernel;

@@ -18,6 +18,12 @@
 #define QLORA__NEED_HEAD192 4096u
 #define QLORA__NEED_HEAD256 8192u
 #define QLORA__NEED_HEAD128CAP 16384u // capped scores, and head sizes below 128
+#define QLORA__NEED_WARPGROUP 32768u // has the warpgroup instructions of compute capability 9.0
+#define QLORA__NEED_HEAD64WG  65536u // attention with them, head size 64
+#define QLORA__NEED_HEAD128WG 131072u
+#define QLORA__NEED_GEMM_WG (QLORA__NEED_GEMM | QLORA__NEED_BF16 | QLORA__NEED_WARPGROUP)
+#define QLORA__NEED_FP8_MODE 262144u // computes base products in FP8
+#define QLORA__NEED_FP8 (QLORA__NEED_BF16 | QLORA__NEED_NF4 | QLORA__NEED_FP8_MODE)
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
@@ -43,6 +49,10 @@
     X(nf4_gemm_16, nf4_gemm, 70656, NF4_BF16)                                                      \
     X(nf4_gemm_32, nf4_gemm, 66560, NF4_BF16)                                                      \
     X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                      \
+    X(fp8_quantise, fp8, 0, FP8)                                                                   \
+    X(fp8_measure, fp8, 0, FP8)                                                                    \
+    X(fp8_widen, fp8, 0, FP8)                                                                      \
+    X(fp8_widen_turned, fp8, 0, FP8)                                                               \
     X(linear_place_f32, linear, 0, LORA)                                                           \
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
     X(linear_bias_f32, linear, 0, ALWAYS)                                                          \
@@ -61,6 +71,15 @@
     X(gemm_tc_f16_nn, gemm_tc, 0, GEMM16)                                                          \
     X(gemm_tc_f16_nt, gemm_tc, 0, GEMM16)                                                          \
     X(gemm_tc_f16_tn, gemm_tc, 0, GEMM16)                                                          \
+    X(gemm_wg_nn_256, gemm_wg, 230400, GEMM_WG)                                                    \
+    X(gemm_wg_nt_256, gemm_wg, 230400, GEMM_WG)                                                    \
+    X(gemm_wg_tn_256, gemm_wg, 197632, GEMM_WG)                                                    \
+    X(gemm_wg_nn_128, gemm_wg, 230400, GEMM_WG)                                                    \
+    X(gemm_wg_nt_128, gemm_wg, 230400, GEMM_WG)                                                    \
+    X(gemm_wg_nn_64, gemm_wg, 197632, GEMM_WG)                                                     \
+    X(gemm_wg_nt_64, gemm_wg, 197632, GEMM_WG)                                                     \
+    X(gemm_wg_tn_64, gemm_wg, 197632, GEMM_WG)                                                     \
+    X(gemm_wg_sum, gemm_wg, 0, GEMM_WG)                                                            \
     X(cast_f32_bf16, cast, 0, ALWAYS)                                                              \
     X(cast_f32_f16, cast, 0, ALWAYS)                                                               \
     X(cast_bf16_f32, cast, 0, ALWAYS)                                                              \
@@ -134,7 +153,23 @@
     X(optim_shadow_f32, optim, 0, LORA)                                                            \
     X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
     X(dropout_f32, dropout, 0, LORA)                                                               \
-    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)
+    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)                                                    \
+    X(preference_logps, preference, 0, LORA)                                                       \
+    X(preference_factors, preference, 0, LORA)                                                     \
+    X(preference_scale_f32, preference, 0, LORA)                                                   \
+    X(preference_scale_bf16, preference, 0, LORA_BF16)                                             \
+    X(methods_row_norms_f32, methods, 0, LORA)                                                     \
+    X(methods_row_norms_bf16, methods, 0, LORA_BF16)                                               \
+    X(methods_scale_columns_f32, methods, 0, LORA)                                                 \
+    X(methods_scale_columns_bf16, methods, 0, LORA_BF16)                                           \
+    X(methods_dot_columns_f32, methods, 0, LORA)                                                   \
+    X(methods_dot_columns_bf16, methods, 0, LORA_BF16)                                             \
+    X(methods_put_rows_f32, methods, 0, LORA)                                                      \
+    X(methods_put_rows_bf16, methods, 0, LORA_BF16)                                                \
+    X(methods_embed_gradient_f32, methods, 0, LORA)                                                \
+    X(methods_embed_gradient_bf16, methods, 0, LORA_BF16)                                          \
+    X(methods_head_gradient_f32, methods, 0, LORA)                                                 \
+    X(methods_head_gradient_bf16, methods, 0, LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
     X(attn32_fwd, attn32, 30720, HEAD32)                                                           \
@@ -177,6 +212,16 @@
     X(attn256_bwd_kv, attn256, 100864, HEAD256)                                                    \
     X(attn256_bwd_sum, attn256, 0, HEAD256)                                                        \
     X(attn256_bwd_q, attn256, 98304, HEAD256)                                                      \
+    X(attn64_wg_fwd, attn64_wg, 82944, HEAD64WG)                                                   \
+    X(attn64_wg_stats, attn64_wg, 0, HEAD64WG)                                                     \
+    X(attn64_wg_bwd_kv, attn64_wg, 66560, HEAD64WG)                                                \
+    X(attn64_wg_bwd_sum, attn64_wg, 0, HEAD64WG)                                                   \
+    X(attn64_wg_bwd_q, attn64_wg, 66560, HEAD64WG)                                                 \
+    X(attn128_wg_fwd, attn128_wg, 164864, HEAD128WG)                                               \
+    X(attn128_wg_stats, attn128_wg, 0, HEAD128WG)                                                  \
+    X(attn128_wg_bwd_kv, attn128_wg, 132096, HEAD128WG)                                            \
+    X(attn128_wg_bwd_sum, attn128_wg, 0, HEAD128WG)                                                \
+    X(attn128_wg_bwd_q, attn128_wg, 132096, HEAD128WG)                                             \
     X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
     X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
     X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                       \

@@ -26,13 +26,13 @@ typedef struct qlora__env {
 
 // ---- hooks --------------------------------------------------------------------------------------
 
-#define QLORA__FILES_ALL 11
+#define QLORA__FILES_ALL 12
 
 // How many of the functions are set.
 static QLORA__UNUSED int qlora__files_count(const qlora_files* f) {
-    return (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
-           (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) + (f->make_dir != NULL) +
-           (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
+    return (f->open != NULL) + (f->read != NULL) + (f->read_at != NULL) + (f->write != NULL) +
+           (f->sync != NULL) + (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) +
+           (f->make_dir != NULL) + (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
 }
 
 // The operating system's functions where there are none.
@@ -44,6 +44,7 @@ static QLORA__UNUSED void qlora__hooks_default(qlora_allocator* allocator, qlora
     if (files->open == NULL) {
         files->open = qlora__os_open;
         files->read = qlora__os_read;
+        files->read_at = qlora__os_read_at;
         files->write = qlora__os_write;
         files->sync = qlora__os_sync;
         files->close = qlora__os_close;

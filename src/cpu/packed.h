@@ -11,7 +11,6 @@
 #define QLORA__NC 48         // columns per block
 #define QLORA__PART 512      // columns per slice if the sums cannot stay in C
 #define QLORA__CHUNK 96      // rows whose panels stay in the second-level cache
-#define QLORA__FEW 4         // rows that are multiplied without packing
 #define QLORA__MOST_TILE 384 // elements of the largest tile
 
 // Working memory of the packed products, allocated with the context.
@@ -296,59 +295,9 @@ static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
     }
 }
 
-// ---- few rows -----------------------------------------------------------------------------------
-
-typedef struct qlora__few {
-    const qlora__gemm* g;
-    const qlora__cpu_gemm* cpu;
-    qlora__operand a;
-    qlora__operand b;
-} qlora__few;
-
-// Columns of C: each line of B is widened in pieces that stay in the first-level cache, and
-// multiplied by all rows of A.
-static void qlora__few_cols(void* user, int64_t begin, int64_t end) {
-    const qlora__few* f = (const qlora__few*)user;
-    const qlora__gemm* g = f->g;
-    float wide[QLORA__FEW][QLORA__KC];
-    float stage[QLORA__KC];
-    for (int64_t k = 0; k < g->K; k += QLORA__KC) {
-        int64_t steps = qlora__min(QLORA__KC, g->K - k);
-        const float* rows[QLORA__FEW];
-        for (int64_t i = 0; i < g->M; i++) {
-            rows[i] = qlora__operand_run(f->cpu, &f->a, i * f->a.ld + k, steps, wide[i]);
-        }
-        for (int64_t j = begin; j < end; j++) {
-            const float* line = qlora__operand_run(f->cpu, &f->b, j * f->b.ld + k, steps, stage);
-            for (int64_t i = 0; i < g->M; i++) {
-                float* c = (float*)g->C + i * g->ldc + j;
-                float before = k > 0 ? *c : g->beta != 0.0f ? g->beta * *c : 0.0f;
-                *c = before + g->alpha * f->cpu->dot(rows[i], line, steps);
-            }
-        }
-    }
-}
-
-// Decoding: B is read once, in the order in which it is stored.
-static void qlora__gemm_few(qlora_ctx* ctx, const qlora__gemm* g) {
-    qlora__few f;
-    f.g = g;
-    f.cpu = ctx->cpu->gemm;
-    f.a = qlora__operand_of(g->A, g->a_type, NULL, g->lda, true);
-    f.b = qlora__operand_of(g->B, g->b_type, g->nf4, g->ldb, true);
-    qlora__parallel(ctx, g->N, 1 + 16384 / g->K, qlora__few_cols, &f);
-}
-
-static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
-    bool empty = g->M == 0 || g->N == 0 || g->K == 0 || g->batch == 0;
-    if (ctx->cpu->gemm == NULL || empty || g->alpha == 0.0f) {
-        qlora__gemm_portable(ctx, g);
-    } else if (g->M <= QLORA__FEW && g->batch == 1 && !g->ta && g->tb && g->out == QLORA_F32) {
-        qlora__gemm_few(ctx, g);
-    } else {
-        qlora__gemm_packed(ctx, g);
-    }
-    return QLORA_OK;
+// Floats of the shared working memory, for products that are not packed.
+static int64_t qlora__packing_room(void) {
+    return (int64_t)QLORA__MC * QLORA__KC;
 }
 
 #undef QLORA__KC
@@ -356,5 +305,4 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 #undef QLORA__NC
 #undef QLORA__PART
 #undef QLORA__CHUNK
-#undef QLORA__FEW
 #undef QLORA__MOST_TILE

@@ -37,11 +37,16 @@
 // are scalars and pointers.
 #if defined(__GNUC__) || defined(__clang__)
 #define QLORA__NOINLINE __attribute__((noinline))
+#define QLORA__INLINE inline __attribute__((always_inline))
+// Between a product of vectors and a sum: compilers may otherwise fuse the two.
+#define QLORA__ROUNDED(v, constraint) __asm__("" : "+" constraint(v))
 #define QLORA__TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define QLORA__TARGET_AVX512                                                                       \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
 #else
 #define QLORA__NOINLINE __declspec(noinline)
+#define QLORA__INLINE __forceinline
+#define QLORA__ROUNDED(v, constraint) (void)(v)
 #define QLORA__TARGET_AVX2
 #define QLORA__TARGET_AVX512
 #endif
@@ -64,7 +69,8 @@ typedef struct qlora__cpu_gemm {
     void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, float* out);
 } qlora__cpu_gemm;
 
-typedef struct qlora__cpu_rows qlora__cpu_rows; // operators on rows, attention
+typedef struct qlora__cpu_rows qlora__cpu_rows;     // operators on rows, attention
+typedef struct qlora__cpu_stream qlora__cpu_stream; // products with few rows
 
 struct qlora__cpu_table {
     qlora_cpu_tier tier;
@@ -72,6 +78,7 @@ struct qlora__cpu_table {
     const char* needs;     // what the processor must have, for messages
     bool (*present)(void); // whether it has that, and the operating system saves the registers
     bool proven;           // has run on a processor or an emulator; others are used only on request
-    const qlora__cpu_gemm* gemm; // NULL: the portable loops
-    const qlora__cpu_rows* rows; // cpu/rows.h
+    const qlora__cpu_gemm* gemm;     // NULL: the portable loops
+    const qlora__cpu_rows* rows;     // cpu/rows.h
+    const qlora__cpu_stream* stream; // cpu/stream.h; NULL where gemm is
 };

@@ -82,16 +82,16 @@ static bool qlora__has_everything(void) {
 // From the slowest to the fastest.
 static const qlora__cpu_table qlora__cpu_tables[] = {
     {QLORA_CPU_TIER_PORTABLE, "portable", "nothing", qlora__has_everything, true, NULL,
-     &qlora__rows_portable},
+     &qlora__rows_portable, NULL},
 #ifdef QLORA__NEON
     {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, &qlora__neon_gemm,
-     &qlora__rows_neon},
+     &qlora__rows_neon, &qlora__neon_stream},
 #endif
 #ifdef QLORA__X86
     {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, &qlora__avx2_gemm,
-     &qlora__rows_avx2},
+     &qlora__rows_avx2, &qlora__avx2_stream},
     {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, false,
-     &qlora__avx512_gemm, &qlora__rows_avx2},
+     &qlora__avx512_gemm, &qlora__rows_avx2, &qlora__avx512_stream},
 #endif
 };
 

@@ -22,6 +22,9 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER 5
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES 6
 #define QLORA__CU_GRAPH_NODE_TYPE_MEMSET 2
+#define QLORA__CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 9
+#define QLORA__CU_TENSOR_MAP_SWIZZLE_128B 3
+#define QLORA__CU_TENSOR_MAP_L2_PROMOTION_L2_256B 3
 #define QLORA__CUDA_R_32F 0
 #define QLORA__CUDA_R_16F 2
 #define QLORA__CUDA_R_16BF 14
@@ -83,6 +86,9 @@ typedef int qlora__cublasStatus;
       (void**, const void*, unsigned, int*, void**))                                               \
     X(1, qlora__CUresult, ModuleGetFunction, "cuModuleGetFunction", (void**, void*, const char*))  \
     X(1, qlora__CUresult, ModuleUnload, "cuModuleUnload", (void*))                                 \
+    X(0, qlora__CUresult, TensorMapEncodeTiled, "cuTensorMapEncodeTiled",                          \
+      (void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const uint32_t*,             \
+       const uint32_t*, int, int, int, int))                                                       \
     X(1, qlora__CUresult, FuncSetAttribute, "cuFuncSetAttribute", (void*, int, int))               \
     X(1, qlora__CUresult, LaunchKernel, "cuLaunchKernel",                                          \
       (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, \
@@ -144,6 +150,7 @@ typedef struct qlora__symbol {
 
 typedef struct qlora__cache qlora__cache;   // cache/modules.h
 typedef struct qlora__beside qlora__beside; // tensor/beside.h
+typedef struct qlora__lt qlora__lt;         // driver/cublaslt.h
 
 struct qlora__gpu {
     qlora__cuda_table cu;
@@ -152,25 +159,26 @@ struct qlora__gpu {
     int ptx_version;    // highest PTX version that this driver accepts; 90 is 9.0
     qlora__CUdevice device;
     char device_name[128];
-    int capability;     // 90 is 9.0
+    int capability; // 90 is 9.0
     int sm_count;
-    int max_shared;     // bytes of shared memory available to one block
+    int max_shared; // bytes of shared memory available to one block
     size_t total_bytes;
-    char target[16];    // "sm_90"
-    int target_number;  // 90
+    char target[16];   // "sm_90"
+    int target_number; // 90
     void* context;
-    bool owns_context;  // the primary context was retained
+    bool owns_context; // the primary context was retained
     void* own_stream;
-    void* stream;       // the stream in use
-    void* cublas;       // handle, NULL without cuBLAS
+    void* stream; // the stream in use
+    void* cublas; // handle, NULL without cuBLAS
     int cublas_version;
     bool cublas_exposed; // the caller has the handle, so bind again before every use
     bool cublas_bound;
     char cublas_note[256];
-    void* workspace;    // for cuBLAS
+    void* workspace; // for cuBLAS
     qlora__buffer* own_workspace;
     qlora__beside* beside; // tensor/beside.h
     qlora__cache* cache;
+    qlora__lt* lt;         // NULL until a model needs FP8 products
 };
 
 // Copies the addresses of symbols into a table of function pointers and lists the required symbols

@@ -7,7 +7,12 @@ typedef struct qlora__peft {
     double alpha;
     double dropout;
     bool rslora;
-    uint32_t targets; // tokens of the config; 0 if absent
+    bool dora;
+    bool saves_embed; // modules_to_save
+    bool saves_head;
+    bool tied;           // ensure_weight_tying
+    uint32_t token_rows; // trainable_token_indices, a list; 0 = none
+    uint32_t targets;    // tokens of the config; 0 if absent
     uint32_t excludes;
     uint32_t layers;
     uint32_t rank_pattern;
@@ -23,6 +28,7 @@ typedef struct qlora__peft_module {
     double scale;              // alpha / rank, or alpha / sqrt(rank) with rsLoRA
     const qlora__st_tensor* a; // [rank, in]; NULL if only a config was read
     const qlora__st_tensor* b; // [out, rank]
+    const qlora__st_tensor* m; // [out], only with DoRA
 } qlora__peft_module;
 
 static void qlora__peft_close(qlora__env* env, qlora__peft* p) {
@@ -208,7 +214,7 @@ static const struct {
     {"eva_config", QLORA__PEFT_NO_USE},   // name
     {"loftq_config", QLORA__PEFT_NO_USE},
     {"lora_ga_config", QLORA__PEFT_NO_USE},
-    {"ensure_weight_tying", QLORA__PEFT_NO_USE}, // of embeddings, whose adapters are refused
+    {"ensure_weight_tying", QLORA__PEFT_USED},
     {"exclude_modules", QLORA__PEFT_USED},
     {"fan_in_fan_out", QLORA__PEFT_OFF},
     {"inference_mode", QLORA__PEFT_NO_USE},
@@ -222,7 +228,7 @@ static const struct {
     {"lora_dropout", QLORA__PEFT_USED},
     {"megatron_config", QLORA__PEFT_OFF},
     {"megatron_core", QLORA__PEFT_NO_USE}, // only with megatron_config
-    {"modules_to_save", QLORA__PEFT_OFF},
+    {"modules_to_save", QLORA__PEFT_USED},
     {"monteclora_config", QLORA__PEFT_OFF},
     {"peft_type", QLORA__PEFT_USED},
     {"peft_version", QLORA__PEFT_NO_USE},
@@ -234,9 +240,9 @@ static const struct {
     {"target_modules", QLORA__PEFT_USED},
     {"target_parameters", QLORA__PEFT_OFF},
     {"task_type", QLORA__PEFT_NO_USE},
-    {"trainable_token_indices", QLORA__PEFT_OFF},
+    {"trainable_token_indices", QLORA__PEFT_USED},
     {"use_bdlora", QLORA__PEFT_OFF},
-    {"use_dora", QLORA__PEFT_OFF},
+    {"use_dora", QLORA__PEFT_USED},
     {"use_qalora", QLORA__PEFT_OFF},
     {"use_rslora", QLORA__PEFT_USED},
     {"velora_config", QLORA__PEFT_OFF},
@@ -360,6 +366,69 @@ static qlora_result qlora__peft_check_layers(const qlora__config_reader* r, qlor
     return QLORA_OK;
 }
 
+// Whether a name is that of a module, or ends in it.
+static bool qlora__peft_named(const qlora__json* json, uint32_t value, const char* module) {
+    size_t length = strlen(module);
+    char name[96];
+    size_t n = qlora__json_string(json, value, name, sizeof name);
+    return n < sizeof name && n >= length && strcmp(name + n - length, module) == 0 &&
+           (n == length || name[n - length - 1] == '.');
+}
+
+// modules_to_save: of the modules that are not projections, only embedding and head.
+static qlora_result qlora__peft_check_saved(const qlora__config_reader* r, qlora__peft* p) {
+    uint32_t list = 0;
+    QLORA__TRY(qlora__config_bool(r, "ensure_weight_tying", false, &p->tied));
+    QLORA__TRY(qlora__peft_check_names(r, "modules_to_save", &list));
+    if (list != 0 && r->json->tokens[list].kind != QLORA__JSON_ARRAY) {
+        return qlora__config_refuse(r, "modules_to_save", list, "it must be a list");
+    }
+    for (uint32_t k = list + 1; list != 0 && k < r->json->tokens[list].next;
+         k = r->json->tokens[k].next) {
+        bool embed = qlora__peft_named(r->json, k, "embed_tokens");
+        bool head = qlora__peft_named(r->json, k, "lm_head");
+        if (!embed && !head) {
+            return qlora__config_refuse(r, "modules_to_save", k,
+                                        "only embed_tokens and lm_head are supported");
+        }
+        p->saves_embed = p->saves_embed || embed;
+        p->saves_head = p->saves_head || head;
+    }
+    return QLORA_OK;
+}
+
+// trainable_token_indices: a list, or an object with the one list of embed_tokens.
+static qlora_result qlora__peft_check_tokens(const qlora__config_reader* r, qlora__peft* p) {
+    static const char name[] = "trainable_token_indices";
+    uint32_t list = qlora__config_find(r, name);
+    const qlora__json* json = r->json;
+    if (list != 0 && json->tokens[list].kind == QLORA__JSON_OBJECT) {
+        bool one = json->tokens[list].count == 1 && qlora__json_is(json, list + 1, "embed_tokens");
+        if (!one) {
+            return qlora__config_refuse(r, name, list, "only embed_tokens is supported");
+        }
+        list += 2;
+    }
+    if (list == 0 ||
+        (json->tokens[list].kind == QLORA__JSON_ARRAY && json->tokens[list].count == 0)) {
+        return QLORA_OK;
+    }
+    bool good = json->tokens[list].kind == QLORA__JSON_ARRAY;
+    for (uint32_t k = list + 1; good && k < json->tokens[list].next; k = json->tokens[k].next) {
+        int64_t id = -1;
+        good = qlora__json_int(json, k, &id) && id >= 0 && id <= INT32_MAX;
+    }
+    if (!good) {
+        return qlora__config_refuse(r, name, list, "it must be a list of token ids");
+    }
+    if (p->saves_embed) {
+        return qlora__config_refuse(r, name, list,
+                                    "modules_to_save already trains the whole embedding");
+    }
+    p->token_rows = list;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     qlora__config_reader r;
     char shown[48];
@@ -380,6 +449,9 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     QLORA__TRY(qlora__config_int(&r, "r", 8, 1, 65536, &p->rank));
     QLORA__TRY(qlora__config_positive(&r, "lora_alpha", 8.0, &p->alpha));
     QLORA__TRY(qlora__config_bool(&r, "use_rslora", false, &p->rslora));
+    QLORA__TRY(qlora__config_bool(&r, "use_dora", false, &p->dora));
+    QLORA__TRY(qlora__peft_check_saved(&r, p));
+    QLORA__TRY(qlora__peft_check_tokens(&r, p));
     uint32_t dropout = qlora__config_find(&r, "lora_dropout");
     if (dropout != 0 && (!qlora__json_double(r.json, dropout, &p->dropout) || p->dropout < 0.0 ||
                          p->dropout >= 1.0)) {
@@ -437,6 +509,34 @@ static qlora_result qlora__peft_check_matrix(qlora__env* env, const qlora__peft*
     return QLORA_OK;
 }
 
+// Whether a tensor of the file is a whole trained matrix, rows of the embedding, or a magnitude, as
+// the config announces them. Their shapes are checked when they are read.
+static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft* p,
+                                             const qlora__st_tensor* t, bool* known) {
+    static const char magnitude[] = ".lora_magnitude_vector";
+    static const char prefix[] = "base_model.model.";
+    const char* plain = qlora__plain_name(t->name);
+    size_t length = strlen(t->name);
+    size_t end = sizeof magnitude - 1;
+    bool shared = p->tied && p->saves_embed;
+    *known = (p->saves_embed && strcmp(plain, "embed_tokens.weight") == 0) ||
+             ((p->saves_head || shared) && strcmp(plain, "lm_head.weight") == 0) ||
+             (p->token_rows != 0 &&
+              strcmp(plain, "embed_tokens.token_adapter.trainable_tokens_delta") == 0);
+    if (*known || !p->dora || length <= end || length >= 320 ||
+        strcmp(t->name + length - end, magnitude) != 0) {
+        return QLORA_OK;
+    }
+    char module[320];
+    qlora__peft_module found;
+    size_t front = strncmp(t->name, prefix, sizeof prefix - 1) == 0 ? sizeof prefix - 1 : 0;
+    memcpy(module, t->name + front, length - front - end);
+    module[length - front - end] = '\0';
+    QLORA__TRY(qlora__peft_lookup(env, p, module, &found));
+    *known = found.rank > 0;
+    return QLORA_OK;
+}
+
 // Checks one tensor of the adapter: a matrix of a module that the config targets, with the rank of
 // the config, whose partner exists.
 static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft* p,
@@ -448,6 +548,11 @@ static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft*
     qlora__peft_module found;
     size_t length = strlen(t->name);
     size_t front = strncmp(t->name, prefix, sizeof prefix - 1) == 0 ? sizeof prefix - 1 : 0;
+    bool known = false;
+    QLORA__TRY(qlora__peft_other_tensor(env, p, t, &known));
+    if (known) {
+        return QLORA_OK;
+    }
     int which = 0;
     while (which < 2 && (length < front + 14 || strcmp(t->name + length - 14, ends[which]) != 0)) {
         which++;
@@ -515,6 +620,10 @@ static QLORA__UNUSED qlora_result qlora__peft_find(qlora__env* env, const qlora_
         QLORA__TRY(qlora__folder_need(env, &p->tensors, key, m.rank, in_size, &m.a));
         QLORA__TRY(qlora__peft_key(env, module, 'B', key));
         QLORA__TRY(qlora__folder_need(env, &p->tensors, key, out_size, m.rank, &m.b));
+        snprintf(key, sizeof key, "base_model.model.%.270s.lora_magnitude_vector", module);
+        if (p->dora) {
+            QLORA__TRY(qlora__folder_need(env, &p->tensors, key, out_size, -1, &m.m));
+        }
     }
     *out = m;
     return QLORA_OK;
@@ -534,6 +643,12 @@ typedef struct qlora__peft_desc {
     double alpha;
     double dropout;
     bool rslora;
+    bool dora;
+    const char* const* saved; // modules_to_save
+    uint32_t saved_count;
+    bool tied;
+    const int32_t* token_rows; // trainable_token_indices
+    uint32_t token_row_count;
     const char* pattern; // target_modules as a regular expression; NULL = the list `targets`
     const char* const* targets;
     uint32_t target_count;
@@ -576,6 +691,20 @@ static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
     qlora__json_write_close(w, '}');
 }
 
+// A list of names, or null if it is empty.
+static void qlora__peft_write_names(qlora__json_writer* w, const char* key,
+                                    const char* const* names, uint32_t count) {
+    if (count == 0) {
+        qlora__json_write_word(w, key, "null");
+        return;
+    }
+    qlora__json_write_open(w, key, '[');
+    for (uint32_t i = 0; i < count; i++) {
+        qlora__json_write_string(w, NULL, names[i]);
+    }
+    qlora__json_write_close(w, ']');
+}
+
 // Writes the text of adapter_config.json: the keys that every version of PEFT knows, sorted, with
 // an indent of two spaces.
 static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* d) {
@@ -589,6 +718,9 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
         qlora__json_write_word(&w, "base_model_name_or_path", "null");
     }
     qlora__json_write_string(&w, "bias", "none");
+    if (d->tied) { // older versions do not know it
+        qlora__json_write_word(&w, "ensure_weight_tying", "true");
+    }
     qlora__json_write_word(&w, "fan_in_fan_out", "false");
     qlora__json_write_word(&w, "inference_mode", "true");
     qlora__json_write_word(&w, "init_lora_weights", "true");
@@ -604,7 +736,7 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     }
     qlora__peft_write_alpha(&w, "lora_alpha", d->alpha);
     qlora__json_write_double(&w, "lora_dropout", d->dropout);
-    qlora__json_write_word(&w, "modules_to_save", "null");
+    qlora__peft_write_names(&w, "modules_to_save", d->saved, d->saved_count);
     qlora__json_write_string(&w, "peft_type", "LORA");
     qlora__json_write_int(&w, "r", d->rank);
     qlora__peft_write_pattern(&w, "rank_pattern", d, true);
@@ -612,14 +744,17 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     if (d->pattern != NULL) {
         qlora__json_write_string(&w, "target_modules", d->pattern);
     } else {
-        qlora__json_write_open(&w, "target_modules", '[');
-        for (uint32_t i = 0; i < d->target_count; i++) {
-            qlora__json_write_string(&w, NULL, d->targets[i]);
+        qlora__peft_write_names(&w, "target_modules", d->targets, d->target_count);
+    }
+    qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
+    if (d->token_row_count > 0) {
+        qlora__json_write_open(&w, "trainable_token_indices", '[');
+        for (uint32_t i = 0; i < d->token_row_count; i++) {
+            qlora__json_write_int(&w, NULL, d->token_rows[i]);
         }
         qlora__json_write_close(&w, ']');
     }
-    qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
-    qlora__json_write_word(&w, "use_dora", "false");
+    qlora__json_write_word(&w, "use_dora", d->dora ? "true" : "false");
     qlora__json_write_word(&w, "use_rslora", d->rslora ? "true" : "false");
     qlora__json_write_close(&w, '}');
 }

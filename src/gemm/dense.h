@@ -56,6 +56,9 @@ static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__ge
 }
 
 static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
+    if (qlora__gemm_takes_warpgroups(ctx, g)) {
+        return qlora__gemm_warpgroups(ctx, g);
+    }
     static const qlora__kernel_id tensor[2][3] = {
         {QLORA__K_gemm_tc_bf16_nn, QLORA__K_gemm_tc_bf16_nt, QLORA__K_gemm_tc_bf16_tn},
         {QLORA__K_gemm_tc_f16_nn, QLORA__K_gemm_tc_f16_nt, QLORA__K_gemm_tc_f16_tn},
@@ -91,14 +94,16 @@ static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
 // ---- cuBLAS -------------------------------------------------------------------------------------
 
 static int qlora__cublas_type(qlora_dtype dtype) {
-    return dtype == QLORA_F32 ? QLORA__CUDA_R_32F
-                              : dtype == QLORA_BF16 ? QLORA__CUDA_R_16BF : QLORA__CUDA_R_16F;
+    return dtype == QLORA_F32    ? QLORA__CUDA_R_32F
+           : dtype == QLORA_BF16 ? QLORA__CUDA_R_16BF
+                                 : QLORA__CUDA_R_16F;
 }
 
 // Records the shapes that pre-warm runs, and counts unknown shapes once the cache is sealed.
 static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
-    int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
-                       g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
+    int64_t shape[] = {g->M,           g->N,     g->K,      g->ta ? 1 : 0,
+                       g->tb ? 1 : 0,  g->batch, g->a_type, (int64_t)g->out,
+                       g->tf32 ? 1 : 0};
     qlora__cache_count_shape(ctx, qlora__fnv(shape, sizeof shape, 0));
 }
 
@@ -332,10 +337,9 @@ static qlora_result qlora__gemm_check_types(qlora_ctx* ctx, const qlora_tensor* 
         fits = a->dtype == QLORA_BF16 && b->dtype == QLORA_BF16;
     }
     if (!fits || c->dtype == QLORA_F16) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "a product of %s and %s into %s is not supported",
-                           qlora_dtype_name(a->dtype), qlora_dtype_name(b->dtype),
-                           qlora_dtype_name(c->dtype));
+        return qlora__fail(
+            ctx, QLORA_ERR_UNSUPPORTED, "a product of %s and %s into %s is not supported",
+            qlora_dtype_name(a->dtype), qlora_dtype_name(b->dtype), qlora_dtype_name(c->dtype));
     }
     return QLORA_OK;
 }

@@ -59,6 +59,31 @@ static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
+// Checks that the folder trains the same magnitudes, matrices and rows as the model.
+static qlora_result qlora__adapter_match_saved(qlora_ctx* ctx, const qlora_model* m,
+                                               const qlora__adapter_source* s) {
+    const qlora__peft* p = s->peft;
+    bool shared = m->plan.config.tied && p->tied && p->saves_embed;
+    bool same = p->token_rows == 0 ? m->token_count == 0
+                                   : m->token_count == (int64_t)p->json.tokens[p->token_rows].count;
+    for (int64_t i = 0; i < m->token_count && same; i++) {
+        int64_t id = -1;
+        qlora__json_int(&p->json, qlora__json_at(&p->json, p->token_rows, (uint32_t)i), &id);
+        same = id == m->token_ids[i];
+    }
+    const char* other = p->dora != m->dora                            ? "use_dora"
+                        : p->saves_embed != m->saved_embed            ? "modules_to_save"
+                        : (p->saves_head && !shared) != m->saved_head ? "modules_to_save"
+                        : shared != m->saved_tied                     ? "ensure_weight_tying"
+                        : !same                                       ? "trainable_token_indices"
+                                                                      : NULL;
+    return other == NULL ? QLORA_OK
+                         : qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                       "%s: %s is not that of this model; open the model with "
+                                       "desc.adapter",
+                                       s->dir, other);
+}
+
 static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model* m,
                                                const char* dir, qlora__adapter_source* s) {
     memset(s, 0, sizeof *s);
@@ -73,6 +98,7 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
             r = r == QLORA_OK ? qlora__adapter_all_used(ctx, m, s->peft) : r;
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
+        r = r == QLORA_OK ? qlora__adapter_match_saved(ctx, m, s) : r;
     }
     char path[QLORA__PATH_ROOM];
     bool exists = false;
@@ -93,18 +119,50 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
     return r;
 }
 
+// Finds a whole trained matrix in the folder. A tied head is there twice, with equal values.
+static qlora_result qlora__adapter_saved(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__adapter_source* s, const qlora__trained* t,
+                                         const qlora__st_tensor** out) {
+    char name[224];
+    const qlora__st_tensor* twin = NULL;
+    snprintf(name, sizeof name, "base_model.model.%s", t->name);
+    QLORA__TRY(qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->rows, t->cols, out));
+    if (!qlora__st_is_float(*out)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir, name);
+    }
+    if (m->saved_tied && t->at == m->embed_at) {
+        twin = qlora__folder_find(&s->peft->tensors, "base_model.model.lm_head.weight");
+    }
+    if (twin != NULL && (twin->bytes != (*out)->bytes ||
+                         memcmp(twin->data, (*out)->data, (size_t)twin->bytes) != 0)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: lm_head.weight and embed_tokens.weight differ, but "
+                           "ensure_weight_tying is set",
+                           s->dir);
+    }
+    return QLORA_OK;
+}
+
 // Finds a trained tensor in the folder; NULL for a norm if the folder has no trained norms.
-static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_source* s,
-                                          const qlora__trained* t, const qlora__st_tensor** out) {
+static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora__adapter_source* s, const qlora__trained* t,
+                                          const qlora__st_tensor** out) {
     *out = NULL;
+    if (t->projection == NULL && t->in_peft) {
+        return qlora__adapter_saved(ctx, m, s, t, out);
+    }
     if (t->projection != NULL) {
         char module[192];
         qlora__peft_module found;
-        snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
-                 t->name);
+        const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
+        snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
         QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out,
                                     t->projection->in, &found));
-        *out = t->is_b ? found.b : found.a;
+        *out = t->is_magnitude ? found.m : t->is_b ? found.b : found.a;
+        if (t->is_magnitude && !qlora__st_is_float(*out)) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir,
+                               t->name);
+        }
     } else if (s->has_norms) {
         const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
         if (norm == NULL) {
@@ -131,10 +189,10 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
     qlora__trained t;
     const qlora__st_tensor* tensor = NULL;
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, &source, &t, &tensor);
+        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor);
     }
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, &source, &t, &tensor);
+        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor);
         if (r == QLORA_OK && tensor != NULL) {
             qlora_tensor window;
             qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);

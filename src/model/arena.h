@@ -59,7 +59,35 @@ static bool qlora__scales_queries(const qlora_model* m) {
 // Whether the gradient of the output of attention and MLP differs from that of the residual stream.
 static bool qlora__has_own_d_out(const qlora_model* m) {
     return qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT) ||
-           qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0;
+           qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0 ||
+           m->dora; // the gains of o and down must not change the residual stream
+}
+
+// Whether decoding reads the codes of a weight as they are stored, with its scales as f32.
+static bool qlora__streams(const qlora_model* m, const qlora__projection* p) {
+    int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : QLORA__STREAM_STEP;
+    return qlora__on_cpu(m->ctx) && m->ctx->cpu->stream != NULL && m->desc.generate_tokens > 0 &&
+           p->in % QLORA__STREAM_STEP == 0 && block % QLORA__STREAM_STEP == 0;
+}
+
+// A frozen weight: in the arena, or where its file is mapped.
+static void qlora__layout_weight(qlora__arena* arena, const qlora_model* m,
+                                 const qlora__mapped* mapped, int64_t rows, int64_t cols,
+                                 qlora_tensor* out) {
+    if (mapped->data == NULL) {
+        qlora__arena_tensor(arena, m->compute, rows, cols, out);
+        return;
+    }
+    memset(out, 0, sizeof *out);
+    out->data = (void*)(uintptr_t)mapped->data; // only read
+    out->dtype = mapped->dtype;
+    out->bytes = (size_t)rows * (size_t)cols * qlora_dtype_bytes(mapped->dtype);
+    out->rows = rows;
+    out->cols = cols;
+    out->ld = cols;
+    out->batch = 1;
+    out->batch_stride = rows * cols;
+    out->owner = arena->ctx;
 }
 
 static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora__projection* p) {
@@ -67,8 +95,13 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
         qlora_tensor memory;
         qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora_nf4_bytes(&p->nf4_desc), &memory);
         p->nf4.memory = memory; // wrapped once the arena is allocated
+        memset(&p->ready, 0, sizeof p->ready);
+        if (qlora__streams(m, p)) {
+            qlora__arena_tensor(arena, QLORA_F32, 1, p->out * p->in / QLORA__STREAM_STEP,
+                                &p->ready);
+        }
     } else {
-        qlora__arena_tensor(arena, m->compute, p->out, p->in, &p->dense);
+        qlora__layout_weight(arena, m, &p->mapped, p->out, p->in, &p->dense);
     }
     if (p->has_bias) {
         qlora__arena_tensor(arena, m->compute, 1, p->out, &p->bias);
@@ -77,10 +110,10 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
 
 static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->embed);
+    qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
     m->head = m->embed;
     if (!c->tied) {
-        qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->head);
+        qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
     }
     qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
     m->rope_sliding = m->rope;
@@ -112,24 +145,41 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     }
 }
 
+// The FP8 weights and the joined adapters of a stack. Without a cache, both forms of the weights
+// share their memory: each is written when it is needed.
+static void qlora__layout_fp8(qlora__arena* arena, const qlora_model* m, qlora__layer* layer,
+                              int group) {
+    qlora__fp8* f = &layer->fp8[group];
+    int64_t in = layer->linears[group].in;
+    int64_t out = qlora_linear_out(&layer->linears[group]);
+    int64_t pad = layer->pads[group];
+    size_t before = arena->used;
+    qlora__arena_tensor(arena, QLORA_U8, out, qlora__fp8_pitch(in), &f->weights);
+    size_t after = arena->used;
+    if (!layer->cached) {
+        arena->used = before;
+    }
+    if (qlora__trains(m)) {
+        qlora__arena_tensor(arena, QLORA_U8, qlora__fp8_width(in), qlora__fp8_pitch(out),
+                            &f->turned);
+    }
+    arena->used = arena->used > after ? arena->used : after;
+    qlora__arena_tensor(arena, m->compute, out + pad, pad, &f->sb);
+    qlora__arena_tensor(arena, m->compute, pad, in + pad, &f->a);
+}
+
 static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
             const qlora_linear_desc* linear = &layer->linears[g];
+            if (qlora__is_fp8(m)) {
+                qlora__layout_fp8(arena, m, layer, g);
+                continue;
+            }
             qlora__arena_tensor(arena, m->compute, qlora_linear_out(linear) + layer->pads[g],
                                 linear->in + layer->pads[g], &layer->operands[g]);
         }
-    }
-}
-
-// Views of the shadow and the gradients for one projection.
-static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
-    qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
-    qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
-    if (qlora__trains(m)) {
-        qlora__arena_window(&m->gradients, p->a_at, p->rank, p->in, &p->da);
-        qlora__arena_window(&m->gradients, p->b_at, p->out, p->rank, &p->db);
     }
 }
 
@@ -141,11 +191,45 @@ static void qlora__window_norm(qlora_model* m, int64_t at, int64_t width, qlora_
     }
 }
 
+// Views of the shadow and the gradients for one projection.
+static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
+    qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
+    qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
+    if (qlora__trains(m)) {
+        qlora__arena_window(&m->gradients, p->a_at, p->rank, p->in, &p->da);
+        qlora__arena_window(&m->gradients, p->b_at, p->out, p->rank, &p->db);
+    }
+    if (m->dora) {
+        qlora__window_norm(m, p->m_at, p->out, &p->magnitude, &p->dm);
+    }
+}
+
+// Views of a trained matrix in the shadow and the gradients.
+static void qlora__window_saved(qlora_model* m, int64_t at, int64_t rows, qlora_tensor* own,
+                                qlora_tensor* d) {
+    qlora__arena_window(&m->shadow, at, rows, m->plan.config.hidden, own);
+    if (qlora__trains(m)) {
+        qlora__arena_window(&m->gradients, at, rows, m->plan.config.hidden, d);
+    }
+}
+
 static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->parameters);
     qlora__arena_tensor(arena, m->compute, 1, m->elements, &m->shadow);
     qlora__arena_tensor(arena, QLORA_U8, 1, m->range_count * (int64_t)sizeof(qlora_adamw_range),
                         &m->ranges);
+    for (int64_t l = 0; l < m->plan.config.layers && m->dora; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            int64_t out = qlora_linear_out(&m->layers[l].linears[g]);
+            qlora__arena_tensor(arena, QLORA_F32, 1, out, &m->layers[l].gains[g]);
+            qlora__arena_tensor(arena, QLORA_F32, 1, out, &m->layers[l].inverses[g]);
+        }
+    }
+    if (m->token_count > 0) {
+        qlora__arena_tensor(arena, QLORA_I32, 1, m->token_count, &m->token_rows);
+        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
+                            &m->base_tokens);
+    }
 }
 
 static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
@@ -180,6 +264,15 @@ static void qlora__layout_windows(qlora_model* m) {
     }
     if (m->desc.train_norms) {
         qlora__window_norm(m, m->final_norm_at, c->hidden, &m->final_norm, &m->d_final_norm);
+    }
+    if (m->saved_embed) {
+        qlora__window_saved(m, m->embed_at, c->vocab, &m->own_embed, &m->d_embed);
+    }
+    if (m->saved_head) {
+        qlora__window_saved(m, m->head_at, c->vocab, &m->own_head, &m->d_head);
+    }
+    if (m->token_count > 0) {
+        qlora__window_saved(m, m->tokens_at, m->token_count, &m->own_tokens, &m->d_tokens);
     }
 }
 
@@ -248,11 +341,17 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
 static int64_t qlora__operand_elements(const qlora_model* m) {
     int64_t most = 0;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        const qlora__layer* layer = &m->layers[l];
-        for (int g = 0; g < QLORA__GROUPS; g++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS && !layer->cached; g++) {
             const qlora_linear_desc* linear = &layer->linears[g];
             int64_t rows = qlora_linear_out(linear) + layer->pads[g];
-            int64_t n = layer->cached ? 0 : rows * (linear->in + layer->pads[g]);
+            int64_t n = rows * (linear->in + layer->pads[g]);
+            if (qlora__is_fp8(m)) {
+                qlora__arena own;
+                memset(&own, 0, sizeof own);
+                qlora__layout_fp8(&own, m, layer, g);
+                n = (int64_t)(own.used / qlora_dtype_bytes(m->compute));
+            }
             most = qlora__max(most, n);
         }
         for (int i = 0; i < m->arch->layout->count; i++) {
@@ -261,6 +360,23 @@ static int64_t qlora__operand_elements(const qlora_model* m) {
         }
     }
     return most;
+}
+
+// What the FP8 products of all stacks share.
+static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
+    int64_t widest = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            const qlora_linear_desc* linear = &m->layers[l].linears[g];
+            widest = qlora__max(widest, qlora__max(linear->in, qlora_linear_out(linear)));
+        }
+    }
+    int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
+    qlora__arena_tensor(arena, QLORA_U8, 1, m->plan.tokens * pitch, &m->fp8_codes);
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.tokens, &m->fp8_scales);
+    qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->fp8_ones);
+    qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
+                        &m->fp8_factors);
 }
 
 static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
@@ -274,15 +390,20 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
     qlora__arena_tensor(arena, m->compute, T, c->hidden + x_pad, &m->x);
     qlora__arena_tensor(arena, m->compute, T, c->hidden, &m->delta);
-    qlora__arena_tensor(arena, m->compute, T, c->intermediate + pads[QLORA__DOWN], &m->s);
+    // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
+    int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
+    qlora__arena_tensor(arena, m->compute, T, wide + pads[QLORA__DOWN], &m->s);
     qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
+    if (qlora__is_fp8(m)) {
+        qlora__layout_fp8_shared(arena, m);
+    }
     if (!qlora__trains(m)) {
         return;
     }
     m->ds = m->s;
-    if (m->desc.dropout > 0.0f) {
-        qlora__arena_tensor(arena, m->compute, T, c->intermediate, &m->ds);
+    if (m->desc.dropout > 0.0f || m->dora) {
+        qlora__arena_tensor(arena, m->compute, T, wide, &m->ds);
     }
     qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
     m->d_out = m->dh;
@@ -291,6 +412,10 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     }
     qlora__arena_tensor(arena, m->compute, T, q + 2 * kv + pads[QLORA__QKV], &m->dqkv);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
+    if (m->dora) {
+        int64_t widest = qlora__max(q + 2 * kv, qlora__max(c->hidden, 2 * c->intermediate));
+        qlora__arena_tensor(arena, m->compute, T, widest, &m->raw);
+    }
 }
 
 static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
@@ -309,6 +434,16 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
     qlora__arena_tensor(arena, QLORA_F32, 1, 1, &b->scale);
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
+    int64_t S = m->plan.max_sequences;
+    qlora__arena_tensor(arena, QLORA_I32, 1, S + 1, &b->starts);
+    qlora__arena_tensor(arena, QLORA_I32, 1, S, &b->roles);
+    qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora__preference_numbers),
+                        &b->numbers);
+    qlora__arena_tensor(arena, QLORA_U8, 1, S * (int64_t)sizeof(double), &b->references);
+    m->preference.starts = b->starts;
+    m->preference.roles = b->roles;
+    m->preference.numbers = b->numbers;
+    m->preference.references = b->references;
     b->all = b->ids;
     b->all.data = start;
     b->all.dtype = QLORA_U8;
@@ -324,8 +459,15 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
     qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
+    int64_t S = m->plan.max_sequences * (int64_t)sizeof(double);
+    qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
+    qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
+                        &m->preference.sums);
     if (qlora__trains(m)) {
         qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
+        qlora__arena_tensor(arena, QLORA_U8, 1, S * QLORA__PREFERENCE_VALUES,
+                            &m->preference.values);
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences, &m->preference.factors);
     }
 }
 

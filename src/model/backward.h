@@ -80,6 +80,32 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
                       : QLORA_OK;
 }
 
+// The part of a stack's backward pass that belongs to DoRA: the gradients of the magnitudes, which
+// need the output before the gains once more, and then the gains on dy. Writes z into the last
+// columns of x.
+static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                int group, const qlora__stack* stack,
+                                                const qlora_tensor* x, const qlora_tensor* dy) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    qlora_tensor raw = qlora__window(&m->raw, pass->rows, 0, stack->out);
+    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
+    QLORA__TRY(qlora__leave(ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, x, &raw)));
+    int64_t at = 0;
+    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+        qlora__projection* p = &layer->projections[m->arch->layout->groups[group].first + i];
+        qlora_tensor a = qlora__window(&inner, pass->rows, at, p->out);
+        qlora_tensor b = qlora__window(&raw, pass->rows, at, p->out);
+        qlora_tensor inverse;
+        qlora__arena_window(&layer->inverses[group], at, 1, p->out, &inverse);
+        QLORA__TRY(qlora__is_dora(m, p) ? qlora__dot_columns(ctx, &a, &b, &inverse, &p->dm)
+                                        : QLORA_OK);
+        at += p->out;
+    }
+    return qlora__scale_columns(ctx, &layer->gains[group], &inner);
+}
+
 // The gradient of the output of attention (0) or MLP (1) in m->d_out, from that of the residual
 // stream: through the factor or the norm that comes between.
 static qlora_result qlora__layer_out_backward(const qlora__pass* pass, qlora__layer* layer,
@@ -113,7 +139,7 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.intermediate;
     qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, &stack));
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
     qlora_tensor x = qlora__window(&m->s, pass->rows, 0, width + stack.pad);
@@ -125,6 +151,12 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
         QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
         QLORA__TRY(qlora__stack_z(pass, &stack, &x));
         QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
+        return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
+    }
+    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
+        QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
+        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
@@ -155,14 +187,17 @@ static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__
     const qlora_model_config* c = &m->plan.config;
     const qlora_tensor* norm = qlora__layer_norm(m, layer, number);
     qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
+    QLORA__TRY(qlora__stack_ready(pass, layer, group, true, &stack));
     qlora_tensor in = qlora__window(h, pass->rows, 0, c->hidden);
     qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden + stack.pad);
     qlora_tensor up = qlora__window(dy, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    if (stack.pad > 0 && stack.linear.dropout > 0.0f) { // masks need scratch
+    bool dora = qlora__stack_is_dora(m, layer, group);
+    if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
         QLORA__TRY(qlora__stack_input(pass, &stack, &in, norm, &x));
+        QLORA__TRY(dora ? qlora__stack_gains_backward(pass, layer, group, &stack, &x, &up)
+                        : QLORA_OK);
     } else if (stack.pad > 0) {
         QLORA__TRY(qlora__beside_begin(ctx));
         QLORA__TRY(qlora__beside_end(ctx, group, qlora__stack_input(pass, &stack, &in, norm, &x)));
@@ -217,10 +252,13 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, &stack));
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
     qlora_tensor x = qlora__window(&layer->kept.o, pass->rows, 0, q + stack.pad);
     qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
+    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
+    }
     QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
     qlora__heads heads = qlora__heads_of(pass, layer);
@@ -268,13 +306,23 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora__layer* layer = &m->layers[index];
     QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
-    // Below layer 0, at most its norm is trained.
+    // Below layer 0, at most its norm and the embedding are trained.
+    bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
     return qlora__layer_input_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
-                                       QLORA__NORM_ATTENTION, index > 0 || m->desc.train_norms);
+                                       QLORA__NORM_ATTENTION, below);
 }
 
 static qlora_result qlora__backward_end(const qlora__pass* pass) {
-    return qlora__beside_wait(pass->ctx, ~0u);
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    if (!qlora__trains_embedding(m)) {
+        return QLORA_OK;
+    }
+    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, m->plan.config.hidden);
+    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
+    return qlora__embed_gradient(pass->ctx, &dh, &ids, m->saved_embed ? NULL : &m->token_rows,
+                                 (float)m->plan.config.embedding_scale,
+                                 m->saved_embed ? &m->d_embed : &m->d_tokens);
 }
 
 static qlora_result qlora__backward(const qlora__pass* pass) {

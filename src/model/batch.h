@@ -2,9 +2,12 @@
 
 // The sizes of a micro-batch.
 typedef struct qlora__micro {
-    int64_t rows;   // rows of the pass, including padding
-    int64_t chunks; // chunks of the head
-    int64_t tokens; // tokens of the caller
+    int64_t rows;    // rows of the pass, including padding
+    int64_t chunks;  // chunks of the head
+    int64_t tokens;  // tokens of the caller
+    bool preference; // the loss is that of whole sequences
+    bool reference;  // the log-probabilities of the base are computed first
+    bool mismatched; // the sequences are those of KTO's kl, which have no gradient
 } qlora__micro;
 
 // What a step adds to the caller's tokens.
@@ -12,6 +15,7 @@ typedef struct qlora__micro_desc {
     double total_labels;
     uint64_t seed; // for dropout
     int64_t step;
+    const qlora__preference_numbers* preference; // NULL = none
 } qlora__micro_desc;
 
 double qlora_batch_labels(const qlora_batch* batch) {
@@ -137,12 +141,14 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
     int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
     QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
     int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
+    int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
     int32_t none = (int32_t)m->batch.rows.cols; // the zero row
     for (int64_t i = 0; i < m->plan.tokens; i++) {
         inverse[i] = none;
     }
     int64_t count = 0;
     int64_t at = 0;
+    starts[0] = 0;
     for (int64_t s = 0; s < b->count; s++) {
         for (int64_t i = at; i + 1 < at + b->lengths[s]; i++) {
             if (b->labels[i + 1] != -100) {
@@ -154,6 +160,10 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
             }
         }
         at += b->lengths[s];
+        starts[s + 1] = (int32_t)count;
+    }
+    for (int64_t s = b->count; s < m->plan.max_sequences; s++) {
+        starts[s + 1] = (int32_t)count;
     }
     for (int64_t i = count; i < none; i++) {
         rows[i] = 0;
@@ -161,6 +171,25 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
         weights[i] = 0;
     }
     return count;
+}
+
+// Writes what the loss of whole sequences needs: without roles, the sequences are pairs.
+static void qlora__slot_preference(const qlora_model* m, char* memory, const qlora_batch* b,
+                                   const qlora__preference_numbers* numbers) {
+    int32_t* roles = qlora__slot_ints(m, memory, &m->batch.roles);
+    char* references = (char*)qlora__slot_ints(m, memory, &m->batch.references);
+    for (int64_t s = 0; s < m->plan.max_sequences; s++) {
+        bool used = numbers != NULL && s < b->count;
+        double reference = used && b->references != NULL ? b->references[s] : 0.0;
+        roles[s] = !used              ? QLORA__ROLE_NONE
+                   : b->roles != NULL ? b->roles[s]
+                   : s % 2 == 0       ? QLORA__ROLE_CHOSEN
+                                      : QLORA__ROLE_REJECTED;
+        memcpy(references + (size_t)s * sizeof reference, &reference, sizeof reference);
+    }
+    if (numbers != NULL) {
+        memcpy(qlora__slot_ints(m, memory, &m->batch.numbers), numbers, sizeof *numbers);
+    }
 }
 
 // Writes a batch that has been checked into a slot and sends it to the device.
@@ -172,6 +201,11 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     int64_t labels = qlora__slot_labels(m, slot->memory, batch);
     QLORA__REAL* scale = (QLORA__REAL*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
     *scale = (QLORA__REAL)(1.0 / desc->total_labels);
+    qlora__slot_preference(m, slot->memory, batch, desc->preference);
+    out->preference = desc->preference != NULL;
+    out->reference = out->preference && batch->references == NULL;
+    out->mismatched = out->preference && batch->count > 0 && batch->roles != NULL &&
+                      batch->roles[0] == QLORA__ROLE_MISMATCHED;
     uint32_t* dropout = (uint32_t*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.dropout);
     dropout[0] = (uint32_t)desc->seed;
     dropout[1] = (uint32_t)(desc->seed >> 32);

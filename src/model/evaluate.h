@@ -10,7 +10,7 @@ static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const ql
     QLORA__TRY(qlora__model_has_weights(ctx, m, "evaluating"));
     QLORA__TRY(qlora__model_idle(ctx, m, "evaluating"));
     QLORA__TRY(qlora__batch_check(ctx, m, batch, &tokens));
-    qlora__micro_desc desc = {1.0, 0, 0};
+    qlora__micro_desc desc = {1.0, 0, 0, NULL};
     QLORA__TRY(qlora__batch_send(ctx, m, batch, &desc, micro));
     qlora__pass pass = qlora__pass_of(m, micro->rows, false);
     return qlora__forward(&pass);
@@ -43,6 +43,24 @@ qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch, qlora_eval
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_eval");
     return qlora__leave(ctx, qlora__eval(ctx, model, batch, out));
+}
+
+static qlora_result qlora__eval_sequences(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
+                                          double* out) {
+    qlora__micro micro;
+    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, &micro));
+    qlora__pass pass = qlora__pass_of(m, micro.rows, false);
+    const qlora_tensor* logps = &m->preference.logps;
+    QLORA__TRY(qlora__head(&pass, micro.chunks, NULL, false));
+    QLORA__TRY(qlora__preference_logps(ctx, &m->preference, &m->losses, logps));
+    QLORA__TRY(qlora__copy_out(ctx, out, logps->data, (size_t)batch->count * sizeof *out));
+    return qlora__flag_read(ctx, m);
+}
+
+qlora_result qlora_eval_sequences(qlora_model* model, const qlora_batch* batch, double* out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_eval_sequences");
+    return qlora__leave(ctx, qlora__eval_sequences(ctx, model, batch, out));
 }
 
 // Copies rows of logits as floats, through a host buffer if they are 16-bit.

@@ -8,7 +8,20 @@ static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = !backward;
     gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, &m->head, to);
+    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
+}
+
+// The gradient of a trained head: of the matrix, or of some rows of it. The gradients of the logits
+// and the rows that they belong to are in m->logits and m->rows_x.
+static qlora_result qlora__head_gradients(const qlora__pass* pass) {
+    const qlora_model* m = pass->m;
+    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    if (m->saved_head || m->saved_tied) {
+        return qlora__linear_gemm(pass->ctx, pass->math, true, true, false, alpha, 1.0f, &m->logits,
+                                  &m->rows_x, m->saved_head ? &m->d_head : &m->d_embed);
+    }
+    return qlora__head_gradient(pass->ctx, &m->logits, &m->rows_x, &m->token_rows, alpha,
+                                &m->d_tokens);
 }
 
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
@@ -44,6 +57,7 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
         QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
+        QLORA__TRY(qlora__trains_head(m) ? qlora__head_gradients(pass) : QLORA_OK);
     }
     return QLORA_OK;
 }

@@ -34,7 +34,8 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
 }
 
 // A stack of a layer, set up for a pass: without adapters, its ranks are zero and its operand is
-// only the weights. Weights without a cached copy are placed in the shared operand.
+// only the weights. Weights without a cached copy are placed in the shared operand; in FP8 mode,
+// `backward` tells in which form.
 typedef struct qlora__stack {
     qlora_linear_desc linear;
     qlora_tensor operand;
@@ -45,7 +46,7 @@ typedef struct qlora__stack {
 } qlora__stack;
 
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
-                                       qlora__stack* out) {
+                                       bool backward, qlora__stack* out) {
     const qlora_model* m = pass->m;
     out->linear = layer->linears[group];
     out->out = qlora_linear_out(&out->linear);
@@ -59,8 +60,17 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         out->linear.parts[i].rank = 0;
     }
     // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
-    if (pass->rows == 1 && !pass->training && !layer->cached) {
+    // On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
+    bool few = qlora__on_cpu(pass->ctx) && !qlora__is_fp8(m);
+    bool codes = few ? pass->rows <= 8 : pass->rows == 1 && (!layer->cached || qlora__is_fp8(m));
+    if (codes && !pass->training) {
         out->linear.operand = NULL;
+        out->linear.fp8 = NULL;
+    }
+    if (out->linear.fp8 != NULL && !layer->cached) {
+        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the adapters
+        QLORA__TRY(qlora__fp8_place(pass->ctx, &out->linear, backward));
+        return out->pad > 0 ? qlora__linear_place_fp8(pass->ctx, &out->linear) : QLORA_OK;
     }
     if (out->linear.operand == NULL) {
         return QLORA_OK;
@@ -79,12 +89,15 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
 static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* layer, int group,
                                          const qlora_tensor* x, const qlora_tensor* y) {
     qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
+    QLORA__TRY(qlora__stack_ready(pass, layer, group, false, &stack));
     qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
-    return qlora__leave(pass->ctx,
-                        qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out));
+    QLORA__TRY(qlora__leave(
+        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out)));
+    return pass->m->use_adapters && qlora__stack_is_dora(pass->m, layer, group)
+               ? qlora__scale_columns(pass->ctx, &layer->gains[group], &out)
+               : QLORA_OK;
 }
 
 // The inputs of attention.

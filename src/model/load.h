@@ -5,6 +5,7 @@
 // Two buffers: one is filled from the file while the other is copied to the device.
 typedef struct qlora__stager {
     qlora_model* m;
+    qlora__keep* keep;
     qlora__ring ring;
     uint64_t done; // bytes, for the progress
     uint64_t total;
@@ -192,13 +193,21 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     snprintf(name, sizeof name, "%.180s.weight", module);
     qlora__linear_source source;
     QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
-    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
-    if (source.nf4) {
+    bool kept = s->keep->usable && qlora__keep_takes(p);
+    if (p->mapped.data == NULL && !kept) {
+        QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
+    }
+    if (kept) {
+        const qlora_tensor* to = &p->nf4.memory;
+        QLORA__TRY(qlora__stage(ctx, s, to->data, qlora__keep_next(s->keep, to->bytes), to->bytes));
+    } else if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
     } else if (p->is_nf4) {
         QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, p));
-    } else {
+    } else if (p->mapped.data == NULL) {
         QLORA__TRY(qlora__load_dense(ctx, s, source.weight, &p->dense));
+    } else {
+        s->done += source.weight->bytes;
     }
     if (p->has_bias) {
         snprintf(name, sizeof name, "%.180s.bias", module);
@@ -244,8 +253,10 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__load_layer(ctx, s, folder, l));
     }
     QLORA__TRY(qlora__load_norm(ctx, s, folder, "model.norm.weight", &m->final_norm));
-    QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &m->embed));
-    if (!m->plan.config.tied) {
+    if (m->embed_mapped.data == NULL) {
+        QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &m->embed));
+    }
+    if (!m->plan.config.tied && m->head_mapped.data == NULL) {
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &m->head));
     }
     return qlora__sync(ctx);
@@ -284,16 +295,19 @@ static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
 static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     const qlora__folder* folder = NULL;
     QLORA__TRY(qlora__source_folder(ctx, m, m->dir, &folder));
+    qlora__keep keep;
     qlora__stager stager;
     memset(&stager, 0, sizeof stager);
     stager.m = m;
+    stager.keep = &keep;
     stager.total = qlora__folder_bytes(folder);
     m->base_config = qlora__identity_config(&m->plan.config);
     m->base_weights = qlora__identity_folder(folder);
-    qlora_result r = qlora__stager_open(ctx, &stager);
-    if (r == QLORA_OK) {
-        r = qlora__load_folder(ctx, &stager, folder);
-    }
+    qlora_result r = qlora__keep_open(ctx, m, &keep);
+    r = r == QLORA_OK ? qlora__stager_open(ctx, &stager) : r;
+    r = r == QLORA_OK ? qlora__load_folder(ctx, &stager, folder) : r;
+    r = r == QLORA_OK ? qlora__keep_write(ctx, m, &keep) : r;
+    qlora__keep_close(ctx, &keep);
     qlora__ring_destroy(ctx, &stager.ring);
     return r;
 }

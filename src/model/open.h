@@ -15,7 +15,8 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
     args.clip_scale = one ? &scale : NULL;
     args.not_finite = &flag;
-    return qlora_adamw_step(ctx, &args);
+    QLORA__TRY(qlora_adamw_step(ctx, &args));
+    return qlora__dora_refresh(ctx, m, false);
 }
 
 // Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards
@@ -52,17 +53,31 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
+// What does not change after the weights have been loaded: the cached copies of a stack, and its
+// scale in FP8.
+static qlora_result qlora__model_place(qlora_ctx* ctx, const qlora_model* m,
+                                       const qlora__layer* layer, int group) {
+    const qlora_linear_desc* linear = &layer->linears[group];
+    if (linear->fp8 != NULL) {
+        QLORA__TRY(qlora__fp8_measure(ctx, linear));
+        QLORA__TRY(layer->cached ? qlora__fp8_place(ctx, linear, false) : QLORA_OK);
+        QLORA__TRY(layer->cached && qlora__trains(m) ? qlora__fp8_place(ctx, linear, true)
+                                                     : QLORA_OK);
+        return layer->cached ? qlora__linear_place_fp8(ctx, linear) : QLORA_OK;
+    }
+    return layer->cached && linear->operand != NULL
+               ? qlora__linear_place(ctx, linear, QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)
+               : QLORA_OK;
+}
+
 // Everything that only a model with weights has.
 static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
+    QLORA__TRY(qlora__model_ready(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        qlora__layer* layer = &m->layers[l];
-        for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
-            if (layer->linears[g].operand != NULL) {
-                QLORA__TRY(qlora__linear_place(ctx, &layer->linears[g],
-                                               QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS));
-            }
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            QLORA__TRY(qlora__model_place(ctx, m, &m->layers[l], g));
         }
     }
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
@@ -90,6 +105,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     }
     QLORA__TRY(qlora__computes(m) && m->dir != NULL ? qlora__load_check(ctx, m) : QLORA_OK);
     QLORA__TRY(qlora__model_warm_kernels(ctx, m));
+    QLORA__TRY(qlora__model_open_fp8(ctx, m));
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
     qlora__model_layout(m, (char*)m->arena->data);
     qlora__model_operands(m);
@@ -97,12 +113,14 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     if (qlora__computes(m)) {
         QLORA__TRY(qlora__model_wrap(ctx, m));
         QLORA__TRY(qlora__model_rope(ctx, m));
+        QLORA__TRY(qlora__is_fp8(m) ? qlora_fill(ctx, 1.0f, &m->fp8_ones) : QLORA_OK);
     }
-    QLORA__TRY(qlora__ranges_upload(ctx, m));
+    QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
                                   m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));
     QLORA__TRY(qlora__model_fill(ctx, m, desc));
-    qlora__source_close(m);
+    qlora__source_settle(m);
+    m->desc.quantised_dir = NULL; // the caller's
     QLORA__LOG(ctx, INFO, MODEL, "%lld layers, %.2f GiB, ready after %.1f s",
                (long long)m->plan.config.layers, (double)m->plan.total / 1073741824.0,
                (qlora__clock_ms() - start) * 1e-3);

@@ -10,6 +10,8 @@ typedef struct qlora__trained {
     const qlora__projection* projection; // NULL for a norm
     int64_t layer;                       // of the projection
     bool is_b;
+    bool is_magnitude;
+    bool in_peft; // it belongs into PEFT's file
 } qlora__trained;
 
 // Norm number `norm` of a layer, under its name in the base; false if it is not trained.
@@ -29,6 +31,59 @@ static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int norm,
     return true;
 }
 
+// A (0), B (1) or the magnitude (2) of projection number `i` of a layer.
+static void qlora__trained_part(const qlora_model* m, int64_t layer, int i, int part,
+                                qlora__trained* out) {
+    static const char* const names[] = {"lora_A.weight", "lora_B.weight", "lora_magnitude_vector"};
+    const qlora__projection* p = &m->layers[layer].projections[i];
+    const int64_t at[3] = {p->a_at, p->b_at, p->m_at};
+    const int64_t rows[3] = {p->rank, p->out, 1};
+    const int64_t cols[3] = {p->in, p->rank, p->out};
+    char module[160];
+    qlora__module_of(m, layer, i, module, sizeof module);
+    snprintf(out->name, sizeof out->name, "%s.%s", module, names[part]);
+    out->is_b = part == 1;
+    out->is_magnitude = part == 2;
+    out->at = at[part];
+    out->rows = rows[part];
+    out->cols = cols[part];
+    out->shadow_scale = out->is_b ? p->scale : 1.0f;
+    out->decays = true;
+    out->in_peft = true;
+    out->projection = p;
+    out->layer = layer;
+}
+
+// The whole trained matrices, number `index` of them; false past the last one.
+static bool qlora__trained_saved(const qlora_model* m, int64_t index, qlora__trained* out) {
+    const qlora_model_config* c = &m->plan.config;
+    const char* prefix = c->wrapped ? "language_model." : "";
+    const struct {
+        bool has;
+        int64_t at;
+        int64_t rows;
+        const char* name;
+    } all[] = {{m->saved_embed, m->embed_at, c->vocab, "embed_tokens.weight"},
+               {m->saved_head, m->head_at, c->vocab, "lm_head.weight"},
+               {m->token_count > 0, m->tokens_at, m->token_count,
+                "embed_tokens.token_adapter.trainable_tokens_delta"}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (all[i].has && index-- == 0) {
+            bool head = i == 1;
+            snprintf(out->name, sizeof out->name, "%s%s%s", head ? "" : "model.",
+                     head ? "" : prefix, all[i].name);
+            out->at = all[i].at;
+            out->rows = all[i].rows;
+            out->cols = c->hidden;
+            out->shadow_scale = 1.0f;
+            out->decays = true;
+            out->in_peft = true;
+            return true;
+        }
+    }
+    return false;
+}
+
 // The trained tensor number `index`, in PEFT's order; false past the last one.
 static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__trained* out) {
     const qlora_model_config* c = &m->plan.config;
@@ -40,22 +95,12 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
             if (p->rank == 0) {
                 continue;
             }
-            if (index < at + 2) {
-                char module[160];
-                out->is_b = index == at + 1;
-                qlora__module_of(m, l, i, module, sizeof module);
-                snprintf(out->name, sizeof out->name, "%s.lora_%c.weight", module,
-                         out->is_b ? 'B' : 'A');
-                out->at = out->is_b ? p->b_at : p->a_at;
-                out->rows = out->is_b ? p->out : p->rank;
-                out->cols = out->is_b ? p->rank : p->in;
-                out->shadow_scale = out->is_b ? p->scale : 1.0f;
-                out->decays = true;
-                out->projection = p;
-                out->layer = l;
+            int64_t parts = m->dora ? 3 : 2;
+            if (index < at + parts) {
+                qlora__trained_part(m, l, i, (int)(index - at), out);
                 return true;
             }
-            at += 2;
+            at += parts;
         }
         for (int i = 0; i < QLORA__NORMS; i++) {
             if (qlora__trained_norm(m, l, i, out) && index == at++) {
@@ -72,36 +117,55 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
         out->shadow_scale = 1.0f;
         return true;
     }
-    return false;
+    return qlora__trained_saved(m, index - at - (m->desc.train_norms ? 1 : 0), out);
 }
 
 // If the layer has its own operand, AdamW also writes A and s B to their places in it.
 static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
                               qlora_adamw_range* range) {
     const qlora__layer* layer = &m->layers[t->layer];
-    if (t->projection == NULL || !layer->cached) {
+    if (t->projection == NULL || t->is_magnitude || !layer->cached) {
         return;
     }
     int number = (int)(t->projection - layer->projections);
     int group = m->arch->layout->rows[number].group;
     const qlora_linear_desc* linear = &layer->linears[group];
-    const qlora_tensor* operand = linear->operand;
+    qlora_tensor a;
+    qlora_tensor sb;
     int64_t row = 0;
     int64_t at = 0;
     for (int i = 0; i < number - m->arch->layout->groups[group].first; i++) {
         row += linear->parts[i].out;
         at += linear->parts[i].rank;
     }
-    if (operand != NULL) {
-        int64_t first = t->is_b ? row * operand->ld + linear->in + at
-                                : (qlora_linear_out(linear) + at) * operand->ld;
-        range->copy = (char*)operand->data + (size_t)first * qlora_dtype_bytes(operand->dtype);
+    if (qlora__linear_joined(linear, layer->pads[group], &a, &sb)) {
+        const qlora_tensor* to = t->is_b ? &sb : &a;
+        int64_t first = t->is_b ? row * to->ld + at : at * to->ld;
+        range->copy = (char*)to->data + (size_t)first * qlora_dtype_bytes(to->dtype);
         range->copy_cols = t->cols;
-        range->copy_ld = operand->ld;
+        range->copy_ld = to->ld;
     }
 }
 
-static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
+// The factor for the learning rate of a trained tensor. As in PEFT, vectors go with B in LoRA+.
+static double qlora__range_lr(const qlora_model* m, const qlora__trained* t, double loraplus_ratio,
+                              const double* factors) {
+    bool matrix = t->in_peft && !t->is_magnitude;
+    double ratio = t->is_b || !matrix ? loraplus_ratio : 1.0;
+    if (factors == NULL) {
+        return ratio;
+    }
+    int which = t->in_peft ? QLORA_LR_EMBEDDINGS : QLORA_LR_NORMS;
+    if (t->projection != NULL) {
+        int64_t number = t->projection - m->layers[t->layer].projections;
+        which = m->arch->layout->rows[number].bit;
+    }
+    return ratio * factors[which];
+}
+
+// factors NULL = all 1.
+static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m, double loraplus_ratio,
+                                         const double* factors) {
     size_t bytes = (size_t)m->range_count * sizeof(qlora_adamw_range);
     qlora_adamw_range* ranges = (qlora_adamw_range*)qlora__alloc_zero(ctx, bytes);
     if (ranges == NULL) {
@@ -113,6 +177,7 @@ static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
         ranges[i].count = t.rows * t.cols;
         ranges[i].decay = t.decays ? 1.0f : 0.0f;
         ranges[i].shadow_scale = t.shadow_scale;
+        ranges[i].lr = qlora__range_lr(m, &t, loraplus_ratio, factors);
         qlora__range_copy(m, &t, &ranges[i]);
     }
     qlora_result r = qlora__copy_in(ctx, m->ranges.data, ranges, bytes);
@@ -137,7 +202,58 @@ static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
 // Brings the shadow and the operands of cached layers up to date with the parameters.
 static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
-    return m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK;
+    QLORA__TRY(m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK);
+    return qlora__dora_refresh(ctx, m, false);
+}
+
+// Copies a row of the embedding or the head, through the host, to the parameters.
+static qlora_result qlora__saved_row(qlora_ctx* ctx, const qlora_model* m,
+                                     const qlora_tensor* table, int64_t row, int64_t at,
+                                     QLORA__REAL* values) {
+    int64_t n = table->cols;
+    size_t size = qlora_dtype_bytes(table->dtype);
+    const char* from = (const char*)table->data + (size_t)(row * n) * size;
+    qlora_tensor to;
+    QLORA__TRY(qlora__copy_out(ctx, values, from, (size_t)n * size));
+    for (int64_t i = n - 1; i >= 0 && table->dtype != QLORA_F32; i--) { // widened in place
+        values[i] = (QLORA__REAL)qlora__load(values, table->dtype, i);
+    }
+    qlora__arena_window(&m->parameters, at, 1, n, &to);
+    return qlora__copy_in(ctx, to.data, values, (size_t)n * sizeof *values);
+}
+
+// Starts trained matrices and rows with the values of the base, and keeps the base's rows.
+static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    if (!qlora__computes(m)) {
+        return QLORA_OK;
+    }
+    size_t bytes = (size_t)c->hidden * sizeof(QLORA__REAL);
+    size_t row_bytes = (size_t)c->hidden * qlora_dtype_bytes(m->compute);
+    QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
+    qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    for (int64_t i = 0; i < c->vocab && m->saved_embed && r == QLORA_OK; i++) {
+        r = qlora__saved_row(ctx, m, &m->embed, i, m->embed_at + i * c->hidden, values);
+    }
+    for (int64_t i = 0; i < c->vocab && m->saved_head && r == QLORA_OK; i++) {
+        r = qlora__saved_row(ctx, m, &m->head, i, m->head_at + i * c->hidden, values);
+    }
+    if (m->token_count > 0 && r == QLORA_OK) {
+        r = qlora__copy_in(ctx, m->token_rows.data, m->token_ids,
+                           (size_t)m->token_count * sizeof *m->token_ids);
+    }
+    for (int64_t i = 0; i < m->token_count && r == QLORA_OK; i++) {
+        const char* from = (const char*)m->embed.data + (size_t)m->token_ids[i] * row_bytes;
+        r = qlora__copy_out(ctx, values, from, row_bytes);
+        r = r == QLORA_OK ? qlora__copy_in(ctx, (char*)m->base_tokens.data + (size_t)i * row_bytes,
+                                           values, row_bytes)
+                          : r;
+        r = r == QLORA_OK ? qlora__saved_row(ctx, m, &m->embed, m->token_ids[i],
+                                             m->tokens_at + i * c->hidden, values)
+                          : r;
+    }
+    qlora__free(ctx, values, bytes);
+    return r;
 }
 
 // Initialises A uniformly in +-1/sqrt(in), as PEFT's Kaiming initialisation, and B with zero; equal
@@ -146,8 +262,8 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
     qlora__trained t;
     for (int64_t i = 0; i < m->range_count && qlora__trained_at(m, i, &t); i++) {
         int64_t n = t.rows * t.cols;
-        if (t.projection == NULL) {
-            continue; // norms have been loaded
+        if (t.projection == NULL || t.is_magnitude) {
+            continue; // from the base
         }
         size_t bytes = (size_t)n * sizeof(QLORA__REAL);
         QLORA__REAL* values = (QLORA__REAL*)qlora__alloc_zero(ctx, bytes);
@@ -173,5 +289,6 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
         qlora__free(ctx, values, bytes);
         QLORA__TRY(r);
     }
-    return QLORA_OK;
+    QLORA__TRY(qlora__saved_start(ctx, m));
+    return qlora__dora_refresh(ctx, m, true); // B is zero, so the magnitudes are those of the base
 }

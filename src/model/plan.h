@@ -1,122 +1,5 @@
 // ---- plan ---------------------------------------------------------------------------------------
 
-static void qlora__source_close(qlora_model* m) {
-    qlora__source* source = m->source;
-    if (source != NULL && source->has_peft) {
-        qlora__peft_close(&m->ctx->env, &source->peft);
-    }
-    if (source != NULL && source->has_folder) {
-        qlora__folder_close(&m->ctx->env, &source->folder);
-    }
-    qlora__free(m->ctx, source, source != NULL ? sizeof *source : 0);
-    m->source = NULL;
-}
-
-// The folder with the weights, opened when it is first needed.
-static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
-                                         const qlora__folder** out) {
-    if (!m->source->has_folder) {
-        QLORA__TRY(qlora__folder_open(&ctx->env, dir, &m->source->folder));
-        m->source->has_folder = true;
-    }
-    *out = &m->source->folder;
-    return QLORA_OK;
-}
-
-// A new adapter on the modules that the desc names.
-static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
-    if (m->desc.rank > 0 && (m->desc.targets >> m->arch->layout->rows[number].bit & 1u) != 0) {
-        p->rank = m->desc.rank;
-        p->alpha = (double)m->desc.alpha;
-        double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
-        p->scale = (float)(p->alpha / divisor);
-    }
-}
-
-// Rank and scale of a module in an adapter folder.
-static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, int64_t layer,
-                                         int number, qlora__projection* p) {
-    const qlora__peft* peft = &m->source->peft;
-    char module[160];
-    qlora__peft_module found;
-    memset(&found, 0, sizeof found);
-    qlora__module_of(m, layer, number, module, sizeof module);
-    QLORA__TRY(qlora__peft_find(&ctx->env, peft, module, p->out, p->in, &found));
-    p->rank = found.rank;
-    p->alpha = found.alpha;
-    p->scale = (float)found.scale;
-    if (p->rank == 0) { // patterns of a multimodal model may be written for its older names
-        char key[320];
-        QLORA__TRY(qlora__peft_key(&ctx->env, module, 'A', key));
-        if (qlora__folder_find(&peft->tensors, key) != NULL) {
-            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                               "%s has matrices for %s, but target_modules of adapter_config.json "
-                               "does not match this name",
-                               peft->tensors.dir, module);
-        }
-    }
-    return QLORA_OK;
-}
-
-// Every matrix of an adapter folder must belong to a module of the model: what is not used would
-// change the results in PEFT. Those of a vision part are left out, with a message: it is not run.
-static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m,
-                                            const qlora__peft* peft) {
-    static const char* const vision[] = {"vision_tower.", "visual.", "multi_modal_projector."};
-    uint32_t left_out = 0;
-    for (uint32_t i = 0; i < peft->tensors.count; i++) {
-        const char* name = peft->tensors.entries[i].name;
-        bool known = false;
-        for (size_t k = 0; k < sizeof vision / sizeof vision[0] && m->plan.config.wrapped; k++) {
-            known = known || strncmp(name, vision[k], strlen(vision[k])) == 0;
-        }
-        left_out += known ? 1u : 0u;
-        for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
-            for (int k = 0; k < m->arch->layout->count && !known; k++) {
-                char module[160];
-                int n = snprintf(module, sizeof module, "layers.%lld.%s.", (long long)l,
-                                 m->arch->layout->rows[k].module);
-                known = n > 0 && strncmp(name, module, (size_t)n) == 0;
-            }
-        }
-        if (!known) {
-            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                               "%s: %s does not belong to a projection of this model",
-                               peft->tensors.dir, peft->tensors.entries[i].tensor->name);
-        }
-    }
-    if (left_out > 0) {
-        QLORA__LOG(ctx, WARN, MODEL, "%s: %u tensors of the vision part are not used",
-                   peft->tensors.dir, left_out);
-    }
-    return QLORA_OK;
-}
-
-// Sets the rank and scale of every module; rank 0 = no adapter.
-static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
-                                          const qlora_model_desc* desc) {
-    qlora__peft* peft = &m->source->peft;
-    if (desc->adapter != NULL) {
-        QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, peft));
-        m->source->has_peft = true;
-        m->desc.rslora = peft->rslora;
-        m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft->dropout;
-        m->desc.rank = (int32_t)peft->rank;
-        m->desc.alpha = (float)peft->alpha;
-    }
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
-            qlora__projection* p = &m->layers[l].projections[i];
-            if (desc->adapter != NULL) {
-                QLORA__TRY(qlora__adapter_found(ctx, m, l, i, p));
-            } else {
-                qlora__adapter_new(m, i, p);
-            }
-        }
-    }
-    return desc->adapter != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
-}
-
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
@@ -135,7 +18,27 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
         m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
         m->plan.parameters += p->rank * (p->in + p->out);
     }
+    for (int i = 0; i < count && m->dora; i++) {
+        qlora__projection* p = &first[i];
+        if (p->rank > 0) {
+            p->m_at = at;
+            at += (int64_t)qlora__align_up((size_t)p->out, 8);
+            m->range_count++;
+            m->longest_range = qlora__max(m->longest_range, p->out);
+            m->plan.parameters += p->out;
+        }
+    }
     return at;
+}
+
+// Assigns a place to a trained matrix of `rows` rows; none without rows.
+static int64_t qlora__number_saved(qlora_model* m, int64_t rows, int64_t at, int64_t* place) {
+    int64_t count = rows * m->plan.config.hidden;
+    *place = at;
+    m->range_count += rows > 0 ? 1 : 0;
+    m->longest_range = qlora__max(m->longest_range, count);
+    m->plan.parameters += count;
+    return at + (int64_t)qlora__align_up((size_t)count, 8);
 }
 
 // Assigns a place to every trained tensor; each starts at a multiple of 8 elements.
@@ -168,6 +71,9 @@ static void qlora__number_parameters(qlora_model* m) {
         m->longest_range = qlora__max(m->longest_range, c->hidden);
         m->plan.parameters += c->hidden;
     }
+    at = qlora__number_saved(m, m->saved_embed ? c->vocab : 0, at, &m->embed_at);
+    at = qlora__number_saved(m, m->saved_head ? c->vocab : 0, at, &m->head_at);
+    at = qlora__number_saved(m, m->token_count, at, &m->tokens_at);
     m->elements = at;
 }
 
@@ -361,8 +267,10 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
         int64_t most;
     } fields[] = {{"desc.rank", d->rank, INT32_MIN, 1024},
                   {"desc.targets", d->targets, 0, QLORA_TARGET_ALL},
+                  {"desc.save_modules", d->save_modules, 0, QLORA_SAVE_EMBED | QLORA_SAVE_HEAD},
+                  {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
-                  {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_BF16},
+                  {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
                   {"desc.recompute", (int64_t)d->recompute, 0, QLORA_CHOICE_OFF},
                   {"desc.cache", (int64_t)d->cache, 0, QLORA_CHOICE_OFF},
@@ -425,6 +333,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__buffer_destroy(ctx, m->arena);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
+    qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
     qlora__free(ctx, m, sizeof *m);
 }
 
@@ -480,6 +389,51 @@ static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t c
                            "is %d.%d; use F32 or AUTO",
                            (int)capability / 10, (int)capability % 10);
     }
+    if (mode == QLORA_MODE_FP8 && capability != 0 && capability != 90) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.mode is FP8, which needs compute capability 9.0; this is %d.%d; "
+                           "use BF16 or AUTO",
+                           (int)capability / 10, (int)capability % 10);
+    }
+    return QLORA_OK;
+}
+
+// FP8 products need 4-bit weights, and rows of results that are aligned to 16 bytes.
+static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    const struct {
+        const char* name;
+        int64_t value;
+        int64_t of;
+    } widths[] = {{"hidden", c->hidden, 8},
+                  {"intermediate", c->intermediate, 4}, // gate and up are next to each other
+                  {"heads * head_dim", qlora__q_width(c), 8},
+                  {"kv_heads * head_dim", qlora__kv_width(c), 4}}; // and so are k and v
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
+        if (widths[i].value % widths[i].of != 0) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "desc.mode is FP8, but config.%s is %lld; it must be a multiple of "
+                               "%lld",
+                               widths[i].name, (long long)widths[i].value,
+                               (long long)widths[i].of);
+        }
+    }
+    if (m->dora) { // its backward pass needs both forms of the weights at once
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.mode is FP8, which DoRA does not support; use BF16 or AUTO");
+    }
+    for (int64_t l = 0; l < c->layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            if (!m->layers[l].projections[i].is_nf4) {
+                char module[160];
+                qlora__module_of(m, l, i, module, sizeof module);
+                return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                   "desc.mode is FP8, which needs 4-bit weights, but %s is not "
+                                   "4-bit",
+                                   module);
+            }
+        }
+    }
     return QLORA_OK;
 }
 
@@ -519,8 +473,10 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     QLORA__TRY(qlora__targets_resolve(ctx, m));
     QLORA__TRY(qlora__mode_check(ctx, desc->mode, machine->capability));
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
-                       (desc->mode == QLORA_MODE_AUTO && machine->capability >= 80);
-    m->plan.mode = wants_16bit ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+                       (desc->mode != QLORA_MODE_F32 && machine->capability >= 80);
+    m->plan.mode = desc->mode == QLORA_MODE_FP8 ? QLORA_MODE_FP8
+                   : wants_16bit                ? QLORA_MODE_BF16
+                                                : QLORA_MODE_F32;
     m->math = ctx->desc.math;
     m->compute = wants_16bit ? QLORA_BF16 : QLORA_F32;
     m->plan.tokens = m->desc.tokens;
@@ -544,16 +500,11 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
 // with nothing but a config can be planned, so the files need not exist.
 static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          qlora_model* m) {
-    static const char* const names[] = {"model.safetensors", "model.safetensors.index.json"};
     if (desc->dir == NULL || desc->plan != NULL || !m->plan.config.tied) {
         return QLORA_OK;
     }
-    bool exists = qlora__gguf_path(desc->dir);
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && !exists; i++) {
-        char path[QLORA__PATH_ROOM];
-        QLORA__TRY(qlora__path_join(&ctx->env, desc->dir, names[i], path));
-        QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
-    }
+    bool exists = false;
+    QLORA__TRY(qlora__source_exists(ctx, desc->dir, &exists));
     if (exists) {
         const qlora__folder* folder = NULL;
         QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
@@ -586,6 +537,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
             if (source.nf4) {
                 p->is_nf4 = true;
+                p->stored = true;
                 p->nf4_desc.block = (int32_t)source.block;
                 p->nf4_desc.block2 = (int32_t)source.block2;
                 p->nf4_desc.plain_scales = !source.nested;
@@ -610,8 +562,15 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     qlora_result r = m->source != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
+    r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
+    }
+    if (r == QLORA_OK && qlora__maps_weights(ctx, desc, machine)) {
+        r = qlora__map_weights(ctx, desc->dir, m);
+    }
+    if (r == QLORA_OK && qlora__is_fp8(m)) {
+        r = qlora__fp8_check(ctx, m);
     }
     if (r == QLORA_OK && desc->dir != NULL) {
         size_t bytes = strlen(desc->dir) + 1;
@@ -789,11 +748,12 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     if (plan == NULL) {
         return 1;
     }
+    bool fp8 = plan->mode == QLORA_MODE_FP8;
     const struct {
         const char* name;
         uint64_t bytes;
     } rows[] = {{"base weights", plan->base},
-                {"16-bit weight cache", plan->cache},
+                {fp8 ? "FP8 weight cache" : "16-bit weight cache", plan->cache},
                 {"adapters", plan->adapters},
                 {"optimizer", plan->optimizer},
                 {"activations", plan->activations},
@@ -808,12 +768,16 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     }
     qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", "total",
                   (double)(plan->total + plan->context) / 1048576.0);
+    if (plan->mapped > 0) {
+        qlora__append(buffer, size, &used, "  %-22s %12.3f MiB in the files, not counted\n",
+                      "mapped weights", (double)plan->mapped / 1048576.0);
+    }
     qlora__append(
         buffer, size, &used,
         "  %lld tokens per micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
-        "%lld cached in 16 bits\n",
+        "%lld cached in %s\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
-        (long long)plan->config.layers, (long long)plan->cached_layers);
+        (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
     return used + 1;
 }
 

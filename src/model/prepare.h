@@ -15,6 +15,77 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
+typedef struct qlora__ready_job {
+    const qlora__cpu_stream* stream;
+    const qlora_nf4* w;
+    float* scales;
+    uint8_t* failed; // one per part
+} qlora__ready_job;
+
+#define QLORA__READY_PART 1024 // scales
+
+static void qlora__ready_parts(void* user, int64_t begin, int64_t end) {
+    const qlora__ready_job* job = (const qlora__ready_job*)user;
+    int64_t all = job->w->rows * job->w->cols / QLORA__STREAM_STEP;
+    for (int64_t part = begin; part < end; part++) {
+        int64_t first = part * QLORA__READY_PART;
+        int64_t steps = qlora__min(QLORA__READY_PART, all - first);
+        job->failed[part] =
+            !qlora__stream_prepare(job->stream, job->w, first, steps, job->scales + first);
+    }
+}
+
+// Prepares the scales of the weights that decoding streams. A weight with scales that cannot be
+// prepared keeps its own.
+static qlora_result qlora__model_ready(qlora_ctx* ctx, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            qlora__projection* p = &m->layers[l].projections[i];
+            int64_t parts = qlora__ceil_div(p->ready.cols, QLORA__READY_PART);
+            qlora__ready_job job;
+            bool failed = false;
+            if (p->ready.data == NULL) {
+                continue;
+            }
+            job.stream = ctx->cpu->stream;
+            job.w = &p->nf4;
+            job.scales = (float*)p->ready.data;
+            job.failed = (uint8_t*)qlora__alloc_zero(ctx, (size_t)parts);
+            if (job.failed == NULL) {
+                return QLORA_ERR_MEMORY;
+            }
+            qlora__parallel(ctx, parts, 1, qlora__ready_parts, &job);
+            for (int64_t k = 0; k < parts; k++) {
+                failed = failed || job.failed[k] != 0;
+            }
+            qlora__free(ctx, job.failed, (size_t)parts);
+            p->nf4.ready = failed ? NULL : job.scales;
+        }
+    }
+    return QLORA_OK;
+}
+
+#undef QLORA__READY_PART
+
+// Points a stack at its FP8 weights and at what all stacks share.
+static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
+    qlora__layer* layer = &m->layers[l];
+    qlora__fp8* f = &layer->fp8[group];
+    if (!layer->cached) {
+        qlora__arena own;
+        own.ctx = m->ctx;
+        own.base = (char*)m->operand.data;
+        own.used = 0;
+        qlora__layout_fp8(&own, m, layer, group);
+    }
+    f->codes = m->fp8_codes;
+    f->scales = m->fp8_scales;
+    f->ones = m->fp8_ones;
+    qlora__arena_window(&m->fp8_factors, (l * QLORA__GROUPS + group) * 2, 1, 2, &f->factors);
+    layer->linears[group].operand = NULL;
+    layer->linears[group].fp8 = f;
+}
+
 // The operands of layers without a cache are views of the shared one. A stack of dense weights
 // needs none.
 static void qlora__model_operands(qlora_model* m) {
@@ -22,6 +93,10 @@ static void qlora__model_operands(qlora_model* m) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
             qlora_linear_desc* linear = &layer->linears[g];
+            if (qlora__is_fp8(m)) {
+                qlora__model_fp8(m, l, g);
+                continue;
+            }
             bool any_nf4 = false;
             for (int i = 0; i < linear->count; i++) {
                 any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
@@ -129,13 +204,25 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
         // The kernels that only decoding uses are loaded by the dry run.
         const qlora_model_config* c = &m->plan.config;
-        return qlora__cache_warm(ctx, qlora__kernels_needed(ctx, m->compute, c->head_dim,
-                                                            c->attention_cap > 0.0, nf4, true,
-                                                            m->dir == NULL));
+        uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
+                                              nf4, true, m->dir == NULL);
+        return qlora__cache_warm(ctx, need | (qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0));
     }
 #else
     (void)m;
 #endif
     (void)ctx;
+    return QLORA_OK;
+}
+
+// FP8 products on a GPU need cuBLASLt.
+static qlora_result qlora__model_open_fp8(qlora_ctx* ctx, const qlora_model* m) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx) && qlora__is_fp8(m) && qlora__computes(m)) {
+        return qlora__lt_open(ctx);
+    }
+#endif
+    (void)ctx;
+    (void)m;
     return QLORA_OK;
 }

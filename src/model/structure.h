@@ -1,12 +1,21 @@
 // ---- the parts of a model -----------------------------------------------------------------------
 
+// A weight that is used where its file is mapped; data is NULL if it is copied.
+typedef struct qlora__mapped {
+    const void* data;
+    qlora_dtype dtype;
+} qlora__mapped;
+
 typedef struct qlora__projection {
     int64_t in;
     int64_t out;
     bool is_nf4;
+    bool stored; // it is 4-bit in the files
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
-    qlora_tensor dense; // in the compute type, unless is_nf4
+    qlora_tensor ready; // f32: scales for products with few rows on the CPU; may be empty
+    qlora_tensor dense; // unless is_nf4; in the compute type, unless it is mapped
+    qlora__mapped mapped;
     bool has_bias;
     qlora_tensor bias;
     int64_t rank; // 0 = no adapter
@@ -18,6 +27,9 @@ typedef struct qlora__projection {
     qlora_tensor sb;
     qlora_tensor da; // views of the gradients
     qlora_tensor db;
+    int64_t m_at;           // DoRA's magnitude
+    qlora_tensor magnitude; // [1, out]: views of the parameters and the gradients
+    qlora_tensor dm;
 } qlora__projection;
 
 // The activations of a layer that the backward pass needs.
@@ -36,7 +48,10 @@ typedef struct qlora__layer {
     qlora__projection projections[QLORA__PROJECTIONS];
     qlora_linear_desc linears[QLORA__GROUPS];
     qlora_tensor operands[QLORA__GROUPS]; // cached, or views of the shared one
+    qlora__fp8 fp8[QLORA__GROUPS];        // in FP8 mode, instead of the operands
     int64_t pads[QLORA__GROUPS];
+    qlora_tensor gains[QLORA__GROUPS];    // DoRA: f32 [1, out], magnitude / norm, 1 without one
+    qlora_tensor inverses[QLORA__GROUPS]; // 1 / norm
     bool cached;
     bool recompute;
     bool sliding;
@@ -62,6 +77,10 @@ typedef struct qlora__batch_block {
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
     qlora_tensor scale;     // [1, 1] f32: 1 / total labels
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
+    qlora_tensor starts;    // these four are views for qlora__preference
+    qlora_tensor roles;
+    qlora_tensor numbers;
+    qlora_tensor references;
 } qlora__batch_block;
 
 // The files of a model and its adapter, each opened once for planning and loading.
@@ -77,7 +96,7 @@ struct qlora_model {
     qlora_model_desc desc; // defaults resolved; of its pointers, only dir remains valid
     qlora_plan plan;
     char* dir;             // copy of desc.dir, or NULL
-    qlora__source* source; // only while the model is being opened
+    qlora__source* source; // while the model is being opened, and if weights are mapped
     const qlora__arch* arch;
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
@@ -92,6 +111,8 @@ struct qlora_model {
     qlora__buffer* arena;
     qlora__layer* layers;
     // base
+    qlora__mapped embed_mapped;
+    qlora__mapped head_mapped;
     qlora_tensor embed; // [V, H]
     qlora_tensor head;  // [V, H]; the embedding if tied
     qlora_tensor final_norm;
@@ -100,6 +121,24 @@ struct qlora_model {
     qlora_tensor rope; // [positions, rope_dims] f32
     qlora_tensor rope_sliding;
     qlora_tensor rope_query; // the same for q, if it is scaled by position
+    // trained embedding, head and rows: own_ are views of the shadow, d_ of the gradients
+    bool dora;
+    bool saved_embed;
+    bool saved_head;
+    bool saved_tied; // the trained embedding is also the head
+    int64_t token_count;
+    int32_t* token_ids; // of the trained rows, on the host
+    int64_t embed_at;   // first elements in the parameter arena
+    int64_t head_at;
+    int64_t tokens_at;
+    qlora_tensor own_embed;
+    qlora_tensor own_head;
+    qlora_tensor own_tokens;
+    qlora_tensor d_embed;
+    qlora_tensor d_head;
+    qlora_tensor d_tokens;
+    qlora_tensor token_rows;  // I32 [1, count]
+    qlora_tensor base_tokens; // [count, H], the rows of the base
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
@@ -126,13 +165,20 @@ struct qlora_model {
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
+    qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
+    // FP8 mode
+    qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
+    qlora_tensor fp8_codes;   // U8: rows of x or dy
+    qlora_tensor fp8_scales;  // f32 [1, T]
+    qlora_tensor fp8_ones;    // f32 [1, widest result]
     // head
     qlora_tensor rows_x;  // [chunk, H]
     qlora_tensor logits;  // [chunk, V]
     qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
     qlora_tensor losses;  // f32 [1, R]
     qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
+    qlora__preference preference;
     // generation
     qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
     qlora_tensor scores;   // f32 [heads, generate_tokens]
@@ -158,4 +204,9 @@ static bool qlora__computes(const qlora_model* m) {
 // Whether the model has gradients and an optimizer.
 static bool qlora__trains(const qlora_model* m) {
     return m->desc.purpose == QLORA_PURPOSE_TRAIN;
+}
+
+// Whether base products are computed in FP8.
+static bool qlora__is_fp8(const qlora_model* m) {
+    return m->plan.mode == QLORA_MODE_FP8;
 }

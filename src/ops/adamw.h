@@ -5,6 +5,7 @@
 //   p -= lr weight_decay decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
 //   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //   shadow = shadow_scale p, also in the range's copy if it has one;  gradient = 0
+// lr is that of the state times the factor of the range.
 // If the gradient is not finite, p, m, v, t and shadow stay unchanged, and the gradient becomes 0.
 
 // Computes x^n by squaring, with the same products as the kernel.
@@ -80,6 +81,7 @@ static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     const qlora_adamw_desc* a = job->args;
     const qlora__cpu_rows* rows = qlora__rows_of(a->param->owner);
     int64_t first = job->range.begin + begin;
+    QLORA__REAL lr = job->range.lr > 0 ? (QLORA__REAL)job->range.lr : 1;
     qlora__adamw_row r;
     r.param = (QLORA__REAL*)a->param->data + first;
     r.grad = (QLORA__REAL*)a->grad->data + first;
@@ -87,11 +89,11 @@ static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     r.v = (QLORA__REAL*)a->v->data + first;
     r.n = end - begin;
     r.clip = job->clip;
-    r.decay = job->lr_decay * (QLORA__REAL)job->range.decay;
+    r.decay = job->lr_decay * (QLORA__REAL)job->range.decay * lr;
     r.beta2 = job->beta2;
     r.one_minus_beta1 = job->one_minus_beta1;
     r.one_minus_beta2 = job->one_minus_beta2;
-    r.step_size = job->step_size;
+    r.step_size = job->step_size * lr;
     r.root_correction = job->root_correction;
     r.eps = job->eps;
     if (job->skip) {
@@ -143,6 +145,11 @@ static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a
                                "range %lld has %lld elements from %lld on; the arena has %lld",
                                (long long)i, (long long)r.count, (long long)r.begin,
                                (long long)a->param->cols);
+        }
+        if (!(r.lr >= 0.0 && r.lr <= 1e30)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "range %lld: lr is %g; it must be finite and not negative",
+                               (long long)i, r.lr);
         }
         if (r.copy != NULL && r.copy_cols < 1) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,

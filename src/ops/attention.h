@@ -39,8 +39,9 @@ typedef struct qlora__attention_kernel {
     uint32_t shared;
 } qlora__attention_kernel;
 
-// What the kernels of a path take. The first three need heads that start at multiples of 16 bytes.
+// What the kernels of a path take. All but the last need heads that start at multiples of 16 bytes.
 typedef enum qlora__attention_takes {
+    QLORA__TAKES_MAPS, // its own head size, as tensor maps, on a device with warpgroup instructions
     QLORA__TAKES_EXACT,  // its own head size
     QLORA__TAKES_PADDED, // and smaller ones
     QLORA__TAKES_CAPPED, // and capped scores
@@ -61,8 +62,17 @@ typedef struct qlora__attention_path {
 } qlora__attention_path;
 
 // clang-format off
-// The first row that fits is used. The comments in kernels/attn_tc.cuh explain the shared memory.
+// The first row that fits is used. The comments in kernels/attn_tc.cuh and kernels/attn_wg.cuh
+// explain the shared memory.
 static const qlora__attention_path qlora__attention_paths[] = {
+    {QLORA_BF16, 64, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD64WG,
+     {QLORA__K_attn64_wg_fwd, 128, 384, 82944}, {QLORA__K_attn64_wg_stats, 32, 256, 0},
+     {QLORA__K_attn64_wg_bwd_kv, 128, 384, 66560}, {QLORA__K_attn64_wg_bwd_q, 128, 384, 66560},
+     {QLORA__K_attn64_wg_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 128, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD128WG,
+     {QLORA__K_attn128_wg_fwd, 128, 384, 164864}, {QLORA__K_attn128_wg_stats, 16, 256, 0},
+     {QLORA__K_attn128_wg_bwd_kv, 128, 384, 132096}, {QLORA__K_attn128_wg_bwd_q, 128, 384, 132096},
+     {QLORA__K_attn128_wg_bwd_sum, 0, 256, 0}},
     {QLORA_BF16, 32, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD32,
      {QLORA__K_attn32_fwd, 128, 128, 30720}, {QLORA__K_attn32_stats, 64, 256, 0},
      {QLORA__K_attn32_bwd_kv, 64, 128, 39936}, {QLORA__K_attn32_bwd_q, 128, 128, 40960},
@@ -115,9 +125,11 @@ static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_p
     if (p->takes == QLORA__TAKES_ALL) {
         return true;
     }
+    bool exact = p->takes == QLORA__TAKES_EXACT || p->takes == QLORA__TAKES_MAPS;
     // No other kernel of a path needs more shared memory than kv does where it does not fit.
-    return aligned && (p->takes == QLORA__TAKES_EXACT ? hd == p->hd : hd <= p->hd) &&
+    return aligned && (exact ? hd == p->hd : hd <= p->hd) &&
            (!capped || p->takes == QLORA__TAKES_CAPPED) &&
+           (p->takes != QLORA__TAKES_MAPS || qlora__has_warpgroups(ctx)) &&
            p->kv.shared <= (uint32_t)ctx->gpu->max_shared;
 }
 
@@ -229,56 +241,163 @@ static qlora_result qlora__attention_sum(qlora_ctx* ctx, const qlora__attention_
     return qlora__launch(ctx, path->sum.id, blocks, 2, 1, path->sum.threads, 0, args);
 }
 
+// The operands of a launch. Kernels that take tensor maps have them in the places of q, k, v and
+// d_o, one for each number of rows that is copied at a time.
+typedef struct qlora__attention_operands {
+    const qlora__attention_path* path;
+    qlora__attention_numbers n;
+    qlora_tensor in[4];  // q, k, v, d_o
+    qlora_tensor out[4]; // o, dq, dk, dv
+    void* lse;
+    void* seqs;
+    void* stats;
+    void* parts;
+    int32_t each;
+    qlora__tensor_map kept[4];     // boxes of 128 rows
+    qlora__tensor_map streamed[4]; // boxes of 64 rows
+} qlora__attention_operands;
+
+static qlora_result qlora__attention_maps_make(qlora_ctx* ctx, const qlora__attention* a,
+                                               qlora__attention_operands* x) {
+    const qlora_tensor* in[4] = {a->q, a->k, a->v, a->d_o};
+    for (int i = 0; i < 4 && in[i] != NULL; i++) {
+        const qlora_tensor* t = in[i];
+        QLORA__TRY(qlora__tensor_map_make(ctx, t->data, t->rows, t->cols, t->ld, 128, &x->kept[i]));
+        QLORA__TRY(
+            qlora__tensor_map_make(ctx, t->data, t->rows, t->cols, t->ld, 64, &x->streamed[i]));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_operands_make(qlora_ctx* ctx, const qlora__attention* a,
+                                                   qlora__attention_operands* x) {
+    const qlora_tensor* in[4] = {a->q, a->k, a->v, a->d_o};
+    const qlora_tensor* out[4] = {a->o, a->dq, a->dk, a->dv};
+    memset(x, 0, sizeof *x);
+    x->path = qlora__attention_choose(ctx, a);
+    x->n = qlora__attention_narrow(a);
+    for (int i = 0; i < 4; i++) {
+        if (in[i] != NULL) {
+            x->in[i] = *in[i];
+        }
+        if (out[i] != NULL) {
+            x->out[i] = *out[i];
+        }
+    }
+    x->lse = a->lse->data;
+    x->seqs = a->seqs->data;
+    return x->path->takes == QLORA__TAKES_MAPS ? qlora__attention_maps_make(ctx, a, x) : QLORA_OK;
+}
+
+// Appends the operands q, k, v and, backward, d_o to the arguments; returns their number. Bit i of
+// `kept` is set if the block keeps operand i, which it copies in boxes of 128 rows.
+static int qlora__attention_inputs(qlora__attention_operands* x, int count, unsigned kept,
+                                   void** args) {
+    int used = 0;
+    for (int i = 0; i < count; i++) {
+        if (x->path->takes == QLORA__TAKES_MAPS) {
+            bool whole = (kept >> i & 1u) != 0;
+            args[used++] = qlora__tensor_map_place(whole ? &x->kept[i] : &x->streamed[i]);
+        } else {
+            args[used++] = &x->in[i].data;
+            args[used++] = &x->in[i].ld;
+        }
+    }
+    return used;
+}
+
+// Appends the offsets, sizes and factors that every kernel takes after its matrices.
+static int qlora__attention_sizes(qlora__attention* a, qlora__attention_operands* x, void** args) {
+    bool maps = x->path->takes == QLORA__TAKES_MAPS;
+    qlora__attention_numbers* n = &x->n;
+    int used = 0;
+    args[used++] = &x->seqs;
+    args[used++] = &n->n_seqs;
+    args[used++] = &n->tokens;
+    args[used++] = &n->heads;
+    args[used++] = &n->kv_heads;
+    if (!maps) {
+        args[used++] = &n->hd;
+    }
+    args[used++] = &n->window;
+    args[used++] = &a->scale;
+    if (!maps) {
+        args[used++] = &n->half;
+    }
+    return used;
+}
+
+#define QLORA__ATTENTION_ARGS 32
+
 static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attention* a) {
-    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
-    qlora__attention_numbers n = qlora__attention_narrow(a);
-    qlora_tensor q = *a->q;
-    qlora_tensor k = *a->k;
-    qlora_tensor v = *a->v;
-    qlora_tensor o = *a->o;
-    void* lse = a->lse->data;
-    void* seqs = a->seqs->data;
-    void* args[] = {&q.data, &q.ld,     &k.data,   &k.ld,     &v.data,   &v.ld,    &o.data,
-                    &o.ld,   &lse,      &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
-                    &n.hd,   &n.window, &a->scale, &n.half,   &a->cap};
-    return qlora__attention_launch(ctx, &path->forward, a, a->heads, 1, args);
+    qlora__attention_operands x;
+    QLORA__TRY(qlora__attention_operands_make(ctx, a, &x));
+    void* args[QLORA__ATTENTION_ARGS];
+    int used = qlora__attention_inputs(&x, 3, 7, args);
+    args[used++] = &x.out[0].data;
+    args[used++] = &x.out[0].ld;
+    args[used++] = &x.lse;
+    used += qlora__attention_sizes(a, &x, args + used);
+    args[used++] = &a->cap;
+    const qlora__attention_kernel* kernel = &x.path->forward;
+    if (x.path->takes == QLORA__TAKES_MAPS) { // its blocks take one tile after another
+        int64_t tiles = (a->tokens / kernel->rows + a->n_seqs + 1) * a->heads;
+        return qlora__launch(ctx, kernel->id, qlora__min(tiles, ctx->gpu->sm_count), 1, 1,
+                             kernel->threads, kernel->shared, args);
+    }
+    return qlora__attention_launch(ctx, kernel, a, a->heads, 1, args);
+}
+
+static qlora_result qlora__attention_stats(qlora_ctx* ctx, const qlora__attention* a,
+                                           qlora__attention_operands* x) {
+    const qlora__attention_kernel* kernel = &x->path->stats;
+    void* args[] = {&x->out[0].data, &x->out[0].ld, &x->in[3].data, &x->in[3].ld, &x->lse,
+                    &x->stats,       &x->n.tokens,  &x->n.hd,       &x->n.half};
+    return qlora__launch(ctx, kernel->id, qlora__ceil_div(a->tokens, kernel->rows), a->heads, 1,
+                         kernel->threads, kernel->shared, args);
+}
+
+static qlora_result qlora__attention_backward_q(qlora_ctx* ctx, qlora__attention* a,
+                                                qlora__attention_operands* x) {
+    void* args[QLORA__ATTENTION_ARGS];
+    int used = qlora__attention_inputs(x, 4, 9, args); // keeps q and d_o
+    args[used++] = &x->stats;
+    args[used++] = &x->out[1].data;
+    args[used++] = &x->out[1].ld;
+    used += qlora__attention_sizes(a, x, args + used);
+    args[used++] = &a->cap;
+    return qlora__attention_launch(ctx, &x->path->q, a, a->heads, 1, args);
+}
+
+static qlora_result qlora__attention_backward_kv(qlora_ctx* ctx, qlora__attention* a,
+                                                 qlora__attention_operands* x, int64_t shares) {
+    void* args[QLORA__ATTENTION_ARGS];
+    int used = qlora__attention_inputs(x, 4, 6, args); // keeps k and v
+    args[used++] = &x->stats;
+    args[used++] = &x->out[2].data;
+    args[used++] = &x->out[2].ld;
+    args[used++] = &x->out[3].data;
+    args[used++] = &x->out[3].ld;
+    used += qlora__attention_sizes(a, x, args + used);
+    args[used++] = &x->parts; // attn_f32 has no shares and ignores this and the next
+    args[used++] = &x->each;
+    args[used++] = &a->cap;
+    return qlora__attention_launch(ctx, &x->path->kv, a, a->kv_heads, shares, args);
 }
 
 static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attention* a) {
-    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
-    qlora__attention_numbers n = qlora__attention_narrow(a);
-    void* stats = NULL;
-    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &stats));
+    qlora__attention_operands x;
+    QLORA__TRY(qlora__attention_operands_make(ctx, a, &x));
+    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &x.stats));
     qlora__attention_shares shares;
-    QLORA__TRY(qlora__attention_share(ctx, path, a, &shares));
-    qlora_tensor q = *a->q;
-    qlora_tensor k = *a->k;
-    qlora_tensor v = *a->v;
-    qlora_tensor o = *a->o;
-    qlora_tensor d_o = *a->d_o;
-    qlora_tensor dq = *a->dq;
-    qlora_tensor dk = *a->dk;
-    qlora_tensor dv = *a->dv;
-    void* lse = a->lse->data;
-    void* seqs = a->seqs->data;
-    void* stats_args[] = {&o.data, &o.ld,     &d_o.data, &d_o.ld, &lse,
-                          &stats,  &n.tokens, &n.hd,     &n.half};
-    QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
-                             a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
-    void* parts = shares.parts; // attn_f32 has no shares and ignores the last two
-    void* kv_args[] = {&q.data,   &q.ld,     &k.data,     &k.ld,        &v.data,
-                       &v.ld,     &d_o.data, &d_o.ld,     &stats,       &dk.data,
-                       &dk.ld,    &dv.data,  &dv.ld,      &seqs,        &n.n_seqs,
-                       &n.tokens, &n.heads,  &n.kv_heads, &n.hd,        &n.window,
-                       &a->scale, &n.half,   &parts,      &shares.each, &a->cap};
-    void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
-                      &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
-                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half,   &a->cap};
+    QLORA__TRY(qlora__attention_share(ctx, x.path, a, &shares));
+    x.parts = shares.parts;
+    x.each = shares.each;
+    QLORA__TRY(qlora__attention_stats(ctx, a, &x));
     QLORA__TRY(qlora__beside_begin(ctx));
-    QLORA__TRY(qlora__beside_end(ctx, QLORA__BESIDE_DQ,
-                                 qlora__attention_launch(ctx, &path->q, a, a->heads, 1, q_args)));
-    QLORA__TRY(qlora__attention_launch(ctx, &path->kv, a, a->kv_heads, shares.count, kv_args));
-    QLORA__TRY(qlora__attention_sum(ctx, path, a, &shares));
+    QLORA__TRY(qlora__beside_end(ctx, QLORA__BESIDE_DQ, qlora__attention_backward_q(ctx, a, &x)));
+    QLORA__TRY(qlora__attention_backward_kv(ctx, a, &x, shares.count));
+    QLORA__TRY(qlora__attention_sum(ctx, x.path, a, &shares));
     return qlora__beside_wait(ctx, 1u << QLORA__BESIDE_DQ);
 }
 

@@ -56,7 +56,8 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
                                (long long)l->in);
         }
     } else {
-        QLORA__TRY(qlora__need(ctx, p->dense, "dense", type, p->out, l->in));
+        unsigned mixed = qlora__on_cpu(ctx) && dtype == QLORA_F32 ? QLORA__IS_FLOAT : type;
+        QLORA__TRY(qlora__need(ctx, p->dense, "dense", mixed, p->out, l->in));
     }
     if (p->bias != NULL) {
         QLORA__TRY(qlora__need(ctx, p->bias, "bias", type, 1, p->out));
@@ -89,6 +90,31 @@ static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear_desc*
                                l->in + pad));
     }
     return QLORA_OK;
+}
+
+// The joined adapters of a stack with an operand, as views: A [pad, in] and sB [out, pad].
+static bool qlora__linear_joined(const qlora_linear_desc* l, int64_t pad, qlora_tensor* a,
+                                 qlora_tensor* sb) {
+    if (l->fp8 != NULL) {
+        *a = l->fp8->a;
+        *sb = l->fp8->sb;
+    } else if (l->operand != NULL) {
+        size_t size = qlora_dtype_bytes(l->operand->dtype);
+        int64_t out = qlora_linear_out(l);
+        *a = *l->operand;
+        *sb = *l->operand;
+        a->data = (char*)a->data + (size_t)(out * a->ld) * size;
+        a->bytes -= (size_t)(out * a->ld) * size;
+        sb->data = (char*)sb->data + (size_t)l->in * size;
+        sb->bytes -= (size_t)l->in * size;
+    } else {
+        return false;
+    }
+    a->rows = pad;
+    a->cols = l->in;
+    sb->rows = qlora_linear_out(l);
+    sb->cols = pad;
+    return true;
 }
 
 // C = alpha op(A) op(B) + beta C, with the precision of forward or backward products.
@@ -218,6 +244,22 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
         0, args);
 }
 
+// The adapters of a stack with FP8 weights. The code for an operand writes both parts: sB as that
+// of an operand without W, A as that of one without rows of W.
+static QLORA__UNUSED qlora_result qlora__linear_place_fp8(qlora_ctx* ctx,
+                                                          const qlora_linear_desc* l) {
+    qlora_linear_desc part = *l;
+    part.operand = &l->fp8->sb;
+    part.in = 0;
+    QLORA__TRY(qlora__linear_place_adapters(ctx, &part));
+    part = *l;
+    part.operand = &l->fp8->a;
+    for (int32_t i = 0; i < part.count; i++) {
+        part.parts[i].out = 0;
+    }
+    return qlora__linear_place_adapters(ctx, &part);
+}
+
 static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         uint32_t flags) {
     if (l == NULL || l->operand == NULL) {
@@ -241,9 +283,14 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc*
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor rows;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, row, p->out, 0, l->in, &rows));
-        QLORA__TRY(p->nf4 != NULL
-                       ? qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32)
-                       : qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
+        if (p->nf4 != NULL) {
+            QLORA__TRY(qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32));
+        } else if (p->dense->dtype == dtype) {
+            QLORA__TRY(qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
+        }
+        for (int64_t r = 0; p->nf4 == NULL && p->dense->dtype != dtype && r < p->out; r++) {
+            qlora__row_convert(qlora__rows_of(ctx), p->dense, r, 0, l->in, &rows, r, 0);
+        }
         row += p->out;
     }
     return (flags & QLORA_LINEAR_ADAPTERS) != 0 ? qlora__linear_place_adapters(ctx, l) : QLORA_OK;
@@ -334,10 +381,14 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
                                     const qlora_tensor* x, const qlora_tensor* inner) {
     int64_t pad = x->cols - l->in;
     qlora_tensor tail;
+    if (pad == 0) {
+        return QLORA_OK;
+    }
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &tail));
-    if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, including the zero columns
-        qlora_tensor a;
-        QLORA__TRY(qlora__tensor_view(ctx, l->operand, qlora_linear_out(l), pad, 0, l->in, &a));
+    qlora_tensor a;
+    qlora_tensor sb;
+    // all parts at once, including the zero columns
+    if (l->dropout == 0.0f && qlora__linear_joined(l, pad, &a, &sb)) {
         return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
     }
     int64_t at = 0;
@@ -386,6 +437,24 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
     return QLORA_OK;
 }
 
+// y (+)= z (sB)^T in the type of x, and the base in FP8 on top of it.
+static qlora_result qlora__linear_forward_fp8(qlora_ctx* ctx, qlora_math math,
+                                              const qlora_linear_desc* l, const qlora_tensor* x,
+                                              const qlora_tensor* y, bool biased) {
+    qlora_tensor inner;
+    qlora_tensor z;
+    qlora_tensor a;
+    qlora_tensor sb;
+    int64_t pad = x->cols - l->in;
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &z));
+    if (pad > 0 && qlora__linear_joined(l, pad, &a, &sb)) {
+        QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, &z,
+                                      &sb, y));
+    }
+    return qlora__fp8_product(ctx, l->fp8, false, &inner, y, biased || pad > 0);
+}
+
 static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math,
                                                  const qlora_linear_desc* l, const qlora_tensor* x,
                                                  const qlora_tensor* y) {
@@ -402,6 +471,9 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math
         QLORA__TRY(p->bias != NULL ? qlora__linear_bias(ctx, p->bias, &part, false)
                                    : qlora__tensor_zero(ctx, &part));
         col += p->out;
+    }
+    if (l->fp8 != NULL) {
+        return qlora__linear_forward_fp8(ctx, math, l, x, y, biased);
     }
     qlora_tensor upper; // [W sB]
     QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, 0, l->operand->cols, &upper));
@@ -422,8 +494,9 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
     QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
-    return l->operand != NULL ? qlora__linear_forward_joined(ctx, math, l, x, y)
-                              : qlora__linear_forward_plain(ctx, math, l, x, &inner, y);
+    return l->operand != NULL || l->fp8 != NULL
+               ? qlora__linear_forward_joined(ctx, math, l, x, y)
+               : qlora__linear_forward_plain(ctx, math, l, x, &inner, y);
 }
 
 qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
@@ -441,9 +514,9 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
     int64_t pad = dy->cols - out;
     qlora_tensor tail;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, pad, &tail));
-    if (l->operand != NULL) {
-        qlora_tensor sb;
-        QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, l->in, pad, &sb));
+    qlora_tensor a;
+    qlora_tensor sb;
+    if (qlora__linear_joined(l, pad, &a, &sb)) {
         return qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
     }
     int64_t col = 0;
@@ -466,10 +539,29 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
     return qlora__tensor_zero(ctx, &rest);
 }
 
+// dx = u A in the type of dy, unless there is dropout, and the base in FP8 on top of it.
+static qlora_result qlora__linear_dx_fp8(qlora_ctx* ctx, qlora_math math,
+                                         const qlora_linear_desc* l, const qlora_tensor* dy,
+                                         const qlora_tensor* inner, const qlora_tensor* dx) {
+    int64_t pad = dy->cols - inner->cols;
+    bool adds = pad > 0 && l->dropout == 0.0f;
+    qlora_tensor u;
+    qlora_tensor a;
+    qlora_tensor sb;
+    QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, pad, &u));
+    if (adds && qlora__linear_joined(l, pad, &a, &sb)) {
+        QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &u, &a, dx));
+    }
+    return qlora__fp8_product(ctx, l->fp8, true, inner, dx, adds);
+}
+
 // dx = sum of dy_i W_i, plus u_i A_i unless there is dropout.
 static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                      const qlora_tensor* dy, const qlora_tensor* inner,
                                      const qlora_tensor* dx) {
+    if (l->fp8 != NULL) {
+        return qlora__linear_dx_fp8(ctx, math, l, dy, inner, dx);
+    }
     if (l->operand != NULL) {
         const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
         qlora_tensor below; // [W ; A], or W alone

@@ -202,6 +202,20 @@ static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t byt
     return n < 0 ? -(int64_t)errno : (int64_t)n;
 }
 
+static QLORA__UNUSED int64_t qlora__os_read_at(void* file, void* buffer, size_t bytes,
+                                               uint64_t offset, void* user) {
+    (void)user;
+    size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30;
+    ssize_t n;
+    if (offset > (uint64_t)INT64_MAX - most) {
+        return -(int64_t)EINVAL;
+    }
+    do {
+        n = pread(qlora__os_fd(file), buffer, most, (off_t)offset);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -(int64_t)errno : (int64_t)n;
+}
+
 static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
                                              void* user) {
     (void)user;

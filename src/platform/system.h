@@ -29,6 +29,7 @@ static QLORA__UNUSED void qlora__os_free(void* pointer, size_t bytes, void* user
 #define QLORA__CUDAAPI __stdcall
 #define QLORA__CUDA_NAMES(X) X("nvcuda.dll")
 #define QLORA__CUBLAS_NAMES(X) X("cublas64_13.dll") X("cublas64_12.dll") X("cublas64_11.dll")
+#define QLORA__CUBLASLT_NAMES(X) X("cublasLt64_13.dll") X("cublasLt64_12.dll")
 #else
 #define QLORA__CUDAAPI
 #define QLORA__CUDA_NAMES(X)                                                                       \
@@ -36,6 +37,9 @@ static QLORA__UNUSED void qlora__os_free(void* pointer, size_t bytes, void* user
 #define QLORA__CUBLAS_NAMES(X)                                                                     \
     X("libcublas.so.13") X("libcublas.so.12") X("libcublas.so.11") X("libcublas.so")               \
     X("/usr/local/cuda/lib64/libcublas.so")
+#define QLORA__CUBLASLT_NAMES(X)                                                                   \
+    X("libcublasLt.so.13") X("libcublasLt.so.12") X("libcublasLt.so")                              \
+    X("/usr/local/cuda/lib64/libcublasLt.so")
 #endif
 // clang-format on
 

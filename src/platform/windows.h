@@ -218,6 +218,21 @@ static QLORA__UNUSED int64_t qlora__os_read(void* file, void* buffer, size_t byt
     return n == 0 && ferror((FILE*)file) ? -(int64_t)EIO : (int64_t)n;
 }
 
+static QLORA__UNUSED int64_t qlora__os_read_at(void* file, void* buffer, size_t bytes,
+                                               uint64_t offset, void* user) {
+    (void)user;
+    FILE* f = (FILE*)file;
+    long long before = _ftelli64(f);
+    if (before < 0 || offset > (uint64_t)INT64_MAX ||
+        _fseeki64(f, (long long)offset, SEEK_SET) != 0) {
+        return -(int64_t)ESPIPE;
+    }
+    size_t n = fread(buffer, 1, bytes, f);
+    bool failed = n == 0 && ferror(f) != 0;
+    failed = _fseeki64(f, before, SEEK_SET) != 0 || failed;
+    return failed ? -(int64_t)EIO : (int64_t)n;
+}
+
 static QLORA__UNUSED int64_t qlora__os_write(void* file, const void* data, size_t bytes,
                                              void* user) {
     (void)user;

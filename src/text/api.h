@@ -218,6 +218,13 @@ QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const 
 // stream.
 typedef struct qlora_text_data qlora_text_data;
 
+// What a record is, for training with preferences.
+typedef enum qlora_text_preference {
+    QLORA_TEXT_ANSWERS = 0, // an answer to learn; pairs and judged answers are refused
+    QLORA_TEXT_PAIRS = 1,   // "chosen" and "rejected": two samples, in this order
+    QLORA_TEXT_JUDGED = 2   // an answer with a "label", true or false
+} qlora_text_preference;
+
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
     const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
@@ -226,8 +233,8 @@ typedef struct qlora_text_data_desc {
     bool train_prompt;     // train on everything
     bool last_turn_only;   // train on the last assistant turn only
     // Keeps an index instead of the samples: qlora_text_sample_read makes a sample from its record
-    // in the file, and the chat must stay open. Standard input, memory, arrays inside an object and
-    // long .txt documents are kept as without it.
+    // in the file, and the chat must stay open. Standard input, memory, compressed and Parquet
+    // files are kept as without it, and so are .txt documents that cannot be split (up to 16 MiB).
     bool stream;
     // One of qlora_text_data_formats: what the file is (jsonl, csv, txt, ...), or the only form of
     // record that is read (text, messages, ...). NULL = from the ending and the names in each
@@ -236,10 +243,15 @@ typedef struct qlora_text_data_desc {
     // Names in the file that stand for those of a record: "prompt=question,completion=answer".
     // NULL = they are as they should be.
     const char* columns;
+    // One of several files: a name of `columns` that no record of this file has is not an error.
+    // The file is then read as if the name had not been given, and qlora_text_data_query lists it.
+    // A pipe can be read only once: there it is an error.
+    bool columns_partial;
     // Called for each record that cannot be used, with its line and what qlora_text_last_error
     // would say. Reading goes on if it returns true. NULL = the first one is an error.
     bool (*bad)(void* user, size_t line, const char* what);
     void* bad_user;
+    qlora_text_preference preference; // except for ANSWERS, only the last answer is trained
     uint32_t reserved_must_be_zero1;
 } qlora_text_data_desc;
 
@@ -258,6 +270,7 @@ QLORA_API size_t qlora_text_data_count(const qlora_text_data* data);
 typedef struct qlora_text_data_info {
     size_t count;        // samples
     const char* ignored; // names in the records that were not used: "id, source"; "" = none
+    const char* lacking; // names of desc.columns that the file does not have, in the same way
 } qlora_text_data_info;
 QLORA_API qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* out);
 
@@ -267,6 +280,7 @@ typedef struct qlora_text_sample {
     size_t count;          // 0 for an empty record
     size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
+    bool desirable;        // QLORA_TEXT_JUDGED: its "label"; QLORA_TEXT_PAIRS: the chosen one
 } qlora_text_sample;
 // Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
 // with QLORA_ERR_FILE when the file has changed.

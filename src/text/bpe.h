@@ -1,103 +1,4 @@
-enum { QLORA__TEXT_CACHE_KEY = 26, QLORA__TEXT_CACHE_IDS = 8, QLORA__TEXT_CACHE_PLACES = 32768 };
-
-// One place per hash value; a newer word replaces the older one. An empty place has size 0.
-typedef struct qlora__text_cached {
-    uint8_t size;
-    uint8_t count;
-    char key[QLORA__TEXT_CACHE_KEY];
-    int32_t ids[QLORA__TEXT_CACHE_IDS];
-} qlora__text_cached;
-
-typedef struct qlora__text_symbol {
-    int32_t id; // -1: joined to the previous one
-    uint32_t previous;
-    uint32_t next;
-} qlora__text_symbol;
-
-typedef struct qlora__text_job { // a possible merge
-    uint32_t rank;
-    uint32_t at;
-    uint32_t id;
-} qlora__text_job;
-
-typedef struct qlora__text_span {
-    uint32_t at;
-    uint32_t size;
-} qlora__text_span;
-
-typedef struct qlora__text_added {
-    int32_t id;
-    qlora__text_span name; // as the file spells it
-    bool special;
-    bool single_word;
-    bool strip_left;
-    bool strip_right;
-} qlora__text_added;
-
-// A trie of added tokens: (node, byte) -> (next node, 1 + index of the token that ends there).
-typedef struct qlora__text_trie {
-    qlora__text_pairs edges;
-    uint32_t nodes;
-    bool starts[256];
-} qlora__text_trie;
-
-struct qlora_text_tok {
-    qlora_text* text;
-    int64_t users; // chats that use it
-    // vocabulary: names are as the file spells them, by id; `words` is what the model looks up
-    qlora_text_bytes names;
-    qlora__text_span* spans;
-    size_t span_capacity;
-    uint8_t* kinds; // bits QLORA__TEXT_K_ by id
-    size_t kind_capacity;
-    size_t count;     // the largest id + 1
-    int64_t id_limit; // ids are below it; 0 = the format's own limit
-    qlora__text_words words;
-    qlora__text_pairs merges;  // (left, right) -> (rank, joined)
-    int32_t byte_ids[256];     // one-byte words
-    int32_t fallback_ids[256]; // <0x00> ..
-    int32_t unknown;
-    bool byte_level; // words are bytes, not the file's printable stand-ins
-    bool byte_fallback;
-    bool fuse_unknown;
-    bool ignore_merges;
-    bool cut_safe; // `cut` never follows another character in a word: words can be split there
-    char cut[4];
-    size_t cut_size;
-    // added tokens
-    qlora__text_added* added;
-    size_t added_count;
-    size_t added_capacity;
-    qlora__text_trie raw_trie;        // found in the text as given
-    qlora__text_trie normalized_trie; // found after normalising
-    // steps
-    qlora__text_steps normalizer;
-    qlora__text_steps splitter;
-    qlora__text_steps decoder;
-    qlora_text_ids prefix; // of the post-processor
-    qlora_text_ids suffix;
-    // tables
-    uint8_t* classes;
-    uint16_t code_of_byte[256];
-    int16_t byte_of_code[512];
-    qlora__text_cached* cache;
-    // scratch
-    qlora_text_bytes buffers[4];
-    qlora__text_pieces pieces[3];
-    qlora__text_marks marks;
-    qlora__text_symbol* symbols;
-    size_t symbol_capacity;
-    qlora__text_job* jobs;
-    size_t job_count;
-    size_t job_capacity;
-};
-
-enum {
-    QLORA__TEXT_K_EXISTS = 1,
-    QLORA__TEXT_K_SPECIAL = 2,
-    QLORA__TEXT_K_ADDED = 4,
-    QLORA__TEXT_K_BYTE = 8
-};
+// BPE models: pairs of tokens are joined, the best first.
 
 static bool qlora__text_job_before(const qlora__text_job* a, const qlora__text_job* b) {
     return a->rank < b->rank || (a->rank == b->rank && a->at < b->at);
@@ -236,16 +137,6 @@ static size_t qlora__text_merge_few(qlora_text_tok* tok, size_t count) {
     return count;
 }
 
-// Length of the character at a position: one byte in byte-level words and in invalid UTF-8.
-static size_t qlora__text_symbol_size(const qlora_text_tok* tok, const char* word, size_t left) {
-    uint32_t code;
-    if (tok->byte_level || (unsigned char)word[0] < 0x80) {
-        return 1;
-    }
-    size_t size = qlora__text_utf8((const unsigned char*)word, left, &code);
-    return size > 0 ? size : 1;
-}
-
 // Characters to symbols. A character without an id is spelt in bytes, else becomes unknown, else is
 // dropped, as far as the file allows. Unknown ones wait for the next known one, because the file
 // may fuse neighbours into one. Returns the number of symbols; there is room for `size`.
@@ -312,6 +203,12 @@ static qlora_result qlora__text_word_merge(qlora__env* env, qlora_text_tok* tok,
     return QLORA_OK;
 }
 
+static qlora_result qlora__text_word_split(qlora__env* env, qlora_text_tok* tok, const char* word,
+                                           size_t size, qlora_text_ids* out) {
+    return tok->unigram ? qlora__text_unigram_word(env, tok, word, size, out)
+                        : qlora__text_word_merge(env, tok, word, size, out);
+}
+
 // Encodes one word, through the cache.
 static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok, const char* word,
                                             size_t size, qlora_text_ids* out) {
@@ -322,7 +219,7 @@ static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok
         }
     }
     if (size > QLORA__TEXT_CACHE_KEY) {
-        return qlora__text_word_merge(env, tok, word, size, out);
+        return qlora__text_word_split(env, tok, word, size, out);
     }
     qlora__text_cached* cached =
         &tok->cache[qlora__text_hash(word, size) % QLORA__TEXT_CACHE_PLACES];
@@ -333,7 +230,7 @@ static qlora_result qlora__text_word_encode(qlora__env* env, qlora_text_tok* tok
         return QLORA_OK;
     }
     size_t before = out->count;
-    QLORA__TRY(qlora__text_word_merge(env, tok, word, size, out));
+    QLORA__TRY(qlora__text_word_split(env, tok, word, size, out));
     if (out->count - before <= QLORA__TEXT_CACHE_IDS) {
         cached->size = (uint8_t)size;
         cached->count = (uint8_t)(out->count - before);

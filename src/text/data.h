@@ -7,6 +7,14 @@ typedef struct qlora__text_column {
 
 enum { QLORA__TEXT_COLUMNS = 24 };
 
+// Bytes of a document that were encoded together.
+typedef struct qlora__text_slice {
+    uint64_t place; // in the file
+    size_t at;      // in the loader's bytes
+    int64_t first;  // the first of their ids, among those that are waiting; it may be gone
+    bool begins;    // they start the document
+} qlora__text_slice;
+
 typedef struct qlora__text_source qlora__text_source;
 
 // The state of reading one file.
@@ -27,8 +35,17 @@ struct qlora__text_loader {
     qlora_text_ids numbers; // a list that belongs to the ids of one record
     qlora__text_column columns[QLORA__TEXT_COLUMNS];
     size_t column_count;
-    size_t bad; // records that desc.bad was called for
+    bool searching; // for the names in desc.columns: it is not known yet which of them exist
+    size_t bad;     // records that desc.bad was called for
     qlora__text_source* source;
+    // the .txt document that is being read
+    qlora__text_lines_kind lines; // where it can be split
+    size_t document_line;
+    size_t document_count;     // samples before it
+    qlora_text_bytes document; // its bytes that samples are still made of, if it is a stream
+    qlora__text_slice* slices; // how they were encoded
+    size_t slice_count;
+    size_t slice_capacity;
     // copies, for streams
     qlora_text_data_desc own;
     char* path;
@@ -348,7 +365,8 @@ static void qlora__text_data_turns(const qlora__text_loader* loader) {
     }
     for (size_t i = 0; i < loader->message_count; i++) {
         qlora__text_turn* message = &loader->messages[i];
-        message->masked = message->masked || (loader->desc->last_turn_only && i != last);
+        bool only = loader->desc->last_turn_only || loader->desc->preference != QLORA_TEXT_ANSWERS;
+        message->masked = message->masked || (only && i != last);
     }
 }
 

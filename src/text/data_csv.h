@@ -199,6 +199,7 @@ static qlora_result qlora__text_csv_header(qlora__env* env, qlora__text_source* 
         QLORA__TRY(qlora__text_ids_add(env, &csv->name_places, (int32_t)csv->names.count - 1));
     }
     csv->columns = columns;
+    source->headed = true;
     return columns > 0 ? qlora__text_columns_check(env, source->loader) : QLORA_OK;
 }
 

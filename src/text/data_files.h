@@ -60,8 +60,19 @@ static const qlora__json_token* qlora__text_data_inside(const qlora__text_loader
     return list;
 }
 
-// The records of an array inside the object that was read. They are kept: only the object has a
-// place in the file.
+// Where the record is that is being read; `text` is its bytes.
+static void qlora__text_data_place(qlora_text_data* data, uint64_t place, const char* text,
+                                   uint64_t size) {
+    data->place = place;
+    data->size = (uint32_t)size;
+    data->part = 0;
+    data->placed = data->loader != NULL && size <= UINT32_MAX;
+    if (data->placed && !data->again) {
+        data->hash = qlora__text_hash(text, (size_t)size);
+    }
+}
+
+// The records of an array inside the object that was read.
 static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_source* source,
                                               uint32_t array) {
     static const qlora__text_form outer = {"", "data", NULL, QLORA__TEXT_R_TEXT};
@@ -69,13 +80,16 @@ static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_sourc
     size_t line = source->line;
     size_t seen = 0;
     uint32_t record = array + 1;
-    source->loader->data->placed = false;
     QLORA__TRY(qlora__text_record_names(env, source->loader, json->tokens, &outer));
     for (uint32_t i = 0; i < json->tokens[array].count; i++) {
         const qlora__json_token* token = &json->tokens[record];
         size_t at = token->kind == QLORA__JSON_STRING ? seen : token->begin;
         line += qlora__text_lines(json->text + seen, at - seen);
         seen = at;
+        if (token->kind == QLORA__JSON_OBJECT) { // anything else is refused
+            qlora__text_data_place(source->loader->data, source->place + token->begin,
+                                   json->text + token->begin, token->end - token->begin);
+        }
         QLORA__TRY(qlora__text_columns_apply(env, source, record));
         QLORA__TRY(qlora__text_data_record(env, source->loader, &json->tokens[record], line));
         record = json->tokens[record].next;
@@ -83,29 +97,21 @@ static qlora_result qlora__text_data_elements(qlora__env* env, qlora__text_sourc
     return QLORA_OK;
 }
 
-// Long documents are kept: finding one of their samples again would mean to split all of them.
-enum { QLORA__TEXT_STREAM_DOCUMENT = 1 << 14 };
-
 // Makes the samples of what a source has read.
 static qlora_result qlora__text_data_take(qlora__env* env, qlora__text_source* source) {
     qlora__text_loader* loader = source->loader;
     qlora_text_data* data = loader->data;
-    data->place = source->place;
-    data->size = (uint32_t)source->size;
-    data->part = 0;
-    data->placed = data->loader != NULL && source->size <= UINT32_MAX;
-    if (data->placed && !data->again) {
-        const qlora__text_input* input = &source->input;
-        data->hash =
-            qlora__text_hash(input->data + (source->place - input->base), (size_t)source->size);
-    }
     if (source->document != NULL) {
-        data->placed = data->placed && source->document_size <= QLORA__TEXT_STREAM_DOCUMENT;
-        return qlora__text_data_document(env, loader, source->document, source->document_size,
-                                         source->line);
+        return data->again ? qlora__text_document_again(env, source)
+                           : qlora__text_document_take(env, source);
     }
+    const qlora__text_input* input = &source->input;
+    const char* text = data->again ? NULL : input->data + (source->place - input->base);
+    qlora__text_data_place(data, source->place, text, source->size);
     loader->json = &source->json;
-    const qlora__json_token* list = qlora__text_data_inside(loader, source->json.tokens);
+    // a record of a list is not itself one, also when it is read again
+    const qlora__json_token* list =
+        data->again || source->inside ? NULL : qlora__text_data_inside(loader, source->json.tokens);
     return list != NULL
                ? qlora__text_data_elements(env, source, (uint32_t)(list - source->json.tokens))
                : qlora__text_data_record(env, loader, source->json.tokens, source->line);
@@ -123,6 +129,9 @@ static qlora_result qlora__text_data_take_all(qlora__env* env, qlora__text_sourc
             QLORA__TRY(qlora__text_data_take(env, source));
             continue;
         }
+        if (source->skip && !source->begins) { // what was read of the document does not count
+            qlora__text_data_rewind(loader->data, loader->document_count);
+        }
         if (!qlora__text_data_bad(env, loader, r, source->line)) {
             return r;
         }
@@ -134,33 +143,10 @@ static qlora_result qlora__text_data_take_all(qlora__env* env, qlora__text_sourc
 
 // ---- streams
 
-// Pages of the file that were read count as memory of the process until they are unmapped.
-enum { QLORA__TEXT_STREAM_BYTES = 1 << 26 };
-
-static void qlora__text_stream_unmap(qlora__env* env, qlora_text_data* data) {
-    if (data->map != NULL) {
-        env->files.unmap(data->map, data->map_bytes, data->map_handle, env->files.user);
-        data->map = NULL;
-        data->map_read = 0;
-    }
-}
-
-static qlora_result qlora__text_stream_map(qlora__env* env, qlora_text_data* data) {
-    if (data->map_read > QLORA__TEXT_STREAM_BYTES) {
-        qlora__text_stream_unmap(env, data);
-    }
-    if (data->map != NULL) {
-        return QLORA_OK;
-    }
-    const char* path = data->loader->desc->path;
-    const void* map = NULL;
-    int code = env->files.map(path, &map, &data->map_bytes, &data->map_handle, env->files.user);
-    if (code != 0) {
-        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
-                               qlora__errno_text(code), code);
-    }
-    data->map = map;
-    return QLORA_OK;
+// Whether a file that has just been opened can be read anywhere: a pipe cannot.
+static bool qlora__text_stream_seeks(qlora__env* env, const qlora__text_input* input) {
+    char byte;
+    return env->files.read_at(input->file, &byte, 1, 0, env->files.user) >= 0;
 }
 
 static qlora_result qlora__text_stream_changed(qlora__env* env, const qlora_text_data* data,
@@ -169,30 +155,69 @@ static qlora_result qlora__text_stream_changed(qlora__env* env, const qlora_text
                            data->loader->name, (unsigned long long)record->line);
 }
 
+// Reads the bytes of a record from a file that is open. Fewer come if the file has become shorter.
+static qlora_result qlora__text_stream_fill(qlora__env* env, qlora_text_data* data, void* file,
+                                            const qlora__text_record* record) {
+    qlora_text_bytes* bytes = &data->bytes;
+    bytes->count = 0;
+    QLORA__TRY(qlora__text_bytes_room(env, bytes, (size_t)record->size + 1));
+    while (bytes->count < record->size) {
+        size_t left = record->size - bytes->count;
+        int64_t got = env->files.read_at(file, bytes->data + bytes->count, left,
+                                         record->place + bytes->count, env->files.user);
+        if (got < 0 || (uint64_t)got > left) {
+            int code = got < 0 ? (int)-got : EIO;
+            return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)",
+                                   data->loader->name, qlora__errno_text(code), code);
+        }
+        if (got == 0) {
+            return QLORA_OK;
+        }
+        bytes->count += (size_t)got;
+    }
+    return QLORA_OK;
+}
+
+// Reads the bytes of a record. The file is read, not mapped: another process may make it shorter,
+// and a map that then lacks its pages ends the process. It is opened for each record, because
+// thousands of streams may be open, but not thousands of files.
+static qlora_result qlora__text_stream_bytes(qlora__env* env, qlora_text_data* data,
+                                             const qlora__text_record* record) {
+    const char* path = data->loader->desc->path;
+    void* file = NULL;
+    int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
+    if (code != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
+    }
+    qlora_result r = qlora__text_stream_fill(env, data, file, record);
+    env->files.close(file, env->files.user); // nothing was written: a failure loses nothing
+    QLORA__TRY(r);
+    return data->bytes.count == record->size &&
+                   qlora__text_hash(data->bytes.data, record->size) == record->as.hash
+               ? QLORA_OK
+               : qlora__text_stream_changed(env, data, record);
+}
+
 // Makes the sample from its record in the file; afterwards it is in data->shown.
 static qlora_result qlora__text_stream_read(qlora__env* env, qlora_text_data* data,
                                             const qlora__text_record* record) {
     qlora__text_source* source = data->loader->source;
-    QLORA__TRY(qlora__text_stream_map(env, data));
-    if (record->place > data->map_bytes || record->size > data->map_bytes - record->place) {
-        return qlora__text_stream_changed(env, data, record);
-    }
-    data->map_read += record->size + (uint64_t)4096;
-    const char* text = (const char*)data->map + record->place;
-    if (qlora__text_hash(text, record->size) != record->as.hash) {
-        return qlora__text_stream_changed(env, data, record);
-    }
+    QLORA__TRY(qlora__text_stream_bytes(env, data, record));
     source->line = (size_t)record->line;
     data->again = true;
     data->found = false;
     data->wanted = record->part;
-    qlora_result r = source->again(env, source, text, record->size);
+    data->wanted_count = record->count;
+    data->begins = record->begins != 0;
+    data->ends = record->ends != 0;
+    qlora_result r = source->again(env, source, data->bytes.data, record->size);
     if (r == QLORA_OK) {
         source->place = record->place;
         source->size = record->size;
         r = qlora__text_data_take(env, source);
     }
-    data->again = false;
+    data->again = data->begins = data->ends = false;
     qlora__text_data_rewind(data, data->count);
     if (r == QLORA_OK && (!data->found || data->shown[0].count != record->count)) {
         return qlora__env_fail(env, QLORA_ERR_STATE,
@@ -329,7 +354,16 @@ static void qlora__text_source_free(qlora__env* env, qlora__text_source* source)
     }
 }
 
+// What only reading from start to end needs.
+static void qlora__text_document_free(qlora__env* env, qlora__text_loader* loader) {
+    qlora__text_bytes_free(env, &loader->document);
+    qlora__env_free(env, loader->slices, loader->slice_capacity * sizeof *loader->slices);
+    loader->slices = NULL;
+    loader->slice_capacity = 0;
+}
+
 static void qlora__text_loader_free(qlora__env* env, qlora__text_loader* loader) {
+    qlora__text_document_free(env, loader);
     qlora__text_source_free(env, loader->source);
     qlora__env_free(env, loader->messages, loader->message_capacity * sizeof *loader->messages);
     qlora__text_bytes_free(env, &loader->work);
@@ -342,20 +376,108 @@ static void qlora__text_loader_free(qlora__env* env, qlora__text_loader* loader)
 static void qlora__text_data_free(qlora__env* env, qlora_text_data* data) {
     if (data->loader != NULL) {
         data->loader->desc->chat->users--;
-        qlora__text_stream_unmap(env, data);
         qlora__text_loader_free(env, data->loader);
     }
+    qlora__text_bytes_free(env, &data->bytes);
     qlora__text_ids_free(env, &data->ids);
     qlora__text_ids_free(env, &data->labels);
     qlora__text_ids_free(env, &data->shown[0]);
     qlora__text_ids_free(env, &data->shown[1]);
     qlora__text_bytes_free(env, &data->ignored);
+    qlora__text_bytes_free(env, &data->lacking);
     for (size_t i = 0; i < data->block_count; i++) {
         qlora__env_free(env, data->blocks[i].data, data->blocks[i].capacity * sizeof(int32_t));
     }
     qlora__env_free(env, data->blocks, data->block_capacity * sizeof *data->blocks);
     qlora__env_free(env, data->records, data->capacity * sizeof *data->records);
     qlora__env_free(env, data, sizeof *data);
+}
+
+// ---- columns that only some of several files have
+
+static bool qlora__text_columns_seen(const qlora__text_loader* loader) {
+    bool all = true;
+    for (size_t i = 0; i < loader->column_count; i++) {
+        all = all && loader->columns[i].seen;
+    }
+    return all;
+}
+
+// Reads records until every name in desc.columns has been seen. Faults in them are reported later,
+// when they are read again.
+static qlora_result qlora__text_columns_look(qlora__env* env, qlora__text_source* source,
+                                             const qlora__text_opener* opener) {
+    qlora__text_loader* loader = source->loader;
+    bool more = true;
+    QLORA__TRY(opener->open(env, source));
+    while (more && !source->headed && opener->records && !qlora__text_columns_seen(loader)) {
+        qlora_result r = source->next(env, source, &more);
+        if (r == QLORA_OK && more) {
+            loader->json = &source->json;
+            const qlora__json_token* list = qlora__text_data_inside(loader, source->json.tokens);
+            uint32_t record = list != NULL ? (uint32_t)(list - source->json.tokens) + 1 : 0;
+            for (uint32_t left = list != NULL ? list->count : 0; left > 0; left--) {
+                QLORA__TRY(qlora__text_columns_apply(env, source, record));
+                record = source->json.tokens[record].next;
+            }
+        } else if (r != QLORA_OK && r != QLORA_ERR_FORMAT && r != QLORA_ERR_UNSUPPORTED) {
+            return r;
+        }
+        more = more && !(r != QLORA_OK && source->lost);
+    }
+    return QLORA_OK;
+}
+
+// Whether the file can be read twice.
+static bool qlora__text_columns_twice(qlora__env* env, const qlora__text_input* input) {
+    void* file = NULL;
+    if (input->path == NULL) {
+        return true;
+    }
+    char byte;
+    bool opened = env->files.open(input->path, QLORA_FILE_READ, &file, env->files.user) == 0;
+    bool twice = opened && env->files.read_at(file, &byte, 1, 0, env->files.user) >= 0;
+    if (opened) {
+        env->files.close(file, env->files.user);
+    }
+    return twice;
+}
+
+// Forgets the names in desc.columns that the file does not have.
+static qlora_result qlora__text_columns_reduce(qlora__env* env, qlora__text_loader* loader,
+                                               const qlora__text_opener* opener) {
+    size_t kept = 0;
+    qlora_text_bytes* lacking = &loader->data->lacking;
+    if (!loader->desc->columns_partial || loader->column_count == 0 ||
+        !qlora__text_columns_twice(env, &loader->source->input)) {
+        return QLORA_OK;
+    }
+    qlora__text_source* source = (qlora__text_source*)qlora__text_zalloc(env, 1, sizeof *source);
+    if (source == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    source->loader = loader;
+    source->input = loader->source->input;
+    source->at_line = 1;
+    loader->searching = true;
+    qlora_result r = qlora__text_columns_look(env, source, opener);
+    loader->searching = false;
+    loader->data->ignored.count = 0;
+    qlora__text_source_free(env, source);
+    QLORA__TRY(r);
+    env->error[0] = 0;
+    for (size_t i = 0; i < loader->column_count; i++) {
+        qlora__text_column column = loader->columns[i];
+        if (column.seen) {
+            column.seen = false;
+            loader->columns[kept++] = column;
+            continue;
+        }
+        QLORA__TRY(qlora__text_bytes_add(env, lacking, ", ", lacking->count > 0 ? 2 : 0));
+        QLORA__TRY(qlora__text_bytes_add(env, lacking, column.from, strlen(column.from)));
+    }
+    loader->column_count = kept;
+    return QLORA_OK;
 }
 
 // Opens the source and reads everything.
@@ -369,23 +491,22 @@ static qlora_result qlora__text_data_read(qlora__env* env, qlora__text_loader* l
     if (qlora__text_ends_with(loader->path, strlen(loader->path), "gz")) {
         source->input.unpack = qlora__text_gzip_open;
     }
+    QLORA__TRY(qlora__text_columns_reduce(env, loader, opener));
+    QLORA__TRY(qlora__text_bytes_add(env, &data->lacking, "", 1));
     QLORA__TRY(opener->open(env, source));
     // only bytes that are in the file as they are can be found again
     bool stream = loader->desc->stream && source->again != NULL && source->input.path != NULL &&
-                  source->input.read == qlora__text_input_file;
+                  source->input.read == qlora__text_input_file &&
+                  qlora__text_stream_seeks(env, &source->input);
     data->loader = stream ? loader : NULL;
-    if (stream && qlora__text_stream_map(env, data) != QLORA_OK) { // a pipe, say
-        env->error[0] = 0;
-        data->loader = NULL;
-    }
     qlora_result r = qlora__text_data_take_all(env, source);
     if (r == QLORA_OK && data->count == 0 && loader->bad == 0) {
         r = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the file contains no records",
                             loader->name);
     }
     r = r == QLORA_OK ? qlora__text_columns_check(env, loader) : r;
-    qlora__text_stream_unmap(env, data);
     qlora__text_input_close(env, &source->input);
+    qlora__text_document_free(env, loader);
     QLORA__TRY(r);
     qlora__text_samples_fit(env, data);
     ignored->count -= ignored->count > 0 ? 2 : 0; // the last ", "
@@ -402,6 +523,11 @@ static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_dat
     if (desc->reserved_must_be_zero0 != 0 || desc->reserved_must_be_zero1 != 0) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc was not zeroed: a reserved field is set");
+    }
+    if ((int)desc->preference < 0 || desc->preference > QLORA_TEXT_JUDGED) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc->preference is %d; it must be 0, 1 or 2",
+                               (int)desc->preference);
     }
     if (desc->chat->text != text) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
@@ -525,6 +651,7 @@ qlora_result qlora_text_data_query(qlora_text_data* data, qlora_text_data_info* 
     QLORA__TEXT_NEED(&data->text->env, out);
     out->count = data->count;
     out->ignored = data->ignored.data;
+    out->lacking = data->lacking.data;
     return QLORA_OK;
 }
 
@@ -557,5 +684,6 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     out->count = record->count;
     out->trained = record->trained;
     out->line = (size_t)record->line;
+    out->desirable = record->desirable != 0;
     return QLORA_OK;
 }

@@ -1,8 +1,10 @@
-// JSON files as a source of records: one per line, or the elements of one array.
+// JSON files as a source of records: one per line, or the elements of one array, which may be the
+// value of "data" in an object.
 
 enum {
     QLORA__TEXT_JSON_START = 0,
     QLORA__TEXT_JSON_LINES,
+    QLORA__TEXT_JSON_OBJECT, // at the start of {"data": [...]}
     QLORA__TEXT_JSON_FIRST,
     QLORA__TEXT_JSON_REST,
     QLORA__TEXT_JSON_OVER
@@ -85,6 +87,54 @@ static size_t qlora__text_line_size(const char* text, size_t size) {
     return newline != NULL ? (size_t)(newline - text) : size;
 }
 
+static size_t qlora__text_skip_blank(const char* text, size_t size, size_t at) {
+    while (at < size && qlora__text_is_space(text[at])) {
+        at++;
+    }
+    return at;
+}
+
+// Whether a record may have a value of this name that is used, in the file's own spelling.
+static bool qlora__text_json_uses(const qlora__text_loader* loader, const char* name) {
+    for (size_t i = 0; i < loader->column_count; i++) {
+        if (strcmp(loader->columns[i].from, name) == 0) {
+            return true;
+        }
+    }
+    return qlora__text_name_known(name) != NULL;
+}
+
+// Whether an object, of which the start is given, is a list of records: its "data" is an array of
+// objects, and no name before that is one of a record.
+static bool qlora__text_json_lists(const qlora__text_loader* loader, const char* text,
+                                   size_t size) {
+    for (size_t at = 1;;) {
+        char name[64];
+        size_t begin = qlora__text_skip_blank(text, size, at) + 1;
+        size_t end = begin;
+        while (end < size && text[end] != '"' && text[end] != '\\' && text[end] != '\n') {
+            end++;
+        }
+        at = qlora__text_skip_blank(text, size, end + 1);
+        if (begin > size || text[begin - 1] != '"' || at >= size || text[end] != '"' ||
+            text[at] != ':' || end - begin >= sizeof name) {
+            return false;
+        }
+        memcpy(name, text + begin, end - begin);
+        name[end - begin] = 0;
+        at = qlora__text_skip_blank(text, size, at + 1);
+        if (strcmp(name, "data") == 0) {
+            size_t first = qlora__text_skip_blank(text, size, at + 1);
+            return first < size && text[at] == '[' && text[first] == '{';
+        }
+        at = qlora__text_value_end(text, size, at, false);
+        if (qlora__text_json_uses(loader, name) || at >= size || text[at] != ',') {
+            return false;
+        }
+        at++;
+    }
+}
+
 static void qlora__text_json_point(qlora__text_source* source) {
     qlora__json* json = &source->json;
     size_t left = source->input.count - source->input.at;
@@ -118,6 +168,7 @@ static qlora_result qlora__text_json_recover(qlora__env* env, qlora__text_source
         size_t end = qlora__text_line_size(text, size);
         if (source->stage != QLORA__TEXT_JSON_LINES) {
             end = qlora__text_value_end(text, size, 0, false);
+            end += end < size && text[end] == '}' ? 1u : 0u; // closes nothing, and must be passed
         } else if (size > 0 && text[0] == '{') {
             size_t close = qlora__text_value_end(text, size, 0, true);
             if (close > end && !qlora__text_record_follows(text, size, end)) {
@@ -143,6 +194,14 @@ static qlora_result qlora__text_json_value(qlora__env* env, qlora__text_source* 
     qlora_result r;
     for (;;) {
         qlora__text_json_point(source);
+        // an object that is longer than a window may be a list of records: they are read singly
+        if (alone && !input->ended && json->size >= QLORA__TEXT_INPUT_STEP &&
+            json->text[0] == '{' &&
+            qlora__text_json_lists(source->loader, json->text, json->size) &&
+            qlora__text_value_end(json->text, json->size, 0, true) == json->size) {
+            source->stage = QLORA__TEXT_JSON_OBJECT;
+            return QLORA_OK;
+        }
         r = qlora__json_parse_one(env, json, alone, end);
         bool long_enough = r == QLORA_OK ? *end < json->size : json->size == QLORA__JSON_MAX_BYTES;
         if (input->ended || long_enough || (r != QLORA_OK && r != QLORA_ERR_FORMAT) ||
@@ -168,6 +227,86 @@ static qlora_result qlora__text_json_value(qlora__env* env, qlora__text_source* 
     return r;
 }
 
+// Passes one character that must be there.
+static qlora_result qlora__text_json_expect(qlora__env* env, qlora__text_source* source, char c,
+                                            const char* fault) {
+    qlora__text_input* input = &source->input;
+    QLORA__TRY(qlora__text_source_skip_space(env, source));
+    if (input->at == input->count || input->data[input->at] != c) {
+        return qlora__text_json_fault(env, source, fault);
+    }
+    qlora__text_source_pass(source, 1);
+    return qlora__text_source_skip_space(env, source);
+}
+
+// Reads one member of the object around the list of records, or, if it is "data", up to its first
+// record; *inside is then set. The name is listed: it has no effect. One that would make the object
+// a record is refused; it follows "data", and the records before it have been read already.
+static qlora_result qlora__text_json_member(qlora__env* env, qlora__text_source* source) {
+    qlora__json* json = &source->json;
+    qlora__text_loader* loader = source->loader;
+    uint32_t end = 0;
+    QLORA__TRY(qlora__text_json_value(env, source, &end));
+    if (json->tokens[0].kind != QLORA__JSON_STRING) {
+        return qlora__text_json_fault(env, source, "expected a string");
+    }
+    const char* name = qlora__text_json_text(json, json->tokens);
+    bool data = strcmp(name, "data") == 0;
+    if (data || qlora__text_json_uses(loader, name)) {
+        if (!data || source->stage != QLORA__TEXT_JSON_OBJECT) {
+            source->line = source->at_line;
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s:%lu: \"%.60s\" beside \"data\", which is a list of records",
+                                   loader->name, (unsigned long)source->line, name);
+        }
+        qlora__text_source_pass(source, end);
+        QLORA__TRY(qlora__text_json_expect(env, source, ':', "expected ':'"));
+        source->inside = true;
+        source->stage = QLORA__TEXT_JSON_FIRST;
+        return qlora__text_json_expect(env, source, '[', "expected '['");
+    }
+    QLORA__TRY(qlora__text_ignore(env, loader->data, "", name));
+    qlora__text_source_pass(source, end);
+    QLORA__TRY(qlora__text_json_expect(env, source, ':', "expected ':'"));
+    QLORA__TRY(qlora__text_json_value(env, source, &end));
+    qlora__text_source_pass(source, end);
+    return qlora__text_source_skip_space(env, source);
+}
+
+// The object around the list, from its start to the first record.
+static qlora_result qlora__text_json_enter(qlora__env* env, qlora__text_source* source) {
+    source->lost = true; // a fault in it leaves nothing that could be read
+    QLORA__TRY(qlora__text_json_expect(env, source, '{', "expected '{'"));
+    QLORA__TRY(qlora__text_json_member(env, source));
+    while (!source->inside) {
+        QLORA__TRY(qlora__text_json_expect(env, source, ',', "expected ',' or '}'"));
+        QLORA__TRY(qlora__text_json_member(env, source));
+    }
+    source->lost = false;
+    return QLORA_OK;
+}
+
+// The object from the end of the list on. Its line must end with it.
+static qlora_result qlora__text_json_leave(qlora__env* env, qlora__text_source* source) {
+    qlora__text_input* input = &source->input;
+    source->lost = true;
+    QLORA__TRY(qlora__text_source_skip_space(env, source));
+    while (input->at < input->count && input->data[input->at] == ',') {
+        qlora__text_source_pass(source, 1);
+        QLORA__TRY(qlora__text_source_skip_space(env, source));
+        QLORA__TRY(qlora__text_json_member(env, source));
+    }
+    size_t line = source->at_line;
+    QLORA__TRY(qlora__text_json_expect(env, source, '}', "expected ',' or '}'"));
+    if (input->at < input->count && source->at_line == line) {
+        return qlora__text_json_fault(env, source, "unexpected text after the value");
+    }
+    source->lost = false;
+    source->inside = false;
+    source->stage = QLORA__TEXT_JSON_LINES;
+    return QLORA_OK;
+}
+
 // What comes before an element of the array: a comma. *more = false: the array ends here.
 static qlora_result qlora__text_json_between(qlora__env* env, qlora__text_source* source,
                                              bool* more) {
@@ -179,6 +318,9 @@ static qlora_result qlora__text_json_between(qlora__env* env, qlora__text_source
         *more = false;
         qlora__text_source_pass(source, 1);
         source->stage = QLORA__TEXT_JSON_OVER;
+        if (source->inside) {
+            return qlora__text_json_leave(env, source);
+        }
         QLORA__TRY(qlora__text_source_skip_space(env, source));
         source->lost = true;
         return input->at < input->count
@@ -198,28 +340,28 @@ static qlora_result qlora__text_json_between(qlora__env* env, qlora__text_source
     return qlora__text_source_skip_space(env, source);
 }
 
-static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_source* source,
-                                                 bool* more) {
+// What the file is: an array, or one record per line.
+static qlora_result qlora__text_json_start(qlora__env* env, qlora__text_source* source) {
+    qlora__text_input* input = &source->input;
+    QLORA__TRY(qlora__text_input_skip_mark(env, input));
+    QLORA__TRY(qlora__text_source_skip_space(env, source));
+    bool array = input->at < input->count && input->data[input->at] == '[';
+    source->stage = array ? QLORA__TEXT_JSON_FIRST : QLORA__TEXT_JSON_LINES;
+    if (array) {
+        qlora__text_source_pass(source, 1);
+    }
+    return QLORA_OK;
+}
+
+// Reads the value of the next record. *more = false: there is none, or it is in the list that the
+// value turned out to be; source->stage tells.
+static qlora_result qlora__text_json_try(qlora__env* env, qlora__text_source* source, bool* more) {
     qlora__text_input* input = &source->input;
     uint32_t end = 0;
-    *more = false;
-    if (source->stage == QLORA__TEXT_JSON_OVER) {
-        return QLORA_OK;
-    }
-    if (source->stage == QLORA__TEXT_JSON_START) {
-        QLORA__TRY(qlora__text_input_skip_mark(env, input));
-    }
     QLORA__TRY(qlora__text_source_skip_space(env, source));
-    if (source->stage == QLORA__TEXT_JSON_START) {
-        bool array = input->at < input->count && input->data[input->at] == '[';
-        source->stage = array ? QLORA__TEXT_JSON_FIRST : QLORA__TEXT_JSON_LINES;
-        if (array) {
-            qlora__text_source_pass(source, 1);
-            QLORA__TRY(qlora__text_source_skip_space(env, source));
-        }
-    }
     if (source->stage == QLORA__TEXT_JSON_LINES) {
         *more = input->at < input->count;
+        source->stage = *more ? source->stage : (int)QLORA__TEXT_JSON_OVER;
     } else {
         QLORA__TRY(qlora__text_json_between(env, source, more));
     }
@@ -227,6 +369,10 @@ static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_so
         return QLORA_OK;
     }
     qlora_result r = qlora__text_json_value(env, source, &end);
+    if (source->stage == QLORA__TEXT_JSON_OBJECT) {
+        *more = false;
+        return r == QLORA_OK ? qlora__text_json_enter(env, source) : r;
+    }
     qlora__text_source_mark(source, end);
     if (r == QLORA_OK) {
         qlora__text_source_pass(source, end);
@@ -237,6 +383,18 @@ static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_so
         r = moved == QLORA_OK ? r : moved;
     }
     return r;
+}
+
+static qlora_result qlora__text_json_next_record(qlora__env* env, qlora__text_source* source,
+                                                 bool* more) {
+    *more = false;
+    if (source->stage == QLORA__TEXT_JSON_START) {
+        QLORA__TRY(qlora__text_json_start(env, source));
+    }
+    while (!*more && source->stage != QLORA__TEXT_JSON_OVER) {
+        QLORA__TRY(qlora__text_json_try(env, source, more));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__text_json_again(qlora__env* env, qlora__text_source* source,

@@ -110,5 +110,6 @@ static qlora_result qlora__text_parquet_open(qlora__env* env, qlora__text_source
     }
     QLORA__TRY(qlora__parquet_open(env, source->loader->name, data, size, &state->file));
     state->opened = true;
+    source->headed = true;
     return qlora__text_parquet_columns(env, source);
 }

@@ -115,7 +115,7 @@ typedef enum qlora__jin_kind {
     QLORA__JIN_LIST,
     QLORA__JIN_TUPLE,
     QLORA__JIN_DICT,
-    QLORA__JIN_VIEW, // keys(), values() or items() of a dictionary
+    QLORA__JIN_VIEW, // keys(), values() or items() of a dictionary; a set is keys of its own
     QLORA__JIN_RANGE,
     QLORA__JIN_ITER, // a generator or iterator, used up once
     QLORA__JIN_NAMESPACE,
@@ -146,7 +146,7 @@ typedef struct qlora__jin_string {
 
 typedef struct qlora__jin_value {
     qlora__jin_kind kind;
-    int32_t flag; // string: is Markup; view: 0 keys, 1 values, 2 items; function: which one
+    int32_t flag; // string: is Markup; view: 0 keys, 1 values, 2 items, 3 set; function: which one
     union {
         bool truth;
         int64_t integer;
@@ -253,6 +253,9 @@ typedef struct qlora__jin_hooks {
     qlora_result (*equal)(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b, bool* out);
     qlora_result (*less)(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
                          bool or_equal, bool* out);
+    // whether all of one view is in another
+    qlora_result (*within)(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
+                           bool* out);
 } qlora__jin_hooks;
 
 typedef struct qlora__jin_span {
@@ -574,5 +577,6 @@ static qlora_result qlora__jin_undefined_error(qlora__jin_machine* m, qlora__jin
 }
 
 static const char* qlora__jin_type(qlora__jin_value value) {
-    return qlora__jin_kind_names[value.kind];
+    return value.kind == QLORA__JIN_VIEW && value.flag == 3 ? "set"
+                                                            : qlora__jin_kind_names[value.kind];
 }

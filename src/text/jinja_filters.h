@@ -168,22 +168,58 @@ QLORA__JIN_FILTER(wordcount) {
     return QLORA_OK;
 }
 
-QLORA__JIN_FILTER(urlencode) {
+// Adds the text of a value with %XX. In a query, a space is a plus.
+static qlora_result qlora__jin_url_quote(qlora__jin_machine* m, qlora__jin_value v, bool query,
+                                         qlora__jin_buffer* out) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                                "_.-~/";
+                                "_.-~";
+    qlora__jin_value text;
+    QLORA__TRY(qlora__jin_text(m, v, &text));
+    const qlora__jin_string* s = text.as.string;
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
+    for (size_t i = 0; i < s->bytes; i++) {
+        char c = s->data[i];
+        char code[4];
+        bool keep = c != 0 && (strchr(plain, c) != NULL || (c == '/' && !query));
+        snprintf(code, sizeof code, "%%%02X", (unsigned)(unsigned char)c);
+        const char* put = keep ? &s->data[i] : query && c == ' ' ? "+" : code;
+        QLORA__TRY(qlora__jin_put(m, out, put, put == code ? 3 : 1));
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(urlencode) {
     qlora__jin_buffer buffer;
+    qlora__jin_iter* iter = NULL;
+    qlora__jin_value items = in[0];
     memset(&buffer, 0, sizeof buffer);
-    if (in[0].kind != QLORA__JIN_STRING) {
-        return qlora__jin_fail(m, "urlencode of a %s is not supported", qlora__jin_type(in[0]));
+    if (in[0].kind == QLORA__JIN_STRING || !qlora__jin_is_iterable(in[0])) {
+        QLORA__TRY(qlora__jin_url_quote(m, in[0], false, &buffer));
+        return qlora__jin_buffer_string(m, &buffer, out);
     }
-    for (size_t i = 0; i < in[0].as.string->bytes; i++) {
-        char c = in[0].as.string->data[i];
-        char escaped[4];
-        snprintf(escaped, sizeof escaped, "%%%02X", (unsigned)(unsigned char)c);
-        QLORA__TRY(c != '\0' && strchr(plain, c) != NULL ? qlora__jin_put(m, &buffer, &c, 1)
-                                                         : qlora__jin_puts(m, &buffer, escaped));
+    if (in[0].kind == QLORA__JIN_DICT) {
+        QLORA__TRY(qlora__jin_dict_view(in, 2, &items));
     }
-    return qlora__jin_buffer_string(m, &buffer, out);
+    QLORA__TRY(qlora__jin_iter_make(m, items, &iter));
+    for (size_t i = 0;; i++) {
+        qlora__jin_value pair;
+        bool more = true;
+        QLORA__TRY(qlora__jin_next(m, iter, &pair, &more));
+        if (!more) {
+            return qlora__jin_buffer_string(m, &buffer, out);
+        }
+        if (qlora__jin_is_iterable(pair)) {
+            QLORA__TRY(qlora__jin_to_list(m, pair, &pair));
+        }
+        bool two = pair.kind == QLORA__JIN_LIST && pair.as.list->count == 2;
+        if (!two) {
+            return qlora__jin_fail(m, "urlencode: item %llu is not a pair", (unsigned long long)i);
+        }
+        QLORA__TRY(qlora__jin_puts(m, &buffer, i > 0 ? "&" : ""));
+        QLORA__TRY(qlora__jin_url_quote(m, pair.as.list->items[0], true, &buffer));
+        QLORA__TRY(qlora__jin_puts(m, &buffer, "="));
+        QLORA__TRY(qlora__jin_url_quote(m, pair.as.list->items[1], true, &buffer));
+    }
 }
 
 static qlora_result qlora__jin_filter_format(qlora__jin_machine* m, qlora__jin_value v,
@@ -431,6 +467,9 @@ QLORA__JIN_FILTER(last) {
     bool more = false;
     if (in[0].kind == QLORA__JIN_ITER) {
         return qlora__jin_fail(m, "last: a generator has no last item; make a list of it");
+    }
+    if (in[0].kind == QLORA__JIN_VIEW && in[0].flag == 3) {
+        return qlora__jin_fail(m, "last: a set has no order; make a list of it");
     }
     QLORA__TRY(qlora__jin_reversed(m, in[0], &back));
     QLORA__TRY(qlora__jin_next(m, back.as.iter, out, &more));

@@ -292,6 +292,28 @@ static qlora_result qlora__jin_dict_items(qlora__jin_machine* m, qlora__jin_valu
     return qlora__jin_dict_view(in, 2, out);
 }
 
+// Whether a view and anything that can be iterated have nothing in common.
+static qlora_result qlora__jin_view_isdisjoint(qlora__jin_machine* m, qlora__jin_value* in,
+                                               qlora__jin_value* out) {
+    qlora__jin_iter* iter = NULL;
+    bool found = false;
+    bool more = true;
+    if (in[0].flag == 1 || !qlora__jin_is_iterable(in[1])) {
+        return qlora__jin_fail(m, "isdisjoint of a %s and a %s is not possible",
+                               qlora__jin_type(in[0]), qlora__jin_type(in[1]));
+    }
+    QLORA__TRY(qlora__jin_iter_make(m, in[1], &iter));
+    while (more && !found) {
+        qlora__jin_value item;
+        QLORA__TRY(m->hooks->next(m, iter, &item, &more));
+        if (more) {
+            QLORA__TRY(qlora__jin_contains(m, in[0], item, &found));
+        }
+    }
+    *out = qlora__jin_bool(!found);
+    return QLORA_OK;
+}
+
 static qlora_result qlora__jin_dict_copy(qlora__jin_machine* m, qlora__jin_value* in,
                                          qlora__jin_value* out) {
     const qlora__jin_dict* from = in[0].as.dict;
@@ -397,6 +419,7 @@ static const qlora__jin_method_row qlora__jin_methods[] = {
     {QLORA__JIN_DICT, "items", "", 0, qlora__jin_dict_items, false},
     {QLORA__JIN_DICT, "copy", "", 0, qlora__jin_dict_copy, false},
     QLORA__JIN_NOT_YET(DICT, "fromkeys"),
+    {QLORA__JIN_VIEW, "isdisjoint", "/other", 1, qlora__jin_view_isdisjoint, false},
     QLORA__JIN_UNSAFE(DICT, "clear"),
     QLORA__JIN_UNSAFE(DICT, "pop"),
     QLORA__JIN_UNSAFE(DICT, "popitem"),
@@ -407,6 +430,21 @@ static const qlora__jin_method_row qlora__jin_methods[] = {
     QLORA__JIN_NOT_YET(INT, "to_bytes"),
     {QLORA__JIN_FLOAT, "is_integer", "", 0, qlora__jin_float_is_integer, false},
     QLORA__JIN_NOT_YET(FLOAT, "hex"),
+    QLORA__JIN_NOT_YET(INT, "real"),
+    QLORA__JIN_NOT_YET(INT, "imag"),
+    QLORA__JIN_NOT_YET(INT, "numerator"),
+    QLORA__JIN_NOT_YET(INT, "denominator"),
+    QLORA__JIN_NOT_YET(INT, "conjugate"),
+    QLORA__JIN_NOT_YET(INT, "as_integer_ratio"),
+    QLORA__JIN_NOT_YET(FLOAT, "real"),
+    QLORA__JIN_NOT_YET(FLOAT, "imag"),
+    QLORA__JIN_NOT_YET(FLOAT, "conjugate"),
+    QLORA__JIN_NOT_YET(FLOAT, "as_integer_ratio"),
+    QLORA__JIN_NOT_YET(BOOL, "real"),
+    QLORA__JIN_NOT_YET(BOOL, "imag"),
+    QLORA__JIN_NOT_YET(BOOL, "numerator"),
+    QLORA__JIN_NOT_YET(BOOL, "denominator"),
+    QLORA__JIN_NOT_YET(VIEW, "mapping"),
     QLORA__JIN_NOT_YET(RANGE, "count"),
     QLORA__JIN_NOT_YET(RANGE, "index")};
 

@@ -213,6 +213,52 @@ static bool qlora__jin_is_sequence(qlora__jin_value v) {
     return v.kind == QLORA__JIN_STRING || v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE;
 }
 
+// Whether a view takes part in a difference: keys and items with whatever can be iterated, a set
+// with another one only.
+static bool qlora__jin_subtracts(qlora__jin_value view, qlora__jin_value other) {
+    bool set = other.kind == QLORA__JIN_VIEW && other.flag == 3;
+    return view.kind == QLORA__JIN_VIEW && view.flag != 1 &&
+           (view.flag != 3 || set || (other.kind == QLORA__JIN_VIEW && other.flag != 1));
+}
+
+// Adds what can be iterated to a set, except what is in `without`, which may be NULL.
+static qlora_result qlora__jin_set_add(qlora__jin_machine* m, qlora__jin_dict* set,
+                                       qlora__jin_value from, const qlora__jin_dict* without) {
+    qlora__jin_iter* iter = NULL;
+    if (!qlora__jin_is_iterable(from)) {
+        return qlora__jin_fail(m, "a %s cannot be made a set", qlora__jin_type(from));
+    }
+    QLORA__TRY(qlora__jin_iter_make(m, from, &iter));
+    for (;;) {
+        qlora__jin_value item;
+        bool more = true;
+        size_t at = 0;
+        QLORA__TRY(m->hooks->next(m, iter, &item, &more));
+        if (!more) {
+            return QLORA_OK;
+        }
+        if (without != NULL) {
+            QLORA__TRY(qlora__jin_dict_find(m, without, item, &at));
+        }
+        if (without == NULL || at == without->count) {
+            QLORA__TRY(qlora__jin_dict_set(m, set, item, qlora__jin_none()));
+        }
+    }
+}
+
+// a - b as sets. The order is that of a; in Python it can be any.
+static qlora_result qlora__jin_difference(qlora__jin_machine* m, qlora__jin_value a,
+                                          qlora__jin_value b, qlora__jin_value* out) {
+    qlora__jin_value without;
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 0, &without));
+    QLORA__TRY(qlora__jin_set_add(m, without.as.dict, b, NULL));
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 0, out));
+    QLORA__TRY(qlora__jin_set_add(m, out->as.dict, a, without.as.dict));
+    out->kind = QLORA__JIN_VIEW;
+    out->flag = 3;
+    return QLORA_OK;
+}
+
 // a op b, where op is + - * / f (//) % p (**). % on a string is for the caller.
 static qlora_result qlora__jin_binary(qlora__jin_machine* m, char op, qlora__jin_value a,
                                       qlora__jin_value b, qlora__jin_value* out) {
@@ -237,14 +283,16 @@ static qlora_result qlora__jin_binary(qlora__jin_machine* m, char op, qlora__jin
     if (op == '*' && qlora__jin_is_sequence(b) && qlora__jin_is_integer(a)) {
         return qlora__jin_repeat(m, b, qlora__jin_integer_of(a), out);
     }
+    if (op == '-' && (qlora__jin_subtracts(a, b) || qlora__jin_subtracts(b, a))) {
+        return qlora__jin_difference(m, a, b, out);
+    }
     char name[3] = {op, '\0', '\0'};
     if (op == 'f' || op == 'p') {
         name[0] = op == 'f' ? '/' : '*';
         name[1] = name[0];
     }
-    bool set = op == '-' && (a.kind == QLORA__JIN_VIEW || b.kind == QLORA__JIN_VIEW);
-    return qlora__jin_fail(m, "a %s %s a %s is not %s", qlora__jin_type(a), name,
-                           qlora__jin_type(b), set ? "supported: it is a set" : "possible");
+    return qlora__jin_fail(m, "a %s %s a %s is not possible", qlora__jin_type(a), name,
+                           qlora__jin_type(b));
 }
 
 // ---- slices
@@ -431,9 +479,11 @@ static qlora_result qlora__jin_contains(qlora__jin_machine* m, qlora__jin_value 
                                      item.as.string->bytes) != SIZE_MAX;
         return QLORA_OK;
     }
-    if (v.kind == QLORA__JIN_DICT || (v.kind == QLORA__JIN_VIEW && v.flag == 0)) {
-        size_t at = 0;
-        QLORA__TRY(qlora__jin_dict_find(m, v.as.dict, item, &at));
+    if (v.kind == QLORA__JIN_DICT || (v.kind == QLORA__JIN_VIEW && (v.flag == 0 || v.flag == 3))) {
+        size_t at = v.as.dict->count;
+        if (v.flag != 3 || item.kind != QLORA__JIN_VIEW || item.flag != 3) { // a set is in no set
+            QLORA__TRY(qlora__jin_dict_find(m, v.as.dict, item, &at));
+        }
         *out = at < v.as.dict->count;
         return QLORA_OK;
     }
@@ -448,6 +498,24 @@ static qlora_result qlora__jin_contains(qlora__jin_machine* m, qlora__jin_value 
             break;
         }
         QLORA__TRY(qlora__jin_equal(m, next, item, out));
+    }
+    return QLORA_OK;
+}
+
+// Whether every item of one view is in another.
+static qlora_result qlora__jin_within(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
+                                      bool* out) {
+    qlora__jin_iter* iter = NULL;
+    *out = true;
+    QLORA__TRY(qlora__jin_iter_make(m, a, &iter));
+    while (*out) {
+        qlora__jin_value item;
+        bool more = true;
+        QLORA__TRY(m->hooks->next(m, iter, &item, &more));
+        if (!more) {
+            break;
+        }
+        QLORA__TRY(qlora__jin_contains(m, b, item, out));
     }
     return QLORA_OK;
 }

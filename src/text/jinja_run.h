@@ -571,4 +571,5 @@ static qlora_result qlora__jin_run(qlora__jin_machine* m, const qlora__jin_node*
 static const qlora__jin_hooks qlora__jin_hook_table = {
     qlora__jin_eval,         qlora__jin_run,         qlora__jin_call,  qlora__jin_filter_by_name,
     qlora__jin_test_by_name, qlora__jin_method_find, qlora__jin_field, qlora__jin_method_call,
-    qlora__jin_next,         qlora__jin_repr,        qlora__jin_equal, qlora__jin_less};
+    qlora__jin_next,         qlora__jin_repr,        qlora__jin_equal, qlora__jin_less,
+    qlora__jin_within};

@@ -120,6 +120,15 @@ static qlora_result qlora__jin_put_case(qlora__jin_machine* m, const qlora__jin_
     return QLORA_OK;
 }
 
+// A letter of title case, which is neither upper nor lower case: both are other letters.
+static bool qlora__jin_is_title(uint32_t code) {
+    uint32_t upper[3];
+    uint32_t lower[3];
+    (void)qlora__text_case_of(code, QLORA__TEXT_UPPER_CASE, upper);
+    (void)qlora__text_case_of(code, QLORA__TEXT_LOWER_CASE, lower);
+    return code >= 0x80 && upper[0] != code && lower[0] != code;
+}
+
 // How the case of each character is chosen.
 enum {
     QLORA__JIN_ALL_LOWER,
@@ -143,6 +152,9 @@ static qlora_result qlora__jin_recase(qlora__jin_machine* m, qlora__jin_value v,
         qlora__text_case to = QLORA__TEXT_LOWER_CASE;
         if (how == QLORA__JIN_ALL_UPPER) {
             to = QLORA__TEXT_UPPER_CASE;
+        } else if (how == QLORA__JIN_SWAP && qlora__jin_is_title(code)) {
+            QLORA__TRY(qlora__jin_put_code(m, &buffer, code));
+            continue;
         } else if (how == QLORA__JIN_SWAP) {
             to = qlora__jin_class(code) == QLORA__TEXT_C_UPPER ? QLORA__TEXT_LOWER_CASE
                                                                : QLORA__TEXT_UPPER_CASE;

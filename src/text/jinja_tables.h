@@ -209,8 +209,10 @@ static const qlora__jin_filter_row* qlora__jin_filter_find(const char* name, siz
 }
 
 QLORA__JIN_TEST(filter) {
-    (void)m;
     (void)other;
+    if (!qlora__jin_hashable(v)) {
+        return qlora__jin_fail(m, "a %s is not the name of a filter", qlora__jin_type(v));
+    }
     *out = v.kind == QLORA__JIN_STRING &&
            qlora__jin_filter_find(v.as.string->data, v.as.string->bytes) != NULL;
     return QLORA_OK;
@@ -273,6 +275,9 @@ static qlora_result qlora__jin_test_run(qlora__jin_machine* m, const qlora__jin_
     in[0] = qlora__jin_of(QLORA__JIN_MISSING);
     QLORA__TRY(qlora__jin_bind_args(m, row->name, row->arguments, row->arguments[0] != '\0' ? 1 : 0,
                                     args, in));
+    if (row->call == NULL && !qlora__jin_hashable(v)) {
+        return qlora__jin_fail(m, "a %s is not the name of a test", qlora__jin_type(v));
+    }
     if (row->call == NULL) { // "test": whether there is a test of that name
         *out = v.kind == QLORA__JIN_STRING &&
                qlora__jin_test_find(v.as.string->data, v.as.string->bytes) != NULL;

@@ -149,6 +149,10 @@ static qlora_result qlora__jin_repr_view(qlora__jin_machine* m, qlora__jin_value
         QLORA__TRY(qlora__jin_repr_dict(m, dict, ", ", true, out));
         return qlora__jin_puts(m, out, "])");
     }
+    if (v.flag == 3) {
+        return dict->count == 0 ? qlora__jin_puts(m, out, "set()")
+                                : qlora__jin_repr_items(m, "{", dict->keys, dict->count, "}", out);
+    }
     return qlora__jin_repr_items(m, v.flag == 0 ? "dict_keys([" : "dict_values([",
                                  v.flag == 0 ? dict->keys : dict->values, dict->count, "])", out);
 }
@@ -371,6 +375,11 @@ static qlora_result qlora__jin_equal(qlora__jin_machine* m, qlora__jin_value a, 
                 (a.as.range->start == b.as.range->start &&
                  (a.as.range->count == 1 || a.as.range->step == b.as.range->step)));
         break;
+    case QLORA__JIN_VIEW: // of values, each is equal to itself only
+        if (a.flag != 1 && b.flag != 1 && a.as.dict->count == b.as.dict->count) {
+            QLORA__TRY(m->hooks->within(m, a, b, out));
+        }
+        break;
     default:
         *out = a.as.list == b.as.list && a.flag == b.flag;
         break;
@@ -395,6 +404,12 @@ static qlora_result qlora__jin_less(qlora__jin_machine* m, qlora__jin_value a, q
         int order = qlora__jin_compare_strings(a.as.string, b.as.string);
         *out = order < 0 || (order == 0 && or_equal);
         return QLORA_OK;
+    }
+    if (a.kind == QLORA__JIN_VIEW && b.kind == QLORA__JIN_VIEW && a.flag != 1 && b.flag != 1) {
+        *out = false; // a part of the other
+        bool fits = a.as.dict->count < b.as.dict->count ||
+                    (or_equal && a.as.dict->count == b.as.dict->count);
+        return fits ? m->hooks->within(m, a, b, out) : QLORA_OK;
     }
     if (a.kind != b.kind || (a.kind != QLORA__JIN_LIST && a.kind != QLORA__JIN_TUPLE)) {
         return qlora__jin_fail(m, "a %s and a %s cannot be ordered", qlora__jin_type(a),
@@ -428,7 +443,8 @@ static bool qlora__jin_hashable(qlora__jin_value v) {
             }
         }
     }
-    return v.kind != QLORA__JIN_LIST && v.kind != QLORA__JIN_DICT && v.kind != QLORA__JIN_VIEW;
+    return v.kind != QLORA__JIN_LIST && v.kind != QLORA__JIN_DICT &&
+           (v.kind != QLORA__JIN_VIEW || v.flag == 1);
 }
 
 // The place of any key in a dictionary, or the count.

@@ -97,9 +97,9 @@ static qlora_result qlora__text_step_regex(qlora__env* env, const qlora_text_tok
     return qlora__pattern_compile(env, text, size, tok->classes, &step->program);
 }
 
-// {"String": x} goes to step->a; {"Regex": x} to the pattern or the program, if it is allowed here.
+// {"String": x} goes to step->a; {"Regex": x} to the pattern or the program.
 static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json* json,
-                                             const qlora__json_token* node, bool regex,
+                                             const qlora__json_token* node,
                                              const qlora_text_tok* tok, qlora__text_step* step) {
     const qlora__json_token* pattern = qlora__text_json_get(json, node, "pattern");
     const qlora__json_token* string = qlora__text_json_get(json, pattern, "String");
@@ -114,14 +114,60 @@ static qlora_result qlora__text_step_pattern(qlora__env* env, const qlora__json*
     if (qlora__text_json_string(expression)) {
         const char* text = qlora__text_json_text(json, expression);
         size_t size = qlora__text_json_size(expression);
-        if (!regex) {
-            return qlora__env_fail(
-                env, QLORA_ERR_UNSUPPORTED,
-                "a normalizer with a regular expression is not supported: %.300s", text);
-        }
         return qlora__text_step_regex(env, tok, text, size, step);
     }
     return qlora__env_fail(env, QLORA_ERR_FORMAT, "a step has no \"pattern\"");
+}
+
+// The value of a base64 digit, or -1.
+static int qlora__text_base64(char c) {
+    return c >= 'A' && c <= 'Z'   ? c - 'A'
+           : c >= 'a' && c <= 'z' ? c - 'a' + 26
+           : c >= '0' && c <= '9' ? c - '0' + 52
+           : c == '+'             ? 62
+           : c == '/'             ? 63
+                                  : -1;
+}
+
+static qlora_result qlora__text_base64_read(qlora__env* env, const char* text, size_t size,
+                                            qlora_text_bytes* out) {
+    uint32_t bits = 0;
+    QLORA__TRY(qlora__text_bytes_room(env, out, size + 1));
+    for (size_t i = 0; i < size; i++) {
+        int digit = qlora__text_base64(text[i]);
+        bool padding = text[i] == '=' && i + 2 >= size && size % 4 == 0;
+        if (digit < 0 && !padding) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "Precompiled: precompiled_charsmap is not base64");
+        }
+        bits = bits << 6 | (digit < 0 ? 0u : (uint32_t)digit);
+        if (i % 4 > 0 && digit >= 0) {
+            out->data[out->count++] = (char)(unsigned char)(bits >> (6 - 2 * (i % 4)) & 0xFF);
+        }
+    }
+    return QLORA_OK;
+}
+
+// The map of a Precompiled step.
+static qlora_result qlora__text_step_charsmap(qlora__env* env, const qlora__json* json,
+                                              const qlora__json_token* node,
+                                              qlora__text_step* step) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, "precompiled_charsmap");
+    qlora_text_bytes map;
+    memset(&map, 0, sizeof map);
+    if (!qlora__text_json_string(value)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "Precompiled: precompiled_charsmap is not a string");
+    }
+    qlora_result r = qlora__text_base64_read(env, qlora__text_json_text(json, value),
+                                             qlora__text_json_size(value), &map);
+    const char* fault = r == QLORA_OK ? qlora__text_charsmap_fault(map.data, map.count) : NULL;
+    if (fault != NULL) {
+        r = qlora__env_fail(env, QLORA_ERR_FORMAT, "Precompiled: precompiled_charsmap %s", fault);
+    }
+    r = r == QLORA_OK ? qlora__text_copy(env, map.data, map.count, &step->a, &step->a_size) : r;
+    qlora__text_bytes_free(env, &map);
+    return r;
 }
 
 static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok* tok,
@@ -133,11 +179,10 @@ static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok*
     static const struct {
         const char* name;
         int kind;
-    } kinds[] = {{"NFC", QLORA__TEXT_N_NFC},
-                 {"NFD", QLORA__TEXT_N_NFD},
-                 {"Prepend", QLORA__TEXT_N_PREPEND},
-                 {"Replace", QLORA__TEXT_N_REPLACE},
-                 {"Strip", QLORA__TEXT_N_STRIP}};
+    } kinds[] = {{"NFC", QLORA__TEXT_N_NFC},         {"NFD", QLORA__TEXT_N_NFD},
+                 {"Prepend", QLORA__TEXT_N_PREPEND}, {"Replace", QLORA__TEXT_N_REPLACE},
+                 {"Strip", QLORA__TEXT_N_STRIP},     {"Precompiled", QLORA__TEXT_N_CHARSMAP},
+                 {"Nmt", QLORA__TEXT_N_NMT},         {"Lowercase", QLORA__TEXT_N_LOWER}};
     for (size_t i = 0; i < count; i++) {
         const qlora__json_token* type = qlora__text_json_get(json, nodes[i], "type");
         size_t k = 0;
@@ -155,9 +200,12 @@ static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok*
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "prepend", &step->a, &step->a_size));
         } else if (step->kind == QLORA__TEXT_N_REPLACE) {
-            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], false, tok, step));
+            QLORA__TRY(qlora__text_step_pattern(env, json, nodes[i], tok, step));
+            step->kind = step->a != NULL ? QLORA__TEXT_N_REPLACE : QLORA__TEXT_N_REPLACE_PATTERN;
             QLORA__TRY(
                 qlora__text_step_string(env, json, nodes[i], "content", &step->b, &step->b_size));
+        } else if (step->kind == QLORA__TEXT_N_CHARSMAP) {
+            QLORA__TRY(qlora__text_step_charsmap(env, json, nodes[i], step));
         } else if (step->kind == QLORA__TEXT_N_STRIP) {
             step->start = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_left"));
             step->stop = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_right"));
@@ -277,7 +325,7 @@ static qlora_result qlora__text_load_splitter_step(qlora__env* env, qlora_text_t
     if (qlora__text_json_is(json, type, "Split")) {
         qlora__text_step* step = NULL;
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
-        QLORA__TRY(qlora__text_step_pattern(env, json, node, true, tok, step));
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, tok, step));
         step->kind = step->a == NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
         step->invert = qlora__text_json_true(qlora__text_json_get(json, node, "invert"));
         if (tok->byte_level && step->kind == QLORA__TEXT_P_STRING) {
@@ -328,7 +376,11 @@ static qlora_result qlora__text_load_decoder_step(qlora__env* env, qlora_text_to
     qlora__text_step* step = NULL;
     QLORA__TRY(qlora__text_steps_add(env, &tok->decoder, kinds[k].kind, &step));
     if (step->kind == QLORA__TEXT_D_REPLACE) {
-        QLORA__TRY(qlora__text_step_pattern(env, json, node, false, tok, step));
+        QLORA__TRY(qlora__text_step_pattern(env, json, node, tok, step));
+        if (step->a == NULL) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "a decoder with a regular expression is not supported");
+        }
         return qlora__text_step_string(env, json, node, "content", &step->b, &step->b_size);
     }
     if (step->kind == QLORA__TEXT_D_METASPACE) {
@@ -490,24 +542,6 @@ static qlora_result qlora__text_load_post(qlora__env* env, qlora_text_tok* tok,
         qlora__text_ids_free(env, &front);
     }
     return r;
-}
-
-static qlora_result qlora__text_trie_add(qlora__env* env, qlora__text_trie* trie, const char* text,
-                                         size_t size, uint32_t token) {
-    uint32_t node = 0;
-    for (size_t i = 0; i < size; i++) {
-        unsigned char c = (unsigned char)text[i];
-        const qlora__text_pair* edge = qlora__text_pairs_find(&trie->edges, node, c);
-        uint32_t next = edge != NULL ? edge->first : ++trie->nodes;
-        uint32_t ends = edge != NULL ? edge->second : 0;
-        if (i + 1 == size) {
-            ends = token + 1;
-        }
-        QLORA__TRY(qlora__text_pairs_put(env, &trie->edges, node, c, next, ends));
-        trie->starts[c] = trie->starts[c] || i == 0;
-        node = next;
-    }
-    return QLORA_OK;
 }
 
 static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok* tok,

@@ -27,6 +27,9 @@ static void qlora__text_tok_free(qlora__env* env, qlora_text_tok* tok) {
     QLORA__TEXT_FREE(env, tok->kinds, tok->kind_capacity);
     qlora__text_words_free(env, &tok->words);
     qlora__text_pairs_free(env, &tok->merges);
+    qlora__text_pairs_free(env, &tok->words_trie.edges);
+    QLORA__TEXT_FREE(env, tok->scores, tok->score_capacity);
+    QLORA__TEXT_FREE(env, tok->paths, tok->path_capacity);
     QLORA__TEXT_FREE(env, tok->added, tok->added_capacity);
     qlora__text_pairs_free(env, &tok->raw_trie.edges);
     qlora__text_pairs_free(env, &tok->normalized_trie.edges);
@@ -325,7 +328,7 @@ static qlora_result qlora__text_load_merges(qlora__env* env, qlora_text_tok* tok
 // Whether the word mark never follows another character in any word that merging can make.
 static bool qlora__text_cut_is_safe(const qlora_text_tok* tok) {
     size_t size = tok->cut_size;
-    if (tok->byte_level || tok->ignore_merges || size == 0 ||
+    if (tok->byte_level || tok->ignore_merges || tok->unigram || size == 0 ||
         qlora__text_words_find(&tok->words, tok->cut, size) < 0) {
         return false;
     }
@@ -349,6 +352,69 @@ static bool qlora__text_cut_is_safe(const qlora_text_tok* tok) {
     return true;
 }
 
+// The vocabulary of a Unigram model: [[token, score], ...]. Of equal tokens the last one counts.
+static qlora_result qlora__text_load_scores(qlora__env* env, qlora_text_tok* tok,
+                                            const qlora__json* json,
+                                            const qlora__json_token* vocab) {
+    double least = 0;
+    if (vocab == NULL || vocab->kind != QLORA__JSON_ARRAY || vocab->count == 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.vocab is not a list of tokens");
+    }
+    tok->scores = (double*)qlora__text_zalloc(env, vocab->count, sizeof(double));
+    if (tok->scores == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    tok->score_capacity = vocab->count;
+    QLORA__TRY(qlora__text_words_reserve(env, &tok->words, vocab->count));
+    const qlora__json_token* pair = vocab + 1;
+    for (uint32_t i = 0; i < vocab->count; i++) {
+        const qlora__json_token* name = pair + 1;
+        bool good =
+            pair->kind == QLORA__JSON_ARRAY && pair->count == 2 && qlora__text_json_string(name) &&
+            qlora__json_double(json, (uint32_t)(qlora__text_json_next(json, name) - json->tokens),
+                               &tok->scores[i]);
+        if (!good) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.vocab[%lu] is not [token, score]",
+                                   (unsigned long)i);
+        }
+        const char* text = qlora__text_json_text(json, name);
+        size_t size = qlora__text_json_size(name);
+        least = i == 0 || tok->scores[i] < least ? tok->scores[i] : least;
+        QLORA__TRY(qlora__text_tok_word(env, tok, text, size, i));
+        QLORA__TRY(qlora__text_trie_add(env, &tok->words_trie, text, size, i));
+        pair = qlora__text_json_next(json, pair);
+    }
+    tok->unknown_score = least - 10; // as in SentencePiece
+    return QLORA_OK;
+}
+
+static qlora_result qlora__text_load_unigram(qlora__env* env, qlora_text_tok* tok,
+                                             const qlora__json* json,
+                                             const qlora__json_token* model) {
+    const qlora__json_token* unknown = qlora__text_json_get(json, model, "unk_id");
+    static const char* const refused[] = {"alpha", "nbest_size"}; // random tokens
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(refused); i++) {
+        if (!qlora__text_json_absent(qlora__text_json_get(json, model, refused[i]))) {
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "model.%s is not supported",
+                                   refused[i]);
+        }
+    }
+    if (tok->byte_level) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "a Unigram model after ByteLevel is not supported");
+    }
+    tok->unigram = true;
+    tok->byte_fallback = qlora__text_json_true(qlora__text_json_get(json, model, "byte_fallback"));
+    QLORA__TRY(qlora__text_load_scores(env, tok, json, qlora__text_json_get(json, model, "vocab")));
+    int64_t id = -1;
+    if (!qlora__text_json_absent(unknown) && (!qlora__text_json_integer(json, unknown, &id) ||
+                                              id < 0 || (uint64_t)id >= tok->score_capacity)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "model.unk_id is not in the vocabulary");
+    }
+    tok->unknown = (int32_t)id;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
                                            const qlora__json* json,
                                            const qlora__json_token* model) {
@@ -357,10 +423,13 @@ static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "missing \"model\"; this is not a tokenizer.json");
     }
+    if (qlora__text_json_is(json, type, "Unigram")) {
+        return qlora__text_load_unigram(env, tok, json, model);
+    }
     if (!qlora__text_json_absent(type) && !qlora__text_json_is(json, type, "BPE")) {
         const char* name = qlora__text_json_cstring(json, type);
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "the model type is %.60s; only BPE is supported",
+                               "the model type is %.60s; only BPE and Unigram are supported",
                                name != NULL ? name : "not a string");
     }
     static const char* const refused[] = {"continuing_subword_prefix", "end_of_word_suffix"};

@@ -29,7 +29,12 @@
        text/pattern         regular expressions: compiling
        text/pattern_match   regular expressions: matching
        text/split           pre-tokenizers
-       text/bpe             one word to ids
+       text/tok             a tokenizer
+       text/unigram         one word to ids: Unigram
+       text/bpe             one word to ids: BPE
+       text/unicode_graphemes  generated tables of graphemes
+       text/graphemes       borders between graphemes
+       text/charsmap        the map of SentencePiece's normalizer
        text/normalize       normalizers
        text/load_model      tokenizer.json: tokens and merges
        text/load            tokenizer.json: the steps around them
@@ -37,6 +42,7 @@
        text/load_gguf       the tokenizer in a GGUF file
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
        text/encode          text to ids
+       text/lines           where a long text can be split
        text/decode          ids to text
        text/jinja_base       values of templates, memory, limits
        text/jinja_lex        templates: tokens
@@ -94,12 +100,15 @@
 
    TOKENIZERS
        BPE models of tokenizer.json, byte-level (GPT-2, Llama 3, Qwen, SmolLM, ...) and
-       SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), and the
-       tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the `tokenizers` library.
+       SentencePiece style with byte fallback (Llama 2, Mistral, TinyLlama, Gemma, ...), Unigram
+       models (T5, XLM-R, Japanese Llama models, ...) with SentencePiece's map of characters
+       (Precompiled), and the tokenizer.bin of llama2.c. For valid UTF-8 the ids are those of the
+       `tokenizers` library.
        GGUF files: the models "llama" (SentencePiece with scores) and "gpt2" (byte-level BPE, with
        the pattern that tokenizer.ggml.pre names); the ids are those of llama.cpp.
        Anything in the file that is not supported is reported by name and rejected when it is
-       loaded: a model other than BPE, an unknown normalizer, a part of a regular expression.
+       loaded: a model other than BPE and Unigram, an unknown normalizer (NFKC, NFKD and
+       StripAccents are), a part of a regular expression.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
 
    DATA
@@ -116,8 +125,9 @@
        {"question", "answer"}, {"input", "output"}            the same
        {"input_ids", "labels"}             taken as they are
 
-       {"prompt", "chosen", "rejected"}    preference pairs: recognised, and refused; so is a
-                                           "label" of true or false beside an answer
+       {"prompt", "chosen", "rejected"}    preference pairs, for desc.preference; otherwise they are
+                                           refused, as is a "label" of true or false beside an
+                                           answer
 
        "response" is accepted for "completion", "output" and "answer", and "context" for "input"
        (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or
@@ -140,7 +150,8 @@
        desc.columns gives names of the file for those above: "prompt=question,completion=answer".
        The name on the left must be one that records have, and the one on the right must occur in
        the file. A column of the file that has a name on the left, but is not the one that is
-       given for it, is not used.
+       given for it, is not used. With desc.columns_partial, for one of several files, a name on
+       the right that the file lacks is left alone, and listed by qlora_text_data_query.
 
        .txt: documents are separated by lines that contain only <|endoftext|>; a file without
        such a line is one document. A document longer than desc.chunk_tokens is split into
@@ -160,10 +171,15 @@
        and Parquet files in memory.
 
        Files are read through a window: only the record that is being read is in memory, not the
-       file ({"data": [...]} and a .txt document count as one record). A sample takes 4.125 bytes
-       per token (8 if its labels are neither -100 nor the ids) and 40 bytes. With desc.stream it
-       takes 40 bytes alone, whatever its length: qlora_text_sample_read finds its record in the
-       file and makes the sample anew. Samples and their order are the same.
+       file. The records in {"data": [...]} are read one by one; a name of a record after a "data"
+       that is longer than the window is an error. A long .txt document is read in parts, at lines
+       that start with a letter, if the tokenizer joins nothing there: byte-level BPE with the
+       patterns of GPT-2, Llama 3, Qwen, GPT-4o, Tekken and DeepSeek, and SentencePiece BPE; the
+       ids are those of the whole. A sample takes 4.125 bytes per token (8 if its labels are
+       neither -100 nor the ids) and 40 bytes. With desc.stream it takes 40 bytes alone, whatever
+       its length: qlora_text_sample_read finds its record in the file, which it reads and does not
+       map, and makes the sample anew. Samples and their order are the same. A stream keeps a .txt
+       document that it cannot split, and refuses it from 16 MiB on.
 
        A sample gets BOS exactly once: from the template, or where the tokenizer's post-processor
        adds it. Its end is trained: the end marker of the template, otherwise EOS.

@@ -49,6 +49,85 @@ static size_t qlora__text_space_before(const qlora_text_tok* tok, const char* te
     return end;
 }
 
+// Replaces every match of an expression.
+static qlora_result qlora__text_replace_pattern(qlora__env* env, const qlora_text_tok* tok,
+                                                const qlora__text_step* step, const char* text,
+                                                size_t size, qlora_text_bytes* out) {
+    qlora__text_step regex = *step;
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    size_t copied = 0;
+    regex.kind = QLORA__TEXT_P_REGEX;
+    if (regex.program != NULL) {
+        qlora__pattern_allow(regex.program, size);
+    }
+    for (size_t at = 0; at < size;) {
+        size_t end = at;
+        size_t length;
+        QLORA__TRY(qlora__text_step_end(env, &regex, &view, 0, at, &end));
+        if (end == at) {
+            (void)qlora__text_class_at(&view, at, &length);
+            at += length;
+            continue;
+        }
+        QLORA__TRY(qlora__text_bytes_add(env, out, text + copied, at - copied));
+        QLORA__TRY(qlora__text_bytes_add(env, out, step->b, step->b_size));
+        at = end;
+        copied = end;
+    }
+    return qlora__text_bytes_add(env, out, text + copied, size - copied);
+}
+
+// What a character becomes in the Nmt step: itself, a space, or 0 for nothing.
+static uint32_t qlora__text_nmt(uint32_t code) {
+    static const uint32_t dropped[][2] = {{0x1, 0x8},   {0xB, 0xB},   {0xE, 0x1F},
+                                          {0x7F, 0x7F}, {0x8F, 0x8F}, {0x9F, 0x9F}};
+    static const uint32_t spaces[][2] = {{0x9, 0xA},       {0xC, 0xD},       {0x1680, 0x1680},
+                                         {0x200B, 0x200F}, {0x2028, 0x2029}, {0x2581, 0x2581},
+                                         {0xFEFF, 0xFEFF}, {0xFFFD, 0xFFFD}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(dropped); i++) {
+        if (code >= dropped[i][0] && code <= dropped[i][1]) {
+            return 0;
+        }
+    }
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(spaces); i++) {
+        if (code >= spaces[i][0] && code <= spaces[i][1]) {
+            return ' ';
+        }
+    }
+    return code;
+}
+
+// The steps that change one character after another. What is not UTF-8 stays.
+static qlora_result qlora__text_characters(qlora__env* env, int kind, const char* text, size_t size,
+                                           qlora_text_bytes* out) {
+    for (size_t at = 0; at < size;) {
+        uint32_t code = (unsigned char)text[at];
+        uint32_t to[3];
+        char bytes[12];
+        size_t used = 0;
+        size_t count = 1;
+        size_t length =
+            code < 0x80 ? 1 : qlora__text_utf8((const unsigned char*)text + at, size - at, &code);
+        if (length == 0) {
+            QLORA__TRY(qlora__text_bytes_add(env, out, text + at, 1));
+            at++;
+            continue;
+        }
+        if (kind == QLORA__TEXT_N_LOWER) {
+            count = qlora__text_case_of(code, QLORA__TEXT_LOWER_CASE, to);
+        } else {
+            to[0] = qlora__text_nmt(code);
+            count = to[0] != 0 || code == 0 ? 1 : 0;
+        }
+        for (size_t i = 0; i < count; i++) {
+            used += qlora__text_utf8_put(to[i], bytes + used);
+        }
+        QLORA__TRY(qlora__text_bytes_add(env, out, bytes, used));
+        at += length;
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__text_normalizer_step(qlora__env* env, qlora_text_tok* tok,
                                                 const qlora__text_step* step, const char* text,
                                                 size_t size, bool front, qlora_text_bytes* out) {
@@ -64,6 +143,13 @@ static qlora_result qlora__text_normalizer_step(qlora__env* env, qlora_text_tok*
         return qlora__text_bytes_add(env, out, text, size);
     case QLORA__TEXT_N_REPLACE:
         return qlora__text_replace(env, text, size, step, out);
+    case QLORA__TEXT_N_REPLACE_PATTERN:
+        return qlora__text_replace_pattern(env, tok, step, text, size, out);
+    case QLORA__TEXT_N_CHARSMAP:
+        return qlora__text_charsmap_apply(env, step->a, step->a_size, text, size, out);
+    case QLORA__TEXT_N_NMT:
+    case QLORA__TEXT_N_LOWER:
+        return qlora__text_characters(env, step->kind, text, size, out);
     default: { // QLORA__TEXT_N_STRIP
         qlora__text_view view = qlora__text_view_of(tok, text, size);
         size_t begin = step->start > 0 ? qlora__text_run(&view, 0, QLORA__TEXT_WS) : 0;

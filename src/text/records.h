@@ -39,15 +39,18 @@ static const struct {
     {"labels", QLORA__TEXT_R_IDS},
     {"attention_mask", QLORA__TEXT_R_IDS},
     {"position_ids", QLORA__TEXT_R_IDS},
-    {"system", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PAIR},
+    {"system",
+     QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE | QLORA__TEXT_R_PAIR},
     {"input", QLORA__TEXT_R_PAIR},
     {"context", QLORA__TEXT_R_PAIR},
     {"history", QLORA__TEXT_R_PAIR},
-    {"tools", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
-    {"documents", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
-    {"enable_thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
-    {"thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
-    {"chat_template_kwargs", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION}};
+    {"prompt", QLORA__TEXT_R_PREFERENCE},
+    {"tools", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE},
+    {"documents", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE},
+    {"enable_thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE},
+    {"thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE},
+    {"chat_template_kwargs",
+     QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE}};
 
 // Names that say which tokens are trained, in ways that are not read here.
 static const char* const qlora__text_masks[] = {"loss_mask", "completion_mask", "assistant_masks",
@@ -341,12 +344,57 @@ static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* 
 
 // ---- preferences
 
-// Pairs of a better and a worse answer, which training on answers cannot use.
-static qlora_result qlora__text_record_preference(qlora__env* env) {
-    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                           "the record is a preference pair (\"chosen\" and \"rejected\"), and "
-                           "supervised training needs one answer; the columns completion=chosen or "
-                           "messages=chosen take the better one");
+// One side of a pair as a sample: after "prompt", as plain text or as messages, or a conversation
+// that contains its prompt.
+static qlora_result qlora__text_record_side(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, const char* name) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* prompt = qlora__text_json_get(json, record, "prompt");
+    const qlora__json_token* side = qlora__text_json_get(json, record, name);
+    bool given = !qlora__text_json_absent(prompt);
+    loader->message_count = 0;
+    loader->work.count = 0;
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    if (given && prompt->kind == QLORA__JSON_STRING && side->kind == QLORA__JSON_STRING) {
+        if (loader->message_count > 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "\"system\" cannot be used with a \"prompt\" that is a string; "
+                                   "use messages");
+        }
+        return qlora__text_data_plain(
+            env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
+            qlora__text_json_text(json, side), qlora__text_json_size(side));
+    }
+    if (side->kind != QLORA__JSON_ARRAY || (given && prompt->kind != QLORA__JSON_ARRAY)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "\"prompt\" and \"%s\" must be two strings or two lists of "
+                               "messages, or \"%s\" a list of messages without a \"prompt\"",
+                               name, name);
+    }
+    if (given) {
+        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, "prompt", true));
+    }
+    QLORA__TRY(qlora__text_messages_read(env, loader, side, name, false));
+    return qlora__text_data_chat(env, loader);
+}
+
+// Pairs of a better and a worse answer: two samples, of which the caller closes the second.
+static qlora_result qlora__text_record_preference(qlora__env* env, qlora__text_loader* loader,
+                                                  const qlora__json_token* record) {
+    qlora_text_data* data = loader->data;
+    if (loader->desc->preference != QLORA_TEXT_PAIRS) {
+        return qlora__env_fail(
+            env, QLORA_ERR_UNSUPPORTED,
+            "the record is a preference pair (\"chosen\" and \"rejected\"), and supervised "
+            "training needs one answer; the columns completion=chosen or messages=chosen take the "
+            "better one, and DPO trains on pairs");
+    }
+    data->desirable = true;
+    QLORA__TRY(qlora__text_record_side(env, loader, record, "chosen"));
+    QLORA__TRY(qlora__text_data_close_record(env, data, loader->begin, loader->line));
+    loader->begin = data->ids.count;
+    data->desirable = false;
+    return qlora__text_record_side(env, loader, record, "rejected");
 }
 
 // true or false beside an answer says whether it is a good one: training on both would teach the
@@ -359,14 +407,25 @@ static qlora_result qlora__text_record_judged(qlora__env* env, const qlora__text
                   form->kind == QLORA__TEXT_R_PAIR;
     bool judged =
         label != NULL && (label->kind == QLORA__JSON_TRUE || label->kind == QLORA__JSON_FALSE);
-    if (!answer || !judged || loader->form != NULL) {
+    qlora_text_preference wanted = loader->desc->preference;
+    loader->data->desirable = judged && label->kind == QLORA__JSON_TRUE;
+    if (wanted == QLORA_TEXT_PAIRS && form->kind != QLORA__TEXT_R_PREFERENCE) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record is not a pair; it needs \"chosen\" and \"rejected\"");
+    }
+    if (wanted == QLORA_TEXT_JUDGED && !(answer && judged)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record is not a judged answer; it needs a \"label\" that is "
+                               "true or false beside prompt and completion, or messages");
+    }
+    if (!answer || !judged || loader->form != NULL || wanted == QLORA_TEXT_JUDGED) {
         return QLORA_OK;
     }
     return qlora__env_fail(
         env, QLORA_ERR_UNSUPPORTED,
         "the record is a judged answer (\"label\" is true or false), and "
         "supervised training would learn the bad ones as well; set the format to "
-        "\"%s\" to train on all of them",
+        "\"%s\" to train on all of them, and KTO trains on what they say",
         form->name);
 }
 
@@ -449,6 +508,8 @@ static qlora_result qlora__text_record_names(qlora__env* env, qlora__text_loader
             used = used || ((qlora__text_extras[k].kinds & (int)form->kind) != 0 &&
                             strcmp(name, qlora__text_extras[k].name) == 0);
         }
+        used =
+            used || (loader->desc->preference == QLORA_TEXT_JUDGED && strcmp(name, "label") == 0);
         if (!used) {
             QLORA__TRY(qlora__text_ignore(env, loader->data, "", name));
         }
@@ -488,7 +549,7 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
     case QLORA__TEXT_R_PAIR:
         return qlora__text_record_pair(env, loader, record, form);
     case QLORA__TEXT_R_PREFERENCE:
-        return qlora__text_record_preference(env);
+        return qlora__text_record_preference(env, loader, record);
     default:
         QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &text));
         return qlora__text_data_plain(env, loader, NULL, 0, qlora__text_json_text(json, text),

@@ -10,12 +10,15 @@ typedef struct qlora__text_record {
     } as;
     uint64_t place; // of the record in the file, in bytes
     uint32_t size;  // of the record there
-    uint32_t part;  // which sample of the record
+    uint32_t part;  // which sample of the record; of a document, the first id that is in it
     uint32_t count; // tokens
     uint32_t trained;
-    uint64_t line : 62;
+    uint64_t line : 59;
+    uint64_t desirable : 1;
     uint64_t kept : 1;
     uint64_t labelled : 1; // labels follow the ids, not bits
+    uint64_t begins : 1;   // the bytes are the start of a document
+    uint64_t ends : 1;     // the sample is its end
 } qlora__text_record;
 
 typedef struct qlora__text_block {
@@ -38,22 +41,24 @@ struct qlora_text_data {
     size_t block_capacity;
     qlora_text_bytes
         ignored; // names that no sample used, each with ", " after it; ends with a zero
+    qlora_text_bytes lacking; // names of desc.columns, in the same way
     // the record that is being read
     uint64_t place;
     uint64_t hash;
     uint32_t size;
     uint32_t part;
+    bool desirable;
     bool placed; // can be read again: nothing of it is kept
+    bool begins; // as in qlora__text_record
+    bool ends;
     // a stream
     qlora__text_loader* loader; // NULL: everything is kept
     bool again;                 // a record is read again, for the sample number `wanted` of it
     bool found;
     uint32_t wanted;
+    uint32_t wanted_count;
     qlora_text_ids shown[2]; // ids and labels of the sample that was read last
-    const void* map;         // the file, while samples are read
-    uint64_t map_bytes;
-    uint64_t map_read;
-    void* map_handle;
+    qlora_text_bytes bytes;  // the record of that sample
 };
 
 // One block holds many samples, so that growing copies nothing.
@@ -158,8 +163,11 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     record->size = data->size;
     record->part = data->part++;
     record->count = (uint32_t)count;
-    record->line = line & (UINT64_MAX >> 2);
+    record->line = line & (UINT64_MAX >> 5);
+    record->desirable = data->desirable ? 1 : 0;
     record->kept = data->placed ? 0 : 1;
+    record->begins = data->begins ? 1 : 0;
+    record->ends = data->ends ? 1 : 0;
     record->as.hash = data->hash;
     for (size_t i = 1; i < count; i++) {
         record->trained += labels[i] != -100 ? 1 : 0;

@@ -12,10 +12,14 @@ struct qlora__text_source {
                           size_t size);
     void (*close)(qlora__env* env, qlora__text_source* source); // frees `state`; may be NULL
     void* state;
+    bool headed; // all names are known once it is open
     // the record: an object as the JSON parser leaves it, decoded strings included, or
     qlora__json json;
-    const char* document; // plain text; then there is no `json`
+    const char* document; // plain text, a part of a document; then there is no `json`
     size_t document_size;
+    bool begins; // it starts the document
+    bool ends;
+    bool skip;      // what is left of the document
     size_t line;    // where it starts
     uint64_t place; // its bytes in the file
     uint64_t size;
@@ -25,6 +29,7 @@ struct qlora__text_source {
     size_t at_column; // bytes before it in this line
     size_t strings;   // bytes in use in json.decoded; 0 = not known
     int stage;        // of a source's own
+    bool inside;      // JSON: the records are those of a list in an object
 };
 
 // Moves on by `size` bytes of the input.
@@ -175,7 +180,7 @@ static const char* qlora__text_column_name(qlora__text_loader* loader, const cha
 
 // Columns that no record had are refused: a misspelt name must not go unnoticed.
 static qlora_result qlora__text_columns_check(qlora__env* env, const qlora__text_loader* loader) {
-    for (size_t i = 0; i < loader->column_count; i++) {
+    for (size_t i = 0; i < loader->column_count && !loader->searching; i++) {
         if (!loader->columns[i].seen) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    "%s: no record has \"%.60s\", which columns gives for \"%s\"",

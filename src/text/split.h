@@ -319,9 +319,23 @@ static const qlora__text_pattern qlora__text_patterns[] = {
     // The Whitespace step: \w+|[^\w\s]+ in another engine, whose \w differs.
     {"Whitespace", qlora__text_match_words, 0}};
 
+// Whether an expression is a known one. Files have line ends as they are, or escaped.
+static bool qlora__text_pattern_same(const char* known, const char* regex) {
+    while (*known != '\0' && *regex != '\0') {
+        bool escaped = *regex == '\n' || *regex == '\r';
+        if (escaped ? known[0] != '\\' || known[1] != (*regex == '\n' ? 'n' : 'r')
+                    : known[0] != *regex) {
+            return false;
+        }
+        known += escaped ? 2 : 1;
+        regex++;
+    }
+    return *known == *regex;
+}
+
 static const qlora__text_pattern* qlora__text_pattern_find(const char* regex) {
     for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__text_patterns); i++) {
-        if (strcmp(qlora__text_patterns[i].regex, regex) == 0) {
+        if (qlora__text_pattern_same(qlora__text_patterns[i].regex, regex)) {
             return &qlora__text_patterns[i];
         }
     }
@@ -370,6 +384,10 @@ enum {
     QLORA__TEXT_N_PREPEND,
     QLORA__TEXT_N_REPLACE,
     QLORA__TEXT_N_STRIP,
+    QLORA__TEXT_N_REPLACE_PATTERN,
+    QLORA__TEXT_N_CHARSMAP,
+    QLORA__TEXT_N_NMT,
+    QLORA__TEXT_N_LOWER,
     QLORA__TEXT_P_REGEX,
     QLORA__TEXT_P_STRING,
     QLORA__TEXT_P_CLASS,
@@ -389,7 +407,7 @@ enum {
 typedef struct qlora__text_step {
     int kind;
     const qlora__text_pattern* pattern; // P_REGEX: a known pattern,
-    qlora__pattern* program;            // or, owned, any other one
+    qlora__pattern* program;            // or, owned, any other one; also N_REPLACE_PATTERN
     unsigned mask;                      // classes of P_CLASS
     int behavior;
     bool invert;

@@ -11,7 +11,8 @@
 
 #define QLORA__STATE_FILE "state.safetensors"
 #define QLORA__MAX_KEPT 64
-#define QLORA__STATE_ROWS 48
+#define QLORA__STATE_ROWS 64
+#define QLORA__STATE_PREFERENCE (QLORA__PREFERENCE_SUMS + 3)
 
 typedef struct qlora__ckpt_list {
     qlora__module_name names[QLORA__MAX_KEPT + 2];
@@ -122,7 +123,8 @@ typedef enum qlora__state_kind {
 typedef struct qlora__state_row {
     const char* name;
     qlora__state_kind kind;
-    bool real; // value holds the bits of a double
+    bool real;  // value holds the bits of a double
+    bool later; // older checkpoints lack it and have the default
     int64_t value;
     int64_t* back;
 } qlora__state_row;
@@ -135,6 +137,7 @@ typedef struct qlora__state {
     int64_t skipped;
     int64_t skip;
     float record[6]; // totals of a qlora__record, norm of the gradients, scale of the first group
+    double preference[QLORA__STATE_PREFERENCE]; // sums; then total, chosen_labels, sft_alpha
     qlora__state_row rows[QLORA__STATE_ROWS];
     int count;
 } qlora__state;
@@ -155,6 +158,14 @@ static void qlora__state_add_real(qlora__state* s, const char* name, qlora__stat
     memcpy(&bits, &value, sizeof bits);
     qlora__state_add(s, name, kind, bits);
     s->rows[s->count - 1].real = true;
+}
+
+// A setting that older checkpoints lack. Nothing is stored for the default, so that a checkpoint
+// that does not use it stays as it was.
+static void qlora__state_add_later(qlora__state* s, const char* name, qlora__state_kind kind,
+                                   double value) {
+    qlora__state_add_real(s, name, kind, value);
+    s->rows[s->count - 1].later = true;
 }
 
 static void qlora__state_add_back(qlora__state* s, const char* name, int64_t* back) {
@@ -183,6 +194,24 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
 // The tier that made the numbers, by name, so that a checkpoint can be read by a person.
 static const char* qlora__state_tier(const qlora_ctx* ctx) {
     return qlora__on_cpu(ctx) ? ctx->cpu->name : "none";
+}
+
+static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) {
+    const struct {
+        const char* name;
+        qlora__state_kind kind;
+        double value;
+        double usual;
+    } rows[] = {{"method", QLORA__SAME, (double)d->method, 0.0},
+                {"beta", QLORA__NOTED, d->beta, 0.0},
+                {"label_smoothing", QLORA__NOTED, d->label_smoothing, 0.0},
+                {"sft_alpha", QLORA__NOTED, d->sft_alpha, 0.0},
+                {"desirable_weight", QLORA__NOTED, d->desirable_weight, 0.0},
+                {"undesirable_weight", QLORA__NOTED, d->undesirable_weight, 0.0},
+                {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
+    }
 }
 
 // Fills the table from the trainer. The caller has set the fields of s that are restored.
@@ -227,6 +256,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
     qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
+    qlora__state_add_method(s, d);
     qlora__state_add_machine(s, t->ctx);
     qlora__state_add_back(s, "step", &s->step);
     qlora__state_add_back(s, "last_tokens", &s->tokens);
@@ -269,16 +299,19 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     for (int i = 0; i < QLORA__CKPT_HASHED; i++) {
         QLORA__TRY(qlora__ckpt_hash(ctx, folder, qlora__ckpt_files[i], &hashes[i]));
     }
+    int count = 0;
     for (int i = 0; i < s->count; i++) {
-        snprintf(texts[i], sizeof texts[i], "%lld", (long long)s->rows[i].value);
-        metadata[2 * i] = s->rows[i].name;
-        metadata[2 * i + 1] = texts[i];
+        if (!s->rows[i].later || s->rows[i].value != 0) {
+            snprintf(texts[i], sizeof texts[i], "%lld", (long long)s->rows[i].value);
+            metadata[2 * count] = s->rows[i].name;
+            metadata[2 * count++ + 1] = texts[i];
+        }
     }
-    metadata[2 * s->count] = "cpu_tier";
-    metadata[2 * s->count + 1] = qlora__state_tier(ctx);
-    metadata[2 * s->count + 2] = NULL;
+    metadata[2 * count] = "cpu_tier";
+    metadata[2 * count + 1] = qlora__state_tier(ctx);
+    metadata[2 * count + 2] = NULL;
     QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
-    QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 3, &list));
+    QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 4, &list));
     qlora__trained trained;
     for (int64_t i = 0; qlora__trained_at(m, i, &trained); i++) {
         qlora__save_add(&list, "m.", &m->moment1, &trained);
@@ -286,6 +319,10 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     }
     qlora__save_add_bytes(&list, "hashes", QLORA__ST_U64, hashes, sizeof hashes);
     qlora__save_add_bytes(&list, "record", QLORA__ST_F32, s->record, sizeof s->record);
+    if (t->desc.method != QLORA_METHOD_SFT) {
+        qlora__save_add_bytes(&list, "preference", QLORA__ST_U8, s->preference,
+                              sizeof s->preference);
+    }
     qlora__save_add_bytes(&list, "position", QLORA__ST_U8, position, position_bytes);
     qlora_result r = qlora__save_write(ctx, &list, path, metadata, true);
     qlora__save_close(ctx, &list);
@@ -308,6 +345,10 @@ static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
     memcpy(s->record, record->totals, sizeof record->totals);
     s->record[4] = qlora__record_norm(t, record);
     s->record[5] = record->results[1];
+    memcpy(s->preference, record->preference, sizeof record->preference);
+    s->preference[QLORA__PREFERENCE_SUMS] = report->total;
+    s->preference[QLORA__PREFERENCE_SUMS + 1] = report->chosen_labels;
+    s->preference[QLORA__PREFERENCE_SUMS + 2] = report->sft_alpha;
     qlora__state_fill(t, s);
     return QLORA_OK;
 }
@@ -491,7 +532,7 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
     for (int i = 0; i < s->count; i++) {
         const qlora__state_row* row = &s->rows[i];
         int64_t value = 0;
-        if (!qlora__state_number(st, row->name, &value)) {
+        if (!qlora__state_number(st, row->name, &value) && !row->later) {
             return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is missing", st->label, row->name);
         }
         if (row->kind == QLORA__BACK) {
@@ -526,6 +567,10 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
                            (int)sizeof s->record);
     }
     memcpy(s->record, record->data, sizeof s->record);
+    const qlora__st_tensor* sums = qlora__st_find(st, "preference");
+    if (sums != NULL && sums->bytes == sizeof s->preference) {
+        memcpy(s->preference, sums->data, sizeof s->preference);
+    }
     return QLORA_OK;
 }
 
@@ -583,12 +628,17 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &adamw, sizeof adamw));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     QLORA__TRY(qlora__sync(ctx));
     qlora__record* record = &t->records[qlora__record_of(s->step)];
     qlora__report* report = &t->reports[qlora__record_of(s->step)];
     memcpy(record->totals, s->record, sizeof record->totals);
     memset(record->results, 0, sizeof record->results); // the norm of all, as one group
+    memcpy(record->preference, s->preference, sizeof record->preference);
+    report->total = s->preference[QLORA__PREFERENCE_SUMS];
+    report->chosen_labels = s->preference[QLORA__PREFERENCE_SUMS + 1];
+    report->sft_alpha = s->preference[QLORA__PREFERENCE_SUMS + 2];
     memcpy(record->results, s->record + 4, 2 * sizeof(float));
     record->adamw = adamw;
     record->flag = 0;

@@ -6,14 +6,12 @@
 
 static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batches,
                                        int64_t count) {
-    double total_labels = 0.0;
-    QLORA__TRY(qlora__batches_check(t, batches, count, &total_labels));
+    QLORA__TRY(qlora__batches_check(t, batches, count));
     t->sliced.begun = true;
     t->sliced.batches = batches;
     t->sliced.count = count;
     t->sliced.at = 0;
     t->sliced.piece = 0;
-    t->sliced.total_labels = total_labels;
     return QLORA_OK;
 }
 
@@ -23,32 +21,31 @@ qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batche
 }
 
 // The kind of the next piece.
-static int qlora__slice_kind(const qlora_trainer* t, int64_t* index) {
-    int kind = QLORA__PIECE_UPDATE;
-    *index = 0;
-    if (t->sliced.at < t->sliced.count && t->sliced.piece == 0) {
+static int qlora__slice_kind(const qlora_trainer* t) {
+    qlora__piece_of piece;
+    if (t->sliced.at == t->sliced.count) {
+        return QLORA__PIECE_UPDATE;
+    }
+    if (t->sliced.piece == 0) {
         return QLORA__PIECE_BEGIN; // t->micro is still that of the previous batch
     }
-    if (t->sliced.at < t->sliced.count) {
-        qlora__piece_at(t, t->sliced.piece, &kind, index);
-    }
-    return kind;
+    qlora__piece_at(t, t->sliced.piece, &piece);
+    return piece.kind;
 }
 
 // Moves to the next piece.
 static void qlora__slice_advance(qlora_trainer* t) {
     qlora__sliced* s = &t->sliced;
-    int kind = 0;
-    int64_t index = 0;
+    qlora__piece_of piece;
     s->piece++;
-    if (!qlora__piece_at(t, s->piece, &kind, &index)) {
+    if (!qlora__piece_at(t, s->piece, &piece)) {
         s->at++;
         s->piece = 0;
     }
     t->m->micro_begun = s->piece > 0;
 }
 
-static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, int64_t index, bool* done) {
+static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
     qlora__sliced* s = &t->sliced;
     if (kind == QLORA__PIECE_UPDATE) {
         QLORA__TRY(qlora__update_send(t, false));
@@ -58,11 +55,17 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, int64_t index
     }
     if (s->piece == 0) { // the caller's memory may have changed since the step began
         int64_t tokens = 0;
+        qlora__step_counts ignored;
+        memset(&ignored, 0, sizeof ignored);
         QLORA__TRY(qlora__batch_check(t->ctx, t->m, &s->batches[s->at], &tokens));
-        QLORA__TRY(qlora__micro_send(t, &s->batches[s->at], s->total_labels));
+        QLORA__TRY(t->desc.method == QLORA_METHOD_SFT
+                       ? QLORA_OK
+                       : qlora__preference_check(t, &s->batches[s->at], &ignored));
+        QLORA__TRY(qlora__micro_send(t, &s->batches[s->at]));
     }
-    qlora__pass pass = qlora__pass_of(t->m, t->micro.rows, true);
-    QLORA__TRY(qlora__piece_run(&pass, kind, index));
+    qlora__piece_of piece;
+    qlora__piece_at(t, s->piece, &piece);
+    QLORA__TRY(qlora__piece_run(t, &piece));
     QLORA__TRY(qlora__sync(t->ctx));
     qlora__slice_advance(t);
     return QLORA_OK;
@@ -81,15 +84,14 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
     bool done = false;
     double start = qlora__clock_ms();
     for (double now = start; !done;) {
-        int64_t index = 0;
-        int kind = qlora__slice_kind(t, &index);
+        int kind = qlora__slice_kind(t);
         double* expected = &t->sliced.expected[kind];
         // A piece of a kind that has not been timed yet gets its own slice.
         if (now > start && (!(*expected > 0.0) || now - start + *expected > milliseconds)) {
             break;
         }
         t->failed = true;
-        QLORA__TRY(qlora__slice_piece(t, kind, index, &done));
+        QLORA__TRY(qlora__slice_piece(t, kind, &done));
         t->failed = false;
         double end = qlora__clock_ms();
         double took = end - now > 1e-6 ? end - now : 1e-6;
@@ -112,6 +114,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     t->sliced.begun = false;
     t->tokens = 0;

@@ -1,62 +1,113 @@
 // ---- steps --------------------------------------------------------------------------------------
 
-// A micro-batch is computed in pieces. Sets the kind of piece number n, and the number of its layer
-// or chunk; false past the last piece.
-static bool qlora__piece_at(const qlora_trainer* t, int64_t n, int* kind, int64_t* index) {
+// A piece of a micro-batch: its kind, the number of its layer or chunk, and whether it belongs to
+// the pass of the base, which comes first if a micro-batch has one.
+typedef struct qlora__piece_of {
+    int kind;
+    int64_t index;
+    bool reference;
+} qlora__piece_of;
+
+// Piece number n of a forward pass; the one after the last is of the given kind.
+static void qlora__piece_forward(const qlora_trainer* t, int64_t n, int last,
+                                 qlora__piece_of* out) {
     int64_t layers = t->m->plan.config.layers;
-    int64_t chunks = t->micro.chunks;
-    int64_t turn = 1 + 2 * layers + chunks;
-    *index = 0;
     if (n == 0) {
-        *kind = QLORA__PIECE_BEGIN;
+        out->kind = QLORA__PIECE_BEGIN;
     } else if (n <= 2 * layers) {
-        *kind = n % 2 == 1 ? QLORA__PIECE_FORWARD_ATTENTION : QLORA__PIECE_FORWARD_MLP;
-        *index = (n - 1) / 2;
-    } else if (n < turn) {
-        *kind = QLORA__PIECE_HEAD;
-        *index = n - 1 - 2 * layers;
-    } else if (n == turn) {
-        *kind = QLORA__PIECE_TURN;
-    } else if (n <= turn + 2 * layers) {
-        int64_t back = n - turn - 1;
-        *kind = back % 2 == 0 ? QLORA__PIECE_BACKWARD_MLP : QLORA__PIECE_BACKWARD_ATTENTION;
-        *index = layers - 1 - back / 2;
+        out->kind = n % 2 == 1 ? QLORA__PIECE_FORWARD_ATTENTION : QLORA__PIECE_FORWARD_MLP;
+        out->index = (n - 1) / 2;
+    } else if (n <= 2 * layers + t->micro.chunks) {
+        out->kind = QLORA__PIECE_HEAD;
+        out->index = n - 1 - 2 * layers;
     } else {
-        return false;
+        out->kind = last;
     }
-    return true;
 }
 
-static qlora_result qlora__piece_run(const qlora__pass* pass, int kind, int64_t index) {
+// A micro-batch is computed in pieces. Sets piece number n; false past the last one.
+static bool qlora__piece_at(const qlora_trainer* t, int64_t n, qlora__piece_of* out) {
+    int64_t layers = t->m->plan.config.layers;
+    int64_t turn = 1 + 2 * layers + t->micro.chunks;
+    memset(out, 0, sizeof *out);
+    if (t->micro.reference && n <= turn) {
+        out->reference = true;
+        qlora__piece_forward(t, n, QLORA__PIECE_LOGPS, out);
+        return true;
+    }
+    n -= t->micro.reference ? turn + 1 : 0;
+    if (n <= turn) {
+        qlora__piece_forward(t, n, t->micro.mismatched ? QLORA__PIECE_LOGPS : QLORA__PIECE_TURN,
+                             out);
+        return true;
+    }
+    int64_t back = n - turn - 1;
+    out->kind = back % 2 == 0 ? QLORA__PIECE_BACKWARD_MLP : QLORA__PIECE_BACKWARD_ATTENTION;
+    out->index = layers - 1 - back / 2;
+    return !t->micro.mismatched && back < 2 * layers;
+}
+
+// The factors of the sequences, applied to the gradients of their rows.
+static qlora_result qlora__piece_preference(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    qlora_tensor rows = m->rows_dx;
+    rows.rows -= 1; // without the zero row
+    QLORA__TRY(
+        qlora__preference_logps(pass->ctx, &m->preference, &m->losses, &m->preference.logps));
+    QLORA__TRY(qlora__preference_factors(pass->ctx, &m->preference));
+    return qlora__preference_scale(pass->ctx, &m->preference, &rows);
+}
+
+static qlora_result qlora__piece_logps(const qlora__pass* pass, bool reference) {
+    const qlora__preference* p = &pass->m->preference;
+    QLORA__TRY(qlora__preference_logps(pass->ctx, p, &pass->m->losses,
+                                       reference ? &p->references : &p->logps));
+    return reference ? QLORA_OK : qlora__preference_factors(pass->ctx, p);
+}
+
+static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__pass* pass,
+                                          const qlora__piece_of* piece) {
     qlora_tensor totals = qlora__window(&pass->m->totals, 1, 0, 3);
-    switch (kind) {
+    bool trained = !piece->reference && !t->micro.mismatched;
+    switch (piece->kind) {
     case QLORA__PIECE_BEGIN:
         return qlora__forward_begin(pass);
     case QLORA__PIECE_FORWARD_ATTENTION:
-        return qlora__forward_attention(pass, index);
+        return qlora__forward_attention(pass, piece->index);
     case QLORA__PIECE_FORWARD_MLP:
-        return qlora__forward_mlp(pass, index);
+        return qlora__forward_mlp(pass, piece->index);
     case QLORA__PIECE_HEAD:
-        return qlora__head_chunk(pass, index, &totals, true);
+        return qlora__head_chunk(pass, piece->index, trained ? &totals : NULL, trained);
+    case QLORA__PIECE_LOGPS:
+        return qlora__piece_logps(pass, piece->reference);
     case QLORA__PIECE_TURN:
+        QLORA__TRY(t->micro.preference ? qlora__piece_preference(pass) : QLORA_OK);
         QLORA__TRY(qlora__head_end(pass));
         return qlora__backward_begin(pass);
     case QLORA__PIECE_BACKWARD_MLP:
-        return qlora__backward_mlp(pass, index);
+        return qlora__backward_mlp(pass, piece->index);
     default:
-        QLORA__TRY(qlora__backward_attention(pass, index));
-        return index == 0 ? qlora__backward_end(pass) : QLORA_OK;
+        QLORA__TRY(qlora__backward_attention(pass, piece->index));
+        return piece->index == 0 ? qlora__backward_end(pass) : QLORA_OK;
     }
+}
+
+// Only what is trained has dropout.
+static qlora_result qlora__piece_run(const qlora_trainer* t, const qlora__piece_of* piece) {
+    qlora_model* m = t->m;
+    qlora__pass pass = qlora__pass_of(m, t->micro.rows, !piece->reference && !t->micro.mismatched);
+    m->use_adapters = !piece->reference;
+    qlora_result r = qlora__piece_kind_run(t, &pass, piece);
+    m->use_adapters = true; // a step is refused while they are off
+    return r;
 }
 
 static qlora_result qlora__micro_run(qlora_ctx* ctx, void* user) {
     qlora_trainer* t = (qlora_trainer*)user;
-    qlora__pass pass = qlora__pass_of(t->m, t->micro.rows, true);
-    int kind = 0;
-    int64_t index = 0;
+    qlora__piece_of piece;
     (void)ctx;
-    for (int64_t n = 0; qlora__piece_at(t, n, &kind, &index); n++) {
-        QLORA__TRY(qlora__piece_run(&pass, kind, index));
+    for (int64_t n = 0; qlora__piece_at(t, n, &piece); n++) {
+        QLORA__TRY(qlora__piece_run(t, &piece));
     }
     return QLORA_OK;
 }
@@ -132,21 +183,24 @@ static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
     return QLORA_OK;
 }
 
-static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch,
-                                      double total_labels) {
-    qlora__micro_desc desc = {total_labels, t->desc.seed, t->step};
+// t->counts is that of the step.
+static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch) {
+    bool sft = t->desc.method == QLORA_METHOD_SFT;
+    qlora__preference_numbers numbers = qlora__preference_numbers_of(t);
+    qlora__micro_desc desc = {sft ? t->counts.labels : 1.0, t->desc.seed, t->step,
+                              sft ? NULL : &numbers};
     QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
-    t->tokens += t->micro.tokens;
+    t->tokens += t->micro.mismatched ? 0 : t->micro.tokens;
     return QLORA_OK;
 }
 
 // Queues a micro-batch that has been checked.
-static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch,
-                                       double total_labels) {
+static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch) {
     t->failed = true;
-    QLORA__TRY(qlora__micro_send(t, batch, total_labels));
-    int64_t chunks = t->micro.chunks;
-    QLORA__TRY(qlora__run(t, (uint64_t)chunks, qlora__micro_run, &t->graphs[chunks]));
+    QLORA__TRY(qlora__micro_send(t, batch));
+    int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
+    int64_t graph = kind * t->chunk_room + t->micro.chunks;
+    QLORA__TRY(qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]));
     t->failed = false;
     return QLORA_OK;
 }
@@ -155,9 +209,16 @@ static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batc
                                        double total_labels) {
     int64_t tokens = 0;
     QLORA__TRY(qlora__trainer_need(t->ctx, t));
+    if (t->desc.method != QLORA_METHOD_SFT) {
+        return qlora__fail(t->ctx, QLORA_ERR_STATE,
+                           "the loss of %s depends on the whole step; use qlora_train_step, "
+                           "qlora_train_gradients or qlora_train_begin",
+                           qlora__method_name(t->desc.method));
+    }
     QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
     QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
-    return qlora__micro_queue(t, batch, total_labels);
+    t->counts.labels = total_labels;
+    return qlora__micro_queue(t, batch);
 }
 
 qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
@@ -194,6 +255,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
                   {record->results, qlora__clip_results(&m->clip), (size_t)numbers * sizeof(float)},
                   {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
+                  {record->preference, m->preference.sums.data, sizeof record->preference},
                   {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
         QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
@@ -211,6 +273,12 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     t->reports[at].step = t->step + 1;
     t->reports[at].tokens = t->tokens;
     t->reports[at].lr = lr;
+    t->reports[at].total =
+        t->desc.method == QLORA_METHOD_SFT ? 0.0 : t->counts.pairs + t->counts.singles;
+    t->reports[at].chosen_labels = t->counts.chosen_labels;
+    t->reports[at].sft_alpha = t->desc.sft_alpha;
+    memset(&t->counts, 0, sizeof t->counts);
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     return qlora__tensor_zero(ctx, &totals);
 }
@@ -281,6 +349,9 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->tokens = report->tokens;
     out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
+    if (report->total > 0.0) {
+        qlora__preference_report(report, r->preference, out);
+    }
 }
 
 static qlora_result qlora__train_query(qlora_trainer* t, qlora_train_info* out) {
@@ -334,36 +405,53 @@ qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* o
 
 // ---- whole steps --------------------------------------------------------------------------------
 
-// Checks every batch of a step before anything is computed, and adds up the labels.
+// Checks every batch of a step before anything is computed, and counts what it consists of.
 static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* batches,
-                                         int64_t count, double* total_labels) {
+                                         int64_t count) {
     qlora_ctx* ctx = t->ctx;
+    bool sft = t->desc.method == QLORA_METHOD_SFT;
     QLORA__TRY(qlora__trainer_need(ctx, t));
     if (t->tokens > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step was started with qlora_train_micro; finish it with "
-                           "qlora_train_update or drop it with qlora_train_cancel");
+                           "a step was started with qlora_train_micro or qlora_train_gradients; "
+                           "finish it with qlora_train_update or drop it with qlora_train_cancel");
     }
     if (batches == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batches is NULL");
     }
     QLORA__TRY(qlora__need_whole(ctx, "count", count, 1, INT64_MAX));
-    *total_labels = 0.0;
+    qlora__step_counts counts;
+    memset(&counts, 0, sizeof counts);
     for (int64_t i = 0; i < count; i++) {
         int64_t tokens = 0;
         QLORA__TRY(qlora__batch_check(ctx, t->m, &batches[i], &tokens));
-        *total_labels += qlora_batch_labels(&batches[i]);
+        QLORA__TRY(sft ? QLORA_OK : qlora__preference_check(t, &batches[i], &counts));
+        counts.labels += qlora_batch_labels(&batches[i]);
     }
-    return qlora__labels_check(ctx, *total_labels);
+    QLORA__TRY(sft ? QLORA_OK : qlora__preference_check_step(t, &counts));
+    QLORA__TRY(qlora__labels_check(ctx, counts.labels));
+    t->counts = counts;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__train_gradients(qlora_trainer* t, const qlora_batch* batches,
+                                           int64_t count) {
+    QLORA__TRY(qlora__batches_check(t, batches, count));
+    for (int64_t i = 0; i < count; i++) {
+        QLORA__TRY(qlora__micro_queue(t, &batches[i]));
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_train_gradients(qlora_trainer* trainer, const qlora_batch* batches,
+                                   int64_t count) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_gradients");
+    return qlora__leave(trainer->ctx, qlora__train_gradients(trainer, batches, count));
 }
 
 static qlora_result qlora__train_step(qlora_trainer* t, const qlora_batch* batches, int64_t count,
                                       qlora_train_info* out) {
-    double total_labels = 0.0;
-    QLORA__TRY(qlora__batches_check(t, batches, count, &total_labels));
-    for (int64_t i = 0; i < count; i++) {
-        QLORA__TRY(qlora__micro_queue(t, &batches[i], total_labels));
-    }
+    QLORA__TRY(qlora__train_gradients(t, batches, count));
     QLORA__TRY(qlora__update_send(t, true));
     return out != NULL ? qlora__train_query(t, out) : QLORA_OK;
 }

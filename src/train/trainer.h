@@ -5,8 +5,9 @@
 
 // The results of a step, copied from the device; pinned memory on CUDA.
 typedef struct qlora__record {
-    float totals[4];  // losses, their rounding error, weights
+    float totals[4];                           // losses, their rounding error, weights
     float results[2 * (QLORA_MAX_LAYERS + 1)]; // norm and scale of each group of the clip
+    double preference[QLORA__PREFERENCE_SUMS];
     qlora_adamw_state adamw;
     int32_t flag; // an id, a position or a label was out of range
 } qlora__record;
@@ -17,13 +18,26 @@ typedef struct qlora__report {
     int64_t step;
     int64_t tokens;
     double lr;
+    double total;         // pairs or sequences, 0 for SFT
+    double chosen_labels; // labels of the chosen texts
+    double sft_alpha;
 } qlora__report;
+
+// What a step consists of, counted over all its batches.
+typedef struct qlora__step_counts {
+    double labels;        // sum of the weights
+    double pairs;         // DPO
+    double singles;       // KTO: sequences other than the mismatched ones
+    double mismatched;    // KTO
+    double chosen_labels; // DPO
+} qlora__step_counts;
 
 enum {
     QLORA__PIECE_BEGIN,
     QLORA__PIECE_FORWARD_ATTENTION,
     QLORA__PIECE_FORWARD_MLP,
     QLORA__PIECE_HEAD,
+    QLORA__PIECE_LOGPS, // the log-probabilities of the base, or the kl of a step
     QLORA__PIECE_TURN,
     QLORA__PIECE_BACKWARD_MLP,
     QLORA__PIECE_BACKWARD_ATTENTION,
@@ -36,11 +50,13 @@ typedef struct qlora__sliced {
     bool begun;
     const qlora_batch* batches;
     int64_t count;
-    int64_t at;    // current batch
-    int64_t piece; // next piece of that batch
-    double total_labels;
+    int64_t at;                          // current batch
+    int64_t piece;                       // next piece of that batch
     double expected[QLORA__PIECE_KINDS]; // milliseconds per piece of each kind; 0 = not known yet
 } qlora__sliced;
+
+// Micro-batches with and without the pass of the base, of trained and of mismatched sequences.
+#define QLORA__MICRO_KINDS 4
 
 struct qlora_trainer {
     qlora_ctx* ctx;
@@ -49,13 +65,15 @@ struct qlora_trainer {
     qlora__record* records;
     qlora__report reports[QLORA__RECORDS];
     bool use_graphs;
-    qlora_graph** graphs; // one per number of head chunks
+    qlora_graph** graphs; // one per kind of micro-batch and number of head chunks
+    int64_t chunk_room;   // of one kind
     int64_t graph_room;
     qlora_graph* update_graph;
-    int64_t step;       // number of updates queued so far
-    int64_t tokens;     // of the step that is being accumulated
-    bool failed;        // a call failed in the middle of the step
-    qlora__micro micro; // current
+    int64_t step;              // number of updates queued so far
+    int64_t tokens;            // of the step that is being accumulated
+    bool failed;               // a call failed in the middle of the step
+    qlora__micro micro;        // current
+    qlora__step_counts counts; // of the step that is being accumulated
     qlora__sliced sliced;
 };
 
@@ -66,6 +84,38 @@ static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
 // The index of the record of a step.
 static int qlora__record_of(int64_t step) {
     return (int)(step % QLORA__RECORDS);
+}
+
+// The settings of the method and of learning rates.
+static qlora_result qlora__method_desc_check(qlora_ctx* ctx, const qlora_train_desc* d) {
+    QLORA__TRY(qlora__need_whole(ctx, "desc.method", (int64_t)d->method, 0, QLORA_METHOD_KTO));
+    const struct {
+        const char* name;
+        double value;
+        double below;
+        unsigned methods; // that use it, one bit each
+    } numbers[] = {{"beta", d->beta, 1e6, 6u},
+                   {"label_smoothing", d->label_smoothing, 1.0, 2u},
+                   {"sft_alpha", d->sft_alpha, 1e6, 2u},
+                   {"desirable_weight", d->desirable_weight, 1e6, 4u},
+                   {"undesirable_weight", d->undesirable_weight, 1e6, 4u},
+                   {"loraplus_ratio", d->loraplus_ratio, 1e6, 7u}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "desc.%s", numbers[i].name);
+        QLORA__TRY(qlora__need_real(ctx, name, numbers[i].value, 0.0, numbers[i].below));
+        if (numbers[i].value > 0.0 && (numbers[i].methods >> (int)d->method & 1u) == 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "%s is %g, but desc.method is %d, which does not use it", name,
+                               numbers[i].value, (int)d->method);
+        }
+    }
+    for (int i = 0; i < QLORA_LR_FACTORS; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "desc.lr_factors[%d]", i);
+        QLORA__TRY(qlora__need_real(ctx, name, d->lr_factors[i], 0.0, 1e6));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_desc* d) {
@@ -88,6 +138,7 @@ static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_de
         QLORA__TRY(qlora__need_real(ctx, numbers[i].name, numbers[i].value, numbers[i].least,
                                     numbers[i].below));
     }
+    QLORA__TRY(qlora__method_desc_check(ctx, d));
     QLORA__TRY(qlora__need_whole(ctx, "desc.clip", (int64_t)d->clip, 0, QLORA_CLIP_LAYERS));
     QLORA__TRY(
         qlora__need_whole(ctx, "desc.schedule", (int64_t)d->schedule, 0, QLORA_SCHEDULE_CONSTANT));
@@ -109,6 +160,15 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
     d->eps = d->eps > 0.0 ? d->eps : 1e-8;
     d->max_norm = d->max_norm < 0.0 ? -1.0 : d->max_norm > 0.0 ? d->max_norm : 1.0;
     d->keep_checkpoints = d->keep_checkpoints > 0 ? d->keep_checkpoints : 2;
+    d->beta = d->beta > 0.0 || d->method == QLORA_METHOD_SFT ? d->beta : 0.1;
+    if (d->method == QLORA_METHOD_KTO) {
+        d->desirable_weight = d->desirable_weight > 0.0 ? d->desirable_weight : 1.0;
+        d->undesirable_weight = d->undesirable_weight > 0.0 ? d->undesirable_weight : 1.0;
+    }
+    d->loraplus_ratio = d->loraplus_ratio > 0.0 ? d->loraplus_ratio : 1.0;
+    for (int i = 0; i < QLORA_LR_FACTORS; i++) {
+        d->lr_factors[i] = d->lr_factors[i] > 0.0 ? d->lr_factors[i] : 1.0;
+    }
     return QLORA_OK;
 }
 
@@ -138,6 +198,8 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     t->m = m;
     t->use_graphs = !t->desc.eager && !qlora__on_cpu(ctx);
     int64_t room = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) + 1;
+    t->chunk_room = room;
+    room *= t->desc.method == QLORA_METHOD_SFT ? 1 : QLORA__MICRO_KINDS;
     t->graphs = (qlora_graph**)qlora__alloc_zero(ctx, (size_t)room * sizeof *t->graphs);
     if (t->graphs == NULL) {
         return QLORA_ERR_MEMORY;
@@ -156,7 +218,9 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
                                           t->desc.weight_decay};
     QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.clip == QLORA_CLIP_LAYERS, t->desc.max_norm,
                                       &numbers));
+    QLORA__TRY(qlora__ranges_upload(ctx, m, t->desc.loraplus_ratio, t->desc.lr_factors));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
     return qlora__tensor_zero(ctx, &m->totals);
 }
 
@@ -184,6 +248,19 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
     if (r != QLORA_OK) {
         qlora__trainer_free(t);
         return r;
+    }
+    if (t->desc.method != QLORA_METHOD_SFT && (qlora__trains_head(m) || m->desc.train_norms)) {
+        qlora__trainer_free(t);
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the %s trained, which DPO and KTO do not support",
+                           m->desc.train_norms ? "norms are" : "head is");
+    }
+    if (t->desc.clip == QLORA_CLIP_LAYERS &&
+        (qlora__trains_embedding(m) || qlora__trains_head(m))) {
+        qlora__trainer_free(t);
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.clip is QLORA_CLIP_LAYERS, but the embedding or the head, which "
+                           "belong to no layer, are trained");
     }
     m->trainers++;
     ctx->living[QLORA__TRAINERS]++;
@@ -229,11 +306,16 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
                            "before changing settings");
     }
     QLORA__TRY(qlora__train_desc_resolve(ctx, desc, &d));
-    const char* fixed = d.clip != t->desc.clip                     ? "clip"
-                        : d.seed != t->desc.seed                   ? "seed"
-                        : d.eager != t->desc.eager                 ? "eager"
-                        : d.require_graph != t->desc.require_graph ? "require_graph"
-                                                                   : NULL;
+    const char* fixed =
+        d.clip != t->desc.clip                     ? "clip"
+        : d.seed != t->desc.seed                   ? "seed"
+        : d.eager != t->desc.eager                 ? "eager"
+        : d.require_graph != t->desc.require_graph ? "require_graph"
+        : d.method != t->desc.method               ? "method"
+        : memcmp(&d.loraplus_ratio, &t->desc.loraplus_ratio, sizeof d.loraplus_ratio) != 0
+            ? "loraplus_ratio"
+        : memcmp(d.lr_factors, t->desc.lr_factors, sizeof d.lr_factors) != 0 ? "lr_factors"
+                                                                             : NULL;
     if (fixed != NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.%s differs from that of the trainer and cannot be changed", fixed);

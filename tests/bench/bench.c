@@ -1,6 +1,6 @@
 // bench.c - measures the kernels on the current GPU and compares them with the project's targets.
 //
-//     build/bench [ops|gemm|clip|graph|prewarm|all] [--json] [--quick] [--dry] [--help]
+//     build/bench [ops|gemm|products|clip|graph|prewarm|all] [--json] [--quick] [--dry] [--help]
 //     build/bench step ...    bench_step.h
 //     build/bench cpu ...     bench_cpu.h
 //     build/bench data ...    bench_data.h
@@ -286,7 +286,7 @@ static int plan_adamw(const row* r,
 }
 
 static qlora_result setup_adamw(qlora_ctx* ctx, const row* r, set* s) {
-    qlora_adamw_range range = {0, r->m * r->n, 1.0f, 1.0f, NULL, 0, 0};
+    qlora_adamw_range range = {0, r->m * r->n, 1.0f, 1.0f, NULL, 0, 0, 0.0};
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = 1e-4;
@@ -384,14 +384,15 @@ static qlora_result step_attention_backward(qlora_ctx* ctx, const row* r, set* s
 
 // ---- products ---------------------------------------------------------------------------------
 
-enum { TRANS_A = 1, TRANS_B = 2 };
+enum { TRANS_A = 1, TRANS_B = 2, TO_F32 = 4 /* the result */ };
 
 static int plan_gemm(const row* r, plan* out) {
     bool ta = (r->option & TRANS_A) != 0;
     bool tb = (r->option & TRANS_B) != 0;
-    const plan plans[] = {{r->dtype, ta ? r->k : r->m, ta ? r->m : r->k, FILL_RANDOM},
-                          {r->dtype, tb ? r->n : r->k, tb ? r->k : r->n, FILL_RANDOM},
-                          {r->dtype, r->m, r->n, FILL_ZERO}};
+    const plan plans[] = {
+        {r->dtype, ta ? r->k : r->m, ta ? r->m : r->k, FILL_RANDOM},
+        {r->dtype, tb ? r->n : r->k, tb ? r->k : r->n, FILL_RANDOM},
+        {(r->option & TO_F32) != 0 ? QLORA_F32 : r->dtype, r->m, r->n, FILL_ZERO}};
     memcpy(out, plans, sizeof plans);
     return 3;
 }
@@ -604,11 +605,15 @@ static qlora_result step_bare_backward(qlora_ctx* ctx, const row* r, set* s) {
     LINEAR("LoRA linear forward " NAME, N, K, PARTS, step_linear_forward, step_bare_forward)
 #define LINEAR_BACKWARD(NAME, N, K, PARTS)                                                         \
     LINEAR("LoRA linear backward " NAME, N, K, PARTS, step_linear_backward, step_bare_backward)
-#define SUM(NAME, ROWS_BEFORE, BAR)                                                                \
-    {"ops", NAME, 0, 0, 0, QLORA_BF16, NULL, NULL, NULL, NULL, 0.0, AGAINST_REFERENCE, BAR,        \
+#define SUM(NAME, ROWS_BEFORE, BAR) SUM_OF("ops", NAME, ROWS_BEFORE, BAR)
+#define SUM_OF(GROUP, NAME, ROWS_BEFORE, BAR)                                                      \
+    {GROUP, NAME, 0, 0, 0, QLORA_BF16, NULL, NULL, NULL, NULL, 0.0, AGAINST_REFERENCE, BAR,        \
      ROWS_BEFORE, false, 0}
 #define GEMM(NAME, M, N, K, DTYPE, TRANS, BAR)                                                     \
     {"gemm", NAME, M, N, K, DTYPE, plan_gemm, NULL, step_gemm_ptx, step_gemm_cublas, 2.0,          \
+     AGAINST_REFERENCE, BAR, TRANS, false, 0}
+#define PRODUCT(NAME, M, N, K, TRANS, BAR)                                                         \
+    {"products", NAME, M, N, K, QLORA_BF16, plan_gemm, NULL, step_gemm_ptx, step_gemm_cublas, 2.0, \
      AGAINST_REFERENCE, BAR, TRANS, false, 0}
 #define GEMM_BOTH(NAME, M, N, K, TRANS)                                                            \
     GEMM(NAME " f32", M, N, K, QLORA_F32, TRANS, 0.0),                                             \
@@ -653,14 +658,14 @@ static const row ROWS[] = {
     {"ops", "NF4 GEMM fused, 16 rows", 16, 14336, 4096, QLORA_BF16, plan_nf4, setup_nf4,
      step_nf4_fused, step_nf4_unfused, 2.0, AGAINST_REFERENCE, 3.0, 0, false, 8},
 
-    ATTENTION("attention forward hd128 seq 2048",  2048, 128, step_attention_forward,  2.0, 230.0),
-    ATTENTION("attention forward hd128 seq 8192",  8192, 128, step_attention_forward,  2.0, 270.0),
-    ATTENTION("attention backward hd128 seq 2048", 2048, 128, step_attention_backward, 5.0, 120.0),
-    ATTENTION("attention backward hd128 seq 8192", 8192, 128, step_attention_backward, 5.0, 150.0),
-    ATTENTION("attention forward hd64 seq 2048",   2048,  64, step_attention_forward,  2.0, 184.0),
-    ATTENTION("attention forward hd64 seq 8192",   8192,  64, step_attention_forward,  2.0, 216.0),
-    ATTENTION("attention backward hd64 seq 2048",  2048,  64, step_attention_backward, 5.0,  96.0),
-    ATTENTION("attention backward hd64 seq 8192",  8192,  64, step_attention_backward, 5.0, 120.0),
+    ATTENTION("attention forward hd128 seq 2048",  2048, 128, step_attention_forward,  2.0, 450.0),
+    ATTENTION("attention forward hd128 seq 8192",  8192, 128, step_attention_forward,  2.0, 500.0),
+    ATTENTION("attention backward hd128 seq 2048", 2048, 128, step_attention_backward, 5.0, 260.0),
+    ATTENTION("attention backward hd128 seq 8192", 8192, 128, step_attention_backward, 5.0, 300.0),
+    ATTENTION("attention forward hd64 seq 2048",   2048,  64, step_attention_forward,  2.0, 330.0),
+    ATTENTION("attention forward hd64 seq 8192",   8192,  64, step_attention_forward,  2.0, 360.0),
+    ATTENTION("attention backward hd64 seq 2048",  2048,  64, step_attention_backward, 5.0, 220.0),
+    ATTENTION("attention backward hd64 seq 8192",  8192,  64, step_attention_backward, 5.0, 240.0),
     ATTENTION_BOTH(256, 200.0, 130.0),
     ATTENTION_LIKE("attention forward hd256 capped",  2048, 256, step_attention_forward,  2.0, 0.0,
                    CAPPED),
@@ -688,6 +693,42 @@ static const row ROWS[] = {
     GEMM_BOTH("LoRA h B^T, gate",    2048, 8960,   16, TRANS_B),
     GEMM_BOTH("LoRA dA = dH^T x",      16, 1536, 2048, TRANS_A),
     GEMM_BOTH("LoRA dB = dY^T h",    1536,   16, 2048, TRANS_A),
+
+    // The products of a step without cuBLAS: Llama-3.1-8B at 8192 tokens, Qwen2.5-0.5B at 2048,
+    // rank 16 on every projection, whose columns are next to those of the weights.
+    PRODUCT("8B q,k,v",        8192,  6144,  4144, TRANS_B, 0.85),
+    PRODUCT("8B o",            8192,  4096,  4112, TRANS_B, 0.85),
+    PRODUCT("8B gate,up",      8192, 28672,  4128, TRANS_B, 0.85),
+    PRODUCT("8B down",         8192,  4096, 14352, TRANS_B, 0.85),
+    PRODUCT("8B dX q,k,v",     8192,  4096,  6192, 0,       0.85),
+    PRODUCT("8B dX o",         8192,  4096,  4112, 0,       0.85),
+    PRODUCT("8B dX gate,up",   8192,  4096, 28704, 0,       0.85),
+    PRODUCT("8B dX down",      8192, 14336,  4112, 0,       0.85),
+    SUM_OF("products", "8B, all eight", 8, 0.85),
+    PRODUCT("8B z q,k,v",      8192,    48,  4096, TRANS_B, 0.0),
+    PRODUCT("8B z down",       8192,    16, 14336, TRANS_B, 0.0),
+    PRODUCT("8B u q,k,v",      8192,    48,  6144, 0,       0.0),
+    PRODUCT("8B u gate,up",    8192,    32, 28672, 0,       0.0),
+    PRODUCT("8B dA q,k,v",       48,  4096,  8192, TRANS_A | TO_F32, 0.0),
+    PRODUCT("8B dA down",        16, 14336,  8192, TRANS_A | TO_F32, 0.0),
+    PRODUCT("8B dB o",         4096,    16,  8192, TRANS_A | TO_F32, 0.0),
+    PRODUCT("8B dB gate",     14336,    16,  8192, TRANS_A | TO_F32, 0.0),
+    SUM_OF("products", "8B, adapters", 8, 0.0),
+    PRODUCT("0.5B q,k,v",      2048,  1152,   944, TRANS_B, 0.0),
+    PRODUCT("0.5B o",          2048,   896,   912, TRANS_B, 0.0),
+    PRODUCT("0.5B gate,up",    2048,  9728,   928, TRANS_B, 0.0),
+    PRODUCT("0.5B down",       2048,   896,  4880, TRANS_B, 0.0),
+    PRODUCT("0.5B dX q,k,v",   2048,   896,  1200, 0,       0.0),
+    PRODUCT("0.5B dX o",       2048,   896,   912, 0,       0.0),
+    PRODUCT("0.5B dX gate,up", 2048,   896,  9760, 0,       0.0),
+    PRODUCT("0.5B dX down",    2048,  4864,   912, 0,       0.0),
+    SUM_OF("products", "0.5B, all eight", 8, 0.0),
+    PRODUCT("0.5B z q,k,v",    2048,    48,   896, TRANS_B, 0.0),
+    PRODUCT("0.5B z down",     2048,    16,  4864, TRANS_B, 0.0),
+    PRODUCT("0.5B u gate,up",  2048,    32,  9728, 0,       0.0),
+    PRODUCT("0.5B dA q,k,v",     48,   896,  2048, TRANS_A | TO_F32, 0.0),
+    PRODUCT("0.5B dB gate",    4864,    16,  2048, TRANS_A | TO_F32, 0.0),
+    PRODUCT("0.5B head",       1024, 151936,  896, TRANS_B, 0.0),
 };
 // clang-format on
 
@@ -1172,7 +1213,7 @@ static int cpu_only(qlora_ctx* ctx) {
     return r == QLORA_OK ? 0 : 1;
 }
 
-static const char* const GROUPS[] = {"ops", "gemm", "clip", "graph", "prewarm", "all"};
+static const char* const GROUPS[] = {"ops", "gemm", "products", "clip", "graph", "prewarm", "all"};
 
 // 0: continue; otherwise the exit status plus 1.
 static int arguments(bench* b, int argc, char** argv, const char** group) {
@@ -1193,9 +1234,11 @@ static int arguments(bench* b, int argc, char** argv, const char** group) {
                 strcmp(argv[i], "--quick") == 0 || strcmp(argv[i], "--dry") == 0;
         if (help || !known) {
             fprintf(known ? stdout : stderr,
-                    "usage: bench [ops|gemm|clip|graph|prewarm|all] [--json] [--quick] [--dry]\n"
+                    "usage: bench [ops|gemm|products|clip|graph|prewarm|all] [--json] [--quick] "
+                    "[--dry]\n"
                     "       bench step --shape NAME --batch B --seq S ... (bench step --help)\n"
                     "       bench cpu [--tier NAME] [--threads N] [--quick] [--json]\n"
+                    "       bench decode [--model PATH] [--threads N] ... (bench decode --help)\n"
                     "  --json   print a JSON array of objects\n"
                     "  --quick  use 7 replays instead of 25\n"
                     "  --dry    run every row once, small and untimed, to check that it works\n");
@@ -1245,6 +1288,9 @@ int main(int argc, char** argv) {
     }
     if (argc > 1 && strcmp(argv[1], "cpu") == 0) {
         return bench_cpu_main(argc - 1, argv + 1);
+    }
+    if (argc > 1 && strcmp(argv[1], "decode") == 0) {
+        return bench_decode_main(argc - 1, argv + 1);
     }
     if (argc > 1 && strcmp(argv[1], "data") == 0) {
         return bench_data_main(argc - 1, argv + 1);

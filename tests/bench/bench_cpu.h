@@ -299,6 +299,7 @@ static bool cpu_product_run(cpu_bench* b, const cpu_product* p) {
     return ok;
 }
 
+#include "bench_decode.h"
 #include "bench_rows.h"
 
 // All rows in one tier with one number of threads.
@@ -323,7 +324,7 @@ static bool cpu_bench_on(cpu_bench* b, qlora_cpu_tier tier, int threads) {
     for (size_t i = 0; ok && i < sizeof cpu_products / sizeof cpu_products[0]; i++) {
         ok = cpu_product_run(b, &cpu_products[i]);
     }
-    ok = ok && cpu_rows_run(b);
+    ok = ok && cpu_rows_run(b) && cpu_decode_run(b);
     ok = qlora_ctx_destroy(b->ctx) == QLORA_OK && ok;
     b->ctx = NULL;
     return ok;

@@ -70,7 +70,8 @@ static const char step_help[] =
     "  --steps N                 steps, timed one by one, then without waiting (default 20)\n"
     "  --head-chunk N            rows of logits computed at a time\n"
     "  --backend any|cpu|cuda    backend (default any)\n"
-    "  --mode auto|f32|tf32|bf16 arithmetic (default auto)\n"
+    "  --mode auto|f32|tf32|bf16|fp8\n"
+    "                            arithmetic (default auto)\n"
     "  --base nf4|16bit|32bit    format of the frozen weights (default nf4)\n"
     "  --threads N               CPU threads (default: one per core)\n"
     "  --no-cublas               use the library's own products\n"
@@ -122,7 +123,7 @@ static bool step_option(step_options* o, const char* name, const char* value) {
                    {"--cache", &o->cache, "auto|on|off", 0},
                    {"--graph", &o->graph, "on|off", 1},
                    {"--backend", &o->backend, "any|cpu|cuda", 0},
-                   {"--mode", &o->mode, "auto|f32|tf32|bf16", 0},
+                   {"--mode", &o->mode, "auto|f32|tf32|bf16|fp8", 0},
                    {"--base", &o->base, "nf4|16bit|32bit", 0}};
     double number = 0.0;
     for (size_t i = 0; i < sizeof wholes / sizeof wholes[0]; i++) {

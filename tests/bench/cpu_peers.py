@@ -2,6 +2,11 @@
 """Compares a training step on the CPU with transformers + PEFT, in the same minutes.
 
     tests/bench/cpu_peers.py [--threads 2] [--batch 4] [--seq 256] [--rounds 3]
+    tests/bench/cpu_peers.py --gguf FILE.gguf [--model PATH] [--threads 1] [--rounds 3]
+
+The second form compares generation with llama.cpp instead (needs numpy and xllamacpp): llama.cpp
+reads FILE.gguf; we read PATH, or the same file, and hold it in NF4. With one thread both sides are
+measured in CPU time. Loading is not counted.
 
 Needs torch, transformers and peft, and bitsandbytes for the row with a 4-bit base; build/bench must
 exist. Every round runs each side once, one step of warm-up and one that counts; the best of the
@@ -24,6 +29,9 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bench", default="build/bench")
     parser.add_argument("--no-bnb", action="store_true", help="leave out bitsandbytes")
+    parser.add_argument("--gguf", help="compare generation with llama.cpp, which reads this file")
+    parser.add_argument("--model", help="what we read (default: the same file)")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
     return parser.parse_args()
 
 
@@ -82,8 +90,73 @@ class Peer:
         return time.perf_counter() - wall, time.process_time() - cpu
 
 
+def own_decode(args):
+    """Tokens per second of decoding and of the prompt."""
+    command = [args.bench, "decode", "--model", args.model or args.gguf, "--threads",
+               str(args.threads), "--prompt", str(args.prompt), "--json"]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    figures = json.loads(out)
+    return figures["tokens_per_s"], figures["prompt_tokens_per_s"]
+
+
+class LlamaDecode:
+    """llama.cpp through the C functions of xllamacpp's library, as tests/llama_check.py calls it."""
+
+    def __init__(self, args):
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+        import ctypes
+        import llama_check
+        self.prompt, self.threads = args.prompt, args.threads
+        self.llama = llama_check.Llama(args.gguf)
+        lib = self.lib = self.llama.lib
+        lib.llama_set_n_threads.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
+        lib.llama_set_n_threads.restype = None
+        self.batch = lib.llama_batch_init(args.prompt, 0, 1)
+
+    def run(self, context, ids, first):
+        """Seconds of one call of llama_decode with these tokens."""
+        clock = time.process_time if self.threads == 1 else time.perf_counter
+        for i, token in enumerate(ids):
+            self.batch.token[i], self.batch.pos[i], self.batch.n_seq_id[i] = token, first + i, 1
+            self.batch.seq_id[i][0], self.batch.logits[i] = 0, int(i == len(ids) - 1)
+        self.batch.n_tokens = len(ids)
+        start = clock()
+        if self.lib.llama_decode(context, self.batch) != 0:
+            sys.exit("llama.cpp cannot decode")
+        self.lib.llama_get_logits_ith(context, len(ids) - 1)[0]
+        return clock() - start
+
+    def rates(self):
+        params = self.lib.llama_context_default_params()
+        params.words[0] = self.prompt + 64  # context
+        params.words[1] = params.words[2] = self.prompt  # batch, ubatch
+        context = self.lib.llama_init_from_model(self.llama.model, params)
+        self.lib.llama_set_n_threads(context, self.threads, self.threads)
+        ids = [i * 7919 % self.llama.size for i in range(self.prompt)]
+        prompt = self.run(context, ids, 0)
+        token = min(self.run(context, [ids[i]], self.prompt + i) for i in range(32))
+        self.lib.llama_free(context)
+        return 1 / token, self.prompt / prompt
+
+
+def decoding(args):
+    peer = LlamaDecode(args)
+    best = {}
+    for _ in range(args.rounds):
+        for name, run in (("qlora.h, NF4", lambda: own_decode(args)), ("llama.cpp", peer.rates)):
+            old, new = best.get(name, (0, 0)), run()
+            best[name] = (max(old[0], new[0]), max(old[1], new[1]))
+    own = best["qlora.h, NF4"]
+    print(f"{'':16} decoding, tokens/s  prompt of {args.prompt}, tokens/s  ours / this")
+    for name, (token, prompt) in best.items():
+        print(f"{name:16} {token:18.1f} {prompt:24.1f}  {own[0] / token:6.2f} x "
+              f"{own[1] / prompt:6.2f} x")
+
+
 def main():
     args = arguments()
+    if args.gguf:
+        return decoding(args)
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     peers = {"PEFT, f32 base": Peer(args, False)}
     if not args.no_bnb:

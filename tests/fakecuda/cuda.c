@@ -48,7 +48,7 @@ static const char* const class_names[CLASSES] = {"NONE",   "ALLOC",  "LOAD",  "L
 
 enum {
 #define FAKE_ID(name, kind, release, args) F_##name,
-    FAKE_CU_FUNCTIONS(FAKE_ID) FAKE_CUBLAS_FUNCTIONS(FAKE_ID)
+    FAKE_CU_FUNCTIONS(FAKE_ID) FAKE_CUBLAS_FUNCTIONS(FAKE_ID) FAKE_CUBLASLT_FUNCTIONS(FAKE_ID)
 #undef FAKE_ID
         FUNCTIONS
 };
@@ -62,9 +62,9 @@ typedef struct function_row {
 #define FAKE_N false
 #define FAKE_R true
 static const function_row function_rows[FUNCTIONS] = {
-#define FAKE_ROW(name, kind, release, args)                                                        \
-    {#name, CLASS_##kind, FAKE_##release},
+#define FAKE_ROW(name, kind, release, args) {#name, CLASS_##kind, FAKE_##release},
     FAKE_CU_FUNCTIONS(FAKE_ROW) FAKE_CUBLAS_FUNCTIONS(FAKE_ROW)
+        FAKE_CUBLASLT_FUNCTIONS(FAKE_ROW)
 #undef FAKE_ROW
 };
 
@@ -2793,6 +2793,55 @@ int cuModuleUnload(void* handle) {
         code = g.late ? OK : current()->sticky;
     }
     return leave(F_cuModuleUnload, code, "%s", name);
+}
+
+enum { TENSOR_BF16 = 9, TENSOR_SWIZZLE_128B = 3, TENSOR_PROMOTION_MAX = 3 };
+
+// Matrices of bf16 with the 128-byte swizzle only, which is all that the kernels use; the limits
+// are the driver's.
+static int tensor_map_check(const void* map, int type, unsigned rank, const void* base,
+                            const uint64_t* size, const uint64_t* strides, const unsigned* box,
+                            const unsigned* steps) {
+    if (!map || !base || !size || !strides || !box || !steps || type != TENSOR_BF16 || rank != 2 ||
+        (uintptr_t)map % 64 != 0 || (uintptr_t)base % 16 != 0) {
+        return INVALID_VALUE;
+    }
+    for (unsigned i = 0; i < rank; i++) {
+        if (size[i] == 0 || size[i] > (uint64_t)1 << 32 || box[i] == 0 || box[i] > 256 ||
+            steps[i] != 1) {
+            return INVALID_VALUE;
+        }
+    }
+    bool fits = strides[0] % 16 == 0 && strides[0] < (uint64_t)1 << 40 && box[0] * 2 <= 128 &&
+                strides[0] >= size[0] * 2;
+    return fits ? OK : INVALID_VALUE;
+}
+
+int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* base, const uint64_t* size,
+                           const uint64_t* strides, const unsigned* box, const unsigned* steps,
+                           int interleave, int swizzle, int promotion, int fill) {
+    int code = enter(F_cuTensorMapEncodeTiled, 0);
+    bool other = interleave != 0 || swizzle != TENSOR_SWIZZLE_128B || promotion < 0 ||
+                 promotion > TENSOR_PROMOTION_MAX || fill != 0;
+    if (!code) {
+        code = other ? INVALID_VALUE
+                     : tensor_map_check(map, type, rank, base, size, strides, box, steps);
+    }
+    if (!code) {
+        ptx_tensor_map m;
+        memset(&m, 0, sizeof m);
+        m.magic = PTX_TENSOR_MAP_MAGIC;
+        m.base = (uint64_t)(uintptr_t)base;
+        m.size[0] = size[0];
+        m.size[1] = size[1];
+        m.stride = strides[0];
+        m.box[0] = box[0];
+        m.box[1] = box[1];
+        m.element = 2;
+        memset(map, 0, PTX_TENSOR_MAP_BYTES);
+        memcpy(map, &m, sizeof m);
+    }
+    return leave(F_cuTensorMapEncodeTiled, code, "%s", code ? "?" : "tensor map");
 }
 
 enum { FUNCTION_MAX_DYNAMIC = 8, FUNCTION_CARVEOUT = 9 };

@@ -53,7 +53,7 @@ typedef struct fake_config {
     uint64_t host_bytes;   // host memory that may back device memory; beyond it, error 2
     int init_result;       // result of cuInit: 0, 34, 100, 803 ...
     int cublas_create;     // result of cublasCreate_v2: 0, 1, 3 ...
-    int cublas_version;    // 130100
+    int cublas_version;    // 130100; also that of cuBLASLt
     bool allow_host_nodes; // copies from or to host memory inside a graph are not a broken rule
 } fake_config;
 
@@ -129,6 +129,10 @@ typedef struct fake_stats {
     X(cuEventSynchronize, SYNC, N, (void* event))                                                  \
     X(cuEventElapsedTime, EVENT, N, (float* ms, void* start, void* end))                           \
     X(cuEventDestroy_v2, EVENT, R, (void* event))                                                  \
+    X(cuTensorMapEncodeTiled, CTX, N,                                                              \
+      (void* map, int type, unsigned rank, void* base, const uint64_t* size,                       \
+       const uint64_t* strides, const unsigned* box, const unsigned* steps, int interleave,        \
+       int swizzle, int promotion, int fill))                                                      \
     X(cuModuleLoadData, LOAD, N, (void** module, const void* image))                               \
     X(cuModuleLoadDataEx, LOAD, N,                                                                 \
       (void** module, const void* image, unsigned count, int* options, void** values))             \
@@ -185,6 +189,29 @@ typedef struct fake_stats {
        int atype, int lda, long long stride_a, const void* b, int btype, int ldb,                  \
        long long stride_b, const void* beta, void* c, int ctype, int ldc, long long stride_c,      \
        int batch, int compute, int algo))
+
+// The functions of the fake cuBLASLt (cublaslt.c).
+#define FAKE_CUBLASLT_FUNCTIONS(X)                                                                 \
+    X(cublasLtCreate, CUBLAS, N, (void** handle))                                                  \
+    X(cublasLtDestroy, CUBLAS, R, (void* handle))                                                  \
+    X(cublasLtMatmulDescCreate, CUBLAS, N, (void** desc, int compute, int scale))                  \
+    X(cublasLtMatmulDescDestroy, CUBLAS, R, (void* desc))                                          \
+    X(cublasLtMatmulDescSetAttribute, CUBLAS, N,                                                   \
+      (void* desc, int attribute, const void* value, size_t bytes))                                \
+    X(cublasLtMatrixLayoutCreate, CUBLAS, N,                                                       \
+      (void** layout, int type, uint64_t rows, uint64_t cols, int64_t ld))                         \
+    X(cublasLtMatrixLayoutDestroy, CUBLAS, R, (void* layout))                                      \
+    X(cublasLtMatmulPreferenceCreate, CUBLAS, N, (void** preference))                              \
+    X(cublasLtMatmulPreferenceDestroy, CUBLAS, R, (void* preference))                              \
+    X(cublasLtMatmulPreferenceSetAttribute, CUBLAS, N,                                             \
+      (void* preference, int attribute, const void* value, size_t bytes))                          \
+    X(cublasLtMatmulAlgoGetHeuristic, CUBLAS, N,                                                   \
+      (void* handle, void* desc, void* a, void* b, void* c, void* d, void* preference, int wanted, \
+       void* results, int* found))                                                                 \
+    X(cublasLtMatmul, CUBLAS, N,                                                                   \
+      (void* handle, void* desc, const void* alpha, const void* a, void* a_layout, const void* b,  \
+       void* b_layout, const void* beta, const void* c, void* c_layout, void* d, void* d_layout,   \
+       const void* algo, void* workspace, size_t bytes, void* stream))
 
 // CUDA_MEMCPY2D
 typedef struct fake_copy2d {

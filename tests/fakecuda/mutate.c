@@ -50,8 +50,7 @@ static bool line_matches(const char* line, size_t length, const char* pattern, p
         } else {
             const char* begin = at;
             bool last = !pattern[n];
-            while (at + n <= end &&
-                   (memcmp(at, pattern, n) != 0 || (last && at + n != end))) {
+            while (at + n <= end && (memcmp(at, pattern, n) != 0 || (last && at + n != end))) {
                 at++;
             }
             if (at + n > end || hole > HOLES) {
@@ -73,6 +72,8 @@ static char* line_write(char* out, const char* replace, const piece* holes) {
         if (*replace == '*') {
             memcpy(out, holes[hole].begin, holes[hole].length);
             out += holes[hole].length;
+            hole++;
+        } else if (*replace == '~') { // leaves one out
             hole++;
         } else {
             *out++ = *replace;

@@ -9,6 +9,9 @@
 // ---- Modules ------------------------------------------------------------------------------------
 
 static void kernel_free(ptx_kernel* k) {
+    for (u32 i = 0; i < k->code_count; i++) {
+        free(k->code[i].list);
+    }
     for (u32 i = 0; i < k->table_count; i++) {
         free(k->tables[i].target);
     }
@@ -218,10 +221,30 @@ static bool warp_arrive(ptx_warp* w, const ptx_insn* in, u32 mask) {
     return true;
 }
 
+// A product belongs to the whole warpgroup: when one warp has waited for it, all four have done
+// their parts, and one thread may announce that shared memory is no longer read.
+static bool warpgroup_join(ptx_warp* w, const ptx_insn* in, u32 mask) {
+    const u32 id = PTX_BARRIERS + w->index / 4;
+    if (!in->exec(w, in, mask)) {
+        return false;
+    }
+    w->run->barriers[id].expected = 4 * PTX_LANES;
+    w->run->barriers[id].arrived += lane_count(mask);
+    for (u32 l = 0; l < PTX_LANES; l++) {
+        w->barrier[l] = (u8)id;
+    }
+    w->waiting |= mask;
+    warp_part(w, w->group, w->now + 1);
+    return true;
+}
+
 // Lets a lane continue after its barrier; bar.red stores the outcome in its result.
 static void lane_leave(ptx_warp* w, u32 lane, const ptx_barrier* barrier) {
     const ptx_insn* in = &w->run->kernel->code[w->pc[lane] - 1];
     w->waiting &= ~(1u << lane);
+    if (in->kind != KIND_BARRIER) {
+        return;
+    }
     if (in->sub == BARRIER_POPC) {
         LANES_u32(w, in->arg[3])[lane] = barrier->votes;
     } else if (in->sub == BARRIER_AND) {
@@ -238,7 +261,7 @@ static bool run_open_barriers(ptx_run* run) {
         live += lane_count(run->warps[i].live);
     }
     bool opened = false;
-    for (u32 id = 0; id < PTX_BARRIERS; id++) {
+    for (u32 id = 0; id < PTX_BARRIERS + PTX_WARPGROUPS; id++) {
         ptx_barrier* barrier = &run->barriers[id];
         if (barrier->arrived == 0 ||
             barrier->arrived < (barrier->expected ? barrier->expected : live)) {
@@ -288,6 +311,9 @@ static bool warp_control(ptx_warp* w, const ptx_insn* in, u32 mask) {
     if (in->kind == KIND_BARRIER) {
         return warp_arrive(w, in, mask);
     }
+    if (in->kind == KIND_WARPGROUP) {
+        return warpgroup_join(w, in, mask);
+    }
     w->now++;
     return in->exec(w, in, mask);
 }
@@ -301,7 +327,8 @@ static bool warp_run(ptx_warp* w, u64 budget) {
     u64 lanes = 0;
     bool ok = true;
     bool more = warp_select(w);
-    while (ok && more && steps < budget) {
+    w->turn_over = false;
+    while (ok && more && steps < budget && !w->turn_over) {
         const ptx_insn* in = &code[w->now];
         u32 mask = w->group;
         if (in->guard != PTX_NONE) {
@@ -395,6 +422,9 @@ static void warp_begin(ptx_warp* w) {
     w->group = 0;
     w->now = 0;
     w->copy_count = 0;
+    w->fenced = false;
+    w->product_group = 0;
+    w->product_count = 0;
     memset(w->pc, 0, sizeof w->pc);
     memset(w->copy_group, 0, sizeof w->copy_group);
     memset(w->file, PTX_POISON, k->register_bytes);
@@ -417,13 +447,6 @@ static void warp_create(ptx_warp* w, ptx_run* run, u32 index) {
 }
 
 // ---- Blocks -------------------------------------------------------------------------------------
-
-static u64 run_random(ptx_run* run) { // splitmix64
-    u64 x = run->random += 0x9E3779B97F4A7C15u;
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return x ^ x >> 31;
-}
 
 static void run_order(ptx_run* run, u32* order, u32 count) {
     for (u32 i = 0; i < count; i++) {
@@ -467,6 +490,14 @@ static bool trap_deadlock(ptx_run* run) {
     }
     for (u32 i = 0; i < run->warp_count; i++) {
         ptx_warp* w = &run->warps[i];
+        if ((w->live & ~w->waiting) != 0) {
+            const u32 lane = lane_first(w->live & ~w->waiting);
+            return trap(w, &run->kernel->code[w->pc[lane]], PTX_TRAP_SYNC, lane,
+                        "waits for an mbarrier that nothing completes");
+        }
+    }
+    for (u32 i = 0; i < run->warp_count; i++) {
+        ptx_warp* w = &run->warps[i];
         if (w->live != 0) {
             const u32 lane = lane_first(w->live);
             const ptx_insn* in = &run->kernel->code[w->pc[lane] - 1];
@@ -478,30 +509,47 @@ static bool trap_deadlock(ptx_run* run) {
     return false;
 }
 
+// Instructions of a loop that waits for an mbarrier, at most.
+#define PTX_SPIN 16
+
 static bool run_block(ptx_run* run, u32* order) {
     memset(run->barriers, 0, sizeof run->barriers);
     memset(run->shared, PTX_POISON, run->shared_bytes);
+    if (run->unfenced != NULL) {
+        memset(run->unfenced, 0, run->shared_bytes / 16 + 1);
+    }
     for (u32 i = 0; i < run->warp_count; i++) {
         warp_begin(&run->warps[i]);
     }
+    run->bulk_count = 0;
+    u32 idle_rounds = 0;
     for (;;) {
         bool live = false;
         bool ran = false;
+        const u64 events = run->events;
         run_order(run, order, run->warp_count);
         for (u32 i = 0; i < run->warp_count; i++) {
             ptx_warp* w = &run->warps[order[i]];
             if ((w->live & ~w->waiting & ~w->held) != 0) {
-                ran = true;
+                const u64 before = run->stats.warp_instructions;
                 if (!warp_run(w, run_budget(run))) {
                     return false;
                 }
+                const u64 steps = run->stats.warp_instructions - before;
+                ran = ran || !w->turn_over || steps > PTX_SPIN;
             }
             live = live || w->live != 0;
         }
         if (!live) {
             return true;
         }
-        if (!run_open_barriers(run) && !ran) {
+        const bool idle = !run_open_barriers(run) && !ran && run->events == events;
+        if (!run_bulks(run, idle)) {
+            return false;
+        }
+        // A waiting warp needs one round to leave the wait and another to enter the next one.
+        idle_rounds = idle && run->events == events ? idle_rounds + 1 : 0;
+        if (idle_rounds > 2) {
             return trap_deadlock(run);
         }
     }
@@ -580,8 +628,11 @@ ptx_result ptx_launch(const ptx_kernel* kernel, const ptx_env* env, const uint32
         free(run.warps[i].file);
         free(run.warps[i].local);
         free(run.warps[i].copies);
+        free(run.warps[i].products);
     }
     free(run.warps);
+    free(run.bulks);
+    free(run.unfenced);
     free(run.shared);
     free(run.params);
     if (stats != NULL) {

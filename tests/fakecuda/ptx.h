@@ -38,10 +38,24 @@ typedef struct ptx_env {
 
 typedef struct ptx_kernel_info {
     const char* name;
-    uint32_t params;          // number of parameters
-    uint32_t static_shared;   // bytes
-    uint32_t max_threads;     // from .maxntid, 0 if absent
+    uint32_t params;        // number of parameters
+    uint32_t static_shared; // bytes
+    uint32_t max_threads;   // from .maxntid, 0 if absent
 } ptx_kernel_info;
+
+// A tensor map of the fake driver, in place of the opaque 128 bytes of cuTensorMapEncodeTiled: a
+// matrix of size[1] rows of size[0] elements, copied in boxes with the 128-byte swizzle.
+#define PTX_TENSOR_MAP_BYTES 128
+#define PTX_TENSOR_MAP_MAGIC 0x70616d726f736e65u
+
+typedef struct ptx_tensor_map {
+    uint64_t magic;
+    uint64_t base;
+    uint64_t size[2];
+    uint64_t stride; // bytes between rows
+    uint32_t box[2];
+    uint32_t element; // bytes
+} ptx_tensor_map;
 
 typedef struct ptx_stats {
     uint64_t warp_instructions;

@@ -35,11 +35,13 @@ typedef double f64;
 #define PTX_NONE 0xffffffffu // no register, no target
 #define PTX_MAX_ARGS 14      // mma: 4 results, 4 + 2 + 4 inputs
 #define PTX_BARRIERS 16
+#define PTX_WARPGROUPS 8 // of 128 threads; each has a barrier of its own after those
 
 // Generic addresses of everything except global memory. Above all addresses that a host or
 // driver returns.
 #define PTX_WINDOW_BYTES ((u64)1 << 32)
 #define PTX_MODULE_BASE 0xFC00000000000000u // .global and .const variables of the module
+#define PTX_PARAM_BASE 0xFB00000000000000u
 #define PTX_LOCAL_BASE 0xFD00000000000000u
 #define PTX_SHARED_BASE 0xFE00000000000000u
 
@@ -159,6 +161,7 @@ typedef enum ptx_kind {
     KIND_MEMBERS, // waits for the lanes in its member mask
     KIND_WHOLE,   // waits for every live lane of the warp: mma, ldmatrix
     KIND_BARRIER,
+    KIND_WARPGROUP, // waits for the four warps of its warpgroup: wgmma.wait_group
     KIND_BRANCH,
     KIND_BRANCH_INDEX,
     KIND_EXIT
@@ -182,6 +185,8 @@ struct ptx_insn {
     u8 vector;  // elements of ld, st, ldmatrix, packing mov
     u8 sub;     // which operation of the family
     u8 members; // index of the member-mask operand of KIND_MEMBERS
+    u32 list_count;
+    u32* list; // wgmma: the registers of its result
     int line;
     const char* name; // mnemonic, for trap messages
 };
@@ -266,6 +271,24 @@ typedef struct ptx_copy { // a cp.async in flight
     const u8* from;
 } ptx_copy;
 
+typedef struct ptx_bulk { // a tensor copy in flight
+    const ptx_insn* in;
+    ptx_tensor_map map;
+    u64 to;      // shared offset
+    u64 barrier; // the same
+    s32 at[2];
+    u32 warp;
+    u32 lane;
+} ptx_bulk;
+
+typedef struct ptx_product { // a wgmma in flight
+    const ptx_insn* in;
+    u64 a; // matrix descriptors
+    u64 b;
+    u32 group;
+    bool accumulate;
+} ptx_product;
+
 struct ptx_warp {
     u8* file; // registers, then constants and special registers
     u8* local;
@@ -283,6 +306,12 @@ struct ptx_warp {
     ptx_copy* copies;
     u32 copy_count;
     u32 copy_capacity;
+    bool turn_over; // it has to wait for an mbarrier
+    bool fenced;    // wgmma.fence since the last wait
+    u32 product_group;
+    ptx_product* products;
+    u32 product_count;
+    u32 product_capacity;
 };
 
 typedef struct ptx_barrier {
@@ -304,7 +333,12 @@ struct ptx_run {
     ptx_warp* warps;
     u32 warp_count;
     u32 threads;
-    ptx_barrier barriers[PTX_BARRIERS];
+    ptx_barrier barriers[PTX_BARRIERS + PTX_WARPGROUPS];
+    ptx_bulk* bulks;
+    u32 bulk_count;
+    u32 bulk_capacity;
+    u8* unfenced; // per 16 bytes of shared memory: 1 + the warp whose write has no proxy fence yet
+    u64 events;   // phases and copies completed
     u64 random;
     u64 clock;
     ptx_stats stats;

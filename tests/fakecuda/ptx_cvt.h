@@ -181,10 +181,40 @@ static bool exec_cvt_pair(ptx_warp* w, const ptx_insn* in, u32 mask) {
     return true;
 }
 
+// 1 bit of sign, 4 of exponent (bias 7), 3 of mantissa; saturates to 448, 0x7f for a NaN.
+static u16 e4m3_from_f32(f32 x) {
+    const u16 sign = (u16)(f32_bits(x) >> 24 & 0x80u);
+    f64 size = fabs((f64)x);
+    if (x != x) {
+        return 0x7f;
+    }
+    if (size >= 448.0) {
+        return (u16)(sign | 0x7eu);
+    }
+    int exponent = -6; // of the smallest normal number, and of the steps below it
+    while (size >= ldexp(1.0, exponent + 1)) {
+        exponent++;
+    }
+    const u32 steps = (u32)round_to_integer(ldexp(size, 3 - exponent), ROUND_NEAREST);
+    return (u16)(sign | (u16)(((u32)(exponent + 6) << 3) + steps));
+}
+
+// a goes to the upper byte.
+static bool exec_cvt_e4m3(ptx_warp* w, const ptx_insn* in, u32 mask) {
+    u16* d = LANES_u16(w, in->arg[0]);
+    const f32* as = LANES_f32(w, in->arg[1]);
+    const f32* bs = LANES_f32(w, in->arg[2]);
+    EACH_LANE(u16, , (u32)e4m3_from_f32(as[l]) << 8 | e4m3_from_f32(bs[l]))
+    return true;
+}
+
 // ---- Address spaces -----------------------------------------------------------------------------
 
 static u64 space_base(u32 space) {
-    return space == SPACE_SHARED ? PTX_SHARED_BASE : (space == SPACE_LOCAL ? PTX_LOCAL_BASE : 0);
+    return space == SPACE_SHARED  ? PTX_SHARED_BASE
+           : space == SPACE_LOCAL ? PTX_LOCAL_BASE
+           : space == SPACE_PARAM ? PTX_PARAM_BASE
+                                  : 0;
 }
 
 // Global and constant addresses are already generic. in->sub: 1 from generic, 0 to generic.

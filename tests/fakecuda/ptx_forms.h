@@ -212,6 +212,15 @@ static bool decode_cvt_pair(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
            take_source_arg(p, in, 2, TYPE_F32, false);
 }
 
+// cvt.rn.satfinite.e4m3x2.f32 d, a, b
+static bool decode_cvt_e4m3(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
+    (void)m;
+    in->exec = exec_cvt_e4m3;
+    return take_result_arg(p, in, 0, TYPE_B16, false) && expect(p, ",") &&
+           take_source_arg(p, in, 1, TYPE_F32, false) && expect(p, ",") &&
+           take_source_arg(p, in, 2, TYPE_F32, false);
+}
+
 // cvt.rna.tf32.f32
 static bool decode_cvt_tf32(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     (void)m;
@@ -595,6 +604,127 @@ static bool decode_mma(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     return true;
 }
 
+// ---- Compute capability 9.0 ---------------------------------------------------------------------
+
+// mbarrier.init|arrive.expect_tx?.shared.b64 {_,} [address] {, count}
+static bool decode_mbarrier(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
+    const bool init = same(m->mod[1], "init");
+    in->sub = init ? MBARRIER_INIT : m->mod[2] != NULL ? MBARRIER_EXPECT : MBARRIER_ARRIVE;
+    in->exec = exec_mbarrier;
+    if (!init && (!expect(p, "_") || !expect(p, ","))) {
+        return false;
+    }
+    return take_address(p, in, 0, &in->offset) &&
+           (in->sub == MBARRIER_ARRIVE ||
+            (expect(p, ",") && take_source_arg(p, in, 1, TYPE_U32, false)));
+}
+
+// mbarrier.try_wait.parity.shared.b64 p, [address], parity
+static bool decode_mbarrier_wait(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
+    (void)m;
+    in->exec = exec_mbarrier_wait;
+    return take_result_arg(p, in, 0, TYPE_PRED, false) && expect(p, ",") &&
+           take_address(p, in, 1, &in->offset) && expect(p, ",") &&
+           take_source_arg(p, in, 2, TYPE_U32, false);
+}
+
+// cp.async.bulk.tensor.2d... [to], [map, {x, y}], [barrier]
+static bool decode_bulk(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
+    (void)m;
+    s64 offset[2] = {0, 0};
+    in->exec = exec_bulk;
+    return take_address(p, in, 0, &offset[0]) && expect(p, ",") && expect(p, "[") &&
+           take_source_arg(p, in, 1, TYPE_U64, false) && expect(p, ",") && expect(p, "{") &&
+           take_source_arg(p, in, 2, TYPE_S32, false) && expect(p, ",") &&
+           take_source_arg(p, in, 3, TYPE_S32, false) && expect(p, "}") && expect(p, "]") &&
+           expect(p, ",") && take_address(p, in, 4, &offset[1]) &&
+           ((offset[0] == 0 && offset[1] == 0) ||
+            refuse(p, in->line, "%s with an offset", in->name));
+}
+
+// The results of a wgmma: {%f1, %f2, ...}
+static bool take_list(ptx_parser* p, ptx_insn* in, u32 count) {
+    in->list = (u32*)must_alloc(count * sizeof *in->list);
+    in->list_count = count;
+    ptx_insn one;
+    for (u32 i = 0; i < count; i++) {
+        if (!expect(p, i == 0 ? "{" : ",") || !take_result_arg(p, &one, 0, TYPE_F32, false)) {
+            return false;
+        }
+        in->list[i] = one.arg[0];
+    }
+    return expect(p, "}");
+}
+
+static bool take_flag(ptx_parser* p, bool must_be_set, bool* flag) {
+    s64 value = 0;
+    if (!expect(p, ",") || !take_integer(p, &value)) {
+        return false;
+    }
+    if (value != 1 && (value != 0 || must_be_set)) {
+        return refuse(p, parser_line(p), "wgmma with %lld", (long long)value);
+    }
+    *flag = value == 1;
+    return true;
+}
+
+// wgmma.mma_async.sync.aligned.m64nNk16.f32.type.type {d...}, a, b, p, 1, 1 {, trans-a}, trans-b
+static bool decode_wgmma(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
+    const u32 columns = (u32)strtoul(m->mod[4] + strlen("m64n"), NULL, 10);
+    bool flag = false;
+    in->kind = KIND_WHOLE;
+    in->exec = exec_wgmma;
+    in->type2 = (u8)type_at(m, 6);
+    if (!same(m->mod[6], m->mod[7]) || columns % 8 != 0 || columns == 0 || columns > 256) {
+        return refuse(p, in->line, "%s", in->name);
+    }
+    if (!take_list(p, in, columns / 2) || !expect(p, ",")) {
+        return false;
+    }
+    if (same(peek(p), "{")) {
+        in->sub = WGMMA_A_REGISTERS;
+        if (take_vector(p, in, 0, TYPE_B32, false, false) != 4) {
+            return refuse(p, in->line, "%s: A has four registers", in->name);
+        }
+    } else if (!take_source_arg(p, in, 0, TYPE_B64, false)) {
+        return false;
+    }
+    if (!expect(p, ",") || !take_source_arg(p, in, 4, TYPE_B64, false) || !expect(p, ",") ||
+        !take_pred_arg(p, in, 5) || !take_flag(p, true, &flag) || !take_flag(p, true, &flag)) {
+        return false;
+    }
+    if (!(in->sub & WGMMA_A_REGISTERS)) {
+        if (!take_flag(p, false, &flag)) {
+            return false;
+        }
+        in->sub |= flag ? WGMMA_TRANS_A : 0;
+    }
+    if (!take_flag(p, false, &flag)) {
+        return false;
+    }
+    in->sub |= flag ? WGMMA_TRANS_B : 0;
+    return true;
+}
+
+// wgmma.fence, wgmma.commit_group, wgmma.wait_group n
+static bool decode_wgmma_sync(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
+    static const char* const NAMES[] = {"fence", "commit_group", "wait_group", NULL};
+    in->exec = exec_wgmma_sync;
+    in->sub = index_of(m->mod[1], NAMES);
+    in->kind = in->sub == WGMMA_WAIT ? KIND_WARPGROUP : KIND_WHOLE;
+    return in->sub != WGMMA_WAIT || take_integer(p, &in->offset);
+}
+
+// setmaxnreg.inc|dec.sync.aligned.u32 n: the interpreter has registers enough.
+static bool decode_setmaxnreg(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
+    s64 count = 0;
+    (void)m;
+    in->kind = KIND_WHOLE;
+    in->exec = exec_nothing;
+    return take_integer(p, &count) && ((count >= 24 && count <= 256 && count % 8 == 0) ||
+                                       refuse(p, in->line, "%lld registers", (long long)count));
+}
+
 // ---- Control ------------------------------------------------------------------------------------
 
 static u32 label_named(ptx_parser* p, const char* name) {
@@ -681,6 +811,9 @@ static bool decode_prefetch(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
 #define HINT "L1::no_allocate|L1::evict_first|L1::evict_last|L1::evict_normal|L1::evict_unchanged?"
 #define PREFETCH "L2::64B|L2::128B|L2::256B?"
 #define MEMORY_TYPES "b8|u8|s8|b16|u16|s16|b32|u32|s32|f32|b64|u64|s64|f64"
+#define WGMMA_SHAPES                                                                               \
+    "m64n8k16|m64n16k16|m64n32k16|m64n48k16|m64n64k16|m64n80k16|m64n96k16|"                        \
+    "m64n128k16|m64n192k16|m64n256k16"
 #define ATOM "atom.relaxed|acquire|release|acq_rel?." SCOPE ".global|shared|shared::cta?." SCOPE "."
 #define RED "red.relaxed|release?." SCOPE ".global|shared|shared::cta?." SCOPE "."
 
@@ -700,10 +833,11 @@ static const ptx_form PTX_FORMS[] = {
     {"lop3.b32", "rrrri", exec_lop3, NULL},
     {"activemask.b32", "r", exec_activemask, NULL},
     {"mov.b16|u16|s16|b32|u32|s32|f32|b64|u64|s64|f64", NULL, NULL, decode_mov},
-    {"cvta.to?.global|shared|local|const.u64", NULL, NULL, decode_cvta},
+    {"cvta.to?.global|shared|local|const|param.u64", NULL, NULL, decode_cvta},
     {"isspacep.global|shared|local", NULL, NULL, decode_isspacep},
     {"cvt.rn|rz.relu?.f16x2|bf16x2.f32", NULL, NULL, decode_cvt_pair},
     {"cvt.rna.tf32.f32", NULL, NULL, decode_cvt_tf32},
+    {"cvt.rn.satfinite.e4m3x2.f32", NULL, NULL, decode_cvt_e4m3},
     {"cvt." CVT_ROUND ".ftz?.relu?.sat?." CVT_TYPES "." CVT_TYPES, NULL, NULL, decode_cvt},
     {"setp." COMPARE_NAMES ".and|or|xor?.ftz?." COMPARE_TYPES, NULL, NULL, decode_setp},
     {"set." COMPARE_NAMES ".and|or|xor?.ftz?.u32|s32|f32." COMPARE_TYPES, NULL, NULL, decode_set},
@@ -738,6 +872,15 @@ static const ptx_form PTX_FORMS[] = {
     {"mma.sync.aligned.m16n8k8|m16n8k16.row.col.f32|f16.f16.f16.f32|f16", NULL, NULL, decode_mma},
     {"mma.sync.aligned.m16n8k8|m16n8k16.row.col.f32.bf16.bf16.f32", NULL, NULL, decode_mma},
     {"mma.sync.aligned.m16n8k4|m16n8k8.row.col.f32.tf32.tf32.f32", NULL, NULL, decode_mma},
+    {"mbarrier.init|arrive.expect_tx?.shared|shared::cta.b64", NULL, NULL, decode_mbarrier},
+    {"mbarrier.try_wait.parity.shared|shared::cta.b64", NULL, NULL, decode_mbarrier_wait},
+    {"cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes", NULL, NULL,
+     decode_bulk},
+    {"wgmma.mma_async.sync.aligned." WGMMA_SHAPES ".f32.bf16|f16.bf16|f16", NULL, NULL,
+     decode_wgmma},
+    {"wgmma.fence|commit_group|wait_group.sync.aligned", NULL, NULL, decode_wgmma_sync},
+    {"setmaxnreg.inc|dec.sync.aligned.u32", NULL, NULL, decode_setmaxnreg},
+    {"fence.proxy.async.shared::cta|global?", NULL, exec_fence_proxy, NULL},
     {"shfl.sync.up|down|bfly|idx.b32", NULL, NULL, decode_shfl},
     {"vote.sync.all|any|uni.pred", NULL, NULL, decode_vote},
     {"vote.sync.ballot.b32", NULL, NULL, decode_vote},

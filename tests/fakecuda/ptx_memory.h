@@ -266,6 +266,16 @@ static bool exec_ld_param(ptx_warp* w, const ptx_insn* in, u32 mask) {
     return true;
 }
 
+// Records a write to shared memory that tensor copies and products do not see before a fence.
+static void mark_unfenced(ptx_warp* w, const u8* at, u32 bytes) {
+    ptx_run* run = w->run;
+    if (run->unfenced != NULL && at >= run->shared && at < run->shared + run->shared_bytes) {
+        const size_t first = (size_t)(at - run->shared);
+        memset(run->unfenced + first / 16, (int)(w->index + 1),
+               (first + bytes - 1) / 16 - first / 16 + 1);
+    }
+}
+
 static bool exec_st(ptx_warp* w, const ptx_insn* in, u32 mask) {
     const u32 size = PTX_TYPES[in->type].bytes;
     u64 address[PTX_LANES];
@@ -273,6 +283,11 @@ static bool exec_st(ptx_warp* w, const ptx_insn* in, u32 mask) {
     warp_addresses(w, in, 0, in->offset, mask, address);
     if (!warp_memory(w, in, in->space, address, size * in->vector, true, mask, at)) {
         return false;
+    }
+    for (u32 l = 0; w->run->unfenced != NULL && l < PTX_LANES; l++) {
+        if (lane_on(mask, l)) {
+            mark_unfenced(w, at[l], size * in->vector);
+        }
     }
     for (u32 i = 0; i < in->vector; i++) {
         const u32 from = in->arg[1 + i];

@@ -3,7 +3,7 @@
 #ifndef FAKECUDA_PTX_TEXT_H
 #define FAKECUDA_PTX_TEXT_H
 
-#include "ptx_warp.h"
+#include "ptx_hopper.h"
 
 #define PTX_MAX_MODIFIERS 16
 #define PTX_MAX_DEPTH 16

@@ -757,9 +757,12 @@ registry_groups() {
         BEGIN {
             of["GEMM"] = "gemm"; of["GEMM16"] = "bf16 gemm"; of["BF16"] = "bf16"; of["F32"] = "f32"
             of["NF4"] = "nf4"; of["NF4_BF16"] = "bf16 nf4"; of["LORA_BF16"] = "bf16"
+            of["FP8"] = "bf16 nf4 fp8"
             of["HEADANY"] = "headany"; of["HEAD128CAP"] = "bf16 head128cap"
             count = split("32 64 80 96 128 192 256", sizes, " ")
             for (i = 1; i <= count; i++) of["HEAD" sizes[i]] = "bf16 head" sizes[i]
+            of["GEMM_WG"] = "bf16 gemm"; of["HEAD64WG"] = "bf16 head64"
+            of["HEAD128WG"] = "bf16 head128"
         }
         /^    X\([a-z]/ {
             # What all its kernels have in common.
@@ -808,7 +811,7 @@ gate_groups() {
         gcc -o $d/$macro $d/QLORA_PTX_$macro.o $LIBS || bad=1
         LD_LIBRARY_PATH=build/fake $d/$macro get attn64_bwd_q attention 64 prewarm 64 attention 20 \
             >$d/$macro.out || fault "$macro: status $?"
-        for kernel in "get.*attn64_bwd_q" "attention 64.*attn64_fwd" "prewarm 64.*[a-z0-9_]*"; do
+        for kernel in "get.*attn64_bwd_q" "attention 64.*attn64_[wg_]*fwd" "prewarm 64.*[a-z0-9_]*"; do
             grep -qE "^$kernel is not in this build: its module .* left out by QLORA_PTX_$macro\$" \
                 $d/$macro.out || fault "$macro: no clear error for $kernel: $(cat $d/$macro.out)"
         done
@@ -1029,7 +1032,8 @@ sanitized() {
     # shellcheck disable=SC2086
     cc=$(compiler_with $flags)
     [[ -n $cc ]] || skip "no compiler supports $flags"
-    build -j2 build/fake/libcu{da.so.1,blas.so.13} build/fake-{stub,omit}/libcuda.so.1 \
+    build -j2 build/fake/libcu{da.so.1,blas.so.13,blasLt.so.13} \
+        build/fake-{stub,omit}/libcuda.so.1 \
         build/fake-omit/libcublas.so.13 CFLAGS=-Werror || return 1
     $MAKE -s -j2 "build/$name/tests" "B=build/$name" CC="$cc" \
         CFLAGS="-O1 -fno-omit-frame-pointer $flags" || return 1
@@ -1052,7 +1056,7 @@ gate_golden() {
     while read -r d; do dirs+=("$(dirname "$d")"); done < <(ls -d tests/golden/*/golden.json \
         ../shared/fixtures/*/golden.json 2>/dev/null)
     [[ ${#dirs[@]} -gt 0 ]] || skip "no fixture folders"
-    build build/golden build/fake/libcuda.so.1 build/fake/libcublas.so.13 || return 1
+    build build/golden build/fake/libcu{da.so.1,blas.so.13,blasLt.so.13} || return 1
     build/golden --known "${dirs[@]}" >$OUT/golden.out 2>&1 ||
         fault "$(grep -E 'FAILED|error' $OUT/golden.out)"
     local cc tier

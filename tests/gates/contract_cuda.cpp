@@ -1,7 +1,7 @@
-// contract_cuda.cpp - compares qlora.h's declarations of the CUDA driver and cuBLAS with NVIDIA's
-// headers and libraries: parameter by parameter, value by value, name by name. `make check` builds
-// it if cuda.h is installed; no GPU is needed. It is C++ because templates can take function types
-// apart.
+// contract_cuda.cpp - compares qlora.h's declarations of the CUDA driver, cuBLAS and cuBLASLt with
+// NVIDIA's headers and libraries: parameter by parameter, value by value, name by name. It is built
+// by `make check` if cuda.h is installed; no GPU is needed. It is C++ because templates can take
+// function types apart.
 //
 //   contract [stub libcuda.so [libcublas.so.13]]
 
@@ -12,6 +12,8 @@
 #include <cuda.h>
 
 #include <cublas_v2.h>
+
+#include <cublasLt.h>
 
 #include <type_traits>
 
@@ -125,6 +127,19 @@ static_assert(sizeof(qlora__kernel_node) == sizeof(CUDA_KERNEL_NODE_PARAMS) &&
     }                                                                                              \
     compare_name(symbol, TEXT(cublas##field));
 
+#define COMPARE_CUBLASLT(required, type, field, symbol, args)                                      \
+    if (!same_call<decltype(qlora__lt_table::field), decltype(&cublasLt##field)>::value) {         \
+        fault("the parameters differ from cublasLt.h", symbol);                                    \
+    }                                                                                              \
+    compare_name(symbol, TEXT(cublasLt##field));
+
+static_assert(sizeof(qlora__lt_choice) == sizeof(cublasLtMatmulHeuristicResult_t) &&
+                  offsetof(qlora__lt_choice, workspace) ==
+                      offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize) &&
+                  offsetof(qlora__lt_choice, state) ==
+                      offsetof(cublasLtMatmulHeuristicResult_t, state),
+              "");
+
 // The comparison itself must be able to fail.
 static_assert(same_call<int (*)(void**, unsigned), CUresult (*)(CUstream*, unsigned)>::value, "");
 static_assert(!same_call<int (*)(void*, unsigned), CUresult (*)(CUdeviceptr, unsigned)>::value, "");
@@ -176,6 +191,7 @@ static void compare_statuses(const char* path) {
 int main(int argc, char** argv) {
     QLORA__CUDA_SYMBOLS(COMPARE_CUDA)
     QLORA__CUBLAS_SYMBOLS(COMPARE_CUBLAS)
+    QLORA__CUBLASLT_SYMBOLS(COMPARE_CUBLASLT)
     int values = 0;
 #define VALUE(name)                                                                                \
     values++;                                                                                      \
@@ -194,6 +210,8 @@ int main(int argc, char** argv) {
     }
     compare_library(cublas, qlora__cublas_symbols,
                     sizeof(qlora__cublas_symbols) / sizeof(qlora__cublas_symbols[0]));
+    compare_library("libcublasLt.so.13", qlora__lt_symbols,
+                    sizeof(qlora__lt_symbols) / sizeof(qlora__lt_symbols[0]));
     compare_statuses(cublas);
     return faults != 0;
 }

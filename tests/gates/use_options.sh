@@ -68,6 +68,13 @@ tables() {
         --data folder/a.CSV --columns promt=q --out o
     refuses "an unknown column" "a.CSV: no record has \"question\"" "${same[@]}" \
         --data folder/a.CSV --columns prompt=question,completion=a --out o
+    works "a column of one file" --model model --data folder/a.CSV --data folder/b.jsonl \
+        --columns prompt=q,completion=a --doctor --samples 0 --eval 0
+    check "who lacks it" grep -q 'note: --columns: 1 of 2 files lack "q" and are read without it: folder/b.jsonl$' out
+    check "both are read" grep -qE "^  samples +16$" out
+    refuses "a column of no file" '\-\-columns: no file has "question", which is given for "prompt"' \
+        "${same[@]}" --data folder/a.CSV --data folder/b.jsonl \
+        --columns prompt=question,completion=a --out o
     rm folder/a.CSV
     sed -n 9,12p sums.jsonl >folder/a.json
     works "a folder" --model model --data folder --doctor --samples 0 --eval 0
@@ -428,6 +435,72 @@ evaluations() {
     check "one line" grep -qE '^\{"loss": [0-9.]+, .*"samples": 30,' out
     check "nothing is created" [ ! -e o ]
     refuses "JSON of nothing" "--json needs" --model model --data sums.jsonl --json --out o
+}
+
+best() { # --keep-best, --patience, --csv
+    rm -rf best
+    works "the best adapter" "${one[@]}" --data sums.jsonl --eval 5 --steps 6 --eval-every 1 \
+        --keep-best --csv --out best
+    check "is kept" [ -s best/best/adapter_model.safetensors ]
+    check "and named" grep -q "best/best .* the adapter of step" out
+    check "the log as a table" [ "$(head -1 best/log.csv)" = \
+        "step,loss,grad_norm,lr,tokens_per_s,eval_loss" ]
+    check "has a line per entry" [ "$(wc -l <best/log.csv)" -eq $(($(wc -l <best/log.jsonl) + 1)) ]
+    works "a rate that makes it worse" "${one[@]}" --data sums.jsonl --eval 5 --steps 40 \
+        --eval-every 1 --patience 2 --lr 9 --schedule constant --out best --resume never
+    check "stops early" grep -q "stopped early: the held-out loss has not fallen for 2" out
+    check "after few steps" [ "$(grep -c eval_loss best/log.jsonl)" -lt 30 ]
+    refuses "nothing is held out" "--keep-best needs held-out samples" "${one[@]}" \
+        --data sums.jsonl --eval 0 --keep-best --out o
+}
+
+preferences() { # --method dpo and kto
+    local i
+    for i in 1 2 3 4 5 6 7 8 9 10; do
+        echo "{\"prompt\": \"$i and 1\", \"chosen\": \" is more\", \"rejected\": \" no\"}"
+    done >pairs.jsonl
+    sed 's/"chosen.*"rejected": " no"/"completion": " no", "label": false/' pairs.jsonl \
+        >judged.jsonl
+    sed 's/"chosen.*"rejected": " no"/"completion": " is more", "label": true/' pairs.jsonl \
+        >>judged.jsonl
+    local steps=(--eval 2 --accumulate 1 --lr 1e-2 --schedule constant --warmup 0)
+    rm -rf dpo kto
+    works "dpo" "${one[@]}" "${steps[@]}" --data pairs.jsonl --method dpo --steps 4 --out dpo
+    check "pairs are counted" grep -q "^data: 8 pairs" out
+    check "the first loss is log 2" grep -q '"step":1,"loss":0.69314' dpo/log.jsonl
+    check "rewards are logged" grep -q '"rewards_chosen":.*"margins":.*"accuracy":' dpo/log.jsonl
+    check "and learned" grep -q '"step":4,"eval_loss":.*"eval_accuracy":1}' dpo/log.jsonl
+    check "references are kept" [ -s dpo/references.bin ]
+    works "kto" "${one[@]}" "${steps[@]}" --data judged.jsonl --method kto --steps 4 --out kto
+    check "kl is logged" grep -q '"kl":' kto/log.jsonl
+    cp kto/adapter/adapter_model.safetensors whole.safetensors
+    works "kto in two parts" "${one[@]}" "${steps[@]}" --data judged.jsonl --method kto --steps 2 \
+        --out kto --resume never
+    works "resumed" "${one[@]}" "${steps[@]}" --data judged.jsonl --method kto --steps 4 --out kto
+    check "is the same" cmp -s whole.safetensors kto/adapter/adapter_model.safetensors
+    works "references in the step" "${one[@]}" "${steps[@]}" --data judged.jsonl --method kto \
+        --steps 4 --out kto --resume never --reference beside
+    check "give the same" cmp -s whole.safetensors kto/adapter/adapter_model.safetensors
+    works "dora and rows" "${one[@]}" "${steps[@]}" --data sums.jsonl --dora --train-tokens 5,7 \
+        --steps 2 --out kto --resume never
+    check "no adapter for llama.cpp" [ ! -e kto/adapter.gguf ]
+    check "and why" grep -q "a GGUF adapter cannot contain the magnitudes of DoRA" out
+    check "the config of PEFT" grep -q '"use_dora": true' kto/adapter/adapter_config.json
+    works "a trained embedding" "${one[@]}" "${steps[@]}" --data sums.jsonl --save-modules embed \
+        --loraplus-ratio 4 --steps 2 --out kto --resume never
+    check "is saved" grep -q '"embed_tokens"' kto/adapter/adapter_config.json
+    refuses "rows that are no ids" "is not a list" "${one[@]}" --data sums.jsonl \
+        --train-tokens 5,x --out o
+    works "kto once more" "${one[@]}" "${steps[@]}" --data judged.jsonl --method kto --steps 4 \
+        --out kto --resume never
+    refuses "another beta" "it used --beta 0.1, this command has --beta 0.2" "${one[@]}" \
+        "${steps[@]}" --data judged.jsonl --method kto --steps 4 --out kto --beta 0.2
+    refuses "pairs for kto" "is not a judged answer" "${one[@]}" --data pairs.jsonl --method kto \
+        --out o
+    refuses "an option of another method" "--sft-alpha cannot be used with --method kto" \
+        "${one[@]}" --data judged.jsonl --method kto --sft-alpha 1 --out o
+    refuses "beta without preferences" "--beta cannot be used with --method sft" "${one[@]}" \
+        --data sums.jsonl --beta 1 --out o
 }
 
 demos() {

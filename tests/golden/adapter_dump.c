@@ -1,9 +1,10 @@
 // adapter_dump.c - for tests/peft_check.py: trains an adapter on a fixture's base for a few steps,
 // saves it as a PEFT folder, and writes the resulting logits.
 //
-//   adapter_dump FIXTURE OUT plain|rslora|ADAPTER
+//   adapter_dump FIXTURE OUT plain|rslora|dora|embed|both|rows|ADAPTER
 //
-// plain, rslora: a new adapter; ADAPTER: continues from a PEFT folder. The adapter is written to
+// plain, rslora, dora: a new adapter; embed, both, rows: with a trained embedding, also the head, or
+// some rows; ADAPTER: continues from a PEFT folder. The status is 3 if the model is refused. The adapter is written to
 // OUT, with logits.bin: tokens and vocab as int64, the ids of one sequence as int32, their logits
 // as float.
 #define QLORA_STATIC
@@ -62,11 +63,17 @@ static bool write_logits(const char* dir, const qlora_batch* b, int64_t vocab,
 
 int main(int argc, char** argv) {
     if (argc != 4) {
-        fprintf(stderr, "usage: adapter_dump FIXTURE OUT plain|rslora|ADAPTER\n");
+        fprintf(stderr,
+                "usage: adapter_dump FIXTURE OUT plain|rslora|dora|embed|both|rows|ADAPTER\n");
         return 2;
     }
-    bool rslora = strcmp(argv[3], "rslora") == 0;
-    bool made = rslora || strcmp(argv[3], "plain") == 0;
+    static const char* const kinds[] = {"plain", "rslora", "dora", "embed", "both", "rows"};
+    int kind = 0;
+    while (kind < 6 && strcmp(argv[3], kinds[kind]) != 0) {
+        kind++;
+    }
+    bool rslora = kind == 1;
+    bool made = kind < 6;
     char path[600];
     qlora_ctx_desc desc;
     qlora_model_desc model;
@@ -108,11 +115,22 @@ int main(int argc, char** argv) {
     model.rslora = rslora;
     model.targets = rslora ? some_targets(ctx, path) : 0;
     model.tokens = MOST;
+    model.dora = kind == 2;
+    model.save_modules = kind == 3   ? QLORA_SAVE_EMBED
+                         : kind == 4 ? QLORA_SAVE_EMBED | QLORA_SAVE_HEAD
+                                     : 0;
+    int32_t rows[2] = {ids[3], ids[0] != ids[3] ? ids[0] : ids[3] + 1};
+    model.token_rows = rows;
+    model.token_row_count = kind == 5 ? 2 : 0;
     training.lr = 0.02;
     qlora_model* m = NULL;
     qlora_trainer* t = NULL;
-    if (qlora_model_open(ctx, &model, &m) != QLORA_OK ||
-        qlora_trainer_create(m, &training, &t) != QLORA_OK || !train(t, &b)) {
+    qlora_result opened = qlora_model_open(ctx, &model, &m);
+    if (opened == QLORA_ERR_UNSUPPORTED) {
+        fail(ctx, "opening");
+        return 3;
+    }
+    if (opened != QLORA_OK || qlora_trainer_create(m, &training, &t) != QLORA_OK || !train(t, &b)) {
         return fail(ctx, "training");
     }
     qlora_model_info info;

@@ -1,16 +1,19 @@
 // golden.c - runs a fixture folder created with transformers, PEFT and bitsandbytes, and checks
 // every figure.
 //
-//   build/golden [--backend cpu|cuda] [--mode f32|bf16] [--graph on|off] [--known] DIR...
+//   build/golden [--backend cpu|cuda] [--mode f32|bf16|fp8] [--graph on|off] [--known] DIR...
 //
 // A folder has model/, model-bnb4/, adapter0/, adapter20/, golden.safetensors and golden.json,
-// whose "limits" give the tolerances. Exit status 0: all figures are within their limits; 1: at
+// whose "limits" give the tolerances. Folders of training methods name the folder of their model
+// ("base") and their "method". Exit status 0: all figures are within their limits; 1: at
 // least one is not; 2: usage.
 #ifndef GOLDEN_NO_MAIN // the test suite has already included the implementation
 #define QLORA_STATIC
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 #endif
+
+#include <stddef.h>
 
 #include "model_info.h"
 
@@ -36,6 +39,14 @@ typedef struct fixture {
     int32_t* ids; // [steps][batch][seq]
     int32_t* labels;
     int32_t lengths[64];
+    char base[512]; // folder of model/ and model-bnb4/
+    int method;
+    bool has_pad;         // sequences are padded with pad_id on the right
+    int64_t sequences;    // per step, DPO and KTO
+    int32_t* all_lengths; // [steps][sequences]
+    int32_t* roles;
+    double* references;
+    int32_t* flat; // ids and labels of a step without padding
     int figures;
     int failures;
 } fixture;
@@ -66,8 +77,12 @@ static double number(const fixture* f, const char* path) {
     return token != 0 && qlora__json_double(&f->json, token, &value) ? value : (double)NAN;
 }
 
+// FP8 products are approximate: only losses are judged, with 1 % for the mean of the steps.
 static double limit_of(const fixture* f, const char* name) {
     char path[64];
+    if (f->opt->mode == QLORA_MODE_FP8) {
+        return strncmp(name, "loss", 4) == 0 ? 0.025 : (double)INFINITY;
+    }
     snprintf(path, sizeof path, "limits/%s/%s", f->opt->mode == QLORA_MODE_BF16 ? "bf16" : "f32",
              name);
     return number(f, path);
@@ -83,6 +98,8 @@ static void path_of(const fixture* f, const char* name, char out[512]) {
     snprintf(out, 512, "%s/%s", f->dir, name);
 }
 
+#include "golden/golden_methods.h"
+
 static bool fixture_open(fixture* f) {
     char path[512];
     path_of(f, "golden.json", path);
@@ -94,6 +111,12 @@ static bool fixture_open(fixture* f) {
     path_of(f, "golden.safetensors", path);
     if (qlora__st_open(&f->ctx->env, path, &f->tensors) != QLORA_OK) {
         return trouble(f, "golden.safetensors");
+    }
+    if (!method_open(f)) {
+        return false;
+    }
+    if (f->method != 0) {
+        return sequences_open(f);
     }
     const qlora__st_tensor* ids = qlora__st_find(&f->tensors, "input_ids");
     const qlora__st_tensor* labels = qlora__st_find(&f->tensors, "labels");
@@ -111,25 +134,43 @@ static bool fixture_open(fixture* f) {
     f->labels = (int32_t*)malloc((size_t)labels->bytes);
     memcpy(f->ids, ids->data, (size_t)ids->bytes);
     memcpy(f->labels, labels->data, (size_t)labels->bytes);
-    for (int64_t i = 0; i < f->batch; i++) {
-        f->lengths[i] = (int32_t)f->seq;
-    }
+    f->flat = (int32_t*)malloc((size_t)(2 * f->batch * f->seq) * 4);
     return true;
 }
 
 static void fixture_close(fixture* f) {
     free(f->ids);
     free(f->labels);
+    free(f->all_lengths);
+    free(f->roles);
+    free(f->references);
+    free(f->flat);
     qlora__st_close(&f->ctx->env, &f->tensors);
     qlora__json_free(&f->ctx->env, &f->json);
     qlora__map_close(&f->ctx->env, &f->json_map);
 }
 
-static qlora_batch golden_batch(const fixture* f, int64_t step) {
+// The sequences of a step without the padding on their right.
+static qlora_batch golden_batch(fixture* f, int64_t step) {
     qlora_batch b;
+    int32_t* ids = f->flat;
+    int32_t* labels = f->flat + f->batch * f->seq;
+    int64_t at = 0;
     memset(&b, 0, sizeof b);
-    b.ids = f->ids + step * f->batch * f->seq;
-    b.labels = f->labels + step * f->batch * f->seq;
+    for (int64_t i = 0; i < f->batch; i++) {
+        int64_t from = (step * f->batch + i) * f->seq;
+        int64_t length = f->seq;
+        while (f->has_pad && length > 1 &&
+               (double)f->ids[from + length - 1] == number(f, "pad_id")) {
+            length--;
+        }
+        memcpy(ids + at, f->ids + from, (size_t)length * 4);
+        memcpy(labels + at, f->labels + from, (size_t)length * 4);
+        f->lengths[i] = (int32_t)length;
+        at += length;
+    }
+    b.ids = ids;
+    b.labels = labels;
     b.lengths = f->lengths;
     b.count = f->batch;
     return b;
@@ -150,7 +191,7 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
     memset(&desc, 0, sizeof desc);
     memset(&train, 0, sizeof train);
     memset(s, 0, sizeof *s);
-    path_of(f, kind, dir);
+    snprintf(dir, sizeof dir, "%.480s/%s", f->base, kind);
     desc.dir = dir;
     desc.base = base;
     desc.mode = f->opt->mode;
@@ -159,8 +200,8 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
         path_of(f, adapter, adapter_dir);
         desc.adapter = adapter_dir;
     }
-    desc.tokens = f->batch * f->seq;
-    desc.max_sequences = f->batch;
+    desc.max_sequences = f->method == METHOD_DPO ? f->sequences : f->batch;
+    desc.tokens = desc.max_sequences * f->seq;
     desc.max_length = f->seq + 8 < desc.tokens ? f->seq : desc.tokens;
     desc.purpose = adapter == NULL ? QLORA_PURPOSE_EVALUATE : QLORA_PURPOSE_TRAIN;
     train.eager = !f->opt->graph;
@@ -172,6 +213,7 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
     train.eps = number(f, "optimizer/eps");
     train.weight_decay = number(f, "optimizer/weight_decay");
     train.max_norm = number(f, "optimizer/clip");
+    method_settings(f, &train);
     desc.generate_tokens = 64; // more would choose the long factors of phi3
     if (qlora_model_open(f->ctx, &desc, &s->model) != QLORA_OK) {
         return trouble(f, kind);
@@ -210,8 +252,13 @@ static void check_logits(fixture* f, golden_session* s, const char* what, const 
     if (t == NULL || qlora_eval_logits(s->model, &b, got) != QLORA_OK) {
         trouble(f, what);
     } else {
-        qlora__st_read_f32(t, 0, (uint64_t)n, want);
-        report(f, what, logits_error(got, want, n), limit_of(f, "logits"));
+        int64_t at = 0; // padding is left out
+        for (int64_t i = 0; i < f->batch; i++) {
+            int64_t part = f->lengths[i] * f->vocab;
+            qlora__st_read_f32(t, (uint64_t)(i * f->seq * f->vocab), (uint64_t)part, want + at);
+            at += part;
+        }
+        report(f, what, logits_error(got, want, at), limit_of(f, "logits"));
     }
     free(got);
     free(want);
@@ -286,6 +333,7 @@ static void check_steps(fixture* f, golden_session* s) {
     double worst_loss = 0.0;
     double worst_norm = 0.0;
     double first = NAN;
+    double drift = 0.0;
     for (int64_t step = 0; step < f->steps; step++) {
         qlora_batch b = golden_batch(f, step);
         qlora_train_info info;
@@ -307,12 +355,16 @@ static void check_steps(fixture* f, golden_session* s) {
         double loss_error = fabs(info.loss - loss) / (fabs(loss) > 1.0 ? fabs(loss) : 1.0);
         double norm_error = fabs((double)info.grad_norm - norm) / (norm > 1.0 ? norm : 1.0);
         first = step == 0 ? loss_error : first;
+        drift += (info.loss - loss) / loss / (double)f->steps;
         worst_loss = loss_error <= worst_loss ? worst_loss : loss_error;
         worst_norm = norm_error <= worst_norm ? worst_norm : norm_error;
     }
     report(f, "loss of step 0", first, limit_of(f, "loss0"));
     report(f, "worst loss of the steps", worst_loss, limit_of(f, "loss_any"));
     report(f, "worst gradient norm", worst_norm, limit_of(f, "grad_norm"));
+    if (f->opt->mode == QLORA_MODE_FP8) {
+        report(f, "mean loss of the steps", fabs(drift), 0.01);
+    }
 }
 
 // The continuation that the reference chose greedily, token by token: ours must choose the same
@@ -361,7 +413,7 @@ static void check_greedy(fixture* f, golden_session* s) {
         double below = (top - (double)row[text[i + 1]]) / most;
         worst = below <= worst ? worst : below;
     }
-    bool bf16 = f->opt->mode == QLORA_MODE_BF16;
+    bool bf16 = f->opt->mode != QLORA_MODE_F32;
     bool judged = bf16 || number(f, "greedy_smallest_margin") >= 1e-4;
     double limit = bf16 ? limit_of(f, "greedy_margin") : 0.0;
     if (judged) {
@@ -418,7 +470,7 @@ static void check_generate(fixture* f, golden_session* s) {
     for (int32_t i = 0; i < ours.count && i < d.max_tokens; i++) {
         different += ours.ids[i] != golden[i] ? 1 : 0;
     }
-    if (f->opt->mode != QLORA_MODE_BF16 && number(f, "greedy_smallest_margin") >= 1e-4) {
+    if (f->opt->mode == QLORA_MODE_F32 && number(f, "greedy_smallest_margin") >= 1e-4) {
         report(f, "greedy text by qlora_generate", (double)different, 0.0);
     } else {
         printf("  %-34s %12d  of %d tokens differ; not checked\n", "greedy text by qlora_generate",
@@ -429,12 +481,28 @@ static void check_generate(fixture* f, golden_session* s) {
 static bool family_is_refused(fixture* f) {
     char path[512];
     qlora_model_config config;
-    path_of(f, "model", path);
+    snprintf(path, sizeof path, "%.480s/model", f->base);
     bool refused = qlora_config_read(f->ctx, path, &config) == QLORA_ERR_UNSUPPORTED;
     if (refused && !f->opt->quiet) {
         printf("  not supported: %s\n", qlora_last_error(f->ctx));
     }
     return refused;
+}
+
+#include "golden/golden_figures.h"
+
+// The logits and losses of the base, with and without the adapter, and the steps.
+static void check_sft(fixture* f, golden_session* s, const char* kind) {
+    char what[64];
+    qlora_adapter_use(s->model, false);
+    snprintf(what, sizeof what, "logits, NF4 of %s", kind);
+    check_logits(f, s, what, "nf4_logits");
+    snprintf(what, sizeof what, "loss, NF4 of %s", kind);
+    check_loss(f, s, what, "nf4_loss");
+    qlora_adapter_use(s->model, true);
+    snprintf(what, sizeof what, "logits, adapter0 on %s", kind);
+    check_logits(f, s, what, "lora_logits");
+    check_steps(f, s);
 }
 
 // Returns the number of failures; *figures is set to the number of comparisons.
@@ -448,6 +516,7 @@ static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int*
         printf("%s\n", dir);
     }
     if (!fixture_open(&f)) {
+        fixture_close(&f);
         return 1;
     }
     if (opt->known && family_is_refused(&f)) {
@@ -455,30 +524,28 @@ static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int*
         return 0;
     }
     golden_session s;
-    if (golden_open(&f, "model", NULL, QLORA_BASE_16BIT, &s)) {
-        check_logits(&f, &s, "logits, 16-bit base", "base_logits");
-        check_loss(&f, &s, "loss, 16-bit base", "base_loss");
+    // Folders of methods do not have these, and FP8 needs a 4-bit base.
+    if (f.method == METHOD_SFT && opt->mode != QLORA_MODE_FP8) {
+        if (golden_open(&f, "model", NULL, QLORA_BASE_16BIT, &s)) {
+            check_logits(&f, &s, "logits, 16-bit base", "base_logits");
+            check_loss(&f, &s, "loss, 16-bit base", "base_loss");
+        }
+        golden_close(&s);
     }
-    golden_close(&s);
     static const char* const kinds[] = {"model", "model-bnb4"};
     for (int k = 0; k < 2; k++) {
-        char what[64];
         if (golden_open(&f, kinds[k], "adapter0", QLORA_BASE_NF4, &s)) {
-            qlora_adapter_use(s.model, false);
-            snprintf(what, sizeof what, "logits, NF4 of %s", kinds[k]);
-            check_logits(&f, &s, what, "nf4_logits");
-            snprintf(what, sizeof what, "loss, NF4 of %s", kinds[k]);
-            check_loss(&f, &s, what, "nf4_loss");
-            qlora_adapter_use(s.model, true);
-            snprintf(what, sizeof what, "logits, adapter0 on %s", kinds[k]);
-            check_logits(&f, &s, what, "lora_logits");
-            check_steps(&f, &s);
+            if (f.method == METHOD_SFT) {
+                check_sft(&f, &s, kinds[k]);
+            } else {
+                check_preferences(&f, &s, k == 1);
+            }
             char path[512];
             qlora__st final_adapter;
             path_of(&f, "adapter20/adapter_model.safetensors", path);
             if (qlora__st_open(&ctx->env, path, &final_adapter) != QLORA_OK) {
                 trouble(&f, "adapter20");
-            } else if (opt->mode != QLORA_MODE_BF16) {
+            } else if (opt->mode == QLORA_MODE_F32) {
                 check_tensors(&f, &s, "adapter after the steps", &final_adapter, "", false,
                               limit_of(&f, "adapter20"));
             }
@@ -500,12 +567,12 @@ static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int*
 #ifndef GOLDEN_NO_MAIN // the test suite has its own
 
 static int usage(int status) {
-    printf(
-        "usage: golden [--backend cpu|cuda] [--mode f32|bf16] [--graph on|off] [--known] DIR...\n"
-        "runs fixture folders (model/, model-bnb4/, adapter0/, adapter20/, golden.*) and prints "
-        "every\n"
-        "figure with its limit; status 0 if all are within it. --known skips families that\n"
-        "the library does not support.\n");
+    printf("usage: golden [--backend cpu|cuda] [--mode f32|bf16|fp8] [--graph on|off] [--known] "
+           "DIR...\n"
+           "runs fixture folders (model/, model-bnb4/, adapter0/, adapter20/, golden.*) and prints "
+           "every\n"
+           "figure with its limit; status 0 if all are within it. --known skips families that\n"
+           "the library does not support.\n");
     return status;
 }
 
@@ -525,8 +592,11 @@ int main(int argc, char** argv) {
             (strcmp(value, "cpu") == 0 || strcmp(value, "cuda") == 0)) {
             opt.backend = strcmp(value, "cpu") == 0 ? QLORA_BACKEND_CPU : QLORA_BACKEND_CUDA;
         } else if (strcmp(argv[i], "--mode") == 0 &&
-                   (strcmp(value, "f32") == 0 || strcmp(value, "bf16") == 0)) {
-            opt.mode = strcmp(value, "f32") == 0 ? QLORA_MODE_F32 : QLORA_MODE_BF16;
+                   (strcmp(value, "f32") == 0 || strcmp(value, "bf16") == 0 ||
+                    strcmp(value, "fp8") == 0)) {
+            opt.mode = strcmp(value, "f32") == 0    ? QLORA_MODE_F32
+                       : strcmp(value, "bf16") == 0 ? QLORA_MODE_BF16
+                                                    : QLORA_MODE_FP8;
         } else if (strcmp(argv[i], "--graph") == 0 &&
                    (strcmp(value, "on") == 0 || strcmp(value, "off") == 0)) {
             opt.graph = strcmp(value, "on") == 0;

@@ -374,7 +374,7 @@ static void run_step(run* r, qlora_dtype shadow) {
     t[4] = make(r, shadow, 1, N, 1.0f);
     t[5] = make(r, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_range), 0.0f);
     t[6] = make(r, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), 0.0f);
-    qlora_adamw_range range = {0, N, 1.0f, 2.0f, NULL, 0, 0};
+    qlora_adamw_range range = {0, N, 1.0f, 2.0f, NULL, 0, 0, 0.0};
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = 1e-3;

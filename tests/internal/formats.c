@@ -1853,13 +1853,21 @@ static const struct {
     {"{\"peft_type\":\"LORA\",\"r\":2.5,\"target_modules\":[\"q\"]}", "r is 2.5;"},
     {"{\"peft_type\":\"LORA\",\"lora_alpha\":-1,\"target_modules\":[\"q\"]}", "lora_alpha is -1;"},
     {LORA("\"lora_dropout\":1.0,\"target_modules\":[\"q\"]"), "lora_dropout is 1.0;"},
-    {LORA("\"use_dora\":true,\"target_modules\":[\"q\"]"), "use_dora \"true\" is not supported"},
+    {LORA("\"use_dora\":7,\"target_modules\":[\"q\"]"), "use_dora is 7"},
     {LORA("\"bias\":\"all\",\"target_modules\":[\"q\"]"), "bias \"all\" is not supported"},
-    {LORA("\"modules_to_save\":[\"lm_head\"],\"target_modules\":[\"q\"]"),
-     "modules_to_save \"[\"lm_head\"]\" is not supported"},
+    {LORA("\"modules_to_save\":[\"lm_head\",\"norm\"],\"target_modules\":[\"q\"]"),
+     "modules_to_save \"norm\" is not supported; only embed_tokens and lm_head"},
+    {LORA("\"modules_to_save\":\"lm_head\",\"target_modules\":[\"q\"]"),
+     "modules_to_save \"lm_head\" is not supported; it must be a list"},
     {LORA("\"fan_in_fan_out\":true,\"target_modules\":[\"q\"]"), "fan_in_fan_out"},
     {LORA("\"lora_bias\":true,\"target_modules\":[\"q\"]"), "lora_bias"},
-    {LORA("\"trainable_token_indices\":[1],\"target_modules\":[\"q\"]"), "trainable_token_indices"},
+    {LORA("\"trainable_token_indices\":[-1],\"target_modules\":[\"q\"]"),
+     "trainable_token_indices \"[-1]\" is not supported; it must be a list of token ids"},
+    {LORA("\"trainable_token_indices\":{\"lm_head\":[1]},\"target_modules\":[\"q\"]"),
+     "only embed_tokens is supported"},
+    {LORA("\"trainable_token_indices\":[1],\"modules_to_save\":[\"embed_tokens\"],"
+          "\"target_modules\":[\"q\"]"),
+     "modules_to_save already trains the whole embedding"},
     {LORA("\"layer_replication\":[[0,1]],\"target_modules\":[\"q\"]"), "layer_replication"},
     {LORA("\"target_parameters\":[\"x\"],\"target_modules\":[\"q\"]"), "target_parameters"},
     {LORA("\"layers_pattern\":\"h\",\"target_modules\":[\"q\"]"), "layers_pattern \"h\""},
@@ -2340,6 +2348,7 @@ static void world_real(world* w) {
     qlora_files* f = &w->env.files;
     f->open = qlora__os_open;
     f->read = qlora__os_read;
+    f->read_at = qlora__os_read_at;
     f->write = qlora__os_write;
     f->sync = qlora__os_sync;
     f->close = qlora__os_close;

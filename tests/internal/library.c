@@ -16,3 +16,6 @@
 #include "internal/system.c"
 
 #include "internal/rows.c"
+
+#include "internal/stream.c"
+#include "internal/fp8.c"

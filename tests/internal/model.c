@@ -48,6 +48,38 @@ TEST golden_on_the_cpu(void) {
     PASS();
 }
 
+// Some folders of training methods; make soak runs all of them.
+TEST methods_on_the_cpu(void) {
+    static const struct {
+        const char* name;
+        int figures;
+    } folders[] = {{"kto", 36}, {"dora", 22}, {"trained-tokens", 22}};
+    char path[512];
+    const char* shared = getenv("QLORA_SHARED");
+    const options opt = {QLORA_BACKEND_CPU, QLORA_MODE_F32, false, true, false};
+    snprintf(path, sizeof path, "%s/methods/kto/golden.json",
+             shared != NULL ? shared : "../shared");
+    FILE* there = fopen(path, "rb");
+    if (there == NULL) {
+        SKIPm("no ../shared/methods");
+    }
+    fclose(there);
+    qlora_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = QLORA_BACKEND_CPU;
+    qlora_ctx* ctx = NULL;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&desc, &ctx));
+    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
+        int figures = 0;
+        snprintf(path, sizeof path, "%s/methods/%s", shared != NULL ? shared : "../shared",
+                 folders[i].name);
+        ASSERT_EQm(path, 0, run_fixture(ctx, &opt, path, &figures));
+        ASSERT_EQ_FMT(folders[i].figures, figures, "%d");
+    }
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
 // The real GPU or the fake one: a process loads only one of them.
 TEST golden_on_a_gpu(const char* name) {
     bool bf16 = strcmp(name, "bf16") == 0;
@@ -435,6 +467,7 @@ SUITE(golden_suite) {
         if (!test_brief()) { // long runs of what the test above does on small models
             RUN_TEST(stories_have_their_losses);
             RUN_TEST(trajectory_of_shakespeare);
+            RUN_TEST(methods_on_the_cpu);
         }
         RUN_TEST(longrope_is_chosen_by_the_longest_text);
         RUN_TEST(scaled_queries_need_one_rotation);

@@ -526,7 +526,9 @@ TEST mini_golden(const char* name) {
     qlora_text_bytes file;
     qlora__json json;
     qlora_text_tok* tok = golden_tok(name);
-    ASSERT(tok && json_read(GOLDEN "text_golden.json", &file, &json));
+    bool unigram = strcmp(name, "text_unigram") == 0;
+    ASSERT(tok && json_read(unigram ? GOLDEN "text_unigram_golden.json" : GOLDEN "text_golden.json",
+                            &file, &json));
     const qlora__json_token* strings = qlora__text_json_get(&json, json.tokens, "strings");
     const qlora__json_token* all = qlora__text_json_get(&json, json.tokens, name);
     const qlora__json_token* plain = qlora__text_json_get(&json, all, "plain");
@@ -592,6 +594,74 @@ TEST shared_golden(const char* name) {
         ASSERT_EQ(count, golden_decode(tok, &json, plain, decoded, 0, 0));
         json_close(&file, &json);
     }
+    qlora_text_tok_close(tok);
+    PASS();
+}
+
+// A text may be split wherever qlora__text_lines_cut says: the ids of the parts are those of the
+// whole. `kind` is what this tokenizer should allow.
+TEST split_lines(qlora_text_tok* (*open)(const char*), const char* name,
+                 qlora__text_lines_kind kind) {
+    static const char* const pieces[] = {"\n",
+                                         "\n",
+                                         "\n\n",
+                                         "\r\n",
+                                         " ",
+                                         "  ",
+                                         "\t",
+                                         "a",
+                                         "The",
+                                         "it's",
+                                         "'s",
+                                         ".",
+                                         "!",
+                                         "/x",
+                                         "12",
+                                         "\xC3\xA9",
+                                         "\xE4\xB8\xAD\xE6\x96\x87",
+                                         "e\xCC\x81",
+                                         "\xF0\x9F\x98\x80",
+                                         "<s>",
+                                         "</s>",
+                                         "<|endoftext|>",
+                                         "\n \n",
+                                         "word\n",
+                                         "\xE2\x96\x81",
+                                         "\xC2\xA0",
+                                         "(\n"};
+    char text[400];
+    qlora_text_ids whole = {0};
+    qlora_text_ids parts = {0};
+    qlora_text_tok* tok = open(name);
+    if (!tok) {
+        SKIPm("no shared folder, or no gzip");
+    }
+    ASSERT_EQ_FMT((int)kind, (int)qlora__text_lines_of(tok), "%d");
+    test_random random = test_random_start(name);
+    size_t cuts = 0;
+    for (int i = 0; i < (test_brief() ? 40 : 400); i++) {
+        size_t size = 0;
+        for (size_t n = 1 + test_random_below(&random, 30); n > 0; n--) {
+            const char* piece =
+                pieces[test_random_below(&random, sizeof pieces / sizeof pieces[0])];
+            memcpy(text + size, piece, strlen(piece));
+            size += strlen(piece);
+        }
+        whole.count = 0;
+        ASSERT(OK(qlora_text_encode(tok, text, size, 0, &whole)));
+        for (size_t cut = qlora__text_lines_cut(tok, kind, text, size, 1); cut < size;
+             cut = qlora__text_lines_cut(tok, kind, text, size, cut + 1)) {
+            parts.count = 0;
+            cuts++;
+            ASSERT(OK(qlora_text_encode(tok, text, cut, 0, &parts)));
+            ASSERT(OK(qlora_text_encode(tok, text + cut, size - cut, QLORA_TEXT_CONTINUE, &parts)));
+            ASSERT_EQ_FMT(whole.count, parts.count, "%zu");
+            ASSERT_MEM_EQ(whole.data, parts.data, whole.count * sizeof(int32_t));
+        }
+    }
+    ASSERT(kind == QLORA__TEXT_LINES_NONE || cuts > 100 || test_brief());
+    qlora_text_ids_free(lib, &whole);
+    qlora_text_ids_free(lib, &parts);
     qlora_text_tok_close(tok);
     PASS();
 }
@@ -960,12 +1030,78 @@ TEST unknown_characters(void) {
 #define MINI(rest)                                                                                 \
     "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[]}," rest "}"
 
+#define UNIGRAM(steps, vocab, unknown)                                                             \
+    "{" steps "\"model\":{\"type\":\"Unigram\",\"vocab\":" vocab ",\"unk_id\":" unknown "}}"
+#define MAP(map)                                                                                   \
+    UNIGRAM("\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":" map "},",         \
+            "[[\"a\",0]]", "0")
+
+// Unigram models by hand: ids of texts, or the message.
+TEST unigram(void) {
+    static const struct {
+        const char* file;
+        const char* text;
+        const char* want;
+    } rows[] = {
+        {UNIGRAM("", "[[\"a\",-1],[\"b\",-1],[\"ab\",-3]]", "null"), "abab", "0 1 0 1"},
+        {UNIGRAM("", "[[\"a\",-1],[\"b\",-1],[\"ab\",-1.5]]", "null"), "abab", "2 2"},
+        {UNIGRAM("", "[[\"a\",-1],[\"b\",-1],[\"ab\",-2]]", "null"), "ab", "2"}, // first come
+        {UNIGRAM("", "[[\"a\",-1],[\"b\",-1],[\"a\",-3],[\"ab\",-3]]", "null"), "ab", "3"},
+        {UNIGRAM("", "[[\"?\",0],[\"a\",-1]]", "0"), "xaxx?a", "0 1 0 1"}, // unknown, also "?"
+        {UNIGRAM("", "[[\"?\",0],[\"a\",-1],[\"<0x78>\",-2]]", "0,\"byte_fallback\":true"),
+         "axxaxy", "1 2 2 1 0"},
+        {UNIGRAM("", "[[\"\",0],[\"a\",-1]]", "0"), "a", "1"},
+        {UNIGRAM("", "[[\"a\",-1]]", "null"), "a\xC3\xA9",
+         "neither a token for \"\xC3\xA9\" nor an unknown token"},
+        {UNIGRAM("\"normalizer\":{\"type\":\"Lowercase\"},",
+                 "[[\"?\",0],[\"a\",-1],[\"i\\u0307\",-1]]", "0"),
+         "A\xC4\xB0", "1 2"},
+        {UNIGRAM("\"normalizer\":{\"type\":\"Nmt\"},", "[[\"a\",-1],[\" \",-1]]", "null"),
+         "a\x01\x7F\t\xE2\x80\x8B"
+         "a",
+         "0 1 1 0"},
+        {UNIGRAM("\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"x+y?\"},"
+                 "\"content\":\"ba\"},",
+                 "[[\"a\",-1],[\"b\",-1]]", "null"),
+         "axxyxa", "0 1 0 1 0 0"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        qlora_text_tok* tok = NULL;
+        qlora_text_ids ids = {0};
+        char got[256] = "";
+        size_t used = 0;
+        ASSERTm(WHY,
+                OK(qlora_text_tok_load(lib, "x.json", rows[i].file, strlen(rows[i].file), &tok)));
+        if (!OK(qlora_text_encode(tok, rows[i].text, strlen(rows[i].text), 0, &ids))) {
+            snprintf(got, sizeof got, "%.200s", reason());
+        }
+        for (size_t k = 0; k < ids.count; k++) {
+            qlora__append(got, sizeof got, &used, "%s%d", k > 0 ? " " : "", (int)ids.data[k]);
+        }
+        ASSERTm(rows[i].want, strstr(got, rows[i].want) != NULL);
+        ASSERTm(rows[i].want, ids.count == 0 || strlen(got) == strlen(rows[i].want));
+        qlora_text_ids_free(lib, &ids);
+        qlora_text_tok_close(tok);
+    }
+    PASS();
+}
+
 TEST refused_tokenizers(void) {
     static const char* const rows[][2] = {
         {"", "expected a value"},
         {"{}", "missing \"model\""},
         {"[]", "a JSON object was expected"},
-        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", "Unigram"},
+        {UNIGRAM("", "[]", "null"), "model.vocab is not a list of tokens"},
+        {UNIGRAM("", "[[\"a\"]]", "null"), "model.vocab[0] is not [token, score]"},
+        {UNIGRAM("", "[[\"a\",0],[\"b\",\"c\"]]", "null"), "model.vocab[1] is not [token, score]"},
+        {UNIGRAM("", "[[\"a\",0]]", "1"), "model.unk_id is not in the vocabulary"},
+        {UNIGRAM("", "[[\"a\",0]]", "0,\"alpha\":0.1"), "model.alpha is not supported"},
+        {UNIGRAM("\"pre_tokenizer\":{\"type\":\"ByteLevel\"},", "[[\"a\",0]]", "0"),
+         "after ByteLevel"},
+        {MAP("null"), "precompiled_charsmap is not a string"},
+        {MAP("\"AAAA!AAA\""), "precompiled_charsmap is not base64"},
+        {MAP("\"AAAA\""), "precompiled_charsmap is too short"},
+        {MAP("\"AwAAAAAAAAAA\""), "precompiled_charsmap has a trie of the wrong size"},
+        {MAP("\"IAAAAAAAAAAA\""), "precompiled_charsmap has a trie of the wrong size"},
         {"{\"model\":{\"type\":\"WordPiece\",\"vocab\":{}}}", "WordPiece"},
         {"{\"model\":{\"vocab\":{\"a\":-1},\"merges\":[]}}", "id -1"},
         {"{\"model\":{\"vocab\":{\"a\":99999999999},\"merges\":[]}}", "id 99999999999"},
@@ -982,10 +1118,10 @@ TEST refused_tokenizers(void) {
         {"{\"model\":{\"vocab\":{},\"merges\":[],\"end_of_word_suffix\":\"</w>\"}}",
          "end_of_word_suffix"},
         {"{\"model\":{\"vocab\":{},\"merges\":[],\"dropout\":0.1}}", "dropout"},
-        {MINI("\"normalizer\":{\"type\":\"Lowercase\"}"), "Lowercase"},
-        {MINI("\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"x+\"},\"content\":"
+        {MINI("\"normalizer\":{\"type\":\"NFKC\"}"), "NFKC"},
+        {MINI("\"decoder\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"x+\"},\"content\":"
               "\"\"}"),
-         "x+"},
+         "a decoder with a regular expression"},
         {MINI("\"pre_tokenizer\":{\"type\":\"UnicodeScripts\"}"), "UnicodeScripts"},
         {MINI("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a(?<=b)c\"},"
               "\"behavior\":\"Isolated\",\"invert\":false}"),
@@ -1553,7 +1689,8 @@ TEST clean_messages(void) {
         }
     }
     ASSERT_EQ(QLORA_ERR_UNSUPPORTED, qlora_text_tok_load(lib, "t", text, strlen(text), &tok));
-    ASSERT_STR_EQ("qlora_text_tok_load: t: the model type is A???\xC3\xA9; only BPE is supported",
+    ASSERT_STR_EQ("qlora_text_tok_load: t: the model type is A???\xC3\xA9; only BPE and Unigram "
+                  "are supported",
                   WHY);
     PASS();
 }
@@ -1713,6 +1850,8 @@ SUITE(text_suite) {
     RUN_TESTp(mini_golden, "text_byte");
     RUN_TESTp(mini_golden, "text_spm");
     RUN_TESTp(mini_golden, "text_meta");
+    RUN_TESTp(mini_golden, "text_unigram");
+    RUN_TEST(unigram);
     RUN_TESTp(shared_golden, "gpt2");
     RUN_TESTp(shared_golden, "llama3_2");
     RUN_TESTp(shared_golden, "qwen2_5");
@@ -1722,6 +1861,14 @@ SUITE(text_suite) {
     RUN_TESTp(shared_golden, "deepseek_v3");
     RUN_TESTp(shared_golden, "yi");
     RUN_TESTp(shared_golden, "gemma");
+    RUN_TESTp(split_lines, golden_tok, "text_byte", QLORA__TEXT_LINES_AFTER);
+    RUN_TESTp(split_lines, golden_tok, "text_spm", QLORA__TEXT_LINES_AFTER);
+    RUN_TESTp(split_lines, shared_tok, "gpt2", QLORA__TEXT_LINES_BEFORE);
+    RUN_TESTp(split_lines, shared_tok, "qwen3", QLORA__TEXT_LINES_AFTER);
+    RUN_TESTp(split_lines, shared_tok, "mistral_nemo", QLORA__TEXT_LINES_AFTER);
+    RUN_TESTp(split_lines, shared_tok, "deepseek_v3", QLORA__TEXT_LINES_AFTER);
+    RUN_TESTp(split_lines, shared_tok, "gemma", QLORA__TEXT_LINES_AFTER);
+    RUN_TESTp(split_lines, shared_tok, "mistral_v1", QLORA__TEXT_LINES_AFTER);
     RUN_TESTp(llama_cpp_vectors, "gpt-2", "gpt2");
     RUN_TESTp(llama_cpp_vectors, "llama-bpe", "llama3_2");
     RUN_TESTp(llama_cpp_vectors, "qwen2", "qwen2_5");
@@ -1771,6 +1918,7 @@ SUITE(text_suite) {
     RUN_TEST(log_items);
     RUN_TESTp(every_allocation, "text_byte");
     RUN_TESTp(every_allocation, "text_spm");
+    RUN_TESTp(every_allocation, "text_unigram");
     RUN_TESTp(every_file_call, "text_byte");
     RUN_TESTp(every_file_call, "text_spm");
     RUN_TEST(nothing_is_left);

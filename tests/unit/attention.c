@@ -587,8 +587,8 @@ TEST attention_order_changes_nothing(void) {
         const attention_case* c = &orders[p];
         test_random random = test_random_start("order");
         attention_data d = data_make(c, &random);
-        attention_results first = results_make(c);
-        int runs = 0;
+        attention_results first[2] = {results_make(c), results_make(c)};
+        int runs[2] = {0, 0}; // compute capability 9.0 has its own kernels
         for (size_t m = 0; m < test_machine_count(); m++) {
             const test_machine* machine = test_machine_at(m);
             bool tensor_cores = machine->cc == 0 || machine->cc >= 80;
@@ -601,17 +601,20 @@ TEST attention_order_changes_nothing(void) {
                 continue;
             }
             attention_results next = results_make(c);
-            ASSERT_EQ(NULL, run_case(ctx, c, &d, runs == 0 ? &first : &next));
-            for (int i = 0; runs > 0 && i < 4; i++) {
-                ASSERT_MEM_EQ(first.out[i], next.out[i], (size_t)(c->tokens * columns(c, i)) * 4);
+            int kind = machine->cc == 90 ? 1 : 0;
+            ASSERT_EQ(NULL, run_case(ctx, c, &d, runs[kind] == 0 ? &first[kind] : &next));
+            for (int i = 0; runs[kind] > 0 && i < 4; i++) {
+                ASSERT_MEM_EQ(first[kind].out[i], next.out[i],
+                              (size_t)(c->tokens * columns(c, i)) * 4);
             }
             results_free(&next);
-            runs++;
+            runs[kind]++;
             ASSERT(test_close_ctx(machine, ctx));
         }
-        results_free(&first);
+        results_free(&first[0]);
+        results_free(&first[1]);
         data_free(&d);
-        if (runs < 2) {
+        if (runs[0] < 2) {
             SKIPm("needs two GPUs, fake or real");
         }
     }
@@ -659,6 +662,85 @@ TEST attention_unfused_is_right(const test_machine* machine) {
         }
     }
     ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+static fake_order warpgroup_order;
+
+static void in_warpgroup_order(qlora_ctx_desc* desc) {
+    (void)desc;
+    if (test_fake() != NULL) {
+        fake_config config = test_fake()->defaults();
+        config.device[0].cc = 90;
+        config.order = warpgroup_order;
+        config.seed = 5;
+        test_fake()->reset(&config);
+    }
+}
+
+// The kernels with warpgroup instructions, whenever their copies and products happen: sequences
+// longer than all tiles in flight, ends inside a tile with NaN behind them, windows, groups.
+TEST attention_warpgroups(const test_machine* machine) {
+    static const fake_order orders[] = {FAKE_FORWARD, FAKE_REVERSE, FAKE_RANDOM};
+    static const attention_case long_ones[] = {
+        {QLORA_BF16, 64, 2, 1, 0, 470, 8, 0, 2, {430, 37}, 0},
+        {QLORA_BF16, 128, 1, 1, 150, 420, 0, 0, 2, {30, 389}, 0},
+    };
+    bool fake = strcmp(machine->backend, "fake") == 0;
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("a GPU's kernels");
+    }
+    for (size_t i = 0; i < sizeof long_ones / sizeof long_ones[0]; i++) {
+        const attention_case* c = &long_ones[i];
+        test_random random = test_random_start("warpgroups");
+        attention_data d = data_make(c, &random);
+        attention_results first = results_make(c);
+        for (int order = 0; order < (fake ? 3 : 2); order++) {
+            warpgroup_order = orders[order];
+            qlora_ctx* ctx = test_open(machine, in_warpgroup_order);
+            if (ctx == NULL) {
+                SKIPm(test_open_reason());
+            }
+            attention_results next = results_make(c);
+            attention_results* got = order == 0 ? &first : &next;
+            const char* wrong = run_case(ctx, c, &d, got);
+            wrong = wrong != NULL || order > 0 ? wrong : judge(c, &d, got);
+            ASSERT_EQ(NULL, wrong);
+            for (int j = 0; order > 0 && j < 4; j++) {
+                ASSERT_MEM_EQ(first.out[j], next.out[j], (size_t)(c->tokens * columns(c, j)) * 4);
+            }
+            results_free(&next);
+            const char* kernel = c->hd == 64 ? "qlora_attn64_wg_bwd_q" : "qlora_attn128_wg_bwd_q";
+            ASSERT_EQ(fake, fake && test_fake()->kernel_runs(kernel) == 1);
+            ASSERT(test_close_ctx(machine, ctx));
+        }
+        results_free(&first);
+        data_free(&d);
+    }
+    PASS();
+}
+
+static void on_an_old_driver(qlora_ctx_desc* desc) {
+    fake_config config = test_fake()->defaults();
+    (void)desc;
+    config.device[0].cc = 90;
+    config.driver_version = 11080; // compiles for 9.0, but without warpgroup instructions
+    test_fake()->reset(&config);
+}
+
+TEST attention_without_warpgroups(const test_machine* machine) {
+    const attention_case c = {QLORA_BF16, 64, 2, 1, 0, 40, 0, 0, 1, {40}, 0};
+    test_random random = test_random_start("old driver");
+    attention_data d = data_make(&c, &random);
+    attention_results got = results_make(&c);
+    qlora_ctx* ctx = test_open(machine, on_an_old_driver);
+    ASSERT(ctx != NULL);
+    ASSERT_EQ(NULL, run_case(ctx, &c, &d, &got));
+    ASSERT_EQ(NULL, judge(&c, &d, &got));
+    ASSERT_EQ(1, (int)test_fake()->kernel_runs("qlora_attn64_fwd"));
+    ASSERT(test_close_ctx(machine, ctx));
+    results_free(&got);
+    data_free(&d);
     PASS();
 }
 
@@ -960,6 +1042,8 @@ TEST attention_gradients_are_the_slopes(void) {
 SUITE(attention_suite) {
     RUN_TEST(attention_gradients_are_the_slopes);
     RUN_ON(TEST_EVERYWHERE, attention_is_right);
+    RUN_ON(TEST_ONE_EACH, attention_warpgroups);
+    RUN_ON(TEST_ONE_FAKE, attention_without_warpgroups);
     RUN_ON(TEST_ONE_EACH, attention_shares_are_right);
     RUN_ON(TEST_ONE_EACH, attention_packing_changes_nothing);
     RUN_TEST(attention_order_changes_nothing);

@@ -41,6 +41,7 @@ typedef struct memory_file {
     size_t at;
     int open;
     int maps;
+    bool piped;
 } memory_file;
 
 static int memory_open(const char* path, qlora_file_mode mode, void** file, void* user) {
@@ -63,6 +64,16 @@ static int64_t memory_read(void* file, void* buffer, size_t bytes, void* user) {
     memcpy(buffer, m->data + m->at, size);
     m->at += size;
     return (int64_t)size;
+}
+
+static int64_t memory_read_at(void* file, void* buffer, size_t bytes, uint64_t offset, void* user) {
+    memory_file* m = (memory_file*)file;
+    size_t at = offset < m->size ? (size_t)offset : m->size;
+    size_t size = m->size - at < bytes ? m->size - at : bytes;
+    (void)user;
+    size = size > 5000 ? 5000 : size;
+    memcpy(buffer, m->data + at, size);
+    return m->piped ? -29 : (int64_t)size; // ESPIPE
 }
 
 static int memory_close(void* file, void* user) {
@@ -123,9 +134,10 @@ static bool rig_open_files(rig* r, const char* format, memory_file* file) {
     memset(&text, 0, sizeof text);
     memset(&chat, 0, sizeof chat);
     if (file != NULL) {
-        qlora_files files = {memory_open,  memory_read, no_write,     no_file,
-                             memory_close, no_rename,   no_path,      no_path,
-                             no_path,      memory_map,  memory_unmap, NULL};
+        qlora_files files = {memory_open, memory_read,  memory_read_at, no_write,
+                             no_file,     memory_close, no_rename,      no_path,
+                             no_path,     no_path,      memory_map,     memory_unmap,
+                             NULL};
         text.files = files;
         text.files.user = file;
     }
@@ -287,6 +299,75 @@ TEST refused(void) {
         ASSERT_FALSEm(rows[i][0], rig_load(&r, "x.jsonl", rows[i][0]));
         ASSERTm(SAID(r), strstr(SAID(r), rows[i][1]) != NULL);
     }
+    rig_close(&r);
+    PASS();
+}
+
+// Pairs and judged answers, read as such. The kind is a qlora_text_preference.
+TEST preferences(void) {
+    static const struct {
+        const char* chat;
+        qlora_text_preference kind;
+        const char* record;
+        const char* first; // a sample, or a part of the message
+        const char* second;
+    } rows[] = {{"plain", QLORA_TEXT_PAIRS,
+                 "{\"prompt\":\"p\",\"chosen\":\"c\",\"rejected\":\"r\"}", "<s>p{c</s>}",
+                 "<s>p{r</s>}"},
+                {"plain", QLORA_TEXT_PAIRS,
+                 "{\"prompt\":[{\"role\":\"user\",\"content\":\"p\"}],"
+                 "\"chosen\":[{\"role\":\"assistant\",\"content\":\"c\"}],"
+                 "\"rejected\":[{\"role\":\"assistant\",\"content\":\"r\"}]}",
+                 "<s>p\n{c</s>}", "<s>p\n{r</s>}"},
+                {"plain", QLORA_TEXT_PAIRS,
+                 "{\"chosen\":[{\"role\":\"user\",\"content\":\"p\"},"
+                 "{\"role\":\"assistant\",\"content\":\"c\"}],"
+                 "\"rejected\":[{\"role\":\"user\",\"content\":\"p\"},"
+                 "{\"role\":\"assistant\",\"content\":\"r\"}]}",
+                 "<s>p\n{c</s>}", "<s>p\n{r</s>}"},
+                {"plain", QLORA_TEXT_JUDGED,
+                 "{\"prompt\":\"p\",\"completion\":\"c\",\"label\":true}\n"
+                 "{\"prompt\":\"p\",\"completion\":\"d\",\"label\":false}",
+                 "<s>p{c</s>}", "<s>p{d</s>}"},
+                {"plain", QLORA_TEXT_PAIRS, "{\"chosen\":\"c\",\"rejected\":\"r\"}",
+                 "x.jsonl:1: \"prompt\" and \"chosen\" must be two strings", NULL},
+                {"plain", QLORA_TEXT_PAIRS, "{\"prompt\":\"p\",\"chosen\":\"c\",\"rejected\":[]}",
+                 "\"prompt\" and \"rejected\" must be", NULL},
+                {"plain", QLORA_TEXT_PAIRS, "{\"text\":\"t\"}", "the record is not a pair", NULL},
+                {"plain", QLORA_TEXT_JUDGED, "{\"text\":\"t\",\"label\":true}",
+                 "not a judged answer", NULL},
+                {"plain", QLORA_TEXT_JUDGED, "{\"prompt\":\"p\",\"completion\":\"c\",\"label\":1}",
+                 "not a judged answer", NULL}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        rig r;
+        ASSERT(rig_open(&r, rows[i].chat));
+        r.desc.preference = rows[i].kind;
+        bool loaded = rig_load(&r, "x.jsonl", rows[i].record);
+        if (rows[i].second == NULL) {
+            ASSERT_FALSEm(rows[i].record, loaded);
+            ASSERTm(SAID(r), strstr(SAID(r), rows[i].first) != NULL);
+            rig_close(&r);
+            continue;
+        }
+        ASSERTm(SAID(r), loaded);
+        ASSERT_EQ((size_t)2, qlora_text_data_count(r.data));
+        for (size_t k = 0; k < 2; k++) {
+            qlora_text_sample sample;
+            ASSERT_STR_EQm(rows[i].record, k == 0 ? rows[i].first : rows[i].second,
+                           rig_sample(&r, k));
+            ASSERT_EQ(QLORA_OK, qlora_text_sample_read(r.data, k, &sample));
+            ASSERT_EQ(k == 0, sample.desirable);
+        }
+        rig_close(&r);
+    }
+    rig r;
+    ASSERT(rig_open(&r, "plain"));
+    r.desc.preference = QLORA_TEXT_PAIRS;
+    ASSERT_FALSE(rig_load(&r, "x.txt", "text"));
+    ASSERTm(SAID(r), strstr(SAID(r), "plain text") != NULL);
+    r.desc.preference = (qlora_text_preference)3;
+    ASSERT_FALSE(rig_load(&r, "x.jsonl", "{}"));
+    ASSERTm(SAID(r), strstr(SAID(r), "preference is 3") != NULL);
     rig_close(&r);
     PASS();
 }
@@ -575,6 +656,7 @@ TEST bad_records(void) {
         {"x.csv", "text,id\na,1\nb\nc,3\n", 2, {3}},
         {"x.csv", "text\na\n\"b", 1, {3}},
         {"x.txt", "a\n<|endoftext|>\n\xFF\n<|endoftext|>\nb", 2, {3}},
+        {"x.json", "[{\"text\":\"a\"}},\n{\"text\":\"b\"}]", 2, {1}},
         {"x.jsonl", "[", 0, {1}}};
     rig r;
     bad_list bad;
@@ -621,21 +703,30 @@ static int record_print(char* out, size_t size, int kind, int i) {
                     i % 100, words);
 }
 
-// A file of several windows: JSON lines, an array, a table, or documents.
+enum { LINES, ARRAY, TABLE, DOCUMENTS, OBJECT, LONG_DOCUMENTS, ONE_DOCUMENT, KINDS };
+
+// A file of several windows: JSON lines, an array, a table, documents, an array in an object, long
+// documents, or a text without separators.
 static size_t file_print(char* out, size_t size, int kind, int records) {
-    size_t used = (size_t)snprintf(out, size, "%s",
-                                   kind == 1   ? "[\n"
-                                   : kind == 2 ? "question,id,answer\n"
-                                               : "");
+    static const char* const starts[KINDS] = {
+        "", "[\n", "question,id,answer\n", "", "{\"version\": [1, {}],\n\"data\" : [\n", "", ""};
+    static const char* const ends[KINDS] = {"",   "]", "", "", "], \"note\": {\"a\": []}}\n",
+                                            "\n", ""};
+    size_t used = (size_t)snprintf(out, size, "%s", starts[kind]);
     for (int i = 0; i < records; i++) {
+        bool list = (kind == ARRAY || kind == OBJECT) && i + 1 < records;
+        bool line = kind == LONG_DOCUMENTS || kind == ONE_DOCUMENT;
         used += (size_t)record_print(out + used, size - used, kind, i);
-        const char* end = kind == 2                      ? ""
-                          : kind == 3                    ? "\n<|endoftext|>\n"
-                          : kind == 1 && i + 1 < records ? ",\n"
-                                                         : "\n";
+        const char* end = kind == TABLE                              ? ""
+                          : kind == DOCUMENTS                        ? "\n<|endoftext|>\n"
+                          : kind == LONG_DOCUMENTS && i % 900 == 899 ? "\n\n<|endoftext|>\n"
+                          : list                                     ? ",\n"
+                          : line && i % 3 == 0                       ? "\n\nParagraph\n"
+                          : line                                     ? "\nthen "
+                                                                     : "\n";
         used += (size_t)snprintf(out + used, size - used, "%s", end);
     }
-    used += (size_t)snprintf(out + used, size - used, "%s", kind == 1 ? "]" : "");
+    used += (size_t)snprintf(out + used, size - used, "%s", ends[kind]);
     return used;
 }
 
@@ -657,14 +748,15 @@ static bool samples_same(qlora_text_data* a, qlora_text_data* b) {
 // A file read through windows, and one of which only an index is kept, give the samples that the
 // same bytes in memory give. The index takes 40 bytes per sample.
 TEST streams(void) {
-    static const char* const paths[4] = {"x.jsonl", "x.json", "x.csv", "x.txt"};
+    static const char* const paths[KINDS] = {"x.jsonl", "x.json", "x.csv", "x.txt",
+                                             "x.json",  "x.txt",  "x.txt"};
     const size_t room = 1500000;
     memory_file file;
     rig r;
     char* text = (char*)malloc(room);
     ASSERT(text != NULL && rig_open_files(&r, "plain", &file));
     r.desc.chunk_tokens = 40;
-    for (int kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < KINDS; kind++) {
         qlora_text_data* opened = NULL;
         memset(&file, 0, sizeof file);
         file.data = text;
@@ -678,14 +770,14 @@ TEST streams(void) {
             memory_peak = memory_now;
             ASSERTm(SAID(r), qlora_text_data_open(r.text, &r.desc, &opened) == QLORA_OK);
             size_t count = qlora_text_data_count(opened);
-            ASSERTm(paths[kind], stream == 0 || memory_now - before < 40 * count + 40000);
+            ASSERTm(paths[kind], stream == 0 || memory_now - before < 40 * count + 80000);
             ASSERTm(paths[kind], stream == 0 || memory_peak - before < 120 * count + 800000);
             ASSERTm(paths[kind], samples_same(r.data, opened));
             if (stream == 1) {
                 qlora_text_sample sample;
                 ASSERT_EQ(QLORA_ERR_STATE, qlora_text_chat_close(r.chat));
                 file.size /= 2;
-                memset(text, kind == 3 ? 'x' : '{', file.size);
+                memset(text, strstr(paths[kind], "txt") != NULL ? 'x' : '{', file.size);
                 ASSERT_EQ(QLORA_ERR_FILE, qlora_text_sample_read(opened, count / 4, &sample));
                 ASSERTm(SAID(r), strstr(SAID(r), "has changed since it was opened") != NULL);
             }
@@ -700,7 +792,201 @@ TEST streams(void) {
     PASS();
 }
 
+// {"data": [...]} that is longer than a window: its records are read one by one, with the faults
+// that those of a short one have, and the object around them is checked as well.
+TEST long_lists(void) {
+    static const struct {
+        const char* start;
+        const char* after; // the records
+        const char* want;  // a part of the message, or NULL
+        size_t samples;    // beside the many
+    } rows[] = {
+        {"{\"data\":[", "]}", NULL, 0},
+        {"{\"a\":1,\"b\":\"]}\",\"data\":[", "],\"c\":{\"data\":[]}}", NULL, 0},
+        {"{\"data\":[", "]}\n{\"text\":\"x\"}\n{\"data\":[{\"text\":\"y\"},{\"text\":\"z\"}]}",
+         NULL, 3},
+        {"{\"data\":[", ",{\"data\":[{\"text\":\"x\"}]}]}", "unrecognised record", 0},
+        {"{\"data\":[", ",{\"text\":5}]}", "\"text\" is not a string", 0},
+        {"{\"data\":[", ",{\"text\":}]}", "x.json:20001:10: invalid JSON: expected a value", 0},
+        {"{\"data\":[", "],\"text\":\"x\"}", "x.json:20001: \"text\" beside \"data\"", 0},
+        {"{\"data\":[", "],\"data\":[]}", "\"data\" beside \"data\"", 0},
+        {"{\"data\":[", "],}", "expected", 0},
+        {"{\"data\":[", "] 5}", "x.json:20001:3: invalid JSON: expected ',' or '}'", 0},
+        {"{\"data\":[", "]} 5", "unexpected text after the value", 0},
+        {"{\"data\":[", "]", "expected ',' or '}'", 0},
+        {"{\"text\":\"x\",\"data\":[", "]}", NULL, 1}};
+    const int many = 20000;
+    const size_t room = 1 << 20;
+    memory_file file;
+    rig r;
+    char* text = (char*)malloc(room);
+    ASSERT(text != NULL && rig_open_files(&r, "plain", &file));
+    r.desc.path = "x.json";
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        size_t used = (size_t)snprintf(text, room, "%s", rows[i].start);
+        for (int k = 0; k < many; k++) {
+            used += (size_t)snprintf(text + used, room - used, "{\"text\":\"%d\"}%s", k,
+                                     k + 1 < many ? ",\n" : "\n");
+        }
+        used += (size_t)snprintf(text + used, room - used, "%s", rows[i].after);
+        memset(&file, 0, sizeof file);
+        file.data = text;
+        file.size = used;
+        for (int stream = 0; stream < 2; stream++) {
+            qlora_text_sample sample;
+            r.desc.stream = stream == 1;
+            qlora_text_data_close(r.data);
+            r.data = NULL;
+            bool opened = qlora_text_data_open(r.text, &r.desc, &r.data) == QLORA_OK;
+            ASSERTm(SAID(r), opened == (rows[i].want == NULL));
+            ASSERTm(SAID(r), opened || strstr(SAID(r), rows[i].want) != NULL);
+            size_t count =
+                i == sizeof rows / sizeof rows[0] - 1 ? 1 : (size_t)many + rows[i].samples;
+            for (size_t k = 0; opened && k < count; k += 997) {
+                ASSERT_EQ_FMT(count, qlora_text_data_count(r.data), "%zu");
+                ASSERT_EQ(QLORA_OK, qlora_text_sample_read(r.data, k, &sample));
+                ASSERT_EQ_FMT(k + 1, sample.line, "%zu");
+            }
+        }
+        ASSERT_EQ(0, file.open);
+    }
+    free(text);
+    rig_close(&r);
+    ASSERT_EQ((size_t)0, memory_now);
+    PASS();
+}
+
+// A long document is read in parts. A fault in a later one takes back what came before it, and a
+// stream refuses a document that it would have to hold.
+TEST long_documents(void) {
+    const size_t room = 20 << 20;
+    memory_file file;
+    bad_list bad;
+    rig r;
+    char* text = (char*)malloc(room);
+    ASSERT(text != NULL && rig_open_files(&r, "plain", &file));
+    memset(&bad, 0, sizeof bad);
+    memset(&file, 0, sizeof file);
+    bad.go_on = true;
+    r.desc.path = "x.txt";
+    r.desc.chunk_tokens = 64;
+    r.desc.stream = true;
+    r.desc.bad = bad_note;
+    r.desc.bad_user = &bad;
+    file.data = text;
+    file.size = (size_t)snprintf(text, room, "one\n<|endoftext|>\n");
+    for (int i = 0; i < 8000; i++) {
+        file.size += (size_t)snprintf(text + file.size, room - file.size,
+                                      i == 6000 ? "l\xFFne\n" : "line number %d\n", i);
+    }
+    file.size += (size_t)snprintf(text + file.size, room - file.size, "<|endoftext|>\ntwo\n");
+    ASSERTm(SAID(r), qlora_text_data_open(r.text, &r.desc, &r.data) == QLORA_OK);
+    ASSERT_EQ((size_t)1, bad.count);
+    ASSERT_EQ_FMT((size_t)3, bad.lines[0], "%zu");
+    ASSERT_EQ_FMT((size_t)2, qlora_text_data_count(r.data), "%zu");
+    ASSERT_STR_EQ("<s>{two</s>}", rig_sample(&r, 1));
+    qlora_text_data_close(r.data);
+    r.data = NULL;
+    r.desc.bad = NULL;
+    ASSERT_EQ(QLORA_ERR_FORMAT, qlora_text_data_open(r.text, &r.desc, &r.data));
+    ASSERTm(SAID(r), strstr(SAID(r), "x.txt:6003: not UTF-8") != NULL);
+    if (!test_brief()) {
+        memset(text, ' ', room);
+        file.size = room;
+        ASSERT_EQ(QLORA_ERR_UNSUPPORTED, qlora_text_data_open(r.text, &r.desc, &r.data));
+        ASSERTm(SAID(r), strstr(SAID(r), "x.txt:1: a document of more than 16 MiB that has no line "
+                                         "that starts with a letter") != NULL);
+    }
+    ASSERT_EQ(0, file.open);
+    free(text);
+    rig_close(&r);
+    PASS();
+}
+
+// Another process makes the file of a stream shorter: an error, not a signal that ends the process.
+TEST shortened(void) {
+    static const char path[] = "build/test_data_shortened.jsonl";
+    rig r;
+    qlora_text_sample sample;
+    FILE* file = fopen(path, "wb");
+    ASSERT(file != NULL && rig_open(&r, "plain"));
+    for (int i = 0; i < 20000; i++) {
+        fprintf(file, "{\"text\":\"%d\"}\n", i);
+    }
+    ASSERT_EQ(0, fclose(file));
+    r.desc.path = path;
+    r.desc.stream = true;
+    ASSERTm(SAID(r), qlora_text_data_open(r.text, &r.desc, &r.data) == QLORA_OK);
+    ASSERT_EQ(QLORA_OK, qlora_text_sample_read(r.data, 10000, &sample));
+    file = fopen(path, "wb");
+    ASSERT(file != NULL && fputs("{\"text\":\"0\"}\n", file) >= 0);
+    ASSERT_EQ(0, fclose(file));
+    ASSERT_EQ(QLORA_OK, qlora_text_sample_read(r.data, 0, &sample));
+    ASSERT_EQ(QLORA_ERR_FILE, qlora_text_sample_read(r.data, 19999, &sample));
+    ASSERTm(SAID(r), strstr(SAID(r), "has changed since it was opened") != NULL);
+    ASSERT_EQ(0, remove(path));
+    ASSERT_EQ(QLORA_ERR_FILE, qlora_text_sample_read(r.data, 0, &sample));
+    rig_close(&r);
+    PASS();
+}
+
+// desc.columns_partial: names that the file lacks are left alone, and listed.
+TEST columns_of_some(void) {
+    static const struct {
+        const char* path;
+        const char* data;
+        const char* want; // the first sample, or a part of the message
+        const char* lacking;
+    } rows[] = {
+        {"x.csv", "q,a\n1,2", "<s>1{2</s>}", ""},
+        {"x.csv", "prompt,completion\n1,2", "<s>1{2</s>}", "q, a"},
+        {"x.csv", "prompt,a\n1,2", "<s>1{2</s>}", "q"},
+        {"x.jsonl", "{\"prompt\":\"1\",\"completion\":\"2\"}", "<s>1{2</s>}", "q, a"},
+        // one record has it: then it counts for all
+        {"x.jsonl", "{\"prompt\":\"1\",\"completion\":\"2\"}\n{\"q\":\"1\",\"a\":\"2\"}",
+         "(of the file)", ""},
+        {"x.json", "{\"data\":[{\"text\":\"1\"},{\"q\":\"1\",\"a\":\"2\"}]}", "<s>{1</s>}", ""},
+        {"x.json", "{\"data\":[{\"prompt\":\"1\",\"a\":\"2\"}]}", "<s>1{2</s>}", "q"},
+        {"x.jsonl", "{\"text\":}", "expected a value", ""},
+        {"x.txt", "text", "<s>{text</s>}", "q, a"}};
+    rig r;
+    memory_file file;
+    qlora_text_data_info info;
+    memset(&file, 0, sizeof file);
+    ASSERT(rig_open_files(&r, "plain", &file));
+    r.desc.columns = "prompt=q,completion=a";
+    r.desc.columns_partial = true;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        bool loaded = rig_load(&r, rows[i].path, rows[i].data);
+        const char* got = loaded ? rig_sample(&r, 0) : SAID(r);
+        ASSERTm(got, strstr(got, rows[i].want) != NULL);
+        ASSERTm(got, loaded == (rows[i].want[0] == '<'));
+        if (loaded) {
+            ASSERT_EQ(QLORA_OK, qlora_text_data_query(r.data, &info));
+            ASSERT_STR_EQ(rows[i].lacking, info.lacking);
+        }
+        // the same as a file, and as a pipe, which cannot be read twice
+        for (int piped = 0; piped < 2; piped++) {
+            file.data = rows[i].data;
+            file.size = strlen(file.data);
+            file.piped = piped == 1;
+            qlora_text_data_close(r.data);
+            r.data = NULL;
+            bool opened = qlora_text_data_open(r.text, &r.desc, &r.data) == QLORA_OK;
+            ASSERT_EQ(loaded && (piped == 0 || rows[i].lacking[0] == 0), opened);
+            ASSERT_EQ(0, file.open);
+        }
+    }
+    rig_close(&r);
+    ASSERT_EQ((size_t)0, memory_now);
+    PASS();
+}
+
 SUITE(data_suite) {
+    RUN_TEST(long_lists);
+    RUN_TEST(long_documents);
+    RUN_TEST(shortened);
+    RUN_TEST(columns_of_some);
     RUN_TEST(csv);
     RUN_TEST(csv_refused);
     RUN_TEST(columns);
@@ -708,6 +994,7 @@ SUITE(data_suite) {
     RUN_TEST(streams);
     RUN_TEST(forms);
     RUN_TEST(refused);
+    RUN_TEST(preferences);
     RUN_TEST(padding);
     RUN_TEST(ignored_names);
     RUN_TEST(file_formats);

@@ -86,8 +86,8 @@ static void padded_free(qlora_ctx* ctx, padded* p) {
     free(p->values);
 }
 
-static void reference(const gemm_case* c, const float* a, const float* b, const float* before,
-                      float* out) {
+static void reference(const gemm_case* c, float alpha, const float* a, const float* b,
+                      const float* before, float* out) {
     for (int64_t i = 0; i < c->M; i++) {
         for (int64_t j = 0; j < c->N; j++) {
             double sum = 0.0;
@@ -96,9 +96,9 @@ static void reference(const gemm_case* c, const float* a, const float* b, const 
                 double y = (double)b[c->tb ? j * c->K + k : k * c->N + j];
                 sum += x * y;
             }
-            out[i * c->N + j] = (float)(sum + (c->beta != 0.0f ? (double)c->beta *
-                                                                     (double)before[i * c->N + j]
-                                                               : 0.0));
+            out[i * c->N + j] =
+                (float)((double)alpha * sum +
+                        (c->beta != 0.0f ? (double)c->beta * (double)before[i * c->N + j] : 0.0));
         }
     }
 }
@@ -116,7 +116,7 @@ static double limit_of(const gemm_case* c) {
 }
 
 static const char* run_case(qlora_ctx* ctx, test_random* random, const gemm_case* c,
-                            qlora_path path, float scale) {
+                            qlora_path path, float scale, float alpha) {
     padded a;
     padded b;
     padded out;
@@ -145,7 +145,7 @@ static const char* run_case(qlora_ctx* ctx, test_random* random, const gemm_case
     memset(&desc, 0, sizeof desc);
     desc.trans_a = c->ta;
     desc.trans_b = c->tb;
-    desc.alpha = 1.0f;
+    desc.alpha = alpha;
     desc.beta = c->beta;
     desc.path = path;
     if (qlora_gemm(ctx, &desc, &a.view, &b.view, &out.view) != QLORA_OK) {
@@ -155,7 +155,7 @@ static const char* run_case(qlora_ctx* ctx, test_random* random, const gemm_case
     size_t n = (size_t)(c->M * c->N);
     float* expected = (float*)malloc(n * 4 + 4);
     float* got = (float*)malloc(n * 4 + 4);
-    reference(c, a.values, b.values, out.values, expected);
+    reference(c, alpha, a.values, b.values, out.values, expected);
     if (wrong == NULL && !padded_read(ctx, &out, got)) {
         wrong = "cannot read the result back";
     }
@@ -192,17 +192,18 @@ static size_t paths_of(const test_machine* machine, qlora_path out[2]) {
 }
 
 static const qlora_dtype TYPES[][3] = {
-    {QLORA_F32, QLORA_F32, QLORA_F32},    {QLORA_BF16, QLORA_BF16, QLORA_BF16},
-    {QLORA_BF16, QLORA_BF16, QLORA_F32},  {QLORA_F16, QLORA_F16, QLORA_F32},
-    {QLORA_F32, QLORA_BF16, QLORA_F32},   {QLORA_F32, QLORA_F16, QLORA_F32},
+    {QLORA_F32, QLORA_F32, QLORA_F32},   {QLORA_BF16, QLORA_BF16, QLORA_BF16},
+    {QLORA_BF16, QLORA_BF16, QLORA_F32}, {QLORA_F16, QLORA_F16, QLORA_F32},
+    {QLORA_F32, QLORA_BF16, QLORA_F32},  {QLORA_F32, QLORA_F16, QLORA_F32},
     {QLORA_BF16, QLORA_F32, QLORA_F32},
 };
 
 TEST gemm_every_form(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
-    if (!ctx) SKIPm(test_open_reason());
+    if (!ctx)
+        SKIPm(test_open_reason());
     static const int64_t sizes[][3] = {
-        {1, 1, 1},  {0, 5, 3},    {5, 0, 3},    {4, 3, 0},    {1, 17, 33}, {19, 1, 40},
+        {1, 1, 1},   {0, 5, 3},     {5, 0, 3},     {4, 3, 0},    {1, 17, 33},    {19, 1, 40},
         {37, 29, 1}, {65, 16, 130}, {16, 70, 129}, {64, 40, 24}, {130, 136, 40},
     };
     test_random random = test_random_start("gemm_every_form");
@@ -226,7 +227,7 @@ TEST gemm_every_form(const test_machine* machine) {
                     if ((s + t * 3 + (size_t)form) % 3 != 0 && t != 0) {
                         continue;
                     }
-                    const char* wrong = run_case(ctx, &random, &c, paths[p], 1.0f);
+                    const char* wrong = run_case(ctx, &random, &c, paths[p], 1.0f, 1.0f);
                     if (wrong != NULL) {
                         describe_case(&c, paths[p], wrong);
                         FAILm(wrong);
@@ -243,7 +244,8 @@ TEST gemm_every_form(const test_machine* machine) {
 // f16 must hold as well.
 TEST gemm_large_gradients(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
-    if (!ctx) SKIPm(test_open_reason());
+    if (!ctx)
+        SKIPm(test_open_reason());
     test_random random = test_random_start("gemm_large_gradients");
     qlora_path paths[2];
     size_t path_count = paths_of(machine, paths);
@@ -256,7 +258,7 @@ TEST gemm_large_gradients(const test_machine* machine) {
                 }
                 gemm_case c = {24,          40,          136,         false, true,
                                TYPES[t][0], TYPES[t][1], TYPES[t][2], 0.0f,  0};
-                const char* wrong = run_case(ctx, &random, &c, paths[p], scales[s]);
+                const char* wrong = run_case(ctx, &random, &c, paths[p], scales[s], 1.0f);
                 if (wrong != NULL) {
                     describe_case(&c, paths[p], wrong);
                     FAILm(wrong);
@@ -270,7 +272,8 @@ TEST gemm_large_gradients(const test_machine* machine) {
 
 TEST gemm_named_products(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
-    if (!ctx) SKIPm(test_open_reason());
+    if (!ctx)
+        SKIPm(test_open_reason());
     // C = A B with A 2x3, B 3x2, computed by hand.
     const float a_values[] = {1, 2, 3, 4, 5, 6};
     const float b_values[] = {1, 0, 2, 1, 0, 3};
@@ -304,9 +307,9 @@ TEST gemm_named_products(const test_machine* machine) {
             twice[i] = 2.0f * db_expected[i];
         }
         ASSERT_CLOSE(twice, got, 6, 0, 0);
-        qlora_path expected = !gpu                                ? QLORA_PATH_CPU
+        qlora_path expected = !gpu                           ? QLORA_PATH_CPU
                               : pass == 0 && machine->cublas ? QLORA_PATH_CUBLAS
-                                                                  : QLORA_PATH_PTX;
+                                                             : QLORA_PATH_PTX;
         ASSERT_EQ(expected, test_last_path(ctx));
     }
     qlora_tensor* all[] = {&a, &b, &c, &dc, &da, &db};
@@ -371,7 +374,8 @@ TEST gemm_mixed_in_slices(const test_machine* machine) {
 // Heads next to each other in one row, as in attention, and one matrix shared by a whole batch.
 TEST gemm_batched(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
-    if (!ctx) SKIPm(test_open_reason());
+    if (!ctx)
+        SKIPm(test_open_reason());
     enum { T = 21, H = 3, D = 8 };
     test_random random = test_random_start("gemm_batched");
     float q[T * H * D];
@@ -425,7 +429,8 @@ TEST gemm_batched(const test_machine* machine) {
 
 TEST gemm_bad_input(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
-    if (!ctx) SKIPm(test_open_reason());
+    if (!ctx)
+        SKIPm(test_open_reason());
     qlora_ctx_desc other_desc;
     memset(&other_desc, 0, sizeof other_desc);
     other_desc.require_backend = QLORA_BACKEND_CPU;
@@ -540,9 +545,11 @@ static double tf32_error(qlora_ctx* ctx, uint32_t flags, bool backward) {
 }
 
 TEST gemm_tf32_modes(const test_machine* machine) {
-    if (!machine->cublas) SKIPm("TF32 needs cuBLAS");
+    if (!machine->cublas)
+        SKIPm("TF32 needs cuBLAS");
     qlora_ctx* ctx = test_open(machine, with_tf32);
-    if (!ctx) SKIPm(test_open_reason());
+    if (!ctx)
+        SKIPm(test_open_reason());
     double forward = tf32_error(ctx, 0, false);
     ASSERT(forward > 1e-5 && forward < 2e-3);
     double backward = tf32_error(ctx, 0, true);
@@ -608,7 +615,82 @@ TEST gemm_big_tiles(const test_machine* machine) {
     PASS();
 }
 
+static fake_order warpgroup_order;
+
+// Four multiprocessors, so that small products fill the device.
+static void few_multiprocessors(qlora_ctx_desc* desc) {
+    (void)desc;
+    if (test_fake() != NULL) {
+        fake_config config = test_fake()->defaults();
+        config.device[0].cc = 90;
+        config.device[0].sms = 4;
+        config.order = warpgroup_order;
+        config.seed = 11;
+        test_fake()->reset(&config);
+    }
+}
+
+// Products that take each of the kernels with warpgroup instructions on such a device, with edges
+// inside a tile and a slice, or a single tile that is mostly outside.
+static const struct {
+    const char* kernel;
+    gemm_case c;
+    float alpha;
+} warpgroup_cases[] = {
+    {"nn_256", {250, 496, 136, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 1.0f},
+    {"nt_256", {250, 498, 72, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 1.0f, 8}, 0.5f},
+    {"tn_256", {248, 496, 72, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 8}, 1.0f},
+    {"nn_128", {250, 200, 72, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 1.0f, 0}, 1.0f},
+    {"nt_128", {134, 198, 136, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 3.0f},
+    {"nt_128", {134, 200, 136, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 1.0f},
+    {"nn_64", {250, 16, 200, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 1.0f},
+    {"nn_64", {120, 24, 1640, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 1.0f, 8}, 0.5f},
+    {"nn_64", {130, 40, 1096, false, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 0}, 1.0f},
+    {"nt_64", {250, 50, 72, false, true, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 0}, 0.25f},
+    {"tn_64", {40, 56, 1096, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 8}, 1.0f},
+    {"tn_64", {248, 16, 200, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 0}, 2.0f},
+};
+
+// Every kernel with warpgroup instructions, whenever the copies and products happen.
+TEST gemm_warpgroups(const test_machine* machine) {
+    static const fake_order orders[] = {FAKE_FORWARD, FAKE_REVERSE, FAKE_RANDOM};
+    bool fake = strcmp(machine->backend, "fake") == 0;
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("a GPU's kernels");
+    }
+    test_random random = test_random_start("gemm_warpgroups");
+    for (int order = 0; order < (fake ? 3 : 1); order++) {
+        warpgroup_order = orders[order];
+        qlora_ctx* ctx = test_open(machine, few_multiprocessors);
+        if (!ctx)
+            SKIPm(test_open_reason());
+        for (size_t i = 0; i < sizeof warpgroup_cases / sizeof warpgroup_cases[0]; i++) {
+            char kernel[64];
+            gemm_case c = warpgroup_cases[i].c;
+            c.M *= fake ? 1 : 8; // a real device has more multiprocessors
+            c.K *= fake ? 1 : 4;
+            snprintf(kernel, sizeof kernel, "qlora_gemm_wg_%s", warpgroup_cases[i].kernel);
+            int before = fake ? (int)test_fake()->kernel_runs(kernel) : 0;
+            const char* wrong =
+                run_case(ctx, &random, &c, QLORA_PATH_PTX, 1.0f, warpgroup_cases[i].alpha);
+            if (wrong != NULL) {
+                describe_case(&c, QLORA_PATH_PTX, wrong);
+                FAILm("wrong product");
+            }
+            if (fake) {
+                ASSERT_EQ_FMT(before + 1, (int)test_fake()->kernel_runs(kernel), "%d");
+            }
+        }
+        // The two with few tiles and a long K.
+        ASSERT_EQ_FMT(fake ? 2 : 0, fake ? (int)test_fake()->kernel_runs("qlora_gemm_wg_sum") : 0,
+                      "%d");
+        ASSERT(test_close_ctx(machine, ctx));
+    }
+    PASS();
+}
+
 SUITE(gemm_suite) {
+    RUN_ON(TEST_ONE_EACH, gemm_warpgroups);
     RUN_ON(TEST_ONE_EACH, gemm_big_tiles);
     RUN_ON(TEST_EVERYWHERE, gemm_named_products);
     RUN_ON(TEST_EVERYWHERE, gemm_every_form);

@@ -1660,6 +1660,15 @@ static int64_t files_read(void* file, void* buffer, size_t bytes, void* user) {
     return (int64_t)n;
 }
 
+static int64_t files_read_at(void* file, void* buffer, size_t bytes, uint64_t offset, void* user) {
+    (void)file;
+    (void)buffer;
+    (void)bytes;
+    (void)offset;
+    (void)user;
+    return -29; // ESPIPE: models are mapped, or read in order
+}
+
 static int64_t files_write(void* file, const void* bytes, size_t size, void* user) {
     (void)file;
     (void)bytes;
@@ -1717,8 +1726,9 @@ static void files_unmap(const void* bytes, uint64_t size, void* handle, void* us
 }
 
 static void with_files(qlora_ctx_desc* desc) {
-    qlora_files files = {files_open, files_read, files_write, files_sync, files_close, files_rename,
-                         files_path, files_path, files_path,  files_map,  files_unmap, NULL};
+    qlora_files files = {files_open,  files_read,   files_read_at, files_write, files_sync,
+                         files_close, files_rename, files_path,    files_path,  files_path,
+                         files_map,   files_unmap,  NULL};
     desc->files = files;
 }
 

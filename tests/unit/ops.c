@@ -651,6 +651,7 @@ static void run_adamw(rig* r, const op_case* c, outputs* out) {
         ranges[i].count = i < 2 ? third : n - 2 * third - c->b;
         ranges[i].decay = i == 1 ? 0.0f : 1.0f;
         ranges[i].shadow_scale = i == 1 ? 2.5f : 1.0f;
+        ranges[i].lr = i == 2 ? 1.75 : 0.0;
     }
     // Filled, so that a store outside the rows is detected.
     matrix* wide = input(r, r->dtype, third / 4, 12, &random, 1);
@@ -1504,10 +1505,10 @@ TEST adamw_follows_the_formula(void) {
         tensors[i] = make(&r, QLORA_F32, 1, 1, &(double){0});
     }
     ((double*)tensors[0]->t.data)[0] = p;
-    qlora_adamw_range range = {0, 1, 1, 1, NULL, 0, 0};
+    qlora_adamw_range range = {0, 1, 1, 1, NULL, 0, 0, 4.0}; // multiplies lr
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
-    state.lr = 0.01;
+    state.lr = 0.0025;
     state.beta1 = 0.9;
     state.beta2 = 0.999;
     state.eps = 1e-8;
@@ -1538,12 +1539,15 @@ TEST adamw_follows_the_formula(void) {
         ASSERT_CLOSE_DOUBLE(expected, got, 3, 0, 1e-12);
         ASSERT_EQ(0.0, ((double*)tensors[1]->t.data)[0]);
     }
-    // Ranges that exceed the arena, and copies without a shape, are rejected and change nothing.
+    // Ranges that exceed the arena, copies without a shape and factors that are not numbers are
+    // rejected and change nothing.
     const qlora_adamw_range wrong[] = {
-        {0, 2, 1, 1, NULL, 0, 0},
-        {-1, 1, 1, 1, NULL, 0, 0},
-        {0, 1, 1, 1, tensors[1]->t.data, 0, 1},
-        {0, 1, 1, 1, tensors[1]->t.data, 2, 1},
+        {0, 2, 1, 1, NULL, 0, 0, 0.0},
+        {-1, 1, 1, 1, NULL, 0, 0, 0.0},
+        {0, 1, 1, 1, tensors[1]->t.data, 0, 1, 0.0},
+        {0, 1, 1, 1, tensors[1]->t.data, 2, 1, 0.0},
+        {0, 1, 1, 1, NULL, 0, 0, -1.0},
+        {0, 1, 1, 1, NULL, 0, 0, INFINITY},
     };
     double before = ((double*)tensors[0]->t.data)[0];
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {

@@ -122,7 +122,29 @@ static const char* const behaviours[][2] = {
     {"{{ messages ~ (7)[1:] }}", "!a int cannot be sliced"},
     {"{{ messages | map(attribute='role') | wordcount }}", "5"},
     {"{{ messages | map(attribute='role') | upper }}", "!a generator cannot be printed"},
-    {"{{ d - d.keys() }}", "!is not supported"},
+    // differences of views are sets
+    {"{{ d.keys() - ['a'] }}{{ d - d.keys() }}{{ ['q'] - d.keys() }}", "{'items'}set(){'q'}"},
+    {"{{ (d.keys() - ['a']) | length }}{{ 'a' in d.keys() - ['a'] }}{{ (d.items() - d.items()) | "
+     "list }}",
+     "1False[]"},
+    {"{{ d.keys() == ['a', 'items'] - {}.keys() }}{{ d.keys() > ['a'] - {}.keys() }}"
+     "{{ d.keys() <= d.items() }}{{ d.values() == d.values() }}{{ d.values() in d }}",
+     "TrueTrueFalseFalseFalse"},
+    {"{{ d.values() - [] }}", "!a dict view - a list is not possible"},
+    {"{{ (d.keys() - []) - [] }}", "!a set - a list is not possible"},
+    {"{{ d.keys() - 5 }}", "!a int cannot be made a set"},
+    {"{{ d.keys() - [[1]] }}", "!a list cannot be the key"},
+    {"{{ (d.keys() - []) | last }}", "!a set has no order"},
+    {"{{ (d.keys() - []) | tojson }}", "!set"},
+    {"{{ d.keys().isdisjoint(['b']) }}{{ d.keys().isdisjoint(d) }}", "TrueFalse"},
+    {"{{ 'a b/c' | urlencode }}|{{ {'x y': '/'} | urlencode }}|{{ ['ab', (1, 2)] | urlencode }}|"
+     "{{ none | urlencode }}",
+     "a%20b/c|x+y=%2F|a=b&1=2|None"},
+    {"{{ [1] | urlencode }}", "!item 0 is not a pair"},
+    {"{{ 5 .real }}", "!cannot be printed"},
+    {"{{ d is filter }}", "!a dict is not the name of a filter"},
+    {"{{ d is test }}", "!a dict is not the name of a test"},
+    {"{{ '\xC7\x85\x61\x42'.swapcase() }}", "\xC7\x85\x41\x62"},
     {"{{ 'a' % nope }}{{ 'b' % range(2) }}{{ 'c' % [1] }}|{{ '%s' % nope }}|", "abc||"},
     {"{{ 'a' % 1 }}", "!does not use all its values"},
     // long parts: at the start, at the end, with a letter more, twice

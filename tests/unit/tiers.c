@@ -179,6 +179,15 @@ TEST tiers_multiply_alike(const test_machine* machine) {
         {1030, 24, 6, false, true, QLORA_F32, QLORA_F32, QLORA_F32, 1, 0, 1},
         {6, 5, 70, false, false, QLORA_F32, QLORA_F32, QLORA_F32, 1, 1, 3},
         {5, 6, 0, false, true, QLORA_F32, QLORA_F32, QLORA_F32, 1, 1, 1},
+        // few rows, as in decoding: weights of every type, adapters, queries over a cache
+        {1, 70, 576, false, true, QLORA_F32, QLORA_BF16, QLORA_F32, 1, 0, 1},
+        {1, 9, 77, false, true, QLORA_F32, QLORA_F16, QLORA_F32, 1, 0, 1},
+        {2, 11, 31, false, true, QLORA_BF16, QLORA_BF16, QLORA_F32, 1, 1, 1},
+        {1, 33, 16, false, true, QLORA_F32, QLORA_F32, QLORA_F32, 1, 1, 1},
+        {7, 41, 64, false, true, QLORA_F32, QLORA_F32, QLORA_F32, 0.5f, 0, 3},
+        {3, 64, 41, false, false, QLORA_F32, QLORA_F32, QLORA_F32, 1, 0, 3},
+        {8, 48, 6, false, false, QLORA_BF16, QLORA_F32, QLORA_F32, 2, 1, 2},
+        {5, 32, 131, false, false, QLORA_F32, QLORA_F16, QLORA_F32, 1, 0, 2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const tier_product* p = &cases[i];
@@ -206,7 +215,7 @@ TEST tiers_multiply_alike(const test_machine* machine) {
 
 // Products of a weight and rows of the identity are the dequantised weight, to the bit.
 static bool nf4_shows_through(qlora_ctx* ctx, test_random* random, int64_t rows, int64_t cols,
-                              bool plain, int64_t at_once, bool backward) {
+                              int32_t block, bool plain, int64_t at_once, bool backward) {
     int64_t in = backward ? rows : cols;
     int64_t out = backward ? cols : rows;
     qlora_nf4_desc desc;
@@ -216,6 +225,8 @@ static bool nf4_shows_through(qlora_ctx* ctx, test_random* random, int64_t rows,
     desc.rows = rows;
     desc.cols = cols;
     desc.plain_scales = plain;
+    desc.block = block;
+    desc.block2 = block != 0 ? 4 : 0; // several groups
     float* values = (float*)calloc((size_t)(rows * cols), 4);
     float* unit = (float*)calloc((size_t)(at_once * in), 4);
     float* got = (float*)calloc((size_t)(at_once * out), 4);
@@ -264,16 +275,84 @@ TEST tiers_dequantise_to_the_bit(const test_machine* machine) {
             bool plain = form % 2 != 0;
             int64_t at_once = form / 2 != 0 ? 3 : 40;
             for (int back = 0; back < 2; back++) {
-                ASSERT(nf4_shows_through(ctx, &random, 37, 67, plain, at_once, back != 0));
-                ASSERT(nf4_shows_through(ctx, &random, 29, 192, plain, at_once, back != 0));
+                ASSERT(nf4_shows_through(ctx, &random, 37, 67, 0, plain, at_once, back != 0));
+                ASSERT(nf4_shows_through(ctx, &random, 29, 192, 0, plain, at_once, back != 0));
             }
+            // codes that are read as they are stored: whole blocks, parts of blocks, half blocks
+            ASSERT(nf4_shows_through(ctx, &random, 6, 128, 64, plain, 1, false));
+            ASSERT(nf4_shows_through(ctx, &random, 7, 320, 256, plain, 2, false));
+            ASSERT(nf4_shows_through(ctx, &random, 5, 64, 32, plain, 1, false));
         }
         ASSERT(test_close_ctx(machine, ctx));
     }
     PASS();
 }
 
+// One row times a weight, with n threads; `scale` replaces one of the plain scales.
+static bool stream_row(const test_machine* machine, int32_t threads, float scale, float* got) {
+    enum { ROWS = 210, COLS = 576 };
+    static float values[ROWS * COLS];
+    static float scales[ROWS * COLS / 64];
+    float x[COLS];
+    test_random random = test_random_start("stream_row");
+    threads_wanted = threads;
+    qlora_ctx* ctx = test_open(machine, with_tier_and_threads);
+    qlora_nf4_desc desc;
+    qlora_nf4 w;
+    qlora_tensor source, from, to;
+    qlora_nf4_parts parts;
+    memset(&desc, 0, sizeof desc);
+    memset(&parts, 0, sizeof parts);
+    desc.rows = ROWS;
+    desc.cols = COLS;
+    desc.plain_scales = true;
+    parts.absmax = scales;
+    test_random_fill(&random, values, ROWS * COLS, 0.1f);
+    test_random_fill(&random, x, COLS, 1.0f);
+    bool ok = ctx != NULL && test_tensor(ctx, QLORA_F32, ROWS, COLS, values, &source) == QLORA_OK &&
+              test_tensor(ctx, QLORA_F32, 1, COLS, x, &from) == QLORA_OK &&
+              qlora_tensor_create(ctx, QLORA_F32, 1, ROWS, &to) == QLORA_OK &&
+              qlora_nf4_create(ctx, &desc, &w) == QLORA_OK &&
+              qlora_nf4_quantise(ctx, &source, &w) == QLORA_OK &&
+              qlora_nf4_read(ctx, &w, &parts) == QLORA_OK;
+    scales[13] = ok && scale != 0.0f ? scale : scales[13]; // block 4 of row 1
+    return ok && qlora_nf4_write(ctx, &w, &parts) == QLORA_OK &&
+           qlora_nf4_gemm_forward(ctx, &from, &w, &to, 0) == QLORA_OK && test_read(ctx, &to, got) &&
+           qlora_nf4_destroy(ctx, &w) == QLORA_OK &&
+           qlora_tensor_destroy(ctx, &source) == QLORA_OK &&
+           qlora_tensor_destroy(ctx, &from) == QLORA_OK &&
+           qlora_tensor_destroy(ctx, &to) == QLORA_OK && test_close_ctx(machine, ctx);
+}
+
+// The bits do not depend on the threads, and a scale that is not finite reaches its row only.
+TEST tiers_stream_the_same_bits(const test_machine* machine) {
+    enum { ROWS = 210 };
+    float one[ROWS], four[ROWS], bad[ROWS], portable[ROWS];
+    const uint32_t all_ones = 0x7fffffffu;
+    float payload = 0.0f;
+    memcpy(&payload, &all_ones, 4); // a NaN that rounding up would turn into a zero
+    wanted = QLORA_CPU_TIER_PORTABLE;
+    ASSERT(stream_row(machine, 1, 0.0f, portable));
+    for (int t = 2; t < QLORA_CPU_TIER_COUNT; t++) {
+        wanted = (qlora_cpu_tier)t;
+        if (!qlora_cpu_tier_usable(wanted)) {
+            continue;
+        }
+        ASSERT(stream_row(machine, 1, 0.0f, one));
+        ASSERT(stream_row(machine, 4, 0.0f, four));
+        ASSERT_MEM_EQ(one, four, sizeof one);
+        ASSERT_REL_L2(portable, one, ROWS, 1e-6);
+        ASSERT(stream_row(machine, 1, payload, bad));
+        for (int i = 0; i < ROWS; i++) {
+            ASSERT_EQ(i == 1, bad[i] != bad[i]);
+            ASSERT(i == 1 || bad[i] == one[i]);
+        }
+    }
+    PASS();
+}
+
 SUITE(tiers_suite) {
+    RUN_ON(TEST_CPU, tiers_stream_the_same_bits);
     RUN_ON(TEST_CPU, tiers_multiply_alike);
     RUN_ON(TEST_CPU, tiers_dequantise_to_the_bit);
     RUN_ON(TEST_CPU, tiers_are_chosen_and_named);

@@ -1,0 +1,10 @@
+// attn128_wg.cu - attn_wg.cuh for head size 128.
+// targets: 90a
+// groups: bf16 head128
+#include "attn_wg.cuh"
+
+ATTN_WG_FORWARD(128)
+ATTN_WG_STATS(128)
+ATTN_WG_BACKWARD_KV(128)
+ATTN_SUM(128_wg)
+ATTN_WG_BACKWARD_Q(128)

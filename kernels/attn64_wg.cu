@@ -1,0 +1,10 @@
+// attn64_wg.cu - attn_wg.cuh for head size 64.
+// targets: 90a
+// groups: bf16 head64
+#include "attn_wg.cuh"
+
+ATTN_WG_FORWARD(64)
+ATTN_WG_STATS(64)
+ATTN_WG_BACKWARD_KV(64)
+ATTN_SUM(64_wg)
+ATTN_WG_BACKWARD_Q(64)

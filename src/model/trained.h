@@ -1,0 +1,178 @@
+// ---- what is trained ----------------------------------------------------------------------------
+
+// A new adapter on the modules that the desc names.
+static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
+    if (m->desc.rank > 0 && (m->desc.targets >> m->arch->layout->rows[number].bit & 1u) != 0) {
+        p->rank = m->desc.rank;
+        p->alpha = (double)m->desc.alpha;
+        double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
+        p->scale = (float)(p->alpha / divisor);
+    }
+}
+
+// Rank and scale of a module in an adapter folder.
+static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora_model* m, int64_t layer,
+                                         int number, qlora__projection* p) {
+    const qlora__peft* peft = &m->source->peft;
+    char module[160];
+    qlora__peft_module found;
+    memset(&found, 0, sizeof found);
+    qlora__module_of(m, layer, number, module, sizeof module);
+    QLORA__TRY(qlora__peft_find(&ctx->env, peft, module, p->out, p->in, &found));
+    p->rank = found.rank;
+    p->alpha = found.alpha;
+    p->scale = (float)found.scale;
+    if (p->rank == 0) { // patterns of a multimodal model may be written for its older names
+        char key[320];
+        QLORA__TRY(qlora__peft_key(&ctx->env, module, 'A', key));
+        if (qlora__folder_find(&peft->tensors, key) != NULL) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s has matrices for %s, but target_modules of adapter_config.json "
+                               "does not match this name",
+                               peft->tensors.dir, module);
+        }
+    }
+    return QLORA_OK;
+}
+
+// Every matrix of an adapter folder must belong to a module of the model: what is not used would
+// change the results in PEFT. Those of a vision part are left out, with a message: it is not run.
+static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m,
+                                            const qlora__peft* peft) {
+    static const char* const vision[] = {"vision_tower.", "visual.", "multi_modal_projector."};
+    uint32_t left_out = 0;
+    for (uint32_t i = 0; i < peft->tensors.count; i++) {
+        const char* name = peft->tensors.entries[i].name;
+        bool known = false;
+        for (size_t k = 0; k < sizeof vision / sizeof vision[0] && m->plan.config.wrapped; k++) {
+            known = known || strncmp(name, vision[k], strlen(vision[k])) == 0;
+        }
+        left_out += known ? 1u : 0u;
+        known = known ||
+                ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
+                ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
+                (m->token_count > 0 &&
+                 strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0);
+        for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
+            for (int k = 0; k < m->arch->layout->count && !known; k++) {
+                char module[160];
+                int n = snprintf(module, sizeof module, "layers.%lld.%s.", (long long)l,
+                                 m->arch->layout->rows[k].module);
+                known = n > 0 && strncmp(name, module, (size_t)n) == 0;
+            }
+        }
+        if (!known) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s does not belong to a projection of this model",
+                               peft->tensors.dir, peft->tensors.entries[i].tensor->name);
+        }
+    }
+    if (left_out > 0) {
+        QLORA__LOG(ctx, WARN, MODEL, "%s: %u tensors of the vision part are not used",
+                   peft->tensors.dir, left_out);
+    }
+    return QLORA_OK;
+}
+
+// Sets the rank and scale of every module; rank 0 = no adapter.
+static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
+                                          const qlora_model_desc* desc) {
+    qlora__peft* peft = &m->source->peft;
+    if (desc->adapter != NULL) {
+        QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, peft));
+        m->source->has_peft = true;
+        m->desc.rslora = peft->rslora;
+        m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft->dropout;
+        m->desc.rank = (int32_t)peft->rank;
+        m->desc.alpha = (float)peft->alpha;
+    }
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            qlora__projection* p = &m->layers[l].projections[i];
+            if (desc->adapter != NULL) {
+                QLORA__TRY(qlora__adapter_found(ctx, m, l, i, p));
+            } else {
+                qlora__adapter_new(m, i, p);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// Takes the ids of the trained rows of the embedding from a list in adapter_config.json, or from
+// the desc.
+static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
+                                        const qlora_model_desc* desc) {
+    const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
+    int64_t count = peft == NULL            ? desc->token_row_count
+                    : peft->token_rows != 0 ? (int64_t)peft->json.tokens[peft->token_rows].count
+                                            : 0;
+    m->desc.token_rows = NULL;
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    m->token_ids = (int32_t*)qlora__alloc(ctx, (size_t)count * sizeof *m->token_ids);
+    if (m->token_ids == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    m->token_count = count;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t id = peft == NULL ? desc->token_rows[i] : 0;
+        if (peft != NULL) {
+            qlora__json_int(&peft->json, qlora__json_at(&peft->json, peft->token_rows, (uint32_t)i),
+                            &id);
+        }
+        if (id < 0 || id >= m->plan.config.vocab) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "token row %lld is %lld; the embedding has rows 0 to %lld",
+                               (long long)i, (long long)id, (long long)m->plan.config.vocab - 1);
+        }
+        m->token_ids[i] = (int32_t)id;
+        for (int64_t k = 0; k < i; k++) {
+            if (m->token_ids[k] == m->token_ids[i]) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "token row %lld is given twice",
+                                   (long long)id);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// What is trained beside matrices of low rank: magnitudes, embedding, head, rows of the embedding.
+static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
+                                        const qlora_model_desc* desc) {
+    const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
+    bool tied = m->plan.config.tied;
+    bool embed = peft != NULL ? peft->saves_embed : (desc->save_modules & QLORA_SAVE_EMBED) != 0;
+    bool head = peft != NULL ? peft->saves_head : (desc->save_modules & QLORA_SAVE_HEAD) != 0;
+    // As in PEFT, a tied head is trained with the embedding only if that is asked for; a new
+    // adapter of ours keeps it tied unless both are to be saved.
+    bool shared = tied && (peft != NULL ? peft->tied && (embed || head) : embed && !head);
+    if (shared && !embed) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: ensure_weight_tying with lm_head alone is not supported",
+                           peft != NULL ? peft->path : "desc");
+    }
+    m->saved_embed = embed;
+    m->saved_head = head && !shared;
+    m->saved_tied = shared;
+    m->dora = peft != NULL ? peft->dora : desc->dora;
+    QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
+    if (m->token_count > 0 && embed) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.token_rows is set, but desc.save_modules trains all rows");
+    }
+    if (m->dora && m->desc.dropout > 0.0f && qlora__trains(m)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the dropout is %g; training with DoRA needs 0",
+                           (double)m->desc.dropout);
+    }
+    for (int i = 0; i < m->arch->layout->count && m->dora; i++) {
+        if (m->layers[0].projections[i].has_bias && m->layers[0].projections[i].rank > 0) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "DoRA is not supported for %s, which has a bias",
+                               m->arch->layout->rows[i].module);
+        }
+    }
+    return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
+}
