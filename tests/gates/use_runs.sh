@@ -30,8 +30,9 @@ plots() {
     for ((step = 1; step <= 40; step++)); do
         echo "{\"step\":$step,\"loss\":5.500000000000000$((step % 2 * 9)),\"lr\":0}"
     done >flat/log.jsonl
-    (ulimit -v 4000000 -t 60 && exec "$finetune" --model model --data one.jsonl --tokens 256 \
-        --rank 1 --eval 0 --backend cpu --threads 1 --lr 0 --steps 40 --save-every 10 \
+    (ulimit -v "${USE_MEMORY:-4000000}" -t 60 && exec "$finetune" --model model \
+        --data one.jsonl --tokens 256 --rank 1 --eval 0 --backend cpu --threads 1 --lr 0 \
+        --steps 40 --save-every 10 \
         --out flat >out 2>err) &
     pid=$!
     check "nearly constant loss: training ends" soon 60 gone $pid
