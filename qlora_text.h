@@ -12640,10 +12640,10 @@ static size_t qlora__text_grapheme_size(const unsigned char* text, size_t size) 
 // The "Precompiled" normalizer of SentencePiece: graphemes and characters that become others.
 //
 // The map: the size of a trie in bytes, the trie, then the texts that it leads to, each with a zero
-// byte after it. The trie is a double array of 32-bit units: bits 0 to 7 and 31 are the label, bit 8
-// says that a text belongs to the node, and the rest is the offset of its children, in steps of 256
-// if bit 9 is set. A child is at the node's offset, exclusive-or the label; the text of a node is in
-// bits 0 to 30 of the unit at its offset.
+// byte after it. The trie is a double array of 32-bit units. Of a unit, bits 0 to 7 and 31 are the
+// label, bit 8 says that a text belongs to the node, and the rest is the offset of its children, in
+// steps of 256 if bit 9 is set. A child is at the node's offset, exclusive-or the label; the text
+// of a node is in bits 0 to 30 of the unit at its offset.
 
 enum { QLORA__TEXT_MAX_MAPPED = 256 }; // bytes that one character can become
 
@@ -29754,4 +29754,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end ff557cc87be61a89
+//@@ end ed249e824a2b3445
