@@ -1,10 +1,10 @@
 // The "Precompiled" normalizer of SentencePiece: graphemes and characters that become others.
 //
 // The map: the size of a trie in bytes, the trie, then the texts that it leads to, each with a zero
-// byte after it. The trie is a double array of 32-bit units: bits 0 to 7 and 31 are the label, bit 8
-// says that a text belongs to the node, and the rest is the offset of its children, in steps of 256
-// if bit 9 is set. A child is at the node's offset, exclusive-or the label; the text of a node is in
-// bits 0 to 30 of the unit at its offset.
+// byte after it. The trie is a double array of 32-bit units. Of a unit, bits 0 to 7 and 31 are the
+// label, bit 8 says that a text belongs to the node, and the rest is the offset of its children, in
+// steps of 256 if bit 9 is set. A child is at the node's offset, exclusive-or the label; the text
+// of a node is in bits 0 to 30 of the unit at its offset.
 
 enum { QLORA__TEXT_MAX_MAPPED = 256 }; // bytes that one character can become
 

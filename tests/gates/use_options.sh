@@ -70,9 +70,10 @@ tables() {
         --data folder/a.CSV --columns prompt=question,completion=a --out o
     works "a column of one file" --model model --data folder/a.CSV --data folder/b.jsonl \
         --columns prompt=q,completion=a --doctor --samples 0 --eval 0
-    check "who lacks it" grep -q 'note: --columns: 1 of 2 files lack "q" and are read without it: folder/b.jsonl$' out
+    check "who lacks it" grep -qE \
+        '^note: --columns: 1 of 2 files lack "q" and are read without it: folder/b.jsonl$' out
     check "both are read" grep -qE "^  samples +16$" out
-    refuses "a column of no file" '\-\-columns: no file has "question", which is given for "prompt"' \
+    refuses "a column of no file" 'columns: no file has "question", which is given for "prompt"' \
         "${same[@]}" --data folder/a.CSV --data folder/b.jsonl \
         --columns prompt=question,completion=a --out o
     rm folder/a.CSV
