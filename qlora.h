@@ -2305,11 +2305,6 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-static QLORA__UNUSED int32_t qlora__core_count(void) {
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 && n < 4096 ? (int32_t)n : 1;
-}
-
 // The value of an environment variable; false if it is not set or empty.
 static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
     const char* value = getenv(name);
@@ -2353,6 +2348,30 @@ static QLORA__UNUSED uint64_t qlora__os_number(const char* text, const char* key
         value = value * 10 + (uint64_t)(*text - '0');
     }
     return value;
+}
+
+// Cores on which this process may run, from the mask that `taskset` or a container sets; 0 = not
+// known. Tests give another root than "".
+static QLORA__UNUSED int32_t qlora__os_cores(const char* root) {
+    char text[8192];
+    qlora__os_text(root, "/proc/self/status", "", text, sizeof text);
+    const char* mask = strstr(text, "\nCpus_allowed:");
+    int32_t cores = 0;
+    for (mask = mask != NULL ? mask + 14 : ""; *mask != '\0' && *mask != '\n'; mask++) {
+        static const char digits[] = "0123456789abcdef";
+        const char* digit = strchr(digits, *mask);
+        for (int bits = digit != NULL ? (int)(digit - digits) : 0; bits != 0; bits /= 2) {
+            cores += bits % 2;
+        }
+    }
+    return cores;
+}
+
+static QLORA__UNUSED int32_t qlora__core_count(void) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    int32_t online = n > 0 && n < 4096 ? (int32_t)n : 1;
+    int32_t allowed = qlora__os_cores("");
+    return allowed > 0 && allowed < online ? allowed : online;
 }
 
 // What one cgroup leaves: its limit less what it uses, without the file cache that it can drop.
@@ -3315,7 +3334,7 @@ static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_
 
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__cpu_table qlora__cpu_table; // cpu/table.h
-typedef struct qlora__packing qlora__packing;     // cpu/packed.h
+typedef struct qlora__packing qlora__packing;     // cpu/panels.h
 typedef struct qlora__gpu qlora__gpu;         // driver/driver.h
 typedef struct qlora__capture qlora__capture; // below
 typedef struct qlora__watch qlora__watch;     // tensor/capture.h
@@ -3581,27 +3600,76 @@ typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
 // slot never run at the same time, so each slot can have memory of its own.
 typedef void (*qlora__slot_fn)(void* user, int slot, int64_t begin, int64_t end);
 
+// A thread that runs out of work looks for more for about 30 us before it sleeps: waking a thread
+// takes longer than the short serial parts between two jobs. It does not if there are more threads
+// than cores, since it would keep another from working.
+#if defined(__GNUC__) && (defined(__aarch64__) || defined(__x86_64__))
+#define QLORA__SPINS 2000
+static uint64_t qlora__spin_load(const uint64_t* word) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+static void qlora__spin_store(uint64_t* word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+static void qlora__spin_pause(void) {
+#if defined(__aarch64__)
+    __asm__ __volatile__("isb" ::: "memory");
+#else
+    __builtin_ia32_pause();
+#endif
+}
+#else // a compiler without these: threads sleep at once
+#define QLORA__SPINS 0
+static uint64_t qlora__spin_load(const uint64_t* word) {
+    return *word;
+}
+static void qlora__spin_store(uint64_t* word, uint64_t value) {
+    *word = value;
+}
+static void qlora__spin_pause(void) {
+}
+#endif
+
 struct qlora__pool {
     qlora__mutex mutex;
-    qlora__cond wake; // a job was posted, or quit
-    qlora__cond idle; // the last busy thread ran out of work
+    qlora__cond wake;   // a job was posted, or quit
+    qlora__cond idle;   // the last busy thread ran out of work
     qlora__range_fn fn; // this or slot_fn
     qlora__slot_fn slot_fn;
     void* user;
     int64_t count;
     int64_t grain;
     int64_t next; // first item not yet taken
+    // Written with the mutex held, read without it by threads that look for work
     uint64_t job;
-    int busy;
+    uint64_t busy; // threads that work
+    int spins;
     bool quit;
     int workers;
     int numbered; // workers that have a slot
     qlora__thread threads[QLORA__MAX_THREADS];
 };
 
+// Waits a short time for a change of job or busy. Called with the mutex held, which is released
+// while waiting.
+static bool qlora__pool_spin(qlora__pool* pool, const uint64_t* word) {
+    uint64_t old = *word;
+    bool changed = false;
+    if (pool->spins == 0) {
+        return false;
+    }
+    qlora__mutex_unlock(&pool->mutex);
+    for (int i = 0; i < pool->spins && !changed; i++) {
+        qlora__spin_pause();
+        changed = qlora__spin_load(word) != old;
+    }
+    qlora__mutex_lock(&pool->mutex);
+    return *word != old;
+}
+
 // Processes ranges until none is left. Called with the mutex held.
 static void qlora__pool_work(qlora__pool* pool, int slot) {
-    pool->busy++;
+    qlora__spin_store(&pool->busy, pool->busy + 1);
     while (pool->next < pool->count) {
         int64_t begin = pool->next;
         int64_t end = qlora__min(begin + pool->grain, pool->count);
@@ -3614,7 +3682,7 @@ static void qlora__pool_work(qlora__pool* pool, int slot) {
         }
         qlora__mutex_lock(&pool->mutex);
     }
-    pool->busy--;
+    qlora__spin_store(&pool->busy, pool->busy - 1);
     if (pool->busy == 0) {
         qlora__cond_wake(&pool->idle);
     }
@@ -3627,7 +3695,9 @@ static void qlora__pool_thread(void* user) {
     int slot = ++pool->numbered;
     for (;;) {
         while (pool->job == seen && !pool->quit) {
-            qlora__cond_wait(&pool->wake, &pool->mutex);
+            if (!qlora__pool_spin(pool, &pool->job) && pool->job == seen && !pool->quit) {
+                qlora__cond_wait(&pool->wake, &pool->mutex);
+            }
         }
         if (pool->quit) {
             break;
@@ -3653,6 +3723,7 @@ static qlora_result qlora__pool_create(qlora_ctx* ctx, int32_t threads) {
         qlora__free(ctx, pool, sizeof *pool);
         return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot create a lock for the CPU threads");
     }
+    pool->spins = threads <= qlora__core_count() ? QLORA__SPINS : 0;
     while (pool->workers < threads - 1 &&
            qlora__thread_start(&pool->threads[pool->workers], qlora__pool_thread, pool)) {
         pool->workers++;
@@ -3690,11 +3761,13 @@ static void qlora__pool_run(qlora__pool* pool, int64_t count, int64_t grain, qlo
     pool->count = count;
     pool->grain = grain > 0 ? grain : 1;
     pool->next = 0;
-    pool->job++;
+    qlora__spin_store(&pool->job, pool->job + 1);
     qlora__cond_wake(&pool->wake);
     qlora__pool_work(pool, 0);
     while (pool->busy > 0) {
-        qlora__cond_wait(&pool->idle, &pool->mutex);
+        if (!qlora__pool_spin(pool, &pool->busy) && pool->busy > 0) {
+            qlora__cond_wait(&pool->idle, &pool->mutex);
+        }
     }
     qlora__mutex_unlock(&pool->mutex);
 }
@@ -4167,14 +4240,32 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 #define QLORA__TARGET_AVX512
 #endif
 
-// Products: kernels of the packed loops in cpu/packed.h. A panel has, for each k, `rows` rows of A
-// or `cols` columns of B side by side; both are multiples of four.
+// Asks for the cache line of an address that will soon be read, or written.
+#if defined(__GNUC__) || defined(__clang__)
+#define QLORA__WILL_READ(address) __builtin_prefetch((address), 0)
+#define QLORA__WILL_WRITE(address) __builtin_prefetch((address), 1)
+#elif defined(QLORA__X86)
+#define QLORA__WILL_READ(address) _mm_prefetch((const char*)(address), _MM_HINT_T0)
+#define QLORA__WILL_WRITE(address) QLORA__WILL_READ(address)
+#else
+#define QLORA__WILL_READ(address) ((void)(address))
+#define QLORA__WILL_WRITE(address) ((void)(address))
+#endif
+
+// c[rows][cols] (+)= a[k][rows] b[k][cols]: every element is one sum in ascending k, each step a
+// fused multiply-add, so the result does not depend on where K is cut.
+typedef void (*qlora__tile_fn)(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
+                               bool add);
+
+// Products: kernels of the loops in cpu/panels.h. A panel has, for each k, `rows` rows of A or
+// `cols` columns of B side by side; both are multiples of four.
 typedef struct qlora__cpu_gemm {
+    int64_t steps; // at most this many per tile, so that both panels stay in the first-level cache
     int64_t rows;
     int64_t cols;
-    // c[rows][cols] (+)= a[k][rows] b[k][cols]: every element is one sum in ascending k, each step
-    // a fused multiply-add, so the result does not depend on where K is cut.
-    void (*tile)(int64_t steps, const float* a, const float* b, float* c, int64_t ldc, bool add);
+    qlora__tile_fn tile;
+    int64_t narrow; // columns of a second tile, for the few columns of adapters
+    qlora__tile_fn narrow_tile;
     // out[k * width + i] = lines[i][k] for four lines
     void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
     float (*dot)(const float* a, const float* b, int64_t n);
@@ -4278,8 +4369,9 @@ typedef struct qlora__keep_row {
     QLORA__REAL* factor;
 } qlora__keep_row;
 
-// c[m, n] = a[m, k] b[k, n], added to c if `add` is true. m is a multiple of QLORA__BLOCK_ROWS, n
-// one of QLORA__BLOCK_COLS; each element is one sum in ascending k.
+// c[m, n] = a[m, k] b[k, n], added to c if `add` is true; with `turned`, a is stored [k, m]. m is a
+// multiple of QLORA__BLOCK_ROWS, n of QLORA__BLOCK_COLS; each element is one sum in ascending k.
+#define QLORA__BLOCK 64 // rows of a block of queries, and keys of a block
 #define QLORA__BLOCK_ROWS 8
 #define QLORA__BLOCK_COLS 16
 typedef struct qlora__block_product {
@@ -4293,6 +4385,7 @@ typedef struct qlora__block_product {
     QLORA__REAL* c;
     int64_t ldc;
     bool add;
+    bool turned;
 } qlora__block_product;
 
 // Probabilities of attention and the gradients of the scores:
@@ -4340,6 +4433,8 @@ struct qlora__cpu_rows {
     void (*keep)(const qlora__keep_row* r);
     // For attention in blocks; NULL in the portable tier, which has no blocks.
     void (*product)(const qlora__block_product* p);
+    // y[c * QLORA__BLOCK + r] = x[r * ld + c]
+    void (*turn)(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols, QLORA__REAL* y);
     void (*scores)(const qlora__score_row* r);
 };
 
@@ -4656,6 +4751,15 @@ static void qlora__keep_portable(const qlora__keep_row* r) {
     }
 }
 
+static void qlora__turn_portable(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols,
+                                 QLORA__REAL* y) {
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t c = 0; c < cols; c++) {
+            y[c * QLORA__BLOCK + r] = x[r * ld + c];
+        }
+    }
+}
+
 static const qlora__cpu_rows qlora__rows_portable = {
     qlora__load_portable,
     qlora__store_portable,
@@ -4679,6 +4783,7 @@ static const qlora__cpu_rows qlora__rows_portable = {
     qlora__nf4_portable,
     qlora__keep_portable,
     NULL,
+    qlora__turn_portable,
     NULL,
 };
 
@@ -5184,58 +5289,109 @@ static void qlora__scores_neon(const qlora__score_row* r) {
     }
 }
 
-// Four rows and 16 columns of a product; the sums are named variables, because compilers keep an
-// array of them in memory.
+// Row i of four rows and 16 columns of a product. The sums are named variables, because compilers
+// keep an array of them in memory.
+#define QLORA__ROW(i, a, lane)                                                                     \
+    c##i##0 = vfmaq_laneq_f32(c##i##0, b0, a, lane);                                               \
+    c##i##1 = vfmaq_laneq_f32(c##i##1, b1, a, lane);                                               \
+    c##i##2 = vfmaq_laneq_f32(c##i##2, b2, a, lane);                                               \
+    c##i##3 = vfmaq_laneq_f32(c##i##3, b3, a, lane)
+#define QLORA__ROW_LOAD(i)                                                                         \
+    c##i##0 = vld1q_f32(c + i * p->ldc);                                                           \
+    c##i##1 = vld1q_f32(c + i * p->ldc + 4);                                                       \
+    c##i##2 = vld1q_f32(c + i * p->ldc + 8);                                                       \
+    c##i##3 = vld1q_f32(c + i * p->ldc + 12)
+#define QLORA__ROW_STORE(i)                                                                        \
+    vst1q_f32(c + i * p->ldc, c##i##0);                                                            \
+    vst1q_f32(c + i * p->ldc + 4, c##i##1);                                                        \
+    vst1q_f32(c + i * p->ldc + 8, c##i##2);                                                        \
+    vst1q_f32(c + i * p->ldc + 12, c##i##3)
+// One step: the next row of b, and one lane of each of four vectors.
+#define QLORA__STEP(a0, l0, a1, l1, a2, l2, a3, l3)                                                \
+    b0 = vld1q_f32(b);                                                                             \
+    b1 = vld1q_f32(b + 4);                                                                         \
+    b2 = vld1q_f32(b + 8);                                                                         \
+    b3 = vld1q_f32(b + 12);                                                                        \
+    b += p->ldb;                                                                                   \
+    QLORA__ROW(0, a0, l0);                                                                         \
+    QLORA__ROW(1, a1, l1);                                                                         \
+    QLORA__ROW(2, a2, l2);                                                                         \
+    QLORA__ROW(3, a3, l3)
+
 static void qlora__tile_neon(const qlora__block_product* p, const float* a, const float* b,
                              float* c) {
-    float32x4_t s[16];
-    for (int i = 0; i < 16; i++) {
-        s[i] = p->add ? vld1q_f32(c + i / 4 * p->ldc + i % 4 * 4) : vdupq_n_f32(0.0f);
+    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c03 = c00;
+    float32x4_t c10 = c00, c11 = c00, c12 = c00, c13 = c00, c20 = c00, c21 = c00, c22 = c00;
+    float32x4_t c23 = c00, c30 = c00, c31 = c00, c32 = c00, c33 = c00;
+    float32x4_t b0, b1, b2, b3;
+    if (p->add) {
+        QLORA__ROW_LOAD(0);
+        QLORA__ROW_LOAD(1);
+        QLORA__ROW_LOAD(2);
+        QLORA__ROW_LOAD(3);
     }
-    float32x4_t c00 = s[0], c01 = s[1], c02 = s[2], c03 = s[3];
-    float32x4_t c10 = s[4], c11 = s[5], c12 = s[6], c13 = s[7];
-    float32x4_t c20 = s[8], c21 = s[9], c22 = s[10], c23 = s[11];
-    float32x4_t c30 = s[12], c31 = s[13], c32 = s[14], c33 = s[15];
-    for (int64_t k = 0; k < p->k; k++) {
-        float32x4_t b0 = vld1q_f32(b);
-        float32x4_t b1 = vld1q_f32(b + 4);
-        float32x4_t b2 = vld1q_f32(b + 8);
-        float32x4_t b3 = vld1q_f32(b + 12);
-        float a0 = a[k];
-        float a1 = a[p->lda + k];
-        float a2 = a[2 * p->lda + k];
-        float a3 = a[3 * p->lda + k];
-        c00 = vfmaq_n_f32(c00, b0, a0);
-        c01 = vfmaq_n_f32(c01, b1, a0);
-        c02 = vfmaq_n_f32(c02, b2, a0);
-        c03 = vfmaq_n_f32(c03, b3, a0);
-        c10 = vfmaq_n_f32(c10, b0, a1);
-        c11 = vfmaq_n_f32(c11, b1, a1);
-        c12 = vfmaq_n_f32(c12, b2, a1);
-        c13 = vfmaq_n_f32(c13, b3, a1);
-        c20 = vfmaq_n_f32(c20, b0, a2);
-        c21 = vfmaq_n_f32(c21, b1, a2);
-        c22 = vfmaq_n_f32(c22, b2, a2);
-        c23 = vfmaq_n_f32(c23, b3, a2);
-        c30 = vfmaq_n_f32(c30, b0, a3);
-        c31 = vfmaq_n_f32(c31, b1, a3);
-        c32 = vfmaq_n_f32(c32, b2, a3);
-        c33 = vfmaq_n_f32(c33, b3, a3);
-        b += p->ldb;
+    int64_t k = 0;
+    for (; p->turned && k < p->k; k++) {
+        float32x4_t x = vld1q_f32(a + k * p->lda);
+        QLORA__STEP(x, 0, x, 1, x, 2, x, 3);
     }
-    const float32x4_t done[16] = {c00, c01, c02, c03, c10, c11, c12, c13,
-                                  c20, c21, c22, c23, c30, c31, c32, c33};
-    for (int i = 0; i < 16; i++) {
-        vst1q_f32(c + i / 4 * p->ldc + i % 4 * 4, done[i]);
+    for (; k + 4 <= p->k; k += 4) {
+        float32x4_t x0 = vld1q_f32(a + k);
+        float32x4_t x1 = vld1q_f32(a + p->lda + k);
+        float32x4_t x2 = vld1q_f32(a + 2 * p->lda + k);
+        float32x4_t x3 = vld1q_f32(a + 3 * p->lda + k);
+        QLORA__STEP(x0, 0, x1, 0, x2, 0, x3, 0);
+        QLORA__STEP(x0, 1, x1, 1, x2, 1, x3, 1);
+        QLORA__STEP(x0, 2, x1, 2, x2, 2, x3, 2);
+        QLORA__STEP(x0, 3, x1, 3, x2, 3, x3, 3);
+    }
+    for (; k < p->k; k++) {
+        float32x4_t x0 = vld1q_dup_f32(a + k);
+        float32x4_t x1 = vld1q_dup_f32(a + p->lda + k);
+        float32x4_t x2 = vld1q_dup_f32(a + 2 * p->lda + k);
+        float32x4_t x3 = vld1q_dup_f32(a + 3 * p->lda + k);
+        QLORA__STEP(x0, 0, x1, 0, x2, 0, x3, 0);
+    }
+    QLORA__ROW_STORE(0);
+    QLORA__ROW_STORE(1);
+    QLORA__ROW_STORE(2);
+    QLORA__ROW_STORE(3);
+}
+
+#undef QLORA__ROW
+#undef QLORA__ROW_LOAD
+#undef QLORA__ROW_STORE
+#undef QLORA__STEP
+
+static void qlora__product_neon(const qlora__block_product* p) {
+    int64_t row = p->turned ? 1 : p->lda;
+    for (int64_t j = 0; j < p->n; j += 16) {
+        for (int64_t i = 0; i < p->m; i += 4) {
+            qlora__tile_neon(p, p->a + i * row, p->b + j, p->c + i * p->ldc + j);
+        }
     }
 }
 
-static void qlora__product_neon(const qlora__block_product* p) {
-    for (int64_t j = 0; j < p->n; j += 16) {
-        for (int64_t i = 0; i < p->m; i += 4) {
-            qlora__tile_neon(p, p->a + i * p->lda, p->b + j, p->c + i * p->ldc + j);
+static void qlora__turn_neon(const float* x, int64_t ld, int64_t rows, int64_t cols, float* y) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        const float* at = x + r * ld;
+        int64_t c = 0;
+        for (; c + 4 <= cols; c += 4) {
+            float32x4x2_t even = vtrnq_f32(vld1q_f32(at + c), vld1q_f32(at + ld + c));
+            float32x4x2_t odd = vtrnq_f32(vld1q_f32(at + 2 * ld + c), vld1q_f32(at + 3 * ld + c));
+            float* to = y + c * QLORA__BLOCK + r;
+            vst1q_f32(to, vcombine_f32(vget_low_f32(even.val[0]), vget_low_f32(odd.val[0])));
+            vst1q_f32(to + QLORA__BLOCK,
+                      vcombine_f32(vget_low_f32(even.val[1]), vget_low_f32(odd.val[1])));
+            vst1q_f32(to + 2 * QLORA__BLOCK,
+                      vcombine_f32(vget_high_f32(even.val[0]), vget_high_f32(odd.val[0])));
+            vst1q_f32(to + 3 * QLORA__BLOCK,
+                      vcombine_f32(vget_high_f32(even.val[1]), vget_high_f32(odd.val[1])));
         }
+        qlora__turn_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
     }
+    qlora__turn_portable(x + r * ld, ld, rows - r, cols, y + r);
 }
 
 static const qlora__cpu_rows qlora__rows_neon = {
@@ -5260,6 +5416,7 @@ static const qlora__cpu_rows qlora__rows_neon = {
     qlora__nf4_neon,
     qlora__keep_neon,
     qlora__product_neon,
+    qlora__turn_neon,
     qlora__scores_neon,
 };
 
@@ -5823,41 +5980,75 @@ QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
 // Four rows and 16 columns of a product, in named variables.
 QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, const float* a,
                                                 const float* b, float* c) {
-    __m256 s[8];
-    for (int i = 0; i < 8; i++) {
-        s[i] = p->add ? _mm256_loadu_ps(c + i / 2 * p->ldc + i % 2 * 8) : _mm256_setzero_ps();
+    const int64_t row = p->turned ? 1 : p->lda;
+    const int64_t step = p->turned ? p->lda : 1;
+    __m256 c00 = _mm256_setzero_ps(), c01 = c00, c10 = c00, c11 = c00;
+    __m256 c20 = c00, c21 = c00, c30 = c00, c31 = c00;
+    float* r1 = c + p->ldc;
+    float* r2 = r1 + p->ldc;
+    float* r3 = r2 + p->ldc;
+    if (p->add) {
+        c00 = _mm256_loadu_ps(c), c01 = _mm256_loadu_ps(c + 8);
+        c10 = _mm256_loadu_ps(r1), c11 = _mm256_loadu_ps(r1 + 8);
+        c20 = _mm256_loadu_ps(r2), c21 = _mm256_loadu_ps(r2 + 8);
+        c30 = _mm256_loadu_ps(r3), c31 = _mm256_loadu_ps(r3 + 8);
     }
-    __m256 c00 = s[0], c01 = s[1], c10 = s[2], c11 = s[3];
-    __m256 c20 = s[4], c21 = s[5], c30 = s[6], c31 = s[7];
     for (int64_t k = 0; k < p->k; k++) {
         __m256 b0 = _mm256_loadu_ps(b);
         __m256 b1 = _mm256_loadu_ps(b + 8);
-        __m256 a0 = _mm256_broadcast_ss(a + k);
-        __m256 a1 = _mm256_broadcast_ss(a + p->lda + k);
+        __m256 a0 = _mm256_broadcast_ss(a);
+        __m256 a1 = _mm256_broadcast_ss(a + row);
         c00 = _mm256_fmadd_ps(a0, b0, c00);
         c01 = _mm256_fmadd_ps(a0, b1, c01);
         c10 = _mm256_fmadd_ps(a1, b0, c10);
         c11 = _mm256_fmadd_ps(a1, b1, c11);
-        __m256 a2 = _mm256_broadcast_ss(a + 2 * p->lda + k);
-        __m256 a3 = _mm256_broadcast_ss(a + 3 * p->lda + k);
+        __m256 a2 = _mm256_broadcast_ss(a + 2 * row);
+        __m256 a3 = _mm256_broadcast_ss(a + 3 * row);
         c20 = _mm256_fmadd_ps(a2, b0, c20);
         c21 = _mm256_fmadd_ps(a2, b1, c21);
         c30 = _mm256_fmadd_ps(a3, b0, c30);
         c31 = _mm256_fmadd_ps(a3, b1, c31);
+        a += step;
         b += p->ldb;
     }
-    const __m256 done[8] = {c00, c01, c10, c11, c20, c21, c30, c31};
-    for (int i = 0; i < 8; i++) {
-        _mm256_storeu_ps(c + i / 2 * p->ldc + i % 2 * 8, done[i]);
-    }
+    _mm256_storeu_ps(c, c00), _mm256_storeu_ps(c + 8, c01);
+    _mm256_storeu_ps(r1, c10), _mm256_storeu_ps(r1 + 8, c11);
+    _mm256_storeu_ps(r2, c20), _mm256_storeu_ps(r2 + 8, c21);
+    _mm256_storeu_ps(r3, c30), _mm256_storeu_ps(r3 + 8, c31);
 }
 
 QLORA__TARGET_AVX2 static void qlora__product_avx2(const qlora__block_product* p) {
+    int64_t row = p->turned ? 1 : p->lda;
     for (int64_t j = 0; j < p->n; j += 16) {
         for (int64_t i = 0; i < p->m; i += 4) {
-            qlora__tile_avx2(p, p->a + i * p->lda, p->b + j, p->c + i * p->ldc + j);
+            qlora__tile_avx2(p, p->a + i * row, p->b + j, p->c + i * p->ldc + j);
         }
     }
+    _mm256_zeroupper();
+}
+
+QLORA__TARGET_AVX2 static void qlora__turn_avx2(const float* x, int64_t ld, int64_t rows,
+                                                int64_t cols, float* y) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        const float* at = x + r * ld;
+        int64_t c = 0;
+        for (; c + 4 <= cols; c += 4) {
+            __m128 l0 = _mm_loadu_ps(at + c);
+            __m128 l1 = _mm_loadu_ps(at + ld + c);
+            __m128 l2 = _mm_loadu_ps(at + 2 * ld + c);
+            __m128 l3 = _mm_loadu_ps(at + 3 * ld + c);
+            float* to = y + c * QLORA__BLOCK + r;
+            _MM_TRANSPOSE4_PS(l0, l1, l2, l3);
+            _mm_storeu_ps(to, l0);
+            _mm_storeu_ps(to + QLORA__BLOCK, l1);
+            _mm_storeu_ps(to + 2 * QLORA__BLOCK, l2);
+            _mm_storeu_ps(to + 3 * QLORA__BLOCK, l3);
+        }
+        qlora__turn_portable(at + c, ld, 4, cols - c, y + c * QLORA__BLOCK + r);
+    }
+    qlora__turn_portable(x + r * ld, ld, rows - r, cols, y + r);
+    _mm256_zeroupper();
 }
 
 static const qlora__cpu_rows qlora__rows_avx2 = {
@@ -5882,6 +6073,7 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__nf4_avx2,
     qlora__keep_avx2,
     qlora__product_avx2,
+    qlora__turn_avx2,
     qlora__scores_avx2,
 };
 
@@ -5893,36 +6085,38 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
 
 // ---- NEON: products -----------------------------------------------------------------------------
 
-// Adds four rows of a tile of C to the sums, or sets the sums to zero. The sums of a row are three
-// vectors.
-static void qlora__neon_load4(const float* c, int64_t ldc, bool add, float32x4_t* sums) {
-    for (int i = 0; i < 12; i++) {
-        sums[i] = add ? vld1q_f32(c + i / 3 * ldc + i % 3 * 4) : vdupq_n_f32(0.0f);
-    }
-}
-
-static void qlora__neon_store4(float* c, int64_t ldc, const float32x4_t* sums) {
-    for (int i = 0; i < 12; i++) {
-        vst1q_f32(c + i / 3 * ldc + i % 3 * 4, sums[i]);
-    }
-}
+// One row of a tile: three vectors of sums. The sums need names, because compilers keep an array of
+// vectors in memory.
+#define QLORA__ROW(i, a, lane)                                                                     \
+    c##i##0 = vfmaq_laneq_f32(c##i##0, b0, a, lane);                                               \
+    c##i##1 = vfmaq_laneq_f32(c##i##1, b1, a, lane);                                               \
+    c##i##2 = vfmaq_laneq_f32(c##i##2, b2, a, lane)
+#define QLORA__ROW_LOAD(i)                                                                         \
+    c##i##0 = vld1q_f32(c + i * ldc);                                                              \
+    c##i##1 = vld1q_f32(c + i * ldc + 4);                                                          \
+    c##i##2 = vld1q_f32(c + i * ldc + 8)
+#define QLORA__ROW_STORE(i)                                                                        \
+    vst1q_f32(c + i * ldc, c##i##0);                                                               \
+    vst1q_f32(c + i * ldc + 4, c##i##1);                                                           \
+    vst1q_f32(c + i * ldc + 8, c##i##2)
 
 // C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
-// long because the sums need names: compilers keep an array of vectors in memory.
 static void qlora__neon_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
                              bool add) {
-    float32x4_t up[12];
-    float32x4_t low[12];
-    qlora__neon_load4(c, ldc, add, up);
-    qlora__neon_load4(c + 4 * ldc, ldc, add, low);
-    float32x4_t c00 = up[0], c01 = up[1], c02 = up[2];
-    float32x4_t c10 = up[3], c11 = up[4], c12 = up[5];
-    float32x4_t c20 = up[6], c21 = up[7], c22 = up[8];
-    float32x4_t c30 = up[9], c31 = up[10], c32 = up[11];
-    float32x4_t c40 = low[0], c41 = low[1], c42 = low[2];
-    float32x4_t c50 = low[3], c51 = low[4], c52 = low[5];
-    float32x4_t c60 = low[6], c61 = low[7], c62 = low[8];
-    float32x4_t c70 = low[9], c71 = low[10], c72 = low[11];
+    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c10 = c00, c11 = c00, c12 = c00;
+    float32x4_t c20 = c00, c21 = c00, c22 = c00, c30 = c00, c31 = c00, c32 = c00;
+    float32x4_t c40 = c00, c41 = c00, c42 = c00, c50 = c00, c51 = c00, c52 = c00;
+    float32x4_t c60 = c00, c61 = c00, c62 = c00, c70 = c00, c71 = c00, c72 = c00;
+    if (add) {
+        QLORA__ROW_LOAD(0);
+        QLORA__ROW_LOAD(1);
+        QLORA__ROW_LOAD(2);
+        QLORA__ROW_LOAD(3);
+        QLORA__ROW_LOAD(4);
+        QLORA__ROW_LOAD(5);
+        QLORA__ROW_LOAD(6);
+        QLORA__ROW_LOAD(7);
+    }
     for (int64_t k = 0; k < steps; k++) {
         float32x4_t b0 = vld1q_f32(b);
         float32x4_t b1 = vld1q_f32(b + 4);
@@ -5931,36 +6125,84 @@ static void qlora__neon_tile(int64_t steps, const float* a, const float* b, floa
         float32x4_t a4 = vld1q_f32(a + 4);
         b += 12;
         a += 8;
-        c00 = vfmaq_laneq_f32(c00, b0, a0, 0);
-        c01 = vfmaq_laneq_f32(c01, b1, a0, 0);
-        c02 = vfmaq_laneq_f32(c02, b2, a0, 0);
-        c10 = vfmaq_laneq_f32(c10, b0, a0, 1);
-        c11 = vfmaq_laneq_f32(c11, b1, a0, 1);
-        c12 = vfmaq_laneq_f32(c12, b2, a0, 1);
-        c20 = vfmaq_laneq_f32(c20, b0, a0, 2);
-        c21 = vfmaq_laneq_f32(c21, b1, a0, 2);
-        c22 = vfmaq_laneq_f32(c22, b2, a0, 2);
-        c30 = vfmaq_laneq_f32(c30, b0, a0, 3);
-        c31 = vfmaq_laneq_f32(c31, b1, a0, 3);
-        c32 = vfmaq_laneq_f32(c32, b2, a0, 3);
-        c40 = vfmaq_laneq_f32(c40, b0, a4, 0);
-        c41 = vfmaq_laneq_f32(c41, b1, a4, 0);
-        c42 = vfmaq_laneq_f32(c42, b2, a4, 0);
-        c50 = vfmaq_laneq_f32(c50, b0, a4, 1);
-        c51 = vfmaq_laneq_f32(c51, b1, a4, 1);
-        c52 = vfmaq_laneq_f32(c52, b2, a4, 1);
-        c60 = vfmaq_laneq_f32(c60, b0, a4, 2);
-        c61 = vfmaq_laneq_f32(c61, b1, a4, 2);
-        c62 = vfmaq_laneq_f32(c62, b2, a4, 2);
-        c70 = vfmaq_laneq_f32(c70, b0, a4, 3);
-        c71 = vfmaq_laneq_f32(c71, b1, a4, 3);
-        c72 = vfmaq_laneq_f32(c72, b2, a4, 3);
+        QLORA__ROW(0, a0, 0);
+        QLORA__ROW(1, a0, 1);
+        QLORA__ROW(2, a0, 2);
+        QLORA__ROW(3, a0, 3);
+        QLORA__ROW(4, a4, 0);
+        QLORA__ROW(5, a4, 1);
+        QLORA__ROW(6, a4, 2);
+        QLORA__ROW(7, a4, 3);
     }
-    const float32x4_t upper[12] = {c00, c01, c02, c10, c11, c12, c20, c21, c22, c30, c31, c32};
-    const float32x4_t lower[12] = {c40, c41, c42, c50, c51, c52, c60, c61, c62, c70, c71, c72};
-    qlora__neon_store4(c, ldc, upper);
-    qlora__neon_store4(c + 4 * ldc, ldc, lower);
+    QLORA__ROW_STORE(0);
+    QLORA__ROW_STORE(1);
+    QLORA__ROW_STORE(2);
+    QLORA__ROW_STORE(3);
+    QLORA__ROW_STORE(4);
+    QLORA__ROW_STORE(5);
+    QLORA__ROW_STORE(6);
+    QLORA__ROW_STORE(7);
 }
+
+#undef QLORA__ROW
+#undef QLORA__ROW_LOAD
+#undef QLORA__ROW_STORE
+
+#define QLORA__ROW(i, a, lane)                                                                     \
+    c##i##0 = vfmaq_laneq_f32(c##i##0, b0, a, lane);                                               \
+    c##i##1 = vfmaq_laneq_f32(c##i##1, b1, a, lane)
+#define QLORA__ROW_LOAD(i)                                                                         \
+    c##i##0 = vld1q_f32(c + i * ldc);                                                              \
+    c##i##1 = vld1q_f32(c + i * ldc + 4)
+#define QLORA__ROW_STORE(i)                                                                        \
+    vst1q_f32(c + i * ldc, c##i##0);                                                               \
+    vst1q_f32(c + i * ldc + 4, c##i##1)
+
+// C[8][8] += a[k][8] b[k][8]
+static void qlora__neon_narrow(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
+                               bool add) {
+    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c10 = c00, c11 = c00, c20 = c00, c21 = c00;
+    float32x4_t c30 = c00, c31 = c00, c40 = c00, c41 = c00, c50 = c00, c51 = c00;
+    float32x4_t c60 = c00, c61 = c00, c70 = c00, c71 = c00;
+    if (add) {
+        QLORA__ROW_LOAD(0);
+        QLORA__ROW_LOAD(1);
+        QLORA__ROW_LOAD(2);
+        QLORA__ROW_LOAD(3);
+        QLORA__ROW_LOAD(4);
+        QLORA__ROW_LOAD(5);
+        QLORA__ROW_LOAD(6);
+        QLORA__ROW_LOAD(7);
+    }
+    for (int64_t k = 0; k < steps; k++) {
+        float32x4_t b0 = vld1q_f32(b);
+        float32x4_t b1 = vld1q_f32(b + 4);
+        float32x4_t a0 = vld1q_f32(a);
+        float32x4_t a4 = vld1q_f32(a + 4);
+        b += 8;
+        a += 8;
+        QLORA__ROW(0, a0, 0);
+        QLORA__ROW(1, a0, 1);
+        QLORA__ROW(2, a0, 2);
+        QLORA__ROW(3, a0, 3);
+        QLORA__ROW(4, a4, 0);
+        QLORA__ROW(5, a4, 1);
+        QLORA__ROW(6, a4, 2);
+        QLORA__ROW(7, a4, 3);
+    }
+    QLORA__ROW_STORE(0);
+    QLORA__ROW_STORE(1);
+    QLORA__ROW_STORE(2);
+    QLORA__ROW_STORE(3);
+    QLORA__ROW_STORE(4);
+    QLORA__ROW_STORE(5);
+    QLORA__ROW_STORE(6);
+    QLORA__ROW_STORE(7);
+}
+
+#undef QLORA__ROW
+#undef QLORA__ROW_LOAD
+#undef QLORA__ROW_STORE
 
 // Four lines side by side: out[k * width + i] = lines[i][k].
 static void qlora__neon_pack4(const float* const* lines, int64_t steps, int64_t width, float* out) {
@@ -6074,7 +6316,16 @@ static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* cod
 }
 
 static const qlora__cpu_gemm qlora__neon_gemm = {
-    8, 12, qlora__neon_tile, qlora__neon_pack4, qlora__neon_dot, qlora__neon_widen, qlora__neon_nf4,
+    640,
+    8,
+    12,
+    qlora__neon_tile,
+    8,
+    qlora__neon_narrow,
+    qlora__neon_pack4,
+    qlora__neon_dot,
+    qlora__neon_widen,
+    qlora__neon_nf4,
 };
 
 #endif // QLORA__NEON
@@ -6131,6 +6382,46 @@ static void qlora__avx2_tile(int64_t steps, const float* a, const float* b, floa
     _mm256_storeu_ps(r1, c10), _mm256_storeu_ps(r1 + 8, c11), _mm256_storeu_ps(r1 + 16, c12);
     _mm256_storeu_ps(r2, c20), _mm256_storeu_ps(r2 + 8, c21), _mm256_storeu_ps(r2 + 16, c22);
     _mm256_storeu_ps(r3, c30), _mm256_storeu_ps(r3 + 8, c31), _mm256_storeu_ps(r3 + 16, c32);
+    _mm256_zeroupper();
+}
+
+// C[4][16] += a[k][4] b[k][16]
+QLORA__TARGET_AVX2
+static void qlora__avx2_narrow(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
+                               bool add) {
+    __m256 c00 = _mm256_setzero_ps(), c01 = c00, c10 = c00, c11 = c00;
+    __m256 c20 = c00, c21 = c00, c30 = c00, c31 = c00;
+    float* r1 = c + ldc;
+    float* r2 = r1 + ldc;
+    float* r3 = r2 + ldc;
+    if (add) {
+        c00 = _mm256_loadu_ps(c), c01 = _mm256_loadu_ps(c + 8);
+        c10 = _mm256_loadu_ps(r1), c11 = _mm256_loadu_ps(r1 + 8);
+        c20 = _mm256_loadu_ps(r2), c21 = _mm256_loadu_ps(r2 + 8);
+        c30 = _mm256_loadu_ps(r3), c31 = _mm256_loadu_ps(r3 + 8);
+    }
+    for (int64_t k = 0; k < steps; k++) {
+        __m256 b0 = _mm256_loadu_ps(b);
+        __m256 b1 = _mm256_loadu_ps(b + 8);
+        __m256 x = _mm256_broadcast_ss(a);
+        c00 = _mm256_fmadd_ps(x, b0, c00);
+        c01 = _mm256_fmadd_ps(x, b1, c01);
+        x = _mm256_broadcast_ss(a + 1);
+        c10 = _mm256_fmadd_ps(x, b0, c10);
+        c11 = _mm256_fmadd_ps(x, b1, c11);
+        x = _mm256_broadcast_ss(a + 2);
+        c20 = _mm256_fmadd_ps(x, b0, c20);
+        c21 = _mm256_fmadd_ps(x, b1, c21);
+        x = _mm256_broadcast_ss(a + 3);
+        c30 = _mm256_fmadd_ps(x, b0, c30);
+        c31 = _mm256_fmadd_ps(x, b1, c31);
+        a += 4;
+        b += 16;
+    }
+    _mm256_storeu_ps(c, c00), _mm256_storeu_ps(c + 8, c01);
+    _mm256_storeu_ps(r1, c10), _mm256_storeu_ps(r1 + 8, c11);
+    _mm256_storeu_ps(r2, c20), _mm256_storeu_ps(r2 + 8, c21);
+    _mm256_storeu_ps(r3, c30), _mm256_storeu_ps(r3 + 8, c31);
     _mm256_zeroupper();
 }
 
@@ -6242,7 +6533,16 @@ static void qlora__avx2_nf4(const float* levels, float scale, const uint8_t* cod
 }
 
 static const qlora__cpu_gemm qlora__avx2_gemm = {
-    4, 24, qlora__avx2_tile, qlora__avx2_pack4, qlora__avx2_dot, qlora__avx2_widen, qlora__avx2_nf4,
+    320,
+    4,
+    24,
+    qlora__avx2_tile,
+    16,
+    qlora__avx2_narrow,
+    qlora__avx2_pack4,
+    qlora__avx2_dot,
+    qlora__avx2_widen,
+    qlora__avx2_nf4,
 };
 
 #endif // QLORA__X86
@@ -6317,6 +6617,45 @@ static void qlora__avx512_tile(int64_t steps, const float* a, const float* b, fl
 #undef QLORA__ROW_LOAD
 #undef QLORA__ROW_STORE
 
+// C[8][16] += a[k][8] b[k][16]
+QLORA__TARGET_AVX512
+static void qlora__avx512_narrow(int64_t steps, const float* a, const float* b, float* c,
+                                 int64_t ldc, bool add) {
+    __m512 c0 = _mm512_setzero_ps(), c1 = c0, c2 = c0, c3 = c0, c4 = c0, c5 = c0, c6 = c0, c7 = c0;
+    if (add) {
+        c0 = _mm512_loadu_ps(c);
+        c1 = _mm512_loadu_ps(c + ldc);
+        c2 = _mm512_loadu_ps(c + 2 * ldc);
+        c3 = _mm512_loadu_ps(c + 3 * ldc);
+        c4 = _mm512_loadu_ps(c + 4 * ldc);
+        c5 = _mm512_loadu_ps(c + 5 * ldc);
+        c6 = _mm512_loadu_ps(c + 6 * ldc);
+        c7 = _mm512_loadu_ps(c + 7 * ldc);
+    }
+    for (int64_t k = 0; k < steps; k++) {
+        __m512 x = _mm512_loadu_ps(b);
+        c0 = _mm512_fmadd_ps(_mm512_set1_ps(a[0]), x, c0);
+        c1 = _mm512_fmadd_ps(_mm512_set1_ps(a[1]), x, c1);
+        c2 = _mm512_fmadd_ps(_mm512_set1_ps(a[2]), x, c2);
+        c3 = _mm512_fmadd_ps(_mm512_set1_ps(a[3]), x, c3);
+        c4 = _mm512_fmadd_ps(_mm512_set1_ps(a[4]), x, c4);
+        c5 = _mm512_fmadd_ps(_mm512_set1_ps(a[5]), x, c5);
+        c6 = _mm512_fmadd_ps(_mm512_set1_ps(a[6]), x, c6);
+        c7 = _mm512_fmadd_ps(_mm512_set1_ps(a[7]), x, c7);
+        a += 8;
+        b += 16;
+    }
+    _mm512_storeu_ps(c, c0);
+    _mm512_storeu_ps(c + ldc, c1);
+    _mm512_storeu_ps(c + 2 * ldc, c2);
+    _mm512_storeu_ps(c + 3 * ldc, c3);
+    _mm512_storeu_ps(c + 4 * ldc, c4);
+    _mm512_storeu_ps(c + 5 * ldc, c5);
+    _mm512_storeu_ps(c + 6 * ldc, c6);
+    _mm512_storeu_ps(c + 7 * ldc, c7);
+    _mm256_zeroupper();
+}
+
 // Four sums of sixteen, folded in a fixed order.
 QLORA__TARGET_AVX512
 static float qlora__avx512_dot(const float* a, const float* b, int64_t n) {
@@ -6373,9 +6712,12 @@ static void qlora__avx512_nf4(const float* levels, float scale, const uint8_t* c
 }
 
 static const qlora__cpu_gemm qlora__avx512_gemm = {
+    384,
     8,
     48,
     qlora__avx512_tile,
+    16,
+    qlora__avx512_narrow,
     qlora__avx2_pack4,
     qlora__avx512_dot,
     qlora__avx2_widen,
@@ -6474,8 +6816,8 @@ static bool qlora__stream_agrees(const float* levels, float scale, uint32_t bits
 // Decodes the scales of a whole weight, one per 64 weights, for the kernel that rounds ties away
 // from zero. Where a tie matters (one block in thousands), a neighbouring number takes the place of
 // the scale, one that gives the same 16 values. False if there is none, or the scale is not finite.
-static bool qlora__stream_prepare(const qlora__cpu_stream* stream, const qlora_nf4* w,
-                                  int64_t first, int64_t steps, float* scales) {
+static QLORA__UNUSED bool qlora__stream_prepare(const qlora__cpu_stream* stream, const qlora_nf4* w,
+                                                int64_t first, int64_t steps, float* scales) {
     static const int32_t moves[] = {1, -1, 2, -2, 3, -3, 4, -4};
     qlora__stream_scales(stream, w, first * QLORA__STREAM_STEP, steps, scales);
     for (int64_t i = 0; i < steps; i++) {
@@ -7475,49 +7817,54 @@ static void qlora__gemm_portable(qlora_ctx* ctx, const qlora__gemm* g) {
 #undef QLORA__TILE
 #undef QLORA__STEP
 
-//@@ src/cpu/packed.h
+//@@ src/cpu/panels.h
 
-// ---- packed products ----------------------------------------------------------------------------
+// ---- panels -------------------------------------------------------------------------------------
+//
+// What the products of the tiers with kernels of their own consist of. Rows of the left side are
+// packed into panels in memory that the threads share; then each thread packs a block of columns of
+// the right side, widening them from whatever type they have, and multiplies it by all rows: a
+// weight is widened once for all rows. Panels that are packed once can be multiplied several times,
+// and the right side may consist of several matrices, one below the other. Every element of C is
+// one sum in ascending k, so the bits depend on nothing but the values: not on the number of
+// threads, nor on how rows, columns and k are divided.
 
-// Products of the tiers with kernels of their own. The rows of A are packed into panels in memory
-// that the threads share, then each thread packs a block of columns of B, widening them from
-// whatever type they have, and multiplies it by all rows: a weight is widened once for all rows.
-// K is cut into ranges, the outermost loop. Sums continue where the last range ended, and every
-// element of C is one sum in ascending k, so the bits depend on nothing but the values.
-
-#define QLORA__KC 384        // steps per range
-#define QLORA__MC 1024       // rows per slice
-#define QLORA__NC 48         // columns per block
-#define QLORA__PART 512      // columns per slice if the sums cannot stay in C
-#define QLORA__CHUNK 96      // rows whose panels stay in the second-level cache
-#define QLORA__MOST_TILE 384 // elements of the largest tile
+#define QLORA__KC 640          // steps per range, at most
+#define QLORA__MC 1024         // rows per slice, at most
+#define QLORA__NC 192          // columns per block, at most
+#define QLORA__PART 512        // columns per slice if the sums cannot stay in C
+#define QLORA__CHUNK 96        // rows whose panels stay in the second-level cache
+#define QLORA__PANELS 0x210000 // elements in panels: QLORA__MC rows of 2112 steps
+#define QLORA__MOST_TILE 384   // elements of the largest tile
 
 // Working memory of the packed products, allocated with the context.
 struct qlora__packing {
-    float* a;    // [MC][KC]
+    float* a;    // [PANELS]
     float* c;    // [MC][PART]
-    float* b;    // [KC][NC] per slot
+    float* b;    // [KC + 4][NC] per slot
     float* zero; // [KC]
     size_t bytes;
 };
 
 static qlora_result qlora__packing_create(qlora_ctx* ctx) {
     size_t slots = (size_t)qlora__slots(ctx);
-    size_t floats =
-        (size_t)QLORA__MC * (QLORA__KC + QLORA__PART) + QLORA__KC + slots * QLORA__KC * QLORA__NC;
-    size_t head = qlora__align_up(sizeof(qlora__packing), 64);
+    size_t floats = (size_t)QLORA__PANELS + (size_t)QLORA__MC * QLORA__PART + QLORA__KC +
+                    slots * (QLORA__KC + 4) * QLORA__NC;
+    size_t bytes = sizeof(qlora__packing) + 64 + floats * sizeof(float);
     if (ctx->cpu->gemm == NULL) {
         return QLORA_OK;
     }
-    qlora__packing* p = (qlora__packing*)qlora__alloc(ctx, head + floats * sizeof(float));
+    qlora__packing* p = (qlora__packing*)qlora__alloc(ctx, bytes);
     if (p == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    p->a = (float*)(void*)((char*)p + head);
-    p->c = p->a + (size_t)QLORA__MC * QLORA__KC;
+    // Panels start at a cache line, so that no vector crosses one.
+    uintptr_t first = (uintptr_t)(p + 1);
+    p->a = (float*)(void*)((char*)(p + 1) + (64 - first % 64) % 64);
+    p->c = p->a + QLORA__PANELS;
     p->zero = p->c + (size_t)QLORA__MC * QLORA__PART;
     p->b = p->zero + QLORA__KC;
-    p->bytes = head + floats * sizeof(float);
+    p->bytes = bytes;
     memset(p->zero, 0, QLORA__KC * sizeof(float));
     ctx->packing = p;
     return QLORA_OK;
@@ -7538,6 +7885,17 @@ typedef struct qlora__operand {
     int64_t ld;
     bool lines; // the elements of a line are next to each other; otherwise those of one k
 } qlora__operand;
+
+static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, const qlora_nf4* nf4,
+                                        int64_t ld, bool lines) {
+    qlora__operand o;
+    o.data = data;
+    o.dtype = dtype;
+    o.nf4 = nf4;
+    o.ld = nf4 != NULL ? nf4->cols : ld;
+    o.lines = lines;
+    return o;
+}
 
 // Returns n elements from `first` on as f32: where they are, or in `stage`.
 static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__operand* o,
@@ -7567,143 +7925,334 @@ static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__
     return stage;
 }
 
-// Packs lines [first, first + count) and steps [k0, k0 + steps) into panels of `width` lines; what
-// is missing in the last panel is zero.
-static void qlora__operand_pack(const qlora__cpu_gemm* cpu, const qlora__operand* o, int64_t first,
-                                int64_t count, int64_t k0, int64_t steps, int64_t width,
-                                const float* zero, float* out) {
-    float stage[4 * QLORA__KC];
-    int64_t padded = qlora__ceil_div(count, width) * width;
-    for (int64_t i = 0; o->lines && i < padded; i += 4) {
-        const float* lines[4];
-        for (int64_t j = 0; j < 4; j++) {
-            lines[j] = i + j < count ? qlora__operand_run(cpu, o, (first + i + j) * o->ld + k0,
-                                                          steps, stage + j * QLORA__KC)
-                                     : zero;
-        }
-        cpu->pack4(lines, steps, width, out + i / width * width * steps + i % width);
+// Steps of panels that are next to each other, at least `steps` and at most 3 more: such that the
+// panels are an odd number of cache lines apart. Otherwise many would share few sets of the cache.
+static int64_t qlora__panel_stride(int64_t steps, int64_t width) {
+    while (steps * width % 32 != 16) {
+        steps++;
     }
-    for (int64_t k = 0; !o->lines && k < steps; k++) {
-        const float* from = qlora__operand_run(cpu, o, (k0 + k) * o->ld + first, count, stage);
-        int64_t i = 0;
-        for (; i + width <= count; i += width) {
-            float* to = out + i * steps + k * width;
-            for (int64_t j = 0; j < width; j += 4) {
-                memcpy(to + j, from + i + j, 4 * sizeof *to);
-            }
-        }
-        for (int64_t j = 0; i < count && j < width; j++) {
-            out[i * steps + k * width + j] = i + j < count ? from[i + j] : 0.0f;
-        }
-    }
+    return steps;
 }
 
-// The part of a product that is being computed: one slice of rows and columns, one range of K.
-typedef struct qlora__packed {
-    const qlora__gemm* g;
-    const qlora__cpu_gemm* cpu;
-    const qlora__packing* memory;
-    qlora__operand a;
-    qlora__operand b;
-    float* c; // the first element of the slice
-    int64_t ldc;
-    int64_t row;
-    int64_t rows;
-    int64_t col;
-    int64_t cols;
+// Part of an operand: lines [first, first + count) and steps [k, k + steps).
+typedef struct qlora__lines_piece {
+    const qlora__operand* from;
+    int64_t first;
+    int64_t count;
     int64_t k;
     int64_t steps;
-    bool add;           // to what C contains
-    int64_t block;      // columns per block
-    int64_t unit_rows;  // rows per unit, a multiple of the rows of a panel
-    int64_t unit_parts; // units per block
-} qlora__packed;
+} qlora__lines_piece;
 
-// Packs chunks of rows of A and multiplies them by alpha.
-static void qlora__packed_rows(void* user, int64_t begin, int64_t end) {
-    const qlora__packed* p = (const qlora__packed*)user;
-    for (int64_t chunk = begin; chunk < end; chunk++) {
-        int64_t first = chunk * QLORA__CHUNK;
-        int64_t count = qlora__min(QLORA__CHUNK, p->rows - first);
-        float* out = p->memory->a + first * p->steps;
-        qlora__operand_pack(p->cpu, &p->a, p->row + first, count, p->k, p->steps, p->cpu->rows,
-                            p->memory->zero, out);
-        int64_t n = qlora__ceil_div(count, p->cpu->rows) * p->cpu->rows * p->steps;
-        for (int64_t i = 0; p->g->alpha != 1.0f && i < n; i++) {
-            out[i] *= p->g->alpha;
+// Packs a piece into panels of `width` lines and `stride` steps, from step `at` on; lines that are
+// missing in the last panel are zero.
+static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_piece* p,
+                              int64_t width, int64_t stride, int64_t at, const float* zero,
+                              float* out) {
+    float stage[4 * QLORA__KC];
+    const qlora__operand* o = p->from;
+    int64_t padded = qlora__ceil_div(p->count, width) * width;
+    for (int64_t i = 0; o->lines && i < padded; i += 4) {
+        float* to = out + (i / width * stride + at) * width + i % width;
+        for (int64_t k = 0; k < p->steps; k += QLORA__KC) {
+            const float* lines[4];
+            int64_t n = qlora__min(QLORA__KC, p->steps - k);
+            for (int64_t j = 0; j < 4; j++) {
+                lines[j] = i + j < p->count
+                               ? qlora__operand_run(cpu, o, (p->first + i + j) * o->ld + p->k + k,
+                                                    n, stage + j * QLORA__KC)
+                               : zero;
+            }
+            cpu->pack4(lines, n, width, to + k * width);
+        }
+    }
+    for (int64_t k = 0; !o->lines && k < p->steps; k++) {
+        const float* from =
+            qlora__operand_run(cpu, o, (p->k + k) * o->ld + p->first, p->count, stage);
+        float* to = out + (at + k) * width;
+        int64_t i = 0;
+        // The rows of a wide matrix are in different pages, where processors do not look ahead.
+        for (int64_t j = 0; from != stage && k + 8 < p->steps && j < p->count; j += 16) {
+            QLORA__WILL_READ(from + 8 * o->ld + j);
+        }
+        for (; i + width <= p->count; i += width) {
+            for (int64_t j = 0; j < width; j += 4) {
+                memcpy(to + i * stride + j, from + i + j, 4 * sizeof *to);
+            }
+        }
+        for (int64_t j = 0; i < p->count && j < width; j++) {
+            to[i * stride + j] = i + j < p->count ? from[i + j] : 0.0f;
         }
     }
 }
 
-// One tile of C at (row, col) of the slice. At the edges it is computed in a copy.
-static void qlora__packed_tile(const qlora__packed* p, const float* a, const float* b, int64_t row,
-                               int64_t col) {
-    const qlora__cpu_gemm* cpu = p->cpu;
-    float* c = p->c + row * p->ldc + col;
-    int64_t rows = qlora__min(cpu->rows, p->rows - row);
-    int64_t cols = qlora__min(cpu->cols, p->cols - col);
-    if (rows == cpu->rows && cols == cpu->cols) {
-        cpu->tile(p->steps, a, b, c, p->ldc, p->add);
+// ---- the left side ------------------------------------------------------------------------------
+
+// A slice of rows. Its panels are in the context's working memory until the next slice is packed.
+typedef struct qlora__panels {
+    qlora_ctx* ctx;
+    const qlora__cpu_gemm* cpu;
+    const qlora__packing* memory;
+    int64_t row;
+    int64_t rows;
+    int64_t stride; // steps of a panel
+} qlora__panels;
+
+// Rows of a slice whose panels have `stride` steps.
+static int64_t qlora__panels_rows(int64_t rows, int64_t stride) {
+    int64_t most = QLORA__PANELS / qlora__max(stride, 1) / QLORA__CHUNK * QLORA__CHUNK;
+    return qlora__min(rows, qlora__min(QLORA__MC, most));
+}
+
+static void qlora__panels_open(qlora_ctx* ctx, int64_t stride, qlora__panels* p) {
+    p->ctx = ctx;
+    p->cpu = ctx->cpu->gemm;
+    p->memory = ctx->packing;
+    p->row = 0;
+    p->rows = 0;
+    p->stride = qlora__panel_stride(stride, p->cpu->rows);
+}
+
+typedef struct qlora__panels_job {
+    const qlora__panels* panels;
+    const qlora__operand* from;
+    int64_t k;
+    int64_t steps;
+    int64_t at;
+    float alpha;
+} qlora__panels_job;
+
+static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
+    const qlora__panels_job* job = (const qlora__panels_job*)user;
+    const qlora__panels* p = job->panels;
+    int64_t width = p->cpu->rows;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        qlora__lines_piece piece;
+        int64_t first = chunk * QLORA__CHUNK;
+        piece.from = job->from;
+        piece.first = p->row + first;
+        piece.count = qlora__min(QLORA__CHUNK, p->rows - first);
+        piece.k = job->k;
+        piece.steps = job->steps;
+        float* out = p->memory->a + first * p->stride;
+        qlora__lines_pack(p->cpu, &piece, width, p->stride, job->at, p->memory->zero, out);
+        for (int64_t i = 0; job->alpha != 1.0f && i < piece.count; i += width) {
+            float* panel = out + i * p->stride + job->at * width;
+            for (int64_t j = 0; j < job->steps * width; j++) {
+                panel[j] *= job->alpha;
+            }
+        }
+    }
+}
+
+// Packs steps [k, k + steps) of an operand, times alpha, as steps [at, at + steps) of the panels.
+static void qlora__panels_pack(const qlora__panels* p, const qlora__operand* from, int64_t k,
+                               int64_t steps, int64_t at, float alpha) {
+    qlora__panels_job job;
+    job.panels = p;
+    job.from = from;
+    job.k = k;
+    job.steps = steps;
+    job.at = at;
+    job.alpha = alpha;
+    qlora__parallel(p->ctx, qlora__ceil_div(p->rows, QLORA__CHUNK), 1, qlora__panels_chunks, &job);
+}
+
+// ---- products -----------------------------------------------------------------------------------
+
+// Steps [k, k + steps) of an operand on the right side.
+typedef struct qlora__segment {
+    qlora__operand from;
+    int64_t k;
+    int64_t steps;
+} qlora__segment;
+
+// C (+)= the panels' steps from `at` on, times the segments, one below the other.
+typedef struct qlora__multiply {
+    const qlora__panels* left;
+    int64_t at;
+    const qlora__segment* right;
+    int segments;
+    int64_t col; // the first column of the right side
+    int64_t cols;
+    float* c; // row 0 of the slice, column 0
+    int64_t ldc;
+    bool add;
+    // How the work is divided
+    qlora__tile_fn tile;
+    int64_t width;  // columns of a tile
+    int64_t steps;  // of all segments
+    int64_t range;  // steps per range
+    int64_t stride; // steps from one panel of columns to the next
+    int64_t block;  // columns per block
+    int64_t unit_rows;
+    int64_t unit_parts; // units per block
+} qlora__multiply;
+
+// Packs a block of columns for steps [k, k + steps).
+static void qlora__multiply_pack(const qlora__multiply* m, int64_t col, int64_t cols, int64_t k,
+                                 int64_t steps, float* b) {
+    int64_t begin = 0;
+    for (int i = 0; i < m->segments; i++) {
+        const qlora__segment* s = &m->right[i];
+        int64_t from = qlora__max(k, begin);
+        int64_t to = qlora__min(k + steps, begin + s->steps);
+        if (to > from) {
+            qlora__lines_piece piece;
+            piece.from = &s->from;
+            piece.first = m->col + col;
+            piece.count = cols;
+            piece.k = s->k + from - begin;
+            piece.steps = to - from;
+            qlora__lines_pack(m->left->cpu, &piece, m->width, m->stride, from - k,
+                              m->left->memory->zero, b);
+        }
+        begin += s->steps;
+    }
+}
+
+// One tile of C at (row, col). At the edges it is computed in a copy.
+static void qlora__multiply_tile(const qlora__multiply* m, int64_t steps, const float* a,
+                                 const float* b, int64_t row, int64_t col, bool add) {
+    int64_t height = m->left->cpu->rows;
+    float* c = m->c + row * m->ldc + col;
+    int64_t rows = qlora__min(height, m->left->rows - row);
+    int64_t cols = qlora__min(m->width, m->cols - col);
+    if (rows == height && cols == m->width) {
+        m->tile(steps, a, b, c, m->ldc, add);
         return;
     }
     float copy[QLORA__MOST_TILE];
     memset(copy, 0, sizeof copy);
-    for (int64_t i = 0; p->add && i < rows; i++) {
-        memcpy(copy + i * cpu->cols, c + i * p->ldc, (size_t)cols * sizeof *c);
+    for (int64_t i = 0; add && i < rows; i++) {
+        memcpy(copy + i * m->width, c + i * m->ldc, (size_t)cols * sizeof *c);
     }
-    cpu->tile(p->steps, a, b, copy, cpu->cols, p->add);
+    m->tile(steps, a, b, copy, m->width, add);
     for (int64_t i = 0; i < rows; i++) {
-        memcpy(c + i * p->ldc, copy + i * cpu->cols, (size_t)cols * sizeof *c);
+        memcpy(c + i * m->ldc, copy + i * m->width, (size_t)cols * sizeof *c);
     }
 }
 
-// A unit is a block of columns and some of the rows.
-static void qlora__packed_units(void* user, int slot, int64_t begin, int64_t end) {
-    const qlora__packed* p = (const qlora__packed*)user;
-    const qlora__cpu_gemm* cpu = p->cpu;
-    float* b = p->memory->b + (size_t)slot * QLORA__KC * QLORA__NC;
-    int64_t packed = -1;
-    for (int64_t unit = begin; unit < end; unit++) {
-        int64_t block = unit / p->unit_parts;
-        int64_t col0 = block * p->block;
-        int64_t cols = qlora__min(p->block, p->cols - col0);
-        int64_t row0 = unit % p->unit_parts * p->unit_rows;
-        int64_t last = qlora__min(row0 + p->unit_rows, p->rows);
-        if (packed != block) {
-            qlora__operand_pack(cpu, &p->b, p->col + col0, cols, p->k, p->steps, cpu->cols,
-                                p->memory->zero, b);
-            packed = block;
+// The next tile of C is on its way from memory while this one is computed.
+static void qlora__multiply_expect(const qlora__multiply* m, int64_t row, int64_t col) {
+    int64_t last = qlora__min(row + m->left->cpu->rows, m->left->rows);
+    int64_t cols = qlora__min(m->width, m->cols - col);
+    for (int64_t i = row; i < last; i++) {
+        const float* c = m->c + i * m->ldc + col;
+        for (int64_t j = 0; j < cols; j += 16) {
+            QLORA__WILL_WRITE(c + j);
         }
-        for (int64_t top = row0; top < last; top += QLORA__CHUNK) {
-            int64_t bottom = qlora__min(top + QLORA__CHUNK, last);
-            for (int64_t col = 0; col < cols; col += cpu->cols) {
-                for (int64_t row = top; row < bottom; row += cpu->rows) {
-                    qlora__packed_tile(p, p->memory->a + row * p->steps, b + col * p->steps, row,
-                                       col0 + col);
-                }
+        QLORA__WILL_WRITE(c + cols - 1);
+    }
+}
+
+// A block of columns that has been packed, and the rows [first, last).
+static void qlora__multiply_block(const qlora__multiply* m, int64_t k, int64_t steps,
+                                  const float* b, int64_t col0, int64_t first, int64_t last) {
+    const qlora__panels* left = m->left;
+    int64_t height = left->cpu->rows;
+    int64_t end = qlora__min(col0 + m->block, m->cols);
+    const float* a = left->memory->a + (m->at + k) * height;
+    for (int64_t top = first; top < last; top += QLORA__CHUNK) {
+        int64_t bottom = qlora__min(top + QLORA__CHUNK, last);
+        for (int64_t col = col0; col < end; col += m->width) {
+            qlora__multiply_expect(m, top, col);
+            for (int64_t row = top; row < bottom; row += height) {
+                qlora__multiply_expect(m, row + height, col);
+                qlora__multiply_tile(m, steps, a + row * left->stride, b + (col - col0) * m->stride,
+                                     row, col, m->add || k > 0);
             }
         }
     }
 }
 
-// Enough units for all threads: many blocks of columns, or several units per block.
-static void qlora__packed_share(qlora_ctx* ctx, qlora__packed* p) {
-    int64_t slots = qlora__slots(ctx);
-    p->block = QLORA__NC / p->cpu->cols * p->cpu->cols;
-    int64_t blocks = qlora__ceil_div(p->cols, p->block);
-    int64_t chunks = qlora__ceil_div(p->rows, QLORA__CHUNK);
-    int64_t parts = slots > 1 ? qlora__min(chunks, qlora__ceil_div(4 * slots, blocks)) : 1;
-    p->unit_rows = qlora__ceil_div(chunks, qlora__max(parts, 1)) * QLORA__CHUNK;
-    p->unit_parts = qlora__ceil_div(p->rows, p->unit_rows);
+// A unit is a block of columns and some of the rows.
+static void qlora__multiply_units(void* user, int slot, int64_t begin, int64_t end) {
+    const qlora__multiply* m = (const qlora__multiply*)user;
+    float* b = m->left->memory->b + (size_t)slot * (QLORA__KC + 4) * QLORA__NC;
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t col = unit / m->unit_parts * m->block;
+        int64_t row = unit % m->unit_parts * m->unit_rows;
+        for (int64_t k = 0; k < m->steps; k += m->range) {
+            int64_t steps = qlora__min(m->range, m->steps - k);
+            qlora__multiply_pack(m, col, qlora__min(m->block, m->cols - col), k, steps, b);
+            qlora__multiply_block(m, k, steps, b, col, row,
+                                  qlora__min(row + m->unit_rows, m->left->rows));
+        }
+    }
 }
+
+// Divides the work: ranges of about the same length, tiles that waste few columns, and enough units
+// for all threads, from many blocks of columns or several units per block.
+static void qlora__multiply_divide(qlora__multiply* m) {
+    const qlora__cpu_gemm* cpu = m->left->cpu;
+    int64_t ranges = qlora__ceil_div(m->steps, cpu->steps);
+    m->range = qlora__ceil_div(qlora__ceil_div(m->steps, ranges), 4) * 4;
+    bool narrow = m->cols <= QLORA__NC / 4 && qlora__ceil_div(m->cols, cpu->narrow) * cpu->narrow <
+                                                  qlora__ceil_div(m->cols, cpu->cols) * cpu->cols;
+    m->width = narrow ? cpu->narrow : cpu->cols;
+    m->tile = narrow ? cpu->narrow_tile : cpu->tile;
+    m->stride = qlora__panel_stride(m->range, m->width);
+    int64_t slots = qlora__slots(m->left->ctx);
+    int64_t share = slots > 1 ? qlora__ceil_div(m->cols, 4 * slots) : m->cols;
+    share = qlora__min(QLORA__NC, qlora__max(QLORA__NC / 4, share));
+    m->block = qlora__ceil_div(share, m->width) * m->width;
+    m->block = m->block > QLORA__NC ? m->block - m->width : m->block;
+    int64_t blocks = qlora__ceil_div(m->cols, m->block);
+    int64_t chunks = qlora__ceil_div(m->left->rows, QLORA__CHUNK);
+    int64_t parts = slots > 1 ? qlora__min(chunks, qlora__ceil_div(4 * slots, blocks)) : 1;
+    m->unit_rows = qlora__ceil_div(chunks, qlora__max(parts, 1)) * QLORA__CHUNK;
+    m->unit_parts = qlora__ceil_div(m->left->rows, m->unit_rows);
+}
+
+// Multiplies by columns [col, col + cols) of the right side. c is the first element of the result:
+// the slice's first row.
+static void qlora__panels_multiply(const qlora__panels* p, int64_t at, const qlora__segment* right,
+                                   int segments, int64_t col, int64_t cols, float* c, int64_t ldc,
+                                   bool add) {
+    qlora__multiply m;
+    memset(&m, 0, sizeof m);
+    m.left = p;
+    m.at = at;
+    m.right = right;
+    m.segments = segments;
+    m.col = col;
+    m.cols = cols;
+    m.c = c;
+    m.ldc = ldc;
+    m.add = add;
+    for (int i = 0; i < segments; i++) {
+        m.steps += right[i].steps;
+    }
+    if (m.steps > 0 && cols > 0 && p->rows > 0) {
+        qlora__multiply_divide(&m);
+        qlora__parallel_slots(p->ctx, qlora__ceil_div(cols, m.block) * m.unit_parts, 1,
+                              qlora__multiply_units, &m);
+    }
+}
+
+//@@ src/cpu/packed.h
+
+// ---- packed products ----------------------------------------------------------------------------
+
+// A product that is being computed in slices of rows, and of columns if the sums cannot stay in C.
+typedef struct qlora__packed {
+    const qlora__gemm* g;
+    qlora__operand a;
+    qlora__operand b;
+    qlora__panels left;
+    float* c; // the first element of the slice
+    int64_t ldc;
+    int64_t col;
+    int64_t cols;
+} qlora__packed;
 
 // Moves the slice of C to or from the sums, if they are not in C itself. beta is applied to C when
 // it is read, and not again.
 static void qlora__packed_move(const qlora__packed* p, void* C, bool in) {
     const qlora__gemm* g = p->g;
-    for (int64_t i = 0; i < p->rows; i++) {
+    for (int64_t i = 0; i < p->left.rows; i++) {
         float* sums = p->c + i * p->ldc;
-        int64_t at = (p->row + i) * g->ldc + p->col;
+        int64_t at = (p->left.row + i) * g->ldc + p->col;
         for (int64_t j = 0; j < p->cols && in; j++) {
             sums[j] = g->beta * (float)qlora__load(C, g->out, at + j);
         }
@@ -7713,22 +8262,23 @@ static void qlora__packed_move(const qlora__packed* p, void* C, bool in) {
     }
 }
 
-// One slice, over all ranges of K.
-static void qlora__packed_slice(qlora_ctx* ctx, qlora__packed* p, void* C) {
+// One slice, over all of K.
+static void qlora__packed_slice(qlora__packed* p, void* C) {
     const qlora__gemm* g = p->g;
     bool in_place = g->out == QLORA_F32;
-    p->c = in_place ? (float*)C + p->row * g->ldc + p->col : p->memory->c;
+    p->c = in_place ? (float*)C + p->left.row * g->ldc + p->col : p->left.memory->c;
     p->ldc = in_place ? g->ldc : QLORA__PART;
     if (g->beta != 0.0f && (!in_place || g->beta != 1.0f)) {
         qlora__packed_move(p, C, true);
     }
-    qlora__packed_share(ctx, p);
-    int64_t units = qlora__ceil_div(p->cols, p->block) * p->unit_parts;
-    for (p->k = 0; p->k < g->K; p->k += QLORA__KC) {
-        p->steps = qlora__min(QLORA__KC, g->K - p->k);
-        p->add = p->k > 0 || g->beta != 0.0f;
-        qlora__parallel(ctx, qlora__ceil_div(p->rows, QLORA__CHUNK), 1, qlora__packed_rows, p);
-        qlora__parallel_slots(ctx, units, 1, qlora__packed_units, p);
+    for (int64_t k = 0; k < g->K; k += p->left.stride) {
+        qlora__segment right;
+        right.from = p->b;
+        right.k = k;
+        right.steps = qlora__min(p->left.stride, g->K - k);
+        qlora__panels_pack(&p->left, &p->a, k, right.steps, 0, g->alpha);
+        qlora__panels_multiply(&p->left, 0, &right, 1, p->col, p->cols, p->c, p->ldc,
+                               k > 0 || g->beta != 0.0f);
     }
     if (!in_place) {
         qlora__packed_move(p, C, false);
@@ -7739,36 +8289,25 @@ static const void* qlora__operand_at(const void* data, qlora_dtype dtype, int64_
     return data != NULL ? (const char*)data + (size_t)element * qlora_dtype_bytes(dtype) : NULL;
 }
 
-static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, const qlora_nf4* nf4,
-                                        int64_t ld, bool lines) {
-    qlora__operand o;
-    o.data = data;
-    o.dtype = dtype;
-    o.nf4 = nf4;
-    o.ld = nf4 != NULL ? nf4->cols : ld;
-    o.lines = lines;
-    return o;
-}
-
 static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__packed p;
     memset(&p, 0, sizeof p);
     p.g = g;
-    p.cpu = ctx->cpu->gemm;
-    p.memory = ctx->packing;
-    int64_t width = g->out == QLORA_F32 ? g->N : QLORA__PART / p.cpu->cols * p.cpu->cols;
-    int64_t height = QLORA__MC / p.cpu->rows * p.cpu->rows;
+    int64_t width = g->out == QLORA_F32 ? g->N : QLORA__PART;
+    int64_t height = qlora__min(QLORA__MC, qlora__ceil_div(g->M, QLORA__CHUNK) * QLORA__CHUNK);
+    int64_t most = QLORA__PANELS / height - 4; // the panels may be a little longer
+    qlora__panels_open(ctx, qlora__min(g->K, most), &p.left);
     for (int64_t i = 0; i < g->batch; i++) {
         p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, NULL,
                                 g->lda, !g->ta);
         p.b = qlora__operand_of(qlora__operand_at(g->B, g->b_type, i * g->sB), g->b_type, g->nf4,
                                 g->ldb, g->tb);
         void* C = (char*)g->C + (size_t)(i * g->sC) * qlora_dtype_bytes(g->out);
-        for (p.row = 0; p.row < g->M; p.row += height) {
-            p.rows = qlora__min(height, g->M - p.row);
+        for (p.left.row = 0; p.left.row < g->M; p.left.row += QLORA__MC) {
+            p.left.rows = qlora__min(QLORA__MC, g->M - p.left.row);
             for (p.col = 0; p.col < g->N; p.col += width) {
                 p.cols = qlora__min(width, g->N - p.col);
-                qlora__packed_slice(ctx, &p, C);
+                qlora__packed_slice(&p, C);
             }
         }
     }
@@ -7776,7 +8315,7 @@ static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
 
 // Floats of the shared working memory, for products that are not packed.
 static int64_t qlora__packing_room(void) {
-    return (int64_t)QLORA__MC * QLORA__KC;
+    return QLORA__PANELS;
 }
 
 #undef QLORA__KC
@@ -7784,6 +8323,7 @@ static int64_t qlora__packing_room(void) {
 #undef QLORA__NC
 #undef QLORA__PART
 #undef QLORA__CHUNK
+#undef QLORA__PANELS
 #undef QLORA__MOST_TILE
 
 //@@ src/cpu/few.h
@@ -23785,6 +24325,162 @@ qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args) {
     return qlora__leave(ctx, qlora__dropout(ctx, args));
 }
 
+//@@ src/ops/linear_cpu.h
+
+// ---- LoRA linear on the CPU ---------------------------------------------------------------------
+//
+// In tiers with packed products, the rows of x, or of dy, are packed once for all products that
+// read them, and the product with an adapter continues the sum of the product with its weight:
+//
+//   z_i = x A_i^T      y_i = [x z_i] [W_i sB_i]^T
+//   u_i = dy_i sB_i    dx  = sum over i of [dy_i u_i] [W_i ; A_i]
+//
+// Every sum has the same terms in the same order as in separate products that add to C, so the bits
+// are the same.
+
+// Whether panels with `steps` steps are used for x, or for dy. If only few rows fit at a time, the
+// weights would be widened too often.
+static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_desc* l,
+                                    const qlora_tensor* x, int64_t steps) {
+    for (int32_t i = 0; i < l->count; i++) {
+        if (l->parts[i].out == 0) {
+            return false;
+        }
+    }
+    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL && l->in > 0 &&
+           x->dtype == QLORA_F32 && x->rows >= 16 &&
+           qlora__panels_rows(x->rows, steps + 4) >= qlora__min(x->rows, 384);
+}
+
+static qlora__operand qlora__operand_matrix(const qlora_tensor* t, bool lines) {
+    return qlora__operand_of(t->data, t->dtype, NULL, t->ld, lines);
+}
+
+static qlora__segment qlora__segment_of(qlora__operand from, int64_t steps) {
+    qlora__segment s;
+    s.from = from;
+    s.k = 0;
+    s.steps = steps;
+    return s;
+}
+
+// The weight of a part: its rows are lines forward.
+static qlora__operand qlora__linear_weight(const qlora_linear_part* p, bool lines) {
+    return p->nf4 != NULL ? qlora__operand_of(NULL, QLORA_BF16, p->nf4, 0, lines)
+                          : qlora__operand_matrix(p->dense, lines);
+}
+
+// Element (row, col) of an f32 matrix.
+static float* qlora__linear_at(const qlora_tensor* t, int64_t row, int64_t col) {
+    return (float*)t->data + row * t->ld + col;
+}
+
+static int64_t qlora__linear_forward_steps(const qlora_linear_desc* l) {
+    int64_t rank = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        rank = qlora__max(rank, l->parts[i].rank);
+    }
+    return l->in + rank;
+}
+
+// y, for one slice of rows; with `adapters`, also z, in the columns of x after l->in.
+static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora__panels* p,
+                                        const qlora_tensor* x, const qlora_tensor* y,
+                                        bool adapters) {
+    qlora__operand rows = qlora__operand_matrix(x, true);
+    qlora__panels_pack(p, &rows, 0, l->in, 0, 1.0f);
+    int64_t at = l->in;
+    for (int32_t i = 0; i < l->count && adapters; i++) {
+        const qlora_linear_part* part = &l->parts[i];
+        if (part->rank > 0) {
+            qlora__segment a = qlora__segment_of(qlora__operand_matrix(part->a, true), l->in);
+            qlora__panels_multiply(p, 0, &a, 1, 0, part->rank, qlora__linear_at(x, p->row, at),
+                                   x->ld, false);
+        }
+        at += part->rank;
+    }
+    int64_t col = 0;
+    at = l->in;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* part = &l->parts[i];
+        qlora__segment right[2];
+        right[0] = qlora__segment_of(qlora__linear_weight(part, true), l->in);
+        if (part->rank > 0) {
+            right[1] = qlora__segment_of(qlora__operand_matrix(part->sb, true), part->rank);
+            qlora__panels_pack(p, &rows, at, part->rank, l->in, 1.0f);
+        }
+        qlora__panels_multiply(p, 0, right, part->rank > 0 ? 2 : 1, 0, part->out,
+                               qlora__linear_at(y, p->row, col), y->ld, false);
+        col += part->out;
+        at += part->rank;
+    }
+}
+
+static void qlora__linear_forward_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                         const qlora_tensor* x, const qlora_tensor* y,
+                                         bool adapters) {
+    qlora__panels p;
+    qlora__panels_open(ctx, qlora__linear_forward_steps(l), &p);
+    int64_t height = qlora__panels_rows(x->rows, p.stride);
+    for (p.row = 0; p.row < x->rows; p.row += height) {
+        p.rows = qlora__min(height, x->rows - p.row);
+        qlora__linear_forward_slice(l, &p, x, y, adapters);
+    }
+    ctx->last_path = QLORA_PATH_CPU;
+}
+
+static int64_t qlora__linear_backward_steps(const qlora_linear_desc* l) {
+    int64_t steps = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        steps += l->parts[i].out + l->parts[i].rank;
+    }
+    return steps;
+}
+
+// u, in the columns of dy after `out`, and dx, for one slice of rows. In the panels, the columns of
+// u_i are after those of dy_i.
+static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__panels* p,
+                                   const qlora_tensor* dy, int64_t out, const qlora_tensor* dx) {
+    qlora__operand rows = qlora__operand_matrix(dy, true);
+    qlora__segment right[2 * QLORA_LINEAR_PARTS];
+    int segments = 0;
+    int64_t at = 0;
+    int64_t col = 0;
+    int64_t tail = out;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* part = &l->parts[i];
+        qlora__panels_pack(p, &rows, col, part->out, at, 1.0f);
+        right[segments] = qlora__segment_of(qlora__linear_weight(part, false), part->out);
+        segments++;
+        if (part->rank > 0) {
+            qlora__segment sb =
+                qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
+            qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, qlora__linear_at(dy, p->row, tail),
+                                   dy->ld, false);
+            qlora__panels_pack(p, &rows, tail, part->rank, at + part->out, 1.0f);
+            right[segments] = qlora__segment_of(qlora__operand_matrix(part->a, false), part->rank);
+            segments++;
+        }
+        at += part->out + part->rank;
+        col += part->out;
+        tail += part->rank;
+    }
+    qlora__panels_multiply(p, 0, right, segments, 0, l->in, qlora__linear_at(dx, p->row, 0), dx->ld,
+                           false);
+}
+
+static void qlora__linear_dx_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                    const qlora_tensor* dy, int64_t out, const qlora_tensor* dx) {
+    qlora__panels p;
+    qlora__panels_open(ctx, qlora__linear_backward_steps(l), &p);
+    int64_t height = qlora__panels_rows(dy->rows, p.stride);
+    for (p.row = 0; p.row < dy->rows; p.row += height) {
+        p.rows = qlora__min(height, dy->rows - p.row);
+        qlora__linear_dx_slice(l, &p, dy, out, dx);
+    }
+    ctx->last_path = QLORA_PATH_CPU;
+}
+
 //@@ src/ops/linear.h
 
 // ---- LoRA linear --------------------------------------------------------------------------------
@@ -23794,11 +24490,11 @@ qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args) {
 //   dA_i += u_i^T x (the masked x)                    dB_i += s_i dy_i^T z_i
 //
 // z and u are rounded to the storage type and stored after the columns of x and dy. There are two
-// forms. The plain form (without an operand), which the CPU uses, runs the products one by one. In
-// the concatenated form the operand is W with sB to its right and A below it, so that a single
-// product of length in + pad, or out + pad, is enough. The columns of z and u that pad the sum of
-// the ranks are zero. With dropout each part has its own mask, so z is computed part by part, and
-// the masked u_i A_i are added to dx one at a time.
+// forms. The plain form (without an operand), which the CPU uses, runs the products one by one, or
+// from shared panels (ops/linear_cpu.h). In the concatenated form the operand is W with sB to its
+// right and A below it, so that a single product of length in + pad, or out + pad, is enough. The
+// columns of z and u that pad the sum of the ranks are zero. With dropout each part has its own
+// mask, so z is computed part by part, and the masked u_i A_i are added to dx one at a time.
 
 int64_t qlora_linear_out(const qlora_linear_desc* linear) {
     int64_t out = 0;
@@ -24165,6 +24861,13 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
     return QLORA_OK;
 }
 
+// Sets the columns of z or u that pad the sum of the ranks to zero: from column `used` of tail on.
+static qlora_result qlora__linear_pad_zero(qlora_ctx* ctx, const qlora_tensor* tail, int64_t used) {
+    qlora_tensor rest;
+    QLORA__TRY(qlora__tensor_view(ctx, tail, 0, tail->rows, used, tail->cols - used, &rest));
+    return qlora__tensor_zero(ctx, &rest);
+}
+
 // Computes z in the last columns of x.
 static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* x, const qlora_tensor* inner) {
@@ -24192,9 +24895,7 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
         }
         at += z.cols;
     }
-    qlora_tensor rest;
-    QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, x->rows, at, pad - at, &rest));
-    return qlora__tensor_zero(ctx, &rest);
+    return qlora__linear_pad_zero(ctx, &tail, at);
 }
 
 static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
@@ -24270,6 +24971,31 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math
                               y);
 }
 
+// The plain form with panels that the products share; with dropout, z is computed before.
+static qlora_result qlora__linear_forward_shared(qlora_ctx* ctx, qlora_math math,
+                                                 const qlora_linear_desc* l, const qlora_tensor* x,
+                                                 const qlora_tensor* inner, const qlora_tensor* y) {
+    bool dropped = l->dropout > 0.0f;
+    qlora_tensor tail;
+    if (dropped) {
+        QLORA__TRY(qlora__linear_z(ctx, math, l, x, inner));
+    }
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, x->cols - l->in, &tail));
+    qlora__linear_forward_panels(ctx, l, x, y, !dropped);
+    QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l)));
+    int64_t col = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
+        if (p->bias != NULL) {
+            QLORA__TRY(qlora__linear_bias(ctx, p->bias, &part, true));
+        }
+        col += p->out;
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
                                           const qlora_linear_desc* l, const qlora_tensor* x,
                                           const qlora_tensor* y) {
@@ -24282,6 +25008,9 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
+    if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(l))) {
+        return qlora__linear_forward_shared(ctx, math, l, x, &inner, y);
+    }
     QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
     return l->operand != NULL || l->fp8 != NULL
                ? qlora__linear_forward_joined(ctx, math, l, x, y)
@@ -24323,9 +25052,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
         col += p->out;
         at += p->rank;
     }
-    qlora_tensor rest;
-    QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, pad - at, &rest));
-    return qlora__tensor_zero(ctx, &rest);
+    return qlora__linear_pad_zero(ctx, &tail, at);
 }
 
 // dx = u A in the type of dy, unless there is dropout, and the base in FP8 on top of it.
@@ -24379,6 +25106,24 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         at += p->rank;
     }
     return QLORA_OK;
+}
+
+// Computes u, in the last columns of dy, and dx unless it is NULL.
+static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
+                                       const qlora_tensor* dy, const qlora_tensor* inner,
+                                       const qlora_tensor* dx) {
+    if (dx != NULL && l->dropout == 0.0f &&
+        qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(l))) {
+        qlora_tensor tail;
+        QLORA__TRY(
+            qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, dy->cols - inner->cols, &tail));
+        qlora__linear_dx_panels(ctx, l, dy, inner->cols, dx);
+        return qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l));
+    }
+    if (dy->cols > inner->cols) {
+        QLORA__TRY(qlora__linear_u(ctx, math, l, dy, inner));
+    }
+    return dx != NULL ? qlora__linear_dx(ctx, math, l, dy, inner, dx) : QLORA_OK;
 }
 
 // For one part with dropout: dA = u^T (masked x), and dx += masked u A.
@@ -24497,10 +25242,7 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
-    QLORA__TRY(qlora__linear_u(ctx, math, l, dy, &inner));
-    if (dx != NULL) {
-        QLORA__TRY(qlora__linear_dx(ctx, math, l, dy, &inner, dx));
-    }
+    QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, dx));
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
     return qlora__linear_gradients(ctx, math, l, x, dy, dx, beta);
 }
@@ -24801,7 +25543,6 @@ static qlora_result qlora__sequences_check(qlora_ctx* ctx, const qlora__attentio
 // cache. Blocks start at the first token of a sequence, so packing changes no bits. Every output
 // has one task that computes it: o and dq a block of queries, dk and dv a block of keys.
 
-#define QLORA__BLOCK 64      // rows of a block of queries, and keys of a block
 #define QLORA__BLOCK_HEADS 8 // heads in a block, at most
 
 // The memory of a lane: matrices of QLORA__BLOCK by `width`, and the scores.
@@ -24876,16 +25617,10 @@ static void qlora__block_rows(const qlora__attention_job* job, const qlora_tenso
 }
 
 // y[d][r] = x[r][d] for n rows; columns up to QLORA__BLOCK are 0.
-static void qlora__block_transpose(const QLORA__REAL* x, int64_t n, int64_t hd, int64_t width,
-                                   QLORA__REAL* y) {
-    for (int64_t d0 = 0; d0 < hd; d0 += 8) {
-        int64_t last = qlora__min(d0 + 8, hd);
-        for (int64_t r = 0; r < n; r++) {
-            for (int64_t d = d0; d < last; d++) {
-                y[d * QLORA__BLOCK + r] = x[r * width + d];
-            }
-        }
-    }
+static void qlora__block_transpose(const qlora__attention_job* job, const QLORA__REAL* x, int64_t n,
+                                   int64_t width, QLORA__REAL* y) {
+    int64_t hd = job->a->hd;
+    job->rows->turn(x, width, n, hd, y);
     for (int64_t d = 0; d < hd && n < QLORA__BLOCK; d++) {
         memset(y + d * QLORA__BLOCK + n, 0, (size_t)(QLORA__BLOCK - n) * sizeof *y);
     }
@@ -24909,21 +25644,35 @@ static void qlora__block_queries(const qlora__attention_job* job, const qlora_te
     qlora__block_clear(y, b->rows * width, qlora__block_pad(b->rows, QLORA__BLOCK_ROWS) * width);
 }
 
+// A matrix in the memory of a lane; its rows have `width` or QLORA__BLOCK columns.
+typedef struct qlora__block_matrix {
+    QLORA__REAL* data;
+    int64_t ld;
+} qlora__block_matrix;
+
+static qlora__block_matrix qlora__block_of(QLORA__REAL* data, int64_t ld) {
+    qlora__block_matrix m;
+    m.data = data;
+    m.ld = ld;
+    return m;
+}
+
 // c[m, n] = a[m, k] b[k, n], or c += a b; m and n are padded.
 static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, int64_t n, int64_t k,
-                                  const QLORA__REAL* a, int64_t lda, const QLORA__REAL* b,
-                                  int64_t ldb, QLORA__REAL* c, int64_t ldc, bool add) {
+                                  qlora__block_matrix a, bool turned, qlora__block_matrix b,
+                                  qlora__block_matrix c, bool add) {
     qlora__block_product p;
     p.m = qlora__block_pad(m, QLORA__BLOCK_ROWS);
     p.n = qlora__block_pad(n, QLORA__BLOCK_COLS);
     p.k = k;
-    p.a = a;
-    p.lda = lda;
-    p.b = b;
-    p.ldb = ldb;
-    p.c = c;
-    p.ldc = ldc;
+    p.a = a.data;
+    p.lda = a.ld;
+    p.b = b.data;
+    p.ldb = b.ld;
+    p.c = c.data;
+    p.ldc = c.ld;
     p.add = add;
+    p.turned = turned;
     job->rows->product(&p);
 }
 
@@ -24933,6 +25682,70 @@ static void qlora__block_seen(const qlora__attention* a, int64_t i, int64_t j0, 
     int64_t low = a->window > 0 ? i - a->window + 1 - j0 : 0;
     *to = qlora__max(0, qlora__min(n, i + 1 - j0));
     *from = qlora__min(qlora__max(0, low), *to);
+}
+
+// A block of queries and the n keys from j on.
+typedef struct qlora__block_pair {
+    const qlora__query_block* b;
+    int64_t j;
+    int64_t n;
+} qlora__block_pair;
+
+// Whether query number r of the block sees key number k.
+static bool qlora__pair_sees(const qlora__attention* a, const qlora__block_pair* p, int64_t r,
+                             int64_t k) {
+    int64_t from = 0;
+    int64_t to = 0;
+    qlora__block_seen(a, p->b->first + r % p->b->queries, p->j, p->n, &from, &to);
+    return k >= from && k < to;
+}
+
+// Whether every query sees every key.
+static bool qlora__pair_sees_all(const qlora__attention* a, const qlora__block_pair* p) {
+    return qlora__pair_sees(a, p, 0, p->n - 1) && qlora__pair_sees(a, p, p->b->queries - 1, 0);
+}
+
+static qlora__block_pair qlora__pair_of(const qlora__query_block* b, int64_t j, int64_t n) {
+    qlora__block_pair p;
+    p.b = b;
+    p.j = j;
+    p.n = n;
+    return p;
+}
+
+// s = x[rows, width] times y, which is the transposed keys or values, of which there are n.
+static void qlora__block_dots_of(const qlora__attention_job* job, int64_t rows, int64_t n,
+                                 QLORA__REAL* x, QLORA__REAL* y, int64_t width, QLORA__REAL* s) {
+    qlora__block_multiply(job, rows, n, job->a->hd, qlora__block_of(x, width), false,
+                          qlora__block_of(y, QLORA__BLOCK), qlora__block_of(s, QLORA__BLOCK),
+                          false);
+}
+
+// Adds weights[queries, keys] times x[keys, width] to c; with `turned`, the transposed weights
+// times x[queries, width]. The weights of keys that a query does not see are 0, but 0 times a value
+// that is not finite would be NaN: then only the others are added.
+static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_pair* p,
+                            QLORA__REAL* weights, bool turned, QLORA__REAL* x, QLORA__REAL* c,
+                            int64_t width) {
+    int64_t m = turned ? p->n : p->b->rows;
+    int64_t k = turned ? p->b->rows : p->n;
+    // A sum of squares in double precision is finite if all values are; otherwise at most slow.
+    if (qlora__pair_sees_all(job->a, p) ||
+        qlora__finite((float)job->rows->squares(x, k * width, 0.0))) {
+        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK), turned,
+                              qlora__block_of(x, width), qlora__block_of(c, width), true);
+        return;
+    }
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < k; j++) {
+            int64_t query = turned ? j : i;
+            int64_t key = turned ? i : j;
+            if (qlora__pair_sees(job->a, p, query, key)) {
+                qlora__add_scaled(c + i * width, weights[query * QLORA__BLOCK + key], x + j * width,
+                                  width);
+            }
+        }
+    }
 }
 
 // The first block of keys that a block of queries sees.
@@ -24982,18 +25795,17 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
         qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[1]);
-        qlora__block_transpose(room->at[1], n, a->hd, width, room->at[2]);
+        qlora__block_transpose(job, room->at[1], n, width, room->at[2]);
         qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
-        qlora__block_multiply(job, b->rows, n, a->hd, room->at[0], width, room->at[2], QLORA__BLOCK,
-                              room->s, QLORA__BLOCK, false);
+        qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[2], width, room->s);
         for (int64_t r = 0; r < b->rows; r++) {
             int64_t from = 0;
             int64_t to = 0;
             qlora__block_seen(a, b->first + r % b->queries, j, n, &from, &to);
             qlora__block_softmax(job, room, r, from, to, n);
         }
-        qlora__block_multiply(job, b->rows, width, n, room->s, QLORA__BLOCK, room->at[4], width,
-                              room->at[3], width, true);
+        qlora__block_pair pair = qlora__pair_of(b, j, n);
+        qlora__pair_add(job, &pair, room->s, false, room->at[4], room->at[3], width);
     }
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t head = b->head + r / b->queries;
@@ -25039,7 +25851,8 @@ static void qlora__block_scores(const qlora__attention_job* job, QLORA__REAL* s,
     job->rows->scores(&row);
 }
 
-// The gradients of the scores of a block of queries against n keys from j on, in room->dp.
+// The probabilities (room->s) and gradients of scores (room->dp) of a block of queries against n
+// keys from j on.
 static void qlora__block_score_rows(const qlora__attention_job* job,
                                     const qlora__attention_room* room, const qlora__query_block* b,
                                     int64_t j, int64_t n) {
@@ -25058,8 +25871,25 @@ static void qlora__block_score_rows(const qlora__attention_job* job,
             fill(NULL, NULL, a->dots[head * a->tokens + i], to - from, room->dot);
             qlora__block_scores(job, s + from, dp + from, room->lse, room->dot, to - from);
         }
+        qlora__block_clear(s, 0, from);
+        qlora__block_clear(s, to, n);
         qlora__block_clear(dp, 0, from);
         qlora__block_clear(dp, to, n);
+    }
+}
+
+// Writes the sums of dq, times a factor.
+static void qlora__block_dq_done(const qlora__attention_job* job, const qlora__attention_room* room,
+                                 const qlora__query_block* b, QLORA__REAL factor) {
+    const qlora__attention* a = job->a;
+    QLORA__REAL row[QLORA__HEAD_MAX];
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t col = (b->head + r / b->queries) * a->hd;
+        int64_t i = b->first + r % b->queries;
+        QLORA__REAL* dq = qlora__row_room(a->dq, i, col, row);
+        job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * room->width, NULL, factor, a->hd,
+                                             dq);
+        qlora__row_done(job->rows, a->dq, i, col, a->hd, dq);
     }
 }
 
@@ -25077,82 +25907,38 @@ static void qlora__block_dq(const qlora__attention_job* job, const qlora__attent
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
         qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[2]);
-        qlora__block_transpose(room->at[2], n, a->hd, width, room->at[3]);
+        qlora__block_transpose(job, room->at[2], n, width, room->at[3]);
         qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
-        qlora__block_transpose(room->at[4], n, a->hd, width, room->at[5]);
-        qlora__block_multiply(job, b->rows, n, a->hd, room->at[0], width, room->at[3], QLORA__BLOCK,
-                              room->s, QLORA__BLOCK, false);
-        qlora__block_multiply(job, b->rows, n, a->hd, room->at[1], width, room->at[5], QLORA__BLOCK,
-                              room->dp, QLORA__BLOCK, false);
+        qlora__block_transpose(job, room->at[4], n, width, room->at[5]);
+        qlora__block_pair pair = qlora__pair_of(b, j, n);
+        qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[3], width, room->s);
+        qlora__block_dots_of(job, b->rows, n, room->at[1], room->at[5], width, room->dp);
         qlora__block_score_rows(job, room, b, j, n);
-        qlora__block_multiply(job, b->rows, width, n, room->dp, QLORA__BLOCK, room->at[2], width,
-                              room->at[6], width, true);
+        qlora__pair_add(job, &pair, room->dp, false, room->at[2], room->at[6], width);
     }
-    for (int64_t r = 0; r < b->rows; r++) {
-        int64_t col = (b->head + r / b->queries) * a->hd;
-        int64_t i = b->first + r % b->queries;
-        QLORA__REAL* dq = qlora__row_room(a->dq, i, col, room->at[0]);
-        job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * width, NULL, (QLORA__REAL)a->scale,
-                                             a->hd, dq);
-        qlora__row_done(job->rows, a->dq, i, col, a->hd, dq);
-    }
+    qlora__block_dq_done(job, room, b, (QLORA__REAL)a->scale);
 }
 
-// The probabilities (room->s) and gradients of scores (room->dp) of n keys from j on, one row for
-// each key, against a block of queries.
-static void qlora__block_score_columns(const qlora__attention_job* job,
-                                       const qlora__attention_room* room,
-                                       const qlora__query_block* b, int64_t j, int64_t n) {
-    const qlora__attention* a = job->a;
-    for (int64_t r = 0; r < b->rows; r++) {
-        int64_t head = b->head + r / b->queries;
-        int64_t i = b->first + r % b->queries;
-        room->lse[r] = qlora__at(a->lse, head, i);
-        room->dot[r] = a->dots[head * a->tokens + i];
-    }
-    for (int64_t r = 0; r < n; r++) {
-        QLORA__REAL* s = room->s + r * QLORA__BLOCK;
-        QLORA__REAL* dp = room->dp + r * QLORA__BLOCK;
-        int64_t key = j + r;
-        int64_t from = qlora__min(qlora__max(0, key - b->first), b->queries);
-        int64_t to = b->queries;
-        if (a->window > 0) {
-            to = qlora__max(from, qlora__min(to, key + a->window - b->first));
-        }
-        for (int64_t h = 0; h < b->heads; h++) {
-            int64_t at = h * b->queries;
-            if (to > from) {
-                qlora__block_scores(job, s + at + from, dp + at + from, room->lse + at + from,
-                                    room->dot + at + from, to - from);
-            }
-            qlora__block_clear(s, at, at + from);
-            qlora__block_clear(s, at + to, at + b->queries);
-            qlora__block_clear(dp, at, at + from);
-            qlora__block_clear(dp, at + to, at + b->queries);
-        }
-    }
-}
-
-// Adds the share of a block of queries to dk and dv of n keys from j on.
-// room->at: 0 k, 1 v, 2 sums of dk, 3 sums of dv, 4 q, 5 do, 6 q transposed, 7 do transposed.
-static void qlora__block_dkv_share(const qlora__attention_job* job,
-                                   const qlora__attention_room* room, const qlora__query_block* b,
-                                   int64_t j, int64_t n) {
+// Adds the share of a block of queries to dk and dv of n keys from j on, and, with `joint`, that of
+// the keys to dq. room->at: 0 k, 1 v transposed, 2 sums of dk, 3 sums of dv, 4 q, 5 do, 6 sums of
+// dq, 7 k transposed.
+static void qlora__block_share(const qlora__attention_job* job, const qlora__attention_room* room,
+                               const qlora__query_block* b, int64_t j, int64_t n, bool joint) {
     const qlora__attention* a = job->a;
     int64_t width = room->width;
+    qlora__block_pair pair = qlora__pair_of(b, j, n);
     qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[4]);
     qlora__block_queries(job, a->d_o, b, 1, width, room->at[5]);
-    qlora__block_transpose(room->at[4], b->rows, a->hd, width, room->at[6]);
-    qlora__block_transpose(room->at[5], b->rows, a->hd, width, room->at[7]);
-    qlora__block_multiply(job, n, b->rows, a->hd, room->at[0], width, room->at[6], QLORA__BLOCK,
-                          room->s, QLORA__BLOCK, false);
-    qlora__block_multiply(job, n, b->rows, a->hd, room->at[1], width, room->at[7], QLORA__BLOCK,
-                          room->dp, QLORA__BLOCK, false);
-    qlora__block_score_columns(job, room, b, j, n);
-    qlora__block_multiply(job, n, width, b->rows, room->dp, QLORA__BLOCK, room->at[4], width,
-                          room->at[2], width, true);
-    qlora__block_multiply(job, n, width, b->rows, room->s, QLORA__BLOCK, room->at[5], width,
-                          room->at[3], width, true);
+    qlora__block_dots_of(job, b->rows, n, room->at[4], room->at[7], width, room->s);
+    qlora__block_dots_of(job, b->rows, n, room->at[5], room->at[1], width, room->dp);
+    qlora__block_score_rows(job, room, b, j, n);
+    qlora__pair_add(job, &pair, room->dp, true, room->at[4], room->at[2], width);
+    qlora__pair_add(job, &pair, room->s, true, room->at[5], room->at[3], width);
+    if (joint) {
+        qlora__block_queries(job, a->dq, b, 1, width, room->at[6]);
+        qlora__pair_add(job, &pair, room->dp, false, room->at[0], room->at[6], width);
+        qlora__block_dq_done(job, room, b, 1);
+    }
 }
 
 // Queries per head in a block.
@@ -25160,36 +25946,36 @@ static int64_t qlora__block_queries_per_head(const qlora__attention* a) {
     return QLORA__BLOCK / qlora__min(a->heads / a->kv_heads, QLORA__BLOCK_HEADS);
 }
 
-// The keys [j, j + n) of a sequence that ends at `end`.
+// The keys [j, j + n) of a sequence [begin, end).
 static void qlora__block_dkv(const qlora__attention_job* job, const qlora__attention_room* room,
-                             int64_t kv_head, int64_t j, int64_t n, int64_t end) {
+                             int64_t kv_head, int64_t j, int64_t n, int64_t begin, int64_t end,
+                             bool joint) {
     const qlora__attention* a = job->a;
     int64_t group = a->heads / a->kv_heads;
     int64_t width = room->width;
     int64_t each = qlora__block_queries_per_head(a);
-    int64_t padded = qlora__block_pad(n, QLORA__BLOCK_ROWS);
-    for (int i = 0; i < 2; i++) {
-        qlora__block_rows(job, i == 0 ? a->k : a->v, j, n, kv_head, 1, width, room->at[i]);
-        qlora__block_clear(room->at[i], n * width, padded * width);
-        qlora__block_clear(room->at[2 + i], 0, QLORA__BLOCK * width);
-    }
-    if (a->window > 0) {
-        end = qlora__min(end, j + n - 1 + a->window);
-    }
+    qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[0]);
+    qlora__block_transpose(job, room->at[0], n, width, room->at[1]);
+    qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[0]);
+    qlora__block_transpose(job, room->at[0], n, width, room->at[7]);
+    qlora__block_clear(room->at[2], 0, QLORA__BLOCK * width);
+    qlora__block_clear(room->at[3], 0, QLORA__BLOCK * width);
+    int64_t last = a->window > 0 ? qlora__min(end, j + n - 1 + a->window) : end;
     qlora__query_block b;
     for (int64_t h = 0; h < group; h += QLORA__BLOCK_HEADS) {
         b.head = kv_head * group + h;
         b.heads = qlora__min(QLORA__BLOCK_HEADS, group - h);
-        for (b.first = j; b.first < end; b.first += each) {
+        // The same blocks of queries for all keys, so that dq can be summed with dk and dv.
+        for (b.first = begin + (j - begin) / each * each; b.first < last; b.first += each) {
             b.queries = qlora__min(each, end - b.first);
             b.rows = b.heads * b.queries;
-            qlora__block_dkv_share(job, room, &b, j, n);
+            qlora__block_share(job, room, &b, j, n, joint);
         }
     }
     for (int i = 0; i < 2; i++) {
         const qlora_tensor* t = i == 0 ? a->dk : a->dv;
         for (int64_t r = 0; r < n; r++) {
-            QLORA__REAL* to = qlora__row_room(t, j + r, kv_head * a->hd, room->at[0]);
+            QLORA__REAL* to = qlora__row_room(t, j + r, kv_head * a->hd, room->at[4]);
             memcpy(to, room->at[2 + i] + r * width, (size_t)a->hd * sizeof *to);
             qlora__row_done(job->rows, t, j + r, kv_head * a->hd, a->hd, to);
         }
@@ -25234,13 +26020,66 @@ static void qlora__attention_key_lanes(void* user, int64_t from, int64_t to) {
                 for (int64_t j = offsets[s]; j < offsets[s + 1]; j += QLORA__BLOCK) {
                     if (turn++ % job->lanes == lane) {
                         qlora__block_dkv(job, &room, head, j,
-                                         qlora__min(QLORA__BLOCK, offsets[s + 1] - j),
-                                         offsets[s + 1]);
+                                         qlora__min(QLORA__BLOCK, offsets[s + 1] - j), offsets[s],
+                                         offsets[s + 1], false);
                     }
                 }
             }
         }
     }
+}
+
+// All gradients of the heads that share a key head, in one sequence [begin, end). Every sum has the
+// same terms in the same order as with separate passes for dq and for dk and dv.
+static void qlora__block_joint(const qlora__attention_job* job, const qlora__attention_room* room,
+                               int64_t kv_head, int64_t begin, int64_t end) {
+    const qlora__attention* a = job->a;
+    int64_t group = a->heads / a->kv_heads;
+    int64_t col = kv_head * group * a->hd;
+    for (int64_t i = begin; i < end; i++) {
+        for (int64_t head = kv_head * group; head < kv_head * group + group; head++) {
+            const QLORA__REAL* o = (const QLORA__REAL*)a->o->data + i * a->o->ld + head * a->hd;
+            const QLORA__REAL* d_o =
+                (const QLORA__REAL*)a->d_o->data + i * a->d_o->ld + head * a->hd;
+            a->dots[head * a->tokens + i] = (QLORA__REAL)job->rows->dot(d_o, o, a->hd, 0);
+        }
+        memset((QLORA__REAL*)a->dq->data + i * a->dq->ld + col, 0,
+               (size_t)(group * a->hd) * sizeof(QLORA__REAL));
+    }
+    for (int64_t j = begin; j < end; j += QLORA__BLOCK) {
+        qlora__block_dkv(job, room, kv_head, j, qlora__min(QLORA__BLOCK, end - j), begin, end,
+                         true);
+    }
+    for (int64_t i = begin; i < end; i++) {
+        QLORA__REAL* dq = (QLORA__REAL*)a->dq->data + i * a->dq->ld + col;
+        job->rows->point[QLORA__POINT_SCALE](dq, NULL, (QLORA__REAL)a->scale, group * a->hd, dq);
+    }
+}
+
+// Task t: key head t % kv_heads of sequence t / kv_heads.
+static void qlora__attention_joint_lanes(void* user, int64_t from, int64_t to) {
+    const qlora__attention_job* job = (const qlora__attention_job*)user;
+    const qlora__attention* a = job->a;
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    for (int64_t lane = from; lane < to; lane++) {
+        qlora__attention_room room = qlora__attention_room_at(job, lane);
+        for (int64_t task = lane; task < a->n_seqs * a->kv_heads; task += job->lanes) {
+            int64_t s = task / a->kv_heads;
+            qlora__block_joint(job, &room, task % a->kv_heads, offsets[s], offsets[s + 1]);
+        }
+    }
+}
+
+// Whether the tasks of qlora__attention_joint_lanes keep all threads busy: sequences with tokens.
+// They need sums of dq in f32.
+static bool qlora__attention_takes_joint(const qlora_ctx* ctx, const qlora__attention* a) {
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    int64_t tasks = 0;
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        tasks += offsets[s + 1] > offsets[s] ? a->kv_heads : 0;
+    }
+    return a->dq->dtype == QLORA_F32 && a->o->dtype == QLORA_F32 && a->d_o->dtype == QLORA_F32 &&
+           (qlora__slots(ctx) == 1 || tasks >= 4 * (int64_t)qlora__slots(ctx));
 }
 
 // Tokens after the last sequence get 0 in every tensor that is not NULL.
@@ -25285,9 +26124,13 @@ static qlora_result qlora__attention_forward_blocks(qlora_ctx* ctx, const qlora_
 static qlora_result qlora__attention_backward_blocks(qlora_ctx* ctx, const qlora__attention* a) {
     qlora__attention_job job;
     QLORA__TRY(qlora__attention_lanes(ctx, a, &job));
-    job.query = qlora__block_dq;
-    qlora__parallel(ctx, job.lanes, 1, qlora__attention_query_lanes, &job);
-    qlora__parallel(ctx, job.lanes, 1, qlora__attention_key_lanes, &job);
+    if (qlora__attention_takes_joint(ctx, a)) {
+        qlora__parallel(ctx, job.lanes, 1, qlora__attention_joint_lanes, &job);
+    } else {
+        job.query = qlora__block_dq;
+        qlora__parallel(ctx, job.lanes, 1, qlora__attention_query_lanes, &job);
+        qlora__parallel(ctx, job.lanes, 1, qlora__attention_key_lanes, &job);
+    }
     qlora__attention_tail(a, a->dq, a->heads);
     qlora__attention_tail(a, a->dk, a->kv_heads);
     qlora__attention_tail(a, a->dv, a->kv_heads);
@@ -30529,6 +31372,10 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
         return qlora__stack_backward_masked(pass, stack, x, dy, dx);
     }
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    if (qlora__on_cpu(ctx)) { // both at once
+        QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, dx));
+        return qlora__stack_gradients(pass, stack, group, x, dy, false);
+    }
     if (stack->pad > 0) {
         QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
     }
@@ -30617,10 +31464,7 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
-    if (stack.pad > 0) {
-        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
-    }
-    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
+    QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
     QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
@@ -30974,6 +31818,12 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
     layer->linears[group].fp8 = f;
 }
 
+// Whether products read the weights where they are, and the adapters apart from them: in the tiers
+// of the CPU that widen weights while they pack them.
+static bool qlora__model_reads_weights(const qlora_model* m) {
+    return qlora__on_cpu(m->ctx) && m->ctx->cpu->gemm != NULL;
+}
+
 // The operands of layers without a cache are views of the shared one. A stack of dense weights
 // needs none.
 static void qlora__model_operands(qlora_model* m) {
@@ -30989,13 +31839,41 @@ static void qlora__model_operands(qlora_model* m) {
             for (int i = 0; i < linear->count; i++) {
                 any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
             }
-            linear->operand = any_nf4 ? &layer->operands[g] : NULL;
+            bool needed = any_nf4 && (layer->cached || !qlora__model_reads_weights(m));
+            linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
                 qlora__arena_window(&m->operand, 0, qlora_linear_out(linear) + layer->pads[g],
                                     linear->in + layer->pads[g], &layer->operands[g]);
             }
         }
     }
+}
+
+// Where products read the weights themselves, the copies of cached layers take their place.
+static qlora_result qlora__model_use_copies(qlora_ctx* ctx, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
+            qlora_linear_desc* linear = &layer->linears[g];
+            if (linear->operand == NULL || !qlora__model_reads_weights(m)) {
+                continue;
+            }
+            int64_t row = 0;
+            for (int i = 0; i < linear->count; i++) {
+                qlora__projection* p = &layer->projections[m->arch->layout->groups[g].first + i];
+                qlora_linear_part* part = &linear->parts[i];
+                if (part->nf4 != NULL) {
+                    QLORA__TRY(qlora__tensor_view(ctx, &layer->operands[g], row, part->out, 0,
+                                                  linear->in, &p->dense));
+                    part->dense = &p->dense;
+                    part->nf4 = NULL;
+                }
+                row += part->out;
+            }
+            linear->operand = NULL;
+        }
+    }
+    return QLORA_OK;
 }
 
 // The factor of q at a position.
@@ -31409,6 +32287,7 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
             QLORA__TRY(qlora__model_place(ctx, m, &m->layers[l], g));
         }
     }
+    QLORA__TRY(qlora__model_use_copies(ctx, m));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
     return qlora__tensor_zero(ctx, &m->flag);
 }
@@ -36632,4 +37511,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ba8931bf02ea759b
+//@@ end ff643958a0b484e3

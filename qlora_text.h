@@ -1150,11 +1150,6 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-static QLORA__UNUSED int32_t qlora__core_count(void) {
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 && n < 4096 ? (int32_t)n : 1;
-}
-
 // The value of an environment variable; false if it is not set or empty.
 static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
     const char* value = getenv(name);
@@ -1198,6 +1193,30 @@ static QLORA__UNUSED uint64_t qlora__os_number(const char* text, const char* key
         value = value * 10 + (uint64_t)(*text - '0');
     }
     return value;
+}
+
+// Cores on which this process may run, from the mask that `taskset` or a container sets; 0 = not
+// known. Tests give another root than "".
+static QLORA__UNUSED int32_t qlora__os_cores(const char* root) {
+    char text[8192];
+    qlora__os_text(root, "/proc/self/status", "", text, sizeof text);
+    const char* mask = strstr(text, "\nCpus_allowed:");
+    int32_t cores = 0;
+    for (mask = mask != NULL ? mask + 14 : ""; *mask != '\0' && *mask != '\n'; mask++) {
+        static const char digits[] = "0123456789abcdef";
+        const char* digit = strchr(digits, *mask);
+        for (int bits = digit != NULL ? (int)(digit - digits) : 0; bits != 0; bits /= 2) {
+            cores += bits % 2;
+        }
+    }
+    return cores;
+}
+
+static QLORA__UNUSED int32_t qlora__core_count(void) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    int32_t online = n > 0 && n < 4096 ? (int32_t)n : 1;
+    int32_t allowed = qlora__os_cores("");
+    return allowed > 0 && allowed < online ? allowed : online;
 }
 
 // What one cgroup leaves: its limit less what it uses, without the file cache that it can drop.
@@ -12654,10 +12673,10 @@ static size_t qlora__text_grapheme_size(const unsigned char* text, size_t size) 
 // The "Precompiled" normalizer of SentencePiece: graphemes and characters that become others.
 //
 // The map: the size of a trie in bytes, the trie, then the texts that it leads to, each with a zero
-// byte after it. The trie is a double array of 32-bit units: bits 0 to 7 and 31 are the label, bit 8
-// says that a text belongs to the node, and the rest is the offset of its children, in steps of 256
-// if bit 9 is set. A child is at the node's offset, exclusive-or the label; the text of a node is in
-// bits 0 to 30 of the unit at its offset.
+// byte after it. The trie is a double array of 32-bit units. Of a unit, bits 0 to 7 and 31 are the
+// label, bit 8 says that a text belongs to the node, and the rest is the offset of its children, in
+// steps of 256 if bit 9 is set. A child is at the node's offset, exclusive-or the label; the text
+// of a node is in bits 0 to 30 of the unit at its offset.
 
 enum { QLORA__TEXT_MAX_MAPPED = 256 }; // bytes that one character can become
 
@@ -29849,4 +29868,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end dce046ce02fa7582
+//@@ end 147532fc6a3d2017
