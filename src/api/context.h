@@ -34,7 +34,7 @@ typedef enum qlora_cpu_tier {
     QLORA_CPU_TIER_PORTABLE = 1, // plain C; the reference for the others
     QLORA_CPU_TIER_NEON = 2,     // 64-bit ARM
     QLORA_CPU_TIER_AVX2 = 3,     // with FMA and F16C
-    QLORA_CPU_TIER_AVX512 = 4,   // F, BW, DQ and VL; not tested on hardware, so only on request
+    QLORA_CPU_TIER_AVX512 = 4,   // F, BW, DQ and VL
     QLORA_CPU_TIER_COUNT = 5
 } qlora_cpu_tier;
 // "portable" and so on; "unknown" for any other value.
@@ -72,8 +72,7 @@ typedef struct qlora_ctx_desc {
 // desc NULL = all defaults. The desc is copied; handles, hooks and strings must outlive the
 // context. Fails with QLORA_ERR_VERSION if the program was compiled with another version of this
 // header or with structs of other sizes.
-#define qlora_ctx_create(desc, out)                                                                \
-    qlora_ctx_create_abi((desc), (out), QLORA_VERSION, QLORA_ABI)
+#define qlora_ctx_create(desc, out) qlora_ctx_create_abi((desc), (out), QLORA_VERSION, QLORA_ABI)
 QLORA_API qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out,
                                             int version, uint64_t abi);
 // Fails with QLORA_ERR_STATE, frees nothing and names the objects, while any object of the context
@@ -193,9 +192,9 @@ QLORA_API qlora_result qlora_tensor_view(qlora_ctx* ctx, const qlora_tensor* ten
 // Copies a whole tensor from or to host memory. The tensor must be contiguous, and bytes must be
 // its size. Both calls wait for the device.
 QLORA_API qlora_result qlora_tensor_write(qlora_ctx* ctx, const qlora_tensor* tensor,
-                                           const void* source, size_t bytes);
-QLORA_API qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor,
-                                             void* target, size_t bytes);
+                                          const void* source, size_t bytes);
+QLORA_API qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor, void* target,
+                                         size_t bytes);
 // Zeroes the elements of the tensor, but not the padding between its rows. Does not wait for the
 // device.
 QLORA_API qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor);
