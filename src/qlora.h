@@ -135,9 +135,12 @@ extern "C" {
 #include "ops/pieces.h"
 #include "ops/loss.h"
 #include "ops/adamw.h"
+#ifndef QLORA_NO_MODEL
 #include "ops/preference.h"
 #include "ops/dora.h"
 #include "ops/token_rows.h"
+#endif // QLORA_NO_MODEL
+
 #include "ops/dropout.h"
 #include "ops/linear.h"
 #include "ops/attention_cpu.h"

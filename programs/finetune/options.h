@@ -267,6 +267,7 @@ static bool method_check(const options* o, char error[1024]) {
                 {"undesirable-weight", o->undesirable_weight > 0.0, 4},
                 {"reference", o->reference != REFERENCE_PRECOMPUTE, 6},
                 {"train-prompt", o->train_prompt, 1},
+                {"train-norms", o->train_norms, 1},
                 {"demo", o->demo, 1},
                 {"eval-only", o->eval_only, 1}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

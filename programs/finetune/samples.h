@@ -275,8 +275,8 @@ static bool samples_take(app* a, const input_list* list, size_t number, samples*
     if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
         return text_fail(a, "");
     }
-    for (size_t i = 0; i < count && (a->o.max_samples == 0 || c->all < (size_t)a->o.max_samples);
-         i += sample_texts(a)) {
+    size_t most = (size_t)a->o.max_samples * sample_texts(a);
+    for (size_t i = 0; i < count && (most == 0 || c->all < most); i += sample_texts(a)) {
         bool usable = true;
         sample* t = &out->data[out->count];
         if (!sample_take(a, list, number, i, info.bos, c, t, &usable)) {

@@ -249,10 +249,11 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
         qlora__trainer_free(t);
         return r;
     }
-    if (t->desc.method != QLORA_METHOD_SFT && qlora__trains_head(m)) {
+    if (t->desc.method != QLORA_METHOD_SFT && (qlora__trains_head(m) || m->desc.train_norms)) {
         qlora__trainer_free(t);
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "the head is trained, which DPO and KTO do not support");
+                           "the %s trained, which DPO and KTO do not support",
+                           m->desc.train_norms ? "norms are" : "head is");
     }
     if (t->desc.clip == QLORA_CLIP_LAYERS &&
         (qlora__trains_embedding(m) || qlora__trains_head(m))) {

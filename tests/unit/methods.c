@@ -20,6 +20,7 @@ static const int32_t pair_lengths[SEQUENCES] = {5, 3, 2, 4, 3, 6};
 static setup method_setup(const test_machine* machine, qlora_method method) {
     setup s = setup_make(machine);
     s.train.method = method;
+    s.model.train_norms = false; // without adapters, the model must be its base
     s.train.beta = 0.7;
     if (method == QLORA_METHOD_DPO) {
         s.train.label_smoothing = 0.2;
@@ -389,7 +390,6 @@ TEST preferences_resume(const test_machine* machine) {
     ASSERT(rig_close(&r, &other));
     static const char* const files[] = {"step-1/adapter_model.safetensors",
                                         "step-1/adapter_config.json",
-                                        "step-1/trained_norms.safetensors",
                                         "step-1/state.safetensors",
                                         "step-1",
                                         "latest",
@@ -511,11 +511,13 @@ TEST other_tensors_are_refused(const test_machine* machine) {
     } trainers[] = {
         {{false, false, QLORA_SAVE_HEAD, 0}, QLORA_METHOD_DPO, QLORA_CLIP_ALL, "head is trained"},
         {{true, false, 0, 2}, QLORA_METHOD_KTO, QLORA_CLIP_ALL, "head is trained"},
+        {{true, false, 0, 0}, QLORA_METHOD_KTO, QLORA_CLIP_ALL, "norms are trained"},
         {{false, false, QLORA_SAVE_EMBED, 0}, QLORA_METHOD_SFT, QLORA_CLIP_LAYERS, "CLIP_LAYERS"}};
     rig_quiet = true;
     for (size_t i = 0; i < sizeof trainers / sizeof trainers[0]; i++) {
         setup s = other_setup(machine, &trainers[i].what);
         rig r;
+        s.model.train_norms = strstr(trainers[i].message, "norms") != NULL;
         s.train.method = trainers[i].method;
         s.train.clip = trainers[i].clip;
         ASSERT_FALSE(rig_open(&r, &s));
