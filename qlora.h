@@ -675,6 +675,10 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_ALL = 511      // those that the model has
 } qlora_target;
 
+// Whole matrices that are trained with the adapters, one bit each, as PEFT's modules_to_save. If
+// the head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
+typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
+
 typedef enum qlora_choice {
     QLORA_CHOICE_AUTO = 0,
     QLORA_CHOICE_ON = 1,
@@ -683,7 +687,7 @@ typedef enum qlora_choice {
 
 // The use that the memory of a model is planned for.
 typedef enum qlora_purpose {
-    QLORA_PURPOSE_TRAIN = 0,   // gradients, optimizer state and activations are part of the plan
+    QLORA_PURPOSE_TRAIN = 0,    // gradients, optimizer state and activations are part of the plan
     QLORA_PURPOSE_EVALUATE = 1, // evaluation and generation only
     // The adapter in desc.adapter without the base: it can be saved, exported and merged into the
     // original weights. Nothing is computed, and no weights are loaded.
@@ -708,13 +712,17 @@ typedef struct qlora_model_desc {
     bool single_quant;                // keep the fp32 block scales instead of quantising them
     qlora_mode mode;                  // 0 = AUTO
     // Its adapters.
-    const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
-    int32_t rank;        // at most 1024; 0 = 16, negative = no adapters
-    float alpha;         // 0 = 2 * rank
-    bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
-    float dropout;       // on the input of the adapters, less than 1; 0 = none
-    uint32_t targets;    // qlora_target bits that the model has; 0 = all
-    bool train_norms;    // also train the RMSNorm weights
+    const char* adapter;       // PEFT folder: ranks, targets, scales and weights come from there
+    int32_t rank;              // at most 1024; 0 = 16, negative = no adapters
+    float alpha;               // 0 = 2 * rank
+    bool rslora;               // scale alpha / sqrt(rank) instead of alpha / rank
+    float dropout;             // on the input of the adapters, less than 1; 0 = none
+    bool dora;                 // DoRA: also train the magnitude of every row of the weights
+    uint32_t save_modules;     // a set of qlora_save: also train these matrices
+    const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)
+    int64_t token_row_count;
+    uint32_t targets; // qlora_target bits that the model has; 0 = all
+    bool train_norms; // also train the RMSNorm weights
     // Its memory.
     qlora_purpose purpose;   // 0 = TRAIN
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
@@ -792,7 +800,7 @@ typedef struct qlora_model_info {
     const qlora_plan* plan; // includes the config; valid while the model is open
     qlora_purpose purpose;
     int64_t generate_tokens;
-    int64_t parameters;  // number of trained tensors
+    int64_t parameters; // number of trained tensors
     bool use_adapters;
     int64_t trainers;    // number of trainers that exist, 0 or 1
     int64_t generations; // number of generations that exist, 0 or 1
@@ -814,6 +822,13 @@ QLORA_API qlora_result qlora_parameter_read(qlora_model* model, int64_t index, f
 QLORA_API qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const float* in);
 
 // ---- batches and evaluation ---------------------------------------------------------------------
+// What a sequence is to QLORA_METHOD_KTO.
+typedef enum qlora_role {
+    QLORA_ROLE_UNDESIRABLE = 0,
+    QLORA_ROLE_DESIRABLE = 1,
+    QLORA_ROLE_MISMATCHED = 2 // a prompt with the completion of another one, to estimate kl
+} qlora_role;
+
 // A micro-batch of concatenated sequences. As in transformers, labels[i] is the label of ids[i],
 // and the loss at token i is that of predicting labels[i + 1] of the same sequence. The label -100
 // means that the token is not trained. Batches are read during the call only, unless noted.
@@ -824,6 +839,10 @@ typedef struct qlora_batch {
     const int32_t* lengths;   // tokens in each sequence
     const int32_t* sequences; // index of each sequence in the data, for dropout; NULL = 0, 1, ...
     int64_t count;            // number of sequences
+    // For training with preferences, see qlora_method.
+    const int32_t* roles;     // a qlora_role per sequence
+    const double* references; // log-probability of each sequence by the base, as returned by
+                              // qlora_eval_sequences with adapters off; NULL = computed in the step
 } qlora_batch;
 // The sum of the weights of the trained labels: the batch's share of total_labels.
 QLORA_API double qlora_batch_labels(const qlora_batch* batch);
@@ -837,6 +856,11 @@ typedef struct qlora_eval_info {
 // affect gradients that are being accumulated.
 QLORA_API qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch,
                                   qlora_eval_info* out);
+// Writes the log-probability of the labels of each sequence, batch->count doubles: the sum over the
+// labels of the natural logarithm of their probability, with adapters on or off as set. Weights
+// multiply their terms. Waits for the device.
+QLORA_API qlora_result qlora_eval_sequences(qlora_model* model, const qlora_batch* batch,
+                                            double* out);
 // Writes the logits of every token, tokens * vocab floats; for tests and tools. Waits for the
 // device.
 QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out);
@@ -859,23 +883,51 @@ typedef enum qlora_clip_scope {
     QLORA_CLIP_LAYERS = 1 // those of each layer separately; the final norm is a group of its own
 } qlora_clip_scope;
 
+// What is minimised. The formulas of DPO and KTO, in which the reference is the model with adapters
+// off, are in docs/methods.md. Their steps are computed as a whole, with qlora_train_step,
+// qlora_train_gradients or qlora_train_begin: the result does not depend on how a step is divided
+// into batches. Batches have no weights, and every sequence has at least one label.
+typedef enum qlora_method {
+    QLORA_METHOD_SFT = 0, // mean loss of the labels
+    // Sequences 2 i and 2 i + 1 of a batch are a pair, the chosen text and the rejected one;
+    // batch.roles is NULL.
+    QLORA_METHOD_DPO = 1,
+    // batch.roles gives the role of every sequence. The first batches of a step consist of
+    // mismatched sequences only, as many as there are sequences in the others.
+    QLORA_METHOD_KTO = 2
+} qlora_method;
+
+// What lr_factors of qlora_train_desc apply to: number i is the projection of bit i of
+// qlora_target, then follow the norms, and embedding, head and token rows.
+#define QLORA_LR_NORMS 9
+#define QLORA_LR_EMBEDDINGS 10
+#define QLORA_LR_FACTORS 11
+
 // Zero it before setting fields: 0 is the default of every field.
 typedef struct qlora_train_desc {
     uint32_t reserved_must_be_zero0;
-    double lr;                // peak learning rate; 0 = 2e-4, negative = 0
-    double beta1;             // 0 = 0.9
-    double beta2;             // 0 = 0.999
-    double eps;               // 0 = 1e-8
-    double weight_decay;      // 0 = none
-    double max_norm;          // gradient norm to clip to; 0 = 1, negative = no clipping
-    qlora_clip_scope clip;    // what max_norm applies to; 0 = all gradients together
-    qlora_schedule schedule;  // 0 = cosine
-    int64_t warmup_steps;     // steps over which the learning rate rises linearly; 0 = none
-    int64_t total_steps;      // 0 = constant learning rate after the warm-up
-    uint64_t seed;            // for dropout
-    bool eager;               // do not use CUDA graphs
-    bool require_graph;       // fail if a graph cannot be captured, instead of running without
-    int32_t keep_checkpoints; // number of checkpoints to keep, at most 64; 0 = 2
+    double lr;                 // peak learning rate; 0 = 2e-4, negative = 0
+    double beta1;              // 0 = 0.9
+    double beta2;              // 0 = 0.999
+    double eps;                // 0 = 1e-8
+    double weight_decay;       // 0 = none
+    double max_norm;           // gradient norm to clip to; 0 = 1, negative = no clipping
+    qlora_clip_scope clip;     // what max_norm applies to; 0 = all gradients together
+    qlora_schedule schedule;   // 0 = cosine
+    int64_t warmup_steps;      // steps over which the learning rate rises linearly; 0 = none
+    int64_t total_steps;       // 0 = constant learning rate after the warm-up
+    uint64_t seed;             // for dropout
+    bool eager;                // do not use CUDA graphs
+    bool require_graph;        // fail if a graph cannot be captured, instead of running without
+    int32_t keep_checkpoints;  // number of checkpoints to keep, at most 64; 0 = 2
+    qlora_method method;       // 0 = SFT
+    double beta;               // DPO and KTO; 0 = 0.1
+    double label_smoothing;    // DPO: probability that a pair is labelled wrongly, less than 1
+    double sft_alpha;          // DPO: weight of the mean loss of the chosen texts, which is added
+    double desirable_weight;   // KTO; 0 = 1
+    double undesirable_weight; // KTO; 0 = 1
+    double loraplus_ratio;     // LoRA+: factor for the learning rate of B and of vectors; 0 = 1
+    double lr_factors[QLORA_LR_FACTORS]; // factors for the learning rate; 0 = 1
     uint32_t reserved_must_be_zero1;
 } qlora_train_desc;
 
@@ -886,8 +938,8 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
-// Changes settings between two steps. clip, seed, eager and require_graph cannot change and must be
-// as before. Does not wait for the device.
+// Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio and
+// lr_factors cannot change and must be as before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -895,24 +947,38 @@ typedef struct qlora_train_info {
     int64_t pending;   // number of later steps that the device has not finished
     int64_t skipped;   // updates skipped so far because a gradient was not finite
     bool last_skipped; // whether this one was
-    double loss;     // mean over the labels of the step
+    double loss;     // mean over the labels of the step, or its pairs or sequences for DPO and KTO
     double labels;   // their total weight
     int64_t tokens;  // number of tokens in the step
     float grad_norm; // before clipping, of all gradients together
     double lr;       // learning rate of the step
     bool graphs;     // steps are run as CUDA graphs
     int64_t waits;   // number of times the host had to wait for a free staging buffer
+    // DPO and KTO; r is the log-probability of a sequence less its reference.
+    double preference_loss; // the loss without the likelihood term
+    double chosen_nll;      // DPO: mean loss of the labels of the chosen texts
+    double rewards_chosen;  // mean of beta r over the chosen or desirable sequences
+    double rewards_rejected;
+    double margins;  // mean difference of the rewards of a pair; KTO: difference of the means
+    double accuracy; // share of the pairs with a positive difference; KTO: of sequences whose r is
+                     // positive if and only if they are desirable
+    double kl;       // KTO: mean of r over the mismatched sequences, at least 0
+    double kl_raw;   // the same before 0 takes the place of negative values
 } qlora_train_info;
 
 // Runs one optimizer step over `count` micro-batches. Every batch is checked before anything is
 // computed. Waits for the device and reports the step, unless out is NULL.
 QLORA_API qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches,
                                         int64_t count, qlora_train_info* out);
-// The same step in separate calls. micro adds the gradients of one micro-batch; total_labels is the
-// sum of qlora_batch_labels over the whole step, so that the step does not depend on how it is
-// split. update clips the gradients, updates the adapters, zeroes the gradients and advances the
-// schedule. Neither call waits for the device, except for a free staging buffer when the host is
-// several calls ahead.
+// The gradients of such a step without its update: qlora_train_step is this call and then
+// qlora_train_update. Does not wait for the device.
+QLORA_API qlora_result qlora_train_gradients(qlora_trainer* trainer, const qlora_batch* batches,
+                                             int64_t count);
+// The same step in separate calls, for QLORA_METHOD_SFT. micro adds the gradients of one
+// micro-batch; total_labels is the sum of qlora_batch_labels over the whole step, so that the step
+// does not depend on how it is split. update clips the gradients, updates the adapters, zeroes the
+// gradients and advances the schedule. Neither call waits for the device, except for a free staging
+// buffer when the host is several calls ahead.
 QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
                                          double total_labels);
 QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
@@ -1435,6 +1501,7 @@ typedef struct qlora_adamw_range {
     void* copy;
     int64_t copy_cols;
     int64_t copy_ld;
+    double lr; // factor for the learning rate, also where it multiplies weight_decay; 0 = 1
 } qlora_adamw_range;
 
 typedef struct qlora_adamw_desc {
@@ -13333,7 +13400,12 @@ typedef struct qlora__peft {
     double alpha;
     double dropout;
     bool rslora;
-    uint32_t targets; // tokens of the config; 0 if absent
+    bool dora;
+    bool saves_embed; // modules_to_save
+    bool saves_head;
+    bool tied;           // ensure_weight_tying
+    uint32_t token_rows; // trainable_token_indices, a list; 0 = none
+    uint32_t targets;    // tokens of the config; 0 if absent
     uint32_t excludes;
     uint32_t layers;
     uint32_t rank_pattern;
@@ -13349,6 +13421,7 @@ typedef struct qlora__peft_module {
     double scale;              // alpha / rank, or alpha / sqrt(rank) with rsLoRA
     const qlora__st_tensor* a; // [rank, in]; NULL if only a config was read
     const qlora__st_tensor* b; // [out, rank]
+    const qlora__st_tensor* m; // [out], only with DoRA
 } qlora__peft_module;
 
 static void qlora__peft_close(qlora__env* env, qlora__peft* p) {
@@ -13534,7 +13607,7 @@ static const struct {
     {"eva_config", QLORA__PEFT_NO_USE},   // name
     {"loftq_config", QLORA__PEFT_NO_USE},
     {"lora_ga_config", QLORA__PEFT_NO_USE},
-    {"ensure_weight_tying", QLORA__PEFT_NO_USE}, // of embeddings, whose adapters are refused
+    {"ensure_weight_tying", QLORA__PEFT_USED},
     {"exclude_modules", QLORA__PEFT_USED},
     {"fan_in_fan_out", QLORA__PEFT_OFF},
     {"inference_mode", QLORA__PEFT_NO_USE},
@@ -13548,7 +13621,7 @@ static const struct {
     {"lora_dropout", QLORA__PEFT_USED},
     {"megatron_config", QLORA__PEFT_OFF},
     {"megatron_core", QLORA__PEFT_NO_USE}, // only with megatron_config
-    {"modules_to_save", QLORA__PEFT_OFF},
+    {"modules_to_save", QLORA__PEFT_USED},
     {"monteclora_config", QLORA__PEFT_OFF},
     {"peft_type", QLORA__PEFT_USED},
     {"peft_version", QLORA__PEFT_NO_USE},
@@ -13560,9 +13633,9 @@ static const struct {
     {"target_modules", QLORA__PEFT_USED},
     {"target_parameters", QLORA__PEFT_OFF},
     {"task_type", QLORA__PEFT_NO_USE},
-    {"trainable_token_indices", QLORA__PEFT_OFF},
+    {"trainable_token_indices", QLORA__PEFT_USED},
     {"use_bdlora", QLORA__PEFT_OFF},
-    {"use_dora", QLORA__PEFT_OFF},
+    {"use_dora", QLORA__PEFT_USED},
     {"use_qalora", QLORA__PEFT_OFF},
     {"use_rslora", QLORA__PEFT_USED},
     {"velora_config", QLORA__PEFT_OFF},
@@ -13686,6 +13759,69 @@ static qlora_result qlora__peft_check_layers(const qlora__config_reader* r, qlor
     return QLORA_OK;
 }
 
+// Whether a name is that of a module, or ends in it.
+static bool qlora__peft_named(const qlora__json* json, uint32_t value, const char* module) {
+    size_t length = strlen(module);
+    char name[96];
+    size_t n = qlora__json_string(json, value, name, sizeof name);
+    return n < sizeof name && n >= length && strcmp(name + n - length, module) == 0 &&
+           (n == length || name[n - length - 1] == '.');
+}
+
+// modules_to_save: of the modules that are not projections, only embedding and head.
+static qlora_result qlora__peft_check_saved(const qlora__config_reader* r, qlora__peft* p) {
+    uint32_t list = 0;
+    QLORA__TRY(qlora__config_bool(r, "ensure_weight_tying", false, &p->tied));
+    QLORA__TRY(qlora__peft_check_names(r, "modules_to_save", &list));
+    if (list != 0 && r->json->tokens[list].kind != QLORA__JSON_ARRAY) {
+        return qlora__config_refuse(r, "modules_to_save", list, "it must be a list");
+    }
+    for (uint32_t k = list + 1; list != 0 && k < r->json->tokens[list].next;
+         k = r->json->tokens[k].next) {
+        bool embed = qlora__peft_named(r->json, k, "embed_tokens");
+        bool head = qlora__peft_named(r->json, k, "lm_head");
+        if (!embed && !head) {
+            return qlora__config_refuse(r, "modules_to_save", k,
+                                        "only embed_tokens and lm_head are supported");
+        }
+        p->saves_embed = p->saves_embed || embed;
+        p->saves_head = p->saves_head || head;
+    }
+    return QLORA_OK;
+}
+
+// trainable_token_indices: a list, or an object with the one list of embed_tokens.
+static qlora_result qlora__peft_check_tokens(const qlora__config_reader* r, qlora__peft* p) {
+    static const char name[] = "trainable_token_indices";
+    uint32_t list = qlora__config_find(r, name);
+    const qlora__json* json = r->json;
+    if (list != 0 && json->tokens[list].kind == QLORA__JSON_OBJECT) {
+        bool one = json->tokens[list].count == 1 && qlora__json_is(json, list + 1, "embed_tokens");
+        if (!one) {
+            return qlora__config_refuse(r, name, list, "only embed_tokens is supported");
+        }
+        list += 2;
+    }
+    if (list == 0 ||
+        (json->tokens[list].kind == QLORA__JSON_ARRAY && json->tokens[list].count == 0)) {
+        return QLORA_OK;
+    }
+    bool good = json->tokens[list].kind == QLORA__JSON_ARRAY;
+    for (uint32_t k = list + 1; good && k < json->tokens[list].next; k = json->tokens[k].next) {
+        int64_t id = -1;
+        good = qlora__json_int(json, k, &id) && id >= 0 && id <= INT32_MAX;
+    }
+    if (!good) {
+        return qlora__config_refuse(r, name, list, "it must be a list of token ids");
+    }
+    if (p->saves_embed) {
+        return qlora__config_refuse(r, name, list,
+                                    "modules_to_save already trains the whole embedding");
+    }
+    p->token_rows = list;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     qlora__config_reader r;
     char shown[48];
@@ -13706,6 +13842,9 @@ static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     QLORA__TRY(qlora__config_int(&r, "r", 8, 1, 65536, &p->rank));
     QLORA__TRY(qlora__config_positive(&r, "lora_alpha", 8.0, &p->alpha));
     QLORA__TRY(qlora__config_bool(&r, "use_rslora", false, &p->rslora));
+    QLORA__TRY(qlora__config_bool(&r, "use_dora", false, &p->dora));
+    QLORA__TRY(qlora__peft_check_saved(&r, p));
+    QLORA__TRY(qlora__peft_check_tokens(&r, p));
     uint32_t dropout = qlora__config_find(&r, "lora_dropout");
     if (dropout != 0 && (!qlora__json_double(r.json, dropout, &p->dropout) || p->dropout < 0.0 ||
                          p->dropout >= 1.0)) {
@@ -13763,6 +13902,34 @@ static qlora_result qlora__peft_check_matrix(qlora__env* env, const qlora__peft*
     return QLORA_OK;
 }
 
+// Whether a tensor of the file is a whole trained matrix, rows of the embedding, or a magnitude, as
+// the config announces them. Their shapes are checked when they are read.
+static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft* p,
+                                             const qlora__st_tensor* t, bool* known) {
+    static const char magnitude[] = ".lora_magnitude_vector";
+    static const char prefix[] = "base_model.model.";
+    const char* plain = qlora__plain_name(t->name);
+    size_t length = strlen(t->name);
+    size_t end = sizeof magnitude - 1;
+    bool shared = p->tied && p->saves_embed;
+    *known = (p->saves_embed && strcmp(plain, "embed_tokens.weight") == 0) ||
+             ((p->saves_head || shared) && strcmp(plain, "lm_head.weight") == 0) ||
+             (p->token_rows != 0 &&
+              strcmp(plain, "embed_tokens.token_adapter.trainable_tokens_delta") == 0);
+    if (*known || !p->dora || length <= end || length >= 320 ||
+        strcmp(t->name + length - end, magnitude) != 0) {
+        return QLORA_OK;
+    }
+    char module[320];
+    qlora__peft_module found;
+    size_t front = strncmp(t->name, prefix, sizeof prefix - 1) == 0 ? sizeof prefix - 1 : 0;
+    memcpy(module, t->name + front, length - front - end);
+    module[length - front - end] = '\0';
+    QLORA__TRY(qlora__peft_lookup(env, p, module, &found));
+    *known = found.rank > 0;
+    return QLORA_OK;
+}
+
 // Checks one tensor of the adapter: a matrix of a module that the config targets, with the rank of
 // the config, whose partner exists.
 static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft* p,
@@ -13774,6 +13941,11 @@ static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft*
     qlora__peft_module found;
     size_t length = strlen(t->name);
     size_t front = strncmp(t->name, prefix, sizeof prefix - 1) == 0 ? sizeof prefix - 1 : 0;
+    bool known = false;
+    QLORA__TRY(qlora__peft_other_tensor(env, p, t, &known));
+    if (known) {
+        return QLORA_OK;
+    }
     int which = 0;
     while (which < 2 && (length < front + 14 || strcmp(t->name + length - 14, ends[which]) != 0)) {
         which++;
@@ -13841,6 +14013,10 @@ static QLORA__UNUSED qlora_result qlora__peft_find(qlora__env* env, const qlora_
         QLORA__TRY(qlora__folder_need(env, &p->tensors, key, m.rank, in_size, &m.a));
         QLORA__TRY(qlora__peft_key(env, module, 'B', key));
         QLORA__TRY(qlora__folder_need(env, &p->tensors, key, out_size, m.rank, &m.b));
+        snprintf(key, sizeof key, "base_model.model.%.270s.lora_magnitude_vector", module);
+        if (p->dora) {
+            QLORA__TRY(qlora__folder_need(env, &p->tensors, key, out_size, -1, &m.m));
+        }
     }
     *out = m;
     return QLORA_OK;
@@ -13860,6 +14036,12 @@ typedef struct qlora__peft_desc {
     double alpha;
     double dropout;
     bool rslora;
+    bool dora;
+    const char* const* saved; // modules_to_save
+    uint32_t saved_count;
+    bool tied;
+    const int32_t* token_rows; // trainable_token_indices
+    uint32_t token_row_count;
     const char* pattern; // target_modules as a regular expression; NULL = the list `targets`
     const char* const* targets;
     uint32_t target_count;
@@ -13902,6 +14084,20 @@ static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
     qlora__json_write_close(w, '}');
 }
 
+// A list of names, or null if it is empty.
+static void qlora__peft_write_names(qlora__json_writer* w, const char* key,
+                                    const char* const* names, uint32_t count) {
+    if (count == 0) {
+        qlora__json_write_word(w, key, "null");
+        return;
+    }
+    qlora__json_write_open(w, key, '[');
+    for (uint32_t i = 0; i < count; i++) {
+        qlora__json_write_string(w, NULL, names[i]);
+    }
+    qlora__json_write_close(w, ']');
+}
+
 // Writes the text of adapter_config.json: the keys that every version of PEFT knows, sorted, with
 // an indent of two spaces.
 static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* d) {
@@ -13915,6 +14111,9 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
         qlora__json_write_word(&w, "base_model_name_or_path", "null");
     }
     qlora__json_write_string(&w, "bias", "none");
+    if (d->tied) { // older versions do not know it
+        qlora__json_write_word(&w, "ensure_weight_tying", "true");
+    }
     qlora__json_write_word(&w, "fan_in_fan_out", "false");
     qlora__json_write_word(&w, "inference_mode", "true");
     qlora__json_write_word(&w, "init_lora_weights", "true");
@@ -13930,7 +14129,7 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     }
     qlora__peft_write_alpha(&w, "lora_alpha", d->alpha);
     qlora__json_write_double(&w, "lora_dropout", d->dropout);
-    qlora__json_write_word(&w, "modules_to_save", "null");
+    qlora__peft_write_names(&w, "modules_to_save", d->saved, d->saved_count);
     qlora__json_write_string(&w, "peft_type", "LORA");
     qlora__json_write_int(&w, "r", d->rank);
     qlora__peft_write_pattern(&w, "rank_pattern", d, true);
@@ -13938,14 +14137,17 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
     if (d->pattern != NULL) {
         qlora__json_write_string(&w, "target_modules", d->pattern);
     } else {
-        qlora__json_write_open(&w, "target_modules", '[');
-        for (uint32_t i = 0; i < d->target_count; i++) {
-            qlora__json_write_string(&w, NULL, d->targets[i]);
+        qlora__peft_write_names(&w, "target_modules", d->targets, d->target_count);
+    }
+    qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
+    if (d->token_row_count > 0) {
+        qlora__json_write_open(&w, "trainable_token_indices", '[');
+        for (uint32_t i = 0; i < d->token_row_count; i++) {
+            qlora__json_write_int(&w, NULL, d->token_rows[i]);
         }
         qlora__json_write_close(&w, ']');
     }
-    qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
-    qlora__json_write_word(&w, "use_dora", "false");
+    qlora__json_write_word(&w, "use_dora", d->dora ? "true" : "false");
     qlora__json_write_word(&w, "use_rslora", d->rslora ? "true" : "false");
     qlora__json_write_close(&w, '}');
 }
@@ -15922,7 +16124,23 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(optim_shadow_f32, optim, 0, LORA)                                                            \
     X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
     X(dropout_f32, dropout, 0, LORA)                                                               \
-    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)
+    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)                                                    \
+    X(preference_logps, preference, 0, LORA)                                                       \
+    X(preference_factors, preference, 0, LORA)                                                     \
+    X(preference_scale_f32, preference, 0, LORA)                                                   \
+    X(preference_scale_bf16, preference, 0, LORA_BF16)                                             \
+    X(methods_row_norms_f32, methods, 0, LORA)                                                     \
+    X(methods_row_norms_bf16, methods, 0, LORA_BF16)                                               \
+    X(methods_scale_columns_f32, methods, 0, LORA)                                                 \
+    X(methods_scale_columns_bf16, methods, 0, LORA_BF16)                                           \
+    X(methods_dot_columns_f32, methods, 0, LORA)                                                   \
+    X(methods_dot_columns_bf16, methods, 0, LORA_BF16)                                             \
+    X(methods_put_rows_f32, methods, 0, LORA)                                                      \
+    X(methods_put_rows_bf16, methods, 0, LORA_BF16)                                                \
+    X(methods_embed_gradient_f32, methods, 0, LORA)                                                \
+    X(methods_embed_gradient_bf16, methods, 0, LORA_BF16)                                          \
+    X(methods_head_gradient_f32, methods, 0, LORA)                                                 \
+    X(methods_head_gradient_bf16, methods, 0, LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                \
     X(attn32_fwd, attn32, 30720, HEAD32)                                                           \
@@ -21075,6 +21293,7 @@ qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_ten
 //   p -= lr weight_decay decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
 //   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //   shadow = shadow_scale p, also in the range's copy if it has one;  gradient = 0
+// lr is that of the state times the factor of the range.
 // If the gradient is not finite, p, m, v, t and shadow stay unchanged, and the gradient becomes 0.
 
 // Computes x^n by squaring, with the same products as the kernel.
@@ -21150,6 +21369,7 @@ static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     const qlora_adamw_desc* a = job->args;
     const qlora__cpu_rows* rows = qlora__rows_of(a->param->owner);
     int64_t first = job->range.begin + begin;
+    QLORA__REAL lr = job->range.lr > 0 ? (QLORA__REAL)job->range.lr : 1;
     qlora__adamw_row r;
     r.param = (QLORA__REAL*)a->param->data + first;
     r.grad = (QLORA__REAL*)a->grad->data + first;
@@ -21157,11 +21377,11 @@ static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     r.v = (QLORA__REAL*)a->v->data + first;
     r.n = end - begin;
     r.clip = job->clip;
-    r.decay = job->lr_decay * (QLORA__REAL)job->range.decay;
+    r.decay = job->lr_decay * (QLORA__REAL)job->range.decay * lr;
     r.beta2 = job->beta2;
     r.one_minus_beta1 = job->one_minus_beta1;
     r.one_minus_beta2 = job->one_minus_beta2;
-    r.step_size = job->step_size;
+    r.step_size = job->step_size * lr;
     r.root_correction = job->root_correction;
     r.eps = job->eps;
     if (job->skip) {
@@ -21213,6 +21433,11 @@ static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a
                                "range %lld has %lld elements from %lld on; the arena has %lld",
                                (long long)i, (long long)r.count, (long long)r.begin,
                                (long long)a->param->cols);
+        }
+        if (!(r.lr >= 0.0 && r.lr <= 1e30)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "range %lld: lr is %g; it must be finite and not negative",
+                               (long long)i, r.lr);
         }
         if (r.copy != NULL && r.copy_cols < 1) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -21333,6 +21558,405 @@ qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args) {
     QLORA__ENTER(ctx, "qlora_adamw_shadow");
     return qlora__leave(ctx, qlora__adamw_shadow(ctx, args));
 }
+
+//@@ src/qlora.h
+
+#ifndef QLORA_NO_MODEL
+
+//@@ src/ops/preference.h
+
+// ---- preferences --------------------------------------------------------------------------------
+//
+// The losses of DPO and KTO depend on the log-probability of whole sequences, but their gradient is
+// that of the plain loss with one factor per sequence. So the head computes losses and gradients of
+// unit weight once, the factors follow from the sums of the losses, and the gradients of the rows
+// are multiplied by them. With r = logp - reference and s the logistic function:
+//   DPO   x = beta (r(chosen) - r(rejected)),  loss = -(1 - e) log s(x) - e log s(-x)
+//         factor: c of the chosen one, -c of the other, c = beta / total ((1 - e) s(-x) - e s(x));
+//         the likelihood term adds its weight to the factor of the chosen one
+//   KTO   loss = w (1 - u), u = s(beta (r - kl)), or s(beta (kl - r)) if the sequence is not
+//         desirable; factor: w beta / total u (1 - u), or minus that
+// kl is the mean of r over the mismatched sequences of the whole step, at least 0, and a constant.
+// Sums are in double, by ascending sequence, so that they do not depend on how a step is split.
+
+// What a sequence is to the loss. The first three are qlora_role.
+enum {
+    QLORA__ROLE_NONE = -1,
+    QLORA__ROLE_UNDESIRABLE = 0,
+    QLORA__ROLE_DESIRABLE = 1,
+    QLORA__ROLE_MISMATCHED = 2,
+    QLORA__ROLE_CHOSEN = 3, // the next sequence is the rejected one
+    QLORA__ROLE_REJECTED = 4
+};
+
+// The settings of a step; the same layout as in kernels/preference.cu.
+typedef struct qlora__preference_numbers {
+    double beta;
+    double smoothing;
+    double likelihood; // weight of the negative log-likelihood of a chosen sequence
+    double desirable;
+    double undesirable;
+    double total; // pairs of the step, or sequences for KTO
+} qlora__preference_numbers;
+
+// The sums of a step. The first QLORA__PREFERENCE_VALUES are over values of single sequences.
+enum {
+    QLORA__SUM_LOSS,
+    QLORA__SUM_NLL, // of the chosen sequences
+    QLORA__SUM_CHOSEN,
+    QLORA__SUM_REJECTED, // rewards
+    QLORA__SUM_MARGIN,
+    QLORA__SUM_CORRECT,
+    QLORA__SUM_CHOSEN_COUNT,
+    QLORA__SUM_REJECTED_COUNT,
+    QLORA__PREFERENCE_VALUES,
+    QLORA__SUM_KL = QLORA__PREFERENCE_VALUES, // of r over the mismatched sequences
+    QLORA__SUM_KL_COUNT,
+    QLORA__PREFERENCE_SUMS
+};
+
+// S sequences, of which those after the batch have no rows and no role. Doubles are in U8 tensors.
+typedef struct qlora__preference {
+    qlora_tensor starts;     // I32 [1, S + 1]: first labelled row of each sequence
+    qlora_tensor roles;      // I32 [1, S]
+    qlora_tensor numbers;    // one qlora__preference_numbers
+    qlora_tensor references; // double [S]
+    qlora_tensor logps;      // double [S]
+    qlora_tensor values;     // double [S][QLORA__PREFERENCE_VALUES]
+    qlora_tensor sums;       // double [QLORA__PREFERENCE_SUMS]
+    qlora_tensor factors;    // f32 [1, S]
+} qlora__preference;
+
+// out[s] = -(sum of the losses of sequence s).
+static qlora_result qlora__preference_logps(qlora_ctx* ctx, const qlora__preference* p,
+                                            const qlora_tensor* losses, const qlora_tensor* out) {
+    int64_t count = p->roles.cols;
+    if (!qlora__on_cpu(ctx)) {
+        void* args[] = {(void*)&losses->data, (void*)&p->starts.data, (void*)&out->data};
+        return qlora__launch(ctx, QLORA__K_preference_logps, count, 1, 1, 32, 0, args);
+    }
+    double* logps = (double*)out->data;
+    for (int64_t s = 0; s < count; s++) {
+        double sum = 0.0;
+        for (int32_t row = qlora__index_at(&p->starts, s); row < qlora__index_at(&p->starts, s + 1);
+             row++) {
+            sum += (double)qlora__at(losses, 0, row);
+        }
+        logps[s] = -sum;
+    }
+    return QLORA_OK;
+}
+
+static double qlora__logistic(double x) {
+    return 1.0 / (1.0 + exp(-x));
+}
+
+static double qlora__log_logistic(double x) {
+    return (x < 0.0 ? x : 0.0) - log1p(exp(-fabs(x)));
+}
+
+// The pair whose chosen sequence is s: values of both sequences, and their factors.
+static void qlora__preference_pair(const qlora__preference_numbers* n, const double* logps,
+                                   const double* references, int64_t s, double* values,
+                                   double factors[2]) {
+    double chosen = n->beta * (logps[s] - references[s]);
+    double rejected = n->beta * (logps[s + 1] - references[s + 1]);
+    double x = chosen - rejected;
+    double* other = values + QLORA__PREFERENCE_VALUES;
+    values[QLORA__SUM_LOSS] =
+        -(1.0 - n->smoothing) * qlora__log_logistic(x) - n->smoothing * qlora__log_logistic(-x);
+    values[QLORA__SUM_NLL] = -logps[s];
+    values[QLORA__SUM_CHOSEN] = chosen;
+    values[QLORA__SUM_MARGIN] = x;
+    values[QLORA__SUM_CORRECT] = x > 0.0 ? 1.0 : 0.0;
+    values[QLORA__SUM_CHOSEN_COUNT] = 1.0;
+    other[QLORA__SUM_REJECTED] = rejected;
+    other[QLORA__SUM_REJECTED_COUNT] = 1.0;
+    double c = n->beta / n->total *
+               ((1.0 - n->smoothing) * qlora__logistic(-x) - n->smoothing * qlora__logistic(x));
+    factors[0] = c + n->likelihood;
+    factors[1] = -c;
+}
+
+// A sequence of KTO; returns its factor.
+static double qlora__preference_single(const qlora__preference_numbers* n, double r, bool desirable,
+                                       double kl, double* values) {
+    double sign = desirable ? 1.0 : -1.0;
+    double weight = desirable ? n->desirable : n->undesirable;
+    double u = qlora__logistic(n->beta * sign * (r - kl));
+    values[QLORA__SUM_LOSS] = weight * (1.0 - u);
+    values[desirable ? QLORA__SUM_CHOSEN : QLORA__SUM_REJECTED] = n->beta * r;
+    values[QLORA__SUM_CORRECT] = (r > 0.0) == desirable ? 1.0 : 0.0;
+    values[desirable ? QLORA__SUM_CHOSEN_COUNT : QLORA__SUM_REJECTED_COUNT] = 1.0;
+    return sign * weight * n->beta / n->total * u * (1.0 - u);
+}
+
+static void qlora__preference_cpu(const qlora__preference* p) {
+    const qlora__preference_numbers* n = (const qlora__preference_numbers*)p->numbers.data;
+    const double* logps = (const double*)p->logps.data;
+    const double* references = (const double*)p->references.data;
+    double* values = (double*)p->values.data;
+    double* sums = (double*)p->sums.data;
+    double kl = sums[QLORA__SUM_KL] > 0.0 ? sums[QLORA__SUM_KL] / n->total : 0.0;
+    int64_t count = p->roles.cols;
+    memset(values, 0, (size_t)count * QLORA__PREFERENCE_VALUES * sizeof(double));
+    for (int64_t s = 0; s < count; s++) {
+        int32_t role = qlora__index_at(&p->roles, s);
+        double factors[2] = {0.0, 0.0};
+        double* v = values + s * QLORA__PREFERENCE_VALUES;
+        if (role == QLORA__ROLE_REJECTED) {
+            continue; // done with the chosen one
+        }
+        if (role == QLORA__ROLE_CHOSEN) {
+            qlora__preference_pair(n, logps, references, s, v, factors);
+            qlora__put(&p->factors, 0, s + 1, (QLORA__REAL)factors[1]);
+        } else if (role == QLORA__ROLE_DESIRABLE || role == QLORA__ROLE_UNDESIRABLE) {
+            factors[0] = qlora__preference_single(n, logps[s] - references[s],
+                                                  role == QLORA__ROLE_DESIRABLE, kl, v);
+        } else if (role == QLORA__ROLE_MISMATCHED) {
+            sums[QLORA__SUM_KL] += logps[s] - references[s];
+            sums[QLORA__SUM_KL_COUNT] += 1.0;
+        }
+        qlora__put(&p->factors, 0, s, (QLORA__REAL)factors[0]);
+    }
+    for (int64_t i = 0; i < count * QLORA__PREFERENCE_VALUES; i++) {
+        sums[i % QLORA__PREFERENCE_VALUES] += values[i];
+    }
+}
+
+// The factors of all sequences, and the sums of the step.
+static qlora_result qlora__preference_factors(qlora_ctx* ctx, const qlora__preference* p) {
+    if (qlora__on_cpu(ctx)) {
+        qlora__preference_cpu(p);
+        return QLORA_OK;
+    }
+    void* args[] = {(void*)&p->logps.data,   (void*)&p->references.data, (void*)&p->roles.data,
+                    (void*)&p->numbers.data, (void*)&p->values.data,     (void*)&p->sums.data,
+                    (void*)&p->factors.data, (void*)&p->roles.cols};
+    return qlora__launch(ctx, QLORA__K_preference_factors, 1, 1, 1, 256, 0, args);
+}
+
+// Multiplies every labelled row of x by the factor of its sequence.
+static qlora_result qlora__preference_scale(qlora_ctx* ctx, const qlora__preference* p,
+                                            const qlora_tensor* x) {
+    int64_t count = p->roles.cols;
+    if (!qlora__on_cpu(ctx)) {
+        void* args[] = {(void*)&x->data,        (void*)&x->ld,           (void*)&x->cols,
+                        (void*)&p->starts.data, (void*)&p->factors.data, &count};
+        return qlora__launch(ctx,
+                             x->dtype == QLORA_F32 ? QLORA__K_preference_scale_f32
+                                                   : QLORA__K_preference_scale_bf16,
+                             x->rows, 1, 1, 256, 0, args);
+    }
+    const qlora__cpu_rows* rows = qlora__rows_of(ctx);
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    for (int64_t s = 0; s < count; s++) {
+        QLORA__REAL factor = qlora__at(&p->factors, 0, s);
+        for (int32_t row = qlora__index_at(&p->starts, s); row < qlora__index_at(&p->starts, s + 1);
+             row++) {
+            for (int64_t c = 0; c < x->cols; c += QLORA__ROW_CHUNK) {
+                int64_t n = qlora__min(QLORA__ROW_CHUNK, x->cols - c);
+                const QLORA__REAL* from = qlora__row_in(rows, x, row, c, n, room);
+                QLORA__REAL* to = qlora__row_room(x, row, c, room);
+                rows->point[QLORA__POINT_SCALE](from, NULL, factor, n, to);
+                qlora__row_done(rows, x, row, c, n, to);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+//@@ src/ops/dora.h
+
+// ---- DoRA ---------------------------------------------------------------------------------------
+//
+// y = (m / n) (x W^T + s x A^T B^T), column by column of y, where n is the norm of a row of
+// W + s B A. n is computed when the parameters change and is a constant in the backward pass:
+//   dm = sum over the tokens of dy (y before the factor) / n; everything else gets dy m / n.
+
+// For each row of w: gain = magnitude / norm, inverse = 1 / norm; with `start`, magnitude = norm
+// before that. All are f32 vectors.
+static qlora_result qlora__row_norms(qlora_ctx* ctx, const qlora_tensor* w,
+                                     const qlora_tensor* magnitude, const qlora_tensor* gain,
+                                     const qlora_tensor* inverse, bool start) {
+    if (!qlora__on_cpu(ctx)) {
+        int32_t starts = start ? 1 : 0;
+        void* args[] = {
+            (void*)&w->data,    (void*)&w->ld,         (void*)&w->cols, (void*)&magnitude->data,
+            (void*)&gain->data, (void*)&inverse->data, &starts};
+        return qlora__launch(ctx,
+                             w->dtype == QLORA_F32 ? QLORA__K_methods_row_norms_f32
+                                                   : QLORA__K_methods_row_norms_bf16,
+                             w->rows, 1, 1, 256, 0, args);
+    }
+    for (int64_t row = 0; row < w->rows; row++) {
+        double sum = 0.0;
+        for (int64_t c = 0; c < w->cols; c++) {
+            double x = (double)qlora__at(w, row, c);
+            sum += x * x;
+        }
+        double n = sqrt(sum);
+        if (start) {
+            qlora__put(magnitude, 0, row, (QLORA__REAL)n);
+        }
+        qlora__put(gain, 0, row, (QLORA__REAL)((double)qlora__at(magnitude, 0, row) / n));
+        qlora__put(inverse, 0, row, (QLORA__REAL)(1.0 / n));
+    }
+    return QLORA_OK;
+}
+
+typedef struct qlora__columns_job {
+    const qlora_tensor* x;
+    const qlora_tensor* gain;
+} qlora__columns_job;
+
+static void qlora__scale_columns_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__columns_job* job = (const qlora__columns_job*)user;
+    const qlora_tensor* x = job->x;
+    const qlora__cpu_rows* rows = qlora__rows_of(x->owner);
+    const QLORA__REAL* gain = (const QLORA__REAL*)job->gain->data;
+    QLORA__REAL room[QLORA__ROW_CHUNK];
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t c = 0; c < x->cols; c += QLORA__ROW_CHUNK) {
+            int64_t n = qlora__min(QLORA__ROW_CHUNK, x->cols - c);
+            const QLORA__REAL* from = qlora__row_in(rows, x, row, c, n, room);
+            QLORA__REAL* to = qlora__row_room(x, row, c, room);
+            rows->point[QLORA__POINT_MUL](from, gain + c, 0, n, to);
+            qlora__row_done(rows, x, row, c, n, to);
+        }
+    }
+}
+
+// x[r, c] *= gain[c].
+static qlora_result qlora__scale_columns(qlora_ctx* ctx, const qlora_tensor* gain,
+                                         const qlora_tensor* x) {
+    if (!qlora__on_cpu(ctx)) {
+        void* args[] = {(void*)&x->data, (void*)&x->ld, (void*)&x->rows, (void*)&x->cols,
+                        (void*)&gain->data};
+        return qlora__launch(ctx,
+                             x->dtype == QLORA_F32 ? QLORA__K_methods_scale_columns_f32
+                                                   : QLORA__K_methods_scale_columns_bf16,
+                             qlora__ceil_div(x->cols, 256), qlora__min(x->rows, 65535), 1, 256, 0,
+                             args);
+    }
+    qlora__columns_job job;
+    job.x = x;
+    job.gain = gain;
+    qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__scale_columns_rows, &job);
+    return QLORA_OK;
+}
+
+// d[c] += inverse[c] * (sum over r of a[r, c] b[r, c]), summed in double on the CPU.
+static qlora_result qlora__dot_columns(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                       const qlora_tensor* inverse, const qlora_tensor* d) {
+    if (!qlora__on_cpu(ctx)) {
+        void* args[] = {(void*)&a->data, (void*)&a->ld,   (void*)&b->data,       (void*)&b->ld,
+                        (void*)&a->rows, (void*)&a->cols, (void*)&inverse->data, (void*)&d->data};
+        return qlora__launch(ctx,
+                             a->dtype == QLORA_F32 ? QLORA__K_methods_dot_columns_f32
+                                                   : QLORA__K_methods_dot_columns_bf16,
+                             qlora__ceil_div(a->cols, 32), 1, 1, 256, 0, args);
+    }
+    for (int64_t c = 0; c < a->cols; c++) {
+        double sum = 0.0;
+        for (int64_t r = 0; r < a->rows; r++) {
+            sum += (double)qlora__at(a, r, c) * (double)qlora__at(b, r, c);
+        }
+        double before = (double)qlora__at(d, 0, c);
+        qlora__put(d, 0, c, (QLORA__REAL)(before + sum * (double)qlora__at(inverse, 0, c)));
+    }
+    return QLORA_OK;
+}
+
+//@@ src/ops/token_rows.h
+
+// ---- trained embeddings and heads ---------------------------------------------------------------
+
+// table[ids[i]] = rows[i]; both have the same type and no gaps between rows, and the ids differ.
+static qlora_result qlora__put_rows(qlora_ctx* ctx, const qlora_tensor* rows,
+                                    const qlora_tensor* ids, const qlora_tensor* table) {
+    if (!qlora__on_cpu(ctx)) {
+        void* args[] = {(void*)&rows->data, (void*)&ids->data, (void*)&table->data,
+                        (void*)&table->cols};
+        return qlora__launch(ctx,
+                             table->dtype == QLORA_F32 ? QLORA__K_methods_put_rows_f32
+                                                       : QLORA__K_methods_put_rows_bf16,
+                             rows->rows, 1, 1, 256, 0, args);
+    }
+    size_t bytes = (size_t)table->cols * qlora_dtype_bytes(table->dtype);
+    for (int64_t i = 0; i < rows->rows; i++) {
+        memcpy((char*)table->data + (size_t)qlora__index_at(ids, i) * bytes,
+               (const char*)rows->data + (size_t)i * bytes, bytes);
+    }
+    return QLORA_OK;
+}
+
+// The row of d that the gradient of token `id` belongs to; -1 = none.
+static int64_t qlora__embed_row(const qlora_tensor* rows, int32_t id) {
+    for (int64_t i = 0; rows != NULL && i < rows->cols; i++) {
+        if (qlora__index_at(rows, i) == id) {
+            return i;
+        }
+    }
+    return rows == NULL ? (int64_t)id : -1;
+}
+
+// d[id] += scale * dy[t] for every token t of that id; with rows, row i of d belongs to id rows[i],
+// and other tokens have no gradient. d is f32.
+static qlora_result qlora__embed_gradient(qlora_ctx* ctx, const qlora_tensor* dy,
+                                          const qlora_tensor* ids, const qlora_tensor* rows,
+                                          float scale, const qlora_tensor* d) {
+    if (!qlora__on_cpu(ctx)) {
+        void* wanted = rows != NULL ? rows->data : NULL;
+        void* args[] = {(void*)&dy->data, (void*)&dy->ld, (void*)&ids->data, (void*)&dy->rows,
+                        &wanted,          &scale,         (void*)&d->data,   (void*)&dy->cols};
+        return qlora__launch(ctx,
+                             dy->dtype == QLORA_F32 ? QLORA__K_methods_embed_gradient_f32
+                                                    : QLORA__K_methods_embed_gradient_bf16,
+                             rows != NULL ? rows->cols : dy->rows, 1, 1, 256, 0, args);
+    }
+    for (int64_t t = 0; t < dy->rows; t++) {
+        int64_t row = qlora__embed_row(rows, qlora__index_at(ids, t));
+        for (int64_t c = 0; c < dy->cols && row >= 0; c++) {
+            QLORA__REAL x = qlora__at(dy, t, c) * (QLORA__REAL)scale;
+            qlora__put(d, row, c, qlora__at(d, row, c) + x);
+        }
+    }
+    return QLORA_OK;
+}
+
+// d[i] += scale * (sum over r of g[r, rows[i]] x[r]): the gradient of some rows of the head. d is
+// f32.
+static qlora_result qlora__head_gradient(qlora_ctx* ctx, const qlora_tensor* g,
+                                         const qlora_tensor* x, const qlora_tensor* rows,
+                                         float scale, const qlora_tensor* d) {
+    if (!qlora__on_cpu(ctx)) {
+        void* args[] = {(void*)&g->data, (void*)&g->ld,   (void*)&x->data,
+                        (void*)&x->ld,   (void*)&g->rows, (void*)&rows->data,
+                        &scale,          (void*)&d->data, (void*)&x->cols};
+        return qlora__launch(ctx,
+                             g->dtype == QLORA_F32 ? QLORA__K_methods_head_gradient_f32
+                                                   : QLORA__K_methods_head_gradient_bf16,
+                             rows->cols, 1, 1, 256, 0, args);
+    }
+    for (int64_t i = 0; i < rows->cols; i++) {
+        int64_t id = qlora__index_at(rows, i);
+        for (int64_t c = 0; c < x->cols; c++) {
+            double sum = 0.0;
+            for (int64_t r = 0; r < g->rows; r++) {
+                sum += (double)qlora__at(g, r, id) * (double)qlora__at(x, r, c);
+            }
+            double before = (double)qlora__at(d, i, c);
+            qlora__put(d, i, c, (QLORA__REAL)(before + sum * (double)scale));
+        }
+    }
+    return QLORA_OK;
+}
+
+//@@ src/qlora.h
+
+#endif // QLORA_NO_MODEL
+
 
 //@@ src/ops/dropout.h
 
@@ -24405,6 +25029,9 @@ typedef struct qlora__projection {
     qlora_tensor sb;
     qlora_tensor da; // views of the gradients
     qlora_tensor db;
+    int64_t m_at;           // DoRA's magnitude
+    qlora_tensor magnitude; // [1, out]: views of the parameters and the gradients
+    qlora_tensor dm;
 } qlora__projection;
 
 // The activations of a layer that the backward pass needs.
@@ -24424,6 +25051,8 @@ typedef struct qlora__layer {
     qlora_linear_desc linears[QLORA__GROUPS];
     qlora_tensor operands[QLORA__GROUPS]; // cached, or views of the shared one
     int64_t pads[QLORA__GROUPS];
+    qlora_tensor gains[QLORA__GROUPS];    // DoRA: f32 [1, out], magnitude / norm, 1 without one
+    qlora_tensor inverses[QLORA__GROUPS]; // 1 / norm
     bool cached;
     bool recompute;
     bool sliding;
@@ -24449,6 +25078,10 @@ typedef struct qlora__batch_block {
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
     qlora_tensor scale;     // [1, 1] f32: 1 / total labels
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
+    qlora_tensor starts;    // these four are views for qlora__preference
+    qlora_tensor roles;
+    qlora_tensor numbers;
+    qlora_tensor references;
 } qlora__batch_block;
 
 // The files of a model and its adapter, each opened once for planning and loading.
@@ -24487,6 +25120,24 @@ struct qlora_model {
     qlora_tensor rope; // [positions, rope_dims] f32
     qlora_tensor rope_sliding;
     qlora_tensor rope_query; // the same for q, if it is scaled by position
+    // trained embedding, head and rows: own_ are views of the shadow, d_ of the gradients
+    bool dora;
+    bool saved_embed;
+    bool saved_head;
+    bool saved_tied; // the trained embedding is also the head
+    int64_t token_count;
+    int32_t* token_ids; // of the trained rows, on the host
+    int64_t embed_at;   // first elements in the parameter arena
+    int64_t head_at;
+    int64_t tokens_at;
+    qlora_tensor own_embed;
+    qlora_tensor own_head;
+    qlora_tensor own_tokens;
+    qlora_tensor d_embed;
+    qlora_tensor d_head;
+    qlora_tensor d_tokens;
+    qlora_tensor token_rows;  // I32 [1, count]
+    qlora_tensor base_tokens; // [count, H], the rows of the base
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
@@ -24513,6 +25164,7 @@ struct qlora_model {
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
+    qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
     // head
     qlora_tensor rows_x;  // [chunk, H]
@@ -24520,6 +25172,7 @@ struct qlora_model {
     qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
     qlora_tensor losses;  // f32 [1, R]
     qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
+    qlora__preference preference;
     // generation
     qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
     qlora_tensor scores;   // f32 [heads, generate_tokens]
@@ -24610,7 +25263,8 @@ static bool qlora__scales_queries(const qlora_model* m) {
 // Whether the gradient of the output of attention and MLP differs from that of the residual stream.
 static bool qlora__has_own_d_out(const qlora_model* m) {
     return qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT) ||
-           qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0;
+           qlora__has_norm(m, QLORA__NORM_MLP_OUT) || m->plan.config.residual_scale != 1.0 ||
+           m->dora; // the gains of o and down must not change the residual stream
 }
 
 static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora__projection* p) {
@@ -24674,16 +25328,6 @@ static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// Views of the shadow and the gradients for one projection.
-static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
-    qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
-    qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
-    if (qlora__trains(m)) {
-        qlora__arena_window(&m->gradients, p->a_at, p->rank, p->in, &p->da);
-        qlora__arena_window(&m->gradients, p->b_at, p->out, p->rank, &p->db);
-    }
-}
-
 static void qlora__window_norm(qlora_model* m, int64_t at, int64_t width, qlora_tensor* w,
                                qlora_tensor* dw) {
     qlora__arena_window(&m->parameters, at, 1, width, w);
@@ -24692,11 +25336,45 @@ static void qlora__window_norm(qlora_model* m, int64_t at, int64_t width, qlora_
     }
 }
 
+// Views of the shadow and the gradients for one projection.
+static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
+    qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
+    qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
+    if (qlora__trains(m)) {
+        qlora__arena_window(&m->gradients, p->a_at, p->rank, p->in, &p->da);
+        qlora__arena_window(&m->gradients, p->b_at, p->out, p->rank, &p->db);
+    }
+    if (m->dora) {
+        qlora__window_norm(m, p->m_at, p->out, &p->magnitude, &p->dm);
+    }
+}
+
+// Views of a trained matrix in the shadow and the gradients.
+static void qlora__window_saved(qlora_model* m, int64_t at, int64_t rows, qlora_tensor* own,
+                                qlora_tensor* d) {
+    qlora__arena_window(&m->shadow, at, rows, m->plan.config.hidden, own);
+    if (qlora__trains(m)) {
+        qlora__arena_window(&m->gradients, at, rows, m->plan.config.hidden, d);
+    }
+}
+
 static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->parameters);
     qlora__arena_tensor(arena, m->compute, 1, m->elements, &m->shadow);
     qlora__arena_tensor(arena, QLORA_U8, 1, m->range_count * (int64_t)sizeof(qlora_adamw_range),
                         &m->ranges);
+    for (int64_t l = 0; l < m->plan.config.layers && m->dora; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            int64_t out = qlora_linear_out(&m->layers[l].linears[g]);
+            qlora__arena_tensor(arena, QLORA_F32, 1, out, &m->layers[l].gains[g]);
+            qlora__arena_tensor(arena, QLORA_F32, 1, out, &m->layers[l].inverses[g]);
+        }
+    }
+    if (m->token_count > 0) {
+        qlora__arena_tensor(arena, QLORA_I32, 1, m->token_count, &m->token_rows);
+        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
+                            &m->base_tokens);
+    }
 }
 
 static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
@@ -24731,6 +25409,15 @@ static void qlora__layout_windows(qlora_model* m) {
     }
     if (m->desc.train_norms) {
         qlora__window_norm(m, m->final_norm_at, c->hidden, &m->final_norm, &m->d_final_norm);
+    }
+    if (m->saved_embed) {
+        qlora__window_saved(m, m->embed_at, c->vocab, &m->own_embed, &m->d_embed);
+    }
+    if (m->saved_head) {
+        qlora__window_saved(m, m->head_at, c->vocab, &m->own_head, &m->d_head);
+    }
+    if (m->token_count > 0) {
+        qlora__window_saved(m, m->tokens_at, m->token_count, &m->own_tokens, &m->d_tokens);
     }
 }
 
@@ -24832,7 +25519,7 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
         return;
     }
     m->ds = m->s;
-    if (m->desc.dropout > 0.0f) {
+    if (m->desc.dropout > 0.0f || m->dora) {
         qlora__arena_tensor(arena, m->compute, T, c->intermediate, &m->ds);
     }
     qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
@@ -24842,6 +25529,10 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     }
     qlora__arena_tensor(arena, m->compute, T, q + 2 * kv + pads[QLORA__QKV], &m->dqkv);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
+    if (m->dora) {
+        int64_t widest = qlora__max(q + 2 * kv, qlora__max(c->hidden, 2 * c->intermediate));
+        qlora__arena_tensor(arena, m->compute, T, widest, &m->raw);
+    }
 }
 
 static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
@@ -24860,6 +25551,16 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
     qlora__arena_tensor(arena, QLORA_F32, 1, 1, &b->scale);
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
+    int64_t S = m->plan.max_sequences;
+    qlora__arena_tensor(arena, QLORA_I32, 1, S + 1, &b->starts);
+    qlora__arena_tensor(arena, QLORA_I32, 1, S, &b->roles);
+    qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora__preference_numbers),
+                        &b->numbers);
+    qlora__arena_tensor(arena, QLORA_U8, 1, S * (int64_t)sizeof(double), &b->references);
+    m->preference.starts = b->starts;
+    m->preference.roles = b->roles;
+    m->preference.numbers = b->numbers;
+    m->preference.references = b->references;
     b->all = b->ids;
     b->all.data = start;
     b->all.dtype = QLORA_U8;
@@ -24875,8 +25576,15 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
     qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
+    int64_t S = m->plan.max_sequences * (int64_t)sizeof(double);
+    qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
+    qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
+                        &m->preference.sums);
     if (qlora__trains(m)) {
         qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
+        qlora__arena_tensor(arena, QLORA_U8, 1, S * QLORA__PREFERENCE_VALUES,
+                            &m->preference.values);
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences, &m->preference.factors);
     }
 }
 
@@ -24923,32 +25631,9 @@ static void qlora__model_layout(qlora_model* m, char* base) {
     m->plan.total = arena.used;
 }
 
-//@@ src/model/plan.h
+//@@ src/model/trained.h
 
-// ---- plan ---------------------------------------------------------------------------------------
-
-static void qlora__source_close(qlora_model* m) {
-    qlora__source* source = m->source;
-    if (source != NULL && source->has_peft) {
-        qlora__peft_close(&m->ctx->env, &source->peft);
-    }
-    if (source != NULL && source->has_folder) {
-        qlora__folder_close(&m->ctx->env, &source->folder);
-    }
-    qlora__free(m->ctx, source, source != NULL ? sizeof *source : 0);
-    m->source = NULL;
-}
-
-// The folder with the weights, opened when it is first needed.
-static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
-                                         const qlora__folder** out) {
-    if (!m->source->has_folder) {
-        QLORA__TRY(qlora__folder_open(&ctx->env, dir, &m->source->folder));
-        m->source->has_folder = true;
-    }
-    *out = &m->source->folder;
-    return QLORA_OK;
-}
+// ---- what is trained ----------------------------------------------------------------------------
 
 // A new adapter on the modules that the desc names.
 static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
@@ -24998,6 +25683,11 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
             known = known || strncmp(name, vision[k], strlen(vision[k])) == 0;
         }
         left_out += known ? 1u : 0u;
+        known = known ||
+                ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
+                ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
+                (m->token_count > 0 &&
+                 strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
@@ -25041,7 +25731,112 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
-    return desc->adapter != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
+    return QLORA_OK;
+}
+
+// Takes the ids of the trained rows of the embedding from a list in adapter_config.json, or from
+// the desc.
+static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
+                                        const qlora_model_desc* desc) {
+    const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
+    int64_t count = peft == NULL            ? desc->token_row_count
+                    : peft->token_rows != 0 ? (int64_t)peft->json.tokens[peft->token_rows].count
+                                            : 0;
+    m->desc.token_rows = NULL;
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    m->token_ids = (int32_t*)qlora__alloc(ctx, (size_t)count * sizeof *m->token_ids);
+    if (m->token_ids == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    m->token_count = count;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t id = peft == NULL ? desc->token_rows[i] : 0;
+        if (peft != NULL) {
+            qlora__json_int(&peft->json, qlora__json_at(&peft->json, peft->token_rows, (uint32_t)i),
+                            &id);
+        }
+        if (id < 0 || id >= m->plan.config.vocab) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "token row %lld is %lld; the embedding has rows 0 to %lld",
+                               (long long)i, (long long)id, (long long)m->plan.config.vocab - 1);
+        }
+        m->token_ids[i] = (int32_t)id;
+        for (int64_t k = 0; k < i; k++) {
+            if (m->token_ids[k] == m->token_ids[i]) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "token row %lld is given twice",
+                                   (long long)id);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// What is trained beside matrices of low rank: magnitudes, embedding, head, rows of the embedding.
+static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
+                                        const qlora_model_desc* desc) {
+    const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
+    bool tied = m->plan.config.tied;
+    bool embed = peft != NULL ? peft->saves_embed : (desc->save_modules & QLORA_SAVE_EMBED) != 0;
+    bool head = peft != NULL ? peft->saves_head : (desc->save_modules & QLORA_SAVE_HEAD) != 0;
+    // As in PEFT, a tied head is trained with the embedding only if that is asked for; a new
+    // adapter of ours keeps it tied unless both are to be saved.
+    bool shared = tied && (peft != NULL ? peft->tied && (embed || head) : embed && !head);
+    if (shared && !embed) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: ensure_weight_tying with lm_head alone is not supported",
+                           peft != NULL ? peft->path : "desc");
+    }
+    m->saved_embed = embed;
+    m->saved_head = head && !shared;
+    m->saved_tied = shared;
+    m->dora = peft != NULL ? peft->dora : desc->dora;
+    QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
+    if (m->token_count > 0 && embed) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.token_rows is set, but desc.save_modules trains all rows");
+    }
+    if (m->dora && m->desc.dropout > 0.0f && qlora__trains(m)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the dropout is %g; training with DoRA needs 0",
+                           (double)m->desc.dropout);
+    }
+    for (int i = 0; i < m->arch->layout->count && m->dora; i++) {
+        if (m->layers[0].projections[i].has_bias && m->layers[0].projections[i].rank > 0) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "DoRA is not supported for %s, which has a bias",
+                               m->arch->layout->rows[i].module);
+        }
+    }
+    return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
+}
+
+//@@ src/model/plan.h
+
+// ---- plan ---------------------------------------------------------------------------------------
+
+static void qlora__source_close(qlora_model* m) {
+    qlora__source* source = m->source;
+    if (source != NULL && source->has_peft) {
+        qlora__peft_close(&m->ctx->env, &source->peft);
+    }
+    if (source != NULL && source->has_folder) {
+        qlora__folder_close(&m->ctx->env, &source->folder);
+    }
+    qlora__free(m->ctx, source, source != NULL ? sizeof *source : 0);
+    m->source = NULL;
+}
+
+// The folder with the weights, opened when it is first needed.
+static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
+                                         const qlora__folder** out) {
+    if (!m->source->has_folder) {
+        QLORA__TRY(qlora__folder_open(&ctx->env, dir, &m->source->folder));
+        m->source->has_folder = true;
+    }
+    *out = &m->source->folder;
+    return QLORA_OK;
 }
 
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
@@ -25062,7 +25857,27 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
         m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
         m->plan.parameters += p->rank * (p->in + p->out);
     }
+    for (int i = 0; i < count && m->dora; i++) {
+        qlora__projection* p = &first[i];
+        if (p->rank > 0) {
+            p->m_at = at;
+            at += (int64_t)qlora__align_up((size_t)p->out, 8);
+            m->range_count++;
+            m->longest_range = qlora__max(m->longest_range, p->out);
+            m->plan.parameters += p->out;
+        }
+    }
     return at;
+}
+
+// Assigns a place to a trained matrix of `rows` rows; none without rows.
+static int64_t qlora__number_saved(qlora_model* m, int64_t rows, int64_t at, int64_t* place) {
+    int64_t count = rows * m->plan.config.hidden;
+    *place = at;
+    m->range_count += rows > 0 ? 1 : 0;
+    m->longest_range = qlora__max(m->longest_range, count);
+    m->plan.parameters += count;
+    return at + (int64_t)qlora__align_up((size_t)count, 8);
 }
 
 // Assigns a place to every trained tensor; each starts at a multiple of 8 elements.
@@ -25095,6 +25910,9 @@ static void qlora__number_parameters(qlora_model* m) {
         m->longest_range = qlora__max(m->longest_range, c->hidden);
         m->plan.parameters += c->hidden;
     }
+    at = qlora__number_saved(m, m->saved_embed ? c->vocab : 0, at, &m->embed_at);
+    at = qlora__number_saved(m, m->saved_head ? c->vocab : 0, at, &m->head_at);
+    at = qlora__number_saved(m, m->token_count, at, &m->tokens_at);
     m->elements = at;
 }
 
@@ -25288,6 +26106,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
         int64_t most;
     } fields[] = {{"desc.rank", d->rank, INT32_MIN, 1024},
                   {"desc.targets", d->targets, 0, QLORA_TARGET_ALL},
+                  {"desc.save_modules", d->save_modules, 0, QLORA_SAVE_EMBED | QLORA_SAVE_HEAD},
+                  {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_BF16},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
@@ -25352,6 +26172,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__buffer_destroy(ctx, m->arena);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
+    qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
     qlora__free(ctx, m, sizeof *m);
 }
 
@@ -25537,6 +26358,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     qlora_result r = m->source != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
+    r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }
@@ -26193,6 +27015,92 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     return qlora__sync(ctx);
 }
 
+//@@ src/model/dora.h
+
+// ---- DoRA's norms and trained rows of the embedding ---------------------------------------------
+
+static bool qlora__is_dora(const qlora_model* m, const qlora__projection* p) {
+    return m->dora && p->rank > 0;
+}
+
+// Whether a stack has a projection with a magnitude.
+static bool qlora__stack_is_dora(const qlora_model* m, const qlora__layer* layer, int group) {
+    bool any = false;
+    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+        any =
+            any || qlora__is_dora(m, &layer->projections[m->arch->layout->groups[group].first + i]);
+    }
+    return any;
+}
+
+// W + s B A of a projection, in the memory of the shared operand.
+static qlora_result qlora__dora_weight(qlora_ctx* ctx, const qlora_model* m,
+                                       const qlora__projection* p, qlora_tensor* w) {
+    qlora__arena_window(&m->operand, 0, p->out, p->in, w);
+    QLORA__TRY(p->is_nf4 ? qlora__nf4_window(ctx, &p->nf4, 0, 0, w, m->compute == QLORA_F32)
+                         : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
+    return qlora__linear_gemm(ctx, m->math, false, false, false, 1.0f, 1.0f, &p->sb, &p->a, w);
+}
+
+// Computes the norms and gains of all projections anew; with `start`, the magnitudes as well, which
+// then are the norms.
+static qlora_result qlora__dora_refresh(qlora_ctx* ctx, qlora_model* m, bool start) {
+    for (int64_t l = 0; l < m->plan.config.layers && m->dora && qlora__computes(m); l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            int64_t at = 0;
+            for (int i = 0; i < m->arch->layout->groups[g].count; i++) {
+                qlora__projection* p = &layer->projections[m->arch->layout->groups[g].first + i];
+                qlora_tensor w;
+                qlora_tensor gain;
+                qlora_tensor inverse;
+                qlora__arena_window(&layer->gains[g], at, 1, p->out, &gain);
+                qlora__arena_window(&layer->inverses[g], at, 1, p->out, &inverse);
+                at += p->out;
+                if (!qlora__is_dora(m, p)) {
+                    QLORA__TRY(qlora_fill(ctx, 1.0f, &gain));
+                    continue;
+                }
+                size_t scratch = qlora__scratch_mark(ctx);
+                QLORA__TRY(qlora__dora_weight(ctx, m, p, &w));
+                QLORA__TRY(qlora__row_norms(ctx, &w, &p->magnitude, &gain, &inverse, start));
+                qlora__scratch_release(ctx, scratch);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// The embedding and the head that a pass uses.
+static const qlora_tensor* qlora__embed_table(const qlora_model* m) {
+    return m->use_adapters && m->saved_embed ? &m->own_embed : &m->embed;
+}
+
+static const qlora_tensor* qlora__head_table(const qlora_model* m) {
+    if (!m->use_adapters) {
+        return &m->head;
+    }
+    return m->saved_head ? &m->own_head : m->saved_tied ? &m->own_embed : &m->head;
+}
+
+// Whether the gradient of the residual stream below layer 0 is needed.
+static bool qlora__trains_embedding(const qlora_model* m) {
+    return m->saved_embed || m->token_count > 0;
+}
+
+// Whether the head has gradients.
+static bool qlora__trains_head(const qlora_model* m) {
+    return m->saved_head || m->saved_tied || (m->token_count > 0 && m->plan.config.tied);
+}
+
+// Writes the trained rows, or those of the base, into the embedding, before a pass reads it.
+static qlora_result qlora__tokens_place(qlora_ctx* ctx, qlora_model* m) {
+    return m->token_count > 0
+               ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->base_tokens,
+                                 &m->token_rows, &m->embed)
+               : QLORA_OK;
+}
+
 //@@ src/model/parameters.h
 
 // ---- trained tensors ----------------------------------------------------------------------------
@@ -26207,6 +27115,8 @@ typedef struct qlora__trained {
     const qlora__projection* projection; // NULL for a norm
     int64_t layer;                       // of the projection
     bool is_b;
+    bool is_magnitude;
+    bool in_peft; // it belongs into PEFT's file
 } qlora__trained;
 
 // Norm number `norm` of a layer, under its name in the base; false if it is not trained.
@@ -26226,6 +27136,59 @@ static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int norm,
     return true;
 }
 
+// A (0), B (1) or the magnitude (2) of projection number `i` of a layer.
+static void qlora__trained_part(const qlora_model* m, int64_t layer, int i, int part,
+                                qlora__trained* out) {
+    static const char* const names[] = {"lora_A.weight", "lora_B.weight", "lora_magnitude_vector"};
+    const qlora__projection* p = &m->layers[layer].projections[i];
+    const int64_t at[3] = {p->a_at, p->b_at, p->m_at};
+    const int64_t rows[3] = {p->rank, p->out, 1};
+    const int64_t cols[3] = {p->in, p->rank, p->out};
+    char module[160];
+    qlora__module_of(m, layer, i, module, sizeof module);
+    snprintf(out->name, sizeof out->name, "%s.%s", module, names[part]);
+    out->is_b = part == 1;
+    out->is_magnitude = part == 2;
+    out->at = at[part];
+    out->rows = rows[part];
+    out->cols = cols[part];
+    out->shadow_scale = out->is_b ? p->scale : 1.0f;
+    out->decays = true;
+    out->in_peft = true;
+    out->projection = p;
+    out->layer = layer;
+}
+
+// The whole trained matrices, number `index` of them; false past the last one.
+static bool qlora__trained_saved(const qlora_model* m, int64_t index, qlora__trained* out) {
+    const qlora_model_config* c = &m->plan.config;
+    const char* prefix = c->wrapped ? "language_model." : "";
+    const struct {
+        bool has;
+        int64_t at;
+        int64_t rows;
+        const char* name;
+    } all[] = {{m->saved_embed, m->embed_at, c->vocab, "embed_tokens.weight"},
+               {m->saved_head, m->head_at, c->vocab, "lm_head.weight"},
+               {m->token_count > 0, m->tokens_at, m->token_count,
+                "embed_tokens.token_adapter.trainable_tokens_delta"}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (all[i].has && index-- == 0) {
+            bool head = i == 1;
+            snprintf(out->name, sizeof out->name, "%s%s%s", head ? "" : "model.",
+                     head ? "" : prefix, all[i].name);
+            out->at = all[i].at;
+            out->rows = all[i].rows;
+            out->cols = c->hidden;
+            out->shadow_scale = 1.0f;
+            out->decays = true;
+            out->in_peft = true;
+            return true;
+        }
+    }
+    return false;
+}
+
 // The trained tensor number `index`, in PEFT's order; false past the last one.
 static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__trained* out) {
     const qlora_model_config* c = &m->plan.config;
@@ -26237,22 +27200,12 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
             if (p->rank == 0) {
                 continue;
             }
-            if (index < at + 2) {
-                char module[160];
-                out->is_b = index == at + 1;
-                qlora__module_of(m, l, i, module, sizeof module);
-                snprintf(out->name, sizeof out->name, "%s.lora_%c.weight", module,
-                         out->is_b ? 'B' : 'A');
-                out->at = out->is_b ? p->b_at : p->a_at;
-                out->rows = out->is_b ? p->out : p->rank;
-                out->cols = out->is_b ? p->rank : p->in;
-                out->shadow_scale = out->is_b ? p->scale : 1.0f;
-                out->decays = true;
-                out->projection = p;
-                out->layer = l;
+            int64_t parts = m->dora ? 3 : 2;
+            if (index < at + parts) {
+                qlora__trained_part(m, l, i, (int)(index - at), out);
                 return true;
             }
-            at += 2;
+            at += parts;
         }
         for (int i = 0; i < QLORA__NORMS; i++) {
             if (qlora__trained_norm(m, l, i, out) && index == at++) {
@@ -26269,14 +27222,14 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
         out->shadow_scale = 1.0f;
         return true;
     }
-    return false;
+    return qlora__trained_saved(m, index - at - (m->desc.train_norms ? 1 : 0), out);
 }
 
 // If the layer has its own operand, AdamW also writes A and s B to their places in it.
 static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
                               qlora_adamw_range* range) {
     const qlora__layer* layer = &m->layers[t->layer];
-    if (t->projection == NULL || !layer->cached) {
+    if (t->projection == NULL || t->is_magnitude || !layer->cached) {
         return;
     }
     int number = (int)(t->projection - layer->projections);
@@ -26298,7 +27251,25 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
     }
 }
 
-static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
+// The factor for the learning rate of a trained tensor. As in PEFT, vectors go with B in LoRA+.
+static double qlora__range_lr(const qlora_model* m, const qlora__trained* t, double loraplus_ratio,
+                              const double* factors) {
+    bool matrix = t->in_peft && !t->is_magnitude;
+    double ratio = t->is_b || !matrix ? loraplus_ratio : 1.0;
+    if (factors == NULL) {
+        return ratio;
+    }
+    int which = t->in_peft ? QLORA_LR_EMBEDDINGS : QLORA_LR_NORMS;
+    if (t->projection != NULL) {
+        int64_t number = t->projection - m->layers[t->layer].projections;
+        which = m->arch->layout->rows[number].bit;
+    }
+    return ratio * factors[which];
+}
+
+// factors NULL = all 1.
+static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m, double loraplus_ratio,
+                                         const double* factors) {
     size_t bytes = (size_t)m->range_count * sizeof(qlora_adamw_range);
     qlora_adamw_range* ranges = (qlora_adamw_range*)qlora__alloc_zero(ctx, bytes);
     if (ranges == NULL) {
@@ -26310,6 +27281,7 @@ static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
         ranges[i].count = t.rows * t.cols;
         ranges[i].decay = t.decays ? 1.0f : 0.0f;
         ranges[i].shadow_scale = t.shadow_scale;
+        ranges[i].lr = qlora__range_lr(m, &t, loraplus_ratio, factors);
         qlora__range_copy(m, &t, &ranges[i]);
     }
     qlora_result r = qlora__copy_in(ctx, m->ranges.data, ranges, bytes);
@@ -26334,7 +27306,58 @@ static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
 // Brings the shadow and the operands of cached layers up to date with the parameters.
 static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
-    return m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK;
+    QLORA__TRY(m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK);
+    return qlora__dora_refresh(ctx, m, false);
+}
+
+// Copies a row of the embedding or the head, through the host, to the parameters.
+static qlora_result qlora__saved_row(qlora_ctx* ctx, const qlora_model* m,
+                                     const qlora_tensor* table, int64_t row, int64_t at,
+                                     QLORA__REAL* values) {
+    int64_t n = table->cols;
+    size_t size = qlora_dtype_bytes(table->dtype);
+    const char* from = (const char*)table->data + (size_t)(row * n) * size;
+    qlora_tensor to;
+    QLORA__TRY(qlora__copy_out(ctx, values, from, (size_t)n * size));
+    for (int64_t i = n - 1; i >= 0 && table->dtype != QLORA_F32; i--) { // widened in place
+        values[i] = (QLORA__REAL)qlora__load(values, table->dtype, i);
+    }
+    qlora__arena_window(&m->parameters, at, 1, n, &to);
+    return qlora__copy_in(ctx, to.data, values, (size_t)n * sizeof *values);
+}
+
+// Starts trained matrices and rows with the values of the base, and keeps the base's rows.
+static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    if (!qlora__computes(m)) {
+        return QLORA_OK;
+    }
+    size_t bytes = (size_t)c->hidden * sizeof(QLORA__REAL);
+    size_t row_bytes = (size_t)c->hidden * qlora_dtype_bytes(m->compute);
+    QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
+    qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    for (int64_t i = 0; i < c->vocab && m->saved_embed && r == QLORA_OK; i++) {
+        r = qlora__saved_row(ctx, m, &m->embed, i, m->embed_at + i * c->hidden, values);
+    }
+    for (int64_t i = 0; i < c->vocab && m->saved_head && r == QLORA_OK; i++) {
+        r = qlora__saved_row(ctx, m, &m->head, i, m->head_at + i * c->hidden, values);
+    }
+    if (m->token_count > 0 && r == QLORA_OK) {
+        r = qlora__copy_in(ctx, m->token_rows.data, m->token_ids,
+                           (size_t)m->token_count * sizeof *m->token_ids);
+    }
+    for (int64_t i = 0; i < m->token_count && r == QLORA_OK; i++) {
+        const char* from = (const char*)m->embed.data + (size_t)m->token_ids[i] * row_bytes;
+        r = qlora__copy_out(ctx, values, from, row_bytes);
+        r = r == QLORA_OK ? qlora__copy_in(ctx, (char*)m->base_tokens.data + (size_t)i * row_bytes,
+                                           values, row_bytes)
+                          : r;
+        r = r == QLORA_OK ? qlora__saved_row(ctx, m, &m->embed, m->token_ids[i],
+                                             m->tokens_at + i * c->hidden, values)
+                          : r;
+    }
+    qlora__free(ctx, values, bytes);
+    return r;
 }
 
 // Initialises A uniformly in +-1/sqrt(in), as PEFT's Kaiming initialisation, and B with zero; equal
@@ -26343,8 +27366,8 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
     qlora__trained t;
     for (int64_t i = 0; i < m->range_count && qlora__trained_at(m, i, &t); i++) {
         int64_t n = t.rows * t.cols;
-        if (t.projection == NULL) {
-            continue; // norms have been loaded
+        if (t.projection == NULL || t.is_magnitude) {
+            continue; // from the base
         }
         size_t bytes = (size_t)n * sizeof(QLORA__REAL);
         QLORA__REAL* values = (QLORA__REAL*)qlora__alloc_zero(ctx, bytes);
@@ -26370,7 +27393,8 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
         qlora__free(ctx, values, bytes);
         QLORA__TRY(r);
     }
-    return QLORA_OK;
+    QLORA__TRY(qlora__saved_start(ctx, m));
+    return qlora__dora_refresh(ctx, m, true); // B is zero, so the magnitudes are those of the base
 }
 
 //@@ src/model/batch.h
@@ -26379,9 +27403,12 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
 
 // The sizes of a micro-batch.
 typedef struct qlora__micro {
-    int64_t rows;   // rows of the pass, including padding
-    int64_t chunks; // chunks of the head
-    int64_t tokens; // tokens of the caller
+    int64_t rows;    // rows of the pass, including padding
+    int64_t chunks;  // chunks of the head
+    int64_t tokens;  // tokens of the caller
+    bool preference; // the loss is that of whole sequences
+    bool reference;  // the log-probabilities of the base are computed first
+    bool mismatched; // the sequences are those of KTO's kl, which have no gradient
 } qlora__micro;
 
 // What a step adds to the caller's tokens.
@@ -26389,6 +27416,7 @@ typedef struct qlora__micro_desc {
     double total_labels;
     uint64_t seed; // for dropout
     int64_t step;
+    const qlora__preference_numbers* preference; // NULL = none
 } qlora__micro_desc;
 
 double qlora_batch_labels(const qlora_batch* batch) {
@@ -26514,12 +27542,14 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
     int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
     QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
     int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
+    int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
     int32_t none = (int32_t)m->batch.rows.cols; // the zero row
     for (int64_t i = 0; i < m->plan.tokens; i++) {
         inverse[i] = none;
     }
     int64_t count = 0;
     int64_t at = 0;
+    starts[0] = 0;
     for (int64_t s = 0; s < b->count; s++) {
         for (int64_t i = at; i + 1 < at + b->lengths[s]; i++) {
             if (b->labels[i + 1] != -100) {
@@ -26531,6 +27561,10 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
             }
         }
         at += b->lengths[s];
+        starts[s + 1] = (int32_t)count;
+    }
+    for (int64_t s = b->count; s < m->plan.max_sequences; s++) {
+        starts[s + 1] = (int32_t)count;
     }
     for (int64_t i = count; i < none; i++) {
         rows[i] = 0;
@@ -26538,6 +27572,25 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
         weights[i] = 0;
     }
     return count;
+}
+
+// Writes what the loss of whole sequences needs: without roles, the sequences are pairs.
+static void qlora__slot_preference(const qlora_model* m, char* memory, const qlora_batch* b,
+                                   const qlora__preference_numbers* numbers) {
+    int32_t* roles = qlora__slot_ints(m, memory, &m->batch.roles);
+    char* references = (char*)qlora__slot_ints(m, memory, &m->batch.references);
+    for (int64_t s = 0; s < m->plan.max_sequences; s++) {
+        bool used = numbers != NULL && s < b->count;
+        double reference = used && b->references != NULL ? b->references[s] : 0.0;
+        roles[s] = !used              ? QLORA__ROLE_NONE
+                   : b->roles != NULL ? b->roles[s]
+                   : s % 2 == 0       ? QLORA__ROLE_CHOSEN
+                                      : QLORA__ROLE_REJECTED;
+        memcpy(references + (size_t)s * sizeof reference, &reference, sizeof reference);
+    }
+    if (numbers != NULL) {
+        memcpy(qlora__slot_ints(m, memory, &m->batch.numbers), numbers, sizeof *numbers);
+    }
 }
 
 // Writes a batch that has been checked into a slot and sends it to the device.
@@ -26549,6 +27602,11 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     int64_t labels = qlora__slot_labels(m, slot->memory, batch);
     QLORA__REAL* scale = (QLORA__REAL*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
     *scale = (QLORA__REAL)(1.0 / desc->total_labels);
+    qlora__slot_preference(m, slot->memory, batch, desc->preference);
+    out->preference = desc->preference != NULL;
+    out->reference = out->preference && batch->references == NULL;
+    out->mismatched = out->preference && batch->count > 0 && batch->roles != NULL &&
+                      batch->roles[0] == QLORA__ROLE_MISMATCHED;
     uint32_t* dropout = (uint32_t*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.dropout);
     dropout[0] = (uint32_t)desc->seed;
     dropout[1] = (uint32_t)(desc->seed >> 32);
@@ -26681,8 +27739,11 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
     qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
-    return qlora__leave(pass->ctx,
-                        qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out));
+    QLORA__TRY(qlora__leave(
+        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out)));
+    return pass->m->use_adapters && qlora__stack_is_dora(pass->m, layer, group)
+               ? qlora__scale_columns(pass->ctx, &layer->gains[group], &out)
+               : QLORA_OK;
 }
 
 // The inputs of attention.
@@ -26993,7 +28054,8 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_embed(pass->ctx, &m->embed, &ids, &h, &m->flag));
+    QLORA__TRY(qlora__tokens_place(pass->ctx, m));
+    QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
     if (c->embedding_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
     }
@@ -27124,6 +28186,32 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
                       : QLORA_OK;
 }
 
+// The part of a stack's backward pass that belongs to DoRA: the gradients of the magnitudes, which
+// need the output before the gains once more, and then the gains on dy. Writes z into the last
+// columns of x.
+static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                int group, const qlora__stack* stack,
+                                                const qlora_tensor* x, const qlora_tensor* dy) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    qlora_tensor raw = qlora__window(&m->raw, pass->rows, 0, stack->out);
+    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
+    QLORA__TRY(qlora__leave(ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, x, &raw)));
+    int64_t at = 0;
+    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+        qlora__projection* p = &layer->projections[m->arch->layout->groups[group].first + i];
+        qlora_tensor a = qlora__window(&inner, pass->rows, at, p->out);
+        qlora_tensor b = qlora__window(&raw, pass->rows, at, p->out);
+        qlora_tensor inverse;
+        qlora__arena_window(&layer->inverses[group], at, 1, p->out, &inverse);
+        QLORA__TRY(qlora__is_dora(m, p) ? qlora__dot_columns(ctx, &a, &b, &inverse, &p->dm)
+                                        : QLORA_OK);
+        at += p->out;
+    }
+    return qlora__scale_columns(ctx, &layer->gains[group], &inner);
+}
+
 // The gradient of the output of attention (0) or MLP (1) in m->d_out, from that of the residual
 // stream: through the factor or the norm that comes between.
 static qlora_result qlora__layer_out_backward(const qlora__pass* pass, qlora__layer* layer,
@@ -27171,6 +28259,12 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
         QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
+    if (qlora__stack_is_dora(m, layer, QLORA__DOWN)) { // its output is computed again from s
+        QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__DOWN, &stack, &x, &dy));
+        QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__DOWN, &x, &dy, &ds));
+        return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
+    }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
     if (stack.pad > 0) {
         QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
@@ -27205,8 +28299,11 @@ static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__
     qlora_tensor up = qlora__window(dy, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    if (stack.pad > 0 && stack.linear.dropout > 0.0f) { // masks need scratch
+    bool dora = qlora__stack_is_dora(m, layer, group);
+    if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
         QLORA__TRY(qlora__stack_input(pass, &stack, &in, norm, &x));
+        QLORA__TRY(dora ? qlora__stack_gains_backward(pass, layer, group, &stack, &x, &up)
+                        : QLORA_OK);
     } else if (stack.pad > 0) {
         QLORA__TRY(qlora__beside_begin(ctx));
         QLORA__TRY(qlora__beside_end(ctx, group, qlora__stack_input(pass, &stack, &in, norm, &x)));
@@ -27265,6 +28362,9 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     qlora_tensor x = qlora__window(&layer->kept.o, pass->rows, 0, q + stack.pad);
     qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
+    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
+    }
     QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
     qlora__heads heads = qlora__heads_of(pass, layer);
@@ -27312,13 +28412,23 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora__layer* layer = &m->layers[index];
     QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
-    // Below layer 0, at most its norm is trained.
+    // Below layer 0, at most its norm and the embedding are trained.
+    bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
     return qlora__layer_input_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
-                                       QLORA__NORM_ATTENTION, index > 0 || m->desc.train_norms);
+                                       QLORA__NORM_ATTENTION, below);
 }
 
 static qlora_result qlora__backward_end(const qlora__pass* pass) {
-    return qlora__beside_wait(pass->ctx, ~0u);
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    if (!qlora__trains_embedding(m)) {
+        return QLORA_OK;
+    }
+    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, m->plan.config.hidden);
+    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
+    return qlora__embed_gradient(pass->ctx, &dh, &ids, m->saved_embed ? NULL : &m->token_rows,
+                                 (float)m->plan.config.embedding_scale,
+                                 m->saved_embed ? &m->d_embed : &m->d_tokens);
 }
 
 static qlora_result qlora__backward(const qlora__pass* pass) {
@@ -27342,7 +28452,20 @@ static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = !backward;
     gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, &m->head, to);
+    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
+}
+
+// The gradient of a trained head: of the matrix, or of some rows of it. The gradients of the logits
+// and the rows that they belong to are in m->logits and m->rows_x.
+static qlora_result qlora__head_gradients(const qlora__pass* pass) {
+    const qlora_model* m = pass->m;
+    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    if (m->saved_head || m->saved_tied) {
+        return qlora__linear_gemm(pass->ctx, pass->math, true, true, false, alpha, 1.0f, &m->logits,
+                                  &m->rows_x, m->saved_head ? &m->d_head : &m->d_embed);
+    }
+    return qlora__head_gradient(pass->ctx, &m->logits, &m->rows_x, &m->token_rows, alpha,
+                                &m->d_tokens);
 }
 
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
@@ -27378,6 +28501,7 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
         QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
+        QLORA__TRY(qlora__trains_head(m) ? qlora__head_gradients(pass) : QLORA_OK);
     }
     return QLORA_OK;
 }
@@ -27616,6 +28740,31 @@ static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
     return QLORA_OK;
 }
 
+// Checks that the folder trains the same magnitudes, matrices and rows as the model.
+static qlora_result qlora__adapter_match_saved(qlora_ctx* ctx, const qlora_model* m,
+                                               const qlora__adapter_source* s) {
+    const qlora__peft* p = s->peft;
+    bool shared = m->plan.config.tied && p->tied && p->saves_embed;
+    bool same = p->token_rows == 0 ? m->token_count == 0
+                                   : m->token_count == (int64_t)p->json.tokens[p->token_rows].count;
+    for (int64_t i = 0; i < m->token_count && same; i++) {
+        int64_t id = -1;
+        qlora__json_int(&p->json, qlora__json_at(&p->json, p->token_rows, (uint32_t)i), &id);
+        same = id == m->token_ids[i];
+    }
+    const char* other = p->dora != m->dora                            ? "use_dora"
+                        : p->saves_embed != m->saved_embed            ? "modules_to_save"
+                        : (p->saves_head && !shared) != m->saved_head ? "modules_to_save"
+                        : shared != m->saved_tied                     ? "ensure_weight_tying"
+                        : !same                                       ? "trainable_token_indices"
+                                                                      : NULL;
+    return other == NULL ? QLORA_OK
+                         : qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                       "%s: %s is not that of this model; open the model with "
+                                       "desc.adapter",
+                                       s->dir, other);
+}
+
 static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model* m,
                                                const char* dir, qlora__adapter_source* s) {
     memset(s, 0, sizeof *s);
@@ -27630,6 +28779,7 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
             r = r == QLORA_OK ? qlora__adapter_all_used(ctx, m, s->peft) : r;
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
+        r = r == QLORA_OK ? qlora__adapter_match_saved(ctx, m, s) : r;
     }
     char path[QLORA__PATH_ROOM];
     bool exists = false;
@@ -27650,18 +28800,50 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
     return r;
 }
 
+// Finds a whole trained matrix in the folder. A tied head is there twice, with equal values.
+static qlora_result qlora__adapter_saved(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__adapter_source* s, const qlora__trained* t,
+                                         const qlora__st_tensor** out) {
+    char name[224];
+    const qlora__st_tensor* twin = NULL;
+    snprintf(name, sizeof name, "base_model.model.%s", t->name);
+    QLORA__TRY(qlora__folder_need(&ctx->env, &s->peft->tensors, name, t->rows, t->cols, out));
+    if (!qlora__st_is_float(*out)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir, name);
+    }
+    if (m->saved_tied && t->at == m->embed_at) {
+        twin = qlora__folder_find(&s->peft->tensors, "base_model.model.lm_head.weight");
+    }
+    if (twin != NULL && (twin->bytes != (*out)->bytes ||
+                         memcmp(twin->data, (*out)->data, (size_t)twin->bytes) != 0)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: lm_head.weight and embed_tokens.weight differ, but "
+                           "ensure_weight_tying is set",
+                           s->dir);
+    }
+    return QLORA_OK;
+}
+
 // Finds a trained tensor in the folder; NULL for a norm if the folder has no trained norms.
-static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_source* s,
-                                          const qlora__trained* t, const qlora__st_tensor** out) {
+static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora__adapter_source* s, const qlora__trained* t,
+                                          const qlora__st_tensor** out) {
     *out = NULL;
+    if (t->projection == NULL && t->in_peft) {
+        return qlora__adapter_saved(ctx, m, s, t, out);
+    }
     if (t->projection != NULL) {
         char module[192];
         qlora__peft_module found;
-        snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
-                 t->name);
+        const char* end = t->is_magnitude ? ".lora_magnitude_vector" : ".lora_A.weight";
+        snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(end)), t->name);
         QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out,
                                     t->projection->in, &found));
-        *out = t->is_b ? found.b : found.a;
+        *out = t->is_magnitude ? found.m : t->is_b ? found.b : found.a;
+        if (t->is_magnitude && !qlora__st_is_float(*out)) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is not floating-point", s->dir,
+                               t->name);
+        }
     } else if (s->has_norms) {
         const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
         if (norm == NULL) {
@@ -27688,10 +28870,10 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
     qlora__trained t;
     const qlora__st_tensor* tensor = NULL;
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, &source, &t, &tensor);
+        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor);
     }
     for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        r = qlora__adapter_tensor(ctx, &source, &t, &tensor);
+        r = qlora__adapter_tensor(ctx, m, &source, &t, &tensor);
         if (r == QLORA_OK && tensor != NULL) {
             qlora_tensor window;
             qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
@@ -27724,7 +28906,8 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
     args.clip_scale = one ? &scale : NULL;
     args.not_finite = &flag;
-    return qlora_adamw_step(ctx, &args);
+    QLORA__TRY(qlora_adamw_step(ctx, &args));
+    return qlora__dora_refresh(ctx, m, false);
 }
 
 // Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards
@@ -27807,7 +28990,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
         QLORA__TRY(qlora__model_wrap(ctx, m));
         QLORA__TRY(qlora__model_rope(ctx, m));
     }
-    QLORA__TRY(qlora__ranges_upload(ctx, m));
+    QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
                                   m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));
     QLORA__TRY(qlora__model_fill(ctx, m, desc));
@@ -27996,7 +29179,7 @@ static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const ql
     QLORA__TRY(qlora__model_has_weights(ctx, m, "evaluating"));
     QLORA__TRY(qlora__model_idle(ctx, m, "evaluating"));
     QLORA__TRY(qlora__batch_check(ctx, m, batch, &tokens));
-    qlora__micro_desc desc = {1.0, 0, 0};
+    qlora__micro_desc desc = {1.0, 0, 0, NULL};
     QLORA__TRY(qlora__batch_send(ctx, m, batch, &desc, micro));
     qlora__pass pass = qlora__pass_of(m, micro->rows, false);
     return qlora__forward(&pass);
@@ -28029,6 +29212,24 @@ qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch, qlora_eval
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_eval");
     return qlora__leave(ctx, qlora__eval(ctx, model, batch, out));
+}
+
+static qlora_result qlora__eval_sequences(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
+                                          double* out) {
+    qlora__micro micro;
+    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, &micro));
+    qlora__pass pass = qlora__pass_of(m, micro.rows, false);
+    const qlora_tensor* logps = &m->preference.logps;
+    QLORA__TRY(qlora__head(&pass, micro.chunks, NULL, false));
+    QLORA__TRY(qlora__preference_logps(ctx, &m->preference, &m->losses, logps));
+    QLORA__TRY(qlora__copy_out(ctx, out, logps->data, (size_t)batch->count * sizeof *out));
+    return qlora__flag_read(ctx, m);
+}
+
+qlora_result qlora_eval_sequences(qlora_model* model, const qlora_batch* batch, double* out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_eval_sequences");
+    return qlora__leave(ctx, qlora__eval_sequences(ctx, model, batch, out));
 }
 
 // Copies rows of logits as floats, through a host buffer if they are 16-bit.
@@ -28131,7 +29332,7 @@ static qlora__save_item* qlora__save_next(qlora__save_list* list, qlora__st_dtyp
 // the file is prefix + name.
 static void qlora__save_add(qlora__save_list* list, const char* prefix, const qlora_tensor* arena,
                             const qlora__trained* t) {
-    bool is_norm = t->projection == NULL;
+    bool is_norm = t->is_magnitude || !t->in_peft; // a vector
     qlora__save_item* item = qlora__save_next(list, QLORA__ST_F32, is_norm ? 1 : 2);
     snprintf(item->name, sizeof item->name, "%.24s%s", prefix, t->name);
     item->shape[0] = is_norm ? t->cols : t->rows;
@@ -28210,6 +29411,7 @@ typedef struct qlora__peft_tables {
     size_t modules;
     size_t layer_room;
     char pattern[192];
+    const char* saved[3];
 } qlora__peft_tables;
 
 static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
@@ -28309,6 +29511,24 @@ static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
     t->desc.overrides = t->overrides;
 }
 
+// modules_to_save and trainable_token_indices, as PEFT writes them.
+static void qlora__peft_saved(const qlora_model* m, qlora__peft_tables* t) {
+    if (m->saved_embed) {
+        t->saved[t->desc.saved_count++] = "embed_tokens";
+    }
+    if (m->saved_tied) {
+        t->saved[t->desc.saved_count++] =
+            m->plan.config.wrapped ? "model.language_model.embed_tokens" : "model.embed_tokens";
+    }
+    if (m->saved_head) {
+        t->saved[t->desc.saved_count++] = "lm_head";
+    }
+    t->desc.saved = t->saved;
+    t->desc.tied = m->saved_tied;
+    t->desc.token_rows = m->token_ids;
+    t->desc.token_row_count = (uint32_t)m->token_count;
+}
+
 static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
                                          const char* base_name, qlora__peft_tables* t) {
     memset(t, 0, sizeof *t);
@@ -28335,6 +29555,8 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     t->desc.base_name = base_name;
     t->desc.dropout = (double)m->desc.dropout;
     t->desc.rslora = m->desc.rslora;
+    t->desc.dora = m->dora;
+    qlora__peft_saved(m, t);
     qlora__adapter_defaults(m, &t->desc.rank, &t->desc.alpha);
     qlora__peft_targets(m, t);
     qlora__peft_overrides(m, t);
@@ -28394,11 +29616,15 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
     qlora__save_list list;
     QLORA__TRY(qlora__path_join(&ctx->env, dir,
                                 norms ? QLORA__NORMS_FILE : "adapter_model.safetensors", path));
-    QLORA__TRY(qlora__save_open(ctx, m->range_count, &list));
+    QLORA__TRY(qlora__save_open(ctx, m->range_count + 1, &list));
     qlora__trained t;
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
-        if ((t.projection == NULL) == norms) {
+        if (t.in_peft != norms) {
             qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
+        }
+        if (!norms && m->saved_tied && t.projection == NULL && t.at == m->embed_at && t.in_peft) {
+            snprintf(t.name, sizeof t.name, "lm_head.weight"); // the same values once more
+            qlora__save_add(&list, "base_model.model.", &m->parameters, &t);
         }
     }
     qlora_result r = qlora__save_prepare(ctx, &list, path, NULL, false, w);
@@ -28698,6 +29924,11 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
 static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
                                              const char* path) {
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
+    if (m->dora || m->saved_embed || m->saved_head || m->token_count > 0) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "a GGUF adapter cannot contain %s; merge the adapter instead",
+                           m->dora ? "the magnitudes of DoRA" : "trained embeddings or heads");
+    }
     if (m->desc.train_norms) {
         QLORA__LOG(ctx, WARN, CHECKPOINT,
                    "%s does not contain the trained norms; qlora_merge_save merges them", path);
@@ -28748,6 +29979,8 @@ typedef struct qlora__merge_item {
     const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit
     const qlora__projection* projection; // NULL if it is not a projection
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
+    int64_t saved_at;                    // the same for a whole trained matrix
+    bool rows_saved;                     // some rows of it are trained
     int64_t norm_width;
     bool nf4;
     bool foreign;                // a 4-bit weight that the model has not loaded
@@ -28790,6 +30023,7 @@ typedef struct qlora__merge {
 typedef struct qlora__merge_module {
     float* a;
     float* b;
+    float* magnitude; // DoRA, otherwise NULL
     size_t ab_bytes;
     uint8_t* memory;
     size_t memory_bytes;
@@ -28828,6 +30062,16 @@ static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
             }
             values[i] += p->scale * sum;
         }
+        if (job->module->magnitude != NULL) {
+            double sum = 0.0;
+            for (int64_t i = 0; i < cols; i++) {
+                sum += (double)values[i] * (double)values[i];
+            }
+            float gain = (float)((double)job->module->magnitude[job->first + row] / sqrt(sum));
+            for (int64_t i = 0; i < cols; i++) {
+                values[i] *= gain;
+            }
+        }
     }
 }
 
@@ -28841,7 +30085,8 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
                                              qlora__merge_module* out) {
     const qlora__projection* p = item->projection;
     memset(out, 0, sizeof *out);
-    out->ab_bytes = (size_t)(p->rank * (p->in + p->out)) * 4;
+    bool dora = m->dora && p->rank > 0;
+    out->ab_bytes = (size_t)(p->rank * (p->in + p->out) + (dora ? p->out : 0)) * 4;
     if (p->rank > 0) {
         qlora_tensor a;
         qlora_tensor b;
@@ -28854,6 +30099,10 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
         qlora__arena_window(&m->parameters, p->b_at, p->out, p->rank, &b);
         QLORA__TRY(qlora__floats_out(ctx, a.data, p->rank * p->in, out->a));
         QLORA__TRY(qlora__floats_out(ctx, b.data, p->out * p->rank, out->b));
+        if (dora) {
+            out->magnitude = out->b + p->out * p->rank;
+            QLORA__TRY(qlora__floats_out(ctx, p->magnitude.data, p->out, out->magnitude));
+        }
     }
     if (item->nf4) {
         const char* from = (const char*)p->nf4.memory.data;
@@ -28945,6 +30194,12 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         }
         return QLORA_OK;
     }
+    if (item->saved_at >= 0) {
+        qlora_tensor own;
+        qlora__arena_window(&g->m->parameters, item->saved_at + first * item->cols, 1,
+                            rows * item->cols, &own);
+        return qlora__floats_out(g->ctx, own.data, rows * item->cols, g->values);
+    }
     if (item->foreign) {
         qlora__merge_foreign(item, first, rows, g->values);
     } else if (!item->nf4) {
@@ -28960,6 +30215,16 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         job.first = first;
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
+    }
+    for (int64_t i = 0; i < g->m->token_count && item->rows_saved; i++) {
+        int64_t row = g->m->token_ids[i] - first;
+        qlora_tensor own;
+        if (row >= 0 && row < rows) {
+            qlora__arena_window(&g->m->parameters, g->m->tokens_at + i * item->cols, 1, item->cols,
+                                &own);
+            QLORA__TRY(
+                qlora__floats_out(g->ctx, own.data, item->cols, g->values + row * item->cols));
+        }
     }
     return QLORA_OK;
 }
@@ -29013,6 +30278,14 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     char name[224];
     qlora__trained norm;
     item->norm_at = -1;
+    item->saved_at = -1;
+    bool embed = strcmp(plain, "embed_tokens.weight") == 0;
+    if (embed && m->saved_embed) {
+        item->saved_at = m->embed_at;
+    } else if (strcmp(plain, "lm_head.weight") == 0 && m->saved_head) {
+        item->saved_at = m->head_at;
+    }
+    item->rows_saved = embed && m->token_count > 0;
     if (m->desc.train_norms && strcmp(plain, "norm.weight") == 0) {
         item->norm_at = m->final_norm_at;
         item->norm_width = m->plan.config.hidden;
@@ -29081,6 +30354,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
         moved ||
         (p != NULL && !item->nf4 && !item->foreign &&
          (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
+        ((item->saved_at >= 0 || item->rows_saved) &&
+         (item->raw || t->rank != 2 || t->shape[0] != g->m->plan.config.vocab ||
+          t->shape[1] != g->m->plan.config.hidden)) ||
         (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
         return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
@@ -29274,6 +30550,21 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
                                                          : "float16");
 }
 
+// Trained embeddings and heads must have a place in the merged model.
+static qlora_result qlora__merge_need_saved(qlora_ctx* ctx, const qlora_model* m, const char* dir) {
+    if (m->plan.config.tied && (m->saved_embed || m->saved_head) && !m->saved_tied) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the adapter has an embedding or a head of its own, but the model has "
+                           "one matrix for both; such a model cannot be merged");
+    }
+    if (qlora__gguf_path(dir) && (m->saved_embed || m->saved_head || m->token_count > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "trained embeddings and heads cannot be merged into a GGUF file; merge "
+                           "them into a folder");
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
                                       const qlora_merge_desc* d) {
     char path[QLORA__PATH_ROOM];
@@ -29305,6 +30596,7 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
                            "the model has random weights and no folder to merge into");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
+    QLORA__TRY(qlora__merge_need_saved(ctx, m, d->dir));
     // This also protects the base from being overwritten, however its path is written.
     bool file = qlora__gguf_path(d->dir);
     QLORA__TRY(
@@ -30479,8 +31771,9 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
 
 // The results of a step, copied from the device; pinned memory on CUDA.
 typedef struct qlora__record {
-    float totals[4];  // losses, their rounding error, weights
+    float totals[4];                           // losses, their rounding error, weights
     float results[2 * (QLORA_MAX_LAYERS + 1)]; // norm and scale of each group of the clip
+    double preference[QLORA__PREFERENCE_SUMS];
     qlora_adamw_state adamw;
     int32_t flag; // an id, a position or a label was out of range
 } qlora__record;
@@ -30491,13 +31784,26 @@ typedef struct qlora__report {
     int64_t step;
     int64_t tokens;
     double lr;
+    double total;         // pairs or sequences, 0 for SFT
+    double chosen_labels; // labels of the chosen texts
+    double sft_alpha;
 } qlora__report;
+
+// What a step consists of, counted over all its batches.
+typedef struct qlora__step_counts {
+    double labels;        // sum of the weights
+    double pairs;         // DPO
+    double singles;       // KTO: sequences other than the mismatched ones
+    double mismatched;    // KTO
+    double chosen_labels; // DPO
+} qlora__step_counts;
 
 enum {
     QLORA__PIECE_BEGIN,
     QLORA__PIECE_FORWARD_ATTENTION,
     QLORA__PIECE_FORWARD_MLP,
     QLORA__PIECE_HEAD,
+    QLORA__PIECE_LOGPS, // the log-probabilities of the base, or the kl of a step
     QLORA__PIECE_TURN,
     QLORA__PIECE_BACKWARD_MLP,
     QLORA__PIECE_BACKWARD_ATTENTION,
@@ -30510,11 +31816,13 @@ typedef struct qlora__sliced {
     bool begun;
     const qlora_batch* batches;
     int64_t count;
-    int64_t at;    // current batch
-    int64_t piece; // next piece of that batch
-    double total_labels;
+    int64_t at;                          // current batch
+    int64_t piece;                       // next piece of that batch
     double expected[QLORA__PIECE_KINDS]; // milliseconds per piece of each kind; 0 = not known yet
 } qlora__sliced;
+
+// Micro-batches with and without the pass of the base, of trained and of mismatched sequences.
+#define QLORA__MICRO_KINDS 4
 
 struct qlora_trainer {
     qlora_ctx* ctx;
@@ -30523,13 +31831,15 @@ struct qlora_trainer {
     qlora__record* records;
     qlora__report reports[QLORA__RECORDS];
     bool use_graphs;
-    qlora_graph** graphs; // one per number of head chunks
+    qlora_graph** graphs; // one per kind of micro-batch and number of head chunks
+    int64_t chunk_room;   // of one kind
     int64_t graph_room;
     qlora_graph* update_graph;
-    int64_t step;       // number of updates queued so far
-    int64_t tokens;     // of the step that is being accumulated
-    bool failed;        // a call failed in the middle of the step
-    qlora__micro micro; // current
+    int64_t step;              // number of updates queued so far
+    int64_t tokens;            // of the step that is being accumulated
+    bool failed;               // a call failed in the middle of the step
+    qlora__micro micro;        // current
+    qlora__step_counts counts; // of the step that is being accumulated
     qlora__sliced sliced;
 };
 
@@ -30540,6 +31850,38 @@ static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
 // The index of the record of a step.
 static int qlora__record_of(int64_t step) {
     return (int)(step % QLORA__RECORDS);
+}
+
+// The settings of the method and of learning rates.
+static qlora_result qlora__method_desc_check(qlora_ctx* ctx, const qlora_train_desc* d) {
+    QLORA__TRY(qlora__need_whole(ctx, "desc.method", (int64_t)d->method, 0, QLORA_METHOD_KTO));
+    const struct {
+        const char* name;
+        double value;
+        double below;
+        unsigned methods; // that use it, one bit each
+    } numbers[] = {{"beta", d->beta, 1e6, 6u},
+                   {"label_smoothing", d->label_smoothing, 1.0, 2u},
+                   {"sft_alpha", d->sft_alpha, 1e6, 2u},
+                   {"desirable_weight", d->desirable_weight, 1e6, 4u},
+                   {"undesirable_weight", d->undesirable_weight, 1e6, 4u},
+                   {"loraplus_ratio", d->loraplus_ratio, 1e6, 7u}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "desc.%s", numbers[i].name);
+        QLORA__TRY(qlora__need_real(ctx, name, numbers[i].value, 0.0, numbers[i].below));
+        if (numbers[i].value > 0.0 && (numbers[i].methods >> (int)d->method & 1u) == 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "%s is %g, but desc.method is %d, which does not use it", name,
+                               numbers[i].value, (int)d->method);
+        }
+    }
+    for (int i = 0; i < QLORA_LR_FACTORS; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "desc.lr_factors[%d]", i);
+        QLORA__TRY(qlora__need_real(ctx, name, d->lr_factors[i], 0.0, 1e6));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_desc* d) {
@@ -30562,6 +31904,7 @@ static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_de
         QLORA__TRY(qlora__need_real(ctx, numbers[i].name, numbers[i].value, numbers[i].least,
                                     numbers[i].below));
     }
+    QLORA__TRY(qlora__method_desc_check(ctx, d));
     QLORA__TRY(qlora__need_whole(ctx, "desc.clip", (int64_t)d->clip, 0, QLORA_CLIP_LAYERS));
     QLORA__TRY(
         qlora__need_whole(ctx, "desc.schedule", (int64_t)d->schedule, 0, QLORA_SCHEDULE_CONSTANT));
@@ -30583,6 +31926,15 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
     d->eps = d->eps > 0.0 ? d->eps : 1e-8;
     d->max_norm = d->max_norm < 0.0 ? -1.0 : d->max_norm > 0.0 ? d->max_norm : 1.0;
     d->keep_checkpoints = d->keep_checkpoints > 0 ? d->keep_checkpoints : 2;
+    d->beta = d->beta > 0.0 || d->method == QLORA_METHOD_SFT ? d->beta : 0.1;
+    if (d->method == QLORA_METHOD_KTO) {
+        d->desirable_weight = d->desirable_weight > 0.0 ? d->desirable_weight : 1.0;
+        d->undesirable_weight = d->undesirable_weight > 0.0 ? d->undesirable_weight : 1.0;
+    }
+    d->loraplus_ratio = d->loraplus_ratio > 0.0 ? d->loraplus_ratio : 1.0;
+    for (int i = 0; i < QLORA_LR_FACTORS; i++) {
+        d->lr_factors[i] = d->lr_factors[i] > 0.0 ? d->lr_factors[i] : 1.0;
+    }
     return QLORA_OK;
 }
 
@@ -30612,6 +31964,8 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     t->m = m;
     t->use_graphs = !t->desc.eager && !qlora__on_cpu(ctx);
     int64_t room = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) + 1;
+    t->chunk_room = room;
+    room *= t->desc.method == QLORA_METHOD_SFT ? 1 : QLORA__MICRO_KINDS;
     t->graphs = (qlora_graph**)qlora__alloc_zero(ctx, (size_t)room * sizeof *t->graphs);
     if (t->graphs == NULL) {
         return QLORA_ERR_MEMORY;
@@ -30630,7 +31984,9 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
                                           t->desc.weight_decay};
     QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.clip == QLORA_CLIP_LAYERS, t->desc.max_norm,
                                       &numbers));
+    QLORA__TRY(qlora__ranges_upload(ctx, m, t->desc.loraplus_ratio, t->desc.lr_factors));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
     return qlora__tensor_zero(ctx, &m->totals);
 }
 
@@ -30658,6 +32014,19 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
     if (r != QLORA_OK) {
         qlora__trainer_free(t);
         return r;
+    }
+    if (t->desc.method != QLORA_METHOD_SFT && (qlora__trains_head(m) || m->desc.train_norms)) {
+        qlora__trainer_free(t);
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the %s trained, which DPO and KTO do not support",
+                           m->desc.train_norms ? "norms are" : "head is");
+    }
+    if (t->desc.clip == QLORA_CLIP_LAYERS &&
+        (qlora__trains_embedding(m) || qlora__trains_head(m))) {
+        qlora__trainer_free(t);
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.clip is QLORA_CLIP_LAYERS, but the embedding or the head, which "
+                           "belong to no layer, are trained");
     }
     m->trainers++;
     ctx->living[QLORA__TRAINERS]++;
@@ -30703,11 +32072,16 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
                            "before changing settings");
     }
     QLORA__TRY(qlora__train_desc_resolve(ctx, desc, &d));
-    const char* fixed = d.clip != t->desc.clip                     ? "clip"
-                        : d.seed != t->desc.seed                   ? "seed"
-                        : d.eager != t->desc.eager                 ? "eager"
-                        : d.require_graph != t->desc.require_graph ? "require_graph"
-                                                                   : NULL;
+    const char* fixed =
+        d.clip != t->desc.clip                     ? "clip"
+        : d.seed != t->desc.seed                   ? "seed"
+        : d.eager != t->desc.eager                 ? "eager"
+        : d.require_graph != t->desc.require_graph ? "require_graph"
+        : d.method != t->desc.method               ? "method"
+        : memcmp(&d.loraplus_ratio, &t->desc.loraplus_ratio, sizeof d.loraplus_ratio) != 0
+            ? "loraplus_ratio"
+        : memcmp(d.lr_factors, t->desc.lr_factors, sizeof d.lr_factors) != 0 ? "lr_factors"
+                                                                             : NULL;
     if (fixed != NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.%s differs from that of the trainer and cannot be changed", fixed);
@@ -30722,67 +32096,268 @@ qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* des
     return qlora__leave(trainer->ctx, qlora__train_set(trainer, desc));
 }
 
+//@@ src/train/preference.h
+
+// ---- the batches of DPO and KTO -----------------------------------------------------------------
+
+static const char* qlora__method_name(qlora_method method) {
+    return method == QLORA_METHOD_DPO ? "DPO" : method == QLORA_METHOD_KTO ? "KTO" : "SFT";
+}
+
+// Counts the labels of every sequence, of which each must have at least one. `chosen` receives
+// those of the even sequences.
+static qlora_result qlora__sequences_count(qlora_ctx* ctx, const qlora_batch* b, double* chosen) {
+    int64_t at = 0;
+    for (int64_t s = 0; s < b->count; s++) {
+        int64_t labels = 0;
+        for (int64_t i = 1; i < b->lengths[s]; i++) {
+            labels += b->labels[at + i] != -100 ? 1 : 0;
+        }
+        if (labels == 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "sequence %lld has no label; its log-probability would be that of "
+                               "nothing",
+                               (long long)s);
+        }
+        *chosen += s % 2 == 0 ? (double)labels : 0.0;
+        at += b->lengths[s];
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__pairs_check(qlora_ctx* ctx, const qlora_batch* b,
+                                       qlora__step_counts* counts) {
+    if (b->roles != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "batch->roles is set; the sequences of DPO are pairs, the chosen one "
+                           "first");
+    }
+    if (b->count % 2 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the batch has %lld sequences; DPO needs pairs, both in one batch",
+                           (long long)b->count);
+    }
+    counts->pairs += (double)(b->count / 2);
+    return qlora__sequences_count(ctx, b, &counts->chosen_labels);
+}
+
+static qlora_result qlora__roles_check(qlora_ctx* ctx, const qlora_batch* b,
+                                       qlora__step_counts* counts) {
+    int64_t mismatched = 0;
+    double ignored = 0.0;
+    if (b->roles == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "batch->roles is NULL; KTO needs the role of every sequence");
+    }
+    for (int64_t s = 0; s < b->count; s++) {
+        if (b->roles[s] < 0 || b->roles[s] > QLORA_ROLE_MISMATCHED) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "sequence %lld has role %d; it must be 0, 1 or 2", (long long)s,
+                               (int)b->roles[s]);
+        }
+        mismatched += b->roles[s] == QLORA_ROLE_MISMATCHED ? 1 : 0;
+    }
+    if (mismatched > 0 && mismatched < b->count) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "%lld of the %lld sequences of a batch are mismatched; they need batches "
+            "of their own",
+            (long long)mismatched, (long long)b->count);
+    }
+    if (mismatched > 0 && counts->singles > 0.0) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "a batch of mismatched sequences follows one of others; kl must be known "
+            "before the first gradient");
+    }
+    counts->mismatched += (double)mismatched;
+    counts->singles += (double)(b->count - mismatched);
+    return qlora__sequences_count(ctx, b, &ignored);
+}
+
+// Checks a batch that belongs to a step of DPO or KTO, and counts it.
+static qlora_result qlora__preference_check(const qlora_trainer* t, const qlora_batch* b,
+                                            qlora__step_counts* counts) {
+    qlora_ctx* ctx = t->ctx;
+    if (b->weights != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "batch->weights is set; %s has no weights of labels",
+                           qlora__method_name(t->desc.method));
+    }
+    for (int64_t s = 0; b->references != NULL && s < b->count; s++) {
+        if (!(b->references[s] <= 0.0 && b->references[s] > -1e300)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "reference %lld is %g; a log-probability is finite and at most 0",
+                               (long long)s, b->references[s]);
+        }
+    }
+    return t->desc.method == QLORA_METHOD_DPO ? qlora__pairs_check(ctx, b, counts)
+                                              : qlora__roles_check(ctx, b, counts);
+}
+
+// What must hold for all batches of a step together.
+static qlora_result qlora__preference_check_step(const qlora_trainer* t,
+                                                 const qlora__step_counts* counts) {
+    bool dpo = t->desc.method == QLORA_METHOD_DPO;
+    if (!((dpo ? counts->pairs : counts->singles) > 0.0)) {
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "the step has no %s",
+                           dpo ? "pairs" : "sequences other than mismatched ones");
+    }
+    if (!dpo && (counts->mismatched < counts->singles || counts->mismatched > counts->singles)) {
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT,
+                           "the step has %g mismatched sequences and %g others; KTO needs as many "
+                           "of both",
+                           counts->mismatched, counts->singles);
+    }
+    return QLORA_OK;
+}
+
+static qlora__preference_numbers qlora__preference_numbers_of(const qlora_trainer* t) {
+    const qlora_train_desc* d = &t->desc;
+    bool dpo = d->method == QLORA_METHOD_DPO;
+    qlora__preference_numbers n;
+    n.beta = d->beta;
+    n.smoothing = d->label_smoothing;
+    n.likelihood = dpo ? d->sft_alpha / t->counts.chosen_labels : 0.0;
+    n.desirable = d->desirable_weight;
+    n.undesirable = d->undesirable_weight;
+    n.total = dpo ? t->counts.pairs : t->counts.singles;
+    return n;
+}
+
+static double qlora__mean(double sum, double count) {
+    return count > 0.0 ? sum / count : 0.0;
+}
+
+// Reports the sums of a step.
+static void qlora__preference_report(const qlora__report* report, const double* sums,
+                                     qlora_train_info* out) {
+    double pairs = sums[QLORA__SUM_CHOSEN_COUNT];
+    bool kto = sums[QLORA__SUM_KL_COUNT] > 0.0;
+    out->preference_loss = qlora__mean(sums[QLORA__SUM_LOSS], report->total);
+    out->chosen_nll = qlora__mean(sums[QLORA__SUM_NLL], report->chosen_labels);
+    out->loss = out->preference_loss + report->sft_alpha * out->chosen_nll;
+    out->rewards_chosen = qlora__mean(sums[QLORA__SUM_CHOSEN], pairs);
+    out->rewards_rejected = qlora__mean(sums[QLORA__SUM_REJECTED], sums[QLORA__SUM_REJECTED_COUNT]);
+    out->margins = kto ? out->rewards_chosen - out->rewards_rejected
+                       : qlora__mean(sums[QLORA__SUM_MARGIN], pairs);
+    out->accuracy = qlora__mean(sums[QLORA__SUM_CORRECT], report->total);
+    out->kl_raw = qlora__mean(sums[QLORA__SUM_KL], sums[QLORA__SUM_KL_COUNT]);
+    out->kl = out->kl_raw > 0.0 ? out->kl_raw : 0.0;
+}
+
 //@@ src/train/step.h
 
 // ---- steps --------------------------------------------------------------------------------------
 
-// A micro-batch is computed in pieces. Sets the kind of piece number n, and the number of its layer
-// or chunk; false past the last piece.
-static bool qlora__piece_at(const qlora_trainer* t, int64_t n, int* kind, int64_t* index) {
+// A piece of a micro-batch: its kind, the number of its layer or chunk, and whether it belongs to
+// the pass of the base, which comes first if a micro-batch has one.
+typedef struct qlora__piece_of {
+    int kind;
+    int64_t index;
+    bool reference;
+} qlora__piece_of;
+
+// Piece number n of a forward pass; the one after the last is of the given kind.
+static void qlora__piece_forward(const qlora_trainer* t, int64_t n, int last,
+                                 qlora__piece_of* out) {
     int64_t layers = t->m->plan.config.layers;
-    int64_t chunks = t->micro.chunks;
-    int64_t turn = 1 + 2 * layers + chunks;
-    *index = 0;
     if (n == 0) {
-        *kind = QLORA__PIECE_BEGIN;
+        out->kind = QLORA__PIECE_BEGIN;
     } else if (n <= 2 * layers) {
-        *kind = n % 2 == 1 ? QLORA__PIECE_FORWARD_ATTENTION : QLORA__PIECE_FORWARD_MLP;
-        *index = (n - 1) / 2;
-    } else if (n < turn) {
-        *kind = QLORA__PIECE_HEAD;
-        *index = n - 1 - 2 * layers;
-    } else if (n == turn) {
-        *kind = QLORA__PIECE_TURN;
-    } else if (n <= turn + 2 * layers) {
-        int64_t back = n - turn - 1;
-        *kind = back % 2 == 0 ? QLORA__PIECE_BACKWARD_MLP : QLORA__PIECE_BACKWARD_ATTENTION;
-        *index = layers - 1 - back / 2;
+        out->kind = n % 2 == 1 ? QLORA__PIECE_FORWARD_ATTENTION : QLORA__PIECE_FORWARD_MLP;
+        out->index = (n - 1) / 2;
+    } else if (n <= 2 * layers + t->micro.chunks) {
+        out->kind = QLORA__PIECE_HEAD;
+        out->index = n - 1 - 2 * layers;
     } else {
-        return false;
+        out->kind = last;
     }
-    return true;
 }
 
-static qlora_result qlora__piece_run(const qlora__pass* pass, int kind, int64_t index) {
+// A micro-batch is computed in pieces. Sets piece number n; false past the last one.
+static bool qlora__piece_at(const qlora_trainer* t, int64_t n, qlora__piece_of* out) {
+    int64_t layers = t->m->plan.config.layers;
+    int64_t turn = 1 + 2 * layers + t->micro.chunks;
+    memset(out, 0, sizeof *out);
+    if (t->micro.reference && n <= turn) {
+        out->reference = true;
+        qlora__piece_forward(t, n, QLORA__PIECE_LOGPS, out);
+        return true;
+    }
+    n -= t->micro.reference ? turn + 1 : 0;
+    if (n <= turn) {
+        qlora__piece_forward(t, n, t->micro.mismatched ? QLORA__PIECE_LOGPS : QLORA__PIECE_TURN,
+                             out);
+        return true;
+    }
+    int64_t back = n - turn - 1;
+    out->kind = back % 2 == 0 ? QLORA__PIECE_BACKWARD_MLP : QLORA__PIECE_BACKWARD_ATTENTION;
+    out->index = layers - 1 - back / 2;
+    return !t->micro.mismatched && back < 2 * layers;
+}
+
+// The factors of the sequences, applied to the gradients of their rows.
+static qlora_result qlora__piece_preference(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    qlora_tensor rows = m->rows_dx;
+    rows.rows -= 1; // without the zero row
+    QLORA__TRY(
+        qlora__preference_logps(pass->ctx, &m->preference, &m->losses, &m->preference.logps));
+    QLORA__TRY(qlora__preference_factors(pass->ctx, &m->preference));
+    return qlora__preference_scale(pass->ctx, &m->preference, &rows);
+}
+
+static qlora_result qlora__piece_logps(const qlora__pass* pass, bool reference) {
+    const qlora__preference* p = &pass->m->preference;
+    QLORA__TRY(qlora__preference_logps(pass->ctx, p, &pass->m->losses,
+                                       reference ? &p->references : &p->logps));
+    return reference ? QLORA_OK : qlora__preference_factors(pass->ctx, p);
+}
+
+static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__pass* pass,
+                                          const qlora__piece_of* piece) {
     qlora_tensor totals = qlora__window(&pass->m->totals, 1, 0, 3);
-    switch (kind) {
+    bool trained = !piece->reference && !t->micro.mismatched;
+    switch (piece->kind) {
     case QLORA__PIECE_BEGIN:
         return qlora__forward_begin(pass);
     case QLORA__PIECE_FORWARD_ATTENTION:
-        return qlora__forward_attention(pass, index);
+        return qlora__forward_attention(pass, piece->index);
     case QLORA__PIECE_FORWARD_MLP:
-        return qlora__forward_mlp(pass, index);
+        return qlora__forward_mlp(pass, piece->index);
     case QLORA__PIECE_HEAD:
-        return qlora__head_chunk(pass, index, &totals, true);
+        return qlora__head_chunk(pass, piece->index, trained ? &totals : NULL, trained);
+    case QLORA__PIECE_LOGPS:
+        return qlora__piece_logps(pass, piece->reference);
     case QLORA__PIECE_TURN:
+        QLORA__TRY(t->micro.preference ? qlora__piece_preference(pass) : QLORA_OK);
         QLORA__TRY(qlora__head_end(pass));
         return qlora__backward_begin(pass);
     case QLORA__PIECE_BACKWARD_MLP:
-        return qlora__backward_mlp(pass, index);
+        return qlora__backward_mlp(pass, piece->index);
     default:
-        QLORA__TRY(qlora__backward_attention(pass, index));
-        return index == 0 ? qlora__backward_end(pass) : QLORA_OK;
+        QLORA__TRY(qlora__backward_attention(pass, piece->index));
+        return piece->index == 0 ? qlora__backward_end(pass) : QLORA_OK;
     }
+}
+
+// Only what is trained has dropout.
+static qlora_result qlora__piece_run(const qlora_trainer* t, const qlora__piece_of* piece) {
+    qlora_model* m = t->m;
+    qlora__pass pass = qlora__pass_of(m, t->micro.rows, !piece->reference && !t->micro.mismatched);
+    m->use_adapters = !piece->reference;
+    qlora_result r = qlora__piece_kind_run(t, &pass, piece);
+    m->use_adapters = true; // a step is refused while they are off
+    return r;
 }
 
 static qlora_result qlora__micro_run(qlora_ctx* ctx, void* user) {
     qlora_trainer* t = (qlora_trainer*)user;
-    qlora__pass pass = qlora__pass_of(t->m, t->micro.rows, true);
-    int kind = 0;
-    int64_t index = 0;
+    qlora__piece_of piece;
     (void)ctx;
-    for (int64_t n = 0; qlora__piece_at(t, n, &kind, &index); n++) {
-        QLORA__TRY(qlora__piece_run(&pass, kind, index));
+    for (int64_t n = 0; qlora__piece_at(t, n, &piece); n++) {
+        QLORA__TRY(qlora__piece_run(t, &piece));
     }
     return QLORA_OK;
 }
@@ -30858,21 +32433,24 @@ static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
     return QLORA_OK;
 }
 
-static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch,
-                                      double total_labels) {
-    qlora__micro_desc desc = {total_labels, t->desc.seed, t->step};
+// t->counts is that of the step.
+static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch) {
+    bool sft = t->desc.method == QLORA_METHOD_SFT;
+    qlora__preference_numbers numbers = qlora__preference_numbers_of(t);
+    qlora__micro_desc desc = {sft ? t->counts.labels : 1.0, t->desc.seed, t->step,
+                              sft ? NULL : &numbers};
     QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
-    t->tokens += t->micro.tokens;
+    t->tokens += t->micro.mismatched ? 0 : t->micro.tokens;
     return QLORA_OK;
 }
 
 // Queues a micro-batch that has been checked.
-static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch,
-                                       double total_labels) {
+static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch) {
     t->failed = true;
-    QLORA__TRY(qlora__micro_send(t, batch, total_labels));
-    int64_t chunks = t->micro.chunks;
-    QLORA__TRY(qlora__run(t, (uint64_t)chunks, qlora__micro_run, &t->graphs[chunks]));
+    QLORA__TRY(qlora__micro_send(t, batch));
+    int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
+    int64_t graph = kind * t->chunk_room + t->micro.chunks;
+    QLORA__TRY(qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]));
     t->failed = false;
     return QLORA_OK;
 }
@@ -30881,9 +32459,16 @@ static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batc
                                        double total_labels) {
     int64_t tokens = 0;
     QLORA__TRY(qlora__trainer_need(t->ctx, t));
+    if (t->desc.method != QLORA_METHOD_SFT) {
+        return qlora__fail(t->ctx, QLORA_ERR_STATE,
+                           "the loss of %s depends on the whole step; use qlora_train_step, "
+                           "qlora_train_gradients or qlora_train_begin",
+                           qlora__method_name(t->desc.method));
+    }
     QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
     QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
-    return qlora__micro_queue(t, batch, total_labels);
+    t->counts.labels = total_labels;
+    return qlora__micro_queue(t, batch);
 }
 
 qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
@@ -30920,6 +32505,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
                   {record->results, qlora__clip_results(&m->clip), (size_t)numbers * sizeof(float)},
                   {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
+                  {record->preference, m->preference.sums.data, sizeof record->preference},
                   {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
         QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
@@ -30937,6 +32523,12 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     t->reports[at].step = t->step + 1;
     t->reports[at].tokens = t->tokens;
     t->reports[at].lr = lr;
+    t->reports[at].total =
+        t->desc.method == QLORA_METHOD_SFT ? 0.0 : t->counts.pairs + t->counts.singles;
+    t->reports[at].chosen_labels = t->counts.chosen_labels;
+    t->reports[at].sft_alpha = t->desc.sft_alpha;
+    memset(&t->counts, 0, sizeof t->counts);
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     return qlora__tensor_zero(ctx, &totals);
 }
@@ -31007,6 +32599,9 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->tokens = report->tokens;
     out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
+    if (report->total > 0.0) {
+        qlora__preference_report(report, r->preference, out);
+    }
 }
 
 static qlora_result qlora__train_query(qlora_trainer* t, qlora_train_info* out) {
@@ -31060,36 +32655,53 @@ qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* o
 
 // ---- whole steps --------------------------------------------------------------------------------
 
-// Checks every batch of a step before anything is computed, and adds up the labels.
+// Checks every batch of a step before anything is computed, and counts what it consists of.
 static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* batches,
-                                         int64_t count, double* total_labels) {
+                                         int64_t count) {
     qlora_ctx* ctx = t->ctx;
+    bool sft = t->desc.method == QLORA_METHOD_SFT;
     QLORA__TRY(qlora__trainer_need(ctx, t));
     if (t->tokens > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step was started with qlora_train_micro; finish it with "
-                           "qlora_train_update or drop it with qlora_train_cancel");
+                           "a step was started with qlora_train_micro or qlora_train_gradients; "
+                           "finish it with qlora_train_update or drop it with qlora_train_cancel");
     }
     if (batches == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batches is NULL");
     }
     QLORA__TRY(qlora__need_whole(ctx, "count", count, 1, INT64_MAX));
-    *total_labels = 0.0;
+    qlora__step_counts counts;
+    memset(&counts, 0, sizeof counts);
     for (int64_t i = 0; i < count; i++) {
         int64_t tokens = 0;
         QLORA__TRY(qlora__batch_check(ctx, t->m, &batches[i], &tokens));
-        *total_labels += qlora_batch_labels(&batches[i]);
+        QLORA__TRY(sft ? QLORA_OK : qlora__preference_check(t, &batches[i], &counts));
+        counts.labels += qlora_batch_labels(&batches[i]);
     }
-    return qlora__labels_check(ctx, *total_labels);
+    QLORA__TRY(sft ? QLORA_OK : qlora__preference_check_step(t, &counts));
+    QLORA__TRY(qlora__labels_check(ctx, counts.labels));
+    t->counts = counts;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__train_gradients(qlora_trainer* t, const qlora_batch* batches,
+                                           int64_t count) {
+    QLORA__TRY(qlora__batches_check(t, batches, count));
+    for (int64_t i = 0; i < count; i++) {
+        QLORA__TRY(qlora__micro_queue(t, &batches[i]));
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_train_gradients(qlora_trainer* trainer, const qlora_batch* batches,
+                                   int64_t count) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_gradients");
+    return qlora__leave(trainer->ctx, qlora__train_gradients(trainer, batches, count));
 }
 
 static qlora_result qlora__train_step(qlora_trainer* t, const qlora_batch* batches, int64_t count,
                                       qlora_train_info* out) {
-    double total_labels = 0.0;
-    QLORA__TRY(qlora__batches_check(t, batches, count, &total_labels));
-    for (int64_t i = 0; i < count; i++) {
-        QLORA__TRY(qlora__micro_queue(t, &batches[i], total_labels));
-    }
+    QLORA__TRY(qlora__train_gradients(t, batches, count));
     QLORA__TRY(qlora__update_send(t, true));
     return out != NULL ? qlora__train_query(t, out) : QLORA_OK;
 }
@@ -31110,14 +32722,12 @@ qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches
 
 static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batches,
                                        int64_t count) {
-    double total_labels = 0.0;
-    QLORA__TRY(qlora__batches_check(t, batches, count, &total_labels));
+    QLORA__TRY(qlora__batches_check(t, batches, count));
     t->sliced.begun = true;
     t->sliced.batches = batches;
     t->sliced.count = count;
     t->sliced.at = 0;
     t->sliced.piece = 0;
-    t->sliced.total_labels = total_labels;
     return QLORA_OK;
 }
 
@@ -31127,32 +32737,31 @@ qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batche
 }
 
 // The kind of the next piece.
-static int qlora__slice_kind(const qlora_trainer* t, int64_t* index) {
-    int kind = QLORA__PIECE_UPDATE;
-    *index = 0;
-    if (t->sliced.at < t->sliced.count && t->sliced.piece == 0) {
+static int qlora__slice_kind(const qlora_trainer* t) {
+    qlora__piece_of piece;
+    if (t->sliced.at == t->sliced.count) {
+        return QLORA__PIECE_UPDATE;
+    }
+    if (t->sliced.piece == 0) {
         return QLORA__PIECE_BEGIN; // t->micro is still that of the previous batch
     }
-    if (t->sliced.at < t->sliced.count) {
-        qlora__piece_at(t, t->sliced.piece, &kind, index);
-    }
-    return kind;
+    qlora__piece_at(t, t->sliced.piece, &piece);
+    return piece.kind;
 }
 
 // Moves to the next piece.
 static void qlora__slice_advance(qlora_trainer* t) {
     qlora__sliced* s = &t->sliced;
-    int kind = 0;
-    int64_t index = 0;
+    qlora__piece_of piece;
     s->piece++;
-    if (!qlora__piece_at(t, s->piece, &kind, &index)) {
+    if (!qlora__piece_at(t, s->piece, &piece)) {
         s->at++;
         s->piece = 0;
     }
     t->m->micro_begun = s->piece > 0;
 }
 
-static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, int64_t index, bool* done) {
+static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
     qlora__sliced* s = &t->sliced;
     if (kind == QLORA__PIECE_UPDATE) {
         QLORA__TRY(qlora__update_send(t, false));
@@ -31162,11 +32771,17 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, int64_t index
     }
     if (s->piece == 0) { // the caller's memory may have changed since the step began
         int64_t tokens = 0;
+        qlora__step_counts ignored;
+        memset(&ignored, 0, sizeof ignored);
         QLORA__TRY(qlora__batch_check(t->ctx, t->m, &s->batches[s->at], &tokens));
-        QLORA__TRY(qlora__micro_send(t, &s->batches[s->at], s->total_labels));
+        QLORA__TRY(t->desc.method == QLORA_METHOD_SFT
+                       ? QLORA_OK
+                       : qlora__preference_check(t, &s->batches[s->at], &ignored));
+        QLORA__TRY(qlora__micro_send(t, &s->batches[s->at]));
     }
-    qlora__pass pass = qlora__pass_of(t->m, t->micro.rows, true);
-    QLORA__TRY(qlora__piece_run(&pass, kind, index));
+    qlora__piece_of piece;
+    qlora__piece_at(t, s->piece, &piece);
+    QLORA__TRY(qlora__piece_run(t, &piece));
     QLORA__TRY(qlora__sync(t->ctx));
     qlora__slice_advance(t);
     return QLORA_OK;
@@ -31185,15 +32800,14 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
     bool done = false;
     double start = qlora__clock_ms();
     for (double now = start; !done;) {
-        int64_t index = 0;
-        int kind = qlora__slice_kind(t, &index);
+        int kind = qlora__slice_kind(t);
         double* expected = &t->sliced.expected[kind];
         // A piece of a kind that has not been timed yet gets its own slice.
         if (now > start && (!(*expected > 0.0) || now - start + *expected > milliseconds)) {
             break;
         }
         t->failed = true;
-        QLORA__TRY(qlora__slice_piece(t, kind, index, &done));
+        QLORA__TRY(qlora__slice_piece(t, kind, &done));
         t->failed = false;
         double end = qlora__clock_ms();
         double took = end - now > 1e-6 ? end - now : 1e-6;
@@ -31216,6 +32830,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     t->sliced.begun = false;
     t->tokens = 0;
@@ -31244,7 +32859,8 @@ qlora_result qlora_train_cancel(qlora_trainer* trainer) {
 
 #define QLORA__STATE_FILE "state.safetensors"
 #define QLORA__MAX_KEPT 64
-#define QLORA__STATE_ROWS 48
+#define QLORA__STATE_ROWS 64
+#define QLORA__STATE_PREFERENCE (QLORA__PREFERENCE_SUMS + 3)
 
 typedef struct qlora__ckpt_list {
     qlora__module_name names[QLORA__MAX_KEPT + 2];
@@ -31355,7 +32971,8 @@ typedef enum qlora__state_kind {
 typedef struct qlora__state_row {
     const char* name;
     qlora__state_kind kind;
-    bool real; // value holds the bits of a double
+    bool real;  // value holds the bits of a double
+    bool later; // older checkpoints lack it and have the default
     int64_t value;
     int64_t* back;
 } qlora__state_row;
@@ -31368,6 +32985,7 @@ typedef struct qlora__state {
     int64_t skipped;
     int64_t skip;
     float record[6]; // totals of a qlora__record, norm of the gradients, scale of the first group
+    double preference[QLORA__STATE_PREFERENCE]; // sums; then total, chosen_labels, sft_alpha
     qlora__state_row rows[QLORA__STATE_ROWS];
     int count;
 } qlora__state;
@@ -31388,6 +33006,14 @@ static void qlora__state_add_real(qlora__state* s, const char* name, qlora__stat
     memcpy(&bits, &value, sizeof bits);
     qlora__state_add(s, name, kind, bits);
     s->rows[s->count - 1].real = true;
+}
+
+// A setting that older checkpoints lack. Nothing is stored for the default, so that a checkpoint
+// that does not use it stays as it was.
+static void qlora__state_add_later(qlora__state* s, const char* name, qlora__state_kind kind,
+                                   double value) {
+    qlora__state_add_real(s, name, kind, value);
+    s->rows[s->count - 1].later = true;
 }
 
 static void qlora__state_add_back(qlora__state* s, const char* name, int64_t* back) {
@@ -31416,6 +33042,24 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
 // The tier that made the numbers, by name, so that a checkpoint can be read by a person.
 static const char* qlora__state_tier(const qlora_ctx* ctx) {
     return qlora__on_cpu(ctx) ? ctx->cpu->name : "none";
+}
+
+static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) {
+    const struct {
+        const char* name;
+        qlora__state_kind kind;
+        double value;
+        double usual;
+    } rows[] = {{"method", QLORA__SAME, (double)d->method, 0.0},
+                {"beta", QLORA__NOTED, d->beta, 0.0},
+                {"label_smoothing", QLORA__NOTED, d->label_smoothing, 0.0},
+                {"sft_alpha", QLORA__NOTED, d->sft_alpha, 0.0},
+                {"desirable_weight", QLORA__NOTED, d->desirable_weight, 0.0},
+                {"undesirable_weight", QLORA__NOTED, d->undesirable_weight, 0.0},
+                {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
+    }
 }
 
 // Fills the table from the trainer. The caller has set the fields of s that are restored.
@@ -31460,6 +33104,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
     qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
+    qlora__state_add_method(s, d);
     qlora__state_add_machine(s, t->ctx);
     qlora__state_add_back(s, "step", &s->step);
     qlora__state_add_back(s, "last_tokens", &s->tokens);
@@ -31502,16 +33147,19 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     for (int i = 0; i < QLORA__CKPT_HASHED; i++) {
         QLORA__TRY(qlora__ckpt_hash(ctx, folder, qlora__ckpt_files[i], &hashes[i]));
     }
+    int count = 0;
     for (int i = 0; i < s->count; i++) {
-        snprintf(texts[i], sizeof texts[i], "%lld", (long long)s->rows[i].value);
-        metadata[2 * i] = s->rows[i].name;
-        metadata[2 * i + 1] = texts[i];
+        if (!s->rows[i].later || s->rows[i].value != 0) {
+            snprintf(texts[i], sizeof texts[i], "%lld", (long long)s->rows[i].value);
+            metadata[2 * count] = s->rows[i].name;
+            metadata[2 * count++ + 1] = texts[i];
+        }
     }
-    metadata[2 * s->count] = "cpu_tier";
-    metadata[2 * s->count + 1] = qlora__state_tier(ctx);
-    metadata[2 * s->count + 2] = NULL;
+    metadata[2 * count] = "cpu_tier";
+    metadata[2 * count + 1] = qlora__state_tier(ctx);
+    metadata[2 * count + 2] = NULL;
     QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
-    QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 3, &list));
+    QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 4, &list));
     qlora__trained trained;
     for (int64_t i = 0; qlora__trained_at(m, i, &trained); i++) {
         qlora__save_add(&list, "m.", &m->moment1, &trained);
@@ -31519,6 +33167,10 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     }
     qlora__save_add_bytes(&list, "hashes", QLORA__ST_U64, hashes, sizeof hashes);
     qlora__save_add_bytes(&list, "record", QLORA__ST_F32, s->record, sizeof s->record);
+    if (t->desc.method != QLORA_METHOD_SFT) {
+        qlora__save_add_bytes(&list, "preference", QLORA__ST_U8, s->preference,
+                              sizeof s->preference);
+    }
     qlora__save_add_bytes(&list, "position", QLORA__ST_U8, position, position_bytes);
     qlora_result r = qlora__save_write(ctx, &list, path, metadata, true);
     qlora__save_close(ctx, &list);
@@ -31541,6 +33193,10 @@ static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
     memcpy(s->record, record->totals, sizeof record->totals);
     s->record[4] = qlora__record_norm(t, record);
     s->record[5] = record->results[1];
+    memcpy(s->preference, record->preference, sizeof record->preference);
+    s->preference[QLORA__PREFERENCE_SUMS] = report->total;
+    s->preference[QLORA__PREFERENCE_SUMS + 1] = report->chosen_labels;
+    s->preference[QLORA__PREFERENCE_SUMS + 2] = report->sft_alpha;
     qlora__state_fill(t, s);
     return QLORA_OK;
 }
@@ -31724,7 +33380,7 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
     for (int i = 0; i < s->count; i++) {
         const qlora__state_row* row = &s->rows[i];
         int64_t value = 0;
-        if (!qlora__state_number(st, row->name, &value)) {
+        if (!qlora__state_number(st, row->name, &value) && !row->later) {
             return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is missing", st->label, row->name);
         }
         if (row->kind == QLORA__BACK) {
@@ -31759,6 +33415,10 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
                            (int)sizeof s->record);
     }
     memcpy(s->record, record->data, sizeof s->record);
+    const qlora__st_tensor* sums = qlora__st_find(st, "preference");
+    if (sums != NULL && sums->bytes == sizeof s->preference) {
+        memcpy(s->preference, sums->data, sizeof s->preference);
+    }
     return QLORA_OK;
 }
 
@@ -31816,12 +33476,17 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &adamw, sizeof adamw));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->preference.sums));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     QLORA__TRY(qlora__sync(ctx));
     qlora__record* record = &t->records[qlora__record_of(s->step)];
     qlora__report* report = &t->reports[qlora__record_of(s->step)];
     memcpy(record->totals, s->record, sizeof record->totals);
     memset(record->results, 0, sizeof record->results); // the norm of all, as one group
+    memcpy(record->preference, s->preference, sizeof record->preference);
+    report->total = s->preference[QLORA__PREFERENCE_SUMS];
+    report->chosen_labels = s->preference[QLORA__PREFERENCE_SUMS + 1];
+    report->sft_alpha = s->preference[QLORA__PREFERENCE_SUMS + 2];
     memcpy(record->results, s->record + 4, 2 * sizeof(float));
     record->adamw = adamw;
     record->flag = 0;
@@ -32512,4 +34177,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ca5efded9593cf51
+//@@ end 69a8e05a50e510f5

@@ -125,8 +125,9 @@
        {"question", "answer"}, {"input", "output"}            the same
        {"input_ids", "labels"}             taken as they are
 
-       {"prompt", "chosen", "rejected"}    preference pairs: recognised, and refused; so is a
-                                           "label" of true or false beside an answer
+       {"prompt", "chosen", "rejected"}    preference pairs, for desc.preference; otherwise they are
+                                           refused, as is a "label" of true or false beside an
+                                           answer
 
        "response" is accepted for "completion", "output" and "answer", and "context" for "input"
        (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or
@@ -627,6 +628,13 @@ QLORA_API qlora_result qlora_text_chat_encode_json(qlora_text_chat* chat, const 
 // stream.
 typedef struct qlora_text_data qlora_text_data;
 
+// What a record is, for training with preferences.
+typedef enum qlora_text_preference {
+    QLORA_TEXT_ANSWERS = 0, // an answer to learn; pairs and judged answers are refused
+    QLORA_TEXT_PAIRS = 1,   // "chosen" and "rejected": two samples, in this order
+    QLORA_TEXT_JUDGED = 2   // an answer with a "label", true or false
+} qlora_text_preference;
+
 typedef struct qlora_text_data_desc {
     uint32_t reserved_must_be_zero0;
     const char* path;      // ends in one of qlora_text_data_formats; .gz may follow
@@ -653,6 +661,7 @@ typedef struct qlora_text_data_desc {
     // would say. Reading goes on if it returns true. NULL = the first one is an error.
     bool (*bad)(void* user, size_t line, const char* what);
     void* bad_user;
+    qlora_text_preference preference; // except for ANSWERS, only the last answer is trained
     uint32_t reserved_must_be_zero1;
 } qlora_text_data_desc;
 
@@ -681,6 +690,7 @@ typedef struct qlora_text_sample {
     size_t count;          // 0 for an empty record
     size_t trained;        // labels other than -100, not counting the first position
     size_t line;           // where the record starts in the file
+    bool desirable;        // QLORA_TEXT_JUDGED: its "label"; QLORA_TEXT_PAIRS: the chosen one
 } qlora_text_sample;
 // Fails with QLORA_ERR_ARGUMENT when index is not below qlora_text_data_count, and for a stream
 // with QLORA_ERR_FILE when the file has changed.
@@ -26266,7 +26276,8 @@ typedef struct qlora__text_record {
     uint32_t part;  // which sample of the record; of a document, the first id that is in it
     uint32_t count; // tokens
     uint32_t trained;
-    uint64_t line : 60;
+    uint64_t line : 59;
+    uint64_t desirable : 1;
     uint64_t kept : 1;
     uint64_t labelled : 1; // labels follow the ids, not bits
     uint64_t begins : 1;   // the bytes are the start of a document
@@ -26299,6 +26310,7 @@ struct qlora_text_data {
     uint64_t hash;
     uint32_t size;
     uint32_t part;
+    bool desirable;
     bool placed; // can be read again: nothing of it is kept
     bool begins; // as in qlora__text_record
     bool ends;
@@ -26414,7 +26426,8 @@ static qlora_result qlora__text_sample_close(qlora__env* env, qlora_text_data* d
     record->size = data->size;
     record->part = data->part++;
     record->count = (uint32_t)count;
-    record->line = line & (UINT64_MAX >> 4);
+    record->line = line & (UINT64_MAX >> 5);
+    record->desirable = data->desirable ? 1 : 0;
     record->kept = data->placed ? 0 : 1;
     record->begins = data->begins ? 1 : 0;
     record->ends = data->ends ? 1 : 0;
@@ -27042,7 +27055,8 @@ static void qlora__text_data_turns(const qlora__text_loader* loader) {
     }
     for (size_t i = 0; i < loader->message_count; i++) {
         qlora__text_turn* message = &loader->messages[i];
-        message->masked = message->masked || (loader->desc->last_turn_only && i != last);
+        bool only = loader->desc->last_turn_only || loader->desc->preference != QLORA_TEXT_ANSWERS;
+        message->masked = message->masked || (only && i != last);
     }
 }
 
@@ -27144,15 +27158,18 @@ static const struct {
     {"labels", QLORA__TEXT_R_IDS},
     {"attention_mask", QLORA__TEXT_R_IDS},
     {"position_ids", QLORA__TEXT_R_IDS},
-    {"system", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PAIR},
+    {"system",
+     QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE | QLORA__TEXT_R_PAIR},
     {"input", QLORA__TEXT_R_PAIR},
     {"context", QLORA__TEXT_R_PAIR},
     {"history", QLORA__TEXT_R_PAIR},
-    {"tools", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
-    {"documents", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
-    {"enable_thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
-    {"thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION},
-    {"chat_template_kwargs", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION}};
+    {"prompt", QLORA__TEXT_R_PREFERENCE},
+    {"tools", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE},
+    {"documents", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE},
+    {"enable_thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE},
+    {"thinking", QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE},
+    {"chat_template_kwargs",
+     QLORA__TEXT_R_CHAT | QLORA__TEXT_R_COMPLETION | QLORA__TEXT_R_PREFERENCE}};
 
 // Names that say which tokens are trained, in ways that are not read here.
 static const char* const qlora__text_masks[] = {"loss_mask", "completion_mask", "assistant_masks",
@@ -27446,12 +27463,57 @@ static qlora_result qlora__text_record_ids(qlora__env* env, qlora__text_loader* 
 
 // ---- preferences
 
-// Pairs of a better and a worse answer, which training on answers cannot use.
-static qlora_result qlora__text_record_preference(qlora__env* env) {
-    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                           "the record is a preference pair (\"chosen\" and \"rejected\"), and "
-                           "supervised training needs one answer; the columns completion=chosen or "
-                           "messages=chosen take the better one");
+// One side of a pair as a sample: after "prompt", as plain text or as messages, or a conversation
+// that contains its prompt.
+static qlora_result qlora__text_record_side(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, const char* name) {
+    const qlora__json* json = loader->json;
+    const qlora__json_token* prompt = qlora__text_json_get(json, record, "prompt");
+    const qlora__json_token* side = qlora__text_json_get(json, record, name);
+    bool given = !qlora__text_json_absent(prompt);
+    loader->message_count = 0;
+    loader->work.count = 0;
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    if (given && prompt->kind == QLORA__JSON_STRING && side->kind == QLORA__JSON_STRING) {
+        if (loader->message_count > 0) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "\"system\" cannot be used with a \"prompt\" that is a string; "
+                                   "use messages");
+        }
+        return qlora__text_data_plain(
+            env, loader, qlora__text_json_text(json, prompt), qlora__text_json_size(prompt),
+            qlora__text_json_text(json, side), qlora__text_json_size(side));
+    }
+    if (side->kind != QLORA__JSON_ARRAY || (given && prompt->kind != QLORA__JSON_ARRAY)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "\"prompt\" and \"%s\" must be two strings or two lists of "
+                               "messages, or \"%s\" a list of messages without a \"prompt\"",
+                               name, name);
+    }
+    if (given) {
+        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, "prompt", true));
+    }
+    QLORA__TRY(qlora__text_messages_read(env, loader, side, name, false));
+    return qlora__text_data_chat(env, loader);
+}
+
+// Pairs of a better and a worse answer: two samples, of which the caller closes the second.
+static qlora_result qlora__text_record_preference(qlora__env* env, qlora__text_loader* loader,
+                                                  const qlora__json_token* record) {
+    qlora_text_data* data = loader->data;
+    if (loader->desc->preference != QLORA_TEXT_PAIRS) {
+        return qlora__env_fail(
+            env, QLORA_ERR_UNSUPPORTED,
+            "the record is a preference pair (\"chosen\" and \"rejected\"), and supervised "
+            "training needs one answer; the columns completion=chosen or messages=chosen take the "
+            "better one, and DPO trains on pairs");
+    }
+    data->desirable = true;
+    QLORA__TRY(qlora__text_record_side(env, loader, record, "chosen"));
+    QLORA__TRY(qlora__text_data_close_record(env, data, loader->begin, loader->line));
+    loader->begin = data->ids.count;
+    data->desirable = false;
+    return qlora__text_record_side(env, loader, record, "rejected");
 }
 
 // true or false beside an answer says whether it is a good one: training on both would teach the
@@ -27464,14 +27526,25 @@ static qlora_result qlora__text_record_judged(qlora__env* env, const qlora__text
                   form->kind == QLORA__TEXT_R_PAIR;
     bool judged =
         label != NULL && (label->kind == QLORA__JSON_TRUE || label->kind == QLORA__JSON_FALSE);
-    if (!answer || !judged || loader->form != NULL) {
+    qlora_text_preference wanted = loader->desc->preference;
+    loader->data->desirable = judged && label->kind == QLORA__JSON_TRUE;
+    if (wanted == QLORA_TEXT_PAIRS && form->kind != QLORA__TEXT_R_PREFERENCE) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record is not a pair; it needs \"chosen\" and \"rejected\"");
+    }
+    if (wanted == QLORA_TEXT_JUDGED && !(answer && judged)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "the record is not a judged answer; it needs a \"label\" that is "
+                               "true or false beside prompt and completion, or messages");
+    }
+    if (!answer || !judged || loader->form != NULL || wanted == QLORA_TEXT_JUDGED) {
         return QLORA_OK;
     }
     return qlora__env_fail(
         env, QLORA_ERR_UNSUPPORTED,
         "the record is a judged answer (\"label\" is true or false), and "
         "supervised training would learn the bad ones as well; set the format to "
-        "\"%s\" to train on all of them",
+        "\"%s\" to train on all of them, and KTO trains on what they say",
         form->name);
 }
 
@@ -27554,6 +27627,8 @@ static qlora_result qlora__text_record_names(qlora__env* env, qlora__text_loader
             used = used || ((qlora__text_extras[k].kinds & (int)form->kind) != 0 &&
                             strcmp(name, qlora__text_extras[k].name) == 0);
         }
+        used =
+            used || (loader->desc->preference == QLORA_TEXT_JUDGED && strcmp(name, "label") == 0);
         if (!used) {
             QLORA__TRY(qlora__text_ignore(env, loader->data, "", name));
         }
@@ -27593,7 +27668,7 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
     case QLORA__TEXT_R_PAIR:
         return qlora__text_record_pair(env, loader, record, form);
     case QLORA__TEXT_R_PREFERENCE:
-        return qlora__text_record_preference(env);
+        return qlora__text_record_preference(env, loader, record);
     default:
         QLORA__TRY(qlora__text_record_string(env, loader, record, form->first, &text));
         return qlora__text_data_plain(env, loader, NULL, 0, qlora__text_json_text(json, text),
@@ -28741,6 +28816,11 @@ static qlora_result qlora__text_plain_again(qlora__env* env, qlora__text_source*
 }
 
 static qlora_result qlora__text_txt_open(qlora__env* env, qlora__text_source* source) {
+    if (source->loader->desc->preference != QLORA_TEXT_ANSWERS) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s is plain text, which has no pairs and no labels",
+                               source->loader->name);
+    }
     source->next = qlora__text_plain_next;
     source->again = qlora__text_plain_again;
     source->loader->lines = qlora__text_lines_of(source->loader->tok);
@@ -29583,6 +29663,11 @@ static qlora_result qlora__text_data_need(qlora_text* text, const qlora_text_dat
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc was not zeroed: a reserved field is set");
     }
+    if ((int)desc->preference < 0 || desc->preference > QLORA_TEXT_JUDGED) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc->preference is %d; it must be 0, 1 or 2",
+                               (int)desc->preference);
+    }
     if (desc->chat->text != text) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
                                "desc->chat belongs to another text object");
@@ -29738,6 +29823,7 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     out->count = record->count;
     out->trained = record->trained;
     out->line = (size_t)record->line;
+    out->desirable = record->desirable != 0;
     return QLORA_OK;
 }
 
@@ -29754,4 +29840,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end ff557cc87be61a89
+//@@ end fc29e28819e0577b
