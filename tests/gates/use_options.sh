@@ -462,8 +462,9 @@ best() { # --keep-best, --patience, --csv
 }
 
 lone_texts() { # texts and pairs that do not fit into a step, or are alone in it
+    local i
     head -3 judged.jsonl >three.jsonl
-    works "three texts of kto in steps of two" "${one[@]}" --data three.jsonl --method kto --eval 0 \
+    works "three texts of kto" "${one[@]}" --data three.jsonl --method kto --eval 0 \
         --tokens 16 --length 16 --accumulate 2 --epochs 1 --out kto --resume never
     check "are one step" [ "$(grep -c '"loss"' kto/log.jsonl)" -eq 1 ]
     head -1 judged.jsonl >single.jsonl
@@ -472,6 +473,13 @@ lone_texts() { # texts and pairs that do not fit into a step, or are alone in it
     works "pairs that do not fit" "${one[@]}" --data pairs.jsonl --method dpo --eval 0 \
         --tokens 28 --length 17 --steps 1 --out dpo --resume never
     check "say so" grep -q " too long for --tokens 28, which must hold both texts: skipped" out
+    local question='{"role": "user", "content": "' answer='"}, {"role": "assistant", "content": "'
+    for i in 1 2; do
+        echo "{\"chosen\": [${question}1${answer}a\"}], \"rejected\": [$question$i${answer}b\"}]}"
+    done >talks.jsonl
+    works "two conversations" "${one[@]}" --data talks.jsonl --method dpo --eval 0 --steps 1 \
+        --template chatml --out dpo --resume never
+    check "that differ early" grep -q " 1 whose texts differ before the answers" out
     works "pairs and the doctor" --model model --data pairs.jsonl --method dpo --doctor --json
     check "are counted as one" grep -q '^{"samples": 10,' out
 }
