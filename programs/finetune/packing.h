@@ -147,8 +147,33 @@ static bool epoch_make(app* a, int64_t epoch, packs* out) {
     return packs_make(a, &a->train, order, count, out);
 }
 
+// The end of the step that starts at a pack. KTO pairs the prompt of a text with the answer of
+// another one of the step, so that a text is never left alone: it joins its neighbours.
+static size_t step_end(const app* a, const packs* p, size_t first) {
+    size_t end = first + (size_t)a->o.accumulate;
+    end = end < p->count ? end : p->count;
+    while (a->o.method == QLORA_METHOD_KTO && end < p->count &&
+           (p->starts[end] - p->starts[first] < 2 || p->starts[p->count] - p->starts[end] < 2)) {
+        end++;
+    }
+    return end;
+}
+
+// The pack at which step number `step` of an epoch starts.
+static size_t step_start(const app* a, const packs* p, int64_t step) {
+    size_t first = 0;
+    for (int64_t i = 0; i < step; i++) {
+        first = step_end(a, p, first);
+    }
+    return first;
+}
+
 static int64_t epoch_steps(const app* a, const packs* p) {
-    return ((int64_t)p->count + a->o.accumulate - 1) / a->o.accumulate;
+    int64_t steps = 0;
+    for (size_t first = 0; first < p->count; first = step_end(a, p, first)) {
+        steps++;
+    }
+    return steps;
 }
 
 // Packing many epochs takes a while: shows that it goes on, and stops after Ctrl-C.
@@ -201,7 +226,7 @@ static bool position_seek(app* a, int64_t step) {
         }
         int64_t here = epoch_steps(a, &a->now);
         if (step < before + here) {
-            a->next_pack = (size_t)((step - before) * a->o.accumulate);
+            a->next_pack = step_start(a, &a->now, step - before);
             return true;
         }
         before += here;

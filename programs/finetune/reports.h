@@ -78,7 +78,7 @@ typedef struct doctor_row {
     const char* then;
 } doctor_row;
 
-#define DOCTOR_ROWS 15
+#define DOCTOR_ROWS 17
 
 static bool doctor_rows(app* a, doctor_row rows[DOCTOR_ROWS]) {
     const counts* c = &a->counted;
@@ -86,9 +86,11 @@ static bool doctor_rows(app* a, doctor_row rows[DOCTOR_ROWS]) {
     memset(&p, 0, sizeof p);
     bool ok = a->train.count == 0 || epoch_make(a, 0, &p);
     const doctor_row all[DOCTOR_ROWS] = {
-        {"samples", "samples", c->all, ""},
+        {"samples", "samples", c->all / sample_texts(a), ""},
         {"bad", "bad records", a->bad.count, "cannot be read"},
         {"too_long", "too long for --length", c->too_long, a->o.truncate ? "truncated" : "skipped"},
+        {"no_room", "pairs over --tokens", c->no_room, "skipped"},
+        {"other_prompts", "pairs with two prompts", c->other_prompts, "only answers are trained"},
         {"empty", "empty", c->empty, "skipped"},
         {"masked", "nothing to train on", c->masked, "skipped"},
         {"empty_answers", "empty answers", c->silent, "the model learns to say nothing"},
@@ -330,7 +332,9 @@ static void summary_print(app* a) {
     }
     int64_t since = 0;
     const point* best = best_find(a, &since);
-    if (a->o.keep_best && best != NULL) {
+    char saved[PATH_SIZE];
+    out_path(a, "best/adapter_config.json", saved);
+    if (a->o.keep_best && best != NULL && !a->best_lost && path_exists(saved)) {
         say(a, "  %s/best          the adapter of step %lld, with the lowest held-out loss, %.4f\n",
             a->o.out, (long long)best->step, best->eval_loss);
     }

@@ -208,6 +208,12 @@ static int32_t prompt_length(const qlora_text_sample* s) {
     return length;
 }
 
+// Of what comes before the first trained token.
+static uint64_t prompt_key(const qlora_text_sample* s) {
+    bool has_prompt = s->count > 0 && s->labels[0] == -100;
+    return sample_key(s->ids, has_prompt ? (size_t)prompt_length(s) : 0);
+}
+
 // Adds a text to a sample; *usable is cleared if it cannot be trained.
 static bool text_take(app* a, const qlora_text_sample* s, int32_t bos, counts* c, sample* t,
                       bool* usable) {
@@ -241,6 +247,7 @@ static bool sample_take(app* a, const input_list* list, size_t number, size_t i,
     t->input = (uint32_t)number;
     t->index = (uint32_t)i;
     *usable = true;
+    uint64_t prompts[2] = {0, 0};
     for (size_t k = 0; k < sample_texts(a); k++) {
         qlora_text_sample s;
         if (qlora_text_sample_read(list->data[number].data, i + k, &s) != QLORA_OK) {
@@ -256,10 +263,12 @@ static bool sample_take(app* a, const input_list* list, size_t number, size_t i,
         } else if (!text_take(a, &s, bos, c, t, usable)) {
             return false;
         }
+        prompts[k] = prompt_key(&s);
     }
+    c->other_prompts += *usable && sample_texts(a) == 2 && prompts[0] != prompts[1] ? 1 : 0;
     t->number = (int32_t)(c->all - 1);
     if (t->length > a->o.tokens) { // both texts of a pair are in one micro-batch
-        c->too_long += *usable ? 1 : 0;
+        c->no_room += *usable ? 1 : 0;
         *usable = false;
     }
     return true;
@@ -316,6 +325,9 @@ static bool samples_split(app* a) {
     size_t all = a->train.count;
     double wish = a->o.eval < 1.0 ? fmin(200.0, ceil(a->o.eval * (double)all)) : a->o.eval;
     size_t held = (size_t)wish;
+    if (held == 1 && a->o.eval < 1.0 && a->o.method == QLORA_METHOD_KTO) {
+        held = 2; // one text cannot be mismatched
+    }
     if (a->o.eval_data.count > 0 || held == 0 || all < 2) {
         return true;
     }
@@ -386,6 +398,14 @@ static void problems_print(app* a, const counts* c) {
             (long long)a->o.length, c->longest,
             a->o.truncate ? "truncated" : "skipped; use --truncate to shorten them instead");
     }
+    if (c->no_room > 0) {
+        say(a, "  %zu too long for --tokens %lld, which must hold both texts: skipped\n",
+            c->no_room, (long long)a->o.tokens);
+    }
+    if (c->other_prompts > 0) {
+        say(a, "  %zu whose texts differ before the answers: only the last answers are trained\n",
+            c->other_prompts);
+    }
     if (c->empty > 0) {
         say(a, "  %zu empty: skipped\n", c->empty);
     }
@@ -436,9 +456,10 @@ static bool samples_need(app* a, const samples* s, const counts* c, const input_
     }
     return error_set(a->error,
                      "%s%s: none of the %zu samples can be used: %zu too long for --length %lld, "
-                     "%zu empty, %zu with nothing to train on; see --doctor",
-                     data_name(list->data[0].path), list->count > 1 ? " and others" : "", c->all,
-                     c->too_long, (long long)a->o.length, c->empty, c->masked);
+                     "%zu for --tokens %lld, %zu empty, %zu with nothing to train on; see --doctor",
+                     data_name(list->data[0].path), list->count > 1 ? " and others" : "",
+                     c->all / sample_texts(a), c->too_long, (long long)a->o.length, c->no_room,
+                     (long long)a->o.tokens, c->empty, c->masked);
 }
 
 // Reads every file of an option.

@@ -91,7 +91,8 @@ static bool lengths_choose(app* a) {
                          (long long)o->length, (long long)most);
     }
     if (o->tokens == 0) {
-        o->tokens = o->length > 4096 ? o->length : 4096;
+        int64_t least = (int64_t)sample_texts(a) * o->length;
+        o->tokens = least > 4096 ? least : 4096;
     }
     return true;
 }
@@ -262,6 +263,12 @@ static bool data_prepare(app* a) {
     if (a->eval.count == 0 && (a->o.keep_best || a->o.patience > 0)) {
         return error_set(a->error, "--%s needs held-out samples; see --eval",
                          a->o.keep_best ? "keep-best" : "patience");
+    }
+    if (a->o.method == QLORA_METHOD_KTO && (a->train.count == 1 || a->eval.count == 1)) {
+        return error_set(a->error,
+                         "there is 1 sample to %s; --method kto needs at least 2, because it "
+                         "mismatches their prompts and answers",
+                         a->train.count == 1 ? "train on" : "evaluate");
     }
     return a->train.count == 0 || total_steps_find(a);
 }

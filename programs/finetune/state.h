@@ -38,7 +38,9 @@ typedef struct counts { // statistics of the data, taken before training
     size_t all;
     size_t used;
     size_t too_long;
-    size_t longest; // in tokens
+    size_t no_room;       // pairs with more than --tokens
+    size_t other_prompts; // pairs whose texts differ before the answers
+    size_t longest;       // in tokens
     size_t empty;
     size_t masked; // samples without a trained token
     size_t no_end; // samples whose last token is not trained
@@ -190,6 +192,7 @@ typedef struct app {
     bool out_empty;  // the folder was empty when the run started
     bool files_made; // this process created settings.txt and the log
     bool demo_made;  // this process created the demo's model
+    bool best_lost;  // the adapter of the best evaluation could not be written
     bool eval_cut;   // Ctrl-C ended the last evaluation
     bool stopped;    // by Ctrl-C, during a long call
     bool failed;     // an error was reported on standard error

@@ -135,8 +135,7 @@ static bool step_train(app* a, qlora_train_info* info, bool* cut) {
             return false;
         }
     }
-    size_t end = a->next_pack + (size_t)a->o.accumulate;
-    end = end < a->now.count ? end : a->now.count;
+    size_t end = step_end(a, &a->now, a->next_pack);
     int64_t labels = 0;
     a->step_flop = 0.0;
     for (size_t p = a->next_pack; p < end; p++) {
@@ -460,7 +459,9 @@ static void best_save(app* a) {
     if (a->o.keep_best && best != NULL && best->step == a->step && since == 0) {
         char path[PATH_SIZE];
         out_path(a, "best", path);
-        bear(a, TOLD_SNAPSHOT, adapter_write(a, path));
+        bool ok = adapter_write(a, path);
+        bear(a, TOLD_SNAPSHOT, ok);
+        a->best_lost = !ok;
     }
 }
 
@@ -475,6 +476,7 @@ static bool train_loop(app* a) {
     a->screen.done = a->step == a->total_steps;
     bool ok = !evaluate_due(a) || evaluate(a);
     bool cut = false;
+    best_save(a); // of an evaluation that was cut short, or made before --keep-best was given
     while (ok && !cut && a->step < a->total_steps && stop_asked == 0 && !patience_over(a)) {
         qlora_train_info info;
         double start = seconds_now();

@@ -489,6 +489,24 @@ qlora_result qlora_adapter_use(qlora_model* model, bool on) {
 
 // ---- from one model to another ------------------------------------------------------------------
 
+// Checks what names and shapes of the trained tensors do not say.
+static qlora_result qlora__adapter_compare_saved(qlora_ctx* ctx, const qlora_model* from,
+                                                 const qlora_model* to) {
+    for (int64_t i = 0; i < from->token_count; i++) { // as many as in `to`: the shapes are equal
+        if (from->token_ids[i] != to->token_ids[i]) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "token row %lld is %d in `from` but %d in `to`", (long long)i,
+                               (int)from->token_ids[i], (int)to->token_ids[i]);
+        }
+    }
+    if (from->saved_tied != to->saved_tied) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the trained embedding is also the head in `%s` only",
+                           from->saved_tied ? "from" : "to");
+    }
+    return QLORA_OK;
+}
+
 // Checks that the two models have the same trained tensors; *same_places is set if they are also at
 // the same offsets.
 static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* from,
@@ -517,7 +535,7 @@ static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* fr
         }
         *same_places = *same_places && a.at == b.at;
     }
-    return QLORA_OK;
+    return qlora__adapter_compare_saved(ctx, from, to);
 }
 
 // Copies through host memory, because the models may be on different devices. ctx is the context of

@@ -170,7 +170,8 @@ typedef struct qlora_model_desc {
     int32_t rank;              // at most 1024; 0 = 16, negative = no adapters
     float alpha;               // 0 = 2 * rank
     bool rslora;               // scale alpha / sqrt(rank) instead of alpha / rank
-    float dropout;             // on the input of the adapters, less than 1; 0 = none
+    float dropout;             // on the input of the adapters, less than 1; 0 = that of `adapter`,
+                               // or none; negative = none
     bool dora;                 // DoRA: also train the magnitude of every row of the weights
     uint32_t save_modules;     // a set of qlora_save: also train these matrices
     const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)

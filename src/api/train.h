@@ -88,9 +88,10 @@ typedef struct qlora_train_info {
     // DPO and KTO; r is the log-probability of a sequence less its reference.
     double preference_loss; // the loss without the likelihood term
     double chosen_nll;      // DPO: mean loss of the labels of the chosen texts
-    double rewards_chosen;  // mean of beta r over the chosen or desirable sequences
+    double rewards_chosen;  // mean of beta r over the chosen or desirable sequences; NaN: none
     double rewards_rejected;
-    double margins;  // mean difference of the rewards of a pair; KTO: difference of the means
+    double margins;  // mean difference of the rewards of a pair; KTO: difference of the means, or
+                     // NaN if one is missing
     double accuracy; // share of the pairs with a positive difference; KTO: of sequences whose r is
                      // positive if and only if they are desirable
     double kl;       // KTO: mean of r over the mismatched sequences, at least 0

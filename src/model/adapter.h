@@ -11,17 +11,6 @@ typedef struct qlora__adapter_source {
     bool has_norms;
 } qlora__adapter_source;
 
-static bool qlora__has_lora(const qlora_model* m) {
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
-            if (m->layers[l].projections[i].rank > 0) {
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
 static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s) {
     if (s->peft == &s->own) {
         qlora__peft_close(&ctx->env, &s->own);

@@ -10,7 +10,7 @@
 //                                                    gradient of the next output
 //   dqkv                      qkv                    the attention of the next layer
 //   s                         down                   ds of the next layer, after that norm
-//   x                         written there as well  nothing but recomputation
+//   x                         written there as well  recomputation; with DoRA, the next stack
 //   gradients of gate and up  gate_up                recomputation of a layer
 //   the shared operand        z                      placing other weights
 
@@ -196,6 +196,8 @@ static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
     if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
+        // Unlike below, x is written on the main stream, and the stack before may still read it.
+        QLORA__TRY(qlora__beside_wait(ctx, ~0u));
         QLORA__TRY(qlora__stack_input(pass, &stack, &in, norm, &x));
         QLORA__TRY(dora ? qlora__stack_gains_backward(pass, layer, group, &stack, &x, &up)
                         : QLORA_OK);

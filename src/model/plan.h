@@ -288,7 +288,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                            "desc.mode is %d, which is unused; for TF32, set math of the context",
                            (int)d->mode);
     }
-    QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, 0.0, 1.0));
+    QLORA__TRY(qlora__saved_desc_check(ctx, d));
+    QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, -1e30, 1.0));
     QLORA__TRY(qlora__need_real(ctx, "desc.alpha", (double)d->alpha, -1e300, 1e300));
     return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
 }
@@ -469,6 +470,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     qlora__rope_choose(&c->rope, m->positions);
     qlora__rope_choose(&c->rope_sliding, m->positions);
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
+    m->desc.dropout = desc->dropout > 0.0f ? desc->dropout : 0.0f;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
     QLORA__TRY(qlora__targets_resolve(ctx, m));
     QLORA__TRY(qlora__mode_check(ctx, desc->mode, machine->capability));

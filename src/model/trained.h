@@ -82,7 +82,9 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, peft));
         m->source->has_peft = true;
         m->desc.rslora = peft->rslora;
-        m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft->dropout;
+        m->desc.dropout = desc->dropout < 0.0f   ? 0.0f
+                          : desc->dropout > 0.0f ? desc->dropout
+                                                 : (float)peft->dropout;
         m->desc.rank = (int32_t)peft->rank;
         m->desc.alpha = (float)peft->alpha;
     }
@@ -97,6 +99,17 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         }
     }
     return QLORA_OK;
+}
+
+static bool qlora__has_lora(const qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            if (m->layers[l].projections[i].rank > 0) {
+                return true;
+            }
+        }
+    }
+    return false;
 }
 
 // Takes the ids of the trained rows of the embedding from a list in adapter_config.json, or from
@@ -138,6 +151,77 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
+// A head in the files counts for us, but PEFT goes by the config, where it may be tied: rows would
+// be trained in one place here and in two there.
+static qlora_result qlora__saved_head_check(qlora_ctx* ctx, const qlora_model* m,
+                                            const qlora_model_desc* desc) {
+    qlora_model_config config;
+    if (desc->dir == NULL || m->plan.config.tied) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, &config));
+    return !config.tied ? QLORA_OK
+                        : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                      "%s has lm_head.weight, but its config ties the head to the "
+                                      "embedding (tie_word_embeddings), so that PEFT trains both "
+                                      "as one; set it to false to train the embedding alone",
+                                      desc->dir);
+}
+
+// With a bias, the gain would have to leave it out.
+static qlora_result qlora__saved_bias(qlora_ctx* ctx, const qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers && m->dora; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            if (p->has_bias && p->rank > 0) {
+                return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                   "DoRA is not supported for %s, which has a bias",
+                                   m->arch->layout->rows[i].module);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__saved_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
+    const char* name = d->dora                  ? "desc.dora"
+                       : d->save_modules != 0   ? "desc.save_modules"
+                       : d->token_row_count > 0 ? "desc.token_rows"
+                                                : NULL;
+    if (d->adapter != NULL && name != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%s and desc.adapter are both set; the adapter decides it", name);
+    }
+    if (d->token_row_count > 0 && d->token_rows == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.token_rows is NULL, but desc.token_row_count is %lld",
+                           (long long)d->token_row_count);
+    }
+    return QLORA_OK;
+}
+
+// What is trained beside matrices of low rank must be allowed together.
+static qlora_result qlora__saved_check(qlora_ctx* ctx, const qlora_model* m) {
+    if (m->token_count > 0 && m->saved_embed) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.token_rows is set, but desc.save_modules trains all rows");
+    }
+    if ((m->dora || m->saved_embed || m->saved_head || m->token_count > 0) && !qlora__has_lora(m)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%s set, but no projection has an adapter, without which PEFT cannot "
+                           "store it; set desc.rank to 1 or more",
+                           m->dora              ? "desc.dora is"
+                           : m->token_count > 0 ? "desc.token_rows is"
+                                                : "desc.save_modules is");
+    }
+    if (m->dora && m->desc.dropout > 0.0f && qlora__trains(m)) {
+        return qlora__fail(
+            ctx, QLORA_ERR_UNSUPPORTED, "the dropout is %g; training with DoRA needs 0%s",
+            (double)m->desc.dropout, m->source->has_peft ? " (desc.dropout negative)" : "");
+    }
+    return qlora__saved_bias(ctx, m);
+}
+
 // What is trained beside matrices of low rank: magnitudes, embedding, head, rows of the embedding.
 static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
                                         const qlora_model_desc* desc) {
@@ -148,6 +232,10 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     // As in PEFT, a tied head is trained with the embedding only if that is asked for; a new
     // adapter of ours keeps it tied unless both are to be saved.
     bool shared = tied && (peft != NULL ? peft->tied && (embed || head) : embed && !head);
+    bool rows = peft != NULL ? peft->token_rows != 0 : desc->token_row_count > 0;
+    if (rows || (peft != NULL && peft->tied && (embed || head))) {
+        QLORA__TRY(qlora__saved_head_check(ctx, m, desc));
+    }
     if (shared && !embed) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: ensure_weight_tying with lm_head alone is not supported",
@@ -158,21 +246,6 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     m->saved_tied = shared;
     m->dora = peft != NULL ? peft->dora : desc->dora;
     QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
-    if (m->token_count > 0 && embed) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.token_rows is set, but desc.save_modules trains all rows");
-    }
-    if (m->dora && m->desc.dropout > 0.0f && qlora__trains(m)) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "the dropout is %g; training with DoRA needs 0",
-                           (double)m->desc.dropout);
-    }
-    for (int i = 0; i < m->arch->layout->count && m->dora; i++) {
-        if (m->layers[0].projections[i].has_bias && m->layers[0].projections[i].rank > 0) {
-            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                               "DoRA is not supported for %s, which has a bias",
-                               m->arch->layout->rows[i].module);
-        }
-    }
+    QLORA__TRY(qlora__saved_check(ctx, m));
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }

@@ -11,7 +11,7 @@
 
 #define QLORA__STATE_FILE "state.safetensors"
 #define QLORA__MAX_KEPT 64
-#define QLORA__STATE_ROWS 64
+#define QLORA__STATE_ROWS 72
 #define QLORA__STATE_PREFERENCE (QLORA__PREFERENCE_SUMS + 3)
 
 typedef struct qlora__ckpt_list {
@@ -211,6 +211,12 @@ static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) 
                 {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
+    }
+    static const char* const factors[QLORA_LR_FACTORS] = {
+        "lr_factor_0", "lr_factor_1", "lr_factor_2", "lr_factor_3", "lr_factor_4", "lr_factor_5",
+        "lr_factor_6", "lr_factor_7", "lr_factor_8", "lr_factor_9", "lr_factor_10"};
+    for (int i = 0; i < QLORA_LR_FACTORS; i++) {
+        qlora__state_add_later(s, factors[i], QLORA__NOTED, d->lr_factors[i] - 1.0);
     }
 }
 

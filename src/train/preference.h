@@ -103,6 +103,11 @@ static qlora_result qlora__preference_check_step(const qlora_trainer* t,
         return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "the step has no %s",
                            dpo ? "pairs" : "sequences other than mismatched ones");
     }
+    if (!dpo && counts->singles < 2.0) { // its mismatched sequence would be the sequence itself
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT,
+                           "the step has 1 sequence other than mismatched ones; KTO needs at least "
+                           "2, so that prompts and answers can be mismatched");
+    }
     if (!dpo && (counts->mismatched < counts->singles || counts->mismatched > counts->singles)) {
         return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT,
                            "the step has %g mismatched sequences and %g others; KTO needs as many "
@@ -137,8 +142,10 @@ static void qlora__preference_report(const qlora__report* report, const double* 
     out->preference_loss = qlora__mean(sums[QLORA__SUM_LOSS], report->total);
     out->chosen_nll = qlora__mean(sums[QLORA__SUM_NLL], report->chosen_labels);
     out->loss = out->preference_loss + report->sft_alpha * out->chosen_nll;
-    out->rewards_chosen = qlora__mean(sums[QLORA__SUM_CHOSEN], pairs);
-    out->rewards_rejected = qlora__mean(sums[QLORA__SUM_REJECTED], sums[QLORA__SUM_REJECTED_COUNT]);
+    double rejected = sums[QLORA__SUM_REJECTED_COUNT];
+    double none = report->total > 0.0 ? (double)NAN : 0.0; // 0 before the first step
+    out->rewards_chosen = pairs > 0.0 ? sums[QLORA__SUM_CHOSEN] / pairs : none;
+    out->rewards_rejected = rejected > 0.0 ? sums[QLORA__SUM_REJECTED] / rejected : none;
     out->margins = kto ? out->rewards_chosen - out->rewards_rejected
                        : qlora__mean(sums[QLORA__SUM_MARGIN], pairs);
     out->accuracy = qlora__mean(sums[QLORA__SUM_CORRECT], report->total);

@@ -451,8 +451,38 @@ best() { # --keep-best, --patience, --csv
         --eval-every 1 --patience 2 --lr 9 --schedule constant --out best --resume never
     check "stops early" grep -q "stopped early: the held-out loss has not fallen for 2" out
     check "after few steps" [ "$(grep -c eval_loss best/log.jsonl)" -lt 30 ]
+    works "two steps" "${one[@]}" --data sums.jsonl --eval 5 --steps 2 --eval-every 1 --out best \
+        --resume never
+    rm -rf best/best
+    works "--keep-best later" "${one[@]}" --data sums.jsonl --eval 5 --steps 2 --eval-every 1 \
+        --keep-best --out best
+    check "names no folder that is not there" \
+        eval "! grep -q 'best/best ' out || [ -s best/best/adapter_model.safetensors ]"
     refuses "nothing is held out" "--keep-best needs held-out samples" "${one[@]}" \
         --data sums.jsonl --eval 0 --keep-best --out o
+}
+
+lone_texts() { # texts and pairs that do not fit into a step, or are alone in it
+    local i
+    head -3 judged.jsonl >three.jsonl
+    works "three texts of kto" "${one[@]}" --data three.jsonl --method kto --eval 0 \
+        --tokens 16 --length 16 --accumulate 2 --epochs 1 --out kto --resume never
+    check "are one step" [ "$(grep -c '"loss"' kto/log.jsonl)" -eq 1 ]
+    head -1 judged.jsonl >single.jsonl
+    refuses "one text of kto" "kto needs at least 2" "${one[@]}" --data single.jsonl --method kto \
+        --eval 0 --out o
+    works "pairs that do not fit" "${one[@]}" --data pairs.jsonl --method dpo --eval 0 \
+        --tokens 28 --length 17 --steps 1 --out dpo --resume never
+    check "say so" grep -q " too long for --tokens 28, which must hold both texts: skipped" out
+    local question='{"role": "user", "content": "' answer='"}, {"role": "assistant", "content": "'
+    for i in 1 2; do
+        echo "{\"chosen\": [${question}1${answer}a\"}], \"rejected\": [$question$i${answer}b\"}]}"
+    done >talks.jsonl
+    works "two conversations" "${one[@]}" --data talks.jsonl --method dpo --eval 0 --steps 1 \
+        --template chatml --out dpo --resume never
+    check "that differ early" grep -q " 1 whose texts differ before the answers" out
+    works "pairs and the doctor" --model model --data pairs.jsonl --method dpo --doctor --json
+    check "are counted as one" grep -q '^{"samples": 10,' out
 }
 
 preferences() { # --method dpo and kto
@@ -500,6 +530,7 @@ preferences() { # --method dpo and kto
         --out o
     refuses "an option of another method" "--sft-alpha cannot be used with --method kto" \
         "${one[@]}" --data judged.jsonl --method kto --sft-alpha 1 --out o
+    lone_texts
     refuses "beta without preferences" "--beta cannot be used with --method sft" "${one[@]}" \
         --data sums.jsonl --beta 1 --out o
 }

@@ -616,6 +616,94 @@ static bool same_tensors(qlora_ctx* ctx, const char* a, const char* b) {
     return same;
 }
 
+// An adapter with DoRA on o_proj of layer 1 only, or one that trains rows of the embedding.
+static bool single_make(stage* s, const char* dir, const char* field) {
+    static const tensor_plan plans[] = {
+        {"base_model.model.model.layers.1.self_attn.o_proj.lora_A.weight", {4, 16}},
+        {"base_model.model.model.layers.1.self_attn.o_proj.lora_B.weight", {16, 4}},
+        {"base_model.model.model.layers.1.self_attn.o_proj.lora_magnitude_vector", {16, 0}},
+        {"base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", {2, 16}}};
+    char config[512];
+    char path[WORLD_NAME];
+    bool dora = strstr(field, "use_dora") != NULL;
+    tensor_plan chosen[3] = {plans[0], plans[1], plans[dora ? 2 : 3]};
+    snprintf(config, sizeof config,
+             "{\"peft_type\":\"LORA\",\"r\":4,\"lora_alpha\":6,\"lora_dropout\":0.1,"
+             "\"bias\":\"none\",\"target_modules\":[\"o_proj\"],"
+             "\"layers_to_transform\":[1],%s}",
+             field);
+    snprintf(path, sizeof path, "%s/adapter_config.json", dir);
+    world_put(&s->w, path, config, strlen(config));
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", dir);
+    return write_tensors(s->ctx, path, chosen, 3, 0.4f);
+}
+
+static bool opens_with(stage* s, const qlora_model_desc* desc, const char* message) {
+    qlora_model* model = NULL;
+    bool opened = qlora_model_open(s->ctx, desc, &model) == QLORA_OK;
+    bool good =
+        message == NULL ? opened : !opened && strstr(qlora_last_error(s->ctx), message) != NULL;
+    if (!good) {
+        printf("\nexpected %s, got %s\n", message != NULL ? message : "a model",
+               opened ? "a model" : qlora_last_error(s->ctx));
+    }
+    return qlora_model_close(model) == QLORA_OK && good;
+}
+
+// DoRA does not go with dropout, which can be switched off, nor with a bias, in any layer.
+TEST dora_of_other_folders(void) {
+    static stage s;
+    qlora_model_config config;
+    qlora_model_desc desc;
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    ASSERT(single_make(&s, "dora", "\"use_dora\":true"));
+    ASSERT_EQ(QLORA_OK, qlora_config_read(s.ctx, "m", &config));
+    memset(&desc, 0, sizeof desc);
+    desc.config = &config;
+    desc.adapter = "dora";
+    desc.tokens = 32;
+    desc.mode = QLORA_MODE_F32;
+    ASSERT(opens_with(&s, &desc, "needs 0 (desc.dropout negative)"));
+    desc.dropout = -1.0f;
+    ASSERT(opens_with(&s, &desc, NULL));
+    config.o_bias = true;
+    ASSERT(opens_with(&s, &desc, "self_attn.o_proj, which has a bias"));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
+// Where the config ties the head but the files have one, PEFT trains rows in two places.
+TEST rows_need_a_clear_head(void) {
+    static stage s;
+    qlora_model_desc desc;
+    char text[sizeof adapter_config_text + 64];
+    static const int32_t rows[] = {3, 5};
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    ASSERT(single_make(&s, "rows", "\"trainable_token_indices\":{\"embed_tokens\":[3,5]}"));
+    for (int given = 0; given < 2; given++) {
+        memset(&desc, 0, sizeof desc);
+        desc.dir = "m";
+        desc.adapter = given == 1 ? "rows" : NULL;
+        desc.token_rows = given == 1 ? NULL : rows;
+        desc.token_row_count = given == 1 ? 0 : 2;
+        desc.tokens = 32;
+        desc.mode = QLORA_MODE_F32;
+        world_put(&s.w, "m/config.json", adapter_config_text, sizeof adapter_config_text - 1);
+        ASSERT(opens_with(&s, &desc, NULL));
+        const char* flag = strstr(adapter_config_text, "\"tie_word_embeddings\":false");
+        ASSERT(flag != NULL);
+        snprintf(text, sizeof text, "%.*s\"tie_word_embeddings\":true%s",
+                 (int)(flag - adapter_config_text), adapter_config_text,
+                 flag + strlen("\"tie_word_embeddings\":false"));
+        world_put(&s.w, "m/config.json", text, strlen(text));
+        ASSERT(opens_with(&s, &desc, "ties the head to the embedding"));
+    }
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
 TEST patterns_survive(void) {
     static stage s;
     ASSERT(stage_begin(&s, NULL));
@@ -2061,6 +2149,8 @@ static void run_fixtures(void) {
 SUITE(adapter_suite) {
     RUN_ON(TEST_ONE_EACH, saved_adapters_come_back);
     RUN_TEST(patterns_survive);
+    RUN_TEST(dora_of_other_folders);
+    RUN_TEST(rows_need_a_clear_head);
     RUN_TEST(folders_are_read_once);
     static const int ways[] = {0, 1, 2, 3};
     for (int i = 0; i < 4; i++) {

@@ -256,6 +256,10 @@ TEST wrong_steps_are_refused(const test_machine* machine) {
     two[1] = part_of(&t.d[1].batch, 0, 4);
     ASSERT(refused(&r, two, 2, "6 mismatched sequences and 4 others"));
     ASSERT(refused(&r, two, 1, "no sequences"));
+    two[0] = part_of(&t.d[0].batch, 0, 1);
+    two[1] = part_of(&t.d[1].batch, 0, 1);
+    ASSERT(refused(&r, two, 2, "KTO needs at least 2"));
+    two[0] = t.d[0].batch;
     two[1] = t.d[1].batch;
     two[1].roles = NULL;
     ASSERT(refused(&r, two, 2, "roles is NULL"));
@@ -351,6 +355,23 @@ TEST learning_rates_differ(const test_machine* machine) {
     PASS();
 }
 
+static char noted[1024];
+
+static void note(void* user, qlora_log_level level, qlora_log_item item, const char* text,
+                 const char* file, int line) {
+    (void)file;
+    (void)line;
+    (void)user;
+    (void)level;
+    (void)item;
+    size_t length = strlen(noted);
+    snprintf(noted + length, sizeof noted - length, "%s\n", text);
+}
+
+static void take_notes(qlora_ctx_desc* desc) {
+    desc->log = note;
+}
+
 // A run that stops and goes on from a checkpoint gives the same bits, and reports the same figures
 // of the last step; a checkpoint of another method is refused.
 TEST preferences_resume(const test_machine* machine) {
@@ -387,6 +408,14 @@ TEST preferences_resume(const test_machine* machine) {
     ASSERT(rig_open(&r, &other));
     ASSERT_EQ(QLORA_ERR_STATE, qlora_checkpoint_load(r.trainer, dir, NULL, NULL));
     ASSERT(strstr(qlora_last_error(r.ctx), "method") != NULL);
+    ASSERT(rig_close(&r, &other));
+    other = s; // another learning rate of v_proj does not prevent it, but is noted
+    other.train.lr_factors[2] = 3.0;
+    other.change = take_notes;
+    ASSERT(rig_open(&r, &other));
+    noted[0] = '\0';
+    ASSERT_OK(r, qlora_checkpoint_load(r.trainer, dir, NULL, NULL));
+    ASSERTm(noted, strstr(noted, "lr_factor_2") != NULL && strstr(noted, "lr_factor_3") == NULL);
     ASSERT(rig_close(&r, &other));
     static const char* const files[] = {"step-1/adapter_model.safetensors",
                                         "step-1/adapter_config.json",
@@ -483,6 +512,10 @@ TEST other_tensors_train_alike(const test_machine* machine) {
         s.model.train_norms = false; // they are not part of "adapters off"
         setup cpu = other_setup(test_machine_at(0), &cases[i]);
         cpu.model.train_norms = false;
+        if (cases[i].dora && cases[i].rows > 0) { // nothing but the gradients waits for a stream
+            s.model.base = QLORA_BASE_32BIT;
+            cpu.model.base = QLORA_BASE_32BIT;
+        }
         size_t n = 0;
         size_t cpu_n = 0;
         double off[3];
@@ -549,7 +582,100 @@ TEST other_tensors_are_refused(const test_machine* machine) {
     PASS();
 }
 
+// Whether opening is refused with these words.
+static bool open_refused(const setup* s, const char* message) {
+    rig r;
+    rig_quiet = true;
+    bool opened = rig_open(&r, s);
+    bool good = !opened && strstr(qlora_last_error(r.ctx), message) != NULL;
+    if (!good) {
+        fprintf(stderr, "expected \"%s\", got: %s\n", message,
+                opened ? "no error" : qlora_last_error(r.ctx));
+    }
+    rig_quiet = false;
+    return rig_close(&r, s) && good;
+}
+
+// Fields of the desc that contradict each other, or that could be trained but not saved.
+TEST other_fields_are_checked(const test_machine* machine) {
+    static const other_case cases[] = {
+        {false, true, 0, 0}, {true, false, QLORA_SAVE_EMBED, 0}, {true, false, 0, 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        setup s = other_setup(machine, &cases[i]);
+        s.model.rank = -1;
+        ASSERT(open_refused(&s, "no projection has an adapter"));
+        s = other_setup(machine, &cases[i]);
+        s.model.adapter = "build/nowhere";
+        ASSERT(open_refused(&s, "desc.adapter are both set"));
+    }
+    setup s = other_setup(machine, &cases[2]);
+    s.model.token_rows = NULL;
+    ASSERT(open_refused(&s, "desc.token_rows is NULL"));
+    PASS();
+}
+
+// Equal names and shapes do not make equal tensors.
+TEST other_tensors_are_not_mixed_up(const test_machine* machine) {
+    static const int32_t others[] = {40, 8};
+    const struct {
+        other_case from;
+        other_case to;
+        const char* message;
+    } cases[] = {{{false, false, 0, 2}, {false, false, 0, 2}, "token row 1 is 7 in `from` but 8"},
+                 {{true, false, QLORA_SAVE_EMBED, 0},
+                  {false, false, QLORA_SAVE_EMBED, 0},
+                  "also the head in `from` only"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        setup from = other_setup(machine, &cases[i].from);
+        setup to = other_setup(machine, &cases[i].to);
+        rig a;
+        rig b;
+        ASSERT(rig_open(&a, &from));
+        memset(&b, 0, sizeof b);
+        b.ctx = a.ctx;
+        ASSERT(rig_start(&b, &from));
+        ASSERT_OK(b, qlora_adapter_copy(a.model, b.model));
+        ASSERT_OK(b, qlora_trainer_destroy(b.trainer));
+        ASSERT_OK(b, qlora_model_close(b.model));
+        to.model.token_rows = others;
+        ASSERT(rig_start(&b, &to));
+        ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_adapter_copy(a.model, b.model));
+        ASSERTm(qlora_last_error(a.ctx), strstr(qlora_last_error(a.ctx), cases[i].message) != NULL);
+        ASSERT_OK(b, qlora_trainer_destroy(b.trainer));
+        ASSERT_OK(b, qlora_model_close(b.model));
+        ASSERT(rig_close(&a, &from));
+    }
+    PASS();
+}
+
+// KTO without desirable or without undesirable texts: their mean is unknown, not 0.
+TEST missing_kinds_are_not_zero(const test_machine* machine) {
+    setup s = method_setup(machine, QLORA_METHOD_KTO);
+    for (int kind = QLORA_ROLE_UNDESIRABLE; kind <= QLORA_ROLE_DESIRABLE; kind++) {
+        rig r;
+        step_data t;
+        qlora_train_info info;
+        ASSERT(rig_open(&r, &s));
+        step_make(&t, QLORA_METHOD_KTO, "kinds");
+        for (int i = 0; i < SEQUENCES; i++) {
+            t.roles[1][i] = kind;
+        }
+        qlora_batch batches[2] = {t.d[0].batch, t.d[1].batch};
+        ASSERT_OK(r, qlora_train_step(r.trainer, batches, 2, &info));
+        bool good = kind == QLORA_ROLE_DESIRABLE;
+        ASSERT_EQ(!good, isnan(info.rewards_chosen) != 0);
+        ASSERT_EQ(good, isnan(info.rewards_rejected) != 0);
+        ASSERT(isnan(info.margins));
+        ASSERT_FALSE(isnan(info.loss));
+        ASSERT(rig_close(&r, &s));
+    }
+    PASS();
+}
+
 SUITE(methods_suite) {
+    RUN_ON(TEST_CPU, other_fields_are_checked);
+    RUN_ON(TEST_CPU, other_tensors_are_not_mixed_up);
+    RUN_ON(TEST_CPU, missing_kinds_are_not_zero);
     RUN_ON(TEST_ONE_EACH, other_tensors_train_alike);
     RUN_ON(TEST_CPU, other_tensors_are_refused);
     RUN_ON(TEST_ONE_EACH, losses_follow_their_formulas);
