@@ -3518,6 +3518,7 @@ struct qlora__pool {
     uint64_t job;
     uint64_t busy; // threads that work
     int spins;
+    int asleep; // workers that wait for a job
     bool quit;
     int workers;
     int numbered; // workers that have a slot
@@ -3570,7 +3571,9 @@ static void qlora__pool_thread(void* user) {
     for (;;) {
         while (pool->job == seen && !pool->quit) {
             if (!qlora__pool_spin(pool, &pool->job) && pool->job == seen && !pool->quit) {
+                pool->asleep++;
                 qlora__cond_wait(&pool->wake, &pool->mutex);
+                pool->asleep--;
             }
         }
         if (pool->quit) {
@@ -33071,4 +33074,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a84cb6f4563967b1
+//@@ end 4da0c266eb8d8adb
