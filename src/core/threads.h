@@ -49,6 +49,7 @@ struct qlora__pool {
     uint64_t job;
     uint64_t busy; // threads that work
     int spins;
+    int asleep; // workers that wait for a job
     bool quit;
     int workers;
     int numbered; // workers that have a slot
@@ -101,7 +102,9 @@ static void qlora__pool_thread(void* user) {
     for (;;) {
         while (pool->job == seen && !pool->quit) {
             if (!qlora__pool_spin(pool, &pool->job) && pool->job == seen && !pool->quit) {
+                pool->asleep++;
                 qlora__cond_wait(&pool->wake, &pool->mutex);
+                pool->asleep--;
             }
         }
         if (pool->quit) {

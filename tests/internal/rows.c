@@ -601,7 +601,8 @@ TEST attention_keeps_poison_where_it_belongs(void) {
         const qlora__cpu_table* table = &qlora__cpu_tables[c / 16];
         const attention_shape* s = &attention_shapes[c % 2 * 3];
         const attention_poison poison = {c / 2 % 4, 100, values[c / 8 % 2]};
-        if (c < 16 || !table->present()) { // the first tier is the portable one
+        bool again = test_brief() && c / 8 % 2 != 0;
+        if (c < 16 || again || !table->present()) { // the first tier is the portable one
             continue;
         }
         memset(out, 0, 2 * sizeof *out);

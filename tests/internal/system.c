@@ -169,12 +169,6 @@ static void count_calls(void* user, int64_t begin, int64_t end) {
     }
 }
 
-static double cpu_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 // Threads look for work for a moment, with and without pauses between the jobs, and then sleep.
 TEST threads_sleep_when_idle(void) {
     enum { ITEMS = 64 };
@@ -196,12 +190,15 @@ TEST threads_sleep_when_idle(void) {
     for (int i = 0; i < ITEMS; i++) {
         ASSERT_EQ_FMT(200, calls[i], "%d");
     }
-    pause.tv_nsec = 10000000; // until they sleep
-    nanosleep(&pause, NULL);
-    double before = cpu_ms();
-    pause.tv_nsec = 60000000;
-    nanosleep(&pause, NULL);
-    ASSERT(cpu_ms() - before < 20.0);
+    int asleep = 0;
+    pause.tv_nsec = 2000000;
+    for (int i = 0; i < 2500 && asleep < 3; i++) {
+        nanosleep(&pause, NULL);
+        qlora__mutex_lock(&ctx->pool->mutex);
+        asleep = ctx->pool->asleep;
+        qlora__mutex_unlock(&ctx->pool->mutex);
+    }
+    ASSERT_EQ_FMT(3, asleep, "%d");
     ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
     PASS();
 }
