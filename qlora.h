@@ -730,7 +730,8 @@ typedef struct qlora_model_desc {
     int32_t rank;              // at most 1024; 0 = 16, negative = no adapters
     float alpha;               // 0 = 2 * rank
     bool rslora;               // scale alpha / sqrt(rank) instead of alpha / rank
-    float dropout;             // on the input of the adapters, less than 1; 0 = none
+    float dropout;             // on the input of the adapters, less than 1; 0 = that of `adapter`,
+                               // or none; negative = none
     bool dora;                 // DoRA: also train the magnitude of every row of the weights
     uint32_t save_modules;     // a set of qlora_save: also train these matrices
     const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)
@@ -977,9 +978,10 @@ typedef struct qlora_train_info {
     // DPO and KTO; r is the log-probability of a sequence less its reference.
     double preference_loss; // the loss without the likelihood term
     double chosen_nll;      // DPO: mean loss of the labels of the chosen texts
-    double rewards_chosen;  // mean of beta r over the chosen or desirable sequences
+    double rewards_chosen;  // mean of beta r over the chosen or desirable sequences; NaN: none
     double rewards_rejected;
-    double margins;  // mean difference of the rewards of a pair; KTO: difference of the means
+    double margins;  // mean difference of the rewards of a pair; KTO: difference of the means, or
+                     // NaN if one is missing
     double accuracy; // share of the pairs with a positive difference; KTO: of sequences whose r is
                      // positive if and only if they are desirable
     double kl;       // KTO: mean of r over the mismatched sequences, at least 0
@@ -3643,6 +3645,7 @@ struct qlora__pool {
     uint64_t job;
     uint64_t busy; // threads that work
     int spins;
+    int asleep; // workers that wait for a job
     bool quit;
     int workers;
     int numbered; // workers that have a slot
@@ -3695,7 +3698,9 @@ static void qlora__pool_thread(void* user) {
     for (;;) {
         while (pool->job == seen && !pool->quit) {
             if (!qlora__pool_spin(pool, &pool->job) && pool->job == seen && !pool->quit) {
+                pool->asleep++;
                 qlora__cond_wait(&pool->wake, &pool->mutex);
+                pool->asleep--;
             }
         }
         if (pool->quit) {
@@ -28605,7 +28610,9 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, peft));
         m->source->has_peft = true;
         m->desc.rslora = peft->rslora;
-        m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft->dropout;
+        m->desc.dropout = desc->dropout < 0.0f   ? 0.0f
+                          : desc->dropout > 0.0f ? desc->dropout
+                                                 : (float)peft->dropout;
         m->desc.rank = (int32_t)peft->rank;
         m->desc.alpha = (float)peft->alpha;
     }
@@ -28620,6 +28627,17 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         }
     }
     return QLORA_OK;
+}
+
+static bool qlora__has_lora(const qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            if (m->layers[l].projections[i].rank > 0) {
+                return true;
+            }
+        }
+    }
+    return false;
 }
 
 // Takes the ids of the trained rows of the embedding from a list in adapter_config.json, or from
@@ -28661,6 +28679,77 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
+// A head in the files counts for us, but PEFT goes by the config, where it may be tied: rows would
+// be trained in one place here and in two there.
+static qlora_result qlora__saved_head_check(qlora_ctx* ctx, const qlora_model* m,
+                                            const qlora_model_desc* desc) {
+    qlora_model_config config;
+    if (desc->dir == NULL || m->plan.config.tied) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, &config));
+    return !config.tied ? QLORA_OK
+                        : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                      "%s has lm_head.weight, but its config ties the head to the "
+                                      "embedding (tie_word_embeddings), so that PEFT trains both "
+                                      "as one; set it to false to train the embedding alone",
+                                      desc->dir);
+}
+
+// With a bias, the gain would have to leave it out.
+static qlora_result qlora__saved_bias(qlora_ctx* ctx, const qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers && m->dora; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            if (p->has_bias && p->rank > 0) {
+                return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                   "DoRA is not supported for %s, which has a bias",
+                                   m->arch->layout->rows[i].module);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__saved_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
+    const char* name = d->dora                  ? "desc.dora"
+                       : d->save_modules != 0   ? "desc.save_modules"
+                       : d->token_row_count > 0 ? "desc.token_rows"
+                                                : NULL;
+    if (d->adapter != NULL && name != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%s and desc.adapter are both set; the adapter decides it", name);
+    }
+    if (d->token_row_count > 0 && d->token_rows == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.token_rows is NULL, but desc.token_row_count is %lld",
+                           (long long)d->token_row_count);
+    }
+    return QLORA_OK;
+}
+
+// What is trained beside matrices of low rank must be allowed together.
+static qlora_result qlora__saved_check(qlora_ctx* ctx, const qlora_model* m) {
+    if (m->token_count > 0 && m->saved_embed) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.token_rows is set, but desc.save_modules trains all rows");
+    }
+    if ((m->dora || m->saved_embed || m->saved_head || m->token_count > 0) && !qlora__has_lora(m)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%s set, but no projection has an adapter, without which PEFT cannot "
+                           "store it; set desc.rank to 1 or more",
+                           m->dora              ? "desc.dora is"
+                           : m->token_count > 0 ? "desc.token_rows is"
+                                                : "desc.save_modules is");
+    }
+    if (m->dora && m->desc.dropout > 0.0f && qlora__trains(m)) {
+        return qlora__fail(
+            ctx, QLORA_ERR_UNSUPPORTED, "the dropout is %g; training with DoRA needs 0%s",
+            (double)m->desc.dropout, m->source->has_peft ? " (desc.dropout negative)" : "");
+    }
+    return qlora__saved_bias(ctx, m);
+}
+
 // What is trained beside matrices of low rank: magnitudes, embedding, head, rows of the embedding.
 static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
                                         const qlora_model_desc* desc) {
@@ -28671,6 +28760,10 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     // As in PEFT, a tied head is trained with the embedding only if that is asked for; a new
     // adapter of ours keeps it tied unless both are to be saved.
     bool shared = tied && (peft != NULL ? peft->tied && (embed || head) : embed && !head);
+    bool rows = peft != NULL ? peft->token_rows != 0 : desc->token_row_count > 0;
+    if (rows || (peft != NULL && peft->tied && (embed || head))) {
+        QLORA__TRY(qlora__saved_head_check(ctx, m, desc));
+    }
     if (shared && !embed) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: ensure_weight_tying with lm_head alone is not supported",
@@ -28681,22 +28774,7 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     m->saved_tied = shared;
     m->dora = peft != NULL ? peft->dora : desc->dora;
     QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
-    if (m->token_count > 0 && embed) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.token_rows is set, but desc.save_modules trains all rows");
-    }
-    if (m->dora && m->desc.dropout > 0.0f && qlora__trains(m)) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "the dropout is %g; training with DoRA needs 0",
-                           (double)m->desc.dropout);
-    }
-    for (int i = 0; i < m->arch->layout->count && m->dora; i++) {
-        if (m->layers[0].projections[i].has_bias && m->layers[0].projections[i].rank > 0) {
-            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                               "DoRA is not supported for %s, which has a bias",
-                               m->arch->layout->rows[i].module);
-        }
-    }
+    QLORA__TRY(qlora__saved_check(ctx, m));
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
 
@@ -28992,7 +29070,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                            "desc.mode is %d, which is unused; for TF32, set math of the context",
                            (int)d->mode);
     }
-    QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, 0.0, 1.0));
+    QLORA__TRY(qlora__saved_desc_check(ctx, d));
+    QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, -1e30, 1.0));
     QLORA__TRY(qlora__need_real(ctx, "desc.alpha", (double)d->alpha, -1e300, 1e300));
     return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
 }
@@ -29173,6 +29252,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     qlora__rope_choose(&c->rope, m->positions);
     qlora__rope_choose(&c->rope_sliding, m->positions);
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
+    m->desc.dropout = desc->dropout > 0.0f ? desc->dropout : 0.0f;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
     QLORA__TRY(qlora__targets_resolve(ctx, m));
     QLORA__TRY(qlora__mode_check(ctx, desc->mode, machine->capability));
@@ -31309,7 +31389,7 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
 //                                                    gradient of the next output
 //   dqkv                      qkv                    the attention of the next layer
 //   s                         down                   ds of the next layer, after that norm
-//   x                         written there as well  nothing but recomputation
+//   x                         written there as well  recomputation; with DoRA, the next stack
 //   gradients of gate and up  gate_up                recomputation of a layer
 //   the shared operand        z                      placing other weights
 
@@ -31495,6 +31575,8 @@ static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
     if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
+        // Unlike below, x is written on the main stream, and the stack before may still read it.
+        QLORA__TRY(qlora__beside_wait(ctx, ~0u));
         QLORA__TRY(qlora__stack_input(pass, &stack, &in, norm, &x));
         QLORA__TRY(dora ? qlora__stack_gains_backward(pass, layer, group, &stack, &x, &up)
                         : QLORA_OK);
@@ -32006,17 +32088,6 @@ typedef struct qlora__adapter_source {
     qlora__st norms;
     bool has_norms;
 } qlora__adapter_source;
-
-static bool qlora__has_lora(const qlora_model* m) {
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        for (int i = 0; i < m->arch->layout->count; i++) {
-            if (m->layers[l].projections[i].rank > 0) {
-                return true;
-            }
-        }
-    }
-    return false;
-}
 
 static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s) {
     if (s->peft == &s->own) {
@@ -33097,6 +33168,24 @@ qlora_result qlora_adapter_use(qlora_model* model, bool on) {
 
 // ---- from one model to another ------------------------------------------------------------------
 
+// Checks what names and shapes of the trained tensors do not say.
+static qlora_result qlora__adapter_compare_saved(qlora_ctx* ctx, const qlora_model* from,
+                                                 const qlora_model* to) {
+    for (int64_t i = 0; i < from->token_count; i++) { // as many as in `to`: the shapes are equal
+        if (from->token_ids[i] != to->token_ids[i]) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "token row %lld is %d in `from` but %d in `to`", (long long)i,
+                               (int)from->token_ids[i], (int)to->token_ids[i]);
+        }
+    }
+    if (from->saved_tied != to->saved_tied) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the trained embedding is also the head in `%s` only",
+                           from->saved_tied ? "from" : "to");
+    }
+    return QLORA_OK;
+}
+
 // Checks that the two models have the same trained tensors; *same_places is set if they are also at
 // the same offsets.
 static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* from,
@@ -33125,7 +33214,7 @@ static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* fr
         }
         *same_places = *same_places && a.at == b.at;
     }
-    return QLORA_OK;
+    return qlora__adapter_compare_saved(ctx, from, to);
 }
 
 // Copies through host memory, because the models may be on different devices. ctx is the context of
@@ -35536,6 +35625,11 @@ static qlora_result qlora__preference_check_step(const qlora_trainer* t,
         return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "the step has no %s",
                            dpo ? "pairs" : "sequences other than mismatched ones");
     }
+    if (!dpo && counts->singles < 2.0) { // its mismatched sequence would be the sequence itself
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT,
+                           "the step has 1 sequence other than mismatched ones; KTO needs at least "
+                           "2, so that prompts and answers can be mismatched");
+    }
     if (!dpo && (counts->mismatched < counts->singles || counts->mismatched > counts->singles)) {
         return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT,
                            "the step has %g mismatched sequences and %g others; KTO needs as many "
@@ -35570,8 +35664,10 @@ static void qlora__preference_report(const qlora__report* report, const double* 
     out->preference_loss = qlora__mean(sums[QLORA__SUM_LOSS], report->total);
     out->chosen_nll = qlora__mean(sums[QLORA__SUM_NLL], report->chosen_labels);
     out->loss = out->preference_loss + report->sft_alpha * out->chosen_nll;
-    out->rewards_chosen = qlora__mean(sums[QLORA__SUM_CHOSEN], pairs);
-    out->rewards_rejected = qlora__mean(sums[QLORA__SUM_REJECTED], sums[QLORA__SUM_REJECTED_COUNT]);
+    double rejected = sums[QLORA__SUM_REJECTED_COUNT];
+    double none = report->total > 0.0 ? (double)NAN : 0.0; // 0 before the first step
+    out->rewards_chosen = pairs > 0.0 ? sums[QLORA__SUM_CHOSEN] / pairs : none;
+    out->rewards_rejected = rejected > 0.0 ? sums[QLORA__SUM_REJECTED] / rejected : none;
     out->margins = kto ? out->rewards_chosen - out->rewards_rejected
                        : qlora__mean(sums[QLORA__SUM_MARGIN], pairs);
     out->accuracy = qlora__mean(sums[QLORA__SUM_CORRECT], report->total);
@@ -36192,7 +36288,7 @@ qlora_result qlora_train_cancel(qlora_trainer* trainer) {
 
 #define QLORA__STATE_FILE "state.safetensors"
 #define QLORA__MAX_KEPT 64
-#define QLORA__STATE_ROWS 64
+#define QLORA__STATE_ROWS 72
 #define QLORA__STATE_PREFERENCE (QLORA__PREFERENCE_SUMS + 3)
 
 typedef struct qlora__ckpt_list {
@@ -36392,6 +36488,12 @@ static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) 
                 {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
+    }
+    static const char* const factors[QLORA_LR_FACTORS] = {
+        "lr_factor_0", "lr_factor_1", "lr_factor_2", "lr_factor_3", "lr_factor_4", "lr_factor_5",
+        "lr_factor_6", "lr_factor_7", "lr_factor_8", "lr_factor_9", "lr_factor_10"};
+    for (int i = 0; i < QLORA_LR_FACTORS; i++) {
+        qlora__state_add_later(s, factors[i], QLORA__NOTED, d->lr_factors[i] - 1.0);
     }
 }
 
@@ -37510,4 +37612,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 9583c80987774304
+//@@ end 0dd41b3b303a7b8e
