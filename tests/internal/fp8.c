@@ -433,6 +433,14 @@ static bool fp8_refused(const setup* given, const char* why) {
     return test_close_ctx(&s.machine, r.ctx) && refused;
 }
 
+static double fp8_largest(const float* values, size_t n) {
+    double most = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        most = fabs((double)values[i]) > most ? fabs((double)values[i]) : most;
+    }
+    return most;
+}
+
 // The kernels give the bytes of the loops, and cuBLASLt their sums; without either, a model is
 // refused.
 TEST fp8_kernels_are_the_loops(const test_machine* machine) {
@@ -458,7 +466,13 @@ TEST fp8_kernels_are_the_loops(const test_machine* machine) {
         ASSERT_MEM_EQ(expected->codes[0], got->codes[0], FP8_T * pitches[0]);
         ASSERT_MEM_EQ(expected->codes[1], got->codes[1], FP8_T * pitches[1]);
         ASSERT_MEM_EQ(expected->scales, got->scales, sizeof got->scales);
-        ASSERT_CLOSE(expected->y, got->y, FP8_T * FP8_OUT, 0.0, 1.0 / 128);
+        // The sums of a real GPU are rounded on the way, by less than 2^-10 of the largest terms.
+        double part = strcmp(machine->backend, "cuda") == 0 ? 1.0 / 1024 : 0.0;
+        for (size_t t = 0; t < FP8_T; t++) {
+            const float* row = expected->y + t * FP8_OUT;
+            ASSERT_CLOSE(row, got->y + t * FP8_OUT, FP8_OUT, part * fp8_largest(row, FP8_OUT),
+                         1.0 / 128);
+        }
         ASSERT_CLOSE(expected->dx, got->dx, (size_t)(FP8_T * in), 1e-3, 1.0 / 128);
     }
     free(expected);

@@ -82,7 +82,7 @@ TEST ctx_bad_desc(void) {
                                            "reserved field of desc",
                                            "desc.allocator.free is NULL",
                                            "desc.device_allocator.free is NULL",
-                                           "desc.files has 1 of 11",
+                                           "desc.files has 1 of 12",
                                            "desc.require_backend is 7",
                                            "desc.math is 9",
                                            "desc.threads is -1",
