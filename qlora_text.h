@@ -15277,7 +15277,8 @@ static bool qlora__text_lines_added(const qlora_text_tok* tok, qlora__text_lines
 
 // Whether no word that merging can make has a letter after a line end.
 static bool qlora__text_lines_words(const qlora_text_tok* tok) {
-    bool known = tok->byte_ids['\n'] >= 0 || (tok->byte_fallback && tok->fallback_ids['\n'] >= 0);
+    const unsigned char end = '\n';
+    bool known = tok->byte_ids[end] >= 0 || (tok->byte_fallback && tok->fallback_ids[end] >= 0);
     if (!known || tok->ignore_merges || tok->byte_level) {
         return false;
     }
@@ -29868,4 +29869,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 147532fc6a3d2017
+//@@ end 91461cdd02f4d370

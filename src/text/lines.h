@@ -81,7 +81,8 @@ static bool qlora__text_lines_added(const qlora_text_tok* tok, qlora__text_lines
 
 // Whether no word that merging can make has a letter after a line end.
 static bool qlora__text_lines_words(const qlora_text_tok* tok) {
-    bool known = tok->byte_ids['\n'] >= 0 || (tok->byte_fallback && tok->fallback_ids['\n'] >= 0);
+    const unsigned char end = '\n';
+    bool known = tok->byte_ids[end] >= 0 || (tok->byte_fallback && tok->fallback_ids[end] >= 0);
     if (!known || tok->ignore_merges || tok->byte_level) {
         return false;
     }
