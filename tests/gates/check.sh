@@ -663,7 +663,7 @@ gate_ptx_assemble() {
     build build/ptx-tool || return 1
     known=$($PTXAS --help | tr -c 'a-z0-9_' '\n' | grep '^sm_' | sort -u)
     {
-        for module in $(build/ptx-tool --list | awk '{ print $1 }' | sort -u); do
+        for module in $(build/ptx-tool --list | awk '$2 !~ /a$/ { print $1 }' | sort -u); do
             for target in $PTX_TARGETS; do
                 echo "$module $target"
             done

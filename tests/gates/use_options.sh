@@ -73,9 +73,9 @@ tables() {
     check "who lacks it" grep -qE \
         '^note: --columns: 1 of 2 files lack "q" and are read without it: folder/b.jsonl$' out
     check "both are read" grep -qE "^  samples +16$" out
-    refuses "a column of no file" 'columns: no file has "question", which is given for "prompt"' \
+    refuses "a column of no file" 'columns: no file has "rules", which is given for "system"' \
         "${same[@]}" --data folder/a.CSV --data folder/b.jsonl \
-        --columns prompt=question,completion=a --out o
+        --columns prompt=q,completion=a,system=rules --out o
     rm folder/a.CSV
     sed -n 9,12p sums.jsonl >folder/a.json
     works "a folder" --model model --data folder --doctor --samples 0 --eval 0
