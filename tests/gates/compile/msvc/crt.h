@@ -27,11 +27,13 @@ extern int* _errno(void);
 #define EMFILE 24
 #define EFBIG 27
 #define ENOSPC 28
+#define ESPIPE 29
 #define EROFS 30
 #define ENAMETOOLONG 38
 #define ERANGE 34
 
 #define INFINITY ((float)(1e300 * 1e300))
+#define NAN ((float)(INFINITY * 0.0f))
 double fabs(double), floor(double), ceil(double), sqrt(double), exp(double), log(double);
 double sin(double), cos(double), tanh(double), pow(double, double), fmod(double, double);
 double erf(double), exp2(double), expm1(double), log1p(double), rint(double), nearbyint(double);
@@ -44,6 +46,7 @@ float ldexpf(float, int), frexpf(float, int*), fmaxf(float, float), fminf(float,
 float fmaf(float, float, float), truncf(float), log2f(float), roundf(float);
 
 typedef struct FILE FILE;
+#define SEEK_SET 0
 extern FILE* msvc_stream(int);
 #define stderr (msvc_stream(2))
 int snprintf(char*, size_t, const char*, ...), vsnprintf(char*, size_t, const char*, va_list);
