@@ -3656,12 +3656,13 @@ struct qlora__pool {
 // while waiting.
 static bool qlora__pool_spin(qlora__pool* pool, const uint64_t* word) {
     uint64_t old = *word;
+    const int spins = pool->spins;
     bool changed = false;
-    if (pool->spins == 0) {
+    if (spins == 0) {
         return false;
     }
     qlora__mutex_unlock(&pool->mutex);
-    for (int i = 0; i < pool->spins && !changed; i++) {
+    for (int i = 0; i < spins && !changed; i++) {
         qlora__spin_pause();
         changed = qlora__spin_load(word) != old;
     }
@@ -37612,4 +37613,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 0dd41b3b303a7b8e
+//@@ end 4c66f4e93c463b87

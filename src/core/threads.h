@@ -60,12 +60,13 @@ struct qlora__pool {
 // while waiting.
 static bool qlora__pool_spin(qlora__pool* pool, const uint64_t* word) {
     uint64_t old = *word;
+    const int spins = pool->spins;
     bool changed = false;
-    if (pool->spins == 0) {
+    if (spins == 0) {
         return false;
     }
     qlora__mutex_unlock(&pool->mutex);
-    for (int i = 0; i < pool->spins && !changed; i++) {
+    for (int i = 0; i < spins && !changed; i++) {
         qlora__spin_pause();
         changed = qlora__spin_load(word) != old;
     }

@@ -179,7 +179,9 @@ TEST threads_sleep_when_idle(void) {
     desc.threads = 4;
     qlora_ctx* ctx = NULL;
     ASSERT_EQ(QLORA_OK, qlora_ctx_create(&desc, &ctx));
+    qlora__mutex_lock(&ctx->pool->mutex);
     ctx->pool->spins = 2000; // also where there are fewer cores
+    qlora__mutex_unlock(&ctx->pool->mutex);
     struct timespec pause = {0, 200000};
     for (int i = 0; i < 200; i++) {
         qlora__parallel(ctx, ITEMS, 1 + i % 7, count_calls, calls);
