@@ -29274,7 +29274,8 @@ static qlora_result qlora__text_data_take(qlora__env* env, qlora__text_source* s
                            : qlora__text_document_take(env, source);
     }
     const qlora__text_input* input = &source->input;
-    const char* text = data->again ? NULL : input->data + (source->place - input->base);
+    const char* text =
+        data->again || input->data == NULL ? NULL : input->data + (source->place - input->base);
     qlora__text_data_place(data, source->place, text, source->size);
     loader->json = &source->json;
     // a record of a list is not itself one, also when it is read again
@@ -29869,4 +29870,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 91461cdd02f4d370
+//@@ end ff1afcd1a31ac9c2

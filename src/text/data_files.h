@@ -106,7 +106,8 @@ static qlora_result qlora__text_data_take(qlora__env* env, qlora__text_source* s
                            : qlora__text_document_take(env, source);
     }
     const qlora__text_input* input = &source->input;
-    const char* text = data->again ? NULL : input->data + (source->place - input->base);
+    const char* text =
+        data->again || input->data == NULL ? NULL : input->data + (source->place - input->base);
     qlora__text_data_place(data, source->place, text, source->size);
     loader->json = &source->json;
     // a record of a list is not itself one, also when it is read again
