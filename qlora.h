@@ -4273,7 +4273,6 @@ typedef struct qlora__cpu_gemm {
     qlora__tile_fn narrow_tile;
     // out[k * width + i] = lines[i][k] for four lines
     void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
-    float (*dot)(const float* a, const float* b, int64_t n);
     // bf16 or f16 to f32
     void (*widen)(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out);
     // bf16(levels[code] * scale) as f32, for codes of one block with a finite scale; the first code
@@ -6234,34 +6233,6 @@ static void qlora__neon_pack4(const float* const* lines, int64_t steps, int64_t 
     }
 }
 
-// Eight sums, so that the latency of the additions does not matter.
-static float qlora__neon_dot(const float* a, const float* b, int64_t n) {
-    float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;
-    float32x4_t s4 = s0, s5 = s0, s6 = s0, s7 = s0;
-    int64_t i = 0;
-    for (; i + 32 <= n; i += 32) {
-        s0 = vfmaq_f32(s0, vld1q_f32(a + i), vld1q_f32(b + i));
-        s1 = vfmaq_f32(s1, vld1q_f32(a + i + 4), vld1q_f32(b + i + 4));
-        s2 = vfmaq_f32(s2, vld1q_f32(a + i + 8), vld1q_f32(b + i + 8));
-        s3 = vfmaq_f32(s3, vld1q_f32(a + i + 12), vld1q_f32(b + i + 12));
-        s4 = vfmaq_f32(s4, vld1q_f32(a + i + 16), vld1q_f32(b + i + 16));
-        s5 = vfmaq_f32(s5, vld1q_f32(a + i + 20), vld1q_f32(b + i + 20));
-        s6 = vfmaq_f32(s6, vld1q_f32(a + i + 24), vld1q_f32(b + i + 24));
-        s7 = vfmaq_f32(s7, vld1q_f32(a + i + 28), vld1q_f32(b + i + 28));
-    }
-    for (; i + 4 <= n; i += 4) {
-        s0 = vfmaq_f32(s0, vld1q_f32(a + i), vld1q_f32(b + i));
-    }
-    s0 = vaddq_f32(vaddq_f32(vaddq_f32(s0, s1), vaddq_f32(s2, s3)),
-                   vaddq_f32(vaddq_f32(s4, s5), vaddq_f32(s6, s7)));
-    float32x2_t half = vadd_f32(vget_low_f32(s0), vget_high_f32(s0));
-    float sum = vget_lane_f32(half, 0) + vget_lane_f32(half, 1);
-    for (; i < n; i++) {
-        sum = vget_lane_f32(vfma_f32(vdup_n_f32(sum), vdup_n_f32(a[i]), vdup_n_f32(b[i])), 0);
-    }
-    return sum;
-}
-
 static void qlora__neon_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -6328,7 +6299,6 @@ static const qlora__cpu_gemm qlora__neon_gemm = {
     8,
     qlora__neon_narrow,
     qlora__neon_pack4,
-    qlora__neon_dot,
     qlora__neon_widen,
     qlora__neon_nf4,
 };
@@ -6456,31 +6426,6 @@ static void qlora__avx2_pack4(const float* const* lines, int64_t steps, int64_t 
     }
 }
 
-// Four sums of eight, folded in a fixed order.
-QLORA__TARGET_AVX2
-static float qlora__avx2_dot(const float* a, const float* b, int64_t n) {
-    __m256 s0 = _mm256_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
-    int64_t i = 0;
-    for (; i + 32 <= n; i += 32) {
-        s0 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i), s0);
-        s1 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i + 8), _mm256_loadu_ps(b + i + 8), s1);
-        s2 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i + 16), _mm256_loadu_ps(b + i + 16), s2);
-        s3 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i + 24), _mm256_loadu_ps(b + i + 24), s3);
-    }
-    for (; i + 8 <= n; i += 8) {
-        s0 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i), s0);
-    }
-    float parts[8];
-    _mm256_storeu_ps(parts, _mm256_add_ps(_mm256_add_ps(s0, s1), _mm256_add_ps(s2, s3)));
-    float sum = ((parts[0] + parts[4]) + (parts[1] + parts[5])) +
-                ((parts[2] + parts[6]) + (parts[3] + parts[7]));
-    for (; i < n; i++) {
-        sum = _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a[i]), _mm_set_ss(b[i]), _mm_set_ss(sum)));
-    }
-    _mm256_zeroupper();
-    return sum;
-}
-
 QLORA__TARGET_AVX2
 static void qlora__avx2_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
     int64_t i = 0;
@@ -6545,7 +6490,6 @@ static const qlora__cpu_gemm qlora__avx2_gemm = {
     16,
     qlora__avx2_narrow,
     qlora__avx2_pack4,
-    qlora__avx2_dot,
     qlora__avx2_widen,
     qlora__avx2_nf4,
 };
@@ -6661,35 +6605,6 @@ static void qlora__avx512_narrow(int64_t steps, const float* a, const float* b, 
     _mm256_zeroupper();
 }
 
-// Four sums of sixteen, folded in a fixed order.
-QLORA__TARGET_AVX512
-static float qlora__avx512_dot(const float* a, const float* b, int64_t n) {
-    __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
-    int64_t i = 0;
-    for (; i + 64 <= n; i += 64) {
-        s0 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i), s0);
-        s1 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i + 16), _mm512_loadu_ps(b + i + 16), s1);
-        s2 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i + 32), _mm512_loadu_ps(b + i + 32), s2);
-        s3 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i + 48), _mm512_loadu_ps(b + i + 48), s3);
-    }
-    for (; i + 16 <= n; i += 16) {
-        s0 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i), s0);
-    }
-    float parts[16];
-    _mm512_storeu_ps(parts, _mm512_add_ps(_mm512_add_ps(s0, s1), _mm512_add_ps(s2, s3)));
-    for (int half = 8; half > 0; half /= 2) {
-        for (int j = 0; j < half; j++) {
-            parts[j] += parts[j + half];
-        }
-    }
-    for (; i < n; i++) {
-        parts[0] =
-            _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a[i]), _mm_set_ss(b[i]), _mm_set_ss(parts[0])));
-    }
-    _mm256_zeroupper();
-    return parts[0];
-}
-
 // See qlora__cpu_gemm. One permutation selects from all 16 products; it ignores the upper bits of
 // an index.
 QLORA__TARGET_AVX512
@@ -6724,7 +6639,6 @@ static const qlora__cpu_gemm qlora__avx512_gemm = {
     16,
     qlora__avx512_narrow,
     qlora__avx2_pack4,
-    qlora__avx512_dot,
     qlora__avx2_widen,
     qlora__avx512_nf4,
 };
@@ -37613,4 +37527,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 4c66f4e93c463b87
+//@@ end 4249db6f2149288e

@@ -117,31 +117,6 @@ static void qlora__avx2_pack4(const float* const* lines, int64_t steps, int64_t 
     }
 }
 
-// Four sums of eight, folded in a fixed order.
-QLORA__TARGET_AVX2
-static float qlora__avx2_dot(const float* a, const float* b, int64_t n) {
-    __m256 s0 = _mm256_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
-    int64_t i = 0;
-    for (; i + 32 <= n; i += 32) {
-        s0 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i), s0);
-        s1 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i + 8), _mm256_loadu_ps(b + i + 8), s1);
-        s2 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i + 16), _mm256_loadu_ps(b + i + 16), s2);
-        s3 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i + 24), _mm256_loadu_ps(b + i + 24), s3);
-    }
-    for (; i + 8 <= n; i += 8) {
-        s0 = _mm256_fmadd_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i), s0);
-    }
-    float parts[8];
-    _mm256_storeu_ps(parts, _mm256_add_ps(_mm256_add_ps(s0, s1), _mm256_add_ps(s2, s3)));
-    float sum = ((parts[0] + parts[4]) + (parts[1] + parts[5])) +
-                ((parts[2] + parts[6]) + (parts[3] + parts[7]));
-    for (; i < n; i++) {
-        sum = _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a[i]), _mm_set_ss(b[i]), _mm_set_ss(sum)));
-    }
-    _mm256_zeroupper();
-    return sum;
-}
-
 QLORA__TARGET_AVX2
 static void qlora__avx2_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
     int64_t i = 0;
@@ -206,7 +181,6 @@ static const qlora__cpu_gemm qlora__avx2_gemm = {
     16,
     qlora__avx2_narrow,
     qlora__avx2_pack4,
-    qlora__avx2_dot,
     qlora__avx2_widen,
     qlora__avx2_nf4,
 };

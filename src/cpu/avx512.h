@@ -105,35 +105,6 @@ static void qlora__avx512_narrow(int64_t steps, const float* a, const float* b, 
     _mm256_zeroupper();
 }
 
-// Four sums of sixteen, folded in a fixed order.
-QLORA__TARGET_AVX512
-static float qlora__avx512_dot(const float* a, const float* b, int64_t n) {
-    __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
-    int64_t i = 0;
-    for (; i + 64 <= n; i += 64) {
-        s0 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i), s0);
-        s1 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i + 16), _mm512_loadu_ps(b + i + 16), s1);
-        s2 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i + 32), _mm512_loadu_ps(b + i + 32), s2);
-        s3 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i + 48), _mm512_loadu_ps(b + i + 48), s3);
-    }
-    for (; i + 16 <= n; i += 16) {
-        s0 = _mm512_fmadd_ps(_mm512_loadu_ps(a + i), _mm512_loadu_ps(b + i), s0);
-    }
-    float parts[16];
-    _mm512_storeu_ps(parts, _mm512_add_ps(_mm512_add_ps(s0, s1), _mm512_add_ps(s2, s3)));
-    for (int half = 8; half > 0; half /= 2) {
-        for (int j = 0; j < half; j++) {
-            parts[j] += parts[j + half];
-        }
-    }
-    for (; i < n; i++) {
-        parts[0] =
-            _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a[i]), _mm_set_ss(b[i]), _mm_set_ss(parts[0])));
-    }
-    _mm256_zeroupper();
-    return parts[0];
-}
-
 // See qlora__cpu_gemm. One permutation selects from all 16 products; it ignores the upper bits of
 // an index.
 QLORA__TARGET_AVX512
@@ -168,7 +139,6 @@ static const qlora__cpu_gemm qlora__avx512_gemm = {
     16,
     qlora__avx512_narrow,
     qlora__avx2_pack4,
-    qlora__avx512_dot,
     qlora__avx2_widen,
     qlora__avx512_nf4,
 };

@@ -146,34 +146,6 @@ static void qlora__neon_pack4(const float* const* lines, int64_t steps, int64_t 
     }
 }
 
-// Eight sums, so that the latency of the additions does not matter.
-static float qlora__neon_dot(const float* a, const float* b, int64_t n) {
-    float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0;
-    float32x4_t s4 = s0, s5 = s0, s6 = s0, s7 = s0;
-    int64_t i = 0;
-    for (; i + 32 <= n; i += 32) {
-        s0 = vfmaq_f32(s0, vld1q_f32(a + i), vld1q_f32(b + i));
-        s1 = vfmaq_f32(s1, vld1q_f32(a + i + 4), vld1q_f32(b + i + 4));
-        s2 = vfmaq_f32(s2, vld1q_f32(a + i + 8), vld1q_f32(b + i + 8));
-        s3 = vfmaq_f32(s3, vld1q_f32(a + i + 12), vld1q_f32(b + i + 12));
-        s4 = vfmaq_f32(s4, vld1q_f32(a + i + 16), vld1q_f32(b + i + 16));
-        s5 = vfmaq_f32(s5, vld1q_f32(a + i + 20), vld1q_f32(b + i + 20));
-        s6 = vfmaq_f32(s6, vld1q_f32(a + i + 24), vld1q_f32(b + i + 24));
-        s7 = vfmaq_f32(s7, vld1q_f32(a + i + 28), vld1q_f32(b + i + 28));
-    }
-    for (; i + 4 <= n; i += 4) {
-        s0 = vfmaq_f32(s0, vld1q_f32(a + i), vld1q_f32(b + i));
-    }
-    s0 = vaddq_f32(vaddq_f32(vaddq_f32(s0, s1), vaddq_f32(s2, s3)),
-                   vaddq_f32(vaddq_f32(s4, s5), vaddq_f32(s6, s7)));
-    float32x2_t half = vadd_f32(vget_low_f32(s0), vget_high_f32(s0));
-    float sum = vget_lane_f32(half, 0) + vget_lane_f32(half, 1);
-    for (; i < n; i++) {
-        sum = vget_lane_f32(vfma_f32(vdup_n_f32(sum), vdup_n_f32(a[i]), vdup_n_f32(b[i])), 0);
-    }
-    return sum;
-}
-
 static void qlora__neon_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -240,7 +212,6 @@ static const qlora__cpu_gemm qlora__neon_gemm = {
     8,
     qlora__neon_narrow,
     qlora__neon_pack4,
-    qlora__neon_dot,
     qlora__neon_widen,
     qlora__neon_nf4,
 };
