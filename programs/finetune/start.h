@@ -281,7 +281,7 @@ static bool prepare(app* a) {
         return false;
     }
     train_describe(a);
-    return (look || settings_check(a)) && data_prepare(a) && prompt_check(a) &&
+    return (look || settings_check(a)) && data_prepare(a) && prompt_check(a) && prompts_open(a) &&
            (a->o.doctor || plan_make(a));
 }
 
@@ -381,6 +381,7 @@ static bool train(app* a) {
         return true;
     }
     ok = prompt_show(a, "after");
+    answers_print(a);
     summary_print(a);
     return ok;
 }

@@ -15,6 +15,12 @@ typedef struct options {
     const char* columns;
     const char* base_name;
     const char* prompt;
+    option_texts sample_prompts;
+    option_texts sample_messages;
+    const char* sample_file;
+    const char* tensorboard;
+    int64_t sample_tokens;
+    double sample_temperature;
     int64_t rank;
     int64_t targets;
     int64_t steps;
@@ -198,6 +204,19 @@ static const option option_table[] = {
         "stop after N evaluations in a row without a lower held-out loss (default: never)"},
     {"csv", OPT_FLAG, AT(csv), false, 0, 0, "",
         "also write the log as OUT/log.csv when the run ends"},
+    {"tensorboard", OPT_TEXT, AT(tensorboard), false, 0, 0, "DIR",
+        "also write the log as TensorBoard events into this folder; use one folder per run"},
+    {"sample-prompt", OPT_TEXTS, AT(sample_prompts), false, 0, 0, "TEXT",
+        "text to continue at every evaluation; the results are in OUT/log.jsonl and "
+        "OUT/training.html; may be given several times"},
+    {"sample-message", OPT_TEXTS, AT(sample_messages), false, 0, 0, "TEXT",
+        "message to answer at every evaluation, in the chat format; may be given several times"},
+    {"sample-file", OPT_TEXT, AT(sample_file), false, 0, 0, "FILE",
+        "more of both: a .jsonl file with {\"prompt\"} or {\"messages\"} in each line"},
+    {"sample-tokens", OPT_WHOLE, AT(sample_tokens), false, 1, 4096, "N",
+        "maximum new tokens for each of them (default 64)"},
+    {"sample-temperature", OPT_REAL, AT(sample_temperature), false, 0, 100, "X",
+        "their sampling temperature; 0 = greedy, otherwise --seed decides (default 0)"},
     {"save-every", OPT_WHOLE, AT(save_every), false, 1, 1e9, "N",
         "steps between checkpoints (default: ten per run)"},
     {"snapshot-every", OPT_WHOLE, AT(snapshot_every), false, 1, 1e9, "N",
@@ -297,6 +316,7 @@ static void options_resolve(options* o) {
     real_default(&o->max_norm, -2.0, 1.0);
     real_default(&o->eval, -1.0, 0.05);
     whole_default(&o->samples, -1, 3);
+    whole_default(&o->sample_tokens, 0, 64);
     whole_default(&o->resume, -1, RESUME_AUTO);
 }
 
