@@ -301,6 +301,20 @@ static void area_range(const history* h, const panel* p, area* r) {
 
 #define MOST_TICKS 24 // no range, however odd, can keep the loop running
 
+// A value at the axis, in six characters or so.
+static void tick_label(double value, double tick, char label[32]) {
+    if (fabs(value) < tick * 1e-6) {
+        snprintf(label, 32, "0");
+    } else if (fabs(value) >= 1000.0) {
+        short_number(value, label);
+    } else if (fabs(value) < 0.001) { // 1.5e-4 is shorter than 0.00015
+        int power = (int)floor(log10(fabs(value)) + 1e-9);
+        snprintf(label, 32, "%.3ge%d", value / pow(10.0, power), power);
+    } else {
+        snprintf(label, 32, "%.3g", value);
+    }
+}
+
 static void put_values_axis(blob* out, const area* r) {
     double tick = tick_size(r->high - r->low, r->height > 150.0 ? 7 : 4);
     double first = ceil(r->low / tick - 1e-9);
@@ -311,11 +325,7 @@ static void put_values_axis(blob* out, const area* r) {
         }
         double y = area_y(r, v);
         char label[32];
-        if (fabs(v) >= 1000.0) {
-            short_number(v, label);
-        } else {
-            snprintf(label, sizeof label, "%.3g", fabs(v) < tick * 1e-6 ? 0.0 : v);
-        }
+        tick_label(v, tick, label);
         put(out, "<line x1=\"%.0f\" y1=\"%.1f\" x2=\"%.0f\" y2=\"%.1f\" class=\"g\"/>\n", r->left,
             y, r->left + r->width, y);
         put(out, "<text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n", r->left - 8.0,

@@ -88,7 +88,7 @@ static void page_state(const app* a, blob* out, bool over) {
 
 static void page_panel(const app* a, blob* out, const panel* p) {
     double height = p->height > 150.0 ? 260.0 : 110.0;
-    area r = {84.0, 546.0, 8.0, height, 0.0, 0.0, (double)a->total_steps};
+    area r = {84.0, 546.0, 18.0, height, 0.0, 0.0, (double)a->total_steps};
     area_range(&a->history, p, &r);
     put(out, "<h2>%s</h2>\n<p class=\"key\">", p->title);
     for (int i = 0; i < 3; i++) {
@@ -101,10 +101,10 @@ static void page_panel(const app* a, blob* out, const panel* p) {
     put(out,
         "</p>\n<svg class=\"curves\" viewBox=\"0 0 640 %.0f\" role=\"img\" "
         "aria-label=\"%s by step\">\n<title>%s by step</title>\n",
-        height + 36.0, p->title, p->title);
+        height + 46.0, p->title, p->title);
     put_values_axis(out, &r);
     put_curves(&a->history, out, p, &r);
-    put_steps_axis(out, &r, height + 30.0, 5);
+    put_steps_axis(out, &r, height + 41.0, 5);
     put(out, "</svg>\n");
 }
 
