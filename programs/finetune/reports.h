@@ -282,11 +282,13 @@ static bool prompt_show(app* a, const char* when) {
     return ok && prompt != NULL;
 }
 
-// The answers to each prompt: the first one and the last one.
+// The answers to each prompt: the first one and the last one. Those to --prompt have been shown.
 static void answers_print(app* a) {
+    size_t asked = a->o.prompt != NULL ? strlen(a->o.prompt) : 0;
     for (size_t i = 0; i < a->prompts.count; i++) {
         const sample_prompt* p = &a->prompts.data[i];
-        if (p->answer_count == 0) {
+        if (p->answer_count == 0 || (asked > 0 && p->text.count == asked &&
+                                     memcmp(p->text.data, a->o.prompt, asked) == 0)) {
             continue;
         }
         const sample_answer* ends[2] = {&p->answers[0], &p->answers[p->answer_count - 1]};
@@ -357,20 +359,20 @@ static void summary_print(app* a) {
         short_number((double)a->tokens_seen, tokens), short_time(a->seconds, time_taken),
         short_number(a->seconds > 0.0 ? (double)a->tokens_seen / a->seconds : 0.0, pace));
     summary_loss(a);
-    say(a, "\n\n  %s/adapter       the adapter in PEFT format\n", a->o.out);
+    say(a, "\n\n  %s/adapter        the adapter in PEFT format\n", a->o.out);
     if (!a->no_gguf) {
-        say(a, "  %s/adapter.gguf  the adapter for llama.cpp\n", a->o.out);
+        say(a, "  %s/adapter.gguf   the adapter for llama.cpp\n", a->o.out);
     }
     char saved[PATH_SIZE];
     out_path(a, "best/adapter_config.json", saved);
     if (a->o.keep_best && a->history.best_step > 0 && !a->best_lost && path_exists(saved)) {
-        say(a, "  %s/best          the adapter of step %lld, with the lowest held-out loss, %.4f\n",
+        say(a, "  %s/best           the adapter of step %lld, with the lowest held-out loss, %.4f\n",
             a->o.out, (long long)a->history.best_step, a->history.best_eval_loss);
     }
     say(a,
-        "  %s/training.html page with plots, samples and settings\n"
-        "  %s/training.svg  plot of the run\n"
-        "  %s/log.jsonl     metrics, one line per step\n",
+        "  %s/training.html  page with plots, samples and settings\n"
+        "  %s/training.svg   plot of the run\n"
+        "  %s/log.jsonl      metrics, one line per step\n",
         a->o.out, a->o.out, a->o.out);
     if (a->o.demo) {
         size_t folder = strlen(a->program);
@@ -378,7 +380,7 @@ static void summary_print(app* a) {
             folder--;
         }
         say(a,
-            "  %s/model         the model\n\nTry it:  %.*sgenerate --model %s/model --adapter "
+            "  %s/model          the model\n\nTry it:  %.*sgenerate --model %s/model --adapter "
             "%s/adapter --prompt \"%s\"\n",
             a->o.out, (int)folder, a->program, a->o.out, a->o.out, a->o.prompt);
     } else {
