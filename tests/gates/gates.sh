@@ -142,7 +142,7 @@ defect groups "a module in the wrong group" \
 defect groups "an error that does not name the macro" \
     'sed -i "s/text->left_out);/\"a macro\");/" src/cache/modules.h'
 defect groups "another path in silence" \
-    'sed -i "s/{QLORA_BF16, 64, 80,/{QLORA_BF16, 63, 80,/" src/ops/attention.h'
+    'sed -i "s/{QLORA_BF16, 64, \([89]0\),/{QLORA_BF16, 63, \1,/" src/ops/attention.h'
 defect groups "--only keeps everything" \
     'sed -i "s/drop = !block_kept(module, words);/drop = false;/" tools/embed.c'
 defect shared "another soname" \
