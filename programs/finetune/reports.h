@@ -366,7 +366,8 @@ static void summary_print(app* a) {
     char saved[PATH_SIZE];
     out_path(a, "best/adapter_config.json", saved);
     if (a->o.keep_best && a->history.best_step > 0 && !a->best_lost && path_exists(saved)) {
-        say(a, "  %s/best           the adapter of step %lld, with the lowest held-out loss, %.4f\n",
+        say(a,
+            "  %s/best           the adapter of step %lld, with the lowest held-out loss, %.4f\n",
             a->o.out, (long long)a->history.best_step, a->history.best_eval_loss);
     }
     say(a,

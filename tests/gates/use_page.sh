@@ -57,7 +57,8 @@ sample_forms() { # messages, files, temperatures
 sample_faults() {
     local all=("${one[@]}" --data sums.jsonl --out o)
     refuses "a long sample prompt" \
-        "--sample-prompt: the prompt has 200 tokens; --length 128 allows 127" "${all[@]}" --sample-prompt "$(printf 'x%.0s' {1..200})"
+        "--sample-prompt: the prompt has 200 tokens; --length 128 allows 127" "${all[@]}" \
+        --sample-prompt "$(printf 'x%.0s' {1..200})"
     refuses "a missing file" "--sample-file nowhere: No such file" "${all[@]}" --sample-file nowhere
     printf '{"prompt": "a"}\n{"prompt": 3}\n' >bad.jsonl
     refuses "a prompt that is no text" 'bad.jsonl:2: "prompt": a string was expected' \
