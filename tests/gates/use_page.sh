@@ -88,12 +88,15 @@ events() { # --tensorboard
     check "has each step once" [ "$(times $file train/loss)" -eq 6 ]
     check "only appends" cmp -n "$(wc -c <whole.events)" whole.events $file
     # What a killed run left: steps that are taken again, and half of a record.
+    rm -rf back
     cp -r evented back
-    { cat $file; head -c 30 whole.events; } >torn.events
-    rm -rf evented && cp -r back evented && rm -rf back
-    cp torn.events $file
-    works "after a damaged end" "${run[@]}" --steps 8 --tensorboard board --out evented
-    check "has each step once, too" [ "$(times $file train/loss)" -eq 8 ]
+    works "two more steps" "${run[@]}" --steps 8 --tensorboard board --out evented
+    rm -rf evented
+    mv back evented
+    head -c 30 whole.events >>$file
+    works "these steps again" "${run[@]}" --steps 8 --tensorboard board --out evented
+    check "they are there once" [ "$(times $file train/loss)" -eq 8 ]
+    check "the version only at the start" [ "$(times $file brain.Event)" -eq 1 ]
     refuses "events of another run" "--tensorboard board has the events of another run" \
         "${run[@]}" --steps 2 --tensorboard board --out o
     check "are not touched" [ "$(times $file train/loss)" -eq 8 ]
@@ -139,4 +142,15 @@ pages() {
     check "no page: reported" grep -q "^finetune: cannot write paged/training.html: " err
     check "no page: trained" grep -q "^step-5$" paged/checkpoint/latest
     rmdir paged/training.html
+}
+
+helps() { # every description is set off from its option
+    local row glued
+    for row in finetune:37 generate:31 merge:31 plan:31 tokenize:17; do
+        glued=$("$root/$B/${row%:*}" --help | awk -v n="${row#*:}" \
+            'substr($0, 1, 4) == "  --" && NF > 2 && $2 !~ /:$/ && substr($0, n, 1) != " "')
+        check "${row%:*} --help ($glued)" [ -z "$glued" ]
+        glued=$("$root/$B/${row%:*}" --help | grep -E ' [;,.]( |$)|.{81}')
+        check "${row%:*} --help: no stray marks, no long lines ($glued)" [ -z "$glued" ]
+    done
 }

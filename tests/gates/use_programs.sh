@@ -475,7 +475,7 @@ groups="wrong_use looking training long_samples others_files own_folders saving_
 groups="$groups plots logs locks closing links starting_over saved_work interrupts"
 groups="$groups several inputs tables weights notes resuming extending doctors configs adapters"
 groups="$groups evaluations"
-groups="$groups best preferences demos sampling events pages"
+groups="$groups best preferences demos sampling events pages helps"
 [[ $# -gt 0 ]] && groups=$*
 for group in $groups; do
     $group
