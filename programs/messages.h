@@ -80,7 +80,9 @@ static inline bool message_options(char* text) {
     static const struct {
         const char* field;
         const char* option;
-    } words[] = {{"desc.targets", "--targets"}, {"set the format", "use --format"}};
+    } words[] = {{"desc.targets", "--targets"},
+                 {"desc.require_backend", "--backend"},
+                 {"set the format", "use --format"}};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         char* at = strstr(text, words[i].field);
         if (at != NULL) {

@@ -92,10 +92,12 @@ static void answer_keep(sample_prompt* p, int64_t step, blob* text) {
     memset(text, 0, sizeof *text);
 }
 
-static sample_prompt* prompt_find(const app* a, const blob* text) {
+// The prompt of this text that has no answer at this step yet: two may have the same text.
+static sample_prompt* prompt_find(const app* a, int64_t step, const blob* text) {
     for (size_t i = 0; i < a->prompts.count; i++) {
         sample_prompt* p = &a->prompts.data[i];
-        if (p->text.count == text->count && text->count > 0 &&
+        bool answered = p->answer_count > 0 && p->answers[p->answer_count - 1].step == step;
+        if (!answered && p->text.count == text->count && text->count > 0 &&
             memcmp(p->text.data, text->data, text->count) == 0) {
             return p;
         }
@@ -169,7 +171,7 @@ static bool log_samples_read(app* a, int64_t step, const char* at, const char* s
         memset(&prompt, 0, sizeof prompt);
         memset(&text, 0, sizeof text);
         ok = json_next(&r, i, &more) && (!more || log_sample(&r, &prompt, &text));
-        sample_prompt* found = ok && more ? prompt_find(a, &prompt) : NULL;
+        sample_prompt* found = ok && more ? prompt_find(a, step, &prompt) : NULL;
         if (found != NULL) {
             answer_keep(found, step, &text);
             a->prompts.step = step;

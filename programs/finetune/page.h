@@ -60,6 +60,7 @@ static void page_head(const app* a, blob* out, bool over) {
 
 static void page_state(const app* a, blob* out, bool over) {
     char text[32];
+    char why[512];
     char when[32] = "";
     time_t now = time(NULL);
     const struct tm* local = localtime(&now);
@@ -79,9 +80,8 @@ static void page_state(const app* a, blob* out, bool over) {
     if (!over && a->pace > 0.0) {
         put(out, ", %s left", short_time(a->pace * (double)(a->total_steps - a->step), text));
     }
-    put(out, "</p>\n<p class=\"quiet\">%s: ",
-        qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU");
-    put_text(out, qlora_ctx_reason(a->ctx), strlen(qlora_ctx_reason(a->ctx)));
+    put(out, "</p>\n<p class=\"quiet\">");
+    put_text(out, backend_reason(a, why), strlen(why));
     put(out, "</p>\n<p class=\"quiet\">Written at %s%s.</p>\n", when,
         over ? "" : "; this page refreshes itself");
 }

@@ -286,8 +286,8 @@ static bool prepare(app* a) {
 }
 
 static void backend_print(app* a) {
-    say(a, "%s: %s\n", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
-        qlora_ctx_reason(a->ctx));
+    char why[512];
+    say(a, "%s\n", backend_reason(a, why));
     counts_print(a);
     notes_print(a);
 }

@@ -317,6 +317,14 @@ static bool lib(app* a, qlora_result result, const char* doing) {
     return message_options(a->error);
 }
 
+// Why this backend was chosen, in the words of a user.
+static const char* backend_reason(const app* a, char out[512]) {
+    snprintf(out, 512, "%s: %s", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
+             qlora_ctx_reason(a->ctx));
+    (void)message_options(out);
+    return out;
+}
+
 static void* take(app* a, size_t count, size_t size) {
     void* p = calloc(count > 0 ? count : 1, size);
     if (p == NULL) {

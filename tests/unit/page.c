@@ -370,6 +370,23 @@ TEST samples_are_restored(void) {
     PASS();
 }
 
+TEST equal_prompts_keep_their_answers(void) {
+    app* a = app_new();
+    bool keep = false;
+    ASSERT(a != NULL && prompt_set(a, "a") && prompt_set(a, "a"));
+    a->step = 50;
+    ASSERT(line_read(a,
+                     "{\"step\":5,\"samples\":[{\"prompt\":\"a\",\"text\":\"x\"},"
+                     "{\"prompt\":\"a\",\"text\":\"y\"}]}",
+                     &keep));
+    ASSERT_EQ_FMT(1, a->prompts.data[0].answer_count, "%d");
+    ASSERT_EQ_FMT(1, a->prompts.data[1].answer_count, "%d");
+    ASSERT_MEM_EQ("y", a->prompts.data[1].answers[0].text.data, 1);
+    prompts_free(a);
+    free(a);
+    PASS();
+}
+
 SUITE(page_suite) {
     RUN_TEST(checksums_are_crc32c);
     RUN_TEST(records_have_their_frame);
@@ -381,4 +398,5 @@ SUITE(page_suite) {
     RUN_TEST(axes_of_odd_ranges_end);
     RUN_TEST(text_is_escaped);
     RUN_TEST(samples_are_restored);
+    RUN_TEST(equal_prompts_keep_their_answers);
 }
