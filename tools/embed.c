@@ -369,8 +369,10 @@ static bool is_header_line(const char* line) {
            starts_with(line, ".address_size");
 }
 
+// Lines for a debugger, and a hint that only newer PTX versions know.
 static bool is_debug_line(const char* line) {
-    return starts_with(line, ".loc") || starts_with(line, ".file");
+    return starts_with(line, ".loc") || starts_with(line, ".file") ||
+           starts_with(line, ".pragma \"used_bytes_mask");
 }
 
 // Keeps the lines that a driver needs, trimmed, in place.
