@@ -31,5 +31,6 @@
     X(kept_suite)                                                                                  \
     X(methods_suite)                                                                               \
     X(generate_suite)                                                                              \
+    X(step_suite)                                                                                  \
     X(mutant_suite)                                                                                \
     X(adapter_suite)
