@@ -176,6 +176,7 @@ extern "C" {
 #include "model/forward.h"
 #include "model/backward.h"
 #include "model/head.h"
+#include "model/step.h"
 #include "model/prepare.h"
 #include "model/adapter.h"
 #include "model/open.h"

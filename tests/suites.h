@@ -32,5 +32,6 @@
     X(page_suite)                                                                                  \
     X(methods_suite)                                                                               \
     X(generate_suite)                                                                              \
+    X(step_suite)                                                                                  \
     X(mutant_suite)                                                                                \
     X(adapter_suite)

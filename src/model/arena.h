@@ -471,6 +471,91 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     }
 }
 
+// A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
+typedef struct qlora__decode_text {
+    int32_t token;    // to be run
+    int32_t position; // of that token
+    int32_t alive;
+    int32_t top_k;
+    float temperature;
+    float top_p;
+    float min_p;
+    float penalty;
+    uint32_t seed[2];
+    int32_t chosen; // the results of the step
+    int32_t bad;    // a logit that is not finite, or -1
+    double logprob;
+} qlora__decode_text;
+
+#define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
+#define QLORA__DECODE_ROWS 8
+#define QLORA__DECODE_HEADS 8   // query heads of a block of attention
+#define QLORA__DECODE_TILE 128  // positions
+#define QLORA__SAMPLE_PART 2048 // logits of a block
+#define QLORA__SAMPLE_PART_BYTES 32
+
+// Whether the kernels of a decoding step can read a weight.
+static bool qlora__decode_reads(const qlora__projection* p) {
+    int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : 64;
+    return p->is_nf4 ? p->in % 64 == 0 && block >= 64 : p->in % 8 == 0;
+}
+
+// Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples
+// of 8, and stacks whose weights are all NF4 or all bf16. Otherwise a step is made of the operators
+// of a pass.
+static bool qlora__decode_fits(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
+                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora;
+    for (int64_t l = 0; l < c->layers && fits; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            int first = m->arch->layout->groups[m->arch->layout->rows[i].group].first;
+            bool alike = p->is_nf4 == m->layers[l].projections[first].is_nf4;
+            fits = fits && alike && qlora__decode_reads(p);
+        }
+    }
+    return fits;
+}
+
+static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__decode* d = &m->decode;
+    int64_t room = m->desc.generate_tokens;
+    int64_t group = c->heads / c->kv_heads;
+    int64_t pads[QLORA__GROUPS];
+    d->planned = qlora__decode_fits(m);
+    if (!d->planned) {
+        return;
+    }
+    qlora__most_pads(m, pads);
+    int64_t n = 1;
+    // At most 64 pages, so that joining them stays cheap.
+    int64_t tiles = qlora__ceil_div(room, 64 * QLORA__DECODE_TILE);
+    d->texts = n;
+    d->chunk = tiles * QLORA__DECODE_TILE;
+    d->pages = qlora__ceil_div(room, d->chunk);
+    d->z_rank = qlora__max(1, qlora__max(pads[QLORA__O], pads[QLORA__DOWN]));
+    int64_t pad = qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]);
+    qlora__arena_tensor(arena, m->compute, n, c->hidden, &d->h[0]);
+    qlora__arena_tensor(arena, m->compute, n, c->hidden, &d->h[1]);
+    qlora__arena_tensor(arena, m->compute, n, c->hidden + pad, &d->x);
+    qlora__arena_tensor(arena, m->compute, n, qlora__q_width(c) + 2 * qlora__kv_width(c), &d->qkv);
+    qlora__arena_tensor(arena, m->compute, n, qlora__q_width(c), &d->o);
+    qlora__arena_tensor(arena, m->compute, n, c->intermediate, &d->s);
+    qlora__arena_tensor(arena, QLORA_F32, n, c->hidden, &d->y);
+    qlora__arena_tensor(arena, QLORA_F32, QLORA__DECODE_SLICES * n, d->z_rank, &d->z);
+    qlora__arena_tensor(arena, m->compute, n, c->vocab, &d->logits);
+    qlora__arena_tensor(arena, QLORA_F32, n * c->heads * d->pages, c->head_dim + 2, &d->partials);
+    int64_t blocks = c->kv_heads * qlora__ceil_div(group, QLORA__DECODE_HEADS);
+    qlora__arena_tensor(arena, QLORA_I32, n, blocks, &d->counters);
+    qlora__arena_tensor(arena, QLORA_I32, n, d->pages, &d->table);
+    qlora__arena_tensor(arena, QLORA_U8, n, (int64_t)sizeof(qlora__decode_text), &d->state);
+    int64_t parts = qlora__ceil_div(c->vocab, QLORA__SAMPLE_PART);
+    qlora__arena_tensor(arena, QLORA_U8, n * parts, QLORA__SAMPLE_PART_BYTES, &d->parts);
+    qlora__arena_tensor(arena, QLORA_U8, n, c->vocab, &d->seen);
+}
+
 static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t n = m->desc.generate_tokens;
@@ -483,6 +568,7 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
             qlora__arena_tensor(arena, m->compute, c->heads, wide, &m->chances);
         }
     }
+    qlora__layout_decode(arena, m);
 }
 
 // Lays out the whole model, category by category.

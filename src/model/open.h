@@ -47,6 +47,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         one.decoding = true;
         QLORA__TRY(qlora__forward(&one));
         QLORA__TRY(qlora__head_logits(&one, 0, 1));
+        QLORA__TRY(m->decode.planned ? qlora__decode_enqueue(ctx, m) : QLORA_OK);
     }
     QLORA__TRY(qlora__sync(ctx));
     qlora__cache_set_sealed(ctx, true);
@@ -75,6 +76,8 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     QLORA__TRY(qlora__model_ready(ctx, m));
+    QLORA__TRY(qlora__decode_check(ctx, m));
+    QLORA__TRY(qlora__decode_start(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
             QLORA__TRY(qlora__model_place(ctx, m, &m->layers[l], g));

@@ -329,6 +329,10 @@ static void qlora__model_free(qlora_model* m) {
         (void)ignored;
         memcpy(ctx->env.error, error, sizeof error);
     }
+    for (int i = 0; i < 2; i++) {
+        qlora_result ignored = qlora__graph_destroy(ctx, m->decode.graphs[i]);
+        (void)ignored;
+    }
     qlora__source_close(m);
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);

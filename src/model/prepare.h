@@ -240,6 +240,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         const qlora_model_config* c = &m->plan.config;
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                               nf4, true, m->dir == NULL);
+        need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
         return qlora__cache_warm(ctx, need | (qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0));
     }
 #else
