@@ -124,8 +124,13 @@ static bool try_plan(app* a, int64_t batch, int64_t length, qlora_choice cache, 
     qlora_model_desc m = desc_of(a, batch, length, cache);
     qlora_result r = qlora_plan_make(a->ctx, &m, &a->budget, out);
     *fits = r == QLORA_OK;
-    return r == QLORA_OK || r == QLORA_ERR_DEVICE_MEMORY || r == QLORA_ERR_MEMORY ||
-           fail("%s", message_text(qlora_last_error(a->ctx)));
+    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_MEMORY || r == QLORA_ERR_MEMORY) {
+        return true;
+    }
+    char text[1024];
+    snprintf(text, sizeof text, "%s", message_text(qlora_last_error(a->ctx)));
+    message_options(text);
+    return fail("%s", text);
 }
 
 // The mark after a number: '+' if some layers are recomputed in the backward pass, '*' if every one

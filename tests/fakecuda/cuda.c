@@ -618,6 +618,8 @@ static block* block_insert(blocks* into, uint64_t address) {
 
 // Allocates memory with a guard band on both sides, filled with poison. Returns false if the host
 // is out of memory.
+#define HUGE_BLOCK ((size_t)1 << 32)
+
 static bool block_back(block* b, size_t bytes, size_t front) {
     void* base = NULL;
     if (bytes > SIZE_MAX - front - GUARD || posix_memalign(&base, front, front + bytes + GUARD)) {
@@ -628,7 +630,9 @@ static bool block_back(block* b, size_t bytes, size_t front) {
     b->front = front;
     b->bytes = bytes;
     memset(b->base, GUARD_BYTE, front);
-    memset(b->host, POISON, bytes);
+    if (bytes < HUGE_BLOCK) { // a larger one exists only where it is used
+        memset(b->host, POISON, bytes);
+    }
     memset(b->host + bytes, GUARD_BYTE, GUARD);
     return true;
 }
@@ -661,7 +665,9 @@ static void block_remove(blocks* from, size_t i, const char* kind) {
     if (!guards_whole(b)) {
         broken("%s#%u (%zu bytes): written outside its bounds", kind, b->id, b->bytes);
     }
-    memset(b->host, POISON, b->bytes);
+    if (b->bytes < HUGE_BLOCK) {
+        memset(b->host, POISON, b->bytes);
+    }
     free(b->base);
     from->count--;
     memmove(b, b + 1, (from->count - i) * sizeof(block));

@@ -259,6 +259,178 @@ TEST offload_is_planned(const test_machine* machine) {
     PASS();
 }
 
+// ---- offsets of more than 31 bits
+
+// The last of three rows begins beyond 2^31 elements.
+enum { FAR_ROWS = 3, FAR_COLS = 64, FAR_TENSORS = 11 };
+static const int64_t far_step = ((int64_t)1 << 30) + 64;
+
+typedef struct far_rig {
+    qlora_ctx* ctx;
+    qlora_dtype dtype;
+    qlora_tensor memory;
+    qlora_tensor home;   // of the memory; all tensors are columns of it
+    qlora_tensor square; // [FAR_COLS, FAR_COLS]
+    int count;
+    qlora_tensor vector;  // f32 [1, FAR_COLS]
+    qlora_tensor table;   // f32 [FAR_ROWS, FAR_COLS] of the rotation
+    qlora_tensor numbers; // i32 0, 1, 2
+    qlora_tensor seqs;
+    qlora_tensor lse;
+    qlora_tensor flag;
+} far_rig;
+
+// The next tensor of the rig, filled with numbers that depend on its place.
+static bool far_tensor(far_rig* r, qlora_tensor* out) {
+    float values[FAR_COLS];
+    uint16_t half[FAR_COLS];
+    char name[16];
+    snprintf(name, sizeof name, "far %d", r->count);
+    test_random random = test_random_start(name);
+    int64_t col = FAR_COLS * r->count++;
+    for (int64_t row = 0; row < FAR_ROWS; row++) {
+        qlora_tensor one;
+        test_random_fill(&random, values, FAR_COLS, 0.5f);
+        for (int i = 0; i < FAR_COLS; i++) {
+            uint32_t bits = 0;
+            memcpy(&bits, &values[i], sizeof bits);
+            half[i] = (uint16_t)(bits >> 16);
+        }
+        bool f32 = r->dtype == QLORA_F32;
+        if (qlora_tensor_view(r->ctx, &r->home, row, 1, col, FAR_COLS, &one) != QLORA_OK ||
+            qlora_tensor_write(r->ctx, &one, f32 ? (void*)values : (void*)half,
+                               FAR_COLS * qlora_dtype_bytes(r->dtype)) != QLORA_OK) {
+            return false;
+        }
+    }
+    return qlora_tensor_view(r->ctx, &r->home, 0, FAR_ROWS, col, FAR_COLS, out) == QLORA_OK;
+}
+
+// Runs operators on the tensors t, each with its results in other ones.
+static qlora_result far_operators(far_rig* r, const qlora_tensor* t) {
+    qlora_attention_desc heads;
+    qlora_rotation_desc turn;
+    memset(&heads, 0, sizeof heads);
+    memset(&turn, 0, sizeof turn);
+    heads.heads = 1;
+    heads.head_dim = FAR_COLS;
+    turn.head_dim = FAR_COLS;
+    turn.heads = 1;
+    qlora_result results[] = {
+        qlora_scale(r->ctx, 0.5f, &t[0], &t[1]),
+        qlora_rmsnorm_forward(r->ctx, &t[0], &r->vector, 1e-5f, &t[2]),
+        qlora_swiglu_forward(r->ctx, &t[0], &t[2], &t[3]),
+        qlora_rope_apply(r->ctx, &turn, &t[3], &r->numbers, &r->table, NULL, &r->flag),
+        qlora_embed(r->ctx, &t[3], &r->numbers, &t[4], &r->flag),
+        qlora_rmsnorm_backward(r->ctx, &t[4], &t[0], &r->vector, 1e-5f, &t[1], &t[5], NULL),
+        qlora_attention_forward(r->ctx, &heads, &t[0], &t[1], &t[2], &r->seqs, &t[6], &r->lse),
+        qlora_attention_backward(r->ctx, &heads, &t[0], &t[1], &t[2], &r->seqs, &t[6], &r->lse,
+                                 &t[3], &t[7], &t[8], &t[9]),
+        qlora_gemm_forward(r->ctx, &t[7], &r->square, &t[10], QLORA_PRODUCT_PTX)};
+    for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) {
+        if (results[i] != QLORA_OK) {
+            fprintf(stderr, "operator %d: %s\n", (int)i, qlora_last_error(r->ctx));
+            return results[i];
+        }
+    }
+    return QLORA_OK;
+}
+
+static bool far_open(far_rig* r, qlora_ctx* ctx, qlora_dtype dtype, int64_t step) {
+    static const int32_t numbers[FAR_ROWS] = {0, 1, 2};
+    static const int32_t ends[2] = {0, FAR_ROWS};
+    float values[FAR_COLS * FAR_COLS];
+    int64_t wide = FAR_COLS * FAR_TENSORS;
+    test_random random = test_random_start("far");
+    memset(r, 0, sizeof *r);
+    r->ctx = ctx;
+    r->dtype = dtype;
+    test_random_fill(&random, values, FAR_COLS * FAR_COLS, 0.5f);
+    return qlora_tensor_create(ctx, dtype, 1, (FAR_ROWS - 1) * step + wide, &r->memory) ==
+               QLORA_OK &&
+           qlora_tensor_wrap(ctx, r->memory.data, r->memory.bytes, dtype, FAR_ROWS, wide, step,
+                             &r->home) == QLORA_OK &&
+           test_tensor(ctx, QLORA_F32, 1, FAR_COLS, values, &r->vector) == QLORA_OK &&
+           test_tensor(ctx, QLORA_F32, FAR_ROWS, FAR_COLS, values, &r->table) == QLORA_OK &&
+           test_tensor(ctx, dtype, FAR_COLS, FAR_COLS, values, &r->square) == QLORA_OK &&
+           qlora_tensor_create(ctx, QLORA_F32, 1, FAR_ROWS, &r->lse) == QLORA_OK &&
+           qlora_tensor_create(ctx, QLORA_I32, 1, 1, &r->flag) == QLORA_OK &&
+           qlora_tensor_create(ctx, QLORA_I32, 1, FAR_ROWS, &r->numbers) == QLORA_OK &&
+           qlora_tensor_write(ctx, &r->numbers, numbers, sizeof numbers) == QLORA_OK &&
+           qlora_tensor_create(ctx, QLORA_I32, 1, 2, &r->seqs) == QLORA_OK &&
+           qlora_tensor_write(ctx, &r->seqs, ends, sizeof ends) == QLORA_OK;
+}
+
+static void far_close(far_rig* r) {
+    qlora_tensor* all[] = {&r->memory, &r->vector, &r->table,   &r->square,
+                           &r->lse,    &r->flag,   &r->numbers, &r->seqs};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        qlora_tensor_destroy(r->ctx, all[i]);
+    }
+}
+
+// Everything that is in the tensors after the operators.
+static bool far_run(far_rig* r, uint8_t out[FAR_ROWS][FAR_COLS * FAR_TENSORS * 4]) {
+    qlora_tensor t[FAR_TENSORS];
+    int64_t wide = FAR_COLS * FAR_TENSORS;
+    for (int i = 0; i < FAR_TENSORS; i++) {
+        if (!far_tensor(r, &t[i])) {
+            return false;
+        }
+    }
+    bool ok = far_operators(r, t) == QLORA_OK;
+    for (int64_t row = 0; row < FAR_ROWS && ok; row++) {
+        qlora_tensor one;
+        ok = qlora_tensor_view(r->ctx, &r->home, row, 1, 0, wide, &one) == QLORA_OK &&
+             qlora_tensor_read(r->ctx, &one, out[row],
+                               (size_t)wide * qlora_dtype_bytes(r->dtype)) == QLORA_OK;
+    }
+    return ok;
+}
+
+// Operators give the same bits on rows that are more than 2^31 elements from the first one.
+TEST far_rows_are_reached(const test_machine* machine) {
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("needs a GPU");
+    }
+    static uint8_t bits[2][FAR_ROWS][FAR_COLS * FAR_TENSORS * 4];
+    const fake_api* fake = test_fake();
+    qlora_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = QLORA_BACKEND_CUDA;
+    desc.scratch_bytes = (size_t)4 << 20;
+    if (fake != NULL) {
+        fake_config config = fake->defaults();
+        config.device[0].cc = machine->cc;
+        config.device[0].total_bytes = (uint64_t)64 << 30;
+        config.host_bytes = (uint64_t)64 << 30;
+        fake->reset(&config);
+    }
+    qlora_ctx* ctx = NULL;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&desc, &ctx));
+    for (int d = 0; d < 2; d++) {
+        qlora_dtype dtype = d == 0 ? QLORA_BF16 : QLORA_F32;
+        memset(bits, 0, sizeof bits);
+        for (int i = 0; i < 2; i++) {
+            far_rig r;
+            bool open = far_open(&r, ctx, dtype, i == 0 ? FAR_COLS * FAR_TENSORS : far_step);
+            bool ran = open && far_run(&r, bits[i]);
+            far_close(&r);
+            if (!open && i == 1) {
+                ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+                SKIPm("too little memory for a tensor of 8.6 GB");
+            }
+            ASSERTm(qlora_last_error(ctx), ran);
+        }
+        for (int row = 0; row < FAR_ROWS; row++) {
+            ASSERT_MEM_EQ(bits[0][row], bits[1][row], sizeof bits[0][row]);
+        }
+    }
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    ASSERT(fake == NULL || fake->done() == NULL);
+    PASS();
+}
+
 // ---- refusals and failures
 
 TEST contradictions_are_refused(const test_machine* machine) {
@@ -358,6 +530,7 @@ SUITE(long_suite) {
     RUN_ON(TEST_CPU, long_sequences_fit);
     RUN_ON(TEST_CPU, host_memory_is_limited);
     RUN_ON(TEST_ONE_EACH, offload_is_planned);
+    RUN_ON(TEST_ONE_EACH, far_rows_are_reached);
     RUN_ON(TEST_CPU | TEST_ONE_FAKE, contradictions_are_refused);
     RUN_ON(TEST_ONE_FAKE, refused_host_memory_is_an_error);
     RUN_ON(TEST_ONE_FAKE, failed_copies_are_errors);
