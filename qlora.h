@@ -29666,18 +29666,19 @@ static qlora_result qlora__plan_host_short(qlora_ctx* ctx, const qlora_model* m,
 }
 
 // The steps by which a plan becomes smaller once every layer is recomputed, the cheapest first. The
-// last ones trade speed for memory that no longer depends on the tokens.
+// last ones trade speed for memory that no longer depends on the tokens. Offloading comes with
+// tiles, because large ones cost next to nothing (8B, 4 x 2048 tokens on an H200: a step of 709 ms
+// without tiles, 667 ms with tiles of 2048).
 typedef struct qlora__squeeze {
     bool offload;
     int64_t tile;       // 0 = all tokens at once
     int64_t head_chunk; // at most
 } qlora__squeeze;
 
-static const qlora__squeeze qlora__squeezes[] = {{false, 0, INT64_MAX},    {false, 4096, INT64_MAX},
-                                                 {false, 2048, INT64_MAX}, {true, 0, INT64_MAX},
-                                                 {true, 4096, INT64_MAX},  {true, 2048, INT64_MAX},
-                                                 {false, 1024, 512},       {true, 1024, 512},
-                                                 {false, 256, 256},        {true, 256, 256}};
+static const qlora__squeeze qlora__squeezes[] = {
+    {false, 0, INT64_MAX},   {false, 4096, INT64_MAX}, {false, 2048, INT64_MAX},
+    {true, 4096, INT64_MAX}, {true, 2048, INT64_MAX},  {false, 1024, 512},
+    {true, 1024, 512},       {false, 256, 256},        {true, 256, 256}};
 
 #define QLORA__SQUEEZES ((int)(sizeof qlora__squeezes / sizeof qlora__squeezes[0]))
 
@@ -29696,10 +29697,9 @@ static bool qlora__squeeze_at(const qlora_model* m, int step, qlora__choices* ou
     bool offload = d->offload == QLORA_CHOICE_AUTO ? m->on_gpu || !s->offload
                                                    : s->offload == (d->offload == QLORA_CHOICE_ON);
     // A tile of the caller's is kept; one that holds all tokens is none.
-    out->tile = d->tile > 0 ? d->tile : s->tile;
-    bool tile = d->tile > 0 ? s->tile == 0 || !m->own_chunk
-                            : s->tile < m->plan.tokens && (d->tile == 0 || s->tile == 0);
-    return offload && tile && d->recompute != QLORA_CHOICE_OFF;
+    bool tiles = d->tile == 0 && s->tile < m->plan.tokens;
+    out->tile = d->tile > 0 ? d->tile : tiles ? s->tile : 0;
+    return offload && d->recompute != QLORA_CHOICE_OFF;
 }
 
 // Finds the first step that fits, with every layer recomputed. If none does, the smallest is left
@@ -38127,4 +38127,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 5aa524e2e15d2661
+//@@ end 5a43f868441efebe

@@ -226,8 +226,8 @@ END
     refuses "--longest needs --model or --shape, and no --length" plan --longest --memory 8G
     says "tiles of 512 tokens" plan --shape llama-3.1-8b --memory 24G --batch 1 --length 4096 \
         --tile 512 --offload on
-    refuses "--tile is set, .* every layer recomputed, but --recompute is OFF" plan --shape llama-3.1-8b --memory 24G --batch 1 \
-        --length 4096 --tile 512 --recompute off
+    refuses "--tile is set, .* every layer recomputed, but --recompute is OFF" plan \
+        --shape llama-3.1-8b --memory 24G --batch 1 --length 4096 --tile 512 --recompute off
     says "16-bit weight cache" plan --shape llama-3.1-8b --memory 80G --batch 4 --length 512
 }
 
