@@ -749,6 +749,14 @@ typedef struct qlora_model_desc {
     qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
                              // the CPU only if a budget is given, since copies gain little there:
                              // products widen each weight once, while they pack it
+    // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
+    // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
+    // layers.
+    qlora_choice offload;
+    // Tokens that everything but attention is computed for at a time, so that its memory does not
+    // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
+    // tiles; negative = never tiles.
+    int64_t tile;
     const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
@@ -759,6 +767,8 @@ typedef struct qlora_model_desc {
 typedef struct qlora_plan_desc {
     uint64_t bytes;     // memory limit; 0 = what is free now, on the GPU or for this process
     int32_t capability; // compute capability, 90 for 9.0; 0 = that of the context's device
+    // Limit of pinned host memory; 0 = what is free now if this context has the GPU, else no limit.
+    uint64_t host_bytes;
 } qlora_plan_desc;
 
 struct qlora_plan {
@@ -778,6 +788,7 @@ struct qlora_plan {
     uint64_t total;       // sum of the above
     uint64_t context;     // memory of the context: scratch buffer, cuBLAS workspaces
     uint64_t mapped;      // weights that are used where the files are mapped; not in the total
+    uint64_t host;        // pinned host memory of what is offloaded; not in the total
     int64_t tokens;
     int64_t max_sequences;
     int64_t max_length;
@@ -785,6 +796,9 @@ struct qlora_plan {
     int64_t parameters;       // number of trained parameters
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
+    int64_t offloaded_layers; // the first n layers have their inputs in host memory
+    bool offloaded_embedding;
+    int64_t tile; // tokens at a time, or 0: all at once
 };
 
 // Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any
@@ -17567,6 +17581,7 @@ static QLORA__UNUSED qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* 
 
 // Each piece of work on the second stream has a slot, counted from 0, by which it is waited for.
 #define QLORA__BESIDE_SLOTS 5
+#define QLORA__AWAY_SLOTS 2 // of copies, tensor/away.h
 
 struct qlora__beside {
     void* stream;
@@ -17576,6 +17591,11 @@ struct qlora__beside {
     bool forked;                     // the second stream is part of this capture
     void* first;                     // the context's stream, while the second is in use
     qlora__buffer* workspace;        // for cuBLAS
+    // A third stream, for copies from and to the host: tensor/away.h. It is NULL until it is used.
+    void* copies;
+    void* copied[QLORA__AWAY_SLOTS]; // events: the end of the copy in each slot
+    unsigned copies_pending;
+    bool copies_forked;
 };
 
 // Creates a stream with desc.stream_priority, or without a priority if the driver has none.
@@ -17619,6 +17639,14 @@ static void qlora__beside_close(qlora_ctx* ctx) {
         if (b->done[i] != NULL) {
             gpu->cu.EventDestroy(b->done[i]);
         }
+    }
+    for (int i = 0; i < QLORA__AWAY_SLOTS; i++) {
+        if (b->copied[i] != NULL) {
+            gpu->cu.EventDestroy(b->copied[i]);
+        }
+    }
+    if (b->copies != NULL) {
+        gpu->cu.StreamDestroy(b->copies);
     }
     if (b->fork != NULL) {
         gpu->cu.EventDestroy(b->fork);
@@ -17672,8 +17700,13 @@ static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
     if (failed && b->forked && gpu->cu.EventRecord(b->fork, b->stream) == 0) {
         gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
     }
+    if (failed && b->copies_forked && gpu->cu.EventRecord(b->fork, b->copies) == 0) {
+        gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
+    }
     b->forked = false;
     b->pending = 0;
+    b->copies_forked = false;
+    b->copies_pending = 0;
 }
 
 // r is the result of the work since _begin; if it failed, the capture is lost anyway.
@@ -17717,6 +17750,127 @@ static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, ql
 }
 
 static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+    (void)ctx;
+    (void)slots;
+    return QLORA_OK;
+}
+
+#endif
+
+//@@ src/tensor/away.h
+
+// ---- copies in parallel with the stream ---------------------------------------------------------
+//
+// Memory that is not needed for a while is copied to pinned host memory and back. In a captured
+// graph, the copies run on a stream of their own: a copy starts when everything queued before it
+// on the stream has finished, copies run one after the other, and the stream goes on. Before using
+// what a copy writes, or writing to what it reads, call qlora__away_wait. Outside a capture, copies
+// are part of the stream. The host memory must live as long as the graph: it is the one host
+// address that a graph may hold, and the host never touches it.
+
+// CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address.
+#define QLORA__CU_HOST_MAPPED 2u
+
+#ifndef QLORA_NO_CUDA
+
+// Creates the stream and the events; once per context.
+static QLORA__UNUSED qlora_result qlora__away_open(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu == NULL || gpu->beside->copies != NULL) {
+        return QLORA_OK;
+    }
+    qlora__beside* b = gpu->beside;
+    for (int i = 0; i < QLORA__AWAY_SLOTS; i++) {
+        if (b->copied[i] == NULL) {
+            int code = gpu->cu.EventCreate(&b->copied[i], QLORA__CU_EVENT_DISABLE_TIMING);
+            QLORA__TRY(qlora__cu(ctx, code, "cuEventCreate"));
+        }
+    }
+    return qlora__stream_create(ctx, &b->copies);
+}
+
+// Allocates host memory for copies; NULL with an error of the context if it is refused.
+static QLORA__UNUSED void* qlora__away_alloc(qlora_ctx* ctx, size_t bytes) {
+    void* p = NULL;
+    if (ctx->gpu == NULL) {
+        return NULL;
+    }
+    int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, QLORA__CU_HOST_MAPPED);
+    if (qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK) {
+        return p;
+    }
+    char why[128];
+    snprintf(why, sizeof why, "%.120s", ctx->env.error);
+    qlora__fail(ctx, QLORA_ERR_MEMORY,
+                "offloading needs %.2f GiB of pinned host memory, which were refused: %s",
+                (double)bytes / 1073741824.0, why);
+    return NULL;
+}
+
+// Copies between device and host; `back` says in which direction.
+static QLORA__UNUSED qlora_result qlora__away_copy(qlora_ctx* ctx, int slot, bool back,
+                                                   const qlora_tensor* device, void* host) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = gpu->beside;
+    bool captured = ctx->capture != NULL;
+    void* stream = captured ? b->copies : gpu->stream;
+    size_t bytes = (size_t)device->rows * (size_t)device->ld * qlora_dtype_bytes(device->dtype);
+    qlora__CUdeviceptr at = (qlora__CUdeviceptr)(uintptr_t)device->data;
+    QLORA__TRY(qlora__capture_note(ctx, device->data));
+    if (captured) {
+        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
+        QLORA__TRY(
+            qlora__cu(ctx, gpu->cu.StreamWaitEvent(stream, b->fork, 0), "cuStreamWaitEvent"));
+        b->copies_forked = true;
+    }
+    QLORA__TRY(
+        back ? qlora__cu(ctx, gpu->cu.MemcpyHtoDAsync(at, host, bytes, stream), "cuMemcpyHtoDAsync")
+             : qlora__cu(ctx, gpu->cu.MemcpyDtoHAsync(host, at, bytes, stream),
+                         "cuMemcpyDtoHAsync"));
+    if (captured) {
+        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->copied[slot], stream), "cuEventRecord"));
+        b->copies_pending |= 1u << slot;
+    }
+    return QLORA_OK;
+}
+
+// Later work on the stream starts only after all earlier copies in these slots (one bit each).
+static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slots) {
+    qlora__gpu* gpu = ctx->gpu;
+    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__AWAY_SLOTS; i++) {
+        if ((slots & gpu->beside->copies_pending & 1u << i) != 0) {
+            gpu->beside->copies_pending &= ~(1u << i);
+            int code = gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside->copied[i], 0);
+            QLORA__TRY(qlora__cu(ctx, code, "cuStreamWaitEvent"));
+        }
+    }
+    return QLORA_OK;
+}
+
+#else
+
+static QLORA__UNUSED qlora_result qlora__away_open(qlora_ctx* ctx) {
+    (void)ctx;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED void* qlora__away_alloc(qlora_ctx* ctx, size_t bytes) {
+    (void)ctx;
+    (void)bytes;
+    return NULL;
+}
+
+static QLORA__UNUSED qlora_result qlora__away_copy(qlora_ctx* ctx, int slot, bool back,
+                                                   const qlora_tensor* device, void* host) {
+    (void)ctx;
+    (void)slot;
+    (void)back;
+    (void)device;
+    (void)host;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slots) {
     (void)ctx;
     (void)slots;
     return QLORA_OK;
@@ -25223,6 +25377,7 @@ typedef struct qlora__attention {
     const qlora_tensor* dk;
     const qlora_tensor* dv;
     QLORA__REAL* dots; // D, [heads][tokens]
+    void* stats;       // f32 [heads][2 tokens] on the device; NULL = scratch
 } qlora__attention;
 
 // Eight partial sums give a fixed order that the compiler can still vectorise.
@@ -26460,7 +26615,9 @@ static qlora_result qlora__attention_backward_kv(qlora_ctx* ctx, qlora__attentio
 static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attention* a) {
     qlora__attention_operands x;
     QLORA__TRY(qlora__attention_operands_make(ctx, a, &x));
-    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &x.stats));
+    size_t bytes = (size_t)(a->heads * a->tokens) * 2 * sizeof(float);
+    x.stats = a->stats;
+    QLORA__TRY(a->stats == NULL ? qlora__scratch(ctx, bytes, &x.stats) : QLORA_OK);
     qlora__attention_shares shares;
     QLORA__TRY(qlora__attention_share(ctx, x.path, a, &shares));
     x.parts = shares.parts;
@@ -27656,6 +27813,7 @@ typedef struct qlora__layer {
     qlora_tensor d_norms[QLORA__NORMS]; // gradients, if norms are trained
     int64_t norms_at[QLORA__NORMS];     // first elements in the parameter arena
     qlora__kept kept;
+    void* away; // pinned host memory of its input, if that is offloaded
 } qlora__layer;
 
 // The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
@@ -27722,14 +27880,21 @@ struct qlora_model {
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
     bool use_adapters;
-    int64_t trainers;     // number that exist
-    int64_t generations;  // number that exist
-    bool micro_begun;     // a micro-batch is being computed in slices: its activations are in use
-    int64_t elements;     // of the parameter arena, including gaps
-    int64_t positions;    // rows of the rope tables
+    int64_t trainers;    // number that exist
+    int64_t generations; // number that exist
+    bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
+    int64_t elements;    // of the parameter arena, including gaps
+    int64_t positions;   // rows of the rope tables
+    bool on_gpu;         // the plan is for a GPU
+    bool own_chunk;      // desc.head_chunk was set by the caller
+    // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
+    // tells which weights of a layer are there.
+    int64_t operand_at[QLORA__GROUPS];
+    int64_t placed[QLORA__GROUPS];
     uint64_t base_config; // hashes that tell one base model from another
     uint64_t base_weights;
     qlora__buffer* arena;
+    void* host; // pinned: the embedding and the inputs of layers that are offloaded
     qlora__layer* layers;
     // base
     qlora__mapped embed_mapped;
@@ -27774,8 +27939,11 @@ struct qlora_model {
     // micro-batch
     qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
-    qlora_tensor flag;    // I32: an id, a position or a label was out of range
-    qlora_tensor last_h;  // [T, H] after the last layer
+    qlora_tensor flag;       // I32: an id, a position or a label was out of range
+    qlora_tensor last_h;     // [T, H] after the last layer
+    qlora_tensor streams[2]; // [T, H] inputs of layers in turn, if they are offloaded
+    // x, delta, s, ds, raw, an own d_out, and of a layer h2, gu and out have one row per token of a
+    // tile; everything else has one per token of the micro-batch.
     qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
     qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
@@ -27786,6 +27954,7 @@ struct qlora_model {
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
+    qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
     // FP8 mode
@@ -27947,7 +28116,9 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
 
 static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
+    if (!m->plan.offloaded_embedding) {
+        qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
+    }
     m->head = m->embed;
     if (!c->tied) {
         qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
@@ -28113,11 +28284,17 @@ static void qlora__layout_windows(qlora_model* m) {
     }
 }
 
+// Rows of the buffers that are used for one tile at a time.
+static int64_t qlora__tile_rows(const qlora_model* m) {
+    return m->plan.tile > 0 ? qlora__min(m->plan.tile, m->plan.tokens) : m->plan.tokens;
+}
+
 // Of pads, only those of o and of gate/up are used.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
     const qlora_model_config* c = &m->plan.config;
     int64_t T = m->plan.tokens;
+    int64_t some = qlora__tile_rows(m);
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     qlora__arena_tensor(arena, m->compute, T, q + 2 * kv, &kept->qkv);
@@ -28126,14 +28303,14 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     }
     qlora__arena_tensor(arena, m->compute, T, q + pads[QLORA__O], &kept->o);
     qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
-    qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->h2);
-    qlora__arena_tensor(arena, m->compute, T, 2 * c->intermediate + pads[QLORA__GATE_UP],
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
+    qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
     if (qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT)) {
-        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[0]);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[0]);
     }
     if (qlora__has_norm(m, QLORA__NORM_MLP_OUT)) {
-        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[1]);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[1]);
     }
 }
 
@@ -28152,7 +28329,15 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
-    qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
+    bool away = m->plan.offloaded_layers > 0;
+    for (int i = 0; i < 2 && away; i++) {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->streams[i]);
+    }
+    if (away) {
+        m->last_h = m->streams[c->layers % 2];
+    } else {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
+    }
     memset(&m->again, 0, sizeof m->again);
     if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
         qlora__layout_kept(arena, m, pads, &m->again);
@@ -28170,29 +28355,69 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         } else {
             qlora__layout_kept(arena, m, layer->pads, &layer->kept);
         }
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &layer->kept.h);
+        if (away) {
+            layer->kept.h = m->streams[l % 2];
+        } else {
+            qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &layer->kept.h);
+        }
     }
 }
 
-// The shared operand must also hold the largest weight while it is being quantised.
-static int64_t qlora__operand_elements(const qlora_model* m) {
+// What is in host memory: the embedding, and the inputs of layers. That of the last layer is still
+// on the device when the backward pass needs it.
+static void qlora__layout_host(qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__arena host;
+    host.ctx = m->ctx;
+    host.base = (char*)m->host;
+    host.used = 0;
+    if (m->plan.offloaded_embedding) {
+        qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->embed);
+    }
+    size_t bytes = (size_t)m->plan.tokens * (size_t)c->hidden * qlora_dtype_bytes(m->compute);
+    for (int64_t l = 0; l < c->layers; l++) {
+        m->layers[l].away = l < m->plan.offloaded_layers ? qlora__arena_take(&host, bytes) : NULL;
+    }
+    m->plan.host = host.used;
+}
+
+// The most elements that the operand of a stack has in a layer without a cache.
+static int64_t qlora__operand_most(const qlora_model* m, int group) {
     int64_t most = 0;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int g = 0; g < QLORA__GROUPS && !layer->cached; g++) {
-            const qlora_linear_desc* linear = &layer->linears[g];
-            int64_t rows = qlora_linear_out(linear) + layer->pads[g];
-            int64_t n = rows * (linear->in + layer->pads[g]);
-            if (qlora__is_fp8(m)) {
-                qlora__arena own;
-                memset(&own, 0, sizeof own);
-                qlora__layout_fp8(&own, m, layer, g);
-                n = (int64_t)(own.used / qlora_dtype_bytes(m->compute));
-            }
-            most = qlora__max(most, n);
+        if (layer->cached) {
+            continue;
         }
+        const qlora_linear_desc* linear = &layer->linears[group];
+        int64_t rows = qlora_linear_out(linear) + layer->pads[group];
+        int64_t n = rows * (linear->in + layer->pads[group]);
+        if (qlora__is_fp8(m)) {
+            qlora__arena own;
+            memset(&own, 0, sizeof own);
+            qlora__layout_fp8(&own, m, layer, group);
+            n = (int64_t)(own.used / qlora_dtype_bytes(m->compute));
+        }
+        most = qlora__max(most, n);
+    }
+    return (int64_t)qlora__align_up((size_t)most, 128);
+}
+
+// The shared operand must also hold the largest weight while it is being quantised. With tiles,
+// it holds o, gate/up and down at once.
+static int64_t qlora__operand_elements(qlora_model* m) {
+    int64_t most = 0;
+    int64_t at = 0;
+    static const int order[QLORA__GROUPS] = {QLORA__GATE_UP, QLORA__DOWN, QLORA__O, QLORA__QKV};
+    for (int i = 0; i < QLORA__GROUPS; i++) {
+        int64_t n = qlora__operand_most(m, order[i]);
+        m->operand_at[order[i]] = m->plan.tile > 0 && order[i] != QLORA__QKV ? at : 0;
+        at += n;
+        most = qlora__max(most, m->operand_at[order[i]] + n);
+    }
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
-            const qlora__projection* p = &layer->projections[i];
+            const qlora__projection* p = &m->layers[l].projections[i];
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
@@ -28209,27 +28434,52 @@ static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
         }
     }
     int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
-    qlora__arena_tensor(arena, QLORA_U8, 1, m->plan.tokens * pitch, &m->fp8_codes);
-    qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.tokens, &m->fp8_scales);
+    qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->fp8_codes);
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->fp8_scales);
     qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->fp8_ones);
     qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
                         &m->fp8_factors);
 }
 
+// Labelled rows, in whole chunks of the head.
+static int64_t qlora__head_rows(const qlora_model* m) {
+    return qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) * m->plan.head_chunk;
+}
+
+// The gradients of q, k and v. With tiles, those of the rows of the head, which are used up when
+// the first layer begins, share their memory.
+static void qlora__layout_dqkv(qlora__arena* arena, qlora_model* m, int64_t pad) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t wide = qlora__q_width(c) + 2 * qlora__kv_width(c) + pad;
+    qlora__arena shared = *arena;
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, wide, &m->dqkv);
+    if (m->plan.tile > 0) {
+        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, c->hidden, &m->rows_dx);
+        arena->used = arena->used > shared.used ? arena->used : shared.used;
+    }
+}
+
+// Attention keeps two numbers per head and token, in the scratch buffer unless they would fill it.
+static bool qlora__has_own_stats(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    return m->on_gpu && (uint64_t)(c->heads * m->plan.tokens) * 8 > ((uint64_t)32 << 20);
+}
+
 static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t T = m->plan.tokens;
+    int64_t some = qlora__tile_rows(m);
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
     int64_t x_pad = qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]);
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
-    qlora__arena_tensor(arena, m->compute, T, c->hidden + x_pad, &m->x);
-    qlora__arena_tensor(arena, m->compute, T, c->hidden, &m->delta);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden + x_pad, &m->x);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &m->delta);
     // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
     int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
-    qlora__arena_tensor(arena, m->compute, T, wide + pads[QLORA__DOWN], &m->s);
+    qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->s);
     qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
     if (qlora__is_fp8(m)) {
@@ -28240,24 +28490,28 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     }
     m->ds = m->s;
     if (m->desc.dropout > 0.0f || m->dora) {
-        qlora__arena_tensor(arena, m->compute, T, wide, &m->ds);
+        qlora__arena_tensor(arena, m->compute, some, wide, &m->ds);
     }
     qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
     m->d_out = m->dh;
     if (qlora__has_own_d_out(m)) {
-        qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->d_out);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->d_out);
     }
-    qlora__arena_tensor(arena, m->compute, T, q + 2 * kv + pads[QLORA__QKV], &m->dqkv);
+    qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
+    memset(&m->stats, 0, sizeof m->stats);
+    if (qlora__has_own_stats(m)) {
+        qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * T, &m->stats);
+    }
     if (m->dora) {
         int64_t widest = qlora__max(q + 2 * kv, qlora__max(c->hidden, 2 * c->intermediate));
-        qlora__arena_tensor(arena, m->compute, T, widest, &m->raw);
+        qlora__arena_tensor(arena, m->compute, some, widest, &m->raw);
     }
 }
 
 static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     int64_t T = m->plan.tokens;
-    int64_t R = qlora__ceil_div(T, m->plan.head_chunk) * m->plan.head_chunk;
+    int64_t R = qlora__head_rows(m);
     qlora__batch_block* b = &m->batch;
     size_t before = arena->used;
     char* start = arena->base != NULL ? arena->base + before : NULL;
@@ -28291,7 +28545,7 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
 
 static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t R = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) * m->plan.head_chunk;
+    int64_t R = qlora__head_rows(m);
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
@@ -28300,8 +28554,10 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
     qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
                         &m->preference.sums);
-    if (qlora__trains(m)) {
+    if (qlora__trains(m) && m->plan.tile == 0) {
         qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
+    }
+    if (qlora__trains(m)) {
         qlora__arena_tensor(arena, QLORA_U8, 1, S * QLORA__PREFERENCE_VALUES,
                             &m->preference.values);
         qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences, &m->preference.factors);
@@ -28426,6 +28682,7 @@ static void qlora__model_layout(qlora_model* m, char* base) {
                  {qlora__layout_head, &m->plan.head},
                  {qlora__layout_generation, &m->plan.generation},
                  {qlora__layout_batch, &m->plan.batches}};
+    qlora__layout_host(m);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         size_t before = arena.used;
         if (qlora__computes(m) || steps[i].lay == qlora__layout_adapters) {
@@ -29096,6 +29353,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
                   {"desc.recompute", (int64_t)d->recompute, 0, QLORA_CHOICE_OFF},
                   {"desc.cache", (int64_t)d->cache, 0, QLORA_CHOICE_OFF},
+                  {"desc.offload", (int64_t)d->offload, 0, QLORA_CHOICE_OFF},
+                  {"desc.tile", d->tile, INT64_MIN, 1 << 24},
                   {"desc.tokens", d->tokens, 0, 1 << 24},
                   {"desc.max_sequences", d->max_sequences, 0, 1 << 24},
                   {"desc.max_length", d->max_length, 0, 1 << 24},
@@ -29158,6 +29417,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__source_close(m);
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
+    qlora__pinned_free(ctx, m->host, (size_t)m->plan.host);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
@@ -29241,8 +29501,7 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                "desc.mode is FP8, but config.%s is %lld; it must be a multiple of "
                                "%lld",
-                               widths[i].name, (long long)widths[i].value,
-                               (long long)widths[i].of);
+                               widths[i].name, (long long)widths[i].value, (long long)widths[i].of);
         }
     }
     if (m->dora) { // its backward pass needs both forms of the weights at once
@@ -29291,6 +29550,8 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     }
     m->arch = qlora__arch_of(c->family);
     qlora__config_resolve(c);
+    m->on_gpu = machine->capability != 0;
+    m->own_chunk = m->desc.head_chunk != 0;
     QLORA__TRY(qlora__capacity_resolve(ctx, c, &m->desc));
     m->positions = qlora__max(m->desc.max_length, m->desc.generate_tokens);
     qlora__rope_choose(&c->rope, m->positions);
@@ -29424,6 +29685,10 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     return QLORA_OK;
 }
 
+//@@ src/model/choose.h
+
+// ---- choosing a plan ----------------------------------------------------------------------------
+
 // Fills in what this machine has. The CPU's limit is the memory that is available now and what this
 // context holds of it; a CPU context that plans for a GPU has no limit of its own.
 static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_desc* given) {
@@ -29443,6 +29708,9 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
         }
     }
 #endif
+    if (d.host_bytes == 0 && !qlora__on_cpu(ctx)) {
+        d.host_bytes = qlora__os_memory(""); // 0: unknown
+    }
     if (d.bytes == 0 && d.capability == 0 && qlora__on_cpu(ctx)) {
         uint64_t left = qlora__os_memory("");
         d.bytes = left != 0 ? left + ctx->device_bytes : 0;
@@ -29450,13 +29718,28 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
     return d;
 }
 
-static void qlora__plan_apply(qlora_model* m, int64_t recompute, int64_t cached) {
-    m->plan.recompute_layers = recompute;
-    m->plan.cached_layers = cached;
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+// What the plan of a model chooses.
+typedef struct qlora__choices {
+    int64_t recompute;
+    int64_t cached;
+    int64_t tile;
+    int64_t head_chunk;
+    bool offload;
+} qlora__choices;
+
+static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
+    const qlora_model_config* c = &m->plan.config;
+    m->plan.recompute_layers = choices->recompute;
+    m->plan.cached_layers = choices->cached;
+    m->plan.tile = choices->tile;
+    m->plan.head_chunk = choices->head_chunk;
+    m->plan.offloaded_layers = choices->offload && qlora__trains(m) ? c->layers - 1 : 0;
+    m->plan.offloaded_embedding =
+        choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
+    for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        layer->recompute = l < recompute;
-        layer->cached = l < cached;
+        layer->recompute = l < choices->recompute;
+        layer->cached = l < choices->cached;
     }
     qlora__model_layout(m, NULL);
 }
@@ -29478,50 +29761,153 @@ static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, 
         unit /= 1024.0;
     }
     return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                       "the model needs %.2f %s%s, but only %.2f %s are available (base %.2f, "
+                       "the model needs %.2f %s%s%s%s, but only %.2f %s are available (base %.2f, "
                        "adapters and optimizer %.2f, activations %.2f, other %.2f)",
                        (double)(p->total + p->context) / unit, units[k],
-                       all ? " even with every layer recomputed" : "", (double)bytes / unit,
-                       units[k], (double)p->base / unit,
+                       all ? " even with every layer recomputed" : "",
+                       p->tile > 0 ? ", in tiles" : "", p->host > 0 ? ", offloaded" : "",
+                       (double)bytes / unit, units[k], (double)p->base / unit,
                        (double)(p->adapters + p->optimizer) / unit, (double)p->activations / unit,
                        (double)other / unit);
 }
 
+// Refuses choices that exclude each other, and offloading where there is nothing to offload from.
+static qlora_result qlora__choices_check(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__choices* choices) {
+    const char* what = choices->offload ? "offload is ON" : "tile is set";
+    if (choices->offload && !m->on_gpu) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.offload is ON, which needs a GPU; use AUTO or OFF on the CPU");
+    }
+    if ((choices->offload || choices->tile > 0) && qlora__trains(m) &&
+        choices->recompute != m->plan.config.layers) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.%s, which needs every layer recomputed, but desc.recompute is OFF",
+                           what);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__plan_host_short(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
+    return qlora__fail(ctx, QLORA_ERR_MEMORY,
+                       "offloading needs %.2f GiB of host memory, but only %.2f GiB are available",
+                       (double)m->plan.host / 1073741824.0, (double)bytes / 1073741824.0);
+}
+
+// The steps by which a plan becomes smaller once every layer is recomputed, the cheapest first. The
+// last ones trade speed for memory that no longer depends on the tokens. Offloading comes with
+// tiles, because large ones cost next to nothing (8B, 4 x 2048 tokens on an H200: a step of 709 ms
+// without tiles, 667 ms with tiles of 2048).
+typedef struct qlora__squeeze {
+    bool offload;
+    int64_t tile;       // 0 = all tokens at once
+    int64_t head_chunk; // at most
+} qlora__squeeze;
+
+static const qlora__squeeze qlora__squeezes[] = {
+    {false, 0, INT64_MAX},   {false, 4096, INT64_MAX}, {false, 2048, INT64_MAX},
+    {true, 4096, INT64_MAX}, {true, 2048, INT64_MAX},  {false, 1024, 512},
+    {true, 1024, 512},       {false, 256, 256},        {true, 256, 256}};
+
+#define QLORA__SQUEEZES ((int)(sizeof qlora__squeezes / sizeof qlora__squeezes[0]))
+
+// Sets the choices of a step; false if the settings exclude it. Step 0 is what the caller asked
+// for.
+static bool qlora__squeeze_at(const qlora_model* m, int step, qlora__choices* out) {
+    const qlora__squeeze* s = &qlora__squeezes[step];
+    const qlora_model_desc* d = &m->desc;
+    bool first = step == 0;
+    out->offload = first ? d->offload == QLORA_CHOICE_ON : s->offload;
+    out->tile = first ? (d->tile > 0 ? d->tile : 0) : s->tile;
+    out->head_chunk = m->own_chunk ? d->head_chunk : qlora__min(d->head_chunk, s->head_chunk);
+    if (first) {
+        return true;
+    }
+    bool offload = d->offload == QLORA_CHOICE_AUTO ? m->on_gpu || !s->offload
+                                                   : s->offload == (d->offload == QLORA_CHOICE_ON);
+    // A tile of the caller's is kept; one that holds all tokens is none.
+    bool tiles = d->tile == 0 && s->tile < m->plan.tokens;
+    out->tile = d->tile > 0 ? d->tile : tiles ? s->tile : 0;
+    return offload && d->recompute != QLORA_CHOICE_OFF;
+}
+
+// Finds the first step that fits, with every layer recomputed. If none does, the smallest is left
+// in place.
+static bool qlora__plan_squeeze(qlora_model* m, const qlora_plan_desc* machine,
+                                qlora__choices* choices) {
+    uint64_t least = UINT64_MAX;
+    qlora__choices best = *choices;
+    for (int i = 0; i < QLORA__SQUEEZES; i++) {
+        if (!qlora__squeeze_at(m, i, choices)) {
+            continue;
+        }
+        qlora__plan_apply(m, choices);
+        bool host = machine->host_bytes == 0 || m->plan.host <= machine->host_bytes;
+        if (host && qlora__plan_fits(m, machine->bytes)) {
+            return true;
+        }
+        if (host && m->plan.total < least) {
+            least = m->plan.total;
+            best = *choices;
+        }
+    }
+    *choices = best;
+    qlora__plan_apply(m, choices);
+    return false;
+}
+
 // Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
 // cached layers as fit. The memory is monotonic in both, so bisection finds them.
-static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes, bool fill) {
+static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
+                                       const qlora_plan_desc* machine, bool fill) {
     int64_t layers = m->plan.config.layers;
-    bool auto_recompute = m->desc.recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
-    int64_t low = m->desc.recompute == QLORA_CHOICE_ON && qlora__trains(m) ? layers : 0;
-    int64_t high = auto_recompute ? layers : low;
-    int64_t cached = m->desc.cache == QLORA_CHOICE_ON ? layers : 0;
-    qlora__plan_apply(m, high, cached);
-    if (!qlora__plan_fits(m, bytes)) {
-        return qlora__plan_too_large(ctx, m, bytes);
+    const qlora_model_desc* d = &m->desc;
+    bool trains = qlora__trains(m);
+    // What offloads or has tiles recomputes every layer.
+    bool all = d->recompute == QLORA_CHOICE_ON || (d->recompute == QLORA_CHOICE_AUTO &&
+                                                   (d->offload == QLORA_CHOICE_ON || d->tile > 0));
+    int64_t low = all && trains ? layers : 0;
+    qlora__choices choices;
+    memset(&choices, 0, sizeof choices);
+    choices.recompute = d->recompute == QLORA_CHOICE_AUTO && trains ? layers : low;
+    choices.cached = d->cache == QLORA_CHOICE_ON ? layers : 0;
+    qlora__squeeze_at(m, 0, &choices);
+    QLORA__TRY(qlora__choices_check(ctx, m, &choices));
+    if (!qlora__plan_squeeze(m, machine, &choices)) {
+        return machine->host_bytes != 0 && m->plan.host > machine->host_bytes
+                   ? qlora__plan_host_short(ctx, m, machine->host_bytes)
+                   : qlora__plan_too_large(ctx, m, machine->bytes);
     }
+    if (choices.offload || choices.tile > 0) {
+        return QLORA_OK;
+    }
+    int64_t high = choices.recompute;
     while (low < high) {
-        int64_t middle = (low + high) / 2;
-        qlora__plan_apply(m, middle, cached);
-        if (qlora__plan_fits(m, bytes)) {
-            high = middle;
+        choices.recompute = (low + high) / 2;
+        qlora__plan_apply(m, &choices);
+        if (qlora__plan_fits(m, machine->bytes)) {
+            high = choices.recompute;
         } else {
-            low = middle + 1;
+            low = choices.recompute + 1;
         }
     }
+    choices.recompute = low;
     bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (m->desc.cache == QLORA_CHOICE_AUTO && fill && low == 0 && has_nf4) {
+    if (d->cache == QLORA_CHOICE_AUTO && fill && low == 0 && has_nf4) {
         int64_t most = layers;
+        int64_t cached = 0;
         while (cached < most) {
-            int64_t middle = (cached + most + 1) / 2;
-            qlora__plan_apply(m, 0, middle);
-            if (qlora__plan_fits(m, bytes)) {
-                cached = middle;
+            choices.cached = (cached + most + 1) / 2;
+            qlora__plan_apply(m, &choices);
+            if (qlora__plan_fits(m, machine->bytes)) {
+                cached = choices.cached;
             } else {
-                most = middle - 1;
+                most = choices.cached - 1;
             }
         }
+        choices.cached = cached;
     }
-    qlora__plan_apply(m, low, cached);
+    qlora__plan_apply(m, &choices);
     return QLORA_OK;
 }
 
@@ -29537,7 +29923,7 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
                                            : ctx->device_bytes;
     // Other programs also use the memory of the CPU: what was not asked for is left to them.
     bool fill = machine.bytes != 0 && (!qlora__on_cpu(ctx) || (given != NULL && given->bytes != 0));
-    qlora_result r = qlora__plan_choose(ctx, m, machine.bytes, fill);
+    qlora_result r = qlora__plan_choose(ctx, m, &machine, fill);
     if (r != QLORA_OK) {
         qlora__model_free(m);
         return r;
@@ -29600,12 +29986,20 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
         qlora__append(buffer, size, &used, "  %-22s %12.3f MiB in the files, not counted\n",
                       "mapped weights", (double)plan->mapped / 1048576.0);
     }
+    if (plan->host > 0) {
+        qlora__append(buffer, size, &used, "  %-22s %12.3f MiB of the host, not counted\n",
+                      "offloaded", (double)plan->host / 1048576.0);
+    }
     qlora__append(
         buffer, size, &used,
         "  %lld tokens per micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
         "%lld cached in %s\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
         (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
+    if (plan->tile > 0) {
+        qlora__append(buffer, size, &used, "  everything but attention in tiles of %lld tokens\n",
+                      (long long)plan->tile);
+    }
     return used + 1;
 }
 
@@ -29992,9 +30386,10 @@ static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* t
 static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
                                  const uint8_t* source, uint64_t bytes) {
     const qlora_model_desc* desc = &s->m->desc;
+    bool on_host = s->m->plan.offloaded_embedding && target == s->m->embed.data;
     for (uint64_t at = 0; at < bytes; at += QLORA__STAGE_BYTES) {
         size_t n = bytes - at < QLORA__STAGE_BYTES ? (size_t)(bytes - at) : QLORA__STAGE_BYTES;
-        if (qlora__on_cpu(ctx)) {
+        if (qlora__on_cpu(ctx) || on_host) {
             memcpy((char*)target + at, source + at, n);
         } else {
             QLORA__TRY(qlora__stage_piece(ctx, s, (char*)target + at, source + at, n));
@@ -30968,6 +31363,7 @@ typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
     int64_t rows;    // number of tokens
+    int64_t row;     // the first of them, if they are a tile of a larger pass
     bool training;   // dropout is on
     qlora_math math; // of f32 products
     bool decoding;   // keys and values are stored in the cache
@@ -30996,6 +31392,35 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
     return v;
 }
 
+// The rows of a pass, and some of the columns, of a tensor with one row per token.
+static qlora_tensor qlora__slice(const qlora__pass* pass, const qlora_tensor* t, int64_t col,
+                                 int64_t cols) {
+    return qlora__window(t, pass->rows, pass->row * t->ld + col, cols);
+}
+
+// Tile of a pass that begins at row `at`: all of its rows unless the plan has tiles.
+static qlora__pass qlora__tile_at(const qlora__pass* pass, int64_t at) {
+    int64_t size = pass->m->plan.tile > 0 ? pass->m->plan.tile : pass->rows;
+    qlora__pass tile = *pass;
+    tile.row = at;
+    tile.rows = qlora__min(size, pass->rows - at);
+    return tile;
+}
+
+// A loop over tiles begins: no weights are in the shared operand. Within the loop, those of each
+// stack are placed once.
+static void qlora__tiles_begin(const qlora__pass* pass) {
+    memset(pass->m->placed, 0, sizeof pass->m->placed);
+}
+
+// Whether these weights are already in the shared operand; if not, they are about to be.
+static bool qlora__stack_is_placed(qlora_model* m, int64_t layer, int group, bool turned) {
+    int64_t key = 1 + 2 * layer + (turned ? 1 : 0);
+    bool placed = m->plan.tile > 0 && m->placed[group] == key;
+    m->placed[group] = key;
+    return placed;
+}
+
 // A stack of a layer, set up for a pass: without adapters, its ranks are zero and its operand is
 // only the weights. Weights without a cached copy are placed in the shared operand; in FP8 mode,
 // `backward` tells in which form.
@@ -31010,12 +31435,12 @@ typedef struct qlora__stack {
 
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
-    const qlora_model* m = pass->m;
+    qlora_model* m = pass->m;
     out->linear = layer->linears[group];
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
-    out->positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
-    out->sequences = qlora__window(&m->batch.sequences, 1, 0, pass->rows);
+    out->positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
+    out->sequences = qlora__window(&m->batch.sequences, 1, pass->row, pass->rows);
     out->linear.positions = &out->positions;
     out->linear.sequences = &out->sequences;
     out->pad = m->use_adapters ? layer->pads[group] : 0;
@@ -31031,6 +31456,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         out->linear.fp8 = NULL;
     }
     if (out->linear.fp8 != NULL && !layer->cached) {
+        if (qlora__stack_is_placed(m, out->linear.layer, group, backward)) {
+            return QLORA_OK;
+        }
         QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the adapters
         QLORA__TRY(qlora__fp8_place(pass->ctx, &out->linear, backward));
         return out->pad > 0 ? qlora__linear_place_fp8(pass->ctx, &out->linear) : QLORA_OK;
@@ -31041,7 +31469,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->operand =
         qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
     out->linear.operand = &out->operand;
-    if (layer->cached) {
+    if (layer->cached || qlora__stack_is_placed(m, out->linear.layer, group, false)) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
@@ -31098,7 +31526,7 @@ static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__la
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
-    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    qlora_tensor positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
     const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
     qlora_rotation_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -31135,8 +31563,8 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->x, &layer->kept.qkv));
-    qlora_tensor rotated = qlora__window(&layer->kept.qkv, pass->rows, 0, q + 2 * kv);
+    qlora_tensor rotated = qlora__slice(pass, &layer->kept.qkv, 0, q + 2 * kv);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->x, &rotated));
     const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
     if (c->qk_norm) {
         const struct {
@@ -31145,13 +31573,11 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
             const qlora_tensor* weight;
         } parts[] = {{0, q, &layer->norms[QLORA__NORM_Q]}, {q, kv, &layer->norms[QLORA__NORM_K]}};
         for (int i = 0; i < 2; i++) {
-            qlora_tensor from =
-                qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
-            qlora_tensor to =
-                qlora__window(&layer->kept.qk, pass->rows, parts[i].at, parts[i].width);
+            qlora_tensor from = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
+            qlora_tensor to = qlora__slice(pass, &layer->kept.qk, parts[i].at, parts[i].width);
             QLORA__TRY(qlora_rmsnorm_forward(ctx, &from, parts[i].weight, (float)c->rms_eps, &to));
         }
-        rotated = qlora__window(&layer->kept.qk, pass->rows, 0, q + kv);
+        rotated = qlora__slice(pass, &layer->kept.qk, 0, q + kv);
     }
     return qlora__layer_rotate(pass, layer, &rotated, bias, false);
 }
@@ -31179,12 +31605,20 @@ static qlora_tensor* qlora__layer_out(qlora_model* m, qlora__layer* layer, int p
     return kept ? &layer->kept.out[part] : &m->delta;
 }
 
+// The rows of a pass of the residual stream between attention and MLP. It is that of a tile, unless
+// the stream is updated in place.
+static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer* layer) {
+    int64_t width = pass->m->plan.config.hidden;
+    return qlora__trains(pass->m) ? qlora__window(&layer->kept.h2, pass->rows, 0, width)
+                                  : qlora__slice(pass, &layer->kept.h2, 0, width);
+}
+
 // Adds the output of attention (0) or MLP (1), through its own norm and with the factor of the
-// family, to `stream`, giving `next`; then prepares the input of the stack that follows, whose norm
-// is `before` (NULL = none), in m->x.
+// family, to `stream`, giving `next`; then, unless that is left to the next loop over tiles,
+// prepares the input of the stack that follows, whose norm is `before` (NULL = none), in m->x.
 static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* layer, int part,
                                      const qlora_tensor* stream, const qlora_tensor* next,
-                                     const qlora_tensor* before) {
+                                     const qlora_tensor* before, bool wants_x) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     float eps = (float)c->rms_eps;
@@ -31201,21 +31635,23 @@ static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* laye
     if (c->residual_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
     }
-    if (before != NULL) {
+    if (before != NULL && wants_x) {
         return qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, before, eps, &sum, &x);
     }
     QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
-    return qlora__layer_input(pass, next, NULL);
+    return wants_x ? qlora__layer_input(pass, next, NULL) : QLORA_OK;
 }
 
 // Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
 // and up.
 static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
-    QLORA__TRY(
-        qlora__stack_forward(pass, layer, QLORA__O, &layer->kept.o, qlora__layer_out(m, layer, 0)));
-    QLORA__TRY(qlora__layer_add(pass, layer, 0, &layer->kept.h, &layer->kept.h2,
-                                qlora__layer_norm(m, layer, QLORA__NORM_MLP)));
+    qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
+    qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
+    qlora_tensor h2 = qlora__layer_h2(pass, layer);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &o, qlora__layer_out(m, layer, 0)));
+    QLORA__TRY(qlora__layer_add(pass, layer, 0, &h, &h2,
+                                qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));
     return qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu);
 }
 
@@ -31365,7 +31801,8 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
 // The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
 // steps in slices and decoding all run these pieces in this order.
 
-// Token ids -> the input of layer 0 in m->x.
+// Token ids -> the input of layer 0 in m->x. With tiles, the input of a stack is computed by the
+// loop over tiles that uses it, everywhere.
 static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -31376,14 +31813,40 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     if (c->embedding_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
     }
-    return qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
+    return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
+}
+
+// If the input of a layer is offloaded, its copy to the host starts here; nothing waits for it
+// before the memory is needed for the input of the layer after the next.
+static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
+    qlora__layer* layer = &pass->m->layers[index];
+    return pass->training && layer->away != NULL
+               ? qlora__away_copy(pass->ctx, (int)(index % 2), false, &layer->kept.h, layer->away)
+               : QLORA_OK;
+}
+
+// Input of a layer -> rotated q, k and v, tile by tile.
+static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
+    qlora_model* m = pass->m;
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        if (again || m->plan.tile > 0) {
+            qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
+            QLORA__TRY(
+                qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
+        }
+        QLORA__TRY(qlora__layer_qkv(&tile, layer));
+    }
+    return QLORA_OK;
 }
 
 // When decoding, several rows at the beginning of a text see only each other. Rows that continue a
 // text see the cache, which already has the keys and values of all of them: one query at a time.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
-    QLORA__TRY(qlora__layer_qkv(pass, layer));
+    QLORA__TRY(qlora__input_away(pass, index));
+    QLORA__TRY(qlora__layer_heads(pass, layer, false));
     if (pass->decoding) {
         QLORA__TRY(qlora__cache_store(pass, index));
     }
@@ -31396,14 +31859,24 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     return QLORA_OK;
 }
 
-// Leaves the input of the next layer, or of the head, in m->x.
+// Leaves the input of the next layer, or of the head, in m->x, unless there are tiles.
 static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
-    QLORA__TRY(qlora__layer_middle(pass, layer));
-    QLORA__TRY(qlora__layer_down(pass, layer));
-    return qlora__layer_add(pass, layer, 1, &layer->kept.h2, qlora__stream_before(m, index + 1),
-                            qlora__norm_before(m, index + 1));
+    int64_t width = m->plan.config.hidden;
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        qlora_tensor h2 = qlora__layer_h2(&tile, layer);
+        qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
+        QLORA__TRY(qlora__layer_middle(&tile, layer));
+        QLORA__TRY(qlora__layer_down(&tile, layer));
+        // The copy of the input before that of this layer, which was in the same memory.
+        QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
+        QLORA__TRY(qlora__layer_add(&tile, layer, 1, &h2, &next, qlora__norm_before(m, index + 1),
+                                    m->plan.tile == 0));
+    }
+    return QLORA_OK;
 }
 
 // Token ids -> the output of the final norm in m->x.
@@ -31417,6 +31890,122 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
         qlora__scratch_release(ctx, scratch);
     }
     return QLORA_OK;
+}
+
+//@@ src/model/head.h
+
+// ---- head ---------------------------------------------------------------------------------------
+
+// logits = x head^T / divisor, or, backward, dx = dlogits head / divisor.
+static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
+                                        const qlora_tensor* from, const qlora_tensor* to) {
+    const qlora_model* m = pass->m;
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_b = !backward;
+    gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
+}
+
+// The gradient of a trained head: of the matrix, or of some rows of it. The gradients of the logits
+// and the rows that they belong to are in m->logits and m->rows_x.
+static qlora_result qlora__head_gradients(const qlora__pass* pass) {
+    const qlora_model* m = pass->m;
+    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    if (m->saved_head || m->saved_tied) {
+        return qlora__linear_gemm(pass->ctx, pass->math, true, true, false, alpha, 1.0f, &m->logits,
+                                  &m->rows_x, m->saved_head ? &m->d_head : &m->d_embed);
+    }
+    return qlora__head_gradient(pass->ctx, &m->logits, &m->rows_x, &m->token_rows, alpha,
+                                &m->d_tokens);
+}
+
+// Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
+// to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
+static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
+                                      const qlora_tensor* totals, bool gradient) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t C = m->plan.head_chunk;
+    // With tiles, only the rows of the chunk are normalised.
+    bool tiled = m->plan.tile > 0;
+    qlora_tensor x = qlora__window(tiled ? &m->last_h : &m->x, pass->rows, 0, c->hidden);
+    qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
+    qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
+    qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
+    qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
+    QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
+    QLORA__TRY(tiled ? qlora_rmsnorm_forward(ctx, &m->rows_x, &m->final_norm, (float)c->rms_eps,
+                                             &m->rows_x)
+                     : QLORA_OK);
+    QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
+    qlora_cross_entropy_desc args;
+    memset(&args, 0, sizeof args);
+    args.logits = &m->logits;
+    args.labels = &labels;
+    args.weights = &weights;
+    args.scale = &m->batch.scale;
+    args.losses = &losses;
+    args.total = totals;
+    args.flag = &m->flag;
+    args.forward_only = !gradient;
+    args.cap = (float)c->logits_cap;
+    QLORA__TRY(qlora_cross_entropy(ctx, &args));
+    if (gradient) {
+        qlora_tensor dx = m->rows_dx;
+        dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
+        dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
+        dx.rows = C;
+        QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
+        QLORA__TRY(qlora__trains_head(m) ? qlora__head_gradients(pass) : QLORA_OK);
+    }
+    return QLORA_OK;
+}
+
+// Copies the gradients of the labelled rows to their tokens in m->delta; other tokens get zero.
+static qlora_result qlora__head_spread(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, pass->row, pass->rows);
+    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, m->plan.config.hidden);
+    return qlora_embed(pass->ctx, &m->rows_dx, &inverse, &dx, &m->flag);
+}
+
+// Zeroes the row of tokens without a label, if the memory has had another use since.
+static qlora_result qlora__head_clear(const qlora__pass* pass) {
+    const qlora_tensor* all = &pass->m->rows_dx;
+    qlora_tensor row = qlora__window(all, 1, (all->rows - 1) * all->ld, all->cols);
+    return qlora__tensor_zero(pass->ctx, &row);
+}
+
+static qlora_result qlora__head_end(const qlora__pass* pass) {
+    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__head_spread(pass);
+}
+
+static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
+                                bool gradient) {
+    for (int64_t i = 0; i < chunks; i++) {
+        QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
+    }
+    return gradient ? qlora__head_end(pass) : QLORA_OK;
+}
+
+// Computes the logits of some rows of the pass, into the first rows of m->logits.
+static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
+    qlora_model* m = pass->m;
+    qlora_tensor x;
+    const qlora_tensor* from = m->plan.tile > 0 ? &m->last_h : &m->x;
+    QLORA__TRY(qlora__tensor_view(pass->ctx, from, first, rows, 0, m->plan.config.hidden, &x));
+    if (m->plan.tile > 0) {
+        qlora_tensor h = x;
+        x = qlora__window(&m->rows_x, rows, 0, m->plan.config.hidden);
+        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &m->final_norm,
+                                         (float)m->plan.config.rms_eps, &x));
+    }
+    qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
+    QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
+    float cap = (float)m->plan.config.logits_cap;
+    return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
 }
 
 //@@ src/model/backward.h
@@ -31437,17 +32026,20 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
 //   gradients of gate and up  gate_up                recomputation of a layer
 //   the shared operand        z                      placing other weights
 
-// Recomputes the activations that a layer did not keep: everything except down_proj, unless the
-// backward pass of a norm needs its output.
+// Recomputes the activations after attention: everything except down_proj, unless the backward pass
+// of a norm needs its output.
+static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer* layer) {
+    QLORA__TRY(qlora__layer_middle(pass, layer));
+    return qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT) ? qlora__layer_down(pass, layer)
+                                                         : QLORA_OK;
+}
+
+// Recomputes the activations that a layer did not keep; with tiles, only up to attention.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__layer_input(pass, &layer->kept.h,
-                                  qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
-    QLORA__TRY(qlora__layer_qkv(pass, layer));
+    QLORA__TRY(qlora__layer_heads(pass, layer, true));
     QLORA__TRY(qlora__layer_attention(pass, layer));
-    QLORA__TRY(qlora__layer_middle(pass, layer));
-    return qlora__has_norm(m, QLORA__NORM_MLP_OUT) ? qlora__layer_down(pass, layer) : QLORA_OK;
+    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(pass, layer);
 }
 
 // Computes z again, into the last columns of x, for the gradient of B.
@@ -31533,6 +32125,14 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
     return qlora__scale_columns(ctx, &layer->gains[group], &inner);
 }
 
+// The first columns of the gradient of the output of attention or MLP, which is that of the
+// residual stream unless something comes between.
+static qlora_tensor qlora__layer_d_out(const qlora__pass* pass, int64_t cols) {
+    const qlora_model* m = pass->m;
+    return qlora__has_own_d_out(m) ? qlora__window(&m->d_out, pass->rows, 0, cols)
+                                   : qlora__slice(pass, &m->d_out, 0, cols);
+}
+
 // The gradient of the output of attention (0) or MLP (1) in m->d_out, from that of the residual
 // stream: through the factor or the norm that comes between.
 static qlora_result qlora__layer_out_backward(const qlora__pass* pass, qlora__layer* layer,
@@ -31541,8 +32141,8 @@ static qlora_result qlora__layer_out_backward(const qlora__pass* pass, qlora__la
     const qlora_model_config* c = &m->plan.config;
     int norm = part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT;
     const qlora_tensor* after = qlora__layer_norm(m, layer, norm);
-    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    qlora_tensor d_out = qlora__window(&m->d_out, pass->rows, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    qlora_tensor d_out = qlora__layer_d_out(pass, c->hidden);
     if (after != NULL) {
         qlora_tensor out = qlora__window(&layer->kept.out[part], pass->rows, 0, c->hidden);
         return qlora_rmsnorm_backward(pass->ctx, &dh, &out, after, (float)c->rms_eps, NULL, &d_out,
@@ -31572,8 +32172,8 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     qlora_tensor x = qlora__window(&m->s, pass->rows, 0, width + stack.pad);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
     qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, width);
-    qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
-    qlora_tensor dy_inner = qlora__window(&m->d_out, pass->rows, 0, stack.out);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
         QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
         QLORA__TRY(qlora__stack_z(pass, &stack, &x));
@@ -31616,7 +32216,7 @@ static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__
     qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden + stack.pad);
     qlora_tensor up = qlora__window(dy, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
     if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
         // Unlike below, x is written on the main stream, and the stack before may still read it.
@@ -31656,13 +32256,13 @@ static qlora_result qlora__layer_qk_backward(const qlora__pass* pass, qlora__lay
     } parts[] = {{QLORA__NORM_Q, 0, q}, {QLORA__NORM_K, q, kv}};
     for (int i = 0; i < 2; i++) {
         const qlora_tensor* w = &layer->norms[parts[i].norm];
-        qlora_tensor raw = qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
-        qlora_tensor d = qlora__window(&m->dqkv, pass->rows, parts[i].at, parts[i].width);
+        qlora_tensor raw = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
+        qlora_tensor d = qlora__slice(pass, &m->dqkv, parts[i].at, parts[i].width);
         if (!m->desc.train_norms) {
             QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
             continue;
         }
-        qlora_tensor through = qlora__window(&m->d_o, pass->rows, 0, parts[i].width);
+        qlora_tensor through = qlora__slice(pass, &m->d_o, 0, parts[i].width);
         QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
                                           &layer->d_norms[parts[i].norm]));
         QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
@@ -31670,34 +32270,61 @@ static qlora_result qlora__layer_qk_backward(const qlora__pass* pass, qlora__lay
     return QLORA_OK;
 }
 
-// d_out -> gradients of q, k and v before norm and rotation, in m->dqkv.
+// Backward pass of o_proj: d_out -> the gradient of the output of attention in m->d_o.
+static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t q = qlora__q_width(&m->plan.config);
+    qlora__stack stack;
+    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
+    qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
+    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
+    }
+    return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
+}
+
+// d_o -> gradients of q, k and v, normalised and rotated, in m->dqkv.
 static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
-    qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
-    qlora_tensor x = qlora__window(&layer->kept.o, pass->rows, 0, q + stack.pad);
-    qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
-    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
-    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
-        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
-    }
-    QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
     qlora__heads heads = qlora__heads_of(pass, layer);
     qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
+    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
     qlora_tensor lse = layer->kept.lse;
     lse.cols = pass->rows;
     lse.ld = pass->rows;
     qlora_tensor dq = qlora__window(&m->dqkv, pass->rows, 0, q);
     qlora_tensor dk = qlora__window(&m->dqkv, pass->rows, q, kv);
     qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
-    QLORA__TRY(qlora_attention_backward(ctx, &heads.desc, &heads.q, &heads.k, &heads.v,
-                                        &m->batch.seqs, &o, &lse, &d_o, &dq, &dk, &dv));
-    qlora_tensor turned = qlora__window(&m->dqkv, pass->rows, 0, q + kv);
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = &heads.q;
+    a.k = &heads.k;
+    a.v = &heads.v;
+    a.seqs = &m->batch.seqs;
+    a.o = &o;
+    a.lse = &lse;
+    a.d_o = &d_o;
+    a.dq = &dq;
+    a.dk = &dk;
+    a.dv = &dv;
+    a.stats = m->stats.data;
+    QLORA__ENTER(ctx, "qlora_attention_backward"); // frees the scratch on return
+    return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
+}
+
+// Gradients of q, k and v -> those before norm and rotation.
+static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__layer* layer) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    qlora_tensor turned =
+        qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
     QLORA__TRY(qlora__layer_rotate(pass, layer, &turned, NULL, true));
     return c->qk_norm ? qlora__layer_qk_backward(pass, layer) : QLORA_OK;
 }
@@ -31705,42 +32332,92 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
 // The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
 // the first, its MLP and its attention; then end.
 
-// Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh.
+// Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh. With
+// tiles, that of the output comes from the labelled rows here, and not from qlora__head_end.
 static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-    qlora_tensor h = qlora__window(&m->last_h, pass->rows, 0, c->hidden);
-    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm, (float)c->rms_eps, NULL, &dh,
-                                  m->desc.train_norms ? &m->d_final_norm : NULL);
+    int64_t width = m->plan.config.hidden;
+    if (m->plan.tile > 0) {
+        QLORA__TRY(qlora__head_clear(pass));
+    }
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        qlora_tensor dx = qlora__window(&m->delta, tile.rows, 0, width);
+        qlora_tensor h = qlora__slice(&tile, &m->last_h, 0, width);
+        qlora_tensor dh = qlora__slice(&tile, &m->dh, 0, width);
+        QLORA__TRY(m->plan.tile > 0 ? qlora__head_spread(&tile) : QLORA_OK);
+        QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm,
+                                          (float)m->plan.config.rms_eps, NULL, &dh,
+                                          m->desc.train_norms ? &m->d_final_norm : NULL));
+    }
+    return QLORA_OK;
 }
 
+// Waits for the input of a layer if it is offloaded, and starts the copy of the one below it, in
+// the memory of the one above, which is no longer needed.
+static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << index % 2));
+    if (index == 0 || m->layers[index - 1].away == NULL) {
+        return QLORA_OK;
+    }
+    qlora__layer* below = &m->layers[index - 1];
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
+    return qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away);
+}
+
+// With tiles, everything between attention and the end of the layer is done for one tile before the
+// next: first what was not kept, then its gradients down to the output of attention.
 static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) {
-    qlora__layer* layer = &pass->m->layers[index];
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    bool tiled = m->plan.tile > 0;
+    QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
         QLORA__TRY(qlora__layer_again(pass, layer));
     }
-    QLORA__TRY(qlora__layer_out_backward(pass, layer, 1));
-    QLORA__TRY(qlora__layer_down_backward(pass, layer));
-    return qlora__layer_input_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN, &layer->kept.gu,
-                                       &layer->kept.h2, QLORA__NORM_MLP, true);
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        if (tiled) {
+            QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it uses the memory of a tile
+            QLORA__TRY(qlora__layer_again_mlp(&tile, layer));
+        }
+        qlora_tensor h2 = qlora__layer_h2(&tile, layer);
+        QLORA__TRY(qlora__layer_out_backward(&tile, layer, 1));
+        QLORA__TRY(qlora__layer_down_backward(&tile, layer));
+        QLORA__TRY(qlora__layer_input_backward(&tile, layer, QLORA__GATE_UP, QLORA__DOWN,
+                                               &layer->kept.gu, &h2, QLORA__NORM_MLP, true));
+        QLORA__TRY(tiled ? qlora__layer_o_backward(&tile, layer) : QLORA_OK);
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
-    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
+    bool tiled = m->plan.tile > 0;
+    QLORA__TRY(tiled ? QLORA_OK : qlora__layer_o_backward(pass, layer));
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
     // Below layer 0, at most its norm and the embedding are trained.
     bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
-    return qlora__layer_input_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
-                                       QLORA__NORM_ATTENTION, below);
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
+        qlora_tensor dy = qlora__slice(&tile, &m->dqkv, 0, m->dqkv.cols);
+        QLORA__TRY(tiled ? qlora__beside_wait(pass->ctx, ~0u) : QLORA_OK);
+        QLORA__TRY(qlora__layer_heads_backward(&tile, layer));
+        QLORA__TRY(qlora__layer_input_backward(&tile, layer, QLORA__QKV, QLORA__O, &dy, &h,
+                                               QLORA__NORM_ATTENTION, below));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__backward_end(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u));
     if (!qlora__trains_embedding(m)) {
         return QLORA_OK;
     }
@@ -31758,99 +32435,6 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
         QLORA__TRY(qlora__backward_attention(pass, l));
     }
     return qlora__backward_end(pass);
-}
-
-//@@ src/model/head.h
-
-// ---- head ---------------------------------------------------------------------------------------
-
-// logits = x head^T / divisor, or, backward, dx = dlogits head / divisor.
-static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
-                                        const qlora_tensor* from, const qlora_tensor* to) {
-    const qlora_model* m = pass->m;
-    qlora_gemm_desc gemm;
-    memset(&gemm, 0, sizeof gemm);
-    gemm.trans_b = !backward;
-    gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
-}
-
-// The gradient of a trained head: of the matrix, or of some rows of it. The gradients of the logits
-// and the rows that they belong to are in m->logits and m->rows_x.
-static qlora_result qlora__head_gradients(const qlora__pass* pass) {
-    const qlora_model* m = pass->m;
-    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    if (m->saved_head || m->saved_tied) {
-        return qlora__linear_gemm(pass->ctx, pass->math, true, true, false, alpha, 1.0f, &m->logits,
-                                  &m->rows_x, m->saved_head ? &m->d_head : &m->d_embed);
-    }
-    return qlora__head_gradient(pass->ctx, &m->logits, &m->rows_x, &m->token_rows, alpha,
-                                &m->d_tokens);
-}
-
-// Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
-// to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
-static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
-                                      const qlora_tensor* totals, bool gradient) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    int64_t C = m->plan.head_chunk;
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
-    qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
-    qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
-    qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
-    QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
-    QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
-    qlora_cross_entropy_desc args;
-    memset(&args, 0, sizeof args);
-    args.logits = &m->logits;
-    args.labels = &labels;
-    args.weights = &weights;
-    args.scale = &m->batch.scale;
-    args.losses = &losses;
-    args.total = totals;
-    args.flag = &m->flag;
-    args.forward_only = !gradient;
-    args.cap = (float)c->logits_cap;
-    QLORA__TRY(qlora_cross_entropy(ctx, &args));
-    if (gradient) {
-        qlora_tensor dx = m->rows_dx;
-        dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
-        dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
-        dx.rows = C;
-        QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
-        QLORA__TRY(qlora__trains_head(m) ? qlora__head_gradients(pass) : QLORA_OK);
-    }
-    return QLORA_OK;
-}
-
-// Copies the gradients of the labelled rows to their tokens in m->delta; other tokens get zero.
-static qlora_result qlora__head_end(const qlora__pass* pass) {
-    qlora_model* m = pass->m;
-    qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, 0, pass->rows);
-    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, m->plan.config.hidden);
-    return qlora_embed(pass->ctx, &m->rows_dx, &inverse, &dx, &m->flag);
-}
-
-static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
-                                bool gradient) {
-    for (int64_t i = 0; i < chunks; i++) {
-        QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
-    }
-    return gradient ? qlora__head_end(pass) : QLORA_OK;
-}
-
-// Computes the logits of some rows of m->x, into the first rows of m->logits.
-static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
-    qlora_model* m = pass->m;
-    qlora_tensor x;
-    QLORA__TRY(qlora__tensor_view(pass->ctx, &m->x, first, rows, 0, m->plan.config.hidden, &x));
-    qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-    QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
-    float cap = (float)m->plan.config.logits_cap;
-    return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
 }
 
 //@@ src/model/step.h
@@ -32368,7 +32952,8 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
     if (!layer->cached) {
         qlora__arena own;
         own.ctx = m->ctx;
-        own.base = (char*)m->operand.data;
+        own.base = (char*)m->operand.data +
+                   (size_t)m->operand_at[group] * qlora_dtype_bytes(m->operand.dtype);
         own.used = 0;
         qlora__layout_fp8(&own, m, layer, group);
     }
@@ -32404,7 +32989,8 @@ static void qlora__model_operands(qlora_model* m) {
             bool needed = any_nf4 && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
-                qlora__arena_window(&m->operand, 0, qlora_linear_out(linear) + layer->pads[g],
+                qlora__arena_window(&m->operand, m->operand_at[g],
+                                    qlora_linear_out(linear) + layer->pads[g],
                                     linear->in + layer->pads[g], &layer->operands[g]);
             }
         }
@@ -32870,6 +33456,13 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__model_warm_kernels(ctx, m));
     QLORA__TRY(qlora__model_open_fp8(ctx, m));
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
+    if (m->plan.host > 0) {
+        QLORA__TRY(qlora__away_open(ctx));
+        m->host = qlora__away_alloc(ctx, (size_t)m->plan.host);
+        if (m->host == NULL) {
+            return ctx->dead[0] != '\0' ? QLORA_ERR_DEVICE_LOST : QLORA_ERR_MEMORY;
+        }
+    }
     qlora__model_layout(m, (char*)m->arena->data);
     qlora__model_operands(m);
     QLORA__TRY(qlora__zero(ctx, m->arena->data, m->arena->bytes, m->arena->bytes, 1));
@@ -32890,11 +33483,17 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// Takes the recomputed and cached layers of an earlier plan, which must be for the same model and
-// capacity.
+// Takes the choices of an earlier plan, which must be for the same model and capacity.
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
-    qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
+    qlora__choices choices;
+    choices.recompute = plan->recompute_layers;
+    choices.cached = plan->cached_layers;
+    choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
+    choices.tile = plan->tile;
+    choices.head_chunk = plan->head_chunk;
+    QLORA__TRY(qlora__choices_check(ctx, m, &choices));
+    qlora__plan_apply(m, &choices);
     m->plan.context = plan->context;
     if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
         m->plan.parameters != plan->parameters) {
@@ -37024,6 +37623,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
     qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
+    qlora__state_add_later(s, "tile", QLORA__NOTED, (double)m->plan.tile);
     qlora__state_add_method(s, d);
     qlora__state_add_machine(s, t->ctx);
     qlora__state_add_back(s, "step", &s->step);
@@ -38159,4 +38759,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 890171cd3d363a04
+//@@ end 13c661cc4883994a

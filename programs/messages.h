@@ -74,13 +74,16 @@ static inline const char* message_text(const char* text) {
     return text;
 }
 
-// Replaces the library's words for what a user of finetune sets by the names of the options, which
+// Replaces the library's words for what a user of a program sets by the names of the options, which
 // are shorter. Returns false, as errors do.
 static inline bool message_options(char* text) {
     static const struct {
         const char* field;
         const char* option;
     } words[] = {{"desc.targets", "--targets"},
+                 {"desc.offload", "--offload"},
+                 {"desc.tile", "--tile"},
+                 {"desc.recompute", "--recompute"},
                  {"desc.require_backend", "--backend"},
                  {"set the format", "use --format"}};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {

@@ -25,6 +25,7 @@
     X(parquet_suite)                                                                               \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
+    X(long_suite)                                                                                  \
     X(gradient_suite)                                                                              \
     X(threads_suite)                                                                               \
     X(steps_suite)                                                                                 \

@@ -41,6 +41,8 @@ typedef struct options {
     int64_t base;
     int64_t recompute;
     int64_t cache;
+    int64_t offload;
+    int64_t tile;
     bool keep_quantised;
     const char* quantised_dir;
     int64_t resume;
@@ -177,9 +179,10 @@ static const option option_table[] = {
         "AdamW weight decay (default 0)"},
     {"max-norm", OPT_REAL, AT(max_norm), true, -1, 1e9, "X",
         "clip gradients to this norm; 0 or -1 = no clipping (default 1)"},
-    {"length", OPT_WHOLE, AT(length), true, 2, 1e6, "N",
-        "maximum sample length in tokens (default 1024, or the model's limit if lower)"},
-    {"tokens", OPT_WHOLE, AT(tokens), true, 2, 1e7, "N",
+    {"length", OPT_WHOLE, AT(length), true, 2, 16e6, "N|max",
+        "maximum sample length in tokens; max: the longest that fits the memory (default 1024, or "
+        "the model's limit if lower)"},
+    {"tokens", OPT_WHOLE, AT(tokens), true, 2, 16e6, "N",
         "maximum tokens per micro-batch (default 4096, or --length if higher)"},
     {"accumulate", OPT_WHOLE, AT(accumulate), true, 1, 65536, "N",
         "micro-batches per step (default 2)"},
@@ -247,6 +250,12 @@ static const option option_table[] = {
         "layers as possible (default auto)"},
     {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
         "keep 16-bit copies of the 4-bit weights; auto copies as many as fit (default auto)"},
+    {"offload", OPT_CHOICE, AT(offload), false, 0, 0, "auto|on|off",
+        "keep the inputs of recomputed layers, and an embedding that is not the head, in host "
+        "memory; needs a GPU; auto does it only if the memory requires it (default auto)"},
+    {"tile", OPT_WHOLE, AT(tile), false, 1, 16e6, "N",
+        "compute everything but attention for N tokens at a time, which needs less memory "
+        "(default: only if the memory requires it)"},
     {"keep-quantised", OPT_FLAG, AT(keep_quantised), false, 0, 0, "",
         "keep the 4-bit weights in a file next to the model, which the next start reads"},
     {"quantised-dir", OPT_TEXT, AT(quantised_dir), false, 0, 0, "DIR",

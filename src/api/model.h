@@ -189,6 +189,14 @@ typedef struct qlora_model_desc {
     qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
                              // the CPU only if a budget is given, since copies gain little there:
                              // products widen each weight once, while they pack it
+    // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
+    // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
+    // layers.
+    qlora_choice offload;
+    // Tokens that everything but attention is computed for at a time, so that its memory does not
+    // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
+    // tiles; negative = never tiles.
+    int64_t tile;
     const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
@@ -199,6 +207,8 @@ typedef struct qlora_model_desc {
 typedef struct qlora_plan_desc {
     uint64_t bytes;     // memory limit; 0 = what is free now, on the GPU or for this process
     int32_t capability; // compute capability, 90 for 9.0; 0 = that of the context's device
+    // Limit of pinned host memory; 0 = what is free now if this context has the GPU, else no limit.
+    uint64_t host_bytes;
 } qlora_plan_desc;
 
 struct qlora_plan {
@@ -218,6 +228,7 @@ struct qlora_plan {
     uint64_t total;       // sum of the above
     uint64_t context;     // memory of the context: scratch buffer, cuBLAS workspaces
     uint64_t mapped;      // weights that are used where the files are mapped; not in the total
+    uint64_t host;        // pinned host memory of what is offloaded; not in the total
     int64_t tokens;
     int64_t max_sequences;
     int64_t max_length;
@@ -225,6 +236,9 @@ struct qlora_plan {
     int64_t parameters;       // number of trained parameters
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
+    int64_t offloaded_layers; // the first n layers have their inputs in host memory
+    bool offloaded_embedding;
+    int64_t tile; // tokens at a time, or 0: all at once
 };
 
 // Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any

@@ -110,7 +110,9 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
 
 static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
+    if (!m->plan.offloaded_embedding) {
+        qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
+    }
     m->head = m->embed;
     if (!c->tied) {
         qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
@@ -276,11 +278,17 @@ static void qlora__layout_windows(qlora_model* m) {
     }
 }
 
+// Rows of the buffers that are used for one tile at a time.
+static int64_t qlora__tile_rows(const qlora_model* m) {
+    return m->plan.tile > 0 ? qlora__min(m->plan.tile, m->plan.tokens) : m->plan.tokens;
+}
+
 // Of pads, only those of o and of gate/up are used.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
     const qlora_model_config* c = &m->plan.config;
     int64_t T = m->plan.tokens;
+    int64_t some = qlora__tile_rows(m);
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     qlora__arena_tensor(arena, m->compute, T, q + 2 * kv, &kept->qkv);
@@ -289,14 +297,14 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     }
     qlora__arena_tensor(arena, m->compute, T, q + pads[QLORA__O], &kept->o);
     qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
-    qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->h2);
-    qlora__arena_tensor(arena, m->compute, T, 2 * c->intermediate + pads[QLORA__GATE_UP],
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
+    qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
     if (qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT)) {
-        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[0]);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[0]);
     }
     if (qlora__has_norm(m, QLORA__NORM_MLP_OUT)) {
-        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[1]);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[1]);
     }
 }
 
@@ -315,7 +323,15 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
-    qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
+    bool away = m->plan.offloaded_layers > 0;
+    for (int i = 0; i < 2 && away; i++) {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->streams[i]);
+    }
+    if (away) {
+        m->last_h = m->streams[c->layers % 2];
+    } else {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
+    }
     memset(&m->again, 0, sizeof m->again);
     if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
         qlora__layout_kept(arena, m, pads, &m->again);
@@ -333,29 +349,69 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         } else {
             qlora__layout_kept(arena, m, layer->pads, &layer->kept);
         }
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &layer->kept.h);
+        if (away) {
+            layer->kept.h = m->streams[l % 2];
+        } else {
+            qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &layer->kept.h);
+        }
     }
 }
 
-// The shared operand must also hold the largest weight while it is being quantised.
-static int64_t qlora__operand_elements(const qlora_model* m) {
+// What is in host memory: the embedding, and the inputs of layers. That of the last layer is still
+// on the device when the backward pass needs it.
+static void qlora__layout_host(qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__arena host;
+    host.ctx = m->ctx;
+    host.base = (char*)m->host;
+    host.used = 0;
+    if (m->plan.offloaded_embedding) {
+        qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->embed);
+    }
+    size_t bytes = (size_t)m->plan.tokens * (size_t)c->hidden * qlora_dtype_bytes(m->compute);
+    for (int64_t l = 0; l < c->layers; l++) {
+        m->layers[l].away = l < m->plan.offloaded_layers ? qlora__arena_take(&host, bytes) : NULL;
+    }
+    m->plan.host = host.used;
+}
+
+// The most elements that the operand of a stack has in a layer without a cache.
+static int64_t qlora__operand_most(const qlora_model* m, int group) {
     int64_t most = 0;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int g = 0; g < QLORA__GROUPS && !layer->cached; g++) {
-            const qlora_linear_desc* linear = &layer->linears[g];
-            int64_t rows = qlora_linear_out(linear) + layer->pads[g];
-            int64_t n = rows * (linear->in + layer->pads[g]);
-            if (qlora__is_fp8(m)) {
-                qlora__arena own;
-                memset(&own, 0, sizeof own);
-                qlora__layout_fp8(&own, m, layer, g);
-                n = (int64_t)(own.used / qlora_dtype_bytes(m->compute));
-            }
-            most = qlora__max(most, n);
+        if (layer->cached) {
+            continue;
         }
+        const qlora_linear_desc* linear = &layer->linears[group];
+        int64_t rows = qlora_linear_out(linear) + layer->pads[group];
+        int64_t n = rows * (linear->in + layer->pads[group]);
+        if (qlora__is_fp8(m)) {
+            qlora__arena own;
+            memset(&own, 0, sizeof own);
+            qlora__layout_fp8(&own, m, layer, group);
+            n = (int64_t)(own.used / qlora_dtype_bytes(m->compute));
+        }
+        most = qlora__max(most, n);
+    }
+    return (int64_t)qlora__align_up((size_t)most, 128);
+}
+
+// The shared operand must also hold the largest weight while it is being quantised. With tiles,
+// it holds o, gate/up and down at once.
+static int64_t qlora__operand_elements(qlora_model* m) {
+    int64_t most = 0;
+    int64_t at = 0;
+    static const int order[QLORA__GROUPS] = {QLORA__GATE_UP, QLORA__DOWN, QLORA__O, QLORA__QKV};
+    for (int i = 0; i < QLORA__GROUPS; i++) {
+        int64_t n = qlora__operand_most(m, order[i]);
+        m->operand_at[order[i]] = m->plan.tile > 0 && order[i] != QLORA__QKV ? at : 0;
+        at += n;
+        most = qlora__max(most, m->operand_at[order[i]] + n);
+    }
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
-            const qlora__projection* p = &layer->projections[i];
+            const qlora__projection* p = &m->layers[l].projections[i];
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
@@ -372,27 +428,52 @@ static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
         }
     }
     int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
-    qlora__arena_tensor(arena, QLORA_U8, 1, m->plan.tokens * pitch, &m->fp8_codes);
-    qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.tokens, &m->fp8_scales);
+    qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->fp8_codes);
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->fp8_scales);
     qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->fp8_ones);
     qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
                         &m->fp8_factors);
 }
 
+// Labelled rows, in whole chunks of the head.
+static int64_t qlora__head_rows(const qlora_model* m) {
+    return qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) * m->plan.head_chunk;
+}
+
+// The gradients of q, k and v. With tiles, those of the rows of the head, which are used up when
+// the first layer begins, share their memory.
+static void qlora__layout_dqkv(qlora__arena* arena, qlora_model* m, int64_t pad) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t wide = qlora__q_width(c) + 2 * qlora__kv_width(c) + pad;
+    qlora__arena shared = *arena;
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, wide, &m->dqkv);
+    if (m->plan.tile > 0) {
+        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, c->hidden, &m->rows_dx);
+        arena->used = arena->used > shared.used ? arena->used : shared.used;
+    }
+}
+
+// Attention keeps two numbers per head and token, in the scratch buffer unless they would fill it.
+static bool qlora__has_own_stats(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    return m->on_gpu && (uint64_t)(c->heads * m->plan.tokens) * 8 > ((uint64_t)32 << 20);
+}
+
 static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t T = m->plan.tokens;
+    int64_t some = qlora__tile_rows(m);
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
     int64_t x_pad = qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]);
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
-    qlora__arena_tensor(arena, m->compute, T, c->hidden + x_pad, &m->x);
-    qlora__arena_tensor(arena, m->compute, T, c->hidden, &m->delta);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden + x_pad, &m->x);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &m->delta);
     // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
     int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
-    qlora__arena_tensor(arena, m->compute, T, wide + pads[QLORA__DOWN], &m->s);
+    qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->s);
     qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
     if (qlora__is_fp8(m)) {
@@ -403,24 +484,28 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     }
     m->ds = m->s;
     if (m->desc.dropout > 0.0f || m->dora) {
-        qlora__arena_tensor(arena, m->compute, T, wide, &m->ds);
+        qlora__arena_tensor(arena, m->compute, some, wide, &m->ds);
     }
     qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
     m->d_out = m->dh;
     if (qlora__has_own_d_out(m)) {
-        qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->d_out);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->d_out);
     }
-    qlora__arena_tensor(arena, m->compute, T, q + 2 * kv + pads[QLORA__QKV], &m->dqkv);
+    qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
+    memset(&m->stats, 0, sizeof m->stats);
+    if (qlora__has_own_stats(m)) {
+        qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * T, &m->stats);
+    }
     if (m->dora) {
         int64_t widest = qlora__max(q + 2 * kv, qlora__max(c->hidden, 2 * c->intermediate));
-        qlora__arena_tensor(arena, m->compute, T, widest, &m->raw);
+        qlora__arena_tensor(arena, m->compute, some, widest, &m->raw);
     }
 }
 
 static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     int64_t T = m->plan.tokens;
-    int64_t R = qlora__ceil_div(T, m->plan.head_chunk) * m->plan.head_chunk;
+    int64_t R = qlora__head_rows(m);
     qlora__batch_block* b = &m->batch;
     size_t before = arena->used;
     char* start = arena->base != NULL ? arena->base + before : NULL;
@@ -454,7 +539,7 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
 
 static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t R = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) * m->plan.head_chunk;
+    int64_t R = qlora__head_rows(m);
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
@@ -463,8 +548,10 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
     qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
                         &m->preference.sums);
-    if (qlora__trains(m)) {
+    if (qlora__trains(m) && m->plan.tile == 0) {
         qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
+    }
+    if (qlora__trains(m)) {
         qlora__arena_tensor(arena, QLORA_U8, 1, S * QLORA__PREFERENCE_VALUES,
                             &m->preference.values);
         qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences, &m->preference.factors);
@@ -589,6 +676,7 @@ static void qlora__model_layout(qlora_model* m, char* base) {
                  {qlora__layout_head, &m->plan.head},
                  {qlora__layout_generation, &m->plan.generation},
                  {qlora__layout_batch, &m->plan.batches}};
+    qlora__layout_host(m);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         size_t before = arena.used;
         if (qlora__computes(m) || steps[i].lay == qlora__layout_adapters) {

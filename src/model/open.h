@@ -111,6 +111,13 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__model_warm_kernels(ctx, m));
     QLORA__TRY(qlora__model_open_fp8(ctx, m));
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
+    if (m->plan.host > 0) {
+        QLORA__TRY(qlora__away_open(ctx));
+        m->host = qlora__away_alloc(ctx, (size_t)m->plan.host);
+        if (m->host == NULL) {
+            return ctx->dead[0] != '\0' ? QLORA_ERR_DEVICE_LOST : QLORA_ERR_MEMORY;
+        }
+    }
     qlora__model_layout(m, (char*)m->arena->data);
     qlora__model_operands(m);
     QLORA__TRY(qlora__zero(ctx, m->arena->data, m->arena->bytes, m->arena->bytes, 1));
@@ -131,11 +138,17 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// Takes the recomputed and cached layers of an earlier plan, which must be for the same model and
-// capacity.
+// Takes the choices of an earlier plan, which must be for the same model and capacity.
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
-    qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
+    qlora__choices choices;
+    choices.recompute = plan->recompute_layers;
+    choices.cached = plan->cached_layers;
+    choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
+    choices.tile = plan->tile;
+    choices.head_chunk = plan->head_chunk;
+    QLORA__TRY(qlora__choices_check(ctx, m, &choices));
+    qlora__plan_apply(m, &choices);
     m->plan.context = plan->context;
     if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
         m->plan.parameters != plan->parameters) {

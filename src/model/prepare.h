@@ -74,7 +74,8 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
     if (!layer->cached) {
         qlora__arena own;
         own.ctx = m->ctx;
-        own.base = (char*)m->operand.data;
+        own.base = (char*)m->operand.data +
+                   (size_t)m->operand_at[group] * qlora_dtype_bytes(m->operand.dtype);
         own.used = 0;
         qlora__layout_fp8(&own, m, layer, group);
     }
@@ -110,7 +111,8 @@ static void qlora__model_operands(qlora_model* m) {
             bool needed = any_nf4 && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
-                qlora__arena_window(&m->operand, 0, qlora_linear_out(linear) + layer->pads[g],
+                qlora__arena_window(&m->operand, m->operand_at[g],
+                                    qlora_linear_out(linear) + layer->pads[g],
                                     linear->in + layer->pads[g], &layer->operands[g]);
             }
         }

@@ -61,6 +61,7 @@ typedef struct qlora__layer {
     qlora_tensor d_norms[QLORA__NORMS]; // gradients, if norms are trained
     int64_t norms_at[QLORA__NORMS];     // first elements in the parameter arena
     qlora__kept kept;
+    void* away; // pinned host memory of its input, if that is offloaded
 } qlora__layer;
 
 // The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
@@ -127,14 +128,21 @@ struct qlora_model {
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
     bool use_adapters;
-    int64_t trainers;     // number that exist
-    int64_t generations;  // number that exist
-    bool micro_begun;     // a micro-batch is being computed in slices: its activations are in use
-    int64_t elements;     // of the parameter arena, including gaps
-    int64_t positions;    // rows of the rope tables
+    int64_t trainers;    // number that exist
+    int64_t generations; // number that exist
+    bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
+    int64_t elements;    // of the parameter arena, including gaps
+    int64_t positions;   // rows of the rope tables
+    bool on_gpu;         // the plan is for a GPU
+    bool own_chunk;      // desc.head_chunk was set by the caller
+    // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
+    // tells which weights of a layer are there.
+    int64_t operand_at[QLORA__GROUPS];
+    int64_t placed[QLORA__GROUPS];
     uint64_t base_config; // hashes that tell one base model from another
     uint64_t base_weights;
     qlora__buffer* arena;
+    void* host; // pinned: the embedding and the inputs of layers that are offloaded
     qlora__layer* layers;
     // base
     qlora__mapped embed_mapped;
@@ -179,8 +187,11 @@ struct qlora_model {
     // micro-batch
     qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
-    qlora_tensor flag;    // I32: an id, a position or a label was out of range
-    qlora_tensor last_h;  // [T, H] after the last layer
+    qlora_tensor flag;       // I32: an id, a position or a label was out of range
+    qlora_tensor last_h;     // [T, H] after the last layer
+    qlora_tensor streams[2]; // [T, H] inputs of layers in turn, if they are offloaded
+    // x, delta, s, ds, raw, an own d_out, and of a layer h2, gu and out have one row per token of a
+    // tile; everything else has one per token of the micro-batch.
     qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
     qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
@@ -191,6 +202,7 @@ struct qlora_model {
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
+    qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
     // FP8 mode

@@ -262,6 +262,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
     qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
+    qlora__state_add_later(s, "tile", QLORA__NOTED, (double)m->plan.tile);
     qlora__state_add_method(s, d);
     qlora__state_add_machine(s, t->ctx);
     qlora__state_add_back(s, "step", &s->step);
