@@ -35,6 +35,7 @@
 enum {
     CHUNK_MAX = 4000, // C99 guarantees 4,095 bytes per literal; MSVC counts one more per piece
     COLUMNS = 100,
+    JOINED_MAX = 1000,
     GROUPS_MAX = 4,   // of a module
     BASE_TARGET = 75, // the oldest device; its texts have no macro of their own
     LINES_OF_MARKER = 5,
@@ -475,6 +476,22 @@ static void names_shorten(char* text) {
     *out = 0;
 }
 
+// Instructions and labels need no line of their own: joins them to lines of up to JOINED_MAX characters.
+static void lines_join(char* text) {
+    char* out = text;
+    size_t length = 0; // of the line so far
+    for (const char* p = text; *p; p++) {
+        bool more = isalpha((unsigned char)p[1]) || (p[1] != 0 && strchr("@$}", p[1]) != NULL);
+        if (*p == '\n' && p > text && strchr(";:{}", p[-1]) != NULL && more &&
+            length + strcspn(p + 1, "\n") <= JOINED_MAX) {
+            continue;
+        }
+        length = *p == '\n' ? 0 : length + 1;
+        *out++ = *p;
+    }
+    *out = 0;
+}
+
 // The lowest PTX version with which a text assembles for its own target; make check verifies it.
 static int version_needed(const ptx_text* t) {
     if (t->target >= 90) {
@@ -519,6 +536,7 @@ static void text_load(const char* path, ptx_text* t) {
     lines_strip(t->text);
     blanks_squeeze(t->text, path);
     names_shorten(t->text);
+    lines_join(t->text);
     if (!strstr(t->text, ".visible .entry")) {
         die("contains no kernel", path);
     }
@@ -590,26 +608,31 @@ static ptx_chunk* chunk_find(chunk_list* list, ptx_chunk c) {
     return &list->items[list->count++];
 }
 
-// As many lines of PTX in a line of the header as fit.
+// The length of the statement at the start of a line, up to its semicolon or the end of the line.
+static size_t statement_length(const char* line) {
+    size_t n = strcspn(line, ";\n\"");
+    return line[n] == ';' && line[n + 1] != '\n' ? n + 1 : line_length(line);
+}
+
+// As many statements of PTX in a line of the header as fit.
 static void chunk_write(FILE* out, const ptx_chunk* c) {
     fprintf(out, "static const char qlora__ptx_%d[]%s =", c->number,
             c->users > 1 ? " QLORA__PTX_UNUSED" : "");
     size_t column = COLUMNS;
     for (size_t at = 0; at < c->length;) {
         const char* line = c->text + at;
-        size_t n = line_length(line);
+        size_t n = statement_length(line);
         if (column + n + 4 > COLUMNS) {
             fputs(at > 0 ? "\"\n\"" : "\n\"", out);
             column = 0;
         }
         column += n + 1;
-        for (size_t i = 0; i + 1 < n; i++) {
-            if (line[i] == '"' || line[i] == '\\' || line[i] == '?') {
+        for (size_t i = 0; i < n; i++) {
+            if (line[i] == '"' || line[i] == '\\' || line[i] == '?' || line[i] == '\n') {
                 fputc('\\', out);
             }
-            fputc(line[i], out);
+            fputc(line[i] == '\n' ? 'n' : line[i], out);
         }
-        fputs("\\n", out);
         at += n;
     }
     fputs("\";\n", out);
