@@ -32,6 +32,7 @@ typedef struct options {
     int64_t base;
     int64_t mode;
     int64_t recompute;
+    int64_t optimizer;
     bool train_norms;
     bool help;
     bool version;
@@ -60,6 +61,8 @@ static const option option_table[] = {
     {"recompute", OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off",
         "recompute activations in the backward pass; auto recomputes as few layers as "
         "possible (default auto)"},
+    {"optimizer", OPT_CHOICE, AT(optimizer), false, 0, 0, "adamw|adamw8bit",
+        "adamw8bit keeps the moments in 8 bits (default adamw)"},
     {"train-norms", OPT_FLAG, AT(train_norms), false, 0, 0, "", "also train the RMSNorm weights"},
     {"capability", OPT_REAL, AT(capability), false, 7.5, 99, "X",
         "compute capability of the GPU (default 9.0)"},
@@ -95,6 +98,7 @@ static qlora_model_desc desc_of(const app* a, int64_t batch, int64_t length, qlo
     m.base = (qlora_base_format)o->base;
     m.mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // tf32 is stored as f32
     m.train_norms = o->train_norms;
+    m.optimizer = (qlora_optimizer)o->optimizer;
     m.tokens = batch * length;
     m.max_sequences = batch;
     m.max_length = length;

@@ -104,6 +104,7 @@ static void train_describe(app* a) {
     m->max_length = o->length;
     int64_t least = (int64_t)sample_texts(a); // of one micro-batch
     m->max_sequences = o->tokens / 8 > least ? o->tokens / 8 : least;
+    m->optimizer = (qlora_optimizer)o->optimizer;
     m->recompute = (qlora_choice)o->recompute;
     m->cache = (qlora_choice)o->cache;
     m->keep_quantised = o->keep_quantised;
@@ -123,6 +124,7 @@ static void train_describe(app* a) {
     d->desirable_weight = o->desirable_weight;
     d->undesirable_weight = o->undesirable_weight;
     d->loraplus_ratio = o->loraplus_ratio;
+    d->neftune = o->neftune;
 }
 
 // Names a limit below 0.1 GiB, and what is needed, in MiB: the library's GiB would be 0.00.

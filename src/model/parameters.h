@@ -190,8 +190,9 @@ static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
     memset(&args, 0, sizeof args);
     args.param = &m->parameters;
     args.grad = &m->gradients;
-    args.m = &m->moment1;
-    args.v = &m->moment2;
+    bool coded = m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT;
+    args.m = coded ? NULL : &m->moment1;
+    args.v = coded ? NULL : &m->moment2;
     args.shadow = &m->shadow;
     args.ranges = &m->ranges;
     args.state = &m->adamw;

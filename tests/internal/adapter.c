@@ -317,6 +317,8 @@ typedef struct opening {
     int64_t tokens; // 0 = 32
     qlora_choice recompute;
     uint32_t targets;
+    qlora_optimizer optimizer;
+    double neftune;
 } opening;
 
 static bool session_open(stage* s, const opening* o, session* out) {
@@ -347,6 +349,8 @@ static bool session_open(stage* s, const opening* o, session* out) {
     train.require_graph = !o->eager && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     train.keep_checkpoints = o->keep;
     desc.recompute = o->recompute;
+    desc.optimizer = o->optimizer;
+    train.neftune = o->neftune;
     if (qlora_model_open(s->ctx, &desc, &out->model) != QLORA_OK ||
         qlora_trainer_create(out->model, &train, &out->trainer) != QLORA_OK) {
         printf("\n%s\n", qlora_last_error(s->ctx));
@@ -410,7 +414,16 @@ static uint64_t fingerprint(session* s) {
     float* values = (float*)malloc(bytes);
     const qlora_tensor* arenas[] = {&m->parameters, &m->moment1, &m->moment2};
     qlora__trained t;
-    for (int a = 0; a < 3; a++) {
+    bool coded = m->moments.data != NULL;
+    if (coded) {
+        char* image = (char*)malloc(m->moments.bytes);
+        if (qlora_tensor_read(m->ctx, &m->moments, image, m->moments.bytes) != QLORA_OK) {
+            abort();
+        }
+        qlora__hash_add(&hash, image, m->moments.bytes);
+        free(image);
+    }
+    for (int a = 0; a < (coded ? 1 : 3); a++) {
         if (qlora__enter(m->ctx, "fingerprint") != QLORA_OK ||
             qlora__leave(m->ctx, qlora__floats_out(m->ctx, arenas[a]->data, m->elements, values)) !=
                 QLORA_OK) {
@@ -1168,17 +1181,22 @@ typedef struct resume_case {
     bool eager_after;
     qlora_mode mode;
     qlora_choice recompute_after;
+    int32_t rank; // 0 = 3
+    qlora_optimizer optimizer;
+    double neftune;
 } resume_case;
 
 static const resume_case resume_cases[] = {
-    {false, false, QLORA_MODE_F32, QLORA_CHOICE_AUTO},
-    {true, true, QLORA_MODE_F32, QLORA_CHOICE_AUTO},
-    {false, true, QLORA_MODE_F32, QLORA_CHOICE_ON},
-    {false, false, QLORA_MODE_BF16, QLORA_CHOICE_AUTO},
+    {false, false, QLORA_MODE_F32, QLORA_CHOICE_AUTO, 0, QLORA_OPTIMIZER_ADAMW, 0.0},
+    {true, true, QLORA_MODE_F32, QLORA_CHOICE_AUTO, 0, QLORA_OPTIMIZER_ADAMW, 5.0},
+    // Of rank 256, some tensors have 4096 elements, and others have fewer.
+    {true, true, QLORA_MODE_F32, QLORA_CHOICE_AUTO, 256, QLORA_OPTIMIZER_ADAMW_8BIT, 0.0},
+    {false, true, QLORA_MODE_F32, QLORA_CHOICE_ON, 0, QLORA_OPTIMIZER_ADAMW, 0.0},
+    {false, false, QLORA_MODE_BF16, QLORA_CHOICE_AUTO, 0, QLORA_OPTIMIZER_ADAMW, 0.0},
 };
 
 TEST resuming_is_bitwise(const test_machine* machine) {
-    size_t cases = strcmp(machine->backend, "cpu") == 0 ? 3 : 4;
+    size_t cases = strcmp(machine->backend, "cpu") == 0 ? 4 : 5;
     for (size_t k = 0; k < cases; k++) {
         const resume_case* c = &resume_cases[k];
         static stage s;
@@ -1193,6 +1211,10 @@ TEST resuming_is_bitwise(const test_machine* machine) {
         o.norms = k == 0;
         o.mode = c->mode;
         o.eager = c->eager;
+        o.rank = c->rank;
+        o.targets = c->rank > 0 ? QLORA_TARGET_Q | QLORA_TARGET_K : 0;
+        o.optimizer = c->optimizer;
+        o.neftune = c->neftune;
         session a;
         ASSERT(session_open(&s, &o, &a));
         ASSERT(train_steps(&a, 0, 4));
