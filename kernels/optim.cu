@@ -255,6 +255,7 @@ template <class S>
 __device__ __forceinline__ void adamw8(float* p, float* g, char* moments, S* shadow,
                                        const adamw_range* ranges, int64_t range_count,
                                        const adamw_state* state, const float* clip) {
+    // It is long because everything that is loaded is used until its end.
     __shared__ float map[512];
     __shared__ float room[2][8];
     map[threadIdx.x] = ((const float*)moments)[threadIdx.x];

@@ -164,7 +164,7 @@ static void opt_gradient(int step, float* out) {
     test_random random = test_random_start("gradients");
     random.state ^= (uint64_t)(step + 1) * 0x9E3779B97F4A7C15u;
     for (int i = 0; i < OPT_ELEMENTS; i++) {
-        double size = ldexp(1.0, -(int)test_random_below(&random, 12));
+        double size = ldexp(1.0, -2 * (int)test_random_below(&random, 12));
         out[i] =
             test_random_below(&random, 9) == 0 ? 0.0f : (float)(test_random_normal(&random) * size);
     }
@@ -235,23 +235,27 @@ static bool opt_element(const opt_rig* r, const opt_images* o, int t, int range,
     double g = (double)o->gradient[e];
     double m = opt_value(r, o->before, range, 0, i);
     double v = opt_value(r, o->before, range, 1, i);
+    double before = m;
     m = 0.9 * m + 0.1 * g;
     v = 0.99 * v + 0.01 * g * g;
     double p = (double)o->p[0][e] * (1.0 - lr * 0.2);
-    p -= lr / (1.0 - pow(0.9, t)) * m / (sqrt(v / (1.0 - pow(0.99, t))) + 1e-8);
+    double step = lr / (1.0 - pow(0.9, t)) / (sqrt(v / (1.0 - pow(0.99, t))) + 1e-8);
+    p -= step * m;
     double want[2] = {m, v};
-    bool same = fabs(p - (double)o->p[1][e]) <= 2e-6 * (1.0 + fabs(p));
+    double rounding[2] = {1e-6 * (fabs(m) + fabs(before) + fabs(0.1 * g)), 1e-6 * v};
+    double off = 2e-6 * (1.0 + fabs(p) + step * fabs(m)) + step * rounding[0];
+    bool same = fabs(p - (double)o->p[1][e]) <= off;
     for (int k = 0; k < 2; k++) {
         double got = opt_value(r, o->after, range, k, i);
-        double off = fabs(got - want[k]);
-        double allowed = 1e-6 * (fabs(want[k]) + fabs(k == 0 ? 0.1 * g : 0.0)) + 1e-30;
+        double allowed = rounding[k] + 1e-30;
         if (r->moments[range].coded) {
             float scale =
                 ((const float*)(const void*)(o->after + r->moments[range].scales[k]))[i / 256];
-            allowed = opt_nearest(r, o->after, range, k, i, want[k]) + 1e-6 * (double)scale;
+            allowed += opt_nearest(r, o->after, range, k, i, want[k]);
             same = same && fabs(want[k]) <= (double)scale * 1.000001;
+            same = same && (k == 1 || want[k] >= -rounding[k] || got < 0.0); // the sign of m
         }
-        same = same && off <= allowed;
+        same = same && fabs(got - want[k]) <= allowed;
     }
     return same;
 }
