@@ -28041,6 +28041,8 @@ struct qlora_model {
     qlora_tensor d_tokens;
     qlora_tensor token_rows;  // I32 [1, count]
     qlora_tensor base_tokens; // [count, H], the rows of the base
+    bool tokens_twice;        // they are also rows of a head that is a matrix of its own
+    qlora_tensor head_tokens; // [count, H], the base's rows of that head
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
@@ -28348,6 +28350,10 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, QLORA_I32, 1, m->token_count, &m->token_rows);
         qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
                             &m->base_tokens);
+    }
+    if (m->tokens_twice) {
+        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
+                            &m->head_tokens);
     }
 }
 
@@ -28920,21 +28926,35 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// A head in the files counts for us, but PEFT goes by the config, where it may be tied: rows would
-// be trained in one place here and in two there.
-static qlora_result qlora__saved_head_check(qlora_ctx* ctx, const qlora_model* m,
-                                            const qlora_model_desc* desc) {
+// A head in the files counts for us, as it does for transformers from version 5 on, but PEFT goes by
+// the config, where it may be tied. *out: the config ties a head that is a matrix of its own.
+static qlora_result qlora__saved_own_head(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora_model_desc* desc, bool* out) {
     qlora_model_config config;
+    *out = false;
     if (desc->dir == NULL || m->plan.config.tied) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, &config));
-    return !config.tied ? QLORA_OK
-                        : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                      "%s has lm_head.weight, but its config ties the head to the "
-                                      "embedding (tie_word_embeddings), so that PEFT trains both "
-                                      "as one; set it to false to train the embedding alone",
-                                      desc->dir);
+    *out = config.tied;
+    return QLORA_OK;
+}
+
+// Of such a head, PEFT trains the same rows as of the embedding; whole matrices are not supported.
+static qlora_result qlora__saved_head_check(qlora_ctx* ctx, qlora_model* m,
+                                            const qlora_model_desc* desc, bool rows, bool tied) {
+    bool own = false;
+    if (!rows && !tied) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__saved_own_head(ctx, m, desc, &own));
+    m->tokens_twice = own && rows;
+    return !own || !tied ? QLORA_OK
+                         : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                       "%s has lm_head.weight, but its config ties the head to "
+                                       "the embedding (tie_word_embeddings), so that PEFT trains "
+                                       "both as one; set it to false to train the embedding alone",
+                                       desc->dir);
 }
 
 // With a bias, the gain would have to leave it out.
@@ -29002,9 +29022,8 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     // adapter of ours keeps it tied unless both are to be saved.
     bool shared = tied && (peft != NULL ? peft->tied && (embed || head) : embed && !head);
     bool rows = peft != NULL ? peft->token_rows != 0 : desc->token_row_count > 0;
-    if (rows || (peft != NULL && peft->tied && (embed || head))) {
-        QLORA__TRY(qlora__saved_head_check(ctx, m, desc));
-    }
+    QLORA__TRY(
+        qlora__saved_head_check(ctx, m, desc, rows, peft != NULL && peft->tied && (embed || head)));
     if (shared && !embed) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: ensure_weight_tying with lm_head alone is not supported",
@@ -30589,11 +30608,17 @@ static bool qlora__trains_embedding(const qlora_model* m) {
 
 // Whether the head has gradients.
 static bool qlora__trains_head(const qlora_model* m) {
-    return m->saved_head || m->saved_tied || (m->token_count > 0 && m->plan.config.tied);
+    return m->saved_head || m->saved_tied ||
+           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice));
 }
 
-// Writes the trained rows, or those of the base, into the embedding, before a pass reads it.
+// Writes the trained rows, or those of the base, into the embedding and a head that also has them,
+// before a pass reads it.
 static qlora_result qlora__tokens_place(qlora_ctx* ctx, qlora_model* m) {
+    QLORA__TRY(m->tokens_twice
+                   ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->head_tokens,
+                                     &m->token_rows, &m->head)
+                   : QLORA_OK);
     return m->token_count > 0
                ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->base_tokens,
                                  &m->token_rows, &m->embed)
@@ -30827,6 +30852,14 @@ static qlora_result qlora__saved_row(qlora_ctx* ctx, const qlora_model* m,
     return qlora__copy_in(ctx, to.data, values, (size_t)n * sizeof *values);
 }
 
+// Copies a row of the embedding or the head, through the host, to row i of `kept`.
+static qlora_result qlora__token_keep(qlora_ctx* ctx, const qlora_tensor* table, int64_t row,
+                                      const qlora_tensor* kept, int64_t i, QLORA__REAL* values) {
+    size_t bytes = (size_t)table->cols * qlora_dtype_bytes(table->dtype);
+    QLORA__TRY(qlora__copy_out(ctx, values, (const char*)table->data + (size_t)row * bytes, bytes));
+    return qlora__copy_in(ctx, (char*)kept->data + (size_t)i * bytes, values, bytes);
+}
+
 // Starts trained matrices and rows with the values of the base, and keeps the base's rows.
 static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -30834,7 +30867,6 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK;
     }
     size_t bytes = (size_t)c->hidden * sizeof(QLORA__REAL);
-    size_t row_bytes = (size_t)c->hidden * qlora_dtype_bytes(m->compute);
     QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     for (int64_t i = 0; i < c->vocab && m->saved_embed && r == QLORA_OK; i++) {
@@ -30848,11 +30880,10 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
                            (size_t)m->token_count * sizeof *m->token_ids);
     }
     for (int64_t i = 0; i < m->token_count && r == QLORA_OK; i++) {
-        const char* from = (const char*)m->embed.data + (size_t)m->token_ids[i] * row_bytes;
-        r = qlora__copy_out(ctx, values, from, row_bytes);
-        r = r == QLORA_OK ? qlora__copy_in(ctx, (char*)m->base_tokens.data + (size_t)i * row_bytes,
-                                           values, row_bytes)
-                          : r;
+        r = qlora__token_keep(ctx, &m->embed, m->token_ids[i], &m->base_tokens, i, values);
+        r = r == QLORA_OK && m->tokens_twice
+                ? qlora__token_keep(ctx, &m->head, m->token_ids[i], &m->head_tokens, i, values)
+                : r;
         r = r == QLORA_OK ? qlora__saved_row(ctx, m, &m->embed, m->token_ids[i],
                                              m->tokens_at + i * c->hidden, values)
                           : r;
@@ -34031,7 +34062,8 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     } else if (strcmp(plain, "lm_head.weight") == 0 && m->saved_head) {
         item->saved_at = m->head_at;
     }
-    item->rows_saved = embed && m->token_count > 0;
+    item->rows_saved =
+        (embed || (m->tokens_twice && strcmp(plain, "lm_head.weight") == 0)) && m->token_count > 0;
     if (m->desc.train_norms && strcmp(plain, "norm.weight") == 0) {
         item->norm_at = m->final_norm_at;
         item->norm_width = m->plan.config.hidden;
@@ -37999,4 +38031,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d99abf75d43fd8f3
+//@@ end 94121df828999ce9

@@ -230,6 +230,10 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
                             &m->base_tokens);
     }
+    if (m->tokens_twice) {
+        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
+                            &m->head_tokens);
+    }
 }
 
 static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {

@@ -140,6 +140,8 @@ struct qlora_model {
     qlora_tensor d_tokens;
     qlora_tensor token_rows;  // I32 [1, count]
     qlora_tensor base_tokens; // [count, H], the rows of the base
+    bool tokens_twice;        // they are also rows of a head that is a matrix of its own
+    qlora_tensor head_tokens; // [count, H], the base's rows of that head
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
