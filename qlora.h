@@ -689,6 +689,14 @@ typedef enum qlora_target { // the projections of a layer, one bit each
 // the head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
 typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
 
+// How the optimizer stores its moments.
+typedef enum qlora_optimizer {
+    QLORA_OPTIMIZER_ADAMW = 0, // in f32
+    // In 8 bits with a scale per 256 elements, as bitsandbytes does on a GPU; tensors of fewer than
+    // 4096 elements stay in f32.
+    QLORA_OPTIMIZER_ADAMW_8BIT = 1
+} qlora_optimizer;
+
 typedef enum qlora_choice {
     QLORA_CHOICE_AUTO = 0,
     QLORA_CHOICE_ON = 1,
@@ -739,7 +747,8 @@ typedef struct qlora_model_desc {
     uint32_t targets; // qlora_target bits that the model has; 0 = all
     bool train_norms; // also train the RMSNorm weights
     // Its memory.
-    qlora_purpose purpose;   // 0 = TRAIN
+    qlora_purpose purpose;     // 0 = TRAIN
+    qlora_optimizer optimizer; // 0 = ADAMW
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
     int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
     int64_t max_length;      // maximum tokens per sequence; 0 = tokens, as far as the model goes
@@ -951,7 +960,7 @@ typedef struct qlora_train_desc {
     qlora_schedule schedule;   // 0 = cosine
     int64_t warmup_steps;      // steps over which the learning rate rises linearly; 0 = none
     int64_t total_steps;       // 0 = constant learning rate after the warm-up
-    uint64_t seed;             // for dropout
+    uint64_t seed;             // for dropout and noise
     bool eager;                // do not use CUDA graphs
     bool require_graph;        // fail if a graph cannot be captured, instead of running without
     int32_t keep_checkpoints;  // number of checkpoints to keep, at most 64; 0 = 2
@@ -963,6 +972,9 @@ typedef struct qlora_train_desc {
     double undesirable_weight; // KTO; 0 = 1
     double loraplus_ratio;     // LoRA+: factor for the learning rate of B and of vectors; 0 = 1
     double lr_factors[QLORA_LR_FACTORS]; // factors for the learning rate; 0 = 1
+    // NEFTune: noise on the embeddings of trained tokens, neftune / sqrt(L hidden) times a uniform
+    // number in [-1, 1), with L the length of the sequence; 0 = none
+    double neftune;
     uint32_t reserved_must_be_zero1;
 } qlora_train_desc;
 
@@ -973,8 +985,8 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
-// Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio and
-// lr_factors cannot change and must be as before. Does not wait for the device.
+// Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio,
+// lr_factors and neftune cannot change and must be as before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -18044,10 +18056,14 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(optim_advance, optim, 0, LORA)                                                               \
     X(optim_adamw_f32, optim, 0, LORA)                                                             \
     X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                       \
+    X(optim_adamw8_f32, optim, 0, LORA)                                                            \
+    X(optim_adamw8_bf16, optim, 0, LORA_BF16)                                                      \
     X(optim_shadow_f32, optim, 0, LORA)                                                            \
     X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
     X(dropout_f32, dropout, 0, LORA)                                                               \
     X(dropout_bf16, dropout_bf16, 0, LORA_BF16)                                                    \
+    X(dropout_noise_f32, dropout, 0, LORA)                                                         \
+    X(dropout_noise_bf16, dropout_bf16, 0, LORA_BF16)                                              \
     X(preference_logps, preference, 0, LORA)                                                       \
     X(preference_factors, preference, 0, LORA)                                                     \
     X(preference_scale_f32, preference, 0, LORA)                                                   \
@@ -23701,17 +23717,16 @@ static void qlora__adamw_shade(const qlora__cpu_rows* rows, const qlora__adamw_j
     }
 }
 
-static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
-    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
-    const qlora_adamw_desc* a = job->args;
-    const qlora__cpu_rows* rows = qlora__rows_of(a->param->owner);
+// Elements [begin, end) of the range, whose moments are at m and v.
+static qlora__adamw_row qlora__adamw_row_of(const qlora__adamw_job* job, int64_t begin, int64_t end,
+                                            QLORA__REAL* m, QLORA__REAL* v) {
     int64_t first = job->range.begin + begin;
     QLORA__REAL lr = job->range.lr > 0 ? (QLORA__REAL)job->range.lr : 1;
     qlora__adamw_row r;
-    r.param = (QLORA__REAL*)a->param->data + first;
-    r.grad = (QLORA__REAL*)a->grad->data + first;
-    r.m = (QLORA__REAL*)a->m->data + first;
-    r.v = (QLORA__REAL*)a->v->data + first;
+    r.param = (QLORA__REAL*)job->args->param->data + first;
+    r.grad = (QLORA__REAL*)job->args->grad->data + first;
+    r.m = m;
+    r.v = v;
     r.n = end - begin;
     r.clip = job->clip;
     r.decay = job->lr_decay * (QLORA__REAL)job->range.decay * lr;
@@ -23721,10 +23736,21 @@ static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     r.step_size = job->step_size * lr;
     r.root_correction = job->root_correction;
     r.eps = job->eps;
+    return r;
+}
+
+static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
+    const qlora_adamw_desc* a = job->args;
+    const qlora__cpu_rows* rows = qlora__rows_of(a->param->owner);
+    int64_t first = job->range.begin + begin;
     if (job->skip) {
-        rows->point[QLORA__POINT_FILL](NULL, NULL, 0, r.n, r.grad);
+        QLORA__REAL* grad = (QLORA__REAL*)a->grad->data + first;
+        rows->point[QLORA__POINT_FILL](NULL, NULL, 0, end - begin, grad);
         return;
     }
+    qlora__adamw_row r = qlora__adamw_row_of(job, begin, end, (QLORA__REAL*)a->m->data + first,
+                                             (QLORA__REAL*)a->v->data + first);
     rows->adamw(&r);
     if (a->shadow != NULL) {
         qlora__adamw_shade(rows, job, begin, end);
@@ -23820,6 +23846,18 @@ static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t r
     }
 }
 
+// Starts an update on the CPU.
+static void qlora__adamw_begin(qlora__adamw_job* job, const qlora_adamw_desc* a) {
+    qlora_adamw_state state;
+    memset(job, 0, sizeof *job);
+    job->args = a;
+    job->clip = a->clip_scale != NULL ? qlora__at(a->clip_scale, 0, 0) : 1;
+    job->skip = a->not_finite != NULL && qlora__index_at(a->not_finite, 0) != 0;
+    memcpy(&state, a->state->data, sizeof state);
+    qlora__adamw_advance(job, &state);
+    memcpy(a->state->data, &state, sizeof state);
+}
+
 // Returns the number of blocks per range: enough for the longest range with `per_block` elements
 // each, but about 8192 in all.
 static int64_t qlora__adamw_blocks(const qlora_adamw_desc* a, int64_t range_count,
@@ -23835,14 +23873,7 @@ static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* a)
     QLORA__TRY(qlora__adamw_check_step(ctx, a));
     if (qlora__on_cpu(ctx)) {
         qlora__adamw_job job;
-        memset(&job, 0, sizeof job);
-        job.args = a;
-        job.clip = a->clip_scale != NULL ? qlora__at(a->clip_scale, 0, 0) : 1;
-        job.skip = a->not_finite != NULL && qlora__index_at(a->not_finite, 0) != 0;
-        qlora_adamw_state state;
-        memcpy(&state, a->state->data, sizeof state);
-        qlora__adamw_advance(&job, &state);
-        memcpy(a->state->data, &state, sizeof state);
+        qlora__adamw_begin(&job, a);
         qlora__adamw_ranges(ctx, &job, range_count, qlora__adamw_elements);
         return QLORA_OK;
     }
@@ -23899,6 +23930,205 @@ qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args) {
 //@@ src/qlora.h
 
 #ifndef QLORA_NO_MODEL
+
+//@@ src/ops/adamw8.h
+
+// ---- AdamW with 8-bit moments -------------------------------------------------------------------
+//
+// The formulas are those above. The moments of a range of at least 4096 elements are kept in 8
+// bits, as bitsandbytes keeps them on a GPU: a block of 256 elements has the largest magnitude of
+// its values as its scale, and an element is the index of the nearest value of a map of 256, which
+// is signed for m and not for v. A negative m never becomes 0. The update itself uses the moments
+// before they are rounded. Shorter ranges have f32 moments.
+//
+// All of it is in one piece of memory: both maps, the place of the moments of every range (a 64-bit
+// offset), and the moments.
+
+#define QLORA__MOMENTS_BLOCK 256
+#define QLORA__MOMENTS_LEAST 4096
+#define QLORA__MOMENTS_MAP 256
+
+// Offsets of the moments of a range, m and v.
+typedef struct qlora__moments {
+    bool coded; // in 8 bits
+    int64_t count;
+    int64_t blocks;
+    size_t values[2]; // codes, or numbers
+    size_t scales[2]; // of the blocks
+    size_t end;
+} qlora__moments;
+
+// The maps and the places of the ranges.
+static size_t qlora__moments_head(int64_t range_count) {
+    return qlora__align_up(
+        2 * QLORA__MOMENTS_MAP * sizeof(QLORA__REAL) + (size_t)range_count * sizeof(int64_t), 256);
+}
+
+static qlora__moments qlora__moments_place(size_t at, int64_t count) {
+    qlora__moments p;
+    memset(&p, 0, sizeof p);
+    p.coded = count >= QLORA__MOMENTS_LEAST;
+    p.count = count;
+    p.blocks = qlora__ceil_div(count, QLORA__MOMENTS_BLOCK);
+    size_t size = p.coded ? 1 : sizeof(QLORA__REAL);
+    size_t values = qlora__align_up((size_t)count * size, 16);
+    size_t scales = p.coded ? (size_t)p.blocks * sizeof(QLORA__REAL) : 0;
+    for (int i = 0; i < 2; i++) {
+        p.values[i] = at + (size_t)i * values;
+        p.scales[i] = at + 2 * values + (size_t)i * scales;
+    }
+    p.end = qlora__align_up(p.scales[1] + scales, 256);
+    return p;
+}
+
+// Boundary i of `items` equal parts of [0.1, 1], rounded once, as torch.linspace does.
+static float qlora__moments_boundary(int i, int items) {
+    double step = (double)((1.0f - 0.1f) / (float)items);
+    return i < (items + 1) / 2 ? (float)((double)0.1f + step * i)
+                               : (float)(1.0 - step * (items - i));
+}
+
+// The dynamic map of bitsandbytes: 0, 1, and the centres of equal parts of seven decades, twice as
+// many in each as in the one below it.
+static void qlora__moments_map(bool is_signed, QLORA__REAL* map) {
+    static const float decades[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
+    int zero = is_signed ? 127 : 0;
+    int at = zero;
+    map[at++] = 0;
+    for (int e = 0; e < 7; e++) {
+        int items = is_signed ? 1 << e : 2 << e;
+        for (int i = 0; i < items; i++) {
+            float low = qlora__moments_boundary(i, items);
+            float high = qlora__moments_boundary(i + 1, items);
+            float centre = (low + high) / 2.0f;
+            map[at++] = (QLORA__REAL)(float)(decades[e] * centre);
+        }
+    }
+    map[at] = 1;
+    for (int i = 0; i < zero; i++) {
+        map[i] = -map[2 * zero - i];
+    }
+}
+
+// The index of the value of a map that is nearest to x.
+static uint8_t qlora__moments_code(const QLORA__REAL* map, QLORA__REAL x) {
+    int low = 0;
+    for (int step = QLORA__MOMENTS_MAP / 2; step > 0; step /= 2) {
+        int at = low + step;
+        low = x > (map[at - 1] + map[at]) * (QLORA__REAL)0.5 ? at : low;
+    }
+    return (uint8_t)low;
+}
+
+typedef struct qlora__adamw8_job {
+    qlora__adamw_job adamw;
+    char* memory;
+    qlora__moments moments;
+} qlora__adamw8_job;
+
+// Stores one of the moments of a block.
+static void qlora__moments_store(const qlora__adamw8_job* job, int which, int64_t block, int64_t n,
+                                 const QLORA__REAL* values) {
+    const QLORA__REAL* map = (const QLORA__REAL*)(void*)job->memory + which * QLORA__MOMENTS_MAP;
+    uint8_t* codes = (uint8_t*)job->memory + job->moments.values[which];
+    QLORA__REAL* scales = (QLORA__REAL*)(void*)(job->memory + job->moments.scales[which]);
+    QLORA__REAL most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        QLORA__REAL size = values[i] < 0 ? -values[i] : values[i];
+        most = size > most ? size : most;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        int code = qlora__moments_code(map, most > 0 ? values[i] / most : 0);
+        code -= values[i] < 0 && code > 0 && map[code] >= 0 ? 1 : 0;
+        codes[block * QLORA__MOMENTS_BLOCK + i] = (uint8_t)code;
+    }
+    scales[block] = most;
+}
+
+static void qlora__adamw8_blocks(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw8_job* job = (const qlora__adamw8_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->adamw.args->param->owner);
+    const QLORA__REAL* maps = (const QLORA__REAL*)(void*)job->memory;
+    QLORA__REAL room[2][QLORA__MOMENTS_BLOCK];
+    for (int64_t block = begin; block < end; block++) {
+        int64_t first = block * QLORA__MOMENTS_BLOCK;
+        int64_t n = qlora__min(QLORA__MOMENTS_BLOCK, job->moments.count - first);
+        for (int k = 0; k < 2; k++) {
+            const uint8_t* codes = (const uint8_t*)job->memory + job->moments.values[k] + first;
+            QLORA__REAL scale =
+                ((const QLORA__REAL*)(void*)(job->memory + job->moments.scales[k]))[block];
+            for (int64_t i = 0; i < n; i++) {
+                room[k][i] = maps[k * QLORA__MOMENTS_MAP + codes[i]] * scale;
+            }
+        }
+        qlora__adamw_row row = qlora__adamw_row_of(&job->adamw, first, first + n, room[0], room[1]);
+        rows->adamw(&row);
+        for (int k = 0; k < 2; k++) {
+            qlora__moments_store(job, k, block, n, room[k]);
+        }
+        if (job->adamw.args->shadow != NULL) {
+            qlora__adamw_shade(rows, &job->adamw, first, first + n);
+        }
+    }
+}
+
+// A range with f32 moments.
+static void qlora__adamw8_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw8_job* job = (const qlora__adamw8_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->adamw.args->param->owner);
+    QLORA__REAL* m = (QLORA__REAL*)(void*)(job->memory + job->moments.values[0]);
+    QLORA__REAL* v = (QLORA__REAL*)(void*)(job->memory + job->moments.values[1]);
+    qlora__adamw_row row = qlora__adamw_row_of(&job->adamw, begin, end, m + begin, v + begin);
+    rows->adamw(&row);
+    if (job->adamw.args->shadow != NULL) {
+        qlora__adamw_shade(rows, &job->adamw, begin, end);
+    }
+}
+
+static void qlora__adamw8_cpu(qlora_ctx* ctx, const qlora_adamw_desc* a, const qlora_tensor* memory,
+                              int64_t range_count) {
+    qlora__adamw8_job job;
+    memset(&job, 0, sizeof job);
+    qlora__adamw_begin(&job.adamw, a);
+    job.memory = (char*)memory->data;
+    const char* places = job.memory + 2 * QLORA__MOMENTS_MAP * sizeof(QLORA__REAL);
+    for (int64_t i = 0; i < range_count; i++) {
+        job.adamw.range = qlora__adamw_range_at(a->ranges, i);
+        int64_t at = 0;
+        memcpy(&at, places + (size_t)i * sizeof at, sizeof at);
+        job.moments = qlora__moments_place((size_t)at, job.adamw.range.count);
+        if (job.adamw.skip) { // only sets the gradient to 0
+            qlora__parallel(ctx, job.moments.count, 4096, qlora__adamw_elements, &job.adamw);
+        } else if (job.moments.coded) {
+            qlora__parallel(ctx, job.moments.blocks, 16, qlora__adamw8_blocks, &job);
+        } else {
+            qlora__parallel(ctx, job.moments.count, 4096, qlora__adamw8_elements, &job);
+        }
+    }
+}
+
+// m and v of the desc are NULL; `memory` takes their place.
+static qlora_result qlora__adamw8_step(qlora_ctx* ctx, const qlora_adamw_desc* a,
+                                       const qlora_tensor* memory) {
+    int64_t range_count = 0;
+    QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
+    if (qlora__on_cpu(ctx)) {
+        qlora__adamw8_cpu(ctx, a, memory, range_count);
+        return QLORA_OK;
+    }
+    void* not_finite = a->not_finite != NULL ? a->not_finite->data : NULL;
+    void* clip = a->clip_scale != NULL ? a->clip_scale->data : NULL;
+    void* advance[] = {(void*)&a->state->data, &not_finite};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_optim_advance, 1, 1, 1, 32, 0, advance));
+    void* args[] = {(void*)&a->param->data,  (void*)&a->grad->data,
+                    (void*)&memory->data,    (void*)&a->shadow->data,
+                    (void*)&a->ranges->data, &range_count,
+                    (void*)&a->state->data,  &clip};
+    return qlora__launch(
+        ctx, a->shadow->dtype == QLORA_F32 ? QLORA__K_optim_adamw8_f32 : QLORA__K_optim_adamw8_bf16,
+        qlora__adamw_blocks(a, range_count, QLORA__MOMENTS_BLOCK), qlora__min(range_count, 65535),
+        1, 256, 0, args);
+}
 
 //@@ src/ops/preference.h
 
@@ -24409,6 +24639,94 @@ qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args) {
     QLORA__ENTER(ctx, "qlora_dropout");
     return qlora__leave(ctx, qlora__dropout(ctx, args));
 }
+
+//@@ src/qlora.h
+
+#ifndef QLORA_NO_MODEL
+
+//@@ src/ops/noise.h
+
+// ---- noise on embeddings ------------------------------------------------------------------------
+//
+// NEFTune: h[row] += alpha / sqrt(L cols) u, with L the length of the row's sequence and u uniform
+// in [-1, 1). The word of an element is that of dropout with 2^31 in place of layer and projection,
+// which no projection has; u = (word / 2^8) / 2^23 - 1.
+
+// Which tokens the rows of a batch are.
+typedef struct qlora__batch_rows {
+    const qlora_tensor* positions;
+    const qlora_tensor* sequences; // index in the data
+    const qlora_tensor* seqs;      // I32: where the sequences begin, and where the last one ends
+    const qlora_tensor* state;     // of dropout
+} qlora__batch_rows;
+
+typedef struct qlora__noise_job {
+    const qlora_tensor* h;
+    const qlora__batch_rows* rows;
+    float alpha;
+} qlora__noise_job;
+
+static void qlora__noise_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__noise_job* job = (const qlora__noise_job*)user;
+    const qlora_tensor* state = job->rows->state;
+    int64_t cols = job->h->cols;
+    uint64_t seed =
+        (uint64_t)(uint32_t)qlora__index_at(state, 1) << 32 | (uint32_t)qlora__index_at(state, 0);
+    uint64_t mixed = seed + (uint64_t)(uint32_t)qlora__index_at(state, 2) * 0x9e3779b97f4a7c15u;
+    const uint32_t key[2] = {(uint32_t)mixed, (uint32_t)(mixed >> 32)};
+    int64_t s = 0; // the sequence of the row
+    for (int64_t row = begin; row < end; row++) {
+        while (s < job->rows->seqs->cols - 1 && qlora__index_at(job->rows->seqs, s + 1) <= row) {
+            s++;
+        }
+        if (s == job->rows->seqs->cols - 1) {
+            return; // rows after the last sequence
+        }
+        int64_t length =
+            qlora__index_at(job->rows->seqs, s + 1) - qlora__index_at(job->rows->seqs, s);
+        float scale = job->alpha / sqrtf((float)(length * cols));
+        for (int64_t c = 0; c < cols; c += 4) {
+            const uint32_t counter[4] = {
+                (uint32_t)(c / 4), (uint32_t)qlora__index_at(job->rows->positions, row),
+                (uint32_t)qlora__index_at(job->rows->sequences, row), 0x80000000u};
+            uint32_t words[4];
+            qlora__philox(counter, key, words);
+            for (int64_t i = c; i < c + 4 && i < cols; i++) {
+                float u = (float)(words[i - c] >> 8) * (2.0f / 16777216.0f) - 1.0f;
+                qlora__put(job->h, row, i, qlora__at(job->h, row, i) + (QLORA__REAL)(u * scale));
+            }
+        }
+    }
+}
+
+static qlora_result qlora__noise(qlora_ctx* ctx, const qlora_tensor* h,
+                                 const qlora__batch_rows* rows, float alpha) {
+    if (qlora__on_cpu(ctx)) {
+        qlora__noise_job job = {h, rows, alpha};
+        qlora__parallel(ctx, h->rows, 1 + 1024 / (1 + h->cols), qlora__noise_rows, &job);
+        return QLORA_OK;
+    }
+    int64_t max_sequences = rows->seqs->cols - 1;
+    qlora__point_shape shape = qlora__point_shape_of(h->cols, qlora__piece(h->dtype));
+    void* args[] = {(void*)&h->data,
+                    (void*)&h->ld,
+                    (void*)&rows->positions->data,
+                    (void*)&rows->sequences->data,
+                    (void*)&rows->state->data,
+                    (void*)&rows->seqs->data,
+                    &max_sequences,
+                    (void*)&h->rows,
+                    (void*)&h->cols,
+                    &alpha};
+    return qlora__launch(
+        ctx, h->dtype == QLORA_F32 ? QLORA__K_dropout_noise_f32 : QLORA__K_dropout_noise_bf16,
+        shape.blocks, qlora__min(h->rows, 65535), 1, shape.threads, 0, args);
+}
+
+//@@ src/qlora.h
+
+#endif // QLORA_NO_MODEL
+
 
 //@@ src/ops/linear_cpu.h
 
@@ -27881,6 +28199,7 @@ struct qlora_model {
     qlora_math math; // that of the context when the model was opened
     bool use_adapters;
     int64_t trainers;    // number that exist
+    float neftune;       // of the trainer
     int64_t generations; // number that exist
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;    // of the parameter arena, including gaps
@@ -27925,6 +28244,8 @@ struct qlora_model {
     qlora_tensor d_tokens;
     qlora_tensor token_rows;  // I32 [1, count]
     qlora_tensor base_tokens; // [count, H], the rows of the base
+    bool tokens_twice;        // they are also rows of a head that is a matrix of its own
+    qlora_tensor head_tokens; // [count, H], the base's rows of that head
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
@@ -27932,10 +28253,12 @@ struct qlora_model {
     int64_t range_count;
     int64_t longest_range;
     qlora_tensor gradients;
-    qlora_tensor moment1;
+    qlora_tensor moment1; // without 8-bit moments
     qlora_tensor moment2;
-    qlora_tensor adamw; // one qlora_adamw_state
-    qlora_clip clip;    // its tables are in the arena
+    qlora_tensor moments; // U8: 8-bit moments, see qlora__adamw8_step
+    size_t moment_bytes;  // of those, without maps and places
+    qlora_tensor adamw;   // one qlora_adamw_state
+    qlora_clip clip;      // its tables are in the arena
     // micro-batch
     qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
@@ -28238,6 +28561,10 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
                             &m->base_tokens);
     }
+    if (m->tokens_twice) {
+        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
+                            &m->head_tokens);
+    }
 }
 
 static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
@@ -28245,8 +28572,13 @@ static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
         return;
     }
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->gradients);
-    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
-    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
+    if (m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT) {
+        size_t bytes = qlora__moments_head(m->range_count) + m->moment_bytes;
+        qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)bytes, &m->moments);
+    } else {
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
+    }
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
     int32_t groups = (int32_t)m->plan.config.layers + 1; // clipped layer by layer, or all as one
     char* clip =
@@ -28976,21 +29308,35 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// A head in the files counts for us, but PEFT goes by the config, where it may be tied: rows would
-// be trained in one place here and in two there.
-static qlora_result qlora__saved_head_check(qlora_ctx* ctx, const qlora_model* m,
-                                            const qlora_model_desc* desc) {
+// A head in the files counts for us, as it does for transformers from version 5 on, but PEFT goes by
+// the config, where it may be tied. *out: the config ties a head that is a matrix of its own.
+static qlora_result qlora__saved_own_head(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora_model_desc* desc, bool* out) {
     qlora_model_config config;
+    *out = false;
     if (desc->dir == NULL || m->plan.config.tied) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, &config));
-    return !config.tied ? QLORA_OK
-                        : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                      "%s has lm_head.weight, but its config ties the head to the "
-                                      "embedding (tie_word_embeddings), so that PEFT trains both "
-                                      "as one; set it to false to train the embedding alone",
-                                      desc->dir);
+    *out = config.tied;
+    return QLORA_OK;
+}
+
+// Of such a head, PEFT trains the same rows as of the embedding; whole matrices are not supported.
+static qlora_result qlora__saved_head_check(qlora_ctx* ctx, qlora_model* m,
+                                            const qlora_model_desc* desc, bool rows, bool tied) {
+    bool own = false;
+    if (!rows && !tied) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__saved_own_head(ctx, m, desc, &own));
+    m->tokens_twice = own && rows;
+    return !own || !tied ? QLORA_OK
+                         : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                       "%s has lm_head.weight, but its config ties the head to "
+                                       "the embedding (tie_word_embeddings), so that PEFT trains "
+                                       "both as one; set it to false to train the embedding alone",
+                                       desc->dir);
 }
 
 // With a bias, the gain would have to leave it out.
@@ -29058,9 +29404,8 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     // adapter of ours keeps it tied unless both are to be saved.
     bool shared = tied && (peft != NULL ? peft->tied && (embed || head) : embed && !head);
     bool rows = peft != NULL ? peft->token_rows != 0 : desc->token_row_count > 0;
-    if (rows || (peft != NULL && peft->tied && (embed || head))) {
-        QLORA__TRY(qlora__saved_head_check(ctx, m, desc));
-    }
+    QLORA__TRY(
+        qlora__saved_head_check(ctx, m, desc, rows, peft != NULL && peft->tied && (embed || head)));
     if (shared && !embed) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: ensure_weight_tying with lm_head alone is not supported",
@@ -29079,6 +29424,17 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
 
 // ---- plan ---------------------------------------------------------------------------------------
 
+// Counts a trained tensor and returns the place after it; each starts at a multiple of 8 elements.
+static int64_t qlora__number_range(qlora_model* m, int64_t count, int64_t at) {
+    if (count > 0) {
+        m->range_count++;
+        m->longest_range = qlora__max(m->longest_range, count);
+        m->plan.parameters += count;
+        m->moment_bytes += qlora__moments_place(0, count).end;
+    }
+    return at + (int64_t)qlora__align_up((size_t)count, 8);
+}
+
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
@@ -29087,24 +29443,18 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
     for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->a_at = at;
-        at += (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
+        at = qlora__number_range(m, p->rank * p->in, at);
     }
     for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->b_at = at;
-        at += (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
-        m->range_count += p->rank > 0 ? 2 : 0;
-        m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
-        m->plan.parameters += p->rank * (p->in + p->out);
+        at = qlora__number_range(m, p->out * p->rank, at);
     }
     for (int i = 0; i < count && m->dora; i++) {
         qlora__projection* p = &first[i];
         if (p->rank > 0) {
             p->m_at = at;
-            at += (int64_t)qlora__align_up((size_t)p->out, 8);
-            m->range_count++;
-            m->longest_range = qlora__max(m->longest_range, p->out);
-            m->plan.parameters += p->out;
+            at = qlora__number_range(m, p->out, at);
         }
     }
     return at;
@@ -29112,20 +29462,17 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
 
 // Assigns a place to a trained matrix of `rows` rows; none without rows.
 static int64_t qlora__number_saved(qlora_model* m, int64_t rows, int64_t at, int64_t* place) {
-    int64_t count = rows * m->plan.config.hidden;
     *place = at;
-    m->range_count += rows > 0 ? 1 : 0;
-    m->longest_range = qlora__max(m->longest_range, count);
-    m->plan.parameters += count;
-    return at + (int64_t)qlora__align_up((size_t)count, 8);
+    return qlora__number_range(m, rows * m->plan.config.hidden, at);
 }
 
-// Assigns a place to every trained tensor; each starts at a multiple of 8 elements.
+// Assigns a place to every trained tensor.
 static void qlora__number_parameters(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t at = 0;
     m->range_count = 0;
     m->longest_range = 0;
+    m->moment_bytes = 0;
     m->plan.parameters = 0;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -29136,19 +29483,13 @@ static void qlora__number_parameters(qlora_model* m) {
             if (qlora__has_norm(m, i)) {
                 int64_t width = qlora__arch_norm_width(m->arch, c, i);
                 layer->norms_at[i] = at;
-                at += (int64_t)qlora__align_up((size_t)width, 8);
-                m->range_count++;
-                m->longest_range = qlora__max(m->longest_range, width);
-                m->plan.parameters += width;
+                at = qlora__number_range(m, width, at);
             }
         }
     }
     if (m->desc.train_norms) {
         m->final_norm_at = at;
-        at += (int64_t)qlora__align_up((size_t)c->hidden, 8);
-        m->range_count++;
-        m->longest_range = qlora__max(m->longest_range, c->hidden);
-        m->plan.parameters += c->hidden;
+        at = qlora__number_range(m, c->hidden, at);
     }
     at = qlora__number_saved(m, m->saved_embed ? c->vocab : 0, at, &m->embed_at);
     at = qlora__number_saved(m, m->saved_head ? c->vocab : 0, at, &m->head_at);
@@ -29351,6 +29692,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
+                  {"desc.optimizer", (int64_t)d->optimizer, 0, QLORA_OPTIMIZER_ADAMW_8BIT},
                   {"desc.recompute", (int64_t)d->recompute, 0, QLORA_CHOICE_OFF},
                   {"desc.cache", (int64_t)d->cache, 0, QLORA_CHOICE_OFF},
                   {"desc.offload", (int64_t)d->offload, 0, QLORA_CHOICE_OFF},
@@ -30791,11 +31133,17 @@ static bool qlora__trains_embedding(const qlora_model* m) {
 
 // Whether the head has gradients.
 static bool qlora__trains_head(const qlora_model* m) {
-    return m->saved_head || m->saved_tied || (m->token_count > 0 && m->plan.config.tied);
+    return m->saved_head || m->saved_tied ||
+           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice));
 }
 
-// Writes the trained rows, or those of the base, into the embedding, before a pass reads it.
+// Writes the trained rows, or those of the base, into the embedding and a head that also has them,
+// before a pass reads it.
 static qlora_result qlora__tokens_place(qlora_ctx* ctx, qlora_model* m) {
+    QLORA__TRY(m->tokens_twice
+                   ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->head_tokens,
+                                     &m->token_rows, &m->head)
+                   : QLORA_OK);
     return m->token_count > 0
                ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->base_tokens,
                                  &m->token_rows, &m->embed)
@@ -30996,8 +31344,9 @@ static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
     memset(&args, 0, sizeof args);
     args.param = &m->parameters;
     args.grad = &m->gradients;
-    args.m = &m->moment1;
-    args.v = &m->moment2;
+    bool coded = m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT;
+    args.m = coded ? NULL : &m->moment1;
+    args.v = coded ? NULL : &m->moment2;
     args.shadow = &m->shadow;
     args.ranges = &m->ranges;
     args.state = &m->adamw;
@@ -31028,6 +31377,14 @@ static qlora_result qlora__saved_row(qlora_ctx* ctx, const qlora_model* m,
     return qlora__copy_in(ctx, to.data, values, (size_t)n * sizeof *values);
 }
 
+// Copies a row of the embedding or the head, through the host, to row i of `kept`.
+static qlora_result qlora__token_keep(qlora_ctx* ctx, const qlora_tensor* table, int64_t row,
+                                      const qlora_tensor* kept, int64_t i, QLORA__REAL* values) {
+    size_t bytes = (size_t)table->cols * qlora_dtype_bytes(table->dtype);
+    QLORA__TRY(qlora__copy_out(ctx, values, (const char*)table->data + (size_t)row * bytes, bytes));
+    return qlora__copy_in(ctx, (char*)kept->data + (size_t)i * bytes, values, bytes);
+}
+
 // Starts trained matrices and rows with the values of the base, and keeps the base's rows.
 static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -31035,7 +31392,6 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK;
     }
     size_t bytes = (size_t)c->hidden * sizeof(QLORA__REAL);
-    size_t row_bytes = (size_t)c->hidden * qlora_dtype_bytes(m->compute);
     QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     for (int64_t i = 0; i < c->vocab && m->saved_embed && r == QLORA_OK; i++) {
@@ -31049,11 +31405,10 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
                            (size_t)m->token_count * sizeof *m->token_ids);
     }
     for (int64_t i = 0; i < m->token_count && r == QLORA_OK; i++) {
-        const char* from = (const char*)m->embed.data + (size_t)m->token_ids[i] * row_bytes;
-        r = qlora__copy_out(ctx, values, from, row_bytes);
-        r = r == QLORA_OK ? qlora__copy_in(ctx, (char*)m->base_tokens.data + (size_t)i * row_bytes,
-                                           values, row_bytes)
-                          : r;
+        r = qlora__token_keep(ctx, &m->embed, m->token_ids[i], &m->base_tokens, i, values);
+        r = r == QLORA_OK && m->tokens_twice
+                ? qlora__token_keep(ctx, &m->head, m->token_ids[i], &m->head_tokens, i, values)
+                : r;
         r = r == QLORA_OK ? qlora__saved_row(ctx, m, &m->embed, m->token_ids[i],
                                              m->tokens_at + i * c->hidden, values)
                           : r;
@@ -31097,6 +31452,47 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
     }
     QLORA__TRY(qlora__saved_start(ctx, m));
     return qlora__dora_refresh(ctx, m, true); // B is zero, so the magnitudes are those of the base
+}
+
+//@@ src/model/moments.h
+
+// ---- 8-bit moments ------------------------------------------------------------------------------
+
+// The moments of trained tensor number `index`, which follow those of the tensors before it: *at
+// starts at 0 and is advanced. False past the last tensor.
+static bool qlora__moments_next(const qlora_model* m, int64_t index, size_t* at, qlora__trained* t,
+                                qlora__moments* out) {
+    if (index >= m->range_count || !qlora__trained_at(m, index, t)) {
+        return false;
+    }
+    *at = index == 0 ? qlora__moments_head(m->range_count) : *at;
+    *out = qlora__moments_place(*at, t->rows * t->cols);
+    *at = out->end;
+    return true;
+}
+
+// Zeroes all moments, and writes the maps and the places.
+static qlora_result qlora__moments_start(qlora_ctx* ctx, qlora_model* m) {
+    size_t bytes = qlora__moments_head(m->range_count);
+    char* head = (char*)qlora__alloc_zero(ctx, bytes);
+    if (head == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    QLORA__REAL* maps = (QLORA__REAL*)(void*)head;
+    qlora__moments_map(true, maps);
+    qlora__moments_map(false, maps + QLORA__MOMENTS_MAP);
+    char* places = (char*)(maps + 2 * QLORA__MOMENTS_MAP);
+    qlora__trained t;
+    qlora__moments moments;
+    size_t at = 0;
+    for (int64_t i = 0; qlora__moments_next(m, i, &at, &t, &moments); i++) {
+        int64_t place = (int64_t)moments.values[0];
+        memcpy(places + (size_t)i * sizeof place, &place, sizeof place);
+    }
+    qlora_result r = qlora__tensor_zero(ctx, &m->moments);
+    r = r == QLORA_OK ? qlora__copy_in(ctx, m->moments.data, head, bytes) : r;
+    qlora__free(ctx, head, bytes);
+    return r;
 }
 
 //@@ src/model/batch.h
@@ -31801,6 +32197,19 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
 // The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
 // steps in slices and decoding all run these pieces in this order.
 
+// NEFTune adds its noise to what the embedding returns: in transformers, the embedding of Gemma
+// scales its rows itself, and others are scaled afterwards.
+static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_tensor* h) {
+    const qlora_model* m = pass->m;
+    qlora_family family = m->plan.config.family;
+    bool gemma = family == QLORA_FAMILY_GEMMA || family == QLORA_FAMILY_GEMMA2 ||
+                 family == QLORA_FAMILY_GEMMA3;
+    double factor = gemma ? 1.0 : m->plan.config.embedding_scale;
+    const qlora__batch_rows rows = {&m->batch.positions, &m->batch.sequences, &m->batch.seqs,
+                                    &m->batch.dropout};
+    return qlora__noise(pass->ctx, h, &rows, m->neftune * (float)factor);
+}
+
 // Token ids -> the input of layer 0 in m->x. With tiles, the input of a stack is computed by the
 // loop over tiles that uses it, everywhere.
 static qlora_result qlora__forward_begin(const qlora__pass* pass) {
@@ -31812,6 +32221,9 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
     if (c->embedding_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
+    }
+    if (pass->training && m->neftune > 0.0f) {
+        QLORA__TRY(qlora__forward_noise(pass, &h));
     }
     return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
 }
@@ -33108,6 +33520,9 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool 
     state.weight_decay = numbers->weight_decay;
     QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &state, sizeof state));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
+    if (m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT) {
+        return qlora__moments_start(ctx, m);
+    }
     QLORA__TRY(qlora__tensor_zero(ctx, &m->moment1));
     return qlora__tensor_zero(ctx, &m->moment2);
 }
@@ -33360,7 +33775,8 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
     args.clip_scale = one ? &scale : NULL;
     args.not_finite = &flag;
-    QLORA__TRY(qlora_adamw_step(ctx, &args));
+    QLORA__TRY(args.m != NULL ? qlora_adamw_step(ctx, &args)
+                              : qlora__adamw8_step(ctx, &args, &m->moments));
     return qlora__dora_refresh(ctx, m, false);
 }
 
@@ -33773,6 +34189,7 @@ typedef struct qlora__save_item {
     int64_t at;
     const void* bytes;
     size_t size;
+    const void* moments; // bytes or floats in device memory
 } qlora__save_item;
 
 typedef struct qlora__save_list {
@@ -33840,6 +34257,35 @@ static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlor
     item->size = size;
 }
 
+// Adds part of the 8-bit moments, which are in device memory: `count` codes or floats.
+static void qlora__save_add_moments(qlora__save_list* list, const char* name, qlora__st_dtype dtype,
+                                    const void* data, int64_t count) {
+    qlora__save_item* item = qlora__save_next(list, dtype, 1);
+    snprintf(item->name, sizeof item->name, "%s", name);
+    item->shape[0] = count;
+    item->moments = data;
+    item->size = (size_t)count * (dtype == QLORA__ST_F32 ? 4 : 1);
+    list->longest = qlora__max(list->longest, count);
+}
+
+// Copies the contents of an item to host memory, unless they are there; returns their place.
+static qlora_result qlora__save_fetch(qlora_ctx* ctx, const qlora__save_item* item, bool floats,
+                                      float* values, const void** out) {
+    int64_t n = (int64_t)(item->size / 4);
+    *out = item->bytes;
+    if (item->bytes != NULL || (item->arena == NULL && item->moments == NULL)) {
+        return QLORA_OK;
+    }
+    *out = values;
+    if (item->arena != NULL) {
+        qlora_tensor window;
+        qlora__arena_window(item->arena, item->at, 1, n, &window);
+        return qlora__floats_out(ctx, window.data, n, values);
+    }
+    return floats ? qlora__floats_out(ctx, item->moments, n, values)
+                  : qlora__copy_out(ctx, values, item->moments, item->size);
+}
+
 // Writes the list under the temporary name of its file, with only one tensor in host memory at a
 // time. The file is on disk then, and *w can publish it.
 static qlora_result qlora__save_prepare(qlora_ctx* ctx, const qlora__save_list* list,
@@ -33855,14 +34301,9 @@ static qlora_result qlora__save_prepare(qlora_ctx* ctx, const qlora__save_list* 
     bool begun = r == QLORA_OK;
     for (uint32_t i = 0; i < list->count && r == QLORA_OK; i++) {
         const qlora__save_item* item = &list->items[w->order[i]];
-        const void* bytes = item->bytes;
-        if (item->arena != NULL) {
-            qlora_tensor window;
-            int64_t n = (int64_t)(item->size / 4);
-            qlora__arena_window(item->arena, item->at, 1, n, &window);
-            r = qlora__floats_out(ctx, window.data, n, values);
-            bytes = values;
-        }
+        const void* bytes = NULL;
+        bool floats = list->entries[w->order[i]].dtype == QLORA__ST_F32;
+        r = qlora__save_fetch(ctx, item, floats, values, &bytes);
         r = r == QLORA_OK ? qlora__st_write(&ctx->env, w, bytes, item->size) : r;
     }
     if (r == QLORA_OK) {
@@ -34791,7 +35232,8 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     } else if (strcmp(plain, "lm_head.weight") == 0 && m->saved_head) {
         item->saved_at = m->head_at;
     }
-    item->rows_saved = embed && m->token_count > 0;
+    item->rows_saved =
+        (embed || (m->tokens_twice && strcmp(plain, "lm_head.weight") == 0)) && m->token_count > 0;
     if (m->desc.train_norms && strcmp(plain, "norm.weight") == 0) {
         item->norm_at = m->final_norm_at;
         item->norm_width = m->plan.config.hidden;
@@ -36371,7 +36813,8 @@ static qlora_result qlora__method_desc_check(qlora_ctx* ctx, const qlora_train_d
                    {"sft_alpha", d->sft_alpha, 1e6, 2u},
                    {"desirable_weight", d->desirable_weight, 1e6, 4u},
                    {"undesirable_weight", d->undesirable_weight, 1e6, 4u},
-                   {"loraplus_ratio", d->loraplus_ratio, 1e6, 7u}};
+                   {"loraplus_ratio", d->loraplus_ratio, 1e6, 7u},
+                   {"neftune", d->neftune, 1e6, 7u}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         char name[40];
         snprintf(name, sizeof name, "desc.%s", numbers[i].name);
@@ -36534,6 +36977,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                            "desc.clip is QLORA_CLIP_LAYERS, but the embedding or the head, which "
                            "belong to no layer, are trained");
     }
+    m->neftune = (float)t->desc.neftune;
     m->trainers++;
     ctx->living[QLORA__TRAINERS]++;
     *out = t;
@@ -36556,6 +37000,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
     if (r == QLORA_OK) {
         trainer->m->trainers--;
+        trainer->m->neftune = 0.0f;
         trainer->m->micro_begun = false;
         ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
@@ -36586,6 +37031,7 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
         : d.method != t->desc.method               ? "method"
         : memcmp(&d.loraplus_ratio, &t->desc.loraplus_ratio, sizeof d.loraplus_ratio) != 0
             ? "loraplus_ratio"
+        : memcmp(&d.neftune, &t->desc.neftune, sizeof d.neftune) != 0        ? "neftune"
         : memcmp(d.lr_factors, t->desc.lr_factors, sizeof d.lr_factors) != 0 ? "lr_factors"
                                                                              : NULL;
     if (fixed != NULL) {
@@ -37569,7 +38015,8 @@ static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) 
                 {"sft_alpha", QLORA__NOTED, d->sft_alpha, 0.0},
                 {"desirable_weight", QLORA__NOTED, d->desirable_weight, 0.0},
                 {"undesirable_weight", QLORA__NOTED, d->undesirable_weight, 0.0},
-                {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0}};
+                {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0},
+                {"neftune", QLORA__SAME, d->neftune, 0.0}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
     }
@@ -37625,6 +38072,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
     qlora__state_add_later(s, "tile", QLORA__NOTED, (double)m->plan.tile);
     qlora__state_add_method(s, d);
+    qlora__state_add_later(s, "optimizer", QLORA__SAME, (double)m->desc.optimizer);
     qlora__state_add_machine(s, t->ctx);
     qlora__state_add_back(s, "step", &s->step);
     qlora__state_add_back(s, "last_tokens", &s->tokens);
@@ -37655,6 +38103,32 @@ static qlora_result qlora__ckpt_hash(qlora_ctx* ctx, const char* folder, const c
 
 // ---- saving -------------------------------------------------------------------------------------
 
+// Moments in 8 bits are stored as they are: m.NAME has the codes, m.NAME.scales their scales.
+static void qlora__state_add_moments(const qlora_model* m, qlora__save_list* list) {
+    qlora__trained t;
+    qlora__moments moments;
+    size_t at = 0;
+    bool coded = m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT;
+    for (int64_t i = 0; !coded && qlora__trained_at(m, i, &t); i++) {
+        qlora__save_add(list, "m.", &m->moment1, &t);
+        qlora__save_add(list, "v.", &m->moment2, &t);
+    }
+    for (int64_t i = 0; coded && qlora__moments_next(m, i, &at, &t, &moments); i++) {
+        for (int k = 0; k < 2; k++) {
+            char name[224];
+            const char* memory = (const char*)m->moments.data;
+            snprintf(name, sizeof name, "%c.%s", "mv"[k], t.name);
+            qlora__save_add_moments(list, name, moments.coded ? QLORA__ST_U8 : QLORA__ST_F32,
+                                    memory + moments.values[k], moments.count);
+            if (moments.coded) {
+                snprintf(name, sizeof name, "%c.%s.scales", "mv"[k], t.name);
+                qlora__save_add_moments(list, name, QLORA__ST_F32, memory + moments.scales[k],
+                                        moments.blocks);
+            }
+        }
+    }
+}
+
 static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, const qlora__state* s,
                                        const void* position, size_t position_bytes) {
     qlora_ctx* ctx = t->ctx;
@@ -37679,12 +38153,8 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     metadata[2 * count + 1] = qlora__state_tier(ctx);
     metadata[2 * count + 2] = NULL;
     QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
-    QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 4, &list));
-    qlora__trained trained;
-    for (int64_t i = 0; qlora__trained_at(m, i, &trained); i++) {
-        qlora__save_add(&list, "m.", &m->moment1, &trained);
-        qlora__save_add(&list, "v.", &m->moment2, &trained);
-    }
+    QLORA__TRY(qlora__save_open(ctx, 4 * m->range_count + 4, &list));
+    qlora__state_add_moments(m, &list);
     qlora__save_add_bytes(&list, "hashes", QLORA__ST_U64, hashes, sizeof hashes);
     qlora__save_add_bytes(&list, "record", QLORA__ST_F32, s->record, sizeof s->record);
     if (t->desc.method != QLORA_METHOD_SFT) {
@@ -37942,19 +38412,49 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
     return QLORA_OK;
 }
 
-// Finds the moments of a trained tensor in the file; which is 'm' or 'v'.
-static qlora_result qlora__state_moment(qlora_ctx* ctx, const qlora__st* st, char which,
-                                        const qlora__trained* t, const qlora__st_tensor** out) {
-    char name[224];
-    snprintf(name, sizeof name, "%c.%s", which, t->name);
+// Finds a tensor of the state with `count` values.
+static qlora_result qlora__state_tensor(qlora_ctx* ctx, const qlora__st* st, const char* name,
+                                        qlora__st_dtype dtype, int64_t count,
+                                        const qlora__st_tensor** out) {
     *out = qlora__st_find(st, name);
     if (*out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing", st->label, name);
     }
-    if ((*out)->dtype != QLORA__ST_F32 ||
-        qlora__st_elements(*out) != (uint64_t)(t->rows * t->cols)) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s does not contain %lld F32 values",
-                           st->label, name, (long long)(t->rows * t->cols));
+    if ((*out)->dtype != dtype || qlora__st_elements(*out) != (uint64_t)count) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s does not contain %lld %s values",
+                           st->label, name, (long long)count,
+                           dtype == QLORA__ST_F32 ? "F32" : "U8");
+    }
+    return QLORA_OK;
+}
+
+// The same for 8-bit moments.
+static qlora_result qlora__state_moments8(qlora_ctx* ctx, const qlora_model* m, const qlora__st* st,
+                                          float* values) {
+    qlora__trained t;
+    qlora__moments moments;
+    size_t at = 0;
+    for (int64_t i = 0; qlora__moments_next(m, i, &at, &t, &moments); i++) {
+        for (int k = 0; k < 4; k++) { // m, v, and their scales
+            bool scales = k >= 2;
+            bool floats = scales || !moments.coded;
+            int64_t count = scales ? moments.blocks : moments.count;
+            char* to = (char*)m->moments.data + (scales ? moments.scales : moments.values)[k % 2];
+            const qlora__st_tensor* tensor = NULL;
+            char name[224];
+            if (scales && !moments.coded) {
+                continue;
+            }
+            snprintf(name, sizeof name, "%c.%s%s", "mv"[k % 2], t.name, scales ? ".scales" : "");
+            QLORA__TRY(qlora__state_tensor(ctx, st, name, floats ? QLORA__ST_F32 : QLORA__ST_U8,
+                                           count, &tensor));
+            if (values != NULL && floats) {
+                qlora__st_read_f32(tensor, 0, (uint64_t)count, values);
+                QLORA__TRY(qlora__floats_in(ctx, to, count, values));
+            } else if (values != NULL) {
+                QLORA__TRY(qlora__copy_in(ctx, to, tensor->data, (size_t)count));
+            }
+        }
     }
     return QLORA_OK;
 }
@@ -37967,13 +38467,18 @@ static qlora_result qlora__state_moments(qlora_ctx* ctx, const qlora_model* m, c
         const qlora_tensor* arena;
     } kinds[] = {{'m', &m->moment1}, {'v', &m->moment2}};
     qlora__trained t;
+    if (m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT) {
+        return qlora__state_moments8(ctx, m, st, values);
+    }
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
         for (int k = 0; k < 2; k++) {
             const qlora__st_tensor* tensor = NULL;
-            QLORA__TRY(qlora__state_moment(ctx, st, kinds[k].which, &t, &tensor));
+            int64_t n = t.rows * t.cols;
+            char name[224];
+            snprintf(name, sizeof name, "%c.%s", kinds[k].which, t.name);
+            QLORA__TRY(qlora__state_tensor(ctx, st, name, QLORA__ST_F32, n, &tensor));
             if (values != NULL) {
                 qlora_tensor window;
-                int64_t n = t.rows * t.cols;
                 qlora__arena_window(kinds[k].arena, t.at, 1, n, &window);
                 qlora__st_read_f32(tensor, 0, (uint64_t)n, values);
                 QLORA__TRY(qlora__floats_in(ctx, window.data, n, values));
@@ -38759,4 +39264,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 13c661cc4883994a
+//@@ end edfc0a643a85c953

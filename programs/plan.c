@@ -36,6 +36,7 @@ typedef struct options {
     int64_t offload;
     int64_t tile;
     bool longest;
+    int64_t optimizer;
     bool train_norms;
     bool help;
     bool version;
@@ -72,6 +73,8 @@ static const option option_table[] = {
     {"tile", OPT_WHOLE, AT(tile), false, 1, 16777216, "N",
         "compute everything but attention for N tokens at a time (default: only if the memory "
         "requires it)"},
+    {"optimizer", OPT_CHOICE, AT(optimizer), false, 0, 0, "adamw|adamw8bit",
+        "adamw8bit keeps the moments in 8 bits (default adamw)"},
     {"train-norms", OPT_FLAG, AT(train_norms), false, 0, 0, "", "also train the RMSNorm weights"},
     {"capability", OPT_REAL, AT(capability), false, 7.5, 99, "X",
         "compute capability of the GPU (default 9.0)"},
@@ -107,6 +110,7 @@ static qlora_model_desc desc_of(const app* a, int64_t batch, int64_t length, qlo
     m.base = (qlora_base_format)o->base;
     m.mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // tf32 is stored as f32
     m.train_norms = o->train_norms;
+    m.optimizer = (qlora_optimizer)o->optimizer;
     m.tokens = batch * length;
     m.max_sequences = batch;
     m.max_length = length;

@@ -146,12 +146,17 @@ extern "C" {
 #include "ops/loss.h"
 #include "ops/adamw.h"
 #ifndef QLORA_NO_MODEL
+#include "ops/adamw8.h"
 #include "ops/preference.h"
 #include "ops/dora.h"
 #include "ops/token_rows.h"
 #endif // QLORA_NO_MODEL
 
 #include "ops/dropout.h"
+#ifndef QLORA_NO_MODEL
+#include "ops/noise.h"
+#endif // QLORA_NO_MODEL
+
 #include "ops/linear_cpu.h"
 #include "ops/linear.h"
 #include "ops/attention_cpu.h"
@@ -172,6 +177,7 @@ extern "C" {
 #include "model/load.h"
 #include "model/dora.h"
 #include "model/parameters.h"
+#include "model/moments.h"
 #include "model/batch.h"
 #include "model/layer.h"
 #include "model/decode.h"

@@ -14,6 +14,7 @@
     X(ops_suite)                                                                                   \
     X(stream_suite)                                                                                \
     X(rows_suite)                                                                                  \
+    X(optimizer_suite)                                                                             \
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
     X(gguf_suite)                                                                                  \

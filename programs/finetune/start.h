@@ -85,6 +85,7 @@ static void train_describe(app* a) {
     m->max_length = o->length;
     int64_t least = (int64_t)sample_texts(a); // of one micro-batch
     m->max_sequences = o->tokens / 8 > least ? o->tokens / 8 : least;
+    m->optimizer = (qlora_optimizer)o->optimizer;
     m->recompute = (qlora_choice)o->recompute;
     m->cache = (qlora_choice)o->cache;
     m->offload = (qlora_choice)o->offload;
@@ -106,6 +107,7 @@ static void train_describe(app* a) {
     d->desirable_weight = o->desirable_weight;
     d->undesirable_weight = o->undesirable_weight;
     d->loraplus_ratio = o->loraplus_ratio;
+    d->neftune = o->neftune;
 }
 
 // --length max: the longest sample that fits, found by planning. A micro-batch has one sample, or

@@ -57,6 +57,8 @@ typedef struct options {
     double desirable_weight;
     double undesirable_weight;
     double loraplus_ratio;
+    double neftune;
+    int64_t optimizer;
     double alpha;
     double dropout;
     double lr;
@@ -163,6 +165,9 @@ static const option option_table[] = {
         "compute them beside every step (default precompute)"},
     {"loraplus-ratio", OPT_REAL, AT(loraplus_ratio), true, 1e-3, 1e3, "X",
         "LoRA+: learning rate of the B matrices and of vectors, as a multiple of --lr (default 1)"},
+    {"neftune", OPT_REAL, AT(neftune), true, 0, 1e3, "X",
+        "NEFTune: add noise to the embeddings while training, X / sqrt(length * hidden size) times "
+        "a uniform number in [-1, 1); usual values are 5 to 15 (default 0)"},
     {"epochs", OPT_REAL, AT(epochs), true, 1e-6, 1e6, "X",
         "passes over the data (default 3)"},
     {"steps", OPT_WHOLE, AT(steps), true, 1, 1e9, "N",
@@ -173,6 +178,8 @@ static const option option_table[] = {
         "learning rate after the warm-up (default cosine)"},
     {"warmup", OPT_WHOLE, AT(warmup), true, 0, 1e9, "N",
         "warm-up steps (default 3% of the total)"},
+    {"optimizer", OPT_CHOICE, AT(optimizer), true, 0, 0, "adamw|adamw8bit",
+        "adamw8bit keeps the moments in 8 bits, as bitsandbytes does (default adamw)"},
     {"beta2", OPT_REAL, AT(beta2), true, 0, 0.999999, "X",
         "AdamW beta2 (default 0.999)"},
     {"weight-decay", OPT_REAL, AT(weight_decay), true, 0, 10, "X",

@@ -129,6 +129,14 @@ typedef enum qlora_target { // the projections of a layer, one bit each
 // the head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
 typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
 
+// How the optimizer stores its moments.
+typedef enum qlora_optimizer {
+    QLORA_OPTIMIZER_ADAMW = 0, // in f32
+    // In 8 bits with a scale per 256 elements, as bitsandbytes does on a GPU; tensors of fewer than
+    // 4096 elements stay in f32.
+    QLORA_OPTIMIZER_ADAMW_8BIT = 1
+} qlora_optimizer;
+
 typedef enum qlora_choice {
     QLORA_CHOICE_AUTO = 0,
     QLORA_CHOICE_ON = 1,
@@ -179,7 +187,8 @@ typedef struct qlora_model_desc {
     uint32_t targets; // qlora_target bits that the model has; 0 = all
     bool train_norms; // also train the RMSNorm weights
     // Its memory.
-    qlora_purpose purpose;   // 0 = TRAIN
+    qlora_purpose purpose;     // 0 = TRAIN
+    qlora_optimizer optimizer; // 0 = ADAMW
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
     int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
     int64_t max_length;      // maximum tokens per sequence; 0 = tokens, as far as the model goes

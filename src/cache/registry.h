@@ -162,10 +162,14 @@
     X(optim_advance, optim, 0, LORA)                                                               \
     X(optim_adamw_f32, optim, 0, LORA)                                                             \
     X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                       \
+    X(optim_adamw8_f32, optim, 0, LORA)                                                            \
+    X(optim_adamw8_bf16, optim, 0, LORA_BF16)                                                      \
     X(optim_shadow_f32, optim, 0, LORA)                                                            \
     X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
     X(dropout_f32, dropout, 0, LORA)                                                               \
     X(dropout_bf16, dropout_bf16, 0, LORA_BF16)                                                    \
+    X(dropout_noise_f32, dropout, 0, LORA)                                                         \
+    X(dropout_noise_bf16, dropout_bf16, 0, LORA_BF16)                                              \
     X(preference_logps, preference, 0, LORA)                                                       \
     X(preference_factors, preference, 0, LORA)                                                     \
     X(preference_scale_f32, preference, 0, LORA)                                                   \

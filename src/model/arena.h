@@ -232,6 +232,10 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
                             &m->base_tokens);
     }
+    if (m->tokens_twice) {
+        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
+                            &m->head_tokens);
+    }
 }
 
 static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
@@ -239,8 +243,13 @@ static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
         return;
     }
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->gradients);
-    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
-    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
+    if (m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT) {
+        size_t bytes = qlora__moments_head(m->range_count) + m->moment_bytes;
+        qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)bytes, &m->moments);
+    } else {
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
+    }
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
     int32_t groups = (int32_t)m->plan.config.layers + 1; // clipped layer by layer, or all as one
     char* clip =

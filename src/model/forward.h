@@ -3,6 +3,19 @@
 // The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
 // steps in slices and decoding all run these pieces in this order.
 
+// NEFTune adds its noise to what the embedding returns: in transformers, the embedding of Gemma
+// scales its rows itself, and others are scaled afterwards.
+static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_tensor* h) {
+    const qlora_model* m = pass->m;
+    qlora_family family = m->plan.config.family;
+    bool gemma = family == QLORA_FAMILY_GEMMA || family == QLORA_FAMILY_GEMMA2 ||
+                 family == QLORA_FAMILY_GEMMA3;
+    double factor = gemma ? 1.0 : m->plan.config.embedding_scale;
+    const qlora__batch_rows rows = {&m->batch.positions, &m->batch.sequences, &m->batch.seqs,
+                                    &m->batch.dropout};
+    return qlora__noise(pass->ctx, h, &rows, m->neftune * (float)factor);
+}
+
 // Token ids -> the input of layer 0 in m->x. With tiles, the input of a stack is computed by the
 // loop over tiles that uses it, everywhere.
 static qlora_result qlora__forward_begin(const qlora__pass* pass) {
@@ -14,6 +27,9 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
     if (c->embedding_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
+    }
+    if (pass->training && m->neftune > 0.0f) {
+        QLORA__TRY(qlora__forward_noise(pass, &h));
     }
     return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
 }

@@ -15,7 +15,8 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
     args.clip_scale = one ? &scale : NULL;
     args.not_finite = &flag;
-    QLORA__TRY(qlora_adamw_step(ctx, &args));
+    QLORA__TRY(args.m != NULL ? qlora_adamw_step(ctx, &args)
+                              : qlora__adamw8_step(ctx, &args, &m->moments));
     return qlora__dora_refresh(ctx, m, false);
 }
 

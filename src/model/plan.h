@@ -1,5 +1,16 @@
 // ---- plan ---------------------------------------------------------------------------------------
 
+// Counts a trained tensor and returns the place after it; each starts at a multiple of 8 elements.
+static int64_t qlora__number_range(qlora_model* m, int64_t count, int64_t at) {
+    if (count > 0) {
+        m->range_count++;
+        m->longest_range = qlora__max(m->longest_range, count);
+        m->plan.parameters += count;
+        m->moment_bytes += qlora__moments_place(0, count).end;
+    }
+    return at + (int64_t)qlora__align_up((size_t)count, 8);
+}
+
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
@@ -8,24 +19,18 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
     for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->a_at = at;
-        at += (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
+        at = qlora__number_range(m, p->rank * p->in, at);
     }
     for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->b_at = at;
-        at += (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
-        m->range_count += p->rank > 0 ? 2 : 0;
-        m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
-        m->plan.parameters += p->rank * (p->in + p->out);
+        at = qlora__number_range(m, p->out * p->rank, at);
     }
     for (int i = 0; i < count && m->dora; i++) {
         qlora__projection* p = &first[i];
         if (p->rank > 0) {
             p->m_at = at;
-            at += (int64_t)qlora__align_up((size_t)p->out, 8);
-            m->range_count++;
-            m->longest_range = qlora__max(m->longest_range, p->out);
-            m->plan.parameters += p->out;
+            at = qlora__number_range(m, p->out, at);
         }
     }
     return at;
@@ -33,20 +38,17 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
 
 // Assigns a place to a trained matrix of `rows` rows; none without rows.
 static int64_t qlora__number_saved(qlora_model* m, int64_t rows, int64_t at, int64_t* place) {
-    int64_t count = rows * m->plan.config.hidden;
     *place = at;
-    m->range_count += rows > 0 ? 1 : 0;
-    m->longest_range = qlora__max(m->longest_range, count);
-    m->plan.parameters += count;
-    return at + (int64_t)qlora__align_up((size_t)count, 8);
+    return qlora__number_range(m, rows * m->plan.config.hidden, at);
 }
 
-// Assigns a place to every trained tensor; each starts at a multiple of 8 elements.
+// Assigns a place to every trained tensor.
 static void qlora__number_parameters(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t at = 0;
     m->range_count = 0;
     m->longest_range = 0;
+    m->moment_bytes = 0;
     m->plan.parameters = 0;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -57,19 +59,13 @@ static void qlora__number_parameters(qlora_model* m) {
             if (qlora__has_norm(m, i)) {
                 int64_t width = qlora__arch_norm_width(m->arch, c, i);
                 layer->norms_at[i] = at;
-                at += (int64_t)qlora__align_up((size_t)width, 8);
-                m->range_count++;
-                m->longest_range = qlora__max(m->longest_range, width);
-                m->plan.parameters += width;
+                at = qlora__number_range(m, width, at);
             }
         }
     }
     if (m->desc.train_norms) {
         m->final_norm_at = at;
-        at += (int64_t)qlora__align_up((size_t)c->hidden, 8);
-        m->range_count++;
-        m->longest_range = qlora__max(m->longest_range, c->hidden);
-        m->plan.parameters += c->hidden;
+        at = qlora__number_range(m, c->hidden, at);
     }
     at = qlora__number_saved(m, m->saved_embed ? c->vocab : 0, at, &m->embed_at);
     at = qlora__number_saved(m, m->saved_head ? c->vocab : 0, at, &m->head_at);
@@ -272,6 +268,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
+                  {"desc.optimizer", (int64_t)d->optimizer, 0, QLORA_OPTIMIZER_ADAMW_8BIT},
                   {"desc.recompute", (int64_t)d->recompute, 0, QLORA_CHOICE_OFF},
                   {"desc.cache", (int64_t)d->cache, 0, QLORA_CHOICE_OFF},
                   {"desc.offload", (int64_t)d->offload, 0, QLORA_CHOICE_OFF},

@@ -230,6 +230,9 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool 
     state.weight_decay = numbers->weight_decay;
     QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &state, sizeof state));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
+    if (m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT) {
+        return qlora__moments_start(ctx, m);
+    }
     QLORA__TRY(qlora__tensor_zero(ctx, &m->moment1));
     return qlora__tensor_zero(ctx, &m->moment2);
 }

@@ -129,6 +129,7 @@ struct qlora_model {
     qlora_math math; // that of the context when the model was opened
     bool use_adapters;
     int64_t trainers;    // number that exist
+    float neftune;       // of the trainer
     int64_t generations; // number that exist
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;    // of the parameter arena, including gaps
@@ -173,6 +174,8 @@ struct qlora_model {
     qlora_tensor d_tokens;
     qlora_tensor token_rows;  // I32 [1, count]
     qlora_tensor base_tokens; // [count, H], the rows of the base
+    bool tokens_twice;        // they are also rows of a head that is a matrix of its own
+    qlora_tensor head_tokens; // [count, H], the base's rows of that head
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
@@ -180,10 +183,12 @@ struct qlora_model {
     int64_t range_count;
     int64_t longest_range;
     qlora_tensor gradients;
-    qlora_tensor moment1;
+    qlora_tensor moment1; // without 8-bit moments
     qlora_tensor moment2;
-    qlora_tensor adamw; // one qlora_adamw_state
-    qlora_clip clip;    // its tables are in the arena
+    qlora_tensor moments; // U8: 8-bit moments, see qlora__adamw8_step
+    size_t moment_bytes;  // of those, without maps and places
+    qlora_tensor adamw;   // one qlora_adamw_state
+    qlora_clip clip;      // its tables are in the arena
     // micro-batch
     qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;

@@ -20,3 +20,4 @@
 #include "internal/stream.c"
 #include "internal/fp8.c"
 #include "internal/step.c"
+#include "internal/optimizer.c"
