@@ -53,6 +53,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/settings.h"
 #include "finetune/state.h"
 #include "finetune/screen.h"
+#include "finetune/ranks.h"
 #include "finetune/records.h"
 #include "finetune/inputs.h"
 #include "finetune/samples.h"
@@ -93,6 +94,7 @@ static void app_close(app* a) {
     if (a->ctx != NULL) {
         qlora_ctx_destroy(a->ctx);
     }
+    ranks_close(a);
     inputs_free(&a->inputs);
     inputs_free(&a->eval_inputs);
     qlora_text_chat_close(a->chat);
@@ -107,6 +109,9 @@ static bool options_open(app* a, int argc, char** argv) {
     a->set.count = OPTION_COUNT;
     a->set.values = o;
     a->program = argc > 0 ? argv[0] : "";
+    if (!ranks_find(a)) {
+        return false;
+    }
     if (!options_take(&a->set, argc, argv, &a->config_text, a->error)) {
         return false;
     }
@@ -122,9 +127,9 @@ static bool options_open(app* a, int argc, char** argv) {
     if (o->demo) {
         demo_defaults(o);
     }
-    options_resolve(o);
-    a->screen.live = terminal_live() && !o->json;
-    a->screen.quiet = o->json;
+    options_resolve(o, a->world);
+    a->screen.live = terminal_live() && !o->json && a->rank == 0;
+    a->screen.quiet = o->json || a->rank > 0;
     return true;
 }
 
@@ -135,8 +140,8 @@ static bool train_whole(app* a) {
     a->first_eval = (double)NAN;
     a->last_eval = (double)NAN;
     a->last_loss = (double)NAN;
-    bool ok = prepare(a) && train(a);
-    if (a->step == 0) { // nothing has been trained
+    bool ok = ranks_open(a) && prepare(a) && train(a);
+    if (a->step == 0 && a->rank == 0) { // nothing has been trained
         out_unmake(a);
     }
     if (!ok && a->stopped && a->step == 0) {
@@ -147,7 +152,11 @@ static bool train_whole(app* a) {
 
 static bool run(app* a, int argc, char** argv) {
     if (!options_open(a, argc, argv)) {
+        a->agreed = true; // every process has the same options
         return false;
+    }
+    if (a->rank > 0 && (a->o.help || a->o.version)) {
+        return true;
     }
     if (a->o.help) {
         help_print(&a->set);
@@ -160,6 +169,10 @@ static bool run(app* a, int argc, char** argv) {
     if (!a->o.doctor && !a->o.plan && !a->o.eval_only) {
         return train_whole(a);
     }
+    if (a->rank > 0) { // rank 0 prints it
+        return true;
+    }
+    a->world = 1;
     if (!prepare(a)) {
         return false;
     }

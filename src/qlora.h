@@ -18,6 +18,7 @@ extern "C" {
 #endif
 
 #include "api/model.h"
+#include "api/comm.h"
 #include "api/train.h"
 #include "api/generate.h"
 #include "api/adapter.h"
@@ -146,6 +147,7 @@ extern "C" {
 #include "ops/adamw.h"
 #ifndef QLORA_NO_MODEL
 #include "ops/preference.h"
+#include "ops/tree.h"
 #include "ops/dora.h"
 #include "ops/token_rows.h"
 #endif // QLORA_NO_MODEL
@@ -185,6 +187,18 @@ extern "C" {
 #include "adapter/merge_gguf.h"
 #include "adapter/merge_tokens.h"
 #include "adapter/merge_folder.h"
+#include "trainer/structure.h"
+#include "trainer/leaves.h"
+#include "trainer/rows.h"
+#ifndef QLORA_NO_COMM
+#include "comm/share.h"
+#include "comm/exchange.h"
+#include "comm/agree.h"
+#include "comm/mpi.h"
+#else // QLORA_NO_COMM
+#include "comm/none.h"
+#endif // QLORA_NO_COMM
+
 #include "train/trainer.h"
 #include "train/preference.h"
 #include "train/step.h"

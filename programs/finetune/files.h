@@ -26,6 +26,9 @@ static int file_create(const qlora_files* f, const char* path, const char* data,
 static bool file_replace(app* a, const char* name, const char* data, size_t size) {
     char path[PATH_SIZE];
     char temporary[PATH_SIZE + 8];
+    if (a->rank > 0) { // rank 0 writes
+        return true;
+    }
     out_path(a, name, path);
     snprintf(temporary, sizeof temporary, "%s.new", path);
     int code = file_create(&a->files, temporary, data, size);
@@ -90,6 +93,10 @@ static int file_cut(const char* path, long size) {
 // pending.
 static bool log_flush(app* a) {
     char path[PATH_SIZE];
+    if (a->rank > 0) {
+        a->log_rest.count = 0;
+        return true;
+    }
     out_path(a, "log.jsonl", path);
     if (a->log == NULL) {
         a->log = fopen(path, "ab");
@@ -142,6 +149,10 @@ static void log_step(app* a, const point* p, const qlora_train_info* info) {
         put_number(&line, "chosen_nll", info->chosen_nll, "%.9g");
     } else if (a->o.method == QLORA_METHOD_KTO) {
         put_number(&line, "kl", info->kl, "%.9g");
+    }
+    if (a->world > 1) {
+        put(&line, ",\"ranks\":%d,\"slowest_rank\":%d,\"sent_bytes\":%lld", (int)a->world,
+            (int)a->slowest, (long long)info->sent);
     }
     put(&line, ",\"tokens\":%lld,\"labels\":%.0f,\"memory_bytes\":%llu%s}\n",
         (long long)info->tokens, info->labels, (unsigned long long)memory_used(a),

@@ -12,6 +12,12 @@ static bool context_open(app* a) {
     desc.require_backend = a->o.device >= 0 ? QLORA_BACKEND_CUDA : (qlora_backend)a->o.backend;
     desc.device = a->o.device >= 0 ? (int32_t)a->o.device : 0;
     desc.threads = (int32_t)a->o.threads;
+#ifndef _WIN32
+    if (desc.threads == 0 && a->local_world > 1) { // the processes of a machine share its cores
+        long cores = sysconf(_SC_NPROCESSORS_ONLN) / a->local_world;
+        desc.threads = (int32_t)(cores < 1 ? 1 : cores > 64 ? 64 : cores);
+    }
+#endif
     desc.math = a->o.mode == MODE_TF32 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
     desc.log = a->o.verbose ? qlora_log_stderr : NULL;
     desc.error_text = why;
@@ -104,9 +110,10 @@ static void train_describe(app* a) {
     m->max_length = o->length;
     int64_t least = (int64_t)sample_texts(a); // of one micro-batch
     m->max_sequences = o->tokens / 8 > least ? o->tokens / 8 : least;
+    m->accumulate = o->accumulate;
     m->recompute = (qlora_choice)o->recompute;
     m->cache = (qlora_choice)o->cache;
-    m->keep_quantised = o->keep_quantised;
+    m->keep_quantised = o->keep_quantised && a->rank == 0;
     m->quantised_dir = o->quantised_dir;
     m->generate_tokens = o->prompt != NULL ? (o->length < 160 ? o->length : 160) : 0;
     qlora_train_desc* d = &a->train_desc;
@@ -277,12 +284,18 @@ static bool data_prepare(app* a) {
 // first: a run that cannot be resumed is refused before its data is read.
 static bool prepare(app* a) {
     bool look = a->o.doctor || a->o.plan || a->o.eval_only;
-    if (!context_open(a) || !model_describe(a) || !lengths_choose(a)) {
+    if (!context_open(a)) {
         return false;
     }
-    train_describe(a);
-    return (look || settings_check(a)) && data_prepare(a) && prompt_check(a) &&
-           (a->o.doctor || plan_make(a));
+    bool ok = model_describe(a) && lengths_choose(a);
+    if (ok) {
+        train_describe(a);
+    }
+    if (!together(a, ok && (look || settings_check(a))) || !ranks_join(a)) {
+        return false;
+    }
+    ok = data_prepare(a) && prompt_check(a) && (a->o.doctor || plan_make(a));
+    return together(a, ok) && ranks_plan(a);
 }
 
 static void backend_print(app* a) {
@@ -298,13 +311,13 @@ static bool model_start(app* a) {
         return false;
     }
     a->model_desc.plan = &a->plan;
-    if (!lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model")) {
-        return false;
-    }
-    if (!lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
+    a->train_desc.comm = a->world > 1 ? &a->comm : NULL;
+    if (!together(
+            a, lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model")) ||
+        !lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
-        !checkpoint_load(a) || !packs_plain(a, &a->eval, &a->eval_packs) || !out_begin(a) ||
-        !references_make(a)) {
+        !together(a, checkpoint_load(a) && packs_plain(a, &a->eval, &a->eval_packs) &&
+                         out_begin(a) && references_make(a))) {
         return false;
     }
     peak_find(a);
@@ -361,7 +374,7 @@ static bool train(app* a) {
     say(a, "ready after %s\n", short_time(seconds_now() - start, text));
     estimate_warn(a);
     bool fresh = a->step == 0;
-    bool ok = (!fresh || prompt_show(a, "before")) && train_loop(a);
+    bool ok = (!fresh || a->rank > 0 || prompt_show(a, "before")) && train_loop(a);
     if (a->step == 0) {
         if (ok) {
             say(a, "stopped before the first step was complete; there is nothing to save\n");
@@ -380,7 +393,7 @@ static bool train(app* a) {
             (long long)a->step, (long long)a->total_steps, a->o.out);
         return true;
     }
-    ok = prompt_show(a, "after");
+    ok = a->rank > 0 || prompt_show(a, "after");
     summary_print(a);
     return ok;
 }

@@ -59,6 +59,8 @@ typedef struct qlora_train_desc {
     double undesirable_weight; // KTO; 0 = 1
     double loraplus_ratio;     // LoRA+: factor for the learning rate of B and of vectors; 0 = 1
     double lr_factors[QLORA_LR_FACTORS]; // factors for the learning rate; 0 = 1
+    const qlora_comm* comm; // processes that train together; NULL = this one alone. Every process
+                            // passes all batches of a step and computes its share of them
     uint32_t reserved_must_be_zero1;
 } qlora_train_desc;
 
@@ -69,8 +71,8 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
-// Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio and
-// lr_factors cannot change and must be as before. Does not wait for the device.
+// Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio,
+// lr_factors and comm cannot change and must be as before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -85,6 +87,7 @@ typedef struct qlora_train_info {
     double lr;       // learning rate of the step
     bool graphs;     // steps are run as CUDA graphs
     int64_t waits;   // number of times the host had to wait for a free staging buffer
+    int64_t sent;    // bytes that this process sent to others for the step
     // DPO and KTO; r is the log-probability of a sequence less its reference.
     double preference_loss; // the loss without the likelihood term
     double chosen_nll;      // DPO: mean loss of the labels of the chosen texts

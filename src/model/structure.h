@@ -146,6 +146,7 @@ struct qlora_model {
     int64_t range_count;
     int64_t longest_range;
     qlora_tensor gradients;
+    qlora_tensor partials; // f32 [levels, qlora__partial_stride]: the stack of qlora__tree
     qlora_tensor moment1;
     qlora_tensor moment2;
     qlora_tensor adamw; // one qlora_adamw_state

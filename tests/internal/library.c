@@ -19,3 +19,4 @@
 
 #include "internal/stream.c"
 #include "internal/fp8.c"
+#include "internal/tree.c"

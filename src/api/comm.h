@@ -1,0 +1,44 @@
+// ---- several processes --------------------------------------------------------------------------
+// Processes that train together have the same model, settings and batches; each computes a share
+// of the micro-batches of a step. The result has the same bits for any number of processes.
+
+// Bytes for another process, or from it.
+typedef struct qlora_message {
+    void* data;
+    size_t bytes; // at least 1
+    int32_t peer; // rank of the other process
+    bool receive; // otherwise sent
+} qlora_message;
+
+// How the processes reach each other: qlora_comm_mpi, qlora_comm_nccl, or functions of the program.
+typedef struct qlora_comm {
+    int32_t rank;  // of this process, from 0
+    int32_t world; // number of processes, at most 4096; 0 or 1 = this one alone
+    bool device;   // messages are in device memory and are exchanged on a CUstream, in its order
+    // Sends and receives all messages. Those from one process to another arrive in the order of
+    // both lists, which have the same sizes. Returns false after a failure, with a reason in `why`.
+    // In device memory, it may return before the messages have arrived.
+    bool (*exchange)(const qlora_message* messages, int64_t count, void* stream, char* why,
+                     size_t why_size, void* user);
+    // Called again and again while the host waits for exchanges in device memory: false if they
+    // cannot succeed any more, with the reason. NULL = not needed.
+    bool (*alive)(char* why, size_t why_size, void* user);
+    // Ends the other processes after an error, where the provider can. NULL = it cannot.
+    void (*abort)(void* user);
+    void (*close)(void* user); // frees what the provider allocated; NULL = nothing
+    void* user;
+} qlora_comm;
+
+// Gives every process the bytes of all: `all` receives world * bytes, in the order of the ranks.
+// Every process must make the same call. Waits for all of them.
+QLORA_API qlora_result qlora_comm_gather(qlora_ctx* ctx, const qlora_comm* comm, const void* mine,
+                                         size_t bytes, void* all);
+// A provider for host memory: MPI, opened at run time. Call it in every process that a launcher such
+// as mpirun started, before other libraries start threads or open the GPU. library is a path; NULL =
+// the value of QLORA_MPI_LIBRARY, or else Open MPI, MPICH or the MPI 5.0 interface, as the variables
+// of the launcher suggest. limit is the time that an exchange may take, in seconds; 0 = 600. After a
+// failure, `why` has the reason.
+QLORA_API qlora_result qlora_comm_mpi(const char* library, double limit, qlora_comm* out, char* why,
+                                      size_t why_size);
+// Ends the use of a provider. comm may be NULL.
+QLORA_API void qlora_comm_close(qlora_comm* comm);
