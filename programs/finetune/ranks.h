@@ -1,8 +1,8 @@
 // ranks.h - several processes that train together: who they are, and what they tell each other.
 //
 // Every process reads the data and computes its share of each step. Rank 0 alone owns the output
-// folder and prints. Whatever one of them decides by itself (an error, Ctrl-C) is told to all before
-// anybody acts on it, so that none waits for a process that has left.
+// folder and prints. Whatever one of them decides by itself (an error, Ctrl-C) is told to all
+// before anybody acts on it, so that none waits for a process that has left.
 #ifndef FINETUNE_RANKS_H
 #define FINETUNE_RANKS_H
 

@@ -33,11 +33,11 @@ typedef struct qlora_comm {
 // Every process must make the same call. Waits for all of them.
 QLORA_API qlora_result qlora_comm_gather(qlora_ctx* ctx, const qlora_comm* comm, const void* mine,
                                          size_t bytes, void* all);
-// A provider for host memory: MPI, opened at run time. Call it in every process that a launcher such
-// as mpirun started, before other libraries start threads or open the GPU. library is a path; NULL =
-// the value of QLORA_MPI_LIBRARY, or else Open MPI, MPICH or the MPI 5.0 interface, as the variables
-// of the launcher suggest. limit is the time that an exchange may take, in seconds; 0 = 600. After a
-// failure, `why` has the reason.
+// A provider for host memory: MPI, opened at run time. Call it in every process that a launcher
+// such as mpirun started, before other libraries start threads or open the GPU. library is a path;
+// if it is NULL, it is the value of QLORA_MPI_LIBRARY, or else Open MPI, MPICH or the MPI 5.0
+// interface, as the variables of the launcher suggest. An exchange may take `limit` seconds, or 600
+// if that is 0. After a failure, `why` has the reason.
 QLORA_API qlora_result qlora_comm_mpi(const char* library, double limit, qlora_comm* out, char* why,
                                       size_t why_size);
 // Ends the use of a provider. comm may be NULL.
