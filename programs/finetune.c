@@ -41,6 +41,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #endif
 
@@ -59,6 +60,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/samples.h"
 #include "finetune/packing.h"
 #include "finetune/files.h"
+#include "finetune/connect.h"
 #include "finetune/lock.h"
 #include "finetune/folder.h"
 #include "finetune/preferences.h"
@@ -91,6 +93,10 @@ static void app_close(app* a) {
     if (a->model != NULL) {
         qlora_model_close(a->model);
     }
+    if (a->failed && !a->agreed && a->gpus.abort != NULL) {
+        a->gpus.abort(a->gpus.user);
+    }
+    qlora_comm_close(&a->gpus);
     if (a->ctx != NULL) {
         qlora_ctx_destroy(a->ctx);
     }
@@ -150,6 +156,16 @@ static bool train_whole(app* a) {
     return ok;
 }
 
+// --ranks: this process only starts the others.
+static bool ranks_start(app* a, char** argv) {
+#ifdef _WIN32
+    (void)argv;
+    return error_set(a->error, "--ranks is not available on Windows");
+#else
+    return ranks_run(a, argv, &a->ranks_result);
+#endif
+}
+
 static bool run(app* a, int argc, char** argv) {
     if (!options_open(a, argc, argv)) {
         a->agreed = true; // every process has the same options
@@ -167,7 +183,7 @@ static bool run(app* a, int argc, char** argv) {
         return true;
     }
     if (!a->o.doctor && !a->o.plan && !a->o.eval_only) {
-        return train_whole(a);
+        return a->o.ranks > 1 && a->launcher == NULL ? ranks_start(a, argv) : train_whole(a);
     }
     if (a->rank > 0) { // rank 0 prints it
         return true;
@@ -234,5 +250,5 @@ int main(int argc, char** argv) {
         complain(&a);
     }
     app_close(&a);
-    return a.failed ? 1 : stop_asked != 0 ? 130 : 0;
+    return a.failed ? 1 : a.ranks_result != 0 ? a.ranks_result : stop_asked != 0 ? 130 : 0;
 }

@@ -199,6 +199,12 @@ extern "C" {
 #include "comm/none.h"
 #endif // QLORA_NO_COMM
 
+#if !defined(QLORA_NO_COMM) && !defined(QLORA_NO_CUDA)
+#include "comm/nccl.h"
+#else // QLORA_NO_COMM or QLORA_NO_CUDA
+#include "comm/no_nccl.h"
+#endif // QLORA_NO_COMM or QLORA_NO_CUDA
+
 #include "train/trainer.h"
 #include "train/preference.h"
 #include "train/step.h"

@@ -38,7 +38,7 @@ typedef struct first_name {
 static void first_take(void* user, const char* name) {
     const first_name* f = (const first_name*)user;
     bool ours = strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, LOCK_NAME) == 0 ||
-                (f->demo && strcmp(name, "model") == 0);
+                strcmp(name, ID_NAME) == 0 || (f->demo && strcmp(name, "model") == 0);
     if (!ours && (f->first[0] == '\0' || strcmp(name, f->first) < 0)) {
         snprintf(f->first, 256, "%s", name);
     }

@@ -99,11 +99,8 @@ static bool ranks_open(app* a) {
         return error_set(a->error, "--demo runs in one process; %s started %d", a->launcher,
                          (int)a->world);
     }
-    if (!a->mpi) {
-        return error_set(a->error,
-                         "%s started %d processes; they can only reach each other through MPI: use "
-                         "mpirun",
-                         a->launcher, (int)a->world);
+    if (!a->mpi) { // NCCL, when the GPU is open
+        return true;
     }
     if (qlora_comm_mpi(NULL, (double)a->o.rank_limit, &a->provider, why, sizeof why) != QLORA_OK) {
         return error_set(a->error, "cannot open MPI: %s", why);
@@ -126,7 +123,7 @@ static void ranks_close(app* a) {
     if (a->provider.exchange == NULL) {
         return;
     }
-    fflush(stdout);
+    fflush(stdout); // ending the others may end this process
     fflush(stderr);
     if (a->failed && !a->agreed && a->provider.abort != NULL) {
         a->provider.abort(a->provider.user);
@@ -149,7 +146,7 @@ static bool gather(app* a, const void* mine, size_t bytes, void* all) {
 // failed, and rank 0 will print it.
 static bool together(app* a, bool ok) {
     verdict mine;
-    if (a->world <= 1 || a->ctx == NULL) {
+    if (a->world <= 1 || a->ctx == NULL || a->comm.exchange == NULL) {
         return ok;
     }
     memset(&mine, 0, sizeof mine);

@@ -4,6 +4,12 @@
 
 enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context's math
 
+// The GPU of this process: the only one that it can see, or that of its number on this machine.
+static int32_t local_device(const app* a) {
+    const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+    return visible != NULL && visible[0] != '\0' && strchr(visible, ',') == NULL ? 0 : a->local;
+}
+
 static bool context_open(app* a) {
     char why[512] = "";
     qlora_ctx_desc desc;
@@ -11,6 +17,11 @@ static bool context_open(app* a) {
     // A device that was asked for is required.
     desc.require_backend = a->o.device >= 0 ? QLORA_BACKEND_CUDA : (qlora_backend)a->o.backend;
     desc.device = a->o.device >= 0 ? (int32_t)a->o.device : 0;
+    bool own = a->world > 1 && a->o.device < 0 && a->o.backend != QLORA_BACKEND_CPU;
+    if (own) { // one GPU per process
+        desc.device = local_device(a);
+        desc.require_backend = QLORA_BACKEND_CUDA;
+    }
     desc.threads = (int32_t)a->o.threads;
 #ifndef _WIN32
     if (desc.threads == 0 && a->local_world > 1) { // the processes of a machine share its cores
@@ -22,7 +33,13 @@ static bool context_open(app* a) {
     desc.log = a->o.verbose ? qlora_log_stderr : NULL;
     desc.error_text = why;
     desc.error_text_size = sizeof why;
-    if (qlora_ctx_create(&desc, &a->ctx) != QLORA_OK) {
+    qlora_result made = qlora_ctx_create(&desc, &a->ctx);
+    if (made != QLORA_OK && own && a->o.backend == QLORA_BACKEND_ANY) {
+        desc.device = 0;
+        desc.require_backend = QLORA_BACKEND_CPU;
+        made = qlora_ctx_create(&desc, &a->ctx);
+    }
+    if (made != QLORA_OK) {
         return a->o.device >= 0 ? error_set(a->error, "--device %lld: %s", (long long)a->o.device,
                                             message_text(why))
                                 : error_set(a->error, "%s", message_text(why));
@@ -291,7 +308,7 @@ static bool prepare(app* a) {
     if (ok) {
         train_describe(a);
     }
-    if (!together(a, ok && (look || settings_check(a))) || !ranks_join(a)) {
+    if (!together(a, ok && (look || settings_check(a))) || !ranks_connect(a) || !ranks_join(a)) {
         return false;
     }
     ok = data_prepare(a) && prompt_check(a) && (a->o.doctor || plan_make(a));
@@ -311,7 +328,7 @@ static bool model_start(app* a) {
         return false;
     }
     a->model_desc.plan = &a->plan;
-    a->train_desc.comm = a->world > 1 ? &a->comm : NULL;
+    a->train_desc.comm = a->world <= 1 ? NULL : a->gpus.exchange != NULL ? &a->gpus : &a->comm;
     if (!together(
             a, lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model")) ||
         !lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),

@@ -213,6 +213,8 @@ typedef struct app {
     bool mpi;            // it was started by MPI's launcher
     qlora_comm provider; // how they reach each other
     qlora_comm comm;     // the same, with the waiting time counted
+    qlora_comm gpus;     // how their GPUs do
+    int ranks_result;    // --ranks: exit status
     double waited;       // seconds, since the last vote
     int32_t slowest;     // rank that took longest for the last step
     bool stop_agreed;    // one of them was asked to stop, and all know it

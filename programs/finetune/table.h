@@ -23,6 +23,7 @@ typedef struct options {
     int64_t tokens;
     int64_t accumulate;
     int64_t rank_limit;
+    int64_t ranks;
     int64_t seed;
     int64_t eval_every;
     int64_t save_every;
@@ -218,6 +219,9 @@ static const option option_table[] = {
         "GPU to use; fails without it (default: GPU 0 if there is one)"},
     {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N",
         "CPU threads (default: one per core)"},
+    {"ranks", OPT_WHOLE, AT(ranks), false, 1, 64, "N",
+        "start N processes on this machine that train together, one GPU each; mpirun, torchrun "
+        "and srun need no option"},
     {"rank-limit", OPT_WHOLE, AT(rank_limit), false, 1, 1e6, "S",
         "several processes: end the run if one of them has not answered for S seconds (default "
         "600)"},

@@ -15,6 +15,7 @@
     X(qlora_model_desc)                                                                        \
     X(qlora_message)                                                                           \
     X(qlora_comm)                                                                              \
+    X(qlora_nccl_desc)                                                                         \
     X(qlora_train_desc)                                                                        \
     X(qlora_plan_desc)                                                                         \
     X(qlora_plan)                                                                              \

@@ -40,5 +40,24 @@ QLORA_API qlora_result qlora_comm_gather(qlora_ctx* ctx, const qlora_comm* comm,
 // if that is 0. After a failure, `why` has the reason.
 QLORA_API qlora_result qlora_comm_mpi(const char* library, double limit, qlora_comm* out, char* why,
                                       size_t why_size);
+
+// A provider for device memory: NCCL 2.18 or later, opened at run time.
+#define QLORA_NCCL_ID_BYTES 128
+// Zero it before setting fields.
+typedef struct qlora_nccl_desc {
+    uint32_t reserved_must_be_zero0;
+    int32_t rank;
+    int32_t world;
+    const void* id;      // QLORA_NCCL_ID_BYTES bytes, made by one process and handed to the others
+    const char* library; // path; NULL = the value of QLORA_NCCL_LIBRARY, or the usual names
+    double limit;        // seconds that a call or an exchange may take; 0 = 600
+    uint32_t reserved_must_be_zero1;
+} qlora_nccl_desc;
+// Makes an id. The process must live until all others have called qlora_comm_nccl. After a failure,
+// `why` has the reason.
+QLORA_API qlora_result qlora_nccl_id(const char* library, void* id, char* why, size_t why_size);
+// Waits for all processes. Close the provider before the context is destroyed.
+QLORA_API qlora_result qlora_comm_nccl(qlora_ctx* ctx, const qlora_nccl_desc* desc,
+                                       qlora_comm* out);
 // Ends the use of a provider. comm may be NULL.
 QLORA_API void qlora_comm_close(qlora_comm* comm);

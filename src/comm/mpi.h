@@ -333,7 +333,7 @@ static bool qlora__mpi_start(qlora__mpi* mpi, const char* library, qlora_comm* o
                              size_t size) {
     const char* names[4];
     char first[300] = "";
-    char setting[1200];
+    char setting[300];
     bool loaded = false;
     qlora__mpi_names(names);
     if (library == NULL && qlora__os_setting("QLORA_MPI_LIBRARY", setting, sizeof setting)) {

@@ -3,6 +3,7 @@
 #define _XOPEN_SOURCE 700
 #include "comm_rig.h"
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { BATCHES = 12, ALL_STEPS = 20, RAGGED = 5, CUT = 7 };
@@ -393,6 +394,211 @@ TEST providers_are_checked(void) {
     PASS();
 }
 
+// ---- NCCL, on the fake GPU ----
+
+enum { NCCL_BATCHES = 3 };
+
+// What a process of the fake GPU does; `fails` is the call that fails in rank 1, or NULL.
+typedef struct nccl_job {
+    const test_machine* machine;
+    unsigned char id[QLORA_NCCL_ID_BYTES];
+    const char* fails;
+    bool trains;
+    bool gives_up; // an exchange that nobody answers ends soon
+    int out;       // receives the trained tensors
+} nccl_job;
+
+static bool nccl_open(const nccl_job* j, rig* r, int32_t rank, int32_t world, qlora_comm* comm) {
+    qlora_nccl_desc d;
+    memset(r, 0, sizeof *r);
+    memset(comm, 0, sizeof *comm);
+    memset(&d, 0, sizeof d);
+    d.rank = rank;
+    d.world = world;
+    d.id = j->id;
+    d.limit = 20.0;
+    r->ctx = test_open(j->machine, NULL);
+    if (rank == 1 && j->fails != NULL) {
+        test_fake()->fail_at(j->fails, 1, 3, false);
+    }
+    return r->ctx != NULL && qlora_comm_nccl(r->ctx, &d, comm) == QLORA_OK;
+}
+
+static bool nccl_train(const nccl_job* j, rig* r, qlora_comm* comm) {
+    setup s = setup_make(j->machine);
+    data d[NCCL_BATCHES];
+    qlora_batch batches[NCCL_BATCHES];
+    s.model.accumulate = NCCL_BATCHES;
+    s.train.comm = comm;
+    for (int i = 0; i < NCCL_BATCHES; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "nccl %d", i);
+        data_make(&d[i], name, run_lengths[i % 2], 3);
+        batches[i] = d[i].batch;
+    }
+    bool ok = rig_start(r, &s) && rig_stir(r);
+    for (int step = 0; step < 2 && ok; step++) {
+        qlora_train_info info;
+        ok = qlora_train_step(r->trainer, batches, NCCL_BATCHES - step, &info) == QLORA_OK;
+    }
+    return ok || rig_says(r, "nccl");
+}
+
+static bool nccl_write(rig* r, int out) {
+    size_t n = 0;
+    float* values = rig_read(r, false, &n);
+    bool ok =
+        values != NULL && write(out, values, n * sizeof *values) == (ssize_t)(n * sizeof *values);
+    free(values);
+    return ok;
+}
+
+// The child. Exit status 0: everything worked; 1: an error that says what failed; 2: another one.
+static int nccl_child(const nccl_job* j, int32_t rank, int32_t world) {
+    rig r;
+    qlora_comm comm;
+    int32_t all[COMM_WORLD];
+    bool ok = nccl_open(j, &r, rank, world, &comm);
+    if (ok && j->trains) {
+        ok = nccl_train(j, &r, &comm) && nccl_write(&r, j->out);
+    } else if (ok) {
+        int32_t mine = 10 + rank;
+        ok = qlora_comm_gather(r.ctx, &comm, &mine, sizeof mine, all) == QLORA_OK;
+        for (int32_t i = 0; i < world && ok; i++) {
+            ok = all[i] == 10 + i;
+        }
+    }
+    char error[512] = "";
+    snprintf(error, sizeof error, "%s", r.ctx != NULL ? qlora_last_error(r.ctx) : "");
+    if (ok && j->trains) {
+        qlora_trainer_destroy(r.trainer);
+        qlora_model_close(r.model);
+    }
+    qlora_comm_close(&comm);
+    if (ok) {
+        return qlora_ctx_destroy(r.ctx) == QLORA_OK ? 0 : 2;
+    }
+    bool named = j->fails == NULL || rank != 1 || strstr(error, j->fails) != NULL;
+    if (!named) {
+        fprintf(stderr, "rank %d: %s\n", (int)rank, error);
+    }
+    return named ? 1 : 2;
+}
+
+// Starts two processes; their exit statuses are in `status`, and what they wrote in `values`.
+static bool nccl_two(nccl_job* j, int status[2], float* values[2], size_t count) {
+    pid_t children[2];
+    int pipes[2][2];
+    bool ok = true;
+    for (int32_t i = 0; i < 2 && ok; i++) {
+        ok = pipe(pipes[i]) == 0;
+        fflush(stdout);
+        fflush(stderr);
+        children[i] = ok ? fork() : -1;
+        if (children[i] == 0) {
+            j->out = pipes[i][1];
+            if (j->gives_up) {
+                setenv("FAKENCCL_WAITS", "300", 1); // a real exchange is ended by its limit
+            }
+            _exit(nccl_child(j, i, 2));
+        }
+        ok = ok && children[i] > 0;
+        close(pipes[i][1]);
+    }
+    for (int i = 0; i < 2 && ok; i++) {
+        size_t have = 0;
+        ssize_t n = 1;
+        while (n > 0 && values != NULL && have < count * sizeof(float)) {
+            n = read(pipes[i][0], (char*)values[i] + have, count * sizeof(float) - have);
+            have += n > 0 ? (size_t)n : 0;
+        }
+        close(pipes[i][0]);
+    }
+    for (int i = 0; i < 2 && ok; i++) {
+        int code = 0;
+        ok = waitpid(children[i], &code, 0) == children[i] && WIFEXITED(code);
+        status[i] = WEXITSTATUS(code);
+    }
+    return ok;
+}
+
+static void nccl_forget(const nccl_job* j) {
+    char command[QLORA_NCCL_ID_BYTES + 16];
+    snprintf(command, sizeof command, "rm -rf %.100s", (const char*)j->id);
+    if (system(command) != 0) {
+        fprintf(stderr, "%s failed\n", command);
+    }
+}
+
+TEST nccl_gives_the_same_bits(const test_machine* machine) {
+    char why[256] = "";
+    nccl_job j;
+    rig r;
+    qlora_comm comm;
+    size_t n = 0;
+    int status[2] = {9, 9};
+    memset(&j, 0, sizeof j);
+    j.machine = machine;
+    j.trains = true;
+    ASSERTm(why, qlora_nccl_id(NULL, j.id, why, sizeof why) == QLORA_OK);
+    ASSERT(nccl_open(&j, &r, 0, 1, &comm)); // a world of one
+    ASSERT(nccl_train(&j, &r, &comm));
+    float* expected = rig_read(&r, false, &n);
+    ASSERT(expected != NULL && n > 0);
+    ASSERT_EQ(QLORA_OK, qlora_trainer_destroy(r.trainer));
+    ASSERT_EQ(QLORA_OK, qlora_model_close(r.model));
+    qlora_comm_close(&comm);
+    ASSERT(test_close_ctx(machine, r.ctx));
+    float* values[2] = {(float*)calloc(n, sizeof(float)), (float*)calloc(n, sizeof(float))};
+    ASSERT(nccl_two(&j, status, values, n));
+    for (int i = 0; i < 2; i++) {
+        ASSERT_EQ_FMT(0, status[i], "%d");
+        ASSERT_MEM_EQ(expected, values[i], n * sizeof(float));
+        free(values[i]);
+    }
+    free(expected);
+    nccl_forget(&j);
+    PASS();
+}
+
+// Every call of NCCL fails once: the process says which, and no process hangs.
+TEST every_nccl_call_can_fail(const test_machine* machine) {
+    static const char* const calls[] = {NULL,
+                                        "ncclGetVersion",
+                                        "ncclCommInitRankConfig",
+                                        "ncclGroupStart",
+                                        "ncclSend",
+                                        "ncclRecv",
+                                        "ncclGroupEnd",
+                                        "ncclCommGetAsyncError",
+                                        "ncclCommFinalize",
+                                        "ncclCommDestroy"};
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        nccl_job j;
+        char why[256] = "";
+        int status[2] = {9, 9};
+        memset(&j, 0, sizeof j);
+        j.machine = machine;
+        bool late = i == 0 || i >= 8; // nothing is left to do
+        j.fails = calls[i];
+        j.gives_up = !late;
+        ASSERTm(why, qlora_nccl_id(NULL, j.id, why, sizeof why) == QLORA_OK);
+        ASSERT(nccl_two(&j, status, NULL, 0));
+        ASSERT_EQ_FMTm(calls[i] != NULL ? calls[i] : "none", late ? 0 : 1, status[1], "%d");
+        ASSERT(status[0] != 2);
+        nccl_forget(&j);
+    }
+    char why[256] = "";
+    unsigned char id[QLORA_NCCL_ID_BYTES];
+    test_fake()->fail_at("ncclGetUniqueId", 1, 2, false);
+    ASSERT_EQ(QLORA_ERR_COMM, qlora_nccl_id(NULL, id, why, sizeof why));
+    ASSERT(strstr(why, "ncclGetUniqueId failed (2)") != NULL);
+    test_fake()->fail_clear();
+    ASSERT_EQ(QLORA_ERR_COMM, qlora_nccl_id("/nonexistent/libnccl.so.2", id, why, sizeof why));
+    ASSERT(strstr(why, "/nonexistent/libnccl.so.2") != NULL);
+    PASS();
+}
+
 SUITE(comm_suite) {
     RUN_TEST(any_world_gives_the_same_bits);
     RUN_TEST(any_world_gives_the_same_preferences);
@@ -400,4 +606,6 @@ SUITE(comm_suite) {
     RUN_TEST(ranks_that_differ_are_refused);
     RUN_TEST(every_exchange_can_fail);
     RUN_TEST(providers_are_checked);
+    RUN_ON(TEST_ONE_FAKE, nccl_gives_the_same_bits);
+    RUN_ON(TEST_ONE_FAKE, every_nccl_call_can_fail);
 }
