@@ -162,14 +162,13 @@ static void ranks_signal(const pid_t* ids, int64_t count, int number) {
     }
 }
 
-// Says how a process ended if that was not its own decision. Returns its exit status.
-static int rank_ended(int64_t rank, int status) {
-    if (WIFSIGNALED(status)) {
+// Says how the first process ended that did not decide that itself. Returns its exit status.
+static int rank_ended(int64_t rank, int status, bool first) {
+    if (WIFSIGNALED(status) && first) {
         fprintf(stderr, "finetune: rank %lld was ended by signal %d\n", (long long)rank,
                 WTERMSIG(status));
-        return 1;
     }
-    return WEXITSTATUS(status);
+    return WIFSIGNALED(status) ? 1 : WEXITSTATUS(status);
 }
 
 // Waits for all processes. After the first failure, the others have a few seconds to end.
@@ -184,7 +183,7 @@ static int ranks_wait(pid_t* ids, int64_t count) {
         pid_t ended = waitpid(-1, &status, WNOHANG);
         for (int64_t i = 0; i < count && ended > 0; i++) {
             if (ids[i] == ended) {
-                int code = rank_ended(i, status);
+                int code = rank_ended(i, status, failed_at == 0.0);
                 ids[i] = 0;
                 left--;
                 result = code != 0 && (result == 0 || result == 130) ? code : result;

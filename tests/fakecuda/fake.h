@@ -268,10 +268,10 @@ typedef struct fake_api {
     void (*machine)(int cc, int driver_version); // reset to one such device
 
     // Faults. `what` is a function's name or a class: ALLOC LOAD LAUNCH COPY SYNC STREAM EVENT
-    // GRAPH CAPTURE CUBLAS NCCL CTX, or ANY (every call), or RUN (a kernel or GEMM when it is executed,
-    // so that the error surfaces in a later call). nth counts from now; 1 is the next call. code is
-    // a CUresult, or a cublasStatus_t for the class CUBLAS and for functions of cuBLAS. sticky:
-    // from then on, every call on the context returns the code.
+    // GRAPH CAPTURE CUBLAS NCCL CTX, or ANY (every call), or RUN (a kernel or GEMM when it is
+    // executed, so that the error surfaces in a later call). nth counts from now; 1 is the next
+    // call. code is a CUresult, or a cublasStatus_t for the class CUBLAS and for functions of
+    // cuBLAS. sticky: from then on, every call on the context returns the code.
     void (*fail_at)(const char* what, uint64_t nth, int code, bool sticky);
     void (*fail_from)(const char* what, uint64_t nth, int code); // this call and all later ones
     void (*fail_clear)(void);

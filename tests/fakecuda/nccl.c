@@ -109,6 +109,26 @@ static void pipes_close(communicator* c) {
     }
 }
 
+static void mark(const char* dir, const char* name, int rank) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s-%d", dir, name, rank);
+    int file = open(path, O_CREAT | O_WRONLY, 0600);
+    if (file >= 0) {
+        close(file);
+    }
+}
+
+// Whether process `rank` has left a mark; -1: any of them.
+static bool marked(const communicator* c, const char* name, int rank) {
+    bool any = false;
+    for (int i = 0; i < c->world; i++) {
+        char path[128];
+        snprintf(path, sizeof path, "%s/%s-%d", c->dir, name, i);
+        any = any || ((rank < 0 || i == rank) && access(path, F_OK) == 0);
+    }
+    return any;
+}
+
 int ncclCommInitRankConfig(void** out, int world, fake_nccl_id id, int rank, const void* config) {
     static const int undefined[] = {20, 24, 28, 40, 44};
     const char* bytes = (const char*)config;
@@ -137,6 +157,7 @@ int ncclCommInitRankConfig(void** out, int world, fake_nccl_id id, int rank, con
                 c->from[i] = pipe_open(c->dir, i, rank);
             }
         }
+        mark(c->dir, "joined", rank);
         *out = c;
         status = IN_PROGRESS;
     }
@@ -179,12 +200,6 @@ int ncclSend(const void* data, size_t bytes, int type, int peer, void* comm, voi
 
 int ncclRecv(void* data, size_t bytes, int type, int peer, void* comm, void* stream) {
     return op_add("ncclRecv", data, bytes, type, peer, comm, stream, true);
-}
-
-static bool dead(const communicator* c) {
-    char path[128];
-    snprintf(path, sizeof path, "%s/dead", c->dir);
-    return access(path, F_OK) == 0;
 }
 
 // Moves what fits of the first unfinished operation of one direction; the next ones have to wait.
@@ -233,7 +248,7 @@ static int group_run(void* ctx, const void* payload) {
         }
         if (!moved && left > 0) {
             usleep(200);
-            status = dead(g->comm) || ++waits > most ? LAUNCH_FAILED : 0;
+            status = marked(g->comm, "dead", -1) || ++waits > most ? LAUNCH_FAILED : 0;
         }
     }
     free(g);
@@ -257,7 +272,11 @@ int ncclGroupEnd(void) {
 int ncclCommGetAsyncError(void* comm, int* state) {
     communicator* c = (communicator*)comm;
     int status = begin("ncclCommGetAsyncError");
-    *state = c->pending > 0 ? IN_PROGRESS : SUCCESS;
+    bool all = true; // a communicator is ready when all processes have joined
+    for (int i = 0; i < c->world; i++) {
+        all = all && marked(c, "joined", i);
+    }
+    *state = c->pending > 0 || !all ? IN_PROGRESS : SUCCESS;
     c->pending -= c->pending > 0 ? 1 : 0;
     return end("ncclCommGetAsyncError", status);
 }
@@ -268,16 +287,11 @@ int ncclCommFinalize(void* comm) {
     return end("ncclCommFinalize", status ? status : IN_PROGRESS);
 }
 
-static int drop(const char* name, void* comm, bool mark) {
+static int drop(const char* name, void* comm, bool aborted) {
     communicator* c = (communicator*)comm;
     int status = begin(name);
-    if (mark) {
-        char path[128];
-        snprintf(path, sizeof path, "%s/dead", c->dir);
-        int file = open(path, O_CREAT | O_WRONLY, 0600);
-        if (file >= 0) {
-            close(file);
-        }
+    if (aborted) {
+        mark(c->dir, "dead", c->rank);
     }
     pipes_close(c);
     free(c);

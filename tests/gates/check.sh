@@ -548,6 +548,13 @@ gate_examples() {
 }
 
 # Uses the programs as a person would.
+# finetune with several processes.
+gate_mpi() {
+    have mpirun || have mpiexec.mpich || skip "neither mpirun nor mpiexec.mpich found"
+    build -j2 build/finetune || return 1
+    tests/gates/use_mpi.sh || bad=1
+}
+
 gate_use() {
     build -j2 examples CFLAGS=-Werror || return 1
     use_all build tests/gates/use_programs.sh tests/gates/use_tools.sh
@@ -1166,7 +1173,7 @@ gate_msvc() {
 
 GATES="assembled text paths scripts comments contents layers abi functions words embed"
 GATES="$GATES ptx_fresh link symbols text_header macros recursion programs groups shared"
-GATES="$GATES interpreter warnings ptx_assemble ptx_same contract examples use use_gcc readme"
+GATES="$GATES interpreter warnings ptx_assemble ptx_same contract examples use use_gcc mpi readme"
 GATES="$GATES install packaging msvc mingw musl"
 GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
 

@@ -416,7 +416,7 @@ static bool nccl_open(const nccl_job* j, rig* r, int32_t rank, int32_t world, ql
     d.rank = rank;
     d.world = world;
     d.id = j->id;
-    d.limit = 20.0;
+    d.limit = j->gives_up ? 0.3 : 60.0;
     r->ctx = test_open(j->machine, NULL);
     if (rank == 1 && j->fails != NULL) {
         test_fake()->fail_at(j->fails, 1, 3, false);
