@@ -35434,6 +35434,7 @@ struct qlora_trainer {
     int64_t leaves;                          // of the whole step, of all processes
     qlora__node share;                       // those of this process
     qlora_comm comm;                         // a copy of desc.comm
+    bool spoilt;                             // by an update after an exchange that failed
     int32_t world;                           // number of processes, at least 1
     qlora__buffer* room;                     // for slices of other processes
     int64_t sent;                            // bytes sent to them for the last step
@@ -35555,6 +35556,15 @@ static bool qlora__leaf_skip(qlora_trainer* t, const qlora_batch* batch) {
         t->tokens += batch->lengths[i];
     }
     return true;
+}
+
+// Parameters that were updated with incomplete gradients must not be used or saved.
+static qlora_result qlora__trainer_sound(qlora_ctx* ctx, const qlora_trainer* t) {
+    return !t->spoilt ? QLORA_OK
+                      : qlora__fail(ctx, QLORA_ERR_STATE,
+                                    "an exchange with other processes failed in the middle of a "
+                                    "step, so the parameters are not valid; load the last "
+                                    "checkpoint in a new trainer");
 }
 
 //@@ src/trainer/rows.h
@@ -35930,8 +35940,11 @@ static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* com
     return QLORA_OK;
 }
 
+// An exchange that fails on the device is noticed after the update that follows it was queued.
 static qlora_result qlora__comm_wait(qlora_trainer* t, void* event) {
-    return t->world > 1 ? qlora__comm_wait_event(t->ctx, &t->comm, event) : QLORA_OK;
+    qlora_result r = t->world > 1 ? qlora__comm_wait_event(t->ctx, &t->comm, event) : QLORA_OK;
+    t->spoilt = t->spoilt || r != QLORA_OK;
+    return r;
 }
 
 static void qlora__sum_message(qlora__sum* sum, bool receive, int32_t peer, void* data,
@@ -37681,6 +37694,7 @@ static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the adapters are off; switch them on with qlora_adapter_use");
     }
+    QLORA__TRY(qlora__trainer_sound(ctx, t));
     if (t->failed) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "an earlier call of this step failed, and its gradients are incomplete; "
@@ -38433,6 +38447,7 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "a step is in progress; call qlora_train_update before saving");
     }
+    QLORA__TRY(qlora__trainer_sound(ctx, t));
     QLORA__TRY(qlora__dir_make(&ctx->env, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     if (qlora__ckpt_list_read(ctx, dir, "pending", &pending) != QLORA_OK) {
@@ -39350,4 +39365,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 5640aba5d8cc66e0
+//@@ end a3dbbdceba2d46bd

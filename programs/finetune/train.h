@@ -570,6 +570,9 @@ static bool train_loop(app* a) {
     if (a->step == 0) {
         return ok;
     }
+    if (!ok && a->gpus.exchange != NULL) { // the parameters may not be those of a whole step
+        return false;
+    }
     if (!ok) { // the steps so far are complete and are saved anyway
         complain(a);
         (void)qlora_train_cancel(a->trainer);

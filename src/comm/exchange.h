@@ -111,8 +111,11 @@ static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* com
     return QLORA_OK;
 }
 
+// An exchange that fails on the device is noticed after the update that follows it was queued.
 static qlora_result qlora__comm_wait(qlora_trainer* t, void* event) {
-    return t->world > 1 ? qlora__comm_wait_event(t->ctx, &t->comm, event) : QLORA_OK;
+    qlora_result r = t->world > 1 ? qlora__comm_wait_event(t->ctx, &t->comm, event) : QLORA_OK;
+    t->spoilt = t->spoilt || r != QLORA_OK;
+    return r;
 }
 
 static void qlora__sum_message(qlora__sum* sum, bool receive, int32_t peer, void* data,

@@ -156,6 +156,7 @@ static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the adapters are off; switch them on with qlora_adapter_use");
     }
+    QLORA__TRY(qlora__trainer_sound(ctx, t));
     if (t->failed) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "an earlier call of this step failed, and its gradients are incomplete; "

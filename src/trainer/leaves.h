@@ -103,3 +103,12 @@ static bool qlora__leaf_skip(qlora_trainer* t, const qlora_batch* batch) {
     }
     return true;
 }
+
+// Parameters that were updated with incomplete gradients must not be used or saved.
+static qlora_result qlora__trainer_sound(qlora_ctx* ctx, const qlora_trainer* t) {
+    return !t->spoilt ? QLORA_OK
+                      : qlora__fail(ctx, QLORA_ERR_STATE,
+                                    "an exchange with other processes failed in the middle of a "
+                                    "step, so the parameters are not valid; load the last "
+                                    "checkpoint in a new trainer");
+}

@@ -81,6 +81,7 @@ struct qlora_trainer {
     int64_t leaves;                          // of the whole step, of all processes
     qlora__node share;                       // those of this process
     qlora_comm comm;                         // a copy of desc.comm
+    bool spoilt;                             // by an update after an exchange that failed
     int32_t world;                           // number of processes, at least 1
     qlora__buffer* room;                     // for slices of other processes
     int64_t sent;                            // bytes sent to them for the last step

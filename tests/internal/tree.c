@@ -123,7 +123,50 @@ TEST totals_follow_the_tree(const test_machine* machine) {
     PASS();
 }
 
+static bool link_silent(const qlora_message* messages, int64_t count, void* stream, char* why,
+                        size_t why_size, void* user) {
+    (void)messages;
+    (void)count;
+    (void)stream;
+    (void)why;
+    (void)why_size;
+    (void)user;
+    return true;
+}
+
+static bool link_down(char* why, size_t why_size, void* user) {
+    (void)user;
+    snprintf(why, why_size, "the link is down");
+    return false;
+}
+
+// When an exchange between GPUs fails, the update after it has been queued: what it made of the
+// parameters is neither trained further nor saved.
+TEST a_failed_exchange_spoils_the_parameters(const test_machine* machine) {
+    setup s = setup_make(machine);
+    data d[TREE_LEAVES];
+    qlora_batch batches[TREE_LEAVES];
+    qlora_train_info info;
+    rig r;
+    ASSERT(rig_open(&r, &s));
+    tree_data(d, batches, 2);
+    r.trainer->world = 2; // as if another process had joined
+    r.trainer->comm.world = 2;
+    r.trainer->comm.device = true;
+    r.trainer->comm.exchange = link_silent;
+    r.trainer->comm.alive = link_down;
+    ASSERT_EQ(QLORA_ERR_COMM, qlora_train_step(r.trainer, batches, 2, &info));
+    ASSERT(strstr(qlora_last_error(r.ctx), "rank 0 of 2: the link is down") != NULL);
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_train_step(r.trainer, batches, 2, &info));
+    ASSERT(strstr(qlora_last_error(r.ctx), "the parameters are not valid") != NULL);
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_checkpoint_save(r.trainer, "never", NULL, 0));
+    ASSERT(strstr(qlora_last_error(r.ctx), "the parameters are not valid") != NULL);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
 SUITE(tree_suite) {
     RUN_ON(TEST_ONE_EACH, gradients_are_summed_in_a_fixed_order);
     RUN_ON(TEST_ONE_EACH, totals_follow_the_tree);
+    RUN_ON(TEST_ONE_FAKE, a_failed_exchange_spoils_the_parameters);
 }
