@@ -52,9 +52,11 @@ BENCHES := $(B)/bench
 FUZZERS := $(patsubst tests/fuzz/%.c,$(B)/fuzz_%,$(wildcard tests/fuzz/*.c))
 KERNELS := $(sort $(wildcard kernels/*.cu))
 FAKE_PARTS := $(patsubst tests/%.c,$(B)/obj/%.o,\
-	$(filter-out %/cublas.c %/cublaslt.c %/variant.c %/ptx_test.c,$(wildcard tests/fakecuda/*.c)))
+	$(filter-out %/cublas.c %/cublaslt.c %/nccl.c %/variant.c %/ptx_test.c,\
+	$(wildcard tests/fakecuda/*.c)))
 FAKES := $(addprefix $(B)/,$(addsuffix /libcuda.so.1,fake fake-stub fake-omit) \
-	$(addsuffix /libcublas.so.13,fake fake-omit) fake/libcublasLt.so.13)
+	$(addsuffix /libcublas.so.13,fake fake-omit) fake/libcublasLt.so.13 \
+	fake/libnccl.so.2)
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -226,8 +228,8 @@ $(B)/qlora.pc: qlora.pc.in FORCE
 
 # ---- the fake driver: its parts once, for each variant only variant.c ----
 
-$(FAKE_PARTS) $(B)/obj/fakecuda/cublas.o $(B)/obj/fakecuda/cublaslt.o: $(B)/obj/%.o: tests/%.c \
-		Makefile
+$(FAKE_PARTS) $(addprefix $(B)/obj/fakecuda/,cublas.o cublaslt.o nccl.o): $(B)/obj/%.o: \
+		tests/%.c Makefile
 	$(COMPILE) $(FAKE_FLAGS) -c -o $@ $<
 
 $(B)/fake/libcuda.so.1: tests/fakecuda/variant.c $(FAKE_PARTS) Makefile
@@ -245,7 +247,8 @@ $(B)/fake-omit/libcuda.so.1: tests/fakecuda/variant.c $(FAKE_PARTS) Makefile
 
 $(B)/fake/libcublas.so.13: $(B)/obj/fakecuda/cublas.o
 $(B)/fake/libcublasLt.so.13: $(B)/obj/fakecuda/cublaslt.o
-$(B)/fake/libcublas.so.13 $(B)/fake/libcublasLt.so.13:
+$(B)/fake/libnccl.so.2: $(B)/obj/fakecuda/nccl.o
+$(B)/fake/libcublas.so.13 $(B)/fake/libcublasLt.so.13 $(B)/fake/libnccl.so.2:
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -shared -Wl,-soname,$(@F) $(LDFLAGS) -o $@ $< -lm -lpthread
 

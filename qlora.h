@@ -27,6 +27,8 @@
        graph      capture, replay, invalidation
        model      plan, arena, weights, layers forward and backward, evaluation
        adapter    PEFT folders, copies between models, merged export, GGUF export
+       trainer    state of a trainer, partial sums of a step, what its results depend on
+       comm       several processes: shares of a step, their sum, providers
        train      steps, slices, schedules, checkpoints
        generate   decoding with a key/value cache, one token per call
 
@@ -71,6 +73,7 @@
        QLORA_DLL             mark functions for a shared library
        QLORA_NO_CUDA         leave out the GPU: no dynamic loading, no kernels_ptx.h
        QLORA_NO_MODEL        leave out models, training and file formats: the bare runtime
+       QLORA_NO_COMM         leave out training with several processes
        QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2 and AVX-512
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
        QLORA_ASSERT(x)       checks our own invariants only; never files, arguments or devices
@@ -97,7 +100,8 @@
    MEMORY
        Host memory goes through desc.allocator, device memory through desc.device_allocator. A model
        allocates everything when it is opened, and a trainer when it is created; steps, evaluation
-       and generation allocate no device memory. The operators use a scratch buffer of
+       and generation allocate no device memory, except a step of more micro-batches than
+       desc.accumulate of the model for its partial sums. The operators use a scratch buffer of
        desc.scratch_bytes that is allocated with the context. A tensor is a small struct that points
        to memory; qlora_tensor_create allocates, qlora_tensor_wrap and qlora_tensor_view do not.
 
@@ -125,11 +129,13 @@
        Deterministic: no float atomics, one writer per output, a fixed order of summation, choices
        from committed tables and the context's settings. The same inputs give the same bytes on the
        same device, driver and cuBLAS, and on the CPU with the same tier for any number of
-       threads; tiers (qlora_cpu_tier) differ from each other by rounding, and those with vectors
-       compute e^x by a polynomial (at most 1.1 units in the last place). F32 is exact fp32 unless
-       the context's math asks for TF32, which a model adopts when it is opened; 16-bit operands
-       accumulate in fp32. 4-bit weights are dequantised to bf16 values in every mode, as
-       bitsandbytes does, except by FP8. Built with -ffast-math, the CPU results are unspecified.
+       threads; the micro-batches of a step are summed in a fixed tree, so the bytes do not depend
+       on the number of processes either. Tiers (qlora_cpu_tier) differ from each other by rounding,
+       and those with vectors compute e^x by a polynomial (at most 1.1 units in the last place). F32
+       is exact fp32 unless the context's math asks for TF32, which a model adopts when it is
+       opened; 16-bit operands accumulate in fp32. 4-bit weights are dequantised to bf16 values in
+       every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU results are
+       unspecified.
 
    FP8
        QLORA_MODE_FP8 is BF16 with faster products of 4-bit weights: cuBLASLt (12.9 or later)
@@ -152,8 +158,8 @@
        each. Gemma always uses the tanh form of GELU; the dropout of a base model is never applied.
 
    QLORA DOES NOT
-       pre-train, distribute over several GPUs, run mixtures of experts or vision towers, or use the
-       network.
+       pre-train, divide one model between several GPUs, run mixtures of experts or vision towers,
+       or use the network.
 */
 
 #if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \
@@ -244,6 +250,7 @@ extern "C" {
     X(ERR_UNSUPPORTED,   -5,    "not supported")                                            \
     X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
     X(ERR_VERSION,       -7,    "the program and the library use different headers")        \
+    X(ERR_COMM,          -8,    "the exchange with other processes failed")                 \
     X(ERR_FILE,          -100,  "a file could not be read or written")                      \
     X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
     X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
@@ -766,6 +773,8 @@ typedef struct qlora_model_desc {
     // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
     // tiles; negative = never tiles.
     int64_t tile;
+    int64_t accumulate;      // micro-batches per step to plan for; 0 = 1. A longer step allocates
+                             // the memory for its partial sums when it needs it
     const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
@@ -788,7 +797,7 @@ struct qlora_plan {
     uint64_t base;        // frozen weights, embedding, head, norms, tables
     uint64_t cache;       // 16-bit copies of 4-bit weights
     uint64_t adapters;    // parameters and their 16-bit shadow
-    uint64_t optimizer;   // gradients, moments, clip tables
+    uint64_t optimizer;   // gradients and their partial sums, moments, clip tables
     uint64_t activations; // kept between forward and backward
     uint64_t workspace;   // shared by the layers
     uint64_t head;        // logits of a chunk and their losses
@@ -909,6 +918,72 @@ QLORA_API qlora_result qlora_eval_sequences(qlora_model* model, const qlora_batc
 // device.
 QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out);
 
+//@@ src/api/comm.h
+
+// ---- several processes --------------------------------------------------------------------------
+// Processes that train together have the same model, settings and batches; each computes a share
+// of the micro-batches of a step. The result has the same bits for any number of processes.
+
+// Bytes for another process, or from it.
+typedef struct qlora_message {
+    void* data;
+    size_t bytes; // at least 1
+    int32_t peer; // rank of the other process
+    bool receive; // otherwise sent
+} qlora_message;
+
+// How the processes reach each other: qlora_comm_mpi, qlora_comm_nccl, or functions of the program.
+typedef struct qlora_comm {
+    int32_t rank;  // of this process, from 0
+    int32_t world; // number of processes, at most 4096; 0 or 1 = this one alone
+    bool device;   // messages are in device memory and are exchanged on a CUstream, in its order
+    // Sends and receives all messages. Those from one process to another arrive in the order of
+    // both lists, which have the same sizes. Returns false after a failure, with a reason in `why`.
+    // In device memory, it may return before the messages have arrived.
+    bool (*exchange)(const qlora_message* messages, int64_t count, void* stream, char* why,
+                     size_t why_size, void* user);
+    // Called again and again while the host waits for exchanges in device memory: false if they
+    // cannot succeed any more, with the reason. NULL = not needed.
+    bool (*alive)(char* why, size_t why_size, void* user);
+    // Ends the other processes after an error, where the provider can. NULL = it cannot.
+    void (*abort)(void* user);
+    void (*close)(void* user); // frees what the provider allocated; NULL = nothing
+    void* user;
+} qlora_comm;
+
+// Gives every process the bytes of all: `all` receives world * bytes, in the order of the ranks.
+// Every process must make the same call. Waits for all of them.
+QLORA_API qlora_result qlora_comm_gather(qlora_ctx* ctx, const qlora_comm* comm, const void* mine,
+                                         size_t bytes, void* all);
+// A provider for host memory: MPI, opened at run time. Call it in every process that a launcher
+// such as mpirun started, before other libraries start threads or open the GPU. library is a path;
+// if it is NULL, it is the value of QLORA_MPI_LIBRARY, or else Open MPI, MPICH or the MPI 5.0
+// interface, as the variables of the launcher suggest. An exchange may take `limit` seconds, or 600
+// if that is 0. After a failure, `why` has the reason.
+QLORA_API qlora_result qlora_comm_mpi(const char* library, double limit, qlora_comm* out, char* why,
+                                      size_t why_size);
+
+// A provider for device memory: NCCL 2.18 or later, opened at run time.
+#define QLORA_NCCL_ID_BYTES 128
+// Zero it before setting fields.
+typedef struct qlora_nccl_desc {
+    uint32_t reserved_must_be_zero0;
+    int32_t rank;
+    int32_t world;
+    const void* id;      // QLORA_NCCL_ID_BYTES bytes, made by one process and handed to the others
+    const char* library; // path; NULL = the value of QLORA_NCCL_LIBRARY, or the usual names
+    double limit;        // seconds that a call or an exchange may take; 0 = 600
+    uint32_t reserved_must_be_zero1;
+} qlora_nccl_desc;
+// Makes an id. The process must live until all others have called qlora_comm_nccl. After a failure,
+// `why` has the reason.
+QLORA_API qlora_result qlora_nccl_id(const char* library, void* id, char* why, size_t why_size);
+// Waits for all processes. Close the provider before the context is destroyed.
+QLORA_API qlora_result qlora_comm_nccl(qlora_ctx* ctx, const qlora_nccl_desc* desc,
+                                       qlora_comm* out);
+// Ends the use of a provider. comm may be NULL.
+QLORA_API void qlora_comm_close(qlora_comm* comm);
+
 //@@ src/api/train.h
 
 // ---- training -----------------------------------------------------------------------------------
@@ -975,6 +1050,8 @@ typedef struct qlora_train_desc {
     // NEFTune: noise on the embeddings of trained tokens, neftune / sqrt(L hidden) times a uniform
     // number in [-1, 1), with L the length of the sequence; 0 = none
     double neftune;
+    const qlora_comm* comm; // processes that train together; NULL = this one alone. Every process
+                            // passes all batches of a step and computes its share of them
     uint32_t reserved_must_be_zero1;
 } qlora_train_desc;
 
@@ -986,7 +1063,7 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
 // Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio,
-// lr_factors and neftune cannot change and must be as before. Does not wait for the device.
+// lr_factors, neftune and comm cannot change and must be as before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -1001,6 +1078,7 @@ typedef struct qlora_train_info {
     double lr;       // learning rate of the step
     bool graphs;     // steps are run as CUDA graphs
     int64_t waits;   // number of times the host had to wait for a free staging buffer
+    int64_t sent;    // bytes that this process sent to others for the step
     // DPO and KTO; r is the log-probability of a sequence less its reference.
     double preference_loss; // the loss without the likelihood term
     double chosen_nll;      // DPO: mean loss of the labels of the chosen texts
@@ -1825,6 +1903,9 @@ QLORA_API const char* qlora_kernel_name(size_t index);
     X(qlora_rope_desc)                                                                         \
     X(qlora_model_config)                                                                      \
     X(qlora_model_desc)                                                                        \
+    X(qlora_message)                                                                           \
+    X(qlora_comm)                                                                              \
+    X(qlora_nccl_desc)                                                                         \
     X(qlora_train_desc)                                                                        \
     X(qlora_plan_desc)                                                                         \
     X(qlora_plan)                                                                              \
@@ -1994,6 +2075,7 @@ __declspec(dllimport) int __stdcall SleepConditionVariableSRW(void*, void*, unsi
 __declspec(dllimport) void __stdcall WakeAllConditionVariable(void*);
 __declspec(dllimport) unsigned long __stdcall WaitForSingleObject(void*, unsigned long);
 __declspec(dllimport) int __stdcall CloseHandle(void*);
+__declspec(dllimport) void __stdcall Sleep(unsigned long);
 __declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long, const char*, int,
                                                         wchar_t*, int);
 __declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
@@ -2069,6 +2151,10 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
     QueryPerformanceCounter((void*)&count);
     QueryPerformanceFrequency((void*)&rate);
     return (double)count * 1e3 / (double)rate;
+}
+
+static QLORA__UNUSED void qlora__sleep_us(int64_t us) {
+    Sleep((unsigned long)((us + 999) / 1000));
 }
 
 static QLORA__UNUSED int32_t qlora__core_count(void) {
@@ -2330,6 +2416,13 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static QLORA__UNUSED void qlora__sleep_us(int64_t us) {
+    struct timespec t;
+    t.tv_sec = (time_t)(us / 1000000);
+    t.tv_nsec = (long)(us % 1000000 * 1000);
+    nanosleep(&t, NULL);
 }
 
 // The value of an environment variable; false if it is not set or empty.
@@ -18060,6 +18153,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(optim_adamw8_bf16, optim, 0, LORA_BF16)                                                      \
     X(optim_shadow_f32, optim, 0, LORA)                                                            \
     X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
+    X(optim_tree, optim, 0, LORA)                                                                  \
     X(dropout_f32, dropout, 0, LORA)                                                               \
     X(dropout_bf16, dropout_bf16, 0, LORA_BF16)                                                    \
     X(dropout_noise_f32, dropout, 0, LORA)                                                         \
@@ -24333,6 +24427,136 @@ static qlora_result qlora__preference_scale(qlora_ctx* ctx, const qlora__prefere
     return QLORA_OK;
 }
 
+//@@ src/ops/tree.h
+
+// ---- the tree that sums micro-batches -----------------------------------------------------------
+//
+// The gradients of a step are summed in an order that depends only on the number P of its
+// micro-batches, its leaves: not on how many calls, processes or devices take part. A node covers
+// the leaves [k 2^j, (k + 1) 2^j) below P and is the sum of its halves; an empty half is left out,
+// never added as zero. Each leaf is computed from zero. Partial sums that wait for their right half
+// are on a stack, whose entries are contiguous: as in a binary counter, there are few of them.
+// The totals of the loss and the sums of DPO and KTO follow the same tree, except kl, which a step
+// needs before its first gradient.
+
+// A stack that is this high holds more leaves than anyone can compute.
+#define QLORA__TREE_LEVELS 64
+
+// The leaves [begin, end) of a step.
+typedef struct qlora__node {
+    int64_t begin;
+    int64_t end;
+} qlora__node;
+
+typedef struct qlora__tree {
+    qlora__node stack[QLORA__TREE_LEVELS];
+    int levels;
+    qlora__node last; // in the gradients themselves; empty before the first leaf
+} qlora__tree;
+
+// Whether left and right are the two halves of one node of a tree with `count` leaves.
+static bool qlora__node_joins(const qlora__node* left, const qlora__node* right, int64_t count) {
+    int64_t width = left->end - left->begin;
+    bool whole = width > 0 && (width & (width - 1)) == 0 && left->begin % (2 * width) == 0;
+    return whole && right->begin == left->end && right->end > right->begin &&
+           right->end == qlora__min(left->begin + 2 * width, count);
+}
+
+// What one step of the tree does with an entry s of the stack and the gradients g.
+typedef enum qlora__tree_mode {
+    QLORA__TREE_PUSH, // s = g, g = 0
+    QLORA__TREE_ADD,  // s = s + g, g = 0
+    QLORA__TREE_FOLD, // g = s + g
+    QLORA__TREE_TAKE  // g = s
+} qlora__tree_mode;
+
+// The small numbers of an entry; on the GPU in f32, as in kernels/optim.cu.
+typedef struct qlora__tree_small {
+    double sums[QLORA__PREFERENCE_VALUES];
+    QLORA__REAL totals[4];
+} qlora__tree_small;
+
+typedef struct qlora__tree_job {
+    QLORA__REAL* g;
+    QLORA__REAL* s;
+    qlora__tree_mode mode;
+} qlora__tree_job;
+
+static void qlora__tree_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__tree_job* job = (const qlora__tree_job*)user;
+    QLORA__REAL* g = job->g;
+    QLORA__REAL* s = job->s;
+    for (int64_t i = begin; i < end && job->mode == QLORA__TREE_FOLD; i++) {
+        g[i] = s[i] + g[i];
+    }
+    for (int64_t i = begin; i < end && job->mode == QLORA__TREE_ADD; i++) {
+        s[i] = s[i] + g[i];
+    }
+    if (job->mode == QLORA__TREE_TAKE) {
+        memcpy(g + begin, s + begin, (size_t)(end - begin) * sizeof *g);
+        return;
+    }
+    if (job->mode == QLORA__TREE_PUSH) {
+        memcpy(s + begin, g + begin, (size_t)(end - begin) * sizeof *g);
+    }
+    if (job->mode != QLORA__TREE_FOLD) {
+        memset(g + begin, 0, (size_t)(end - begin) * sizeof *g);
+    }
+}
+
+// The same for the small numbers: those of the entry, and those of the step so far.
+static void qlora__tree_small_add(qlora__tree_mode mode, qlora__tree_small* s, double* sums,
+                                  QLORA__REAL* totals) {
+    if (mode == QLORA__TREE_TAKE) {
+        memcpy(sums, s->sums, sizeof s->sums);
+        memcpy(totals, s->totals, 3 * sizeof *totals);
+        return;
+    }
+    for (int i = 0; i < QLORA__PREFERENCE_VALUES; i++) {
+        double sum = mode == QLORA__TREE_PUSH ? sums[i] : s->sums[i] + sums[i];
+        s->sums[i] = mode == QLORA__TREE_FOLD ? s->sums[i] : sum;
+        sums[i] = mode == QLORA__TREE_FOLD ? sum : 0.0;
+    }
+    QLORA__REAL result[3] = {totals[0], totals[1], totals[2]};
+    if (mode != QLORA__TREE_PUSH) { // the exact error of a sum of two
+        QLORA__REAL a = s->totals[0];
+        QLORA__REAL b = totals[0];
+        QLORA__REAL sum = a + b;
+        QLORA__REAL rest = sum - a;
+        result[0] = sum;
+        result[1] = s->totals[1] + totals[1] + ((a - (sum - rest)) + (b - rest));
+        result[2] = s->totals[2] + totals[2];
+    }
+    for (int i = 0; i < 3; i++) {
+        s->totals[i] = mode == QLORA__TREE_FOLD ? s->totals[i] : result[i];
+        totals[i] = mode == QLORA__TREE_FOLD ? result[i] : 0;
+    }
+}
+
+// One step of the tree for n elements, without small numbers if `small` is NULL.
+static qlora_result qlora__tree_run(qlora_ctx* ctx, qlora__tree_mode mode, void* g, void* s,
+                                    int64_t n, void* small, const qlora_tensor* totals,
+                                    const qlora_tensor* sums) {
+    void* small_totals = small != NULL ? totals->data : NULL;
+    void* small_sums = small != NULL ? sums->data : NULL;
+    if (qlora__on_cpu(ctx)) {
+        qlora__tree_job job;
+        job.g = (QLORA__REAL*)g;
+        job.s = (QLORA__REAL*)s;
+        job.mode = mode;
+        qlora__parallel(ctx, n, 8192, qlora__tree_elements, &job);
+        if (small != NULL) {
+            qlora__tree_small_add(mode, (qlora__tree_small*)small, (double*)small_sums,
+                                  (QLORA__REAL*)small_totals);
+        }
+        return QLORA_OK;
+    }
+    int32_t number = (int32_t)mode;
+    int64_t blocks = qlora__min(qlora__max(qlora__ceil_div(n, 1024), 1), 8192);
+    void* args[] = {&g, &s, &n, &number, &small_totals, &small_sums, &small};
+    return qlora__launch(ctx, QLORA__K_optim_tree, blocks, 1, 1, 256, 0, args);
+}
+
 //@@ src/ops/dora.h
 
 // ---- DoRA ---------------------------------------------------------------------------------------
@@ -28253,7 +28477,8 @@ struct qlora_model {
     int64_t range_count;
     int64_t longest_range;
     qlora_tensor gradients;
-    qlora_tensor moment1; // without 8-bit moments
+    qlora_tensor partials; // f32 [levels, qlora__partial_stride]: the stack of qlora__tree
+    qlora_tensor moment1;  // without 8-bit moments
     qlora_tensor moment2;
     qlora_tensor moments; // U8: 8-bit moments, see qlora__adamw8_step
     size_t moment_bytes;  // of those, without maps and places
@@ -28567,11 +28792,35 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
     }
 }
 
+// Elements of an entry of the stack of partial sums: the gradients, then its small numbers, which
+// start at qlora__partial_small.
+static int64_t qlora__partial_small(const qlora_model* m) {
+    return (int64_t)qlora__align_up((size_t)m->elements, 64);
+}
+
+static int64_t qlora__partial_stride(const qlora_model* m) {
+    return qlora__partial_small(m) + 64;
+}
+
+// Entries of the stack that a step of `count` micro-batches needs.
+static int64_t qlora__partial_levels(int64_t count) {
+    int64_t levels = 0;
+    for (; count > 1; count /= 2) {
+        levels++;
+    }
+    return levels;
+}
+
 static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
     if (!qlora__trains(m)) {
         return;
     }
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->gradients);
+    memset(&m->partials, 0, sizeof m->partials);
+    if (m->desc.accumulate > 1) {
+        qlora__arena_tensor(arena, QLORA_F32, qlora__partial_levels(m->desc.accumulate),
+                            qlora__partial_stride(m), &m->partials);
+    }
     if (m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT) {
         size_t bytes = qlora__moments_head(m->range_count) + m->moment_bytes;
         qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)bytes, &m->moments);
@@ -29701,7 +29950,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.max_sequences", d->max_sequences, 0, 1 << 24},
                   {"desc.max_length", d->max_length, 0, 1 << 24},
                   {"desc.head_chunk", d->head_chunk, 0, 1 << 24},
-                  {"desc.generate_tokens", d->generate_tokens, 0, 1 << 24}};
+                  {"desc.generate_tokens", d->generate_tokens, 0, 1 << 24},
+                  {"desc.accumulate", d->accumulate, 0, 1 << 24}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         QLORA__TRY(qlora__need_whole(ctx, fields[i].name, fields[i].value, fields[i].least,
                                      fields[i].most));
@@ -36710,7 +36960,7 @@ qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) 
     return qlora__leave(ctx, qlora__merge_save(ctx, model, desc));
 }
 
-//@@ src/train/trainer.h
+//@@ src/trainer/structure.h
 
 // ---- the trainer --------------------------------------------------------------------------------
 
@@ -36732,6 +36982,7 @@ typedef struct qlora__report {
     int64_t step;
     int64_t tokens;
     double lr;
+    int64_t sent;         // bytes sent to other processes
     double total;         // pairs or sequences, 0 for SFT
     double chosen_labels; // labels of the chosen texts
     double sft_alpha;
@@ -36789,6 +37040,16 @@ struct qlora_trainer {
     qlora__micro micro;        // current
     qlora__step_counts counts; // of the step that is being accumulated
     qlora__sliced sliced;
+    qlora__tree tree;                        // partial sums of the step so far
+    int64_t leaf;                            // number of the next micro-batch with gradients
+    int64_t leaves;                          // of the whole step, of all processes
+    qlora__node share;                       // those of this process
+    qlora_comm comm;                         // a copy of desc.comm
+    bool spoilt;                             // by an update after an exchange that failed
+    int32_t world;                           // number of processes, at least 1
+    qlora__buffer* room;                     // for slices of other processes
+    int64_t sent;                            // bytes sent to them for the last step
+    qlora__buffer* more[QLORA__TREE_LEVELS]; // entries of the stack that the plan does not have
 };
 
 static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
@@ -36799,6 +37060,1686 @@ static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
 static int qlora__record_of(int64_t step) {
     return (int)(step % QLORA__RECORDS);
 }
+
+//@@ src/trainer/leaves.h
+
+// ---- the leaves of a step -----------------------------------------------------------------------
+//
+// The gradients of a model hold those of the last micro-batch, or of a node that ends with it, and
+// the stack the partial sums before it. A step of one micro-batch does nothing here.
+
+static void qlora__tree_reset(qlora_trainer* t) {
+    memset(&t->tree, 0, sizeof t->tree);
+    t->leaf = 0;
+}
+
+// Entry number `level` of the stack.
+static qlora_result qlora__tree_entry(qlora_trainer* t, int level, QLORA__REAL** out) {
+    const qlora_model* m = t->m;
+    int64_t stride = qlora__partial_stride(m);
+    QLORA_ASSERT(level < QLORA__TREE_LEVELS);
+    if (level < m->partials.rows) {
+        *out = (QLORA__REAL*)m->partials.data + level * stride;
+        return QLORA_OK;
+    }
+    if (t->more[level] == NULL) {
+        size_t bytes = (size_t)stride * sizeof(QLORA__REAL);
+        QLORA__TRY(qlora__buffer_create(t->ctx, bytes, &t->more[level]));
+    }
+    *out = (QLORA__REAL*)t->more[level]->data;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__tree_step(qlora_trainer* t, qlora__tree_mode mode, int level) {
+    qlora_model* m = t->m;
+    QLORA__REAL* entry = NULL;
+    QLORA__TRY(qlora__tree_entry(t, level, &entry));
+    return qlora__tree_run(t->ctx, mode, m->gradients.data, entry, m->elements,
+                           entry + qlora__partial_small(m), &m->totals, &m->preference.sums);
+}
+
+// Joins the gradients with the entries of the stack that are the left halves of the same nodes of a
+// tree of `count` leaves.
+static qlora_result qlora__tree_fold(qlora_trainer* t, int64_t count) {
+    qlora__tree* tree = &t->tree;
+    while (tree->levels > 0 &&
+           qlora__node_joins(&tree->stack[tree->levels - 1], &tree->last, count)) {
+        QLORA__TRY(qlora__tree_step(t, QLORA__TREE_FOLD, tree->levels - 1));
+        tree->levels--;
+        tree->last.begin = tree->stack[tree->levels].begin;
+    }
+    return QLORA_OK;
+}
+
+// Moves the gradients to the stack, and joins them there with the last left half.
+static qlora_result qlora__tree_push(qlora_trainer* t) {
+    qlora__tree* tree = &t->tree;
+    qlora__node last = tree->last;
+    // All but the last of several sums are made in the gradients.
+    while (tree->levels > 1 &&
+           qlora__node_joins(&tree->stack[tree->levels - 1], &last, INT64_MAX)) {
+        qlora__node joined = {tree->stack[tree->levels - 1].begin, last.end};
+        if (!qlora__node_joins(&tree->stack[tree->levels - 2], &joined, INT64_MAX)) {
+            break;
+        }
+        QLORA__TRY(qlora__tree_step(t, QLORA__TREE_FOLD, --tree->levels));
+        last = joined;
+    }
+    if (tree->levels > 0 && qlora__node_joins(&tree->stack[tree->levels - 1], &last, INT64_MAX)) {
+        QLORA__TRY(qlora__tree_step(t, QLORA__TREE_ADD, tree->levels - 1));
+        tree->stack[tree->levels - 1].end = last.end;
+    } else {
+        QLORA__TRY(qlora__tree_step(t, QLORA__TREE_PUSH, tree->levels));
+        tree->stack[tree->levels++] = last;
+    }
+    memset(&tree->last, 0, sizeof tree->last);
+    return QLORA_OK;
+}
+
+// Before the gradients of leaf t->leaf are computed.
+static qlora_result qlora__leaf_begin(qlora_trainer* t) {
+    qlora__tree* tree = &t->tree;
+    if (tree->last.end > tree->last.begin) {
+        QLORA__TRY(qlora__tree_push(t));
+    }
+    tree->last.begin = t->leaf;
+    tree->last.end = ++t->leaf;
+    return QLORA_OK;
+}
+
+// Mismatched sequences of KTO have no gradients.
+static bool qlora__batch_is_leaf(const qlora_trainer* t, const qlora_batch* batch) {
+    return t->desc.method != QLORA_METHOD_KTO || batch->count == 0 ||
+           batch->roles[0] != QLORA_ROLE_MISMATCHED;
+}
+
+// Whether the next leaf of a step belongs to another process; it is then counted and passed over.
+// Batches without gradients are computed by every process.
+static bool qlora__leaf_skip(qlora_trainer* t, const qlora_batch* batch) {
+    if (t->world <= 1 || !qlora__batch_is_leaf(t, batch)) {
+        return false;
+    }
+    if (t->leaf >= t->share.begin && t->leaf < t->share.end) {
+        return false;
+    }
+    t->leaf++;
+    for (int64_t i = 0; i < batch->count; i++) {
+        t->tokens += batch->lengths[i];
+    }
+    return true;
+}
+
+// Parameters that were updated with incomplete gradients must not be used or saved.
+static qlora_result qlora__trainer_sound(qlora_ctx* ctx, const qlora_trainer* t) {
+    return !t->spoilt ? QLORA_OK
+                      : qlora__fail(ctx, QLORA_ERR_STATE,
+                                    "an exchange with other processes failed in the middle of a "
+                                    "step, so the parameters are not valid; load the last "
+                                    "checkpoint in a new trainer");
+}
+
+//@@ src/trainer/rows.h
+
+// ---- what a trainer computes with ---------------------------------------------------------------
+//
+// The settings and facts on which results depend, as a table of numbers: a checkpoint stores them,
+// and processes that train together compare them.
+
+#define QLORA__STATE_ROWS 72
+#define QLORA__STATE_PREFERENCE (QLORA__PREFERENCE_SUMS + 3)
+
+// The numbers stored in a checkpoint. SAME: a different value is an error, because it would change
+// the results or their meaning; NOTED: a different value is logged; BACK: the value is restored.
+// PRINT: a hash, of which only the difference can be told.
+typedef enum qlora__state_kind {
+    QLORA__SAME,
+    QLORA__PRINT,
+    QLORA__NOTED,
+    QLORA__BACK
+} qlora__state_kind;
+
+typedef struct qlora__state_row {
+    const char* name;
+    qlora__state_kind kind;
+    bool real;  // value holds the bits of a double
+    bool later; // older checkpoints lack it and have the default
+    int64_t value;
+    int64_t* back;
+} qlora__state_row;
+
+typedef struct qlora__state {
+    int64_t step;
+    int64_t tokens;
+    int64_t lr_bits;
+    int64_t updates;
+    int64_t skipped;
+    int64_t skip;
+    float record[6]; // totals of a qlora__record, norm of the gradients, scale of the first group
+    double preference[QLORA__STATE_PREFERENCE]; // sums; then total, chosen_labels, sft_alpha
+    qlora__state_row rows[QLORA__STATE_ROWS];
+    int count;
+} qlora__state;
+
+static void qlora__state_add(qlora__state* s, const char* name, qlora__state_kind kind,
+                             int64_t value) {
+    QLORA_ASSERT(s->count < QLORA__STATE_ROWS);
+    qlora__state_row* row = &s->rows[s->count++];
+    memset(row, 0, sizeof *row);
+    row->name = name;
+    row->kind = kind;
+    row->value = value;
+}
+
+static void qlora__state_add_real(qlora__state* s, const char* name, qlora__state_kind kind,
+                                  double value) {
+    int64_t bits = 0;
+    memcpy(&bits, &value, sizeof bits);
+    qlora__state_add(s, name, kind, bits);
+    s->rows[s->count - 1].real = true;
+}
+
+// A setting that older checkpoints lack. Nothing is stored for the default, so that a checkpoint
+// that does not use it stays as it was.
+static void qlora__state_add_later(qlora__state* s, const char* name, qlora__state_kind kind,
+                                   double value) {
+    qlora__state_add_real(s, name, kind, value);
+    s->rows[s->count - 1].later = true;
+}
+
+static void qlora__state_add_back(qlora__state* s, const char* name, int64_t* back) {
+    qlora__state_add(s, name, QLORA__BACK, *back);
+    s->rows[s->count - 1].back = back;
+}
+
+static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
+    int64_t capability = 0;
+    int64_t driver = 0;
+    int64_t cublas = 0;
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        capability = ctx->gpu->capability;
+        driver = ctx->gpu->driver_version;
+        cublas = ctx->gpu->cublas != NULL ? ctx->gpu->cublas_version : 0;
+    }
+#endif
+    qlora__state_add(s, "version", QLORA__NOTED, QLORA_VERSION);
+    qlora__state_add(s, "cuda", QLORA__NOTED, qlora__on_cpu(ctx) ? 0 : 1);
+    qlora__state_add(s, "capability", QLORA__NOTED, capability);
+    qlora__state_add(s, "driver", QLORA__NOTED, driver);
+    qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
+}
+
+// The tier that made the numbers, by name, so that a checkpoint can be read by a person.
+static const char* qlora__state_tier(const qlora_ctx* ctx) {
+    return qlora__on_cpu(ctx) ? ctx->cpu->name : "none";
+}
+
+static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) {
+    const struct {
+        const char* name;
+        qlora__state_kind kind;
+        double value;
+        double usual;
+    } rows[] = {{"method", QLORA__SAME, (double)d->method, 0.0},
+                {"beta", QLORA__NOTED, d->beta, 0.0},
+                {"label_smoothing", QLORA__NOTED, d->label_smoothing, 0.0},
+                {"sft_alpha", QLORA__NOTED, d->sft_alpha, 0.0},
+                {"desirable_weight", QLORA__NOTED, d->desirable_weight, 0.0},
+                {"undesirable_weight", QLORA__NOTED, d->undesirable_weight, 0.0},
+                {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0},
+                {"neftune", QLORA__SAME, d->neftune, 0.0}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
+    }
+    static const char* const factors[QLORA_LR_FACTORS] = {
+        "lr_factor_0", "lr_factor_1", "lr_factor_2", "lr_factor_3", "lr_factor_4", "lr_factor_5",
+        "lr_factor_6", "lr_factor_7", "lr_factor_8", "lr_factor_9", "lr_factor_10"};
+    for (int i = 0; i < QLORA_LR_FACTORS; i++) {
+        qlora__state_add_later(s, factors[i], QLORA__NOTED, d->lr_factors[i] - 1.0);
+    }
+}
+
+// Fills the table from the trainer. The caller has set the fields of s that are restored.
+static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
+    const qlora_model* m = t->m;
+    const qlora_model_config* c = &m->plan.config;
+    const qlora_train_desc* d = &t->desc;
+    // On the GPU, every micro-batch has the planned number of rows, on which the choice of cuBLAS
+    // kernels depends.
+    qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
+    s->count = 0;
+    qlora__state_add(s, "state_format", QLORA__SAME, 2);
+    qlora__state_add(s, "mode", QLORA__SAME, (int64_t)m->plan.mode);
+    qlora__state_add(s, "math", QLORA__SAME, (int64_t)m->math);
+    qlora__state_add(s, "base", QLORA__SAME, (int64_t)m->desc.base);
+    qlora__state_add(s, "single_quant", QLORA__SAME, m->desc.single_quant ? 1 : 0);
+    qlora__state_add(s, "family", QLORA__SAME, (int64_t)c->family);
+    qlora__state_add(s, "vocab", QLORA__SAME, c->vocab);
+    qlora__state_add(s, "hidden", QLORA__SAME, c->hidden);
+    qlora__state_add(s, "intermediate", QLORA__SAME, c->intermediate);
+    qlora__state_add(s, "layers", QLORA__SAME, c->layers);
+    qlora__state_add(s, "heads", QLORA__SAME, c->heads);
+    qlora__state_add(s, "kv_heads", QLORA__SAME, c->kv_heads);
+    qlora__state_add(s, "head_dim", QLORA__SAME, c->head_dim);
+    qlora__state_add(s, "base_config", QLORA__PRINT, (int64_t)m->base_config);
+    qlora__state_add(s, "base_weights", QLORA__PRINT, (int64_t)m->base_weights);
+    qlora__state_add(s, "long_rope", QLORA__SAME, c->rope.use_long ? 1 : 0);
+    qlora__state_add(s, "train_norms", QLORA__SAME, m->desc.train_norms ? 1 : 0);
+    qlora__state_add_real(s, "dropout", QLORA__SAME, (double)m->desc.dropout);
+    qlora__state_add(s, "dropout_seed", QLORA__SAME, (int64_t)d->seed);
+    qlora__state_add(s, "tokens", tokens, m->plan.tokens);
+    qlora__state_add(s, "head_chunk", QLORA__NOTED, m->plan.head_chunk);
+    qlora__state_add(s, "recompute_layers", QLORA__NOTED, m->plan.recompute_layers);
+    qlora__state_add(s, "cached_layers", QLORA__NOTED, m->plan.cached_layers);
+    qlora__state_add_real(s, "lr", QLORA__NOTED, d->lr);
+    qlora__state_add_real(s, "beta1", QLORA__NOTED, d->beta1);
+    qlora__state_add_real(s, "beta2", QLORA__NOTED, d->beta2);
+    qlora__state_add_real(s, "eps", QLORA__NOTED, d->eps);
+    qlora__state_add_real(s, "weight_decay", QLORA__NOTED, d->weight_decay);
+    qlora__state_add_real(s, "max_norm", QLORA__NOTED, d->max_norm);
+    qlora__state_add(s, "clip", QLORA__NOTED, (int64_t)d->clip);
+    qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
+    qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
+    qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
+    qlora__state_add_later(s, "tile", QLORA__NOTED, (double)m->plan.tile);
+    qlora__state_add_method(s, d);
+    qlora__state_add_later(s, "optimizer", QLORA__SAME, (double)m->desc.optimizer);
+    qlora__state_add_machine(s, t->ctx);
+    qlora__state_add_back(s, "step", &s->step);
+    qlora__state_add_back(s, "last_tokens", &s->tokens);
+    qlora__state_add_back(s, "last_lr", &s->lr_bits);
+    qlora__state_add_back(s, "updates", &s->updates);
+    qlora__state_add_back(s, "skipped", &s->skipped);
+    qlora__state_add_back(s, "last_skipped", &s->skip);
+}
+
+//@@ src/qlora.h
+
+#ifndef QLORA_NO_COMM
+
+//@@ src/comm/share.h
+
+// ---- the share of a process ---------------------------------------------------------------------
+//
+// Of a step with P leaves, process r of W owns the leaves [r P / W, (r + 1) P / W), which may be
+// none, and contributes the largest nodes of the tree that lie within them. All of this is
+// arithmetic on P, W and r, so every process knows what every other one sends.
+
+// The most nodes that one process contributes.
+#define QLORA__SHARE_NODES (2 * QLORA__TREE_LEVELS)
+
+// The leaves of process `rank`.
+static qlora__node qlora__share_of(int64_t count, int32_t world, int32_t rank) {
+    qlora__node share;
+    // count * world does not overflow: a step has less than 2^48 micro-batches.
+    share.begin = count * rank / world;
+    share.end = count * (rank + 1) / world;
+    return share;
+}
+
+static qlora__node qlora__comm_share(const qlora_trainer* t) {
+    return qlora__share_of(t->leaves, t->world, t->world > 1 ? t->comm.rank : 0);
+}
+
+// The largest nodes of a tree of `count` leaves within a share, from left to right. Returns their
+// number.
+static int qlora__share_nodes(qlora__node share, int64_t count, qlora__node* out) {
+    int n = 0;
+    for (int64_t at = share.begin; at < share.end;) {
+        int64_t width = 1;
+        while (width < count && at % (2 * width) == 0 &&
+               qlora__min(at + 2 * width, count) <= share.end) {
+            width *= 2;
+        }
+        out[n].begin = at;
+        out[n].end = qlora__min(at + width, count);
+        at = out[n++].end;
+    }
+    return n;
+}
+
+// A node that takes part in the sum of a step, and where its values are.
+typedef struct qlora__part {
+    qlora__node node;
+    int32_t rank;
+    int32_t own;  // number among the nodes of its process
+    char* values; // of a slice
+    char* small;
+} qlora__part;
+
+// Writes the nodes of all processes, in order, if out is not NULL. Returns their number.
+static int64_t qlora__share_parts(int64_t count, int32_t world, qlora__part* out) {
+    qlora__node nodes[QLORA__SHARE_NODES];
+    int64_t n = 0;
+    for (int32_t rank = 0; rank < world; rank++) {
+        int own = qlora__share_nodes(qlora__share_of(count, world, rank), count, nodes);
+        for (int i = 0; i < own; i++, n++) {
+            if (out != NULL) {
+                memset(&out[n], 0, sizeof out[n]);
+                out[n].node = nodes[i];
+                out[n].rank = rank;
+                out[n].own = i;
+            }
+        }
+    }
+    return n;
+}
+
+// The elements of a slice: [begin, begin + count).
+typedef struct qlora__comm_part {
+    int64_t begin;
+    int64_t count;
+} qlora__comm_part;
+
+// Slice number `rank` of a round that starts at element `at` of n, with slices of `length`.
+static qlora__comm_part qlora__slice_at(int64_t n, int64_t at, int64_t length, int32_t rank) {
+    qlora__comm_part slice;
+    slice.begin = qlora__min(at + rank * length, n);
+    slice.count = qlora__min(length, n - slice.begin);
+    return slice;
+}
+
+//@@ src/comm/exchange.h
+
+// ---- the sum over all processes -----------------------------------------------------------------
+//
+// The gradients are summed slice by slice: in a round, every process owns one slice, receives the
+// nodes of all the others for it, adds them in the order of the tree and sends the sum to all. Data
+// is only copied between processes and added by our own kernel, so the bits are those of a single
+// process. No process holds more than QLORA__COMM_ROOM bytes of the others.
+
+#define QLORA__COMM_ROOM (64 << 20)
+#define QLORA__COMM_SMALL 256 // bytes for the small numbers of a node
+
+// Everything about one sum.
+typedef struct qlora__sum {
+    qlora_trainer* t;
+    qlora__part* parts; // of all processes
+    int64_t part_count;
+    int own; // parts of this process
+    qlora_message* messages;
+    int64_t message_room;
+    int64_t count;  // messages so far
+    int64_t length; // elements of a slice
+    char* room;     // slices of other processes, then small numbers
+    char* smalls;
+} qlora__sum;
+
+static qlora_result qlora__comm_fail(qlora_ctx* ctx, const qlora_comm* comm, const char* why) {
+    return qlora__fail(ctx, QLORA_ERR_COMM, "rank %d of %d: %s", (int)comm->rank, (int)comm->world,
+                       why[0] != '\0' ? why : "the exchange failed");
+}
+
+static void* qlora__comm_stream(const qlora_ctx* ctx) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return ctx->gpu->stream;
+    }
+#endif
+    (void)ctx;
+    return NULL;
+}
+
+// Copies the messages to or from host memory; `receive` selects those to copy.
+static qlora_result qlora__comm_stage(qlora_ctx* ctx, const qlora_message* messages, int64_t count,
+                                      bool receive, char* host) {
+    size_t at = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const qlora_message* m = &messages[i];
+        if (m->receive && receive) {
+            QLORA__TRY(qlora__copy_in(ctx, m->data, host + at, m->bytes));
+        } else if (!m->receive && !receive) {
+            QLORA__TRY(qlora__copy_out(ctx, host + at, m->data, m->bytes));
+        }
+        at += qlora__align_up(m->bytes, 16);
+    }
+    return QLORA_OK;
+}
+
+// Exchanges messages in device memory through a provider for host memory.
+static qlora_result qlora__comm_through_host(qlora_ctx* ctx, const qlora_comm* comm,
+                                             qlora_message* messages, int64_t count) {
+    char why[400] = "";
+    size_t bytes = 0;
+    for (int64_t i = 0; i < count; i++) {
+        bytes += qlora__align_up(messages[i].bytes, 16);
+    }
+    size_t list = (size_t)count * sizeof *messages;
+    char* host = (char*)qlora__pinned_alloc(ctx, bytes);
+    qlora_message* copies = (qlora_message*)qlora__alloc(ctx, list);
+    qlora_result r = host != NULL && copies != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    r = r == QLORA_OK ? qlora__comm_stage(ctx, messages, count, false, host) : r;
+    size_t at = 0;
+    for (int64_t i = 0; i < count && r == QLORA_OK; i++) {
+        copies[i] = messages[i];
+        copies[i].data = host + at;
+        at += qlora__align_up(messages[i].bytes, 16);
+    }
+    if (r == QLORA_OK && !comm->exchange(copies, count, NULL, why, sizeof why, comm->user)) {
+        r = qlora__comm_fail(ctx, comm, why);
+    }
+    r = r == QLORA_OK ? qlora__comm_stage(ctx, messages, count, true, host) : r;
+    qlora__free(ctx, copies, list);
+    qlora__pinned_free(ctx, host, bytes);
+    return r;
+}
+
+static qlora_result qlora__comm_exchange(qlora_ctx* ctx, const qlora_comm* comm,
+                                         qlora_message* messages, int64_t count) {
+    char why[400] = "";
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    if (!comm->device && !qlora__on_cpu(ctx)) {
+        return qlora__comm_through_host(ctx, comm, messages, count);
+    }
+    return comm->exchange(messages, count, qlora__comm_stream(ctx), why, sizeof why, comm->user)
+               ? QLORA_OK
+               : qlora__comm_fail(ctx, comm, why);
+}
+
+// Waits until the stream has passed an event, as long as the exchanges before it can succeed.
+static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* comm, void* event) {
+    char why[400] = "";
+    bool done = comm->alive == NULL || !comm->device || event == NULL;
+    while (!done) {
+        QLORA__TRY(qlora__event_poll(ctx, event, &done));
+        if (!done && !comm->alive(why, sizeof why, comm->user)) {
+            return qlora__comm_fail(ctx, comm, why);
+        }
+        if (!done) {
+            qlora__sleep_us(50);
+        }
+    }
+    return QLORA_OK;
+}
+
+// An exchange that fails on the device is noticed after the update that follows it was queued.
+static qlora_result qlora__comm_wait(qlora_trainer* t, void* event) {
+    qlora_result r = t->world > 1 ? qlora__comm_wait_event(t->ctx, &t->comm, event) : QLORA_OK;
+    t->spoilt = t->spoilt || r != QLORA_OK;
+    return r;
+}
+
+static void qlora__sum_message(qlora__sum* sum, bool receive, int32_t peer, void* data,
+                               size_t bytes) {
+    QLORA_ASSERT(sum->count < sum->message_room);
+    if (bytes > 0) {
+        qlora_message* m = &sum->messages[sum->count++];
+        m->data = data;
+        m->bytes = bytes;
+        m->peer = peer;
+        m->receive = receive;
+        sum->t->sent += receive ? 0 : (int64_t)bytes;
+    }
+}
+
+static qlora_result qlora__sum_send(qlora__sum* sum) {
+    qlora_result r = qlora__comm_exchange(sum->t->ctx, &sum->t->comm, sum->messages, sum->count);
+    sum->count = 0;
+    return r;
+}
+
+// The first element of an own node: an entry of the stack, or the gradients.
+static qlora_result qlora__sum_own(const qlora__sum* sum, int own, QLORA__REAL** out) {
+    qlora_trainer* t = sum->t;
+    if (own == t->tree.levels) {
+        *out = (QLORA__REAL*)t->m->gradients.data;
+        return QLORA_OK;
+    }
+    return qlora__tree_entry(t, own, out);
+}
+
+// Adds right = left + right for neighbours that are halves of a node, until one node is left: it is
+// where the last part was. `small` selects what is added.
+static qlora_result qlora__sum_add(qlora__sum* sum, int64_t count, int64_t elements, bool small) {
+    qlora_trainer* t = sum->t;
+    qlora_ctx* ctx = t->ctx;
+    qlora_model* m = t->m;
+    qlora__part stack[QLORA__SHARE_NODES];
+    int levels = 0;
+    for (int64_t i = 0; i < sum->part_count; i++) {
+        qlora__part right = sum->parts[i];
+        while (levels > 0 && qlora__node_joins(&stack[levels - 1].node, &right.node, count)) {
+            const qlora__part* left = &stack[--levels];
+            if (small) { // the totals and sums of the model are the place where they are added
+                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_TAKE, NULL, NULL, 0, right.small,
+                                           &m->totals, &m->preference.sums));
+                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_FOLD, NULL, NULL, 0, left->small,
+                                           &m->totals, &m->preference.sums));
+                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_PUSH, NULL, NULL, 0, right.small,
+                                           &m->totals, &m->preference.sums));
+            } else {
+                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_FOLD, right.values, left->values,
+                                           elements, NULL, NULL, NULL));
+            }
+            right.node.begin = left->node.begin;
+        }
+        stack[levels++] = right;
+    }
+    QLORA_ASSERT(levels == 1);
+    return QLORA_OK;
+}
+
+// One round: slices of sum->length elements, one per process, from element `at` on.
+static qlora_result qlora__sum_round(qlora__sum* sum, int64_t count, int64_t at) {
+    qlora_trainer* t = sum->t;
+    const qlora_comm* comm = &t->comm;
+    const size_t size = sizeof(QLORA__REAL);
+    int64_t n = t->m->elements;
+    QLORA__REAL* gradients = (QLORA__REAL*)t->m->gradients.data;
+    qlora__comm_part mine = qlora__slice_at(n, at, sum->length, comm->rank);
+    int64_t other = 0;
+    for (int64_t i = 0; i < sum->part_count; i++) {
+        qlora__part* part = &sum->parts[i];
+        if (part->rank == comm->rank) {
+            QLORA__REAL* values = NULL;
+            QLORA__TRY(qlora__sum_own(sum, part->own, &values));
+            part->values = (char*)(values + mine.begin);
+            for (int32_t peer = 0; peer < comm->world; peer++) {
+                qlora__comm_part slice = qlora__slice_at(n, at, sum->length, peer);
+                if (peer != comm->rank) {
+                    qlora__sum_message(sum, false, peer, values + slice.begin,
+                                       (size_t)slice.count * size);
+                }
+            }
+        } else {
+            part->values = sum->room + (size_t)(other++ * sum->length) * size;
+            qlora__sum_message(sum, true, part->rank, part->values, (size_t)mine.count * size);
+        }
+    }
+    QLORA__TRY(qlora__sum_send(sum));
+    const qlora__part* root = &sum->parts[sum->part_count - 1];
+    QLORA__REAL* target = gradients + mine.begin;
+    if (mine.count > 0) {
+        QLORA__TRY(qlora__sum_add(sum, count, mine.count, false));
+        if (root->values != (char*)target) {
+            QLORA__TRY(qlora__tree_run(t->ctx, QLORA__TREE_TAKE, target, root->values, mine.count,
+                                       NULL, NULL, NULL));
+        }
+    }
+    for (int32_t peer = 0; peer < comm->world; peer++) {
+        qlora__comm_part slice = qlora__slice_at(n, at, sum->length, peer);
+        if (peer != comm->rank) {
+            qlora__sum_message(sum, false, peer, target, (size_t)mine.count * size);
+            qlora__sum_message(sum, true, peer, gradients + slice.begin,
+                               (size_t)slice.count * size);
+        }
+    }
+    return qlora__sum_send(sum);
+}
+
+// The small numbers, which every process adds itself.
+static qlora_result qlora__sum_smalls(qlora__sum* sum, int64_t count) {
+    qlora_trainer* t = sum->t;
+    qlora_model* m = t->m;
+    const qlora_comm* comm = &t->comm;
+    for (int64_t i = 0; i < sum->part_count; i++) {
+        qlora__part* part = &sum->parts[i];
+        part->small = sum->smalls + (size_t)i * QLORA__COMM_SMALL;
+        if (part->rank != comm->rank) {
+            qlora__sum_message(sum, true, part->rank, part->small, sizeof(qlora__tree_small));
+            continue;
+        }
+        if (part->own == t->tree.levels) { // the last one is still in the model
+            QLORA__TRY(qlora__tree_run(t->ctx, QLORA__TREE_PUSH, NULL, NULL, 0, part->small,
+                                       &m->totals, &m->preference.sums));
+        } else {
+            QLORA__REAL* entry = NULL;
+            QLORA__TRY(qlora__tree_entry(t, part->own, &entry));
+            part->small = (char*)(entry + qlora__partial_small(m));
+        }
+        for (int32_t peer = 0; peer < comm->world; peer++) {
+            if (peer != comm->rank) {
+                qlora__sum_message(sum, false, peer, part->small, sizeof(qlora__tree_small));
+            }
+        }
+    }
+    QLORA__TRY(qlora__sum_send(sum));
+    QLORA__TRY(qlora__sum_add(sum, count, 0, true));
+    return qlora__tree_run(t->ctx, QLORA__TREE_TAKE, NULL, NULL, 0,
+                           sum->parts[sum->part_count - 1].small, &m->totals, &m->preference.sums);
+}
+
+// Chooses the length of slices, and makes room for those of other processes.
+static qlora_result qlora__sum_room(qlora__sum* sum) {
+    qlora_trainer* t = sum->t;
+    qlora_ctx* ctx = t->ctx;
+    const int64_t size = (int64_t)sizeof(QLORA__REAL);
+    int64_t others = sum->part_count - sum->own;
+    int64_t even = qlora__ceil_div(t->m->elements, t->comm.world);
+    int64_t most = QLORA__COMM_ROOM / size / qlora__max(sum->part_count, 1);
+    sum->length = (int64_t)qlora__align_up((size_t)qlora__max(qlora__min(even, most), 1), 64);
+    size_t slices = qlora__align_up((size_t)(others * sum->length * size), 256);
+    size_t bytes = slices + (size_t)sum->part_count * QLORA__COMM_SMALL;
+    if (t->room == NULL || t->room->bytes < bytes) {
+        qlora__buffer_destroy(ctx, t->room);
+        t->room = NULL;
+        QLORA__TRY(qlora__buffer_create(ctx, bytes, &t->room));
+    }
+    sum->room = (char*)t->room->data;
+    sum->smalls = sum->room + slices;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__sum_run(qlora__sum* sum, int64_t count) {
+    qlora_trainer* t = sum->t;
+    qlora__share_parts(count, t->comm.world, sum->parts);
+    for (int64_t i = 0; i < sum->part_count; i++) {
+        sum->own += sum->parts[i].rank == t->comm.rank ? 1 : 0;
+    }
+    QLORA_ASSERT(sum->own == 0 || sum->own == t->tree.levels + 1);
+    QLORA__TRY(qlora__sum_room(sum));
+    QLORA__TRY(qlora__sum_smalls(sum, count));
+    for (int64_t at = 0; at < t->m->elements; at += sum->length * t->comm.world) {
+        QLORA__TRY(qlora__sum_round(sum, count, at));
+    }
+    return QLORA_OK;
+}
+
+// Replaces the nodes of this process by the sum of the step over all processes.
+static qlora_result qlora__comm_sum(qlora_trainer* t) {
+    qlora_ctx* ctx = t->ctx;
+    int64_t count = t->leaves;
+    t->sent = 0;
+    if (t->world <= 1 || count == 0) {
+        return QLORA_OK;
+    }
+    qlora__sum sum;
+    memset(&sum, 0, sizeof sum);
+    sum.t = t;
+    sum.part_count = qlora__share_parts(count, t->comm.world, NULL);
+    sum.message_room = (sum.part_count + 2) * t->comm.world;
+    size_t part_bytes = (size_t)sum.part_count * sizeof *sum.parts;
+    size_t message_bytes = (size_t)sum.message_room * sizeof *sum.messages;
+    sum.parts = (qlora__part*)qlora__alloc(ctx, part_bytes);
+    sum.messages = (qlora_message*)qlora__alloc(ctx, message_bytes);
+    qlora_result r =
+        sum.parts != NULL && sum.messages != NULL ? qlora__sum_run(&sum, count) : QLORA_ERR_MEMORY;
+    qlora__free(ctx, sum.messages, message_bytes);
+    qlora__free(ctx, sum.parts, part_bytes);
+    return r;
+}
+
+//@@ src/comm/agree.h
+
+// ---- processes that agree -----------------------------------------------------------------------
+
+static qlora_result qlora__comm_check(qlora_ctx* ctx, const qlora_comm* comm) {
+    QLORA__TRY(qlora__need_whole(ctx, "comm->world", comm->world, 0, 4096));
+    QLORA__TRY(
+        qlora__need_whole(ctx, "comm->rank", comm->rank, 0, comm->world > 0 ? comm->world - 1 : 0));
+    if (comm->world > 1 && comm->exchange == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "comm->exchange is NULL, but comm->world is %d",
+                           (int)comm->world);
+    }
+    if (comm->world > 1 && comm->device && qlora__on_cpu(ctx)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "comm->device is set, but the context runs on the CPU");
+    }
+    return QLORA_OK;
+}
+
+// Exchanges `bytes` of every process; room has world + 1 times that, in the memory of the provider.
+static qlora_result qlora__gather_run(qlora_ctx* ctx, const qlora_comm* comm, size_t bytes,
+                                      char* room) {
+    size_t list = (size_t)comm->world * 2 * sizeof(qlora_message);
+    qlora_message* messages = (qlora_message*)qlora__alloc(ctx, list);
+    char why[400] = "";
+    int64_t count = 0;
+    if (messages == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    for (int32_t peer = 0; peer < comm->world; peer++) {
+        for (int i = 0; i < 2 && peer != comm->rank; i++) {
+            qlora_message* m = &messages[count++];
+            m->receive = i == 1;
+            m->data = i == 1 ? room + (size_t)peer * bytes : room + (size_t)comm->world * bytes;
+            m->bytes = bytes;
+            m->peer = peer;
+        }
+    }
+    bool ok = comm->exchange(messages, count, qlora__comm_stream(ctx), why, sizeof why, comm->user);
+    qlora__free(ctx, messages, list);
+    return ok ? QLORA_OK : qlora__comm_fail(ctx, comm, why);
+}
+
+static qlora_result qlora__gather_device(qlora_ctx* ctx, const qlora_comm* comm, const void* mine,
+                                         size_t bytes, void* all) {
+    void* room = NULL;
+    void* event = NULL;
+    size_t world = (size_t)comm->world;
+    QLORA__TRY(qlora__scratch(ctx, (world + 1) * bytes, &room));
+    char* sent = (char*)room + world * bytes;
+    QLORA__TRY(qlora__copy_in(ctx, sent, mine, bytes));
+    QLORA__TRY(qlora__event_create(ctx, &event));
+    qlora_result r = qlora__gather_run(ctx, comm, bytes, (char*)room);
+    r = r == QLORA_OK ? qlora__event_record(ctx, event) : r;
+    r = r == QLORA_OK ? qlora__comm_wait_event(ctx, comm, event) : r;
+    r = r == QLORA_OK ? qlora__copy_out(ctx, all, room, world * bytes) : r;
+    if (r == QLORA_OK) {
+        memcpy((char*)all + (size_t)comm->rank * bytes, mine, bytes);
+        qlora__event_destroy(ctx, event); // otherwise destroying it could wait for ever
+    }
+    return r;
+}
+
+static qlora_result qlora__comm_gather(qlora_ctx* ctx, const qlora_comm* comm, const void* mine,
+                                       size_t bytes, void* all) {
+    if (comm == NULL || mine == NULL || all == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           comm == NULL   ? "comm"
+                           : mine == NULL ? "mine"
+                                          : "all");
+    }
+    QLORA__TRY(qlora__comm_check(ctx, comm));
+    if (comm->world > 1 && bytes > 0 && comm->device) {
+        return qlora__gather_device(ctx, comm, mine, bytes, all);
+    }
+    if (bytes > 0) {
+        memcpy((char*)all + (size_t)comm->rank * bytes, mine, bytes);
+    }
+    if (comm->world <= 1 || bytes == 0) {
+        return QLORA_OK;
+    }
+    size_t size = ((size_t)comm->world + 1) * bytes;
+    char* room = (char*)qlora__alloc(ctx, size);
+    if (room == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(room + (size_t)comm->world * bytes, mine, bytes);
+    qlora_result r = qlora__gather_run(ctx, comm, bytes, room);
+    for (int32_t peer = 0; peer < comm->world && r == QLORA_OK; peer++) {
+        if (peer != comm->rank) {
+            memcpy((char*)all + (size_t)peer * bytes, room + (size_t)peer * bytes, bytes);
+        }
+    }
+    qlora__free(ctx, room, size);
+    return r;
+}
+
+qlora_result qlora_comm_gather(qlora_ctx* ctx, const qlora_comm* comm, const void* mine,
+                               size_t bytes, void* all) {
+    QLORA__ENTER(ctx, "qlora_comm_gather");
+    return qlora__leave(ctx, qlora__comm_gather(ctx, comm, mine, bytes, all));
+}
+
+void qlora_comm_close(qlora_comm* comm) {
+    if (comm != NULL && comm->close != NULL) {
+        comm->close(comm->user);
+        memset(comm, 0, sizeof *comm);
+    }
+}
+
+// What must be equal in all processes.
+typedef struct qlora__facts {
+    int64_t elements;
+    int64_t values[QLORA__STATE_ROWS];
+    char tier[16];
+} qlora__facts;
+
+static qlora_result qlora__facts_compare(const qlora_trainer* t, const qlora__state* state,
+                                         const qlora__facts* all) {
+    qlora_ctx* ctx = t->ctx;
+    for (int32_t rank = 1; rank < t->world; rank++) {
+        const qlora__facts* a = &all[0];
+        const qlora__facts* b = &all[rank];
+        if (strcmp(a->tier, b->tier) != 0) {
+            return qlora__fail(ctx, QLORA_ERR_COMM,
+                               "rank %d has the CPU tier %s, but rank 0 has %s; all ranks need the "
+                               "same",
+                               (int)rank, b->tier, a->tier);
+        }
+        for (int i = 0; i < state->count; i++) {
+            const qlora__state_row* row = &state->rows[i];
+            if (a->values[i] == b->values[i] || row->kind == QLORA__BACK) {
+                continue;
+            }
+            if (row->kind == QLORA__PRINT) {
+                return qlora__fail(ctx, QLORA_ERR_COMM,
+                                   "rank %d has another base model than rank 0: %s differs",
+                                   (int)rank, row->name);
+            }
+            double values[2];
+            for (int k = 0; k < 2; k++) {
+                int64_t bits = k == 0 ? a->values[i] : b->values[i];
+                values[k] = (double)bits;
+                if (row->real) {
+                    memcpy(&values[k], &bits, sizeof bits);
+                }
+            }
+            return qlora__fail(ctx, QLORA_ERR_COMM,
+                               "rank %d has %s = %.9g, but rank 0 has %.9g; all ranks need the "
+                               "same",
+                               (int)rank, row->name, values[1], values[0]);
+        }
+        if (a->elements != b->elements) {
+            return qlora__fail(ctx, QLORA_ERR_COMM,
+                               "rank %d trains %lld elements, but rank 0 trains %lld", (int)rank,
+                               (long long)b->elements, (long long)a->elements);
+        }
+    }
+    return QLORA_OK;
+}
+
+// Compares machine, model and settings with those of the other processes.
+static qlora_result qlora__comm_agree(qlora_trainer* t) {
+    qlora_ctx* ctx = t->ctx;
+    qlora__state state;
+    qlora__facts mine;
+    memset(&state, 0, sizeof state);
+    memset(&mine, 0, sizeof mine);
+    qlora__state_fill(t, &state);
+    mine.elements = t->m->elements;
+    snprintf(mine.tier, sizeof mine.tier, "%s", qlora__state_tier(ctx));
+    for (int i = 0; i < state.count; i++) {
+        mine.values[i] = state.rows[i].value;
+    }
+    size_t bytes = (size_t)t->world * sizeof mine;
+    qlora__facts* all = (qlora__facts*)qlora__alloc(ctx, bytes);
+    if (all == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__comm_gather(ctx, &t->comm, &mine, sizeof mine, all);
+    r = r == QLORA_OK ? qlora__facts_compare(t, &state, all) : r;
+    qlora__free(ctx, all, bytes);
+    return r;
+}
+
+static qlora_result qlora__comm_start(qlora_trainer* t) {
+    t->world = 1;
+    if (t->desc.comm == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__comm_check(t->ctx, t->desc.comm));
+    t->comm = *t->desc.comm;
+    t->world = t->comm.world > 1 ? t->comm.world : 1;
+    return t->world > 1 ? qlora__comm_agree(t) : QLORA_OK;
+}
+
+static void qlora__comm_stop(qlora_trainer* t) {
+    qlora__buffer_destroy(t->ctx, t->room);
+}
+
+//@@ src/comm/mpi.h
+
+// ---- MPI, opened at run time --------------------------------------------------------------------
+//
+// One set of prototypes serves all three binary interfaces: handles are passed as uintptr_t, of
+// which MPICH reads the low 32 bits.
+
+typedef uintptr_t qlora__mpi_handle;
+
+// clang-format off
+#define QLORA__MPI_SYMBOLS(X)                                                                      \
+    X(true,  Init_thread,         (int*, char***, int, int*))                                      \
+    X(true,  Initialized,         (int*))                                                          \
+    X(true,  Finalized,           (int*))                                                          \
+    X(true,  Finalize,            (void))                                                          \
+    X(true,  Get_library_version, (char*, int*))                                                   \
+    X(true,  Comm_rank,           (qlora__mpi_handle, int*))                                       \
+    X(true,  Comm_size,           (qlora__mpi_handle, int*))                                       \
+    X(true,  Comm_set_errhandler, (qlora__mpi_handle, qlora__mpi_handle))                          \
+    X(true,  Isend,               (const void*, int, qlora__mpi_handle, int, int,                  \
+                                   qlora__mpi_handle, qlora__mpi_handle*))                         \
+    X(true,  Irecv,               (void*, int, qlora__mpi_handle, int, int,                        \
+                                   qlora__mpi_handle, qlora__mpi_handle*))                         \
+    X(true,  Test,                (qlora__mpi_handle*, int*, void*))                               \
+    X(true,  Abort,               (qlora__mpi_handle, int))                                        \
+    X(true,  Error_string,        (int, char*, int*))                                              \
+    X(false, Abi_get_version,     (int*, int*))
+// clang-format on
+
+typedef struct qlora__mpi_table {
+#define QLORA__X(required, field, args) int(*field) args;
+    QLORA__MPI_SYMBOLS(QLORA__X)
+#undef QLORA__X
+} qlora__mpi_table;
+
+typedef struct qlora__mpi_symbol {
+    const char* name;
+    size_t offset;
+    bool required;
+} qlora__mpi_symbol;
+
+static const qlora__mpi_symbol qlora__mpi_symbols[] = {
+#define QLORA__X(required, field, args)                                                            \
+    {"MPI_" #field, offsetof(qlora__mpi_table, field), required},
+    QLORA__MPI_SYMBOLS(QLORA__X)
+#undef QLORA__X
+};
+
+// What differs between the interfaces. Open MPI's handles are addresses of objects.
+typedef struct qlora__mpi_abi {
+    const char* name;
+    const char* symbols[3]; // world, byte, errors_return, if they are addresses
+    uintptr_t values[3];    // otherwise
+    uintptr_t status_ignore;
+    int funneled;
+} qlora__mpi_abi;
+
+enum { QLORA__MPI_OPEN, QLORA__MPI_MPICH, QLORA__MPI_STANDARD };
+
+static const qlora__mpi_abi qlora__mpi_abis[] = {
+    {"Open MPI",
+     {"ompi_mpi_comm_world", "ompi_mpi_byte", "ompi_mpi_errors_return"},
+     {0, 0, 0},
+     0,
+     1},
+    {"MPICH", {NULL, NULL, NULL}, {0x44000000u, 0x4c00010du, 0x54000001u}, 1, 1},
+    {"the standard interface", {NULL, NULL, NULL}, {0x101u, 0x247u, 0x143u}, 0, 1024}};
+
+#define QLORA__MPI_PIECE ((size_t)1 << 30) // counts are ints
+#define QLORA__MPI_TAG 0x716c
+
+typedef struct qlora__mpi {
+    void* library;
+    qlora__mpi_table f;
+    const qlora__mpi_abi* abi;
+    qlora__mpi_handle world;
+    qlora__mpi_handle byte;
+    double limit_ms;
+    bool ours; // initialised here, so finalised here
+    bool broken;
+    qlora__mpi_handle* requests;
+    int32_t* peers; // of the requests
+    size_t room;
+} qlora__mpi;
+
+static void* qlora__mpi_status(const qlora__mpi* mpi) {
+    return (void*)mpi->abi->status_ignore;
+}
+
+static bool qlora__mpi_fails(const qlora__mpi* mpi, int code, const char* call, char* why,
+                             size_t size) {
+    char text[8192] = "";
+    int length = 0;
+    if (code == 0) {
+        return false;
+    }
+    if (mpi->f.Error_string(code, text, &length) != 0) {
+        text[0] = '\0';
+    }
+    snprintf(why, size, "%s failed: %.200s (%d)", call, text[0] != '\0' ? text : "unknown error",
+             code);
+    return true;
+}
+
+// Makes room for a number of requests.
+static bool qlora__mpi_room(qlora__mpi* mpi, size_t count) {
+    if (count <= mpi->room) {
+        return true;
+    }
+    qlora__os_free(mpi->requests, mpi->room * sizeof *mpi->requests, NULL);
+    qlora__os_free(mpi->peers, mpi->room * sizeof *mpi->peers, NULL);
+    mpi->requests = (qlora__mpi_handle*)qlora__os_alloc(count * sizeof *mpi->requests, 16, NULL);
+    mpi->peers = (int32_t*)qlora__os_alloc(count * sizeof *mpi->peers, 16, NULL);
+    mpi->room = mpi->requests != NULL && mpi->peers != NULL ? count : 0;
+    return mpi->room > 0;
+}
+
+// Starts a message, in pieces.
+static bool qlora__mpi_begin(qlora__mpi* mpi, const qlora_message* m, size_t* count, char* why,
+                             size_t size) {
+    for (size_t at = 0; at < m->bytes; at += QLORA__MPI_PIECE) {
+        size_t left = m->bytes - at;
+        int bytes = (int)(left < QLORA__MPI_PIECE ? left : QLORA__MPI_PIECE);
+        qlora__mpi_handle* request = &mpi->requests[*count];
+        char* data = (char*)m->data + at;
+        *request = 0; // MPICH writes 4 of its bytes
+        int code = m->receive ? mpi->f.Irecv(data, bytes, mpi->byte, m->peer, QLORA__MPI_TAG,
+                                             mpi->world, request)
+                              : mpi->f.Isend(data, bytes, mpi->byte, m->peer, QLORA__MPI_TAG,
+                                             mpi->world, request);
+        if (qlora__mpi_fails(mpi, code, m->receive ? "MPI_Irecv" : "MPI_Isend", why, size)) {
+            return false;
+        }
+        mpi->peers[(*count)++] = m->peer;
+    }
+    return true;
+}
+
+// Waits for all requests, asleep most of the time: processes may have to share a core.
+static bool qlora__mpi_finish(qlora__mpi* mpi, size_t count, char* why, size_t size) {
+    double start = qlora__clock_ms();
+    size_t done = 0;
+    while (done < count) {
+        size_t before = done;
+        for (size_t i = 0; i < count; i++) {
+            int flag = 0;
+            if (mpi->peers[i] < 0) {
+                continue;
+            }
+            int code = mpi->f.Test(&mpi->requests[i], &flag, qlora__mpi_status(mpi));
+            if (qlora__mpi_fails(mpi, code, "MPI_Test", why, size)) {
+                return false;
+            }
+            if (flag != 0) {
+                mpi->peers[i] = -1;
+                done++;
+            }
+        }
+        double waited = qlora__clock_ms() - start;
+        if (done == before && waited > mpi->limit_ms) {
+            size_t i = 0;
+            while (mpi->peers[i] < 0) {
+                i++;
+            }
+            snprintf(why, size, "rank %d has not answered for %g s", (int)mpi->peers[i],
+                     mpi->limit_ms * 1e-3);
+            return false;
+        }
+        if (done == before) {
+            qlora__sleep_us(waited < 1.0 ? 1 : 50);
+        }
+    }
+    return true;
+}
+
+static bool qlora__mpi_exchange(const qlora_message* messages, int64_t count, void* stream,
+                                char* why, size_t size, void* user) {
+    qlora__mpi* mpi = (qlora__mpi*)user;
+    size_t pieces = 0;
+    (void)stream;
+    if (mpi->broken) {
+        snprintf(why, size, "an earlier exchange failed");
+        return false;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        pieces += (messages[i].bytes + QLORA__MPI_PIECE - 1) / QLORA__MPI_PIECE;
+    }
+    mpi->broken = true;
+    if (!qlora__mpi_room(mpi, pieces)) {
+        snprintf(why, size, "out of memory");
+        return false;
+    }
+    size_t begun = 0;
+    for (int pass = 0; pass < 2; pass++) { // receives first, so that nothing has to be buffered
+        for (int64_t i = 0; i < count; i++) {
+            if (messages[i].receive == (pass == 0) &&
+                !qlora__mpi_begin(mpi, &messages[i], &begun, why, size)) {
+                return false;
+            }
+        }
+    }
+    mpi->broken = !qlora__mpi_finish(mpi, begun, why, size);
+    return !mpi->broken;
+}
+
+static void qlora__mpi_abort(void* user) {
+    qlora__mpi* mpi = (qlora__mpi*)user;
+    mpi->f.Abort(mpi->world, 1);
+}
+
+static void qlora__mpi_free(qlora__mpi* mpi) {
+    qlora__os_free(mpi->requests, mpi->room * sizeof *mpi->requests, NULL);
+    qlora__os_free(mpi->peers, mpi->room * sizeof *mpi->peers, NULL);
+    qlora__os_free(mpi, sizeof *mpi, NULL);
+}
+
+// The library stays open: what it started may still run.
+static void qlora__mpi_close(void* user) {
+    qlora__mpi* mpi = (qlora__mpi*)user;
+    int finalized = 0;
+    if (mpi->ours && !mpi->broken && mpi->f.Finalized(&finalized) == 0 && finalized == 0) {
+        mpi->f.Finalize();
+    }
+    qlora__mpi_free(mpi);
+}
+
+static bool qlora__mpi_load(qlora__mpi* mpi, const char* name, char* why, size_t size) {
+    mpi->library = qlora__library_open(name, why, size);
+    if (mpi->library == NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < sizeof qlora__mpi_symbols / sizeof qlora__mpi_symbols[0]; i++) {
+        const qlora__mpi_symbol* s = &qlora__mpi_symbols[i];
+        void* address = qlora__library_symbol(mpi->library, s->name);
+        if (address == NULL && s->required) {
+            snprintf(why, size, "%.200s has no %s", name, s->name);
+            return false;
+        }
+        memcpy((char*)&mpi->f + s->offset, &address, sizeof address);
+    }
+    return true;
+}
+
+// Finds out which interface the library has.
+static bool qlora__mpi_identify(qlora__mpi* mpi, char* why, size_t size) {
+    char version[8192] = "";
+    int length = 0;
+    int major = -1;
+    int minor = -1;
+    if (mpi->f.Abi_get_version != NULL && mpi->f.Abi_get_version(&major, &minor) == 0 &&
+        major >= 1) {
+        mpi->abi = &qlora__mpi_abis[QLORA__MPI_STANDARD];
+    } else if (qlora__library_symbol(mpi->library, "ompi_mpi_comm_world") != NULL) {
+        mpi->abi = &qlora__mpi_abis[QLORA__MPI_OPEN];
+    } else {
+        if (mpi->f.Get_library_version(version, &length) != 0) {
+            version[0] = '\0';
+        }
+        if (strstr(version, "MPICH") == NULL && strstr(version, "Intel(R) MPI") == NULL &&
+            strstr(version, "MVAPICH") == NULL) {
+            snprintf(why, size,
+                     "the MPI library is \"%.100s\"; Open MPI, MPICH and the MPI 5.0 "
+                     "interface are supported",
+                     version);
+            return false;
+        }
+        mpi->abi = &qlora__mpi_abis[QLORA__MPI_MPICH];
+    }
+    uintptr_t handles[3];
+    for (int i = 0; i < 3; i++) {
+        handles[i] = mpi->abi->values[i];
+        if (mpi->abi->symbols[i] != NULL) {
+            handles[i] = (uintptr_t)qlora__library_symbol(mpi->library, mpi->abi->symbols[i]);
+        }
+        if (handles[i] == 0) {
+            snprintf(why, size, "the MPI library has no %s", mpi->abi->symbols[i]);
+            return false;
+        }
+    }
+    mpi->world = handles[0];
+    mpi->byte = handles[1];
+    return true;
+}
+
+static bool qlora__mpi_init(qlora__mpi* mpi, qlora_comm* out, char* why, size_t size) {
+    int initialized = 0;
+    int provided = 0;
+    int rank = 0;
+    int world = 0;
+    uintptr_t returns = mpi->abi->values[2];
+    if (mpi->abi->symbols[2] != NULL) {
+        returns = (uintptr_t)qlora__library_symbol(mpi->library, mpi->abi->symbols[2]);
+    }
+    if (qlora__mpi_fails(mpi, mpi->f.Initialized(&initialized), "MPI_Initialized", why, size)) {
+        return false;
+    }
+    if (initialized == 0) {
+        int code = mpi->f.Init_thread(NULL, NULL, mpi->abi->funneled, &provided);
+        if (qlora__mpi_fails(mpi, code, "MPI_Init_thread", why, size)) {
+            return false;
+        }
+        mpi->ours = true;
+    }
+    int code = mpi->f.Comm_set_errhandler(mpi->world, returns);
+    if (qlora__mpi_fails(mpi, code, "MPI_Comm_set_errhandler", why, size) ||
+        qlora__mpi_fails(mpi, mpi->f.Comm_rank(mpi->world, &rank), "MPI_Comm_rank", why, size) ||
+        qlora__mpi_fails(mpi, mpi->f.Comm_size(mpi->world, &world), "MPI_Comm_size", why, size)) {
+        return false;
+    }
+    memset(out, 0, sizeof *out);
+    out->rank = rank;
+    out->world = world;
+    out->exchange = qlora__mpi_exchange;
+    out->abort = qlora__mpi_abort;
+    out->close = qlora__mpi_close;
+    out->user = mpi;
+    return true;
+}
+
+// The names to try, in the order that the launcher's variables suggest: the wrong library would
+// give every process a world of its own, without an error.
+static void qlora__mpi_names(const char* names[4]) {
+    static const char* const open_first[4] = {"libmpi.so.40", "libmpi_abi.so.1", "libmpi.so.12",
+                                              "libmpich.so.12"};
+    static const char* const mpich_first[4] = {"libmpich.so.12", "libmpi.so.12", "libmpi_abi.so.1",
+                                               "libmpi.so.40"};
+    char text[32];
+    bool mpich = qlora__os_setting("PMI_RANK", text, sizeof text) ||
+                 qlora__os_setting("MPI_LOCALRANKID", text, sizeof text);
+    bool open = qlora__os_setting("OMPI_COMM_WORLD_SIZE", text, sizeof text);
+    memcpy((void*)names, mpich && !open ? mpich_first : open_first, sizeof open_first);
+}
+
+static bool qlora__mpi_start(qlora__mpi* mpi, const char* library, qlora_comm* out, char* why,
+                             size_t size) {
+    const char* names[4];
+    char first[300] = "";
+    char setting[300];
+    bool loaded = false;
+    qlora__mpi_names(names);
+    if (library == NULL && qlora__os_setting("QLORA_MPI_LIBRARY", setting, sizeof setting)) {
+        library = setting;
+    }
+    for (int i = 0; i < 4 && !loaded; i++) {
+        loaded = qlora__mpi_load(mpi, library != NULL ? library : names[i], why, size);
+        if (i == 0) {
+            snprintf(first, sizeof first, "%.280s", why);
+        }
+        if (library != NULL) {
+            break;
+        }
+    }
+    if (!loaded) {
+        snprintf(why, size, "%s", first);
+        return false;
+    }
+    return qlora__mpi_identify(mpi, why, size) && qlora__mpi_init(mpi, out, why, size);
+}
+
+qlora_result qlora_comm_mpi(const char* library, double limit, qlora_comm* out, char* why,
+                            size_t why_size) {
+    char reason[400] = "";
+    bool fits = out != NULL && limit >= 0.0 && limit <= 1e9;
+    qlora__mpi* mpi = fits ? (qlora__mpi*)qlora__os_alloc(sizeof *mpi, 16, NULL) : NULL;
+    bool ok = false;
+    if (!fits) {
+        snprintf(reason, sizeof reason, "%s",
+                 out == NULL ? "out is NULL" : "limit must be from 0 to 1e9 seconds");
+    } else if (mpi == NULL) {
+        snprintf(reason, sizeof reason, "out of memory");
+    } else {
+        memset(mpi, 0, sizeof *mpi);
+        mpi->limit_ms = (limit > 0.0 ? limit : 600.0) * 1e3;
+        ok = qlora__mpi_start(mpi, library, out, reason, sizeof reason);
+    }
+    if (!ok && mpi != NULL) {
+        qlora__mpi_free(mpi);
+    }
+    if (why != NULL && why_size > 0) {
+        snprintf(why, why_size, "%s", reason);
+    }
+    return ok ? QLORA_OK : fits ? QLORA_ERR_COMM : QLORA_ERR_ARGUMENT;
+}
+
+//@@ src/qlora.h
+
+#else // QLORA_NO_COMM
+
+//@@ src/comm/none.h
+
+// ---- one process only ---------------------------------------------------------------------------
+
+static qlora_result qlora__comm_start(qlora_trainer* t) {
+    return t->desc.comm == NULL || t->desc.comm->world <= 1
+               ? QLORA_OK
+               : qlora__fail(t->ctx, QLORA_ERR_UNSUPPORTED,
+                             "desc.comm has %d processes, but the library was built with "
+                             "QLORA_NO_COMM",
+                             (int)t->desc.comm->world);
+}
+
+static void qlora__comm_stop(qlora_trainer* t) {
+    (void)t;
+}
+
+static qlora_result qlora__comm_sum(qlora_trainer* t) {
+    (void)t;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__comm_wait(qlora_trainer* t, void* event) {
+    (void)t;
+    (void)event;
+    return QLORA_OK;
+}
+
+qlora_result qlora_comm_gather(qlora_ctx* ctx, const qlora_comm* comm, const void* mine,
+                               size_t bytes, void* all) {
+    QLORA__ENTER(ctx, "qlora_comm_gather");
+    qlora_result r = QLORA_OK;
+    if (comm == NULL || comm->world > 1 || mine == NULL || all == NULL) {
+        r = qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "the library was built with QLORA_NO_COMM");
+    } else {
+        memcpy(all, mine, bytes);
+    }
+    return qlora__leave(ctx, r);
+}
+
+void qlora_comm_close(qlora_comm* comm) {
+    (void)comm;
+}
+
+static qlora__node qlora__comm_share(const qlora_trainer* t) {
+    qlora__node all = {0, t->leaves};
+    return all;
+}
+
+qlora_result qlora_comm_mpi(const char* library, double limit, qlora_comm* out, char* why,
+                            size_t why_size) {
+    (void)library;
+    (void)limit;
+    (void)out;
+    if (why != NULL && why_size > 0) {
+        snprintf(why, why_size, "the library was built with QLORA_NO_COMM");
+    }
+    return QLORA_ERR_UNSUPPORTED;
+}
+
+//@@ src/qlora.h
+
+#endif // QLORA_NO_COMM
+
+#if !defined(QLORA_NO_COMM) && !defined(QLORA_NO_CUDA)
+
+//@@ src/comm/nccl.h
+
+// ---- NCCL, opened at run time -------------------------------------------------------------------
+//
+// Only sends and receives are used: they copy, so the bits are ours. The communicator does not
+// block, so that every wait has a limit and can be ended.
+
+// Passed by value.
+typedef struct qlora__nccl_id {
+    char bytes[QLORA_NCCL_ID_BYTES];
+} qlora__nccl_id;
+
+// ncclConfig_t of NCCL 2.18, which later versions accept. What has no value is INT32_MIN.
+typedef struct qlora__nccl_config {
+    size_t size;
+    unsigned magic;
+    unsigned version;
+    int blocking;
+    int cluster;
+    int least;
+    int most;
+    const char* network;
+    int split;
+    int traffic; // padding before 2.26
+} qlora__nccl_config;
+
+// clang-format off
+#define QLORA__NCCL_SYMBOLS(X)                                                                     \
+    X(int,         GetVersion,         (int*))                                                     \
+    X(int,         GetUniqueId,        (qlora__nccl_id*))                                          \
+    X(int,         CommInitRankConfig, (void**, int, qlora__nccl_id, int, qlora__nccl_config*))    \
+    X(int,         Send,               (const void*, size_t, int, int, void*, void*))              \
+    X(int,         Recv,               (void*, size_t, int, int, void*, void*))                    \
+    X(int,         GroupStart,         (void))                                                     \
+    X(int,         GroupEnd,           (void))                                                     \
+    X(int,         CommFinalize,       (void*))                                                    \
+    X(int,         CommDestroy,        (void*))                                                    \
+    X(int,         CommAbort,          (void*))                                                    \
+    X(int,         CommGetAsyncError,  (void*, int*))                                              \
+    X(const char*, GetErrorString,     (int))                                                      \
+    X(const char*, GetLastError,       (void*))
+// clang-format on
+
+typedef struct qlora__nccl_table {
+#define QLORA__X(type, field, args) type(*field) args;
+    QLORA__NCCL_SYMBOLS(QLORA__X)
+#undef QLORA__X
+} qlora__nccl_table;
+
+static const qlora__symbol qlora__nccl_symbols[] = {
+#define QLORA__X(type, field, args) {"nccl" #field, offsetof(qlora__nccl_table, field), true},
+    QLORA__NCCL_SYMBOLS(QLORA__X)
+#undef QLORA__X
+};
+
+#define QLORA__NCCL_IN_PROGRESS 7
+#define QLORA__NCCL_UINT8 1
+
+typedef struct qlora__nccl {
+    qlora_ctx* ctx;
+    qlora__nccl_table f;
+    void* comm;
+    double limit_ms;
+    double since; // when the last exchange was queued
+    bool broken;
+} qlora__nccl;
+
+// Opens the library and checks its version.
+static bool qlora__nccl_open(const char* library, qlora__nccl_table* f, char* why, size_t size) {
+    static const char* const names[] = {"libnccl.so.2", "libnccl.so"};
+    char setting[300];
+    char missing[256];
+    int version = 0;
+    if (library == NULL && qlora__os_setting("QLORA_NCCL_LIBRARY", setting, sizeof setting)) {
+        library = setting;
+    }
+    void* handle = qlora__library_first(library, names, 2, why, size);
+    if (handle == NULL) {
+        return false;
+    }
+    if (!qlora__symbols_load(handle, qlora__nccl_symbols,
+                             sizeof qlora__nccl_symbols / sizeof qlora__nccl_symbols[0], f, missing,
+                             sizeof missing)) {
+        snprintf(why, size, "the NCCL library has no %.200s", missing);
+        return false;
+    }
+    int code = f->GetVersion(&version);
+    if (code != 0 || version < 21800) {
+        snprintf(why, size,
+                 code != 0 ? "ncclGetVersion failed (%d)" : "NCCL has version %d; 21800 is needed",
+                 code != 0 ? code : version);
+        return false;
+    }
+    return true;
+}
+
+// Ends a communicator that has failed: its kernels stop, and nothing more can be exchanged.
+static void qlora__nccl_break(qlora__nccl* n) {
+    n->broken = true;
+    if (n->comm != NULL) {
+        n->f.CommAbort(n->comm);
+        n->comm = NULL;
+    }
+}
+
+static bool qlora__nccl_fail(qlora__nccl* n, int code, const char* call, char* why, size_t size) {
+    const char* text = n->f.GetErrorString(code);
+    const char* last = n->f.GetLastError(n->comm);
+    snprintf(why, size, "%s failed: %.80s (%d)%s%.200s", call, text != NULL ? text : "", code,
+             last != NULL && last[0] != '\0' ? ": " : "", last != NULL ? last : "");
+    qlora__nccl_break(n);
+    return false;
+}
+
+// Waits while a call is in progress.
+static bool qlora__nccl_settle(qlora__nccl* n, int code, const char* call, char* why, size_t size) {
+    double start = qlora__clock_ms();
+    while (code == QLORA__NCCL_IN_PROGRESS) {
+        int asked = n->f.CommGetAsyncError(n->comm, &code);
+        if (asked != 0) {
+            return qlora__nccl_fail(n, asked, "ncclCommGetAsyncError", why, size);
+        }
+        if (code == QLORA__NCCL_IN_PROGRESS && qlora__clock_ms() - start > n->limit_ms) {
+            snprintf(why, size, "%s has waited for other ranks for %g s", call, n->limit_ms * 1e-3);
+            qlora__nccl_break(n);
+            return false;
+        }
+        if (code == QLORA__NCCL_IN_PROGRESS) {
+            qlora__sleep_us(50);
+        }
+    }
+    return code == 0 || qlora__nccl_fail(n, code, call, why, size);
+}
+
+static bool qlora__nccl_exchange(const qlora_message* messages, int64_t count, void* stream,
+                                 char* why, size_t size, void* user) {
+    qlora__nccl* n = (qlora__nccl*)user;
+    if (n->broken) {
+        snprintf(why, size, "an earlier exchange failed");
+        return false;
+    }
+    int code = n->f.GroupStart();
+    if (code != 0) {
+        return qlora__nccl_fail(n, code, "ncclGroupStart", why, size);
+    }
+    const char* call = "";
+    for (int64_t i = 0; i < count && code == 0; i++) {
+        const qlora_message* m = &messages[i];
+        call = m->receive ? "ncclRecv" : "ncclSend";
+        code = m->receive
+                   ? n->f.Recv(m->data, m->bytes, QLORA__NCCL_UINT8, m->peer, n->comm, stream)
+                   : n->f.Send(m->data, m->bytes, QLORA__NCCL_UINT8, m->peer, n->comm, stream);
+        code = code == QLORA__NCCL_IN_PROGRESS ? 0 : code;
+    }
+    int ended = n->f.GroupEnd();
+    n->since = qlora__clock_ms();
+    if (code != 0) {
+        return qlora__nccl_fail(n, code, call, why, size);
+    }
+    return qlora__nccl_settle(n, ended, "ncclGroupEnd", why, size);
+}
+
+static bool qlora__nccl_alive(char* why, size_t size, void* user) {
+    qlora__nccl* n = (qlora__nccl*)user;
+    int state = 0;
+    if (n->broken) {
+        snprintf(why, size, "an earlier exchange failed");
+        return false;
+    }
+    int code = n->f.CommGetAsyncError(n->comm, &state);
+    if (code != 0) {
+        return qlora__nccl_fail(n, code, "ncclCommGetAsyncError", why, size);
+    }
+    if (state != 0 && state != QLORA__NCCL_IN_PROGRESS) {
+        return qlora__nccl_fail(n, state, "the exchange between GPUs", why, size);
+    }
+    if (qlora__clock_ms() - n->since > n->limit_ms) {
+        snprintf(why, size, "the exchange between GPUs has not ended for %g s", n->limit_ms * 1e-3);
+        qlora__nccl_break(n);
+        return false;
+    }
+    return true;
+}
+
+static void qlora__nccl_abort(void* user) {
+    qlora__nccl_break((qlora__nccl*)user);
+}
+
+static void qlora__nccl_close(void* user) {
+    qlora__nccl* n = (qlora__nccl*)user;
+    qlora_ctx* ctx = n->ctx;
+    char why[400];
+    bool entered = qlora__enter_destroy(ctx, "qlora_comm_close") == QLORA_OK;
+    if (!n->broken && n->comm != NULL &&
+        qlora__nccl_settle(n, n->f.CommFinalize(n->comm), "ncclCommFinalize", why, sizeof why)) {
+        n->f.CommDestroy(n->comm);
+    }
+    if (entered) {
+        qlora__leave(ctx, QLORA_OK);
+    }
+    qlora__free(ctx, n, sizeof *n);
+}
+
+qlora_result qlora_nccl_id(const char* library, void* id, char* why, size_t why_size) {
+    qlora__nccl_table f;
+    qlora__nccl_id made;
+    char reason[400] = "id is NULL";
+    memset(&made, 0, sizeof made);
+    bool ok = id != NULL && qlora__nccl_open(library, &f, reason, sizeof reason);
+    int code = ok ? f.GetUniqueId(&made) : 0;
+    if (ok && code != 0) {
+        snprintf(reason, sizeof reason, "ncclGetUniqueId failed (%d)", code);
+        ok = false;
+    }
+    if (ok) {
+        memcpy(id, &made, sizeof made);
+    }
+    if (why != NULL && why_size > 0) {
+        snprintf(why, why_size, "%s", ok ? "" : reason);
+    }
+    return ok ? QLORA_OK : id == NULL ? QLORA_ERR_ARGUMENT : QLORA_ERR_COMM;
+}
+
+static qlora_result qlora__nccl_start(qlora_ctx* ctx, const qlora_nccl_desc* d, qlora__nccl* n) {
+    char why[400] = "";
+    qlora__nccl_id id;
+    qlora__nccl_config config;
+    memset(&config, 0, sizeof config);
+    config.size = sizeof config;
+    config.magic = 0xcafebeefu;
+    config.version = 21800;
+    config.cluster = INT32_MIN;
+    config.least = INT32_MIN;
+    config.most = INT32_MIN;
+    config.split = INT32_MIN;
+    config.traffic = INT32_MIN;
+    memcpy(&id, d->id, sizeof id);
+    bool ok = qlora__nccl_open(d->library, &n->f, why, sizeof why);
+    int code = ok ? n->f.CommInitRankConfig(&n->comm, d->world, id, d->rank, &config) : 0;
+    ok = ok && qlora__nccl_settle(n, code, "ncclCommInitRankConfig", why, sizeof why);
+    return ok ? QLORA_OK
+              : qlora__fail(ctx, QLORA_ERR_COMM, "rank %d of %d: %s", (int)d->rank, (int)d->world,
+                            why);
+}
+
+static qlora_result qlora__comm_nccl(qlora_ctx* ctx, const qlora_nccl_desc* d, qlora_comm* out) {
+    if (d == NULL || out == NULL || d->id == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           d == NULL     ? "desc"
+                           : out == NULL ? "out"
+                                         : "desc.id");
+    }
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the NCCL desc was not zeroed before its fields were set");
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "desc.world", d->world, 1, 4096));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.rank", d->rank, 0, d->world - 1));
+    QLORA__TRY(qlora__need_real(ctx, "desc.limit", d->limit, 0.0, 1e9));
+    if (qlora__on_cpu(ctx)) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "NCCL needs a GPU, but the context runs on the "
+                           "CPU");
+    }
+    qlora__nccl* n = (qlora__nccl*)qlora__alloc_zero(ctx, sizeof *n);
+    if (n == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    n->ctx = ctx;
+    n->limit_ms = (d->limit > 0.0 ? d->limit : 600.0) * 1e3;
+    qlora_result r = qlora__nccl_start(ctx, d, n);
+    if (r != QLORA_OK) {
+        qlora__free(ctx, n, sizeof *n);
+        return r;
+    }
+    memset(out, 0, sizeof *out);
+    out->rank = d->rank;
+    out->world = d->world;
+    out->device = true;
+    out->exchange = qlora__nccl_exchange;
+    out->alive = qlora__nccl_alive;
+    out->abort = qlora__nccl_abort;
+    out->close = qlora__nccl_close;
+    out->user = n;
+    return QLORA_OK;
+}
+
+qlora_result qlora_comm_nccl(qlora_ctx* ctx, const qlora_nccl_desc* desc, qlora_comm* out) {
+    QLORA__ENTER(ctx, "qlora_comm_nccl");
+    return qlora__leave(ctx, qlora__comm_nccl(ctx, desc, out));
+}
+
+//@@ src/qlora.h
+
+#else // QLORA_NO_COMM or QLORA_NO_CUDA
+
+//@@ src/comm/no_nccl.h
+
+// ---- without NCCL -------------------------------------------------------------------------------
+
+qlora_result qlora_nccl_id(const char* library, void* id, char* why, size_t why_size) {
+    (void)library;
+    (void)id;
+    if (why != NULL && why_size > 0) {
+        snprintf(why, why_size, "the library was built without NCCL");
+    }
+    return QLORA_ERR_UNSUPPORTED;
+}
+
+qlora_result qlora_comm_nccl(qlora_ctx* ctx, const qlora_nccl_desc* desc, qlora_comm* out) {
+    QLORA__ENTER(ctx, "qlora_comm_nccl");
+    (void)desc;
+    (void)out;
+    return qlora__leave(
+        ctx, qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "the library was built without NCCL"));
+}
+
+//@@ src/qlora.h
+
+#endif // QLORA_NO_COMM or QLORA_NO_CUDA
+
+
+//@@ src/train/trainer.h
+
+// ---- creating a trainer -------------------------------------------------------------------------
 
 // The settings of the method and of learning rates.
 static qlora_result qlora__method_desc_check(qlora_ctx* ctx, const qlora_train_desc* d) {
@@ -36905,6 +38846,10 @@ static void qlora__trainer_free(qlora_trainer* t) {
         qlora__event_destroy(ctx, t->reports[i].event);
     }
     qlora__pinned_free(ctx, t->records, QLORA__RECORDS * sizeof *t->records);
+    for (int i = 0; i < QLORA__TREE_LEVELS; i++) {
+        qlora__buffer_destroy(ctx, t->more[i]);
+    }
+    qlora__comm_stop(t);
     qlora__free(ctx, t, sizeof *t);
 }
 
@@ -36960,6 +38905,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
     t->ctx = ctx;
     qlora_result r = qlora__train_desc_resolve(ctx, desc, &t->desc);
     r = r == QLORA_OK ? qlora__trainer_build(ctx, m, t) : r;
+    r = r == QLORA_OK ? qlora__comm_start(t) : r;
     if (r != QLORA_OK) {
         qlora__trainer_free(t);
         return r;
@@ -37029,6 +38975,7 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
         : d.eager != t->desc.eager                 ? "eager"
         : d.require_graph != t->desc.require_graph ? "require_graph"
         : d.method != t->desc.method               ? "method"
+        : d.comm != t->desc.comm                   ? "comm"
         : memcmp(&d.loraplus_ratio, &t->desc.loraplus_ratio, sizeof d.loraplus_ratio) != 0
             ? "loraplus_ratio"
         : memcmp(&d.neftune, &t->desc.neftune, sizeof d.neftune) != 0        ? "neftune"
@@ -37365,6 +39312,7 @@ static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the adapters are off; switch them on with qlora_adapter_use");
     }
+    QLORA__TRY(qlora__trainer_sound(ctx, t));
     if (t->failed) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "an earlier call of this step failed, and its gradients are incomplete; "
@@ -37406,6 +39354,7 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
 // Queues a micro-batch that has been checked.
 static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch) {
     t->failed = true;
+    QLORA__TRY(qlora__batch_is_leaf(t, batch) ? qlora__leaf_begin(t) : QLORA_OK);
     QLORA__TRY(qlora__micro_send(t, batch));
     int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
     int64_t graph = kind * t->chunk_room + t->micro.chunks;
@@ -37423,6 +39372,12 @@ static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batc
                            "the loss of %s depends on the whole step; use qlora_train_step, "
                            "qlora_train_gradients or qlora_train_begin",
                            qlora__method_name(t->desc.method));
+    }
+    if (t->world > 1) {
+        return qlora__fail(t->ctx, QLORA_ERR_STATE,
+                           "a step of %d processes is divided between them; use qlora_train_step, "
+                           "qlora_train_gradients or qlora_train_begin",
+                           (int)t->world);
     }
     QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
     QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
@@ -37482,6 +39437,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     t->reports[at].step = t->step + 1;
     t->reports[at].tokens = t->tokens;
     t->reports[at].lr = lr;
+    t->reports[at].sent = t->sent;
     t->reports[at].total =
         t->desc.method == QLORA_METHOD_SFT ? 0.0 : t->counts.pairs + t->counts.singles;
     t->reports[at].chosen_labels = t->counts.chosen_labels;
@@ -37498,6 +39454,8 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     qlora_model* m = t->m;
     qlora__slot* slot = NULL;
     t->failed = true;
+    QLORA__TRY(qlora__tree_fold(t, t->world > 1 ? t->leaves : t->leaf));
+    QLORA__TRY(qlora__comm_sum(t));
     QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
     char* memory = slot->memory + m->batch.all.bytes;
     const qlora__adamw_numbers numbers = {qlora__schedule_lr(&t->desc, t->step), t->desc.beta1,
@@ -37510,6 +39468,7 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     t->step++;
     t->tokens = 0;
     t->failed = false;
+    qlora__tree_reset(t);
     return QLORA_OK;
 }
 
@@ -37558,6 +39517,7 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->tokens = report->tokens;
     out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
+    out->sent = report->sent;
     if (report->total > 0.0) {
         qlora__preference_report(report, r->preference, out);
     }
@@ -37569,6 +39529,7 @@ static qlora_result qlora__train_query(qlora_trainer* t, qlora_train_info* out) 
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "waiting for a step"));
+    QLORA__TRY(qlora__comm_wait(t, t->reports[qlora__record_of(t->step)].event));
     QLORA__TRY(qlora__sync(ctx));
     QLORA__TRY(qlora__flag_read(ctx, t->m));
     qlora__info_fill(t, t->step, out);
@@ -37605,11 +39566,35 @@ qlora_result qlora_train_poll(qlora_trainer* trainer, qlora_train_info* out) {
     return qlora__leave(trainer->ctx, qlora__train_poll(trainer, out));
 }
 
+// The partial sums are added on the host, because the step may go on.
+static qlora_result qlora__gradient_read(qlora_trainer* t, int64_t index, float* out) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_parameter_info info;
+    QLORA__TRY(qlora__parameter_read(ctx, t->m, &t->m->gradients, index, out));
+    if (t->tree.levels == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__parameter_query(ctx, t->m, index, &info));
+    int64_t n = info.rows * info.cols;
+    float* part = (float*)qlora__alloc(ctx, (size_t)n * sizeof *part);
+    qlora_result r = part != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    for (int level = t->tree.levels - 1; level >= 0 && r == QLORA_OK; level--) {
+        qlora_tensor entry = t->m->gradients;
+        QLORA__REAL* data = NULL;
+        r = qlora__tree_entry(t, level, &data);
+        entry.data = data;
+        r = r == QLORA_OK ? qlora__parameter_read(ctx, t->m, &entry, index, part) : r;
+        for (int64_t i = 0; i < n && r == QLORA_OK; i++) {
+            out[i] = part[i] + out[i];
+        }
+    }
+    qlora__free(ctx, part, (size_t)n * sizeof *part);
+    return r;
+}
+
 qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* out) {
     QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_gradient_read");
-    qlora_ctx* ctx = trainer->ctx;
-    qlora_model* m = trainer->m;
-    return qlora__leave(ctx, qlora__parameter_read(ctx, m, &m->gradients, index, out));
+    return qlora__leave(trainer->ctx, qlora__gradient_read(trainer, index, out));
 }
 
 // ---- whole steps --------------------------------------------------------------------------------
@@ -37630,16 +39615,20 @@ static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* ba
     }
     QLORA__TRY(qlora__need_whole(ctx, "count", count, 1, INT64_MAX));
     qlora__step_counts counts;
+    int64_t leaves = 0;
     memset(&counts, 0, sizeof counts);
     for (int64_t i = 0; i < count; i++) {
         int64_t tokens = 0;
         QLORA__TRY(qlora__batch_check(ctx, t->m, &batches[i], &tokens));
         QLORA__TRY(sft ? QLORA_OK : qlora__preference_check(t, &batches[i], &counts));
         counts.labels += qlora_batch_labels(&batches[i]);
+        leaves += qlora__batch_is_leaf(t, &batches[i]) ? 1 : 0;
     }
     QLORA__TRY(sft ? QLORA_OK : qlora__preference_check_step(t, &counts));
     QLORA__TRY(qlora__labels_check(ctx, counts.labels));
     t->counts = counts;
+    t->leaves = leaves;
+    t->share = qlora__comm_share(t);
     return QLORA_OK;
 }
 
@@ -37647,7 +39636,9 @@ static qlora_result qlora__train_gradients(qlora_trainer* t, const qlora_batch* 
                                            int64_t count) {
     QLORA__TRY(qlora__batches_check(t, batches, count));
     for (int64_t i = 0; i < count; i++) {
-        QLORA__TRY(qlora__micro_queue(t, &batches[i]));
+        if (!qlora__leaf_skip(t, &batches[i])) {
+            QLORA__TRY(qlora__micro_queue(t, &batches[i]));
+        }
     }
     return QLORA_OK;
 }
@@ -37679,6 +39670,14 @@ qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches
 // in the same order as a whole step. A slice waits for each piece, so that the device is idle when
 // it returns, and to measure how long pieces of that kind take.
 
+// Passes over the batches of other processes.
+static void qlora__slice_pass(qlora_trainer* t) {
+    qlora__sliced* s = &t->sliced;
+    while (s->at < s->count && qlora__leaf_skip(t, &s->batches[s->at])) {
+        s->at++;
+    }
+}
+
 static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batches,
                                        int64_t count) {
     QLORA__TRY(qlora__batches_check(t, batches, count));
@@ -37687,6 +39686,7 @@ static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batc
     t->sliced.count = count;
     t->sliced.at = 0;
     t->sliced.piece = 0;
+    qlora__slice_pass(t);
     return QLORA_OK;
 }
 
@@ -37716,6 +39716,7 @@ static void qlora__slice_advance(qlora_trainer* t) {
     if (!qlora__piece_at(t, s->piece, &piece)) {
         s->at++;
         s->piece = 0;
+        qlora__slice_pass(t);
     }
     t->m->micro_begun = s->piece > 0;
 }
@@ -37736,6 +39737,7 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
         QLORA__TRY(t->desc.method == QLORA_METHOD_SFT
                        ? QLORA_OK
                        : qlora__preference_check(t, &s->batches[s->at], &ignored));
+        QLORA__TRY(qlora__batch_is_leaf(t, &s->batches[s->at]) ? qlora__leaf_begin(t) : QLORA_OK);
         QLORA__TRY(qlora__micro_send(t, &s->batches[s->at]));
     }
     qlora__piece_of piece;
@@ -37795,6 +39797,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     t->tokens = 0;
     t->failed = false;
     m->micro_begun = false;
+    qlora__tree_reset(t);
     return QLORA_OK;
 }
 
@@ -37818,8 +39821,6 @@ qlora_result qlora_train_cancel(qlora_trainer* trainer) {
 
 #define QLORA__STATE_FILE "state.safetensors"
 #define QLORA__MAX_KEPT 64
-#define QLORA__STATE_ROWS 72
-#define QLORA__STATE_PREFERENCE (QLORA__PREFERENCE_SUMS + 3)
 
 typedef struct qlora__ckpt_list {
     qlora__module_name names[QLORA__MAX_KEPT + 2];
@@ -37915,171 +39916,6 @@ static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name
         qlora__file_remove(&ctx->env, folder, temporary);
     }
     ctx->env.files.remove(folder, ctx->env.files.user);
-}
-
-// The numbers stored in a checkpoint. SAME: a different value is an error, because it would change
-// the results or their meaning; NOTED: a different value is logged; BACK: the value is restored.
-// PRINT: a hash, of which only the difference can be told.
-typedef enum qlora__state_kind {
-    QLORA__SAME,
-    QLORA__PRINT,
-    QLORA__NOTED,
-    QLORA__BACK
-} qlora__state_kind;
-
-typedef struct qlora__state_row {
-    const char* name;
-    qlora__state_kind kind;
-    bool real;  // value holds the bits of a double
-    bool later; // older checkpoints lack it and have the default
-    int64_t value;
-    int64_t* back;
-} qlora__state_row;
-
-typedef struct qlora__state {
-    int64_t step;
-    int64_t tokens;
-    int64_t lr_bits;
-    int64_t updates;
-    int64_t skipped;
-    int64_t skip;
-    float record[6]; // totals of a qlora__record, norm of the gradients, scale of the first group
-    double preference[QLORA__STATE_PREFERENCE]; // sums; then total, chosen_labels, sft_alpha
-    qlora__state_row rows[QLORA__STATE_ROWS];
-    int count;
-} qlora__state;
-
-static void qlora__state_add(qlora__state* s, const char* name, qlora__state_kind kind,
-                             int64_t value) {
-    QLORA_ASSERT(s->count < QLORA__STATE_ROWS);
-    qlora__state_row* row = &s->rows[s->count++];
-    memset(row, 0, sizeof *row);
-    row->name = name;
-    row->kind = kind;
-    row->value = value;
-}
-
-static void qlora__state_add_real(qlora__state* s, const char* name, qlora__state_kind kind,
-                                  double value) {
-    int64_t bits = 0;
-    memcpy(&bits, &value, sizeof bits);
-    qlora__state_add(s, name, kind, bits);
-    s->rows[s->count - 1].real = true;
-}
-
-// A setting that older checkpoints lack. Nothing is stored for the default, so that a checkpoint
-// that does not use it stays as it was.
-static void qlora__state_add_later(qlora__state* s, const char* name, qlora__state_kind kind,
-                                   double value) {
-    qlora__state_add_real(s, name, kind, value);
-    s->rows[s->count - 1].later = true;
-}
-
-static void qlora__state_add_back(qlora__state* s, const char* name, int64_t* back) {
-    qlora__state_add(s, name, QLORA__BACK, *back);
-    s->rows[s->count - 1].back = back;
-}
-
-static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
-    int64_t capability = 0;
-    int64_t driver = 0;
-    int64_t cublas = 0;
-#ifndef QLORA_NO_CUDA
-    if (!qlora__on_cpu(ctx)) {
-        capability = ctx->gpu->capability;
-        driver = ctx->gpu->driver_version;
-        cublas = ctx->gpu->cublas != NULL ? ctx->gpu->cublas_version : 0;
-    }
-#endif
-    qlora__state_add(s, "version", QLORA__NOTED, QLORA_VERSION);
-    qlora__state_add(s, "cuda", QLORA__NOTED, qlora__on_cpu(ctx) ? 0 : 1);
-    qlora__state_add(s, "capability", QLORA__NOTED, capability);
-    qlora__state_add(s, "driver", QLORA__NOTED, driver);
-    qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
-}
-
-// The tier that made the numbers, by name, so that a checkpoint can be read by a person.
-static const char* qlora__state_tier(const qlora_ctx* ctx) {
-    return qlora__on_cpu(ctx) ? ctx->cpu->name : "none";
-}
-
-static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) {
-    const struct {
-        const char* name;
-        qlora__state_kind kind;
-        double value;
-        double usual;
-    } rows[] = {{"method", QLORA__SAME, (double)d->method, 0.0},
-                {"beta", QLORA__NOTED, d->beta, 0.0},
-                {"label_smoothing", QLORA__NOTED, d->label_smoothing, 0.0},
-                {"sft_alpha", QLORA__NOTED, d->sft_alpha, 0.0},
-                {"desirable_weight", QLORA__NOTED, d->desirable_weight, 0.0},
-                {"undesirable_weight", QLORA__NOTED, d->undesirable_weight, 0.0},
-                {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0},
-                {"neftune", QLORA__SAME, d->neftune, 0.0}};
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
-    }
-    static const char* const factors[QLORA_LR_FACTORS] = {
-        "lr_factor_0", "lr_factor_1", "lr_factor_2", "lr_factor_3", "lr_factor_4", "lr_factor_5",
-        "lr_factor_6", "lr_factor_7", "lr_factor_8", "lr_factor_9", "lr_factor_10"};
-    for (int i = 0; i < QLORA_LR_FACTORS; i++) {
-        qlora__state_add_later(s, factors[i], QLORA__NOTED, d->lr_factors[i] - 1.0);
-    }
-}
-
-// Fills the table from the trainer. The caller has set the fields of s that are restored.
-static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
-    const qlora_model* m = t->m;
-    const qlora_model_config* c = &m->plan.config;
-    const qlora_train_desc* d = &t->desc;
-    // On the GPU, every micro-batch has the planned number of rows, on which the choice of cuBLAS
-    // kernels depends.
-    qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
-    s->count = 0;
-    qlora__state_add(s, "state_format", QLORA__SAME, 2);
-    qlora__state_add(s, "mode", QLORA__SAME, (int64_t)m->plan.mode);
-    qlora__state_add(s, "math", QLORA__SAME, (int64_t)m->math);
-    qlora__state_add(s, "base", QLORA__SAME, (int64_t)m->desc.base);
-    qlora__state_add(s, "single_quant", QLORA__SAME, m->desc.single_quant ? 1 : 0);
-    qlora__state_add(s, "family", QLORA__SAME, (int64_t)c->family);
-    qlora__state_add(s, "vocab", QLORA__SAME, c->vocab);
-    qlora__state_add(s, "hidden", QLORA__SAME, c->hidden);
-    qlora__state_add(s, "intermediate", QLORA__SAME, c->intermediate);
-    qlora__state_add(s, "layers", QLORA__SAME, c->layers);
-    qlora__state_add(s, "heads", QLORA__SAME, c->heads);
-    qlora__state_add(s, "kv_heads", QLORA__SAME, c->kv_heads);
-    qlora__state_add(s, "head_dim", QLORA__SAME, c->head_dim);
-    qlora__state_add(s, "base_config", QLORA__PRINT, (int64_t)m->base_config);
-    qlora__state_add(s, "base_weights", QLORA__PRINT, (int64_t)m->base_weights);
-    qlora__state_add(s, "long_rope", QLORA__SAME, c->rope.use_long ? 1 : 0);
-    qlora__state_add(s, "train_norms", QLORA__SAME, m->desc.train_norms ? 1 : 0);
-    qlora__state_add_real(s, "dropout", QLORA__SAME, (double)m->desc.dropout);
-    qlora__state_add(s, "dropout_seed", QLORA__SAME, (int64_t)d->seed);
-    qlora__state_add(s, "tokens", tokens, m->plan.tokens);
-    qlora__state_add(s, "head_chunk", QLORA__NOTED, m->plan.head_chunk);
-    qlora__state_add(s, "recompute_layers", QLORA__NOTED, m->plan.recompute_layers);
-    qlora__state_add(s, "cached_layers", QLORA__NOTED, m->plan.cached_layers);
-    qlora__state_add_real(s, "lr", QLORA__NOTED, d->lr);
-    qlora__state_add_real(s, "beta1", QLORA__NOTED, d->beta1);
-    qlora__state_add_real(s, "beta2", QLORA__NOTED, d->beta2);
-    qlora__state_add_real(s, "eps", QLORA__NOTED, d->eps);
-    qlora__state_add_real(s, "weight_decay", QLORA__NOTED, d->weight_decay);
-    qlora__state_add_real(s, "max_norm", QLORA__NOTED, d->max_norm);
-    qlora__state_add(s, "clip", QLORA__NOTED, (int64_t)d->clip);
-    qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
-    qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
-    qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
-    qlora__state_add_later(s, "tile", QLORA__NOTED, (double)m->plan.tile);
-    qlora__state_add_method(s, d);
-    qlora__state_add_later(s, "optimizer", QLORA__SAME, (double)m->desc.optimizer);
-    qlora__state_add_machine(s, t->ctx);
-    qlora__state_add_back(s, "step", &s->step);
-    qlora__state_add_back(s, "last_tokens", &s->tokens);
-    qlora__state_add_back(s, "last_lr", &s->lr_bits);
-    qlora__state_add_back(s, "updates", &s->updates);
-    qlora__state_add_back(s, "skipped", &s->skipped);
-    qlora__state_add_back(s, "last_skipped", &s->skip);
 }
 
 static qlora_result qlora__ckpt_hash(qlora_ctx* ctx, const char* folder, const char* name,
@@ -38251,6 +40087,7 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "a step is in progress; call qlora_train_update before saving");
     }
+    QLORA__TRY(qlora__trainer_sound(ctx, t));
     QLORA__TRY(qlora__dir_make(&ctx->env, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     if (qlora__ckpt_list_read(ctx, dir, "pending", &pending) != QLORA_OK) {
@@ -38521,6 +40358,7 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     t->step = s->step;
     t->tokens = 0;
     t->failed = false;
+    qlora__tree_reset(t);
     return QLORA_OK;
 }
 
@@ -39264,4 +41102,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end edfc0a643a85c953
+//@@ end 1de59b5b30c3741a

@@ -309,6 +309,7 @@ extern "C" {
     X(ERR_UNSUPPORTED,   -5,    "not supported")                                            \
     X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
     X(ERR_VERSION,       -7,    "the program and the library use different headers")        \
+    X(ERR_COMM,          -8,    "the exchange with other processes failed")                 \
     X(ERR_FILE,          -100,  "a file could not be read or written")                      \
     X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
     X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
@@ -812,6 +813,7 @@ __declspec(dllimport) int __stdcall SleepConditionVariableSRW(void*, void*, unsi
 __declspec(dllimport) void __stdcall WakeAllConditionVariable(void*);
 __declspec(dllimport) unsigned long __stdcall WaitForSingleObject(void*, unsigned long);
 __declspec(dllimport) int __stdcall CloseHandle(void*);
+__declspec(dllimport) void __stdcall Sleep(unsigned long);
 __declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long, const char*, int,
                                                         wchar_t*, int);
 __declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
@@ -887,6 +889,10 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
     QueryPerformanceCounter((void*)&count);
     QueryPerformanceFrequency((void*)&rate);
     return (double)count * 1e3 / (double)rate;
+}
+
+static QLORA__UNUSED void qlora__sleep_us(int64_t us) {
+    Sleep((unsigned long)((us + 999) / 1000));
 }
 
 static QLORA__UNUSED int32_t qlora__core_count(void) {
@@ -1148,6 +1154,13 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static QLORA__UNUSED void qlora__sleep_us(int64_t us) {
+    struct timespec t;
+    t.tv_sec = (time_t)(us / 1000000);
+    t.tv_nsec = (long)(us % 1000000 * 1000);
+    nanosleep(&t, NULL);
 }
 
 // The value of an environment variable; false if it is not set or empty.
@@ -29873,4 +29886,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 9146112895eb0fdd
+//@@ end 9172d9486a0700e1

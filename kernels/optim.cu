@@ -372,3 +372,66 @@ QLORA_KERNEL __launch_bounds__(256)
                             int64_t range_count) {
     shadow_write(p, shadow, ranges, range_count);
 }
+
+// One step of the fixed tree that sums the gradients of micro-batches; see src/ops/tree.h.
+//   mode 0: s = g, g = 0;  mode 1: s = s + g, g = 0;  mode 2: g = s + g;  mode 3: g = s
+// for n elements, and, unless small_s is null, for the totals of the loss (sum, its rounding error,
+// weights) and 8 sums in double: those of g are in totals and sums, those of s in small_s, the sums
+// first. Launch: 256 threads, grid.x = pieces of 1024 elements, at most 8192 (the kernel strides).
+// Determinism: every element is independent and has one writer.
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_optim_tree(float* g, float* s, int64_t n, int32_t mode, float* totals, double* sums,
+                     double* small_s) {
+    bool vec = rows_aligned(g, 0) && rows_aligned(s, 0);
+    int64_t first = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 4;
+    for (int64_t i = first; i < n; i += (int64_t)gridDim.x * 1024) {
+        int64_t left = n - i;
+        float gg[4];
+        float ss[4];
+        unpack(load_raw(mode == 3 ? s + i : g + i, left, vec), gg);
+        if (mode == 1 || mode == 2) {
+            unpack(load_raw(s + i, left, vec), ss);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                gg[k] = ss[k] + gg[k];
+            }
+        }
+        store_raw(mode >= 2 ? g + i : s + i, pack(gg), left, vec);
+        if (mode < 2) {
+            store_raw(g + i, make_uint4(0, 0, 0, 0), left, vec);
+        }
+    }
+    if (blockIdx.x != 0 || small_s == 0) {
+        return;
+    }
+    int t = threadIdx.x;
+    if (t < 8) {
+        double sum = mode == 3 ? small_s[t] : mode == 0 ? sums[t] : small_s[t] + sums[t];
+        *(mode >= 2 ? sums + t : small_s + t) = sum;
+        if (mode < 2) {
+            sums[t] = 0.0;
+        }
+    }
+    if (t == 32) {
+        float* small_totals = (float*)(small_s + 8);
+        float* from = mode == 3 ? small_totals : totals;
+        float b = from[0];
+        float sum = b;
+        float error = from[1];
+        float weights = from[2];
+        if (mode == 1 || mode == 2) { // the exact error of a sum of two
+            float a = small_totals[0];
+            sum = a + b;
+            float rest = sum - a;
+            error = small_totals[1] + error + ((a - (sum - rest)) + (b - rest));
+            weights = small_totals[2] + weights;
+        }
+        float* to = mode >= 2 ? totals : small_totals;
+        to[0] = sum;
+        to[1] = error;
+        to[2] = weights;
+        for (int k = 0; k < 3 && mode < 2; k++) {
+            totals[k] = 0.0f;
+        }
+    }
+}

@@ -42,6 +42,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #endif
 
@@ -55,6 +56,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/state.h"
 #include "finetune/history.h"
 #include "finetune/screen.h"
+#include "finetune/ranks.h"
 #include "finetune/records.h"
 #include "finetune/inputs.h"
 #include "finetune/samples.h"
@@ -64,6 +66,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/events.h"
 #include "finetune/tensorboard.h"
 #include "finetune/prompts.h"
+#include "finetune/connect.h"
 #include "finetune/lock.h"
 #include "finetune/folder.h"
 #include "finetune/preferences.h"
@@ -95,9 +98,14 @@ static void app_close(app* a) {
     if (a->model != NULL) {
         qlora_model_close(a->model);
     }
+    if (a->failed && !a->agreed && a->gpus.abort != NULL) {
+        a->gpus.abort(a->gpus.user);
+    }
+    qlora_comm_close(&a->gpus);
     if (a->ctx != NULL) {
         qlora_ctx_destroy(a->ctx);
     }
+    ranks_close(a);
     inputs_free(&a->inputs);
     inputs_free(&a->eval_inputs);
     prompts_free(a);
@@ -113,6 +121,9 @@ static bool options_open(app* a, int argc, char** argv) {
     a->set.count = OPTION_COUNT;
     a->set.values = o;
     a->program = argc > 0 ? argv[0] : "";
+    if (!ranks_find(a)) {
+        return false;
+    }
     if (!options_take(&a->set, argc, argv, &a->config_text, a->error)) {
         return false;
     }
@@ -128,9 +139,9 @@ static bool options_open(app* a, int argc, char** argv) {
     if (o->demo) {
         demo_defaults(o);
     }
-    options_resolve(o);
-    a->screen.live = terminal_live() && !o->json;
-    a->screen.quiet = o->json;
+    options_resolve(o, a->world);
+    a->screen.live = terminal_live() && !o->json && a->rank == 0;
+    a->screen.quiet = o->json || a->rank > 0;
     return true;
 }
 
@@ -142,8 +153,8 @@ static bool train_whole(app* a) {
     a->first_eval = (double)NAN;
     a->last_eval = (double)NAN;
     a->last_loss = (double)NAN;
-    bool ok = prepare(a) && train(a);
-    if (a->step == 0) { // nothing has been trained
+    bool ok = ranks_open(a) && prepare(a) && train(a);
+    if (a->step == 0 && a->rank == 0) { // nothing has been trained
         out_unmake(a);
     }
     if (!ok && a->stopped && a->step == 0) {
@@ -152,9 +163,23 @@ static bool train_whole(app* a) {
     return ok;
 }
 
+// --ranks: this process only starts the others.
+static bool ranks_start(app* a, char** argv) {
+#ifdef _WIN32
+    (void)argv;
+    return error_set(a->error, "--ranks is not available on Windows");
+#else
+    return ranks_run(a, argv, &a->ranks_result);
+#endif
+}
+
 static bool run(app* a, int argc, char** argv) {
     if (!options_open(a, argc, argv)) {
+        a->agreed = true; // every process has the same options
         return false;
+    }
+    if (a->rank > 0 && (a->o.help || a->o.version)) {
+        return true;
     }
     if (a->o.help) {
         help_print(&a->set);
@@ -165,8 +190,12 @@ static bool run(app* a, int argc, char** argv) {
         return true;
     }
     if (!a->o.doctor && !a->o.plan && !a->o.eval_only) {
-        return train_whole(a);
+        return a->o.ranks > 1 && a->launcher == NULL ? ranks_start(a, argv) : train_whole(a);
     }
+    if (a->rank > 0) { // rank 0 prints it
+        return true;
+    }
+    a->world = 1;
     if (!prepare(a)) {
         return false;
     }
@@ -228,5 +257,5 @@ int main(int argc, char** argv) {
         complain(&a);
     }
     app_close(&a);
-    return a.failed ? 1 : stop_asked != 0 ? 130 : 0;
+    return a.failed ? 1 : a.ranks_result != 0 ? a.ranks_result : stop_asked != 0 ? 130 : 0;
 }

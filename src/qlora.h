@@ -18,6 +18,7 @@ extern "C" {
 #endif
 
 #include "api/model.h"
+#include "api/comm.h"
 #include "api/train.h"
 #include "api/generate.h"
 #include "api/adapter.h"
@@ -148,6 +149,7 @@ extern "C" {
 #ifndef QLORA_NO_MODEL
 #include "ops/adamw8.h"
 #include "ops/preference.h"
+#include "ops/tree.h"
 #include "ops/dora.h"
 #include "ops/token_rows.h"
 #endif // QLORA_NO_MODEL
@@ -194,6 +196,24 @@ extern "C" {
 #include "adapter/merge_gguf.h"
 #include "adapter/merge_tokens.h"
 #include "adapter/merge_folder.h"
+#include "trainer/structure.h"
+#include "trainer/leaves.h"
+#include "trainer/rows.h"
+#ifndef QLORA_NO_COMM
+#include "comm/share.h"
+#include "comm/exchange.h"
+#include "comm/agree.h"
+#include "comm/mpi.h"
+#else // QLORA_NO_COMM
+#include "comm/none.h"
+#endif // QLORA_NO_COMM
+
+#if !defined(QLORA_NO_COMM) && !defined(QLORA_NO_CUDA)
+#include "comm/nccl.h"
+#else // QLORA_NO_COMM or QLORA_NO_CUDA
+#include "comm/no_nccl.h"
+#endif // QLORA_NO_COMM or QLORA_NO_CUDA
+
 #include "train/trainer.h"
 #include "train/preference.h"
 #include "train/step.h"

@@ -75,6 +75,7 @@ static inline setup setup_make(const test_machine* machine) {
     s.train.schedule = QLORA_SCHEDULE_CONSTANT;
     s.model.recompute = QLORA_CHOICE_OFF;
     s.model.cache = QLORA_CHOICE_OFF;
+    s.model.accumulate = MICRO;
     return s;
 }
 

@@ -30,6 +30,8 @@
     X(gradient_suite)                                                                              \
     X(threads_suite)                                                                               \
     X(steps_suite)                                                                                 \
+    X(tree_suite)                                                                                  \
+    X(comm_suite)                                                                                  \
     X(kept_suite)                                                                                  \
     X(page_suite)                                                                                  \
     X(methods_suite)                                                                               \

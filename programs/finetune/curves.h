@@ -340,8 +340,7 @@ static void put_steps_axis(blob* out, const area* r, double y, int ticks) {
         double v = i * tick;
         snprintf(label, sizeof label, "%.0f", v);
         put(out, "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"%s\">%s</text>\n", area_x(r, v), y,
-            v > 0.97 * r->steps ? "end" : "middle",
-            v >= 10000.0 ? short_number(v, label) : label);
+            v > 0.97 * r->steps ? "end" : "middle", v >= 10000.0 ? short_number(v, label) : label);
     }
 }
 

@@ -38,7 +38,7 @@ typedef struct first_name {
 static void first_take(void* user, const char* name) {
     const first_name* f = (const first_name*)user;
     bool ours = strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, LOCK_NAME) == 0 ||
-                (f->demo && strcmp(name, "model") == 0);
+                strcmp(name, ID_NAME) == 0 || (f->demo && strcmp(name, "model") == 0);
     if (!ours && (f->first[0] == '\0' || strcmp(name, f->first) < 0)) {
         snprintf(f->first, 256, "%s", name);
     }
@@ -513,6 +513,9 @@ static bool settings_check(app* a) {
         !weights_identity(a, a->o.adapter, &a->identity.adapter) || !settings_hash_make(a)) {
         return false;
     }
+    if (a->rank > 0) { // rank 0 has the folder; ranks_join follows it
+        return true;
+    }
     out_path(a, "checkpoint", path);
     if (!out_make(a) ||
         !lib(a, qlora_checkpoint_exists(a->ctx, path, &a->resuming), "looking for a checkpoint")) {
@@ -535,6 +538,9 @@ static bool out_begin(app* a) {
     blob text;
     memset(&text, 0, sizeof text);
     a->files_made = !a->resuming && a->out_empty;
+    if (a->rank > 0) {
+        return log_trim(a);
+    }
     bool ok = a->resuming || steps_ours(a); // the folder may have changed since the start
     if (a->changed && a->complete && a->step == a->total_steps) {
         say(a, "note: no step is left, so the changed options have no effect\n");

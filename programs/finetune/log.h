@@ -28,6 +28,10 @@ static void log_step(app* a, const point* p, const qlora_train_info* info) {
     } else if (a->o.method == QLORA_METHOD_KTO) {
         put_number(&line, "kl", info->kl, "%.9g");
     }
+    if (a->world > 1) {
+        put(&line, ",\"ranks\":%d,\"slowest_rank\":%d,\"sent_bytes\":%lld", (int)a->world,
+            (int)a->slowest, (long long)info->sent);
+    }
     put(&line, ",\"tokens\":%lld,\"labels\":%.0f,\"memory_bytes\":%llu%s}\n",
         (long long)info->tokens, info->labels, (unsigned long long)memory_used(a),
         info->last_skipped ? ",\"skipped\":true" : "");

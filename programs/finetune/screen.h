@@ -42,7 +42,7 @@ static void screen_flush(screen* s) {
 PRINTF(2, 3)
 static void say(app* a, const char* format, ...) {
     va_list args;
-    if (a->o.json) { // only the result is printed
+    if (a->o.json || a->rank > 0) { // only the result is printed, and only once
         return;
     }
     screen_clear(&a->screen);
@@ -56,7 +56,11 @@ static void say(app* a, const char* format, ...) {
 static void complain(app* a) {
     screen_clear(&a->screen);
     fflush(stdout);
-    fprintf(stderr, "finetune: %s\n", a->error);
+    if (a->world > 1 && !a->agreed) {
+        fprintf(stderr, "finetune: rank %d: %s\n", (int)a->rank, a->error);
+    } else if (a->rank == 0) { // the others have the same error
+        fprintf(stderr, "finetune: %s\n", a->error);
+    }
     a->error[0] = '\0';
     a->failed = true;
 }
@@ -159,8 +163,8 @@ static void progress_draw(app* a, const point* p) {
     }
     a->screen.drawn_at = now;
     char text[32];
-    char fields[8][40];
-    const int ranks[8] = {0, 1, 5, 4, 3, 6, 7, 2};
+    char fields[9][40];
+    const int ranks[9] = {0, 1, 5, 4, 3, 6, 7, 2, 8};
     snprintf(fields[0], 40, "step %lld/%lld", (long long)p->step, (long long)a->total_steps);
     snprintf(fields[1], 40, "loss %.4f", p->values[TRACE_LOSS]);
     snprintf(fields[2], 40, "grad %.3g", p->values[TRACE_GRAD_NORM]);
@@ -173,8 +177,12 @@ static void progress_draw(app* a, const point* p) {
     snprintf(fields[6], 40, "%s", short_bytes(memory_used(a), text));
     double left = a->pace * (double)(a->total_steps - p->step);
     snprintf(fields[7], 40, "%s left", short_time(left, text));
+    fields[8][0] = '\0';
+    if (a->world > 1) {
+        snprintf(fields[8], 40, "%d ranks, slowest %d", (int)a->world, (int)a->slowest);
+    }
     char line[256];
-    line_fit(fields, ranks, 8, a->screen.live ? screen_width() : 200, line);
+    line_fit(fields, ranks, 9, a->screen.live ? screen_width() : 200, line);
     draw(&a->screen, line);
 }
 

@@ -4,6 +4,12 @@
 
 enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context's math
 
+// The GPU of this process: the only one that it can see, or that of its number on this machine.
+static int32_t local_device(const app* a) {
+    const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+    return visible != NULL && visible[0] != '\0' && strchr(visible, ',') == NULL ? 0 : a->local;
+}
+
 static bool context_open(app* a) {
     char why[512] = "";
     qlora_ctx_desc desc;
@@ -11,12 +17,29 @@ static bool context_open(app* a) {
     // A device that was asked for is required.
     desc.require_backend = a->o.device >= 0 ? QLORA_BACKEND_CUDA : (qlora_backend)a->o.backend;
     desc.device = a->o.device >= 0 ? (int32_t)a->o.device : 0;
+    bool own = a->world > 1 && a->o.device < 0 && a->o.backend != QLORA_BACKEND_CPU;
+    if (own) { // one GPU per process
+        desc.device = local_device(a);
+        desc.require_backend = QLORA_BACKEND_CUDA;
+    }
     desc.threads = (int32_t)a->o.threads;
+#ifndef _WIN32
+    if (desc.threads == 0 && a->local_world > 1) { // the processes of a machine share its cores
+        long cores = sysconf(_SC_NPROCESSORS_ONLN) / a->local_world;
+        desc.threads = (int32_t)(cores < 1 ? 1 : cores > 64 ? 64 : cores);
+    }
+#endif
     desc.math = a->o.mode == MODE_TF32 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
     desc.log = a->o.verbose ? qlora_log_stderr : NULL;
     desc.error_text = why;
     desc.error_text_size = sizeof why;
-    if (qlora_ctx_create(&desc, &a->ctx) != QLORA_OK) {
+    qlora_result made = qlora_ctx_create(&desc, &a->ctx);
+    if (made != QLORA_OK && own && a->o.backend == QLORA_BACKEND_ANY) {
+        desc.device = 0;
+        desc.require_backend = QLORA_BACKEND_CPU;
+        made = qlora_ctx_create(&desc, &a->ctx);
+    }
+    if (made != QLORA_OK) {
         return a->o.device >= 0 ? error_set(a->error, "--device %lld: %s", (long long)a->o.device,
                                             message_text(why))
                                 : error_set(a->error, "%s", message_text(why));
@@ -90,7 +113,8 @@ static void train_describe(app* a) {
     m->cache = (qlora_choice)o->cache;
     m->offload = (qlora_choice)o->offload;
     m->tile = o->tile;
-    m->keep_quantised = o->keep_quantised;
+    m->accumulate = o->accumulate;
+    m->keep_quantised = o->keep_quantised && a->rank == 0;
     m->quantised_dir = o->quantised_dir;
     m->generate_tokens = o->prompt != NULL ? (o->length < 160 ? o->length : 160) : 0;
     qlora_train_desc* d = &a->train_desc;
@@ -315,12 +339,18 @@ static bool data_prepare(app* a) {
 // first: a run that cannot be resumed is refused before its data is read.
 static bool prepare(app* a) {
     bool look = a->o.doctor || a->o.plan || a->o.eval_only;
-    if (!context_open(a) || !model_describe(a) || !lengths_choose(a)) {
+    if (!context_open(a)) {
         return false;
     }
-    train_describe(a);
-    return (look || settings_check(a)) && data_prepare(a) && prompt_check(a) && prompts_open(a) &&
-           (a->o.doctor || plan_make(a));
+    bool ok = model_describe(a) && lengths_choose(a);
+    if (ok) {
+        train_describe(a);
+    }
+    if (!together(a, ok && (look || settings_check(a))) || !ranks_connect(a) || !ranks_join(a)) {
+        return false;
+    }
+    ok = data_prepare(a) && prompt_check(a) && prompts_open(a) && (a->o.doctor || plan_make(a));
+    return together(a, ok) && ranks_plan(a);
 }
 
 static void backend_print(app* a) {
@@ -336,13 +366,13 @@ static bool model_start(app* a) {
         return false;
     }
     a->model_desc.plan = &a->plan;
-    if (!lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model")) {
-        return false;
-    }
-    if (!lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
+    a->train_desc.comm = a->world <= 1 ? NULL : a->gpus.exchange != NULL ? &a->gpus : &a->comm;
+    if (!together(
+            a, lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model")) ||
+        !lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
-        !checkpoint_load(a) || !packs_plain(a, &a->eval, &a->eval_packs) || !out_begin(a) ||
-        !references_make(a)) {
+        !together(a, checkpoint_load(a) && packs_plain(a, &a->eval, &a->eval_packs) &&
+                         out_begin(a) && references_make(a))) {
         return false;
     }
     peak_find(a);
@@ -399,7 +429,7 @@ static bool train(app* a) {
     say(a, "ready after %s\n", short_time(seconds_now() - start, text));
     estimate_warn(a);
     bool fresh = a->step == 0;
-    bool ok = (!fresh || prompt_show(a, "before")) && train_loop(a);
+    bool ok = (!fresh || a->rank > 0 || prompt_show(a, "before")) && train_loop(a);
     if (a->step == 0) {
         if (ok) {
             say(a, "stopped before the first step was complete; there is nothing to save\n");
@@ -418,8 +448,10 @@ static bool train(app* a) {
             (long long)a->step, (long long)a->total_steps, a->o.out);
         return true;
     }
-    ok = prompt_show(a, "after");
-    answers_print(a);
+    if (a->rank == 0) {
+        ok = prompt_show(a, "after");
+        answers_print(a);
+    }
     summary_print(a);
     return ok;
 }

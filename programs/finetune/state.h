@@ -274,6 +274,21 @@ typedef struct app {
     double counting_since; // of epochs
     bool counting_told;
     screen screen;
+    // the processes that train together
+    int32_t rank;
+    int32_t world; // 1 = this one alone
+    int32_t local; // rank on this machine
+    int32_t local_world;
+    const char* launcher;
+    bool mpi;            // it was started by MPI's launcher
+    qlora_comm provider; // how they reach each other
+    qlora_comm comm;     // the same, with the waiting time counted
+    qlora_comm gpus;     // how their GPUs do
+    int ranks_result;    // --ranks: exit status
+    double waited;       // seconds, since the last vote
+    int32_t slowest;     // rank that took longest for the last step
+    bool stop_agreed;    // one of them was asked to stop, and all know it
+    bool agreed;         // all processes end with the error of one; rank 0 prints it
 } app;
 
 static volatile sig_atomic_t stop_asked;

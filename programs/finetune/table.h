@@ -28,6 +28,8 @@ typedef struct options {
     int64_t length;
     int64_t tokens;
     int64_t accumulate;
+    int64_t rank_limit;
+    int64_t ranks;
     int64_t seed;
     int64_t eval_every;
     int64_t save_every;
@@ -192,7 +194,7 @@ static const option option_table[] = {
     {"tokens", OPT_WHOLE, AT(tokens), true, 2, 16e6, "N",
         "maximum tokens per micro-batch (default 4096, or --length if higher)"},
     {"accumulate", OPT_WHOLE, AT(accumulate), true, 1, 65536, "N",
-        "micro-batches per step (default 2)"},
+        "micro-batches per step, of all processes together (default 2, or their number if higher)"},
     {"seed", OPT_WHOLE, AT(seed), true, 0, 9e15, "N",
         "random seed (default 1)"},
     {"truncate", OPT_FLAG, AT(truncate), true, 0, 0, "",
@@ -246,6 +248,12 @@ static const option option_table[] = {
         "GPU number; fails if there is no such GPU (default: 0 if there is a GPU)"},
     {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N",
         "CPU threads (default: one per core)"},
+    {"ranks", OPT_WHOLE, AT(ranks), false, 1, 64, "N",
+        "start N processes on this machine that train together, one GPU each; mpirun, torchrun "
+        "and srun need no option"},
+    {"rank-limit", OPT_WHOLE, AT(rank_limit), false, 1, 1e6, "S",
+        "several processes: end the run if one of them has not answered for S seconds (default "
+        "600)"},
     {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16|fp8",
         "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; fp8 is bf16 "
         "with faster, approximate products of 4-bit weights, on compute capability 9.0 (default "
@@ -314,7 +322,8 @@ static void real_default(double* value, double unset, double otherwise) {
     *value = *value == unset ? otherwise : *value;
 }
 
-static void options_resolve(options* o) {
+// world: number of processes that train together.
+static void options_resolve(options* o, int32_t world) {
     whole_default(&o->rank, 0, 16);
     if (o->method != QLORA_METHOD_SFT) {
         real_default(&o->beta, 0.0, 0.1);
@@ -326,7 +335,8 @@ static void options_resolve(options* o) {
     whole_default(&o->targets, 0, QLORA_TARGET_ALL);
     real_default(&o->epochs, 0.0, 3.0);
     real_default(&o->lr, -1.0, 2e-4);
-    whole_default(&o->accumulate, 0, 2);
+    whole_default(&o->accumulate, 0, world > 1 ? world : 2);
+    whole_default(&o->rank_limit, 0, 600);
     whole_default(&o->seed, -1, 1);
     real_default(&o->beta2, -1.0, 0.999);
     real_default(&o->max_norm, -2.0, 1.0);

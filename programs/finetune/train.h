@@ -93,7 +93,7 @@ static bool step_slices(app* a, size_t end, bool* cut) {
         return false;
     }
     while (!done) {
-        if (stop_asked != 0) {
+        if (stop_asked != 0 && a->world <= 1) { // several processes end with a whole step
             *cut = true;
             return lib(a, qlora_train_cancel(a->trainer), "stopping");
         }
@@ -108,7 +108,8 @@ static bool step_slices(app* a, size_t end, bool* cut) {
 // Runs a step without waiting for the device between its micro-batches. `labels` is the sum over
 // the whole step, so that every trained token has the same weight.
 static bool step_whole(app* a, size_t end, int64_t labels) {
-    if (a->o.method != QLORA_METHOD_SFT) { // the loss of a sequence depends on the whole step
+    // The loss of a sequence depends on the whole step, or several processes divide it.
+    if (a->o.method != QLORA_METHOD_SFT || a->world > 1) {
         const qlora_batch* all = NULL;
         int64_t count = 0;
         bool ok = step_batches(a, end, &all, &count) &&
@@ -127,6 +128,7 @@ static bool step_whole(app* a, size_t end, int64_t labels) {
 
 // The next step, unless Ctrl-C cuts it short. A GPU runs whole steps, as graphs: they are fast.
 static bool step_train(app* a, qlora_train_info* info, bool* cut) {
+    double start = seconds_now();
     *cut = false;
     if (a->next_pack >= a->now.count) {
         a->epoch++;
@@ -149,7 +151,8 @@ static bool step_train(app* a, qlora_train_info* info, bool* cut) {
     if (*cut) {
         return true;
     }
-    if (!lib(a, qlora_train_query(a->trainer, info), "training")) {
+    if (!lib(a, qlora_train_query(a->trainer, info), "training") ||
+        !ranks_vote(a, seconds_now() - start)) {
         return false;
     }
     a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
@@ -173,11 +176,32 @@ static void eval_record(app* a, double accuracy) {
     history_add(&a->history, &p);
 }
 
+// Every process evaluates all preferences. If one was cut short, all are.
+static bool preference_agree(app* a, bool ok, bool* cut) {
+    int32_t mine = *cut ? 1 : 0;
+    if ((!ok && !*cut) || a->world <= 1) {
+        return ok || *cut;
+    }
+    int32_t* all = (int32_t*)take(a, (size_t)a->world, sizeof *all);
+    bool done = all != NULL && gather(a, &mine, sizeof mine, all);
+    for (int32_t i = 0; i < a->world && done; i++) {
+        *cut = *cut || all[i] != 0;
+    }
+    free(all);
+    return done;
+}
+
 static bool evaluate_preferences(app* a) {
     double accuracy = 0.0;
-    if (!preference_evaluate(a, &a->last_eval, &accuracy)) {
-        a->eval_cut = a->stopped && stop_asked != 0;
-        return a->eval_cut;
+    bool ok = preference_evaluate(a, &a->last_eval, &accuracy);
+    bool cut = !ok && a->stopped && stop_asked != 0;
+    if (!preference_agree(a, ok, &cut)) {
+        return false;
+    }
+    a->eval_cut = cut;
+    if (cut) {
+        stop_agree(a);
+        return true;
     }
     a->first_eval = a->step == 0 ? a->last_eval : a->first_eval;
     say(a, "step %lld: held out %.4f, accuracy %.3f\n", (long long)a->step, a->last_eval, accuracy);
@@ -185,8 +209,51 @@ static bool evaluate_preferences(app* a) {
     return true;
 }
 
-// Ctrl-C cuts an evaluation short between two packs. It then has no result and is repeated when
-// the run is resumed.
+// Computes the packs of this process, and takes those of the others; `all` has room for the packs
+// of every process.
+static bool evaluate_share(app* a, qlora_eval_info* all) {
+    size_t count = a->eval_packs.count;
+    qlora_eval_info* mine = all + (size_t)a->rank * (count + 1);
+    for (size_t p = (size_t)a->rank; p < count; p += (size_t)a->world) {
+        if (stop_asked != 0) {
+            mine[count].labels = 1.0; // cut short
+            break;
+        }
+        if (!batches_fill(a, &a->eval, &a->eval_packs, p, p + 1, NULL) ||
+            !lib(a, qlora_eval(a->model, a->batches.data, &mine[p]), "evaluating")) {
+            return false;
+        }
+    }
+    size_t bytes = (count + 1) * sizeof *mine;
+    void* copy = take(a, 1, bytes);
+    if (copy == NULL) {
+        return false;
+    }
+    memcpy(copy, mine, bytes);
+    bool ok = a->world <= 1 || gather(a, copy, bytes, all);
+    free(copy);
+    return ok;
+}
+
+// The loss of all held-out samples, divided between the processes and summed in the order of the
+// packs. Ctrl-C cuts an evaluation short between two packs. It then has no result and is repeated
+// when the run is resumed.
+static bool evaluate_packs(app* a, double* loss, double* labels) {
+    size_t count = a->eval_packs.count;
+    qlora_eval_info* all = (qlora_eval_info*)take(a, (size_t)a->world * (count + 1), sizeof *all);
+    bool ok = all != NULL && evaluate_share(a, all);
+    for (int32_t i = 0; i < a->world && ok; i++) {
+        a->eval_cut = a->eval_cut || all[(size_t)i * (count + 1) + count].labels > 0.0;
+    }
+    for (size_t p = 0; p < count && ok; p++) {
+        const qlora_eval_info* info = &all[p % (size_t)a->world * (count + 1) + p];
+        *loss += info->loss;
+        *labels += info->labels;
+    }
+    free(all);
+    return ok;
+}
+
 static bool evaluate(app* a) {
     if (a->eval.count == 0) {
         return true;
@@ -196,18 +263,12 @@ static bool evaluate(app* a) {
     }
     double loss = 0.0;
     double labels = 0.0;
-    for (size_t p = 0; p < a->eval_packs.count; p++) {
-        qlora_eval_info info;
-        if (stop_asked != 0) {
-            a->eval_cut = true;
-            return true;
-        }
-        if (!batches_fill(a, &a->eval, &a->eval_packs, p, p + 1, NULL) ||
-            !lib(a, qlora_eval(a->model, a->batches.data, &info), "evaluating")) {
-            return false;
-        }
-        loss += info.loss;
-        labels += info.labels;
+    if (!evaluate_packs(a, &loss, &labels)) {
+        return false;
+    }
+    if (a->eval_cut) {
+        stop_agree(a);
+        return true;
     }
     a->last_eval = labels > 0.0 ? loss / labels : (double)NAN;
     if (a->step == 0) {
@@ -223,6 +284,9 @@ static bool evaluate(app* a) {
 
 static bool checkpoint_save(app* a) {
     char path[PATH_SIZE];
+    if (a->rank > 0) {
+        return true;
+    }
     position* p = (position*)take(a, 1, sizeof *p);
     if (p == NULL) {
         return false;
@@ -317,6 +381,9 @@ static bool checkpoint_load(app* a) {
 
 static bool adapter_write(app* a, const char* path) {
     qlora_adapter_desc desc;
+    if (a->rank > 0) {
+        return true;
+    }
     memset(&desc, 0, sizeof desc);
     desc.base_name = a->o.base_name != NULL ? a->o.base_name : a->model_desc.dir;
     return lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter");
@@ -324,6 +391,9 @@ static bool adapter_write(app* a, const char* path) {
 
 static bool adapter_save(app* a) {
     char path[PATH_SIZE];
+    if (a->rank > 0) {
+        return true;
+    }
     out_path(a, "adapter", path);
     bool ok = adapter_write(a, path);
     if (!ok) {
@@ -345,6 +415,9 @@ static bool adapter_save(app* a) {
 // Saves the adapter as it is now beside the run, where nothing removes it.
 static bool snapshot_save(app* a) {
     char path[PATH_SIZE + 64];
+    if (a->rank > 0) {
+        return true;
+    }
     out_path(a, "snapshots", path);
     int code = a->files.make_dir(path, a->files.user);
     if (code != 0) {
@@ -420,7 +493,8 @@ static bool evaluate_due(app* a) {
         return true;
     }
     bool ok = a->history.eval_step == a->step || evaluate(a);
-    if (ok && !a->eval_cut && a->prompts.count > 0 && a->prompts.step != a->step) {
+    bool ask = a->rank == 0 && a->prompts.count > 0 && a->prompts.step != a->step;
+    if (ok && !a->eval_cut && ask) {
         ok = prompts_answer(a);
         if (ok && a->prompts.step == a->step) {
             events_samples(a, a->step);
@@ -447,7 +521,8 @@ static bool train_loop(app* a) {
     bool ok = evaluate_due(a);
     bool cut = false;
     best_save(a); // of an evaluation that was cut short, or made before --keep-best was given
-    while (ok && !cut && a->step < a->total_steps && stop_asked == 0 && !patience_over(a)) {
+    ok = ok && ranks_vote(a, 0.0);
+    while (ok && !cut && a->step < a->total_steps && !stop_now(a) && !patience_over(a)) {
         qlora_train_info info;
         double start = seconds_now();
         ok = step_train(a, &info, &cut);
@@ -466,6 +541,9 @@ static bool train_loop(app* a) {
     stop_training = 0;
     if (a->step == 0) {
         return ok;
+    }
+    if (!ok && a->gpus.exchange != NULL) { // the parameters may not be those of a whole step
+        return false;
     }
     if (!ok) { // the steps so far are complete and are saved anyway
         complain(a);

@@ -13,6 +13,9 @@
     X(qlora_rope_desc)                                                                         \
     X(qlora_model_config)                                                                      \
     X(qlora_model_desc)                                                                        \
+    X(qlora_message)                                                                           \
+    X(qlora_comm)                                                                              \
+    X(qlora_nccl_desc)                                                                         \
     X(qlora_train_desc)                                                                        \
     X(qlora_plan_desc)                                                                         \
     X(qlora_plan)                                                                              \

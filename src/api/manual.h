@@ -27,6 +27,8 @@
        graph      capture, replay, invalidation
        model      plan, arena, weights, layers forward and backward, evaluation
        adapter    PEFT folders, copies between models, merged export, GGUF export
+       trainer    state of a trainer, partial sums of a step, what its results depend on
+       comm       several processes: shares of a step, their sum, providers
        train      steps, slices, schedules, checkpoints
        generate   decoding with a key/value cache, one token per call
 
@@ -71,6 +73,7 @@
        QLORA_DLL             mark functions for a shared library
        QLORA_NO_CUDA         leave out the GPU: no dynamic loading, no kernels_ptx.h
        QLORA_NO_MODEL        leave out models, training and file formats: the bare runtime
+       QLORA_NO_COMM         leave out training with several processes
        QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2 and AVX-512
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
        QLORA_ASSERT(x)       checks our own invariants only; never files, arguments or devices
@@ -97,7 +100,8 @@
    MEMORY
        Host memory goes through desc.allocator, device memory through desc.device_allocator. A model
        allocates everything when it is opened, and a trainer when it is created; steps, evaluation
-       and generation allocate no device memory. The operators use a scratch buffer of
+       and generation allocate no device memory, except a step of more micro-batches than
+       desc.accumulate of the model for its partial sums. The operators use a scratch buffer of
        desc.scratch_bytes that is allocated with the context. A tensor is a small struct that points
        to memory; qlora_tensor_create allocates, qlora_tensor_wrap and qlora_tensor_view do not.
 
@@ -125,11 +129,13 @@
        Deterministic: no float atomics, one writer per output, a fixed order of summation, choices
        from committed tables and the context's settings. The same inputs give the same bytes on the
        same device, driver and cuBLAS, and on the CPU with the same tier for any number of
-       threads; tiers (qlora_cpu_tier) differ from each other by rounding, and those with vectors
-       compute e^x by a polynomial (at most 1.1 units in the last place). F32 is exact fp32 unless
-       the context's math asks for TF32, which a model adopts when it is opened; 16-bit operands
-       accumulate in fp32. 4-bit weights are dequantised to bf16 values in every mode, as
-       bitsandbytes does, except by FP8. Built with -ffast-math, the CPU results are unspecified.
+       threads; the micro-batches of a step are summed in a fixed tree, so the bytes do not depend
+       on the number of processes either. Tiers (qlora_cpu_tier) differ from each other by rounding,
+       and those with vectors compute e^x by a polynomial (at most 1.1 units in the last place). F32
+       is exact fp32 unless the context's math asks for TF32, which a model adopts when it is
+       opened; 16-bit operands accumulate in fp32. 4-bit weights are dequantised to bf16 values in
+       every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU results are
+       unspecified.
 
    FP8
        QLORA_MODE_FP8 is BF16 with faster products of 4-bit weights: cuBLASLt (12.9 or later)
@@ -152,8 +158,8 @@
        each. Gemma always uses the tanh form of GELU; the dropout of a base model is never applied.
 
    QLORA DOES NOT
-       pre-train, distribute over several GPUs, run mixtures of experts or vision towers, or use the
-       network.
+       pre-train, divide one model between several GPUs, run mixtures of experts or vision towers,
+       or use the network.
 */
 
 #if !defined(__cplusplus) && (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L) &&         \

@@ -206,6 +206,8 @@ typedef struct qlora_model_desc {
     // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
     // tiles; negative = never tiles.
     int64_t tile;
+    int64_t accumulate;      // micro-batches per step to plan for; 0 = 1. A longer step allocates
+                             // the memory for its partial sums when it needs it
     const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
@@ -228,7 +230,7 @@ struct qlora_plan {
     uint64_t base;        // frozen weights, embedding, head, norms, tables
     uint64_t cache;       // 16-bit copies of 4-bit weights
     uint64_t adapters;    // parameters and their 16-bit shadow
-    uint64_t optimizer;   // gradients, moments, clip tables
+    uint64_t optimizer;   // gradients and their partial sums, moments, clip tables
     uint64_t activations; // kept between forward and backward
     uint64_t workspace;   // shared by the layers
     uint64_t head;        // logits of a chunk and their losses

@@ -62,6 +62,8 @@ typedef struct qlora_train_desc {
     // NEFTune: noise on the embeddings of trained tokens, neftune / sqrt(L hidden) times a uniform
     // number in [-1, 1), with L the length of the sequence; 0 = none
     double neftune;
+    const qlora_comm* comm; // processes that train together; NULL = this one alone. Every process
+                            // passes all batches of a step and computes its share of them
     uint32_t reserved_must_be_zero1;
 } qlora_train_desc;
 
@@ -73,7 +75,7 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
 // Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio,
-// lr_factors and neftune cannot change and must be as before. Does not wait for the device.
+// lr_factors, neftune and comm cannot change and must be as before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -88,6 +90,7 @@ typedef struct qlora_train_info {
     double lr;       // learning rate of the step
     bool graphs;     // steps are run as CUDA graphs
     int64_t waits;   // number of times the host had to wait for a free staging buffer
+    int64_t sent;    // bytes that this process sent to others for the step
     // DPO and KTO; r is the log-probability of a sequence less its reference.
     double preference_loss; // the loss without the likelihood term
     double chosen_nll;      // DPO: mean loss of the labels of the chosen texts

@@ -166,6 +166,7 @@
     X(optim_adamw8_bf16, optim, 0, LORA_BF16)                                                      \
     X(optim_shadow_f32, optim, 0, LORA)                                                            \
     X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
+    X(optim_tree, optim, 0, LORA)                                                                  \
     X(dropout_f32, dropout, 0, LORA)                                                               \
     X(dropout_bf16, dropout_bf16, 0, LORA_BF16)                                                    \
     X(dropout_noise_f32, dropout, 0, LORA)                                                         \

@@ -238,11 +238,35 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
     }
 }
 
+// Elements of an entry of the stack of partial sums: the gradients, then its small numbers, which
+// start at qlora__partial_small.
+static int64_t qlora__partial_small(const qlora_model* m) {
+    return (int64_t)qlora__align_up((size_t)m->elements, 64);
+}
+
+static int64_t qlora__partial_stride(const qlora_model* m) {
+    return qlora__partial_small(m) + 64;
+}
+
+// Entries of the stack that a step of `count` micro-batches needs.
+static int64_t qlora__partial_levels(int64_t count) {
+    int64_t levels = 0;
+    for (; count > 1; count /= 2) {
+        levels++;
+    }
+    return levels;
+}
+
 static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
     if (!qlora__trains(m)) {
         return;
     }
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->gradients);
+    memset(&m->partials, 0, sizeof m->partials);
+    if (m->desc.accumulate > 1) {
+        qlora__arena_tensor(arena, QLORA_F32, qlora__partial_levels(m->desc.accumulate),
+                            qlora__partial_stride(m), &m->partials);
+    }
     if (m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT) {
         size_t bytes = qlora__moments_head(m->range_count) + m->moment_bytes;
         qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)bytes, &m->moments);

@@ -277,7 +277,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.max_sequences", d->max_sequences, 0, 1 << 24},
                   {"desc.max_length", d->max_length, 0, 1 << 24},
                   {"desc.head_chunk", d->head_chunk, 0, 1 << 24},
-                  {"desc.generate_tokens", d->generate_tokens, 0, 1 << 24}};
+                  {"desc.generate_tokens", d->generate_tokens, 0, 1 << 24},
+                  {"desc.accumulate", d->accumulate, 0, 1 << 24}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         QLORA__TRY(qlora__need_whole(ctx, fields[i].name, fields[i].value, fields[i].least,
                                      fields[i].most));

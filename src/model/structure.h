@@ -183,7 +183,8 @@ struct qlora_model {
     int64_t range_count;
     int64_t longest_range;
     qlora_tensor gradients;
-    qlora_tensor moment1; // without 8-bit moments
+    qlora_tensor partials; // f32 [levels, qlora__partial_stride]: the stack of qlora__tree
+    qlora_tensor moment1;  // without 8-bit moments
     qlora_tensor moment2;
     qlora_tensor moments; // U8: 8-bit moments, see qlora__adamw8_step
     size_t moment_bytes;  // of those, without maps and places

@@ -27,6 +27,13 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
+static QLORA__UNUSED void qlora__sleep_us(int64_t us) {
+    struct timespec t;
+    t.tv_sec = (time_t)(us / 1000000);
+    t.tv_nsec = (long)(us % 1000000 * 1000);
+    nanosleep(&t, NULL);
+}
+
 // The value of an environment variable; false if it is not set or empty.
 static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
     const char* value = getenv(name);

@@ -27,6 +27,7 @@ __declspec(dllimport) int __stdcall SleepConditionVariableSRW(void*, void*, unsi
 __declspec(dllimport) void __stdcall WakeAllConditionVariable(void*);
 __declspec(dllimport) unsigned long __stdcall WaitForSingleObject(void*, unsigned long);
 __declspec(dllimport) int __stdcall CloseHandle(void*);
+__declspec(dllimport) void __stdcall Sleep(unsigned long);
 __declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long, const char*, int,
                                                         wchar_t*, int);
 __declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
@@ -102,6 +103,10 @@ static QLORA__UNUSED double qlora__clock_ms(void) {
     QueryPerformanceCounter((void*)&count);
     QueryPerformanceFrequency((void*)&rate);
     return (double)count * 1e3 / (double)rate;
+}
+
+static QLORA__UNUSED void qlora__sleep_us(int64_t us) {
+    Sleep((unsigned long)((us + 999) / 1000));
 }
 
 static QLORA__UNUSED int32_t qlora__core_count(void) {

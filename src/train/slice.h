@@ -4,6 +4,14 @@
 // in the same order as a whole step. A slice waits for each piece, so that the device is idle when
 // it returns, and to measure how long pieces of that kind take.
 
+// Passes over the batches of other processes.
+static void qlora__slice_pass(qlora_trainer* t) {
+    qlora__sliced* s = &t->sliced;
+    while (s->at < s->count && qlora__leaf_skip(t, &s->batches[s->at])) {
+        s->at++;
+    }
+}
+
 static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batches,
                                        int64_t count) {
     QLORA__TRY(qlora__batches_check(t, batches, count));
@@ -12,6 +20,7 @@ static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batc
     t->sliced.count = count;
     t->sliced.at = 0;
     t->sliced.piece = 0;
+    qlora__slice_pass(t);
     return QLORA_OK;
 }
 
@@ -41,6 +50,7 @@ static void qlora__slice_advance(qlora_trainer* t) {
     if (!qlora__piece_at(t, s->piece, &piece)) {
         s->at++;
         s->piece = 0;
+        qlora__slice_pass(t);
     }
     t->m->micro_begun = s->piece > 0;
 }
@@ -61,6 +71,7 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
         QLORA__TRY(t->desc.method == QLORA_METHOD_SFT
                        ? QLORA_OK
                        : qlora__preference_check(t, &s->batches[s->at], &ignored));
+        QLORA__TRY(qlora__batch_is_leaf(t, &s->batches[s->at]) ? qlora__leaf_begin(t) : QLORA_OK);
         QLORA__TRY(qlora__micro_send(t, &s->batches[s->at]));
     }
     qlora__piece_of piece;
@@ -120,6 +131,7 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     t->tokens = 0;
     t->failed = false;
     m->micro_begun = false;
+    qlora__tree_reset(t);
     return QLORA_OK;
 }
 

@@ -156,6 +156,7 @@ static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the adapters are off; switch them on with qlora_adapter_use");
     }
+    QLORA__TRY(qlora__trainer_sound(ctx, t));
     if (t->failed) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "an earlier call of this step failed, and its gradients are incomplete; "
@@ -197,6 +198,7 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
 // Queues a micro-batch that has been checked.
 static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch) {
     t->failed = true;
+    QLORA__TRY(qlora__batch_is_leaf(t, batch) ? qlora__leaf_begin(t) : QLORA_OK);
     QLORA__TRY(qlora__micro_send(t, batch));
     int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
     int64_t graph = kind * t->chunk_room + t->micro.chunks;
@@ -214,6 +216,12 @@ static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batc
                            "the loss of %s depends on the whole step; use qlora_train_step, "
                            "qlora_train_gradients or qlora_train_begin",
                            qlora__method_name(t->desc.method));
+    }
+    if (t->world > 1) {
+        return qlora__fail(t->ctx, QLORA_ERR_STATE,
+                           "a step of %d processes is divided between them; use qlora_train_step, "
+                           "qlora_train_gradients or qlora_train_begin",
+                           (int)t->world);
     }
     QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
     QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
@@ -273,6 +281,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     t->reports[at].step = t->step + 1;
     t->reports[at].tokens = t->tokens;
     t->reports[at].lr = lr;
+    t->reports[at].sent = t->sent;
     t->reports[at].total =
         t->desc.method == QLORA_METHOD_SFT ? 0.0 : t->counts.pairs + t->counts.singles;
     t->reports[at].chosen_labels = t->counts.chosen_labels;
@@ -289,6 +298,8 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     qlora_model* m = t->m;
     qlora__slot* slot = NULL;
     t->failed = true;
+    QLORA__TRY(qlora__tree_fold(t, t->world > 1 ? t->leaves : t->leaf));
+    QLORA__TRY(qlora__comm_sum(t));
     QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
     char* memory = slot->memory + m->batch.all.bytes;
     const qlora__adamw_numbers numbers = {qlora__schedule_lr(&t->desc, t->step), t->desc.beta1,
@@ -301,6 +312,7 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     t->step++;
     t->tokens = 0;
     t->failed = false;
+    qlora__tree_reset(t);
     return QLORA_OK;
 }
 
@@ -349,6 +361,7 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->tokens = report->tokens;
     out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
+    out->sent = report->sent;
     if (report->total > 0.0) {
         qlora__preference_report(report, r->preference, out);
     }
@@ -360,6 +373,7 @@ static qlora_result qlora__train_query(qlora_trainer* t, qlora_train_info* out) 
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "waiting for a step"));
+    QLORA__TRY(qlora__comm_wait(t, t->reports[qlora__record_of(t->step)].event));
     QLORA__TRY(qlora__sync(ctx));
     QLORA__TRY(qlora__flag_read(ctx, t->m));
     qlora__info_fill(t, t->step, out);
@@ -396,11 +410,35 @@ qlora_result qlora_train_poll(qlora_trainer* trainer, qlora_train_info* out) {
     return qlora__leave(trainer->ctx, qlora__train_poll(trainer, out));
 }
 
+// The partial sums are added on the host, because the step may go on.
+static qlora_result qlora__gradient_read(qlora_trainer* t, int64_t index, float* out) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_parameter_info info;
+    QLORA__TRY(qlora__parameter_read(ctx, t->m, &t->m->gradients, index, out));
+    if (t->tree.levels == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__parameter_query(ctx, t->m, index, &info));
+    int64_t n = info.rows * info.cols;
+    float* part = (float*)qlora__alloc(ctx, (size_t)n * sizeof *part);
+    qlora_result r = part != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    for (int level = t->tree.levels - 1; level >= 0 && r == QLORA_OK; level--) {
+        qlora_tensor entry = t->m->gradients;
+        QLORA__REAL* data = NULL;
+        r = qlora__tree_entry(t, level, &data);
+        entry.data = data;
+        r = r == QLORA_OK ? qlora__parameter_read(ctx, t->m, &entry, index, part) : r;
+        for (int64_t i = 0; i < n && r == QLORA_OK; i++) {
+            out[i] = part[i] + out[i];
+        }
+    }
+    qlora__free(ctx, part, (size_t)n * sizeof *part);
+    return r;
+}
+
 qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* out) {
     QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_gradient_read");
-    qlora_ctx* ctx = trainer->ctx;
-    qlora_model* m = trainer->m;
-    return qlora__leave(ctx, qlora__parameter_read(ctx, m, &m->gradients, index, out));
+    return qlora__leave(trainer->ctx, qlora__gradient_read(trainer, index, out));
 }
 
 // ---- whole steps --------------------------------------------------------------------------------
@@ -421,16 +459,20 @@ static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* ba
     }
     QLORA__TRY(qlora__need_whole(ctx, "count", count, 1, INT64_MAX));
     qlora__step_counts counts;
+    int64_t leaves = 0;
     memset(&counts, 0, sizeof counts);
     for (int64_t i = 0; i < count; i++) {
         int64_t tokens = 0;
         QLORA__TRY(qlora__batch_check(ctx, t->m, &batches[i], &tokens));
         QLORA__TRY(sft ? QLORA_OK : qlora__preference_check(t, &batches[i], &counts));
         counts.labels += qlora_batch_labels(&batches[i]);
+        leaves += qlora__batch_is_leaf(t, &batches[i]) ? 1 : 0;
     }
     QLORA__TRY(sft ? QLORA_OK : qlora__preference_check_step(t, &counts));
     QLORA__TRY(qlora__labels_check(ctx, counts.labels));
     t->counts = counts;
+    t->leaves = leaves;
+    t->share = qlora__comm_share(t);
     return QLORA_OK;
 }
 
@@ -438,7 +480,9 @@ static qlora_result qlora__train_gradients(qlora_trainer* t, const qlora_batch* 
                                            int64_t count) {
     QLORA__TRY(qlora__batches_check(t, batches, count));
     for (int64_t i = 0; i < count; i++) {
-        QLORA__TRY(qlora__micro_queue(t, &batches[i]));
+        if (!qlora__leaf_skip(t, &batches[i])) {
+            QLORA__TRY(qlora__micro_queue(t, &batches[i]));
+        }
     }
     return QLORA_OK;
 }

@@ -1,90 +1,4 @@
-// ---- the trainer --------------------------------------------------------------------------------
-
-// More than the host can be ahead of the device, since every update also takes a slot of the ring.
-#define QLORA__RECORDS 8
-
-// The results of a step, copied from the device; pinned memory on CUDA.
-typedef struct qlora__record {
-    float totals[4];                           // losses, their rounding error, weights
-    float results[2 * (QLORA_MAX_LAYERS + 1)]; // norm and scale of each group of the clip
-    double preference[QLORA__PREFERENCE_SUMS];
-    qlora_adamw_state adamw;
-    int32_t flag; // an id, a position or a label was out of range
-} qlora__record;
-
-// The facts about the same step that the host knows.
-typedef struct qlora__report {
-    void* event; // recorded after the copies into the record
-    int64_t step;
-    int64_t tokens;
-    double lr;
-    double total;         // pairs or sequences, 0 for SFT
-    double chosen_labels; // labels of the chosen texts
-    double sft_alpha;
-} qlora__report;
-
-// What a step consists of, counted over all its batches.
-typedef struct qlora__step_counts {
-    double labels;        // sum of the weights
-    double pairs;         // DPO
-    double singles;       // KTO: sequences other than the mismatched ones
-    double mismatched;    // KTO
-    double chosen_labels; // DPO
-} qlora__step_counts;
-
-enum {
-    QLORA__PIECE_BEGIN,
-    QLORA__PIECE_FORWARD_ATTENTION,
-    QLORA__PIECE_FORWARD_MLP,
-    QLORA__PIECE_HEAD,
-    QLORA__PIECE_LOGPS, // the log-probabilities of the base, or the kl of a step
-    QLORA__PIECE_TURN,
-    QLORA__PIECE_BACKWARD_MLP,
-    QLORA__PIECE_BACKWARD_ATTENTION,
-    QLORA__PIECE_UPDATE,
-    QLORA__PIECE_KINDS
-};
-
-// A step that is run in slices.
-typedef struct qlora__sliced {
-    bool begun;
-    const qlora_batch* batches;
-    int64_t count;
-    int64_t at;                          // current batch
-    int64_t piece;                       // next piece of that batch
-    double expected[QLORA__PIECE_KINDS]; // milliseconds per piece of each kind; 0 = not known yet
-} qlora__sliced;
-
-// Micro-batches with and without the pass of the base, of trained and of mismatched sequences.
-#define QLORA__MICRO_KINDS 4
-
-struct qlora_trainer {
-    qlora_ctx* ctx;
-    qlora_model* m;
-    qlora_train_desc desc; // defaults resolved
-    qlora__record* records;
-    qlora__report reports[QLORA__RECORDS];
-    bool use_graphs;
-    qlora_graph** graphs; // one per kind of micro-batch and number of head chunks
-    int64_t chunk_room;   // of one kind
-    int64_t graph_room;
-    qlora_graph* update_graph;
-    int64_t step;              // number of updates queued so far
-    int64_t tokens;            // of the step that is being accumulated
-    bool failed;               // a call failed in the middle of the step
-    qlora__micro micro;        // current
-    qlora__step_counts counts; // of the step that is being accumulated
-    qlora__sliced sliced;
-};
-
-static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
-    return t != NULL ? t->ctx : NULL;
-}
-
-// The index of the record of a step.
-static int qlora__record_of(int64_t step) {
-    return (int)(step % QLORA__RECORDS);
-}
+// ---- creating a trainer -------------------------------------------------------------------------
 
 // The settings of the method and of learning rates.
 static qlora_result qlora__method_desc_check(qlora_ctx* ctx, const qlora_train_desc* d) {
@@ -191,6 +105,10 @@ static void qlora__trainer_free(qlora_trainer* t) {
         qlora__event_destroy(ctx, t->reports[i].event);
     }
     qlora__pinned_free(ctx, t->records, QLORA__RECORDS * sizeof *t->records);
+    for (int i = 0; i < QLORA__TREE_LEVELS; i++) {
+        qlora__buffer_destroy(ctx, t->more[i]);
+    }
+    qlora__comm_stop(t);
     qlora__free(ctx, t, sizeof *t);
 }
 
@@ -246,6 +164,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
     t->ctx = ctx;
     qlora_result r = qlora__train_desc_resolve(ctx, desc, &t->desc);
     r = r == QLORA_OK ? qlora__trainer_build(ctx, m, t) : r;
+    r = r == QLORA_OK ? qlora__comm_start(t) : r;
     if (r != QLORA_OK) {
         qlora__trainer_free(t);
         return r;
@@ -315,6 +234,7 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
         : d.eager != t->desc.eager                 ? "eager"
         : d.require_graph != t->desc.require_graph ? "require_graph"
         : d.method != t->desc.method               ? "method"
+        : d.comm != t->desc.comm                   ? "comm"
         : memcmp(&d.loraplus_ratio, &t->desc.loraplus_ratio, sizeof d.loraplus_ratio) != 0
             ? "loraplus_ratio"
         : memcmp(&d.neftune, &t->desc.neftune, sizeof d.neftune) != 0        ? "neftune"

@@ -36,6 +36,7 @@ typedef enum fault_class {
     CLASS_GRAPH,
     CLASS_CAPTURE,
     CLASS_CUBLAS,
+    CLASS_NCCL,
     CLASS_CTX,
     CLASS_ANY,
     CLASS_RUN,
@@ -44,11 +45,12 @@ typedef enum fault_class {
 
 static const char* const class_names[CLASSES] = {"NONE",   "ALLOC",  "LOAD",  "LAUNCH", "COPY",
                                                  "SYNC",   "STREAM", "EVENT", "GRAPH",  "CAPTURE",
-                                                 "CUBLAS", "CTX",    "ANY",   "RUN"};
+                                                 "CUBLAS", "NCCL", "CTX",    "ANY",   "RUN"};
 
 enum {
 #define FAKE_ID(name, kind, release, args) F_##name,
     FAKE_CU_FUNCTIONS(FAKE_ID) FAKE_CUBLAS_FUNCTIONS(FAKE_ID) FAKE_CUBLASLT_FUNCTIONS(FAKE_ID)
+        FAKE_NCCL_FUNCTIONS(FAKE_ID)
 #undef FAKE_ID
         FUNCTIONS
 };
@@ -63,7 +65,8 @@ typedef struct function_row {
 #define FAKE_R true
 static const function_row function_rows[FUNCTIONS] = {
 #define FAKE_ROW(name, kind, release, args) {#name, CLASS_##kind, FAKE_##release},
-    FAKE_CU_FUNCTIONS(FAKE_ROW) FAKE_CUBLAS_FUNCTIONS(FAKE_ROW) FAKE_CUBLASLT_FUNCTIONS(FAKE_ROW)
+    FAKE_CU_FUNCTIONS(FAKE_ROW) FAKE_CUBLAS_FUNCTIONS(FAKE_ROW)
+        FAKE_CUBLASLT_FUNCTIONS(FAKE_ROW) FAKE_NCCL_FUNCTIONS(FAKE_ROW)
 #undef FAKE_ROW
 };
 

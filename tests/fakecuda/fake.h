@@ -214,6 +214,26 @@ typedef struct fake_stats {
        void* b_layout, const void* beta, const void* c, void* c_layout, void* d, void* d_layout,   \
        const void* algo, void* workspace, size_t bytes, void* stream))
 
+// The functions of the fake NCCL (nccl.c).
+typedef struct fake_nccl_id {
+    char bytes[128];
+} fake_nccl_id;
+
+#define FAKE_NCCL_FUNCTIONS(X)                                                                     \
+    X(ncclGetVersion, NCCL, N, (int* version))                                                     \
+    X(ncclGetUniqueId, NCCL, N, (fake_nccl_id * id))                                               \
+    X(ncclCommInitRankConfig, NCCL, N,                                                             \
+      (void** comm, int world, fake_nccl_id id, int rank, const void* config))                     \
+    X(ncclSend, NCCL, N,                                                                           \
+      (const void* data, size_t bytes, int type, int peer, void* comm, void* stream))              \
+    X(ncclRecv, NCCL, N, (void* data, size_t bytes, int type, int peer, void* comm, void* stream)) \
+    X(ncclGroupStart, NCCL, N, (void))                                                             \
+    X(ncclGroupEnd, NCCL, N, (void))                                                               \
+    X(ncclCommGetAsyncError, NCCL, N, (void* comm, int* state))                                    \
+    X(ncclCommFinalize, NCCL, N, (void* comm))                                                     \
+    X(ncclCommDestroy, NCCL, R, (void* comm))                                                      \
+    X(ncclCommAbort, NCCL, R, (void* comm))
+
 // CUDA_MEMCPY2D
 typedef struct fake_copy2d {
     size_t src_x;
@@ -249,10 +269,10 @@ typedef struct fake_api {
     void (*machine)(int cc, int driver_version); // reset to one such device
 
     // Faults. `what` is a function's name or a class: ALLOC LOAD LAUNCH COPY SYNC STREAM EVENT
-    // GRAPH CAPTURE CUBLAS CTX, or ANY (every call), or RUN (a kernel or GEMM when it is executed,
-    // so that the error surfaces in a later call). nth counts from now; 1 is the next call. code is
-    // a CUresult, or a cublasStatus_t for the class CUBLAS and for functions of cuBLAS. sticky:
-    // from then on, every call on the context returns the code.
+    // GRAPH CAPTURE CUBLAS NCCL CTX, or ANY (every call), or RUN (a kernel or GEMM when it is
+    // executed, so that the error surfaces in a later call). nth counts from now; 1 is the next
+    // call. code is a CUresult, or a cublasStatus_t for the class CUBLAS and for functions of
+    // cuBLAS. sticky: from then on, every call on the context returns the code.
     void (*fail_at)(const char* what, uint64_t nth, int code, bool sticky);
     void (*fail_from)(const char* what, uint64_t nth, int code); // this call and all later ones
     void (*fail_clear)(void);

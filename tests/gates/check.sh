@@ -19,7 +19,7 @@ WARN="$WARN -Werror"
 WARN_C="$WARN -Wstrict-prototypes -Wmissing-prototypes"
 LIBS="-lm -lpthread -ldl"
 MACROS="QLORA_STATIC QLORA_DLL QLORA_NO_CUDA QLORA_NO_MODEL QLORA_ASSERT QLORA_KERNELS_HEADER"
-MACROS="$MACROS QLORA_DEBUG QLORA_NO_SIMD"
+MACROS="$MACROS QLORA_DEBUG QLORA_NO_SIMD QLORA_NO_COMM"
 PTX_TARGETS="75 80 86 87 89 90 100 103 110 120 121"
 SKIP=77
 
@@ -548,6 +548,13 @@ gate_examples() {
 }
 
 # Uses the programs as a person would.
+# finetune with several processes.
+gate_mpi() {
+    have mpirun || have mpiexec.mpich || skip "neither mpirun nor mpiexec.mpich found"
+    build -j2 build/finetune || return 1
+    tests/gates/use_mpi.sh || bad=1
+}
+
 gate_use() {
     build -j2 examples CFLAGS=-Werror || return 1
     use_all build tests/gates/use_programs.sh tests/gates/use_tools.sh
@@ -1181,7 +1188,7 @@ gate_msvc() {
 
 GATES="assembled text paths scripts comments contents layers abi functions words embed"
 GATES="$GATES ptx_fresh link symbols text_header macros recursion programs groups shared"
-GATES="$GATES interpreter warnings ptx_assemble ptx_same contract examples use use_gcc page"
+GATES="$GATES interpreter warnings ptx_assemble ptx_same contract examples use use_gcc page mpi"
 GATES="$GATES readme install packaging msvc mingw musl"
 GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
 

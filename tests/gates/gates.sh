@@ -112,6 +112,9 @@ defect comments "a formula broken after an operator" \
 defect comments "a shape broken inside its brackets" \
     'printf "// x [rows,\n// cols]\n" >>src/graph.h'
 defect comments "a comment without a space" 'printf "//x\n" >>src/graph.h'
+defect mpi "a process that computes a leaf of another one" \
+    'sed -i "s,share.end = count \* (rank + 1) / world,& + (rank == 0),;" src/comm/share.h &&
+        make headers'
 defect scripts "a syntax error" 'echo "if then" >>tests/run.sh'
 defect scripts "not executable" 'chmod -x tests/run.sh'
 defect contents "a floor that CONTENTS lacks" \

@@ -376,13 +376,14 @@ TEST gradients_add_up(void) {
     double* twice = (double*)malloc(n * sizeof *twice);
     memcpy(once, r.model->gradients.data, n * sizeof *once);
     ASSERT_EQ(QLORA_OK, qlora_train_micro(r.trainer, &r.batch, r.total));
+    ASSERT_EQ(QLORA_OK, qlora__tree_fold(r.trainer, 2));
     memcpy(twice, r.model->gradients.data, n * sizeof *twice);
     for (size_t i = 0; i < n; i++) {
         once[i] *= 2.0;
     }
     ASSERT_REL_L2_DOUBLE(once, twice, n, 1e-12);
     // The three sequences one by one give the same step as all at once.
-    memset(r.model->gradients.data, 0, n * sizeof *once);
+    ASSERT_EQ(QLORA_OK, qlora_train_cancel(r.trainer));
     int32_t at = 0;
     for (int s = 0; s < SEQUENCES; s++) {
         qlora_batch one = r.batch;
@@ -394,6 +395,7 @@ TEST gradients_add_up(void) {
         at += lengths[s];
         ASSERT_EQ(QLORA_OK, qlora_train_micro(r.trainer, &one, r.total));
     }
+    ASSERT_EQ(QLORA_OK, qlora__tree_fold(r.trainer, SEQUENCES));
     for (size_t i = 0; i < n; i++) {
         once[i] *= 0.5;
     }

@@ -21,3 +21,4 @@
 #include "internal/fp8.c"
 #include "internal/step.c"
 #include "internal/optimizer.c"
+#include "internal/tree.c"

@@ -1,0 +1,611 @@
+// comm.c - several processes that train together, as threads: the same bits for any number of them.
+#define _POSIX_C_SOURCE 200809L // mkdtemp, rmdir
+#define _XOPEN_SOURCE 700
+#include "comm_rig.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { BATCHES = 12, ALL_STEPS = 20, RAGGED = 5, CUT = 7 };
+
+static int comm_steps(void) {
+    return test_brief() ? 3 : ALL_STEPS;
+}
+
+// One process of a run.
+typedef struct comm_job {
+    comm_end end;
+    setup s;
+    int from; // steps to train
+    int to;
+    const char* load; // checkpoint folders, or NULL
+    const char* save;
+    bool slices;
+    bool ok;
+    qlora_result result; // of the call that failed
+    char error[512];
+    qlora_train_info info[ALL_STEPS];
+    float* values;
+    size_t count;
+} comm_job;
+
+static bool comm_fail(comm_job* j, rig* r, qlora_result result) {
+    j->result = result;
+    snprintf(j->error, sizeof j->error, "%s", r->ctx != NULL ? qlora_last_error(r->ctx) : "");
+    comm_break(j->end.post, j->end.rank);
+    return false;
+}
+
+static void comm_batches(const comm_job* j, int step, data* d, qlora_batch* batches, int* count) {
+    static const int32_t roles[3][2] = {{1, 0}, {0, 1}, {2, 2}};
+    qlora_method method = j->s.train.method;
+    *count = step == j->to - 1 && j->to == comm_steps() ? RAGGED : BATCHES;
+    int leaves = *count;
+    *count += method == QLORA_METHOD_KTO ? leaves : 0; // the mismatched ones come first
+    for (int i = 0; i < *count; i++) {
+        char name[32];
+        int32_t lengths[2] = {5 + (i * 7 + step) % 6, 4 + (i * 5 + step) % 7};
+        snprintf(name, sizeof name, "comm %d, %d", step, i);
+        data_make(&d[i], name, lengths, 2);
+        d[i].labels[2] = d[i].ids[2]; // at least one in each sequence
+        d[i].labels[lengths[0] + 2] = d[i].ids[lengths[0] + 2];
+        d[i].sequences[0] = 2 * i;
+        d[i].sequences[1] = 2 * i + 1;
+        batches[i] = d[i].batch;
+        if (method == QLORA_METHOD_KTO) {
+            batches[i].roles = roles[i < leaves ? 2 : i % 2];
+        }
+    }
+}
+
+static qlora_result comm_step(comm_job* j, rig* r, int step) {
+    static const int room = 2 * BATCHES;
+    data* d = (data*)malloc((size_t)room * sizeof *d);
+    qlora_batch batches[2 * BATCHES];
+    int count = 0;
+    bool done = false;
+    comm_batches(j, step, d, batches, &count);
+    qlora_result result = QLORA_OK;
+    if (j->slices) {
+        result = qlora_train_begin(r->trainer, batches, count);
+        while (result == QLORA_OK && !done) {
+            result = qlora_train_slice(r->trainer, 5.0, &done);
+        }
+        result = result == QLORA_OK ? qlora_train_query(r->trainer, &j->info[step]) : result;
+    } else {
+        result = qlora_train_step(r->trainer, batches, count, &j->info[step]);
+    }
+    free(d);
+    return result;
+}
+
+static bool comm_train(comm_job* j, rig* r) {
+    qlora_comm comm = comm_of(&j->end);
+    qlora_model_desc model = j->s.model;
+    qlora_train_desc train = j->s.train;
+    model.config = &j->s.config;
+    train.comm = &comm;
+    qlora_result result = qlora_model_open(r->ctx, &model, &r->model);
+    result = result == QLORA_OK ? qlora_trainer_create(r->model, &train, &r->trainer) : result;
+    if (result == QLORA_OK && j->load != NULL) {
+        result = qlora_checkpoint_load(r->trainer, j->load, NULL, NULL);
+    } else if (result == QLORA_OK && !rig_stir(r)) {
+        return comm_fail(j, r, QLORA_ERR_STATE);
+    }
+    for (int step = j->from; step < j->to && result == QLORA_OK; step++) {
+        result = comm_step(j, r, step);
+    }
+    if (result == QLORA_OK && j->save != NULL && j->end.rank == 0) {
+        result = qlora_checkpoint_save(r->trainer, j->save, NULL, 0);
+    }
+    if (result != QLORA_OK) {
+        return comm_fail(j, r, result);
+    }
+    j->values = rig_read(r, false, &j->count);
+    return j->values != NULL;
+}
+
+static void* comm_run(void* argument) {
+    comm_job* j = (comm_job*)argument;
+    rig r;
+    qlora_ctx_desc d;
+    memset(&r, 0, sizeof r);
+    memset(&d, 0, sizeof d);
+    d.require_backend = QLORA_BACKEND_CPU;
+    d.threads = 1;
+    j->ok = qlora_ctx_create(&d, &r.ctx) == QLORA_OK && comm_train(j, &r);
+    j->ok = qlora_trainer_destroy(r.trainer) == QLORA_OK && j->ok;
+    j->ok = qlora_model_close(r.model) == QLORA_OK && j->ok;
+    j->ok = qlora_ctx_destroy(r.ctx) == QLORA_OK && j->ok;
+    return NULL;
+}
+
+// Runs `world` processes with the same job; change may edit the one of a rank.
+static bool comm_together(const comm_job* what, int32_t world, comm_post* post, comm_job* jobs,
+                          void (*change)(comm_job* job)) {
+    pthread_t threads[COMM_WORLD];
+    bool ok = true;
+    for (int32_t i = 0; i < world; i++) {
+        jobs[i] = *what;
+        jobs[i].end.post = post;
+        jobs[i].end.rank = i;
+        if (change != NULL) {
+            change(&jobs[i]);
+        }
+        ok = pthread_create(&threads[i], NULL, comm_run, &jobs[i]) == 0 && ok;
+    }
+    for (int32_t i = 0; i < world; i++) {
+        pthread_join(threads[i], NULL);
+        ok = jobs[i].ok && ok;
+    }
+    return ok;
+}
+
+static comm_job* comm_jobs(void) {
+    return (comm_job*)calloc(COMM_WORLD, sizeof(comm_job));
+}
+
+static void comm_free(comm_job* jobs) {
+    for (int i = 0; i < COMM_WORLD; i++) {
+        free(jobs[i].values);
+        jobs[i].values = NULL;
+    }
+}
+
+static comm_job comm_what(void) {
+    comm_job j;
+    test_machine nowhere;
+    memset(&j, 0, sizeof j);
+    memset(&nowhere, 0, sizeof nowhere);
+    j.s = setup_make(&nowhere);
+    j.to = comm_steps();
+    return j;
+}
+
+static bool comm_same(const comm_job* a, const comm_job* b) {
+    for (int step = b->from; step < b->to; step++) {
+        const qlora_train_info* x = &a->info[step];
+        const qlora_train_info* y = &b->info[step];
+        if (memcmp(&x->loss, &y->loss, sizeof x->loss) != 0 || x->tokens != y->tokens ||
+            memcmp(&x->grad_norm, &y->grad_norm, sizeof x->grad_norm) != 0 ||
+            memcmp(&x->rewards_chosen, &y->rewards_chosen, sizeof x->rewards_chosen) != 0 ||
+            memcmp(&x->kl_raw, &y->kl_raw, sizeof x->kl_raw) != 0 || x->labels < y->labels ||
+            x->labels > y->labels || x->step != y->step) {
+            fprintf(stderr, "step %d: loss %.17g and %.17g, norm %.9g and %.9g\n", step, x->loss,
+                    y->loss, (double)x->grad_norm, (double)y->grad_norm);
+            return false;
+        }
+    }
+    return a->count > 0 && a->count == b->count &&
+           memcmp(a->values, b->values, a->count * sizeof *a->values) == 0;
+}
+
+static const int32_t comm_worlds[] = {2, 3, 4, 6, 8};
+enum { WORLDS = sizeof comm_worlds / sizeof comm_worlds[0] };
+
+// Worlds of several sizes give the bits of one process, also by slices and in a ragged step.
+TEST any_world_gives_the_same_bits(void) {
+    comm_job what = comm_what();
+    comm_job* one = comm_jobs();
+    comm_job* jobs = comm_jobs();
+    comm_post post;
+    comm_post_open(&post, 1);
+    ASSERT(comm_together(&what, 1, &post, one, NULL));
+    comm_post_close(&post);
+    ASSERT_EQ_FMT(0, (int)one[0].info[0].sent, "%d");
+    for (int w = 0; w < WORLDS; w++) {
+        int32_t world = comm_worlds[w];
+        what.slices = w % 2 == 1;
+        comm_post_open(&post, world);
+        bool ok = comm_together(&what, world, &post, jobs, NULL);
+        for (int32_t i = 0; i < world; i++) {
+            ASSERTm(jobs[i].error, ok);
+            ASSERT(comm_same(&one[0], &jobs[i]));
+            ASSERT(jobs[i].info[0].sent > 0);
+        }
+        ASSERT_EQ_FMT(0, (int)(post.broken + 1), "%d");
+        comm_post_close(&post);
+        comm_free(jobs);
+    }
+    comm_free(one);
+    free(one);
+    free(jobs);
+    PASS();
+}
+
+// The sums of preferences follow the same tree.
+TEST any_world_gives_the_same_preferences(void) {
+    static const qlora_method methods[] = {QLORA_METHOD_DPO, QLORA_METHOD_KTO};
+    comm_job* one = comm_jobs();
+    comm_job* jobs = comm_jobs();
+    for (int i = 0; i < 2; i++) {
+        comm_job what = comm_what();
+        comm_post post;
+        what.s.train.method = methods[i];
+        what.s.model.train_norms = false;
+        what.to = 2;
+        comm_post_open(&post, 1);
+        bool ok = comm_together(&what, 1, &post, one, NULL);
+        ASSERTm(one[0].error, ok);
+        comm_post_close(&post);
+        comm_post_open(&post, 3);
+        ok = comm_together(&what, 3, &post, jobs, NULL);
+        ASSERTm(jobs[0].error, ok);
+        comm_post_close(&post);
+        for (int k = 0; k < 3; k++) {
+            ASSERT(comm_same(&one[0], &jobs[k]));
+        }
+        ASSERT(one[0].info[1].accuracy >= 0.0 && one[0].info[1].loss > 0.0);
+        comm_free(one);
+        comm_free(jobs);
+    }
+    free(one);
+    free(jobs);
+    PASS();
+}
+
+// A run that is resumed with another number of processes ends with the same bits.
+TEST a_run_goes_on_in_another_world(void) {
+    static const int32_t pairs[][2] = {{1, 3}, {4, 1}, {2, 6}};
+    int cut = comm_steps() > CUT ? CUT : 1;
+    comm_job* one = comm_jobs();
+    comm_job* jobs = comm_jobs();
+    comm_post post;
+    comm_job what = comm_what();
+    what.to = comm_steps() > 9 ? 9 : comm_steps();
+    comm_post_open(&post, 1);
+    ASSERT(comm_together(&what, 1, &post, one, NULL));
+    comm_post_close(&post);
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        char dir[] = "/tmp/qlora-comm-XXXXXX";
+        char command[64];
+        ASSERT(mkdtemp(dir) != NULL);
+        comm_job first = what;
+        first.to = cut;
+        first.save = dir;
+        comm_post_open(&post, pairs[i][0]);
+        bool ok = comm_together(&first, pairs[i][0], &post, jobs, NULL);
+        ASSERTm(jobs[0].error, ok);
+        comm_post_close(&post);
+        comm_free(jobs);
+        comm_job second = what;
+        second.from = cut;
+        second.load = dir;
+        comm_post_open(&post, pairs[i][1]);
+        ok = comm_together(&second, pairs[i][1], &post, jobs, NULL);
+        ASSERTm(jobs[0].error, ok);
+        comm_post_close(&post);
+        for (int32_t k = 0; k < pairs[i][1]; k++) {
+            ASSERT(comm_same(&one[0], &jobs[k]));
+        }
+        comm_free(jobs);
+        snprintf(command, sizeof command, "rm -rf %s", dir);
+        ASSERT_EQ(0, system(command));
+    }
+    comm_free(one);
+    free(one);
+    free(jobs);
+    PASS();
+}
+
+static void other_lr(comm_job* j) {
+    j->s.train.lr = j->end.rank == 2 ? 0.5 : j->s.train.lr;
+}
+
+static void other_weights(comm_job* j) {
+    j->s.model.seed = j->end.rank == 1 ? 12 : j->s.model.seed;
+}
+
+static void other_chunk(comm_job* j) {
+    j->s.model.head_chunk = j->end.rank == 2 ? 5 : j->s.model.head_chunk;
+}
+
+// Processes that do not match are refused, by all of them and by name.
+TEST ranks_that_differ_are_refused(void) {
+    static const struct {
+        void (*change)(comm_job* job);
+        const char* said;
+    } cases[] = {{other_lr, "rank 2 has lr = 0.5, but rank 0 has 0.01"},
+                 {other_weights, "rank 1 has another base model than rank 0"},
+                 {other_chunk, "rank 2 has head_chunk = 5, but rank 0 has 7"}};
+    comm_job* jobs = comm_jobs();
+    comm_job what = comm_what();
+    what.to = 1;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        comm_post post;
+        comm_post_open(&post, 3);
+        ASSERT(!comm_together(&what, 3, &post, jobs, cases[i].change));
+        for (int k = 0; k < 3; k++) {
+            ASSERT_EQ(QLORA_ERR_COMM, jobs[k].result);
+            ASSERTm(jobs[k].error, strstr(jobs[k].error, cases[i].said) != NULL);
+        }
+        comm_post_close(&post);
+        comm_free(jobs);
+    }
+    free(jobs);
+    PASS();
+}
+
+// Every exchange fails once: the process that failed says why, and none goes on or hangs.
+TEST every_exchange_can_fail(void) {
+    comm_job* jobs = comm_jobs();
+    comm_job what = comm_what();
+    what.to = 1;
+    int at = 0;
+    for (bool ok = false; !ok; at++) {
+        comm_post post;
+        comm_post_open(&post, 3);
+        post.fails_rank = 1;
+        post.fails_at = at;
+        ok = comm_together(&what, 3, &post, jobs, NULL);
+        if (!ok) {
+            ASSERT_EQ(QLORA_ERR_COMM, jobs[1].result);
+            ASSERTm(jobs[1].error, strstr(jobs[1].error, "rank 1 of 3: the cable is gone") != NULL);
+        }
+        // What the others still had to receive decides whether they notice in this exchange.
+        for (int k = 0; k < 3 && !ok; k++) {
+            ASSERT(k == 1 || jobs[k].ok || strstr(jobs[k].error, "rank 1 has ended") != NULL);
+        }
+        comm_post_close(&post);
+        comm_free(jobs);
+    }
+    ASSERT(at > 3); // rendezvous, small numbers, slices, sums
+    free(jobs);
+    PASS();
+}
+
+// What a provider must have.
+TEST providers_are_checked(void) {
+    rig r;
+    qlora_ctx_desc d;
+    comm_post post;
+    comm_end end = {&post, 0};
+    setup s = comm_what().s;
+    int32_t all[2] = {0, 0};
+    int32_t mine = 7;
+    memset(&r, 0, sizeof r);
+    memset(&d, 0, sizeof d);
+    d.require_backend = QLORA_BACKEND_CPU;
+    d.threads = 1;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&d, &r.ctx));
+    s.model.config = &s.config;
+    ASSERT_EQ(QLORA_OK, qlora_model_open(r.ctx, &s.model, &r.model));
+    comm_post_open(&post, 2);
+    qlora_comm comm = comm_of(&end);
+    s.train.comm = &comm;
+    comm.rank = 2;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_trainer_create(r.model, &s.train, &r.trainer));
+    ASSERT(strstr(qlora_last_error(r.ctx), "comm->rank is 2") != NULL);
+    comm.rank = 0;
+    comm.exchange = NULL;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_trainer_create(r.model, &s.train, &r.trainer));
+    ASSERT(strstr(qlora_last_error(r.ctx), "comm->exchange is NULL") != NULL);
+    comm.exchange = comm_exchange;
+    comm.device = true;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_comm_gather(r.ctx, &comm, &mine, sizeof mine, all));
+    ASSERT(strstr(qlora_last_error(r.ctx), "runs on the CPU") != NULL);
+    comm.world = 1;
+    ASSERT_EQ(QLORA_OK, qlora_comm_gather(r.ctx, &comm, &mine, sizeof mine, all));
+    ASSERT_EQ_FMT(7, (int)all[0], "%d");
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_comm_gather(r.ctx, NULL, &mine, sizeof mine, all));
+    comm_post_close(&post);
+    ASSERT_EQ(QLORA_OK, qlora_model_close(r.model));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(r.ctx));
+    PASS();
+}
+
+// ---- NCCL, on the fake GPU ----
+
+enum { NCCL_BATCHES = 3 };
+
+// What a process of the fake GPU does; `fails` is the call that fails in rank 1, or NULL.
+typedef struct nccl_job {
+    const test_machine* machine;
+    unsigned char id[QLORA_NCCL_ID_BYTES];
+    const char* fails;
+    bool trains;
+    bool gives_up; // an exchange that nobody answers ends soon
+    int out;       // receives the trained tensors
+} nccl_job;
+
+static bool nccl_open(const nccl_job* j, rig* r, int32_t rank, int32_t world, qlora_comm* comm) {
+    qlora_nccl_desc d;
+    memset(r, 0, sizeof *r);
+    memset(comm, 0, sizeof *comm);
+    memset(&d, 0, sizeof d);
+    d.rank = rank;
+    d.world = world;
+    d.id = j->id;
+    d.limit = j->gives_up ? 0.3 : 60.0;
+    r->ctx = test_open(j->machine, NULL);
+    if (rank == 1 && j->fails != NULL) {
+        test_fake()->fail_at(j->fails, 1, 3, false);
+    }
+    return r->ctx != NULL && qlora_comm_nccl(r->ctx, &d, comm) == QLORA_OK;
+}
+
+static bool nccl_train(const nccl_job* j, rig* r, qlora_comm* comm) {
+    setup s = setup_make(j->machine);
+    data d[NCCL_BATCHES];
+    qlora_batch batches[NCCL_BATCHES];
+    s.model.accumulate = NCCL_BATCHES;
+    s.train.comm = comm;
+    for (int i = 0; i < NCCL_BATCHES; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "nccl %d", i);
+        data_make(&d[i], name, run_lengths[i % 2], 3);
+        batches[i] = d[i].batch;
+    }
+    bool ok = rig_start(r, &s) && rig_stir(r);
+    for (int step = 0; step < 2 && ok; step++) {
+        qlora_train_info info;
+        ok = qlora_train_step(r->trainer, batches, NCCL_BATCHES - step, &info) == QLORA_OK;
+    }
+    return ok || rig_says(r, "nccl");
+}
+
+static bool nccl_write(rig* r, int out) {
+    size_t n = 0;
+    float* values = rig_read(r, false, &n);
+    bool ok =
+        values != NULL && write(out, values, n * sizeof *values) == (ssize_t)(n * sizeof *values);
+    free(values);
+    return ok;
+}
+
+// The child. Exit status 0: everything worked; 1: an error that says what failed; 2: another one.
+static int nccl_child(const nccl_job* j, int32_t rank, int32_t world) {
+    rig r;
+    qlora_comm comm;
+    int32_t all[COMM_WORLD];
+    bool ok = nccl_open(j, &r, rank, world, &comm);
+    if (ok && j->trains) {
+        ok = nccl_train(j, &r, &comm) && nccl_write(&r, j->out);
+    } else if (ok) {
+        int32_t mine = 10 + rank;
+        ok = qlora_comm_gather(r.ctx, &comm, &mine, sizeof mine, all) == QLORA_OK;
+        for (int32_t i = 0; i < world && ok; i++) {
+            ok = all[i] == 10 + i;
+        }
+    }
+    char error[512] = "";
+    snprintf(error, sizeof error, "%s", r.ctx != NULL ? qlora_last_error(r.ctx) : "");
+    if (ok && j->trains) {
+        qlora_trainer_destroy(r.trainer);
+        qlora_model_close(r.model);
+    }
+    qlora_comm_close(&comm);
+    if (ok) {
+        return qlora_ctx_destroy(r.ctx) == QLORA_OK ? 0 : 2;
+    }
+    bool named = j->fails == NULL || rank != 1 || strstr(error, j->fails) != NULL;
+    if (!named) {
+        fprintf(stderr, "rank %d: %s\n", (int)rank, error);
+    }
+    return named ? 1 : 2;
+}
+
+// Starts two processes; their exit statuses are in `status`, and what they wrote in `values`.
+static bool nccl_two(nccl_job* j, int status[2], float* values[2], size_t count) {
+    pid_t children[2];
+    int pipes[2][2];
+    bool ok = true;
+    for (int32_t i = 0; i < 2 && ok; i++) {
+        ok = pipe(pipes[i]) == 0;
+        fflush(stdout);
+        fflush(stderr);
+        children[i] = ok ? fork() : -1;
+        if (children[i] == 0) {
+            j->out = pipes[i][1];
+            if (j->gives_up) {
+                setenv("FAKENCCL_WAITS", "300", 1); // a real exchange is ended by its limit
+            }
+            _exit(nccl_child(j, i, 2));
+        }
+        ok = ok && children[i] > 0;
+        close(pipes[i][1]);
+    }
+    for (int i = 0; i < 2 && ok; i++) {
+        size_t have = 0;
+        ssize_t n = 1;
+        while (n > 0 && values != NULL && have < count * sizeof(float)) {
+            n = read(pipes[i][0], (char*)values[i] + have, count * sizeof(float) - have);
+            have += n > 0 ? (size_t)n : 0;
+        }
+        close(pipes[i][0]);
+    }
+    for (int i = 0; i < 2 && ok; i++) {
+        int code = 0;
+        ok = waitpid(children[i], &code, 0) == children[i] && WIFEXITED(code);
+        status[i] = WEXITSTATUS(code);
+    }
+    return ok;
+}
+
+static void nccl_forget(const nccl_job* j) {
+    char command[QLORA_NCCL_ID_BYTES + 16];
+    snprintf(command, sizeof command, "rm -rf %.100s", (const char*)j->id);
+    if (system(command) != 0) {
+        fprintf(stderr, "%s failed\n", command);
+    }
+}
+
+TEST nccl_gives_the_same_bits(const test_machine* machine) {
+    char why[256] = "";
+    nccl_job j;
+    rig r;
+    qlora_comm comm;
+    size_t n = 0;
+    int status[2] = {9, 9};
+    memset(&j, 0, sizeof j);
+    j.machine = machine;
+    j.trains = true;
+    ASSERTm(why, qlora_nccl_id(NULL, j.id, why, sizeof why) == QLORA_OK);
+    ASSERT(nccl_open(&j, &r, 0, 1, &comm)); // a world of one
+    ASSERT(nccl_train(&j, &r, &comm));
+    float* expected = rig_read(&r, false, &n);
+    ASSERT(expected != NULL && n > 0);
+    ASSERT_EQ(QLORA_OK, qlora_trainer_destroy(r.trainer));
+    ASSERT_EQ(QLORA_OK, qlora_model_close(r.model));
+    qlora_comm_close(&comm);
+    ASSERT(test_close_ctx(machine, r.ctx));
+    float* values[2] = {(float*)calloc(n, sizeof(float)), (float*)calloc(n, sizeof(float))};
+    ASSERT(nccl_two(&j, status, values, n));
+    for (int i = 0; i < 2; i++) {
+        ASSERT_EQ_FMT(0, status[i], "%d");
+        ASSERT_MEM_EQ(expected, values[i], n * sizeof(float));
+        free(values[i]);
+    }
+    free(expected);
+    nccl_forget(&j);
+    PASS();
+}
+
+// Every call of NCCL fails once: the process says which, and no process hangs.
+TEST every_nccl_call_can_fail(const test_machine* machine) {
+    static const char* const calls[] = {NULL,
+                                        "ncclGetVersion",
+                                        "ncclCommInitRankConfig",
+                                        "ncclGroupStart",
+                                        "ncclSend",
+                                        "ncclRecv",
+                                        "ncclGroupEnd",
+                                        "ncclCommGetAsyncError",
+                                        "ncclCommFinalize",
+                                        "ncclCommDestroy"};
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        nccl_job j;
+        char why[256] = "";
+        int status[2] = {9, 9};
+        memset(&j, 0, sizeof j);
+        j.machine = machine;
+        bool late = i == 0 || i >= 8; // nothing is left to do
+        j.fails = calls[i];
+        j.gives_up = !late;
+        ASSERTm(why, qlora_nccl_id(NULL, j.id, why, sizeof why) == QLORA_OK);
+        ASSERT(nccl_two(&j, status, NULL, 0));
+        ASSERT_EQ_FMTm(calls[i] != NULL ? calls[i] : "none", late ? 0 : 1, status[1], "%d");
+        ASSERT(status[0] != 2);
+        nccl_forget(&j);
+    }
+    char why[256] = "";
+    unsigned char id[QLORA_NCCL_ID_BYTES];
+    test_fake()->fail_at("ncclGetUniqueId", 1, 2, false);
+    ASSERT_EQ(QLORA_ERR_COMM, qlora_nccl_id(NULL, id, why, sizeof why));
+    ASSERT(strstr(why, "ncclGetUniqueId failed (2)") != NULL);
+    test_fake()->fail_clear();
+    ASSERT_EQ(QLORA_ERR_COMM, qlora_nccl_id("/nonexistent/libnccl.so.2", id, why, sizeof why));
+    ASSERT(strstr(why, "/nonexistent/libnccl.so.2") != NULL);
+    PASS();
+}
+
+SUITE(comm_suite) {
+    RUN_TEST(any_world_gives_the_same_bits);
+    RUN_TEST(any_world_gives_the_same_preferences);
+    RUN_TEST(a_run_goes_on_in_another_world);
+    RUN_TEST(ranks_that_differ_are_refused);
+    RUN_TEST(every_exchange_can_fail);
+    RUN_TEST(providers_are_checked);
+    RUN_ON(TEST_ONE_FAKE, nccl_gives_the_same_bits);
+    RUN_ON(TEST_ONE_FAKE, every_nccl_call_can_fail);
+}
