@@ -218,7 +218,8 @@ typedef struct qlora_model_desc {
 typedef struct qlora_plan_desc {
     uint64_t bytes;     // memory limit; 0 = what is free now, on the GPU or for this process
     int32_t capability; // compute capability, 90 for 9.0; 0 = that of the context's device
-    // Limit of pinned host memory; 0 = what is free now if this context has the GPU, else no limit.
+    // Limit of pinned host memory; 0 = three quarters of what is free now if this context has the
+    // GPU, otherwise no limit.
     uint64_t host_bytes;
 } qlora_plan_desc;
 

@@ -20,7 +20,8 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
     }
 #endif
     if (d.host_bytes == 0 && !qlora__on_cpu(ctx)) {
-        d.host_bytes = qlora__os_memory(""); // 0: unknown
+        uint64_t left = qlora__os_memory(""); // 0: unknown
+        d.host_bytes = left - left / 4;       // pinned memory cannot be swapped out
     }
     if (d.bytes == 0 && d.capability == 0 && qlora__on_cpu(ctx)) {
         uint64_t left = qlora__os_memory("");

@@ -419,6 +419,14 @@ TEST fp8_trains_like_f32(void) {
     PASS();
 }
 
+// Both forms of the weights are placed in turn.
+TEST fp8_trains_in_tiles(void) {
+    int figures = 0;
+    ASSERT_EQ_FMT(0, judge_with(QLORA_BACKEND_CPU, QLORA_MODE_FP8, false, 16, &figures), "%d");
+    ASSERT_EQ_FMT(2 * 9, figures, "%d");
+    PASS();
+}
+
 static bool fp8_refused(const setup* given, const char* why) {
     setup s = *given;
     rig r;
@@ -560,6 +568,7 @@ SUITE(fp8_suite) {
     RUN_ON(TEST_ONE_FAKE, fp8_takes_long_rows);
     RUN_ON(TEST_ONE_EACH, fp8_has_the_same_bits);
     RUN_TEST(fp8_trains_like_f32);
+    RUN_TEST(fp8_trains_in_tiles);
     RUN_ON(TEST_FAKES, fp8_is_refused_by_name);
     RUN_ON(TEST_ONE_FAKE, fp8_fails_cleanly);
 }
