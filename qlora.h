@@ -785,7 +785,8 @@ typedef struct qlora_model_desc {
 typedef struct qlora_plan_desc {
     uint64_t bytes;     // memory limit; 0 = what is free now, on the GPU or for this process
     int32_t capability; // compute capability, 90 for 9.0; 0 = that of the context's device
-    // Limit of pinned host memory; 0 = what is free now if this context has the GPU, else no limit.
+    // Limit of pinned host memory; 0 = three quarters of what is free now if this context has the
+    // GPU, otherwise no limit.
     uint64_t host_bytes;
 } qlora_plan_desc;
 
@@ -30301,7 +30302,8 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
     }
 #endif
     if (d.host_bytes == 0 && !qlora__on_cpu(ctx)) {
-        d.host_bytes = qlora__os_memory(""); // 0: unknown
+        uint64_t left = qlora__os_memory(""); // 0: unknown
+        d.host_bytes = left - left / 4;       // pinned memory cannot be swapped out
     }
     if (d.bytes == 0 && d.capability == 0 && qlora__on_cpu(ctx)) {
         uint64_t left = qlora__os_memory("");
@@ -41102,4 +41104,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 1de59b5b30c3741a
+//@@ end e521b91072da9f46
