@@ -28926,8 +28926,8 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// A head in the files counts for us, as it does for transformers from version 5 on, but PEFT goes by
-// the config, where it may be tied. *out: the config ties a head that is a matrix of its own.
+// A head in the files counts for us, as it does for transformers from version 5 on, but PEFT goes
+// by the config, where it may be tied. *out: the config ties a head that is a matrix of its own.
 static qlora_result qlora__saved_own_head(qlora_ctx* ctx, const qlora_model* m,
                                           const qlora_model_desc* desc, bool* out) {
     qlora_model_config config;
@@ -38031,4 +38031,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 94121df828999ce9
+//@@ end bed5226b82a82017
