@@ -151,8 +151,8 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// A head in the files counts for us, as it does for transformers from version 5 on, but PEFT goes by
-// the config, where it may be tied. *out: the config ties a head that is a matrix of its own.
+// A head in the files counts for us, as it does for transformers from version 5 on, but PEFT goes
+// by the config, where it may be tied. *out: the config ties a head that is a matrix of its own.
 static qlora_result qlora__saved_own_head(qlora_ctx* ctx, const qlora_model* m,
                                           const qlora_model_desc* desc, bool* out) {
     qlora_model_config config;

@@ -533,6 +533,14 @@ preferences() { # --method dpo and kto
     works "a trained embedding" "${one[@]}" "${steps[@]}" --data sums.jsonl --save-modules embed \
         --loraplus-ratio 4 --steps 2 --out kto --resume never
     check "is saved" grep -q '"embed_tokens"' kto/adapter/adapter_config.json
+    local lean=(--data sums.jsonl --optimizer adamw8bit --neftune 5 --out kto)
+    works "8-bit moments and noise" "${one[@]}" "${steps[@]}" "${lean[@]}" --steps 4 --resume never
+    cp kto/adapter/adapter_model.safetensors whole.safetensors
+    works "in two parts" "${one[@]}" "${steps[@]}" "${lean[@]}" --steps 2 --resume never
+    works "resumed with both" "${one[@]}" "${steps[@]}" "${lean[@]}" --steps 4
+    check "is the same as in one" cmp -s whole.safetensors kto/adapter/adapter_model.safetensors
+    refuses "other moments" "it used --optimizer adamw8bit" "${one[@]}" "${steps[@]}" \
+        --data sums.jsonl --neftune 5 --out kto --steps 4
     refuses "rows that are no ids" "is not a list" "${one[@]}" --data sums.jsonl \
         --train-tokens 5,x --out o
     works "kto once more" "${one[@]}" "${steps[@]}" --data judged.jsonl --method kto --steps 4 \
