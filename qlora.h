@@ -696,6 +696,14 @@ typedef enum qlora_target { // the projections of a layer, one bit each
 // the head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
 typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
 
+// How the optimizer stores its moments.
+typedef enum qlora_optimizer {
+    QLORA_OPTIMIZER_ADAMW = 0, // in f32
+    // In 8 bits with a scale per 256 elements, as bitsandbytes does on a GPU; tensors of fewer than
+    // 4096 elements stay in f32.
+    QLORA_OPTIMIZER_ADAMW_8BIT = 1
+} qlora_optimizer;
+
 typedef enum qlora_choice {
     QLORA_CHOICE_AUTO = 0,
     QLORA_CHOICE_ON = 1,
@@ -746,7 +754,8 @@ typedef struct qlora_model_desc {
     uint32_t targets; // qlora_target bits that the model has; 0 = all
     bool train_norms; // also train the RMSNorm weights
     // Its memory.
-    qlora_purpose purpose;   // 0 = TRAIN
+    qlora_purpose purpose;     // 0 = TRAIN
+    qlora_optimizer optimizer; // 0 = ADAMW
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
     int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
     int64_t max_length;      // maximum tokens per sequence; 0 = tokens, as far as the model goes
@@ -758,6 +767,14 @@ typedef struct qlora_model_desc {
                              // products widen each weight once, while they pack it
     int64_t accumulate;      // micro-batches per step to plan for; 0 = 1. A longer step allocates
                              // the memory for its partial sums when it needs it
+    // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
+    // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
+    // layers.
+    qlora_choice offload;
+    // Tokens that everything but attention is computed for at a time, so that its memory does not
+    // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
+    // tiles; negative = never tiles.
+    int64_t tile;
     const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
@@ -768,6 +785,8 @@ typedef struct qlora_model_desc {
 typedef struct qlora_plan_desc {
     uint64_t bytes;     // memory limit; 0 = what is free now, on the GPU or for this process
     int32_t capability; // compute capability, 90 for 9.0; 0 = that of the context's device
+    // Limit of pinned host memory; 0 = what is free now if this context has the GPU, else no limit.
+    uint64_t host_bytes;
 } qlora_plan_desc;
 
 struct qlora_plan {
@@ -787,6 +806,7 @@ struct qlora_plan {
     uint64_t total;       // sum of the above
     uint64_t context;     // memory of the context: scratch buffer, cuBLAS workspaces
     uint64_t mapped;      // weights that are used where the files are mapped; not in the total
+    uint64_t host;        // pinned host memory of what is offloaded; not in the total
     int64_t tokens;
     int64_t max_sequences;
     int64_t max_length;
@@ -794,6 +814,9 @@ struct qlora_plan {
     int64_t parameters;       // number of trained parameters
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
+    int64_t offloaded_layers; // the first n layers have their inputs in host memory
+    bool offloaded_embedding;
+    int64_t tile; // tokens at a time, or 0: all at once
 };
 
 // Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any
@@ -1012,7 +1035,7 @@ typedef struct qlora_train_desc {
     qlora_schedule schedule;   // 0 = cosine
     int64_t warmup_steps;      // steps over which the learning rate rises linearly; 0 = none
     int64_t total_steps;       // 0 = constant learning rate after the warm-up
-    uint64_t seed;             // for dropout
+    uint64_t seed;             // for dropout and noise
     bool eager;                // do not use CUDA graphs
     bool require_graph;        // fail if a graph cannot be captured, instead of running without
     int32_t keep_checkpoints;  // number of checkpoints to keep, at most 64; 0 = 2
@@ -1024,6 +1047,9 @@ typedef struct qlora_train_desc {
     double undesirable_weight; // KTO; 0 = 1
     double loraplus_ratio;     // LoRA+: factor for the learning rate of B and of vectors; 0 = 1
     double lr_factors[QLORA_LR_FACTORS]; // factors for the learning rate; 0 = 1
+    // NEFTune: noise on the embeddings of trained tokens, neftune / sqrt(L hidden) times a uniform
+    // number in [-1, 1), with L the length of the sequence; 0 = none
+    double neftune;
     const qlora_comm* comm; // processes that train together; NULL = this one alone. Every process
                             // passes all batches of a step and computes its share of them
     uint32_t reserved_must_be_zero1;
@@ -1037,7 +1063,7 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
 // Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio,
-// lr_factors and comm cannot change and must be as before. Does not wait for the device.
+// lr_factors, neftune and comm cannot change and must be as before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -17660,6 +17686,7 @@ static QLORA__UNUSED qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* 
 
 // Each piece of work on the second stream has a slot, counted from 0, by which it is waited for.
 #define QLORA__BESIDE_SLOTS 5
+#define QLORA__AWAY_SLOTS 2 // of copies, tensor/away.h
 
 struct qlora__beside {
     void* stream;
@@ -17669,6 +17696,11 @@ struct qlora__beside {
     bool forked;                     // the second stream is part of this capture
     void* first;                     // the context's stream, while the second is in use
     qlora__buffer* workspace;        // for cuBLAS
+    // A third stream, for copies from and to the host: tensor/away.h. It is NULL until it is used.
+    void* copies;
+    void* copied[QLORA__AWAY_SLOTS]; // events: the end of the copy in each slot
+    unsigned copies_pending;
+    bool copies_forked;
 };
 
 // Creates a stream with desc.stream_priority, or without a priority if the driver has none.
@@ -17712,6 +17744,14 @@ static void qlora__beside_close(qlora_ctx* ctx) {
         if (b->done[i] != NULL) {
             gpu->cu.EventDestroy(b->done[i]);
         }
+    }
+    for (int i = 0; i < QLORA__AWAY_SLOTS; i++) {
+        if (b->copied[i] != NULL) {
+            gpu->cu.EventDestroy(b->copied[i]);
+        }
+    }
+    if (b->copies != NULL) {
+        gpu->cu.StreamDestroy(b->copies);
     }
     if (b->fork != NULL) {
         gpu->cu.EventDestroy(b->fork);
@@ -17765,8 +17805,13 @@ static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
     if (failed && b->forked && gpu->cu.EventRecord(b->fork, b->stream) == 0) {
         gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
     }
+    if (failed && b->copies_forked && gpu->cu.EventRecord(b->fork, b->copies) == 0) {
+        gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
+    }
     b->forked = false;
     b->pending = 0;
+    b->copies_forked = false;
+    b->copies_pending = 0;
 }
 
 // r is the result of the work since _begin; if it failed, the capture is lost anyway.
@@ -17817,6 +17862,127 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 
 #endif
 
+//@@ src/tensor/away.h
+
+// ---- copies in parallel with the stream ---------------------------------------------------------
+//
+// Memory that is not needed for a while is copied to pinned host memory and back. In a captured
+// graph, the copies run on a stream of their own: a copy starts when everything queued before it
+// on the stream has finished, copies run one after the other, and the stream goes on. Before using
+// what a copy writes, or writing to what it reads, call qlora__away_wait. Outside a capture, copies
+// are part of the stream. The host memory must live as long as the graph: it is the one host
+// address that a graph may hold, and the host never touches it.
+
+// CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address.
+#define QLORA__CU_HOST_MAPPED 2u
+
+#ifndef QLORA_NO_CUDA
+
+// Creates the stream and the events; once per context.
+static QLORA__UNUSED qlora_result qlora__away_open(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu == NULL || gpu->beside->copies != NULL) {
+        return QLORA_OK;
+    }
+    qlora__beside* b = gpu->beside;
+    for (int i = 0; i < QLORA__AWAY_SLOTS; i++) {
+        if (b->copied[i] == NULL) {
+            int code = gpu->cu.EventCreate(&b->copied[i], QLORA__CU_EVENT_DISABLE_TIMING);
+            QLORA__TRY(qlora__cu(ctx, code, "cuEventCreate"));
+        }
+    }
+    return qlora__stream_create(ctx, &b->copies);
+}
+
+// Allocates host memory for copies; NULL with an error of the context if it is refused.
+static QLORA__UNUSED void* qlora__away_alloc(qlora_ctx* ctx, size_t bytes) {
+    void* p = NULL;
+    if (ctx->gpu == NULL) {
+        return NULL;
+    }
+    int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, QLORA__CU_HOST_MAPPED);
+    if (qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK) {
+        return p;
+    }
+    char why[128];
+    snprintf(why, sizeof why, "%.120s", ctx->env.error);
+    qlora__fail(ctx, QLORA_ERR_MEMORY,
+                "offloading needs %.2f GiB of pinned host memory, which were refused: %s",
+                (double)bytes / 1073741824.0, why);
+    return NULL;
+}
+
+// Copies between device and host; `back` says in which direction.
+static QLORA__UNUSED qlora_result qlora__away_copy(qlora_ctx* ctx, int slot, bool back,
+                                                   const qlora_tensor* device, void* host) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = gpu->beside;
+    bool captured = ctx->capture != NULL;
+    void* stream = captured ? b->copies : gpu->stream;
+    size_t bytes = (size_t)device->rows * (size_t)device->ld * qlora_dtype_bytes(device->dtype);
+    qlora__CUdeviceptr at = (qlora__CUdeviceptr)(uintptr_t)device->data;
+    QLORA__TRY(qlora__capture_note(ctx, device->data));
+    if (captured) {
+        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
+        QLORA__TRY(
+            qlora__cu(ctx, gpu->cu.StreamWaitEvent(stream, b->fork, 0), "cuStreamWaitEvent"));
+        b->copies_forked = true;
+    }
+    QLORA__TRY(
+        back ? qlora__cu(ctx, gpu->cu.MemcpyHtoDAsync(at, host, bytes, stream), "cuMemcpyHtoDAsync")
+             : qlora__cu(ctx, gpu->cu.MemcpyDtoHAsync(host, at, bytes, stream),
+                         "cuMemcpyDtoHAsync"));
+    if (captured) {
+        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->copied[slot], stream), "cuEventRecord"));
+        b->copies_pending |= 1u << slot;
+    }
+    return QLORA_OK;
+}
+
+// Later work on the stream starts only after all earlier copies in these slots (one bit each).
+static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slots) {
+    qlora__gpu* gpu = ctx->gpu;
+    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__AWAY_SLOTS; i++) {
+        if ((slots & gpu->beside->copies_pending & 1u << i) != 0) {
+            gpu->beside->copies_pending &= ~(1u << i);
+            int code = gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside->copied[i], 0);
+            QLORA__TRY(qlora__cu(ctx, code, "cuStreamWaitEvent"));
+        }
+    }
+    return QLORA_OK;
+}
+
+#else
+
+static QLORA__UNUSED qlora_result qlora__away_open(qlora_ctx* ctx) {
+    (void)ctx;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED void* qlora__away_alloc(qlora_ctx* ctx, size_t bytes) {
+    (void)ctx;
+    (void)bytes;
+    return NULL;
+}
+
+static QLORA__UNUSED qlora_result qlora__away_copy(qlora_ctx* ctx, int slot, bool back,
+                                                   const qlora_tensor* device, void* host) {
+    (void)ctx;
+    (void)slot;
+    (void)back;
+    (void)device;
+    (void)host;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slots) {
+    (void)ctx;
+    (void)slots;
+    return QLORA_OK;
+}
+
+#endif
+
 //@@ src/cache/registry.h
 
 // ---- the registry of the library's kernels ------------------------------------------------------
@@ -17848,6 +18014,9 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
+#define QLORA__NEED_TEXTS 524288u // generates, with the kernels of a decoding step
+#define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
+#define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -17856,7 +18025,16 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     QLORA__KERNELS_RUNTIME(X)                                                                      \
     QLORA__KERNELS_OPS(X)                                                                          \
     QLORA__KERNELS_ATTENTION(X)                                                                    \
+    QLORA__KERNELS_STEP(X)                                                                         \
     QLORA__KERNELS_NF4(X)
+
+#define QLORA__KERNELS_STEP(X)                                                                     \
+    X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
+    X(decode_dense, decode, 16896, STEP)                                                           \
+    X(decode_norm, decode, 69632, STEP)                                                            \
+    X(decode_attention, decode, 0, STEP)                                                           \
+    X(sample_parts, sample, 0, STEP)                                                               \
+    X(sample_choose, sample, 0, STEP)
 
 #define QLORA__KERNELS_NF4(X)                                                                      \
     X(nf4_quantise_f32, nf4, 0, NF4)                                                               \
@@ -17971,11 +18149,15 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
     X(optim_advance, optim, 0, LORA)                                                               \
     X(optim_adamw_f32, optim, 0, LORA)                                                             \
     X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                       \
+    X(optim_adamw8_f32, optim, 0, LORA)                                                            \
+    X(optim_adamw8_bf16, optim, 0, LORA_BF16)                                                      \
     X(optim_shadow_f32, optim, 0, LORA)                                                            \
     X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
     X(optim_tree, optim, 0, LORA)                                                                  \
     X(dropout_f32, dropout, 0, LORA)                                                               \
     X(dropout_bf16, dropout_bf16, 0, LORA_BF16)                                                    \
+    X(dropout_noise_f32, dropout, 0, LORA)                                                         \
+    X(dropout_noise_bf16, dropout_bf16, 0, LORA_BF16)                                              \
     X(preference_logps, preference, 0, LORA)                                                       \
     X(preference_factors, preference, 0, LORA)                                                     \
     X(preference_scale_f32, preference, 0, LORA)                                                   \
@@ -23629,17 +23811,16 @@ static void qlora__adamw_shade(const qlora__cpu_rows* rows, const qlora__adamw_j
     }
 }
 
-static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
-    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
-    const qlora_adamw_desc* a = job->args;
-    const qlora__cpu_rows* rows = qlora__rows_of(a->param->owner);
+// Elements [begin, end) of the range, whose moments are at m and v.
+static qlora__adamw_row qlora__adamw_row_of(const qlora__adamw_job* job, int64_t begin, int64_t end,
+                                            QLORA__REAL* m, QLORA__REAL* v) {
     int64_t first = job->range.begin + begin;
     QLORA__REAL lr = job->range.lr > 0 ? (QLORA__REAL)job->range.lr : 1;
     qlora__adamw_row r;
-    r.param = (QLORA__REAL*)a->param->data + first;
-    r.grad = (QLORA__REAL*)a->grad->data + first;
-    r.m = (QLORA__REAL*)a->m->data + first;
-    r.v = (QLORA__REAL*)a->v->data + first;
+    r.param = (QLORA__REAL*)job->args->param->data + first;
+    r.grad = (QLORA__REAL*)job->args->grad->data + first;
+    r.m = m;
+    r.v = v;
     r.n = end - begin;
     r.clip = job->clip;
     r.decay = job->lr_decay * (QLORA__REAL)job->range.decay * lr;
@@ -23649,10 +23830,21 @@ static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     r.step_size = job->step_size * lr;
     r.root_correction = job->root_correction;
     r.eps = job->eps;
+    return r;
+}
+
+static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
+    const qlora_adamw_desc* a = job->args;
+    const qlora__cpu_rows* rows = qlora__rows_of(a->param->owner);
+    int64_t first = job->range.begin + begin;
     if (job->skip) {
-        rows->point[QLORA__POINT_FILL](NULL, NULL, 0, r.n, r.grad);
+        QLORA__REAL* grad = (QLORA__REAL*)a->grad->data + first;
+        rows->point[QLORA__POINT_FILL](NULL, NULL, 0, end - begin, grad);
         return;
     }
+    qlora__adamw_row r = qlora__adamw_row_of(job, begin, end, (QLORA__REAL*)a->m->data + first,
+                                             (QLORA__REAL*)a->v->data + first);
     rows->adamw(&r);
     if (a->shadow != NULL) {
         qlora__adamw_shade(rows, job, begin, end);
@@ -23748,6 +23940,18 @@ static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t r
     }
 }
 
+// Starts an update on the CPU.
+static void qlora__adamw_begin(qlora__adamw_job* job, const qlora_adamw_desc* a) {
+    qlora_adamw_state state;
+    memset(job, 0, sizeof *job);
+    job->args = a;
+    job->clip = a->clip_scale != NULL ? qlora__at(a->clip_scale, 0, 0) : 1;
+    job->skip = a->not_finite != NULL && qlora__index_at(a->not_finite, 0) != 0;
+    memcpy(&state, a->state->data, sizeof state);
+    qlora__adamw_advance(job, &state);
+    memcpy(a->state->data, &state, sizeof state);
+}
+
 // Returns the number of blocks per range: enough for the longest range with `per_block` elements
 // each, but about 8192 in all.
 static int64_t qlora__adamw_blocks(const qlora_adamw_desc* a, int64_t range_count,
@@ -23763,14 +23967,7 @@ static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* a)
     QLORA__TRY(qlora__adamw_check_step(ctx, a));
     if (qlora__on_cpu(ctx)) {
         qlora__adamw_job job;
-        memset(&job, 0, sizeof job);
-        job.args = a;
-        job.clip = a->clip_scale != NULL ? qlora__at(a->clip_scale, 0, 0) : 1;
-        job.skip = a->not_finite != NULL && qlora__index_at(a->not_finite, 0) != 0;
-        qlora_adamw_state state;
-        memcpy(&state, a->state->data, sizeof state);
-        qlora__adamw_advance(&job, &state);
-        memcpy(a->state->data, &state, sizeof state);
+        qlora__adamw_begin(&job, a);
         qlora__adamw_ranges(ctx, &job, range_count, qlora__adamw_elements);
         return QLORA_OK;
     }
@@ -23827,6 +24024,205 @@ qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args) {
 //@@ src/qlora.h
 
 #ifndef QLORA_NO_MODEL
+
+//@@ src/ops/adamw8.h
+
+// ---- AdamW with 8-bit moments -------------------------------------------------------------------
+//
+// The formulas are those above. The moments of a range of at least 4096 elements are kept in 8
+// bits, as bitsandbytes keeps them on a GPU: a block of 256 elements has the largest magnitude of
+// its values as its scale, and an element is the index of the nearest value of a map of 256, which
+// is signed for m and not for v. A negative m never becomes 0. The update itself uses the moments
+// before they are rounded. Shorter ranges have f32 moments.
+//
+// All of it is in one piece of memory: both maps, the place of the moments of every range (a 64-bit
+// offset), and the moments.
+
+#define QLORA__MOMENTS_BLOCK 256
+#define QLORA__MOMENTS_LEAST 4096
+#define QLORA__MOMENTS_MAP 256
+
+// Offsets of the moments of a range, m and v.
+typedef struct qlora__moments {
+    bool coded; // in 8 bits
+    int64_t count;
+    int64_t blocks;
+    size_t values[2]; // codes, or numbers
+    size_t scales[2]; // of the blocks
+    size_t end;
+} qlora__moments;
+
+// The maps and the places of the ranges.
+static size_t qlora__moments_head(int64_t range_count) {
+    return qlora__align_up(
+        2 * QLORA__MOMENTS_MAP * sizeof(QLORA__REAL) + (size_t)range_count * sizeof(int64_t), 256);
+}
+
+static qlora__moments qlora__moments_place(size_t at, int64_t count) {
+    qlora__moments p;
+    memset(&p, 0, sizeof p);
+    p.coded = count >= QLORA__MOMENTS_LEAST;
+    p.count = count;
+    p.blocks = qlora__ceil_div(count, QLORA__MOMENTS_BLOCK);
+    size_t size = p.coded ? 1 : sizeof(QLORA__REAL);
+    size_t values = qlora__align_up((size_t)count * size, 16);
+    size_t scales = p.coded ? (size_t)p.blocks * sizeof(QLORA__REAL) : 0;
+    for (int i = 0; i < 2; i++) {
+        p.values[i] = at + (size_t)i * values;
+        p.scales[i] = at + 2 * values + (size_t)i * scales;
+    }
+    p.end = qlora__align_up(p.scales[1] + scales, 256);
+    return p;
+}
+
+// Boundary i of `items` equal parts of [0.1, 1], rounded once, as torch.linspace does.
+static float qlora__moments_boundary(int i, int items) {
+    double step = (double)((1.0f - 0.1f) / (float)items);
+    return i < (items + 1) / 2 ? (float)((double)0.1f + step * i)
+                               : (float)(1.0 - step * (items - i));
+}
+
+// The dynamic map of bitsandbytes: 0, 1, and the centres of equal parts of seven decades, twice as
+// many in each as in the one below it.
+static void qlora__moments_map(bool is_signed, QLORA__REAL* map) {
+    static const float decades[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
+    int zero = is_signed ? 127 : 0;
+    int at = zero;
+    map[at++] = 0;
+    for (int e = 0; e < 7; e++) {
+        int items = is_signed ? 1 << e : 2 << e;
+        for (int i = 0; i < items; i++) {
+            float low = qlora__moments_boundary(i, items);
+            float high = qlora__moments_boundary(i + 1, items);
+            float centre = (low + high) / 2.0f;
+            map[at++] = (QLORA__REAL)(float)(decades[e] * centre);
+        }
+    }
+    map[at] = 1;
+    for (int i = 0; i < zero; i++) {
+        map[i] = -map[2 * zero - i];
+    }
+}
+
+// The index of the value of a map that is nearest to x.
+static uint8_t qlora__moments_code(const QLORA__REAL* map, QLORA__REAL x) {
+    int low = 0;
+    for (int step = QLORA__MOMENTS_MAP / 2; step > 0; step /= 2) {
+        int at = low + step;
+        low = x > (map[at - 1] + map[at]) * (QLORA__REAL)0.5 ? at : low;
+    }
+    return (uint8_t)low;
+}
+
+typedef struct qlora__adamw8_job {
+    qlora__adamw_job adamw;
+    char* memory;
+    qlora__moments moments;
+} qlora__adamw8_job;
+
+// Stores one of the moments of a block.
+static void qlora__moments_store(const qlora__adamw8_job* job, int which, int64_t block, int64_t n,
+                                 const QLORA__REAL* values) {
+    const QLORA__REAL* map = (const QLORA__REAL*)(void*)job->memory + which * QLORA__MOMENTS_MAP;
+    uint8_t* codes = (uint8_t*)job->memory + job->moments.values[which];
+    QLORA__REAL* scales = (QLORA__REAL*)(void*)(job->memory + job->moments.scales[which]);
+    QLORA__REAL most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        QLORA__REAL size = values[i] < 0 ? -values[i] : values[i];
+        most = size > most ? size : most;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        int code = qlora__moments_code(map, most > 0 ? values[i] / most : 0);
+        code -= values[i] < 0 && code > 0 && map[code] >= 0 ? 1 : 0;
+        codes[block * QLORA__MOMENTS_BLOCK + i] = (uint8_t)code;
+    }
+    scales[block] = most;
+}
+
+static void qlora__adamw8_blocks(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw8_job* job = (const qlora__adamw8_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->adamw.args->param->owner);
+    const QLORA__REAL* maps = (const QLORA__REAL*)(void*)job->memory;
+    QLORA__REAL room[2][QLORA__MOMENTS_BLOCK];
+    for (int64_t block = begin; block < end; block++) {
+        int64_t first = block * QLORA__MOMENTS_BLOCK;
+        int64_t n = qlora__min(QLORA__MOMENTS_BLOCK, job->moments.count - first);
+        for (int k = 0; k < 2; k++) {
+            const uint8_t* codes = (const uint8_t*)job->memory + job->moments.values[k] + first;
+            QLORA__REAL scale =
+                ((const QLORA__REAL*)(void*)(job->memory + job->moments.scales[k]))[block];
+            for (int64_t i = 0; i < n; i++) {
+                room[k][i] = maps[k * QLORA__MOMENTS_MAP + codes[i]] * scale;
+            }
+        }
+        qlora__adamw_row row = qlora__adamw_row_of(&job->adamw, first, first + n, room[0], room[1]);
+        rows->adamw(&row);
+        for (int k = 0; k < 2; k++) {
+            qlora__moments_store(job, k, block, n, room[k]);
+        }
+        if (job->adamw.args->shadow != NULL) {
+            qlora__adamw_shade(rows, &job->adamw, first, first + n);
+        }
+    }
+}
+
+// A range with f32 moments.
+static void qlora__adamw8_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw8_job* job = (const qlora__adamw8_job*)user;
+    const qlora__cpu_rows* rows = qlora__rows_of(job->adamw.args->param->owner);
+    QLORA__REAL* m = (QLORA__REAL*)(void*)(job->memory + job->moments.values[0]);
+    QLORA__REAL* v = (QLORA__REAL*)(void*)(job->memory + job->moments.values[1]);
+    qlora__adamw_row row = qlora__adamw_row_of(&job->adamw, begin, end, m + begin, v + begin);
+    rows->adamw(&row);
+    if (job->adamw.args->shadow != NULL) {
+        qlora__adamw_shade(rows, &job->adamw, begin, end);
+    }
+}
+
+static void qlora__adamw8_cpu(qlora_ctx* ctx, const qlora_adamw_desc* a, const qlora_tensor* memory,
+                              int64_t range_count) {
+    qlora__adamw8_job job;
+    memset(&job, 0, sizeof job);
+    qlora__adamw_begin(&job.adamw, a);
+    job.memory = (char*)memory->data;
+    const char* places = job.memory + 2 * QLORA__MOMENTS_MAP * sizeof(QLORA__REAL);
+    for (int64_t i = 0; i < range_count; i++) {
+        job.adamw.range = qlora__adamw_range_at(a->ranges, i);
+        int64_t at = 0;
+        memcpy(&at, places + (size_t)i * sizeof at, sizeof at);
+        job.moments = qlora__moments_place((size_t)at, job.adamw.range.count);
+        if (job.adamw.skip) { // only sets the gradient to 0
+            qlora__parallel(ctx, job.moments.count, 4096, qlora__adamw_elements, &job.adamw);
+        } else if (job.moments.coded) {
+            qlora__parallel(ctx, job.moments.blocks, 16, qlora__adamw8_blocks, &job);
+        } else {
+            qlora__parallel(ctx, job.moments.count, 4096, qlora__adamw8_elements, &job);
+        }
+    }
+}
+
+// m and v of the desc are NULL; `memory` takes their place.
+static qlora_result qlora__adamw8_step(qlora_ctx* ctx, const qlora_adamw_desc* a,
+                                       const qlora_tensor* memory) {
+    int64_t range_count = 0;
+    QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
+    if (qlora__on_cpu(ctx)) {
+        qlora__adamw8_cpu(ctx, a, memory, range_count);
+        return QLORA_OK;
+    }
+    void* not_finite = a->not_finite != NULL ? a->not_finite->data : NULL;
+    void* clip = a->clip_scale != NULL ? a->clip_scale->data : NULL;
+    void* advance[] = {(void*)&a->state->data, &not_finite};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_optim_advance, 1, 1, 1, 32, 0, advance));
+    void* args[] = {(void*)&a->param->data,  (void*)&a->grad->data,
+                    (void*)&memory->data,    (void*)&a->shadow->data,
+                    (void*)&a->ranges->data, &range_count,
+                    (void*)&a->state->data,  &clip};
+    return qlora__launch(
+        ctx, a->shadow->dtype == QLORA_F32 ? QLORA__K_optim_adamw8_f32 : QLORA__K_optim_adamw8_bf16,
+        qlora__adamw_blocks(a, range_count, QLORA__MOMENTS_BLOCK), qlora__min(range_count, 65535),
+        1, 256, 0, args);
+}
 
 //@@ src/ops/preference.h
 
@@ -24467,6 +24863,94 @@ qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args) {
     QLORA__ENTER(ctx, "qlora_dropout");
     return qlora__leave(ctx, qlora__dropout(ctx, args));
 }
+
+//@@ src/qlora.h
+
+#ifndef QLORA_NO_MODEL
+
+//@@ src/ops/noise.h
+
+// ---- noise on embeddings ------------------------------------------------------------------------
+//
+// NEFTune: h[row] += alpha / sqrt(L cols) u, with L the length of the row's sequence and u uniform
+// in [-1, 1). The word of an element is that of dropout with 2^31 in place of layer and projection,
+// which no projection has; u = (word / 2^8) / 2^23 - 1.
+
+// Which tokens the rows of a batch are.
+typedef struct qlora__batch_rows {
+    const qlora_tensor* positions;
+    const qlora_tensor* sequences; // index in the data
+    const qlora_tensor* seqs;      // I32: where the sequences begin, and where the last one ends
+    const qlora_tensor* state;     // of dropout
+} qlora__batch_rows;
+
+typedef struct qlora__noise_job {
+    const qlora_tensor* h;
+    const qlora__batch_rows* rows;
+    float alpha;
+} qlora__noise_job;
+
+static void qlora__noise_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__noise_job* job = (const qlora__noise_job*)user;
+    const qlora_tensor* state = job->rows->state;
+    int64_t cols = job->h->cols;
+    uint64_t seed =
+        (uint64_t)(uint32_t)qlora__index_at(state, 1) << 32 | (uint32_t)qlora__index_at(state, 0);
+    uint64_t mixed = seed + (uint64_t)(uint32_t)qlora__index_at(state, 2) * 0x9e3779b97f4a7c15u;
+    const uint32_t key[2] = {(uint32_t)mixed, (uint32_t)(mixed >> 32)};
+    int64_t s = 0; // the sequence of the row
+    for (int64_t row = begin; row < end; row++) {
+        while (s < job->rows->seqs->cols - 1 && qlora__index_at(job->rows->seqs, s + 1) <= row) {
+            s++;
+        }
+        if (s == job->rows->seqs->cols - 1) {
+            return; // rows after the last sequence
+        }
+        int64_t length =
+            qlora__index_at(job->rows->seqs, s + 1) - qlora__index_at(job->rows->seqs, s);
+        float scale = job->alpha / sqrtf((float)(length * cols));
+        for (int64_t c = 0; c < cols; c += 4) {
+            const uint32_t counter[4] = {
+                (uint32_t)(c / 4), (uint32_t)qlora__index_at(job->rows->positions, row),
+                (uint32_t)qlora__index_at(job->rows->sequences, row), 0x80000000u};
+            uint32_t words[4];
+            qlora__philox(counter, key, words);
+            for (int64_t i = c; i < c + 4 && i < cols; i++) {
+                float u = (float)(words[i - c] >> 8) * (2.0f / 16777216.0f) - 1.0f;
+                qlora__put(job->h, row, i, qlora__at(job->h, row, i) + (QLORA__REAL)(u * scale));
+            }
+        }
+    }
+}
+
+static qlora_result qlora__noise(qlora_ctx* ctx, const qlora_tensor* h,
+                                 const qlora__batch_rows* rows, float alpha) {
+    if (qlora__on_cpu(ctx)) {
+        qlora__noise_job job = {h, rows, alpha};
+        qlora__parallel(ctx, h->rows, 1 + 1024 / (1 + h->cols), qlora__noise_rows, &job);
+        return QLORA_OK;
+    }
+    int64_t max_sequences = rows->seqs->cols - 1;
+    qlora__point_shape shape = qlora__point_shape_of(h->cols, qlora__piece(h->dtype));
+    void* args[] = {(void*)&h->data,
+                    (void*)&h->ld,
+                    (void*)&rows->positions->data,
+                    (void*)&rows->sequences->data,
+                    (void*)&rows->state->data,
+                    (void*)&rows->seqs->data,
+                    &max_sequences,
+                    (void*)&h->rows,
+                    (void*)&h->cols,
+                    &alpha};
+    return qlora__launch(
+        ctx, h->dtype == QLORA_F32 ? QLORA__K_dropout_noise_f32 : QLORA__K_dropout_noise_bf16,
+        shape.blocks, qlora__min(h->rows, 65535), 1, shape.threads, 0, args);
+}
+
+//@@ src/qlora.h
+
+#endif // QLORA_NO_MODEL
+
 
 //@@ src/ops/linear_cpu.h
 
@@ -25435,6 +25919,7 @@ typedef struct qlora__attention {
     const qlora_tensor* dk;
     const qlora_tensor* dv;
     QLORA__REAL* dots; // D, [heads][tokens]
+    void* stats;       // f32 [heads][2 tokens] on the device; NULL = scratch
 } qlora__attention;
 
 // Eight partial sums give a fixed order that the compiler can still vectorise.
@@ -26672,7 +27157,9 @@ static qlora_result qlora__attention_backward_kv(qlora_ctx* ctx, qlora__attentio
 static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attention* a) {
     qlora__attention_operands x;
     QLORA__TRY(qlora__attention_operands_make(ctx, a, &x));
-    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &x.stats));
+    size_t bytes = (size_t)(a->heads * a->tokens) * 2 * sizeof(float);
+    x.stats = a->stats;
+    QLORA__TRY(a->stats == NULL ? qlora__scratch(ctx, bytes, &x.stats) : QLORA_OK);
     qlora__attention_shares shares;
     QLORA__TRY(qlora__attention_share(ctx, x.path, a, &shares));
     x.parts = shares.parts;
@@ -27868,6 +28355,7 @@ typedef struct qlora__layer {
     qlora_tensor d_norms[QLORA__NORMS]; // gradients, if norms are trained
     int64_t norms_at[QLORA__NORMS];     // first elements in the parameter arena
     qlora__kept kept;
+    void* away; // pinned host memory of its input, if that is offloaded
 } qlora__layer;
 
 // The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
@@ -27898,6 +28386,32 @@ typedef struct qlora__source {
     bool has_folder;
 } qlora__source;
 
+// What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
+// the activations of one row of each.
+typedef struct qlora__decode {
+    bool planned;           // the model has the memory below
+    bool works;             // nothing in the weights is against it
+    int64_t texts;          // rows
+    int64_t chunk;          // positions of a page of the cache
+    int64_t pages;          // of a text
+    int64_t z_rank;         // columns of z
+    qlora_tensor h[2];      // [texts, H] residual stream, in turn
+    qlora_tensor x;         // [texts, H + pad] input of qkv, gate/up and the head, with z
+    qlora_tensor qkv;       // [texts, q + 2 kv]
+    qlora_tensor o;         // [texts, q]
+    qlora_tensor s;         // [texts, I]
+    qlora_tensor y;         // f32 [texts, H]: output of o and down without the adapter
+    qlora_tensor z;         // f32 [slices * texts, z_rank]
+    qlora_tensor logits;    // [texts, V]
+    qlora_tensor partials;  // f32 [texts * heads * pages, head_dim + 2]
+    qlora_tensor counters;  // I32 [texts, blocks of a row]
+    qlora_tensor table;     // I32 [texts, pages]: where the pages of a text are
+    qlora_tensor state;     // U8: one qlora__decode_text per text
+    qlora_tensor parts;     // U8: qlora__sample_part
+    qlora_tensor seen;      // U8 [texts, V]: 1 if the text contains the token
+    qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
+} qlora__decode;
+
 struct qlora_model {
     qlora_ctx* ctx;
     qlora_model_desc desc; // defaults resolved; of its pointers, only dir remains valid
@@ -27908,14 +28422,22 @@ struct qlora_model {
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
     bool use_adapters;
-    int64_t trainers;     // number that exist
-    int64_t generations;  // number that exist
-    bool micro_begun;     // a micro-batch is being computed in slices: its activations are in use
-    int64_t elements;     // of the parameter arena, including gaps
-    int64_t positions;    // rows of the rope tables
+    int64_t trainers;    // number that exist
+    float neftune;       // of the trainer
+    int64_t generations; // number that exist
+    bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
+    int64_t elements;    // of the parameter arena, including gaps
+    int64_t positions;   // rows of the rope tables
+    bool on_gpu;         // the plan is for a GPU
+    bool own_chunk;      // desc.head_chunk was set by the caller
+    // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
+    // tells which weights of a layer are there.
+    int64_t operand_at[QLORA__GROUPS];
+    int64_t placed[QLORA__GROUPS];
     uint64_t base_config; // hashes that tell one base model from another
     uint64_t base_weights;
     qlora__buffer* arena;
+    void* host; // pinned: the embedding and the inputs of layers that are offloaded
     qlora__layer* layers;
     // base
     qlora__mapped embed_mapped;
@@ -27946,6 +28468,8 @@ struct qlora_model {
     qlora_tensor d_tokens;
     qlora_tensor token_rows;  // I32 [1, count]
     qlora_tensor base_tokens; // [count, H], the rows of the base
+    bool tokens_twice;        // they are also rows of a head that is a matrix of its own
+    qlora_tensor head_tokens; // [count, H], the base's rows of that head
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
@@ -27954,15 +28478,20 @@ struct qlora_model {
     int64_t longest_range;
     qlora_tensor gradients;
     qlora_tensor partials; // f32 [levels, qlora__partial_stride]: the stack of qlora__tree
-    qlora_tensor moment1;
+    qlora_tensor moment1; // without 8-bit moments
     qlora_tensor moment2;
-    qlora_tensor adamw; // one qlora_adamw_state
-    qlora_clip clip;    // its tables are in the arena
+    qlora_tensor moments; // U8: 8-bit moments, see qlora__adamw8_step
+    size_t moment_bytes;  // of those, without maps and places
+    qlora_tensor adamw;   // one qlora_adamw_state
+    qlora_clip clip;      // its tables are in the arena
     // micro-batch
     qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
-    qlora_tensor flag;    // I32: an id, a position or a label was out of range
-    qlora_tensor last_h;  // [T, H] after the last layer
+    qlora_tensor flag;       // I32: an id, a position or a label was out of range
+    qlora_tensor last_h;     // [T, H] after the last layer
+    qlora_tensor streams[2]; // [T, H] inputs of layers in turn, if they are offloaded
+    // x, delta, s, ds, raw, an own d_out, and of a layer h2, gu and out have one row per token of a
+    // tile; everything else has one per token of the micro-batch.
     qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
     qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
@@ -27973,6 +28502,7 @@ struct qlora_model {
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
+    qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
     // FP8 mode
@@ -27991,6 +28521,7 @@ struct qlora_model {
     qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
     qlora_tensor scores;   // f32 [heads, generate_tokens]
     qlora_tensor chances;  // their softmax in the compute type; the same memory if that is f32
+    qlora__decode decode;
 };
 
 // Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".
@@ -28133,7 +28664,9 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
 
 static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
+    if (!m->plan.offloaded_embedding) {
+        qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
+    }
     m->head = m->embed;
     if (!c->tied) {
         qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
@@ -28253,6 +28786,10 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
                             &m->base_tokens);
     }
+    if (m->tokens_twice) {
+        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
+                            &m->head_tokens);
+    }
 }
 
 // Elements of an entry of the stack of partial sums: the gradients, then its small numbers, which
@@ -28284,8 +28821,13 @@ static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, QLORA_F32, qlora__partial_levels(m->desc.accumulate),
                             qlora__partial_stride(m), &m->partials);
     }
-    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
-    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
+    if (m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT) {
+        size_t bytes = qlora__moments_head(m->range_count) + m->moment_bytes;
+        qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)bytes, &m->moments);
+    } else {
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
+    }
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
     int32_t groups = (int32_t)m->plan.config.layers + 1; // clipped layer by layer, or all as one
     char* clip =
@@ -28323,11 +28865,17 @@ static void qlora__layout_windows(qlora_model* m) {
     }
 }
 
+// Rows of the buffers that are used for one tile at a time.
+static int64_t qlora__tile_rows(const qlora_model* m) {
+    return m->plan.tile > 0 ? qlora__min(m->plan.tile, m->plan.tokens) : m->plan.tokens;
+}
+
 // Of pads, only those of o and of gate/up are used.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
     const qlora_model_config* c = &m->plan.config;
     int64_t T = m->plan.tokens;
+    int64_t some = qlora__tile_rows(m);
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     qlora__arena_tensor(arena, m->compute, T, q + 2 * kv, &kept->qkv);
@@ -28336,14 +28884,14 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     }
     qlora__arena_tensor(arena, m->compute, T, q + pads[QLORA__O], &kept->o);
     qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
-    qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->h2);
-    qlora__arena_tensor(arena, m->compute, T, 2 * c->intermediate + pads[QLORA__GATE_UP],
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
+    qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
     if (qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT)) {
-        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[0]);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[0]);
     }
     if (qlora__has_norm(m, QLORA__NORM_MLP_OUT)) {
-        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[1]);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[1]);
     }
 }
 
@@ -28362,7 +28910,15 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
-    qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
+    bool away = m->plan.offloaded_layers > 0;
+    for (int i = 0; i < 2 && away; i++) {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->streams[i]);
+    }
+    if (away) {
+        m->last_h = m->streams[c->layers % 2];
+    } else {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
+    }
     memset(&m->again, 0, sizeof m->again);
     if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
         qlora__layout_kept(arena, m, pads, &m->again);
@@ -28380,29 +28936,69 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         } else {
             qlora__layout_kept(arena, m, layer->pads, &layer->kept);
         }
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &layer->kept.h);
+        if (away) {
+            layer->kept.h = m->streams[l % 2];
+        } else {
+            qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &layer->kept.h);
+        }
     }
 }
 
-// The shared operand must also hold the largest weight while it is being quantised.
-static int64_t qlora__operand_elements(const qlora_model* m) {
+// What is in host memory: the embedding, and the inputs of layers. That of the last layer is still
+// on the device when the backward pass needs it.
+static void qlora__layout_host(qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__arena host;
+    host.ctx = m->ctx;
+    host.base = (char*)m->host;
+    host.used = 0;
+    if (m->plan.offloaded_embedding) {
+        qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->embed);
+    }
+    size_t bytes = (size_t)m->plan.tokens * (size_t)c->hidden * qlora_dtype_bytes(m->compute);
+    for (int64_t l = 0; l < c->layers; l++) {
+        m->layers[l].away = l < m->plan.offloaded_layers ? qlora__arena_take(&host, bytes) : NULL;
+    }
+    m->plan.host = host.used;
+}
+
+// The most elements that the operand of a stack has in a layer without a cache.
+static int64_t qlora__operand_most(const qlora_model* m, int group) {
     int64_t most = 0;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int g = 0; g < QLORA__GROUPS && !layer->cached; g++) {
-            const qlora_linear_desc* linear = &layer->linears[g];
-            int64_t rows = qlora_linear_out(linear) + layer->pads[g];
-            int64_t n = rows * (linear->in + layer->pads[g]);
-            if (qlora__is_fp8(m)) {
-                qlora__arena own;
-                memset(&own, 0, sizeof own);
-                qlora__layout_fp8(&own, m, layer, g);
-                n = (int64_t)(own.used / qlora_dtype_bytes(m->compute));
-            }
-            most = qlora__max(most, n);
+        if (layer->cached) {
+            continue;
         }
+        const qlora_linear_desc* linear = &layer->linears[group];
+        int64_t rows = qlora_linear_out(linear) + layer->pads[group];
+        int64_t n = rows * (linear->in + layer->pads[group]);
+        if (qlora__is_fp8(m)) {
+            qlora__arena own;
+            memset(&own, 0, sizeof own);
+            qlora__layout_fp8(&own, m, layer, group);
+            n = (int64_t)(own.used / qlora_dtype_bytes(m->compute));
+        }
+        most = qlora__max(most, n);
+    }
+    return (int64_t)qlora__align_up((size_t)most, 128);
+}
+
+// The shared operand must also hold the largest weight while it is being quantised. With tiles,
+// it holds o, gate/up and down at once.
+static int64_t qlora__operand_elements(qlora_model* m) {
+    int64_t most = 0;
+    int64_t at = 0;
+    static const int order[QLORA__GROUPS] = {QLORA__GATE_UP, QLORA__DOWN, QLORA__O, QLORA__QKV};
+    for (int i = 0; i < QLORA__GROUPS; i++) {
+        int64_t n = qlora__operand_most(m, order[i]);
+        m->operand_at[order[i]] = m->plan.tile > 0 && order[i] != QLORA__QKV ? at : 0;
+        at += n;
+        most = qlora__max(most, m->operand_at[order[i]] + n);
+    }
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
-            const qlora__projection* p = &layer->projections[i];
+            const qlora__projection* p = &m->layers[l].projections[i];
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
@@ -28419,27 +29015,52 @@ static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
         }
     }
     int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
-    qlora__arena_tensor(arena, QLORA_U8, 1, m->plan.tokens * pitch, &m->fp8_codes);
-    qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.tokens, &m->fp8_scales);
+    qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->fp8_codes);
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->fp8_scales);
     qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->fp8_ones);
     qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
                         &m->fp8_factors);
 }
 
+// Labelled rows, in whole chunks of the head.
+static int64_t qlora__head_rows(const qlora_model* m) {
+    return qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) * m->plan.head_chunk;
+}
+
+// The gradients of q, k and v. With tiles, those of the rows of the head, which are used up when
+// the first layer begins, share their memory.
+static void qlora__layout_dqkv(qlora__arena* arena, qlora_model* m, int64_t pad) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t wide = qlora__q_width(c) + 2 * qlora__kv_width(c) + pad;
+    qlora__arena shared = *arena;
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, wide, &m->dqkv);
+    if (m->plan.tile > 0) {
+        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, c->hidden, &m->rows_dx);
+        arena->used = arena->used > shared.used ? arena->used : shared.used;
+    }
+}
+
+// Attention keeps two numbers per head and token, in the scratch buffer unless they would fill it.
+static bool qlora__has_own_stats(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    return m->on_gpu && (uint64_t)(c->heads * m->plan.tokens) * 8 > ((uint64_t)32 << 20);
+}
+
 static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t T = m->plan.tokens;
+    int64_t some = qlora__tile_rows(m);
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
     int64_t x_pad = qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]);
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
-    qlora__arena_tensor(arena, m->compute, T, c->hidden + x_pad, &m->x);
-    qlora__arena_tensor(arena, m->compute, T, c->hidden, &m->delta);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden + x_pad, &m->x);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &m->delta);
     // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
     int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
-    qlora__arena_tensor(arena, m->compute, T, wide + pads[QLORA__DOWN], &m->s);
+    qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->s);
     qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
     if (qlora__is_fp8(m)) {
@@ -28450,24 +29071,28 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     }
     m->ds = m->s;
     if (m->desc.dropout > 0.0f || m->dora) {
-        qlora__arena_tensor(arena, m->compute, T, wide, &m->ds);
+        qlora__arena_tensor(arena, m->compute, some, wide, &m->ds);
     }
     qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
     m->d_out = m->dh;
     if (qlora__has_own_d_out(m)) {
-        qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->d_out);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->d_out);
     }
-    qlora__arena_tensor(arena, m->compute, T, q + 2 * kv + pads[QLORA__QKV], &m->dqkv);
+    qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
+    memset(&m->stats, 0, sizeof m->stats);
+    if (qlora__has_own_stats(m)) {
+        qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * T, &m->stats);
+    }
     if (m->dora) {
         int64_t widest = qlora__max(q + 2 * kv, qlora__max(c->hidden, 2 * c->intermediate));
-        qlora__arena_tensor(arena, m->compute, T, widest, &m->raw);
+        qlora__arena_tensor(arena, m->compute, some, widest, &m->raw);
     }
 }
 
 static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     int64_t T = m->plan.tokens;
-    int64_t R = qlora__ceil_div(T, m->plan.head_chunk) * m->plan.head_chunk;
+    int64_t R = qlora__head_rows(m);
     qlora__batch_block* b = &m->batch;
     size_t before = arena->used;
     char* start = arena->base != NULL ? arena->base + before : NULL;
@@ -28501,7 +29126,7 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
 
 static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t R = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) * m->plan.head_chunk;
+    int64_t R = qlora__head_rows(m);
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
@@ -28510,12 +29135,99 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
     qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
                         &m->preference.sums);
-    if (qlora__trains(m)) {
+    if (qlora__trains(m) && m->plan.tile == 0) {
         qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
+    }
+    if (qlora__trains(m)) {
         qlora__arena_tensor(arena, QLORA_U8, 1, S * QLORA__PREFERENCE_VALUES,
                             &m->preference.values);
         qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences, &m->preference.factors);
     }
+}
+
+// A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
+typedef struct qlora__decode_text {
+    int32_t token;    // to be run
+    int32_t position; // of that token
+    int32_t alive;
+    int32_t top_k;
+    float temperature;
+    float top_p;
+    float min_p;
+    float penalty;
+    uint32_t seed[2];
+    int32_t chosen; // the results of the step
+    int32_t bad;    // a logit that is not finite, or -1
+    double logprob;
+} qlora__decode_text;
+
+#define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
+#define QLORA__DECODE_ROWS 8
+#define QLORA__DECODE_HEADS 8   // query heads of a block of attention
+#define QLORA__DECODE_TILE 128  // positions
+#define QLORA__SAMPLE_PART 2048 // logits of a block
+#define QLORA__SAMPLE_PART_BYTES 32
+
+// Whether the kernels of a decoding step can read a weight.
+static bool qlora__decode_reads(const qlora__projection* p) {
+    int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : 64;
+    return p->is_nf4 ? p->in % 64 == 0 && block >= 64 : p->in % 8 == 0;
+}
+
+// Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples
+// of 8, and stacks whose weights are all NF4 or all bf16. Otherwise a step is made of the operators
+// of a pass.
+static bool qlora__decode_fits(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
+                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora;
+    for (int64_t l = 0; l < c->layers && fits; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            int first = m->arch->layout->groups[m->arch->layout->rows[i].group].first;
+            bool alike = p->is_nf4 == m->layers[l].projections[first].is_nf4;
+            fits = fits && alike && qlora__decode_reads(p);
+        }
+    }
+    return fits;
+}
+
+static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__decode* d = &m->decode;
+    int64_t room = m->desc.generate_tokens;
+    int64_t group = c->heads / c->kv_heads;
+    int64_t pads[QLORA__GROUPS];
+    d->planned = qlora__decode_fits(m);
+    if (!d->planned) {
+        return;
+    }
+    qlora__most_pads(m, pads);
+    int64_t n = 1;
+    // At most 64 pages, so that joining them stays cheap.
+    int64_t tiles = qlora__ceil_div(room, 64 * QLORA__DECODE_TILE);
+    d->texts = n;
+    d->chunk = tiles * QLORA__DECODE_TILE;
+    d->pages = qlora__ceil_div(room, d->chunk);
+    d->z_rank = qlora__max(1, qlora__max(pads[QLORA__O], pads[QLORA__DOWN]));
+    int64_t pad = qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]);
+    qlora__arena_tensor(arena, m->compute, n, c->hidden, &d->h[0]);
+    qlora__arena_tensor(arena, m->compute, n, c->hidden, &d->h[1]);
+    qlora__arena_tensor(arena, m->compute, n, c->hidden + pad, &d->x);
+    qlora__arena_tensor(arena, m->compute, n, qlora__q_width(c) + 2 * qlora__kv_width(c), &d->qkv);
+    qlora__arena_tensor(arena, m->compute, n, qlora__q_width(c), &d->o);
+    qlora__arena_tensor(arena, m->compute, n, c->intermediate, &d->s);
+    qlora__arena_tensor(arena, QLORA_F32, n, c->hidden, &d->y);
+    qlora__arena_tensor(arena, QLORA_F32, QLORA__DECODE_SLICES * n, d->z_rank, &d->z);
+    qlora__arena_tensor(arena, m->compute, n, c->vocab, &d->logits);
+    qlora__arena_tensor(arena, QLORA_F32, n * c->heads * d->pages, c->head_dim + 2, &d->partials);
+    int64_t blocks = c->kv_heads * qlora__ceil_div(group, QLORA__DECODE_HEADS);
+    qlora__arena_tensor(arena, QLORA_I32, n, blocks, &d->counters);
+    qlora__arena_tensor(arena, QLORA_I32, n, d->pages, &d->table);
+    qlora__arena_tensor(arena, QLORA_U8, n, (int64_t)sizeof(qlora__decode_text), &d->state);
+    int64_t parts = qlora__ceil_div(c->vocab, QLORA__SAMPLE_PART);
+    qlora__arena_tensor(arena, QLORA_U8, n * parts, QLORA__SAMPLE_PART_BYTES, &d->parts);
+    qlora__arena_tensor(arena, QLORA_U8, n, c->vocab, &d->seen);
 }
 
 static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
@@ -28530,6 +29242,7 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
             qlora__arena_tensor(arena, m->compute, c->heads, wide, &m->chances);
         }
     }
+    qlora__layout_decode(arena, m);
 }
 
 // Lays out the whole model, category by category.
@@ -28550,6 +29263,7 @@ static void qlora__model_layout(qlora_model* m, char* base) {
                  {qlora__layout_head, &m->plan.head},
                  {qlora__layout_generation, &m->plan.generation},
                  {qlora__layout_batch, &m->plan.batches}};
+    qlora__layout_host(m);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         size_t before = arena.used;
         if (qlora__computes(m) || steps[i].lay == qlora__layout_adapters) {
@@ -28843,21 +29557,35 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// A head in the files counts for us, but PEFT goes by the config, where it may be tied: rows would
-// be trained in one place here and in two there.
-static qlora_result qlora__saved_head_check(qlora_ctx* ctx, const qlora_model* m,
-                                            const qlora_model_desc* desc) {
+// A head in the files counts for us, as it does for transformers from version 5 on, but PEFT goes by
+// the config, where it may be tied. *out: the config ties a head that is a matrix of its own.
+static qlora_result qlora__saved_own_head(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora_model_desc* desc, bool* out) {
     qlora_model_config config;
+    *out = false;
     if (desc->dir == NULL || m->plan.config.tied) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, &config));
-    return !config.tied ? QLORA_OK
-                        : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                      "%s has lm_head.weight, but its config ties the head to the "
-                                      "embedding (tie_word_embeddings), so that PEFT trains both "
-                                      "as one; set it to false to train the embedding alone",
-                                      desc->dir);
+    *out = config.tied;
+    return QLORA_OK;
+}
+
+// Of such a head, PEFT trains the same rows as of the embedding; whole matrices are not supported.
+static qlora_result qlora__saved_head_check(qlora_ctx* ctx, qlora_model* m,
+                                            const qlora_model_desc* desc, bool rows, bool tied) {
+    bool own = false;
+    if (!rows && !tied) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__saved_own_head(ctx, m, desc, &own));
+    m->tokens_twice = own && rows;
+    return !own || !tied ? QLORA_OK
+                         : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                       "%s has lm_head.weight, but its config ties the head to "
+                                       "the embedding (tie_word_embeddings), so that PEFT trains "
+                                       "both as one; set it to false to train the embedding alone",
+                                       desc->dir);
 }
 
 // With a bias, the gain would have to leave it out.
@@ -28925,9 +29653,8 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     // adapter of ours keeps it tied unless both are to be saved.
     bool shared = tied && (peft != NULL ? peft->tied && (embed || head) : embed && !head);
     bool rows = peft != NULL ? peft->token_rows != 0 : desc->token_row_count > 0;
-    if (rows || (peft != NULL && peft->tied && (embed || head))) {
-        QLORA__TRY(qlora__saved_head_check(ctx, m, desc));
-    }
+    QLORA__TRY(
+        qlora__saved_head_check(ctx, m, desc, rows, peft != NULL && peft->tied && (embed || head)));
     if (shared && !embed) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: ensure_weight_tying with lm_head alone is not supported",
@@ -28946,6 +29673,17 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
 
 // ---- plan ---------------------------------------------------------------------------------------
 
+// Counts a trained tensor and returns the place after it; each starts at a multiple of 8 elements.
+static int64_t qlora__number_range(qlora_model* m, int64_t count, int64_t at) {
+    if (count > 0) {
+        m->range_count++;
+        m->longest_range = qlora__max(m->longest_range, count);
+        m->plan.parameters += count;
+        m->moment_bytes += qlora__moments_place(0, count).end;
+    }
+    return at + (int64_t)qlora__align_up((size_t)count, 8);
+}
+
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
@@ -28954,24 +29692,18 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
     for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->a_at = at;
-        at += (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
+        at = qlora__number_range(m, p->rank * p->in, at);
     }
     for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->b_at = at;
-        at += (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
-        m->range_count += p->rank > 0 ? 2 : 0;
-        m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
-        m->plan.parameters += p->rank * (p->in + p->out);
+        at = qlora__number_range(m, p->out * p->rank, at);
     }
     for (int i = 0; i < count && m->dora; i++) {
         qlora__projection* p = &first[i];
         if (p->rank > 0) {
             p->m_at = at;
-            at += (int64_t)qlora__align_up((size_t)p->out, 8);
-            m->range_count++;
-            m->longest_range = qlora__max(m->longest_range, p->out);
-            m->plan.parameters += p->out;
+            at = qlora__number_range(m, p->out, at);
         }
     }
     return at;
@@ -28979,20 +29711,17 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
 
 // Assigns a place to a trained matrix of `rows` rows; none without rows.
 static int64_t qlora__number_saved(qlora_model* m, int64_t rows, int64_t at, int64_t* place) {
-    int64_t count = rows * m->plan.config.hidden;
     *place = at;
-    m->range_count += rows > 0 ? 1 : 0;
-    m->longest_range = qlora__max(m->longest_range, count);
-    m->plan.parameters += count;
-    return at + (int64_t)qlora__align_up((size_t)count, 8);
+    return qlora__number_range(m, rows * m->plan.config.hidden, at);
 }
 
-// Assigns a place to every trained tensor; each starts at a multiple of 8 elements.
+// Assigns a place to every trained tensor.
 static void qlora__number_parameters(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t at = 0;
     m->range_count = 0;
     m->longest_range = 0;
+    m->moment_bytes = 0;
     m->plan.parameters = 0;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -29003,19 +29732,13 @@ static void qlora__number_parameters(qlora_model* m) {
             if (qlora__has_norm(m, i)) {
                 int64_t width = qlora__arch_norm_width(m->arch, c, i);
                 layer->norms_at[i] = at;
-                at += (int64_t)qlora__align_up((size_t)width, 8);
-                m->range_count++;
-                m->longest_range = qlora__max(m->longest_range, width);
-                m->plan.parameters += width;
+                at = qlora__number_range(m, width, at);
             }
         }
     }
     if (m->desc.train_norms) {
         m->final_norm_at = at;
-        at += (int64_t)qlora__align_up((size_t)c->hidden, 8);
-        m->range_count++;
-        m->longest_range = qlora__max(m->longest_range, c->hidden);
-        m->plan.parameters += c->hidden;
+        at = qlora__number_range(m, c->hidden, at);
     }
     at = qlora__number_saved(m, m->saved_embed ? c->vocab : 0, at, &m->embed_at);
     at = qlora__number_saved(m, m->saved_head ? c->vocab : 0, at, &m->head_at);
@@ -29218,8 +29941,11 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
+                  {"desc.optimizer", (int64_t)d->optimizer, 0, QLORA_OPTIMIZER_ADAMW_8BIT},
                   {"desc.recompute", (int64_t)d->recompute, 0, QLORA_CHOICE_OFF},
                   {"desc.cache", (int64_t)d->cache, 0, QLORA_CHOICE_OFF},
+                  {"desc.offload", (int64_t)d->offload, 0, QLORA_CHOICE_OFF},
+                  {"desc.tile", d->tile, INT64_MIN, 1 << 24},
                   {"desc.tokens", d->tokens, 0, 1 << 24},
                   {"desc.max_sequences", d->max_sequences, 0, 1 << 24},
                   {"desc.max_length", d->max_length, 0, 1 << 24},
@@ -29276,9 +30002,14 @@ static void qlora__model_free(qlora_model* m) {
         (void)ignored;
         memcpy(ctx->env.error, error, sizeof error);
     }
+    for (int i = 0; i < 2; i++) {
+        qlora_result ignored = qlora__graph_destroy(ctx, m->decode.graphs[i]);
+        (void)ignored;
+    }
     qlora__source_close(m);
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
+    qlora__pinned_free(ctx, m->host, (size_t)m->plan.host);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
@@ -29362,8 +30093,7 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                "desc.mode is FP8, but config.%s is %lld; it must be a multiple of "
                                "%lld",
-                               widths[i].name, (long long)widths[i].value,
-                               (long long)widths[i].of);
+                               widths[i].name, (long long)widths[i].value, (long long)widths[i].of);
         }
     }
     if (m->dora) { // its backward pass needs both forms of the weights at once
@@ -29412,6 +30142,8 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     }
     m->arch = qlora__arch_of(c->family);
     qlora__config_resolve(c);
+    m->on_gpu = machine->capability != 0;
+    m->own_chunk = m->desc.head_chunk != 0;
     QLORA__TRY(qlora__capacity_resolve(ctx, c, &m->desc));
     m->positions = qlora__max(m->desc.max_length, m->desc.generate_tokens);
     qlora__rope_choose(&c->rope, m->positions);
@@ -29545,6 +30277,10 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     return QLORA_OK;
 }
 
+//@@ src/model/choose.h
+
+// ---- choosing a plan ----------------------------------------------------------------------------
+
 // Fills in what this machine has. The CPU's limit is the memory that is available now and what this
 // context holds of it; a CPU context that plans for a GPU has no limit of its own.
 static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_desc* given) {
@@ -29564,6 +30300,9 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
         }
     }
 #endif
+    if (d.host_bytes == 0 && !qlora__on_cpu(ctx)) {
+        d.host_bytes = qlora__os_memory(""); // 0: unknown
+    }
     if (d.bytes == 0 && d.capability == 0 && qlora__on_cpu(ctx)) {
         uint64_t left = qlora__os_memory("");
         d.bytes = left != 0 ? left + ctx->device_bytes : 0;
@@ -29571,13 +30310,28 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
     return d;
 }
 
-static void qlora__plan_apply(qlora_model* m, int64_t recompute, int64_t cached) {
-    m->plan.recompute_layers = recompute;
-    m->plan.cached_layers = cached;
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+// What the plan of a model chooses.
+typedef struct qlora__choices {
+    int64_t recompute;
+    int64_t cached;
+    int64_t tile;
+    int64_t head_chunk;
+    bool offload;
+} qlora__choices;
+
+static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
+    const qlora_model_config* c = &m->plan.config;
+    m->plan.recompute_layers = choices->recompute;
+    m->plan.cached_layers = choices->cached;
+    m->plan.tile = choices->tile;
+    m->plan.head_chunk = choices->head_chunk;
+    m->plan.offloaded_layers = choices->offload && qlora__trains(m) ? c->layers - 1 : 0;
+    m->plan.offloaded_embedding =
+        choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
+    for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        layer->recompute = l < recompute;
-        layer->cached = l < cached;
+        layer->recompute = l < choices->recompute;
+        layer->cached = l < choices->cached;
     }
     qlora__model_layout(m, NULL);
 }
@@ -29599,50 +30353,153 @@ static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, 
         unit /= 1024.0;
     }
     return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                       "the model needs %.2f %s%s, but only %.2f %s are available (base %.2f, "
+                       "the model needs %.2f %s%s%s%s, but only %.2f %s are available (base %.2f, "
                        "adapters and optimizer %.2f, activations %.2f, other %.2f)",
                        (double)(p->total + p->context) / unit, units[k],
-                       all ? " even with every layer recomputed" : "", (double)bytes / unit,
-                       units[k], (double)p->base / unit,
+                       all ? " even with every layer recomputed" : "",
+                       p->tile > 0 ? ", in tiles" : "", p->host > 0 ? ", offloaded" : "",
+                       (double)bytes / unit, units[k], (double)p->base / unit,
                        (double)(p->adapters + p->optimizer) / unit, (double)p->activations / unit,
                        (double)other / unit);
 }
 
+// Refuses choices that exclude each other, and offloading where there is nothing to offload from.
+static qlora_result qlora__choices_check(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__choices* choices) {
+    const char* what = choices->offload ? "offload is ON" : "tile is set";
+    if (choices->offload && !m->on_gpu) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.offload is ON, which needs a GPU; use AUTO or OFF on the CPU");
+    }
+    if ((choices->offload || choices->tile > 0) && qlora__trains(m) &&
+        choices->recompute != m->plan.config.layers) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.%s, which needs every layer recomputed, but desc.recompute is OFF",
+                           what);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__plan_host_short(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
+    return qlora__fail(ctx, QLORA_ERR_MEMORY,
+                       "offloading needs %.2f GiB of host memory, but only %.2f GiB are available",
+                       (double)m->plan.host / 1073741824.0, (double)bytes / 1073741824.0);
+}
+
+// The steps by which a plan becomes smaller once every layer is recomputed, the cheapest first. The
+// last ones trade speed for memory that no longer depends on the tokens. Offloading comes with
+// tiles, because large ones cost next to nothing (8B, 4 x 2048 tokens on an H200: a step of 709 ms
+// without tiles, 667 ms with tiles of 2048).
+typedef struct qlora__squeeze {
+    bool offload;
+    int64_t tile;       // 0 = all tokens at once
+    int64_t head_chunk; // at most
+} qlora__squeeze;
+
+static const qlora__squeeze qlora__squeezes[] = {
+    {false, 0, INT64_MAX},   {false, 4096, INT64_MAX}, {false, 2048, INT64_MAX},
+    {true, 4096, INT64_MAX}, {true, 2048, INT64_MAX},  {false, 1024, 512},
+    {true, 1024, 512},       {false, 256, 256},        {true, 256, 256}};
+
+#define QLORA__SQUEEZES ((int)(sizeof qlora__squeezes / sizeof qlora__squeezes[0]))
+
+// Sets the choices of a step; false if the settings exclude it. Step 0 is what the caller asked
+// for.
+static bool qlora__squeeze_at(const qlora_model* m, int step, qlora__choices* out) {
+    const qlora__squeeze* s = &qlora__squeezes[step];
+    const qlora_model_desc* d = &m->desc;
+    bool first = step == 0;
+    out->offload = first ? d->offload == QLORA_CHOICE_ON : s->offload;
+    out->tile = first ? (d->tile > 0 ? d->tile : 0) : s->tile;
+    out->head_chunk = m->own_chunk ? d->head_chunk : qlora__min(d->head_chunk, s->head_chunk);
+    if (first) {
+        return true;
+    }
+    bool offload = d->offload == QLORA_CHOICE_AUTO ? m->on_gpu || !s->offload
+                                                   : s->offload == (d->offload == QLORA_CHOICE_ON);
+    // A tile of the caller's is kept; one that holds all tokens is none.
+    bool tiles = d->tile == 0 && s->tile < m->plan.tokens;
+    out->tile = d->tile > 0 ? d->tile : tiles ? s->tile : 0;
+    return offload && d->recompute != QLORA_CHOICE_OFF;
+}
+
+// Finds the first step that fits, with every layer recomputed. If none does, the smallest is left
+// in place.
+static bool qlora__plan_squeeze(qlora_model* m, const qlora_plan_desc* machine,
+                                qlora__choices* choices) {
+    uint64_t least = UINT64_MAX;
+    qlora__choices best = *choices;
+    for (int i = 0; i < QLORA__SQUEEZES; i++) {
+        if (!qlora__squeeze_at(m, i, choices)) {
+            continue;
+        }
+        qlora__plan_apply(m, choices);
+        bool host = machine->host_bytes == 0 || m->plan.host <= machine->host_bytes;
+        if (host && qlora__plan_fits(m, machine->bytes)) {
+            return true;
+        }
+        if (host && m->plan.total < least) {
+            least = m->plan.total;
+            best = *choices;
+        }
+    }
+    *choices = best;
+    qlora__plan_apply(m, choices);
+    return false;
+}
+
 // Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
 // cached layers as fit. The memory is monotonic in both, so bisection finds them.
-static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes, bool fill) {
+static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
+                                       const qlora_plan_desc* machine, bool fill) {
     int64_t layers = m->plan.config.layers;
-    bool auto_recompute = m->desc.recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
-    int64_t low = m->desc.recompute == QLORA_CHOICE_ON && qlora__trains(m) ? layers : 0;
-    int64_t high = auto_recompute ? layers : low;
-    int64_t cached = m->desc.cache == QLORA_CHOICE_ON ? layers : 0;
-    qlora__plan_apply(m, high, cached);
-    if (!qlora__plan_fits(m, bytes)) {
-        return qlora__plan_too_large(ctx, m, bytes);
+    const qlora_model_desc* d = &m->desc;
+    bool trains = qlora__trains(m);
+    // What offloads or has tiles recomputes every layer.
+    bool all = d->recompute == QLORA_CHOICE_ON || (d->recompute == QLORA_CHOICE_AUTO &&
+                                                   (d->offload == QLORA_CHOICE_ON || d->tile > 0));
+    int64_t low = all && trains ? layers : 0;
+    qlora__choices choices;
+    memset(&choices, 0, sizeof choices);
+    choices.recompute = d->recompute == QLORA_CHOICE_AUTO && trains ? layers : low;
+    choices.cached = d->cache == QLORA_CHOICE_ON ? layers : 0;
+    qlora__squeeze_at(m, 0, &choices);
+    QLORA__TRY(qlora__choices_check(ctx, m, &choices));
+    if (!qlora__plan_squeeze(m, machine, &choices)) {
+        return machine->host_bytes != 0 && m->plan.host > machine->host_bytes
+                   ? qlora__plan_host_short(ctx, m, machine->host_bytes)
+                   : qlora__plan_too_large(ctx, m, machine->bytes);
     }
+    if (choices.offload || choices.tile > 0) {
+        return QLORA_OK;
+    }
+    int64_t high = choices.recompute;
     while (low < high) {
-        int64_t middle = (low + high) / 2;
-        qlora__plan_apply(m, middle, cached);
-        if (qlora__plan_fits(m, bytes)) {
-            high = middle;
+        choices.recompute = (low + high) / 2;
+        qlora__plan_apply(m, &choices);
+        if (qlora__plan_fits(m, machine->bytes)) {
+            high = choices.recompute;
         } else {
-            low = middle + 1;
+            low = choices.recompute + 1;
         }
     }
+    choices.recompute = low;
     bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (m->desc.cache == QLORA_CHOICE_AUTO && fill && low == 0 && has_nf4) {
+    if (d->cache == QLORA_CHOICE_AUTO && fill && low == 0 && has_nf4) {
         int64_t most = layers;
+        int64_t cached = 0;
         while (cached < most) {
-            int64_t middle = (cached + most + 1) / 2;
-            qlora__plan_apply(m, 0, middle);
-            if (qlora__plan_fits(m, bytes)) {
-                cached = middle;
+            choices.cached = (cached + most + 1) / 2;
+            qlora__plan_apply(m, &choices);
+            if (qlora__plan_fits(m, machine->bytes)) {
+                cached = choices.cached;
             } else {
-                most = middle - 1;
+                most = choices.cached - 1;
             }
         }
+        choices.cached = cached;
     }
-    qlora__plan_apply(m, low, cached);
+    qlora__plan_apply(m, &choices);
     return QLORA_OK;
 }
 
@@ -29658,7 +30515,7 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
                                            : ctx->device_bytes;
     // Other programs also use the memory of the CPU: what was not asked for is left to them.
     bool fill = machine.bytes != 0 && (!qlora__on_cpu(ctx) || (given != NULL && given->bytes != 0));
-    qlora_result r = qlora__plan_choose(ctx, m, machine.bytes, fill);
+    qlora_result r = qlora__plan_choose(ctx, m, &machine, fill);
     if (r != QLORA_OK) {
         qlora__model_free(m);
         return r;
@@ -29721,12 +30578,20 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
         qlora__append(buffer, size, &used, "  %-22s %12.3f MiB in the files, not counted\n",
                       "mapped weights", (double)plan->mapped / 1048576.0);
     }
+    if (plan->host > 0) {
+        qlora__append(buffer, size, &used, "  %-22s %12.3f MiB of the host, not counted\n",
+                      "offloaded", (double)plan->host / 1048576.0);
+    }
     qlora__append(
         buffer, size, &used,
         "  %lld tokens per micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
         "%lld cached in %s\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
         (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
+    if (plan->tile > 0) {
+        qlora__append(buffer, size, &used, "  everything but attention in tiles of %lld tokens\n",
+                      (long long)plan->tile);
+    }
     return used + 1;
 }
 
@@ -30113,9 +30978,10 @@ static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* t
 static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
                                  const uint8_t* source, uint64_t bytes) {
     const qlora_model_desc* desc = &s->m->desc;
+    bool on_host = s->m->plan.offloaded_embedding && target == s->m->embed.data;
     for (uint64_t at = 0; at < bytes; at += QLORA__STAGE_BYTES) {
         size_t n = bytes - at < QLORA__STAGE_BYTES ? (size_t)(bytes - at) : QLORA__STAGE_BYTES;
-        if (qlora__on_cpu(ctx)) {
+        if (qlora__on_cpu(ctx) || on_host) {
             memcpy((char*)target + at, source + at, n);
         } else {
             QLORA__TRY(qlora__stage_piece(ctx, s, (char*)target + at, source + at, n));
@@ -30517,11 +31383,17 @@ static bool qlora__trains_embedding(const qlora_model* m) {
 
 // Whether the head has gradients.
 static bool qlora__trains_head(const qlora_model* m) {
-    return m->saved_head || m->saved_tied || (m->token_count > 0 && m->plan.config.tied);
+    return m->saved_head || m->saved_tied ||
+           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice));
 }
 
-// Writes the trained rows, or those of the base, into the embedding, before a pass reads it.
+// Writes the trained rows, or those of the base, into the embedding and a head that also has them,
+// before a pass reads it.
 static qlora_result qlora__tokens_place(qlora_ctx* ctx, qlora_model* m) {
+    QLORA__TRY(m->tokens_twice
+                   ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->head_tokens,
+                                     &m->token_rows, &m->head)
+                   : QLORA_OK);
     return m->token_count > 0
                ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->base_tokens,
                                  &m->token_rows, &m->embed)
@@ -30722,8 +31594,9 @@ static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
     memset(&args, 0, sizeof args);
     args.param = &m->parameters;
     args.grad = &m->gradients;
-    args.m = &m->moment1;
-    args.v = &m->moment2;
+    bool coded = m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT;
+    args.m = coded ? NULL : &m->moment1;
+    args.v = coded ? NULL : &m->moment2;
     args.shadow = &m->shadow;
     args.ranges = &m->ranges;
     args.state = &m->adamw;
@@ -30754,6 +31627,14 @@ static qlora_result qlora__saved_row(qlora_ctx* ctx, const qlora_model* m,
     return qlora__copy_in(ctx, to.data, values, (size_t)n * sizeof *values);
 }
 
+// Copies a row of the embedding or the head, through the host, to row i of `kept`.
+static qlora_result qlora__token_keep(qlora_ctx* ctx, const qlora_tensor* table, int64_t row,
+                                      const qlora_tensor* kept, int64_t i, QLORA__REAL* values) {
+    size_t bytes = (size_t)table->cols * qlora_dtype_bytes(table->dtype);
+    QLORA__TRY(qlora__copy_out(ctx, values, (const char*)table->data + (size_t)row * bytes, bytes));
+    return qlora__copy_in(ctx, (char*)kept->data + (size_t)i * bytes, values, bytes);
+}
+
 // Starts trained matrices and rows with the values of the base, and keeps the base's rows.
 static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -30761,7 +31642,6 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK;
     }
     size_t bytes = (size_t)c->hidden * sizeof(QLORA__REAL);
-    size_t row_bytes = (size_t)c->hidden * qlora_dtype_bytes(m->compute);
     QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     for (int64_t i = 0; i < c->vocab && m->saved_embed && r == QLORA_OK; i++) {
@@ -30775,11 +31655,10 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
                            (size_t)m->token_count * sizeof *m->token_ids);
     }
     for (int64_t i = 0; i < m->token_count && r == QLORA_OK; i++) {
-        const char* from = (const char*)m->embed.data + (size_t)m->token_ids[i] * row_bytes;
-        r = qlora__copy_out(ctx, values, from, row_bytes);
-        r = r == QLORA_OK ? qlora__copy_in(ctx, (char*)m->base_tokens.data + (size_t)i * row_bytes,
-                                           values, row_bytes)
-                          : r;
+        r = qlora__token_keep(ctx, &m->embed, m->token_ids[i], &m->base_tokens, i, values);
+        r = r == QLORA_OK && m->tokens_twice
+                ? qlora__token_keep(ctx, &m->head, m->token_ids[i], &m->head_tokens, i, values)
+                : r;
         r = r == QLORA_OK ? qlora__saved_row(ctx, m, &m->embed, m->token_ids[i],
                                              m->tokens_at + i * c->hidden, values)
                           : r;
@@ -30823,6 +31702,47 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
     }
     QLORA__TRY(qlora__saved_start(ctx, m));
     return qlora__dora_refresh(ctx, m, true); // B is zero, so the magnitudes are those of the base
+}
+
+//@@ src/model/moments.h
+
+// ---- 8-bit moments ------------------------------------------------------------------------------
+
+// The moments of trained tensor number `index`, which follow those of the tensors before it: *at
+// starts at 0 and is advanced. False past the last tensor.
+static bool qlora__moments_next(const qlora_model* m, int64_t index, size_t* at, qlora__trained* t,
+                                qlora__moments* out) {
+    if (index >= m->range_count || !qlora__trained_at(m, index, t)) {
+        return false;
+    }
+    *at = index == 0 ? qlora__moments_head(m->range_count) : *at;
+    *out = qlora__moments_place(*at, t->rows * t->cols);
+    *at = out->end;
+    return true;
+}
+
+// Zeroes all moments, and writes the maps and the places.
+static qlora_result qlora__moments_start(qlora_ctx* ctx, qlora_model* m) {
+    size_t bytes = qlora__moments_head(m->range_count);
+    char* head = (char*)qlora__alloc_zero(ctx, bytes);
+    if (head == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    QLORA__REAL* maps = (QLORA__REAL*)(void*)head;
+    qlora__moments_map(true, maps);
+    qlora__moments_map(false, maps + QLORA__MOMENTS_MAP);
+    char* places = (char*)(maps + 2 * QLORA__MOMENTS_MAP);
+    qlora__trained t;
+    qlora__moments moments;
+    size_t at = 0;
+    for (int64_t i = 0; qlora__moments_next(m, i, &at, &t, &moments); i++) {
+        int64_t place = (int64_t)moments.values[0];
+        memcpy(places + (size_t)i * sizeof place, &place, sizeof place);
+    }
+    qlora_result r = qlora__tensor_zero(ctx, &m->moments);
+    r = r == QLORA_OK ? qlora__copy_in(ctx, m->moments.data, head, bytes) : r;
+    qlora__free(ctx, head, bytes);
+    return r;
 }
 
 //@@ src/model/batch.h
@@ -31089,6 +32009,7 @@ typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
     int64_t rows;    // number of tokens
+    int64_t row;     // the first of them, if they are a tile of a larger pass
     bool training;   // dropout is on
     qlora_math math; // of f32 products
     bool decoding;   // keys and values are stored in the cache
@@ -31117,6 +32038,35 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
     return v;
 }
 
+// The rows of a pass, and some of the columns, of a tensor with one row per token.
+static qlora_tensor qlora__slice(const qlora__pass* pass, const qlora_tensor* t, int64_t col,
+                                 int64_t cols) {
+    return qlora__window(t, pass->rows, pass->row * t->ld + col, cols);
+}
+
+// Tile of a pass that begins at row `at`: all of its rows unless the plan has tiles.
+static qlora__pass qlora__tile_at(const qlora__pass* pass, int64_t at) {
+    int64_t size = pass->m->plan.tile > 0 ? pass->m->plan.tile : pass->rows;
+    qlora__pass tile = *pass;
+    tile.row = at;
+    tile.rows = qlora__min(size, pass->rows - at);
+    return tile;
+}
+
+// A loop over tiles begins: no weights are in the shared operand. Within the loop, those of each
+// stack are placed once.
+static void qlora__tiles_begin(const qlora__pass* pass) {
+    memset(pass->m->placed, 0, sizeof pass->m->placed);
+}
+
+// Whether these weights are already in the shared operand; if not, they are about to be.
+static bool qlora__stack_is_placed(qlora_model* m, int64_t layer, int group, bool turned) {
+    int64_t key = 1 + 2 * layer + (turned ? 1 : 0);
+    bool placed = m->plan.tile > 0 && m->placed[group] == key;
+    m->placed[group] = key;
+    return placed;
+}
+
 // A stack of a layer, set up for a pass: without adapters, its ranks are zero and its operand is
 // only the weights. Weights without a cached copy are placed in the shared operand; in FP8 mode,
 // `backward` tells in which form.
@@ -31131,12 +32081,12 @@ typedef struct qlora__stack {
 
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
-    const qlora_model* m = pass->m;
+    qlora_model* m = pass->m;
     out->linear = layer->linears[group];
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
-    out->positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
-    out->sequences = qlora__window(&m->batch.sequences, 1, 0, pass->rows);
+    out->positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
+    out->sequences = qlora__window(&m->batch.sequences, 1, pass->row, pass->rows);
     out->linear.positions = &out->positions;
     out->linear.sequences = &out->sequences;
     out->pad = m->use_adapters ? layer->pads[group] : 0;
@@ -31152,6 +32102,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         out->linear.fp8 = NULL;
     }
     if (out->linear.fp8 != NULL && !layer->cached) {
+        if (qlora__stack_is_placed(m, out->linear.layer, group, backward)) {
+            return QLORA_OK;
+        }
         QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the adapters
         QLORA__TRY(qlora__fp8_place(pass->ctx, &out->linear, backward));
         return out->pad > 0 ? qlora__linear_place_fp8(pass->ctx, &out->linear) : QLORA_OK;
@@ -31162,7 +32115,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->operand =
         qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
     out->linear.operand = &out->operand;
-    if (layer->cached) {
+    if (layer->cached || qlora__stack_is_placed(m, out->linear.layer, group, false)) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
@@ -31219,7 +32172,7 @@ static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__la
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
-    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    qlora_tensor positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
     const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
     qlora_rotation_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -31256,8 +32209,8 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->x, &layer->kept.qkv));
-    qlora_tensor rotated = qlora__window(&layer->kept.qkv, pass->rows, 0, q + 2 * kv);
+    qlora_tensor rotated = qlora__slice(pass, &layer->kept.qkv, 0, q + 2 * kv);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->x, &rotated));
     const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
     if (c->qk_norm) {
         const struct {
@@ -31266,13 +32219,11 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
             const qlora_tensor* weight;
         } parts[] = {{0, q, &layer->norms[QLORA__NORM_Q]}, {q, kv, &layer->norms[QLORA__NORM_K]}};
         for (int i = 0; i < 2; i++) {
-            qlora_tensor from =
-                qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
-            qlora_tensor to =
-                qlora__window(&layer->kept.qk, pass->rows, parts[i].at, parts[i].width);
+            qlora_tensor from = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
+            qlora_tensor to = qlora__slice(pass, &layer->kept.qk, parts[i].at, parts[i].width);
             QLORA__TRY(qlora_rmsnorm_forward(ctx, &from, parts[i].weight, (float)c->rms_eps, &to));
         }
-        rotated = qlora__window(&layer->kept.qk, pass->rows, 0, q + kv);
+        rotated = qlora__slice(pass, &layer->kept.qk, 0, q + kv);
     }
     return qlora__layer_rotate(pass, layer, &rotated, bias, false);
 }
@@ -31300,12 +32251,20 @@ static qlora_tensor* qlora__layer_out(qlora_model* m, qlora__layer* layer, int p
     return kept ? &layer->kept.out[part] : &m->delta;
 }
 
+// The rows of a pass of the residual stream between attention and MLP. It is that of a tile, unless
+// the stream is updated in place.
+static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer* layer) {
+    int64_t width = pass->m->plan.config.hidden;
+    return qlora__trains(pass->m) ? qlora__window(&layer->kept.h2, pass->rows, 0, width)
+                                  : qlora__slice(pass, &layer->kept.h2, 0, width);
+}
+
 // Adds the output of attention (0) or MLP (1), through its own norm and with the factor of the
-// family, to `stream`, giving `next`; then prepares the input of the stack that follows, whose norm
-// is `before` (NULL = none), in m->x.
+// family, to `stream`, giving `next`; then, unless that is left to the next loop over tiles,
+// prepares the input of the stack that follows, whose norm is `before` (NULL = none), in m->x.
 static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* layer, int part,
                                      const qlora_tensor* stream, const qlora_tensor* next,
-                                     const qlora_tensor* before) {
+                                     const qlora_tensor* before, bool wants_x) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     float eps = (float)c->rms_eps;
@@ -31322,21 +32281,23 @@ static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* laye
     if (c->residual_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
     }
-    if (before != NULL) {
+    if (before != NULL && wants_x) {
         return qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, before, eps, &sum, &x);
     }
     QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
-    return qlora__layer_input(pass, next, NULL);
+    return wants_x ? qlora__layer_input(pass, next, NULL) : QLORA_OK;
 }
 
 // Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
 // and up.
 static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
-    QLORA__TRY(
-        qlora__stack_forward(pass, layer, QLORA__O, &layer->kept.o, qlora__layer_out(m, layer, 0)));
-    QLORA__TRY(qlora__layer_add(pass, layer, 0, &layer->kept.h, &layer->kept.h2,
-                                qlora__layer_norm(m, layer, QLORA__NORM_MLP)));
+    qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
+    qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
+    qlora_tensor h2 = qlora__layer_h2(pass, layer);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &o, qlora__layer_out(m, layer, 0)));
+    QLORA__TRY(qlora__layer_add(pass, layer, 0, &h, &h2,
+                                qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));
     return qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu);
 }
 
@@ -31486,7 +32447,21 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
 // The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
 // steps in slices and decoding all run these pieces in this order.
 
-// Token ids -> the input of layer 0 in m->x.
+// NEFTune adds its noise to what the embedding returns: in transformers, the embedding of Gemma
+// scales its rows itself, and others are scaled afterwards.
+static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_tensor* h) {
+    const qlora_model* m = pass->m;
+    qlora_family family = m->plan.config.family;
+    bool gemma = family == QLORA_FAMILY_GEMMA || family == QLORA_FAMILY_GEMMA2 ||
+                 family == QLORA_FAMILY_GEMMA3;
+    double factor = gemma ? 1.0 : m->plan.config.embedding_scale;
+    const qlora__batch_rows rows = {&m->batch.positions, &m->batch.sequences, &m->batch.seqs,
+                                    &m->batch.dropout};
+    return qlora__noise(pass->ctx, h, &rows, m->neftune * (float)factor);
+}
+
+// Token ids -> the input of layer 0 in m->x. With tiles, the input of a stack is computed by the
+// loop over tiles that uses it, everywhere.
 static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -31497,14 +32472,43 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     if (c->embedding_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
     }
-    return qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
+    if (pass->training && m->neftune > 0.0f) {
+        QLORA__TRY(qlora__forward_noise(pass, &h));
+    }
+    return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
+}
+
+// If the input of a layer is offloaded, its copy to the host starts here; nothing waits for it
+// before the memory is needed for the input of the layer after the next.
+static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
+    qlora__layer* layer = &pass->m->layers[index];
+    return pass->training && layer->away != NULL
+               ? qlora__away_copy(pass->ctx, (int)(index % 2), false, &layer->kept.h, layer->away)
+               : QLORA_OK;
+}
+
+// Input of a layer -> rotated q, k and v, tile by tile.
+static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
+    qlora_model* m = pass->m;
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        if (again || m->plan.tile > 0) {
+            qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
+            QLORA__TRY(
+                qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
+        }
+        QLORA__TRY(qlora__layer_qkv(&tile, layer));
+    }
+    return QLORA_OK;
 }
 
 // When decoding, several rows at the beginning of a text see only each other. Rows that continue a
 // text see the cache, which already has the keys and values of all of them: one query at a time.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
-    QLORA__TRY(qlora__layer_qkv(pass, layer));
+    QLORA__TRY(qlora__input_away(pass, index));
+    QLORA__TRY(qlora__layer_heads(pass, layer, false));
     if (pass->decoding) {
         QLORA__TRY(qlora__cache_store(pass, index));
     }
@@ -31517,14 +32521,24 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     return QLORA_OK;
 }
 
-// Leaves the input of the next layer, or of the head, in m->x.
+// Leaves the input of the next layer, or of the head, in m->x, unless there are tiles.
 static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
-    QLORA__TRY(qlora__layer_middle(pass, layer));
-    QLORA__TRY(qlora__layer_down(pass, layer));
-    return qlora__layer_add(pass, layer, 1, &layer->kept.h2, qlora__stream_before(m, index + 1),
-                            qlora__norm_before(m, index + 1));
+    int64_t width = m->plan.config.hidden;
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        qlora_tensor h2 = qlora__layer_h2(&tile, layer);
+        qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
+        QLORA__TRY(qlora__layer_middle(&tile, layer));
+        QLORA__TRY(qlora__layer_down(&tile, layer));
+        // The copy of the input before that of this layer, which was in the same memory.
+        QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
+        QLORA__TRY(qlora__layer_add(&tile, layer, 1, &h2, &next, qlora__norm_before(m, index + 1),
+                                    m->plan.tile == 0));
+    }
+    return QLORA_OK;
 }
 
 // Token ids -> the output of the final norm in m->x.
@@ -31538,6 +32552,122 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
         qlora__scratch_release(ctx, scratch);
     }
     return QLORA_OK;
+}
+
+//@@ src/model/head.h
+
+// ---- head ---------------------------------------------------------------------------------------
+
+// logits = x head^T / divisor, or, backward, dx = dlogits head / divisor.
+static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
+                                        const qlora_tensor* from, const qlora_tensor* to) {
+    const qlora_model* m = pass->m;
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_b = !backward;
+    gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
+}
+
+// The gradient of a trained head: of the matrix, or of some rows of it. The gradients of the logits
+// and the rows that they belong to are in m->logits and m->rows_x.
+static qlora_result qlora__head_gradients(const qlora__pass* pass) {
+    const qlora_model* m = pass->m;
+    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    if (m->saved_head || m->saved_tied) {
+        return qlora__linear_gemm(pass->ctx, pass->math, true, true, false, alpha, 1.0f, &m->logits,
+                                  &m->rows_x, m->saved_head ? &m->d_head : &m->d_embed);
+    }
+    return qlora__head_gradient(pass->ctx, &m->logits, &m->rows_x, &m->token_rows, alpha,
+                                &m->d_tokens);
+}
+
+// Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
+// to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
+static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
+                                      const qlora_tensor* totals, bool gradient) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t C = m->plan.head_chunk;
+    // With tiles, only the rows of the chunk are normalised.
+    bool tiled = m->plan.tile > 0;
+    qlora_tensor x = qlora__window(tiled ? &m->last_h : &m->x, pass->rows, 0, c->hidden);
+    qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
+    qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
+    qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
+    qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
+    QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
+    QLORA__TRY(tiled ? qlora_rmsnorm_forward(ctx, &m->rows_x, &m->final_norm, (float)c->rms_eps,
+                                             &m->rows_x)
+                     : QLORA_OK);
+    QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
+    qlora_cross_entropy_desc args;
+    memset(&args, 0, sizeof args);
+    args.logits = &m->logits;
+    args.labels = &labels;
+    args.weights = &weights;
+    args.scale = &m->batch.scale;
+    args.losses = &losses;
+    args.total = totals;
+    args.flag = &m->flag;
+    args.forward_only = !gradient;
+    args.cap = (float)c->logits_cap;
+    QLORA__TRY(qlora_cross_entropy(ctx, &args));
+    if (gradient) {
+        qlora_tensor dx = m->rows_dx;
+        dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
+        dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
+        dx.rows = C;
+        QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
+        QLORA__TRY(qlora__trains_head(m) ? qlora__head_gradients(pass) : QLORA_OK);
+    }
+    return QLORA_OK;
+}
+
+// Copies the gradients of the labelled rows to their tokens in m->delta; other tokens get zero.
+static qlora_result qlora__head_spread(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, pass->row, pass->rows);
+    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, m->plan.config.hidden);
+    return qlora_embed(pass->ctx, &m->rows_dx, &inverse, &dx, &m->flag);
+}
+
+// Zeroes the row of tokens without a label, if the memory has had another use since.
+static qlora_result qlora__head_clear(const qlora__pass* pass) {
+    const qlora_tensor* all = &pass->m->rows_dx;
+    qlora_tensor row = qlora__window(all, 1, (all->rows - 1) * all->ld, all->cols);
+    return qlora__tensor_zero(pass->ctx, &row);
+}
+
+static qlora_result qlora__head_end(const qlora__pass* pass) {
+    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__head_spread(pass);
+}
+
+static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
+                                bool gradient) {
+    for (int64_t i = 0; i < chunks; i++) {
+        QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
+    }
+    return gradient ? qlora__head_end(pass) : QLORA_OK;
+}
+
+// Computes the logits of some rows of the pass, into the first rows of m->logits.
+static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
+    qlora_model* m = pass->m;
+    qlora_tensor x;
+    const qlora_tensor* from = m->plan.tile > 0 ? &m->last_h : &m->x;
+    QLORA__TRY(qlora__tensor_view(pass->ctx, from, first, rows, 0, m->plan.config.hidden, &x));
+    if (m->plan.tile > 0) {
+        qlora_tensor h = x;
+        x = qlora__window(&m->rows_x, rows, 0, m->plan.config.hidden);
+        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &m->final_norm,
+                                         (float)m->plan.config.rms_eps, &x));
+    }
+    qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
+    QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
+    float cap = (float)m->plan.config.logits_cap;
+    return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
 }
 
 //@@ src/model/backward.h
@@ -31558,17 +32688,20 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
 //   gradients of gate and up  gate_up                recomputation of a layer
 //   the shared operand        z                      placing other weights
 
-// Recomputes the activations that a layer did not keep: everything except down_proj, unless the
-// backward pass of a norm needs its output.
+// Recomputes the activations after attention: everything except down_proj, unless the backward pass
+// of a norm needs its output.
+static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer* layer) {
+    QLORA__TRY(qlora__layer_middle(pass, layer));
+    return qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT) ? qlora__layer_down(pass, layer)
+                                                         : QLORA_OK;
+}
+
+// Recomputes the activations that a layer did not keep; with tiles, only up to attention.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__layer_input(pass, &layer->kept.h,
-                                  qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
-    QLORA__TRY(qlora__layer_qkv(pass, layer));
+    QLORA__TRY(qlora__layer_heads(pass, layer, true));
     QLORA__TRY(qlora__layer_attention(pass, layer));
-    QLORA__TRY(qlora__layer_middle(pass, layer));
-    return qlora__has_norm(m, QLORA__NORM_MLP_OUT) ? qlora__layer_down(pass, layer) : QLORA_OK;
+    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(pass, layer);
 }
 
 // Computes z again, into the last columns of x, for the gradient of B.
@@ -31654,6 +32787,14 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
     return qlora__scale_columns(ctx, &layer->gains[group], &inner);
 }
 
+// The first columns of the gradient of the output of attention or MLP, which is that of the
+// residual stream unless something comes between.
+static qlora_tensor qlora__layer_d_out(const qlora__pass* pass, int64_t cols) {
+    const qlora_model* m = pass->m;
+    return qlora__has_own_d_out(m) ? qlora__window(&m->d_out, pass->rows, 0, cols)
+                                   : qlora__slice(pass, &m->d_out, 0, cols);
+}
+
 // The gradient of the output of attention (0) or MLP (1) in m->d_out, from that of the residual
 // stream: through the factor or the norm that comes between.
 static qlora_result qlora__layer_out_backward(const qlora__pass* pass, qlora__layer* layer,
@@ -31662,8 +32803,8 @@ static qlora_result qlora__layer_out_backward(const qlora__pass* pass, qlora__la
     const qlora_model_config* c = &m->plan.config;
     int norm = part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT;
     const qlora_tensor* after = qlora__layer_norm(m, layer, norm);
-    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    qlora_tensor d_out = qlora__window(&m->d_out, pass->rows, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    qlora_tensor d_out = qlora__layer_d_out(pass, c->hidden);
     if (after != NULL) {
         qlora_tensor out = qlora__window(&layer->kept.out[part], pass->rows, 0, c->hidden);
         return qlora_rmsnorm_backward(pass->ctx, &dh, &out, after, (float)c->rms_eps, NULL, &d_out,
@@ -31693,8 +32834,8 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     qlora_tensor x = qlora__window(&m->s, pass->rows, 0, width + stack.pad);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
     qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, width);
-    qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
-    qlora_tensor dy_inner = qlora__window(&m->d_out, pass->rows, 0, stack.out);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
         QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
         QLORA__TRY(qlora__stack_z(pass, &stack, &x));
@@ -31737,7 +32878,7 @@ static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__
     qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden + stack.pad);
     qlora_tensor up = qlora__window(dy, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
     if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
         // Unlike below, x is written on the main stream, and the stack before may still read it.
@@ -31777,13 +32918,13 @@ static qlora_result qlora__layer_qk_backward(const qlora__pass* pass, qlora__lay
     } parts[] = {{QLORA__NORM_Q, 0, q}, {QLORA__NORM_K, q, kv}};
     for (int i = 0; i < 2; i++) {
         const qlora_tensor* w = &layer->norms[parts[i].norm];
-        qlora_tensor raw = qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
-        qlora_tensor d = qlora__window(&m->dqkv, pass->rows, parts[i].at, parts[i].width);
+        qlora_tensor raw = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
+        qlora_tensor d = qlora__slice(pass, &m->dqkv, parts[i].at, parts[i].width);
         if (!m->desc.train_norms) {
             QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
             continue;
         }
-        qlora_tensor through = qlora__window(&m->d_o, pass->rows, 0, parts[i].width);
+        qlora_tensor through = qlora__slice(pass, &m->d_o, 0, parts[i].width);
         QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
                                           &layer->d_norms[parts[i].norm]));
         QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
@@ -31791,34 +32932,61 @@ static qlora_result qlora__layer_qk_backward(const qlora__pass* pass, qlora__lay
     return QLORA_OK;
 }
 
-// d_out -> gradients of q, k and v before norm and rotation, in m->dqkv.
+// Backward pass of o_proj: d_out -> the gradient of the output of attention in m->d_o.
+static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t q = qlora__q_width(&m->plan.config);
+    qlora__stack stack;
+    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
+    qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
+    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
+    }
+    return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
+}
+
+// d_o -> gradients of q, k and v, normalised and rotated, in m->dqkv.
 static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
-    qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
-    qlora_tensor x = qlora__window(&layer->kept.o, pass->rows, 0, q + stack.pad);
-    qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
-    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
-    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
-        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
-    }
-    QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
     qlora__heads heads = qlora__heads_of(pass, layer);
     qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
+    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
     qlora_tensor lse = layer->kept.lse;
     lse.cols = pass->rows;
     lse.ld = pass->rows;
     qlora_tensor dq = qlora__window(&m->dqkv, pass->rows, 0, q);
     qlora_tensor dk = qlora__window(&m->dqkv, pass->rows, q, kv);
     qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
-    QLORA__TRY(qlora_attention_backward(ctx, &heads.desc, &heads.q, &heads.k, &heads.v,
-                                        &m->batch.seqs, &o, &lse, &d_o, &dq, &dk, &dv));
-    qlora_tensor turned = qlora__window(&m->dqkv, pass->rows, 0, q + kv);
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = &heads.q;
+    a.k = &heads.k;
+    a.v = &heads.v;
+    a.seqs = &m->batch.seqs;
+    a.o = &o;
+    a.lse = &lse;
+    a.d_o = &d_o;
+    a.dq = &dq;
+    a.dk = &dk;
+    a.dv = &dv;
+    a.stats = m->stats.data;
+    QLORA__ENTER(ctx, "qlora_attention_backward"); // frees the scratch on return
+    return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
+}
+
+// Gradients of q, k and v -> those before norm and rotation.
+static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__layer* layer) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    qlora_tensor turned =
+        qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
     QLORA__TRY(qlora__layer_rotate(pass, layer, &turned, NULL, true));
     return c->qk_norm ? qlora__layer_qk_backward(pass, layer) : QLORA_OK;
 }
@@ -31826,42 +32994,92 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
 // The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
 // the first, its MLP and its attention; then end.
 
-// Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh.
+// Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh. With
+// tiles, that of the output comes from the labelled rows here, and not from qlora__head_end.
 static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-    qlora_tensor h = qlora__window(&m->last_h, pass->rows, 0, c->hidden);
-    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm, (float)c->rms_eps, NULL, &dh,
-                                  m->desc.train_norms ? &m->d_final_norm : NULL);
+    int64_t width = m->plan.config.hidden;
+    if (m->plan.tile > 0) {
+        QLORA__TRY(qlora__head_clear(pass));
+    }
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        qlora_tensor dx = qlora__window(&m->delta, tile.rows, 0, width);
+        qlora_tensor h = qlora__slice(&tile, &m->last_h, 0, width);
+        qlora_tensor dh = qlora__slice(&tile, &m->dh, 0, width);
+        QLORA__TRY(m->plan.tile > 0 ? qlora__head_spread(&tile) : QLORA_OK);
+        QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm,
+                                          (float)m->plan.config.rms_eps, NULL, &dh,
+                                          m->desc.train_norms ? &m->d_final_norm : NULL));
+    }
+    return QLORA_OK;
 }
 
+// Waits for the input of a layer if it is offloaded, and starts the copy of the one below it, in
+// the memory of the one above, which is no longer needed.
+static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << index % 2));
+    if (index == 0 || m->layers[index - 1].away == NULL) {
+        return QLORA_OK;
+    }
+    qlora__layer* below = &m->layers[index - 1];
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
+    return qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away);
+}
+
+// With tiles, everything between attention and the end of the layer is done for one tile before the
+// next: first what was not kept, then its gradients down to the output of attention.
 static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) {
-    qlora__layer* layer = &pass->m->layers[index];
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    bool tiled = m->plan.tile > 0;
+    QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
         QLORA__TRY(qlora__layer_again(pass, layer));
     }
-    QLORA__TRY(qlora__layer_out_backward(pass, layer, 1));
-    QLORA__TRY(qlora__layer_down_backward(pass, layer));
-    return qlora__layer_input_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN, &layer->kept.gu,
-                                       &layer->kept.h2, QLORA__NORM_MLP, true);
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        if (tiled) {
+            QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it uses the memory of a tile
+            QLORA__TRY(qlora__layer_again_mlp(&tile, layer));
+        }
+        qlora_tensor h2 = qlora__layer_h2(&tile, layer);
+        QLORA__TRY(qlora__layer_out_backward(&tile, layer, 1));
+        QLORA__TRY(qlora__layer_down_backward(&tile, layer));
+        QLORA__TRY(qlora__layer_input_backward(&tile, layer, QLORA__GATE_UP, QLORA__DOWN,
+                                               &layer->kept.gu, &h2, QLORA__NORM_MLP, true));
+        QLORA__TRY(tiled ? qlora__layer_o_backward(&tile, layer) : QLORA_OK);
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
-    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
+    bool tiled = m->plan.tile > 0;
+    QLORA__TRY(tiled ? QLORA_OK : qlora__layer_o_backward(pass, layer));
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
     // Below layer 0, at most its norm and the embedding are trained.
     bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
-    return qlora__layer_input_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
-                                       QLORA__NORM_ATTENTION, below);
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
+        qlora_tensor dy = qlora__slice(&tile, &m->dqkv, 0, m->dqkv.cols);
+        QLORA__TRY(tiled ? qlora__beside_wait(pass->ctx, ~0u) : QLORA_OK);
+        QLORA__TRY(qlora__layer_heads_backward(&tile, layer));
+        QLORA__TRY(qlora__layer_input_backward(&tile, layer, QLORA__QKV, QLORA__O, &dy, &h,
+                                               QLORA__NORM_ATTENTION, below));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__backward_end(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u));
     if (!qlora__trains_embedding(m)) {
         return QLORA_OK;
     }
@@ -31881,97 +33099,441 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
     return qlora__backward_end(pass);
 }
 
-//@@ src/model/head.h
+//@@ src/model/step.h
 
-// ---- head ---------------------------------------------------------------------------------------
+// ---- a step of decoding on the device -----------------------------------------------------------
+//
+// One new position of every text in flight: token and position are read from the texts' state, the
+// next token is chosen and stored there, so a step needs nothing from the host and one graph serves
+// all steps. The kernels (decode.cuh, decode.cu, decode_nf4.cu, sample.cu) are those of few rows;
+// the order of their sums depends on the shapes of the model and on generate_tokens alone. Each
+// layer is seven of them:
+//
+//   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 
-// logits = x head^T / divisor, or, backward, dx = dlogits head / divisor.
-static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
-                                        const qlora_tensor* from, const qlora_tensor* to) {
-    const qlora_model* m = pass->m;
-    qlora_gemm_desc gemm;
-    memset(&gemm, 0, sizeof gemm);
-    gemm.trans_b = !backward;
-    gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
-}
+#ifndef QLORA_NO_CUDA
 
-// The gradient of a trained head: of the matrix, or of some rows of it. The gradients of the logits
-// and the rows that they belong to are in m->logits and m->rows_x.
-static qlora_result qlora__head_gradients(const qlora__pass* pass) {
-    const qlora_model* m = pass->m;
-    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
-    if (m->saved_head || m->saved_tied) {
-        return qlora__linear_gemm(pass->ctx, pass->math, true, true, false, alpha, 1.0f, &m->logits,
-                                  &m->rows_x, m->saved_head ? &m->d_head : &m->d_embed);
+// Same layout as decode_part in kernels/decode.cuh.
+typedef struct qlora__decode_part {
+    const void* w;
+    const float* absmax;
+    const uint8_t* q;
+    const float* scales;
+    const float* offset;
+    const void* sb;
+    const void* bias;
+    int64_t ld;
+    int32_t first;
+    int32_t N;
+    int32_t rank;
+    int32_t z_at;
+    int32_t y_at;
+    int32_t block_shift;
+    int32_t group_shift;
+    int32_t unused;
+} qlora__decode_part;
+
+// Same layout as decode_product.
+typedef struct qlora__decode_product {
+    qlora__decode_part parts[QLORA_LINEAR_PARTS];
+    const float* maps;
+    const void* x;
+    void* y;
+    const void* a;
+    void* z;
+    int64_t ldx;
+    int64_t ldy;
+    int32_t count;
+    int32_t K;
+    int32_t rows;
+    int32_t y_is_bf16;
+    int32_t gated;
+    int32_t a_rank;
+    float alpha;
+    float cap;
+} qlora__decode_product;
+
+// Same layout as decode_norm in kernels/decode.cu.
+typedef struct qlora__decode_norm {
+    const void* h;
+    void* h_out;
+    const void* embed;
+    const void* texts;
+    const void* y;
+    const void* sb;
+    const void* z;
+    const void* after;
+    const void* w;
+    void* x;
+    const void* a[QLORA_LINEAR_PARTS];
+    int64_t ld_embed;
+    int64_t ldx;
+    int32_t ranks[QLORA_LINEAR_PARTS];
+    int32_t z_rank;
+    int32_t hidden;
+    int32_t rows;
+    float scale;
+    float eps;
+} qlora__decode_norm;
+
+// Same layout as decode_attention.
+typedef struct qlora__decode_attention {
+    const void* qkv;
+    const void* bias;
+    const void* q_norm;
+    const void* k_norm;
+    const void* turn;
+    const void* turn_q;
+    void* cache;
+    const void* pages;
+    const void* texts;
+    void* partials;
+    void* counters;
+    void* o;
+    int64_t ld;
+    int64_t ld_cache;
+    int64_t ldo;
+    int32_t heads;
+    int32_t kv_heads;
+    int32_t dim;
+    int32_t half;
+    int32_t neighbours;
+    int32_t window;
+    int32_t chunk;
+    int32_t norm_heads;
+    float scale;
+    float cap;
+    float eps;
+    int32_t unused;
+} qlora__decode_attention;
+
+// The two kinds of product: what a warp multiplies at a time, and its tables in shared memory.
+typedef struct qlora__decode_kind {
+    qlora__kernel_id kernel;
+    int64_t step;
+    uint32_t shared;
+} qlora__decode_kind;
+
+static qlora_result qlora__decode_multiply(qlora_ctx* ctx, bool nf4, qlora__decode_product* p) {
+    static const qlora__decode_kind kinds[2] = {
+        {QLORA__K_decode_dense, 128, 0},
+        {QLORA__K_decode_nf4, 256, 256 * 32 * 4 + 256 * 4},
+    };
+    const qlora__decode_kind* kind = &kinds[nf4 ? 1 : 0];
+    int64_t steps = qlora__ceil_div(p->K, kind->step);
+    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 16));
+    int64_t units = 0;
+    for (int i = 0; i < (p->gated != 0 ? 1 : p->count); i++) {
+        units += qlora__ceil_div(p->parts[i].N, 16);
     }
-    return qlora__head_gradient(pass->ctx, &m->logits, &m->rows_x, &m->token_rows, alpha,
-                                &m->d_tokens);
+    // As many blocks as run at once: registers allow 16 warps, shared memory a few tables.
+    int64_t together = qlora__min(16 / warps, 4);
+    int64_t blocks = qlora__min(units, ctx->gpu->sm_count * together);
+    uint32_t shared = kind->shared + (2 * (uint32_t)warps + 1) * 512;
+    void* args[] = {p};
+    return qlora__launch(ctx, kind->kernel, blocks, qlora__ceil_div(p->rows, QLORA__DECODE_ROWS), 1,
+                         (uint32_t)warps * 32, shared, args);
 }
 
-// Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
-// to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
-static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
-                                      const qlora_tensor* totals, bool gradient) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
+static qlora__decode_part qlora__decode_part_of(const qlora_linear_part* from, int64_t first,
+                                                int64_t rows, int64_t rank) {
+    qlora__decode_part p;
+    memset(&p, 0, sizeof p);
+    p.first = (int32_t)first;
+    p.N = (int32_t)rows;
+    p.rank = (int32_t)rank;
+    if (from->nf4 != NULL) {
+        p.w = from->nf4->codes;
+        p.absmax = from->nf4->absmax;
+        p.q = from->nf4->absmax_codes;
+        p.scales = from->nf4->absmax_scales;
+        p.offset = from->nf4->offset;
+        p.block_shift = qlora__log2(from->nf4->block);
+        p.group_shift = qlora__log2(from->nf4->block2);
+    } else {
+        p.w = from->dense->data;
+        p.ld = from->dense->ld;
+    }
+    if (rank > 0) {
+        p.sb = (const uint16_t*)from->sb->data + first * rank;
+    }
+    if (from->bias != NULL) {
+        p.bias = (const uint16_t*)from->bias->data + first;
+    }
+    return p;
+}
+
+// Sets the weights of a stack. Gate and up that are one matrix become two parts. With `later`, the
+// adapter is left to the next kernel.
+static void qlora__decode_stack(const qlora_model* m, const qlora__layer* layer, int group,
+                                bool later, qlora__decode_product* p) {
+    const qlora_linear_desc* l = &layer->linears[group];
+    int64_t wide = m->plan.config.intermediate;
+    bool halves = group == QLORA__GATE_UP && l->count == 1;
+    int64_t z_at = l->in;
+    int64_t y_at = 0;
+    memset(p, 0, sizeof *p);
+    p->count = halves ? 2 : l->count;
+    for (int i = 0; i < p->count; i++) {
+        const qlora_linear_part* from = &l->parts[halves ? 0 : i];
+        int64_t rank = m->use_adapters && !later ? from->rank : 0;
+        int64_t rows = halves ? wide : from->out;
+        p->parts[i] = qlora__decode_part_of(from, halves ? i * wide : 0, rows, rank);
+        p->parts[i].z_at = (int32_t)z_at;
+        p->parts[i].y_at = (int32_t)(group == QLORA__GATE_UP ? 0 : y_at);
+        y_at += rows;
+        z_at += halves ? 0 : rank;
+    }
+    const qlora_linear_part* first = &l->parts[0];
+    p->maps = first->nf4 != NULL ? first->nf4->maps : NULL;
+    p->K = (int32_t)l->in;
+    p->rows = (int32_t)m->decode.texts;
+    p->alpha = 1.0f;
+    if (later && m->use_adapters && first->rank > 0) {
+        p->a = first->a->data;
+        p->a_rank = (int32_t)first->rank;
+        p->z = m->decode.z.data;
+    }
+}
+
+static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora__layer* layer,
+                                              int group, const qlora_tensor* x,
+                                              const qlora_tensor* y) {
+    qlora__decode_product p;
+    bool later = group == QLORA__O || group == QLORA__DOWN;
+    qlora__decode_stack(m, layer, group, later, &p);
+    p.x = x->data;
+    p.ldx = x->ld;
+    p.y = y->data;
+    p.ldy = y->ld;
+    p.y_is_bf16 = y->dtype == QLORA_BF16 ? 1 : 0;
+    if (group == QLORA__GATE_UP) {
+        p.gated = (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
+    }
+    return qlora__decode_multiply(m->ctx, layer->linears[group].parts[0].nf4 != NULL, &p);
+}
+
+// The norm before a stack (`next`; NULL = the head). `before` is the stack whose output is added to
+// the stream first, with the norm `after`; NULL = the stream starts with the embedding.
+typedef struct qlora__decode_between {
+    const qlora__layer* layer; // of `before`
+    int before;
+    const qlora_tensor* after;
+    const qlora_tensor* norm;
+    const qlora_linear_desc* next;
+    int turn; // which of the two streams is read
+} qlora__decode_between;
+
+static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__decode_between* b) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t C = m->plan.head_chunk;
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
-    qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
-    qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
-    qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
-    QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
-    QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
-    qlora_cross_entropy_desc args;
-    memset(&args, 0, sizeof args);
-    args.logits = &m->logits;
-    args.labels = &labels;
-    args.weights = &weights;
-    args.scale = &m->batch.scale;
-    args.losses = &losses;
-    args.total = totals;
-    args.flag = &m->flag;
-    args.forward_only = !gradient;
-    args.cap = (float)c->logits_cap;
-    QLORA__TRY(qlora_cross_entropy(ctx, &args));
-    if (gradient) {
-        qlora_tensor dx = m->rows_dx;
-        dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
-        dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
-        dx.rows = C;
-        QLORA__TRY(qlora__head_product(pass, true, &m->logits, &dx));
-        QLORA__TRY(qlora__trains_head(m) ? qlora__head_gradients(pass) : QLORA_OK);
+    const qlora__decode* d = &m->decode;
+    const qlora_tensor* table = qlora__embed_table(m);
+    qlora__decode_norm p;
+    int64_t rank = 0;
+    memset(&p, 0, sizeof p);
+    p.texts = d->state.data;
+    p.h_out = d->h[1 - b->turn].data;
+    p.w = b->norm != NULL ? b->norm->data : NULL;
+    p.x = d->x.data;
+    p.ldx = d->x.ld;
+    p.hidden = (int32_t)c->hidden;
+    p.rows = (int32_t)d->texts;
+    p.eps = (float)c->rms_eps;
+    if (b->layer != NULL) {
+        const qlora_linear_part* part = &b->layer->linears[b->before].parts[0];
+        p.h = d->h[b->turn].data;
+        p.y = d->y.data;
+        p.z = d->z.data;
+        p.z_rank = m->use_adapters ? (int32_t)part->rank : 0;
+        p.sb = part->rank > 0 ? part->sb->data : NULL;
+        p.after = b->after != NULL ? b->after->data : NULL;
+        p.scale = (float)c->residual_scale;
+    } else {
+        p.embed = table->data;
+        p.ld_embed = table->ld;
+        p.scale = (float)c->embedding_scale;
     }
+    for (int i = 0; b->next != NULL && m->use_adapters && i < b->next->count; i++) {
+        const qlora_linear_part* part = &b->next->parts[i];
+        p.ranks[i] = (int32_t)part->rank;
+        p.a[i] = part->rank > 0 ? part->a->data : NULL;
+        rank += part->rank;
+    }
+    void* args[] = {&p};
+    return qlora__launch(m->ctx, QLORA__K_decode_norm, qlora__max(1, rank), d->texts, 1, 512,
+                         (uint32_t)(p.hidden + p.z_rank) * 4, args);
+}
+
+static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t index) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__decode* d = &m->decode;
+    const qlora__layer* layer = &m->layers[index];
+    const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
+    qlora_tensor rows = qlora__cache_rows(m, index, 0, 1);
+    qlora__decode_attention p;
+    memset(&p, 0, sizeof p);
+    p.qkv = d->qkv.data;
+    p.ld = d->qkv.ld;
+    p.bias = c->qkv_bias && !c->qk_norm ? layer->qkv_bias.data : NULL;
+    p.q_norm = c->qk_norm ? layer->norms[QLORA__NORM_Q].data : NULL;
+    p.k_norm = c->qk_norm ? layer->norms[QLORA__NORM_K].data : NULL;
+    p.norm_heads = (m->arch->has & QLORA__HAS_WIDE_QK_NORM) != 0 ? 0 : 1;
+    p.turn = layer->no_rope ? NULL : table->data;
+    p.turn_q = qlora__scales_queries(m) ? m->rope_query.data : table->data;
+    p.cache = rows.data;
+    p.ld_cache = rows.ld;
+    p.pages = d->table.data;
+    p.texts = d->state.data;
+    p.partials = d->partials.data;
+    p.counters = d->counters.data;
+    p.o = d->o.data;
+    p.ldo = d->o.ld;
+    p.heads = (int32_t)c->heads;
+    p.kv_heads = (int32_t)c->kv_heads;
+    p.dim = (int32_t)c->head_dim;
+    p.half = (int32_t)c->rope_dims / 2;
+    p.neighbours = (m->arch->has & QLORA__HAS_PAIRED_ROPE) != 0 ? 1 : 0;
+    p.window = layer->sliding ? (int32_t)qlora__min(c->window, INT32_MAX) : 0;
+    p.chunk = (int32_t)d->chunk;
+    p.scale =
+        c->attention_scale > 0.0 ? (float)c->attention_scale : 1.0f / sqrtf((float)c->head_dim);
+    p.cap = (float)c->attention_cap;
+    p.eps = (float)c->rms_eps;
+    void* args[] = {&p};
+    return qlora__launch(m->ctx, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
+                         256, 0, args);
+}
+
+// Chooses the next tokens from the logits.
+static qlora_result qlora__decode_pick(const qlora_model* m) {
+    const qlora__decode* d = &m->decode;
+    void* logits = d->logits.data;
+    void* state = d->state.data;
+    void* seen = d->seen.data;
+    void* found = d->parts.data;
+    int64_t ld = d->logits.ld;
+    int32_t vocab = (int32_t)m->plan.config.vocab;
+    int32_t count = (int32_t)qlora__ceil_div(vocab, QLORA__SAMPLE_PART);
+    void* parts[] = {&logits, &ld, &vocab, &state, &seen, &found};
+    QLORA__TRY(qlora__launch(m->ctx, QLORA__K_sample_parts, count, d->texts, 1, 256, 0, parts));
+    void* choose[] = {&logits, &ld, &vocab, &state, &seen, &found, &count};
+    return qlora__launch(m->ctx, QLORA__K_sample_choose, d->texts, 1, 1, 1024, 0, choose);
+}
+
+static qlora_result qlora__decode_head(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__decode* d = &m->decode;
+    const qlora_tensor* head = qlora__head_table(m);
+    qlora__decode_product p;
+    memset(&p, 0, sizeof p);
+    p.parts[0].w = head->data;
+    p.parts[0].ld = head->ld;
+    p.parts[0].N = (int32_t)c->vocab;
+    p.count = 1;
+    p.x = d->x.data;
+    p.ldx = d->x.ld;
+    p.y = d->logits.data;
+    p.ldy = d->logits.ld;
+    p.y_is_bf16 = 1;
+    p.K = (int32_t)c->hidden;
+    p.rows = (int32_t)d->texts;
+    p.alpha = (float)(1.0 / c->logits_divisor);
+    p.cap = (float)c->logits_cap;
+    return qlora__decode_multiply(m->ctx, false, &p);
+}
+
+// Enqueues the kernels of a step.
+static qlora_result qlora__decode_enqueue(qlora_ctx* ctx, void* user) {
+    qlora_model* m = (qlora_model*)user;
+    const qlora__decode* d = &m->decode;
+    qlora__decode_between b;
+    memset(&b, 0, sizeof b);
+    QLORA__TRY(qlora__capture_note(ctx, d->state.data)); // all is in one arena
+    QLORA__TRY(qlora__tokens_place(ctx, m));
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        b.norm = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION);
+        b.next = &layer->linears[QLORA__QKV];
+        QLORA__TRY(qlora__decode_norm_run(m, &b));
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
+        QLORA__TRY(qlora__decode_attention_run(m, l));
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y));
+        b.layer = layer;
+        b.before = QLORA__O;
+        b.after = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION_OUT);
+        b.norm = qlora__layer_norm(m, layer, QLORA__NORM_MLP);
+        b.next = &layer->linears[QLORA__GATE_UP];
+        b.turn = 1 - b.turn;
+        QLORA__TRY(qlora__decode_norm_run(m, &b));
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y));
+        b.before = QLORA__DOWN;
+        b.after = qlora__layer_norm(m, layer, QLORA__NORM_MLP_OUT);
+        b.turn = 1 - b.turn;
+    }
+    b.norm = &m->final_norm;
+    b.next = NULL;
+    QLORA__TRY(qlora__decode_norm_run(m, &b));
+    QLORA__TRY(qlora__decode_head(m));
+    return qlora__decode_pick(m);
+}
+
+#else
+
+static qlora_result qlora__decode_enqueue(qlora_ctx* ctx, void* user) {
+    (void)user;
+    return qlora__no_kernels(ctx);
+}
+
+#endif
+
+// Whether steps run on the device.
+static bool qlora__decode_ready(const qlora_model* m) {
+    return m->decode.planned && m->decode.works && !qlora__on_cpu(m->ctx);
+}
+
+// The parts of a stack share a table of levels: compares those of the weights.
+static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
+    bool same = true;
+    for (int64_t l = 0; l < m->plan.config.layers && m->decode.planned; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            const qlora_linear_desc* linear = &m->layers[l].linears[g];
+            float first[QLORA__NF4_MAPS];
+            for (int i = 0; i < linear->count && linear->count > 1; i++) {
+                float maps[QLORA__NF4_MAPS];
+                const qlora_nf4* w = linear->parts[i].nf4;
+                if (w != NULL) {
+                    QLORA__TRY(qlora__copy_out(ctx, i == 0 ? first : maps, w->maps, sizeof maps));
+                    same = same && (i == 0 || memcmp(first, maps, sizeof maps) == 0);
+                }
+            }
+        }
+    }
+    m->decode.works = same;
     return QLORA_OK;
 }
 
-// Copies the gradients of the labelled rows to their tokens in m->delta; other tokens get zero.
-static qlora_result qlora__head_end(const qlora__pass* pass) {
-    qlora_model* m = pass->m;
-    qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, 0, pass->rows);
-    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, m->plan.config.hidden);
-    return qlora_embed(pass->ctx, &m->rows_dx, &inverse, &dx, &m->flag);
-}
-
-static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
-                                bool gradient) {
-    for (int64_t i = 0; i < chunks; i++) {
-        QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
+// Prepares the tables of the texts. The pages of a single text follow each other.
+static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
+    const qlora__decode* d = &m->decode;
+    if (!d->planned) {
+        return QLORA_OK;
     }
-    return gradient ? qlora__head_end(pass) : QLORA_OK;
+    int32_t pages[64];
+    for (int64_t i = 0; i < d->pages; i++) {
+        pages[i] = (int32_t)i;
+    }
+    return qlora__copy_in(ctx, d->table.data, pages, (size_t)d->pages * 4);
 }
 
-// Computes the logits of some rows of m->x, into the first rows of m->logits.
-static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
-    qlora_model* m = pass->m;
-    qlora_tensor x;
-    QLORA__TRY(qlora__tensor_view(pass->ctx, &m->x, first, rows, 0, m->plan.config.hidden, &x));
-    qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-    QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
-    float cap = (float)m->plan.config.logits_cap;
-    return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
+// Runs a step for the texts on the device: as a graph, which the first step captures.
+static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
+    int which = m->use_adapters ? 1 : 0;
+    uint64_t key = (uint64_t)(uintptr_t)m + (uint64_t)which;
+    if (m->decode.graphs[which] == NULL) {
+        return qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, &m->decode.graphs[which]);
+    }
+    return qlora__graph_replay(ctx, m->decode.graphs[which], key);
 }
 
 //@@ src/model/prepare.h
@@ -32052,7 +33614,8 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
     if (!layer->cached) {
         qlora__arena own;
         own.ctx = m->ctx;
-        own.base = (char*)m->operand.data;
+        own.base = (char*)m->operand.data +
+                   (size_t)m->operand_at[group] * qlora_dtype_bytes(m->operand.dtype);
         own.used = 0;
         qlora__layout_fp8(&own, m, layer, group);
     }
@@ -32088,7 +33651,8 @@ static void qlora__model_operands(qlora_model* m) {
             bool needed = any_nf4 && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
-                qlora__arena_window(&m->operand, 0, qlora_linear_out(linear) + layer->pads[g],
+                qlora__arena_window(&m->operand, m->operand_at[g],
+                                    qlora_linear_out(linear) + layer->pads[g],
                                     linear->in + layer->pads[g], &layer->operands[g]);
             }
         }
@@ -32206,6 +33770,9 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool 
     state.weight_decay = numbers->weight_decay;
     QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &state, sizeof state));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
+    if (m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT) {
+        return qlora__moments_start(ctx, m);
+    }
     QLORA__TRY(qlora__tensor_zero(ctx, &m->moment1));
     return qlora__tensor_zero(ctx, &m->moment2);
 }
@@ -32218,6 +33785,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         const qlora_model_config* c = &m->plan.config;
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                               nf4, true, m->dir == NULL);
+        need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
         return qlora__cache_warm(ctx, need | (qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0));
     }
 #else
@@ -32457,7 +34025,8 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
     args.clip_scale = one ? &scale : NULL;
     args.not_finite = &flag;
-    QLORA__TRY(qlora_adamw_step(ctx, &args));
+    QLORA__TRY(args.m != NULL ? qlora_adamw_step(ctx, &args)
+                              : qlora__adamw8_step(ctx, &args, &m->moments));
     return qlora__dora_refresh(ctx, m, false);
 }
 
@@ -32489,6 +34058,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         one.decoding = true;
         QLORA__TRY(qlora__forward(&one));
         QLORA__TRY(qlora__head_logits(&one, 0, 1));
+        QLORA__TRY(m->decode.planned ? qlora__decode_enqueue(ctx, m) : QLORA_OK);
     }
     QLORA__TRY(qlora__sync(ctx));
     qlora__cache_set_sealed(ctx, true);
@@ -32517,6 +34087,8 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     QLORA__TRY(qlora__model_ready(ctx, m));
+    QLORA__TRY(qlora__decode_check(ctx, m));
+    QLORA__TRY(qlora__decode_start(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
             QLORA__TRY(qlora__model_place(ctx, m, &m->layers[l], g));
@@ -32550,6 +34122,13 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__model_warm_kernels(ctx, m));
     QLORA__TRY(qlora__model_open_fp8(ctx, m));
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
+    if (m->plan.host > 0) {
+        QLORA__TRY(qlora__away_open(ctx));
+        m->host = qlora__away_alloc(ctx, (size_t)m->plan.host);
+        if (m->host == NULL) {
+            return ctx->dead[0] != '\0' ? QLORA_ERR_DEVICE_LOST : QLORA_ERR_MEMORY;
+        }
+    }
     qlora__model_layout(m, (char*)m->arena->data);
     qlora__model_operands(m);
     QLORA__TRY(qlora__zero(ctx, m->arena->data, m->arena->bytes, m->arena->bytes, 1));
@@ -32570,11 +34149,17 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// Takes the recomputed and cached layers of an earlier plan, which must be for the same model and
-// capacity.
+// Takes the choices of an earlier plan, which must be for the same model and capacity.
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
-    qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
+    qlora__choices choices;
+    choices.recompute = plan->recompute_layers;
+    choices.cached = plan->cached_layers;
+    choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
+    choices.tile = plan->tile;
+    choices.head_chunk = plan->head_chunk;
+    QLORA__TRY(qlora__choices_check(ctx, m, &choices));
+    qlora__plan_apply(m, &choices);
     m->plan.context = plan->context;
     if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
         m->plan.parameters != plan->parameters) {
@@ -32854,6 +34439,7 @@ typedef struct qlora__save_item {
     int64_t at;
     const void* bytes;
     size_t size;
+    const void* moments; // bytes or floats in device memory
 } qlora__save_item;
 
 typedef struct qlora__save_list {
@@ -32921,6 +34507,35 @@ static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlor
     item->size = size;
 }
 
+// Adds part of the 8-bit moments, which are in device memory: `count` codes or floats.
+static void qlora__save_add_moments(qlora__save_list* list, const char* name, qlora__st_dtype dtype,
+                                    const void* data, int64_t count) {
+    qlora__save_item* item = qlora__save_next(list, dtype, 1);
+    snprintf(item->name, sizeof item->name, "%s", name);
+    item->shape[0] = count;
+    item->moments = data;
+    item->size = (size_t)count * (dtype == QLORA__ST_F32 ? 4 : 1);
+    list->longest = qlora__max(list->longest, count);
+}
+
+// Copies the contents of an item to host memory, unless they are there; returns their place.
+static qlora_result qlora__save_fetch(qlora_ctx* ctx, const qlora__save_item* item, bool floats,
+                                      float* values, const void** out) {
+    int64_t n = (int64_t)(item->size / 4);
+    *out = item->bytes;
+    if (item->bytes != NULL || (item->arena == NULL && item->moments == NULL)) {
+        return QLORA_OK;
+    }
+    *out = values;
+    if (item->arena != NULL) {
+        qlora_tensor window;
+        qlora__arena_window(item->arena, item->at, 1, n, &window);
+        return qlora__floats_out(ctx, window.data, n, values);
+    }
+    return floats ? qlora__floats_out(ctx, item->moments, n, values)
+                  : qlora__copy_out(ctx, values, item->moments, item->size);
+}
+
 // Writes the list under the temporary name of its file, with only one tensor in host memory at a
 // time. The file is on disk then, and *w can publish it.
 static qlora_result qlora__save_prepare(qlora_ctx* ctx, const qlora__save_list* list,
@@ -32936,14 +34551,9 @@ static qlora_result qlora__save_prepare(qlora_ctx* ctx, const qlora__save_list* 
     bool begun = r == QLORA_OK;
     for (uint32_t i = 0; i < list->count && r == QLORA_OK; i++) {
         const qlora__save_item* item = &list->items[w->order[i]];
-        const void* bytes = item->bytes;
-        if (item->arena != NULL) {
-            qlora_tensor window;
-            int64_t n = (int64_t)(item->size / 4);
-            qlora__arena_window(item->arena, item->at, 1, n, &window);
-            r = qlora__floats_out(ctx, window.data, n, values);
-            bytes = values;
-        }
+        const void* bytes = NULL;
+        bool floats = list->entries[w->order[i]].dtype == QLORA__ST_F32;
+        r = qlora__save_fetch(ctx, item, floats, values, &bytes);
         r = r == QLORA_OK ? qlora__st_write(&ctx->env, w, bytes, item->size) : r;
     }
     if (r == QLORA_OK) {
@@ -33872,7 +35482,8 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     } else if (strcmp(plain, "lm_head.weight") == 0 && m->saved_head) {
         item->saved_at = m->head_at;
     }
-    item->rows_saved = embed && m->token_count > 0;
+    item->rows_saved =
+        (embed || (m->tokens_twice && strcmp(plain, "lm_head.weight") == 0)) && m->token_count > 0;
     if (m->desc.train_norms && strcmp(plain, "norm.weight") == 0) {
         item->norm_at = m->final_norm_at;
         item->norm_width = m->plan.config.hidden;
@@ -35675,7 +37286,8 @@ static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) 
                 {"sft_alpha", QLORA__NOTED, d->sft_alpha, 0.0},
                 {"desirable_weight", QLORA__NOTED, d->desirable_weight, 0.0},
                 {"undesirable_weight", QLORA__NOTED, d->undesirable_weight, 0.0},
-                {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0}};
+                {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0},
+                {"neftune", QLORA__SAME, d->neftune, 0.0}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
     }
@@ -35729,7 +37341,9 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
     qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
+    qlora__state_add_later(s, "tile", QLORA__NOTED, (double)m->plan.tile);
     qlora__state_add_method(s, d);
+    qlora__state_add_later(s, "optimizer", QLORA__SAME, (double)m->desc.optimizer);
     qlora__state_add_machine(s, t->ctx);
     qlora__state_add_back(s, "step", &s->step);
     qlora__state_add_back(s, "last_tokens", &s->tokens);
@@ -35812,14 +37426,14 @@ static int64_t qlora__share_parts(int64_t count, int32_t world, qlora__part* out
 }
 
 // The elements of a slice: [begin, begin + count).
-typedef struct qlora__slice {
+typedef struct qlora__stretch {
     int64_t begin;
     int64_t count;
-} qlora__slice;
+} qlora__stretch;
 
 // Slice number `rank` of a round that starts at element `at` of n, with slices of `length`.
-static qlora__slice qlora__slice_at(int64_t n, int64_t at, int64_t length, int32_t rank) {
-    qlora__slice slice;
+static qlora__stretch qlora__stretch_at(int64_t n, int64_t at, int64_t length, int32_t rank) {
+    qlora__stretch slice;
     slice.begin = qlora__min(at + rank * length, n);
     slice.count = qlora__min(length, n - slice.begin);
     return slice;
@@ -36014,7 +37628,7 @@ static qlora_result qlora__sum_round(qlora__sum* sum, int64_t count, int64_t at)
     const size_t size = sizeof(QLORA__REAL);
     int64_t n = t->m->elements;
     QLORA__REAL* gradients = (QLORA__REAL*)t->m->gradients.data;
-    qlora__slice mine = qlora__slice_at(n, at, sum->length, comm->rank);
+    qlora__stretch mine = qlora__stretch_at(n, at, sum->length, comm->rank);
     int64_t other = 0;
     for (int64_t i = 0; i < sum->part_count; i++) {
         qlora__part* part = &sum->parts[i];
@@ -36023,7 +37637,7 @@ static qlora_result qlora__sum_round(qlora__sum* sum, int64_t count, int64_t at)
             QLORA__TRY(qlora__sum_own(sum, part->own, &values));
             part->values = (char*)(values + mine.begin);
             for (int32_t peer = 0; peer < comm->world; peer++) {
-                qlora__slice slice = qlora__slice_at(n, at, sum->length, peer);
+                qlora__stretch slice = qlora__stretch_at(n, at, sum->length, peer);
                 if (peer != comm->rank) {
                     qlora__sum_message(sum, false, peer, values + slice.begin,
                                        (size_t)slice.count * size);
@@ -36045,7 +37659,7 @@ static qlora_result qlora__sum_round(qlora__sum* sum, int64_t count, int64_t at)
         }
     }
     for (int32_t peer = 0; peer < comm->world; peer++) {
-        qlora__slice slice = qlora__slice_at(n, at, sum->length, peer);
+        qlora__stretch slice = qlora__stretch_at(n, at, sum->length, peer);
         if (peer != comm->rank) {
             qlora__sum_message(sum, false, peer, target, (size_t)mine.count * size);
             qlora__sum_message(sum, true, peer, gradients + slice.begin,
@@ -37140,7 +38754,8 @@ static qlora_result qlora__method_desc_check(qlora_ctx* ctx, const qlora_train_d
                    {"sft_alpha", d->sft_alpha, 1e6, 2u},
                    {"desirable_weight", d->desirable_weight, 1e6, 4u},
                    {"undesirable_weight", d->undesirable_weight, 1e6, 4u},
-                   {"loraplus_ratio", d->loraplus_ratio, 1e6, 7u}};
+                   {"loraplus_ratio", d->loraplus_ratio, 1e6, 7u},
+                   {"neftune", d->neftune, 1e6, 7u}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         char name[40];
         snprintf(name, sizeof name, "desc.%s", numbers[i].name);
@@ -37308,6 +38923,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                            "desc.clip is QLORA_CLIP_LAYERS, but the embedding or the head, which "
                            "belong to no layer, are trained");
     }
+    m->neftune = (float)t->desc.neftune;
     m->trainers++;
     ctx->living[QLORA__TRAINERS]++;
     *out = t;
@@ -37330,6 +38946,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
     if (r == QLORA_OK) {
         trainer->m->trainers--;
+        trainer->m->neftune = 0.0f;
         trainer->m->micro_begun = false;
         ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
@@ -37361,6 +38978,7 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
         : d.comm != t->desc.comm                   ? "comm"
         : memcmp(&d.loraplus_ratio, &t->desc.loraplus_ratio, sizeof d.loraplus_ratio) != 0
             ? "loraplus_ratio"
+        : memcmp(&d.neftune, &t->desc.neftune, sizeof d.neftune) != 0        ? "neftune"
         : memcmp(d.lr_factors, t->desc.lr_factors, sizeof d.lr_factors) != 0 ? "lr_factors"
                                                                              : NULL;
     if (fixed != NULL) {
@@ -38321,6 +39939,32 @@ static qlora_result qlora__ckpt_hash(qlora_ctx* ctx, const char* folder, const c
 
 // ---- saving -------------------------------------------------------------------------------------
 
+// Moments in 8 bits are stored as they are: m.NAME has the codes, m.NAME.scales their scales.
+static void qlora__state_add_moments(const qlora_model* m, qlora__save_list* list) {
+    qlora__trained t;
+    qlora__moments moments;
+    size_t at = 0;
+    bool coded = m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT;
+    for (int64_t i = 0; !coded && qlora__trained_at(m, i, &t); i++) {
+        qlora__save_add(list, "m.", &m->moment1, &t);
+        qlora__save_add(list, "v.", &m->moment2, &t);
+    }
+    for (int64_t i = 0; coded && qlora__moments_next(m, i, &at, &t, &moments); i++) {
+        for (int k = 0; k < 2; k++) {
+            char name[224];
+            const char* memory = (const char*)m->moments.data;
+            snprintf(name, sizeof name, "%c.%s", "mv"[k], t.name);
+            qlora__save_add_moments(list, name, moments.coded ? QLORA__ST_U8 : QLORA__ST_F32,
+                                    memory + moments.values[k], moments.count);
+            if (moments.coded) {
+                snprintf(name, sizeof name, "%c.%s.scales", "mv"[k], t.name);
+                qlora__save_add_moments(list, name, QLORA__ST_F32, memory + moments.scales[k],
+                                        moments.blocks);
+            }
+        }
+    }
+}
+
 static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, const qlora__state* s,
                                        const void* position, size_t position_bytes) {
     qlora_ctx* ctx = t->ctx;
@@ -38345,12 +39989,8 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     metadata[2 * count + 1] = qlora__state_tier(ctx);
     metadata[2 * count + 2] = NULL;
     QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
-    QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 4, &list));
-    qlora__trained trained;
-    for (int64_t i = 0; qlora__trained_at(m, i, &trained); i++) {
-        qlora__save_add(&list, "m.", &m->moment1, &trained);
-        qlora__save_add(&list, "v.", &m->moment2, &trained);
-    }
+    QLORA__TRY(qlora__save_open(ctx, 4 * m->range_count + 4, &list));
+    qlora__state_add_moments(m, &list);
     qlora__save_add_bytes(&list, "hashes", QLORA__ST_U64, hashes, sizeof hashes);
     qlora__save_add_bytes(&list, "record", QLORA__ST_F32, s->record, sizeof s->record);
     if (t->desc.method != QLORA_METHOD_SFT) {
@@ -38609,19 +40249,49 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
     return QLORA_OK;
 }
 
-// Finds the moments of a trained tensor in the file; which is 'm' or 'v'.
-static qlora_result qlora__state_moment(qlora_ctx* ctx, const qlora__st* st, char which,
-                                        const qlora__trained* t, const qlora__st_tensor** out) {
-    char name[224];
-    snprintf(name, sizeof name, "%c.%s", which, t->name);
+// Finds a tensor of the state with `count` values.
+static qlora_result qlora__state_tensor(qlora_ctx* ctx, const qlora__st* st, const char* name,
+                                        qlora__st_dtype dtype, int64_t count,
+                                        const qlora__st_tensor** out) {
     *out = qlora__st_find(st, name);
     if (*out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing", st->label, name);
     }
-    if ((*out)->dtype != QLORA__ST_F32 ||
-        qlora__st_elements(*out) != (uint64_t)(t->rows * t->cols)) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s does not contain %lld F32 values",
-                           st->label, name, (long long)(t->rows * t->cols));
+    if ((*out)->dtype != dtype || qlora__st_elements(*out) != (uint64_t)count) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s does not contain %lld %s values",
+                           st->label, name, (long long)count,
+                           dtype == QLORA__ST_F32 ? "F32" : "U8");
+    }
+    return QLORA_OK;
+}
+
+// The same for 8-bit moments.
+static qlora_result qlora__state_moments8(qlora_ctx* ctx, const qlora_model* m, const qlora__st* st,
+                                          float* values) {
+    qlora__trained t;
+    qlora__moments moments;
+    size_t at = 0;
+    for (int64_t i = 0; qlora__moments_next(m, i, &at, &t, &moments); i++) {
+        for (int k = 0; k < 4; k++) { // m, v, and their scales
+            bool scales = k >= 2;
+            bool floats = scales || !moments.coded;
+            int64_t count = scales ? moments.blocks : moments.count;
+            char* to = (char*)m->moments.data + (scales ? moments.scales : moments.values)[k % 2];
+            const qlora__st_tensor* tensor = NULL;
+            char name[224];
+            if (scales && !moments.coded) {
+                continue;
+            }
+            snprintf(name, sizeof name, "%c.%s%s", "mv"[k % 2], t.name, scales ? ".scales" : "");
+            QLORA__TRY(qlora__state_tensor(ctx, st, name, floats ? QLORA__ST_F32 : QLORA__ST_U8,
+                                           count, &tensor));
+            if (values != NULL && floats) {
+                qlora__st_read_f32(tensor, 0, (uint64_t)count, values);
+                QLORA__TRY(qlora__floats_in(ctx, to, count, values));
+            } else if (values != NULL) {
+                QLORA__TRY(qlora__copy_in(ctx, to, tensor->data, (size_t)count));
+            }
+        }
     }
     return QLORA_OK;
 }
@@ -38634,13 +40304,18 @@ static qlora_result qlora__state_moments(qlora_ctx* ctx, const qlora_model* m, c
         const qlora_tensor* arena;
     } kinds[] = {{'m', &m->moment1}, {'v', &m->moment2}};
     qlora__trained t;
+    if (m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT) {
+        return qlora__state_moments8(ctx, m, st, values);
+    }
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
         for (int k = 0; k < 2; k++) {
             const qlora__st_tensor* tensor = NULL;
-            QLORA__TRY(qlora__state_moment(ctx, st, kinds[k].which, &t, &tensor));
+            int64_t n = t.rows * t.cols;
+            char name[224];
+            snprintf(name, sizeof name, "%c.%s", kinds[k].which, t.name);
+            QLORA__TRY(qlora__state_tensor(ctx, st, name, QLORA__ST_F32, n, &tensor));
             if (values != NULL) {
                 qlora_tensor window;
-                int64_t n = t.rows * t.cols;
                 qlora__arena_window(kinds[k].arena, t.at, 1, n, &window);
                 qlora__st_read_f32(tensor, 0, (uint64_t)n, values);
                 QLORA__TRY(qlora__floats_in(ctx, window.data, n, values));
@@ -38795,8 +40470,11 @@ struct qlora_generation {
     int32_t waiting;  // the last token returned, if it is not in the cache yet; -1 = none
     int32_t chosen; // the last token returned, if `logits` are those it was chosen from; -1 = none
     bool stopped;   // the turn has ended
-    bool broken;    // a pass failed, so the contents of the cache are unknown
-    char* memory;   // of the arrays below and stops
+    bool on_device; // the device has the state of the text: its next step needs nothing
+    bool chose;     // the device chose the last token, whose log-probability is `logprob`
+    double logprob;
+    bool broken;  // a pass failed, so the contents of the cache are unknown
+    char* memory; // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]
     float* weights; // [V], for sampling
@@ -39088,6 +40766,13 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     return QLORA_OK;
 }
 
+static qlora_result qlora__generate_not_finite(const qlora_generation* g, int64_t token) {
+    return qlora__fail(g->ctx, QLORA_ERR_STATE,
+                       "the logit of token %lld after position %lld is not finite; check the "
+                       "weights and the adapter",
+                       (long long)token, (long long)(g->length - 1));
+}
+
 // Copies the logits after the last row of a pass to the host.
 static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     qlora_ctx* ctx = g->ctx;
@@ -39105,11 +40790,7 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     }
     for (int64_t i = 0; i < vocab; i++) {
         if (!qlora__finite(g->logits[i])) {
-            return qlora__fail(
-                ctx, QLORA_ERR_STATE,
-                "the logit of token %lld after position %lld is not finite; check the weights "
-                "and the adapter",
-                (long long)i, (long long)(g->length - 1));
+            return qlora__generate_not_finite(g, i);
         }
     }
     return QLORA_OK;
@@ -39122,6 +40803,8 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     int64_t rows = 0;
     g->broken = true;
     g->chosen = -1;
+    g->chose = false;
+    g->on_device = false;
     if (g->waiting >= 0) {
         g->text[end++] = g->waiting;
         g->waiting = -1;
@@ -39138,6 +40821,50 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     }
     QLORA__TRY(qlora__generate_logits(g, rows));
     g->broken = false;
+    return QLORA_OK;
+}
+
+// The state of the text, with the token that was returned last, for the steps on the device.
+static qlora_result qlora__generate_upload(qlora_generation* g) {
+    qlora_ctx* ctx = g->ctx;
+    const qlora__decode* d = &g->m->decode;
+    qlora__decode_text text;
+    memset(&text, 0, sizeof text);
+    text.token = g->waiting;
+    text.position = (int32_t)g->length;
+    text.alive = 1;
+    text.top_k = g->desc.top_k;
+    text.temperature = g->desc.temperature;
+    text.top_p = g->desc.top_p;
+    text.min_p = g->desc.min_p;
+    text.penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
+    text.seed[0] = (uint32_t)g->desc.seed;
+    text.seed[1] = (uint32_t)(g->desc.seed >> 32);
+    QLORA__TRY(qlora__copy_in(ctx, d->state.data, &text, sizeof text));
+    return qlora__copy_in(ctx, d->seen.data, g->seen, (size_t)g->m->plan.config.vocab);
+}
+
+// Runs the token that was returned last and chooses the next one, on the device.
+static qlora_result qlora__generate_step(qlora_generation* g, int32_t* chosen) {
+    qlora_ctx* ctx = g->ctx;
+    qlora_model* m = g->m;
+    qlora__decode_text text;
+    g->broken = true;
+    g->text[g->length] = g->waiting;
+    g->seen[g->waiting] = 1;
+    QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
+    QLORA__TRY(qlora__decode_step(ctx, m));
+    QLORA__TRY(qlora__copy_out(ctx, &text, m->decode.state.data, sizeof text));
+    g->length++;
+    g->computed++;
+    if (text.bad >= 0) {
+        return qlora__generate_not_finite(g, text.bad);
+    }
+    g->on_device = true;
+    g->chose = true;
+    g->logprob = text.logprob;
+    g->broken = false;
+    *chosen = text.chosen;
     return QLORA_OK;
 }
 
@@ -39211,8 +40938,14 @@ static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bo
     }
     // The token that was returned last is run only when its logits are needed, so the last token of
     // a text is never run.
-    QLORA__TRY(g->waiting >= 0 ? qlora__generate_append(g, NULL, 0) : QLORA_OK);
-    int32_t chosen = qlora__sample(g, m->plan.config.vocab, g->length - 1);
+    int32_t chosen = -1;
+    if (g->waiting >= 0 && qlora__decode_ready(m)) {
+        QLORA__TRY(qlora__generate_step(g, &chosen));
+    } else {
+        QLORA__TRY(g->waiting >= 0 ? qlora__generate_append(g, NULL, 0) : QLORA_OK);
+        chosen = qlora__sample(g, m->plan.config.vocab, g->length - 1);
+        g->chose = false;
+    }
     g->waiting = chosen;
     g->chosen = chosen;
     g->made++;
@@ -39284,6 +41017,10 @@ static qlora_result qlora__generate_logprob(const qlora_generation* g, double* o
         return qlora__fail(g->ctx, QLORA_ERR_STATE,
                            "no token was returned since the text was last changed; call "
                            "qlora_generate_next first");
+    }
+    if (g->chose) {
+        *out = g->logprob;
+        return QLORA_OK;
     }
     for (int64_t i = 1; i < vocab; i++) {
         top = (double)g->logits[i] > top ? (double)g->logits[i] : top;
@@ -39365,4 +41102,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a3dbbdceba2d46bd
+//@@ end 3f9ab91b3b18f5c1

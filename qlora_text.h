@@ -23615,6 +23615,9 @@ QLORA__JIN_EVAL(name) {
     QLORA__TRY(qlora__jin_no_constant(m));
     const qlora__jin_value* value = qlora__jin_slot(m, node);
     if (value->kind == QLORA__JIN_MISSING) {
+        if (qlora__jin_named("self", node->name, node->size)) { // jinja2's reference to blocks
+            return qlora__jin_fail(m, "\"self\" is not supported, because blocks are not");
+        }
         return qlora__jin_undefined(m, NULL, node->name, node->size, false, out);
     }
     *out = *value;
@@ -29883,4 +29886,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end b9decbd8c3b184f6
+//@@ end 9172d9486a0700e1

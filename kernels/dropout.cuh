@@ -72,4 +72,54 @@ dropout(const T* x, int64_t ldx, T* y, int64_t ldy, const int32_t* positions,
     }
 }
 
+// NEFTune: h[row] += alpha / sqrt(L cols) u, with L the length of the row's sequence and u uniform
+// in [-1, 1), from the same random words as dropout with 2^31 in place of the projection. seqs has
+// max_sequences + 1 ascending bounds; rows after the last belong to no sequence and stay as they
+// are. Launch as for dropout. One writer per output.
+template <class T>
+__device__ __forceinline__ void
+noise(T* h, int64_t ld, const int32_t* positions, const int32_t* sequences, const uint32_t* state,
+      const int32_t* seqs, int64_t max_sequences, int64_t rows, int64_t cols, float alpha) {
+    const int N = lanes<T>::N;
+    int64_t c = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
+    bool vec = rows_aligned(h, ld);
+    int64_t left = cols - c;
+    if (left <= 0) {
+        return;
+    }
+    uint64_t key =
+        ((uint64_t)state[1] << 32 | state[0]) + (uint64_t)state[2] * 0x9e3779b97f4a7c15ull;
+    for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+        int64_t low = 0; // the last bound that is not after the row
+        int64_t high = max_sequences + 1;
+        while (high - low > 1) {
+            int64_t middle = (low + high) / 2;
+            if (seqs[middle] <= row) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        if (low == max_sequences) {
+            continue;
+        }
+        int64_t length = seqs[low + 1] - seqs[low];
+        float scale = alpha / sqrtf((float)(length * cols));
+        float v[N];
+        uint4 raw = load_raw(h + row * ld + c, left, vec);
+        unpack(raw, v);
+#pragma unroll
+        for (int k = 0; k < N; k += 4) {
+            uint32_t word[4] = {(uint32_t)((c + k) >> 2), (uint32_t)positions[row],
+                                (uint32_t)sequences[row], 0x80000000u};
+            philox(word, (uint32_t)key, (uint32_t)(key >> 32));
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                v[k + i] += ((float)(word[i] >> 8) * (2.0f / 16777216.0f) - 1.0f) * scale;
+            }
+        }
+        store_raw(h + row * ld + c, pack(v), left, vec);
+    }
+}
+
 #endif

@@ -10,3 +10,10 @@ QLORA_KERNEL __launch_bounds__(256)
     dropout(x, ldx, y, ldy, positions, sequences, state, where, rows, cols, threshold, scale,
             accumulate);
 }
+
+QLORA_KERNEL qlora_dropout_noise_bf16(bf16* h, int64_t ld, const int32_t* positions,
+                                      const int32_t* sequences, const uint32_t* state,
+                                      const int32_t* seqs, int64_t max_sequences, int64_t rows,
+                                      int64_t cols, float alpha) {
+    noise(h, ld, positions, sequences, state, seqs, max_sequences, rows, cols, alpha);
+}

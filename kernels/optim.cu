@@ -116,8 +116,7 @@ __device__ __forceinline__ void copy_four(const adamw_range& range, int64_t i, i
 
 // Writes the first `left` of four values.
 template <class S>
-__device__ __forceinline__ void shade_four(S* shadow, int64_t left, bool vec,
-                                           const float (&v)[4]) {
+__device__ __forceinline__ void shade_four(S* shadow, int64_t left, bool vec, const float (&v)[4]) {
     if (vec && left >= 4) {
         store_four(shadow, v);
         return;
@@ -206,6 +205,142 @@ QLORA_KERNEL __launch_bounds__(256)
                            const adamw_range* ranges, int64_t range_count, const adamw_state* state,
                            const float* clip) {
     adamw(p, g, m, v, shadow, ranges, range_count, state, clip);
+}
+
+// The index of the value of a map of 256 ascending values that is nearest to x.
+__device__ __forceinline__ int nearest_code(const float* map, float x) {
+    int low = 0;
+#pragma unroll
+    for (int step = 128; step > 0; step /= 2) {
+        int at = low + step;
+        low = x > (map[at - 1] + map[at]) * 0.5f ? at : low;
+    }
+    return low;
+}
+
+// The largest of the values of 256 threads, which are not negative; room is 8 floats of shared
+// memory that no thread uses any more.
+__device__ __forceinline__ float block_most(float x, float* room) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    }
+    if ((threadIdx.x & 31) == 0) {
+        room[threadIdx.x >> 5] = x;
+    }
+    __syncthreads();
+    x = room[0];
+#pragma unroll
+    for (int i = 1; i < 8; i++) {
+        x = fmaxf(x, room[i]);
+    }
+    return x;
+}
+
+// The same update with moments in 8 bits. `moments` is one piece of memory:
+//   float map[2][256]        for m and for v
+//   int64_t place[ranges]    the moments of each range, in bytes from the start
+// A range of n >= 4096 elements has codes of m and v (n bytes each, rounded up to 16), then the
+// scales of their blocks of 256: m = map[code] scale. The scale is the largest magnitude of the
+// block, the code that of the nearest value of the map; a negative m does not become 0. Shorter
+// ranges have f32 moments (4 n bytes, rounded up to 16, for m and for v).
+//
+// Launch:
+//   threads = 256, one element each
+//   grid    = as for adamw, with 256 elements per block
+//   shared  = 2112 bytes, static
+// Determinism: a block of elements has one block of threads, and a maximum does not depend on the
+// order.
+template <class S>
+__device__ __forceinline__ void adamw8(float* p, float* g, char* moments, S* shadow,
+                                       const adamw_range* ranges, int64_t range_count,
+                                       const adamw_state* state, const float* clip) {
+    // It is long because everything that is loaded is used until its end.
+    __shared__ float map[512];
+    __shared__ float room[2][8];
+    map[threadIdx.x] = ((const float*)moments)[threadIdx.x];
+    map[threadIdx.x + 256] = ((const float*)moments)[threadIdx.x + 256];
+    __syncthreads();
+    const int64_t* places = (const int64_t*)(moments + 2048);
+    adamw_state s = *state;
+    float clip_by = clip != 0 ? *clip : 1.0f;
+    for (int64_t r = blockIdx.y; r < range_count; r += gridDim.y) {
+        adamw_range range = ranges[r];
+        float lr = range.lr > 0.0 ? (float)range.lr : 1.0f;
+        float decay = s.lr_decay * range.decay * lr;
+        bool coded = range.count >= 4096;
+        int64_t blocks = (range.count + 255) / 256;
+        int64_t bytes = (range.count * (coded ? 1 : 4) + 15) & ~(int64_t)15;
+        char* at = moments + places[r];
+        float* scale_m = (float*)(at + 2 * bytes);
+        float* scale_v = scale_m + blocks;
+        for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+            int64_t i = block * 256 + threadIdx.x;
+            bool in = i < range.count;
+            int64_t e = range.begin + i;
+            float grad = in ? g[e] : 0.0f;
+            if (in) {
+                g[e] = 0.0f;
+            }
+            if (s.skip) {
+                continue;
+            }
+            float pp = in ? p[e] : 0.0f;
+            float m = 0.0f;
+            float v = 0.0f;
+            if (in && coded) {
+                m = map[((const uint8_t*)at)[i]] * scale_m[block];
+                v = map[256 + ((const uint8_t*)at)[bytes + i]] * scale_v[block];
+            } else if (in) {
+                m = ((const float*)at)[i];
+                v = ((const float*)(at + bytes))[i];
+            }
+            adamw_one(s, s.step_size * lr, decay, clip_by, pp, grad, m, v);
+            if (in) {
+                p[e] = pp;
+                pp *= range.shadow_scale;
+                store(shadow + e, pp);
+                if (range.copy != 0) {
+                    store((S*)range.copy + copy_at(range, i), pp);
+                }
+            }
+            if (in && !coded) {
+                ((float*)at)[i] = m;
+                ((float*)(at + bytes))[i] = v;
+            }
+            if (!coded) {
+                continue;
+            }
+            __syncthreads(); // the scales have been read, and so has the room
+            float most_m = block_most(in ? fabsf(m) : 0.0f, room[0]);
+            float most_v = block_most(in ? v : 0.0f, room[1]);
+            int code = nearest_code(map, most_m > 0.0f ? m / most_m : 0.0f);
+            code -= m < 0.0f && code > 0 && map[code] >= 0.0f ? 1 : 0;
+            if (in) {
+                ((uint8_t*)at)[i] = (uint8_t)code;
+                ((uint8_t*)at)[bytes + i] =
+                    (uint8_t)nearest_code(map + 256, most_v > 0.0f ? v / most_v : 0.0f);
+            }
+            if (threadIdx.x == 0) {
+                scale_m[block] = most_m;
+                scale_v[block] = most_v;
+            }
+        }
+    }
+}
+
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_optim_adamw8_f32(float* p, float* g, char* moments, float* shadow,
+                           const adamw_range* ranges, int64_t range_count, const adamw_state* state,
+                           const float* clip) {
+    adamw8(p, g, moments, shadow, ranges, range_count, state, clip);
+}
+
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_optim_adamw8_bf16(float* p, float* g, char* moments, bf16* shadow,
+                            const adamw_range* ranges, int64_t range_count,
+                            const adamw_state* state, const float* clip) {
+    adamw8(p, g, moments, shadow, ranges, range_count, state, clip);
 }
 
 // Writes only the shadow and its copies, shadow = shadow_scale p, after parameters have been

@@ -19,6 +19,9 @@
 
 #include "messages.h"
 
+// What --length max and the like give, if the words of an OPT_WHOLE are "N|max".
+#define OPTION_MAX ((int64_t)1 << 53)
+
 #define OPTION_TEXTS 64 // how often an option of the kind OPT_TEXTS can be given
 
 typedef struct option_texts {
@@ -152,6 +155,10 @@ static inline bool number_read(const option* row, const char* text, double* out,
     char* end = NULL;
     double factor = 1.0;
     bool size = row->kind == OPT_SIZE;
+    if (row->kind == OPT_WHOLE && strcmp(text, "max") == 0 && strcmp(row->words, "N|max") == 0) {
+        *out = (double)OPTION_MAX;
+        return true;
+    }
     errno = 0;
     double value = strtod(text, &end);
     while (size && end != text && *end == ' ') {

@@ -3,6 +3,7 @@
 //   cc -O2 -I. -o plan programs/plan.c -ldl -lm -lpthread
 //   ./plan --memory 8G                          (all built-in shapes)
 //   ./plan --shape llama-3.1-8b --memory 24G    (one of them)
+//   ./plan --shape llama-3.1-8b --memory 24GB --longest
 //   ./plan --model DIR                          (a folder, on this machine)
 //
 // It calls only the public functions of qlora.h; planning does not need a GPU.
@@ -32,6 +33,10 @@ typedef struct options {
     int64_t base;
     int64_t mode;
     int64_t recompute;
+    int64_t offload;
+    int64_t tile;
+    bool longest;
+    int64_t optimizer;
     bool train_norms;
     bool help;
     bool version;
@@ -50,7 +55,9 @@ static const option option_table[] = {
         "GPU, or without one on the CPU)"},
     {"batch", OPT_WHOLE, AT(batch), false, 1, 65536, "N",
         "with --length: detailed plan for one size"},
-    {"length", OPT_WHOLE, AT(length), false, 1, 1048576, "N", "tokens per sequence"},
+    {"length", OPT_WHOLE, AT(length), false, 1, 16777216, "N", "tokens per sequence"},
+    {"longest", OPT_FLAG, AT(longest), false, 0, 0, "",
+        "find the longest sequence that fits, with --batch sequences (default 1)"},
     {"rank", OPT_WHOLE, AT(rank), false, 1, 1024, "N", "LoRA rank (default 16)"},
     {"base", OPT_CHOICE, AT(base), false, 0, 0, "nf4|16bit|32bit",
         "storage format of the frozen weights (default nf4)"},
@@ -60,6 +67,14 @@ static const option option_table[] = {
     {"recompute", OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off",
         "recompute activations in the backward pass; auto recomputes as few layers as "
         "possible (default auto)"},
+    {"offload", OPT_CHOICE, AT(offload), false, 0, 0, "auto|on|off",
+        "keep the inputs of recomputed layers, and an embedding that is not the head, in host "
+        "memory; auto does it only if the memory requires it (default auto)"},
+    {"tile", OPT_WHOLE, AT(tile), false, 1, 16777216, "N",
+        "compute everything but attention for N tokens at a time (default: only if the memory "
+        "requires it)"},
+    {"optimizer", OPT_CHOICE, AT(optimizer), false, 0, 0, "adamw|adamw8bit",
+        "adamw8bit keeps the moments in 8 bits (default adamw)"},
     {"train-norms", OPT_FLAG, AT(train_norms), false, 0, 0, "", "also train the RMSNorm weights"},
     {"capability", OPT_REAL, AT(capability), false, 7.5, 99, "X",
         "compute capability of the GPU (default 9.0)"},
@@ -95,10 +110,13 @@ static qlora_model_desc desc_of(const app* a, int64_t batch, int64_t length, qlo
     m.base = (qlora_base_format)o->base;
     m.mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // tf32 is stored as f32
     m.train_norms = o->train_norms;
+    m.optimizer = (qlora_optimizer)o->optimizer;
     m.tokens = batch * length;
     m.max_sequences = batch;
     m.max_length = length;
     m.recompute = (qlora_choice)o->recompute;
+    m.offload = (qlora_choice)o->offload;
+    m.tile = o->tile;
     m.cache = cache;
     return m;
 }
@@ -110,13 +128,22 @@ static bool try_plan(app* a, int64_t batch, int64_t length, qlora_choice cache, 
     qlora_model_desc m = desc_of(a, batch, length, cache);
     qlora_result r = qlora_plan_make(a->ctx, &m, &a->budget, out);
     *fits = r == QLORA_OK;
-    return r == QLORA_OK || r == QLORA_ERR_DEVICE_MEMORY ||
-           fail("%s", message_text(qlora_last_error(a->ctx)));
+    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_MEMORY || r == QLORA_ERR_MEMORY) {
+        return true;
+    }
+    char text[1024];
+    snprintf(text, sizeof text, "%s", message_text(qlora_last_error(a->ctx)));
+    message_options(text);
+    return fail("%s", text);
 }
 
-// The mark after a number: '*' if every layer is recomputed in the backward pass, '+' if some are.
+// The mark after a number: '+' if some layers are recomputed in the backward pass, '*' if every one
+// is, '#' if memory of the host is used or tokens are computed in tiles as well.
 static char mark(const qlora_plan* p) {
-    return p->recompute_layers == 0 ? ' ' : p->recompute_layers == p->config.layers ? '*' : '+';
+    return p->host > 0 || p->tile > 0                ? '#'
+           : p->recompute_layers == 0                ? ' '
+           : p->recompute_layers == p->config.layers ? '*'
+                                                     : '+';
 }
 
 // The columns of a table: the lengths that the model can have, or its limit if that is shorter.
@@ -174,7 +201,8 @@ static bool model_table(app* a) {
         printf("\n");
     }
     printf("\n%s for one micro-batch; + some layers, * all layers recomputed in the backward\n"
-           "pass; - does not fit. For larger batches, accumulate several micro-batches.\n"
+           "pass; # also host memory or tiles of tokens; - does not fit. For larger batches,\n"
+           "accumulate several micro-batches.\n"
            "With +, only as many layers are recomputed as the memory requires: the plan\n"
            "fills the memory, so a longer sequence can show a smaller number.\n",
            small ? "MiB" : "GiB");
@@ -226,9 +254,21 @@ static bool all_table(app* a) {
         printf("\n");
     }
     printf("\nSequences per micro-batch, as powers of two; + some layers, * all layers\n"
-           "recomputed in the backward pass; - does not fit. Use --shape or --model for the\n"
-           "details of one model.\n");
+           "recomputed in the backward pass; # also host memory or tiles of tokens; - does not\n"
+           "fit. Use --shape or --model for the details of one model.\n");
     return true;
+}
+
+// What a plan needs of the host, if this machine has less.
+static void host_note(app* a, const qlora_plan* p) {
+    qlora_ctx_info info;
+    char need[32];
+    char have[32];
+    if (p->host > 0 && qlora_ctx_query(a->ctx, &info) == QLORA_OK &&
+        p->host > info.memory.host_free) {
+        printf("note: offloading needs %s of host memory; this machine has %s free\n",
+               bytes_text(p->host, need), bytes_text(info.memory.host_free, have));
+    }
 }
 
 // One size in detail, or what would fit instead.
@@ -255,6 +295,47 @@ static bool one_plan(app* a) {
     qlora_plan_describe(&p, text, sizeof text);
     printf("%s, %lld x %lld tokens, rank %lld, in %s\n%s", a->name, (long long)a->o.batch,
            (long long)a->o.length, (long long)a->o.rank, bytes_text(a->budget.bytes, size), text);
+    host_note(a, &p);
+    return true;
+}
+
+// The longest sequence that fits: every length that is printed was planned. A shape has no limit of
+// positions, so that the answer is that of the memory.
+static bool longest_plan(app* a) {
+    int64_t batch = a->o.batch > 0 ? a->o.batch : 1;
+    int64_t positions = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
+    int64_t room = ((int64_t)1 << 24) / batch;
+    int64_t low = 0; // fits
+    int64_t high = a->o.model != NULL && positions < room ? positions : room;
+    qlora_plan best;
+    char text[4096];
+    char size[32];
+    a->config.max_positions = 0;
+    memset(&best, 0, sizeof best);
+    while (low < high) {
+        qlora_plan p;
+        bool fits = false;
+        int64_t middle = low + (high - low + 1) / 2;
+        if (!try_plan(a, batch, middle, QLORA_CHOICE_OFF, &p, &fits)) {
+            return false;
+        }
+        low = fits ? middle : low;
+        high = fits ? high : middle - 1;
+        best = fits ? p : best;
+    }
+    if (low == 0) {
+        return fail("not enough memory for a sequence of one token: %s",
+                    message_text(qlora_last_error(a->ctx)));
+    }
+    qlora_plan_describe(&best, text, sizeof text);
+    printf("%s, rank %lld, in %s: the longest of %lld sequence%s has %lld tokens\n%s", a->name,
+           (long long)a->o.rank, bytes_text(a->budget.bytes, size), (long long)batch,
+           batch == 1 ? "" : "s", (long long)low, text);
+    if (low > positions) {
+        printf("note: the model has %lld positions; longer sequences need a scaled RoPE\n",
+               (long long)positions);
+    }
+    host_note(a, &best);
     return true;
 }
 
@@ -324,7 +405,10 @@ static bool options_check(const options* o) {
     if (o->model != NULL && o->shape != NULL) {
         return fail("--model and --shape cannot be used together");
     }
-    bool one = o->batch > 0 || o->length > 0;
+    if (o->longest && (o->length > 0 || (o->model == NULL && o->shape == NULL))) {
+        return fail("--longest needs --model or --shape, and no --length");
+    }
+    bool one = (o->batch > 0 || o->length > 0) && !o->longest;
     if (one && (o->batch < 1 || o->length < 1 || (o->model == NULL && o->shape == NULL))) {
         return fail("--batch and --length must be given together, with --model or --shape");
     }
@@ -354,7 +438,10 @@ static bool run(app* a) {
     qlora_plan p;
     bool fits = false; // planned once up front, so that an error is reported before a table starts
     ok = ok && (a->name == NULL || try_plan(a, 1, 1, QLORA_CHOICE_OFF, &p, &fits));
-    ok = !ok ? false : o->batch > 0 ? one_plan(a) : a->name != NULL ? model_table(a) : all_table(a);
+    ok = ok && (o->longest        ? longest_plan(a)
+                : o->batch > 0    ? one_plan(a)
+                : a->name != NULL ? model_table(a)
+                                  : all_table(a));
     qlora_ctx_destroy(a->ctx);
     return ok;
 }

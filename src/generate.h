@@ -14,8 +14,11 @@ struct qlora_generation {
     int32_t waiting;  // the last token returned, if it is not in the cache yet; -1 = none
     int32_t chosen; // the last token returned, if `logits` are those it was chosen from; -1 = none
     bool stopped;   // the turn has ended
-    bool broken;    // a pass failed, so the contents of the cache are unknown
-    char* memory;   // of the arrays below and stops
+    bool on_device; // the device has the state of the text: its next step needs nothing
+    bool chose;     // the device chose the last token, whose log-probability is `logprob`
+    double logprob;
+    bool broken;  // a pass failed, so the contents of the cache are unknown
+    char* memory; // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]
     float* weights; // [V], for sampling
@@ -307,6 +310,13 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     return QLORA_OK;
 }
 
+static qlora_result qlora__generate_not_finite(const qlora_generation* g, int64_t token) {
+    return qlora__fail(g->ctx, QLORA_ERR_STATE,
+                       "the logit of token %lld after position %lld is not finite; check the "
+                       "weights and the adapter",
+                       (long long)token, (long long)(g->length - 1));
+}
+
 // Copies the logits after the last row of a pass to the host.
 static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     qlora_ctx* ctx = g->ctx;
@@ -324,11 +334,7 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     }
     for (int64_t i = 0; i < vocab; i++) {
         if (!qlora__finite(g->logits[i])) {
-            return qlora__fail(
-                ctx, QLORA_ERR_STATE,
-                "the logit of token %lld after position %lld is not finite; check the weights "
-                "and the adapter",
-                (long long)i, (long long)(g->length - 1));
+            return qlora__generate_not_finite(g, i);
         }
     }
     return QLORA_OK;
@@ -341,6 +347,8 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     int64_t rows = 0;
     g->broken = true;
     g->chosen = -1;
+    g->chose = false;
+    g->on_device = false;
     if (g->waiting >= 0) {
         g->text[end++] = g->waiting;
         g->waiting = -1;
@@ -357,6 +365,50 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     }
     QLORA__TRY(qlora__generate_logits(g, rows));
     g->broken = false;
+    return QLORA_OK;
+}
+
+// The state of the text, with the token that was returned last, for the steps on the device.
+static qlora_result qlora__generate_upload(qlora_generation* g) {
+    qlora_ctx* ctx = g->ctx;
+    const qlora__decode* d = &g->m->decode;
+    qlora__decode_text text;
+    memset(&text, 0, sizeof text);
+    text.token = g->waiting;
+    text.position = (int32_t)g->length;
+    text.alive = 1;
+    text.top_k = g->desc.top_k;
+    text.temperature = g->desc.temperature;
+    text.top_p = g->desc.top_p;
+    text.min_p = g->desc.min_p;
+    text.penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
+    text.seed[0] = (uint32_t)g->desc.seed;
+    text.seed[1] = (uint32_t)(g->desc.seed >> 32);
+    QLORA__TRY(qlora__copy_in(ctx, d->state.data, &text, sizeof text));
+    return qlora__copy_in(ctx, d->seen.data, g->seen, (size_t)g->m->plan.config.vocab);
+}
+
+// Runs the token that was returned last and chooses the next one, on the device.
+static qlora_result qlora__generate_step(qlora_generation* g, int32_t* chosen) {
+    qlora_ctx* ctx = g->ctx;
+    qlora_model* m = g->m;
+    qlora__decode_text text;
+    g->broken = true;
+    g->text[g->length] = g->waiting;
+    g->seen[g->waiting] = 1;
+    QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
+    QLORA__TRY(qlora__decode_step(ctx, m));
+    QLORA__TRY(qlora__copy_out(ctx, &text, m->decode.state.data, sizeof text));
+    g->length++;
+    g->computed++;
+    if (text.bad >= 0) {
+        return qlora__generate_not_finite(g, text.bad);
+    }
+    g->on_device = true;
+    g->chose = true;
+    g->logprob = text.logprob;
+    g->broken = false;
+    *chosen = text.chosen;
     return QLORA_OK;
 }
 
@@ -430,8 +482,14 @@ static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bo
     }
     // The token that was returned last is run only when its logits are needed, so the last token of
     // a text is never run.
-    QLORA__TRY(g->waiting >= 0 ? qlora__generate_append(g, NULL, 0) : QLORA_OK);
-    int32_t chosen = qlora__sample(g, m->plan.config.vocab, g->length - 1);
+    int32_t chosen = -1;
+    if (g->waiting >= 0 && qlora__decode_ready(m)) {
+        QLORA__TRY(qlora__generate_step(g, &chosen));
+    } else {
+        QLORA__TRY(g->waiting >= 0 ? qlora__generate_append(g, NULL, 0) : QLORA_OK);
+        chosen = qlora__sample(g, m->plan.config.vocab, g->length - 1);
+        g->chose = false;
+    }
     g->waiting = chosen;
     g->chosen = chosen;
     g->made++;
@@ -503,6 +561,10 @@ static qlora_result qlora__generate_logprob(const qlora_generation* g, double* o
         return qlora__fail(g->ctx, QLORA_ERR_STATE,
                            "no token was returned since the text was last changed; call "
                            "qlora_generate_next first");
+    }
+    if (g->chose) {
+        *out = g->logprob;
+        return QLORA_OK;
     }
     for (int64_t i = 1; i < vocab; i++) {
         top = (double)g->logits[i] > top ? (double)g->logits[i] : top;

@@ -130,6 +130,7 @@ extern "C" {
 #include "tensor/tensor.h"
 #include "tensor/staging.h"
 #include "tensor/beside.h"
+#include "tensor/away.h"
 #include "cache/registry.h"
 #include "cache/modules.h"
 #include "context.h"
@@ -146,6 +147,7 @@ extern "C" {
 #include "ops/loss.h"
 #include "ops/adamw.h"
 #ifndef QLORA_NO_MODEL
+#include "ops/adamw8.h"
 #include "ops/preference.h"
 #include "ops/tree.h"
 #include "ops/dora.h"
@@ -153,6 +155,10 @@ extern "C" {
 #endif // QLORA_NO_MODEL
 
 #include "ops/dropout.h"
+#ifndef QLORA_NO_MODEL
+#include "ops/noise.h"
+#endif // QLORA_NO_MODEL
+
 #include "ops/linear_cpu.h"
 #include "ops/linear.h"
 #include "ops/attention_cpu.h"
@@ -167,17 +173,20 @@ extern "C" {
 #include "model/mapped.h"
 #include "model/trained.h"
 #include "model/plan.h"
+#include "model/choose.h"
 #include "model/identity.h"
 #include "model/kept.h"
 #include "model/load.h"
 #include "model/dora.h"
 #include "model/parameters.h"
+#include "model/moments.h"
 #include "model/batch.h"
 #include "model/layer.h"
 #include "model/decode.h"
 #include "model/forward.h"
-#include "model/backward.h"
 #include "model/head.h"
+#include "model/backward.h"
+#include "model/step.h"
 #include "model/prepare.h"
 #include "model/adapter.h"
 #include "model/open.h"

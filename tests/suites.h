@@ -14,6 +14,7 @@
     X(ops_suite)                                                                                   \
     X(stream_suite)                                                                                \
     X(rows_suite)                                                                                  \
+    X(optimizer_suite)                                                                             \
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
     X(gguf_suite)                                                                                  \
@@ -25,13 +26,16 @@
     X(parquet_suite)                                                                               \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
+    X(long_suite)                                                                                  \
     X(gradient_suite)                                                                              \
     X(threads_suite)                                                                               \
     X(steps_suite)                                                                                 \
     X(tree_suite)                                                                                  \
     X(comm_suite)                                                                                  \
     X(kept_suite)                                                                                  \
+    X(page_suite)                                                                                  \
     X(methods_suite)                                                                               \
     X(generate_suite)                                                                              \
+    X(step_suite)                                                                                  \
     X(mutant_suite)                                                                                \
     X(adapter_suite)

@@ -101,25 +101,6 @@ static bool model_describe(app* a) {
     return true;
 }
 
-static bool lengths_choose(app* a) {
-    options* o = &a->o;
-    int64_t most = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
-    if (o->length == 0) {
-        o->length = o->tokens != 0 && o->tokens < 1024 ? o->tokens : 1024;
-        o->length = o->length < most ? o->length : most;
-    }
-    if (o->length > most) {
-        return error_set(a->error,
-                         "--length (%lld) must not exceed the model's limit of %lld tokens",
-                         (long long)o->length, (long long)most);
-    }
-    if (o->tokens == 0) {
-        int64_t least = (int64_t)sample_texts(a) * o->length;
-        o->tokens = least > 4096 ? least : 4096;
-    }
-    return true;
-}
-
 static void train_describe(app* a) {
     const options* o = &a->o;
     qlora_model_desc* m = &a->model_desc;
@@ -128,8 +109,11 @@ static void train_describe(app* a) {
     int64_t least = (int64_t)sample_texts(a); // of one micro-batch
     m->max_sequences = o->tokens / 8 > least ? o->tokens / 8 : least;
     m->accumulate = o->accumulate;
+    m->optimizer = (qlora_optimizer)o->optimizer;
     m->recompute = (qlora_choice)o->recompute;
     m->cache = (qlora_choice)o->cache;
+    m->offload = (qlora_choice)o->offload;
+    m->tile = o->tile;
     m->keep_quantised = o->keep_quantised && a->rank == 0;
     m->quantised_dir = o->quantised_dir;
     m->generate_tokens = o->prompt != NULL ? (o->length < 160 ? o->length : 160) : 0;
@@ -147,6 +131,60 @@ static void train_describe(app* a) {
     d->desirable_weight = o->desirable_weight;
     d->undesirable_weight = o->undesirable_weight;
     d->loraplus_ratio = o->loraplus_ratio;
+    d->neftune = o->neftune;
+}
+
+// --length max: the longest sample that fits, found by planning. A micro-batch has one sample, or
+// what --tokens says.
+static bool length_longest(app* a, int64_t most) {
+    options* o = &a->o;
+    int64_t texts = (int64_t)sample_texts(a);
+    int64_t given = o->tokens;
+    int64_t room = (given != 0 ? given : (int64_t)1 << 24) / texts;
+    int64_t low = 1; // fits, or is not tried
+    int64_t high = most < room ? most : room;
+    qlora_plan_desc budget;
+    qlora_plan plan;
+    memset(&budget, 0, sizeof budget);
+    budget.bytes = (uint64_t)o->memory;
+    while (low < high) {
+        o->length = low + (high - low + 1) / 2;
+        o->tokens = given != 0 ? given : texts * o->length;
+        train_describe(a);
+        qlora_result result = qlora_plan_make(a->ctx, &a->model_desc, &budget, &plan);
+        if (result == QLORA_OK) {
+            low = o->length;
+        } else if (result == QLORA_ERR_DEVICE_MEMORY || result == QLORA_ERR_MEMORY) {
+            high = o->length - 1;
+        } else {
+            return lib(a, result, "planning the memory");
+        }
+    }
+    o->length = low > 2 ? low : 2;
+    o->tokens = given != 0 ? given : texts * o->length;
+    return true;
+}
+
+static bool lengths_choose(app* a) {
+    options* o = &a->o;
+    int64_t most = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
+    if (o->length == OPTION_MAX) {
+        return length_longest(a, most);
+    }
+    if (o->length == 0) {
+        o->length = o->tokens != 0 && o->tokens < 1024 ? o->tokens : 1024;
+        o->length = o->length < most ? o->length : most;
+    }
+    if (o->length > most) {
+        return error_set(a->error,
+                         "--length (%lld) must not exceed the model's limit of %lld tokens",
+                         (long long)o->length, (long long)most);
+    }
+    if (o->tokens == 0) {
+        int64_t least = (int64_t)sample_texts(a) * o->length;
+        o->tokens = least > 4096 ? least : 4096;
+    }
+    return true;
 }
 
 // Names a limit below 0.1 GiB, and what is needed, in MiB: the library's GiB would be 0.00.
@@ -311,13 +349,13 @@ static bool prepare(app* a) {
     if (!together(a, ok && (look || settings_check(a))) || !ranks_connect(a) || !ranks_join(a)) {
         return false;
     }
-    ok = data_prepare(a) && prompt_check(a) && (a->o.doctor || plan_make(a));
+    ok = data_prepare(a) && prompt_check(a) && prompts_open(a) && (a->o.doctor || plan_make(a));
     return together(a, ok) && ranks_plan(a);
 }
 
 static void backend_print(app* a) {
-    say(a, "%s: %s\n", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
-        qlora_ctx_reason(a->ctx));
+    char why[512];
+    say(a, "%s\n", backend_reason(a, why));
     counts_print(a);
     notes_print(a);
 }
@@ -411,6 +449,7 @@ static bool train(app* a) {
         return true;
     }
     ok = a->rank > 0 || prompt_show(a, "after");
+    answers_print(a);
     summary_print(a);
     return ok;
 }

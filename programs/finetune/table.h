@@ -15,6 +15,12 @@ typedef struct options {
     const char* columns;
     const char* base_name;
     const char* prompt;
+    option_texts sample_prompts;
+    option_texts sample_messages;
+    const char* sample_file;
+    const char* tensorboard;
+    int64_t sample_tokens;
+    double sample_temperature;
     int64_t rank;
     int64_t targets;
     int64_t steps;
@@ -37,6 +43,8 @@ typedef struct options {
     int64_t base;
     int64_t recompute;
     int64_t cache;
+    int64_t offload;
+    int64_t tile;
     bool keep_quantised;
     const char* quantised_dir;
     int64_t resume;
@@ -51,6 +59,8 @@ typedef struct options {
     double desirable_weight;
     double undesirable_weight;
     double loraplus_ratio;
+    double neftune;
+    int64_t optimizer;
     double alpha;
     double dropout;
     double lr;
@@ -94,22 +104,22 @@ static const option option_table[] = {
     {"model", OPT_TEXT, AT(model), true, 0, 0, "DIR",
         "model folder (Hugging Face) or GGUF file (required)"},
     {"data", OPT_TEXTS, AT(data), true, 0, 0, "FILE[:W]",
-        "training data: a file, see below, a folder of such files, or - for standard input; W is "
-        "its weight, see below; may be given several times (required)"},
+        "training data: a file (see below), a folder of such files, or - for standard input; W is "
+        "its weight (see below); may be repeated (required)"},
     {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
-        "output folder for the adapter, checkpoint, log and plot (required)"},
+        "output folder for the adapter, checkpoint, log, plot and page (required)"},
     {"template", OPT_TEXT, AT(template_name), true, 0, 0, "NAME",
         "built-in chat format, see below (default: the model's own template)"},
     {"chat-template", OPT_TEXT, AT(chat_template), true, 0, 0, "FILE",
         "Jinja template of the chat (default: the model's own)"},
     {"adapter", OPT_TEXT, AT(adapter), true, 0, 0, "DIR",
-        "start from this PEFT adapter, or that of a run; sets rank, alpha, targets and rslora"},
+        "start from this PEFT adapter or finetune run; sets rank, alpha, targets and rslora"},
     {"base-name", OPT_TEXT, AT(base_name), false, 0, 0, "NAME",
         "base model name stored in the adapter (default: --model)"},
     {"format", OPT_TEXT, AT(format), true, 0, 0, "NAME",
-        "form of the data, see below (default: from the ending and the names in each record)"},
+        "data format, see below (default: from the file's ending and the names in each record)"},
     {"columns", OPT_TEXT, AT(columns), true, 0, 0, "LIST",
-        "names in the data that stand for those below, e.g. prompt=question,completion=answer"},
+        "names that the data uses instead of those below, e.g. prompt=question,completion=answer"},
     {"max-samples", OPT_WHOLE, AT(max_samples), true, 1, 1e9, "N",
         "use only the first N samples of the data (default: all)"},
     {"stream", OPT_CHOICE, AT(stream), false, 0, 0, "auto|on|off",
@@ -140,23 +150,26 @@ static const option option_table[] = {
         "also train the RMSNorm weights"},
     {"Training", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"method", OPT_CHOICE, AT(method), true, 0, 0, "sft|dpo|kto",
-        "what is minimised: the loss of the answers, or a loss of preferences; see below and "
-        "docs/methods.md (default sft)"},
+        "sft learns answers, dpo and kto learn preferences; see below and docs/methods.md "
+        "(default sft)"},
     {"beta", OPT_REAL, AT(beta), true, 1e-6, 1e3, "X",
         "dpo, kto: weight of the distance from the base model (default 0.1)"},
     {"label-smoothing", OPT_REAL, AT(label_smoothing), true, 0, 0.499, "X",
         "dpo: probability that a pair is the wrong way round (default 0)"},
     {"sft-alpha", OPT_REAL, AT(sft_alpha), true, 0, 1e3, "X",
-        "dpo: weight of the loss of the chosen answers, which is added (default 0)"},
+        "dpo: weight of an additional loss on the chosen answers (default 0)"},
     {"desirable-weight", OPT_REAL, AT(desirable_weight), true, 1e-6, 1e3, "X",
         "kto: weight of the desirable answers (default 1)"},
     {"undesirable-weight", OPT_REAL, AT(undesirable_weight), true, 1e-6, 1e3, "X",
-        "kto: weight of the others (default 1)"},
+        "kto: weight of the undesirable answers (default 1)"},
     {"reference", OPT_CHOICE, AT(reference), false, 0, 0, "precompute|beside",
-        "dpo, kto: compute the log-probabilities of the base once, before the first step, and keep "
-        "them in a file, or again in every step (default precompute)"},
+        "dpo, kto: precompute the base model's log-probabilities and keep them in a file, or "
+        "compute them beside every step (default precompute)"},
     {"loraplus-ratio", OPT_REAL, AT(loraplus_ratio), true, 1e-3, 1e3, "X",
         "LoRA+: learning rate of the B matrices and of vectors, as a multiple of --lr (default 1)"},
+    {"neftune", OPT_REAL, AT(neftune), true, 0, 1e3, "X",
+        "NEFTune: add noise to the embeddings while training, X / sqrt(length * hidden size) times "
+        "a uniform number in [-1, 1); usual values are 5 to 15 (default 0)"},
     {"epochs", OPT_REAL, AT(epochs), true, 1e-6, 1e6, "X",
         "passes over the data (default 3)"},
     {"steps", OPT_WHOLE, AT(steps), true, 1, 1e9, "N",
@@ -167,15 +180,18 @@ static const option option_table[] = {
         "learning rate after the warm-up (default cosine)"},
     {"warmup", OPT_WHOLE, AT(warmup), true, 0, 1e9, "N",
         "warm-up steps (default 3% of the total)"},
+    {"optimizer", OPT_CHOICE, AT(optimizer), true, 0, 0, "adamw|adamw8bit",
+        "adamw8bit keeps the moments in 8 bits, as bitsandbytes does (default adamw)"},
     {"beta2", OPT_REAL, AT(beta2), true, 0, 0.999999, "X",
         "AdamW beta2 (default 0.999)"},
     {"weight-decay", OPT_REAL, AT(weight_decay), true, 0, 10, "X",
         "AdamW weight decay (default 0)"},
     {"max-norm", OPT_REAL, AT(max_norm), true, -1, 1e9, "X",
         "clip gradients to this norm; 0 or -1 = no clipping (default 1)"},
-    {"length", OPT_WHOLE, AT(length), true, 2, 1e6, "N",
-        "maximum sample length in tokens (default 1024, or the model's limit if lower)"},
-    {"tokens", OPT_WHOLE, AT(tokens), true, 2, 1e7, "N",
+    {"length", OPT_WHOLE, AT(length), true, 2, 16e6, "N|max",
+        "maximum sample length in tokens; max: the longest that fits the memory (default 1024, or "
+        "the model's limit if lower)"},
+    {"tokens", OPT_WHOLE, AT(tokens), true, 2, 16e6, "N",
         "maximum tokens per micro-batch (default 4096, or --length if higher)"},
     {"accumulate", OPT_WHOLE, AT(accumulate), true, 1, 65536, "N",
         "micro-batches per step, of all processes together (default 2, or their number if higher)"},
@@ -191,7 +207,7 @@ static const option option_table[] = {
     {"eval", OPT_REAL, AT(eval), true, 0, 1e6, "X",
         "held-out samples: a count, or a fraction below 1, capped at 200 samples (default 0.05)"},
     {"eval-data", OPT_TEXTS, AT(eval_data), true, 0, 0, "FILE",
-        "evaluate on this file instead of held-out samples; may be given several times"},
+        "evaluate on this file instead of held-out samples; may be repeated"},
     {"eval-every", OPT_WHOLE, AT(eval_every), false, 1, 1e9, "N",
         "steps between evaluations (default: ten per run)"},
     {"keep-best", OPT_FLAG, AT(keep_best), false, 0, 0, "",
@@ -200,6 +216,19 @@ static const option option_table[] = {
         "stop after N evaluations in a row without a lower held-out loss (default: never)"},
     {"csv", OPT_FLAG, AT(csv), false, 0, 0, "",
         "also write the log as OUT/log.csv when the run ends"},
+    {"tensorboard", OPT_TEXT, AT(tensorboard), false, 0, 0, "DIR",
+        "also write the log as TensorBoard events into this folder; use one folder per run"},
+    {"sample-prompt", OPT_TEXTS, AT(sample_prompts), false, 0, 0, "TEXT",
+        "text to continue at every evaluation, for OUT/log.jsonl and OUT/training.html; may be "
+        "repeated"},
+    {"sample-message", OPT_TEXTS, AT(sample_messages), false, 0, 0, "TEXT",
+        "message to answer at every evaluation, in the chat format; may be repeated"},
+    {"sample-file", OPT_TEXT, AT(sample_file), false, 0, 0, "FILE",
+        "more of both: a .jsonl file with {\"prompt\"} or {\"messages\"} on each line"},
+    {"sample-tokens", OPT_WHOLE, AT(sample_tokens), false, 1, 4096, "N",
+        "maximum new tokens per sample (default 64)"},
+    {"sample-temperature", OPT_REAL, AT(sample_temperature), false, 0, 100, "X",
+        "sampling temperature of the samples; 0 = greedy (default 0)"},
     {"save-every", OPT_WHOLE, AT(save_every), false, 1, 1e9, "N",
         "steps between checkpoints (default: ten per run)"},
     {"snapshot-every", OPT_WHOLE, AT(snapshot_every), false, 1, 1e9, "N",
@@ -216,7 +245,7 @@ static const option option_table[] = {
     {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
         "auto uses a GPU if available (default auto)"},
     {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N",
-        "GPU to use; fails without it (default: GPU 0 if there is one)"},
+        "GPU number; fails if there is no such GPU (default: 0 if there is a GPU)"},
     {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N",
         "CPU threads (default: one per core)"},
     {"ranks", OPT_WHOLE, AT(ranks), false, 1, 64, "N",
@@ -236,10 +265,16 @@ static const option option_table[] = {
         "layers as possible (default auto)"},
     {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
         "keep 16-bit copies of the 4-bit weights; auto copies as many as fit (default auto)"},
+    {"offload", OPT_CHOICE, AT(offload), false, 0, 0, "auto|on|off",
+        "keep the inputs of recomputed layers, and an embedding that is not the head, in host "
+        "memory; needs a GPU; auto does it only if the memory requires it (default auto)"},
+    {"tile", OPT_WHOLE, AT(tile), false, 1, 16e6, "N",
+        "compute everything but attention for N tokens at a time, which needs less memory "
+        "(default: only if the memory requires it)"},
     {"keep-quantised", OPT_FLAG, AT(keep_quantised), false, 0, 0, "",
         "keep the 4-bit weights in a file next to the model, which the next start reads"},
     {"quantised-dir", OPT_TEXT, AT(quantised_dir), false, 0, 0, "DIR",
-        "the same in this folder, e.g. if that of the model is read-only"},
+        "keep them in this folder instead, e.g. if the model's folder is read-only"},
     {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
         "memory limit; 8G and 8GiB are binary, 8GB is decimal (default: all free memory)"},
     {"Other", OPT_HEADING, 0, false, 0, 0, "", ""},
@@ -307,6 +342,7 @@ static void options_resolve(options* o, int32_t world) {
     real_default(&o->max_norm, -2.0, 1.0);
     real_default(&o->eval, -1.0, 0.05);
     whole_default(&o->samples, -1, 3);
+    whole_default(&o->sample_tokens, 0, 64);
     whole_default(&o->resume, -1, RESUME_AUTO);
 }
 
@@ -328,7 +364,8 @@ static void help_print(const option_set* set) {
         snprintf(forms + used, sizeof forms - used, "%s%s", used > 0 ? " " : "",
                  qlora_text_data_formats(i));
     }
-    help_row("Forms of data:", 18, forms);
+    printf("Data formats:\n");
+    help_row("", 2, forms);
     printf(
         "Data: one JSON object per sample (.jsonl: one per line; .json: an array):\n"
         "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"

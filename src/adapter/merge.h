@@ -311,7 +311,8 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     } else if (strcmp(plain, "lm_head.weight") == 0 && m->saved_head) {
         item->saved_at = m->head_at;
     }
-    item->rows_saved = embed && m->token_count > 0;
+    item->rows_saved =
+        (embed || (m->tokens_twice && strcmp(plain, "lm_head.weight") == 0)) && m->token_count > 0;
     if (m->desc.train_norms && strcmp(plain, "norm.weight") == 0) {
         item->norm_at = m->final_norm_at;
         item->norm_width = m->plan.config.hidden;

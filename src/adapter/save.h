@@ -10,6 +10,7 @@ typedef struct qlora__save_item {
     int64_t at;
     const void* bytes;
     size_t size;
+    const void* moments; // bytes or floats in device memory
 } qlora__save_item;
 
 typedef struct qlora__save_list {
@@ -77,6 +78,35 @@ static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlor
     item->size = size;
 }
 
+// Adds part of the 8-bit moments, which are in device memory: `count` codes or floats.
+static void qlora__save_add_moments(qlora__save_list* list, const char* name, qlora__st_dtype dtype,
+                                    const void* data, int64_t count) {
+    qlora__save_item* item = qlora__save_next(list, dtype, 1);
+    snprintf(item->name, sizeof item->name, "%s", name);
+    item->shape[0] = count;
+    item->moments = data;
+    item->size = (size_t)count * (dtype == QLORA__ST_F32 ? 4 : 1);
+    list->longest = qlora__max(list->longest, count);
+}
+
+// Copies the contents of an item to host memory, unless they are there; returns their place.
+static qlora_result qlora__save_fetch(qlora_ctx* ctx, const qlora__save_item* item, bool floats,
+                                      float* values, const void** out) {
+    int64_t n = (int64_t)(item->size / 4);
+    *out = item->bytes;
+    if (item->bytes != NULL || (item->arena == NULL && item->moments == NULL)) {
+        return QLORA_OK;
+    }
+    *out = values;
+    if (item->arena != NULL) {
+        qlora_tensor window;
+        qlora__arena_window(item->arena, item->at, 1, n, &window);
+        return qlora__floats_out(ctx, window.data, n, values);
+    }
+    return floats ? qlora__floats_out(ctx, item->moments, n, values)
+                  : qlora__copy_out(ctx, values, item->moments, item->size);
+}
+
 // Writes the list under the temporary name of its file, with only one tensor in host memory at a
 // time. The file is on disk then, and *w can publish it.
 static qlora_result qlora__save_prepare(qlora_ctx* ctx, const qlora__save_list* list,
@@ -92,14 +122,9 @@ static qlora_result qlora__save_prepare(qlora_ctx* ctx, const qlora__save_list* 
     bool begun = r == QLORA_OK;
     for (uint32_t i = 0; i < list->count && r == QLORA_OK; i++) {
         const qlora__save_item* item = &list->items[w->order[i]];
-        const void* bytes = item->bytes;
-        if (item->arena != NULL) {
-            qlora_tensor window;
-            int64_t n = (int64_t)(item->size / 4);
-            qlora__arena_window(item->arena, item->at, 1, n, &window);
-            r = qlora__floats_out(ctx, window.data, n, values);
-            bytes = values;
-        }
+        const void* bytes = NULL;
+        bool floats = list->entries[w->order[i]].dtype == QLORA__ST_F32;
+        r = qlora__save_fetch(ctx, item, floats, values, &bytes);
         r = r == QLORA_OK ? qlora__st_write(&ctx->env, w, bytes, item->size) : r;
     }
     if (r == QLORA_OK) {

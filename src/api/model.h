@@ -129,6 +129,14 @@ typedef enum qlora_target { // the projections of a layer, one bit each
 // the head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
 typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
 
+// How the optimizer stores its moments.
+typedef enum qlora_optimizer {
+    QLORA_OPTIMIZER_ADAMW = 0, // in f32
+    // In 8 bits with a scale per 256 elements, as bitsandbytes does on a GPU; tensors of fewer than
+    // 4096 elements stay in f32.
+    QLORA_OPTIMIZER_ADAMW_8BIT = 1
+} qlora_optimizer;
+
 typedef enum qlora_choice {
     QLORA_CHOICE_AUTO = 0,
     QLORA_CHOICE_ON = 1,
@@ -179,7 +187,8 @@ typedef struct qlora_model_desc {
     uint32_t targets; // qlora_target bits that the model has; 0 = all
     bool train_norms; // also train the RMSNorm weights
     // Its memory.
-    qlora_purpose purpose;   // 0 = TRAIN
+    qlora_purpose purpose;     // 0 = TRAIN
+    qlora_optimizer optimizer; // 0 = ADAMW
     int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
     int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
     int64_t max_length;      // maximum tokens per sequence; 0 = tokens, as far as the model goes
@@ -191,6 +200,14 @@ typedef struct qlora_model_desc {
                              // products widen each weight once, while they pack it
     int64_t accumulate;      // micro-batches per step to plan for; 0 = 1. A longer step allocates
                              // the memory for its partial sums when it needs it
+    // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
+    // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
+    // layers.
+    qlora_choice offload;
+    // Tokens that everything but attention is computed for at a time, so that its memory does not
+    // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
+    // tiles; negative = never tiles.
+    int64_t tile;
     const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
@@ -201,6 +218,8 @@ typedef struct qlora_model_desc {
 typedef struct qlora_plan_desc {
     uint64_t bytes;     // memory limit; 0 = what is free now, on the GPU or for this process
     int32_t capability; // compute capability, 90 for 9.0; 0 = that of the context's device
+    // Limit of pinned host memory; 0 = what is free now if this context has the GPU, else no limit.
+    uint64_t host_bytes;
 } qlora_plan_desc;
 
 struct qlora_plan {
@@ -220,6 +239,7 @@ struct qlora_plan {
     uint64_t total;       // sum of the above
     uint64_t context;     // memory of the context: scratch buffer, cuBLAS workspaces
     uint64_t mapped;      // weights that are used where the files are mapped; not in the total
+    uint64_t host;        // pinned host memory of what is offloaded; not in the total
     int64_t tokens;
     int64_t max_sequences;
     int64_t max_length;
@@ -227,6 +247,9 @@ struct qlora_plan {
     int64_t parameters;       // number of trained parameters
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
+    int64_t offloaded_layers; // the first n layers have their inputs in host memory
+    bool offloaded_embedding;
+    int64_t tile; // tokens at a time, or 0: all at once
 };
 
 // Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any

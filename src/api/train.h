@@ -47,7 +47,7 @@ typedef struct qlora_train_desc {
     qlora_schedule schedule;   // 0 = cosine
     int64_t warmup_steps;      // steps over which the learning rate rises linearly; 0 = none
     int64_t total_steps;       // 0 = constant learning rate after the warm-up
-    uint64_t seed;             // for dropout
+    uint64_t seed;             // for dropout and noise
     bool eager;                // do not use CUDA graphs
     bool require_graph;        // fail if a graph cannot be captured, instead of running without
     int32_t keep_checkpoints;  // number of checkpoints to keep, at most 64; 0 = 2
@@ -59,6 +59,9 @@ typedef struct qlora_train_desc {
     double undesirable_weight; // KTO; 0 = 1
     double loraplus_ratio;     // LoRA+: factor for the learning rate of B and of vectors; 0 = 1
     double lr_factors[QLORA_LR_FACTORS]; // factors for the learning rate; 0 = 1
+    // NEFTune: noise on the embeddings of trained tokens, neftune / sqrt(L hidden) times a uniform
+    // number in [-1, 1), with L the length of the sequence; 0 = none
+    double neftune;
     const qlora_comm* comm; // processes that train together; NULL = this one alone. Every process
                             // passes all batches of a step and computes its share of them
     uint32_t reserved_must_be_zero1;
@@ -72,7 +75,7 @@ QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_trai
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
 // Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio,
-// lr_factors and comm cannot change and must be as before. Does not wait for the device.
+// lr_factors, neftune and comm cannot change and must be as before. Does not wait for the device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {

@@ -27,6 +27,9 @@
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
+#define QLORA__NEED_TEXTS 524288u // generates, with the kernels of a decoding step
+#define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
+#define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -35,7 +38,16 @@
     QLORA__KERNELS_RUNTIME(X)                                                                      \
     QLORA__KERNELS_OPS(X)                                                                          \
     QLORA__KERNELS_ATTENTION(X)                                                                    \
+    QLORA__KERNELS_STEP(X)                                                                         \
     QLORA__KERNELS_NF4(X)
+
+#define QLORA__KERNELS_STEP(X)                                                                     \
+    X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
+    X(decode_dense, decode, 16896, STEP)                                                           \
+    X(decode_norm, decode, 69632, STEP)                                                            \
+    X(decode_attention, decode, 0, STEP)                                                           \
+    X(sample_parts, sample, 0, STEP)                                                               \
+    X(sample_choose, sample, 0, STEP)
 
 #define QLORA__KERNELS_NF4(X)                                                                      \
     X(nf4_quantise_f32, nf4, 0, NF4)                                                               \
@@ -150,11 +162,15 @@
     X(optim_advance, optim, 0, LORA)                                                               \
     X(optim_adamw_f32, optim, 0, LORA)                                                             \
     X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                       \
+    X(optim_adamw8_f32, optim, 0, LORA)                                                            \
+    X(optim_adamw8_bf16, optim, 0, LORA_BF16)                                                      \
     X(optim_shadow_f32, optim, 0, LORA)                                                            \
     X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
     X(optim_tree, optim, 0, LORA)                                                                  \
     X(dropout_f32, dropout, 0, LORA)                                                               \
     X(dropout_bf16, dropout_bf16, 0, LORA_BF16)                                                    \
+    X(dropout_noise_f32, dropout, 0, LORA)                                                         \
+    X(dropout_noise_bf16, dropout_bf16, 0, LORA_BF16)                                              \
     X(preference_logps, preference, 0, LORA)                                                       \
     X(preference_factors, preference, 0, LORA)                                                     \
     X(preference_scale_f32, preference, 0, LORA)                                                   \

@@ -110,7 +110,9 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
 
 static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
+    if (!m->plan.offloaded_embedding) {
+        qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
+    }
     m->head = m->embed;
     if (!c->tied) {
         qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
@@ -230,6 +232,10 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
                             &m->base_tokens);
     }
+    if (m->tokens_twice) {
+        qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
+                            &m->head_tokens);
+    }
 }
 
 // Elements of an entry of the stack of partial sums: the gradients, then its small numbers, which
@@ -261,8 +267,13 @@ static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, QLORA_F32, qlora__partial_levels(m->desc.accumulate),
                             qlora__partial_stride(m), &m->partials);
     }
-    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
-    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
+    if (m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT) {
+        size_t bytes = qlora__moments_head(m->range_count) + m->moment_bytes;
+        qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)bytes, &m->moments);
+    } else {
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
+        qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
+    }
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
     int32_t groups = (int32_t)m->plan.config.layers + 1; // clipped layer by layer, or all as one
     char* clip =
@@ -300,11 +311,17 @@ static void qlora__layout_windows(qlora_model* m) {
     }
 }
 
+// Rows of the buffers that are used for one tile at a time.
+static int64_t qlora__tile_rows(const qlora_model* m) {
+    return m->plan.tile > 0 ? qlora__min(m->plan.tile, m->plan.tokens) : m->plan.tokens;
+}
+
 // Of pads, only those of o and of gate/up are used.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
     const qlora_model_config* c = &m->plan.config;
     int64_t T = m->plan.tokens;
+    int64_t some = qlora__tile_rows(m);
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     qlora__arena_tensor(arena, m->compute, T, q + 2 * kv, &kept->qkv);
@@ -313,14 +330,14 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     }
     qlora__arena_tensor(arena, m->compute, T, q + pads[QLORA__O], &kept->o);
     qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
-    qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->h2);
-    qlora__arena_tensor(arena, m->compute, T, 2 * c->intermediate + pads[QLORA__GATE_UP],
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
+    qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
     if (qlora__has_norm(m, QLORA__NORM_ATTENTION_OUT)) {
-        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[0]);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[0]);
     }
     if (qlora__has_norm(m, QLORA__NORM_MLP_OUT)) {
-        qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->out[1]);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->out[1]);
     }
 }
 
@@ -339,7 +356,15 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
-    qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
+    bool away = m->plan.offloaded_layers > 0;
+    for (int i = 0; i < 2 && away; i++) {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->streams[i]);
+    }
+    if (away) {
+        m->last_h = m->streams[c->layers % 2];
+    } else {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
+    }
     memset(&m->again, 0, sizeof m->again);
     if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
         qlora__layout_kept(arena, m, pads, &m->again);
@@ -357,29 +382,69 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         } else {
             qlora__layout_kept(arena, m, layer->pads, &layer->kept);
         }
-        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &layer->kept.h);
+        if (away) {
+            layer->kept.h = m->streams[l % 2];
+        } else {
+            qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &layer->kept.h);
+        }
     }
 }
 
-// The shared operand must also hold the largest weight while it is being quantised.
-static int64_t qlora__operand_elements(const qlora_model* m) {
+// What is in host memory: the embedding, and the inputs of layers. That of the last layer is still
+// on the device when the backward pass needs it.
+static void qlora__layout_host(qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__arena host;
+    host.ctx = m->ctx;
+    host.base = (char*)m->host;
+    host.used = 0;
+    if (m->plan.offloaded_embedding) {
+        qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->embed);
+    }
+    size_t bytes = (size_t)m->plan.tokens * (size_t)c->hidden * qlora_dtype_bytes(m->compute);
+    for (int64_t l = 0; l < c->layers; l++) {
+        m->layers[l].away = l < m->plan.offloaded_layers ? qlora__arena_take(&host, bytes) : NULL;
+    }
+    m->plan.host = host.used;
+}
+
+// The most elements that the operand of a stack has in a layer without a cache.
+static int64_t qlora__operand_most(const qlora_model* m, int group) {
     int64_t most = 0;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int g = 0; g < QLORA__GROUPS && !layer->cached; g++) {
-            const qlora_linear_desc* linear = &layer->linears[g];
-            int64_t rows = qlora_linear_out(linear) + layer->pads[g];
-            int64_t n = rows * (linear->in + layer->pads[g]);
-            if (qlora__is_fp8(m)) {
-                qlora__arena own;
-                memset(&own, 0, sizeof own);
-                qlora__layout_fp8(&own, m, layer, g);
-                n = (int64_t)(own.used / qlora_dtype_bytes(m->compute));
-            }
-            most = qlora__max(most, n);
+        if (layer->cached) {
+            continue;
         }
+        const qlora_linear_desc* linear = &layer->linears[group];
+        int64_t rows = qlora_linear_out(linear) + layer->pads[group];
+        int64_t n = rows * (linear->in + layer->pads[group]);
+        if (qlora__is_fp8(m)) {
+            qlora__arena own;
+            memset(&own, 0, sizeof own);
+            qlora__layout_fp8(&own, m, layer, group);
+            n = (int64_t)(own.used / qlora_dtype_bytes(m->compute));
+        }
+        most = qlora__max(most, n);
+    }
+    return (int64_t)qlora__align_up((size_t)most, 128);
+}
+
+// The shared operand must also hold the largest weight while it is being quantised. With tiles,
+// it holds o, gate/up and down at once.
+static int64_t qlora__operand_elements(qlora_model* m) {
+    int64_t most = 0;
+    int64_t at = 0;
+    static const int order[QLORA__GROUPS] = {QLORA__GATE_UP, QLORA__DOWN, QLORA__O, QLORA__QKV};
+    for (int i = 0; i < QLORA__GROUPS; i++) {
+        int64_t n = qlora__operand_most(m, order[i]);
+        m->operand_at[order[i]] = m->plan.tile > 0 && order[i] != QLORA__QKV ? at : 0;
+        at += n;
+        most = qlora__max(most, m->operand_at[order[i]] + n);
+    }
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
-            const qlora__projection* p = &layer->projections[i];
+            const qlora__projection* p = &m->layers[l].projections[i];
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
@@ -396,27 +461,52 @@ static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
         }
     }
     int64_t pitch = qlora__fp8_pitch(widest); // not less than the width of a result
-    qlora__arena_tensor(arena, QLORA_U8, 1, m->plan.tokens * pitch, &m->fp8_codes);
-    qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.tokens, &m->fp8_scales);
+    qlora__arena_tensor(arena, QLORA_U8, 1, qlora__tile_rows(m) * pitch, &m->fp8_codes);
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__tile_rows(m), &m->fp8_scales);
     qlora__arena_tensor(arena, QLORA_F32, 1, pitch, &m->fp8_ones);
     qlora__arena_tensor(arena, QLORA_F32, m->plan.config.layers * QLORA__GROUPS, 2,
                         &m->fp8_factors);
 }
 
+// Labelled rows, in whole chunks of the head.
+static int64_t qlora__head_rows(const qlora_model* m) {
+    return qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) * m->plan.head_chunk;
+}
+
+// The gradients of q, k and v. With tiles, those of the rows of the head, which are used up when
+// the first layer begins, share their memory.
+static void qlora__layout_dqkv(qlora__arena* arena, qlora_model* m, int64_t pad) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t wide = qlora__q_width(c) + 2 * qlora__kv_width(c) + pad;
+    qlora__arena shared = *arena;
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, wide, &m->dqkv);
+    if (m->plan.tile > 0) {
+        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, c->hidden, &m->rows_dx);
+        arena->used = arena->used > shared.used ? arena->used : shared.used;
+    }
+}
+
+// Attention keeps two numbers per head and token, in the scratch buffer unless they would fill it.
+static bool qlora__has_own_stats(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    return m->on_gpu && (uint64_t)(c->heads * m->plan.tokens) * 8 > ((uint64_t)32 << 20);
+}
+
 static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t T = m->plan.tokens;
+    int64_t some = qlora__tile_rows(m);
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
     int64_t x_pad = qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]);
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
-    qlora__arena_tensor(arena, m->compute, T, c->hidden + x_pad, &m->x);
-    qlora__arena_tensor(arena, m->compute, T, c->hidden, &m->delta);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden + x_pad, &m->x);
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &m->delta);
     // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
     int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
-    qlora__arena_tensor(arena, m->compute, T, wide + pads[QLORA__DOWN], &m->s);
+    qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->s);
     qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
     if (qlora__is_fp8(m)) {
@@ -427,24 +517,28 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     }
     m->ds = m->s;
     if (m->desc.dropout > 0.0f || m->dora) {
-        qlora__arena_tensor(arena, m->compute, T, wide, &m->ds);
+        qlora__arena_tensor(arena, m->compute, some, wide, &m->ds);
     }
     qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
     m->d_out = m->dh;
     if (qlora__has_own_d_out(m)) {
-        qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->d_out);
+        qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->d_out);
     }
-    qlora__arena_tensor(arena, m->compute, T, q + 2 * kv + pads[QLORA__QKV], &m->dqkv);
+    qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
+    memset(&m->stats, 0, sizeof m->stats);
+    if (qlora__has_own_stats(m)) {
+        qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * T, &m->stats);
+    }
     if (m->dora) {
         int64_t widest = qlora__max(q + 2 * kv, qlora__max(c->hidden, 2 * c->intermediate));
-        qlora__arena_tensor(arena, m->compute, T, widest, &m->raw);
+        qlora__arena_tensor(arena, m->compute, some, widest, &m->raw);
     }
 }
 
 static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     int64_t T = m->plan.tokens;
-    int64_t R = qlora__ceil_div(T, m->plan.head_chunk) * m->plan.head_chunk;
+    int64_t R = qlora__head_rows(m);
     qlora__batch_block* b = &m->batch;
     size_t before = arena->used;
     char* start = arena->base != NULL ? arena->base + before : NULL;
@@ -478,7 +572,7 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
 
 static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t R = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) * m->plan.head_chunk;
+    int64_t R = qlora__head_rows(m);
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
@@ -487,12 +581,99 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
     qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
                         &m->preference.sums);
-    if (qlora__trains(m)) {
+    if (qlora__trains(m) && m->plan.tile == 0) {
         qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
+    }
+    if (qlora__trains(m)) {
         qlora__arena_tensor(arena, QLORA_U8, 1, S * QLORA__PREFERENCE_VALUES,
                             &m->preference.values);
         qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences, &m->preference.factors);
     }
+}
+
+// A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
+typedef struct qlora__decode_text {
+    int32_t token;    // to be run
+    int32_t position; // of that token
+    int32_t alive;
+    int32_t top_k;
+    float temperature;
+    float top_p;
+    float min_p;
+    float penalty;
+    uint32_t seed[2];
+    int32_t chosen; // the results of the step
+    int32_t bad;    // a logit that is not finite, or -1
+    double logprob;
+} qlora__decode_text;
+
+#define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
+#define QLORA__DECODE_ROWS 8
+#define QLORA__DECODE_HEADS 8   // query heads of a block of attention
+#define QLORA__DECODE_TILE 128  // positions
+#define QLORA__SAMPLE_PART 2048 // logits of a block
+#define QLORA__SAMPLE_PART_BYTES 32
+
+// Whether the kernels of a decoding step can read a weight.
+static bool qlora__decode_reads(const qlora__projection* p) {
+    int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : 64;
+    return p->is_nf4 ? p->in % 64 == 0 && block >= 64 : p->in % 8 == 0;
+}
+
+// Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples
+// of 8, and stacks whose weights are all NF4 or all bf16. Otherwise a step is made of the operators
+// of a pass.
+static bool qlora__decode_fits(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
+                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora;
+    for (int64_t l = 0; l < c->layers && fits; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            int first = m->arch->layout->groups[m->arch->layout->rows[i].group].first;
+            bool alike = p->is_nf4 == m->layers[l].projections[first].is_nf4;
+            fits = fits && alike && qlora__decode_reads(p);
+        }
+    }
+    return fits;
+}
+
+static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__decode* d = &m->decode;
+    int64_t room = m->desc.generate_tokens;
+    int64_t group = c->heads / c->kv_heads;
+    int64_t pads[QLORA__GROUPS];
+    d->planned = qlora__decode_fits(m);
+    if (!d->planned) {
+        return;
+    }
+    qlora__most_pads(m, pads);
+    int64_t n = 1;
+    // At most 64 pages, so that joining them stays cheap.
+    int64_t tiles = qlora__ceil_div(room, 64 * QLORA__DECODE_TILE);
+    d->texts = n;
+    d->chunk = tiles * QLORA__DECODE_TILE;
+    d->pages = qlora__ceil_div(room, d->chunk);
+    d->z_rank = qlora__max(1, qlora__max(pads[QLORA__O], pads[QLORA__DOWN]));
+    int64_t pad = qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]);
+    qlora__arena_tensor(arena, m->compute, n, c->hidden, &d->h[0]);
+    qlora__arena_tensor(arena, m->compute, n, c->hidden, &d->h[1]);
+    qlora__arena_tensor(arena, m->compute, n, c->hidden + pad, &d->x);
+    qlora__arena_tensor(arena, m->compute, n, qlora__q_width(c) + 2 * qlora__kv_width(c), &d->qkv);
+    qlora__arena_tensor(arena, m->compute, n, qlora__q_width(c), &d->o);
+    qlora__arena_tensor(arena, m->compute, n, c->intermediate, &d->s);
+    qlora__arena_tensor(arena, QLORA_F32, n, c->hidden, &d->y);
+    qlora__arena_tensor(arena, QLORA_F32, QLORA__DECODE_SLICES * n, d->z_rank, &d->z);
+    qlora__arena_tensor(arena, m->compute, n, c->vocab, &d->logits);
+    qlora__arena_tensor(arena, QLORA_F32, n * c->heads * d->pages, c->head_dim + 2, &d->partials);
+    int64_t blocks = c->kv_heads * qlora__ceil_div(group, QLORA__DECODE_HEADS);
+    qlora__arena_tensor(arena, QLORA_I32, n, blocks, &d->counters);
+    qlora__arena_tensor(arena, QLORA_I32, n, d->pages, &d->table);
+    qlora__arena_tensor(arena, QLORA_U8, n, (int64_t)sizeof(qlora__decode_text), &d->state);
+    int64_t parts = qlora__ceil_div(c->vocab, QLORA__SAMPLE_PART);
+    qlora__arena_tensor(arena, QLORA_U8, n * parts, QLORA__SAMPLE_PART_BYTES, &d->parts);
+    qlora__arena_tensor(arena, QLORA_U8, n, c->vocab, &d->seen);
 }
 
 static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
@@ -507,6 +688,7 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
             qlora__arena_tensor(arena, m->compute, c->heads, wide, &m->chances);
         }
     }
+    qlora__layout_decode(arena, m);
 }
 
 // Lays out the whole model, category by category.
@@ -527,6 +709,7 @@ static void qlora__model_layout(qlora_model* m, char* base) {
                  {qlora__layout_head, &m->plan.head},
                  {qlora__layout_generation, &m->plan.generation},
                  {qlora__layout_batch, &m->plan.batches}};
+    qlora__layout_host(m);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         size_t before = arena.used;
         if (qlora__computes(m) || steps[i].lay == qlora__layout_adapters) {

@@ -14,17 +14,20 @@
 //   gradients of gate and up  gate_up                recomputation of a layer
 //   the shared operand        z                      placing other weights
 
-// Recomputes the activations that a layer did not keep: everything except down_proj, unless the
-// backward pass of a norm needs its output.
+// Recomputes the activations after attention: everything except down_proj, unless the backward pass
+// of a norm needs its output.
+static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer* layer) {
+    QLORA__TRY(qlora__layer_middle(pass, layer));
+    return qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT) ? qlora__layer_down(pass, layer)
+                                                         : QLORA_OK;
+}
+
+// Recomputes the activations that a layer did not keep; with tiles, only up to attention.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    qlora_model* m = pass->m;
-    QLORA__TRY(qlora__layer_input(pass, &layer->kept.h,
-                                  qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
-    QLORA__TRY(qlora__layer_qkv(pass, layer));
+    QLORA__TRY(qlora__layer_heads(pass, layer, true));
     QLORA__TRY(qlora__layer_attention(pass, layer));
-    QLORA__TRY(qlora__layer_middle(pass, layer));
-    return qlora__has_norm(m, QLORA__NORM_MLP_OUT) ? qlora__layer_down(pass, layer) : QLORA_OK;
+    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(pass, layer);
 }
 
 // Computes z again, into the last columns of x, for the gradient of B.
@@ -110,6 +113,14 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
     return qlora__scale_columns(ctx, &layer->gains[group], &inner);
 }
 
+// The first columns of the gradient of the output of attention or MLP, which is that of the
+// residual stream unless something comes between.
+static qlora_tensor qlora__layer_d_out(const qlora__pass* pass, int64_t cols) {
+    const qlora_model* m = pass->m;
+    return qlora__has_own_d_out(m) ? qlora__window(&m->d_out, pass->rows, 0, cols)
+                                   : qlora__slice(pass, &m->d_out, 0, cols);
+}
+
 // The gradient of the output of attention (0) or MLP (1) in m->d_out, from that of the residual
 // stream: through the factor or the norm that comes between.
 static qlora_result qlora__layer_out_backward(const qlora__pass* pass, qlora__layer* layer,
@@ -118,8 +129,8 @@ static qlora_result qlora__layer_out_backward(const qlora__pass* pass, qlora__la
     const qlora_model_config* c = &m->plan.config;
     int norm = part == 0 ? QLORA__NORM_ATTENTION_OUT : QLORA__NORM_MLP_OUT;
     const qlora_tensor* after = qlora__layer_norm(m, layer, norm);
-    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    qlora_tensor d_out = qlora__window(&m->d_out, pass->rows, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    qlora_tensor d_out = qlora__layer_d_out(pass, c->hidden);
     if (after != NULL) {
         qlora_tensor out = qlora__window(&layer->kept.out[part], pass->rows, 0, c->hidden);
         return qlora_rmsnorm_backward(pass->ctx, &dh, &out, after, (float)c->rms_eps, NULL, &d_out,
@@ -149,8 +160,8 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     qlora_tensor x = qlora__window(&m->s, pass->rows, 0, width + stack.pad);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
     qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, width);
-    qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
-    qlora_tensor dy_inner = qlora__window(&m->d_out, pass->rows, 0, stack.out);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
         QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
         QLORA__TRY(qlora__stack_z(pass, &stack, &x));
@@ -193,7 +204,7 @@ static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__
     qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden + stack.pad);
     qlora_tensor up = qlora__window(dy, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
     if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
         // Unlike below, x is written on the main stream, and the stack before may still read it.
@@ -233,13 +244,13 @@ static qlora_result qlora__layer_qk_backward(const qlora__pass* pass, qlora__lay
     } parts[] = {{QLORA__NORM_Q, 0, q}, {QLORA__NORM_K, q, kv}};
     for (int i = 0; i < 2; i++) {
         const qlora_tensor* w = &layer->norms[parts[i].norm];
-        qlora_tensor raw = qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
-        qlora_tensor d = qlora__window(&m->dqkv, pass->rows, parts[i].at, parts[i].width);
+        qlora_tensor raw = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
+        qlora_tensor d = qlora__slice(pass, &m->dqkv, parts[i].at, parts[i].width);
         if (!m->desc.train_norms) {
             QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &d, NULL));
             continue;
         }
-        qlora_tensor through = qlora__window(&m->d_o, pass->rows, 0, parts[i].width);
+        qlora_tensor through = qlora__slice(pass, &m->d_o, 0, parts[i].width);
         QLORA__TRY(qlora_rmsnorm_backward(ctx, &d, &raw, w, eps, NULL, &through,
                                           &layer->d_norms[parts[i].norm]));
         QLORA__TRY(qlora_scale(ctx, 1.0f, &through, &d));
@@ -247,34 +258,61 @@ static qlora_result qlora__layer_qk_backward(const qlora__pass* pass, qlora__lay
     return QLORA_OK;
 }
 
-// d_out -> gradients of q, k and v before norm and rotation, in m->dqkv.
+// Backward pass of o_proj: d_out -> the gradient of the output of attention in m->d_o.
+static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t q = qlora__q_width(&m->plan.config);
+    qlora__stack stack;
+    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
+    qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
+    qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
+    qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
+    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
+        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
+    }
+    return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
+}
+
+// d_o -> gradients of q, k and v, normalised and rotated, in m->dqkv.
 static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
-    qlora__stack stack;
-    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
-    qlora_tensor x = qlora__window(&layer->kept.o, pass->rows, 0, q + stack.pad);
-    qlora_tensor dy = qlora__window(&m->d_out, pass->rows, 0, stack.out + stack.pad);
-    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
-    if (qlora__stack_is_dora(m, layer, QLORA__O)) {
-        QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
-    }
-    QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
     qlora__heads heads = qlora__heads_of(pass, layer);
     qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
+    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
     qlora_tensor lse = layer->kept.lse;
     lse.cols = pass->rows;
     lse.ld = pass->rows;
     qlora_tensor dq = qlora__window(&m->dqkv, pass->rows, 0, q);
     qlora_tensor dk = qlora__window(&m->dqkv, pass->rows, q, kv);
     qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
-    QLORA__TRY(qlora_attention_backward(ctx, &heads.desc, &heads.q, &heads.k, &heads.v,
-                                        &m->batch.seqs, &o, &lse, &d_o, &dq, &dk, &dv));
-    qlora_tensor turned = qlora__window(&m->dqkv, pass->rows, 0, q + kv);
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = &heads.q;
+    a.k = &heads.k;
+    a.v = &heads.v;
+    a.seqs = &m->batch.seqs;
+    a.o = &o;
+    a.lse = &lse;
+    a.d_o = &d_o;
+    a.dq = &dq;
+    a.dk = &dk;
+    a.dv = &dv;
+    a.stats = m->stats.data;
+    QLORA__ENTER(ctx, "qlora_attention_backward"); // frees the scratch on return
+    return qlora__leave(ctx, qlora__attention_backward(ctx, &heads.desc, &a));
+}
+
+// Gradients of q, k and v -> those before norm and rotation.
+static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__layer* layer) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    qlora_tensor turned =
+        qlora__slice(pass, &pass->m->dqkv, 0, qlora__q_width(c) + qlora__kv_width(c));
     QLORA__TRY(qlora__layer_rotate(pass, layer, &turned, NULL, true));
     return c->qk_norm ? qlora__layer_qk_backward(pass, layer) : QLORA_OK;
 }
@@ -282,42 +320,92 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
 // The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
 // the first, its MLP and its attention; then end.
 
-// Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh.
+// Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh. With
+// tiles, that of the output comes from the labelled rows here, and not from qlora__head_end.
 static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-    qlora_tensor h = qlora__window(&m->last_h, pass->rows, 0, c->hidden);
-    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm, (float)c->rms_eps, NULL, &dh,
-                                  m->desc.train_norms ? &m->d_final_norm : NULL);
+    int64_t width = m->plan.config.hidden;
+    if (m->plan.tile > 0) {
+        QLORA__TRY(qlora__head_clear(pass));
+    }
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        qlora_tensor dx = qlora__window(&m->delta, tile.rows, 0, width);
+        qlora_tensor h = qlora__slice(&tile, &m->last_h, 0, width);
+        qlora_tensor dh = qlora__slice(&tile, &m->dh, 0, width);
+        QLORA__TRY(m->plan.tile > 0 ? qlora__head_spread(&tile) : QLORA_OK);
+        QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm,
+                                          (float)m->plan.config.rms_eps, NULL, &dh,
+                                          m->desc.train_norms ? &m->d_final_norm : NULL));
+    }
+    return QLORA_OK;
 }
 
+// Waits for the input of a layer if it is offloaded, and starts the copy of the one below it, in
+// the memory of the one above, which is no longer needed.
+static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << index % 2));
+    if (index == 0 || m->layers[index - 1].away == NULL) {
+        return QLORA_OK;
+    }
+    qlora__layer* below = &m->layers[index - 1];
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
+    return qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away);
+}
+
+// With tiles, everything between attention and the end of the layer is done for one tile before the
+// next: first what was not kept, then its gradients down to the output of attention.
 static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) {
-    qlora__layer* layer = &pass->m->layers[index];
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    bool tiled = m->plan.tile > 0;
+    QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
         QLORA__TRY(qlora__layer_again(pass, layer));
     }
-    QLORA__TRY(qlora__layer_out_backward(pass, layer, 1));
-    QLORA__TRY(qlora__layer_down_backward(pass, layer));
-    return qlora__layer_input_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN, &layer->kept.gu,
-                                       &layer->kept.h2, QLORA__NORM_MLP, true);
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        if (tiled) {
+            QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it uses the memory of a tile
+            QLORA__TRY(qlora__layer_again_mlp(&tile, layer));
+        }
+        qlora_tensor h2 = qlora__layer_h2(&tile, layer);
+        QLORA__TRY(qlora__layer_out_backward(&tile, layer, 1));
+        QLORA__TRY(qlora__layer_down_backward(&tile, layer));
+        QLORA__TRY(qlora__layer_input_backward(&tile, layer, QLORA__GATE_UP, QLORA__DOWN,
+                                               &layer->kept.gu, &h2, QLORA__NORM_MLP, true));
+        QLORA__TRY(tiled ? qlora__layer_o_backward(&tile, layer) : QLORA_OK);
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
-    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
+    bool tiled = m->plan.tile > 0;
+    QLORA__TRY(tiled ? QLORA_OK : qlora__layer_o_backward(pass, layer));
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
     // Below layer 0, at most its norm and the embedding are trained.
     bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
-    return qlora__layer_input_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
-                                       QLORA__NORM_ATTENTION, below);
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
+        qlora_tensor dy = qlora__slice(&tile, &m->dqkv, 0, m->dqkv.cols);
+        QLORA__TRY(tiled ? qlora__beside_wait(pass->ctx, ~0u) : QLORA_OK);
+        QLORA__TRY(qlora__layer_heads_backward(&tile, layer));
+        QLORA__TRY(qlora__layer_input_backward(&tile, layer, QLORA__QKV, QLORA__O, &dy, &h,
+                                               QLORA__NORM_ATTENTION, below));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__backward_end(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u));
     if (!qlora__trains_embedding(m)) {
         return QLORA_OK;
     }

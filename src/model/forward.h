@@ -3,7 +3,21 @@
 // The forward pass in pieces: begin; then, for each layer, its attention and its MLP. Whole passes,
 // steps in slices and decoding all run these pieces in this order.
 
-// Token ids -> the input of layer 0 in m->x.
+// NEFTune adds its noise to what the embedding returns: in transformers, the embedding of Gemma
+// scales its rows itself, and others are scaled afterwards.
+static qlora_result qlora__forward_noise(const qlora__pass* pass, const qlora_tensor* h) {
+    const qlora_model* m = pass->m;
+    qlora_family family = m->plan.config.family;
+    bool gemma = family == QLORA_FAMILY_GEMMA || family == QLORA_FAMILY_GEMMA2 ||
+                 family == QLORA_FAMILY_GEMMA3;
+    double factor = gemma ? 1.0 : m->plan.config.embedding_scale;
+    const qlora__batch_rows rows = {&m->batch.positions, &m->batch.sequences, &m->batch.seqs,
+                                    &m->batch.dropout};
+    return qlora__noise(pass->ctx, h, &rows, m->neftune * (float)factor);
+}
+
+// Token ids -> the input of layer 0 in m->x. With tiles, the input of a stack is computed by the
+// loop over tiles that uses it, everywhere.
 static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -14,14 +28,43 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     if (c->embedding_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->embedding_scale, &h, &h));
     }
-    return qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
+    if (pass->training && m->neftune > 0.0f) {
+        QLORA__TRY(qlora__forward_noise(pass, &h));
+    }
+    return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
+}
+
+// If the input of a layer is offloaded, its copy to the host starts here; nothing waits for it
+// before the memory is needed for the input of the layer after the next.
+static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
+    qlora__layer* layer = &pass->m->layers[index];
+    return pass->training && layer->away != NULL
+               ? qlora__away_copy(pass->ctx, (int)(index % 2), false, &layer->kept.h, layer->away)
+               : QLORA_OK;
+}
+
+// Input of a layer -> rotated q, k and v, tile by tile.
+static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
+    qlora_model* m = pass->m;
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        if (again || m->plan.tile > 0) {
+            qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
+            QLORA__TRY(
+                qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
+        }
+        QLORA__TRY(qlora__layer_qkv(&tile, layer));
+    }
+    return QLORA_OK;
 }
 
 // When decoding, several rows at the beginning of a text see only each other. Rows that continue a
 // text see the cache, which already has the keys and values of all of them: one query at a time.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
-    QLORA__TRY(qlora__layer_qkv(pass, layer));
+    QLORA__TRY(qlora__input_away(pass, index));
+    QLORA__TRY(qlora__layer_heads(pass, layer, false));
     if (pass->decoding) {
         QLORA__TRY(qlora__cache_store(pass, index));
     }
@@ -34,14 +77,24 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     return QLORA_OK;
 }
 
-// Leaves the input of the next layer, or of the head, in m->x.
+// Leaves the input of the next layer, or of the head, in m->x, unless there are tiles.
 static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
-    QLORA__TRY(qlora__layer_middle(pass, layer));
-    QLORA__TRY(qlora__layer_down(pass, layer));
-    return qlora__layer_add(pass, layer, 1, &layer->kept.h2, qlora__stream_before(m, index + 1),
-                            qlora__norm_before(m, index + 1));
+    int64_t width = m->plan.config.hidden;
+    qlora__tiles_begin(pass);
+    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(pass, at);
+        qlora_tensor h2 = qlora__layer_h2(&tile, layer);
+        qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
+        QLORA__TRY(qlora__layer_middle(&tile, layer));
+        QLORA__TRY(qlora__layer_down(&tile, layer));
+        // The copy of the input before that of this layer, which was in the same memory.
+        QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
+        QLORA__TRY(qlora__layer_add(&tile, layer, 1, &h2, &next, qlora__norm_before(m, index + 1),
+                                    m->plan.tile == 0));
+    }
+    return QLORA_OK;
 }
 
 // Token ids -> the output of the final norm in m->x.

@@ -32,12 +32,17 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int64_t C = m->plan.head_chunk;
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
+    // With tiles, only the rows of the chunk are normalised.
+    bool tiled = m->plan.tile > 0;
+    qlora_tensor x = qlora__window(tiled ? &m->last_h : &m->x, pass->rows, 0, c->hidden);
     qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
     qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
     qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
     QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
+    QLORA__TRY(tiled ? qlora_rmsnorm_forward(ctx, &m->rows_x, &m->final_norm, (float)c->rms_eps,
+                                             &m->rows_x)
+                     : QLORA_OK);
     QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
     qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
@@ -63,11 +68,22 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
 }
 
 // Copies the gradients of the labelled rows to their tokens in m->delta; other tokens get zero.
-static qlora_result qlora__head_end(const qlora__pass* pass) {
+static qlora_result qlora__head_spread(const qlora__pass* pass) {
     qlora_model* m = pass->m;
-    qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, 0, pass->rows);
+    qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, pass->row, pass->rows);
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, m->plan.config.hidden);
     return qlora_embed(pass->ctx, &m->rows_dx, &inverse, &dx, &m->flag);
+}
+
+// Zeroes the row of tokens without a label, if the memory has had another use since.
+static qlora_result qlora__head_clear(const qlora__pass* pass) {
+    const qlora_tensor* all = &pass->m->rows_dx;
+    qlora_tensor row = qlora__window(all, 1, (all->rows - 1) * all->ld, all->cols);
+    return qlora__tensor_zero(pass->ctx, &row);
+}
+
+static qlora_result qlora__head_end(const qlora__pass* pass) {
+    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__head_spread(pass);
 }
 
 static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
@@ -78,11 +94,18 @@ static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const q
     return gradient ? qlora__head_end(pass) : QLORA_OK;
 }
 
-// Computes the logits of some rows of m->x, into the first rows of m->logits.
+// Computes the logits of some rows of the pass, into the first rows of m->logits.
 static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
     qlora_model* m = pass->m;
     qlora_tensor x;
-    QLORA__TRY(qlora__tensor_view(pass->ctx, &m->x, first, rows, 0, m->plan.config.hidden, &x));
+    const qlora_tensor* from = m->plan.tile > 0 ? &m->last_h : &m->x;
+    QLORA__TRY(qlora__tensor_view(pass->ctx, from, first, rows, 0, m->plan.config.hidden, &x));
+    if (m->plan.tile > 0) {
+        qlora_tensor h = x;
+        x = qlora__window(&m->rows_x, rows, 0, m->plan.config.hidden);
+        QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &m->final_norm,
+                                         (float)m->plan.config.rms_eps, &x));
+    }
     qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
     QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
     float cap = (float)m->plan.config.logits_cap;

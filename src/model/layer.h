@@ -5,6 +5,7 @@ typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
     int64_t rows;    // number of tokens
+    int64_t row;     // the first of them, if they are a tile of a larger pass
     bool training;   // dropout is on
     qlora_math math; // of f32 products
     bool decoding;   // keys and values are stored in the cache
@@ -33,6 +34,35 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
     return v;
 }
 
+// The rows of a pass, and some of the columns, of a tensor with one row per token.
+static qlora_tensor qlora__slice(const qlora__pass* pass, const qlora_tensor* t, int64_t col,
+                                 int64_t cols) {
+    return qlora__window(t, pass->rows, pass->row * t->ld + col, cols);
+}
+
+// Tile of a pass that begins at row `at`: all of its rows unless the plan has tiles.
+static qlora__pass qlora__tile_at(const qlora__pass* pass, int64_t at) {
+    int64_t size = pass->m->plan.tile > 0 ? pass->m->plan.tile : pass->rows;
+    qlora__pass tile = *pass;
+    tile.row = at;
+    tile.rows = qlora__min(size, pass->rows - at);
+    return tile;
+}
+
+// A loop over tiles begins: no weights are in the shared operand. Within the loop, those of each
+// stack are placed once.
+static void qlora__tiles_begin(const qlora__pass* pass) {
+    memset(pass->m->placed, 0, sizeof pass->m->placed);
+}
+
+// Whether these weights are already in the shared operand; if not, they are about to be.
+static bool qlora__stack_is_placed(qlora_model* m, int64_t layer, int group, bool turned) {
+    int64_t key = 1 + 2 * layer + (turned ? 1 : 0);
+    bool placed = m->plan.tile > 0 && m->placed[group] == key;
+    m->placed[group] = key;
+    return placed;
+}
+
 // A stack of a layer, set up for a pass: without adapters, its ranks are zero and its operand is
 // only the weights. Weights without a cached copy are placed in the shared operand; in FP8 mode,
 // `backward` tells in which form.
@@ -47,12 +77,12 @@ typedef struct qlora__stack {
 
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
-    const qlora_model* m = pass->m;
+    qlora_model* m = pass->m;
     out->linear = layer->linears[group];
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
-    out->positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
-    out->sequences = qlora__window(&m->batch.sequences, 1, 0, pass->rows);
+    out->positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
+    out->sequences = qlora__window(&m->batch.sequences, 1, pass->row, pass->rows);
     out->linear.positions = &out->positions;
     out->linear.sequences = &out->sequences;
     out->pad = m->use_adapters ? layer->pads[group] : 0;
@@ -68,6 +98,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         out->linear.fp8 = NULL;
     }
     if (out->linear.fp8 != NULL && !layer->cached) {
+        if (qlora__stack_is_placed(m, out->linear.layer, group, backward)) {
+            return QLORA_OK;
+        }
         QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the adapters
         QLORA__TRY(qlora__fp8_place(pass->ctx, &out->linear, backward));
         return out->pad > 0 ? qlora__linear_place_fp8(pass->ctx, &out->linear) : QLORA_OK;
@@ -78,7 +111,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->operand =
         qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
     out->linear.operand = &out->operand;
-    if (layer->cached) {
+    if (layer->cached || qlora__stack_is_placed(m, out->linear.layer, group, false)) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
@@ -135,7 +168,7 @@ static qlora_result qlora__layer_rotate(const qlora__pass* pass, const qlora__la
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
-    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    qlora_tensor positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
     const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
     qlora_rotation_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -172,8 +205,8 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
     const qlora_model_config* c = &m->plan.config;
     int64_t q = qlora__q_width(c);
     int64_t kv = qlora__kv_width(c);
-    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->x, &layer->kept.qkv));
-    qlora_tensor rotated = qlora__window(&layer->kept.qkv, pass->rows, 0, q + 2 * kv);
+    qlora_tensor rotated = qlora__slice(pass, &layer->kept.qkv, 0, q + 2 * kv);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->x, &rotated));
     const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
     if (c->qk_norm) {
         const struct {
@@ -182,13 +215,11 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
             const qlora_tensor* weight;
         } parts[] = {{0, q, &layer->norms[QLORA__NORM_Q]}, {q, kv, &layer->norms[QLORA__NORM_K]}};
         for (int i = 0; i < 2; i++) {
-            qlora_tensor from =
-                qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
-            qlora_tensor to =
-                qlora__window(&layer->kept.qk, pass->rows, parts[i].at, parts[i].width);
+            qlora_tensor from = qlora__slice(pass, &layer->kept.qkv, parts[i].at, parts[i].width);
+            qlora_tensor to = qlora__slice(pass, &layer->kept.qk, parts[i].at, parts[i].width);
             QLORA__TRY(qlora_rmsnorm_forward(ctx, &from, parts[i].weight, (float)c->rms_eps, &to));
         }
-        rotated = qlora__window(&layer->kept.qk, pass->rows, 0, q + kv);
+        rotated = qlora__slice(pass, &layer->kept.qk, 0, q + kv);
     }
     return qlora__layer_rotate(pass, layer, &rotated, bias, false);
 }
@@ -216,12 +247,20 @@ static qlora_tensor* qlora__layer_out(qlora_model* m, qlora__layer* layer, int p
     return kept ? &layer->kept.out[part] : &m->delta;
 }
 
+// The rows of a pass of the residual stream between attention and MLP. It is that of a tile, unless
+// the stream is updated in place.
+static qlora_tensor qlora__layer_h2(const qlora__pass* pass, const qlora__layer* layer) {
+    int64_t width = pass->m->plan.config.hidden;
+    return qlora__trains(pass->m) ? qlora__window(&layer->kept.h2, pass->rows, 0, width)
+                                  : qlora__slice(pass, &layer->kept.h2, 0, width);
+}
+
 // Adds the output of attention (0) or MLP (1), through its own norm and with the factor of the
-// family, to `stream`, giving `next`; then prepares the input of the stack that follows, whose norm
-// is `before` (NULL = none), in m->x.
+// family, to `stream`, giving `next`; then, unless that is left to the next loop over tiles,
+// prepares the input of the stack that follows, whose norm is `before` (NULL = none), in m->x.
 static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* layer, int part,
                                      const qlora_tensor* stream, const qlora_tensor* next,
-                                     const qlora_tensor* before) {
+                                     const qlora_tensor* before, bool wants_x) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     float eps = (float)c->rms_eps;
@@ -238,21 +277,23 @@ static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* laye
     if (c->residual_scale != 1.0) {
         QLORA__TRY(qlora_scale(pass->ctx, (float)c->residual_scale, &delta, &delta));
     }
-    if (before != NULL) {
+    if (before != NULL && wants_x) {
         return qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, before, eps, &sum, &x);
     }
     QLORA__TRY(qlora_add(pass->ctx, &h, &delta, &sum));
-    return qlora__layer_input(pass, next, NULL);
+    return wants_x ? qlora__layer_input(pass, next, NULL) : QLORA_OK;
 }
 
 // Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
 // and up.
 static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
-    QLORA__TRY(
-        qlora__stack_forward(pass, layer, QLORA__O, &layer->kept.o, qlora__layer_out(m, layer, 0)));
-    QLORA__TRY(qlora__layer_add(pass, layer, 0, &layer->kept.h, &layer->kept.h2,
-                                qlora__layer_norm(m, layer, QLORA__NORM_MLP)));
+    qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
+    qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
+    qlora_tensor h2 = qlora__layer_h2(pass, layer);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &o, qlora__layer_out(m, layer, 0)));
+    QLORA__TRY(qlora__layer_add(pass, layer, 0, &h, &h2,
+                                qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));
     return qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu);
 }
 

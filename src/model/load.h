@@ -26,9 +26,10 @@ static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* t
 static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
                                  const uint8_t* source, uint64_t bytes) {
     const qlora_model_desc* desc = &s->m->desc;
+    bool on_host = s->m->plan.offloaded_embedding && target == s->m->embed.data;
     for (uint64_t at = 0; at < bytes; at += QLORA__STAGE_BYTES) {
         size_t n = bytes - at < QLORA__STAGE_BYTES ? (size_t)(bytes - at) : QLORA__STAGE_BYTES;
-        if (qlora__on_cpu(ctx)) {
+        if (qlora__on_cpu(ctx) || on_host) {
             memcpy((char*)target + at, source + at, n);
         } else {
             QLORA__TRY(qlora__stage_piece(ctx, s, (char*)target + at, source + at, n));

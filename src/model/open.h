@@ -15,7 +15,8 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_desc args = qlora__adamw_desc_of(m);
     args.clip_scale = one ? &scale : NULL;
     args.not_finite = &flag;
-    QLORA__TRY(qlora_adamw_step(ctx, &args));
+    QLORA__TRY(args.m != NULL ? qlora_adamw_step(ctx, &args)
+                              : qlora__adamw8_step(ctx, &args, &m->moments));
     return qlora__dora_refresh(ctx, m, false);
 }
 
@@ -47,6 +48,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         one.decoding = true;
         QLORA__TRY(qlora__forward(&one));
         QLORA__TRY(qlora__head_logits(&one, 0, 1));
+        QLORA__TRY(m->decode.planned ? qlora__decode_enqueue(ctx, m) : QLORA_OK);
     }
     QLORA__TRY(qlora__sync(ctx));
     qlora__cache_set_sealed(ctx, true);
@@ -75,6 +77,8 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     QLORA__TRY(qlora__model_ready(ctx, m));
+    QLORA__TRY(qlora__decode_check(ctx, m));
+    QLORA__TRY(qlora__decode_start(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
             QLORA__TRY(qlora__model_place(ctx, m, &m->layers[l], g));
@@ -108,6 +112,13 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__model_warm_kernels(ctx, m));
     QLORA__TRY(qlora__model_open_fp8(ctx, m));
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
+    if (m->plan.host > 0) {
+        QLORA__TRY(qlora__away_open(ctx));
+        m->host = qlora__away_alloc(ctx, (size_t)m->plan.host);
+        if (m->host == NULL) {
+            return ctx->dead[0] != '\0' ? QLORA_ERR_DEVICE_LOST : QLORA_ERR_MEMORY;
+        }
+    }
     qlora__model_layout(m, (char*)m->arena->data);
     qlora__model_operands(m);
     QLORA__TRY(qlora__zero(ctx, m->arena->data, m->arena->bytes, m->arena->bytes, 1));
@@ -128,11 +139,17 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// Takes the recomputed and cached layers of an earlier plan, which must be for the same model and
-// capacity.
+// Takes the choices of an earlier plan, which must be for the same model and capacity.
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
-    qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
+    qlora__choices choices;
+    choices.recompute = plan->recompute_layers;
+    choices.cached = plan->cached_layers;
+    choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
+    choices.tile = plan->tile;
+    choices.head_chunk = plan->head_chunk;
+    QLORA__TRY(qlora__choices_check(ctx, m, &choices));
+    qlora__plan_apply(m, &choices);
     m->plan.context = plan->context;
     if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
         m->plan.parameters != plan->parameters) {

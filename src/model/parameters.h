@@ -190,8 +190,9 @@ static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
     memset(&args, 0, sizeof args);
     args.param = &m->parameters;
     args.grad = &m->gradients;
-    args.m = &m->moment1;
-    args.v = &m->moment2;
+    bool coded = m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT;
+    args.m = coded ? NULL : &m->moment1;
+    args.v = coded ? NULL : &m->moment2;
     args.shadow = &m->shadow;
     args.ranges = &m->ranges;
     args.state = &m->adamw;
@@ -222,6 +223,14 @@ static qlora_result qlora__saved_row(qlora_ctx* ctx, const qlora_model* m,
     return qlora__copy_in(ctx, to.data, values, (size_t)n * sizeof *values);
 }
 
+// Copies a row of the embedding or the head, through the host, to row i of `kept`.
+static qlora_result qlora__token_keep(qlora_ctx* ctx, const qlora_tensor* table, int64_t row,
+                                      const qlora_tensor* kept, int64_t i, QLORA__REAL* values) {
+    size_t bytes = (size_t)table->cols * qlora_dtype_bytes(table->dtype);
+    QLORA__TRY(qlora__copy_out(ctx, values, (const char*)table->data + (size_t)row * bytes, bytes));
+    return qlora__copy_in(ctx, (char*)kept->data + (size_t)i * bytes, values, bytes);
+}
+
 // Starts trained matrices and rows with the values of the base, and keeps the base's rows.
 static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -229,7 +238,6 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK;
     }
     size_t bytes = (size_t)c->hidden * sizeof(QLORA__REAL);
-    size_t row_bytes = (size_t)c->hidden * qlora_dtype_bytes(m->compute);
     QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     for (int64_t i = 0; i < c->vocab && m->saved_embed && r == QLORA_OK; i++) {
@@ -243,11 +251,10 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
                            (size_t)m->token_count * sizeof *m->token_ids);
     }
     for (int64_t i = 0; i < m->token_count && r == QLORA_OK; i++) {
-        const char* from = (const char*)m->embed.data + (size_t)m->token_ids[i] * row_bytes;
-        r = qlora__copy_out(ctx, values, from, row_bytes);
-        r = r == QLORA_OK ? qlora__copy_in(ctx, (char*)m->base_tokens.data + (size_t)i * row_bytes,
-                                           values, row_bytes)
-                          : r;
+        r = qlora__token_keep(ctx, &m->embed, m->token_ids[i], &m->base_tokens, i, values);
+        r = r == QLORA_OK && m->tokens_twice
+                ? qlora__token_keep(ctx, &m->head, m->token_ids[i], &m->head_tokens, i, values)
+                : r;
         r = r == QLORA_OK ? qlora__saved_row(ctx, m, &m->embed, m->token_ids[i],
                                              m->tokens_at + i * c->hidden, values)
                           : r;

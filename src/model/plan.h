@@ -1,5 +1,16 @@
 // ---- plan ---------------------------------------------------------------------------------------
 
+// Counts a trained tensor and returns the place after it; each starts at a multiple of 8 elements.
+static int64_t qlora__number_range(qlora_model* m, int64_t count, int64_t at) {
+    if (count > 0) {
+        m->range_count++;
+        m->longest_range = qlora__max(m->longest_range, count);
+        m->plan.parameters += count;
+        m->moment_bytes += qlora__moments_place(0, count).end;
+    }
+    return at + (int64_t)qlora__align_up((size_t)count, 8);
+}
+
 // The A matrices of a stack are contiguous, so that one product computes their gradients; the B
 // matrices follow.
 static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
@@ -8,24 +19,18 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
     for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->a_at = at;
-        at += (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
+        at = qlora__number_range(m, p->rank * p->in, at);
     }
     for (int i = 0; i < count; i++) {
         qlora__projection* p = &first[i];
         p->b_at = at;
-        at += (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
-        m->range_count += p->rank > 0 ? 2 : 0;
-        m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
-        m->plan.parameters += p->rank * (p->in + p->out);
+        at = qlora__number_range(m, p->out * p->rank, at);
     }
     for (int i = 0; i < count && m->dora; i++) {
         qlora__projection* p = &first[i];
         if (p->rank > 0) {
             p->m_at = at;
-            at += (int64_t)qlora__align_up((size_t)p->out, 8);
-            m->range_count++;
-            m->longest_range = qlora__max(m->longest_range, p->out);
-            m->plan.parameters += p->out;
+            at = qlora__number_range(m, p->out, at);
         }
     }
     return at;
@@ -33,20 +38,17 @@ static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int grou
 
 // Assigns a place to a trained matrix of `rows` rows; none without rows.
 static int64_t qlora__number_saved(qlora_model* m, int64_t rows, int64_t at, int64_t* place) {
-    int64_t count = rows * m->plan.config.hidden;
     *place = at;
-    m->range_count += rows > 0 ? 1 : 0;
-    m->longest_range = qlora__max(m->longest_range, count);
-    m->plan.parameters += count;
-    return at + (int64_t)qlora__align_up((size_t)count, 8);
+    return qlora__number_range(m, rows * m->plan.config.hidden, at);
 }
 
-// Assigns a place to every trained tensor; each starts at a multiple of 8 elements.
+// Assigns a place to every trained tensor.
 static void qlora__number_parameters(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t at = 0;
     m->range_count = 0;
     m->longest_range = 0;
+    m->moment_bytes = 0;
     m->plan.parameters = 0;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -57,19 +59,13 @@ static void qlora__number_parameters(qlora_model* m) {
             if (qlora__has_norm(m, i)) {
                 int64_t width = qlora__arch_norm_width(m->arch, c, i);
                 layer->norms_at[i] = at;
-                at += (int64_t)qlora__align_up((size_t)width, 8);
-                m->range_count++;
-                m->longest_range = qlora__max(m->longest_range, width);
-                m->plan.parameters += width;
+                at = qlora__number_range(m, width, at);
             }
         }
     }
     if (m->desc.train_norms) {
         m->final_norm_at = at;
-        at += (int64_t)qlora__align_up((size_t)c->hidden, 8);
-        m->range_count++;
-        m->longest_range = qlora__max(m->longest_range, c->hidden);
-        m->plan.parameters += c->hidden;
+        at = qlora__number_range(m, c->hidden, at);
     }
     at = qlora__number_saved(m, m->saved_embed ? c->vocab : 0, at, &m->embed_at);
     at = qlora__number_saved(m, m->saved_head ? c->vocab : 0, at, &m->head_at);
@@ -272,8 +268,11 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
+                  {"desc.optimizer", (int64_t)d->optimizer, 0, QLORA_OPTIMIZER_ADAMW_8BIT},
                   {"desc.recompute", (int64_t)d->recompute, 0, QLORA_CHOICE_OFF},
                   {"desc.cache", (int64_t)d->cache, 0, QLORA_CHOICE_OFF},
+                  {"desc.offload", (int64_t)d->offload, 0, QLORA_CHOICE_OFF},
+                  {"desc.tile", d->tile, INT64_MIN, 1 << 24},
                   {"desc.tokens", d->tokens, 0, 1 << 24},
                   {"desc.max_sequences", d->max_sequences, 0, 1 << 24},
                   {"desc.max_length", d->max_length, 0, 1 << 24},
@@ -330,9 +329,14 @@ static void qlora__model_free(qlora_model* m) {
         (void)ignored;
         memcpy(ctx->env.error, error, sizeof error);
     }
+    for (int i = 0; i < 2; i++) {
+        qlora_result ignored = qlora__graph_destroy(ctx, m->decode.graphs[i]);
+        (void)ignored;
+    }
     qlora__source_close(m);
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
+    qlora__pinned_free(ctx, m->host, (size_t)m->plan.host);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
@@ -416,8 +420,7 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                "desc.mode is FP8, but config.%s is %lld; it must be a multiple of "
                                "%lld",
-                               widths[i].name, (long long)widths[i].value,
-                               (long long)widths[i].of);
+                               widths[i].name, (long long)widths[i].value, (long long)widths[i].of);
         }
     }
     if (m->dora) { // its backward pass needs both forms of the weights at once
@@ -466,6 +469,8 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     }
     m->arch = qlora__arch_of(c->family);
     qlora__config_resolve(c);
+    m->on_gpu = machine->capability != 0;
+    m->own_chunk = m->desc.head_chunk != 0;
     QLORA__TRY(qlora__capacity_resolve(ctx, c, &m->desc));
     m->positions = qlora__max(m->desc.max_length, m->desc.generate_tokens);
     qlora__rope_choose(&c->rope, m->positions);
@@ -597,202 +602,4 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     }
     *out = m;
     return QLORA_OK;
-}
-
-// Fills in what this machine has. The CPU's limit is the memory that is available now and what this
-// context holds of it; a CPU context that plans for a GPU has no limit of its own.
-static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_desc* given) {
-    qlora_plan_desc d;
-    memset(&d, 0, sizeof d);
-    if (given != NULL) {
-        d = *given;
-    }
-#ifndef QLORA_NO_CUDA
-    if (ctx->gpu != NULL) {
-        d.capability = d.capability != 0 ? d.capability : ctx->gpu->target_number;
-        size_t free_bytes = 0;
-        size_t total = 0;
-        if (d.bytes == 0 && ctx->gpu->cu.MemGetInfo(&free_bytes, &total) == 0) {
-            size_t margin = (size_t)512 << 20; // for cuBLAS, graphs and the driver
-            d.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
-        }
-    }
-#endif
-    if (d.bytes == 0 && d.capability == 0 && qlora__on_cpu(ctx)) {
-        uint64_t left = qlora__os_memory("");
-        d.bytes = left != 0 ? left + ctx->device_bytes : 0;
-    }
-    return d;
-}
-
-static void qlora__plan_apply(qlora_model* m, int64_t recompute, int64_t cached) {
-    m->plan.recompute_layers = recompute;
-    m->plan.cached_layers = cached;
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        qlora__layer* layer = &m->layers[l];
-        layer->recompute = l < recompute;
-        layer->cached = l < cached;
-    }
-    qlora__model_layout(m, NULL);
-}
-
-static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
-    return bytes == 0 || m->plan.total + m->plan.context <= bytes;
-}
-
-// Reports the smallest plan that the settings allow. It suggests nothing: a smaller setting would
-// have to be planned before it is known to fit.
-static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
-    static const char* const units[] = {"GiB", "MiB", "KiB"};
-    const qlora_plan* p = &m->plan;
-    bool all = p->recompute_layers == p->config.layers;
-    uint64_t other = p->workspace + p->head + p->generation + p->batches + p->cache + p->context;
-    double unit = 1073741824.0;
-    int k = 0;
-    for (; k < 2 && (double)bytes < 0.1 * unit; k++) { // small amounts would be printed as 0.00
-        unit /= 1024.0;
-    }
-    return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                       "the model needs %.2f %s%s, but only %.2f %s are available (base %.2f, "
-                       "adapters and optimizer %.2f, activations %.2f, other %.2f)",
-                       (double)(p->total + p->context) / unit, units[k],
-                       all ? " even with every layer recomputed" : "", (double)bytes / unit,
-                       units[k], (double)p->base / unit,
-                       (double)(p->adapters + p->optimizer) / unit, (double)p->activations / unit,
-                       (double)other / unit);
-}
-
-// Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
-// cached layers as fit. The memory is monotonic in both, so bisection finds them.
-static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes, bool fill) {
-    int64_t layers = m->plan.config.layers;
-    bool auto_recompute = m->desc.recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
-    int64_t low = m->desc.recompute == QLORA_CHOICE_ON && qlora__trains(m) ? layers : 0;
-    int64_t high = auto_recompute ? layers : low;
-    int64_t cached = m->desc.cache == QLORA_CHOICE_ON ? layers : 0;
-    qlora__plan_apply(m, high, cached);
-    if (!qlora__plan_fits(m, bytes)) {
-        return qlora__plan_too_large(ctx, m, bytes);
-    }
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        qlora__plan_apply(m, middle, cached);
-        if (qlora__plan_fits(m, bytes)) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (m->desc.cache == QLORA_CHOICE_AUTO && fill && low == 0 && has_nf4) {
-        int64_t most = layers;
-        while (cached < most) {
-            int64_t middle = (cached + most + 1) / 2;
-            qlora__plan_apply(m, 0, middle);
-            if (qlora__plan_fits(m, bytes)) {
-                cached = middle;
-            } else {
-                most = middle - 1;
-            }
-        }
-    }
-    qlora__plan_apply(m, low, cached);
-    return QLORA_OK;
-}
-
-static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* desc,
-                                      const qlora_plan_desc* given, qlora_model** out) {
-    qlora_plan_desc machine = qlora__machine_resolve(ctx, given);
-    qlora_model* m = NULL;
-    QLORA__TRY(qlora__skeleton(ctx, desc, &machine, &m));
-    // When a CPU context plans for a GPU, the default memory of a CUDA context is counted.
-    bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
-    m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
-                      : qlora__on_cpu(ctx) ? ctx->scratch->bytes
-                                           : ctx->device_bytes;
-    // Other programs also use the memory of the CPU: what was not asked for is left to them.
-    bool fill = machine.bytes != 0 && (!qlora__on_cpu(ctx) || (given != NULL && given->bytes != 0));
-    qlora_result r = qlora__plan_choose(ctx, m, machine.bytes, fill);
-    if (r != QLORA_OK) {
-        qlora__model_free(m);
-        return r;
-    }
-    *out = m;
-    return QLORA_OK;
-}
-
-static qlora_result qlora__plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
-                                     const qlora_plan_desc* desc, qlora_plan* out) {
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
-    }
-    if (model != NULL && model->plan != NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "plan of the model desc is set; it must be NULL here");
-    }
-    qlora_model* m = NULL;
-    QLORA__TRY(qlora__plan_build(ctx, model, desc, &m));
-    *out = m->plan;
-    qlora__model_free(m);
-    return QLORA_OK;
-}
-
-qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
-                             const qlora_plan_desc* desc, qlora_plan* out) {
-    QLORA__ENTER(ctx, "qlora_plan_make");
-    return qlora__leave(ctx, qlora__plan_make(ctx, model, desc, out));
-}
-
-size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
-    size_t used = 0;
-    if (buffer != NULL && size > 0) {
-        buffer[0] = '\0';
-    }
-    if (plan == NULL) {
-        return 1;
-    }
-    bool fp8 = plan->mode == QLORA_MODE_FP8;
-    const struct {
-        const char* name;
-        uint64_t bytes;
-    } rows[] = {{"base weights", plan->base},
-                {fp8 ? "FP8 weight cache" : "16-bit weight cache", plan->cache},
-                {"adapters", plan->adapters},
-                {"optimizer", plan->optimizer},
-                {"activations", plan->activations},
-                {"workspace", plan->workspace},
-                {"head", plan->head},
-                {"generation", plan->generation},
-                {"batches", plan->batches},
-                {"context", plan->context}};
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", rows[i].name,
-                      (double)rows[i].bytes / 1048576.0);
-    }
-    qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", "total",
-                  (double)(plan->total + plan->context) / 1048576.0);
-    if (plan->mapped > 0) {
-        qlora__append(buffer, size, &used, "  %-22s %12.3f MiB in the files, not counted\n",
-                      "mapped weights", (double)plan->mapped / 1048576.0);
-    }
-    qlora__append(
-        buffer, size, &used,
-        "  %lld tokens per micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
-        "%lld cached in %s\n",
-        (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
-        (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
-    return used + 1;
-}
-
-static qlora_result qlora__config_read_public(qlora_ctx* ctx, const char* dir,
-                                              qlora_model_config* out) {
-    if (dir == NULL || out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", dir == NULL ? "dir" : "out");
-    }
-    return qlora__config_read(&ctx->env, dir, out);
-}
-
-qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out) {
-    QLORA__ENTER(ctx, "qlora_config_read");
-    return qlora__leave(ctx, qlora__config_read_public(ctx, dir, out));
 }

@@ -74,7 +74,8 @@ static void qlora__model_fp8(qlora_model* m, int64_t l, int group) {
     if (!layer->cached) {
         qlora__arena own;
         own.ctx = m->ctx;
-        own.base = (char*)m->operand.data;
+        own.base = (char*)m->operand.data +
+                   (size_t)m->operand_at[group] * qlora_dtype_bytes(m->operand.dtype);
         own.used = 0;
         qlora__layout_fp8(&own, m, layer, group);
     }
@@ -110,7 +111,8 @@ static void qlora__model_operands(qlora_model* m) {
             bool needed = any_nf4 && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
-                qlora__arena_window(&m->operand, 0, qlora_linear_out(linear) + layer->pads[g],
+                qlora__arena_window(&m->operand, m->operand_at[g],
+                                    qlora_linear_out(linear) + layer->pads[g],
                                     linear->in + layer->pads[g], &layer->operands[g]);
             }
         }
@@ -228,6 +230,9 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool 
     state.weight_decay = numbers->weight_decay;
     QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &state, sizeof state));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
+    if (m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT) {
+        return qlora__moments_start(ctx, m);
+    }
     QLORA__TRY(qlora__tensor_zero(ctx, &m->moment1));
     return qlora__tensor_zero(ctx, &m->moment2);
 }
@@ -240,6 +245,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         const qlora_model_config* c = &m->plan.config;
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                               nf4, true, m->dir == NULL);
+        need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
         return qlora__cache_warm(ctx, need | (qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0));
     }
 #else

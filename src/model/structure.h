@@ -61,6 +61,7 @@ typedef struct qlora__layer {
     qlora_tensor d_norms[QLORA__NORMS]; // gradients, if norms are trained
     int64_t norms_at[QLORA__NORMS];     // first elements in the parameter arena
     qlora__kept kept;
+    void* away; // pinned host memory of its input, if that is offloaded
 } qlora__layer;
 
 // The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
@@ -91,6 +92,32 @@ typedef struct qlora__source {
     bool has_folder;
 } qlora__source;
 
+// What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
+// the activations of one row of each.
+typedef struct qlora__decode {
+    bool planned;           // the model has the memory below
+    bool works;             // nothing in the weights is against it
+    int64_t texts;          // rows
+    int64_t chunk;          // positions of a page of the cache
+    int64_t pages;          // of a text
+    int64_t z_rank;         // columns of z
+    qlora_tensor h[2];      // [texts, H] residual stream, in turn
+    qlora_tensor x;         // [texts, H + pad] input of qkv, gate/up and the head, with z
+    qlora_tensor qkv;       // [texts, q + 2 kv]
+    qlora_tensor o;         // [texts, q]
+    qlora_tensor s;         // [texts, I]
+    qlora_tensor y;         // f32 [texts, H]: output of o and down without the adapter
+    qlora_tensor z;         // f32 [slices * texts, z_rank]
+    qlora_tensor logits;    // [texts, V]
+    qlora_tensor partials;  // f32 [texts * heads * pages, head_dim + 2]
+    qlora_tensor counters;  // I32 [texts, blocks of a row]
+    qlora_tensor table;     // I32 [texts, pages]: where the pages of a text are
+    qlora_tensor state;     // U8: one qlora__decode_text per text
+    qlora_tensor parts;     // U8: qlora__sample_part
+    qlora_tensor seen;      // U8 [texts, V]: 1 if the text contains the token
+    qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
+} qlora__decode;
+
 struct qlora_model {
     qlora_ctx* ctx;
     qlora_model_desc desc; // defaults resolved; of its pointers, only dir remains valid
@@ -101,14 +128,22 @@ struct qlora_model {
     qlora_dtype compute;
     qlora_math math; // that of the context when the model was opened
     bool use_adapters;
-    int64_t trainers;     // number that exist
-    int64_t generations;  // number that exist
-    bool micro_begun;     // a micro-batch is being computed in slices: its activations are in use
-    int64_t elements;     // of the parameter arena, including gaps
-    int64_t positions;    // rows of the rope tables
+    int64_t trainers;    // number that exist
+    float neftune;       // of the trainer
+    int64_t generations; // number that exist
+    bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
+    int64_t elements;    // of the parameter arena, including gaps
+    int64_t positions;   // rows of the rope tables
+    bool on_gpu;         // the plan is for a GPU
+    bool own_chunk;      // desc.head_chunk was set by the caller
+    // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
+    // tells which weights of a layer are there.
+    int64_t operand_at[QLORA__GROUPS];
+    int64_t placed[QLORA__GROUPS];
     uint64_t base_config; // hashes that tell one base model from another
     uint64_t base_weights;
     qlora__buffer* arena;
+    void* host; // pinned: the embedding and the inputs of layers that are offloaded
     qlora__layer* layers;
     // base
     qlora__mapped embed_mapped;
@@ -139,6 +174,8 @@ struct qlora_model {
     qlora_tensor d_tokens;
     qlora_tensor token_rows;  // I32 [1, count]
     qlora_tensor base_tokens; // [count, H], the rows of the base
+    bool tokens_twice;        // they are also rows of a head that is a matrix of its own
+    qlora_tensor head_tokens; // [count, H], the base's rows of that head
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
@@ -147,15 +184,20 @@ struct qlora_model {
     int64_t longest_range;
     qlora_tensor gradients;
     qlora_tensor partials; // f32 [levels, qlora__partial_stride]: the stack of qlora__tree
-    qlora_tensor moment1;
+    qlora_tensor moment1; // without 8-bit moments
     qlora_tensor moment2;
-    qlora_tensor adamw; // one qlora_adamw_state
-    qlora_clip clip;    // its tables are in the arena
+    qlora_tensor moments; // U8: 8-bit moments, see qlora__adamw8_step
+    size_t moment_bytes;  // of those, without maps and places
+    qlora_tensor adamw;   // one qlora_adamw_state
+    qlora_clip clip;      // its tables are in the arena
     // micro-batch
     qlora__ring ring; // host copies of batch blocks, each followed by the AdamW settings of a step
     qlora__batch_block batch;
-    qlora_tensor flag;    // I32: an id, a position or a label was out of range
-    qlora_tensor last_h;  // [T, H] after the last layer
+    qlora_tensor flag;       // I32: an id, a position or a label was out of range
+    qlora_tensor last_h;     // [T, H] after the last layer
+    qlora_tensor streams[2]; // [T, H] inputs of layers in turn, if they are offloaded
+    // x, delta, s, ds, raw, an own d_out, and of a layer h2, gu and out have one row per token of a
+    // tile; everything else has one per token of the micro-batch.
     qlora_tensor x;       // [T, H + pad] normalised input of qkv and gate/up
     qlora_tensor delta;   // [T, H] output of o and down; gradient of x in the backward pass
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
@@ -166,6 +208,7 @@ struct qlora_model {
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
+    qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
     // FP8 mode
@@ -184,6 +227,7 @@ struct qlora_model {
     qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
     qlora_tensor scores;   // f32 [heads, generate_tokens]
     qlora_tensor chances;  // their softmax in the compute type; the same memory if that is f32
+    qlora__decode decode;
 };
 
 // Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".

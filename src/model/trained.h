@@ -151,21 +151,35 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// A head in the files counts for us, but PEFT goes by the config, where it may be tied: rows would
-// be trained in one place here and in two there.
-static qlora_result qlora__saved_head_check(qlora_ctx* ctx, const qlora_model* m,
-                                            const qlora_model_desc* desc) {
+// A head in the files counts for us, as it does for transformers from version 5 on, but PEFT goes by
+// the config, where it may be tied. *out: the config ties a head that is a matrix of its own.
+static qlora_result qlora__saved_own_head(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora_model_desc* desc, bool* out) {
     qlora_model_config config;
+    *out = false;
     if (desc->dir == NULL || m->plan.config.tied) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, &config));
-    return !config.tied ? QLORA_OK
-                        : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                      "%s has lm_head.weight, but its config ties the head to the "
-                                      "embedding (tie_word_embeddings), so that PEFT trains both "
-                                      "as one; set it to false to train the embedding alone",
-                                      desc->dir);
+    *out = config.tied;
+    return QLORA_OK;
+}
+
+// Of such a head, PEFT trains the same rows as of the embedding; whole matrices are not supported.
+static qlora_result qlora__saved_head_check(qlora_ctx* ctx, qlora_model* m,
+                                            const qlora_model_desc* desc, bool rows, bool tied) {
+    bool own = false;
+    if (!rows && !tied) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__saved_own_head(ctx, m, desc, &own));
+    m->tokens_twice = own && rows;
+    return !own || !tied ? QLORA_OK
+                         : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                       "%s has lm_head.weight, but its config ties the head to "
+                                       "the embedding (tie_word_embeddings), so that PEFT trains "
+                                       "both as one; set it to false to train the embedding alone",
+                                       desc->dir);
 }
 
 // With a bias, the gain would have to leave it out.
@@ -233,9 +247,8 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     // adapter of ours keeps it tied unless both are to be saved.
     bool shared = tied && (peft != NULL ? peft->tied && (embed || head) : embed && !head);
     bool rows = peft != NULL ? peft->token_rows != 0 : desc->token_row_count > 0;
-    if (rows || (peft != NULL && peft->tied && (embed || head))) {
-        QLORA__TRY(qlora__saved_head_check(ctx, m, desc));
-    }
+    QLORA__TRY(
+        qlora__saved_head_check(ctx, m, desc, rows, peft != NULL && peft->tied && (embed || head)));
     if (shared && !embed) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: ensure_weight_tying with lm_head alone is not supported",

@@ -76,17 +76,16 @@ static void qlora__adamw_shade(const qlora__cpu_rows* rows, const qlora__adamw_j
     }
 }
 
-static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
-    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
-    const qlora_adamw_desc* a = job->args;
-    const qlora__cpu_rows* rows = qlora__rows_of(a->param->owner);
+// Elements [begin, end) of the range, whose moments are at m and v.
+static qlora__adamw_row qlora__adamw_row_of(const qlora__adamw_job* job, int64_t begin, int64_t end,
+                                            QLORA__REAL* m, QLORA__REAL* v) {
     int64_t first = job->range.begin + begin;
     QLORA__REAL lr = job->range.lr > 0 ? (QLORA__REAL)job->range.lr : 1;
     qlora__adamw_row r;
-    r.param = (QLORA__REAL*)a->param->data + first;
-    r.grad = (QLORA__REAL*)a->grad->data + first;
-    r.m = (QLORA__REAL*)a->m->data + first;
-    r.v = (QLORA__REAL*)a->v->data + first;
+    r.param = (QLORA__REAL*)job->args->param->data + first;
+    r.grad = (QLORA__REAL*)job->args->grad->data + first;
+    r.m = m;
+    r.v = v;
     r.n = end - begin;
     r.clip = job->clip;
     r.decay = job->lr_decay * (QLORA__REAL)job->range.decay * lr;
@@ -96,10 +95,21 @@ static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     r.step_size = job->step_size * lr;
     r.root_correction = job->root_correction;
     r.eps = job->eps;
+    return r;
+}
+
+static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
+    const qlora_adamw_desc* a = job->args;
+    const qlora__cpu_rows* rows = qlora__rows_of(a->param->owner);
+    int64_t first = job->range.begin + begin;
     if (job->skip) {
-        rows->point[QLORA__POINT_FILL](NULL, NULL, 0, r.n, r.grad);
+        QLORA__REAL* grad = (QLORA__REAL*)a->grad->data + first;
+        rows->point[QLORA__POINT_FILL](NULL, NULL, 0, end - begin, grad);
         return;
     }
+    qlora__adamw_row r = qlora__adamw_row_of(job, begin, end, (QLORA__REAL*)a->m->data + first,
+                                             (QLORA__REAL*)a->v->data + first);
     rows->adamw(&r);
     if (a->shadow != NULL) {
         qlora__adamw_shade(rows, job, begin, end);
@@ -195,6 +205,18 @@ static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t r
     }
 }
 
+// Starts an update on the CPU.
+static void qlora__adamw_begin(qlora__adamw_job* job, const qlora_adamw_desc* a) {
+    qlora_adamw_state state;
+    memset(job, 0, sizeof *job);
+    job->args = a;
+    job->clip = a->clip_scale != NULL ? qlora__at(a->clip_scale, 0, 0) : 1;
+    job->skip = a->not_finite != NULL && qlora__index_at(a->not_finite, 0) != 0;
+    memcpy(&state, a->state->data, sizeof state);
+    qlora__adamw_advance(job, &state);
+    memcpy(a->state->data, &state, sizeof state);
+}
+
 // Returns the number of blocks per range: enough for the longest range with `per_block` elements
 // each, but about 8192 in all.
 static int64_t qlora__adamw_blocks(const qlora_adamw_desc* a, int64_t range_count,
@@ -210,14 +232,7 @@ static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* a)
     QLORA__TRY(qlora__adamw_check_step(ctx, a));
     if (qlora__on_cpu(ctx)) {
         qlora__adamw_job job;
-        memset(&job, 0, sizeof job);
-        job.args = a;
-        job.clip = a->clip_scale != NULL ? qlora__at(a->clip_scale, 0, 0) : 1;
-        job.skip = a->not_finite != NULL && qlora__index_at(a->not_finite, 0) != 0;
-        qlora_adamw_state state;
-        memcpy(&state, a->state->data, sizeof state);
-        qlora__adamw_advance(&job, &state);
-        memcpy(a->state->data, &state, sizeof state);
+        qlora__adamw_begin(&job, a);
         qlora__adamw_ranges(ctx, &job, range_count, qlora__adamw_elements);
         return QLORA_OK;
     }

@@ -34,6 +34,7 @@ typedef struct qlora__attention {
     const qlora_tensor* dk;
     const qlora_tensor* dv;
     QLORA__REAL* dots; // D, [heads][tokens]
+    void* stats;       // f32 [heads][2 tokens] on the device; NULL = scratch
 } qlora__attention;
 
 // Eight partial sums give a fixed order that the compiler can still vectorise.

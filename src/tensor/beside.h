@@ -12,6 +12,7 @@
 
 // Each piece of work on the second stream has a slot, counted from 0, by which it is waited for.
 #define QLORA__BESIDE_SLOTS 5
+#define QLORA__AWAY_SLOTS 2 // of copies, tensor/away.h
 
 struct qlora__beside {
     void* stream;
@@ -21,6 +22,11 @@ struct qlora__beside {
     bool forked;                     // the second stream is part of this capture
     void* first;                     // the context's stream, while the second is in use
     qlora__buffer* workspace;        // for cuBLAS
+    // A third stream, for copies from and to the host: tensor/away.h. It is NULL until it is used.
+    void* copies;
+    void* copied[QLORA__AWAY_SLOTS]; // events: the end of the copy in each slot
+    unsigned copies_pending;
+    bool copies_forked;
 };
 
 // Creates a stream with desc.stream_priority, or without a priority if the driver has none.
@@ -64,6 +70,14 @@ static void qlora__beside_close(qlora_ctx* ctx) {
         if (b->done[i] != NULL) {
             gpu->cu.EventDestroy(b->done[i]);
         }
+    }
+    for (int i = 0; i < QLORA__AWAY_SLOTS; i++) {
+        if (b->copied[i] != NULL) {
+            gpu->cu.EventDestroy(b->copied[i]);
+        }
+    }
+    if (b->copies != NULL) {
+        gpu->cu.StreamDestroy(b->copies);
     }
     if (b->fork != NULL) {
         gpu->cu.EventDestroy(b->fork);
@@ -117,8 +131,13 @@ static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
     if (failed && b->forked && gpu->cu.EventRecord(b->fork, b->stream) == 0) {
         gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
     }
+    if (failed && b->copies_forked && gpu->cu.EventRecord(b->fork, b->copies) == 0) {
+        gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
+    }
     b->forked = false;
     b->pending = 0;
+    b->copies_forked = false;
+    b->copies_pending = 0;
 }
 
 // r is the result of the work since _begin; if it failed, the capture is lost anyway.

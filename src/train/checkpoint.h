@@ -129,6 +129,32 @@ static qlora_result qlora__ckpt_hash(qlora_ctx* ctx, const char* folder, const c
 
 // ---- saving -------------------------------------------------------------------------------------
 
+// Moments in 8 bits are stored as they are: m.NAME has the codes, m.NAME.scales their scales.
+static void qlora__state_add_moments(const qlora_model* m, qlora__save_list* list) {
+    qlora__trained t;
+    qlora__moments moments;
+    size_t at = 0;
+    bool coded = m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT;
+    for (int64_t i = 0; !coded && qlora__trained_at(m, i, &t); i++) {
+        qlora__save_add(list, "m.", &m->moment1, &t);
+        qlora__save_add(list, "v.", &m->moment2, &t);
+    }
+    for (int64_t i = 0; coded && qlora__moments_next(m, i, &at, &t, &moments); i++) {
+        for (int k = 0; k < 2; k++) {
+            char name[224];
+            const char* memory = (const char*)m->moments.data;
+            snprintf(name, sizeof name, "%c.%s", "mv"[k], t.name);
+            qlora__save_add_moments(list, name, moments.coded ? QLORA__ST_U8 : QLORA__ST_F32,
+                                    memory + moments.values[k], moments.count);
+            if (moments.coded) {
+                snprintf(name, sizeof name, "%c.%s.scales", "mv"[k], t.name);
+                qlora__save_add_moments(list, name, QLORA__ST_F32, memory + moments.scales[k],
+                                        moments.blocks);
+            }
+        }
+    }
+}
+
 static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, const qlora__state* s,
                                        const void* position, size_t position_bytes) {
     qlora_ctx* ctx = t->ctx;
@@ -153,12 +179,8 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
     metadata[2 * count + 1] = qlora__state_tier(ctx);
     metadata[2 * count + 2] = NULL;
     QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
-    QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 4, &list));
-    qlora__trained trained;
-    for (int64_t i = 0; qlora__trained_at(m, i, &trained); i++) {
-        qlora__save_add(&list, "m.", &m->moment1, &trained);
-        qlora__save_add(&list, "v.", &m->moment2, &trained);
-    }
+    QLORA__TRY(qlora__save_open(ctx, 4 * m->range_count + 4, &list));
+    qlora__state_add_moments(m, &list);
     qlora__save_add_bytes(&list, "hashes", QLORA__ST_U64, hashes, sizeof hashes);
     qlora__save_add_bytes(&list, "record", QLORA__ST_F32, s->record, sizeof s->record);
     if (t->desc.method != QLORA_METHOD_SFT) {
@@ -417,19 +439,49 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
     return QLORA_OK;
 }
 
-// Finds the moments of a trained tensor in the file; which is 'm' or 'v'.
-static qlora_result qlora__state_moment(qlora_ctx* ctx, const qlora__st* st, char which,
-                                        const qlora__trained* t, const qlora__st_tensor** out) {
-    char name[224];
-    snprintf(name, sizeof name, "%c.%s", which, t->name);
+// Finds a tensor of the state with `count` values.
+static qlora_result qlora__state_tensor(qlora_ctx* ctx, const qlora__st* st, const char* name,
+                                        qlora__st_dtype dtype, int64_t count,
+                                        const qlora__st_tensor** out) {
     *out = qlora__st_find(st, name);
     if (*out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing", st->label, name);
     }
-    if ((*out)->dtype != QLORA__ST_F32 ||
-        qlora__st_elements(*out) != (uint64_t)(t->rows * t->cols)) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s does not contain %lld F32 values",
-                           st->label, name, (long long)(t->rows * t->cols));
+    if ((*out)->dtype != dtype || qlora__st_elements(*out) != (uint64_t)count) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s does not contain %lld %s values",
+                           st->label, name, (long long)count,
+                           dtype == QLORA__ST_F32 ? "F32" : "U8");
+    }
+    return QLORA_OK;
+}
+
+// The same for 8-bit moments.
+static qlora_result qlora__state_moments8(qlora_ctx* ctx, const qlora_model* m, const qlora__st* st,
+                                          float* values) {
+    qlora__trained t;
+    qlora__moments moments;
+    size_t at = 0;
+    for (int64_t i = 0; qlora__moments_next(m, i, &at, &t, &moments); i++) {
+        for (int k = 0; k < 4; k++) { // m, v, and their scales
+            bool scales = k >= 2;
+            bool floats = scales || !moments.coded;
+            int64_t count = scales ? moments.blocks : moments.count;
+            char* to = (char*)m->moments.data + (scales ? moments.scales : moments.values)[k % 2];
+            const qlora__st_tensor* tensor = NULL;
+            char name[224];
+            if (scales && !moments.coded) {
+                continue;
+            }
+            snprintf(name, sizeof name, "%c.%s%s", "mv"[k % 2], t.name, scales ? ".scales" : "");
+            QLORA__TRY(qlora__state_tensor(ctx, st, name, floats ? QLORA__ST_F32 : QLORA__ST_U8,
+                                           count, &tensor));
+            if (values != NULL && floats) {
+                qlora__st_read_f32(tensor, 0, (uint64_t)count, values);
+                QLORA__TRY(qlora__floats_in(ctx, to, count, values));
+            } else if (values != NULL) {
+                QLORA__TRY(qlora__copy_in(ctx, to, tensor->data, (size_t)count));
+            }
+        }
     }
     return QLORA_OK;
 }
@@ -442,13 +494,18 @@ static qlora_result qlora__state_moments(qlora_ctx* ctx, const qlora_model* m, c
         const qlora_tensor* arena;
     } kinds[] = {{'m', &m->moment1}, {'v', &m->moment2}};
     qlora__trained t;
+    if (m->desc.optimizer == QLORA_OPTIMIZER_ADAMW_8BIT) {
+        return qlora__state_moments8(ctx, m, st, values);
+    }
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
         for (int k = 0; k < 2; k++) {
             const qlora__st_tensor* tensor = NULL;
-            QLORA__TRY(qlora__state_moment(ctx, st, kinds[k].which, &t, &tensor));
+            int64_t n = t.rows * t.cols;
+            char name[224];
+            snprintf(name, sizeof name, "%c.%s", kinds[k].which, t.name);
+            QLORA__TRY(qlora__state_tensor(ctx, st, name, QLORA__ST_F32, n, &tensor));
             if (values != NULL) {
                 qlora_tensor window;
-                int64_t n = t.rows * t.cols;
                 qlora__arena_window(kinds[k].arena, t.at, 1, n, &window);
                 qlora__st_read_f32(tensor, 0, (uint64_t)n, values);
                 QLORA__TRY(qlora__floats_in(ctx, window.data, n, values));

@@ -13,7 +13,8 @@ static qlora_result qlora__method_desc_check(qlora_ctx* ctx, const qlora_train_d
                    {"sft_alpha", d->sft_alpha, 1e6, 2u},
                    {"desirable_weight", d->desirable_weight, 1e6, 4u},
                    {"undesirable_weight", d->undesirable_weight, 1e6, 4u},
-                   {"loraplus_ratio", d->loraplus_ratio, 1e6, 7u}};
+                   {"loraplus_ratio", d->loraplus_ratio, 1e6, 7u},
+                   {"neftune", d->neftune, 1e6, 7u}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         char name[40];
         snprintf(name, sizeof name, "desc.%s", numbers[i].name);
@@ -181,6 +182,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                            "desc.clip is QLORA_CLIP_LAYERS, but the embedding or the head, which "
                            "belong to no layer, are trained");
     }
+    m->neftune = (float)t->desc.neftune;
     m->trainers++;
     ctx->living[QLORA__TRAINERS]++;
     *out = t;
@@ -203,6 +205,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
     if (r == QLORA_OK) {
         trainer->m->trainers--;
+        trainer->m->neftune = 0.0f;
         trainer->m->micro_begun = false;
         ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
@@ -234,6 +237,7 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
         : d.comm != t->desc.comm                   ? "comm"
         : memcmp(&d.loraplus_ratio, &t->desc.loraplus_ratio, sizeof d.loraplus_ratio) != 0
             ? "loraplus_ratio"
+        : memcmp(&d.neftune, &t->desc.neftune, sizeof d.neftune) != 0        ? "neftune"
         : memcmp(d.lr_factors, t->desc.lr_factors, sizeof d.lr_factors) != 0 ? "lr_factors"
                                                                              : NULL;
     if (fixed != NULL) {

@@ -104,7 +104,8 @@ static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) 
                 {"sft_alpha", QLORA__NOTED, d->sft_alpha, 0.0},
                 {"desirable_weight", QLORA__NOTED, d->desirable_weight, 0.0},
                 {"undesirable_weight", QLORA__NOTED, d->undesirable_weight, 0.0},
-                {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0}};
+                {"loraplus_ratio", QLORA__NOTED, d->loraplus_ratio, 1.0},
+                {"neftune", QLORA__SAME, d->neftune, 0.0}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         qlora__state_add_later(s, rows[i].name, rows[i].kind, rows[i].value - rows[i].usual);
     }
@@ -158,7 +159,9 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
     qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
+    qlora__state_add_later(s, "tile", QLORA__NOTED, (double)m->plan.tile);
     qlora__state_add_method(s, d);
+    qlora__state_add_later(s, "optimizer", QLORA__SAME, (double)m->desc.optimizer);
     qlora__state_add_machine(s, t->ctx);
     qlora__state_add_back(s, "step", &s->step);
     qlora__state_add_back(s, "last_tokens", &s->tokens);

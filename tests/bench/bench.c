@@ -4,6 +4,7 @@
 //     build/bench step ...    bench_step.h
 //     build/bench cpu ...     bench_cpu.h
 //     build/bench data ...    bench_data.h
+//     build/bench generate ...  bench_generate.h
 //
 // Every row of ROWS is one measurement: tensors, a step, the amount of data or work of the step,
 // and the target (bar). A step runs as nodes of a captured graph over sets of random data that
@@ -21,6 +22,7 @@
 #include <time.h>
 
 #include "bench_step.h"
+#include "bench_generate.h"
 
 #include "bench_cpu.h"
 #include "bench_data.h"
@@ -1240,6 +1242,7 @@ static int arguments(bench* b, int argc, char** argv, const char** group) {
                     "       bench step --shape NAME --batch B --seq S ... (bench step --help)\n"
                     "       bench cpu [--tier NAME] [--threads N] [--quick] [--json]\n"
                     "       bench decode [--model PATH] [--threads N] ... (bench decode --help)\n"
+                    "       bench generate --shape NAME --prompt P --new N ... (... --help)\n"
                     "  --json   print a JSON array of objects\n"
                     "  --quick  use 7 replays instead of 25\n"
                     "  --dry    run every row once, small and untimed, to check that it works\n");
@@ -1292,6 +1295,9 @@ int main(int argc, char** argv) {
     }
     if (argc > 1 && strcmp(argv[1], "decode") == 0) {
         return bench_decode_main(argc - 1, argv + 1);
+    }
+    if (argc > 1 && strcmp(argv[1], "generate") == 0) {
+        return bench_generate_main(argc - 1, argv + 1);
     }
     if (argc > 1 && strcmp(argv[1], "data") == 0) {
         return bench_data_main(argc - 1, argv + 1);

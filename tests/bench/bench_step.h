@@ -39,12 +39,14 @@ typedef struct step_options {
     int64_t rank;
     int64_t steps;
     int64_t head_chunk;
+    int64_t tile;
     int64_t threads;
     double budget; // GiB
     double tflops;
     double tbps;
     int recompute; // a qlora_choice
     int cache;
+    int offload;
     int graph; // 1 = on, 2 = off
     int backend;
     int mode;
@@ -65,6 +67,8 @@ static const char step_help[] =
     "  --recompute auto|none|full\n"
     "                            layers to recompute (default auto)\n"
     "  --cache auto|on|off       keep 16-bit copies of the 4-bit weights (default auto)\n"
+    "  --offload auto|on|off     keep inputs of layers in host memory (default auto)\n"
+    "  --tile N                  everything but attention for N tokens at a time\n"
     "  --budget GIB              memory limit (default: free device memory)\n"
     "  --graph on|off            use CUDA graphs (default on)\n"
     "  --compare-graph           run with and without graphs, and print the ratio\n"
@@ -107,10 +111,11 @@ static bool step_option(step_options* o, const char* name, const char* value) {
         int64_t* to;
         double most;
     } wholes[] = {{"--batch", &o->batch, 65536},
-                  {"--seq", &o->seq, 1 << 20},
+                  {"--seq", &o->seq, 1 << 24},
                   {"--rank", &o->rank, 1024},
                   {"--steps", &o->steps, 100000},
                   {"--head-chunk", &o->head_chunk, 1 << 24},
+                  {"--tile", &o->tile, 1 << 24},
                   {"--threads", &o->threads, 64}};
     const struct {
         const char* name;
@@ -123,6 +128,7 @@ static bool step_option(step_options* o, const char* name, const char* value) {
         int first;
     } choices[] = {{"--recompute", &o->recompute, "auto|full|none", 0},
                    {"--cache", &o->cache, "auto|on|off", 0},
+                   {"--offload", &o->offload, "auto|on|off", 0},
                    {"--graph", &o->graph, "on|off", 1},
                    {"--backend", &o->backend, "any|cpu|cuda", 0},
                    {"--mode", &o->mode, "auto|f32|tf32|bf16|fp8", 0},
@@ -309,6 +315,7 @@ static bool step_open(step_run* s) {
     memset(&desc, 0, sizeof desc);
     memset(&train, 0, sizeof train);
     memset(&budget, 0, sizeof budget);
+    config.max_positions = 0; // the weights are random: no length is too long for them
     desc.config = &config;
     desc.seed = 1;
     desc.weight_std = 0.02f;
@@ -324,6 +331,8 @@ static bool step_open(step_run* s) {
     train.schedule = QLORA_SCHEDULE_CONSTANT;
     desc.recompute = (qlora_choice)o->recompute;
     desc.cache = (qlora_choice)o->cache;
+    desc.offload = (qlora_choice)o->offload;
+    desc.tile = o->tile;
     train.eager = !s->graph;
     train.require_graph = s->graph && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     budget.bytes = (uint64_t)(o->budget * 1073741824.0);
@@ -482,6 +491,9 @@ static void step_print(const step_run* s) {
         {"allocations", "device allocations in training", 0, (double)s->allocations},
         {"recompute_layers", "layers recomputed", 0, (double)s->plan.recompute_layers},
         {"cached_layers", "layers with 16-bit weights", 0, (double)s->plan.cached_layers},
+        {"offloaded_layers", "layers with inputs on the host", 0, (double)s->plan.offloaded_layers},
+        {"host_gib", "GiB of pinned host memory", 3, (double)s->plan.host / 1073741824.0},
+        {"tile", "tokens in a tile (0 = all)", 0, (double)s->plan.tile},
     };
     if (o->json) {
         printf("{\"shape\": \"%s\", \"batch\": %lld, \"seq\": %lld, \"rank\": %lld, \"backend\": "

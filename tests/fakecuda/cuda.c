@@ -302,7 +302,10 @@ typedef struct block {
     size_t front; // bytes of guard band before host
     context* owner;
     uint32_t id;
+    bool mapped; // pinned: kernels and graphs may use it
 } block;
+
+#define HOST_MAPPED 2u // CU_MEMHOSTALLOC_DEVICEMAP
 
 typedef struct blocks {
     block* list; // sorted by address
@@ -618,6 +621,8 @@ static block* block_insert(blocks* into, uint64_t address) {
 
 // Allocates memory with a guard band on both sides, filled with poison. Returns false if the host
 // is out of memory.
+#define HUGE_BLOCK ((size_t)1 << 32)
+
 static bool block_back(block* b, size_t bytes, size_t front) {
     void* base = NULL;
     if (bytes > SIZE_MAX - front - GUARD || posix_memalign(&base, front, front + bytes + GUARD)) {
@@ -628,7 +633,9 @@ static bool block_back(block* b, size_t bytes, size_t front) {
     b->front = front;
     b->bytes = bytes;
     memset(b->base, GUARD_BYTE, front);
-    memset(b->host, POISON, bytes);
+    if (bytes < HUGE_BLOCK) { // a larger one exists only where it is used
+        memset(b->host, POISON, bytes);
+    }
     memset(b->host + bytes, GUARD_BYTE, GUARD);
     return true;
 }
@@ -661,7 +668,9 @@ static void block_remove(blocks* from, size_t i, const char* kind) {
     if (!guards_whole(b)) {
         broken("%s#%u (%zu bytes): written outside its bounds", kind, b->id, b->bytes);
     }
-    memset(b->host, POISON, b->bytes);
+    if (b->bytes < HUGE_BLOCK) {
+        memset(b->host, POISON, b->bytes);
+    }
     free(b->base);
     from->count--;
     memmove(b, b + 1, (from->count - i) * sizeof(block));
@@ -728,7 +737,7 @@ static void memory_drop(size_t i) {
     block_remove(&g.memory, i, "memory");
 }
 
-static int pinned_alloc(context* ctx, void** pointer, size_t bytes) {
+static int pinned_alloc(context* ctx, void** pointer, size_t bytes, unsigned flags) {
     block made;
     memset(&made, 0, sizeof made);
     if (!pointer || !bytes) {
@@ -740,6 +749,7 @@ static int pinned_alloc(context* ctx, void** pointer, size_t bytes) {
     made.address = (uint64_t)(uintptr_t)made.host;
     made.owner = ctx;
     made.id = ++g.ids[KIND_PINNED];
+    made.mapped = (flags & HOST_MAPPED) != 0;
     *block_insert(&g.pinned, made.address) = made;
     g.stats.live_pinned += bytes;
     *pointer = made.host;
@@ -752,17 +762,22 @@ static void pinned_drop(size_t i) {
 }
 
 // Host memory for a range of device addresses, or NULL if it is not inside one live allocation of
-// this context. The interpreter calls this for every access, hence the shortcut.
+// this context; mapped pinned memory has the same address on the device. The interpreter calls this
+// for every access, hence the shortcut.
 static void* resolve(void* user, uint64_t address, size_t bytes, bool write) {
     const context* ctx = (const context*)user;
     (void)write;
     const block* b = g.hot < g.memory.count ? &g.memory.list[g.hot] : NULL;
     if (!b || address < b->address || address - b->address >= b->bytes) {
         b = block_at(&g.memory, address);
-        if (!b) {
-            return NULL;
+        if (b) {
+            g.hot = (size_t)(b - g.memory.list);
+        } else {
+            b = block_at(&g.pinned, address);
+            if (!b || !b->mapped) {
+                return NULL;
+            }
         }
-        g.hot = (size_t)(b - g.memory.list);
     }
     uint64_t offset = address - b->address;
     if (b->owner != ctx || bytes > b->bytes - offset) {
@@ -1273,8 +1288,16 @@ static void graph_settle(graph* done) {
     done->nodes = (node*)must_grow(done->nodes, done->room * sizeof *done->nodes);
 }
 
+// Mapped pinned memory is for graphs; other host memory is reused by the host.
 static bool has_host_memory(const work* w) {
-    return w->kind == WORK_COPY && (!w->dst.device || !w->src.device);
+    const endpoint* ends[] = {&w->dst, &w->src};
+    for (int i = 0; i < 2 && w->kind == WORK_COPY; i++) {
+        const block* b = block_at(&g.pinned, (uint64_t)(uintptr_t)ends[i]->host);
+        if (!ends[i]->device && (!b || !b->mapped)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 // Takes ownership of the work: adds it to the stream's queue, or to the graph being recorded.
@@ -3043,24 +3066,23 @@ int cuMemFree_v2(uint64_t address) {
     return leave(F_cuMemFree_v2, code, "%s", name);
 }
 
-static int host_alloc_call(int function, void** pointer, size_t bytes) {
+static int host_alloc_call(int function, void** pointer, size_t bytes, unsigned flags) {
     int code = enter(function, NEED_CONTEXT);
     if (!code) {
         code = capture_forbids(function);
     }
     if (!code) {
-        code = pinned_alloc(current(), pointer, bytes);
+        code = pinned_alloc(current(), pointer, bytes, flags);
     }
     return leave(function, code, "%zu -> %s", bytes, code ? "NULL" : tag_pointer(*pointer));
 }
 
 int cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
-    (void)flags;
-    return host_alloc_call(F_cuMemHostAlloc, pointer, bytes);
+    return host_alloc_call(F_cuMemHostAlloc, pointer, bytes, flags);
 }
 
 int cuMemAllocHost_v2(void** pointer, size_t bytes) {
-    return host_alloc_call(F_cuMemAllocHost_v2, pointer, bytes);
+    return host_alloc_call(F_cuMemAllocHost_v2, pointer, bytes, 0);
 }
 
 int cuMemFreeHost(void* pointer) {

@@ -54,7 +54,8 @@ typedef struct fake_config {
     int init_result;       // result of cuInit: 0, 34, 100, 803 ...
     int cublas_create;     // result of cublasCreate_v2: 0, 1, 3 ...
     int cublas_version;    // 130100; also that of cuBLASLt
-    bool allow_host_nodes; // copies from or to host memory inside a graph are not a broken rule
+    bool allow_host_nodes; // copies from or to host memory that is not mapped inside a graph are
+                           // not a broken rule
 } fake_config;
 
 typedef struct fake_stats {

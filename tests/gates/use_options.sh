@@ -27,6 +27,19 @@ several() { # --data and --eval-data may be repeated
         "${one[@]}" --data sums.jsonl --eval-data long.jsonl --steps 1 --out o
 }
 
+lengthy() { # --length max, --tile, --offload
+    rm -rf lengthy
+    works "the longest that fits" --model model --rank 1 --backend cpu --threads 1 --length max \
+        --memory 64M --data sums.jsonl --eval 0 --steps 1 --out lengthy
+    check "is written down" grep -qE "^length [0-9]+$" lengthy/settings.txt
+    works "in tiles" "${one[@]}" --tile 64 --data sums.jsonl --eval 0 --steps 1 --out lengthy \
+        --resume never
+    refuses "offloading on the CPU" "--offload is ON, which needs a GPU" "${one[@]}" --offload on \
+        --data sums.jsonl --eval 0 --steps 1 --out o
+    refuses "a length that is no number" "--length: 'most' is not a number" "${one[@]}" \
+        --length most --data sums.jsonl --out o
+}
+
 inputs() { # --data -, --format, names that are not used
     local line='{"text": "one and one is two", "id": 7}'
     rm -rf piped

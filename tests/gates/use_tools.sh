@@ -181,7 +181,7 @@ plans() {
     local hint
     refuses "no smaller setting fits: the frozen weights alone take 3[0-9.]+ GiB$" plan \
         --shape llama-3.1-70b --batch 1 --length 512 --memory 24G
-    for hint in "--batch 64 --length 4096 --rank 64" "--batch 1 --length 16384 --memory 7G" \
+    for hint in "--batch 64 --length 4096 --rank 64" "--batch 1 --length 65536 --memory 7G" \
         "--batch 4 --length 512 --base 32bit --rank 256" \
         "--batch 2 --length 8192 --recompute off"; do
         # shellcheck disable=SC2086 # the words of a command line
@@ -217,6 +217,17 @@ END
     says "llama-3.1-70b +- +- +- +- +- +-" plan --memory 8G
     says "qwen2.5-0.5b +[0-9]+" plan --memory 8G
     says "^  32 .*-" plan --shape llama-3.1-8b --memory 12G
+    says "the longest of 1 sequence has [0-9]{6} tokens$" plan --shape llama-3.1-8b --rank 32 \
+        --memory 24GB --longest
+    grep -q "MiB of the host, not counted" out && grep -q "longer sequences need a scaled" out
+    note $? "plan --longest tells what it takes"
+    says "the longest of 2 sequences has 512 tokens$" plan --model config-only --memory 8G \
+        --longest --batch 2
+    refuses "--longest needs --model or --shape, and no --length" plan --longest --memory 8G
+    says "tiles of 512 tokens" plan --shape llama-3.1-8b --memory 24G --batch 1 --length 4096 \
+        --tile 512 --offload on
+    refuses "--tile is set, .* every layer recomputed, but --recompute is OFF" plan \
+        --shape llama-3.1-8b --memory 24G --batch 1 --length 4096 --tile 512 --recompute off
     says "16-bit weight cache" plan --shape llama-3.1-8b --memory 80G --batch 4 --length 512
 }
 

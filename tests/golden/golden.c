@@ -1,7 +1,8 @@
 // golden.c - runs a fixture folder created with transformers, PEFT and bitsandbytes, and checks
 // every figure.
 //
-//   build/golden [--backend cpu|cuda] [--mode f32|bf16|fp8] [--graph on|off] [--known] DIR...
+//   build/golden [--backend cpu|cuda] [--mode f32|bf16|fp8] [--graph on|off] [--tile N]
+//                [--offload auto|on|off] [--known] DIR...
 //
 // A folder has model/, model-bnb4/, adapter0/, adapter20/, golden.safetensors and golden.json,
 // whose "limits" give the tolerances. Folders of training methods name the folder of their model
@@ -23,6 +24,8 @@ typedef struct options {
     bool graph;
     bool quiet; // print failures only
     bool known; // skip families that the library does not support
+    int64_t tile;
+    qlora_choice offload;
 } options;
 
 typedef struct fixture {
@@ -195,6 +198,8 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
     desc.dir = dir;
     desc.base = base;
     desc.mode = f->opt->mode;
+    desc.tile = f->opt->tile;
+    desc.offload = f->opt->offload;
     desc.rank = -1;
     if (adapter != NULL) {
         path_of(f, adapter, adapter_dir);
@@ -567,8 +572,8 @@ static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int*
 #ifndef GOLDEN_NO_MAIN // the test suite has its own
 
 static int usage(int status) {
-    printf("usage: golden [--backend cpu|cuda] [--mode f32|bf16|fp8] [--graph on|off] [--known] "
-           "DIR...\n"
+    printf("usage: golden [--backend cpu|cuda] [--mode f32|bf16|fp8] [--graph on|off] [--tile N] "
+           "[--offload auto|on|off] [--known] DIR...\n"
            "runs fixture folders (model/, model-bnb4/, adapter0/, adapter20/, golden.*) and prints "
            "every\n"
            "figure with its limit; status 0 if all are within it. --known skips families that\n"
@@ -577,7 +582,7 @@ static int usage(int status) {
 }
 
 int main(int argc, char** argv) {
-    options opt = {QLORA_BACKEND_CPU, QLORA_MODE_F32, true, false, false};
+    options opt = {QLORA_BACKEND_CPU, QLORA_MODE_F32, true, false, false, 0, QLORA_CHOICE_AUTO};
     int i = 1;
     for (; i < argc && strncmp(argv[i], "--", 2) == 0; i++) {
         const char* value = i + 1 < argc ? argv[i + 1] : "";
@@ -600,6 +605,14 @@ int main(int argc, char** argv) {
         } else if (strcmp(argv[i], "--graph") == 0 &&
                    (strcmp(value, "on") == 0 || strcmp(value, "off") == 0)) {
             opt.graph = strcmp(value, "on") == 0;
+        } else if (strcmp(argv[i], "--tile") == 0 && atoi(value) > 0) {
+            opt.tile = atoi(value);
+        } else if (strcmp(argv[i], "--offload") == 0 &&
+                   (strcmp(value, "auto") == 0 || strcmp(value, "on") == 0 ||
+                    strcmp(value, "off") == 0)) {
+            opt.offload = strcmp(value, "auto") == 0 ? QLORA_CHOICE_AUTO
+                          : strcmp(value, "on") == 0 ? QLORA_CHOICE_ON
+                                                     : QLORA_CHOICE_OFF;
         } else {
             fprintf(stderr, "golden: invalid option or value: %s %s\n", argv[i], value);
             return usage(2);

@@ -317,6 +317,8 @@ typedef struct opening {
     int64_t tokens; // 0 = 32
     qlora_choice recompute;
     uint32_t targets;
+    qlora_optimizer optimizer;
+    double neftune;
 } opening;
 
 static bool session_open(stage* s, const opening* o, session* out) {
@@ -347,6 +349,8 @@ static bool session_open(stage* s, const opening* o, session* out) {
     train.require_graph = !o->eager && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     train.keep_checkpoints = o->keep;
     desc.recompute = o->recompute;
+    desc.optimizer = o->optimizer;
+    train.neftune = o->neftune;
     if (qlora_model_open(s->ctx, &desc, &out->model) != QLORA_OK ||
         qlora_trainer_create(out->model, &train, &out->trainer) != QLORA_OK) {
         printf("\n%s\n", qlora_last_error(s->ctx));
@@ -410,7 +414,16 @@ static uint64_t fingerprint(session* s) {
     float* values = (float*)malloc(bytes);
     const qlora_tensor* arenas[] = {&m->parameters, &m->moment1, &m->moment2};
     qlora__trained t;
-    for (int a = 0; a < 3; a++) {
+    bool coded = m->moments.data != NULL;
+    if (coded) {
+        char* image = (char*)malloc(m->moments.bytes);
+        if (qlora_tensor_read(m->ctx, &m->moments, image, m->moments.bytes) != QLORA_OK) {
+            abort();
+        }
+        qlora__hash_add(&hash, image, m->moments.bytes);
+        free(image);
+    }
+    for (int a = 0; a < (coded ? 1 : 3); a++) {
         if (qlora__enter(m->ctx, "fingerprint") != QLORA_OK ||
             qlora__leave(m->ctx, qlora__floats_out(m->ctx, arenas[a]->data, m->elements, values)) !=
                 QLORA_OK) {
@@ -673,33 +686,138 @@ TEST dora_of_other_folders(void) {
     PASS();
 }
 
-// Where the config ties the head but the files have one, PEFT trains rows in two places.
-TEST rows_need_a_clear_head(void) {
-    static stage s;
-    qlora_model_desc desc;
-    char text[sizeof adapter_config_text + 64];
+// Opens "m" with two trained rows that differ from the base's.
+static bool rows_open(stage* s, const char* adapter, session* a) {
     static const int32_t rows[] = {3, 5};
+    qlora_model_desc desc;
+    qlora_train_desc train;
+    memset(&desc, 0, sizeof desc);
+    memset(&train, 0, sizeof train);
+    memset(a, 0, sizeof *a);
+    desc.dir = "m";
+    desc.adapter = adapter;
+    desc.token_rows = adapter == NULL ? rows : NULL;
+    desc.token_row_count = adapter == NULL ? 2 : 0;
+    desc.rank = 3;
+    desc.base = QLORA_BASE_32BIT;
+    desc.tokens = 32;
+    desc.mode = QLORA_MODE_F32;
+    return qlora_model_open(s->ctx, &desc, &a->model) == QLORA_OK &&
+           qlora_trainer_create(a->model, &train, &a->trainer) == QLORA_OK;
+}
+
+// Changes the config of "m" so that it ties the head, which stays in the file.
+static bool tie_config(stage* s) {
+    char text[sizeof adapter_config_text + 64];
+    static const char old[] = "\"tie_word_embeddings\":false";
+    const char* flag = strstr(adapter_config_text, old);
+    if (flag == NULL) {
+        return false;
+    }
+    snprintf(text, sizeof text, "%.*s\"tie_word_embeddings\":true%s",
+             (int)(flag - adapter_config_text), adapter_config_text, flag + sizeof old - 1);
+    world_put(&s->w, "m/config.json", text, strlen(text));
+    return true;
+}
+
+// Moves the trained rows, which are the last parameter, and returns the loss.
+static bool rows_loss(session* a, const float* rows, float by, const float* way, double* out) {
+    float moved[32];
+    int32_t ids[16];
+    int32_t lengths[2];
+    qlora_eval_info info;
+    qlora_batch b = batch_of(3, ids, lengths);
+    for (int i = 0; i < 32; i++) {
+        moved[i] = rows[i] + by * way[i];
+    }
+    bool ok = qlora_parameter_write(a->model, model_parameters(a->model) - 1, moved) == QLORA_OK &&
+              qlora_eval(a->model, &b, &info) == QLORA_OK;
+    *out = ok ? info.loss : 0.0;
+    return ok;
+}
+
+// Where the config ties the head but the files have one, PEFT trains the same rows of both.
+TEST rows_of_a_head_of_its_own(void) {
+    static stage s;
+    static float logits[4][LOGITS];
     ASSERT(stage_begin(&s, NULL));
     ASSERT(folder_make(&s, "m"));
-    ASSERT(single_make(&s, "rows", "\"trainable_token_indices\":{\"embed_tokens\":[3,5]}"));
-    for (int given = 0; given < 2; given++) {
-        memset(&desc, 0, sizeof desc);
-        desc.dir = "m";
-        desc.adapter = given == 1 ? "rows" : NULL;
-        desc.token_rows = given == 1 ? NULL : rows;
-        desc.token_row_count = given == 1 ? 0 : 2;
-        desc.tokens = 32;
-        desc.mode = QLORA_MODE_F32;
-        world_put(&s.w, "m/config.json", adapter_config_text, sizeof adapter_config_text - 1);
-        ASSERT(opens_with(&s, &desc, NULL));
-        const char* flag = strstr(adapter_config_text, "\"tie_word_embeddings\":false");
-        ASSERT(flag != NULL);
-        snprintf(text, sizeof text, "%.*s\"tie_word_embeddings\":true%s",
-                 (int)(flag - adapter_config_text), adapter_config_text,
-                 flag + strlen("\"tie_word_embeddings\":false"));
-        world_put(&s.w, "m/config.json", text, strlen(text));
-        ASSERT(opens_with(&s, &desc, "ties the head to the embedding"));
+    ASSERT(tie_config(&s));
+    session a;
+    opening o = {0};
+    o.dir = "m";
+    o.base = QLORA_BASE_32BIT;
+    o.rank = -1;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(logits_of(&a, logits[0]));
+    ASSERT(session_close(&a));
+    ASSERTm(qlora_last_error(s.ctx), rows_open(&s, NULL, &a));
+    ASSERT(scramble(&a, "rows"));
+    ASSERT(logits_of(&a, logits[1]));
+    int64_t last = model_parameters(a.model) - 1;
+    float rows[32];
+    float gradient[32];
+    double losses[2];
+    double slope = 0.0;
+    int32_t ids[16];
+    int32_t lengths[2];
+    qlora_batch b = batch_of(3, ids, lengths);
+    ASSERT_EQ(QLORA_OK, qlora_parameter_read(a.model, last, rows));
+    ASSERT_EQ(QLORA_OK, qlora_train_gradients(a.trainer, &b, 1));
+    ASSERT_EQ(QLORA_OK, qlora_gradient_read(a.trainer, last, gradient));
+    ASSERT_EQ(QLORA_OK, qlora_train_cancel(a.trainer));
+    for (int i = 0; i < 32; i++) {
+        slope += (double)gradient[i] * (double)gradient[i] * qlora_batch_labels(&b);
     }
+    float by = (float)(0.02 / sqrt(slope));
+    ASSERT(rows_loss(&a, rows, by, gradient, &losses[0]));
+    ASSERT(rows_loss(&a, rows, -by, gradient, &losses[1]));
+    double got = (losses[0] - losses[1]) / (2.0 * (double)by);
+    ASSERT_CLOSE_DOUBLE(&slope, &got, 1, 0.0, 2e-2);
+    ASSERT(rows_loss(&a, rows, 0.0f, gradient, &losses[0]));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_use(a.model, false)); // both matrices are the base's again
+    ASSERT(logits_of(&a, logits[2]));
+    ASSERT_CLOSE(logits[0], logits[2], LOGITS, 1e-5, 1e-5);
+    ASSERT_EQ(QLORA_OK, qlora_adapter_use(a.model, true));
+    ASSERT_EQ(QLORA_OK, save_named(a.model, "rows", "m"));
+    ASSERT_EQ(QLORA_OK,
+              merge_save(a.model, "merged", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+    ASSERT(session_close(&a));
+    ASSERT(rows_open(&s, "rows", &a));
+    ASSERT(logits_of(&a, logits[3]));
+    ASSERT_MEM_EQ(logits[1], logits[3], sizeof logits[1]);
+    ASSERT(session_close(&a));
+    o.dir = "merged";
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(logits_of(&a, logits[3]));
+    ASSERT_CLOSE(logits[1], logits[3], LOGITS, 1e-4, 1e-4);
+    ASSERT(session_close(&a));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
+// Whole matrices are refused there.
+TEST whole_heads_of_their_own_are_refused(void) {
+    static stage s;
+    static const char config[] =
+        "{\"peft_type\":\"LORA\",\"r\":4,\"lora_alpha\":6,\"bias\":\"none\","
+        "\"target_modules\":[\"o_proj\"],\"layers_to_transform\":[1],"
+        "\"modules_to_save\":[\"embed_tokens\"],\"ensure_weight_tying\":true}";
+    static const tensor_plan plans[] = {
+        {"base_model.model.model.layers.1.self_attn.o_proj.lora_A.weight", {4, 16}},
+        {"base_model.model.model.layers.1.self_attn.o_proj.lora_B.weight", {16, 4}},
+        {"base_model.model.model.embed_tokens.weight", {40, 16}}};
+    qlora_model_desc desc;
+    memset(&desc, 0, sizeof desc);
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    ASSERT(tie_config(&s));
+    world_put(&s.w, "whole/adapter_config.json", config, sizeof config - 1);
+    ASSERT(write_tensors(s.ctx, "whole/adapter_model.safetensors", plans, 3, 0.3f));
+    desc.dir = "m";
+    desc.adapter = "whole";
+    desc.tokens = 32;
+    ASSERT(opens_with(&s, &desc, "ties the head to the embedding"));
     ASSERT(stage_end(&s));
     PASS();
 }
@@ -1168,17 +1286,22 @@ typedef struct resume_case {
     bool eager_after;
     qlora_mode mode;
     qlora_choice recompute_after;
+    int32_t rank; // 0 = 3
+    qlora_optimizer optimizer;
+    double neftune;
 } resume_case;
 
 static const resume_case resume_cases[] = {
-    {false, false, QLORA_MODE_F32, QLORA_CHOICE_AUTO},
-    {true, true, QLORA_MODE_F32, QLORA_CHOICE_AUTO},
-    {false, true, QLORA_MODE_F32, QLORA_CHOICE_ON},
-    {false, false, QLORA_MODE_BF16, QLORA_CHOICE_AUTO},
+    {false, false, QLORA_MODE_F32, QLORA_CHOICE_AUTO, 0, QLORA_OPTIMIZER_ADAMW, 0.0},
+    {true, true, QLORA_MODE_F32, QLORA_CHOICE_AUTO, 0, QLORA_OPTIMIZER_ADAMW, 5.0},
+    // Of rank 256, some tensors have 4096 elements, and others have fewer.
+    {true, true, QLORA_MODE_F32, QLORA_CHOICE_AUTO, 256, QLORA_OPTIMIZER_ADAMW_8BIT, 0.0},
+    {false, true, QLORA_MODE_F32, QLORA_CHOICE_ON, 0, QLORA_OPTIMIZER_ADAMW, 0.0},
+    {false, false, QLORA_MODE_BF16, QLORA_CHOICE_AUTO, 0, QLORA_OPTIMIZER_ADAMW, 0.0},
 };
 
 TEST resuming_is_bitwise(const test_machine* machine) {
-    size_t cases = strcmp(machine->backend, "cpu") == 0 ? 3 : 4;
+    size_t cases = strcmp(machine->backend, "cpu") == 0 ? 4 : 5;
     for (size_t k = 0; k < cases; k++) {
         const resume_case* c = &resume_cases[k];
         static stage s;
@@ -1193,6 +1316,10 @@ TEST resuming_is_bitwise(const test_machine* machine) {
         o.norms = k == 0;
         o.mode = c->mode;
         o.eager = c->eager;
+        o.rank = c->rank;
+        o.targets = c->rank > 0 ? QLORA_TARGET_Q | QLORA_TARGET_K : 0;
+        o.optimizer = c->optimizer;
+        o.neftune = c->neftune;
         session a;
         ASSERT(session_open(&s, &o, &a));
         ASSERT(train_steps(&a, 0, 4));
@@ -2153,7 +2280,8 @@ SUITE(adapter_suite) {
     RUN_ON(TEST_ONE_EACH, saved_adapters_come_back);
     RUN_TEST(patterns_survive);
     RUN_TEST(dora_of_other_folders);
-    RUN_TEST(rows_need_a_clear_head);
+    RUN_TEST(rows_of_a_head_of_its_own);
+    RUN_TEST(whole_heads_of_their_own_are_refused);
     RUN_TEST(folders_are_read_once);
     static const int ways[] = {0, 1, 2, 3};
     for (int i = 0; i < 4; i++) {

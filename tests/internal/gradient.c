@@ -156,7 +156,8 @@ static void rig_family(qlora_model_config* c, qlora_family family) {
     }
 }
 
-static bool rig_open(rig* r, const variant* v) {
+// With a tile, every layer is recomputed.
+static bool rig_open(rig* r, const variant* v, int64_t tile) {
     qlora_model_config c;
     qlora_ctx_desc desc;
     qlora_model_desc model;
@@ -198,7 +199,8 @@ static bool rig_open(rig* r, const variant* v) {
     model.tokens = TOKENS + 3;
     model.max_sequences = SEQUENCES + 1;
     model.head_chunk = 5;
-    model.recompute = v->recompute;
+    model.recompute = tile > 0 ? QLORA_CHOICE_ON : v->recompute;
+    model.tile = tile;
     model.cache = v->cache;
     model.dora = v->dora;
     model.save_modules = v->save_modules;
@@ -305,7 +307,7 @@ static bool tensor_holds(rig* r, const qlora__trained* t, test_random* random) {
 
 TEST gradients_are_differences(const variant* v) {
     rig r;
-    ASSERT(rig_open(&r, v));
+    ASSERT(rig_open(&r, v, 0));
     ASSERT_EQ(QLORA_OK, qlora__parameters_changed(r.ctx, r.model));
     qlora_result result = qlora_train_micro(r.trainer, &r.batch, r.total);
     ASSERT_EQm(qlora_last_error(r.ctx), QLORA_OK, result);
@@ -337,11 +339,36 @@ TEST gradients_are_differences(const variant* v) {
     PASS();
 }
 
+// With tiles, that of all tokens being no multiple of it, gradients and losses of every variant are
+// the same up to the order of sums.
+TEST tiles_change_nothing(const variant* v) {
+    double* gradients[2] = {NULL, NULL};
+    double losses[2];
+    size_t n = 0;
+    for (int i = 0; i < 2; i++) {
+        rig r;
+        ASSERT(rig_open(&r, v, i == 0 ? 0 : 5));
+        n = (size_t)r.model->elements;
+        gradients[i] = (double*)malloc(n * sizeof(double));
+        ASSERT_EQ(QLORA_OK, qlora__parameters_changed(r.ctx, r.model));
+        ASSERT_EQ(QLORA_OK, qlora_train_micro(r.trainer, &r.batch, r.total));
+        ASSERT_EQ(QLORA_OK, qlora_train_micro(r.trainer, &r.batch, r.total));
+        memcpy(gradients[i], r.model->gradients.data, n * sizeof(double));
+        losses[i] = loss_at(&r);
+        ASSERT(rig_close(&r));
+    }
+    ASSERT_REL_L2_DOUBLE(gradients[0], gradients[1], n, 1e-12);
+    ASSERT(fabs(losses[0] - losses[1]) <= 1e-12 * losses[0]);
+    free(gradients[0]);
+    free(gradients[1]);
+    PASS();
+}
+
 // The gradient is zero where the loss does not depend on the parameter: a sequence of one token has
 // no loss.
 TEST gradients_add_up(void) {
     rig r;
-    ASSERT(rig_open(&r, &variants[3]));
+    ASSERT(rig_open(&r, &variants[3], 0));
     ASSERT_EQ(QLORA_OK, qlora__parameters_changed(r.ctx, r.model));
     ASSERT_EQ(QLORA_OK, qlora_train_micro(r.trainer, &r.batch, r.total));
     size_t n = (size_t)r.model->elements;
@@ -386,6 +413,7 @@ SUITE(gradient_suite) {
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
         greatest_set_test_suffix(variants[i].name);
         RUN_TESTp(gradients_are_differences, &variants[i]);
+        RUN_TESTp(tiles_change_nothing, &variants[i]);
     }
     RUN_TEST(gradients_add_up);
 }

@@ -19,4 +19,6 @@
 
 #include "internal/stream.c"
 #include "internal/fp8.c"
+#include "internal/step.c"
+#include "internal/optimizer.c"
 #include "internal/tree.c"

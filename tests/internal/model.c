@@ -14,9 +14,12 @@ static const char* const tiny = "tests/golden/tiny";
 
 enum { NO_MACHINE = -2 };
 
-static int judge(qlora_backend backend, qlora_mode mode, bool graph, int* figures) {
+static int judge_with(qlora_backend backend, qlora_mode mode, bool graph, int64_t tile,
+                      int* figures) {
     char why[1024] = "";
-    options opt = {backend, mode, graph, true, false};
+    qlora_choice offload =
+        tile > 0 && backend == QLORA_BACKEND_CUDA ? QLORA_CHOICE_ON : QLORA_CHOICE_AUTO;
+    options opt = {backend, mode, graph, true, false, tile, offload};
     qlora_ctx* ctx = NULL;
     qlora_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -37,6 +40,10 @@ static int judge(qlora_backend backend, qlora_mode mode, bool graph, int* figure
     return failures;
 }
 
+static int judge(qlora_backend backend, qlora_mode mode, bool graph, int* figures) {
+    return judge_with(backend, mode, graph, 0, figures);
+}
+
 // Logits and loss of the base; then twice 2 + 1 + 1 + 3 + adapter + text, and in f32 also
 // generated text.
 enum { FIGURES = 2 + 2 * 10, FIGURES_BF16 = 2 + 2 * 8 };
@@ -44,6 +51,13 @@ enum { FIGURES = 2 + 2 * 10, FIGURES_BF16 = 2 + 2 * 8 };
 TEST golden_on_the_cpu(void) {
     int figures = 0;
     ASSERT_EQ_FMT(0, judge(QLORA_BACKEND_CPU, QLORA_MODE_F32, false, &figures), "%d");
+    ASSERT_EQ_FMT((int)FIGURES, figures, "%d");
+    PASS();
+}
+
+TEST golden_in_tiles(void) {
+    int figures = 0;
+    ASSERT_EQ_FMT(0, judge_with(QLORA_BACKEND_CPU, QLORA_MODE_F32, false, 16, &figures), "%d");
     ASSERT_EQ_FMT((int)FIGURES, figures, "%d");
     PASS();
 }
@@ -56,7 +70,8 @@ TEST methods_on_the_cpu(void) {
     } folders[] = {{"kto", 36}, {"dora", 22}, {"trained-tokens", 22}};
     char path[512];
     const char* shared = getenv("QLORA_SHARED");
-    const options opt = {QLORA_BACKEND_CPU, QLORA_MODE_F32, false, true, false};
+    const options opt = {QLORA_BACKEND_CPU, QLORA_MODE_F32, false, true, false, 0,
+                         QLORA_CHOICE_AUTO};
     snprintf(path, sizeof path, "%s/methods/kto/golden.json",
              shared != NULL ? shared : "../shared");
     FILE* there = fopen(path, "rb");
@@ -464,6 +479,7 @@ SUITE(golden_suite) {
     static const char* const names[] = {"f32", "bf16"};
     if (test_wants("cpu")) {
         RUN_TEST(golden_on_the_cpu);
+        RUN_TEST(golden_in_tiles);
         if (!test_brief()) { // long runs of what the test above does on small models
             RUN_TEST(stories_have_their_losses);
             RUN_TEST(trajectory_of_shakespeare);

@@ -675,7 +675,88 @@ TEST missing_kinds_are_not_zero(const test_machine* machine) {
     PASS();
 }
 
+// 8-bit moments: what the plan counts is what they need, and a run stays near that of f32.
+TEST moments_in_8_bits(const test_machine* machine) {
+    setup s = setup_make(machine);
+    s.model.dropout = 0.0f;
+    s.model.rank = 128; // 4096 elements for a width of 32
+    outcome out[2];
+    uint64_t bytes[2];
+    for (int i = 0; i < 2; i++) {
+        s.model.optimizer = i == 0 ? QLORA_OPTIMIZER_ADAMW : QLORA_OPTIMIZER_ADAMW_8BIT;
+        rig r;
+        qlora_model_info info;
+        ASSERT(rig_open(&r, &s));
+        ASSERT_OK(r, qlora_model_query(r.model, &info));
+        bytes[i] = info.plan->optimizer;
+        uint64_t moments[2] = {0, 512 * 4};
+        for (int64_t k = 0; k < info.parameters; k++) {
+            qlora_parameter_info p;
+            ASSERT_OK(r, qlora_parameter_query(r.model, k, &p));
+            uint64_t n = (uint64_t)(p.rows * p.cols);
+            moments[0] += 8 * n;
+            moments[1] += 8 + (n < 4096 ? 8 * n : 2 * n + 2 * 4 * ((n + 255) / 256));
+        }
+        if (i == 1) { // each tensor has its own place, at a multiple of 256 bytes
+            uint64_t saved = bytes[0] - bytes[1];
+            ASSERT(saved <= moments[0] - moments[1]);
+            ASSERT(saved + 256 * ((uint64_t)info.parameters + 2) >= moments[0] - moments[1]);
+        }
+        ASSERT(run_steps(&r, &s, &out[i]));
+        ASSERT(rig_close(&r, &s));
+    }
+    ASSERT(out[0].count == out[1].count);
+    size_t n = out[0].count / 2;
+    ASSERT_REL_L2(out[0].values + n, out[1].values + n, n, 1e-2);
+    ASSERT(memcmp(out[0].values + n, out[1].values + n, n * sizeof(float)) != 0);
+    outcome_free(&out[0]);
+    outcome_free(&out[1]);
+    PASS();
+}
+
+// The noise changes the trained passes only, and does not depend on how a step is divided.
+TEST noise_is_for_training_only(const test_machine* machine) {
+    setup s = setup_make(machine);
+    s.model.dropout = 0.0f;
+    double losses[3];
+    double evals[3];
+    float* gradients[3];
+    size_t count = 0;
+    for (int i = 0; i < 3; i++) { // without, with noise, and one sequence at a time
+        rig r;
+        data d;
+        qlora_batch parts[3];
+        qlora_eval_info eval;
+        qlora_train_info info;
+        s.train.neftune = i == 0 ? 0.0 : 5.0;
+        ASSERT(rig_open(&r, &s));
+        data_make(&d, "noise", run_lengths[0], 3);
+        for (int k = 0; k < 3; k++) {
+            parts[k] = batch_part(&d.batch, k);
+        }
+        ASSERT_OK(r, qlora_eval(r.model, &d.batch, &eval));
+        evals[i] = eval.loss;
+        ASSERT_OK(r, qlora_train_gradients(r.trainer, i < 2 ? &d.batch : parts, i < 2 ? 1 : 3));
+        gradients[i] = rig_read(&r, true, &count);
+        ASSERT(gradients[i] != NULL);
+        ASSERT_OK(r, qlora_train_update(r.trainer));
+        ASSERT_OK(r, qlora_train_query(r.trainer, &info));
+        losses[i] = info.loss;
+        ASSERT(rig_close(&r, &s));
+    }
+    ASSERT_MEM_EQ(&evals[0], &evals[1], sizeof evals[0]);
+    ASSERT(fabs(losses[0] - losses[1]) > 1e-4);
+    ASSERT_CLOSE_DOUBLE(&losses[1], &losses[2], 1, 1e-6, 1e-6);
+    ASSERT_REL_L2(gradients[1], gradients[2], count, 1e-5);
+    for (int i = 0; i < 3; i++) {
+        free(gradients[i]);
+    }
+    PASS();
+}
+
 SUITE(methods_suite) {
+    RUN_ON(TEST_CPU, moments_in_8_bits);
+    RUN_ON(TEST_ONE_EACH, noise_is_for_training_only);
     RUN_ON(TEST_CPU, other_fields_are_checked);
     RUN_ON(TEST_CPU, other_tensors_are_not_mixed_up);
     RUN_ON(TEST_CPU, missing_kinds_are_not_zero);

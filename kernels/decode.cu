@@ -1,0 +1,558 @@
+// decode.cu - a step of decoding: products with bf16 weights, the norms between the stacks, and
+// attention over the cache.
+// targets: 80
+// groups: bf16
+#include "decode.cuh"
+#include "decode_text.cuh"
+
+// Dynamic shared memory: (2 * warps + 1) * 512 bytes.
+QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
+    qlora_decode_dense(const __grid_constant__ decode_product p) {
+    extern __shared__ __align__(128) float sums[];
+    decode_run<decode_dense, decode_x128>(p, 0, sums, 0.0f, 0.0f, 0.0f);
+}
+
+// ---- between two stacks
+//
+//   d = y + z (sB)^T, rounded; with `after`, d = d / rms(d) * after; d *= scale
+//   h' = h + d        x = h' / rms(h') w        z'[r] = x A[r]
+//
+// Without y, h' is h; without h, it is the row of the embedding that belongs to the text's token,
+// multiplied by scale. z has DECODE_SLICES partial sums, which are added in order. Every value is
+// rounded to bf16 where the operators of training round it.
+//
+// Launch: grid (max(1, rank of the next stack), rows), 512 threads, (hidden + z_rank) * 4 bytes of
+// dynamic shared memory. Every block computes x; block r writes z'[r], block 0 h' and x as well. h
+// and h' are different memory. hidden is a multiple of 8, rows are 16-byte aligned.
+struct decode_norm {
+    const bf16* h;
+    bf16* h_out;
+    const bf16* embed;
+    const decode_text* texts;
+    const float* y;
+    const bf16* sb; // [hidden, z_rank]
+    const float* z;
+    const float* after;
+    const float* w;
+    bf16* x;
+    const bf16* a[3]; // [ranks[i], hidden]
+    int64_t ld_embed;
+    int64_t ldx;
+    int32_t ranks[3];
+    int32_t z_rank;
+    int32_t hidden;
+    int32_t rows;
+    float scale;
+    float eps;
+};
+
+// The output of the stack before, with its adapter, in `row`: one column per thread at a time.
+__device__ __forceinline__ void decode_delta(const decode_norm& p, const float* zs, float* row) {
+    const float* y = p.y + (int64_t)blockIdx.y * p.hidden;
+    bool vector = p.z_rank % 8 == 0;
+#pragma unroll 1
+    for (int32_t c = (int32_t)threadIdx.x; c < p.hidden; c += (int32_t)blockDim.x) {
+        const bf16* b = p.sb + (int64_t)c * p.z_rank;
+        float d = y[c];
+#pragma unroll 2
+        for (int32_t r = 0; vector && r < p.z_rank; r += 8) {
+            float v[8];
+            unpack(*(const uint4*)(b + r), v);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                d += v[j] * zs[r + j];
+            }
+        }
+#pragma unroll 1
+        for (int32_t r = 0; !vector && r < p.z_rank; r++) {
+            d += to_float(b[r]) * zs[r];
+        }
+        row[c] = to_float(to_bf16(d));
+    }
+    __syncthreads();
+}
+
+// The sum of squares of a row in shared memory; every thread gets it.
+__device__ __forceinline__ float decode_squares(const float* row, int32_t hidden, float* sums) {
+    float sum = 0.0f;
+    for (int32_t c = (int32_t)threadIdx.x; c < hidden; c += (int32_t)blockDim.x) {
+        sum += row[c] * row[c];
+    }
+    return row_sum(sum, sums, (int32_t)blockDim.x);
+}
+
+// The stream before the norm, in `row` and, from block 0, in memory.
+__device__ __forceinline__ void decode_stream(const decode_norm& p, const float* zs, float* row,
+                                              float* sums) {
+    int64_t n = blockIdx.y;
+    float rstd = 1.0f;
+    if (p.y) {
+        decode_delta(p, zs, row);
+        if (p.after) {
+            rstd = 1.0f / sqrtf(decode_squares(row, p.hidden, sums) / (float)p.hidden + p.eps);
+        }
+    }
+    const bf16* from = p.h ? p.h + n * p.hidden : p.embed + p.texts[n].token * p.ld_embed;
+#pragma unroll 1
+    for (int32_t c = (int32_t)threadIdx.x; c < p.hidden; c += (int32_t)blockDim.x) {
+        float h = to_float(from[c]);
+        if (p.y) {
+            float d = row[c];
+            d = p.after ? to_float(to_bf16(d * rstd * p.after[c])) : d;
+            d = p.scale != 1.0f ? to_float(to_bf16(p.scale * d)) : d;
+            h = to_float(to_bf16(h + d));
+        } else if (!p.h && p.scale != 1.0f) {
+            h = to_float(to_bf16(p.scale * h));
+        }
+        row[c] = h;
+        if (blockIdx.x == 0 && p.h_out) {
+            store(p.h_out + n * p.hidden + c, h);
+        }
+    }
+}
+
+QLORA_KERNEL __launch_bounds__(512) qlora_decode_norm(const __grid_constant__ decode_norm p) {
+    extern __shared__ __align__(16) float row[];
+    __shared__ float sums[32];
+    float* zs = row + p.hidden;
+    int64_t n = blockIdx.y;
+    if (p.y) {
+        for (int32_t r = (int32_t)threadIdx.x; r < p.z_rank; r += (int32_t)blockDim.x) {
+            float sum = 0.0f;
+#pragma unroll 16
+            for (int32_t s = 0; s < DECODE_SLICES; s++) {
+                sum += p.z[((int64_t)s * p.rows + n) * p.z_rank + r];
+            }
+            zs[r] = to_float(to_bf16(sum));
+        }
+        __syncthreads();
+    }
+    decode_stream(p, zs, row, sums);
+    float rstd = 1.0f / sqrtf(decode_squares(row, p.hidden, sums) / (float)p.hidden + p.eps);
+    const bf16* a = 0;
+    int32_t r = (int32_t)blockIdx.x;
+    if (r < p.ranks[0]) {
+        a = p.a[0] + (int64_t)r * p.hidden;
+    } else if (r < p.ranks[0] + p.ranks[1]) {
+        a = p.a[1] + (int64_t)(r - p.ranks[0]) * p.hidden;
+    } else if (r < p.ranks[0] + p.ranks[1] + p.ranks[2]) {
+        a = p.a[2] + (int64_t)(r - p.ranks[0] - p.ranks[1]) * p.hidden;
+    }
+    float dot = 0.0f;
+    for (int32_t c = (int32_t)threadIdx.x * 8; c < p.hidden; c += (int32_t)blockDim.x * 8) {
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            v[i] = p.w ? row[c + i] * rstd * p.w[c + i] : row[c + i];
+        }
+        uint4 raw = pack(v);
+        if (blockIdx.x == 0) {
+            *(uint4*)(p.x + n * p.ldx + c) = raw;
+        }
+        if (a) {
+            float b[8];
+            unpack(raw, v);
+            unpack(*(const uint4*)(a + c), b);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                dot += v[i] * b[i];
+            }
+        }
+    }
+    dot = row_sum(dot, sums, (int32_t)blockDim.x);
+    if (threadIdx.x == 0 && a) {
+        p.x[n * p.ldx + p.hidden + r] = to_bf16(dot);
+    }
+}
+
+// ---- attention of one query over the cache
+//
+//   s = scale q K^T, with the cap; o = softmax(s) V over the positions within the window
+//
+// q, k and v of the new position are in a row of qkv; bias, norm and rotation come first. k and v
+// are stored in the cache, whose rows are in pages of `chunk` positions: row i of page pages[i].
+// Each block takes one page and up to 8 query heads of a key head; the block that arrives last
+// joins the pages in their order, so timing does not matter.
+//
+// Launch: grid (kv_heads * groups, pages of a text, rows), 256 threads, with one group for every 8
+// query heads of a key head. dim is a multiple of 8 up to 256.
+enum { ATTENTION_HEADS = 8, ATTENTION_TILE = 128, ATTENTION_DIM = 256 };
+
+struct decode_attention {
+    const bf16* qkv;
+    const bf16* bias;
+    const float* q_norm;
+    const float* k_norm;
+    const float* turn;   // [positions, 2 half]: cosines, sines; null = no rotation
+    const float* turn_q; // the same for q
+    bf16* cache;
+    const int32_t* pages; // [rows, gridDim.y]
+    const decode_text* texts;
+    float* partials; // [rows, heads, gridDim.y, dim + 2]
+    uint32_t* counters;
+    bf16* o;
+    int64_t ld; // of qkv
+    int64_t ld_cache;
+    int64_t ldo;
+    int32_t heads;
+    int32_t kv_heads;
+    int32_t dim;
+    int32_t half;
+    int32_t neighbours;
+    int32_t window;     // 0 = none
+    int32_t chunk;      // a multiple of ATTENTION_TILE
+    int32_t norm_heads; // the norm of q is over one head, or over all: 1 or 0
+    float scale;
+    float cap;
+    float eps;
+};
+
+struct attention_shared {
+    float q[ATTENTION_HEADS][ATTENTION_DIM];
+    float p[ATTENTION_HEADS][ATTENTION_TILE];
+    float sums[16 * 256];
+    float key[ATTENTION_DIM];
+    float top[ATTENTION_HEADS];
+    float total[ATTENTION_HEADS];
+    float factor[ATTENTION_HEADS];
+    float row[32];
+    int32_t last;
+};
+
+// One head of q or k: bias or norm, and rotation, in `out`; all threads take part. `width` columns
+// from `whole` on are those of the norm.
+__device__ __forceinline__ void attention_head(const decode_attention& p, const bf16* x,
+                                               int64_t column, const float* norm, int64_t whole,
+                                               int32_t width, const float* turn, float* out,
+                                               float* sums) {
+    float rstd = 1.0f;
+    if (norm) {
+        float squares = 0.0f;
+        for (int32_t c = (int32_t)threadIdx.x; c < width; c += (int32_t)blockDim.x) {
+            float v = to_float(x[whole + c]);
+            squares += v * v;
+        }
+        rstd = 1.0f / sqrtf(row_sum(squares, sums, (int32_t)blockDim.x) / (float)width + p.eps);
+    }
+    __syncthreads();
+    for (int32_t c = (int32_t)threadIdx.x; c < p.dim; c += (int32_t)blockDim.x) {
+        float v = to_float(x[column + c]);
+        if (norm) {
+            v = to_float(to_bf16(v * rstd * norm[column - whole + c]));
+        } else if (p.bias) {
+            v += to_float(p.bias[column + c]);
+        }
+        out[c] = v;
+    }
+    __syncthreads();
+    int32_t i = (int32_t)threadIdx.x;
+    if (turn && i < p.half) {
+        int32_t first = p.neighbours != 0 ? 2 * i : i;
+        int32_t second = p.neighbours != 0 ? 2 * i + 1 : i + p.half;
+        float a = out[first];
+        float b = out[second];
+        float cosine = turn[i];
+        float sine = turn[p.half + i];
+        out[first] = __fmaf_rn(a, cosine, -__fmul_rn(b, sine));
+        out[second] = __fmaf_rn(b, cosine, __fmul_rn(a, sine));
+    }
+    __syncthreads();
+    for (int32_t c = (int32_t)threadIdx.x; c < p.dim; c += (int32_t)blockDim.x) {
+        out[c] = to_float(to_bf16(out[c]));
+    }
+    __syncthreads();
+}
+
+// The scores of up to 128 positions, from `first` on, in s->p: eight lanes per position.
+__device__ __forceinline__ void attention_scores(const decode_attention& p, attention_shared* s,
+                                                 const bf16* keys, int32_t first, int32_t begin,
+                                                 int32_t end, int32_t heads) {
+    int32_t part = (int32_t)threadIdx.x % 8;
+#pragma unroll 1
+    for (int32_t i = (int32_t)threadIdx.x / 8; i < ATTENTION_TILE; i += 32) {
+        bool inside = first + i >= begin && first + i < end;
+        float dot[ATTENTION_HEADS];
+#pragma unroll
+        for (int h = 0; h < ATTENTION_HEADS; h++) {
+            dot[h] = 0.0f;
+        }
+        for (int32_t c = part * 8; inside && c < p.dim; c += 64) {
+            float k[8];
+            unpack(*(const uint4*)(keys + i * p.ld_cache + c), k);
+#pragma unroll
+            for (int h = 0; h < ATTENTION_HEADS; h++) {
+                if (h < heads) {
+                    const float* q = &s->q[h][c];
+#pragma unroll
+                    for (int j = 0; j < 8; j++) {
+                        dot[h] += q[j] * k[j];
+                    }
+                }
+            }
+        }
+        float own = 0.0f; // lane h of the eight keeps that of head h
+#pragma unroll
+        for (int h = 0; h < ATTENTION_HEADS; h++) {
+            float v = dot[h];
+            v += __shfl_xor_sync(QLORA_FULL_WARP, v, 4);
+            v += __shfl_xor_sync(QLORA_FULL_WARP, v, 2);
+            v += __shfl_xor_sync(QLORA_FULL_WARP, v, 1);
+            own = part == h ? v : own;
+        }
+        own *= p.scale;
+        own = p.cap > 0.0f ? p.cap * tanhf(own / p.cap) : own;
+        s->p[part][i] = inside ? own : -INFINITY;
+    }
+}
+
+// exp(s - top) in place of the scores, the new top and total, and the factor of earlier sums; warp
+// h takes head h.
+__device__ __forceinline__ void attention_softmax(attention_shared* s, int32_t heads) {
+    int32_t h = (int32_t)threadIdx.x / 32;
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    if (h < heads) {
+        float v[4];
+        float top = -INFINITY;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = s->p[h][lane + 32 * i];
+            top = fmaxf(top, v[i]);
+        }
+        top = fmaxf(warp_max(top), s->top[h]);
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = v[i] > -INFINITY ? exp_of(v[i] - top, (const bf16*)0) : 0.0f;
+            s->p[h][lane + 32 * i] = v[i];
+            sum += v[i];
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) {
+            float factor = s->top[h] > -INFINITY ? exp_of(s->top[h] - top, (const bf16*)0) : 0.0f;
+            s->factor[h] = factor;
+            s->total[h] = s->total[h] * factor + sum;
+            s->top[h] = top;
+        }
+    }
+}
+
+// acc[h] += p[h] V for the pair of columns of this thread, over its share of the positions.
+__device__ __forceinline__ void attention_values(const decode_attention& p,
+                                                 const attention_shared* s, const bf16* values,
+                                                 int32_t from, int32_t to, int32_t share,
+                                                 int32_t shares, int32_t heads, float (*acc)[2]) {
+#pragma unroll
+    for (int h = 0; h < ATTENTION_HEADS; h++) {
+        float factor = h < heads ? s->factor[h] : 0.0f;
+        acc[h][0] *= factor;
+        acc[h][1] *= factor;
+    }
+#pragma unroll 4
+    for (int32_t i = from + share; i < to; i += shares) {
+        float lo;
+        float hi;
+        unpack_pair(*(const uint32_t*)(values + i * p.ld_cache), lo, hi);
+#pragma unroll
+        for (int h = 0; h < ATTENTION_HEADS; h++) {
+            if (h < heads) {
+                acc[h][0] += s->p[h][i] * lo;
+                acc[h][1] += s->p[h][i] * hi;
+            }
+        }
+    }
+}
+
+// The results of all pages of a text, in their order.
+__device__ __forceinline__ void attention_join(const decode_attention& p, int32_t first_head,
+                                               int32_t heads, int32_t first_page, int32_t pages) {
+    int64_t n = blockIdx.z;
+    int64_t width = p.dim + 2;
+    for (int32_t i = (int32_t)threadIdx.x; i < heads * p.dim; i += (int32_t)blockDim.x) {
+        int32_t h = first_head + i / p.dim;
+        int32_t c = i % p.dim;
+        const float* from = p.partials + ((n * p.heads + h) * gridDim.y + first_page) * width;
+        float top = -INFINITY;
+        float total = 0.0f;
+        float sum = 0.0f;
+#pragma unroll 4
+        for (int32_t j = 0; j < pages; j++) {
+            float t = __ldcg(from + j * width);
+            float l = __ldcg(from + j * width + 1);
+            float v = __ldcg(from + j * width + 2 + c);
+            float higher = fmaxf(top, t);
+            float old = top > -INFINITY ? exp_of(top - higher, (const bf16*)0) : 0.0f;
+            float fresh = exp_of(t - higher, (const bf16*)0);
+            total = total * old + l * fresh;
+            sum = sum * old + v * fresh;
+            top = higher;
+        }
+        p.o[n * p.ldo + (int64_t)h * p.dim + c] = to_bf16(sum / total);
+    }
+}
+
+// What a block works on.
+struct attention_place {
+    int64_t n;
+    int32_t position;
+    int32_t begin; // first position within the window
+    int32_t page;
+    int32_t first_page;
+    int32_t last_page;
+    int32_t kv;
+    int32_t first_head;
+    int32_t heads;
+    bool inside;
+};
+
+__device__ __forceinline__ attention_place attention_find(const decode_attention& p) {
+    attention_place w;
+    w.n = blockIdx.z;
+    w.position = p.texts[w.n].position;
+    w.begin = p.window > 0 && w.position + 1 > p.window ? w.position + 1 - p.window : 0;
+    w.page = (int32_t)blockIdx.y;
+    w.first_page = w.begin / p.chunk;
+    w.last_page = w.position / p.chunk;
+    int32_t group = p.heads / p.kv_heads;
+    int32_t groups = (group + ATTENTION_HEADS - 1) / ATTENTION_HEADS;
+    int32_t skipped = (int32_t)blockIdx.x % groups * ATTENTION_HEADS;
+    w.kv = (int32_t)blockIdx.x / groups;
+    w.first_head = w.kv * group + skipped;
+    w.heads = group - skipped < ATTENTION_HEADS ? group - skipped : ATTENTION_HEADS;
+    w.inside = w.page >= w.first_page && w.page <= w.last_page && p.texts[w.n].alive != 0;
+    return w;
+}
+
+// The query heads, and in the last page also k and v of the new position, which go to the cache.
+__device__ __forceinline__ void attention_begin(const decode_attention& p, const attention_place& w,
+                                                attention_shared* s, bf16* keys) {
+    int64_t q_width = (int64_t)p.heads * p.dim;
+    int64_t kv_width = (int64_t)p.kv_heads * p.dim;
+    const bf16* x = p.qkv + w.n * p.ld;
+    int64_t angles = (int64_t)w.position * 2 * p.half;
+#pragma unroll 1
+    for (int32_t h = 0; h <= w.heads; h++) {
+        bool key = h == w.heads;
+        if (key && w.page != w.last_page) {
+            break;
+        }
+        int64_t column =
+            key ? q_width + (int64_t)w.kv * p.dim : (int64_t)(w.first_head + h) * p.dim;
+        int64_t all = key ? q_width : 0; // where the norm of all heads begins
+        const float* turn = key ? p.turn : p.turn_q;
+        attention_head(p, x, column, key ? p.k_norm : p.q_norm, p.norm_heads != 0 ? column : all,
+                       (int32_t)(p.norm_heads != 0 ? p.dim
+                                 : key             ? kv_width
+                                                   : q_width),
+                       p.turn ? turn + angles : 0, key ? s->key : s->q[h], s->row);
+    }
+    if (w.page == w.last_page) {
+        int64_t to = (w.position - w.page * p.chunk) * p.ld_cache;
+        int64_t column = q_width + kv_width + (int64_t)w.kv * p.dim;
+        for (int32_t c = (int32_t)threadIdx.x; c < p.dim; c += (int32_t)blockDim.x) {
+            float v = to_float(x[column + c]);
+            v += p.bias ? to_float(p.bias[column + c]) : 0.0f;
+            store(keys + to + c, s->key[c]);
+            store(keys + kv_width + to + c, v);
+        }
+    }
+    if (threadIdx.x < ATTENTION_HEADS) {
+        s->top[threadIdx.x] = -INFINITY;
+        s->total[threadIdx.x] = 0.0f;
+    }
+    __syncthreads(); // this block's stores to the cache as well
+}
+
+// softmax(q K^T) V of the page, not divided by the total, in s->sums: one sum per share of the
+// positions.
+__device__ __forceinline__ int32_t attention_page(const decode_attention& p,
+                                                  const attention_place& w, attention_shared* s,
+                                                  const bf16* keys) {
+    const bf16* values = keys + (int64_t)p.kv_heads * p.dim;
+    int32_t pairs = p.dim / 2;
+    int32_t shares = 256 / pairs;
+    int32_t share = (int32_t)threadIdx.x / pairs;
+    int32_t pair = (int32_t)threadIdx.x % pairs;
+    float acc[ATTENTION_HEADS][2];
+#pragma unroll
+    for (int h = 0; h < ATTENTION_HEADS; h++) {
+        acc[h][0] = 0.0f;
+        acc[h][1] = 0.0f;
+    }
+    int32_t start = w.page * p.chunk;
+#pragma unroll 1
+    for (int32_t tile = 0; tile < p.chunk && start + tile <= w.position; tile += ATTENTION_TILE) {
+        if (start + tile + ATTENTION_TILE <= w.begin) {
+            continue;
+        }
+        attention_scores(p, s, keys + tile * p.ld_cache, start + tile, w.begin, w.position + 1,
+                         w.heads);
+        __syncthreads();
+        attention_softmax(s, w.heads);
+        __syncthreads();
+        int32_t from = w.begin - start - tile > 0 ? w.begin - start - tile : 0;
+        int32_t to = w.position + 1 - start - tile;
+        if (share < shares) {
+            attention_values(p, s, values + tile * p.ld_cache + 2 * pair, from,
+                             to < ATTENTION_TILE ? to : ATTENTION_TILE, share, shares, w.heads,
+                             acc);
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int h = 0; h < ATTENTION_HEADS; h++) {
+        if (share < shares && h < w.heads) {
+            s->sums[(share * w.heads + h) * p.dim + 2 * pair] = acc[h][0];
+            s->sums[(share * w.heads + h) * p.dim + 2 * pair + 1] = acc[h][1];
+        }
+    }
+    __syncthreads();
+    return shares;
+}
+
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_decode_attention(const __grid_constant__ decode_attention p) {
+    __shared__ attention_shared s;
+    attention_place w = attention_find(p);
+    if (!w.inside) {
+        return;
+    }
+    int32_t row = p.pages[w.n * gridDim.y + w.page] * p.chunk;
+    bf16* keys = p.cache + row * p.ld_cache + (int64_t)w.kv * p.dim;
+    attention_begin(p, w, &s, keys);
+    int32_t shares = attention_page(p, w, &s, keys);
+    bool alone = w.first_page == w.last_page;
+    for (int32_t i = (int32_t)threadIdx.x; i < w.heads * p.dim; i += (int32_t)blockDim.x) {
+        float sum = 0.0f;
+        for (int32_t j = 0; j < shares; j++) {
+            sum += s.sums[j * w.heads * p.dim + i];
+        }
+        int32_t h = i / p.dim;
+        int64_t at = ((w.n * p.heads + w.first_head + h) * gridDim.y + w.page) * (p.dim + 2);
+        if (alone) {
+            p.o[w.n * p.ldo + (int64_t)w.first_head * p.dim + i] = to_bf16(sum / s.total[h]);
+        } else {
+            p.partials[at + 2 + i % p.dim] = sum;
+            if (i % p.dim == 0) {
+                p.partials[at] = s.top[h];
+                p.partials[at + 1] = s.total[h];
+            }
+        }
+    }
+    if (alone) {
+        return;
+    }
+    __threadfence();
+    __syncthreads();
+    uint32_t* counter = p.counters + w.n * gridDim.x + blockIdx.x;
+    if (threadIdx.x == 0) {
+        s.last = atomicAdd(counter, 1u) == (uint32_t)(w.last_page - w.first_page) ? 1 : 0;
+    }
+    __syncthreads();
+    if (s.last != 0) {
+        __threadfence();
+        attention_join(p, w.first_head, w.heads, w.first_page, w.last_page - w.first_page + 1);
+        if (threadIdx.x == 0) {
+            *counter = 0; // for the next layer
+        }
+    }
+}

@@ -1,0 +1,328 @@
+// ---- choosing a plan ----------------------------------------------------------------------------
+
+// Fills in what this machine has. The CPU's limit is the memory that is available now and what this
+// context holds of it; a CPU context that plans for a GPU has no limit of its own.
+static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_desc* given) {
+    qlora_plan_desc d;
+    memset(&d, 0, sizeof d);
+    if (given != NULL) {
+        d = *given;
+    }
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL) {
+        d.capability = d.capability != 0 ? d.capability : ctx->gpu->target_number;
+        size_t free_bytes = 0;
+        size_t total = 0;
+        if (d.bytes == 0 && ctx->gpu->cu.MemGetInfo(&free_bytes, &total) == 0) {
+            size_t margin = (size_t)512 << 20; // for cuBLAS, graphs and the driver
+            d.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
+        }
+    }
+#endif
+    if (d.host_bytes == 0 && !qlora__on_cpu(ctx)) {
+        d.host_bytes = qlora__os_memory(""); // 0: unknown
+    }
+    if (d.bytes == 0 && d.capability == 0 && qlora__on_cpu(ctx)) {
+        uint64_t left = qlora__os_memory("");
+        d.bytes = left != 0 ? left + ctx->device_bytes : 0;
+    }
+    return d;
+}
+
+// What the plan of a model chooses.
+typedef struct qlora__choices {
+    int64_t recompute;
+    int64_t cached;
+    int64_t tile;
+    int64_t head_chunk;
+    bool offload;
+} qlora__choices;
+
+static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
+    const qlora_model_config* c = &m->plan.config;
+    m->plan.recompute_layers = choices->recompute;
+    m->plan.cached_layers = choices->cached;
+    m->plan.tile = choices->tile;
+    m->plan.head_chunk = choices->head_chunk;
+    m->plan.offloaded_layers = choices->offload && qlora__trains(m) ? c->layers - 1 : 0;
+    m->plan.offloaded_embedding =
+        choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        layer->recompute = l < choices->recompute;
+        layer->cached = l < choices->cached;
+    }
+    qlora__model_layout(m, NULL);
+}
+
+static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
+    return bytes == 0 || m->plan.total + m->plan.context <= bytes;
+}
+
+// Reports the smallest plan that the settings allow. It suggests nothing: a smaller setting would
+// have to be planned before it is known to fit.
+static qlora_result qlora__plan_too_large(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
+    static const char* const units[] = {"GiB", "MiB", "KiB"};
+    const qlora_plan* p = &m->plan;
+    bool all = p->recompute_layers == p->config.layers;
+    uint64_t other = p->workspace + p->head + p->generation + p->batches + p->cache + p->context;
+    double unit = 1073741824.0;
+    int k = 0;
+    for (; k < 2 && (double)bytes < 0.1 * unit; k++) { // small amounts would be printed as 0.00
+        unit /= 1024.0;
+    }
+    return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
+                       "the model needs %.2f %s%s%s%s, but only %.2f %s are available (base %.2f, "
+                       "adapters and optimizer %.2f, activations %.2f, other %.2f)",
+                       (double)(p->total + p->context) / unit, units[k],
+                       all ? " even with every layer recomputed" : "",
+                       p->tile > 0 ? ", in tiles" : "", p->host > 0 ? ", offloaded" : "",
+                       (double)bytes / unit, units[k], (double)p->base / unit,
+                       (double)(p->adapters + p->optimizer) / unit, (double)p->activations / unit,
+                       (double)other / unit);
+}
+
+// Refuses choices that exclude each other, and offloading where there is nothing to offload from.
+static qlora_result qlora__choices_check(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__choices* choices) {
+    const char* what = choices->offload ? "offload is ON" : "tile is set";
+    if (choices->offload && !m->on_gpu) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.offload is ON, which needs a GPU; use AUTO or OFF on the CPU");
+    }
+    if ((choices->offload || choices->tile > 0) && qlora__trains(m) &&
+        choices->recompute != m->plan.config.layers) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.%s, which needs every layer recomputed, but desc.recompute is OFF",
+                           what);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__plan_host_short(qlora_ctx* ctx, const qlora_model* m, uint64_t bytes) {
+    return qlora__fail(ctx, QLORA_ERR_MEMORY,
+                       "offloading needs %.2f GiB of host memory, but only %.2f GiB are available",
+                       (double)m->plan.host / 1073741824.0, (double)bytes / 1073741824.0);
+}
+
+// The steps by which a plan becomes smaller once every layer is recomputed, the cheapest first. The
+// last ones trade speed for memory that no longer depends on the tokens. Offloading comes with
+// tiles, because large ones cost next to nothing (8B, 4 x 2048 tokens on an H200: a step of 709 ms
+// without tiles, 667 ms with tiles of 2048).
+typedef struct qlora__squeeze {
+    bool offload;
+    int64_t tile;       // 0 = all tokens at once
+    int64_t head_chunk; // at most
+} qlora__squeeze;
+
+static const qlora__squeeze qlora__squeezes[] = {
+    {false, 0, INT64_MAX},   {false, 4096, INT64_MAX}, {false, 2048, INT64_MAX},
+    {true, 4096, INT64_MAX}, {true, 2048, INT64_MAX},  {false, 1024, 512},
+    {true, 1024, 512},       {false, 256, 256},        {true, 256, 256}};
+
+#define QLORA__SQUEEZES ((int)(sizeof qlora__squeezes / sizeof qlora__squeezes[0]))
+
+// Sets the choices of a step; false if the settings exclude it. Step 0 is what the caller asked
+// for.
+static bool qlora__squeeze_at(const qlora_model* m, int step, qlora__choices* out) {
+    const qlora__squeeze* s = &qlora__squeezes[step];
+    const qlora_model_desc* d = &m->desc;
+    bool first = step == 0;
+    out->offload = first ? d->offload == QLORA_CHOICE_ON : s->offload;
+    out->tile = first ? (d->tile > 0 ? d->tile : 0) : s->tile;
+    out->head_chunk = m->own_chunk ? d->head_chunk : qlora__min(d->head_chunk, s->head_chunk);
+    if (first) {
+        return true;
+    }
+    bool offload = d->offload == QLORA_CHOICE_AUTO ? m->on_gpu || !s->offload
+                                                   : s->offload == (d->offload == QLORA_CHOICE_ON);
+    // A tile of the caller's is kept; one that holds all tokens is none.
+    bool tiles = d->tile == 0 && s->tile < m->plan.tokens;
+    out->tile = d->tile > 0 ? d->tile : tiles ? s->tile : 0;
+    return offload && d->recompute != QLORA_CHOICE_OFF;
+}
+
+// Finds the first step that fits, with every layer recomputed. If none does, the smallest is left
+// in place.
+static bool qlora__plan_squeeze(qlora_model* m, const qlora_plan_desc* machine,
+                                qlora__choices* choices) {
+    uint64_t least = UINT64_MAX;
+    qlora__choices best = *choices;
+    for (int i = 0; i < QLORA__SQUEEZES; i++) {
+        if (!qlora__squeeze_at(m, i, choices)) {
+            continue;
+        }
+        qlora__plan_apply(m, choices);
+        bool host = machine->host_bytes == 0 || m->plan.host <= machine->host_bytes;
+        if (host && qlora__plan_fits(m, machine->bytes)) {
+            return true;
+        }
+        if (host && m->plan.total < least) {
+            least = m->plan.total;
+            best = *choices;
+        }
+    }
+    *choices = best;
+    qlora__plan_apply(m, choices);
+    return false;
+}
+
+// Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
+// cached layers as fit. The memory is monotonic in both, so bisection finds them.
+static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
+                                       const qlora_plan_desc* machine, bool fill) {
+    int64_t layers = m->plan.config.layers;
+    const qlora_model_desc* d = &m->desc;
+    bool trains = qlora__trains(m);
+    // What offloads or has tiles recomputes every layer.
+    bool all = d->recompute == QLORA_CHOICE_ON || (d->recompute == QLORA_CHOICE_AUTO &&
+                                                   (d->offload == QLORA_CHOICE_ON || d->tile > 0));
+    int64_t low = all && trains ? layers : 0;
+    qlora__choices choices;
+    memset(&choices, 0, sizeof choices);
+    choices.recompute = d->recompute == QLORA_CHOICE_AUTO && trains ? layers : low;
+    choices.cached = d->cache == QLORA_CHOICE_ON ? layers : 0;
+    qlora__squeeze_at(m, 0, &choices);
+    QLORA__TRY(qlora__choices_check(ctx, m, &choices));
+    if (!qlora__plan_squeeze(m, machine, &choices)) {
+        return machine->host_bytes != 0 && m->plan.host > machine->host_bytes
+                   ? qlora__plan_host_short(ctx, m, machine->host_bytes)
+                   : qlora__plan_too_large(ctx, m, machine->bytes);
+    }
+    if (choices.offload || choices.tile > 0) {
+        return QLORA_OK;
+    }
+    int64_t high = choices.recompute;
+    while (low < high) {
+        choices.recompute = (low + high) / 2;
+        qlora__plan_apply(m, &choices);
+        if (qlora__plan_fits(m, machine->bytes)) {
+            high = choices.recompute;
+        } else {
+            low = choices.recompute + 1;
+        }
+    }
+    choices.recompute = low;
+    bool has_nf4 = m->layers[0].projections[0].is_nf4;
+    if (d->cache == QLORA_CHOICE_AUTO && fill && low == 0 && has_nf4) {
+        int64_t most = layers;
+        int64_t cached = 0;
+        while (cached < most) {
+            choices.cached = (cached + most + 1) / 2;
+            qlora__plan_apply(m, &choices);
+            if (qlora__plan_fits(m, machine->bytes)) {
+                cached = choices.cached;
+            } else {
+                most = choices.cached - 1;
+            }
+        }
+        choices.cached = cached;
+    }
+    qlora__plan_apply(m, &choices);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                      const qlora_plan_desc* given, qlora_model** out) {
+    qlora_plan_desc machine = qlora__machine_resolve(ctx, given);
+    qlora_model* m = NULL;
+    QLORA__TRY(qlora__skeleton(ctx, desc, &machine, &m));
+    // When a CPU context plans for a GPU, the default memory of a CUDA context is counted.
+    bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
+    m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
+                      : qlora__on_cpu(ctx) ? ctx->scratch->bytes
+                                           : ctx->device_bytes;
+    // Other programs also use the memory of the CPU: what was not asked for is left to them.
+    bool fill = machine.bytes != 0 && (!qlora__on_cpu(ctx) || (given != NULL && given->bytes != 0));
+    qlora_result r = qlora__plan_choose(ctx, m, &machine, fill);
+    if (r != QLORA_OK) {
+        qlora__model_free(m);
+        return r;
+    }
+    *out = m;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
+                                     const qlora_plan_desc* desc, qlora_plan* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    if (model != NULL && model->plan != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "plan of the model desc is set; it must be NULL here");
+    }
+    qlora_model* m = NULL;
+    QLORA__TRY(qlora__plan_build(ctx, model, desc, &m));
+    *out = m->plan;
+    qlora__model_free(m);
+    return QLORA_OK;
+}
+
+qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
+                             const qlora_plan_desc* desc, qlora_plan* out) {
+    QLORA__ENTER(ctx, "qlora_plan_make");
+    return qlora__leave(ctx, qlora__plan_make(ctx, model, desc, out));
+}
+
+size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
+    size_t used = 0;
+    if (buffer != NULL && size > 0) {
+        buffer[0] = '\0';
+    }
+    if (plan == NULL) {
+        return 1;
+    }
+    bool fp8 = plan->mode == QLORA_MODE_FP8;
+    const struct {
+        const char* name;
+        uint64_t bytes;
+    } rows[] = {{"base weights", plan->base},
+                {fp8 ? "FP8 weight cache" : "16-bit weight cache", plan->cache},
+                {"adapters", plan->adapters},
+                {"optimizer", plan->optimizer},
+                {"activations", plan->activations},
+                {"workspace", plan->workspace},
+                {"head", plan->head},
+                {"generation", plan->generation},
+                {"batches", plan->batches},
+                {"context", plan->context}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", rows[i].name,
+                      (double)rows[i].bytes / 1048576.0);
+    }
+    qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", "total",
+                  (double)(plan->total + plan->context) / 1048576.0);
+    if (plan->mapped > 0) {
+        qlora__append(buffer, size, &used, "  %-22s %12.3f MiB in the files, not counted\n",
+                      "mapped weights", (double)plan->mapped / 1048576.0);
+    }
+    if (plan->host > 0) {
+        qlora__append(buffer, size, &used, "  %-22s %12.3f MiB of the host, not counted\n",
+                      "offloaded", (double)plan->host / 1048576.0);
+    }
+    qlora__append(
+        buffer, size, &used,
+        "  %lld tokens per micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
+        "%lld cached in %s\n",
+        (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
+        (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
+    if (plan->tile > 0) {
+        qlora__append(buffer, size, &used, "  everything but attention in tiles of %lld tokens\n",
+                      (long long)plan->tile);
+    }
+    return used + 1;
+}
+
+static qlora_result qlora__config_read_public(qlora_ctx* ctx, const char* dir,
+                                              qlora_model_config* out) {
+    if (dir == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", dir == NULL ? "dir" : "out");
+    }
+    return qlora__config_read(&ctx->env, dir, out);
+}
+
+qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out) {
+    QLORA__ENTER(ctx, "qlora_config_read");
+    return qlora__leave(ctx, qlora__config_read_public(ctx, dir, out));
+}

@@ -1,0 +1,434 @@
+// ---- a step of decoding on the device -----------------------------------------------------------
+//
+// One new position of every text in flight: token and position are read from the texts' state, the
+// next token is chosen and stored there, so a step needs nothing from the host and one graph serves
+// all steps. The kernels (decode.cuh, decode.cu, decode_nf4.cu, sample.cu) are those of few rows;
+// the order of their sums depends on the shapes of the model and on generate_tokens alone. Each
+// layer is seven of them:
+//
+//   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
+
+#ifndef QLORA_NO_CUDA
+
+// Same layout as decode_part in kernels/decode.cuh.
+typedef struct qlora__decode_part {
+    const void* w;
+    const float* absmax;
+    const uint8_t* q;
+    const float* scales;
+    const float* offset;
+    const void* sb;
+    const void* bias;
+    int64_t ld;
+    int32_t first;
+    int32_t N;
+    int32_t rank;
+    int32_t z_at;
+    int32_t y_at;
+    int32_t block_shift;
+    int32_t group_shift;
+    int32_t unused;
+} qlora__decode_part;
+
+// Same layout as decode_product.
+typedef struct qlora__decode_product {
+    qlora__decode_part parts[QLORA_LINEAR_PARTS];
+    const float* maps;
+    const void* x;
+    void* y;
+    const void* a;
+    void* z;
+    int64_t ldx;
+    int64_t ldy;
+    int32_t count;
+    int32_t K;
+    int32_t rows;
+    int32_t y_is_bf16;
+    int32_t gated;
+    int32_t a_rank;
+    float alpha;
+    float cap;
+} qlora__decode_product;
+
+// Same layout as decode_norm in kernels/decode.cu.
+typedef struct qlora__decode_norm {
+    const void* h;
+    void* h_out;
+    const void* embed;
+    const void* texts;
+    const void* y;
+    const void* sb;
+    const void* z;
+    const void* after;
+    const void* w;
+    void* x;
+    const void* a[QLORA_LINEAR_PARTS];
+    int64_t ld_embed;
+    int64_t ldx;
+    int32_t ranks[QLORA_LINEAR_PARTS];
+    int32_t z_rank;
+    int32_t hidden;
+    int32_t rows;
+    float scale;
+    float eps;
+} qlora__decode_norm;
+
+// Same layout as decode_attention.
+typedef struct qlora__decode_attention {
+    const void* qkv;
+    const void* bias;
+    const void* q_norm;
+    const void* k_norm;
+    const void* turn;
+    const void* turn_q;
+    void* cache;
+    const void* pages;
+    const void* texts;
+    void* partials;
+    void* counters;
+    void* o;
+    int64_t ld;
+    int64_t ld_cache;
+    int64_t ldo;
+    int32_t heads;
+    int32_t kv_heads;
+    int32_t dim;
+    int32_t half;
+    int32_t neighbours;
+    int32_t window;
+    int32_t chunk;
+    int32_t norm_heads;
+    float scale;
+    float cap;
+    float eps;
+    int32_t unused;
+} qlora__decode_attention;
+
+// The two kinds of product: what a warp multiplies at a time, and its tables in shared memory.
+typedef struct qlora__decode_kind {
+    qlora__kernel_id kernel;
+    int64_t step;
+    uint32_t shared;
+} qlora__decode_kind;
+
+static qlora_result qlora__decode_multiply(qlora_ctx* ctx, bool nf4, qlora__decode_product* p) {
+    static const qlora__decode_kind kinds[2] = {
+        {QLORA__K_decode_dense, 128, 0},
+        {QLORA__K_decode_nf4, 256, 256 * 32 * 4 + 256 * 4},
+    };
+    const qlora__decode_kind* kind = &kinds[nf4 ? 1 : 0];
+    int64_t steps = qlora__ceil_div(p->K, kind->step);
+    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 16));
+    int64_t units = 0;
+    for (int i = 0; i < (p->gated != 0 ? 1 : p->count); i++) {
+        units += qlora__ceil_div(p->parts[i].N, 16);
+    }
+    // As many blocks as run at once: registers allow 16 warps, shared memory a few tables.
+    int64_t together = qlora__min(16 / warps, 4);
+    int64_t blocks = qlora__min(units, ctx->gpu->sm_count * together);
+    uint32_t shared = kind->shared + (2 * (uint32_t)warps + 1) * 512;
+    void* args[] = {p};
+    return qlora__launch(ctx, kind->kernel, blocks, qlora__ceil_div(p->rows, QLORA__DECODE_ROWS), 1,
+                         (uint32_t)warps * 32, shared, args);
+}
+
+static qlora__decode_part qlora__decode_part_of(const qlora_linear_part* from, int64_t first,
+                                                int64_t rows, int64_t rank) {
+    qlora__decode_part p;
+    memset(&p, 0, sizeof p);
+    p.first = (int32_t)first;
+    p.N = (int32_t)rows;
+    p.rank = (int32_t)rank;
+    if (from->nf4 != NULL) {
+        p.w = from->nf4->codes;
+        p.absmax = from->nf4->absmax;
+        p.q = from->nf4->absmax_codes;
+        p.scales = from->nf4->absmax_scales;
+        p.offset = from->nf4->offset;
+        p.block_shift = qlora__log2(from->nf4->block);
+        p.group_shift = qlora__log2(from->nf4->block2);
+    } else {
+        p.w = from->dense->data;
+        p.ld = from->dense->ld;
+    }
+    if (rank > 0) {
+        p.sb = (const uint16_t*)from->sb->data + first * rank;
+    }
+    if (from->bias != NULL) {
+        p.bias = (const uint16_t*)from->bias->data + first;
+    }
+    return p;
+}
+
+// Sets the weights of a stack. Gate and up that are one matrix become two parts. With `later`, the
+// adapter is left to the next kernel.
+static void qlora__decode_stack(const qlora_model* m, const qlora__layer* layer, int group,
+                                bool later, qlora__decode_product* p) {
+    const qlora_linear_desc* l = &layer->linears[group];
+    int64_t wide = m->plan.config.intermediate;
+    bool halves = group == QLORA__GATE_UP && l->count == 1;
+    int64_t z_at = l->in;
+    int64_t y_at = 0;
+    memset(p, 0, sizeof *p);
+    p->count = halves ? 2 : l->count;
+    for (int i = 0; i < p->count; i++) {
+        const qlora_linear_part* from = &l->parts[halves ? 0 : i];
+        int64_t rank = m->use_adapters && !later ? from->rank : 0;
+        int64_t rows = halves ? wide : from->out;
+        p->parts[i] = qlora__decode_part_of(from, halves ? i * wide : 0, rows, rank);
+        p->parts[i].z_at = (int32_t)z_at;
+        p->parts[i].y_at = (int32_t)(group == QLORA__GATE_UP ? 0 : y_at);
+        y_at += rows;
+        z_at += halves ? 0 : rank;
+    }
+    const qlora_linear_part* first = &l->parts[0];
+    p->maps = first->nf4 != NULL ? first->nf4->maps : NULL;
+    p->K = (int32_t)l->in;
+    p->rows = (int32_t)m->decode.texts;
+    p->alpha = 1.0f;
+    if (later && m->use_adapters && first->rank > 0) {
+        p->a = first->a->data;
+        p->a_rank = (int32_t)first->rank;
+        p->z = m->decode.z.data;
+    }
+}
+
+static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora__layer* layer,
+                                              int group, const qlora_tensor* x,
+                                              const qlora_tensor* y) {
+    qlora__decode_product p;
+    bool later = group == QLORA__O || group == QLORA__DOWN;
+    qlora__decode_stack(m, layer, group, later, &p);
+    p.x = x->data;
+    p.ldx = x->ld;
+    p.y = y->data;
+    p.ldy = y->ld;
+    p.y_is_bf16 = y->dtype == QLORA_BF16 ? 1 : 0;
+    if (group == QLORA__GATE_UP) {
+        p.gated = (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
+    }
+    return qlora__decode_multiply(m->ctx, layer->linears[group].parts[0].nf4 != NULL, &p);
+}
+
+// The norm before a stack (`next`; NULL = the head). `before` is the stack whose output is added to
+// the stream first, with the norm `after`; NULL = the stream starts with the embedding.
+typedef struct qlora__decode_between {
+    const qlora__layer* layer; // of `before`
+    int before;
+    const qlora_tensor* after;
+    const qlora_tensor* norm;
+    const qlora_linear_desc* next;
+    int turn; // which of the two streams is read
+} qlora__decode_between;
+
+static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__decode_between* b) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__decode* d = &m->decode;
+    const qlora_tensor* table = qlora__embed_table(m);
+    qlora__decode_norm p;
+    int64_t rank = 0;
+    memset(&p, 0, sizeof p);
+    p.texts = d->state.data;
+    p.h_out = d->h[1 - b->turn].data;
+    p.w = b->norm != NULL ? b->norm->data : NULL;
+    p.x = d->x.data;
+    p.ldx = d->x.ld;
+    p.hidden = (int32_t)c->hidden;
+    p.rows = (int32_t)d->texts;
+    p.eps = (float)c->rms_eps;
+    if (b->layer != NULL) {
+        const qlora_linear_part* part = &b->layer->linears[b->before].parts[0];
+        p.h = d->h[b->turn].data;
+        p.y = d->y.data;
+        p.z = d->z.data;
+        p.z_rank = m->use_adapters ? (int32_t)part->rank : 0;
+        p.sb = part->rank > 0 ? part->sb->data : NULL;
+        p.after = b->after != NULL ? b->after->data : NULL;
+        p.scale = (float)c->residual_scale;
+    } else {
+        p.embed = table->data;
+        p.ld_embed = table->ld;
+        p.scale = (float)c->embedding_scale;
+    }
+    for (int i = 0; b->next != NULL && m->use_adapters && i < b->next->count; i++) {
+        const qlora_linear_part* part = &b->next->parts[i];
+        p.ranks[i] = (int32_t)part->rank;
+        p.a[i] = part->rank > 0 ? part->a->data : NULL;
+        rank += part->rank;
+    }
+    void* args[] = {&p};
+    return qlora__launch(m->ctx, QLORA__K_decode_norm, qlora__max(1, rank), d->texts, 1, 512,
+                         (uint32_t)(p.hidden + p.z_rank) * 4, args);
+}
+
+static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t index) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__decode* d = &m->decode;
+    const qlora__layer* layer = &m->layers[index];
+    const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
+    qlora_tensor rows = qlora__cache_rows(m, index, 0, 1);
+    qlora__decode_attention p;
+    memset(&p, 0, sizeof p);
+    p.qkv = d->qkv.data;
+    p.ld = d->qkv.ld;
+    p.bias = c->qkv_bias && !c->qk_norm ? layer->qkv_bias.data : NULL;
+    p.q_norm = c->qk_norm ? layer->norms[QLORA__NORM_Q].data : NULL;
+    p.k_norm = c->qk_norm ? layer->norms[QLORA__NORM_K].data : NULL;
+    p.norm_heads = (m->arch->has & QLORA__HAS_WIDE_QK_NORM) != 0 ? 0 : 1;
+    p.turn = layer->no_rope ? NULL : table->data;
+    p.turn_q = qlora__scales_queries(m) ? m->rope_query.data : table->data;
+    p.cache = rows.data;
+    p.ld_cache = rows.ld;
+    p.pages = d->table.data;
+    p.texts = d->state.data;
+    p.partials = d->partials.data;
+    p.counters = d->counters.data;
+    p.o = d->o.data;
+    p.ldo = d->o.ld;
+    p.heads = (int32_t)c->heads;
+    p.kv_heads = (int32_t)c->kv_heads;
+    p.dim = (int32_t)c->head_dim;
+    p.half = (int32_t)c->rope_dims / 2;
+    p.neighbours = (m->arch->has & QLORA__HAS_PAIRED_ROPE) != 0 ? 1 : 0;
+    p.window = layer->sliding ? (int32_t)qlora__min(c->window, INT32_MAX) : 0;
+    p.chunk = (int32_t)d->chunk;
+    p.scale =
+        c->attention_scale > 0.0 ? (float)c->attention_scale : 1.0f / sqrtf((float)c->head_dim);
+    p.cap = (float)c->attention_cap;
+    p.eps = (float)c->rms_eps;
+    void* args[] = {&p};
+    return qlora__launch(m->ctx, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
+                         256, 0, args);
+}
+
+// Chooses the next tokens from the logits.
+static qlora_result qlora__decode_pick(const qlora_model* m) {
+    const qlora__decode* d = &m->decode;
+    void* logits = d->logits.data;
+    void* state = d->state.data;
+    void* seen = d->seen.data;
+    void* found = d->parts.data;
+    int64_t ld = d->logits.ld;
+    int32_t vocab = (int32_t)m->plan.config.vocab;
+    int32_t count = (int32_t)qlora__ceil_div(vocab, QLORA__SAMPLE_PART);
+    void* parts[] = {&logits, &ld, &vocab, &state, &seen, &found};
+    QLORA__TRY(qlora__launch(m->ctx, QLORA__K_sample_parts, count, d->texts, 1, 256, 0, parts));
+    void* choose[] = {&logits, &ld, &vocab, &state, &seen, &found, &count};
+    return qlora__launch(m->ctx, QLORA__K_sample_choose, d->texts, 1, 1, 1024, 0, choose);
+}
+
+static qlora_result qlora__decode_head(const qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__decode* d = &m->decode;
+    const qlora_tensor* head = qlora__head_table(m);
+    qlora__decode_product p;
+    memset(&p, 0, sizeof p);
+    p.parts[0].w = head->data;
+    p.parts[0].ld = head->ld;
+    p.parts[0].N = (int32_t)c->vocab;
+    p.count = 1;
+    p.x = d->x.data;
+    p.ldx = d->x.ld;
+    p.y = d->logits.data;
+    p.ldy = d->logits.ld;
+    p.y_is_bf16 = 1;
+    p.K = (int32_t)c->hidden;
+    p.rows = (int32_t)d->texts;
+    p.alpha = (float)(1.0 / c->logits_divisor);
+    p.cap = (float)c->logits_cap;
+    return qlora__decode_multiply(m->ctx, false, &p);
+}
+
+// Enqueues the kernels of a step.
+static qlora_result qlora__decode_enqueue(qlora_ctx* ctx, void* user) {
+    qlora_model* m = (qlora_model*)user;
+    const qlora__decode* d = &m->decode;
+    qlora__decode_between b;
+    memset(&b, 0, sizeof b);
+    QLORA__TRY(qlora__capture_note(ctx, d->state.data)); // all is in one arena
+    QLORA__TRY(qlora__tokens_place(ctx, m));
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        b.norm = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION);
+        b.next = &layer->linears[QLORA__QKV];
+        QLORA__TRY(qlora__decode_norm_run(m, &b));
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
+        QLORA__TRY(qlora__decode_attention_run(m, l));
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y));
+        b.layer = layer;
+        b.before = QLORA__O;
+        b.after = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION_OUT);
+        b.norm = qlora__layer_norm(m, layer, QLORA__NORM_MLP);
+        b.next = &layer->linears[QLORA__GATE_UP];
+        b.turn = 1 - b.turn;
+        QLORA__TRY(qlora__decode_norm_run(m, &b));
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y));
+        b.before = QLORA__DOWN;
+        b.after = qlora__layer_norm(m, layer, QLORA__NORM_MLP_OUT);
+        b.turn = 1 - b.turn;
+    }
+    b.norm = &m->final_norm;
+    b.next = NULL;
+    QLORA__TRY(qlora__decode_norm_run(m, &b));
+    QLORA__TRY(qlora__decode_head(m));
+    return qlora__decode_pick(m);
+}
+
+#else
+
+static qlora_result qlora__decode_enqueue(qlora_ctx* ctx, void* user) {
+    (void)user;
+    return qlora__no_kernels(ctx);
+}
+
+#endif
+
+// Whether steps run on the device.
+static bool qlora__decode_ready(const qlora_model* m) {
+    return m->decode.planned && m->decode.works && !qlora__on_cpu(m->ctx);
+}
+
+// The parts of a stack share a table of levels: compares those of the weights.
+static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
+    bool same = true;
+    for (int64_t l = 0; l < m->plan.config.layers && m->decode.planned; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            const qlora_linear_desc* linear = &m->layers[l].linears[g];
+            float first[QLORA__NF4_MAPS];
+            for (int i = 0; i < linear->count && linear->count > 1; i++) {
+                float maps[QLORA__NF4_MAPS];
+                const qlora_nf4* w = linear->parts[i].nf4;
+                if (w != NULL) {
+                    QLORA__TRY(qlora__copy_out(ctx, i == 0 ? first : maps, w->maps, sizeof maps));
+                    same = same && (i == 0 || memcmp(first, maps, sizeof maps) == 0);
+                }
+            }
+        }
+    }
+    m->decode.works = same;
+    return QLORA_OK;
+}
+
+// Prepares the tables of the texts. The pages of a single text follow each other.
+static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
+    const qlora__decode* d = &m->decode;
+    if (!d->planned) {
+        return QLORA_OK;
+    }
+    int32_t pages[64];
+    for (int64_t i = 0; i < d->pages; i++) {
+        pages[i] = (int32_t)i;
+    }
+    return qlora__copy_in(ctx, d->table.data, pages, (size_t)d->pages * 4);
+}
+
+// Runs a step for the texts on the device: as a graph, which the first step captures.
+static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
+    int which = m->use_adapters ? 1 : 0;
+    uint64_t key = (uint64_t)(uintptr_t)m + (uint64_t)which;
+    if (m->decode.graphs[which] == NULL) {
+        return qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, &m->decode.graphs[which]);
+    }
+    return qlora__graph_replay(ctx, m->decode.graphs[which], key);
+}

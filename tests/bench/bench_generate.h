@@ -1,0 +1,236 @@
+// bench_generate.h - time to the first token and tokens per second of generation on the current GPU
+// (or CPU).
+//
+//     build/bench generate --shape NAME --prompt P --new N [options]     (see --help)
+//
+// Random weights of a public shape, NF4 with double quantisation, adapters on all projections, no
+// stop tokens. Each run generates whole texts; the best of all runs is printed. The roofline is the
+// time in which the bytes that a token needs can be read: the weights, the adapters, the head and
+// the keys and values of the text so far (half of the new tokens on average).
+#ifndef QLORA_BENCH_GENERATE_H
+#define QLORA_BENCH_GENERATE_H
+
+#include "programs/shapes.h"
+
+typedef struct generate_bench {
+    const model_shape* shape;
+    int64_t prompt;
+    int64_t fresh;
+    int64_t rank;
+    int64_t runs;
+    int64_t threads;
+    double temperature;
+    double tbps; // 0 = measured
+    int backend;
+    bool json;
+    double first_s; // results
+    double token_s;
+    double open_s;
+} generate_bench;
+
+static const char generate_help[] =
+    "usage: bench generate --shape NAME --prompt P --new N [options]\n"
+    "  --rank N         of the adapters; -1 = none (default 16)\n"
+    "  --runs N         the best one counts (default 3)\n"
+    "  --temperature T  sample instead of choosing the most likely token (default 0)\n"
+    "  --backend NAME   cuda or cpu (default: CUDA if there is a GPU)\n"
+    "  --threads N      on the CPU (default: all)\n"
+    "  --tbps X         memory bandwidth in TB/s for the roofline (default 4.3 on a GPU, measured\n"
+    "                   on a CPU)\n"
+    "  --json           print a JSON object\n";
+
+static double generate_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+typedef struct generate_clock {
+    double first;
+    int64_t tokens;
+} generate_clock;
+
+static bool generate_tick(void* user, int32_t token) {
+    generate_clock* c = (generate_clock*)user;
+    (void)token;
+    c->first = c->tokens == 0 ? generate_now() : c->first;
+    c->tokens++;
+    return true;
+}
+
+static bool generate_times(generate_bench* b, qlora_model* model) {
+    const int32_t none = -1;
+    int32_t* ids = (int32_t*)malloc((size_t)b->prompt * 4);
+    qlora_generate_desc desc;
+    memset(&desc, 0, sizeof desc);
+    for (int64_t i = 0; ids != NULL && i < b->prompt; i++) {
+        ids[i] = (int32_t)((7 + i * 131) % b->shape->vocab);
+    }
+    desc.prompt = ids;
+    desc.prompt_tokens = b->prompt;
+    desc.max_tokens = b->fresh;
+    desc.temperature = (float)b->temperature;
+    desc.stops = &none;
+    desc.stop_count = 1;
+    b->first_s = 1e30;
+    b->token_s = 1e30;
+    bool ok = ids != NULL;
+    for (int64_t i = 0; ok && i < b->runs; i++) {
+        generate_clock c;
+        memset(&c, 0, sizeof c);
+        double start = generate_now();
+        ok = qlora_generate(model, &desc, generate_tick, &c) == QLORA_OK && c.tokens == b->fresh;
+        double each = (generate_now() - c.first) / (double)(c.tokens - 1);
+        b->first_s = c.first - start < b->first_s ? c.first - start : b->first_s;
+        b->token_s = each < b->token_s ? each : b->token_s;
+    }
+    free(ids);
+    return ok;
+}
+
+// Bytes that one token reads.
+static double generate_bytes(const generate_bench* b, bool f32) {
+    const model_shape* s = b->shape;
+    double q = (double)(s->heads * s->head_dim);
+    double kv = (double)(s->kv_heads * s->head_dim);
+    double h = (double)s->hidden;
+    double wide = (double)s->intermediate;
+    double layers = (double)s->layers;
+    double unit = f32 ? 4.0 : 2.0;
+    double weights = layers * (h * (q + 2.0 * kv) + q * h + 3.0 * h * wide);
+    double ranks = b->rank > 0 ? (double)b->rank : 0.0;
+    double sides = layers * (h + q + 2.0 * (h + kv) + q + h + 3.0 * (h + wide));
+    double length = (double)b->prompt + (double)b->fresh / 2.0;
+    double scales = 1.0 / 64.0 + 4.0 / (64.0 * 256.0);
+    return weights * (0.5 + scales) + ranks * sides * unit + (double)s->vocab * h * unit +
+           layers * length * 2.0 * kv * unit;
+}
+
+// The bandwidth of a long pass over memory, in bytes per second.
+static double generate_bandwidth(qlora_ctx* ctx) {
+    qlora_tensor from;
+    qlora_tensor to;
+    const int64_t n = (int64_t)1 << 26;
+    double best = 1e30;
+    if (qlora_tensor_create(ctx, QLORA_F32, 1, n, &from) != QLORA_OK) {
+        return 0.0;
+    }
+    bool ok = qlora_tensor_create(ctx, QLORA_F32, 1, n, &to) == QLORA_OK;
+    for (int i = 0; ok && i < 4; i++) {
+        double start = generate_now();
+        ok = qlora_scale(ctx, 1.0f, &from, &to) == QLORA_OK && qlora_ctx_sync(ctx) == QLORA_OK;
+        double seconds = generate_now() - start;
+        best = i > 0 && seconds < best ? seconds : best;
+    }
+    qlora_tensor_destroy(ctx, &to);
+    qlora_tensor_destroy(ctx, &from);
+    return ok ? 2.0 * 4.0 * (double)n / best : 0.0;
+}
+
+static bool generate_run(generate_bench* b, qlora_ctx* ctx) {
+    qlora_model_config config = shape_config(b->shape);
+    qlora_model* model = NULL;
+    qlora_model_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.config = &config;
+    desc.rank = (int32_t)b->rank;
+    desc.purpose = QLORA_PURPOSE_EVALUATE;
+    desc.tokens = b->prompt < 2048 ? b->prompt : 2048;
+    desc.head_chunk = 1;
+    desc.generate_tokens = b->prompt + b->fresh + 8;
+    double start = generate_now();
+    bool ok = qlora_model_open(ctx, &desc, &model) == QLORA_OK;
+    b->open_s = generate_now() - start;
+    ok = ok && generate_times(b, model);
+    if (!ok) {
+        fprintf(stderr, "bench generate: %s\n", qlora_last_error(ctx));
+    }
+    return qlora_model_close(model) == QLORA_OK && ok;
+}
+
+static bool generate_parse(generate_bench* b, int argc, char** argv) {
+    memset(b, 0, sizeof *b);
+    b->prompt = 512;
+    b->fresh = 256;
+    b->rank = 16;
+    b->runs = 3;
+    for (int i = 1; i < argc; i++) {
+        const char* value = i + 1 < argc ? argv[i + 1] : "";
+        const struct {
+            const char* name;
+            int64_t* number;
+        } numbers[] = {{"--prompt", &b->prompt},
+                       {"--new", &b->fresh},
+                       {"--rank", &b->rank},
+                       {"--runs", &b->runs},
+                       {"--threads", &b->threads}};
+        bool known = strcmp(argv[i], "--json") == 0;
+        if (known) {
+            b->json = true;
+            continue;
+        }
+        for (size_t j = 0; j < sizeof numbers / sizeof numbers[0]; j++) {
+            if (strcmp(argv[i], numbers[j].name) == 0) {
+                *numbers[j].number = atoll(value);
+                known = true;
+            }
+        }
+        if (strcmp(argv[i], "--shape") == 0) {
+            b->shape = strcmp(value, "tiny") == 0 ? &step_tiny_shape : shape_find(value);
+            known = b->shape != NULL;
+        } else if (strcmp(argv[i], "--temperature") == 0) {
+            b->temperature = atof(value);
+            known = true;
+        } else if (strcmp(argv[i], "--tbps") == 0) {
+            b->tbps = atof(value);
+            known = true;
+        } else if (strcmp(argv[i], "--backend") == 0) {
+            b->backend = strcmp(value, "cpu") == 0 ? QLORA_BACKEND_CPU : QLORA_BACKEND_CUDA;
+            known = strcmp(value, "cpu") == 0 || strcmp(value, "cuda") == 0;
+        }
+        if (!known) {
+            return false;
+        }
+        i++;
+    }
+    return b->shape != NULL && b->prompt >= 1 && b->fresh >= 2 && b->runs >= 1;
+}
+
+static int bench_generate_main(int argc, char** argv) {
+    generate_bench b;
+    char why[512] = "";
+    qlora_ctx* ctx = NULL;
+    qlora_ctx_desc desc;
+    if (!generate_parse(&b, argc, argv)) {
+        fprintf(stderr, "%s", generate_help);
+        return 2;
+    }
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = (qlora_backend)b.backend;
+    desc.threads = (int32_t)b.threads;
+    desc.error_text = why;
+    desc.error_text_size = sizeof why;
+    if (qlora_ctx_create(&desc, &ctx) != QLORA_OK) {
+        fprintf(stderr, "bench generate: %s\n", why);
+        return 1;
+    }
+    bool gpu = qlora_ctx_backend(ctx) == QLORA_BACKEND_CUDA;
+    bool ok = generate_run(&b, ctx);
+    double tbps = b.tbps > 0.0 ? b.tbps : gpu ? 4.3 : generate_bandwidth(ctx) * 1e-12;
+    ok = qlora_ctx_destroy(ctx) == QLORA_OK && ok;
+    double bytes = generate_bytes(&b, !gpu);
+    double share = tbps > 0.0 ? 100.0 * bytes / (tbps * 1e12) / b.token_s : 0.0;
+    if (ok) {
+        printf(b.json ? "{\"shape\": \"%s\", \"prompt\": %lld, \"new\": %lld, \"sequences\": 1, "
+                        "\"first_token_ms\": %.3f, \"tokens_per_s\": %.2f, \"bytes_per_token\": "
+                        "%.0f, \"tbps\": %.3f, \"roofline_percent\": %.1f, \"open_s\": %.2f}\n"
+                      : "%s, prompt of %lld, %lld new: first token after %.2f ms, then %.1f "
+                        "tokens/s (%.0f bytes per token at %.3f TB/s: %.1f %% of the roofline), "
+                        "opened in %.2f s\n",
+               b.shape->name, (long long)b.prompt, (long long)b.fresh, 1e3 * b.first_s,
+               1.0 / b.token_s, bytes, tbps, share, b.open_s);
+    }
+    return ok ? 0 : 1;
+}
+
+#endif

@@ -1,0 +1,352 @@
+// step.c - steps of decoding on the device: the products of few rows against plain loops, texts of
+// every kind of model against qlora_eval_logits, the choice of a token against the host's, and a
+// graph against the same kernels one by one.
+#include "machines.h"
+#include "model_rig.h"
+
+#define STEP_VOCAB 67
+#define STEP_ROOM 160
+
+typedef struct step_kind {
+    const char* name;
+    qlora_family family;
+    int64_t hidden;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t head_dim;
+    int64_t window; // of every second layer
+    int32_t rank;
+    bool bias;
+    bool qk_norm;
+    bool tied;
+    qlora_base_format base;
+} step_kind;
+
+static const step_kind step_kinds[] = {
+    {"llama", QLORA_FAMILY_LLAMA, 128, 4, 2, 32, 0, 16, false, false, false, QLORA_BASE_NF4},
+    {"qwen2", QLORA_FAMILY_QWEN2, 64, 12, 1, 16, 0, 8, true, false, true, QLORA_BASE_NF4},
+    {"qwen3", QLORA_FAMILY_QWEN3, 64, 8, 2, 24, 0, 4, false, true, true, QLORA_BASE_NF4},
+    {"mistral", QLORA_FAMILY_MISTRAL, 72, 4, 1, 16, 40, 20, false, false, false, QLORA_BASE_16BIT},
+    {"gemma2", QLORA_FAMILY_GEMMA2, 64, 2, 1, 32, 140, 8, false, false, true, QLORA_BASE_NF4},
+    {"phi3", QLORA_FAMILY_PHI3, 64, 2, 2, 32, 0, 8, false, false, false, QLORA_BASE_NF4},
+    {"olmo2", QLORA_FAMILY_OLMO2, 64, 4, 4, 16, 0, 3, false, true, false, QLORA_BASE_NF4},
+    {"granite", QLORA_FAMILY_GRANITE, 64, 4, 2, 16, 0, 8, false, false, true, QLORA_BASE_NF4},
+    {"glm4", QLORA_FAMILY_GLM4, 64, 2, 1, 64, 0, -1, true, false, false, QLORA_BASE_NF4},
+};
+
+static qlora_model_config step_config(const step_kind* k) {
+    qlora_model_config c;
+    memset(&c, 0, sizeof c);
+    c.family = k->family;
+    c.vocab = STEP_VOCAB;
+    c.hidden = k->hidden;
+    c.intermediate = 192;
+    c.layers = 2;
+    c.heads = k->heads;
+    c.kv_heads = k->kv_heads;
+    c.head_dim = k->head_dim;
+    c.max_positions = 512;
+    c.rms_eps = 1e-5;
+    c.rope.theta = 10000.0;
+    c.rope.factor = 1.0;
+    c.window = k->window;
+    c.sliding[1] = k->window > 0 ? 1 : 0;
+    c.qkv_bias = k->bias;
+    c.qk_norm = k->qk_norm;
+    c.tied = k->tied;
+    if (k->family == QLORA_FAMILY_GEMMA2) {
+        c.attention_cap = 5.0;
+        c.logits_cap = 8.0;
+    } else if (k->family == QLORA_FAMILY_GRANITE) {
+        c.residual_scale = 0.5;
+        c.embedding_scale = 2.0;
+        c.logits_divisor = 3.0;
+        c.attention_scale = 0.2;
+        c.no_rope[1] = 1;
+    }
+    return c;
+}
+
+static bool step_fill_adapters(qlora_model* model) {
+    test_random random = test_random_start("adapters of a decoding step");
+    qlora_model_info info;
+    bool ok = qlora_model_query(model, &info) == QLORA_OK;
+    for (int64_t i = 0; ok && i < info.parameters; i++) {
+        qlora_parameter_info p;
+        ok = qlora_parameter_query(model, i, &p) == QLORA_OK;
+        float* values = (float*)malloc((size_t)(p.rows * p.cols) * 4);
+        test_random_fill(&random, values, (size_t)(p.rows * p.cols), 0.1f);
+        ok = ok && qlora_parameter_write(model, i, values) == QLORA_OK;
+        free(values);
+    }
+    return ok;
+}
+
+static qlora_result step_open(qlora_ctx* ctx, const step_kind* k, int64_t tokens,
+                              qlora_model** out) {
+    qlora_model_config config = step_config(k);
+    qlora_model_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.config = &config;
+    desc.seed = 5;
+    desc.weight_std = 0.2f;
+    desc.base = k->base;
+    desc.mode = QLORA_MODE_BF16;
+    desc.rank = k->rank;
+    desc.tokens = tokens;
+    desc.max_sequences = 2;
+    desc.generate_tokens = STEP_ROOM;
+    desc.purpose = QLORA_PURPOSE_EVALUATE;
+    qlora_result r = qlora_model_open(ctx, &desc, out);
+    return r == QLORA_OK && k->rank > 0 && !step_fill_adapters(*out) ? QLORA_ERR_STATE : r;
+}
+
+static void step_prompt(int32_t* ids, int32_t count) {
+    for (int32_t i = 0; i < count; i++) {
+        ids[i] = (i * 31 + i * i % 17) % STEP_VOCAB;
+    }
+}
+
+// Generates `fresh` tokens after a prompt; their log-probabilities in logprobs.
+static bool step_text(qlora_model* m, qlora_generate_desc* d, int32_t* ids, int32_t prompt,
+                      int32_t fresh, double* logprobs) {
+    static const int32_t none[1] = {-1};
+    qlora_generation* g = NULL;
+    step_prompt(ids, prompt);
+    d->prompt = ids;
+    d->prompt_tokens = prompt;
+    d->stops = none;
+    d->stop_count = 1;
+    bool ok = qlora_generate_begin(m, d, &g) == QLORA_OK;
+    for (int32_t i = 0; ok && i < fresh; i++) {
+        bool stopped = false;
+        ok = qlora_generate_next(g, &ids[prompt + i], &stopped) == QLORA_OK && !stopped &&
+             qlora_generate_logprob(g, &logprobs[i]) == QLORA_OK;
+        ok = ok && g->chose == (i > 0); // the first token comes from the logits of the prompt
+    }
+    if (!ok) {
+        printf("generation: %s\n", qlora_last_error(m->ctx));
+    }
+    return qlora_generate_end(g) == QLORA_OK && ok;
+}
+
+// The largest difference of the log-probabilities from those of the whole text, and how far a
+// chosen token is below the top, relative to the largest logit.
+static double step_off(qlora_model* m, const int32_t* ids, int32_t prompt, int32_t fresh,
+                       const double* logprobs, double* below) {
+    int32_t count = prompt + fresh;
+    float* logits = (float*)malloc((size_t)(count * STEP_VOCAB) * 4);
+    qlora_batch b;
+    memset(&b, 0, sizeof b);
+    b.ids = ids;
+    b.labels = ids;
+    b.lengths = &count;
+    b.count = 1;
+    double worst = qlora_eval_logits(m, &b, logits) == QLORA_OK ? 0.0 : NAN;
+    *below = 0.0;
+    for (int32_t i = 0; i < fresh; i++) {
+        const float* row = logits + (prompt + i - 1) * STEP_VOCAB;
+        double top = -INFINITY;
+        double most = 0.0;
+        double sum = 0.0;
+        for (int v = 0; v < STEP_VOCAB; v++) {
+            top = fmax(top, (double)row[v]);
+            most = fmax(most, fabs((double)row[v]));
+        }
+        for (int v = 0; v < STEP_VOCAB; v++) {
+            sum += exp((double)row[v] - top);
+        }
+        double want = (double)row[ids[prompt + i]] - top - log(sum);
+        double off = fabs(want - logprobs[i]) / most;
+        worst = off <= worst ? worst : off;
+        *below = fmax(*below, (top - (double)row[ids[prompt + i]]) / most);
+    }
+    free(logits);
+    return worst;
+}
+
+static bool step_kind_holds(qlora_ctx* ctx, const step_kind* k, size_t count) {
+    qlora_model* m = NULL;
+    bool ok = step_open(ctx, k, count > 1 ? STEP_ROOM : 8, &m) == QLORA_OK;
+    if (!ok) {
+        printf("%s: %s\n", k->name, qlora_last_error(ctx));
+        return false;
+    }
+    // From the first page, across its end, and from the second page.
+    static const int32_t cases[3][2] = {{3, 3}, {127, 3}, {150, 2}};
+    for (size_t i = 0; ok && i < count; i++) {
+        int32_t ids[STEP_ROOM];
+        double logprobs[8];
+        double below = 0.0;
+        qlora_generate_desc d;
+        memset(&d, 0, sizeof d);
+        ok = step_text(m, &d, ids, cases[i][0], cases[i][1], logprobs);
+        double off = step_off(m, ids, cases[i][0], cases[i][1], logprobs, &below);
+        ok = ok && off <= 0.02 && below <= 0.02;
+        if (!ok) {
+            printf("%s, prompt of %d: log-probabilities %g off, a token %g below the top\n",
+                   k->name, (int)cases[i][0], off, below);
+        }
+    }
+    return qlora_model_close(m) == QLORA_OK && ok;
+}
+
+TEST steps_are_passes(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    bool all = (machine->sets & TEST_ONE_EACH) != 0;
+    size_t count = sizeof step_kinds / sizeof step_kinds[0];
+    for (size_t i = 0; i < (all ? count : 1); i++) {
+        // Long prompts cost most: those of windows are enough.
+        size_t cases = step_kinds[i].window == 0 ? 1 : test_brief() ? 2 : 3;
+        ASSERT(step_kind_holds(ctx, &step_kinds[i], cases));
+    }
+    qlora_cache_info info;
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
+    ASSERT_EQ(0, (int)info.jit_after_seal);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// ---- the choice of a token
+
+typedef struct step_choice {
+    float temperature;
+    int32_t top_k;
+    float top_p;
+    float min_p;
+    float penalty;
+} step_choice;
+
+static const step_choice step_choices[] = {
+    {0.0f, 0, 0.0f, 0.0f, 1.0f},  {0.0f, 0, 0.0f, 0.0f, 1.7f},   {1.0f, 0, 0.0f, 0.0f, 1.0f},
+    {1.3f, 5, 0.0f, 0.0f, 1.0f},  {0.7f, 0, 0.8f, 0.0f, 1.0f},   {2.0f, 0, 0.0f, 0.1f, 1.0f},
+    {1.1f, 9, 0.9f, 0.05f, 1.2f}, {1e-30f, 3, 0.5f, 0.0f, 1.0f}, {50.0f, 60, 0.99f, 0.0f, 1.0f},
+};
+
+// Chooses with the kernels and with the host, from the same logits.
+static bool step_choice_holds(qlora_model* m, const step_choice* c, const uint16_t* logits,
+                              uint64_t seed) {
+    qlora_ctx* ctx = m->ctx;
+    const qlora__decode* d = &m->decode;
+    qlora_generate_desc desc;
+    qlora_generation* g = NULL;
+    int32_t prompt[2] = {3, 4};
+    memset(&desc, 0, sizeof desc);
+    desc.prompt = prompt;
+    desc.prompt_tokens = 2;
+    desc.temperature = c->temperature;
+    desc.top_k = c->top_k;
+    desc.top_p = c->top_p;
+    desc.min_p = c->min_p;
+    desc.repetition_penalty = c->penalty;
+    desc.seed = seed;
+    if (qlora_generate_begin(m, &desc, &g) != QLORA_OK) {
+        return false;
+    }
+    for (int i = 0; i < STEP_VOCAB; i++) {
+        g->logits[i] = qlora__bf16_to(logits[i]);
+        g->seen[i] = i % 3 == 0;
+    }
+    g->waiting = 7;
+    g->length = 41;
+    g->seen[7] = 1;
+    qlora__decode_text text;
+    bool ok = qlora__enter(ctx, "test") == QLORA_OK && qlora__generate_upload(g) == QLORA_OK;
+    int32_t want = qlora__sample(g, STEP_VOCAB, 41);
+    ok = ok && qlora__copy_in(ctx, d->logits.data, logits, STEP_VOCAB * 2) == QLORA_OK;
+    ok = ok && qlora__decode_pick(m) == QLORA_OK;
+    ok = ok && qlora__copy_out(ctx, &text, d->state.data, sizeof text) == QLORA_OK;
+    double logprob = 0.0;
+    g->chosen = ok ? text.chosen : 0;
+    g->chose = false;
+    ok = ok && qlora__generate_logprob(g, &logprob) == QLORA_OK;
+    uint8_t seen = 0;
+    ok = ok && qlora__copy_out(ctx, &seen, (char*)d->seen.data + want, 1) == QLORA_OK;
+    ok = qlora__leave(ctx, ok ? QLORA_OK : QLORA_ERR_STATE) == QLORA_OK;
+    if (!ok) {
+        printf("%s\n", qlora_last_error(ctx));
+    } else if (text.chosen != want || !(fabs(text.logprob - logprob) < 1e-4) ||
+               text.token != want || text.position != 42 || text.bad != -1 ||
+               (c->penalty != 1.0f && seen != 1)) {
+        printf("temperature %g top_k %d top_p %g min_p %g penalty %g seed %d: chose %d, not %d "
+               "(log-probability %g, not %g)\n",
+               (double)c->temperature, (int)c->top_k, (double)c->top_p, (double)c->min_p,
+               (double)c->penalty, (int)seed, (int)text.chosen, (int)want, text.logprob, logprob);
+        ok = false;
+    }
+    return qlora_generate_end(g) == QLORA_OK && ok;
+}
+
+TEST the_device_chooses_as_the_host(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    qlora_model* m = NULL;
+    ASSERT_EQ(QLORA_OK, step_open(ctx, &step_kinds[5], 8, &m));
+    test_random random = test_random_start("the_device_chooses_as_the_host");
+    for (size_t i = 0; i < sizeof step_choices / sizeof step_choices[0]; i++) {
+        for (uint64_t seed = 0; seed < (test_brief() ? 2u : 4u); seed++) {
+            uint16_t logits[STEP_VOCAB];
+            for (int v = 0; v < STEP_VOCAB; v++) { // few different values: many are equal
+                float x = (float)test_random_normal(&random) * 3.0f;
+                logits[v] = qlora__bf16_from(seed % 2 == 0 ? floorf(x) : x);
+            }
+            ASSERT(step_choice_holds(m, &step_choices[i], logits, seed));
+        }
+    }
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// ---- a graph against its kernels one by one
+
+TEST a_graph_has_the_bits_of_its_kernels(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    qlora_model* m = NULL;
+    int32_t ids[STEP_ROOM];
+    double logprobs[8];
+    ASSERT_EQ(QLORA_OK, step_open(ctx, &step_kinds[1], 9, &m));
+    qlora_generate_desc d;
+    memset(&d, 0, sizeof d);
+    d.temperature = 1.0f;
+    d.seed = 3;
+    ASSERT(step_text(m, &d, ids, 5, 4, logprobs));
+    ASSERT(m->decode.graphs[1] != NULL);
+    // The same positions again, without the graph.
+    qlora_generation* g = NULL;
+    d.prompt = ids;
+    d.prompt_tokens = 5;
+    ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &g));
+    int32_t token = 0;
+    bool stopped = false;
+    ASSERT_EQ(QLORA_OK, qlora_generate_next(g, &token, &stopped));
+    ASSERT_EQ(ids[5], token);
+    ASSERT_EQ(QLORA_OK, qlora__enter(ctx, "test"));
+    ASSERT_EQ(QLORA_OK, qlora__generate_upload(g));
+    for (int i = 1; i < 4; i++) {
+        qlora__decode_text text;
+        ASSERT_EQ(QLORA_OK, qlora__decode_enqueue(ctx, m));
+        ASSERT_EQ(QLORA_OK, qlora__copy_out(ctx, &text, m->decode.state.data, sizeof text));
+        ASSERT_EQ(ids[5 + i], text.chosen);
+        ASSERT(memcmp(&logprobs[i], &text.logprob, sizeof(double)) == 0);
+    }
+    ASSERT_EQ(QLORA_OK, qlora__leave(ctx, QLORA_OK));
+    ASSERT_EQ(QLORA_OK, qlora_generate_end(g));
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+SUITE(step_suite) {
+    RUN_ON(TEST_TENSOR_CORES, steps_are_passes);
+    RUN_ON(TEST_ONE_FAKE, the_device_chooses_as_the_host);
+    RUN_ON(TEST_ONE_FAKE, a_graph_has_the_bits_of_its_kernels);
+}

@@ -1,0 +1,537 @@
+// long.c - what long sequences need: inputs of layers in host memory (the same bits), everything
+// but attention in tiles of tokens (the same numbers), plans that choose both, and clean failures.
+#include "model_rig.h"
+
+#define ASSERT_OK(R, CALL) ASSERT_EQm(qlora_last_error((R).ctx), QLORA_OK, (CALL))
+
+enum { LAYERS = 3, TILE = 7 };
+
+// Small, because the interpreter runs it many times.
+static setup long_setup(const test_machine* machine, qlora_mode mode, bool dropout) {
+    setup s = setup_make(machine);
+    s.config.layers = LAYERS;
+    s.config.hidden = 16;
+    s.config.intermediate = 16;
+    s.config.heads = 2;
+    s.config.kv_heads = 1;
+    s.config.qk_norm = false;
+    s.config.family = QLORA_FAMILY_LLAMA;
+    s.model.rank = 2;
+    s.model.head_chunk = 24;
+    s.model.train_norms = dropout;
+    s.model.mode = mode;
+    s.model.dropout = dropout ? 0.1f : 0.0f; // without it, the second stream is in use as well
+    s.model.recompute = QLORA_CHOICE_ON;
+    s.train.require_graph = strcmp(machine->backend, "cpu") != 0; // no silent fallback
+    return s;
+}
+
+// ---- the same bits
+
+static void vary_eager(setup* s) {
+    s->train.eager = true;
+    s->train.require_graph = false;
+}
+
+static void vary_reverse(setup* s) {
+    s->machine.order = FAKE_REVERSE;
+    s->eval_between = true;
+}
+
+static void vary_random(setup* s) {
+    s->machine.order = FAKE_RANDOM;
+}
+
+static void vary_cached(setup* s) {
+    s->model.cache = QLORA_CHOICE_ON;
+    s->machine.order = FAKE_RANDOM;
+}
+
+typedef struct way {
+    const char* name;
+    void (*vary)(setup* s);
+} way;
+
+static const way ways[] = {{"reverse", vary_reverse}, // the most likely to fail comes first
+                           {"random, cached", vary_cached},
+                           {"random", vary_random},
+                           {"eager", vary_eager}};
+
+// Way number `i` with the settings of `s` gives the bits of `expected`.
+static bool way_is_same(const setup* s, int i, const outcome* expected) {
+    setup varied = *s;
+    outcome got;
+    ways[i].vary(&varied);
+    bool same = run_session(&varied, &got) && outcome_same(expected, &got);
+    if (!same) {
+        fprintf(stderr, "%s\n", ways[i].name);
+    }
+    outcome_free(&got);
+    return same;
+}
+
+TEST offload_gives_the_same_bits(const test_machine* machine) {
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("needs a GPU");
+    }
+    setup s = long_setup(machine, QLORA_MODE_F32, false);
+    outcome expected;
+    ASSERT(run_session(&s, &expected));
+    s.model.offload = QLORA_CHOICE_ON;
+    ASSERT(way_is_same(&s, 0, &expected));
+    ASSERT(test_brief() || way_is_same(&s, 1, &expected));
+    outcome_free(&expected);
+    PASS();
+}
+
+static bool numbers_are_same(const outcome* a, const outcome* b) {
+    double sum = 0.0;
+    double difference = 0.0;
+    for (size_t i = 0; i < a->count && a->count == b->count; i++) {
+        double d = (double)a->values[i] - (double)b->values[i];
+        sum += (double)a->values[i] * (double)a->values[i];
+        difference += d * d;
+    }
+    return sum > 0.0 && difference <= 1e-8 * sum &&
+           fabs(a->losses[0] - b->losses[0]) <= 1e-6 * a->losses[0] &&
+           fabs(a->eval - b->eval) <= 1e-4 * a->eval;
+}
+
+// Tiles of any size, also of one token and of more than all, give the numbers of all tokens at
+// once; a tile gives its own bits by any route, with inputs on the host or not.
+TEST tiles_give_the_same_numbers(const test_machine* machine) {
+    static const int64_t tiles[] = {TILE, 16, TOKENS, 1, 1000};
+    bool gpu = strcmp(machine->backend, "cpu") != 0;
+    setup s = long_setup(machine, QLORA_MODE_F32, false);
+    outcome expected;
+    ASSERT(run_session(&s, &expected));
+    for (int i = 0; i < (gpu ? 1 : 5); i++) {
+        outcome got;
+        s.model.tile = tiles[i];
+        ASSERT(run_session(&s, &got));
+        ASSERT(numbers_are_same(&expected, &got));
+        s.model.offload = gpu ? QLORA_CHOICE_ON : QLORA_CHOICE_AUTO;
+        ASSERT(way_is_same(&s, 0, &got));
+        ASSERT(test_brief() || way_is_same(&s, 2, &got));
+        outcome_free(&got);
+    }
+    outcome_free(&expected);
+    PASS();
+}
+
+// The same with dropout, trained norms and 16 bits.
+TEST bf16_tiles_give_the_same_bits(const test_machine* machine) {
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("needs a GPU");
+    }
+    setup s = long_setup(machine, QLORA_MODE_BF16, true);
+    outcome expected;
+    s.model.tile = TILE;
+    ASSERT(run_session(&s, &expected));
+    s.model.offload = QLORA_CHOICE_ON;
+    ASSERT(way_is_same(&s, 3, &expected));
+    outcome_free(&expected);
+    PASS();
+}
+
+// ---- plans
+
+static qlora_model_config llama_8b(void) {
+    qlora_model_config c;
+    memset(&c, 0, sizeof c);
+    c.family = QLORA_FAMILY_LLAMA;
+    c.vocab = 128256;
+    c.hidden = 4096;
+    c.intermediate = 14336;
+    c.layers = 32;
+    c.heads = 32;
+    c.kv_heads = 8;
+    c.head_dim = 128;
+    c.rms_eps = 1e-5;
+    c.rope.theta = 500000.0;
+    return c;
+}
+
+static qlora_result plan_8b(qlora_ctx* ctx, int64_t tokens, int32_t rank, double bytes,
+                            qlora_choice offload, qlora_plan* out) {
+    qlora_model_config c = llama_8b();
+    qlora_model_desc m;
+    qlora_plan_desc budget;
+    memset(&m, 0, sizeof m);
+    memset(&budget, 0, sizeof budget);
+    m.config = &c;
+    m.tokens = tokens;
+    m.max_sequences = 1;
+    m.rank = rank;
+    m.offload = offload;
+    budget.bytes = (uint64_t)bytes;
+    budget.capability = 90;
+    return qlora_plan_make(ctx, &m, &budget, out);
+}
+
+// What the plan of an 8B model must reach; 0.5 GB of each card are the driver's.
+TEST long_sequences_fit(const test_machine* machine) {
+    static const struct {
+        int64_t tokens;
+        double gigabytes;
+    } goals[] = {{6000, 8}, {40000, 12}, {80000, 16}, {160000, 24}, {380000, 48}, {700000, 80}};
+    qlora_ctx* ctx = test_open(machine, NULL);
+    ASSERT(ctx != NULL);
+    qlora_plan p;
+    for (size_t i = 0; i < sizeof goals / sizeof goals[0]; i++) {
+        double bytes = (goals[i].gigabytes - 0.5) * 1e9;
+        qlora_result r = plan_8b(ctx, goals[i].tokens, 32, bytes, QLORA_CHOICE_AUTO, &p);
+        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, r);
+        ASSERT((double)(p.total + p.context) <= bytes);
+        // 8 KiB per token and layer but the last, and the embedding
+        uint64_t inputs = (uint64_t)p.offloaded_layers * (uint64_t)goals[i].tokens * 8192;
+        uint64_t embedding = p.offloaded_embedding ? (uint64_t)128256 * 8192 : 0;
+        ASSERT_EQ_FMT((unsigned long long)(inputs + embedding), (unsigned long long)p.host, "%llu");
+    }
+    // With enough memory, nothing of this is used.
+    ASSERT_EQ(QLORA_OK, plan_8b(ctx, 8192, 16, 60e9, QLORA_CHOICE_AUTO, &p));
+    ASSERT(p.tile == 0 && p.host == 0 && p.recompute_layers == 0);
+    ASSERT_EQ(QLORA_OK, plan_8b(ctx, 8192, 16, 7.5 * 1073741824.0, QLORA_CHOICE_AUTO, &p));
+    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, plan_8b(ctx, 160000, 32, 23.5e9, QLORA_CHOICE_OFF, &p));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// Host memory has a limit of its own, and a plan within it is chosen if there is one.
+TEST host_memory_is_limited(const test_machine* machine) {
+    setup s = long_setup(machine, QLORA_MODE_F32, false);
+    rig r;
+    qlora_plan p;
+    qlora_plan_desc budget;
+    memset(&r, 0, sizeof r);
+    memset(&budget, 0, sizeof budget);
+    r.ctx = test_open(machine, NULL);
+    ASSERT(r.ctx != NULL);
+    s.model.config = &s.config;
+    s.model.tokens = 8192;
+    s.model.offload = QLORA_CHOICE_ON;
+    budget.capability = 90;
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &budget, &p));
+    ASSERT(p.host > 0 && p.offloaded_layers == LAYERS - 1 && p.offloaded_embedding);
+    budget.host_bytes = p.host - 1;
+    ASSERT_EQ(QLORA_ERR_MEMORY, qlora_plan_make(r.ctx, &s.model, &budget, &p));
+    ASSERT(strstr(qlora_last_error(r.ctx), "of host memory, but only") != NULL);
+    budget.bytes = p.total + p.context;
+    s.model.offload = QLORA_CHOICE_AUTO;
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &budget, &p));
+    ASSERT(p.host == 0 && p.tile > 0);
+    s.config.tied = true; // a tied embedding is also the head
+    s.model.offload = QLORA_CHOICE_ON;
+    budget.bytes = 0;
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &budget, &p));
+    ASSERT(!p.offloaded_embedding && p.offloaded_layers == LAYERS - 1);
+    ASSERT(test_close_ctx(machine, r.ctx));
+    PASS();
+}
+
+// What is planned is what is allocated, on the device and on the host.
+TEST offload_is_planned(const test_machine* machine) {
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("needs a GPU");
+    }
+    bool is_fake = strcmp(machine->backend, "fake") == 0;
+    for (int i = 0; i < 3; i++) {
+        setup s = long_setup(machine, QLORA_MODE_F32, false);
+        s.model.offload = i > 0 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
+        s.model.tile = i > 1 ? TILE : 0;
+        rig r;
+        qlora_memory_info before;
+        qlora_memory_info after;
+        memset(&r, 0, sizeof r);
+        r.ctx = test_open(&s.machine, NULL);
+        ASSERTm(test_open_reason(), r.ctx != NULL);
+        uint64_t pinned = is_fake ? test_fake()->stats().live_pinned : 0;
+        ASSERT_OK(r, test_memory(r.ctx, &before));
+        ASSERT(rig_start(&r, &s));
+        ASSERT_OK(r, test_memory(r.ctx, &after));
+        const qlora_plan* p = model_plan(r.model);
+        ASSERT_EQ_FMT((unsigned long long)p->total,
+                      (unsigned long long)(after.device_bytes - before.device_bytes), "%llu");
+        ASSERT((p->host > 0) == (i > 0));
+        ASSERT(!is_fake || test_fake()->stats().live_pinned - pinned >= p->host);
+        ASSERT(rig_close(&r, &s));
+    }
+    PASS();
+}
+
+// ---- offsets of more than 31 bits
+
+// The last of three rows begins beyond 2^31 elements.
+enum { FAR_ROWS = 3, FAR_COLS = 64, FAR_TENSORS = 11 };
+static const int64_t far_step = ((int64_t)1 << 30) + 64;
+
+typedef struct far_rig {
+    qlora_ctx* ctx;
+    qlora_dtype dtype;
+    qlora_tensor memory;
+    qlora_tensor home;   // of the memory; all tensors are columns of it
+    qlora_tensor square; // [FAR_COLS, FAR_COLS]
+    int count;
+    qlora_tensor vector;  // f32 [1, FAR_COLS]
+    qlora_tensor table;   // f32 [FAR_ROWS, FAR_COLS] of the rotation
+    qlora_tensor numbers; // i32 0, 1, 2
+    qlora_tensor seqs;
+    qlora_tensor lse;
+    qlora_tensor flag;
+} far_rig;
+
+// The next tensor of the rig, filled with numbers that depend on its place.
+static bool far_tensor(far_rig* r, qlora_tensor* out) {
+    float values[FAR_COLS];
+    uint16_t half[FAR_COLS];
+    char name[16];
+    snprintf(name, sizeof name, "far %d", r->count);
+    test_random random = test_random_start(name);
+    int64_t col = FAR_COLS * r->count++;
+    for (int64_t row = 0; row < FAR_ROWS; row++) {
+        qlora_tensor one;
+        test_random_fill(&random, values, FAR_COLS, 0.5f);
+        for (int i = 0; i < FAR_COLS; i++) {
+            uint32_t bits = 0;
+            memcpy(&bits, &values[i], sizeof bits);
+            half[i] = (uint16_t)(bits >> 16);
+        }
+        bool f32 = r->dtype == QLORA_F32;
+        if (qlora_tensor_view(r->ctx, &r->home, row, 1, col, FAR_COLS, &one) != QLORA_OK ||
+            qlora_tensor_write(r->ctx, &one, f32 ? (void*)values : (void*)half,
+                               FAR_COLS * qlora_dtype_bytes(r->dtype)) != QLORA_OK) {
+            return false;
+        }
+    }
+    return qlora_tensor_view(r->ctx, &r->home, 0, FAR_ROWS, col, FAR_COLS, out) == QLORA_OK;
+}
+
+// Runs operators on the tensors t, each with its results in other ones.
+static qlora_result far_operators(far_rig* r, const qlora_tensor* t) {
+    qlora_attention_desc heads;
+    qlora_rotation_desc turn;
+    memset(&heads, 0, sizeof heads);
+    memset(&turn, 0, sizeof turn);
+    heads.heads = 1;
+    heads.head_dim = FAR_COLS;
+    turn.head_dim = FAR_COLS;
+    turn.heads = 1;
+    qlora_result results[] = {
+        qlora_scale(r->ctx, 0.5f, &t[0], &t[1]),
+        qlora_rmsnorm_forward(r->ctx, &t[0], &r->vector, 1e-5f, &t[2]),
+        qlora_swiglu_forward(r->ctx, &t[0], &t[2], &t[3]),
+        qlora_rope_apply(r->ctx, &turn, &t[3], &r->numbers, &r->table, NULL, &r->flag),
+        qlora_embed(r->ctx, &t[3], &r->numbers, &t[4], &r->flag),
+        qlora_rmsnorm_backward(r->ctx, &t[4], &t[0], &r->vector, 1e-5f, &t[1], &t[5], NULL),
+        qlora_attention_forward(r->ctx, &heads, &t[0], &t[1], &t[2], &r->seqs, &t[6], &r->lse),
+        qlora_attention_backward(r->ctx, &heads, &t[0], &t[1], &t[2], &r->seqs, &t[6], &r->lse,
+                                 &t[3], &t[7], &t[8], &t[9]),
+        qlora_gemm_forward(r->ctx, &t[7], &r->square, &t[10], QLORA_PRODUCT_PTX)};
+    for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) {
+        if (results[i] != QLORA_OK) {
+            fprintf(stderr, "operator %d: %s\n", (int)i, qlora_last_error(r->ctx));
+            return results[i];
+        }
+    }
+    return QLORA_OK;
+}
+
+static bool far_open(far_rig* r, qlora_ctx* ctx, qlora_dtype dtype, int64_t step) {
+    static const int32_t numbers[FAR_ROWS] = {0, 1, 2};
+    static const int32_t ends[2] = {0, FAR_ROWS};
+    float values[FAR_COLS * FAR_COLS];
+    int64_t wide = FAR_COLS * FAR_TENSORS;
+    test_random random = test_random_start("far");
+    memset(r, 0, sizeof *r);
+    r->ctx = ctx;
+    r->dtype = dtype;
+    test_random_fill(&random, values, FAR_COLS * FAR_COLS, 0.5f);
+    return qlora_tensor_create(ctx, dtype, 1, (FAR_ROWS - 1) * step + wide, &r->memory) ==
+               QLORA_OK &&
+           qlora_tensor_wrap(ctx, r->memory.data, r->memory.bytes, dtype, FAR_ROWS, wide, step,
+                             &r->home) == QLORA_OK &&
+           test_tensor(ctx, QLORA_F32, 1, FAR_COLS, values, &r->vector) == QLORA_OK &&
+           test_tensor(ctx, QLORA_F32, FAR_ROWS, FAR_COLS, values, &r->table) == QLORA_OK &&
+           test_tensor(ctx, dtype, FAR_COLS, FAR_COLS, values, &r->square) == QLORA_OK &&
+           qlora_tensor_create(ctx, QLORA_F32, 1, FAR_ROWS, &r->lse) == QLORA_OK &&
+           qlora_tensor_create(ctx, QLORA_I32, 1, 1, &r->flag) == QLORA_OK &&
+           qlora_tensor_create(ctx, QLORA_I32, 1, FAR_ROWS, &r->numbers) == QLORA_OK &&
+           qlora_tensor_write(ctx, &r->numbers, numbers, sizeof numbers) == QLORA_OK &&
+           qlora_tensor_create(ctx, QLORA_I32, 1, 2, &r->seqs) == QLORA_OK &&
+           qlora_tensor_write(ctx, &r->seqs, ends, sizeof ends) == QLORA_OK;
+}
+
+static void far_close(far_rig* r) {
+    qlora_tensor* all[] = {&r->memory, &r->vector, &r->table,   &r->square,
+                           &r->lse,    &r->flag,   &r->numbers, &r->seqs};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        qlora_tensor_destroy(r->ctx, all[i]);
+    }
+}
+
+// Everything that is in the tensors after the operators.
+static bool far_run(far_rig* r, uint8_t out[FAR_ROWS][FAR_COLS * FAR_TENSORS * 4]) {
+    qlora_tensor t[FAR_TENSORS];
+    int64_t wide = FAR_COLS * FAR_TENSORS;
+    for (int i = 0; i < FAR_TENSORS; i++) {
+        if (!far_tensor(r, &t[i])) {
+            return false;
+        }
+    }
+    bool ok = far_operators(r, t) == QLORA_OK;
+    for (int64_t row = 0; row < FAR_ROWS && ok; row++) {
+        qlora_tensor one;
+        ok = qlora_tensor_view(r->ctx, &r->home, row, 1, 0, wide, &one) == QLORA_OK &&
+             qlora_tensor_read(r->ctx, &one, out[row],
+                               (size_t)wide * qlora_dtype_bytes(r->dtype)) == QLORA_OK;
+    }
+    return ok;
+}
+
+// Operators give the same bits on rows that are more than 2^31 elements from the first one.
+TEST far_rows_are_reached(const test_machine* machine) {
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("needs a GPU");
+    }
+    static uint8_t bits[2][FAR_ROWS][FAR_COLS * FAR_TENSORS * 4];
+    const fake_api* fake = test_fake();
+    qlora_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = QLORA_BACKEND_CUDA;
+    desc.scratch_bytes = (size_t)4 << 20;
+    if (fake != NULL) {
+        fake_config config = fake->defaults();
+        config.device[0].cc = machine->cc;
+        config.device[0].total_bytes = (uint64_t)64 << 30;
+        config.host_bytes = (uint64_t)64 << 30;
+        fake->reset(&config);
+    }
+    qlora_ctx* ctx = NULL;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&desc, &ctx));
+    for (int d = 0; d < 2; d++) {
+        qlora_dtype dtype = d == 0 ? QLORA_BF16 : QLORA_F32;
+        memset(bits, 0, sizeof bits);
+        for (int i = 0; i < 2; i++) {
+            far_rig r;
+            bool open = far_open(&r, ctx, dtype, i == 0 ? FAR_COLS * FAR_TENSORS : far_step);
+            bool ran = open && far_run(&r, bits[i]);
+            far_close(&r);
+            if (!open && i == 1) {
+                ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+                SKIPm("too little memory for a tensor of 8.6 GB");
+            }
+            ASSERTm(qlora_last_error(ctx), ran);
+        }
+        for (int row = 0; row < FAR_ROWS; row++) {
+            ASSERT_MEM_EQ(bits[0][row], bits[1][row], sizeof bits[0][row]);
+        }
+    }
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    ASSERT(fake == NULL || fake->done() == NULL);
+    PASS();
+}
+
+// ---- refusals and failures
+
+TEST contradictions_are_refused(const test_machine* machine) {
+    static const struct {
+        qlora_choice recompute;
+        qlora_choice offload;
+        int64_t tile;
+        const char* cpu; // NULL: accepted
+        const char* gpu;
+    } cases[] = {
+        {QLORA_CHOICE_AUTO, QLORA_CHOICE_ON, 0, "offload is ON, which needs a GPU", NULL},
+        {QLORA_CHOICE_OFF, QLORA_CHOICE_AUTO, 8, "tile is set, which needs every layer recomputed",
+         "tile is set, which needs every layer recomputed"},
+        {QLORA_CHOICE_OFF, QLORA_CHOICE_ON, 0, "offload is ON, which needs a GPU",
+         "offload is ON, which needs every layer recomputed"},
+        {QLORA_CHOICE_OFF, QLORA_CHOICE_AUTO, -1, NULL, NULL},
+        {QLORA_CHOICE_AUTO, (qlora_choice)3, 0, "desc.offload is 3", "desc.offload is 3"},
+        {QLORA_CHOICE_AUTO, QLORA_CHOICE_AUTO, (int64_t)1 << 25, "desc.tile is", "desc.tile is"},
+    };
+    bool gpu = strcmp(machine->backend, "cpu") != 0;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        setup s = long_setup(machine, QLORA_MODE_F32, false);
+        s.model.recompute = cases[i].recompute;
+        s.model.offload = cases[i].offload;
+        s.model.tile = cases[i].tile;
+        s.model.config = &s.config;
+        const char* expected = gpu ? cases[i].gpu : cases[i].cpu;
+        qlora_plan p;
+        qlora_ctx* ctx = test_open(machine, NULL);
+        ASSERT(ctx != NULL);
+        qlora_result r = qlora_plan_make(ctx, &s.model, NULL, &p);
+        ASSERT_EQm(qlora_last_error(ctx), expected == NULL, r == QLORA_OK);
+        ASSERTm(qlora_last_error(ctx),
+                expected == NULL || strstr(qlora_last_error(ctx), expected) != NULL);
+        ASSERT(test_close_ctx(machine, ctx));
+    }
+    PASS();
+}
+
+TEST refused_host_memory_is_an_error(const test_machine* machine) {
+    const fake_api* fake = test_fake();
+    setup s = long_setup(machine, QLORA_MODE_F32, false);
+    rig r;
+    memset(&r, 0, sizeof r);
+    s.model.offload = QLORA_CHOICE_ON;
+    s.model.config = &s.config;
+    r.ctx = test_open(machine, NULL);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    fake->fail_at("cuMemHostAlloc", 1, 2, false);
+    ASSERT_EQ(QLORA_ERR_MEMORY, qlora_model_open(r.ctx, &s.model, &r.model));
+    fake->fail_clear();
+    ASSERTm(qlora_last_error(r.ctx),
+            strstr(qlora_last_error(r.ctx), "of pinned host memory, which were refused") != NULL);
+    ASSERT_EQ(NULL, r.model);
+    ASSERT_OK(r, qlora_model_open(r.ctx, &s.model, &r.model)); // nothing is left of the failure
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// A copy that fails, while a graph is captured or in a step without graphs, fails the step; dropped
+// and taken again, the step gives the bits of a run without failures.
+TEST failed_copies_are_errors(const test_machine* machine) {
+    static const char* const copies[] = {"cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"};
+    const fake_api* fake = test_fake();
+    outcome expected;
+    memset(&expected, 0, sizeof expected);
+    for (int i = 0; i < 2; i++) {
+        setup s = long_setup(machine, QLORA_MODE_F32, false);
+        s.model.offload = QLORA_CHOICE_ON;
+        s.train.eager = i == 1;
+        s.train.require_graph = i == 0;
+        rig r;
+        data d;
+        outcome got;
+        data_make(&d, "failing", run_lengths[0], 3);
+        ASSERT(i == 1 || run_session(&s, &expected));
+        ASSERT(rig_open(&r, &s));
+        double labels = qlora_batch_labels(&d.batch);
+        fake->fail_at(copies[i], 2, 1, false); // the first one in is the batch
+        ASSERT(qlora_train_micro(r.trainer, &d.batch, labels) != QLORA_OK);
+        ASSERTm(qlora_last_error(r.ctx), strstr(qlora_last_error(r.ctx), "cuMemcpy") != NULL);
+        fake->fail_clear();
+        ASSERT_OK(r, qlora_train_cancel(r.trainer));
+        ASSERT(run_steps(&r, &s, &got));
+        ASSERT(outcome_same(&expected, &got));
+        outcome_free(&got);
+        ASSERT(rig_close(&r, &s));
+    }
+    outcome_free(&expected);
+    PASS();
+}
+
+SUITE(long_suite) {
+    RUN_ON(TEST_ONE_EACH, offload_gives_the_same_bits);
+    RUN_ON(TEST_ONE_EACH, tiles_give_the_same_numbers);
+    RUN_ON(TEST_ONE_EACH, bf16_tiles_give_the_same_bits);
+    RUN_ON(TEST_CPU, long_sequences_fit);
+    RUN_ON(TEST_CPU, host_memory_is_limited);
+    RUN_ON(TEST_ONE_EACH, offload_is_planned);
+    RUN_ON(TEST_ONE_EACH, far_rows_are_reached);
+    RUN_ON(TEST_CPU | TEST_ONE_FAKE, contradictions_are_refused);
+    RUN_ON(TEST_ONE_FAKE, refused_host_memory_is_an_error);
+    RUN_ON(TEST_ONE_FAKE, failed_copies_are_errors);
+}
