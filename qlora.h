@@ -29558,8 +29558,8 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-// A head in the files counts for us, as it does for transformers from version 5 on, but PEFT goes by
-// the config, where it may be tied. *out: the config ties a head that is a matrix of its own.
+// A head in the files counts for us, as it does for transformers from version 5 on, but PEFT goes
+// by the config, where it may be tied. *out: the config ties a head that is a matrix of its own.
 static qlora_result qlora__saved_own_head(qlora_ctx* ctx, const qlora_model* m,
                                           const qlora_model_desc* desc, bool* out) {
     qlora_model_config config;
@@ -37428,14 +37428,14 @@ static int64_t qlora__share_parts(int64_t count, int32_t world, qlora__part* out
 }
 
 // The elements of a slice: [begin, begin + count).
-typedef struct qlora__comm_part {
+typedef struct qlora__stretch {
     int64_t begin;
     int64_t count;
-} qlora__comm_part;
+} qlora__stretch;
 
 // Slice number `rank` of a round that starts at element `at` of n, with slices of `length`.
-static qlora__comm_part qlora__slice_at(int64_t n, int64_t at, int64_t length, int32_t rank) {
-    qlora__comm_part slice;
+static qlora__stretch qlora__stretch_at(int64_t n, int64_t at, int64_t length, int32_t rank) {
+    qlora__stretch slice;
     slice.begin = qlora__min(at + rank * length, n);
     slice.count = qlora__min(length, n - slice.begin);
     return slice;
@@ -37630,7 +37630,7 @@ static qlora_result qlora__sum_round(qlora__sum* sum, int64_t count, int64_t at)
     const size_t size = sizeof(QLORA__REAL);
     int64_t n = t->m->elements;
     QLORA__REAL* gradients = (QLORA__REAL*)t->m->gradients.data;
-    qlora__comm_part mine = qlora__slice_at(n, at, sum->length, comm->rank);
+    qlora__stretch mine = qlora__stretch_at(n, at, sum->length, comm->rank);
     int64_t other = 0;
     for (int64_t i = 0; i < sum->part_count; i++) {
         qlora__part* part = &sum->parts[i];
@@ -37639,7 +37639,7 @@ static qlora_result qlora__sum_round(qlora__sum* sum, int64_t count, int64_t at)
             QLORA__TRY(qlora__sum_own(sum, part->own, &values));
             part->values = (char*)(values + mine.begin);
             for (int32_t peer = 0; peer < comm->world; peer++) {
-                qlora__comm_part slice = qlora__slice_at(n, at, sum->length, peer);
+                qlora__stretch slice = qlora__stretch_at(n, at, sum->length, peer);
                 if (peer != comm->rank) {
                     qlora__sum_message(sum, false, peer, values + slice.begin,
                                        (size_t)slice.count * size);
@@ -37661,7 +37661,7 @@ static qlora_result qlora__sum_round(qlora__sum* sum, int64_t count, int64_t at)
         }
     }
     for (int32_t peer = 0; peer < comm->world; peer++) {
-        qlora__comm_part slice = qlora__slice_at(n, at, sum->length, peer);
+        qlora__stretch slice = qlora__stretch_at(n, at, sum->length, peer);
         if (peer != comm->rank) {
             qlora__sum_message(sum, false, peer, target, (size_t)mine.count * size);
             qlora__sum_message(sum, true, peer, gradients + slice.begin,
@@ -41104,4 +41104,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end e521b91072da9f46
+//@@ end c0cdf4bbe6498849

@@ -185,7 +185,7 @@ static qlora_result qlora__sum_round(qlora__sum* sum, int64_t count, int64_t at)
     const size_t size = sizeof(QLORA__REAL);
     int64_t n = t->m->elements;
     QLORA__REAL* gradients = (QLORA__REAL*)t->m->gradients.data;
-    qlora__comm_part mine = qlora__slice_at(n, at, sum->length, comm->rank);
+    qlora__stretch mine = qlora__stretch_at(n, at, sum->length, comm->rank);
     int64_t other = 0;
     for (int64_t i = 0; i < sum->part_count; i++) {
         qlora__part* part = &sum->parts[i];
@@ -194,7 +194,7 @@ static qlora_result qlora__sum_round(qlora__sum* sum, int64_t count, int64_t at)
             QLORA__TRY(qlora__sum_own(sum, part->own, &values));
             part->values = (char*)(values + mine.begin);
             for (int32_t peer = 0; peer < comm->world; peer++) {
-                qlora__comm_part slice = qlora__slice_at(n, at, sum->length, peer);
+                qlora__stretch slice = qlora__stretch_at(n, at, sum->length, peer);
                 if (peer != comm->rank) {
                     qlora__sum_message(sum, false, peer, values + slice.begin,
                                        (size_t)slice.count * size);
@@ -216,7 +216,7 @@ static qlora_result qlora__sum_round(qlora__sum* sum, int64_t count, int64_t at)
         }
     }
     for (int32_t peer = 0; peer < comm->world; peer++) {
-        qlora__comm_part slice = qlora__slice_at(n, at, sum->length, peer);
+        qlora__stretch slice = qlora__stretch_at(n, at, sum->length, peer);
         if (peer != comm->rank) {
             qlora__sum_message(sum, false, peer, target, (size_t)mine.count * size);
             qlora__sum_message(sum, true, peer, gradients + slice.begin,

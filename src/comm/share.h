@@ -65,14 +65,14 @@ static int64_t qlora__share_parts(int64_t count, int32_t world, qlora__part* out
 }
 
 // The elements of a slice: [begin, begin + count).
-typedef struct qlora__comm_part {
+typedef struct qlora__stretch {
     int64_t begin;
     int64_t count;
-} qlora__comm_part;
+} qlora__stretch;
 
 // Slice number `rank` of a round that starts at element `at` of n, with slices of `length`.
-static qlora__comm_part qlora__slice_at(int64_t n, int64_t at, int64_t length, int32_t rank) {
-    qlora__comm_part slice;
+static qlora__stretch qlora__stretch_at(int64_t n, int64_t at, int64_t length, int32_t rank) {
+    qlora__stretch slice;
     slice.begin = qlora__min(at + rank * length, n);
     slice.count = qlora__min(length, n - slice.begin);
     return slice;
