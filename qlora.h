@@ -4266,6 +4266,7 @@ typedef void (*qlora__tile_fn)(int64_t steps, const float* a, const float* b, fl
 // `cols` columns of B side by side; both are multiples of four.
 typedef struct qlora__cpu_gemm {
     int64_t steps; // at most this many per tile, so that both panels stay in the first-level cache
+    int64_t block; // columns of B that are packed at a time, at most
     int64_t rows;
     int64_t cols;
     qlora__tile_fn tile;
@@ -4392,14 +4393,14 @@ typedef struct qlora__block_product {
     bool turned;
 } qlora__block_product;
 
-// Probabilities of attention and the gradients of the scores:
+// Probabilities of attention and the gradients of the scores of one query:
 //   p = e^(s - lse),  ds = p (dp - dot) (1 - (s / cap)^2), without the last factor if cap is 0
 // p may be s, ds may be dp.
 typedef struct qlora__score_row {
     const QLORA__REAL* s;
     const QLORA__REAL* dp;
-    const QLORA__REAL* lse;
-    const QLORA__REAL* dot;
+    QLORA__REAL lse;
+    QLORA__REAL dot;
     QLORA__REAL cap;
     int64_t n;
     QLORA__REAL* p;
@@ -5281,8 +5282,8 @@ static void qlora__scores_neon(const qlora__score_row* r) {
     for (int64_t i = 0; i < r->n; i += 4) {
         int64_t n = r->n - i;
         float32x4_t s = qlora__neon_get(r->s + i, n);
-        float32x4_t p = qlora__neon_exp(vsubq_f32(s, qlora__neon_get(r->lse + i, n)));
-        float32x4_t d = vsubq_f32(qlora__neon_get(r->dp + i, n), qlora__neon_get(r->dot + i, n));
+        float32x4_t p = qlora__neon_exp(vsubq_f32(s, vdupq_n_f32(r->lse)));
+        float32x4_t d = vsubq_f32(qlora__neon_get(r->dp + i, n), vdupq_n_f32(r->dot));
         float32x4_t ds = vmulq_f32(p, d);
         if (r->cap > 0.0f) {
             float32x4_t t = vdivq_f32(s, vdupq_n_f32(r->cap));
@@ -5969,8 +5970,8 @@ QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
     for (int64_t i = 0; i < r->n; i += 8) {
         int64_t n = r->n - i;
         __m256 s = qlora__avx2_get(r->s + i, n);
-        __m256 p = qlora__avx2_exp(_mm256_sub_ps(s, qlora__avx2_get(r->lse + i, n)));
-        __m256 d = _mm256_sub_ps(qlora__avx2_get(r->dp + i, n), qlora__avx2_get(r->dot + i, n));
+        __m256 p = qlora__avx2_exp(_mm256_sub_ps(s, _mm256_set1_ps(r->lse)));
+        __m256 d = _mm256_sub_ps(qlora__avx2_get(r->dp + i, n), _mm256_set1_ps(r->dot));
         __m256 ds = _mm256_mul_ps(p, d);
         if (r->cap > 0.0f) {
             __m256 t = _mm256_div_ps(s, _mm256_set1_ps(r->cap));
@@ -6595,8 +6596,8 @@ QLORA__TARGET_AVX512 static void qlora__scores_avx512(const qlora__score_row* r)
     for (int64_t i = 0; i < r->n; i += 16) {
         int64_t n = r->n - i;
         __m512 s = qlora__avx512_get(r->s + i, n);
-        __m512 p = qlora__avx512_exp(_mm512_sub_ps(s, qlora__avx512_get(r->lse + i, n)));
-        __m512 d = _mm512_sub_ps(qlora__avx512_get(r->dp + i, n), qlora__avx512_get(r->dot + i, n));
+        __m512 p = qlora__avx512_exp(_mm512_sub_ps(s, _mm512_set1_ps(r->lse)));
+        __m512 d = _mm512_sub_ps(qlora__avx512_get(r->dp + i, n), _mm512_set1_ps(r->dot));
         __m512 ds = _mm512_mul_ps(p, d);
         if (r->cap > 0.0f) {
             __m512 t = _mm512_div_ps(s, _mm512_set1_ps(r->cap));
@@ -6917,6 +6918,7 @@ static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* cod
 
 static const qlora__cpu_gemm qlora__neon_gemm = {
     640,
+    192,
     8,
     12,
     qlora__neon_tile,
@@ -7107,7 +7109,8 @@ static void qlora__avx2_nf4(const float* levels, float scale, const uint8_t* cod
 }
 
 static const qlora__cpu_gemm qlora__avx2_gemm = {
-    320,
+    256,
+    192,
     4,
     24,
     qlora__avx2_tile,
@@ -7256,7 +7259,8 @@ static void qlora__avx512_nf4(const float* levels, float scale, const uint8_t* c
 }
 
 static const qlora__cpu_gemm qlora__avx512_gemm = {
-    384,
+    192,
+    192,
     8,
     48,
     qlora__avx512_tile,
@@ -8372,27 +8376,28 @@ static void qlora__gemm_portable(qlora_ctx* ctx, const qlora__gemm* g) {
 // one sum in ascending k, so the bits depend on nothing but the values: not on the number of
 // threads, nor on how rows, columns and k are divided.
 
-#define QLORA__KC 640          // steps per range, at most
-#define QLORA__MC 1024         // rows per slice, at most
-#define QLORA__NC 192          // columns per block, at most
-#define QLORA__PART 512        // columns per slice if the sums cannot stay in C
-#define QLORA__CHUNK 96        // rows whose panels stay in the second-level cache
-#define QLORA__PANELS 0x210000 // elements in panels: QLORA__MC rows of 2112 steps
-#define QLORA__MOST_TILE 384   // elements of the largest tile
+#define QLORA__KC 640   // steps per range, at most
+#define QLORA__MC 1024  // rows per slice, at most
+#define QLORA__NC 192   // columns per block of QLORA__KC steps; more if the ranges are shorter
+#define QLORA__PART 512 // columns per slice if the sums cannot stay in C
+#define QLORA__CHUNK 96 // rows whose panels stay in the second-level cache: whole tiles
+#define QLORA__PANELS 0x320000 // elements in panels: QLORA__MC rows of 3200 steps
+#define QLORA__BLOCKS ((QLORA__KC + 4) * QLORA__NC) // elements of a block of columns
+#define QLORA__MOST_TILE 384                        // elements of the largest tile
 
 // Working memory of the packed products, allocated with the context.
 struct qlora__packing {
     float* a;    // [PANELS]
     float* c;    // [MC][PART]
-    float* b;    // [KC + 4][NC] per slot
+    float* b;    // [BLOCKS] per slot
     float* zero; // [KC]
     size_t bytes;
 };
 
 static qlora_result qlora__packing_create(qlora_ctx* ctx) {
     size_t slots = (size_t)qlora__slots(ctx);
-    size_t floats = (size_t)QLORA__PANELS + (size_t)QLORA__MC * QLORA__PART + QLORA__KC +
-                    slots * (QLORA__KC + 4) * QLORA__NC;
+    size_t floats =
+        (size_t)QLORA__PANELS + (size_t)QLORA__MC * QLORA__PART + QLORA__KC + slots * QLORA__BLOCKS;
     size_t bytes = sizeof(qlora__packing) + 64 + floats * sizeof(float);
     if (ctx->cpu->gemm == NULL) {
         return QLORA_OK;
@@ -8493,6 +8498,7 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
                               float* out) {
     float stage[4 * QLORA__KC];
     const qlora__operand* o = p->from;
+    bool in_place = o->nf4 == NULL && o->dtype == QLORA_F32;
     int64_t padded = qlora__ceil_div(p->count, width) * width;
     for (int64_t i = 0; o->lines && i < padded; i += 4) {
         float* to = out + (i / width * stride + at) * width + i % width;
@@ -8504,6 +8510,11 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
                                ? qlora__operand_run(cpu, o, (p->first + i + j) * o->ld + p->k + k,
                                                     n, stage + j * QLORA__KC)
                                : zero;
+                // The next lines are on their way from memory while these are packed.
+                for (int64_t ahead = 0; in_place && i + j + 4 < p->count && ahead < n;
+                     ahead += 16) {
+                    QLORA__WILL_READ(lines[j] + 4 * o->ld + ahead);
+                }
             }
             cpu->pack4(lines, n, width, to + k * width);
         }
@@ -8514,7 +8525,7 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
         float* to = out + (at + k) * width;
         int64_t i = 0;
         // The rows of a wide matrix are in different pages, where processors do not look ahead.
-        for (int64_t j = 0; from != stage && k + 8 < p->steps && j < p->count; j += 16) {
+        for (int64_t j = 0; in_place && k + 8 < p->steps && j < p->count; j += 16) {
             QLORA__WILL_READ(from + 8 * o->ld + j);
         }
         for (; i + width <= p->count; i += width) {
@@ -8711,7 +8722,7 @@ static void qlora__multiply_block(const qlora__multiply* m, int64_t k, int64_t s
 // A unit is a block of columns and some of the rows.
 static void qlora__multiply_units(void* user, int slot, int64_t begin, int64_t end) {
     const qlora__multiply* m = (const qlora__multiply*)user;
-    float* b = m->left->memory->b + (size_t)slot * (QLORA__KC + 4) * QLORA__NC;
+    float* b = m->left->memory->b + (size_t)slot * QLORA__BLOCKS;
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t col = unit / m->unit_parts * m->block;
         int64_t row = unit % m->unit_parts * m->unit_rows;
@@ -8730,19 +8741,21 @@ static void qlora__multiply_divide(qlora__multiply* m) {
     const qlora__cpu_gemm* cpu = m->left->cpu;
     int64_t ranges = qlora__ceil_div(m->steps, cpu->steps);
     m->range = qlora__ceil_div(qlora__ceil_div(m->steps, ranges), 4) * 4;
-    bool narrow = m->cols <= QLORA__NC / 4 && qlora__ceil_div(m->cols, cpu->narrow) * cpu->narrow <
-                                                  qlora__ceil_div(m->cols, cpu->cols) * cpu->cols;
+    bool narrow = m->cols <= cpu->block / 4 && qlora__ceil_div(m->cols, cpu->narrow) * cpu->narrow <
+                                                   qlora__ceil_div(m->cols, cpu->cols) * cpu->cols;
     m->width = narrow ? cpu->narrow : cpu->cols;
     m->tile = narrow ? cpu->narrow_tile : cpu->tile;
     m->stride = qlora__panel_stride(m->range, m->width);
     int64_t slots = qlora__slots(m->left->ctx);
     int64_t share = slots > 1 ? qlora__ceil_div(m->cols, 4 * slots) : m->cols;
-    share = qlora__min(QLORA__NC, qlora__max(QLORA__NC / 4, share));
+    int64_t most = qlora__min(cpu->block, QLORA__BLOCKS / m->stride);
+    share = qlora__min(most, qlora__max(most / 4, share));
     m->block = qlora__ceil_div(share, m->width) * m->width;
-    m->block = m->block > QLORA__NC ? m->block - m->width : m->block;
+    m->block = m->block > most ? m->block - m->width : m->block;
+    // Units of the same columns pack them again, so three for each thread have to do.
     int64_t blocks = qlora__ceil_div(m->cols, m->block);
     int64_t chunks = qlora__ceil_div(m->left->rows, QLORA__CHUNK);
-    int64_t parts = slots > 1 ? qlora__min(chunks, qlora__ceil_div(4 * slots, blocks)) : 1;
+    int64_t parts = slots > 1 ? qlora__min(chunks, qlora__ceil_div(3 * slots, blocks)) : 1;
     m->unit_rows = qlora__ceil_div(chunks, qlora__max(parts, 1)) * QLORA__CHUNK;
     m->unit_parts = qlora__ceil_div(m->left->rows, m->unit_rows);
 }
@@ -8864,6 +8877,7 @@ static int64_t qlora__packing_room(void) {
 #undef QLORA__KC
 #undef QLORA__MC
 #undef QLORA__NC
+#undef QLORA__BLOCKS
 #undef QLORA__PART
 #undef QLORA__CHUNK
 #undef QLORA__PANELS
@@ -26095,7 +26109,6 @@ typedef struct qlora__attention_room {
     QLORA__REAL* s;   // scores, then probabilities [block, block]
     QLORA__REAL* dp;  // their gradients, then those of the scores
     QLORA__REAL* lse; // [block]
-    QLORA__REAL* dot; // [block]
     double* sum;      // [block]
 } qlora__attention_room;
 
@@ -26124,7 +26137,7 @@ static int64_t qlora__block_pad(int64_t n, int64_t multiple) {
 
 static size_t qlora__attention_room_bytes(int64_t hd) {
     int64_t width = qlora__block_pad(hd, QLORA__BLOCK_COLS);
-    int64_t count = 8 * QLORA__BLOCK * width + 2 * QLORA__BLOCK * QLORA__BLOCK + 2 * QLORA__BLOCK;
+    int64_t count = 8 * QLORA__BLOCK * width + 2 * QLORA__BLOCK * QLORA__BLOCK + QLORA__BLOCK;
     return (size_t)count * sizeof(QLORA__REAL) + QLORA__BLOCK * sizeof(double);
 }
 
@@ -26142,7 +26155,6 @@ static qlora__attention_room qlora__attention_room_at(const qlora__attention_job
     room.s = next;
     room.dp = room.s + QLORA__BLOCK * QLORA__BLOCK;
     room.lse = room.dp + QLORA__BLOCK * QLORA__BLOCK;
-    room.dot = room.lse + QLORA__BLOCK;
     return room;
 }
 
@@ -26159,11 +26171,35 @@ static void qlora__block_rows(const qlora__attention_job* job, const qlora_tenso
     }
 }
 
+// A matrix in the memory of a lane, or rows of a tensor.
+typedef struct qlora__block_matrix {
+    QLORA__REAL* data;
+    int64_t ld;
+} qlora__block_matrix;
+
+static qlora__block_matrix qlora__block_of(QLORA__REAL* data, int64_t ld) {
+    qlora__block_matrix m;
+    m.data = data;
+    m.ld = ld;
+    return m;
+}
+
+// One head of n keys or values from `token` on: in place if they need no conversion and no padding.
+static qlora__block_matrix qlora__block_keys(const qlora__attention_job* job, const qlora_tensor* t,
+                                             int64_t token, int64_t n, int64_t head, int64_t width,
+                                             QLORA__REAL* room) {
+    if (t->dtype == QLORA_F32 && width == job->a->hd) {
+        return qlora__block_of((QLORA__REAL*)t->data + token * t->ld + head * width, t->ld);
+    }
+    qlora__block_rows(job, t, token, n, head, 1, width, room);
+    return qlora__block_of(room, width);
+}
+
 // y[d][r] = x[r][d] for n rows; columns up to QLORA__BLOCK are 0.
-static void qlora__block_transpose(const qlora__attention_job* job, const QLORA__REAL* x, int64_t n,
-                                   int64_t width, QLORA__REAL* y) {
+static void qlora__block_transpose(const qlora__attention_job* job, qlora__block_matrix x,
+                                   int64_t n, QLORA__REAL* y) {
     int64_t hd = job->a->hd;
-    job->rows->turn(x, width, n, hd, y);
+    job->rows->turn(x.data, x.ld, n, hd, y);
     for (int64_t d = 0; d < hd && n < QLORA__BLOCK; d++) {
         memset(y + d * QLORA__BLOCK + n, 0, (size_t)(QLORA__BLOCK - n) * sizeof *y);
     }
@@ -26185,19 +26221,6 @@ static void qlora__block_queries(const qlora__attention_job* job, const qlora_te
                           y + h * b->queries * width);
     }
     qlora__block_clear(y, b->rows * width, qlora__block_pad(b->rows, QLORA__BLOCK_ROWS) * width);
-}
-
-// A matrix in the memory of a lane; its rows have `width` or QLORA__BLOCK columns.
-typedef struct qlora__block_matrix {
-    QLORA__REAL* data;
-    int64_t ld;
-} qlora__block_matrix;
-
-static qlora__block_matrix qlora__block_of(QLORA__REAL* data, int64_t ld) {
-    qlora__block_matrix m;
-    m.data = data;
-    m.ld = ld;
-    return m;
 }
 
 // c[m, n] = a[m, k] b[k, n], or c += a b; m and n are padded.
@@ -26268,15 +26291,19 @@ static void qlora__block_dots_of(const qlora__attention_job* job, int64_t rows, 
 // times x[queries, width]. The weights of keys that a query does not see are 0, but 0 times a value
 // that is not finite would be NaN: then only the others are added.
 static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_pair* p,
-                            QLORA__REAL* weights, bool turned, QLORA__REAL* x, QLORA__REAL* c,
-                            int64_t width) {
+                            QLORA__REAL* weights, bool turned, qlora__block_matrix x,
+                            QLORA__REAL* c, int64_t width) {
     int64_t m = turned ? p->n : p->b->rows;
     int64_t k = turned ? p->b->rows : p->n;
+    double squares = 0.0;
+    bool all = qlora__pair_sees_all(job->a, p);
+    for (int64_t i = 0; i < k && !all; i++) {
+        squares = job->rows->squares(x.data + i * x.ld, width, squares);
+    }
     // A sum of squares in double precision is finite if all values are; otherwise at most slow.
-    if (qlora__pair_sees_all(job->a, p) ||
-        qlora__finite((float)job->rows->squares(x, k * width, 0.0))) {
-        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK), turned,
-                              qlora__block_of(x, width), qlora__block_of(c, width), true);
+    if (qlora__finite((float)squares)) {
+        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK), turned, x,
+                              qlora__block_of(c, width), true);
         return;
     }
     for (int64_t i = 0; i < m; i++) {
@@ -26284,8 +26311,8 @@ static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_
             int64_t query = turned ? j : i;
             int64_t key = turned ? i : j;
             if (qlora__pair_sees(job->a, p, query, key)) {
-                qlora__add_scaled(c + i * width, weights[query * QLORA__BLOCK + key], x + j * width,
-                                  width);
+                qlora__add_scaled(c + i * width, weights[query * QLORA__BLOCK + key],
+                                  x.data + j * x.ld, width);
             }
         }
     }
@@ -26337,9 +26364,9 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
     }
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
-        qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[1]);
-        qlora__block_transpose(job, room->at[1], n, width, room->at[2]);
-        qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
+        qlora__block_matrix k = qlora__block_keys(job, a->k, j, n, kv_head, width, room->at[1]);
+        qlora__block_matrix v = qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[4]);
+        qlora__block_transpose(job, k, n, room->at[2]);
         qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[2], width, room->s);
         for (int64_t r = 0; r < b->rows; r++) {
             int64_t from = 0;
@@ -26348,7 +26375,7 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
             qlora__block_softmax(job, room, r, from, to, n);
         }
         qlora__block_pair pair = qlora__pair_of(b, j, n);
-        qlora__pair_add(job, &pair, room->s, false, room->at[4], room->at[3], width);
+        qlora__pair_add(job, &pair, room->s, false, v, room->at[3], width);
     }
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t head = b->head + r / b->queries;
@@ -26375,10 +26402,9 @@ static void qlora__block_dots(const qlora__attention_job* job, const qlora__atte
     }
 }
 
-// Probabilities and gradients of scores [from, to) of a row of `n`; the others become 0. lse and
-// dot belong to the elements from `from` on.
+// Probabilities and gradients of n scores of a row.
 static void qlora__block_scores(const qlora__attention_job* job, QLORA__REAL* s, QLORA__REAL* dp,
-                                const QLORA__REAL* lse, const QLORA__REAL* dot, int64_t n) {
+                                QLORA__REAL lse, QLORA__REAL dot, int64_t n) {
     qlora__score_row row;
     row.s = s;
     row.dp = dp;
@@ -26409,10 +26435,8 @@ static void qlora__block_score_rows(const qlora__attention_job* job,
         int64_t to = 0;
         qlora__block_seen(a, i, j, n, &from, &to);
         if (to > from) {
-            qlora__point_fn fill = job->rows->point[QLORA__POINT_FILL];
-            fill(NULL, NULL, qlora__at(a->lse, head, i), to - from, room->lse);
-            fill(NULL, NULL, a->dots[head * a->tokens + i], to - from, room->dot);
-            qlora__block_scores(job, s + from, dp + from, room->lse, room->dot, to - from);
+            qlora__block_scores(job, s + from, dp + from, qlora__at(a->lse, head, i),
+                                a->dots[head * a->tokens + i], to - from);
         }
         qlora__block_clear(s, 0, from);
         qlora__block_clear(s, to, n);
@@ -26449,15 +26473,15 @@ static void qlora__block_dq(const qlora__attention_job* job, const qlora__attent
     qlora__block_clear(room->at[6], 0, QLORA__BLOCK * width);
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
-        qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[2]);
-        qlora__block_transpose(job, room->at[2], n, width, room->at[3]);
-        qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
-        qlora__block_transpose(job, room->at[4], n, width, room->at[5]);
+        qlora__block_matrix k = qlora__block_keys(job, a->k, j, n, kv_head, width, room->at[2]);
+        qlora__block_transpose(job, k, n, room->at[3]);
+        qlora__block_transpose(job, qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[4]),
+                               n, room->at[5]);
         qlora__block_pair pair = qlora__pair_of(b, j, n);
         qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[3], width, room->s);
         qlora__block_dots_of(job, b->rows, n, room->at[1], room->at[5], width, room->dp);
         qlora__block_score_rows(job, room, b, j, n);
-        qlora__pair_add(job, &pair, room->dp, false, room->at[2], room->at[6], width);
+        qlora__pair_add(job, &pair, room->dp, false, k, room->at[6], width);
     }
     qlora__block_dq_done(job, room, b, (QLORA__REAL)a->scale);
 }
@@ -26475,11 +26499,14 @@ static void qlora__block_share(const qlora__attention_job* job, const qlora__att
     qlora__block_dots_of(job, b->rows, n, room->at[4], room->at[7], width, room->s);
     qlora__block_dots_of(job, b->rows, n, room->at[5], room->at[1], width, room->dp);
     qlora__block_score_rows(job, room, b, j, n);
-    qlora__pair_add(job, &pair, room->dp, true, room->at[4], room->at[2], width);
-    qlora__pair_add(job, &pair, room->s, true, room->at[5], room->at[3], width);
+    qlora__pair_add(job, &pair, room->dp, true, qlora__block_of(room->at[4], width), room->at[2],
+                    width);
+    qlora__pair_add(job, &pair, room->s, true, qlora__block_of(room->at[5], width), room->at[3],
+                    width);
     if (joint) {
         qlora__block_queries(job, a->dq, b, 1, width, room->at[6]);
-        qlora__pair_add(job, &pair, room->dp, false, room->at[0], room->at[6], width);
+        qlora__pair_add(job, &pair, room->dp, false, qlora__block_of(room->at[0], width),
+                        room->at[6], width);
         qlora__block_dq_done(job, room, b, 1);
     }
 }
@@ -26497,10 +26524,10 @@ static void qlora__block_dkv(const qlora__attention_job* job, const qlora__atten
     int64_t group = a->heads / a->kv_heads;
     int64_t width = room->width;
     int64_t each = qlora__block_queries_per_head(a);
-    qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[0]);
-    qlora__block_transpose(job, room->at[0], n, width, room->at[1]);
+    qlora__block_transpose(job, qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[0]), n,
+                           room->at[1]);
     qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[0]);
-    qlora__block_transpose(job, room->at[0], n, width, room->at[7]);
+    qlora__block_transpose(job, qlora__block_of(room->at[0], width), n, room->at[7]);
     qlora__block_clear(room->at[2], 0, QLORA__BLOCK * width);
     qlora__block_clear(room->at[3], 0, QLORA__BLOCK * width);
     int64_t last = a->window > 0 ? qlora__min(end, j + n - 1 + a->window) : end;
@@ -38151,4 +38178,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 00f4851c488baf6f
+//@@ end e0c4c57093d06bd8

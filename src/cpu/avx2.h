@@ -174,7 +174,8 @@ static void qlora__avx2_nf4(const float* levels, float scale, const uint8_t* cod
 }
 
 static const qlora__cpu_gemm qlora__avx2_gemm = {
-    320,
+    256,
+    192,
     4,
     24,
     qlora__avx2_tile,

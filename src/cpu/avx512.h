@@ -132,7 +132,8 @@ static void qlora__avx512_nf4(const float* levels, float scale, const uint8_t* c
 }
 
 static const qlora__cpu_gemm qlora__avx512_gemm = {
-    384,
+    192,
+    192,
     8,
     48,
     qlora__avx512_tile,

@@ -206,6 +206,7 @@ static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* cod
 
 static const qlora__cpu_gemm qlora__neon_gemm = {
     640,
+    192,
     8,
     12,
     qlora__neon_tile,

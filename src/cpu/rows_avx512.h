@@ -508,8 +508,8 @@ QLORA__TARGET_AVX512 static void qlora__scores_avx512(const qlora__score_row* r)
     for (int64_t i = 0; i < r->n; i += 16) {
         int64_t n = r->n - i;
         __m512 s = qlora__avx512_get(r->s + i, n);
-        __m512 p = qlora__avx512_exp(_mm512_sub_ps(s, qlora__avx512_get(r->lse + i, n)));
-        __m512 d = _mm512_sub_ps(qlora__avx512_get(r->dp + i, n), qlora__avx512_get(r->dot + i, n));
+        __m512 p = qlora__avx512_exp(_mm512_sub_ps(s, _mm512_set1_ps(r->lse)));
+        __m512 d = _mm512_sub_ps(qlora__avx512_get(r->dp + i, n), _mm512_set1_ps(r->dot));
         __m512 ds = _mm512_mul_ps(p, d);
         if (r->cap > 0.0f) {
             __m512 t = _mm512_div_ps(s, _mm512_set1_ps(r->cap));

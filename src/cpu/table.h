@@ -72,6 +72,7 @@ typedef void (*qlora__tile_fn)(int64_t steps, const float* a, const float* b, fl
 // `cols` columns of B side by side; both are multiples of four.
 typedef struct qlora__cpu_gemm {
     int64_t steps; // at most this many per tile, so that both panels stay in the first-level cache
+    int64_t block; // columns of B that are packed at a time, at most
     int64_t rows;
     int64_t cols;
     qlora__tile_fn tile;
