@@ -4274,6 +4274,8 @@ typedef struct qlora__cpu_gemm {
     qlora__tile_fn narrow_tile;
     // out[k * width + i] = lines[i][k] for four lines
     void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
+    // The same for eight lines; NULL: only four at a time
+    void (*pack8)(const float* const* lines, int64_t steps, int64_t width, float* out);
     // bf16 or f16 to f32
     void (*widen)(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out);
     // bf16(levels[code] * scale) as f32, for codes of one block with a finite scale; the first code
@@ -6925,6 +6927,7 @@ static const qlora__cpu_gemm qlora__neon_gemm = {
     8,
     qlora__neon_narrow,
     qlora__neon_pack4,
+    NULL,
     qlora__neon_widen,
     qlora__neon_nf4,
 };
@@ -7052,6 +7055,39 @@ static void qlora__avx2_pack4(const float* const* lines, int64_t steps, int64_t 
     }
 }
 
+// Four steps of two lines, in the lower and the upper half.
+QLORA__TARGET_AVX2
+static inline __m256 qlora__avx2_halves(const float* low, const float* high) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+}
+
+// Eight lines side by side. Lines i and i + 4 share a register, so that no lane is crossed later.
+QLORA__TARGET_AVX2
+static void qlora__avx2_pack8(const float* const* lines, int64_t steps, int64_t width, float* out) {
+    int64_t k = 0;
+    for (; k + 4 <= steps; k += 4) {
+        __m256 l0 = qlora__avx2_halves(lines[0] + k, lines[4] + k);
+        __m256 l1 = qlora__avx2_halves(lines[1] + k, lines[5] + k);
+        __m256 l2 = qlora__avx2_halves(lines[2] + k, lines[6] + k);
+        __m256 l3 = qlora__avx2_halves(lines[3] + k, lines[7] + k);
+        __m256 low01 = _mm256_unpacklo_ps(l0, l1); // 00 10 01 11, 40 50 41 51
+        __m256 low23 = _mm256_unpacklo_ps(l2, l3);
+        __m256 high01 = _mm256_unpackhi_ps(l0, l1); // 02 12 03 13, 42 52 43 53
+        __m256 high23 = _mm256_unpackhi_ps(l2, l3);
+        float* to = out + k * width;
+        _mm256_storeu_ps(to, _mm256_shuffle_ps(low01, low23, 0x44));
+        _mm256_storeu_ps(to + width, _mm256_shuffle_ps(low01, low23, 0xee));
+        _mm256_storeu_ps(to + 2 * width, _mm256_shuffle_ps(high01, high23, 0x44));
+        _mm256_storeu_ps(to + 3 * width, _mm256_shuffle_ps(high01, high23, 0xee));
+    }
+    for (; k < steps; k++) {
+        for (int i = 0; i < 8; i++) {
+            out[k * width + i] = lines[i][k];
+        }
+    }
+    _mm256_zeroupper();
+}
+
 QLORA__TARGET_AVX2
 static void qlora__avx2_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
     int64_t i = 0;
@@ -7117,6 +7153,7 @@ static const qlora__cpu_gemm qlora__avx2_gemm = {
     16,
     qlora__avx2_narrow,
     qlora__avx2_pack4,
+    qlora__avx2_pack8,
     qlora__avx2_widen,
     qlora__avx2_nf4,
 };
@@ -7267,6 +7304,7 @@ static const qlora__cpu_gemm qlora__avx512_gemm = {
     16,
     qlora__avx512_narrow,
     qlora__avx2_pack4,
+    qlora__avx2_pack8,
     qlora__avx2_widen,
     qlora__avx512_nf4,
 };
@@ -8496,27 +8534,27 @@ typedef struct qlora__lines_piece {
 static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_piece* p,
                               int64_t width, int64_t stride, int64_t at, const float* zero,
                               float* out) {
-    float stage[4 * QLORA__KC];
+    float stage[8 * QLORA__KC];
     const qlora__operand* o = p->from;
     bool in_place = o->nf4 == NULL && o->dtype == QLORA_F32;
     int64_t padded = qlora__ceil_div(p->count, width) * width;
-    for (int64_t i = 0; o->lines && i < padded; i += 4) {
+    int64_t group = cpu->pack8 != NULL && width % 8 == 0 ? 8 : 4;
+    for (int64_t i = 0; o->lines && i < padded; i += group) {
         float* to = out + (i / width * stride + at) * width + i % width;
         for (int64_t k = 0; k < p->steps; k += QLORA__KC) {
-            const float* lines[4];
+            const float* lines[8];
             int64_t n = qlora__min(QLORA__KC, p->steps - k);
-            for (int64_t j = 0; j < 4; j++) {
-                lines[j] = i + j < p->count
-                               ? qlora__operand_run(cpu, o, (p->first + i + j) * o->ld + p->k + k,
-                                                    n, stage + j * QLORA__KC)
-                               : zero;
+            for (int64_t j = 0; j < group; j++) {
+                int64_t line = p->first + i + j;
+                lines[j] = i + j < p->count ? qlora__operand_run(cpu, o, line * o->ld + p->k + k, n,
+                                                                 stage + j * QLORA__KC)
+                                            : zero;
                 // The next lines are on their way from memory while these are packed.
-                for (int64_t ahead = 0; in_place && i + j + 4 < p->count && ahead < n;
-                     ahead += 16) {
-                    QLORA__WILL_READ(lines[j] + 4 * o->ld + ahead);
+                for (int64_t s = 0; in_place && i + j + group < p->count && s < n; s += 16) {
+                    QLORA__WILL_READ(lines[j] + group * o->ld + s);
                 }
             }
-            cpu->pack4(lines, n, width, to + k * width);
+            (group == 8 ? cpu->pack8 : cpu->pack4)(lines, n, width, to + k * width);
         }
     }
     for (int64_t k = 0; !o->lines && k < p->steps; k++) {
@@ -38178,4 +38216,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end e0c4c57093d06bd8
+//@@ end 1ae8cb79267c7f6c

@@ -140,6 +140,7 @@ static const qlora__cpu_gemm qlora__avx512_gemm = {
     16,
     qlora__avx512_narrow,
     qlora__avx2_pack4,
+    qlora__avx2_pack8,
     qlora__avx2_widen,
     qlora__avx512_nf4,
 };

@@ -213,6 +213,7 @@ static const qlora__cpu_gemm qlora__neon_gemm = {
     8,
     qlora__neon_narrow,
     qlora__neon_pack4,
+    NULL,
     qlora__neon_widen,
     qlora__neon_nf4,
 };

@@ -128,27 +128,27 @@ typedef struct qlora__lines_piece {
 static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_piece* p,
                               int64_t width, int64_t stride, int64_t at, const float* zero,
                               float* out) {
-    float stage[4 * QLORA__KC];
+    float stage[8 * QLORA__KC];
     const qlora__operand* o = p->from;
     bool in_place = o->nf4 == NULL && o->dtype == QLORA_F32;
     int64_t padded = qlora__ceil_div(p->count, width) * width;
-    for (int64_t i = 0; o->lines && i < padded; i += 4) {
+    int64_t group = cpu->pack8 != NULL && width % 8 == 0 ? 8 : 4;
+    for (int64_t i = 0; o->lines && i < padded; i += group) {
         float* to = out + (i / width * stride + at) * width + i % width;
         for (int64_t k = 0; k < p->steps; k += QLORA__KC) {
-            const float* lines[4];
+            const float* lines[8];
             int64_t n = qlora__min(QLORA__KC, p->steps - k);
-            for (int64_t j = 0; j < 4; j++) {
-                lines[j] = i + j < p->count
-                               ? qlora__operand_run(cpu, o, (p->first + i + j) * o->ld + p->k + k,
-                                                    n, stage + j * QLORA__KC)
-                               : zero;
+            for (int64_t j = 0; j < group; j++) {
+                int64_t line = p->first + i + j;
+                lines[j] = i + j < p->count ? qlora__operand_run(cpu, o, line * o->ld + p->k + k, n,
+                                                                 stage + j * QLORA__KC)
+                                            : zero;
                 // The next lines are on their way from memory while these are packed.
-                for (int64_t ahead = 0; in_place && i + j + 4 < p->count && ahead < n;
-                     ahead += 16) {
-                    QLORA__WILL_READ(lines[j] + 4 * o->ld + ahead);
+                for (int64_t s = 0; in_place && i + j + group < p->count && s < n; s += 16) {
+                    QLORA__WILL_READ(lines[j] + group * o->ld + s);
                 }
             }
-            cpu->pack4(lines, n, width, to + k * width);
+            (group == 8 ? cpu->pack8 : cpu->pack4)(lines, n, width, to + k * width);
         }
     }
     for (int64_t k = 0; !o->lines && k < p->steps; k++) {
