@@ -4276,6 +4276,9 @@ typedef struct qlora__cpu_gemm {
     void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
     // The same for eight lines; NULL: only four at a time
     void (*pack8)(const float* const* lines, int64_t steps, int64_t width, float* out);
+    // Copies n / width pieces of a row to panels: out[i * jump + j] = from[i * width + j]; NULL: in
+    // plain C
+    void (*spread)(const float* from, int64_t n, int64_t width, int64_t jump, float* out);
     // bf16 or f16 to f32
     void (*widen)(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out);
     // bf16(levels[code] * scale) as f32, for codes of one block with a finite scale; the first code
@@ -6928,6 +6931,7 @@ static const qlora__cpu_gemm qlora__neon_gemm = {
     qlora__neon_narrow,
     qlora__neon_pack4,
     NULL,
+    NULL,
     qlora__neon_widen,
     qlora__neon_nf4,
 };
@@ -7089,6 +7093,22 @@ static void qlora__avx2_pack8(const float* const* lines, int64_t steps, int64_t 
 }
 
 QLORA__TARGET_AVX2
+static void qlora__avx2_spread(const float* from, int64_t n, int64_t width, int64_t jump,
+                               float* out) {
+    for (int64_t i = 0; i + width <= n; i += width) {
+        int64_t j = 0;
+        for (; j + 8 <= width; j += 8) {
+            _mm256_storeu_ps(out + j, _mm256_loadu_ps(from + i + j));
+        }
+        if (j < width) {
+            _mm_storeu_ps(out + j, _mm_loadu_ps(from + i + j));
+        }
+        out += jump;
+    }
+    _mm256_zeroupper();
+}
+
+QLORA__TARGET_AVX2
 static void qlora__avx2_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -7145,7 +7165,7 @@ static void qlora__avx2_nf4(const float* levels, float scale, const uint8_t* cod
 }
 
 static const qlora__cpu_gemm qlora__avx2_gemm = {
-    256,
+    300, // 24 columns of 300 steps are 28 KiB
     192,
     4,
     24,
@@ -7154,6 +7174,7 @@ static const qlora__cpu_gemm qlora__avx2_gemm = {
     qlora__avx2_narrow,
     qlora__avx2_pack4,
     qlora__avx2_pack8,
+    qlora__avx2_spread,
     qlora__avx2_widen,
     qlora__avx2_nf4,
 };
@@ -7269,6 +7290,22 @@ static void qlora__avx512_narrow(int64_t steps, const float* a, const float* b, 
     _mm256_zeroupper();
 }
 
+QLORA__TARGET_AVX512
+static void qlora__avx512_spread(const float* from, int64_t n, int64_t width, int64_t jump,
+                                 float* out) {
+    for (int64_t i = 0; i + width <= n; i += width) {
+        int64_t j = 0;
+        for (; j + 16 <= width; j += 16) {
+            _mm512_storeu_ps(out + j, _mm512_loadu_ps(from + i + j));
+        }
+        if (j < width) {
+            _mm256_storeu_ps(out + j, _mm256_loadu_ps(from + i + j));
+        }
+        out += jump;
+    }
+    _mm256_zeroupper();
+}
+
 // See qlora__cpu_gemm. One permutation selects from all 16 products; it ignores the upper bits of
 // an index.
 QLORA__TARGET_AVX512
@@ -7296,7 +7333,7 @@ static void qlora__avx512_nf4(const float* levels, float scale, const uint8_t* c
 }
 
 static const qlora__cpu_gemm qlora__avx512_gemm = {
-    192,
+    200, // 48 columns of 200 steps are 38 KiB
     192,
     8,
     48,
@@ -7305,6 +7342,7 @@ static const qlora__cpu_gemm qlora__avx512_gemm = {
     qlora__avx512_narrow,
     qlora__avx2_pack4,
     qlora__avx2_pack8,
+    qlora__avx512_spread,
     qlora__avx2_widen,
     qlora__avx512_nf4,
 };
@@ -8565,6 +8603,10 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
         // The rows of a wide matrix are in different pages, where processors do not look ahead.
         for (int64_t j = 0; in_place && k + 8 < p->steps && j < p->count; j += 16) {
             QLORA__WILL_READ(from + 8 * o->ld + j);
+        }
+        if (cpu->spread != NULL) {
+            cpu->spread(from, p->count, width, stride * width, to);
+            i = p->count / width * width;
         }
         for (; i + width <= p->count; i += width) {
             for (int64_t j = 0; j < width; j += 4) {
@@ -38235,4 +38277,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6d2c6561f0373141
+//@@ end d586b9135c9e5c44

@@ -151,6 +151,22 @@ static void qlora__avx2_pack8(const float* const* lines, int64_t steps, int64_t 
 }
 
 QLORA__TARGET_AVX2
+static void qlora__avx2_spread(const float* from, int64_t n, int64_t width, int64_t jump,
+                               float* out) {
+    for (int64_t i = 0; i + width <= n; i += width) {
+        int64_t j = 0;
+        for (; j + 8 <= width; j += 8) {
+            _mm256_storeu_ps(out + j, _mm256_loadu_ps(from + i + j));
+        }
+        if (j < width) {
+            _mm_storeu_ps(out + j, _mm_loadu_ps(from + i + j));
+        }
+        out += jump;
+    }
+    _mm256_zeroupper();
+}
+
+QLORA__TARGET_AVX2
 static void qlora__avx2_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -207,7 +223,7 @@ static void qlora__avx2_nf4(const float* levels, float scale, const uint8_t* cod
 }
 
 static const qlora__cpu_gemm qlora__avx2_gemm = {
-    256,
+    300, // 24 columns of 300 steps are 28 KiB
     192,
     4,
     24,
@@ -216,6 +232,7 @@ static const qlora__cpu_gemm qlora__avx2_gemm = {
     qlora__avx2_narrow,
     qlora__avx2_pack4,
     qlora__avx2_pack8,
+    qlora__avx2_spread,
     qlora__avx2_widen,
     qlora__avx2_nf4,
 };

@@ -214,6 +214,7 @@ static const qlora__cpu_gemm qlora__neon_gemm = {
     qlora__neon_narrow,
     qlora__neon_pack4,
     NULL,
+    NULL,
     qlora__neon_widen,
     qlora__neon_nf4,
 };

@@ -160,6 +160,10 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
         for (int64_t j = 0; in_place && k + 8 < p->steps && j < p->count; j += 16) {
             QLORA__WILL_READ(from + 8 * o->ld + j);
         }
+        if (cpu->spread != NULL) {
+            cpu->spread(from, p->count, width, stride * width, to);
+            i = p->count / width * width;
+        }
         for (; i + width <= p->count; i += width) {
             for (int64_t j = 0; j < width; j += 4) {
                 memcpy(to + i * stride + j, from + i + j, 4 * sizeof *to);

@@ -82,6 +82,9 @@ typedef struct qlora__cpu_gemm {
     void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
     // The same for eight lines; NULL: only four at a time
     void (*pack8)(const float* const* lines, int64_t steps, int64_t width, float* out);
+    // Copies n / width pieces of a row to panels: out[i * jump + j] = from[i * width + j]; NULL: in
+    // plain C
+    void (*spread)(const float* from, int64_t n, int64_t width, int64_t jump, float* out);
     // bf16 or f16 to f32
     void (*widen)(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out);
     // bf16(levels[code] * scale) as f32, for codes of one block with a finite scale; the first code
