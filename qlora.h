@@ -8587,10 +8587,6 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
                 lines[j] = i + j < p->count ? qlora__operand_run(cpu, o, line * o->ld + p->k + k, n,
                                                                  stage + j * QLORA__KC)
                                             : zero;
-                // The next lines are on their way from memory while these are packed.
-                for (int64_t s = 0; in_place && i + j + group < p->count && s < n; s += 16) {
-                    QLORA__WILL_READ(lines[j] + group * o->ld + s);
-                }
             }
             (group == 8 ? cpu->pack8 : cpu->pack4)(lines, n, width, to + k * width);
         }
@@ -38277,4 +38273,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d586b9135c9e5c44
+//@@ end 9c608dfd0c546da7

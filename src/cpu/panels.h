@@ -143,10 +143,6 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
                 lines[j] = i + j < p->count ? qlora__operand_run(cpu, o, line * o->ld + p->k + k, n,
                                                                  stage + j * QLORA__KC)
                                             : zero;
-                // The next lines are on their way from memory while these are packed.
-                for (int64_t s = 0; in_place && i + j + group < p->count && s < n; s += 16) {
-                    QLORA__WILL_READ(lines[j] + group * o->ld + s);
-                }
             }
             (group == 8 ? cpu->pack8 : cpu->pack4)(lines, n, width, to + k * width);
         }
