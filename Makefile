@@ -163,6 +163,9 @@ $(PROGRAMS) $(EXAMPLES):
 $(B)/bench: tests/bench/bench.c $(LIBRARY)
 	$(COMPILE) -o $@ $< $(LIBRARY) $(LIBS)
 
+$(B)/tiles: tests/bench/tiles.c | $(HEADERS)
+	$(COMPILE) -o $@ $< $(LIBS)
+
 $(B)/soak_kill: tests/gates/soak_kill.c $(B)/obj/qlora.o
 	$(COMPILE) -o $@ $< $(B)/obj/qlora.o $(LIBS)
 

@@ -4386,6 +4386,7 @@ typedef void (*qlora__tile_fn)(int64_t steps, const float* a, const float* b, fl
 // `cols` columns of B side by side; both are multiples of four.
 typedef struct qlora__cpu_gemm {
     int64_t steps; // at most this many per tile, so that both panels stay in the first-level cache
+    int64_t block; // columns of B that are packed at a time, at most
     int64_t rows;
     int64_t cols;
     qlora__tile_fn tile;
@@ -4393,6 +4394,11 @@ typedef struct qlora__cpu_gemm {
     qlora__tile_fn narrow_tile;
     // out[k * width + i] = lines[i][k] for four lines
     void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
+    // The same for eight lines; NULL: only four at a time
+    void (*pack8)(const float* const* lines, int64_t steps, int64_t width, float* out);
+    // Copies n / width pieces of a row to panels: out[i * jump + j] = from[i * width + j]; NULL: in
+    // plain C
+    void (*spread)(const float* from, int64_t n, int64_t width, int64_t jump, float* out);
     // bf16 or f16 to f32
     void (*widen)(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out);
     // bf16(levels[code] * scale) as f32, for codes of one block with a finite scale; the first code
@@ -4512,14 +4518,14 @@ typedef struct qlora__block_product {
     bool turned;
 } qlora__block_product;
 
-// Probabilities of attention and the gradients of the scores:
+// Probabilities of attention and the gradients of the scores of one query:
 //   p = e^(s - lse),  ds = p (dp - dot) (1 - (s / cap)^2), without the last factor if cap is 0
 // p may be s, ds may be dp.
 typedef struct qlora__score_row {
     const QLORA__REAL* s;
     const QLORA__REAL* dp;
-    const QLORA__REAL* lse;
-    const QLORA__REAL* dot;
+    QLORA__REAL lse;
+    QLORA__REAL dot;
     QLORA__REAL cap;
     int64_t n;
     QLORA__REAL* p;
@@ -5401,8 +5407,8 @@ static void qlora__scores_neon(const qlora__score_row* r) {
     for (int64_t i = 0; i < r->n; i += 4) {
         int64_t n = r->n - i;
         float32x4_t s = qlora__neon_get(r->s + i, n);
-        float32x4_t p = qlora__neon_exp(vsubq_f32(s, qlora__neon_get(r->lse + i, n)));
-        float32x4_t d = vsubq_f32(qlora__neon_get(r->dp + i, n), qlora__neon_get(r->dot + i, n));
+        float32x4_t p = qlora__neon_exp(vsubq_f32(s, vdupq_n_f32(r->lse)));
+        float32x4_t d = vsubq_f32(qlora__neon_get(r->dp + i, n), vdupq_n_f32(r->dot));
         float32x4_t ds = vmulq_f32(p, d);
         if (r->cap > 0.0f) {
             float32x4_t t = vdivq_f32(s, vdupq_n_f32(r->cap));
@@ -6089,8 +6095,8 @@ QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
     for (int64_t i = 0; i < r->n; i += 8) {
         int64_t n = r->n - i;
         __m256 s = qlora__avx2_get(r->s + i, n);
-        __m256 p = qlora__avx2_exp(_mm256_sub_ps(s, qlora__avx2_get(r->lse + i, n)));
-        __m256 d = _mm256_sub_ps(qlora__avx2_get(r->dp + i, n), qlora__avx2_get(r->dot + i, n));
+        __m256 p = qlora__avx2_exp(_mm256_sub_ps(s, _mm256_set1_ps(r->lse)));
+        __m256 d = _mm256_sub_ps(qlora__avx2_get(r->dp + i, n), _mm256_set1_ps(r->dot));
         __m256 ds = _mm256_mul_ps(p, d);
         if (r->cap > 0.0f) {
             __m256 t = _mm256_div_ps(s, _mm256_set1_ps(r->cap));
@@ -6199,6 +6205,630 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__product_avx2,
     qlora__turn_avx2,
     qlora__scores_avx2,
+};
+
+#endif // QLORA__X86
+
+//@@ src/cpu/rows_avx512.h
+
+// ---- rows with AVX-512 --------------------------------------------------------------------------
+//
+// The same formulas as with AVX2, 16 elements at a time; the end of a row is loaded and stored
+// under a mask. Operators without sums give the same bits as with AVX2.
+
+#ifdef QLORA__X86
+
+// The first n of 16 elements.
+static inline __mmask16 qlora__avx512_first(int64_t n) {
+    return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u);
+}
+
+// Loads 16 elements, or the last n of a row and zeros.
+QLORA__TARGET_AVX512 static inline __m512 qlora__avx512_get(const float* x, int64_t n) {
+    return _mm512_maskz_loadu_ps(qlora__avx512_first(n), x);
+}
+
+QLORA__TARGET_AVX512 static inline void qlora__avx512_put(float* y, int64_t n, __m512 v) {
+    _mm512_mask_storeu_ps(y, qlora__avx512_first(n), v);
+}
+
+QLORA__TARGET_AVX512 static inline double qlora__avx512_sum(__m512d v) {
+    double room[8];
+    _mm512_storeu_pd(room, v);
+    return ((room[0] + room[4]) + (room[2] + room[6])) +
+           ((room[1] + room[5]) + (room[3] + room[7]));
+}
+
+// The lower and upper eight of 16 elements in double precision; the upper half goes through a
+// shuffle, which needs no register of 256 bits.
+QLORA__TARGET_AVX512 static inline __m512d qlora__avx512_low(__m512 v) {
+    return _mm512_cvtps_pd(_mm512_castps512_ps256(v));
+}
+
+QLORA__TARGET_AVX512 static inline __m512d qlora__avx512_high(__m512 v) {
+    return _mm512_cvtps_pd(_mm512_castps512_ps256(_mm512_shuffle_f32x4(v, v, 0xee)));
+}
+
+// See qlora__avx2_exp.
+QLORA__TARGET_AVX512 static inline __m512 qlora__avx512_exp(__m512 x) {
+    const __m512 low = _mm512_set1_ps(-87.33f);
+    const __m512 magic = _mm512_set1_ps(12582912.0f);
+    const __m512 one = _mm512_set1_ps(1.0f);
+    __mmask16 there = _mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ);
+    __m512 c = _mm512_min_ps(_mm512_set1_ps(88.37f), _mm512_max_ps(low, x));
+    __m512 t = _mm512_fmadd_ps(c, _mm512_set1_ps(1.44269504f), magic);
+    __m512 n = _mm512_sub_ps(t, magic);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693147182f), c);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(1.90465421e-9f), r);
+    __m512 p = _mm512_set1_ps(0.00138436444f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.00837416295f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.0416680016f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.166664317f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.49999994f));
+    p = _mm512_fmadd_ps(p, r, one);
+    p = _mm512_fmadd_ps(p, r, one);
+    __m512i power = _mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(t), 23),
+                                     _mm512_set1_epi32(0x3f800000));
+    return _mm512_maskz_mul_ps(there, p, _mm512_castsi512_ps(power));
+}
+
+QLORA__TARGET_AVX512 static inline __m512 qlora__avx512_sigmoid(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    __m512 e = qlora__avx512_exp(_mm512_or_ps(_mm512_set1_ps(-0.0f), x));
+    __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    return _mm512_div_ps(_mm512_mask_blend_ps(negative, one, e), _mm512_add_ps(one, e));
+}
+
+// See qlora__avx2_tanh.
+QLORA__TARGET_AVX512 static inline __m512 qlora__avx512_tanh(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    const __m512 sign = _mm512_set1_ps(-0.0f);
+    __m512 a = _mm512_andnot_ps(sign, x);
+    __m512 e = qlora__avx512_exp(_mm512_mul_ps(a, _mm512_set1_ps(-2.0f)));
+    __m512 large = _mm512_div_ps(_mm512_sub_ps(one, e), _mm512_add_ps(one, e));
+    __m512 z = _mm512_mul_ps(a, a);
+    __m512 q = _mm512_set1_ps(-0.00599296112f);
+    q = _mm512_fmadd_ps(q, z, _mm512_set1_ps(0.0209241491f));
+    q = _mm512_fmadd_ps(q, z, _mm512_set1_ps(-0.0538351424f));
+    q = _mm512_fmadd_ps(q, z, _mm512_set1_ps(0.133326635f));
+    q = _mm512_fmadd_ps(q, z, _mm512_set1_ps(-0.333333284f));
+    __m512 below = _mm512_fmadd_ps(_mm512_mul_ps(a, z), q, a);
+    __mmask16 is_small = _mm512_cmp_ps_mask(a, _mm512_set1_ps(0.625f), _CMP_LT_OQ);
+    __m512 y = _mm512_mask_blend_ps(is_small, large, below);
+    return _mm512_or_ps(y, _mm512_and_ps(sign, x));
+}
+
+QLORA__TARGET_AVX512 static inline __m512 qlora__avx512_gelu_share(__m512 a) {
+    __m512 w = _mm512_fmadd_ps(_mm512_mul_ps(a, a), _mm512_set1_ps(0.0713548163f),
+                               _mm512_set1_ps(1.59576912f));
+    return qlora__avx512_sigmoid(_mm512_mul_ps(a, w));
+}
+
+// ---- elementwise --------------------------------------------------------------------------------
+
+QLORA__TARGET_AVX512 static void qlora__silu_avx512(const float* a, const float* b, float alpha,
+                                                    int64_t n, float* y) {
+    (void)b;
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 x = qlora__avx512_get(a + i, n - i);
+        qlora__avx512_put(y + i, n - i, _mm512_mul_ps(x, qlora__avx512_sigmoid(x)));
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__silu_grad_avx512(const float* a, const float* b,
+                                                         float alpha, int64_t n, float* y) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 x = qlora__avx512_get(a + i, n - i);
+        __m512 s = qlora__avx512_sigmoid(x);
+        __m512 slope = _mm512_fmadd_ps(x, _mm512_sub_ps(one, s), one);
+        __m512 bs = _mm512_mul_ps(qlora__avx512_get(b + i, n - i), s);
+        qlora__avx512_put(y + i, n - i, _mm512_mul_ps(bs, slope));
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__swiglu_avx512(const float* a, const float* b, float alpha,
+                                                      int64_t n, float* y) {
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 x = qlora__avx512_get(a + i, n - i);
+        __m512 silu = _mm512_mul_ps(x, qlora__avx512_sigmoid(x));
+        qlora__avx512_put(y + i, n - i, _mm512_mul_ps(silu, qlora__avx512_get(b + i, n - i)));
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__geglu_avx512(const float* a, const float* b, float alpha,
+                                                     int64_t n, float* y) {
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 x = qlora__avx512_get(a + i, n - i);
+        __m512 gelu = _mm512_mul_ps(x, qlora__avx512_gelu_share(x));
+        qlora__avx512_put(y + i, n - i, _mm512_mul_ps(gelu, qlora__avx512_get(b + i, n - i)));
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__cap_avx512(const float* a, const float* b, float alpha,
+                                                   int64_t n, float* y) {
+    const __m512 cap = _mm512_set1_ps(alpha);
+    (void)b;
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 x = _mm512_div_ps(qlora__avx512_get(a + i, n - i), cap);
+        qlora__avx512_put(y + i, n - i, _mm512_mul_ps(cap, qlora__avx512_tanh(x)));
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__mul_avx512(const float* a, const float* b, float alpha,
+                                                   int64_t n, float* y) {
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 v = qlora__avx512_get(b + i, n - i);
+        qlora__avx512_put(y + i, n - i, _mm512_mul_ps(qlora__avx512_get(a + i, n - i), v));
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__add_avx512(const float* a, const float* b, float alpha,
+                                                   int64_t n, float* y) {
+    (void)alpha;
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 v = qlora__avx512_get(b + i, n - i);
+        qlora__avx512_put(y + i, n - i, _mm512_add_ps(qlora__avx512_get(a + i, n - i), v));
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__scale_avx512(const float* a, const float* b, float alpha,
+                                                     int64_t n, float* y) {
+    const __m512 factor = _mm512_set1_ps(alpha);
+    (void)b;
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 x = qlora__avx512_get(a + i, n - i);
+        qlora__avx512_put(y + i, n - i, _mm512_mul_ps(x, factor));
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__fill_avx512(const float* a, const float* b, float alpha,
+                                                    int64_t n, float* y) {
+    (void)a;
+    (void)b;
+    for (int64_t i = 0; i < n; i += 16) {
+        qlora__avx512_put(y + i, n - i, _mm512_set1_ps(alpha));
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__swiglu_grad_avx512(const qlora__gated_row* r) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    for (int64_t i = 0; i < r->n; i += 16) {
+        int64_t n = r->n - i;
+        __m512 dh = qlora__avx512_get(r->dh + i, n);
+        __m512 g = qlora__avx512_get(r->gate + i, n);
+        __m512 u = qlora__avx512_get(r->up + i, n);
+        __m512 s = qlora__avx512_sigmoid(g);
+        __m512 slope = _mm512_fmadd_ps(g, _mm512_sub_ps(one, s), one);
+        __m512 dg = _mm512_mul_ps(_mm512_mul_ps(_mm512_mul_ps(dh, u), s), slope);
+        qlora__avx512_put(r->dgate + i, n, dg);
+        qlora__avx512_put(r->dup + i, n, _mm512_mul_ps(_mm512_mul_ps(dh, g), s));
+        if (r->h != NULL) {
+            qlora__avx512_put(r->h + i, n, _mm512_mul_ps(_mm512_mul_ps(g, s), u));
+        }
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__geglu_grad_avx512(const qlora__gated_row* r) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    const __m512 twice = _mm512_set1_ps(1.59576912f);
+    for (int64_t i = 0; i < r->n; i += 16) {
+        int64_t n = r->n - i;
+        __m512 dh = qlora__avx512_get(r->dh + i, n);
+        __m512 g = qlora__avx512_get(r->gate + i, n);
+        __m512 u = qlora__avx512_get(r->up + i, n);
+        __m512 s = qlora__avx512_gelu_share(g);
+        __m512 w = _mm512_fmadd_ps(_mm512_mul_ps(g, g), _mm512_set1_ps(0.214064449f), twice);
+        __m512 bend = _mm512_mul_ps(_mm512_mul_ps(g, s), _mm512_sub_ps(one, s));
+        __m512 dg = _mm512_mul_ps(_mm512_mul_ps(dh, u), _mm512_fmadd_ps(bend, w, s));
+        qlora__avx512_put(r->dgate + i, n, dg);
+        qlora__avx512_put(r->dup + i, n, _mm512_mul_ps(_mm512_mul_ps(dh, g), s));
+        if (r->h != NULL) {
+            qlora__avx512_put(r->h + i, n, _mm512_mul_ps(_mm512_mul_ps(g, s), u));
+        }
+    }
+}
+
+// ---- sums ---------------------------------------------------------------------------------------
+
+QLORA__TARGET_AVX512 static double qlora__squares_avx512(const float* x, int64_t n, double sum) {
+    __m512d s0 = _mm512_setzero_pd();
+    __m512d s1 = s0;
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 v = qlora__avx512_get(x + i, n - i);
+        __m512d low = qlora__avx512_low(v);
+        __m512d high = qlora__avx512_high(v);
+        s0 = _mm512_fmadd_pd(low, low, s0);
+        s1 = _mm512_fmadd_pd(high, high, s1);
+    }
+    return sum + qlora__avx512_sum(_mm512_add_pd(s0, s1));
+}
+
+QLORA__TARGET_AVX512 static double qlora__dot_avx512(const float* x, const float* y, int64_t n,
+                                                     double sum) {
+    __m512d s0 = _mm512_setzero_pd();
+    __m512d s1 = s0;
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 a = qlora__avx512_get(x + i, n - i);
+        __m512 b = qlora__avx512_get(y + i, n - i);
+        s0 = _mm512_fmadd_pd(qlora__avx512_low(a), qlora__avx512_low(b), s0);
+        s1 = _mm512_fmadd_pd(qlora__avx512_high(a), qlora__avx512_high(b), s1);
+    }
+    return sum + qlora__avx512_sum(_mm512_add_pd(s0, s1));
+}
+
+// The product of two factors is rounded to f32 first; the sum is f64.
+QLORA__TARGET_AVX512 static double qlora__dot3_avx512(const float* x, const float* y,
+                                                      const float* z, int64_t n, double sum) {
+    __m512d s0 = _mm512_setzero_pd();
+    __m512d s1 = s0;
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 a = _mm512_mul_ps(qlora__avx512_get(x + i, n - i), qlora__avx512_get(y + i, n - i));
+        __m512 b = qlora__avx512_get(z + i, n - i);
+        s0 = _mm512_fmadd_pd(qlora__avx512_low(a), qlora__avx512_low(b), s0);
+        s1 = _mm512_fmadd_pd(qlora__avx512_high(a), qlora__avx512_high(b), s1);
+    }
+    return sum + qlora__avx512_sum(_mm512_add_pd(s0, s1));
+}
+
+// max returns its second operand if one is a NaN, so that a NaN in x is ignored; the elements that
+// a row does not have are `top`.
+QLORA__TARGET_AVX512 static float qlora__top_avx512(const float* x, int64_t n, float top) {
+    const __m512 start = _mm512_set1_ps(top);
+    __m512 t = start;
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 v = _mm512_mask_loadu_ps(start, qlora__avx512_first(n - i), x + i);
+        t = _mm512_max_ps(v, t);
+    }
+    float room[16];
+    _mm512_storeu_ps(room, t);
+    return qlora__top_portable(room, 16, top);
+}
+
+QLORA__TARGET_AVX512 static double qlora__exps_avx512(const float* x, float top, int64_t n,
+                                                      float* y, double sum) {
+    const __m512 most = _mm512_set1_ps(top);
+    __m512d s0 = _mm512_setzero_pd();
+    __m512d s1 = s0;
+    for (int64_t i = 0; i < n; i += 16) {
+        __mmask16 some = qlora__avx512_first(n - i);
+        __m512 e = qlora__avx512_exp(_mm512_sub_ps(_mm512_maskz_loadu_ps(some, x + i), most));
+        e = _mm512_maskz_mov_ps(some, e);
+        if (y != NULL) {
+            _mm512_mask_storeu_ps(y + i, some, e);
+        }
+        s0 = _mm512_add_pd(s0, qlora__avx512_low(e));
+        s1 = _mm512_add_pd(s1, qlora__avx512_high(e));
+    }
+    return sum + qlora__avx512_sum(_mm512_add_pd(s0, s1));
+}
+
+// ---- norm, rope, softmax, AdamW -----------------------------------------------------------------
+
+QLORA__TARGET_AVX512 static void qlora__norm_avx512(const float* x, float rstd, const float* w,
+                                                    int64_t n, float* y) {
+    const __m512 factor = _mm512_set1_ps(rstd);
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 v = _mm512_mul_ps(qlora__avx512_get(x + i, n - i), factor);
+        qlora__avx512_put(y + i, n - i, _mm512_mul_ps(v, qlora__avx512_get(w + i, n - i)));
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__norm_grad_avx512(const qlora__norm_row* r) {
+    const __m512 rstd = _mm512_set1_ps(r->rstd);
+    const __m512 pull = _mm512_set1_ps(r->pull);
+    for (int64_t i = 0; i < r->n; i += 16) {
+        int64_t n = r->n - i;
+        __m512 wdy = _mm512_mul_ps(qlora__avx512_get(r->dy + i, n), qlora__avx512_get(r->w + i, n));
+        __m512 v = _mm512_fnmadd_ps(qlora__avx512_get(r->x + i, n), pull, wdy);
+        __m512 dx = r->dres != NULL ? _mm512_fmadd_ps(rstd, v, qlora__avx512_get(r->dres + i, n))
+                                    : _mm512_mul_ps(rstd, v);
+        qlora__avx512_put(r->dx + i, n, dx);
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__rope_avx512(float* a, float* b, const float* cosine,
+                                                    const float* sine, float sign, int64_t n) {
+    const __m512 side = _mm512_set1_ps(sign);
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 u = qlora__avx512_get(a + i, n - i);
+        __m512 v = qlora__avx512_get(b + i, n - i);
+        __m512 c = qlora__avx512_get(cosine + i, n - i);
+        __m512 s = _mm512_mul_ps(qlora__avx512_get(sine + i, n - i), side);
+        qlora__avx512_put(a + i, n - i, _mm512_fnmadd_ps(v, s, _mm512_mul_ps(u, c)));
+        qlora__avx512_put(b + i, n - i, _mm512_fmadd_ps(u, s, _mm512_mul_ps(v, c)));
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__shares_avx512(const float* e, float sum, float scale,
+                                                      float weight, int64_t n, float* y) {
+    qlora__scale_avx512(e, NULL, scale * weight / sum, n, y);
+}
+
+QLORA__TARGET_AVX512 static void qlora__softmax_grad_avx512(const float* p, const float* dy,
+                                                            float dot, int64_t n, float* dx) {
+    const __m512 less = _mm512_set1_ps(dot);
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 v = _mm512_sub_ps(qlora__avx512_get(dy + i, n - i), less);
+        qlora__avx512_put(dx + i, n - i, _mm512_mul_ps(qlora__avx512_get(p + i, n - i), v));
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__cap_grad_avx512(const float* y, float cap, int64_t n,
+                                                        float* g) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512 t = _mm512_div_ps(qlora__avx512_get(y + i, n - i), _mm512_set1_ps(cap));
+        __m512 slope = _mm512_fnmadd_ps(t, t, one);
+        qlora__avx512_put(g + i, n - i, _mm512_mul_ps(qlora__avx512_get(g + i, n - i), slope));
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__adamw_avx512(const qlora__adamw_row* r) {
+    const __m512 clip = _mm512_set1_ps(r->clip);
+    for (int64_t i = 0; i < r->n; i += 16) {
+        int64_t n = r->n - i;
+        __m512 grad = qlora__avx512_get(r->grad + i, n);
+        __m512 p = qlora__avx512_get(r->param + i, n);
+        __m512 m = qlora__avx512_get(r->m + i, n);
+        __m512 v = qlora__avx512_get(r->v + i, n);
+        __m512 g = _mm512_mul_ps(grad, clip);
+        __m512 step = _mm512_fmsub_ps(grad, clip, m); // g - m
+        p = _mm512_fnmadd_ps(p, _mm512_set1_ps(r->decay), p);
+        m = _mm512_fmadd_ps(step, _mm512_set1_ps(r->one_minus_beta1), m);
+        __m512 share = _mm512_mul_ps(g, _mm512_set1_ps(r->one_minus_beta2));
+        v = _mm512_fmadd_ps(share, g, _mm512_mul_ps(v, _mm512_set1_ps(r->beta2)));
+        __m512 root = _mm512_div_ps(_mm512_sqrt_ps(v), _mm512_set1_ps(r->root_correction));
+        __m512 move = _mm512_div_ps(m, _mm512_add_ps(root, _mm512_set1_ps(r->eps)));
+        p = _mm512_fnmadd_ps(move, _mm512_set1_ps(r->step_size), p);
+        qlora__avx512_put(r->param + i, n, p);
+        qlora__avx512_put(r->m + i, n, m);
+        qlora__avx512_put(r->v + i, n, v);
+        qlora__avx512_put(r->grad + i, n, _mm512_setzero_ps());
+    }
+}
+
+// ---- conversions and dropout --------------------------------------------------------------------
+
+QLORA__TARGET_AVX512 static void qlora__load_avx512(const void* from, qlora_dtype dtype, int64_t n,
+                                                    float* to) {
+    const uint16_t* x = (const uint16_t*)from;
+    int64_t i = 0;
+    for (; dtype == QLORA_BF16 && i + 16 <= n; i += 16) {
+        __m256i half = _mm256_loadu_si256((const __m256i*)(const void*)(x + i));
+        __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+        _mm512_storeu_ps(to + i, _mm512_castsi512_ps(wide));
+    }
+    if (i > 0) {
+        qlora__load_avx2(x + i, dtype, n - i, to + i);
+    } else {
+        qlora__load_avx2(from, dtype, n, to);
+    }
+}
+
+// Rounds to nearest even; a NaN becomes 0x7fff, as in the portable tier.
+QLORA__TARGET_AVX512 static void qlora__store_avx512(const float* from, int64_t n, void* to,
+                                                     qlora_dtype dtype) {
+    uint16_t* y = (uint16_t*)to;
+    int64_t i = 0;
+    for (; dtype == QLORA_BF16 && i + 16 <= n; i += 16) {
+        __m512 v = _mm512_loadu_ps(from + i);
+        __m512i u = _mm512_castps_si512(v);
+        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+        __m512i sum = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+        __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+        __m512i r =
+            _mm512_mask_mov_epi32(_mm512_srli_epi32(sum, 16), is_nan, _mm512_set1_epi32(0x7fff));
+        _mm256_storeu_si256((__m256i*)(void*)(y + i), _mm512_cvtepi32_epi16(r));
+    }
+    if (i > 0) {
+        qlora__store_avx2(from + i, n - i, y + i, dtype);
+    } else {
+        qlora__store_avx2(from, n, to, dtype);
+    }
+}
+
+// One permutation selects from all 16 levels; it ignores the upper bits of an index.
+QLORA__TARGET_AVX512 static void qlora__nf4_row_avx512(const uint8_t* codes, const float* levels,
+                                                       float scale, int64_t n, float* y) {
+    const __m512 table = _mm512_mul_ps(_mm512_loadu_ps(levels), _mm512_set1_ps(scale));
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m128i pair = _mm_loadl_epi64((const __m128i*)(const void*)(codes + i / 2));
+        __m128i code = _mm_unpacklo_epi8(_mm_srli_epi16(pair, 4), pair);
+        _mm512_storeu_ps(y + i, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(code), table));
+    }
+    qlora__nf4_portable(codes + i / 2, levels, scale, n - i, y + i);
+}
+
+// Upper words of the products of 16 words with one.
+QLORA__TARGET_AVX512 static inline __m512i qlora__avx512_high_words(__m512i x, __m512i by) {
+    __m512i even = _mm512_srli_epi64(_mm512_mul_epu32(x, by), 32);
+    __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), by);
+    return _mm512_mask_blend_epi32((__mmask16)0xaaaa, even, odd);
+}
+
+// `scale` where the word is at least `least`, both unsigned.
+QLORA__TARGET_AVX512 static inline __m512 qlora__avx512_kept(__m512i words, __m512i least,
+                                                             __m512 scale) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_epu32_mask(words, least, _MM_CMPINT_NLT), scale);
+}
+
+// Writes element i of a, b, c and d as y[4 i], y[4 i + 1] and so on.
+QLORA__TARGET_AVX512 static inline void qlora__avx512_put4(float* y, __m512 a, __m512 b, __m512 c,
+                                                           __m512 d) {
+    __m512 ab = _mm512_unpacklo_ps(a, b);
+    __m512 cd = _mm512_unpacklo_ps(c, d);
+    __m512 ab2 = _mm512_unpackhi_ps(a, b);
+    __m512 cd2 = _mm512_unpackhi_ps(c, d);
+    __m512 r0 = _mm512_shuffle_ps(ab, cd, 0x44);   // elements 0, 4, 8, 12
+    __m512 r1 = _mm512_shuffle_ps(ab, cd, 0xee);   // elements 1, 5, 9, 13
+    __m512 r2 = _mm512_shuffle_ps(ab2, cd2, 0x44); // elements 2, 6, 10, 14
+    __m512 r3 = _mm512_shuffle_ps(ab2, cd2, 0xee); // elements 3, 7, 11, 15
+    __m512 low01 = _mm512_shuffle_f32x4(r0, r1, 0x44);
+    __m512 low23 = _mm512_shuffle_f32x4(r2, r3, 0x44);
+    __m512 high01 = _mm512_shuffle_f32x4(r0, r1, 0xee);
+    __m512 high23 = _mm512_shuffle_f32x4(r2, r3, 0xee);
+    _mm512_storeu_ps(y, _mm512_shuffle_f32x4(low01, low23, 0x88));
+    _mm512_storeu_ps(y + 16, _mm512_shuffle_f32x4(low01, low23, 0xdd));
+    _mm512_storeu_ps(y + 32, _mm512_shuffle_f32x4(high01, high23, 0x88));
+    _mm512_storeu_ps(y + 48, _mm512_shuffle_f32x4(high01, high23, 0xdd));
+}
+
+// 16 counters at a time; see qlora__philox.
+QLORA__TARGET_AVX512 static void qlora__keep_avx512(const qlora__keep_row* r) {
+    const __m512i m0 = _mm512_set1_epi32((int)0xD2511F53u);
+    const __m512i m1 = _mm512_set1_epi32((int)0xCD9E8D57u);
+    const __m512i least = _mm512_set1_epi32((int)r->threshold);
+    const __m512 scale = _mm512_set1_ps(r->scale);
+    const __m512i ahead = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    qlora__keep_row rest = *r;
+    for (; rest.n >= 64; rest.n -= 64) {
+        __m512i c0 = _mm512_add_epi32(_mm512_set1_epi32((int)rest.counter[0]), ahead);
+        __m512i c1 = _mm512_set1_epi32((int)r->counter[1]);
+        __m512i c2 = _mm512_set1_epi32((int)r->counter[2]);
+        __m512i c3 = _mm512_set1_epi32((int)r->counter[3]);
+        for (uint32_t round = 0; round < 10; round++) {
+            __m512i k0 = _mm512_set1_epi32((int)(r->key[0] + round * 0x9E3779B9u));
+            __m512i k1 = _mm512_set1_epi32((int)(r->key[1] + round * 0xBB67AE85u));
+            __m512i h0 = qlora__avx512_high_words(c0, m0);
+            __m512i h1 = qlora__avx512_high_words(c2, m1);
+            __m512i l0 = _mm512_mullo_epi32(c0, m0);
+            __m512i l1 = _mm512_mullo_epi32(c2, m1);
+            c0 = _mm512_xor_si512(_mm512_xor_si512(h1, c1), k0);
+            c1 = l1;
+            c2 = _mm512_xor_si512(_mm512_xor_si512(h0, c3), k1);
+            c3 = l0;
+        }
+        qlora__avx512_put4(
+            rest.factor, qlora__avx512_kept(c0, least, scale), qlora__avx512_kept(c1, least, scale),
+            qlora__avx512_kept(c2, least, scale), qlora__avx512_kept(c3, least, scale));
+        rest.factor += 64;
+        rest.counter[0] += 16;
+    }
+    qlora__keep_portable(&rest);
+}
+
+// ---- attention ----------------------------------------------------------------------------------
+
+QLORA__TARGET_AVX512 static void qlora__scores_avx512(const qlora__score_row* r) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    for (int64_t i = 0; i < r->n; i += 16) {
+        int64_t n = r->n - i;
+        __m512 s = qlora__avx512_get(r->s + i, n);
+        __m512 p = qlora__avx512_exp(_mm512_sub_ps(s, _mm512_set1_ps(r->lse)));
+        __m512 d = _mm512_sub_ps(qlora__avx512_get(r->dp + i, n), _mm512_set1_ps(r->dot));
+        __m512 ds = _mm512_mul_ps(p, d);
+        if (r->cap > 0.0f) {
+            __m512 t = _mm512_div_ps(s, _mm512_set1_ps(r->cap));
+            ds = _mm512_mul_ps(ds, _mm512_fnmadd_ps(t, t, one));
+        }
+        qlora__avx512_put(r->p + i, n, p);
+        qlora__avx512_put(r->ds + i, n, ds);
+    }
+}
+
+// Two vectors of sums of row i.
+#define QLORA__ROW(i)                                                                              \
+    x = _mm512_set1_ps(a[(i)*row]);                                                                \
+    c##i##0 = _mm512_fmadd_ps(x, b0, c##i##0);                                                     \
+    c##i##1 = _mm512_fmadd_ps(x, b1, c##i##1)
+#define QLORA__ROW_LOAD(i)                                                                         \
+    c##i##0 = _mm512_loadu_ps(c + (i)*p->ldc);                                                     \
+    c##i##1 = _mm512_maskz_loadu_ps(both, c + (i)*p->ldc + 16)
+#define QLORA__ROW_STORE(i)                                                                        \
+    _mm512_storeu_ps(c + (i)*p->ldc, c##i##0);                                                     \
+    _mm512_mask_storeu_ps(c + (i)*p->ldc + 16, both, c##i##1)
+
+// Eight rows and 32 columns of a product, or 16 if `both` is 0: then the second vector is not
+// touched in memory, and its sums are not used.
+QLORA__TARGET_AVX512 static void qlora__tile_avx512(const qlora__block_product* p, const float* a,
+                                                    const float* b, float* c, __mmask16 both) {
+    const int64_t row = p->turned ? 1 : p->lda;
+    const int64_t step = p->turned ? p->lda : 1;
+    __m512 c00 = _mm512_setzero_ps(), c01 = c00, c10 = c00, c11 = c00, c20 = c00, c21 = c00;
+    __m512 c30 = c00, c31 = c00, c40 = c00, c41 = c00, c50 = c00, c51 = c00;
+    __m512 c60 = c00, c61 = c00, c70 = c00, c71 = c00;
+    if (p->add) {
+        QLORA__ROW_LOAD(0);
+        QLORA__ROW_LOAD(1);
+        QLORA__ROW_LOAD(2);
+        QLORA__ROW_LOAD(3);
+        QLORA__ROW_LOAD(4);
+        QLORA__ROW_LOAD(5);
+        QLORA__ROW_LOAD(6);
+        QLORA__ROW_LOAD(7);
+    }
+    for (int64_t k = 0; k < p->k; k++) {
+        __m512 b0 = _mm512_loadu_ps(b);
+        __m512 b1 = _mm512_maskz_loadu_ps(both, b + 16);
+        __m512 x;
+        QLORA__ROW(0);
+        QLORA__ROW(1);
+        QLORA__ROW(2);
+        QLORA__ROW(3);
+        QLORA__ROW(4);
+        QLORA__ROW(5);
+        QLORA__ROW(6);
+        QLORA__ROW(7);
+        a += step;
+        b += p->ldb;
+    }
+    QLORA__ROW_STORE(0);
+    QLORA__ROW_STORE(1);
+    QLORA__ROW_STORE(2);
+    QLORA__ROW_STORE(3);
+    QLORA__ROW_STORE(4);
+    QLORA__ROW_STORE(5);
+    QLORA__ROW_STORE(6);
+    QLORA__ROW_STORE(7);
+}
+
+#undef QLORA__ROW
+#undef QLORA__ROW_LOAD
+#undef QLORA__ROW_STORE
+
+QLORA__TARGET_AVX512 static void qlora__product_avx512(const qlora__block_product* p) {
+    int64_t row = p->turned ? 1 : p->lda;
+    for (int64_t j = 0; j < p->n; j += 32) {
+        __mmask16 both = (__mmask16)(j + 32 <= p->n ? 0xffffu : 0u);
+        for (int64_t i = 0; i < p->m; i += 8) {
+            qlora__tile_avx512(p, p->a + i * row, p->b + j, p->c + i * p->ldc + j, both);
+        }
+    }
+    _mm256_zeroupper();
+}
+
+static const qlora__cpu_rows qlora__rows_avx512 = {
+    qlora__load_avx512,
+    qlora__store_avx512,
+    {qlora__silu_avx512, qlora__silu_grad_avx512, qlora__swiglu_avx512, qlora__geglu_avx512,
+     qlora__cap_avx512, qlora__mul_avx512, qlora__add_avx512, qlora__scale_avx512,
+     qlora__fill_avx512},
+    qlora__swiglu_grad_avx512,
+    qlora__geglu_grad_avx512,
+    qlora__squares_avx512,
+    qlora__dot_avx512,
+    qlora__dot3_avx512,
+    qlora__norm_avx512,
+    qlora__norm_grad_avx512,
+    qlora__rope_avx512,
+    qlora__top_avx512,
+    qlora__exps_avx512,
+    qlora__shares_avx512,
+    qlora__softmax_grad_avx512,
+    qlora__cap_grad_avx512,
+    qlora__adamw_avx512,
+    qlora__nf4_row_avx512,
+    qlora__keep_avx512,
+    qlora__product_avx512,
+    qlora__turn_avx2, // bound by its stores
+    qlora__scores_avx512,
 };
 
 #endif // QLORA__X86
@@ -6413,12 +7043,15 @@ static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* cod
 
 static const qlora__cpu_gemm qlora__neon_gemm = {
     640,
+    192,
     8,
     12,
     qlora__neon_tile,
     8,
     qlora__neon_narrow,
     qlora__neon_pack4,
+    NULL,
+    NULL,
     qlora__neon_widen,
     qlora__neon_nf4,
 };
@@ -6546,6 +7179,55 @@ static void qlora__avx2_pack4(const float* const* lines, int64_t steps, int64_t 
     }
 }
 
+// Four steps of two lines, in the lower and the upper half.
+QLORA__TARGET_AVX2
+static inline __m256 qlora__avx2_halves(const float* low, const float* high) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+}
+
+// Eight lines side by side. Lines i and i + 4 share a register, so that no lane is crossed later.
+QLORA__TARGET_AVX2
+static void qlora__avx2_pack8(const float* const* lines, int64_t steps, int64_t width, float* out) {
+    int64_t k = 0;
+    for (; k + 4 <= steps; k += 4) {
+        __m256 l0 = qlora__avx2_halves(lines[0] + k, lines[4] + k);
+        __m256 l1 = qlora__avx2_halves(lines[1] + k, lines[5] + k);
+        __m256 l2 = qlora__avx2_halves(lines[2] + k, lines[6] + k);
+        __m256 l3 = qlora__avx2_halves(lines[3] + k, lines[7] + k);
+        __m256 low01 = _mm256_unpacklo_ps(l0, l1); // 00 10 01 11, 40 50 41 51
+        __m256 low23 = _mm256_unpacklo_ps(l2, l3);
+        __m256 high01 = _mm256_unpackhi_ps(l0, l1); // 02 12 03 13, 42 52 43 53
+        __m256 high23 = _mm256_unpackhi_ps(l2, l3);
+        float* to = out + k * width;
+        _mm256_storeu_ps(to, _mm256_shuffle_ps(low01, low23, 0x44));
+        _mm256_storeu_ps(to + width, _mm256_shuffle_ps(low01, low23, 0xee));
+        _mm256_storeu_ps(to + 2 * width, _mm256_shuffle_ps(high01, high23, 0x44));
+        _mm256_storeu_ps(to + 3 * width, _mm256_shuffle_ps(high01, high23, 0xee));
+    }
+    for (; k < steps; k++) {
+        for (int i = 0; i < 8; i++) {
+            out[k * width + i] = lines[i][k];
+        }
+    }
+    _mm256_zeroupper();
+}
+
+QLORA__TARGET_AVX2
+static void qlora__avx2_spread(const float* from, int64_t n, int64_t width, int64_t jump,
+                               float* out) {
+    for (int64_t i = 0; i + width <= n; i += width) {
+        int64_t j = 0;
+        for (; j + 8 <= width; j += 8) {
+            _mm256_storeu_ps(out + j, _mm256_loadu_ps(from + i + j));
+        }
+        if (j < width) {
+            _mm_storeu_ps(out + j, _mm_loadu_ps(from + i + j));
+        }
+        out += jump;
+    }
+    _mm256_zeroupper();
+}
+
 QLORA__TARGET_AVX2
 static void qlora__avx2_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
     int64_t i = 0;
@@ -6603,13 +7285,16 @@ static void qlora__avx2_nf4(const float* levels, float scale, const uint8_t* cod
 }
 
 static const qlora__cpu_gemm qlora__avx2_gemm = {
-    320,
+    300, // 24 columns of 300 steps are 28 KiB
+    192,
     4,
     24,
     qlora__avx2_tile,
     16,
     qlora__avx2_narrow,
     qlora__avx2_pack4,
+    qlora__avx2_pack8,
+    qlora__avx2_spread,
     qlora__avx2_widen,
     qlora__avx2_nf4,
 };
@@ -6725,6 +7410,22 @@ static void qlora__avx512_narrow(int64_t steps, const float* a, const float* b, 
     _mm256_zeroupper();
 }
 
+QLORA__TARGET_AVX512
+static void qlora__avx512_spread(const float* from, int64_t n, int64_t width, int64_t jump,
+                                 float* out) {
+    for (int64_t i = 0; i + width <= n; i += width) {
+        int64_t j = 0;
+        for (; j + 16 <= width; j += 16) {
+            _mm512_storeu_ps(out + j, _mm512_loadu_ps(from + i + j));
+        }
+        if (j < width) {
+            _mm256_storeu_ps(out + j, _mm256_loadu_ps(from + i + j));
+        }
+        out += jump;
+    }
+    _mm256_zeroupper();
+}
+
 // See qlora__cpu_gemm. One permutation selects from all 16 products; it ignores the upper bits of
 // an index.
 QLORA__TARGET_AVX512
@@ -6752,13 +7453,16 @@ static void qlora__avx512_nf4(const float* levels, float scale, const uint8_t* c
 }
 
 static const qlora__cpu_gemm qlora__avx512_gemm = {
-    384,
+    200, // 48 columns of 200 steps are 38 KiB
+    192,
     8,
     48,
     qlora__avx512_tile,
     16,
     qlora__avx512_narrow,
     qlora__avx2_pack4,
+    qlora__avx2_pack8,
+    qlora__avx512_spread,
     qlora__avx2_widen,
     qlora__avx512_nf4,
 };
@@ -7573,7 +8277,7 @@ static const qlora__cpu_table qlora__cpu_tables[] = {
     {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, &qlora__avx2_gemm,
      &qlora__rows_avx2, &qlora__avx2_stream},
     {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, true,
-     &qlora__avx512_gemm, &qlora__rows_avx2, &qlora__avx512_stream},
+     &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream},
 #endif
 };
 
@@ -7868,27 +8572,28 @@ static void qlora__gemm_portable(qlora_ctx* ctx, const qlora__gemm* g) {
 // one sum in ascending k, so the bits depend on nothing but the values: not on the number of
 // threads, nor on how rows, columns and k are divided.
 
-#define QLORA__KC 640          // steps per range, at most
-#define QLORA__MC 1024         // rows per slice, at most
-#define QLORA__NC 192          // columns per block, at most
-#define QLORA__PART 512        // columns per slice if the sums cannot stay in C
-#define QLORA__CHUNK 96        // rows whose panels stay in the second-level cache
-#define QLORA__PANELS 0x210000 // elements in panels: QLORA__MC rows of 2112 steps
-#define QLORA__MOST_TILE 384   // elements of the largest tile
+#define QLORA__KC 640   // steps per range, at most
+#define QLORA__MC 1024  // rows per slice, at most
+#define QLORA__NC 192   // columns per block of QLORA__KC steps; more if the ranges are shorter
+#define QLORA__PART 512 // columns per slice if the sums cannot stay in C
+#define QLORA__CHUNK 96 // rows whose panels stay in the second-level cache: whole tiles
+#define QLORA__PANELS 0x320000 // elements in panels: QLORA__MC rows of 3200 steps
+#define QLORA__BLOCKS ((QLORA__KC + 4) * QLORA__NC) // elements of a block of columns
+#define QLORA__MOST_TILE 384                        // elements of the largest tile
 
 // Working memory of the packed products, allocated with the context.
 struct qlora__packing {
     float* a;    // [PANELS]
     float* c;    // [MC][PART]
-    float* b;    // [KC + 4][NC] per slot
+    float* b;    // [BLOCKS] per slot
     float* zero; // [KC]
     size_t bytes;
 };
 
 static qlora_result qlora__packing_create(qlora_ctx* ctx) {
     size_t slots = (size_t)qlora__slots(ctx);
-    size_t floats = (size_t)QLORA__PANELS + (size_t)QLORA__MC * QLORA__PART + QLORA__KC +
-                    slots * (QLORA__KC + 4) * QLORA__NC;
+    size_t floats =
+        (size_t)QLORA__PANELS + (size_t)QLORA__MC * QLORA__PART + QLORA__KC + slots * QLORA__BLOCKS;
     size_t bytes = sizeof(qlora__packing) + 64 + floats * sizeof(float);
     if (ctx->cpu->gemm == NULL) {
         return QLORA_OK;
@@ -7987,21 +8692,23 @@ typedef struct qlora__lines_piece {
 static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_piece* p,
                               int64_t width, int64_t stride, int64_t at, const float* zero,
                               float* out) {
-    float stage[4 * QLORA__KC];
+    float stage[8 * QLORA__KC];
     const qlora__operand* o = p->from;
+    bool in_place = o->nf4 == NULL && o->dtype == QLORA_F32;
     int64_t padded = qlora__ceil_div(p->count, width) * width;
-    for (int64_t i = 0; o->lines && i < padded; i += 4) {
+    int64_t group = cpu->pack8 != NULL && width % 8 == 0 ? 8 : 4;
+    for (int64_t i = 0; o->lines && i < padded; i += group) {
         float* to = out + (i / width * stride + at) * width + i % width;
         for (int64_t k = 0; k < p->steps; k += QLORA__KC) {
-            const float* lines[4];
+            const float* lines[8];
             int64_t n = qlora__min(QLORA__KC, p->steps - k);
-            for (int64_t j = 0; j < 4; j++) {
-                lines[j] = i + j < p->count
-                               ? qlora__operand_run(cpu, o, (p->first + i + j) * o->ld + p->k + k,
-                                                    n, stage + j * QLORA__KC)
-                               : zero;
+            for (int64_t j = 0; j < group; j++) {
+                int64_t line = p->first + i + j;
+                lines[j] = i + j < p->count ? qlora__operand_run(cpu, o, line * o->ld + p->k + k, n,
+                                                                 stage + j * QLORA__KC)
+                                            : zero;
             }
-            cpu->pack4(lines, n, width, to + k * width);
+            (group == 8 ? cpu->pack8 : cpu->pack4)(lines, n, width, to + k * width);
         }
     }
     for (int64_t k = 0; !o->lines && k < p->steps; k++) {
@@ -8010,8 +8717,12 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
         float* to = out + (at + k) * width;
         int64_t i = 0;
         // The rows of a wide matrix are in different pages, where processors do not look ahead.
-        for (int64_t j = 0; from != stage && k + 8 < p->steps && j < p->count; j += 16) {
+        for (int64_t j = 0; in_place && k + 8 < p->steps && j < p->count; j += 16) {
             QLORA__WILL_READ(from + 8 * o->ld + j);
+        }
+        if (cpu->spread != NULL) {
+            cpu->spread(from, p->count, width, stride * width, to);
+            i = p->count / width * width;
         }
         for (; i + width <= p->count; i += width) {
             for (int64_t j = 0; j < width; j += 4) {
@@ -8207,7 +8918,7 @@ static void qlora__multiply_block(const qlora__multiply* m, int64_t k, int64_t s
 // A unit is a block of columns and some of the rows.
 static void qlora__multiply_units(void* user, int slot, int64_t begin, int64_t end) {
     const qlora__multiply* m = (const qlora__multiply*)user;
-    float* b = m->left->memory->b + (size_t)slot * (QLORA__KC + 4) * QLORA__NC;
+    float* b = m->left->memory->b + (size_t)slot * QLORA__BLOCKS;
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t col = unit / m->unit_parts * m->block;
         int64_t row = unit % m->unit_parts * m->unit_rows;
@@ -8226,19 +8937,21 @@ static void qlora__multiply_divide(qlora__multiply* m) {
     const qlora__cpu_gemm* cpu = m->left->cpu;
     int64_t ranges = qlora__ceil_div(m->steps, cpu->steps);
     m->range = qlora__ceil_div(qlora__ceil_div(m->steps, ranges), 4) * 4;
-    bool narrow = m->cols <= QLORA__NC / 4 && qlora__ceil_div(m->cols, cpu->narrow) * cpu->narrow <
-                                                  qlora__ceil_div(m->cols, cpu->cols) * cpu->cols;
+    bool narrow = m->cols <= cpu->block / 4 && qlora__ceil_div(m->cols, cpu->narrow) * cpu->narrow <
+                                                   qlora__ceil_div(m->cols, cpu->cols) * cpu->cols;
     m->width = narrow ? cpu->narrow : cpu->cols;
     m->tile = narrow ? cpu->narrow_tile : cpu->tile;
     m->stride = qlora__panel_stride(m->range, m->width);
     int64_t slots = qlora__slots(m->left->ctx);
     int64_t share = slots > 1 ? qlora__ceil_div(m->cols, 4 * slots) : m->cols;
-    share = qlora__min(QLORA__NC, qlora__max(QLORA__NC / 4, share));
+    int64_t most = qlora__min(cpu->block, QLORA__BLOCKS / m->stride);
+    share = qlora__min(most, qlora__max(most / 4, share));
     m->block = qlora__ceil_div(share, m->width) * m->width;
-    m->block = m->block > QLORA__NC ? m->block - m->width : m->block;
+    m->block = m->block > most ? m->block - m->width : m->block;
+    // Units of the same columns pack them again, so three for each thread have to do.
     int64_t blocks = qlora__ceil_div(m->cols, m->block);
     int64_t chunks = qlora__ceil_div(m->left->rows, QLORA__CHUNK);
-    int64_t parts = slots > 1 ? qlora__min(chunks, qlora__ceil_div(4 * slots, blocks)) : 1;
+    int64_t parts = slots > 1 ? qlora__min(chunks, qlora__ceil_div(3 * slots, blocks)) : 1;
     m->unit_rows = qlora__ceil_div(chunks, qlora__max(parts, 1)) * QLORA__CHUNK;
     m->unit_parts = qlora__ceil_div(m->left->rows, m->unit_rows);
 }
@@ -8360,6 +9073,7 @@ static int64_t qlora__packing_room(void) {
 #undef QLORA__KC
 #undef QLORA__MC
 #undef QLORA__NC
+#undef QLORA__BLOCKS
 #undef QLORA__PART
 #undef QLORA__CHUNK
 #undef QLORA__PANELS
@@ -25011,6 +25725,24 @@ static int64_t qlora__linear_forward_steps(const qlora_linear_desc* l) {
     return l->in + rank;
 }
 
+// The sum of the ranks of part i and of those after it whose A follow in memory; *next is the first
+// part that is not among them. Their products with x are one, which reads the panels once.
+static int64_t qlora__linear_ranks(const qlora_linear_desc* l, int32_t i, int32_t* next) {
+    const qlora_tensor* first = l->parts[i].a;
+    int64_t rank = l->parts[i].rank;
+    for (*next = i + 1; *next < l->count && rank > 0; (*next)++) {
+        const qlora_linear_part* p = &l->parts[*next];
+        if (p->rank == 0 || p->a->ld != first->ld || p->a->dtype != first->dtype ||
+            (const char*)p->a->data !=
+                (const char*)first->data +
+                    (size_t)(rank * first->ld) * qlora_dtype_bytes(first->dtype)) {
+            break;
+        }
+        rank += p->rank;
+    }
+    return rank;
+}
+
 // y, for one slice of rows; with `adapters`, also z, in the columns of x after l->in.
 static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora__panels* p,
                                         const qlora_tensor* x, const qlora_tensor* y,
@@ -25018,14 +25750,15 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
     qlora__operand rows = qlora__operand_matrix(x, true);
     qlora__panels_pack(p, &rows, 0, l->in, 0, 1.0f);
     int64_t at = l->in;
-    for (int32_t i = 0; i < l->count && adapters; i++) {
-        const qlora_linear_part* part = &l->parts[i];
-        if (part->rank > 0) {
-            qlora__segment a = qlora__segment_of(qlora__operand_matrix(part->a, true), l->in);
-            qlora__panels_multiply(p, 0, &a, 1, 0, part->rank, qlora__linear_at(x, p->row, at),
-                                   x->ld, false);
+    int32_t next = 0;
+    for (int32_t i = 0; i < l->count && adapters; i = next) {
+        int64_t rank = qlora__linear_ranks(l, i, &next);
+        if (rank > 0) {
+            qlora__segment a = qlora__segment_of(qlora__operand_matrix(l->parts[i].a, true), l->in);
+            qlora__panels_multiply(p, 0, &a, 1, 0, rank, qlora__linear_at(x, p->row, at), x->ld,
+                                   false);
         }
-        at += part->rank;
+        at += rank;
     }
     int64_t col = 0;
     at = l->in;
@@ -26181,7 +26914,6 @@ typedef struct qlora__attention_room {
     QLORA__REAL* s;   // scores, then probabilities [block, block]
     QLORA__REAL* dp;  // their gradients, then those of the scores
     QLORA__REAL* lse; // [block]
-    QLORA__REAL* dot; // [block]
     double* sum;      // [block]
 } qlora__attention_room;
 
@@ -26210,7 +26942,7 @@ static int64_t qlora__block_pad(int64_t n, int64_t multiple) {
 
 static size_t qlora__attention_room_bytes(int64_t hd) {
     int64_t width = qlora__block_pad(hd, QLORA__BLOCK_COLS);
-    int64_t count = 8 * QLORA__BLOCK * width + 2 * QLORA__BLOCK * QLORA__BLOCK + 2 * QLORA__BLOCK;
+    int64_t count = 8 * QLORA__BLOCK * width + 2 * QLORA__BLOCK * QLORA__BLOCK + QLORA__BLOCK;
     return (size_t)count * sizeof(QLORA__REAL) + QLORA__BLOCK * sizeof(double);
 }
 
@@ -26228,7 +26960,6 @@ static qlora__attention_room qlora__attention_room_at(const qlora__attention_job
     room.s = next;
     room.dp = room.s + QLORA__BLOCK * QLORA__BLOCK;
     room.lse = room.dp + QLORA__BLOCK * QLORA__BLOCK;
-    room.dot = room.lse + QLORA__BLOCK;
     return room;
 }
 
@@ -26245,11 +26976,35 @@ static void qlora__block_rows(const qlora__attention_job* job, const qlora_tenso
     }
 }
 
+// A matrix in the memory of a lane, or rows of a tensor.
+typedef struct qlora__block_matrix {
+    QLORA__REAL* data;
+    int64_t ld;
+} qlora__block_matrix;
+
+static qlora__block_matrix qlora__block_of(QLORA__REAL* data, int64_t ld) {
+    qlora__block_matrix m;
+    m.data = data;
+    m.ld = ld;
+    return m;
+}
+
+// One head of n keys or values from `token` on: in place if they need no conversion and no padding.
+static qlora__block_matrix qlora__block_keys(const qlora__attention_job* job, const qlora_tensor* t,
+                                             int64_t token, int64_t n, int64_t head, int64_t width,
+                                             QLORA__REAL* room) {
+    if (t->dtype == QLORA_F32 && width == job->a->hd) {
+        return qlora__block_of((QLORA__REAL*)t->data + token * t->ld + head * width, t->ld);
+    }
+    qlora__block_rows(job, t, token, n, head, 1, width, room);
+    return qlora__block_of(room, width);
+}
+
 // y[d][r] = x[r][d] for n rows; columns up to QLORA__BLOCK are 0.
-static void qlora__block_transpose(const qlora__attention_job* job, const QLORA__REAL* x, int64_t n,
-                                   int64_t width, QLORA__REAL* y) {
+static void qlora__block_transpose(const qlora__attention_job* job, qlora__block_matrix x,
+                                   int64_t n, QLORA__REAL* y) {
     int64_t hd = job->a->hd;
-    job->rows->turn(x, width, n, hd, y);
+    job->rows->turn(x.data, x.ld, n, hd, y);
     for (int64_t d = 0; d < hd && n < QLORA__BLOCK; d++) {
         memset(y + d * QLORA__BLOCK + n, 0, (size_t)(QLORA__BLOCK - n) * sizeof *y);
     }
@@ -26271,19 +27026,6 @@ static void qlora__block_queries(const qlora__attention_job* job, const qlora_te
                           y + h * b->queries * width);
     }
     qlora__block_clear(y, b->rows * width, qlora__block_pad(b->rows, QLORA__BLOCK_ROWS) * width);
-}
-
-// A matrix in the memory of a lane; its rows have `width` or QLORA__BLOCK columns.
-typedef struct qlora__block_matrix {
-    QLORA__REAL* data;
-    int64_t ld;
-} qlora__block_matrix;
-
-static qlora__block_matrix qlora__block_of(QLORA__REAL* data, int64_t ld) {
-    qlora__block_matrix m;
-    m.data = data;
-    m.ld = ld;
-    return m;
 }
 
 // c[m, n] = a[m, k] b[k, n], or c += a b; m and n are padded.
@@ -26354,15 +27096,19 @@ static void qlora__block_dots_of(const qlora__attention_job* job, int64_t rows, 
 // times x[queries, width]. The weights of keys that a query does not see are 0, but 0 times a value
 // that is not finite would be NaN: then only the others are added.
 static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_pair* p,
-                            QLORA__REAL* weights, bool turned, QLORA__REAL* x, QLORA__REAL* c,
-                            int64_t width) {
+                            QLORA__REAL* weights, bool turned, qlora__block_matrix x,
+                            QLORA__REAL* c, int64_t width) {
     int64_t m = turned ? p->n : p->b->rows;
     int64_t k = turned ? p->b->rows : p->n;
+    double squares = 0.0;
+    bool all = qlora__pair_sees_all(job->a, p);
+    for (int64_t i = 0; i < k && !all; i++) {
+        squares = job->rows->squares(x.data + i * x.ld, width, squares);
+    }
     // A sum of squares in double precision is finite if all values are; otherwise at most slow.
-    if (qlora__pair_sees_all(job->a, p) ||
-        qlora__finite((float)job->rows->squares(x, k * width, 0.0))) {
-        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK), turned,
-                              qlora__block_of(x, width), qlora__block_of(c, width), true);
+    if (qlora__finite((float)squares)) {
+        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK), turned, x,
+                              qlora__block_of(c, width), true);
         return;
     }
     for (int64_t i = 0; i < m; i++) {
@@ -26370,8 +27116,8 @@ static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_
             int64_t query = turned ? j : i;
             int64_t key = turned ? i : j;
             if (qlora__pair_sees(job->a, p, query, key)) {
-                qlora__add_scaled(c + i * width, weights[query * QLORA__BLOCK + key], x + j * width,
-                                  width);
+                qlora__add_scaled(c + i * width, weights[query * QLORA__BLOCK + key],
+                                  x.data + j * x.ld, width);
             }
         }
     }
@@ -26423,9 +27169,9 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
     }
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
-        qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[1]);
-        qlora__block_transpose(job, room->at[1], n, width, room->at[2]);
-        qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
+        qlora__block_matrix k = qlora__block_keys(job, a->k, j, n, kv_head, width, room->at[1]);
+        qlora__block_matrix v = qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[4]);
+        qlora__block_transpose(job, k, n, room->at[2]);
         qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[2], width, room->s);
         for (int64_t r = 0; r < b->rows; r++) {
             int64_t from = 0;
@@ -26434,7 +27180,7 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
             qlora__block_softmax(job, room, r, from, to, n);
         }
         qlora__block_pair pair = qlora__pair_of(b, j, n);
-        qlora__pair_add(job, &pair, room->s, false, room->at[4], room->at[3], width);
+        qlora__pair_add(job, &pair, room->s, false, v, room->at[3], width);
     }
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t head = b->head + r / b->queries;
@@ -26461,10 +27207,9 @@ static void qlora__block_dots(const qlora__attention_job* job, const qlora__atte
     }
 }
 
-// Probabilities and gradients of scores [from, to) of a row of `n`; the others become 0. lse and
-// dot belong to the elements from `from` on.
+// Probabilities and gradients of n scores of a row.
 static void qlora__block_scores(const qlora__attention_job* job, QLORA__REAL* s, QLORA__REAL* dp,
-                                const QLORA__REAL* lse, const QLORA__REAL* dot, int64_t n) {
+                                QLORA__REAL lse, QLORA__REAL dot, int64_t n) {
     qlora__score_row row;
     row.s = s;
     row.dp = dp;
@@ -26495,10 +27240,8 @@ static void qlora__block_score_rows(const qlora__attention_job* job,
         int64_t to = 0;
         qlora__block_seen(a, i, j, n, &from, &to);
         if (to > from) {
-            qlora__point_fn fill = job->rows->point[QLORA__POINT_FILL];
-            fill(NULL, NULL, qlora__at(a->lse, head, i), to - from, room->lse);
-            fill(NULL, NULL, a->dots[head * a->tokens + i], to - from, room->dot);
-            qlora__block_scores(job, s + from, dp + from, room->lse, room->dot, to - from);
+            qlora__block_scores(job, s + from, dp + from, qlora__at(a->lse, head, i),
+                                a->dots[head * a->tokens + i], to - from);
         }
         qlora__block_clear(s, 0, from);
         qlora__block_clear(s, to, n);
@@ -26535,15 +27278,15 @@ static void qlora__block_dq(const qlora__attention_job* job, const qlora__attent
     qlora__block_clear(room->at[6], 0, QLORA__BLOCK * width);
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
-        qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[2]);
-        qlora__block_transpose(job, room->at[2], n, width, room->at[3]);
-        qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
-        qlora__block_transpose(job, room->at[4], n, width, room->at[5]);
+        qlora__block_matrix k = qlora__block_keys(job, a->k, j, n, kv_head, width, room->at[2]);
+        qlora__block_transpose(job, k, n, room->at[3]);
+        qlora__block_transpose(job, qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[4]),
+                               n, room->at[5]);
         qlora__block_pair pair = qlora__pair_of(b, j, n);
         qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[3], width, room->s);
         qlora__block_dots_of(job, b->rows, n, room->at[1], room->at[5], width, room->dp);
         qlora__block_score_rows(job, room, b, j, n);
-        qlora__pair_add(job, &pair, room->dp, false, room->at[2], room->at[6], width);
+        qlora__pair_add(job, &pair, room->dp, false, k, room->at[6], width);
     }
     qlora__block_dq_done(job, room, b, (QLORA__REAL)a->scale);
 }
@@ -26561,11 +27304,14 @@ static void qlora__block_share(const qlora__attention_job* job, const qlora__att
     qlora__block_dots_of(job, b->rows, n, room->at[4], room->at[7], width, room->s);
     qlora__block_dots_of(job, b->rows, n, room->at[5], room->at[1], width, room->dp);
     qlora__block_score_rows(job, room, b, j, n);
-    qlora__pair_add(job, &pair, room->dp, true, room->at[4], room->at[2], width);
-    qlora__pair_add(job, &pair, room->s, true, room->at[5], room->at[3], width);
+    qlora__pair_add(job, &pair, room->dp, true, qlora__block_of(room->at[4], width), room->at[2],
+                    width);
+    qlora__pair_add(job, &pair, room->s, true, qlora__block_of(room->at[5], width), room->at[3],
+                    width);
     if (joint) {
         qlora__block_queries(job, a->dq, b, 1, width, room->at[6]);
-        qlora__pair_add(job, &pair, room->dp, false, room->at[0], room->at[6], width);
+        qlora__pair_add(job, &pair, room->dp, false, qlora__block_of(room->at[0], width),
+                        room->at[6], width);
         qlora__block_dq_done(job, room, b, 1);
     }
 }
@@ -26583,10 +27329,10 @@ static void qlora__block_dkv(const qlora__attention_job* job, const qlora__atten
     int64_t group = a->heads / a->kv_heads;
     int64_t width = room->width;
     int64_t each = qlora__block_queries_per_head(a);
-    qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[0]);
-    qlora__block_transpose(job, room->at[0], n, width, room->at[1]);
+    qlora__block_transpose(job, qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[0]), n,
+                           room->at[1]);
     qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[0]);
-    qlora__block_transpose(job, room->at[0], n, width, room->at[7]);
+    qlora__block_transpose(job, qlora__block_of(room->at[0], width), n, room->at[7]);
     qlora__block_clear(room->at[2], 0, QLORA__BLOCK * width);
     qlora__block_clear(room->at[3], 0, QLORA__BLOCK * width);
     int64_t last = a->window > 0 ? qlora__min(end, j + n - 1 + a->window) : end;
@@ -41104,4 +41850,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end c0cdf4bbe6498849
+//@@ end aa9115aca2c73af2

@@ -83,6 +83,7 @@ extern "C" {
 #include "cpu/rows_portable.h"
 #include "cpu/rows_neon.h"
 #include "cpu/rows_avx2.h"
+#include "cpu/rows_avx512.h"
 #include "cpu/neon.h"
 #include "cpu/avx2.h"
 #include "cpu/avx512.h"

@@ -105,6 +105,22 @@ static void qlora__avx512_narrow(int64_t steps, const float* a, const float* b, 
     _mm256_zeroupper();
 }
 
+QLORA__TARGET_AVX512
+static void qlora__avx512_spread(const float* from, int64_t n, int64_t width, int64_t jump,
+                                 float* out) {
+    for (int64_t i = 0; i + width <= n; i += width) {
+        int64_t j = 0;
+        for (; j + 16 <= width; j += 16) {
+            _mm512_storeu_ps(out + j, _mm512_loadu_ps(from + i + j));
+        }
+        if (j < width) {
+            _mm256_storeu_ps(out + j, _mm256_loadu_ps(from + i + j));
+        }
+        out += jump;
+    }
+    _mm256_zeroupper();
+}
+
 // See qlora__cpu_gemm. One permutation selects from all 16 products; it ignores the upper bits of
 // an index.
 QLORA__TARGET_AVX512
@@ -132,13 +148,16 @@ static void qlora__avx512_nf4(const float* levels, float scale, const uint8_t* c
 }
 
 static const qlora__cpu_gemm qlora__avx512_gemm = {
-    384,
+    200, // 48 columns of 200 steps are 38 KiB
+    192,
     8,
     48,
     qlora__avx512_tile,
     16,
     qlora__avx512_narrow,
     qlora__avx2_pack4,
+    qlora__avx2_pack8,
+    qlora__avx512_spread,
     qlora__avx2_widen,
     qlora__avx512_nf4,
 };

@@ -206,12 +206,15 @@ static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* cod
 
 static const qlora__cpu_gemm qlora__neon_gemm = {
     640,
+    192,
     8,
     12,
     qlora__neon_tile,
     8,
     qlora__neon_narrow,
     qlora__neon_pack4,
+    NULL,
+    NULL,
     qlora__neon_widen,
     qlora__neon_nf4,
 };

@@ -87,6 +87,7 @@ static int64_t qlora__packing_room(void) {
 #undef QLORA__KC
 #undef QLORA__MC
 #undef QLORA__NC
+#undef QLORA__BLOCKS
 #undef QLORA__PART
 #undef QLORA__CHUNK
 #undef QLORA__PANELS

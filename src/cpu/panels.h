@@ -8,27 +8,28 @@
 // one sum in ascending k, so the bits depend on nothing but the values: not on the number of
 // threads, nor on how rows, columns and k are divided.
 
-#define QLORA__KC 640          // steps per range, at most
-#define QLORA__MC 1024         // rows per slice, at most
-#define QLORA__NC 192          // columns per block, at most
-#define QLORA__PART 512        // columns per slice if the sums cannot stay in C
-#define QLORA__CHUNK 96        // rows whose panels stay in the second-level cache
-#define QLORA__PANELS 0x210000 // elements in panels: QLORA__MC rows of 2112 steps
-#define QLORA__MOST_TILE 384   // elements of the largest tile
+#define QLORA__KC 640   // steps per range, at most
+#define QLORA__MC 1024  // rows per slice, at most
+#define QLORA__NC 192   // columns per block of QLORA__KC steps; more if the ranges are shorter
+#define QLORA__PART 512 // columns per slice if the sums cannot stay in C
+#define QLORA__CHUNK 96 // rows whose panels stay in the second-level cache: whole tiles
+#define QLORA__PANELS 0x320000 // elements in panels: QLORA__MC rows of 3200 steps
+#define QLORA__BLOCKS ((QLORA__KC + 4) * QLORA__NC) // elements of a block of columns
+#define QLORA__MOST_TILE 384                        // elements of the largest tile
 
 // Working memory of the packed products, allocated with the context.
 struct qlora__packing {
     float* a;    // [PANELS]
     float* c;    // [MC][PART]
-    float* b;    // [KC + 4][NC] per slot
+    float* b;    // [BLOCKS] per slot
     float* zero; // [KC]
     size_t bytes;
 };
 
 static qlora_result qlora__packing_create(qlora_ctx* ctx) {
     size_t slots = (size_t)qlora__slots(ctx);
-    size_t floats = (size_t)QLORA__PANELS + (size_t)QLORA__MC * QLORA__PART + QLORA__KC +
-                    slots * (QLORA__KC + 4) * QLORA__NC;
+    size_t floats =
+        (size_t)QLORA__PANELS + (size_t)QLORA__MC * QLORA__PART + QLORA__KC + slots * QLORA__BLOCKS;
     size_t bytes = sizeof(qlora__packing) + 64 + floats * sizeof(float);
     if (ctx->cpu->gemm == NULL) {
         return QLORA_OK;
@@ -127,21 +128,23 @@ typedef struct qlora__lines_piece {
 static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_piece* p,
                               int64_t width, int64_t stride, int64_t at, const float* zero,
                               float* out) {
-    float stage[4 * QLORA__KC];
+    float stage[8 * QLORA__KC];
     const qlora__operand* o = p->from;
+    bool in_place = o->nf4 == NULL && o->dtype == QLORA_F32;
     int64_t padded = qlora__ceil_div(p->count, width) * width;
-    for (int64_t i = 0; o->lines && i < padded; i += 4) {
+    int64_t group = cpu->pack8 != NULL && width % 8 == 0 ? 8 : 4;
+    for (int64_t i = 0; o->lines && i < padded; i += group) {
         float* to = out + (i / width * stride + at) * width + i % width;
         for (int64_t k = 0; k < p->steps; k += QLORA__KC) {
-            const float* lines[4];
+            const float* lines[8];
             int64_t n = qlora__min(QLORA__KC, p->steps - k);
-            for (int64_t j = 0; j < 4; j++) {
-                lines[j] = i + j < p->count
-                               ? qlora__operand_run(cpu, o, (p->first + i + j) * o->ld + p->k + k,
-                                                    n, stage + j * QLORA__KC)
-                               : zero;
+            for (int64_t j = 0; j < group; j++) {
+                int64_t line = p->first + i + j;
+                lines[j] = i + j < p->count ? qlora__operand_run(cpu, o, line * o->ld + p->k + k, n,
+                                                                 stage + j * QLORA__KC)
+                                            : zero;
             }
-            cpu->pack4(lines, n, width, to + k * width);
+            (group == 8 ? cpu->pack8 : cpu->pack4)(lines, n, width, to + k * width);
         }
     }
     for (int64_t k = 0; !o->lines && k < p->steps; k++) {
@@ -150,8 +153,12 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
         float* to = out + (at + k) * width;
         int64_t i = 0;
         // The rows of a wide matrix are in different pages, where processors do not look ahead.
-        for (int64_t j = 0; from != stage && k + 8 < p->steps && j < p->count; j += 16) {
+        for (int64_t j = 0; in_place && k + 8 < p->steps && j < p->count; j += 16) {
             QLORA__WILL_READ(from + 8 * o->ld + j);
+        }
+        if (cpu->spread != NULL) {
+            cpu->spread(from, p->count, width, stride * width, to);
+            i = p->count / width * width;
         }
         for (; i + width <= p->count; i += width) {
             for (int64_t j = 0; j < width; j += 4) {
@@ -347,7 +354,7 @@ static void qlora__multiply_block(const qlora__multiply* m, int64_t k, int64_t s
 // A unit is a block of columns and some of the rows.
 static void qlora__multiply_units(void* user, int slot, int64_t begin, int64_t end) {
     const qlora__multiply* m = (const qlora__multiply*)user;
-    float* b = m->left->memory->b + (size_t)slot * (QLORA__KC + 4) * QLORA__NC;
+    float* b = m->left->memory->b + (size_t)slot * QLORA__BLOCKS;
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t col = unit / m->unit_parts * m->block;
         int64_t row = unit % m->unit_parts * m->unit_rows;
@@ -366,19 +373,21 @@ static void qlora__multiply_divide(qlora__multiply* m) {
     const qlora__cpu_gemm* cpu = m->left->cpu;
     int64_t ranges = qlora__ceil_div(m->steps, cpu->steps);
     m->range = qlora__ceil_div(qlora__ceil_div(m->steps, ranges), 4) * 4;
-    bool narrow = m->cols <= QLORA__NC / 4 && qlora__ceil_div(m->cols, cpu->narrow) * cpu->narrow <
-                                                  qlora__ceil_div(m->cols, cpu->cols) * cpu->cols;
+    bool narrow = m->cols <= cpu->block / 4 && qlora__ceil_div(m->cols, cpu->narrow) * cpu->narrow <
+                                                   qlora__ceil_div(m->cols, cpu->cols) * cpu->cols;
     m->width = narrow ? cpu->narrow : cpu->cols;
     m->tile = narrow ? cpu->narrow_tile : cpu->tile;
     m->stride = qlora__panel_stride(m->range, m->width);
     int64_t slots = qlora__slots(m->left->ctx);
     int64_t share = slots > 1 ? qlora__ceil_div(m->cols, 4 * slots) : m->cols;
-    share = qlora__min(QLORA__NC, qlora__max(QLORA__NC / 4, share));
+    int64_t most = qlora__min(cpu->block, QLORA__BLOCKS / m->stride);
+    share = qlora__min(most, qlora__max(most / 4, share));
     m->block = qlora__ceil_div(share, m->width) * m->width;
-    m->block = m->block > QLORA__NC ? m->block - m->width : m->block;
+    m->block = m->block > most ? m->block - m->width : m->block;
+    // Units of the same columns pack them again, so three for each thread have to do.
     int64_t blocks = qlora__ceil_div(m->cols, m->block);
     int64_t chunks = qlora__ceil_div(m->left->rows, QLORA__CHUNK);
-    int64_t parts = slots > 1 ? qlora__min(chunks, qlora__ceil_div(4 * slots, blocks)) : 1;
+    int64_t parts = slots > 1 ? qlora__min(chunks, qlora__ceil_div(3 * slots, blocks)) : 1;
     m->unit_rows = qlora__ceil_div(chunks, qlora__max(parts, 1)) * QLORA__CHUNK;
     m->unit_parts = qlora__ceil_div(m->left->rows, m->unit_rows);
 }

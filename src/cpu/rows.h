@@ -94,14 +94,14 @@ typedef struct qlora__block_product {
     bool turned;
 } qlora__block_product;
 
-// Probabilities of attention and the gradients of the scores:
+// Probabilities of attention and the gradients of the scores of one query:
 //   p = e^(s - lse),  ds = p (dp - dot) (1 - (s / cap)^2), without the last factor if cap is 0
 // p may be s, ds may be dp.
 typedef struct qlora__score_row {
     const QLORA__REAL* s;
     const QLORA__REAL* dp;
-    const QLORA__REAL* lse;
-    const QLORA__REAL* dot;
+    QLORA__REAL lse;
+    QLORA__REAL dot;
     QLORA__REAL cap;
     int64_t n;
     QLORA__REAL* p;

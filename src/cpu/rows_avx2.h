@@ -539,8 +539,8 @@ QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
     for (int64_t i = 0; i < r->n; i += 8) {
         int64_t n = r->n - i;
         __m256 s = qlora__avx2_get(r->s + i, n);
-        __m256 p = qlora__avx2_exp(_mm256_sub_ps(s, qlora__avx2_get(r->lse + i, n)));
-        __m256 d = _mm256_sub_ps(qlora__avx2_get(r->dp + i, n), qlora__avx2_get(r->dot + i, n));
+        __m256 p = qlora__avx2_exp(_mm256_sub_ps(s, _mm256_set1_ps(r->lse)));
+        __m256 d = _mm256_sub_ps(qlora__avx2_get(r->dp + i, n), _mm256_set1_ps(r->dot));
         __m256 ds = _mm256_mul_ps(p, d);
         if (r->cap > 0.0f) {
             __m256 t = _mm256_div_ps(s, _mm256_set1_ps(r->cap));

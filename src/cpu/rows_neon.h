@@ -486,8 +486,8 @@ static void qlora__scores_neon(const qlora__score_row* r) {
     for (int64_t i = 0; i < r->n; i += 4) {
         int64_t n = r->n - i;
         float32x4_t s = qlora__neon_get(r->s + i, n);
-        float32x4_t p = qlora__neon_exp(vsubq_f32(s, qlora__neon_get(r->lse + i, n)));
-        float32x4_t d = vsubq_f32(qlora__neon_get(r->dp + i, n), qlora__neon_get(r->dot + i, n));
+        float32x4_t p = qlora__neon_exp(vsubq_f32(s, vdupq_n_f32(r->lse)));
+        float32x4_t d = vsubq_f32(qlora__neon_get(r->dp + i, n), vdupq_n_f32(r->dot));
         float32x4_t ds = vmulq_f32(p, d);
         if (r->cap > 0.0f) {
             float32x4_t t = vdivq_f32(s, vdupq_n_f32(r->cap));

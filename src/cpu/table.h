@@ -72,6 +72,7 @@ typedef void (*qlora__tile_fn)(int64_t steps, const float* a, const float* b, fl
 // `cols` columns of B side by side; both are multiples of four.
 typedef struct qlora__cpu_gemm {
     int64_t steps; // at most this many per tile, so that both panels stay in the first-level cache
+    int64_t block; // columns of B that are packed at a time, at most
     int64_t rows;
     int64_t cols;
     qlora__tile_fn tile;
@@ -79,6 +80,11 @@ typedef struct qlora__cpu_gemm {
     qlora__tile_fn narrow_tile;
     // out[k * width + i] = lines[i][k] for four lines
     void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
+    // The same for eight lines; NULL: only four at a time
+    void (*pack8)(const float* const* lines, int64_t steps, int64_t width, float* out);
+    // Copies n / width pieces of a row to panels: out[i * jump + j] = from[i * width + j]; NULL: in
+    // plain C
+    void (*spread)(const float* from, int64_t n, int64_t width, int64_t jump, float* out);
     // bf16 or f16 to f32
     void (*widen)(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out);
     // bf16(levels[code] * scale) as f32, for codes of one block with a finite scale; the first code

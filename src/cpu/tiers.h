@@ -91,7 +91,7 @@ static const qlora__cpu_table qlora__cpu_tables[] = {
     {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, &qlora__avx2_gemm,
      &qlora__rows_avx2, &qlora__avx2_stream},
     {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, true,
-     &qlora__avx512_gemm, &qlora__rows_avx2, &qlora__avx512_stream},
+     &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream},
 #endif
 };
 

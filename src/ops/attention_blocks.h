@@ -14,7 +14,6 @@ typedef struct qlora__attention_room {
     QLORA__REAL* s;   // scores, then probabilities [block, block]
     QLORA__REAL* dp;  // their gradients, then those of the scores
     QLORA__REAL* lse; // [block]
-    QLORA__REAL* dot; // [block]
     double* sum;      // [block]
 } qlora__attention_room;
 
@@ -43,7 +42,7 @@ static int64_t qlora__block_pad(int64_t n, int64_t multiple) {
 
 static size_t qlora__attention_room_bytes(int64_t hd) {
     int64_t width = qlora__block_pad(hd, QLORA__BLOCK_COLS);
-    int64_t count = 8 * QLORA__BLOCK * width + 2 * QLORA__BLOCK * QLORA__BLOCK + 2 * QLORA__BLOCK;
+    int64_t count = 8 * QLORA__BLOCK * width + 2 * QLORA__BLOCK * QLORA__BLOCK + QLORA__BLOCK;
     return (size_t)count * sizeof(QLORA__REAL) + QLORA__BLOCK * sizeof(double);
 }
 
@@ -61,7 +60,6 @@ static qlora__attention_room qlora__attention_room_at(const qlora__attention_job
     room.s = next;
     room.dp = room.s + QLORA__BLOCK * QLORA__BLOCK;
     room.lse = room.dp + QLORA__BLOCK * QLORA__BLOCK;
-    room.dot = room.lse + QLORA__BLOCK;
     return room;
 }
 
@@ -78,11 +76,35 @@ static void qlora__block_rows(const qlora__attention_job* job, const qlora_tenso
     }
 }
 
+// A matrix in the memory of a lane, or rows of a tensor.
+typedef struct qlora__block_matrix {
+    QLORA__REAL* data;
+    int64_t ld;
+} qlora__block_matrix;
+
+static qlora__block_matrix qlora__block_of(QLORA__REAL* data, int64_t ld) {
+    qlora__block_matrix m;
+    m.data = data;
+    m.ld = ld;
+    return m;
+}
+
+// One head of n keys or values from `token` on: in place if they need no conversion and no padding.
+static qlora__block_matrix qlora__block_keys(const qlora__attention_job* job, const qlora_tensor* t,
+                                             int64_t token, int64_t n, int64_t head, int64_t width,
+                                             QLORA__REAL* room) {
+    if (t->dtype == QLORA_F32 && width == job->a->hd) {
+        return qlora__block_of((QLORA__REAL*)t->data + token * t->ld + head * width, t->ld);
+    }
+    qlora__block_rows(job, t, token, n, head, 1, width, room);
+    return qlora__block_of(room, width);
+}
+
 // y[d][r] = x[r][d] for n rows; columns up to QLORA__BLOCK are 0.
-static void qlora__block_transpose(const qlora__attention_job* job, const QLORA__REAL* x, int64_t n,
-                                   int64_t width, QLORA__REAL* y) {
+static void qlora__block_transpose(const qlora__attention_job* job, qlora__block_matrix x,
+                                   int64_t n, QLORA__REAL* y) {
     int64_t hd = job->a->hd;
-    job->rows->turn(x, width, n, hd, y);
+    job->rows->turn(x.data, x.ld, n, hd, y);
     for (int64_t d = 0; d < hd && n < QLORA__BLOCK; d++) {
         memset(y + d * QLORA__BLOCK + n, 0, (size_t)(QLORA__BLOCK - n) * sizeof *y);
     }
@@ -104,19 +126,6 @@ static void qlora__block_queries(const qlora__attention_job* job, const qlora_te
                           y + h * b->queries * width);
     }
     qlora__block_clear(y, b->rows * width, qlora__block_pad(b->rows, QLORA__BLOCK_ROWS) * width);
-}
-
-// A matrix in the memory of a lane; its rows have `width` or QLORA__BLOCK columns.
-typedef struct qlora__block_matrix {
-    QLORA__REAL* data;
-    int64_t ld;
-} qlora__block_matrix;
-
-static qlora__block_matrix qlora__block_of(QLORA__REAL* data, int64_t ld) {
-    qlora__block_matrix m;
-    m.data = data;
-    m.ld = ld;
-    return m;
 }
 
 // c[m, n] = a[m, k] b[k, n], or c += a b; m and n are padded.
@@ -187,15 +196,19 @@ static void qlora__block_dots_of(const qlora__attention_job* job, int64_t rows, 
 // times x[queries, width]. The weights of keys that a query does not see are 0, but 0 times a value
 // that is not finite would be NaN: then only the others are added.
 static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_pair* p,
-                            QLORA__REAL* weights, bool turned, QLORA__REAL* x, QLORA__REAL* c,
-                            int64_t width) {
+                            QLORA__REAL* weights, bool turned, qlora__block_matrix x,
+                            QLORA__REAL* c, int64_t width) {
     int64_t m = turned ? p->n : p->b->rows;
     int64_t k = turned ? p->b->rows : p->n;
+    double squares = 0.0;
+    bool all = qlora__pair_sees_all(job->a, p);
+    for (int64_t i = 0; i < k && !all; i++) {
+        squares = job->rows->squares(x.data + i * x.ld, width, squares);
+    }
     // A sum of squares in double precision is finite if all values are; otherwise at most slow.
-    if (qlora__pair_sees_all(job->a, p) ||
-        qlora__finite((float)job->rows->squares(x, k * width, 0.0))) {
-        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK), turned,
-                              qlora__block_of(x, width), qlora__block_of(c, width), true);
+    if (qlora__finite((float)squares)) {
+        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK), turned, x,
+                              qlora__block_of(c, width), true);
         return;
     }
     for (int64_t i = 0; i < m; i++) {
@@ -203,8 +216,8 @@ static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_
             int64_t query = turned ? j : i;
             int64_t key = turned ? i : j;
             if (qlora__pair_sees(job->a, p, query, key)) {
-                qlora__add_scaled(c + i * width, weights[query * QLORA__BLOCK + key], x + j * width,
-                                  width);
+                qlora__add_scaled(c + i * width, weights[query * QLORA__BLOCK + key],
+                                  x.data + j * x.ld, width);
             }
         }
     }
@@ -256,9 +269,9 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
     }
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
-        qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[1]);
-        qlora__block_transpose(job, room->at[1], n, width, room->at[2]);
-        qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
+        qlora__block_matrix k = qlora__block_keys(job, a->k, j, n, kv_head, width, room->at[1]);
+        qlora__block_matrix v = qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[4]);
+        qlora__block_transpose(job, k, n, room->at[2]);
         qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[2], width, room->s);
         for (int64_t r = 0; r < b->rows; r++) {
             int64_t from = 0;
@@ -267,7 +280,7 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
             qlora__block_softmax(job, room, r, from, to, n);
         }
         qlora__block_pair pair = qlora__pair_of(b, j, n);
-        qlora__pair_add(job, &pair, room->s, false, room->at[4], room->at[3], width);
+        qlora__pair_add(job, &pair, room->s, false, v, room->at[3], width);
     }
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t head = b->head + r / b->queries;
@@ -294,10 +307,9 @@ static void qlora__block_dots(const qlora__attention_job* job, const qlora__atte
     }
 }
 
-// Probabilities and gradients of scores [from, to) of a row of `n`; the others become 0. lse and
-// dot belong to the elements from `from` on.
+// Probabilities and gradients of n scores of a row.
 static void qlora__block_scores(const qlora__attention_job* job, QLORA__REAL* s, QLORA__REAL* dp,
-                                const QLORA__REAL* lse, const QLORA__REAL* dot, int64_t n) {
+                                QLORA__REAL lse, QLORA__REAL dot, int64_t n) {
     qlora__score_row row;
     row.s = s;
     row.dp = dp;
@@ -328,10 +340,8 @@ static void qlora__block_score_rows(const qlora__attention_job* job,
         int64_t to = 0;
         qlora__block_seen(a, i, j, n, &from, &to);
         if (to > from) {
-            qlora__point_fn fill = job->rows->point[QLORA__POINT_FILL];
-            fill(NULL, NULL, qlora__at(a->lse, head, i), to - from, room->lse);
-            fill(NULL, NULL, a->dots[head * a->tokens + i], to - from, room->dot);
-            qlora__block_scores(job, s + from, dp + from, room->lse, room->dot, to - from);
+            qlora__block_scores(job, s + from, dp + from, qlora__at(a->lse, head, i),
+                                a->dots[head * a->tokens + i], to - from);
         }
         qlora__block_clear(s, 0, from);
         qlora__block_clear(s, to, n);
@@ -368,15 +378,15 @@ static void qlora__block_dq(const qlora__attention_job* job, const qlora__attent
     qlora__block_clear(room->at[6], 0, QLORA__BLOCK * width);
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
-        qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[2]);
-        qlora__block_transpose(job, room->at[2], n, width, room->at[3]);
-        qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[4]);
-        qlora__block_transpose(job, room->at[4], n, width, room->at[5]);
+        qlora__block_matrix k = qlora__block_keys(job, a->k, j, n, kv_head, width, room->at[2]);
+        qlora__block_transpose(job, k, n, room->at[3]);
+        qlora__block_transpose(job, qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[4]),
+                               n, room->at[5]);
         qlora__block_pair pair = qlora__pair_of(b, j, n);
         qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[3], width, room->s);
         qlora__block_dots_of(job, b->rows, n, room->at[1], room->at[5], width, room->dp);
         qlora__block_score_rows(job, room, b, j, n);
-        qlora__pair_add(job, &pair, room->dp, false, room->at[2], room->at[6], width);
+        qlora__pair_add(job, &pair, room->dp, false, k, room->at[6], width);
     }
     qlora__block_dq_done(job, room, b, (QLORA__REAL)a->scale);
 }
@@ -394,11 +404,14 @@ static void qlora__block_share(const qlora__attention_job* job, const qlora__att
     qlora__block_dots_of(job, b->rows, n, room->at[4], room->at[7], width, room->s);
     qlora__block_dots_of(job, b->rows, n, room->at[5], room->at[1], width, room->dp);
     qlora__block_score_rows(job, room, b, j, n);
-    qlora__pair_add(job, &pair, room->dp, true, room->at[4], room->at[2], width);
-    qlora__pair_add(job, &pair, room->s, true, room->at[5], room->at[3], width);
+    qlora__pair_add(job, &pair, room->dp, true, qlora__block_of(room->at[4], width), room->at[2],
+                    width);
+    qlora__pair_add(job, &pair, room->s, true, qlora__block_of(room->at[5], width), room->at[3],
+                    width);
     if (joint) {
         qlora__block_queries(job, a->dq, b, 1, width, room->at[6]);
-        qlora__pair_add(job, &pair, room->dp, false, room->at[0], room->at[6], width);
+        qlora__pair_add(job, &pair, room->dp, false, qlora__block_of(room->at[0], width),
+                        room->at[6], width);
         qlora__block_dq_done(job, room, b, 1);
     }
 }
@@ -416,10 +429,10 @@ static void qlora__block_dkv(const qlora__attention_job* job, const qlora__atten
     int64_t group = a->heads / a->kv_heads;
     int64_t width = room->width;
     int64_t each = qlora__block_queries_per_head(a);
-    qlora__block_rows(job, a->v, j, n, kv_head, 1, width, room->at[0]);
-    qlora__block_transpose(job, room->at[0], n, width, room->at[1]);
+    qlora__block_transpose(job, qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[0]), n,
+                           room->at[1]);
     qlora__block_rows(job, a->k, j, n, kv_head, 1, width, room->at[0]);
-    qlora__block_transpose(job, room->at[0], n, width, room->at[7]);
+    qlora__block_transpose(job, qlora__block_of(room->at[0], width), n, room->at[7]);
     qlora__block_clear(room->at[2], 0, QLORA__BLOCK * width);
     qlora__block_clear(room->at[3], 0, QLORA__BLOCK * width);
     int64_t last = a->window > 0 ? qlora__min(end, j + n - 1 + a->window) : end;

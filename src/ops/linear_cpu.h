@@ -54,6 +54,24 @@ static int64_t qlora__linear_forward_steps(const qlora_linear_desc* l) {
     return l->in + rank;
 }
 
+// The sum of the ranks of part i and of those after it whose A follow in memory; *next is the first
+// part that is not among them. Their products with x are one, which reads the panels once.
+static int64_t qlora__linear_ranks(const qlora_linear_desc* l, int32_t i, int32_t* next) {
+    const qlora_tensor* first = l->parts[i].a;
+    int64_t rank = l->parts[i].rank;
+    for (*next = i + 1; *next < l->count && rank > 0; (*next)++) {
+        const qlora_linear_part* p = &l->parts[*next];
+        if (p->rank == 0 || p->a->ld != first->ld || p->a->dtype != first->dtype ||
+            (const char*)p->a->data !=
+                (const char*)first->data +
+                    (size_t)(rank * first->ld) * qlora_dtype_bytes(first->dtype)) {
+            break;
+        }
+        rank += p->rank;
+    }
+    return rank;
+}
+
 // y, for one slice of rows; with `adapters`, also z, in the columns of x after l->in.
 static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora__panels* p,
                                         const qlora_tensor* x, const qlora_tensor* y,
@@ -61,14 +79,15 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
     qlora__operand rows = qlora__operand_matrix(x, true);
     qlora__panels_pack(p, &rows, 0, l->in, 0, 1.0f);
     int64_t at = l->in;
-    for (int32_t i = 0; i < l->count && adapters; i++) {
-        const qlora_linear_part* part = &l->parts[i];
-        if (part->rank > 0) {
-            qlora__segment a = qlora__segment_of(qlora__operand_matrix(part->a, true), l->in);
-            qlora__panels_multiply(p, 0, &a, 1, 0, part->rank, qlora__linear_at(x, p->row, at),
-                                   x->ld, false);
+    int32_t next = 0;
+    for (int32_t i = 0; i < l->count && adapters; i = next) {
+        int64_t rank = qlora__linear_ranks(l, i, &next);
+        if (rank > 0) {
+            qlora__segment a = qlora__segment_of(qlora__operand_matrix(l->parts[i].a, true), l->in);
+            qlora__panels_multiply(p, 0, &a, 1, 0, rank, qlora__linear_at(x, p->row, at), x->ld,
+                                   false);
         }
-        at += part->rank;
+        at += rank;
     }
     int64_t col = 0;
     at = l->in;

@@ -1,11 +1,13 @@
 // bench_cpu.h - what the CPU can do and what the CPU kernels reach of it, by tier and number of
 // threads.
 //
-//     build/bench cpu [--tier NAME] [--threads N] [--quick] [--json]
+//     build/bench cpu [--tier NAME] [--threads N] [--quick] [--kinds] [--json]
 //
+// With --kinds, only where a step goes is measured; see bench_kinds.h.
 // Without --quick, and not in the portable tier, a whole step of 4 x 256 tokens is also measured,
 // in the shape of SmolLM2 135M; the operations counted are those of products with frozen weights.
-// The peak is measured with the multiply-adds of each tier, in a loop that also loads; the copy
+// The peak is measured with the multiply-adds of each tier, in a loop that also loads, and again in
+// turn with each product, because a processor's speed changes from one second to the next; the copy
 // bandwidth with memcpy of 32 MiB. Times are the best of several. With one thread CPU time is
 // measured, which other programs on the machine disturb less than the wall clock.
 #ifndef QLORA_BENCH_CPU_H
@@ -13,139 +15,32 @@
 
 #include "qlora.h"
 
+#include "bench_peak.h"
+
+#include <math.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#elif defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 typedef struct cpu_bench {
     int tier;    // 0 = all
     int threads; // 0 = one, then all
     bool quick;
+    bool kinds;
     bool json;
     bool started; // the JSON array has an element
     qlora_ctx* ctx;
-    int on;      // threads of the context
+    int on; // threads of the context
+    qlora_cpu_tier of;
     double peak; // FLOP/s of one thread in the tier
     double copy; // bytes per second of one thread
     double last; // seconds of the last product
 } cpu_bench;
 
-static double cpu_seconds(bool wall) {
-    struct timespec t;
-    clock_gettime(wall ? CLOCK_MONOTONIC : CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 // ---- ceilings -----------------------------------------------------------------------------------
-
-// 16 multiply-adds in each of n rounds, `width` floats each; returns a value that depends on all.
-typedef float (*cpu_fma_fn)(const float* data, int64_t n);
-
-#define FMA_ROUND(fma, a, b)                                                                       \
-    s0 = fma(s0, a, b), s1 = fma(s1, a, b), s2 = fma(s2, a, b), s3 = fma(s3, a, b),                \
-    s4 = fma(s4, a, b), s5 = fma(s5, a, b), s6 = fma(s6, a, b), s7 = fma(s7, a, b),                \
-    s8 = fma(s8, a, b), s9 = fma(s9, a, b)
-
-#if defined(__aarch64__)
-
-static float cpu_fma_neon(const float* data, int64_t n) {
-    float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0;
-    float32x4_t s7 = s0, s8 = s0, s9 = s0;
-    for (int64_t i = 0; i < n; i++) {
-        const float* at = data + i % 16 * 8;
-        float32x4_t a = vld1q_f32(at);
-        float32x4_t b = vld1q_f32(at + 4);
-        FMA_ROUND(vfmaq_f32, a, b);
-    }
-    s0 = vaddq_f32(vaddq_f32(vaddq_f32(s0, s1), vaddq_f32(s2, s3)), vaddq_f32(s4, s5));
-    s0 = vaddq_f32(vaddq_f32(s0, s6), vaddq_f32(vaddq_f32(s7, s8), s9));
-    return vgetq_lane_f32(s0, 0);
-}
-
-#elif defined(__x86_64__)
-
-#define FMA_256(s, a, b) _mm256_fmadd_ps(a, b, s)
-#define FMA_512(s, a, b) _mm512_fmadd_ps(a, b, s)
-
-__attribute__((target("avx2,fma"))) static float cpu_fma_avx2(const float* data, int64_t n) {
-    __m256 s0 = _mm256_setzero_ps(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0;
-    __m256 s7 = s0, s8 = s0, s9 = s0;
-    float out[8];
-    for (int64_t i = 0; i < n; i++) {
-        const float* at = data + i % 16 * 8;
-        __m256 a = _mm256_loadu_ps(at);
-        __m256 b = _mm256_loadu_ps(at + 8);
-        FMA_ROUND(FMA_256, a, b);
-    }
-    s0 = _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(s0, s1), _mm256_add_ps(s2, s3)), s4);
-    s5 = _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(s5, s6), _mm256_add_ps(s7, s8)), s9);
-    _mm256_storeu_ps(out, _mm256_add_ps(s0, s5));
-    return out[0];
-}
-
-__attribute__((target("avx512f"))) static float cpu_fma_avx512(const float* data, int64_t n) {
-    __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0;
-    __m512 s7 = s0, s8 = s0, s9 = s0;
-    float out[16];
-    for (int64_t i = 0; i < n; i++) {
-        const float* at = data + i % 16 * 8;
-        __m512 a = _mm512_loadu_ps(at);
-        __m512 b = _mm512_loadu_ps(at + 16);
-        FMA_ROUND(FMA_512, a, b);
-    }
-    s0 = _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(s0, s1), _mm512_add_ps(s2, s3)), s4);
-    s5 = _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(s5, s6), _mm512_add_ps(s7, s8)), s9);
-    _mm512_storeu_ps(out, _mm512_add_ps(s0, s5));
-    return out[0];
-}
-
-#undef FMA_256
-#undef FMA_512
-#endif
-
-#undef FMA_ROUND
-
-// FLOP/s of one thread; 0 if the tier has no vectors of its own.
-static double cpu_peak(qlora_cpu_tier tier, int rounds) {
-    float data[256];
-    cpu_fma_fn fma = NULL;
-    int64_t width = 0;
-    double best = 0.0;
-    volatile float kept = 0.0f;
-    for (int i = 0; i < 256; i++) {
-        data[i] = 1e-3f * (float)i;
-    }
-#if defined(__aarch64__)
-    fma = cpu_fma_neon; // the compiler uses the same registers in the portable tier
-    width = 4;
-    (void)tier;
-#elif defined(__x86_64__)
-    fma = tier == QLORA_CPU_TIER_AVX512 ? cpu_fma_avx512 : cpu_fma_avx2;
-    width = tier == QLORA_CPU_TIER_AVX512 ? 16 : 8;
-    if (!qlora_cpu_tier_usable(QLORA_CPU_TIER_AVX2)) {
-        return 0.0;
-    }
-#else
-    (void)tier;
-#endif
-    for (int i = 0; i < rounds && fma != NULL; i++) {
-        const int64_t n = 4000000;
-        double start = cpu_seconds(false);
-        kept = fma(data, n);
-        double rate = (double)(n * 10 * 2 * width) / (cpu_seconds(false) - start);
-        best = rate > best ? rate : best;
-    }
-    (void)kept;
-    return best;
-}
 
 // Bytes copied per second by one thread; the memory moves twice that.
 static double cpu_copy(int rounds) {
@@ -281,8 +176,10 @@ static bool cpu_product_run(cpu_bench* b, const cpu_product* p) {
     double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k;
     int64_t calls = 1 + (int64_t)(2e7 / flops);
     double best = 1e30;
+    double peak = 0.0;
     bool ok = cpu_set_make(b, p, &s) && cpu_multiply(b, p, &s);
     for (int i = 0; ok && i < (b->quick ? 3 : 15); i++) {
+        peak = fmax(peak, cpu_peak(b->of, 1, 200000));
         double start = cpu_seconds(b->on > 1);
         for (int64_t j = 0; j < calls && ok; j++) {
             ok = cpu_multiply(b, p, &s);
@@ -292,7 +189,10 @@ static bool cpu_product_run(cpu_bench* b, const cpu_product* p) {
     }
     b->last = best;
     if (ok) {
+        double start_peak = b->peak;
+        b->peak = peak;
         cpu_print(b, p->name, best, flops);
+        b->peak = start_peak;
     } else {
         fprintf(stderr, "bench cpu: %s: %s\n", p->name, qlora_last_error(b->ctx));
     }
@@ -305,6 +205,8 @@ static bool cpu_product_run(cpu_bench* b, const cpu_product* p) {
 
 #include "bench_decode.h"
 #include "bench_rows.h"
+
+#include "bench_kinds.h"
 
 // All products, and how much longer those with NF4 weights take than those with f32 weights.
 static bool cpu_products_run(cpu_bench* b) {
@@ -365,10 +267,15 @@ static bool cpu_bench_on(cpu_bench* b, qlora_cpu_tier tier, int threads) {
     qlora_ctx_info info;
     bool ok = qlora_ctx_query(b->ctx, &info) == QLORA_OK;
     b->on = ok ? info.desc->threads : 1;
-    b->peak = cpu_peak(tier, b->quick ? 3 : 10);
+    b->of = tier;
+    b->peak = cpu_peak(tier, b->quick ? 3 : 10, 4000000);
     cpu_print(b, "peak of one thread", 1e-6, b->peak * 1e-6);
-    ok = ok && cpu_products_run(b) && cpu_rows_run(b) && cpu_decode_run(b);
-    ok = ok && (b->quick || tier == QLORA_CPU_TIER_PORTABLE || cpu_steps_run(b));
+    if (b->kinds) {
+        ok = ok && cpu_kinds_run(b, true) && cpu_kinds_run(b, false);
+    } else {
+        ok = ok && cpu_products_run(b) && cpu_rows_run(b) && cpu_decode_run(b);
+    }
+    ok = ok && (b->quick || b->kinds || tier == QLORA_CPU_TIER_PORTABLE || cpu_steps_run(b));
     ok = qlora_ctx_destroy(b->ctx) == QLORA_OK && ok;
     b->ctx = NULL;
     return ok;
@@ -378,7 +285,9 @@ static bool cpu_bench_parse(cpu_bench* b, int argc, char** argv) {
     memset(b, 0, sizeof *b);
     for (int i = 1; i < argc; i++) {
         const char* value = i + 1 < argc ? argv[i + 1] : "";
-        bool known = strcmp(argv[i], "--json") == 0 || strcmp(argv[i], "--quick") == 0;
+        bool known = strcmp(argv[i], "--json") == 0 || strcmp(argv[i], "--quick") == 0 ||
+                     strcmp(argv[i], "--kinds") == 0;
+        b->kinds = b->kinds || strcmp(argv[i], "--kinds") == 0;
         b->json = b->json || strcmp(argv[i], "--json") == 0;
         b->quick = b->quick || strcmp(argv[i], "--quick") == 0;
         if (strcmp(argv[i], "--threads") == 0) {
@@ -393,7 +302,8 @@ static bool cpu_bench_parse(cpu_bench* b, int argc, char** argv) {
             i++;
         }
         if (!known) {
-            fprintf(stderr, "usage: bench cpu [--tier NAME] [--threads N] [--quick] [--json]\n");
+            fprintf(stderr,
+                    "usage: bench cpu [--tier NAME] [--threads N] [--quick] [--kinds] [--json]\n");
             return false;
         }
     }

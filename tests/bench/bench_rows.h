@@ -5,6 +5,7 @@
 
 // The shapes of smollm2-135m with 4 x 256 tokens.
 enum { ROW_TOKENS = 1024, ROW_HIDDEN = 576, ROW_WIDE = 1536, ROW_VOCAB = 49152, ROW_LOGITS = 64 };
+enum { ROW_PARAMETERS = 4884480 }; // of adapters of rank 16
 
 typedef struct row_set {
     qlora_tensor wide[6];   // [tokens, wide]
@@ -23,6 +24,11 @@ typedef struct row_set {
     qlora_nf4 nf4; // [wide, hidden]
     qlora_tensor plain;
     qlora_clip* clip;
+    qlora_tensor moments[4]; // parameters, gradients and moments of AdamW
+    qlora_tensor ranges;
+    qlora_tensor update;
+    qlora_adamw_range range;
+    qlora_adamw_state adamw;
     int32_t numbers[ROW_TOKENS];
     int32_t offsets[5];
     int32_t seed[4];
@@ -74,6 +80,18 @@ static qlora_result row_nf4(qlora_ctx* c, row_set* s) {
 static qlora_result row_clip(qlora_ctx* c, row_set* s) {
     (void)c;
     return qlora_clip_measure(s->clip);
+}
+
+static qlora_result row_adamw(qlora_ctx* c, row_set* s) {
+    qlora_adamw_desc d;
+    memset(&d, 0, sizeof d);
+    d.param = &s->moments[0];
+    d.grad = &s->moments[1];
+    d.m = &s->moments[2];
+    d.v = &s->moments[3];
+    d.ranges = &s->ranges;
+    d.state = &s->update;
+    return qlora_adamw_step(c, &d);
 }
 
 static qlora_result row_dropout(qlora_ctx* c, row_set* s) {
@@ -143,6 +161,7 @@ static const row_operator row_operators[] = {
     {"dropout", row_dropout, ROW_BYTES(ROW_TOKENS, ROW_HIDDEN, 2), 0},
     {"cross-entropy", row_loss, ROW_BYTES(ROW_LOGITS, ROW_VOCAB, 2), 0},
     {"sum of squares", row_clip, ROW_BYTES(ROW_TOKENS, ROW_WIDE, 1), 0},
+    {"AdamW", row_adamw, ROW_BYTES(1, ROW_PARAMETERS, 8), 0},
     {"NF4 to f32", row_nf4, ROW_BYTES(ROW_WIDE, ROW_HIDDEN, 1.14), 0},
     {"attention 4 x 256", row_attention, 0, 4 * ROW_PAIRS},
     {"attention backward 4 x 256", row_attention_back, 0, 14 * ROW_PAIRS},
@@ -151,6 +170,28 @@ static const row_operator row_operators[] = {
 static bool row_numbers(cpu_bench* b, const int32_t* data, int64_t n, qlora_tensor* t) {
     return qlora_tensor_wrap(b->ctx, (void*)data, (size_t)n * sizeof *data, QLORA_I32, 1, n, 0,
                              t) == QLORA_OK;
+}
+
+// Bytes in host memory as a tensor.
+static bool row_bytes(cpu_bench* b, void* data, size_t bytes, qlora_tensor* t) {
+    return qlora_tensor_wrap(b->ctx, data, bytes, QLORA_U8, 1, (int64_t)bytes, 0, t) == QLORA_OK;
+}
+
+static bool row_adamw_make(cpu_bench* b, row_set* s) {
+    bool ok = true;
+    for (int i = 0; i < 4; i++) {
+        ok = ok && cpu_fill(b, QLORA_F32, 1, ROW_PARAMETERS, &s->moments[i]);
+    }
+    s->range.count = ROW_PARAMETERS;
+    s->range.decay = 1.0f;
+    s->range.shadow_scale = 1.0f;
+    s->adamw.lr = 1e-4;
+    s->adamw.beta1 = 0.9;
+    s->adamw.beta2 = 0.999;
+    s->adamw.eps = 1e-8;
+    return ok && qlora_tensor_zero(b->ctx, &s->moments[3]) == QLORA_OK &&
+           row_bytes(b, &s->range, sizeof s->range, &s->ranges) &&
+           row_bytes(b, &s->adamw, sizeof s->adamw, &s->update);
 }
 
 static bool row_set_make(cpu_bench* b, row_set* s) {
@@ -183,7 +224,7 @@ static bool row_set_make(cpu_bench* b, row_set* s) {
     desc.cols = ROW_HIDDEN;
     const qlora_tensor* gradients[1];
     gradients[0] = &s->wide[0];
-    return ok && qlora_nf4_create(b->ctx, &desc, &s->nf4) == QLORA_OK &&
+    return ok && row_adamw_make(b, s) && qlora_nf4_create(b->ctx, &desc, &s->nf4) == QLORA_OK &&
            qlora_nf4_quantise(b->ctx, &s->plain, &s->nf4) == QLORA_OK &&
            qlora_clip_create(b->ctx, gradients, NULL, 1, &s->clip) == QLORA_OK;
 }
@@ -196,6 +237,7 @@ static void row_set_free(cpu_bench* b, row_set* s) {
         qlora_tensor_destroy(b->ctx, i < 5 ? &s->hidden[i] : &s->weight);
         if (i < 4) {
             qlora_tensor_destroy(b->ctx, &s->kv[i]);
+            qlora_tensor_destroy(b->ctx, &s->moments[i]);
         }
     }
     qlora_tensor_destroy(b->ctx, &s->half);
@@ -225,22 +267,34 @@ static void row_print(cpu_bench* b, const char* name, double seconds, double byt
     fflush(stdout);
 }
 
+// The best seconds of an operator.
+static bool row_best(cpu_bench* b, row_set* s, const row_operator* o, int rounds, double* best) {
+    bool ok = true;
+    *best = 1e30;
+    for (int r = 0; ok && r < rounds; r++) {
+        double start = cpu_seconds(b->on > 1);
+        ok = o->run(b->ctx, s) == QLORA_OK;
+        double seconds = cpu_seconds(b->on > 1) - start;
+        *best = r > 0 && seconds < *best ? seconds : *best; // the first touches the pages
+    }
+    if (!ok) {
+        fprintf(stderr, "bench cpu: %s: %s\n", o->name, qlora_last_error(b->ctx));
+    }
+    return ok;
+}
+
 // All operators on the context of b.
 static bool cpu_rows_run(cpu_bench* b) {
     row_set* s = (row_set*)malloc(sizeof *s);
     bool ok = s != NULL && row_set_make(b, s);
     for (size_t i = 0; ok && i < sizeof row_operators / sizeof row_operators[0]; i++) {
         const row_operator* o = &row_operators[i];
-        double best = 1e30;
-        for (int r = 0; ok && r < (b->quick ? 4 : 16); r++) {
-            double start = cpu_seconds(b->on > 1);
-            ok = o->run(b->ctx, s) == QLORA_OK;
-            double seconds = cpu_seconds(b->on > 1) - start;
-            best = r > 0 && seconds < best ? seconds : best; // the first touches the pages
-        }
+        double best = 0.0;
+        ok = row_best(b, s, o, b->quick ? 4 : 16, &best);
         if (!ok) {
-            fprintf(stderr, "bench cpu: %s: %s\n", o->name, qlora_last_error(b->ctx));
-        } else if (o->bytes > 0) {
+            break;
+        }
+        if (o->bytes > 0) {
             row_print(b, o->name, best, o->bytes);
         } else {
             cpu_print(b, o->name, best, o->flops);

@@ -180,8 +180,8 @@ static void run_scores(row_rig* r) {
     qlora__score_row row;
     row.s = r->in[4];
     row.dp = r->in[1];
-    row.lse = r->in[3];
-    row.dot = r->in[2];
+    row.lse = r->in[3][0];
+    row.dot = r->in[2][0];
     row.cap = r->n % 2 != 0 ? 3.0f : 0.0f;
     row.n = r->n;
     row.p = r->out[0];
@@ -192,8 +192,8 @@ static void run_scores(row_rig* r) {
     }
     for (int64_t i = 0; i < r->n; i++) {
         float t = row.cap > 0 ? row.s[i] / row.cap : 0;
-        row.p[i] = expf(row.s[i] - row.lse[i]);
-        row.ds[i] = row.p[i] * (row.dp[i] - row.dot[i]) * (1 - t * t);
+        row.p[i] = expf(row.s[i] - row.lse);
+        row.ds[i] = row.p[i] * (row.dp[i] - row.dot) * (1 - t * t);
     }
 }
 

@@ -228,6 +228,8 @@ typedef struct tier_linear {
     qlora_tensor dx;
     qlora_tensor weight[LINEAR_PARTS];
     qlora_tensor a[LINEAR_PARTS];
+    qlora_tensor joint; // a[0] and a[1], one after the other, and views of it
+    qlora_tensor view[2];
     qlora_tensor sb[LINEAR_PARTS];
     qlora_tensor da[LINEAR_PARTS];
     qlora_tensor db[LINEAR_PARTS];
@@ -288,6 +290,23 @@ static bool tier_linear_make(qlora_ctx* ctx, tier_linear* l) {
            small_tensor(ctx, &random, LINEAR_ROWS, LINEAR_IN, &l->dx);
 }
 
+// Replaces the first two A by copies that follow each other in memory.
+static bool tier_linear_join(qlora_ctx* ctx, tier_linear* l) {
+    int64_t rows[2] = {l->a[0].rows, l->a[1].rows};
+    float* values = (float*)malloc((size_t)((rows[0] + rows[1]) * LINEAR_IN) * sizeof *values);
+    bool ok =
+        test_read(ctx, &l->a[0], values) &&
+        test_read(ctx, &l->a[1], values + rows[0] * LINEAR_IN) &&
+        test_tensor(ctx, QLORA_F32, rows[0] + rows[1], LINEAR_IN, values, &l->joint) == QLORA_OK;
+    for (int i = 0; i < 2 && ok; i++) {
+        ok = qlora_tensor_view(ctx, &l->joint, i * rows[0], rows[i], 0, LINEAR_IN, &l->view[i]) ==
+             QLORA_OK;
+        l->linear.parts[i].a = &l->view[i];
+    }
+    free(values);
+    return ok;
+}
+
 // x and dy, with z and u, y, dx and the gradients of the adapters, one after another.
 static bool tier_linear_run(const test_machine* machine, qlora_cpu_tier tier, int32_t threads,
                             float* out) {
@@ -296,6 +315,7 @@ static bool tier_linear_run(const test_machine* machine, qlora_cpu_tier tier, in
     qlora_ctx* ctx = test_open(machine, with_tier_and_threads);
     tier_linear l;
     bool ok = ctx != NULL && tier_linear_make(ctx, &l) &&
+              (threads == 1 || tier_linear_join(ctx, &l)) &&
               qlora_linear_forward(ctx, &l.linear, &l.x, &l.y) == QLORA_OK &&
               qlora_linear_backward(ctx, &l.linear, &l.x, &l.dy, &l.dx, 0) == QLORA_OK;
     qlora_tensor* outputs[] = {&l.x,     &l.y,     &l.dy,    &l.dx,    &l.da[0],
@@ -312,11 +332,11 @@ static bool tier_linear_run(const test_machine* machine, qlora_cpu_tier tier, in
         ok = qlora_tensor_destroy(ctx, &l.a[i]) == QLORA_OK && ok;
         ok = qlora_tensor_destroy(ctx, &l.sb[i]) == QLORA_OK && ok;
     }
-    return ctx != NULL && qlora_nf4_destroy(ctx, &l.nf4) == QLORA_OK &&
-           test_close_ctx(machine, ctx) && ok;
+    return ctx != NULL && qlora_tensor_destroy(ctx, &l.joint) == QLORA_OK &&
+           qlora_nf4_destroy(ctx, &l.nf4) == QLORA_OK && test_close_ctx(machine, ctx) && ok;
 }
 
-// The panels that the products share give what separate products give.
+// The panels that the products share give what separate products give, also if adapters are joined.
 TEST tiers_add_adapters_alike(const test_machine* machine) {
     size_t n = 4 * LINEAR_ROWS * (LINEAR_IN + 128);
     float* out = (float*)calloc(2 * n, sizeof *out);
