@@ -21,9 +21,9 @@ QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
 // multiplied by scale. z has DECODE_SLICES partial sums, which are added in order. Every value is
 // rounded to bf16 where the operators of training round it.
 //
-// Launch: grid (max(1, rank of the next stack), rows), 512 threads, (hidden + z_rank) * 4 bytes of
-// dynamic shared memory. Every block computes x; block r writes z'[r], block 0 h' and x as well. h
-// and h' are different memory. hidden is a multiple of 8, rows are 16-byte aligned.
+// Launch: grid (at least 1, rows), 512 threads, (hidden + z_rank) * 4 bytes of dynamic shared
+// memory. Every block computes x; the blocks of a row share z', block 0 writes h' and x. h and h'
+// are different memory. hidden is a multiple of 8, rows are 16-byte aligned.
 struct decode_norm {
     const bf16* h;
     bf16* h_out;
@@ -129,39 +129,36 @@ QLORA_KERNEL __launch_bounds__(512) qlora_decode_norm(const __grid_constant__ de
     }
     decode_stream(p, zs, row, sums);
     float rstd = 1.0f / sqrtf(decode_squares(row, p.hidden, sums) / (float)p.hidden + p.eps);
-    const bf16* a = 0;
-    int32_t r = (int32_t)blockIdx.x;
-    if (r < p.ranks[0]) {
-        a = p.a[0] + (int64_t)r * p.hidden;
-    } else if (r < p.ranks[0] + p.ranks[1]) {
-        a = p.a[1] + (int64_t)(r - p.ranks[0]) * p.hidden;
-    } else if (r < p.ranks[0] + p.ranks[1] + p.ranks[2]) {
-        a = p.a[2] + (int64_t)(r - p.ranks[0] - p.ranks[1]) * p.hidden;
-    }
-    float dot = 0.0f;
-    for (int32_t c = (int32_t)threadIdx.x * 8; c < p.hidden; c += (int32_t)blockDim.x * 8) {
-        float v[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            v[i] = p.w ? row[c + i] * rstd * p.w[c + i] : row[c + i];
-        }
-        uint4 raw = pack(v);
+    for (int32_t c = (int32_t)threadIdx.x; c < p.hidden; c += (int32_t)blockDim.x) {
+        float v = p.w ? row[c] * rstd * p.w[c] : row[c];
+        row[c] = to_float(to_bf16(v));
         if (blockIdx.x == 0) {
-            *(uint4*)(p.x + n * p.ldx + c) = raw;
+            store(p.x + n * p.ldx + c, v);
         }
-        if (a) {
+    }
+    __syncthreads();
+    int32_t ranks = p.ranks[0] + p.ranks[1] + p.ranks[2];
+#pragma unroll 1
+    for (int32_t r = (int32_t)blockIdx.x; r < ranks; r += (int32_t)gridDim.x) {
+        const bf16* a = p.a[0] + (int64_t)r * p.hidden;
+        if (r >= p.ranks[0] + p.ranks[1]) {
+            a = p.a[2] + (int64_t)(r - p.ranks[0] - p.ranks[1]) * p.hidden;
+        } else if (r >= p.ranks[0]) {
+            a = p.a[1] + (int64_t)(r - p.ranks[0]) * p.hidden;
+        }
+        float dot = 0.0f;
+        for (int32_t c = (int32_t)threadIdx.x * 8; c < p.hidden; c += (int32_t)blockDim.x * 8) {
             float b[8];
-            unpack(raw, v);
             unpack(*(const uint4*)(a + c), b);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                dot += v[i] * b[i];
+                dot += row[c + i] * b[i];
             }
         }
-    }
-    dot = row_sum(dot, sums, (int32_t)blockDim.x);
-    if (threadIdx.x == 0 && a) {
-        p.x[n * p.ldx + p.hidden + r] = to_bf16(dot);
+        dot = row_sum(dot, sums, (int32_t)blockDim.x);
+        if (threadIdx.x == 0) {
+            p.x[n * p.ldx + p.hidden + r] = to_bf16(dot);
+        }
     }
 }
 

@@ -20,8 +20,9 @@
 // kernel that follows: z[slice][n][r] = sum over the slice of K of x[n, k] A[r, k], for
 // DECODE_SLICES slices, which decode_norm adds in order.
 //
-// Launch: grid (any number of blocks, row groups of 8), 32 * warps threads. The order of every sum
-// depends only on K and warps. x, W and y are 16-byte aligned, ldx a multiple of 8; K is a multiple
+// Launch: grid (row groups of 8, any number of blocks), 32 * warps threads; the groups of a tile run
+// at the same time, so that one of them reads W from memory for all. The order of every sum depends
+// only on K and warps. x, W and y are 16-byte aligned, ldx a multiple of 8; K is a multiple
 // of 64 with NF4, of 8 otherwise. Determinism: one writer per output, fixed order.
 #ifndef QLORA_DECODE_CUH
 #define QLORA_DECODE_CUH
@@ -280,7 +281,7 @@ __device__ __forceinline__ void decode_slices(const decode_product& p, int32_t f
     int32_t warps = (int32_t)blockDim.x / 32;
     int32_t lane = (int32_t)threadIdx.x % 32;
     int32_t width = ((p.K + DECODE_SLICES - 1) / DECODE_SLICES + 7) / 8 * 8;
-    for (int32_t slice = (int32_t)blockIdx.x; slice < DECODE_SLICES; slice += (int32_t)gridDim.x) {
+    for (int32_t slice = (int32_t)blockIdx.y; slice < DECODE_SLICES; slice += (int32_t)gridDim.y) {
         int32_t begin = slice * width;
         int32_t end = begin + width < p.K ? begin + width : p.K;
         for (int32_t i = (int32_t)threadIdx.x / 32; i < p.a_rank * rows; i += warps) {
@@ -397,12 +398,12 @@ __device__ __forceinline__ void decode_run(const decode_product& p, uint8_t* tab
     int32_t warp = (int32_t)threadIdx.x / 32;
     int32_t lane = (int32_t)threadIdx.x % 32;
     int32_t steps = (p.K + STEP::STEP - 1) / STEP::STEP;
-    int32_t first_row = (int32_t)blockIdx.y * DECODE_ROWS;
+    int32_t first_row = (int32_t)blockIdx.x * DECODE_ROWS;
     int32_t rows = p.rows - first_row < DECODE_ROWS ? p.rows - first_row : DECODE_ROWS;
     int32_t own_row = lane / 4 < rows ? lane / 4 : rows - 1;
     const bf16* x_row = p.x + (first_row + own_row) * p.ldx;
     float* gates = sums + 2 * warps * 128;
-    int32_t unit = (int32_t)blockIdx.x;
+    int32_t unit = (int32_t)blockIdx.y;
     int32_t half = 0;
     int32_t turn = 0; // which warp finishes the tile
     int32_t buffer = 0;
@@ -433,7 +434,7 @@ __device__ __forceinline__ void decode_run(const decode_product& p, uint8_t* tab
             }
         }
         int32_t next_half = p.gated != 0 ? 1 - half : 0;
-        int32_t next_unit = next_half == 0 ? unit + (int32_t)gridDim.x : unit;
+        int32_t next_unit = next_half == 0 ? unit + (int32_t)gridDim.y : unit;
         decode_tile after = decode_find(p, next_unit, next_half);
         float middle = half == 0 && p.gated != 0 ? middle0 : middle1;
         if (p.gated == 0) {
