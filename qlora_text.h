@@ -23602,6 +23602,9 @@ QLORA__JIN_EVAL(name) {
     QLORA__TRY(qlora__jin_no_constant(m));
     const qlora__jin_value* value = qlora__jin_slot(m, node);
     if (value->kind == QLORA__JIN_MISSING) {
+        if (qlora__jin_named("self", node->name, node->size)) { // jinja2's reference to blocks
+            return qlora__jin_fail(m, "\"self\" is not supported, because blocks are not");
+        }
         return qlora__jin_undefined(m, NULL, node->name, node->size, false, out);
     }
     *out = *value;
@@ -29870,4 +29873,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end ff1afcd1a31ac9c2
+//@@ end 9146112895eb0fdd

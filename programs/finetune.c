@@ -24,6 +24,7 @@
 #include <time.h>
 
 #include "folders.h"
+#include "json_array.h"
 #include "options.h"
 
 #ifdef _WIN32
@@ -52,16 +53,23 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/options.h"
 #include "finetune/settings.h"
 #include "finetune/state.h"
+#include "finetune/history.h"
 #include "finetune/screen.h"
 #include "finetune/records.h"
 #include "finetune/inputs.h"
 #include "finetune/samples.h"
 #include "finetune/packing.h"
 #include "finetune/files.h"
+#include "finetune/log.h"
+#include "finetune/events.h"
+#include "finetune/tensorboard.h"
+#include "finetune/prompts.h"
 #include "finetune/lock.h"
 #include "finetune/folder.h"
 #include "finetune/preferences.h"
-#include "finetune/plot.h"
+#include "finetune/curves.h"
+#include "finetune/picture.h"
+#include "finetune/page.h"
 #include "finetune/train.h"
 #include "finetune/estimate.h"
 #include "finetune/reports.h"
@@ -69,9 +77,8 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/start.h"
 
 static void app_close(app* a) {
-    if (a->log != NULL) {
-        fclose(a->log);
-    }
+    growing_close(&a->log);
+    growing_close(&a->events);
     lock_release(a);
     packs_free(&a->now);
     packs_free(&a->eval_packs);
@@ -81,8 +88,6 @@ static void app_close(app* a) {
     batches_free(&a->mismatched);
     free(a->step_batches);
     references_free(&a->references);
-    free(a->points);
-    blob_free(&a->log_rest);
     blob_free(&a->config_text);
     if (a->trainer != NULL) {
         qlora_trainer_destroy(a->trainer);
@@ -95,6 +100,7 @@ static void app_close(app* a) {
     }
     inputs_free(&a->inputs);
     inputs_free(&a->eval_inputs);
+    prompts_free(a);
     qlora_text_chat_close(a->chat);
     qlora_text_tok_close(a->tok);
     qlora_text_destroy(a->text);
@@ -132,6 +138,7 @@ static bool train_whole(app* a) {
 #ifndef _WIN32
     signal(SIGPIPE, SIG_IGN); // writing fails instead, and the training is saved
 #endif
+    history_clear(&a->history);
     a->first_eval = (double)NAN;
     a->last_eval = (double)NAN;
     a->last_loss = (double)NAN;

@@ -80,7 +80,9 @@ static inline bool message_options(char* text) {
     static const struct {
         const char* field;
         const char* option;
-    } words[] = {{"desc.targets", "--targets"}, {"set the format", "use --format"}};
+    } words[] = {{"desc.targets", "--targets"},
+                 {"desc.require_backend", "--backend"},
+                 {"set the format", "use --format"}};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         char* at = strstr(text, words[i].field);
         if (at != NULL) {
@@ -156,18 +158,21 @@ static inline const char* limit_text(double value, bool size, char out[32]) {
     return out;
 }
 
-// The length of the first word. A short "(default X)" counts as one word.
+// The length of the first word. A short "(default X)" counts as one word, with what follows it.
 static inline int help_word(const char* text) {
     size_t end = strcspn(text, ")");
-    return (int)(strncmp(text, "(default", 8) == 0 && text[end] != '\0' && end < 24
-                     ? end + 1
-                     : strcspn(text, " "));
+    bool whole = strncmp(text, "(default", 8) == 0 && text[end] != '\0' && end < 24;
+    return (int)(whole ? end + strcspn(text + end, " ") : strcspn(text, " "));
 }
 
 // One option of --help: the option, then its description from column `indent` on, wrapped at 80
-// columns.
+// columns. The description of a long option starts on the next line.
 static inline void help_row(const char* option, int indent, const char* text) {
     int column = printf("  %-*s", indent - 2, option);
+    if (option[0] != '\0' && (int)strlen(option) + 2 >= indent) {
+        printf("\n%*s", indent, "");
+        column = indent;
+    }
     while (*text != '\0') {
         int length = help_word(text);
         if (column > indent && column + 1 + length > 80) {

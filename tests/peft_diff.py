@@ -173,16 +173,20 @@ def difference(ours, theirs):
     return float(numpy.abs(ours - theirs).max() / max(numpy.abs(theirs).max(), 1e-30))
 
 
-def weights_difference(folder, theirs):
-    """The largest difference of any merged tensor. Names may be missing only for a tied head."""
-    from safetensors.numpy import load_file
+def weights_difference(folder, model, theirs):
+    """The largest difference of any merged tensor. Names may be missing only for a tied head; what
+    transformers does not read, such as biases that the config denies, is copied unchanged."""
+    from safetensors.torch import load_file
 
     ours = load_file(os.path.join(folder, "model.safetensors"))
+    source = load_file(os.path.join(model, "model.safetensors"))
     worst = 0.0
     for name, value in ours.items():
         if name not in theirs:
-            return float("inf")
-        worst = max(worst, difference(value, theirs[name]))
+            if name not in source or not value.equal(source[name]):
+                return float("inf")
+            continue
+        worst = max(worst, difference(value.float().numpy(), theirs[name]))
     missing = set(theirs) - set(ours) - {"lm_head.weight"}
     return float("inf") if missing else worst
 
@@ -191,7 +195,7 @@ def case_judge(case, model, adapter, root, logits, merged):
     """Compares the files of our program; returns the outcome and its details."""
     ours = logits_read(os.path.join(root, "logits.bin"))
     a = difference(ours, logits)
-    b = weights_difference(os.path.join(root, "merged"), merged) if merged else 0.0
+    b = weights_difference(os.path.join(root, "merged"), model, merged) if merged else 0.0
     if b > WEIGHTS or a == float("inf"):
         return "different", (a, b)
     if a > LOGITS:

@@ -29,6 +29,7 @@
     X(threads_suite)                                                                               \
     X(steps_suite)                                                                                 \
     X(kept_suite)                                                                                  \
+    X(page_suite)                                                                                  \
     X(methods_suite)                                                                               \
     X(generate_suite)                                                                              \
     X(step_suite)                                                                                  \

@@ -35,7 +35,7 @@
 enum {
     CHUNK_MAX = 4000, // C99 guarantees 4,095 bytes per literal; MSVC counts one more per piece
     COLUMNS = 100,
-    GROUPS_MAX = 4, // of a module
+    GROUPS_MAX = 4,   // of a module
     BASE_TARGET = 75, // the oldest device; its texts have no macro of their own
     LINES_OF_MARKER = 5,
     FILES_MAX = 512
@@ -303,10 +303,10 @@ static void print_texts(const char* folder, const char* path) {
 typedef struct ptx_text {
     char module[64];
     char groups[GROUPS_MAX][16]; // an empty one ends them
-    int target;  // 80
-    char suffix; // 'a' of sm_90a, or 0
-    int version; // 70 is PTX 7.0
-    char* text;  // one instruction per line, without the header lines
+    int target;                  // 80
+    char suffix;                 // 'a' of sm_90a, or 0
+    int version;                 // 70 is PTX 7.0
+    char* text;                  // one instruction per line, without the header lines
     size_t length;
     uint32_t hash;
 } ptx_text;
@@ -369,8 +369,10 @@ static bool is_header_line(const char* line) {
            starts_with(line, ".address_size");
 }
 
+// Lines for a debugger, and a hint that only newer PTX versions know.
 static bool is_debug_line(const char* line) {
-    return starts_with(line, ".loc") || starts_with(line, ".file");
+    return starts_with(line, ".loc") || starts_with(line, ".file") ||
+           starts_with(line, ".pragma \"used_bytes_mask");
 }
 
 // Keeps the lines that a driver needs, trimmed, in place.
@@ -426,6 +428,53 @@ static void blanks_squeeze(char* text, const char* path) {
     *out = 0;
 }
 
+static bool in_name(char c) {
+    return isalnum((unsigned char)c) || c == '_' || c == '$';
+}
+
+// Writes the short form of a name of the compiler's: labels are unique in their kernel without its
+// number, parameters without its name, and %rd registers with one letter. Returns its length; 0
+// keeps the name.
+static size_t name_short(const char* name, size_t length, char out[80]) {
+    const char* tail = name + length;
+    while (tail > name && isdigit((unsigned char)tail[-1])) {
+        tail--;
+    }
+    size_t digits = (size_t)(name + length - tail);
+    const char* before = NULL;
+    if (digits > 0 && starts_with(name, "$L__BB") && tail[-1] == '_') {
+        before = "$";
+    } else if (digits > 0 && starts_with(name, "qlora_") && tail - name > 7 &&
+               memcmp(tail - 7, "_param_", 7) == 0) {
+        before = "_";
+    } else if (starts_with(name, "%rd") && tail - name == 3) { // also %rd<20>
+        before = "%d";
+    }
+    return before == NULL ? 0 : (size_t)snprintf(out, 80, "%s%.*s", before, (int)digits, tail);
+}
+
+// Replaces the long names that the compiler chose, which are a tenth of its text.
+static void names_shorten(char* text) {
+    char* out = text;
+    bool quoted = false;
+    for (const char* p = text; *p;) {
+        quoted = quoted != (*p == '"');
+        size_t length = 1;
+        size_t written = 0;
+        char shorter[80];
+        if (!quoted && (in_name(*p) || *p == '%')) {
+            while (in_name(p[length])) {
+                length++;
+            }
+            written = name_short(p, length, shorter);
+        }
+        memmove(out, written > 0 ? shorter : p, written > 0 ? written : length);
+        out += written > 0 ? written : length;
+        p += length;
+    }
+    *out = 0;
+}
+
 // The lowest PTX version with which a text assembles for its own target; make check verifies it.
 static int version_needed(const ptx_text* t) {
     if (t->target >= 90) {
@@ -469,6 +518,7 @@ static void text_load(const char* path, ptx_text* t) {
     comments_strip(t->text);
     lines_strip(t->text);
     blanks_squeeze(t->text, path);
+    names_shorten(t->text);
     if (!strstr(t->text, ".visible .entry")) {
         die("contains no kernel", path);
     }
@@ -733,8 +783,8 @@ static void target_lines(FILE* out, const ptx_text* texts, int count) {
     for (int i = 0; i < count; i++) {
         bool first = texts[i].target > BASE_TARGET;
         for (int j = 0; j < i; j++) {
-            first = first && (texts[j].target != texts[i].target ||
-                              texts[j].suffix != texts[i].suffix);
+            first =
+                first && (texts[j].target != texts[i].target || texts[j].suffix != texts[i].suffix);
         }
         if (first) {
             char macro[40];
@@ -747,8 +797,7 @@ static void target_lines(FILE* out, const ptx_text* texts, int count) {
                     texts[j].target == texts[i].target && texts[j].suffix == texts[i].suffix;
                 bytes += same ? (unsigned long)texts[j].length : 0;
             }
-            fprintf(out, "//   %-21s %7lu bytes: every text for sm_%s\n", macro, bytes,
-                    target + 2);
+            fprintf(out, "//   %-21s %7lu bytes: every text for sm_%s\n", macro, bytes, target + 2);
         }
     }
 }

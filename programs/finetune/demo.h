@@ -10,6 +10,10 @@ static void demo_defaults(options* o) {
     o->out = o->out != NULL ? o->out : "demo-out";
     o->template_name = o->template_name != NULL ? o->template_name : "plain";
     o->prompt = o->prompt != NULL ? o->prompt : "3 and 4 is";
+    if (o->sample_prompts.count + o->sample_messages.count == 0 && o->sample_file == NULL) {
+        o->sample_prompts.items[o->sample_prompts.count++] = o->prompt; // for the page
+    }
+    whole_default(&o->sample_tokens, 0, 32);
     o->train_norms = true;
     whole_default(&o->rank, 0, 64); // the model's width: the adapters can become any weights
     real_default(&o->alpha, 0.0, 64.0);

@@ -543,7 +543,8 @@ static bool out_begin(app* a) {
             ok && settings_text(a, &text) && file_replace(a, "settings.txt", text.data, text.count);
     }
     blob_free(&text);
-    return ok && (a->resuming || steps_remove(a)) && log_trim(a) && log_flush(a);
+    return ok && (a->resuming || steps_remove(a)) && log_trim(a) && growing_flush(a, &a->log) &&
+           events_open(a);
 }
 
 static const char* const demo_files[] = {"model/model.safetensors", "model/tokenizer.json",
@@ -562,9 +563,13 @@ static void demo_unmake(app* a) {
 // Removes what a failed start has created and nothing else; a run that has started keeps its files.
 static void out_unmake(app* a) {
     char path[PATH_SIZE];
-    if (a->log != NULL) {
-        fclose(a->log);
-        a->log = NULL;
+    growing_close(&a->log);
+    growing_close(&a->events);
+    if (a->events_made) {
+        remove(a->events.path);
+    }
+    if (a->events_folder_made) { // only if it is empty
+        (void)folder_remove(a->o.tensorboard);
     }
     if (a->files_made) {
         out_path(a, "log.jsonl", path);

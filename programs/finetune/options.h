@@ -88,6 +88,8 @@ static bool options_take(const option_set* set, int argc, char** argv, blob* tex
     }
     o->data.count = given.data.count > 0 ? 0 : o->data.count;
     o->eval_data.count = given.eval_data.count > 0 ? 0 : o->eval_data.count;
+    o->sample_prompts.count = given.sample_prompts.count > 0 ? 0 : o->sample_prompts.count;
+    o->sample_messages.count = given.sample_messages.count > 0 ? 0 : o->sample_messages.count;
     return options_read(set, 1, argc, argv, error);
 }
 

@@ -282,30 +282,63 @@ static bool prompt_show(app* a, const char* when) {
     return ok && prompt != NULL;
 }
 
-// The mean loss of the steps from `first` to `last`, or `otherwise` if the log has none of them.
-static double loss_mean(const app* a, int64_t first, int64_t last, double otherwise) {
-    double sum = 0.0;
-    int64_t counted = 0;
-    for (size_t i = 0; i < a->point_count; i++) {
-        const point* p = &a->points[i];
-        if (p->step >= first && p->step <= last && known(p->loss)) {
-            sum += p->loss;
-            counted++;
+// The answers to each prompt: the first one and the last one. Those to --prompt have been shown.
+static void answers_print(app* a) {
+    size_t asked = a->o.prompt != NULL ? strlen(a->o.prompt) : 0;
+    for (size_t i = 0; i < a->prompts.count; i++) {
+        const sample_prompt* p = &a->prompts.data[i];
+        if (p->answer_count == 0 || (asked > 0 && p->text.count == asked &&
+                                     memcmp(p->text.data, a->o.prompt, asked) == 0)) {
+            continue;
+        }
+        const sample_answer* ends[2] = {&p->answers[0], &p->answers[p->answer_count - 1]};
+        say(a, "sample %zu:\n", i + 1);
+        text_print(p->text.data, p->text.count, "  prompt     | ");
+        for (int k = p->answer_count > 1 ? 0 : 1; k < 2; k++) {
+            char margin[64];
+            snprintf(margin, sizeof margin, "  step %-5lld | ", (long long)ends[k]->step);
+            text_print(ends[k]->text.data, ends[k]->text.count, margin);
         }
     }
-    return counted > 0 ? sum / (double)counted : otherwise;
 }
 
-// Compares the first tenth of the steps, at most 50, with the last: single steps are noisy.
+// The steps that the summary compares: the first tenth, at most SPAN, and as many at the end.
+static int64_t summary_span(const app* a) {
+    int64_t tenth = a->step / 10 < SPAN ? a->step / 10 : SPAN;
+    return tenth > 1 ? tenth : 1;
+}
+
+// Rewards, margins and accuracy of preferences, as means: single steps are noisy.
+static void summary_preferences(app* a) {
+    static const struct {
+        int which;
+        const char* format;
+    } rows[] = {{TRACE_MARGINS, "; margin %.4f -> %.4f"},
+                {TRACE_ACCURACY, ", accuracy %.3f -> %.3f"}};
+    int64_t span = summary_span(a);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        double first = history_mean(&a->history, rows[i].which, 1, span);
+        double last = history_mean(&a->history, rows[i].which, a->step - span + 1, a->step);
+        if (known(first) && known(last)) {
+            say(a, rows[i].format, first, last);
+        }
+    }
+}
+
+// Compares means of steps: single steps are noisy.
 static void summary_loss(app* a) {
-    int64_t tenth = a->step / 10 < 50 ? a->step / 10 : 50;
-    int64_t span = tenth > 1 ? tenth : 1;
-    double first = loss_mean(a, 1, span, a->first_loss);
-    double last = loss_mean(a, a->step - span + 1, a->step, a->last_loss);
+    int64_t span = summary_span(a);
+    double first = history_mean(&a->history, TRACE_LOSS, 1, span);
+    double last = history_mean(&a->history, TRACE_LOSS, a->step - span + 1, a->step);
+    first = known(first) ? first : a->first_loss;
+    last = known(last) ? last : a->last_loss;
     if (!known(last)) { // the log is missing
         say(a, "the losses are not known: they are not in %s/log.jsonl", a->o.out);
     } else {
         say(a, "loss %.4f -> %.4f", first, last);
+    }
+    if (known(last)) {
+        summary_preferences(a);
     }
     if (known(last) && span > 1) {
         say(a, " (means of %lld steps)", (long long)span);
@@ -326,29 +359,29 @@ static void summary_print(app* a) {
         short_number((double)a->tokens_seen, tokens), short_time(a->seconds, time_taken),
         short_number(a->seconds > 0.0 ? (double)a->tokens_seen / a->seconds : 0.0, pace));
     summary_loss(a);
-    say(a, "\n\n  %s/adapter       the adapter in PEFT format\n", a->o.out);
+    say(a, "\n\n  %s/adapter        the adapter in PEFT format\n", a->o.out);
     if (!a->no_gguf) {
-        say(a, "  %s/adapter.gguf  the adapter for llama.cpp\n", a->o.out);
+        say(a, "  %s/adapter.gguf   the adapter for llama.cpp\n", a->o.out);
     }
-    int64_t since = 0;
-    const point* best = best_find(a, &since);
     char saved[PATH_SIZE];
     out_path(a, "best/adapter_config.json", saved);
-    if (a->o.keep_best && best != NULL && !a->best_lost && path_exists(saved)) {
-        say(a, "  %s/best          the adapter of step %lld, with the lowest held-out loss, %.4f\n",
-            a->o.out, (long long)best->step, best->eval_loss);
+    if (a->o.keep_best && a->history.best_step > 0 && !a->best_lost && path_exists(saved)) {
+        say(a,
+            "  %s/best           the adapter of step %lld, with the lowest held-out loss, %.4f\n",
+            a->o.out, (long long)a->history.best_step, a->history.best_eval_loss);
     }
     say(a,
-        "  %s/training.svg  plot of the run\n"
-        "  %s/log.jsonl     metrics, one line per step\n",
-        a->o.out, a->o.out);
+        "  %s/training.html  page with plots, samples and settings\n"
+        "  %s/training.svg   plot of the run\n"
+        "  %s/log.jsonl      metrics, one line per step\n",
+        a->o.out, a->o.out, a->o.out);
     if (a->o.demo) {
         size_t folder = strlen(a->program);
         while (folder > 0 && strchr(FOLDER_SEPARATORS, a->program[folder - 1]) == NULL) {
             folder--;
         }
         say(a,
-            "  %s/model         the model\n\nTry it:  %.*sgenerate --model %s/model --adapter "
+            "  %s/model          the model\n\nTry it:  %.*sgenerate --model %s/model --adapter "
             "%s/adapter --prompt \"%s\"\n",
             a->o.out, (int)folder, a->program, a->o.out, a->o.out, a->o.prompt);
     } else {

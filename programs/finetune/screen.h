@@ -162,10 +162,10 @@ static void progress_draw(app* a, const point* p) {
     char fields[8][40];
     const int ranks[8] = {0, 1, 5, 4, 3, 6, 7, 2};
     snprintf(fields[0], 40, "step %lld/%lld", (long long)p->step, (long long)a->total_steps);
-    snprintf(fields[1], 40, "loss %.4f", p->loss);
-    snprintf(fields[2], 40, "grad %.3g", p->grad_norm);
-    snprintf(fields[3], 40, "lr %.2g", p->lr);
-    snprintf(fields[4], 40, "%s tok/s", short_number(p->tokens_per_s, text));
+    snprintf(fields[1], 40, "loss %.4f", p->values[TRACE_LOSS]);
+    snprintf(fields[2], 40, "grad %.3g", p->values[TRACE_GRAD_NORM]);
+    snprintf(fields[3], 40, "lr %.2g", p->values[TRACE_LR]);
+    snprintf(fields[4], 40, "%s tok/s", short_number(p->values[TRACE_SPEED], text));
     fields[5][0] = '\0';
     if (a->peak_flop > 0.0 && a->pace > 0.0) {
         snprintf(fields[5], 40, "%.0f%% peak", 100.0 * a->step_flop / a->pace / a->peak_flop);

@@ -281,13 +281,13 @@ static bool prepare(app* a) {
         return false;
     }
     train_describe(a);
-    return (look || settings_check(a)) && data_prepare(a) && prompt_check(a) &&
+    return (look || settings_check(a)) && data_prepare(a) && prompt_check(a) && prompts_open(a) &&
            (a->o.doctor || plan_make(a));
 }
 
 static void backend_print(app* a) {
-    say(a, "%s: %s\n", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
-        qlora_ctx_reason(a->ctx));
+    char why[512];
+    say(a, "%s\n", backend_reason(a, why));
     counts_print(a);
     notes_print(a);
 }
@@ -381,6 +381,7 @@ static bool train(app* a) {
         return true;
     }
     ok = prompt_show(a, "after");
+    answers_print(a);
     summary_print(a);
     return ok;
 }

@@ -87,14 +87,77 @@ typedef struct base_logps {
     double* eval_mismatched;
 } base_logps;
 
+// What a step or an evaluation measures.
+enum {
+    TRACE_LOSS,
+    TRACE_GRAD_NORM,
+    TRACE_LR,
+    TRACE_SPEED,
+    TRACE_EVAL_LOSS,
+    TRACE_CHOSEN, // from here on: --method dpo and kto
+    TRACE_REJECTED,
+    TRACE_MARGINS,
+    TRACE_ACCURACY,
+    TRACE_EVAL_ACCURACY,
+    TRACES
+};
+
 typedef struct point { // one entry of the log and the plot
     int64_t step;
-    double loss;
-    double grad_norm;
-    double lr;
-    double tokens_per_s;
-    double eval_loss; // NAN if this step was not evaluated
+    double values[TRACES]; // NAN: not measured
 } point;
+
+#define TRACE_ROOM 600 // places of a curve
+#define SPAN 50        // the summary compares the means of at most so many steps
+
+typedef struct trace { // a curve: one place has the sums of `width` steps
+    double sums[TRACE_ROOM];
+    double steps[TRACE_ROOM]; // the sum of the steps that were measured
+    int64_t counts[TRACE_ROOM];
+} trace;
+
+// What is kept of the entries of the log; it does not grow with their number.
+typedef struct history {
+    trace traces[TRACES];
+    int64_t width;   // steps per place: a power of two
+    int64_t entries; // so far
+    int64_t last;    // step of the last one
+    point first[SPAN];
+    point latest[SPAN];    // step n is at n % SPAN
+    int64_t eval_step;     // of the last evaluation; -1 = none
+    int64_t best_step;     // of the one with the lowest loss after the first step; 0 = none
+    int64_t evals_since;   // after that one
+    double best_eval_loss; // its loss
+} history;
+
+typedef struct sample_answer { // what the model made of a prompt
+    int64_t step;
+    blob text;
+} sample_answer;
+
+#define MAX_PROMPTS 64
+#define ANSWERS 8 // that are kept of a prompt: the first one and the latest ones
+
+typedef struct sample_prompt { // of --sample-prompt and the like
+    blob text;                 // as it is shown
+    qlora_text_ids ids;
+    sample_answer answers[ANSWERS];
+    int answer_count;
+} sample_prompt;
+
+typedef struct sample_prompts {
+    sample_prompt* data;
+    size_t count;
+    int64_t step; // of the last answers; -1 = none
+} sample_prompts;
+
+// A file that only grows. What could not be written yet is kept.
+typedef struct growing {
+    char path[FOLDER_PATH];
+    FILE* file;
+    blob rest;
+    bool torn; // the file ends in part of an entry: nothing more is written
+} growing;
 
 typedef struct screen {
     bool live; // standard output is a terminal: the progress line is redrawn in place
@@ -106,7 +169,14 @@ typedef struct screen {
     double drawn_at;
 } screen;
 
-enum { TOLD_LOG = 1, TOLD_PICTURE = 2, TOLD_CHECKPOINT = 4, TOLD_SNAPSHOT = 8 };
+enum {
+    TOLD_LOG = 1,
+    TOLD_PICTURE = 2,
+    TOLD_CHECKPOINT = 4,
+    TOLD_SNAPSHOT = 8,
+    TOLD_PAGE = 16,
+    TOLD_EVENTS = 32
+};
 
 #define POSITION_MAGIC "ftune 3"
 typedef struct position { // our own data in a checkpoint
@@ -179,24 +249,24 @@ typedef struct app {
     double pace; // seconds per step, smoothed
     double step_flop;
     double peak_flop; // the device's peak FLOP/s; 0 = unknown
-    point* points;
-    size_t point_count;
-    size_t point_room;
-    FILE* log;
-    blob log_rest; // lines that have not been written to disk yet
-    bool log_torn; // the log ends in a partial line: write nothing more to it
-    int lock;      // the lock file, if `locked`
+    history history;
+    sample_prompts prompts;
+    growing log;
+    growing events; // of --tensorboard
+    int lock;       // the lock file, if `locked`
     bool locked;
-    bool out_made;   // this process created the folder
-    size_t parents;  // and the folders above it, from this length of the path on; 0 = none
-    bool out_empty;  // the folder was empty when the run started
-    bool files_made; // this process created settings.txt and the log
-    bool demo_made;  // this process created the demo's model
-    bool best_lost;  // the adapter of the best evaluation could not be written
-    bool eval_cut;   // Ctrl-C ended the last evaluation
-    bool stopped;    // by Ctrl-C, during a long call
-    bool failed;     // an error was reported on standard error
-    int told;        // ongoing failures that have been reported: TOLD_ bits
+    bool out_made;    // this process created the folder
+    size_t parents;   // and the folders above it, from this length of the path on; 0 = none
+    bool out_empty;   // the folder was empty when the run started
+    bool files_made;  // this process created settings.txt and the log
+    bool events_made; // and the file of events
+    bool events_folder_made;
+    bool demo_made; // this process created the demo's model
+    bool best_lost; // the adapter of the best evaluation could not be written
+    bool eval_cut;  // Ctrl-C ended the last evaluation
+    bool stopped;   // by Ctrl-C, during a long call
+    bool failed;    // an error was reported on standard error
+    int told;       // ongoing failures that have been reported: TOLD_ bits
     uint64_t memory;
     double memory_at;
     double svg_at;
@@ -245,6 +315,14 @@ static bool lib(app* a, qlora_result result, const char* doing) {
     error_set(a->error, "%s: %s", doing,
               text[0] != '\0' ? message_text(text) : qlora_result_text(result));
     return message_options(a->error);
+}
+
+// Why this backend was chosen, in the words of a user.
+static const char* backend_reason(const app* a, char out[512]) {
+    snprintf(out, 512, "%s: %s", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
+             qlora_ctx_reason(a->ctx));
+    (void)message_options(out);
+    return out;
 }
 
 static void* take(app* a, size_t count, size_t size) {

@@ -15,6 +15,12 @@ typedef struct options {
     const char* columns;
     const char* base_name;
     const char* prompt;
+    option_texts sample_prompts;
+    option_texts sample_messages;
+    const char* sample_file;
+    const char* tensorboard;
+    int64_t sample_tokens;
+    double sample_temperature;
     int64_t rank;
     int64_t targets;
     int64_t steps;
@@ -92,22 +98,22 @@ static const option option_table[] = {
     {"model", OPT_TEXT, AT(model), true, 0, 0, "DIR",
         "model folder (Hugging Face) or GGUF file (required)"},
     {"data", OPT_TEXTS, AT(data), true, 0, 0, "FILE[:W]",
-        "training data: a file, see below, a folder of such files, or - for standard input; W is "
-        "its weight, see below; may be given several times (required)"},
+        "training data: a file (see below), a folder of such files, or - for standard input; W is "
+        "its weight (see below); may be repeated (required)"},
     {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
-        "output folder for the adapter, checkpoint, log and plot (required)"},
+        "output folder for the adapter, checkpoint, log, plot and page (required)"},
     {"template", OPT_TEXT, AT(template_name), true, 0, 0, "NAME",
         "built-in chat format, see below (default: the model's own template)"},
     {"chat-template", OPT_TEXT, AT(chat_template), true, 0, 0, "FILE",
         "Jinja template of the chat (default: the model's own)"},
     {"adapter", OPT_TEXT, AT(adapter), true, 0, 0, "DIR",
-        "start from this PEFT adapter, or that of a run; sets rank, alpha, targets and rslora"},
+        "start from this PEFT adapter or finetune run; sets rank, alpha, targets and rslora"},
     {"base-name", OPT_TEXT, AT(base_name), false, 0, 0, "NAME",
         "base model name stored in the adapter (default: --model)"},
     {"format", OPT_TEXT, AT(format), true, 0, 0, "NAME",
-        "form of the data, see below (default: from the ending and the names in each record)"},
+        "data format, see below (default: from the file's ending and the names in each record)"},
     {"columns", OPT_TEXT, AT(columns), true, 0, 0, "LIST",
-        "names in the data that stand for those below, e.g. prompt=question,completion=answer"},
+        "names that the data uses instead of those below, e.g. prompt=question,completion=answer"},
     {"max-samples", OPT_WHOLE, AT(max_samples), true, 1, 1e9, "N",
         "use only the first N samples of the data (default: all)"},
     {"stream", OPT_CHOICE, AT(stream), false, 0, 0, "auto|on|off",
@@ -138,21 +144,21 @@ static const option option_table[] = {
         "also train the RMSNorm weights"},
     {"Training", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"method", OPT_CHOICE, AT(method), true, 0, 0, "sft|dpo|kto",
-        "what is minimised: the loss of the answers, or a loss of preferences; see below and "
-        "docs/methods.md (default sft)"},
+        "sft learns answers, dpo and kto learn preferences; see below and docs/methods.md "
+        "(default sft)"},
     {"beta", OPT_REAL, AT(beta), true, 1e-6, 1e3, "X",
         "dpo, kto: weight of the distance from the base model (default 0.1)"},
     {"label-smoothing", OPT_REAL, AT(label_smoothing), true, 0, 0.499, "X",
         "dpo: probability that a pair is the wrong way round (default 0)"},
     {"sft-alpha", OPT_REAL, AT(sft_alpha), true, 0, 1e3, "X",
-        "dpo: weight of the loss of the chosen answers, which is added (default 0)"},
+        "dpo: weight of an additional loss on the chosen answers (default 0)"},
     {"desirable-weight", OPT_REAL, AT(desirable_weight), true, 1e-6, 1e3, "X",
         "kto: weight of the desirable answers (default 1)"},
     {"undesirable-weight", OPT_REAL, AT(undesirable_weight), true, 1e-6, 1e3, "X",
-        "kto: weight of the others (default 1)"},
+        "kto: weight of the undesirable answers (default 1)"},
     {"reference", OPT_CHOICE, AT(reference), false, 0, 0, "precompute|beside",
-        "dpo, kto: compute the log-probabilities of the base once, before the first step, and keep "
-        "them in a file, or again in every step (default precompute)"},
+        "dpo, kto: precompute the base model's log-probabilities and keep them in a file, or "
+        "compute them beside every step (default precompute)"},
     {"loraplus-ratio", OPT_REAL, AT(loraplus_ratio), true, 1e-3, 1e3, "X",
         "LoRA+: learning rate of the B matrices and of vectors, as a multiple of --lr (default 1)"},
     {"epochs", OPT_REAL, AT(epochs), true, 1e-6, 1e6, "X",
@@ -189,7 +195,7 @@ static const option option_table[] = {
     {"eval", OPT_REAL, AT(eval), true, 0, 1e6, "X",
         "held-out samples: a count, or a fraction below 1, capped at 200 samples (default 0.05)"},
     {"eval-data", OPT_TEXTS, AT(eval_data), true, 0, 0, "FILE",
-        "evaluate on this file instead of held-out samples; may be given several times"},
+        "evaluate on this file instead of held-out samples; may be repeated"},
     {"eval-every", OPT_WHOLE, AT(eval_every), false, 1, 1e9, "N",
         "steps between evaluations (default: ten per run)"},
     {"keep-best", OPT_FLAG, AT(keep_best), false, 0, 0, "",
@@ -198,6 +204,19 @@ static const option option_table[] = {
         "stop after N evaluations in a row without a lower held-out loss (default: never)"},
     {"csv", OPT_FLAG, AT(csv), false, 0, 0, "",
         "also write the log as OUT/log.csv when the run ends"},
+    {"tensorboard", OPT_TEXT, AT(tensorboard), false, 0, 0, "DIR",
+        "also write the log as TensorBoard events into this folder; use one folder per run"},
+    {"sample-prompt", OPT_TEXTS, AT(sample_prompts), false, 0, 0, "TEXT",
+        "text to continue at every evaluation, for OUT/log.jsonl and OUT/training.html; may be "
+        "repeated"},
+    {"sample-message", OPT_TEXTS, AT(sample_messages), false, 0, 0, "TEXT",
+        "message to answer at every evaluation, in the chat format; may be repeated"},
+    {"sample-file", OPT_TEXT, AT(sample_file), false, 0, 0, "FILE",
+        "more of both: a .jsonl file with {\"prompt\"} or {\"messages\"} on each line"},
+    {"sample-tokens", OPT_WHOLE, AT(sample_tokens), false, 1, 4096, "N",
+        "maximum new tokens per sample (default 64)"},
+    {"sample-temperature", OPT_REAL, AT(sample_temperature), false, 0, 100, "X",
+        "sampling temperature of the samples; 0 = greedy (default 0)"},
     {"save-every", OPT_WHOLE, AT(save_every), false, 1, 1e9, "N",
         "steps between checkpoints (default: ten per run)"},
     {"snapshot-every", OPT_WHOLE, AT(snapshot_every), false, 1, 1e9, "N",
@@ -214,7 +233,7 @@ static const option option_table[] = {
     {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
         "auto uses a GPU if available (default auto)"},
     {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N",
-        "GPU to use; fails without it (default: GPU 0 if there is one)"},
+        "GPU number; fails if there is no such GPU (default: 0 if there is a GPU)"},
     {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N",
         "CPU threads (default: one per core)"},
     {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16|fp8",
@@ -231,7 +250,7 @@ static const option option_table[] = {
     {"keep-quantised", OPT_FLAG, AT(keep_quantised), false, 0, 0, "",
         "keep the 4-bit weights in a file next to the model, which the next start reads"},
     {"quantised-dir", OPT_TEXT, AT(quantised_dir), false, 0, 0, "DIR",
-        "the same in this folder, e.g. if that of the model is read-only"},
+        "keep them in this folder instead, e.g. if the model's folder is read-only"},
     {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
         "memory limit; 8G and 8GiB are binary, 8GB is decimal (default: all free memory)"},
     {"Other", OPT_HEADING, 0, false, 0, 0, "", ""},
@@ -297,6 +316,7 @@ static void options_resolve(options* o) {
     real_default(&o->max_norm, -2.0, 1.0);
     real_default(&o->eval, -1.0, 0.05);
     whole_default(&o->samples, -1, 3);
+    whole_default(&o->sample_tokens, 0, 64);
     whole_default(&o->resume, -1, RESUME_AUTO);
 }
 
@@ -318,7 +338,8 @@ static void help_print(const option_set* set) {
         snprintf(forms + used, sizeof forms - used, "%s%s", used > 0 ? " " : "",
                  qlora_text_data_formats(i));
     }
-    help_row("Forms of data:", 18, forms);
+    printf("Data formats:\n");
+    help_row("", 2, forms);
     printf(
         "Data: one JSON object per sample (.jsonl: one per line; .json: an array):\n"
         "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"

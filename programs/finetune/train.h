@@ -163,6 +163,16 @@ static bool step_train(app* a, qlora_train_info* info, bool* cut) {
     return true;
 }
 
+// accuracy NAN = there is none.
+static void eval_record(app* a, double accuracy) {
+    point p = point_none(a->step);
+    p.values[TRACE_EVAL_LOSS] = a->last_eval;
+    p.values[TRACE_EVAL_ACCURACY] = accuracy;
+    log_eval(a, &p);
+    events_point(a, &p);
+    history_add(&a->history, &p);
+}
+
 static bool evaluate_preferences(app* a) {
     double accuracy = 0.0;
     if (!preference_evaluate(a, &a->last_eval, &accuracy)) {
@@ -170,10 +180,9 @@ static bool evaluate_preferences(app* a) {
         return a->eval_cut;
     }
     a->first_eval = a->step == 0 ? a->last_eval : a->first_eval;
-    point p = {a->step, (double)NAN, (double)NAN, (double)NAN, (double)NAN, a->last_eval};
     say(a, "step %lld: held out %.4f, accuracy %.3f\n", (long long)a->step, a->last_eval, accuracy);
-    log_eval(a, &p, accuracy);
-    return points_add(a, &p);
+    eval_record(a, accuracy);
+    return true;
 }
 
 // Ctrl-C cuts an evaluation short between two packs. It then has no result and is repeated when
@@ -204,13 +213,12 @@ static bool evaluate(app* a) {
     if (a->step == 0) {
         a->first_eval = a->last_eval;
     }
-    point p = {a->step, (double)NAN, (double)NAN, (double)NAN, (double)NAN, a->last_eval};
     if (a->screen.live || a->step == 0 || a->step == a->total_steps || a->total_steps <= 1000) {
         say(a, "step %lld: held out %.4f, ppl %.4g\n", (long long)a->step, a->last_eval,
             exp(a->last_eval));
     }
-    log_eval(a, &p, (double)NAN);
-    return points_add(a, &p);
+    eval_record(a, (double)NAN);
+    return true;
 }
 
 static bool checkpoint_save(app* a) {
@@ -352,14 +360,18 @@ static int64_t interval(const app* a, int64_t wished) {
     return wished > 0 ? wished : tenth > 1 ? tenth : 1;
 }
 
-static bool step_record(app* a, const qlora_train_info* info, double seconds) {
-    point p;
-    p.step = info->step;
-    p.loss = info->loss;
-    p.grad_norm = (double)info->grad_norm;
-    p.lr = info->lr;
-    p.tokens_per_s = seconds > 0.0 ? (double)info->tokens / seconds : 0.0;
-    p.eval_loss = (double)NAN;
+static void step_record(app* a, const qlora_train_info* info, double seconds) {
+    point p = point_none(info->step);
+    p.values[TRACE_LOSS] = info->loss;
+    p.values[TRACE_GRAD_NORM] = (double)info->grad_norm;
+    p.values[TRACE_LR] = info->lr;
+    p.values[TRACE_SPEED] = seconds > 0.0 ? (double)info->tokens / seconds : 0.0;
+    if (a->o.method != QLORA_METHOD_SFT) {
+        p.values[TRACE_CHOSEN] = info->rewards_chosen;
+        p.values[TRACE_REJECTED] = info->rewards_rejected;
+        p.values[TRACE_MARGINS] = info->margins;
+        p.values[TRACE_ACCURACY] = info->accuracy;
+    }
     a->pace = a->pace > 0.0 ? a->pace + 0.1 * (seconds - a->pace) : seconds;
     a->step = info->step;
     a->seconds += seconds;
@@ -372,33 +384,9 @@ static bool step_record(app* a, const qlora_train_info* info, double seconds) {
     a->screen.done = a->step == a->total_steps;
     progress_draw(a, &p);
     log_step(a, &p, info);
-    if (!points_add(a, &p)) {
-        return false;
-    }
+    events_point(a, &p);
+    history_add(&a->history, &p);
     picture_write(a, false);
-    return true;
-}
-
-// log.csv: one line per step or evaluation, as in log.jsonl.
-static bool csv_write(app* a) {
-    blob text;
-    memset(&text, 0, sizeof text);
-    put(&text, "step,loss,grad_norm,lr,tokens_per_s,eval_loss\n");
-    for (size_t i = 0; i < a->point_count; i++) {
-        const point* p = &a->points[i];
-        const double values[] = {p->loss, p->grad_norm, p->lr, p->tokens_per_s, p->eval_loss};
-        put(&text, "%lld", (long long)p->step);
-        for (size_t k = 0; k < sizeof values / sizeof values[0]; k++) {
-            put(&text, ",");
-            if (known(values[k])) { // otherwise an empty field
-                put(&text, "%.9g", values[k]);
-            }
-        }
-        put(&text, "\n");
-    }
-    bool ok = file_replace(a, "log.csv", text.data, text.count);
-    blob_free(&text);
-    return ok;
 }
 
 // Saves each result independently, the checkpoint first, so that one failure does not lose the
@@ -411,8 +399,11 @@ static bool results_save(app* a) {
         complain(a);
     }
     bool ok = adapter_save(a) && saved;
-    if (a->log_rest.count > 0 && !a->log_torn) {
-        bear(a, TOLD_LOG, log_flush(a));
+    if (a->log.rest.count > 0 && !a->log.torn) {
+        bear(a, TOLD_LOG, growing_flush(a, &a->log));
+    }
+    if (a->events.rest.count > 0 && !a->events.torn) {
+        bear(a, TOLD_EVENTS, growing_flush(a, &a->events));
     }
     picture_write(a, true);
     if (a->o.csv && !csv_write(a)) {
@@ -422,41 +413,25 @@ static bool results_save(app* a) {
     return ok;
 }
 
-// Whether the model as it is has to be evaluated: an interrupted evaluation is made up for.
-static bool evaluate_due(const app* a) {
+// Evaluates the model and answers the prompts, if this step is one for that. What was interrupted,
+// or is not in the log, is made up for.
+static bool evaluate_due(app* a) {
     if (a->step != 0 && a->step != a->total_steps && a->step % interval(a, a->o.eval_every) != 0) {
-        return false;
+        return true;
     }
-    for (size_t i = a->point_count; i > 0 && a->points[i - 1].step == a->step; i--) {
-        if (known(a->points[i - 1].eval_loss)) {
-            return false;
+    bool ok = a->history.eval_step == a->step || evaluate(a);
+    if (ok && !a->eval_cut && a->prompts.count > 0 && a->prompts.step != a->step) {
+        ok = prompts_answer(a);
+        if (ok && a->prompts.step == a->step) {
+            events_samples(a, a->step);
         }
     }
-    return true;
-}
-
-// The evaluation with the lowest loss after the first step; *since counts the later ones. NULL if
-// there is none.
-static const point* best_find(const app* a, int64_t* since) {
-    const point* best = NULL;
-    *since = 0;
-    for (size_t i = 0; i < a->point_count; i++) {
-        const point* p = &a->points[i];
-        if (p->step == 0 || !known(p->eval_loss)) {
-            continue;
-        }
-        bool lower = best == NULL || p->eval_loss < best->eval_loss;
-        best = lower ? p : best;
-        *since = lower ? 0 : *since + 1;
-    }
-    return best;
+    return ok;
 }
 
 // Saves the adapter if the evaluation of this step is the best one so far.
 static void best_save(app* a) {
-    int64_t since = 0;
-    const point* best = best_find(a, &since);
-    if (a->o.keep_best && best != NULL && best->step == a->step && since == 0) {
+    if (a->o.keep_best && a->history.best_step > 0 && a->history.best_step == a->step) {
         char path[PATH_SIZE];
         out_path(a, "best", path);
         bool ok = adapter_write(a, path);
@@ -465,16 +440,11 @@ static void best_save(app* a) {
     }
 }
 
-static bool patience_over(const app* a) {
-    int64_t since = 0;
-    return a->o.patience > 0 && best_find(a, &since) != NULL && since >= a->o.patience;
-}
-
 static bool train_loop(app* a) {
     int64_t save_every = interval(a, a->o.save_every);
     stop_training = 1;
     a->screen.done = a->step == a->total_steps;
-    bool ok = !evaluate_due(a) || evaluate(a);
+    bool ok = evaluate_due(a);
     bool cut = false;
     best_save(a); // of an evaluation that was cut short, or made before --keep-best was given
     while (ok && !cut && a->step < a->total_steps && stop_asked == 0 && !patience_over(a)) {
@@ -482,7 +452,8 @@ static bool train_loop(app* a) {
         double start = seconds_now();
         ok = step_train(a, &info, &cut);
         if (ok && !cut) {
-            ok = step_record(a, &info, seconds_now() - start) && (!evaluate_due(a) || evaluate(a));
+            step_record(a, &info, seconds_now() - start);
+            ok = evaluate_due(a);
             best_save(a);
         }
         if (ok && !cut && a->step < a->total_steps && a->step % save_every == 0) {

@@ -402,6 +402,9 @@ QLORA__JIN_EVAL(name) {
     QLORA__TRY(qlora__jin_no_constant(m));
     const qlora__jin_value* value = qlora__jin_slot(m, node);
     if (value->kind == QLORA__JIN_MISSING) {
+        if (qlora__jin_named("self", node->name, node->size)) { // jinja2's reference to blocks
+            return qlora__jin_fail(m, "\"self\" is not supported, because blocks are not");
+        }
         return qlora__jin_undefined(m, NULL, node->name, node->size, false, out);
     }
     *out = *value;

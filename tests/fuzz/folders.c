@@ -14,6 +14,8 @@
 #include "qlora.h"
 #include "formats_world.h"
 
+#include <regex.h>
+
 #include "fuzz/folder_models.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
@@ -229,11 +231,44 @@ static bool value_off(const qlora__json* json, uint32_t value, bool a_switch) {
            (a_switch && (kind == QLORA__JSON_FALSE || (nested && json->tokens[value].count == 0)));
 }
 
+// The value of a path whose last name may be written as another regular expression, as in
+// "rank_pattern/down_proj", where "down.proj" selects the same module; 0 if there is none.
+static uint32_t value_find(const qlora__json* json, const char* path) {
+    uint32_t value = qlora__json_find_path(json, 0, path);
+    const char* last = strchr(path, '/');
+    if (value != 0 || last == NULL || strstr(path, "_pattern/") == NULL) {
+        return value;
+    }
+    char name[128];
+    char key[128];
+    char whole[160];
+    snprintf(name, sizeof name, "%.*s", (int)(last - path), path);
+    uint32_t object = qlora__json_find(json, 0, name);
+    if (object == 0 || qlora__json_kind_of(json, object) != QLORA__JSON_OBJECT) {
+        return 0;
+    }
+    for (uint32_t k = object + 1; k < json->tokens[object].next; k = json->tokens[k + 1].next) {
+        regex_t regex;
+        qlora__json_string(json, k, key, sizeof key);
+        snprintf(whole, sizeof whole, "^(.*\\.)?(%s)$", key);
+        if (regcomp(&regex, whole, REG_EXTENDED | REG_NOSUB) != 0) {
+            continue;
+        }
+        snprintf(whole, sizeof whole, "model.layers.1.mlp.%s", last + 1);
+        bool selects = regexec(&regex, whole, 0, NULL, 0) == 0;
+        regfree(&regex);
+        if (selects) {
+            return k + 1;
+        }
+    }
+    return 0;
+}
+
 // Whether a value of two texts differs: numbers as numbers, everything else byte by byte.
 static bool value_differs(const qlora__json* a, const qlora__json* b, const char* path,
                           bool absent_is_equal) {
     uint32_t x = qlora__json_find_path(a, 0, path);
-    uint32_t y = qlora__json_find_path(b, 0, path);
+    uint32_t y = value_find(b, path);
     x = value_off(a, x, absent_is_equal) ? 0 : x;
     y = value_off(b, y, absent_is_equal) ? 0 : y;
     double m = 0.0;

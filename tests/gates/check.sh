@@ -553,6 +553,21 @@ gate_use() {
     use_all build tests/gates/use_programs.sh tests/gates/use_tools.sh
 }
 
+# Opens the page and the plot of two runs in a browser: light and dark, narrow and wide.
+gate_page() {
+    local name browser=
+    for name in chromium chromium-browser google-chrome chrome; do
+        browser=${browser:-$(command -v $name)}
+    done
+    [[ -n $browser ]] || skip "chromium not found"
+    build build/finetune CFLAGS=-Werror || return 1
+    echo '<p>a browser' >$OUT/probe.html
+    timeout 60 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir=$OUT/probe \
+        --dump-dom "file://$PWD/$OUT/probe.html" 2>/dev/null | grep -q 'a browser' ||
+        skip "$browser does not start here"
+    tests/gates/page.sh "$browser" $OUT/page || bad=1
+}
+
 # use_all B SCRIPT...: runs the scripts at the same time, with the programs in B.
 use_all() {
     local b=$1 script out
@@ -568,8 +583,8 @@ use_all() {
 # The same with gcc's sanitizers in the programs; they see other mistakes than clang's. The groups
 # that mainly train, wait or kill would take many minutes under the sanitizers.
 gate_use_gcc() {
-    use_sanitized gcc build/check-gcc-san \
-        "tests/gates/use_programs.sh wrong_use looking logs inputs doctors configs adapters" \
+    local groups="wrong_use looking logs inputs doctors configs adapters sampling events"
+    use_sanitized gcc build/check-gcc-san "tests/gates/use_programs.sh $groups" \
         tests/gates/use_tools.sh
 }
 
@@ -1166,8 +1181,8 @@ gate_msvc() {
 
 GATES="assembled text paths scripts comments contents layers abi functions words embed"
 GATES="$GATES ptx_fresh link symbols text_header macros recursion programs groups shared"
-GATES="$GATES interpreter warnings ptx_assemble ptx_same contract examples use use_gcc readme"
-GATES="$GATES install packaging msvc mingw musl"
+GATES="$GATES interpreter warnings ptx_assemble ptx_same contract examples use use_gcc page"
+GATES="$GATES readme install packaging msvc mingw musl"
 GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
 
 if [[ ${1:-} == --list ]]; then

@@ -142,7 +142,7 @@ defect groups "a module in the wrong group" \
 defect groups "an error that does not name the macro" \
     'sed -i "s/text->left_out);/\"a macro\");/" src/cache/modules.h'
 defect groups "another path in silence" \
-    'sed -i "s/{QLORA_BF16, 64, 80,/{QLORA_BF16, 63, 80,/" src/ops/attention.h'
+    'sed -i "s/{QLORA_BF16, 64, \([89]0\),/{QLORA_BF16, 63, \1,/" src/ops/attention.h'
 defect groups "--only keeps everything" \
     'sed -i "s/drop = !block_kept(module, words);/drop = false;/" tools/embed.c'
 defect shared "another soname" \
@@ -243,6 +243,12 @@ for gate in use_gcc use_clang; do
         'sed -i "s/^int main(int argc, char.. argv) {/&\n volatile int n = 2147483647;\n n++;/" \
             programs/tokenize.c'
 done
+defect page "a text that makes the page wide" \
+    'sed -i "s/white-space: pre-wrap; overflow-wrap: anywhere/white-space: pre/" \
+        programs/finetune/page.h'
+defect page "markup that is not escaped" 'sed -i "s/\"&lt;\"/\"<\"/" programs/finetune/curves.h'
+defect page "no dark colours" \
+    'sed -i "s/prefers-color-scheme: dark/prefers-color-scheme: none/" programs/finetune/*.h'
 defect readme "a program that does not compile" \
     'sed -i "s/#include \"qlora.h\"/#include \"qlola.h\"/" README.md'
 defect msvc "a GNU extension" \

@@ -461,6 +461,8 @@ full_disk() {
 . tests/gates/use_runs.sh
 # shellcheck source=tests/gates/use_options.sh
 . tests/gates/use_options.sh
+# shellcheck source=tests/gates/use_page.sh
+. tests/gates/use_page.sh
 rm -rf "$work"
 mkdir -p "$work"
 [[ -n ${NO_BUILD:-} ]] || ${MAKE:-make} -s B="$B" "$B/finetune" || exit 1
@@ -473,7 +475,7 @@ groups="wrong_use looking training long_samples others_files own_folders saving_
 groups="$groups plots logs locks closing links starting_over saved_work interrupts"
 groups="$groups several inputs tables weights notes resuming extending doctors configs adapters"
 groups="$groups evaluations"
-groups="$groups best preferences demos"
+groups="$groups best preferences demos sampling events pages helps"
 [[ $# -gt 0 ]] && groups=$*
 for group in $groups; do
     $group
