@@ -153,7 +153,7 @@ static bool generate_run(generate_bench* b, qlora_ctx* ctx) {
     desc.config = &config;
     desc.rank = (int32_t)b->rank;
     desc.purpose = QLORA_PURPOSE_EVALUATE;
-    desc.tokens = b->prompt < 2048 ? b->prompt : 2048;
+    desc.tokens = b->prompt;
     desc.head_chunk = 1;
     desc.generate_tokens = b->prompt + b->fresh + 8;
     desc.generate_sequences = b->sequences;
