@@ -31996,12 +31996,13 @@ static qlora_result qlora__decode_multiply(qlora_ctx* ctx, bool nf4, qlora__deco
     };
     const qlora__decode_kind* kind = &kinds[nf4 ? 1 : 0];
     int64_t steps = qlora__ceil_div(p->K, kind->step);
-    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 16));
+    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 8));
     int64_t units = 0;
     for (int i = 0; i < (p->gated != 0 ? 1 : p->count); i++) {
         units += qlora__ceil_div(p->parts[i].N, 16);
     }
-    // As many blocks as run at once: registers allow 16 warps, shared memory a few tables.
+    // As many blocks as run at once: registers allow 16 warps, shared memory a few tables. Two
+    // blocks per multiprocessor, so that one reads while the other finishes a tile.
     int64_t together = qlora__min(16 / warps, 4);
     int64_t groups = qlora__ceil_div(p->rows, QLORA__DECODE_ROWS);
     int64_t most = qlora__max(1, ctx->gpu->sm_count * together / groups);
@@ -32138,7 +32139,7 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     // With many rows, the blocks of one would repeat too much of each other's work.
     int64_t blocks = qlora__max(1, qlora__min(rank, m->ctx->gpu->sm_count / d->texts));
     void* args[] = {&p};
-    return qlora__launch(m->ctx, QLORA__K_decode_norm, blocks, d->texts, 1, 512,
+    return qlora__launch(m->ctx, QLORA__K_decode_norm, blocks, d->texts, 1, 1024,
                          (uint32_t)(p.hidden + p.z_rank) * 4, args);
 }
 
@@ -38311,4 +38312,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d2d418d2304a6f40
+//@@ end 19507254a9514092

@@ -132,6 +132,16 @@ struct decode_nf4 {
     float s[2];        // of block lane % 4 of the step
     uint32_t q[2];
 
+    static __device__ __forceinline__ void tables(const decode_product& p, uint8_t* shared) {
+        for (int32_t i = (int32_t)threadIdx.x; i < 256 * 8; i += (int32_t)blockDim.x) {
+            uint32_t pair = pack_bf16(p.maps[i / 8 / 16], p.maps[i / 8 % 16]);
+            ((uint4*)shared)[i] = make_uint4(pair, pair, pair, pair);
+        }
+        for (int32_t i = (int32_t)threadIdx.x; i < 256; i += (int32_t)blockDim.x) {
+            ((float*)(shared + DECODE_TABLE))[i] = p.maps[16 + i];
+        }
+    }
+
     __device__ __forceinline__ void load(const decode_part& w, int32_t first, int32_t K,
                                          int32_t step) {
         int32_t g = (int32_t)threadIdx.x % 32 / 4;
@@ -225,6 +235,8 @@ __device__ __forceinline__ void decode_step(const decode_nf4& w, const decode_x2
 struct decode_dense {
     enum { STEP = 128 };
     uint4 v[4][2];
+    static __device__ __forceinline__ void tables(const decode_product& p, uint8_t* shared) {
+    }
     __device__ __forceinline__ void load(const decode_part& w, int32_t first, int32_t K,
                                          int32_t step) {
         int32_t g = (int32_t)threadIdx.x % 32 / 4;
@@ -416,10 +428,11 @@ __device__ __forceinline__ void decode_run(const decode_product& p, uint8_t* tab
     if (tile.inside) {
         next.load(tile.part, tile.first, p.K, warp);
     }
+    STEP::tables(p, table);
     if (p.a) {
         decode_slices(p, first_row, rows);
     }
-    __syncthreads(); // the table
+    __syncthreads(); // the tables
 #pragma unroll 1
     while (tile.inside) {
         const decode_part& part = tile.part;
