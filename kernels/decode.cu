@@ -161,6 +161,7 @@ QLORA_KERNEL __launch_bounds__(1024) qlora_decode_norm(const __grid_constant__ d
     int64_t n = blockIdx.y;
     int32_t own = (int32_t)threadIdx.x * 4;
     int32_t ranks = p.ranks[0] + p.ranks[1] + p.ranks[2];
+    // It is long because what does not depend on z is requested before z is there.
     decode_columns ahead;
     float4 gain = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
     uint2 first = make_uint2(0, 0);
@@ -307,6 +308,7 @@ __device__ __forceinline__ void attention_heads(const decode_attention& p, const
         }
         __syncthreads();
     }
+    // It is long because a pair is read, normalised, rotated and rounded in one pass.
     int32_t pairs = p.dim / 2;
 #pragma unroll 1
     for (int32_t i = (int32_t)threadIdx.x; i < all * pairs; i += (int32_t)blockDim.x) {

@@ -20,9 +20,9 @@
 // kernel that follows: z[slice][n][r] = sum over the slice of K of x[n, k] A[r, k], for
 // DECODE_SLICES slices, which decode_norm adds in order.
 //
-// Launch: grid (row groups of 8, any number of blocks), 32 * warps threads; the groups of a tile run
-// at the same time, so that one of them reads W from memory for all. The order of every sum depends
-// only on K and warps. x, W and y are 16-byte aligned, ldx a multiple of 8; K is a multiple
+// Launch: grid (row groups of 8, any number of blocks), 32 * warps threads; the groups of a tile
+// run at the same time, so that one of them reads W from memory for all. The order of every sum
+// depends only on K and warps. x, W and y are 16-byte aligned, ldx a multiple of 8; K is a multiple
 // of 64 with NF4, of 8 otherwise. Determinism: one writer per output, fixed order.
 #ifndef QLORA_DECODE_CUH
 #define QLORA_DECODE_CUH
