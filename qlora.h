@@ -739,7 +739,7 @@ typedef struct qlora_model_desc {
     // are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4.
     bool keep_quantised;
     const char* quantised_dir; // keep NAME.qlora-nf4 in this folder instead; NULL = next to dir
-    qlora_mode mode;                  // 0 = AUTO
+    qlora_mode mode;           // 0 = AUTO
     // Its adapters.
     const char* adapter;       // PEFT folder: ranks, targets, scales and weights come from there
     int32_t rank;              // at most 1024; 0 = 16, negative = no adapters
@@ -754,17 +754,18 @@ typedef struct qlora_model_desc {
     uint32_t targets; // qlora_target bits that the model has; 0 = all
     bool train_norms; // also train the RMSNorm weights
     // Its memory.
-    qlora_purpose purpose;     // 0 = TRAIN
-    qlora_optimizer optimizer; // 0 = ADAMW
-    int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
-    int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
-    int64_t max_length;      // maximum tokens per sequence; 0 = tokens, as far as the model goes
-    int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024; at most tokens
-    int64_t generate_tokens; // maximum tokens of a text, including the prompt; 0 = no generation
-    qlora_choice recompute;  // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
-    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
-                             // the CPU only if a budget is given, since copies gain little there:
-                             // products widen each weight once, while they pack it
+    qlora_purpose purpose;      // 0 = TRAIN
+    qlora_optimizer optimizer;  // 0 = ADAMW
+    int64_t tokens;             // maximum tokens per micro-batch; 0 = 2048
+    int64_t max_sequences;      // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
+    int64_t max_length;         // maximum tokens per sequence; 0 = tokens, as far as the model goes
+    int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
+    int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
+    int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
+    qlora_choice recompute; // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
+    qlora_choice cache;     // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
+                            // the CPU only if a budget is given, since copies gain little there:
+                            // products widen each weight once, while they pack it
     // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
     // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
     // layers.
@@ -773,9 +774,9 @@ typedef struct qlora_model_desc {
     // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
     // tiles; negative = never tiles.
     int64_t tile;
-    int64_t accumulate;      // micro-batches per step to plan for; 0 = 1. A longer step allocates
-                             // the memory for its partial sums when it needs it
-    const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
+    int64_t accumulate;     // micro-batches per step to plan for; 0 = 1. A longer step allocates
+                            // the memory for its partial sums when it needs it
+    const qlora_plan* plan; // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
     uint32_t reserved_must_be_zero1;
@@ -854,10 +855,11 @@ typedef struct qlora_model_info {
     const qlora_plan* plan; // includes the config; valid while the model is open
     qlora_purpose purpose;
     int64_t generate_tokens;
+    int64_t generate_sequences;
     int64_t parameters; // number of trained tensors
     bool use_adapters;
     int64_t trainers;    // number of trainers that exist, 0 or 1
-    int64_t generations; // number of generations that exist, 0 or 1
+    int64_t generations; // number of generations that exist, at most generate_sequences
 } qlora_model_info;
 // Does not use the device and does not change qlora_last_error.
 QLORA_API qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out);
@@ -1173,8 +1175,9 @@ typedef struct qlora_generate_desc {
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
 
-// One text, generated token by token. A model has at most one generation at a time; training and
-// evaluation may run between two of its tokens. All calls wait for the device.
+// One text, generated token by token. A model has up to generate_sequences of them at a time, each
+// with its own prompt, settings and seed; one that ends makes room for another. Training and
+// evaluation may run between two tokens. All calls wait for the device.
 typedef struct qlora_generation qlora_generation;
 // Runs the prompt. The desc, its prompt and its stops are not needed afterwards.
 QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
@@ -1183,6 +1186,13 @@ QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_gene
 // -1 if max_tokens or the model's generate_tokens have been reached.
 QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token,
                                            bool* stopped);
+// The same for several texts of one model, in one pass: on a GPU that computes in bf16, the weights
+// are read once for all of them. tokens[i] and stopped[i] belong to generations[i], whose turn must
+// not have ended. If it fails because of one text, the others have their tokens. A text's
+// tokens do not depend on which other texts there are, nor on their order: no sum contains values
+// of two texts, and the order of every sum depends only on the model and on generate_tokens.
+QLORA_API qlora_result qlora_generate_next_each(qlora_generation* const* generations, int64_t count,
+                                                int32_t* tokens, bool* stopped);
 // Appends ids to the text, after the last token that qlora_generate_next returned (including a stop
 // token), and starts the next turn. The keys and values of the text so far are kept.
 QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,
@@ -29133,29 +29143,32 @@ typedef struct qlora__source {
     bool has_folder;
 } qlora__source;
 
+#define QLORA__MOST_TEXTS 1024 // that are generated at the same time
+
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
 typedef struct qlora__decode {
-    bool planned;           // the model has the memory below
-    bool works;             // nothing in the weights is against it
-    int64_t texts;          // rows
-    int64_t chunk;          // positions of a page of the cache
-    int64_t pages;          // of a text
-    int64_t z_rank;         // columns of z
-    qlora_tensor h[2];      // [texts, H] residual stream, in turn
-    qlora_tensor x;         // [texts, H + pad] input of qkv, gate/up and the head, with z
-    qlora_tensor qkv;       // [texts, q + 2 kv]
-    qlora_tensor o;         // [texts, q]
-    qlora_tensor s;         // [texts, I]
-    qlora_tensor y;         // f32 [texts, H]: output of o and down without the adapter
-    qlora_tensor z;         // f32 [slices * texts, z_rank]
-    qlora_tensor logits;    // [texts, V]
-    qlora_tensor partials;  // f32 [texts * heads * pages, head_dim + 2]
-    qlora_tensor counters;  // I32 [texts, blocks of a row]
-    qlora_tensor table;     // I32 [texts, pages]: where the pages of a text are
-    qlora_tensor state;     // U8: one qlora__decode_text per text
-    qlora_tensor parts;     // U8: qlora__sample_part
-    qlora_tensor seen;      // U8 [texts, V]: 1 if the text contains the token
+    bool planned;                     // the model has the memory below
+    bool works;                       // nothing in the weights is against it
+    int64_t texts;                    // rows
+    int64_t chunk;                    // positions of a page of the cache
+    int64_t pages;                    // of a text
+    int64_t z_rank;                   // columns of z
+    qlora_tensor h[2];                // [texts, H] residual stream, in turn
+    qlora_tensor x;                   // [texts, H + pad] input of qkv, gate/up and the head, with z
+    qlora_tensor qkv;                 // [texts, q + 2 kv]
+    qlora_tensor o;                   // [texts, q]
+    qlora_tensor s;                   // [texts, I]
+    qlora_tensor y;                   // f32 [texts, H]: output of o and down without the adapter
+    qlora_tensor z;                   // f32 [slices * texts, z_rank]
+    qlora_tensor logits;              // [texts, V]
+    qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
+    qlora_tensor counters;            // I32 [texts, blocks of a row]
+    qlora_tensor table;               // I32 [texts, pages]: where the pages of a text are
+    qlora_tensor state;               // U8: one qlora__decode_text per text
+    qlora_tensor parts;               // U8: qlora__sample_part
+    qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
+    uint8_t alive[QLORA__MOST_TEXTS]; // by slot: whether the device runs the text
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
 
@@ -29265,9 +29278,11 @@ struct qlora_model {
     qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
     qlora__preference preference;
     // generation
-    qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
-    qlora_tensor scores;   // f32 [heads, generate_tokens]
-    qlora_tensor chances;  // their softmax in the compute type; the same memory if that is f32
+    qlora_tensor kv_cache;                          // [layers * texts * cache_rows, 2 kv]
+    int64_t cache_rows;                             // of a text
+    qlora_generation* in_flight[QLORA__MOST_TEXTS]; // by slot; NULL = free
+    qlora_tensor scores;                            // f32 [heads, generate_tokens]
+    qlora_tensor chances; // their softmax in the compute type; the same memory if that is f32
     qlora__decode decode;
 };
 
@@ -29950,7 +29965,7 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
         return;
     }
     qlora__most_pads(m, pads);
-    int64_t n = 1;
+    int64_t n = m->desc.generate_sequences;
     // At most 64 pages, so that joining them stays cheap.
     int64_t tiles = qlora__ceil_div(room, 64 * QLORA__DECODE_TILE);
     d->texts = n;
@@ -29980,8 +29995,13 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
 static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t n = m->desc.generate_tokens;
+    int64_t texts = m->desc.generate_sequences;
+    qlora__layout_decode(arena, m);
     if (n > 0) {
-        qlora__arena_tensor(arena, m->compute, c->layers * n, 2 * qlora__kv_width(c), &m->kv_cache);
+        // Texts begin with a page, if there are several.
+        m->cache_rows = m->decode.planned && texts > 1 ? m->decode.pages * m->decode.chunk : n;
+        qlora__arena_tensor(arena, m->compute, c->layers * texts * m->cache_rows,
+                            2 * qlora__kv_width(c), &m->kv_cache);
         int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned
         qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->scores);
         m->chances = m->scores;
@@ -29989,7 +30009,6 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
             qlora__arena_tensor(arena, m->compute, c->heads, wide, &m->chances);
         }
     }
-    qlora__layout_decode(arena, m);
 }
 
 // Lays out the whole model, category by category.
@@ -30698,7 +30717,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.max_length", d->max_length, 0, 1 << 24},
                   {"desc.head_chunk", d->head_chunk, 0, 1 << 24},
                   {"desc.generate_tokens", d->generate_tokens, 0, 1 << 24},
-                  {"desc.accumulate", d->accumulate, 0, 1 << 24}};
+                  {"desc.accumulate", d->accumulate, 0, 1 << 24},
+                  {"desc.generate_sequences", d->generate_sequences, 0, QLORA__MOST_TEXTS}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         QLORA__TRY(qlora__need_whole(ctx, fields[i].name, fields[i].value, fields[i].least,
                                      fields[i].most));
@@ -30731,6 +30751,7 @@ static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, const qlora_model_co
     d->tokens = d->tokens != 0 ? d->tokens : 2048;
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
     d->max_length = d->max_length != 0 ? d->max_length : qlora__min(d->tokens, positions);
+    d->generate_sequences = d->generate_sequences != 0 ? d->generate_sequences : 1;
     d->head_chunk = qlora__min(d->head_chunk != 0 ? d->head_chunk : 1024, d->tokens);
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_sequences", d->max_sequences, 1, d->tokens));
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_length", d->max_length, 1, d->tokens));
@@ -32762,6 +32783,7 @@ typedef struct qlora__pass {
     qlora_math math; // of f32 products
     bool decoding;   // keys and values are stored in the cache
     int64_t first;   // position of the first row when decoding
+    int64_t text;    // whose cache is used when decoding
 } qlora__pass;
 
 static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
@@ -33095,12 +33117,12 @@ static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t in
 
 // ---- the key/value cache of decoding ------------------------------------------------------------
 
-// Rows of the cache of a layer: row p has the keys, then the values, of position p.
-static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
-                                      int64_t rows) {
+// Rows of the cache of a layer and a text: row p has the keys, then the values, of position p.
+static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t text,
+                                      int64_t first, int64_t rows) {
     qlora_tensor t = m->kv_cache;
-    size_t offset =
-        (size_t)((layer * m->desc.generate_tokens + first) * t.ld) * qlora_dtype_bytes(t.dtype);
+    int64_t row = (layer * m->desc.generate_sequences + text) * m->cache_rows + first;
+    size_t offset = (size_t)(row * t.ld) * qlora_dtype_bytes(t.dtype);
     t.data = (char*)t.data + offset;
     t.bytes -= offset;
     t.rows = rows;
@@ -33109,7 +33131,7 @@ static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64
 
 static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index) {
     qlora__heads heads = qlora__heads_of(pass, &pass->m->layers[index]);
-    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->first, pass->rows);
+    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->text, pass->first, pass->rows);
     int64_t kv = heads.k.cols;
     qlora_tensor keys = qlora__window(&rows, pass->rows, 0, kv);
     qlora_tensor values = qlora__window(&rows, pass->rows, kv, kv);
@@ -33158,7 +33180,7 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     qlora_tensor output = qlora__one_row(&layer->kept.o, row);
     int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
     int64_t seen = qlora__min(position + 1, window);
-    qlora_tensor rows = qlora__cache_rows(m, index, position + 1 - seen, seen);
+    qlora_tensor rows = qlora__cache_rows(m, index, pass->text, position + 1 - seen, seen);
     qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
     qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
     qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
@@ -33969,18 +33991,20 @@ static qlora_result qlora__decode_multiply(qlora_ctx* ctx, bool nf4, qlora__deco
     };
     const qlora__decode_kind* kind = &kinds[nf4 ? 1 : 0];
     int64_t steps = qlora__ceil_div(p->K, kind->step);
-    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 16));
+    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 8));
     int64_t units = 0;
     for (int i = 0; i < (p->gated != 0 ? 1 : p->count); i++) {
         units += qlora__ceil_div(p->parts[i].N, 16);
     }
-    // As many blocks as run at once: registers allow 16 warps, shared memory a few tables.
+    // As many blocks as run at once: registers allow 16 warps, shared memory a few tables. Two
+    // blocks per multiprocessor, so that one reads while the other finishes a tile.
     int64_t together = qlora__min(16 / warps, 4);
-    int64_t blocks = qlora__min(units, ctx->gpu->sm_count * together);
+    int64_t groups = qlora__ceil_div(p->rows, QLORA__DECODE_ROWS);
+    int64_t most = qlora__max(1, ctx->gpu->sm_count * together / groups);
+    int64_t blocks = qlora__min(units, most);
     uint32_t shared = kind->shared + (2 * (uint32_t)warps + 1) * 512;
     void* args[] = {p};
-    return qlora__launch(ctx, kind->kernel, blocks, qlora__ceil_div(p->rows, QLORA__DECODE_ROWS), 1,
-                         (uint32_t)warps * 32, shared, args);
+    return qlora__launch(ctx, kind->kernel, groups, blocks, 1, (uint32_t)warps * 32, shared, args);
 }
 
 static qlora__decode_part qlora__decode_part_of(const qlora_linear_part* from, int64_t first,
@@ -34107,8 +34131,10 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
         p.a[i] = part->rank > 0 ? part->a->data : NULL;
         rank += part->rank;
     }
+    // With many rows, the blocks of one would repeat too much of each other's work.
+    int64_t blocks = qlora__max(1, qlora__min(rank, m->ctx->gpu->sm_count / d->texts));
     void* args[] = {&p};
-    return qlora__launch(m->ctx, QLORA__K_decode_norm, qlora__max(1, rank), d->texts, 1, 512,
+    return qlora__launch(m->ctx, QLORA__K_decode_norm, blocks, d->texts, 1, 1024,
                          (uint32_t)(p.hidden + p.z_rank) * 4, args);
 }
 
@@ -34117,7 +34143,7 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
     const qlora__decode* d = &m->decode;
     const qlora__layer* layer = &m->layers[index];
     const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
-    qlora_tensor rows = qlora__cache_rows(m, index, 0, 1);
+    qlora_tensor rows = qlora__cache_rows(m, index, 0, 0, 1);
     qlora__decode_attention p;
     memset(&p, 0, sizeof p);
     p.qkv = d->qkv.data;
@@ -34261,17 +34287,18 @@ static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Prepares the tables of the texts. The pages of a single text follow each other.
+// Prepares the tables of the texts. The pages of a text follow each other.
 static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     const qlora__decode* d = &m->decode;
-    if (!d->planned) {
-        return QLORA_OK;
+    for (int64_t n = 0; d->planned && n < d->texts; n++) {
+        int32_t pages[64];
+        for (int64_t i = 0; i < d->pages; i++) {
+            pages[i] = (int32_t)(n * d->pages + i);
+        }
+        size_t bytes = (size_t)d->pages * 4;
+        QLORA__TRY(qlora__copy_in(ctx, (char*)d->table.data + (size_t)n * bytes, pages, bytes));
     }
-    int32_t pages[64];
-    for (int64_t i = 0; i < d->pages; i++) {
-        pages[i] = (int32_t)i;
-    }
-    return qlora__copy_in(ctx, d->table.data, pages, (size_t)d->pages * 4);
+    return QLORA_OK;
 }
 
 // Runs a step for the texts on the device: as a graph, which the first step captures.
@@ -34997,6 +35024,7 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->plan = &model->plan;
     out->purpose = model->desc.purpose;
     out->generate_tokens = model->desc.generate_tokens;
+    out->generate_sequences = model->desc.generate_sequences;
     out->parameters = model->range_count;
     out->use_adapters = model->use_adapters;
     out->trainers = model->trainers;
@@ -41212,6 +41240,7 @@ struct qlora_generation {
     qlora_generate_desc desc; // its pointers are NULL
     int32_t* stops;           // a copy
     int64_t stop_count;
+    int64_t slot;     // which of the model's texts it is
     int64_t length;   // tokens in the cache
     int64_t made;     // new tokens in this turn
     int64_t computed; // positions that were run, in all turns
@@ -41219,6 +41248,7 @@ struct qlora_generation {
     int32_t chosen; // the last token returned, if `logits` are those it was chosen from; -1 = none
     bool stopped;   // the turn has ended
     bool on_device; // the device has the state of the text: its next step needs nothing
+    bool pending;   // it takes part in the step that is being prepared
     bool chose;     // the device chose the last token, whose log-probability is `logprob`
     double logprob;
     bool broken;  // a pass failed, so the contents of the cache are unknown
@@ -41230,7 +41260,8 @@ struct qlora_generation {
     uint16_t* raw;  // [V]
     uint8_t* seen;  // [V]: 1 if the text contains the token
     int32_t* ints;
-    int32_t* text; // [generate_tokens]: the tokens in the cache
+    int32_t* text;              // [generate_tokens]: the tokens in the cache
+    qlora__decode_text* states; // [generate_sequences], as read from the device
 };
 
 // Orders tokens by weight, largest first, and equal weights by id.
@@ -41415,9 +41446,13 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
                            "the model was opened with generate_tokens = 0; set it to the maximum "
                            "length of a text");
     }
-    if (m->generations > 0) {
+    if (m->generations >= m->desc.generate_sequences) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model already has a generation; end it with qlora_generate_end");
+                           "the model already has %s; end %s with qlora_generate_end, or open the "
+                           "model with a larger generate_sequences (%lld)",
+                           m->generations == 1 ? "a generation" : "as many generations as it can",
+                           m->generations == 1 ? "it" : "one",
+                           (long long)m->desc.generate_sequences);
     }
     QLORA__TRY(qlora__generate_ids_check(ctx, m, "the prompt", d->prompt, d->prompt_tokens, 0));
     int64_t room = m->desc.generate_tokens - d->prompt_tokens;
@@ -41443,6 +41478,22 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
     return qlora__generate_stops_check(ctx, d);
 }
 
+// The first text of the model that does not exist yet; there is one.
+static int64_t qlora__generate_slot(const qlora_model* m) {
+    int64_t slot = 0;
+    while (m->in_flight[slot] != NULL) {
+        slot++;
+    }
+    return slot;
+}
+
+// Counts a generation that has begun, or one that ends.
+static void qlora__generate_count(qlora_generation* g, bool begins) {
+    g->m->in_flight[g->slot] = begins ? g : NULL;
+    g->m->generations += begins ? 1 : -1;
+    g->ctx->living[QLORA__GENERATIONS] += begins ? 1 : -1;
+}
+
 static void qlora__generation_free(qlora_generation* g) {
     qlora__free(g->ctx, g->memory, g->bytes);
     qlora__free(g->ctx, g, sizeof *g);
@@ -41460,19 +41511,22 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     }
     g->ctx = ctx;
     g->m = m;
+    g->slot = qlora__generate_slot(m);
     g->desc = *d;
     g->desc.prompt = NULL;
     g->desc.stops = NULL;
     g->waiting = -1;
     g->chosen = -1;
     size_t room = (size_t)m->desc.generate_tokens;
-    g->bytes = (vocab * 3 + ints + room + stop_count) * 4 + vocab * 3;
+    size_t states = (size_t)m->desc.generate_sequences * sizeof *g->states;
+    g->bytes = states + (vocab * 3 + ints + room + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
         return QLORA_ERR_MEMORY;
     }
-    g->logits = (float*)(void*)g->memory;
+    g->states = (qlora__decode_text*)(void*)g->memory;
+    g->logits = (float*)(void*)(g->memory + states);
     g->weights = g->logits + vocab;
     g->order = (int32_t*)(void*)(g->weights + vocab);
     g->ints = g->order + vocab;
@@ -41508,6 +41562,7 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     qlora__pass pass = qlora__pass_of(m, rows, false);
     pass.decoding = true;
     pass.first = g->length;
+    pass.text = g->slot;
     QLORA__TRY(qlora__forward(&pass));
     g->length += rows;
     g->computed += rows;
@@ -41576,6 +41631,7 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
 static qlora_result qlora__generate_upload(qlora_generation* g) {
     qlora_ctx* ctx = g->ctx;
     const qlora__decode* d = &g->m->decode;
+    size_t vocab = (size_t)g->m->plan.config.vocab;
     qlora__decode_text text;
     memset(&text, 0, sizeof text);
     text.token = g->waiting;
@@ -41588,31 +41644,23 @@ static qlora_result qlora__generate_upload(qlora_generation* g) {
     text.penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
     text.seed[0] = (uint32_t)g->desc.seed;
     text.seed[1] = (uint32_t)(g->desc.seed >> 32);
-    QLORA__TRY(qlora__copy_in(ctx, d->state.data, &text, sizeof text));
-    return qlora__copy_in(ctx, d->seen.data, g->seen, (size_t)g->m->plan.config.vocab);
+    qlora__decode_text* state = (qlora__decode_text*)d->state.data + g->slot;
+    QLORA__TRY(qlora__copy_in(ctx, state, &text, sizeof text));
+    g->m->decode.alive[g->slot] = 1;
+    return qlora__copy_in(ctx, (uint8_t*)d->seen.data + (size_t)g->slot * vocab, g->seen, vocab);
 }
 
-// Runs the token that was returned last and chooses the next one, on the device.
-static qlora_result qlora__generate_step(qlora_generation* g, int32_t* chosen) {
-    qlora_ctx* ctx = g->ctx;
-    qlora_model* m = g->m;
-    qlora__decode_text text;
-    g->broken = true;
-    g->text[g->length] = g->waiting;
-    g->seen[g->waiting] = 1;
-    QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
-    QLORA__TRY(qlora__decode_step(ctx, m));
-    QLORA__TRY(qlora__copy_out(ctx, &text, m->decode.state.data, sizeof text));
-    g->length++;
-    g->computed++;
-    if (text.bad >= 0) {
-        return qlora__generate_not_finite(g, text.bad);
+// Tells the device which texts take part in the next step.
+static qlora_result qlora__generate_enlist(qlora_ctx* ctx, qlora_model* m) {
+    qlora__decode* d = &m->decode;
+    for (int64_t i = 0; i < d->texts; i++) {
+        int32_t value = m->in_flight[i] != NULL && m->in_flight[i]->pending ? 1 : 0;
+        char* state = (char*)((qlora__decode_text*)d->state.data + i);
+        if (d->alive[i] != value) {
+            QLORA__TRY(qlora__copy_in(ctx, state + offsetof(qlora__decode_text, alive), &value, 4));
+            d->alive[i] = (uint8_t)value;
+        }
     }
-    g->on_device = true;
-    g->chose = true;
-    g->logprob = text.logprob;
-    g->broken = false;
-    *chosen = text.chosen;
     return QLORA_OK;
 }
 
@@ -41637,8 +41685,7 @@ static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
         qlora__generation_free(g);
         return r;
     }
-    m->generations++;
-    ctx->living[QLORA__GENERATIONS]++;
+    qlora__generate_count(g, true);
     *out = g;
     return QLORA_OK;
 }
@@ -41663,44 +41710,153 @@ static bool qlora__generate_stops(const qlora_generation* g, int32_t token) {
     return false;
 }
 
-static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {
-    qlora_ctx* ctx = g->ctx;
-    const qlora_model* m = g->m;
-    if (token == NULL || stopped == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
-                           token == NULL ? "token" : "stopped");
-    }
+// What begins a step of a text: whether it can have one, and whether its turn ends instead.
+static qlora_result qlora__generate_may(qlora_generation* g, int32_t* token, bool* stopped) {
     QLORA__TRY(qlora__generate_ready(g));
     if (g->stopped) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
+        return qlora__fail(g->ctx, QLORA_ERR_STATE,
                            "the turn has ended; start the next one with qlora_generate_feed");
     }
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
-    bool full = length >= m->desc.generate_tokens ||
+    bool full = length >= g->m->desc.generate_tokens ||
                 (g->desc.max_tokens > 0 && g->made == g->desc.max_tokens);
-    if (full) {
-        g->stopped = true;
-        *token = -1;
-        *stopped = true;
-        return QLORA_OK;
-    }
-    // The token that was returned last is run only when its logits are needed, so the last token of
-    // a text is never run.
-    int32_t chosen = -1;
-    if (g->waiting >= 0 && qlora__decode_ready(m)) {
-        QLORA__TRY(qlora__generate_step(g, &chosen));
-    } else {
-        QLORA__TRY(g->waiting >= 0 ? qlora__generate_append(g, NULL, 0) : QLORA_OK);
-        chosen = qlora__sample(g, m->plan.config.vocab, g->length - 1);
-        g->chose = false;
-    }
+    *token = -1;
+    *stopped = full;
+    return QLORA_OK;
+}
+
+// Returns the token that was chosen.
+static void qlora__generate_take(qlora_generation* g, int32_t chosen, int32_t* token,
+                                 bool* stopped) {
     g->waiting = chosen;
     g->chosen = chosen;
     g->made++;
     g->stopped = qlora__generate_stops(g, chosen);
     *token = chosen;
     *stopped = g->stopped;
+}
+
+// One token of a text by the operators of a pass, chosen on the host. The token that was returned
+// last is run only when its logits are needed, so the last token of a text is never run.
+static qlora_result qlora__generate_alone(qlora_generation* g, int32_t* token, bool* stopped) {
+    QLORA__TRY(g->waiting >= 0 ? qlora__generate_append(g, NULL, 0) : QLORA_OK);
+    g->chose = false;
+    qlora__generate_take(g, qlora__sample(g, g->m->plan.config.vocab, g->length - 1), token,
+                         stopped);
     return QLORA_OK;
+}
+
+// The results of a step for one text.
+static qlora_result qlora__generate_result(qlora_generation* g, const qlora__decode_text* text,
+                                           int32_t* token, bool* stopped) {
+    g->length++;
+    g->computed++;
+    if (text->bad >= 0) {
+        return qlora__generate_not_finite(g, text->bad);
+    }
+    g->on_device = true;
+    g->chose = true;
+    g->logprob = text->logprob;
+    g->broken = false;
+    qlora__generate_take(g, text->chosen, token, stopped);
+    return QLORA_OK;
+}
+
+// One step on the device for the pending texts of `list`; all others of the model rest.
+static qlora_result qlora__generate_together(qlora_generation* const* list, int64_t count,
+                                             int32_t* tokens, bool* stopped) {
+    qlora_generation* first = list[0];
+    qlora_ctx* ctx = first->ctx;
+    qlora_model* m = first->m;
+    for (int64_t i = 0; i < count; i++) {
+        qlora_generation* g = list[i];
+        if (g->pending) {
+            g->broken = true;
+            g->text[g->length] = g->waiting;
+            g->seen[g->waiting] = 1;
+            QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
+        }
+    }
+    QLORA__TRY(qlora__generate_enlist(ctx, m));
+    QLORA__TRY(qlora__decode_step(ctx, m));
+    size_t bytes = (size_t)m->desc.generate_sequences * sizeof(qlora__decode_text);
+    qlora__decode_text* state = first->states;
+    QLORA__TRY(qlora__copy_out(ctx, state, m->decode.state.data, bytes));
+    qlora_result r = QLORA_OK;
+    for (int64_t i = 0; i < count; i++) { // every text, even if one of them failed
+        qlora_generation* g = list[i];
+        if (g->pending) {
+            qlora_result own = qlora__generate_result(g, &state[g->slot], &tokens[i], &stopped[i]);
+            g->pending = false;
+            r = r != QLORA_OK ? r : own;
+        }
+    }
+    return r;
+}
+
+static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t count,
+                                         int32_t* tokens, bool* stopped) {
+    const qlora_model* m = list[0]->m;
+    int64_t pending = 0;
+    for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
+        if (m->in_flight[i] != NULL) { // a step that failed may have left it
+            m->in_flight[i]->pending = false;
+        }
+    }
+    for (int64_t i = 0; i < count; i++) {
+        QLORA__TRY(qlora__generate_may(list[i], &tokens[i], &stopped[i]));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        qlora_generation* g = list[i];
+        g->stopped = stopped[i];
+        if (!stopped[i] && g->waiting >= 0 && qlora__decode_ready(m)) {
+            g->pending = true;
+            pending++;
+        } else if (!stopped[i]) {
+            QLORA__TRY(qlora__generate_alone(g, &tokens[i], &stopped[i]));
+        }
+    }
+    return pending > 0 ? qlora__generate_together(list, count, tokens, stopped) : QLORA_OK;
+}
+
+static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {
+    if (token == NULL || stopped == NULL) {
+        return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           token == NULL ? "token" : "stopped");
+    }
+    return qlora__generate_step(&g, 1, token, stopped);
+}
+
+static qlora_result qlora__generate_next_each(qlora_ctx* ctx, qlora_generation* const* list,
+                                              int64_t count, int32_t* tokens, bool* stopped) {
+    const char* missing = tokens == NULL ? "tokens" : stopped == NULL ? "stopped" : NULL;
+    if (missing != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", missing);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        if (list[i] == NULL || list[i]->m != list[0]->m) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "generations[%lld] %s", (long long)i,
+                               list[i] == NULL ? "is NULL" : "belongs to another model");
+        }
+        for (int64_t j = 0; j < i; j++) {
+            if (list[j] == list[i]) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                                   "generations[%lld] and generations[%lld] are the same",
+                                   (long long)j, (long long)i);
+            }
+        }
+    }
+    return qlora__generate_step(list, count, tokens, stopped);
+}
+
+qlora_result qlora_generate_next_each(qlora_generation* const* generations, int64_t count,
+                                      int32_t* tokens, bool* stopped) {
+    if (generations == NULL || count < 1 || generations[0] == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora_ctx* ctx = generations[0]->ctx;
+    QLORA__ENTER(ctx, "qlora_generate_next_each");
+    return qlora__leave(ctx, qlora__generate_next_each(ctx, generations, count, tokens, stopped));
 }
 
 qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, bool* stopped) {
@@ -41802,8 +41958,7 @@ qlora_result qlora_generate_end(qlora_generation* generation) {
     }
     qlora_ctx* ctx = generation->ctx;
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_generate_end"));
-    generation->m->generations--;
-    ctx->living[QLORA__GENERATIONS]--;
+    qlora__generate_count(generation, false);
     qlora__generation_free(generation);
     return qlora__leave(ctx, QLORA_OK);
 }
@@ -41823,8 +41978,7 @@ static qlora_result qlora__generate(qlora_ctx* ctx, qlora_model* m, const qlora_
         r = qlora__generate_next(g, &token, &stopped);
         stopped = stopped || (r == QLORA_OK && !fn(user, token));
     }
-    m->generations--;
-    ctx->living[QLORA__GENERATIONS]--;
+    qlora__generate_count(g, false);
     qlora__generation_free(g);
     return r;
 }
@@ -41850,4 +42004,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end aa9115aca2c73af2
+//@@ end a8c47d3a0e7acbdb

@@ -21,9 +21,9 @@ QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
 // multiplied by scale. z has DECODE_SLICES partial sums, which are added in order. Every value is
 // rounded to bf16 where the operators of training round it.
 //
-// Launch: grid (max(1, rank of the next stack), rows), 512 threads, (hidden + z_rank) * 4 bytes of
-// dynamic shared memory. Every block computes x; block r writes z'[r], block 0 h' and x as well. h
-// and h' are different memory. hidden is a multiple of 8, rows are 16-byte aligned.
+// Launch: grid (at least 1, rows), 1024 threads, (hidden + z_rank) * 4 bytes of dynamic shared
+// memory. Every block computes x; the blocks of a row share z', block 0 writes h' and x. h and h'
+// are different memory. hidden is a multiple of 8, rows are 16-byte aligned.
 struct decode_norm {
     const bf16* h;
     bf16* h_out;
@@ -46,122 +46,182 @@ struct decode_norm {
     float eps;
 };
 
-// The output of the stack before, with its adapter, in `row`: one column per thread at a time.
-__device__ __forceinline__ void decode_delta(const decode_norm& p, const float* zs, float* row) {
-    const float* y = p.y + (int64_t)blockIdx.y * p.hidden;
-    bool vector = p.z_rank % 8 == 0;
-#pragma unroll 1
-    for (int32_t c = (int32_t)threadIdx.x; c < p.hidden; c += (int32_t)blockDim.x) {
-        const bf16* b = p.sb + (int64_t)c * p.z_rank;
-        float d = y[c];
-#pragma unroll 2
-        for (int32_t r = 0; vector && r < p.z_rank; r += 8) {
-            float v[8];
-            unpack(*(const uint4*)(b + r), v);
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                d += v[j] * zs[r + j];
-            }
-        }
-#pragma unroll 1
-        for (int32_t r = 0; !vector && r < p.z_rank; r++) {
-            d += to_float(b[r]) * zs[r];
-        }
-        row[c] = to_float(to_bf16(d));
-    }
-    __syncthreads();
-}
-
-// The sum of squares of a row in shared memory; every thread gets it.
-__device__ __forceinline__ float decode_squares(const float* row, int32_t hidden, float* sums) {
-    float sum = 0.0f;
-    for (int32_t c = (int32_t)threadIdx.x; c < hidden; c += (int32_t)blockDim.x) {
-        sum += row[c] * row[c];
-    }
-    return row_sum(sum, sums, (int32_t)blockDim.x);
-}
-
-// The stream before the norm, in `row` and, from block 0, in memory.
-__device__ __forceinline__ void decode_stream(const decode_norm& p, const float* zs, float* row,
-                                              float* sums) {
+// z of a row, summed over the slices in their order, in zs; `room` holds DECODE_SLICES * 16 floats.
+__device__ __forceinline__ void decode_join(const decode_norm& p, float* room, float* zs) {
+    int32_t t = (int32_t)threadIdx.x;
     int64_t n = blockIdx.y;
-    float rstd = 1.0f;
-    if (p.y) {
-        decode_delta(p, zs, row);
-        if (p.after) {
-            rstd = 1.0f / sqrtf(decode_squares(row, p.hidden, sums) / (float)p.hidden + p.eps);
-        }
-    }
-    const bf16* from = p.h ? p.h + n * p.hidden : p.embed + p.texts[n].token * p.ld_embed;
 #pragma unroll 1
-    for (int32_t c = (int32_t)threadIdx.x; c < p.hidden; c += (int32_t)blockDim.x) {
-        float h = to_float(from[c]);
-        if (p.y) {
-            float d = row[c];
-            d = p.after ? to_float(to_bf16(d * rstd * p.after[c])) : d;
-            d = p.scale != 1.0f ? to_float(to_bf16(p.scale * d)) : d;
-            h = to_float(to_bf16(h + d));
-        } else if (!p.h && p.scale != 1.0f) {
-            h = to_float(to_bf16(p.scale * h));
-        }
-        row[c] = h;
-        if (blockIdx.x == 0 && p.h_out) {
-            store(p.h_out + n * p.hidden + c, h);
-        }
-    }
-}
-
-QLORA_KERNEL __launch_bounds__(512) qlora_decode_norm(const __grid_constant__ decode_norm p) {
-    extern __shared__ __align__(16) float row[];
-    __shared__ float sums[32];
-    float* zs = row + p.hidden;
-    int64_t n = blockIdx.y;
-    if (p.y) {
-        for (int32_t r = (int32_t)threadIdx.x; r < p.z_rank; r += (int32_t)blockDim.x) {
+    for (int32_t first = 0; first < p.z_rank; first += 16) {
+        int32_t r = first + t % 16; // 1024 threads: 16 columns of 64 slices
+        room[t] = r < p.z_rank ? p.z[((int64_t)(t / 16) * p.rows + n) * p.z_rank + r] : 0.0f;
+        __syncthreads();
+        if (t < 16 && r < p.z_rank) {
             float sum = 0.0f;
 #pragma unroll 16
-            for (int32_t s = 0; s < DECODE_SLICES; s++) {
-                sum += p.z[((int64_t)s * p.rows + n) * p.z_rank + r];
+            for (int32_t i = 0; i < DECODE_SLICES; i++) {
+                sum += room[i * 16 + t];
             }
             zs[r] = to_float(to_bf16(sum));
         }
         __syncthreads();
     }
-    decode_stream(p, zs, row, sums);
-    float rstd = 1.0f / sqrtf(decode_squares(row, p.hidden, sums) / (float)p.hidden + p.eps);
-    const bf16* a = 0;
-    int32_t r = (int32_t)blockIdx.x;
-    if (r < p.ranks[0]) {
-        a = p.a[0] + (int64_t)r * p.hidden;
-    } else if (r < p.ranks[0] + p.ranks[1]) {
-        a = p.a[1] + (int64_t)(r - p.ranks[0]) * p.hidden;
-    } else if (r < p.ranks[0] + p.ranks[1] + p.ranks[2]) {
-        a = p.a[2] + (int64_t)(r - p.ranks[0] - p.ranks[1]) * p.hidden;
+}
+
+// What a thread requests for its four columns before z is there; the adapter comes as far as L2.
+struct decode_columns {
+    float h[4];
+    float y[4];
+};
+
+__device__ __forceinline__ void decode_request(const decode_norm& p, int32_t c, decode_columns* v) {
+    int64_t n = blockIdx.y;
+    const bf16* from = p.h ? p.h + n * p.hidden : p.embed + p.texts[n].token * p.ld_embed;
+    uint2 raw = *(const uint2*)(from + c);
+    unpack_pair(raw.x, v->h[0], v->h[1]);
+    unpack_pair(raw.y, v->h[2], v->h[3]);
+    if (p.y) {
+        *(float4*)v->y = *(const float4*)(p.y + n * p.hidden + c);
+        if (p.z_rank > 0) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(p.sb + (int64_t)c * p.z_rank));
+        }
     }
-    float dot = 0.0f;
-    for (int32_t c = (int32_t)threadIdx.x * 8; c < p.hidden; c += (int32_t)blockDim.x * 8) {
+}
+
+// Output of the stack before, with its adapter, for column c.
+__device__ __forceinline__ float decode_delta(const decode_norm& p, float d, int32_t c,
+                                              const float* zs) {
+    const bf16* b = p.sb + (int64_t)c * p.z_rank;
+    int32_t r = 0;
+#pragma unroll 2
+    for (; p.z_rank % 8 == 0 && r < p.z_rank; r += 8) {
         float v[8];
+        unpack(*(const uint4*)(b + r), v);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            v[i] = p.w ? row[c + i] * rstd * p.w[c + i] : row[c + i];
+        for (int k = 0; k < 8; k++) {
+            d += v[k] * zs[r + k];
         }
-        uint4 raw = pack(v);
-        if (blockIdx.x == 0) {
-            *(uint4*)(p.x + n * p.ldx + c) = raw;
+    }
+#pragma unroll 1
+    for (; r < p.z_rank; r++) {
+        d += to_float(b[r]) * zs[r];
+    }
+    return to_float(to_bf16(d));
+}
+
+// The stream before the norm, in `row` and, from block 0, in memory; with `after`, first the output
+// of the stack in `row`. Returns the thread's share of the sum of squares.
+__device__ __forceinline__ float decode_stream(const decode_norm& p, const float* zs, float* row,
+                                               const decode_columns& ahead, float rstd,
+                                               bool first) {
+    int64_t n = blockIdx.y;
+    float squares = 0.0f;
+#pragma unroll 1
+    for (int32_t c = (int32_t)threadIdx.x * 4; c < p.hidden; c += (int32_t)blockDim.x * 4) {
+        decode_columns v = ahead;
+        if (c >= (int32_t)blockDim.x * 4) {
+            decode_request(p, c, &v);
         }
-        if (a) {
-            float b[8];
-            unpack(raw, v);
-            unpack(*(const uint4*)(a + c), b);
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                dot += v[i] * b[i];
+        for (int i = 0; i < 4; i++) { // the loads of all four are independent
+            float x = v.h[i];
+            if (p.y) {
+                float d = first || !p.after ? decode_delta(p, v.y[i], c + i, zs) : row[c + i];
+                d = first || !p.after ? d : to_float(to_bf16(d * rstd * p.after[c + i]));
+                float scaled = p.scale != 1.0f ? to_float(to_bf16(p.scale * d)) : d;
+                x = first ? d : to_float(to_bf16(x + scaled));
+            } else if (!p.h && p.scale != 1.0f) {
+                x = to_float(to_bf16(p.scale * x));
+            }
+            squares += x * x;
+            row[c + i] = x;
+            v.h[i] = x;
+        }
+        if (blockIdx.x == 0 && p.h_out && !first) {
+            *(uint2*)(p.h_out + n * p.hidden + c) =
+                make_uint2(pack_bf16(v.h[0], v.h[1]), pack_bf16(v.h[2], v.h[3]));
+        }
+    }
+    return squares;
+}
+
+// z'[r] = x A[r] for the rows of A of this block; `ahead` has the first four columns of the first.
+__device__ __forceinline__ const bf16* decode_row_of(const decode_norm& p, int32_t r) {
+    if (r >= p.ranks[0] + p.ranks[1]) {
+        return p.a[2] + (int64_t)(r - p.ranks[0] - p.ranks[1]) * p.hidden;
+    }
+    return r >= p.ranks[0] ? p.a[1] + (int64_t)(r - p.ranks[0]) * p.hidden
+                           : p.a[0] + (int64_t)r * p.hidden;
+}
+
+QLORA_KERNEL __launch_bounds__(1024) qlora_decode_norm(const __grid_constant__ decode_norm p) {
+    extern __shared__ __align__(16) float row[];
+    __shared__ float sums[32];
+    __shared__ float room[DECODE_SLICES * 16];
+    float* zs = row + p.hidden;
+    int64_t n = blockIdx.y;
+    int32_t own = (int32_t)threadIdx.x * 4;
+    int32_t ranks = p.ranks[0] + p.ranks[1] + p.ranks[2];
+    // It is long because what does not depend on z is requested before z is there.
+    decode_columns ahead;
+    float4 gain = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    uint2 first = make_uint2(0, 0);
+    if (own < p.hidden) {
+        decode_request(p, own, &ahead);
+        if (p.w) {
+            gain = *(const float4*)(p.w + own);
+        }
+        if ((int32_t)blockIdx.x < ranks) {
+            first = *(const uint2*)(decode_row_of(p, (int32_t)blockIdx.x) + own);
+        }
+    }
+    if (p.y) {
+        decode_join(p, room, zs);
+    }
+    float rstd = 1.0f;
+    if (p.y && p.after) {
+        float d = row_sum(decode_stream(p, zs, row, ahead, 1.0f, true), sums, (int32_t)blockDim.x);
+        rstd = 1.0f / sqrtf(d / (float)p.hidden + p.eps);
+    }
+    float squares = decode_stream(p, zs, row, ahead, rstd, false);
+    squares = row_sum(squares, sums, (int32_t)blockDim.x);
+    rstd = 1.0f / sqrtf(squares / (float)p.hidden + p.eps);
+#pragma unroll 1
+    for (int32_t r = (int32_t)blockIdx.x; r == (int32_t)blockIdx.x || r < ranks;
+         r += (int32_t)gridDim.x) {
+        bool begins = r == (int32_t)blockIdx.x;
+        float dot = 0.0f;
+#pragma unroll 1
+        for (int32_t c = own; c < p.hidden; c += (int32_t)blockDim.x * 4) {
+            float v[4];
+            *(float4*)v = *(const float4*)(row + c);
+            if (begins) {
+                float4 w = c == own || !p.w ? gain : *(const float4*)(p.w + c);
+                v[0] = p.w ? v[0] * rstd * w.x : v[0];
+                v[1] = p.w ? v[1] * rstd * w.y : v[1];
+                v[2] = p.w ? v[2] * rstd * w.z : v[2];
+                v[3] = p.w ? v[3] * rstd * w.w : v[3];
+            }
+            uint2 x = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+            unpack_pair(x.x, v[0], v[1]);
+            unpack_pair(x.y, v[2], v[3]);
+            if (begins) {
+                *(float4*)(row + c) = *(float4*)v;
+                if (blockIdx.x == 0) {
+                    *(uint2*)(p.x + n * p.ldx + c) = x;
+                }
+            }
+            if (r < ranks) {
+                uint2 raw = begins && c == own ? first : *(const uint2*)(decode_row_of(p, r) + c);
+                float b[4];
+                unpack_pair(raw.x, b[0], b[1]);
+                unpack_pair(raw.y, b[2], b[3]);
+                dot += v[0] * b[0] + v[1] * b[1] + v[2] * b[2] + v[3] * b[3];
             }
         }
-    }
-    dot = row_sum(dot, sums, (int32_t)blockDim.x);
-    if (threadIdx.x == 0 && a) {
-        p.x[n * p.ldx + p.hidden + r] = to_bf16(dot);
+        dot = row_sum(dot, sums, (int32_t)blockDim.x);
+        if (threadIdx.x == 0 && r < ranks) {
+            p.x[n * p.ldx + p.hidden + r] = to_bf16(dot);
+        }
     }
 }
 
@@ -215,50 +275,77 @@ struct attention_shared {
     float top[ATTENTION_HEADS];
     float total[ATTENTION_HEADS];
     float factor[ATTENTION_HEADS];
-    float row[32];
+    float rstd[ATTENTION_HEADS + 1];
     int32_t last;
 };
 
-// One head of q or k: bias or norm, and rotation, in `out`; all threads take part. `width` columns
-// from `whole` on are those of the norm.
-__device__ __forceinline__ void attention_head(const decode_attention& p, const bf16* x,
-                                               int64_t column, const float* norm, int64_t whole,
-                                               int32_t width, const float* turn, float* out,
-                                               float* sums) {
-    float rstd = 1.0f;
-    if (norm) {
-        float squares = 0.0f;
-        for (int32_t c = (int32_t)threadIdx.x; c < width; c += (int32_t)blockDim.x) {
-            float v = to_float(x[whole + c]);
-            squares += v * v;
+// q of the block's heads and, as head number `heads`, k: bias or norm, and rotation, all rounded.
+// One pass over pairs of columns; norms need the sums of squares first.
+__device__ __forceinline__ void attention_heads(const decode_attention& p, const bf16* x,
+                                                int32_t first_head, int32_t heads, int32_t kv,
+                                                bool key, int32_t position, attention_shared* s) {
+    int64_t q_width = (int64_t)p.heads * p.dim;
+    int32_t all = heads + (key ? 1 : 0);
+    if (p.q_norm) {
+#pragma unroll 1
+        for (int32_t h = (int32_t)threadIdx.x / 32; h < all; h += 8) {
+            bool is_key = h == heads;
+            int64_t from = is_key ? q_width : 0;
+            int32_t width = (is_key ? p.kv_heads : p.heads) * p.dim;
+            if (p.norm_heads != 0) {
+                from += (int64_t)(is_key ? kv : first_head + h) * p.dim;
+                width = p.dim;
+            }
+            float squares = 0.0f;
+            for (int32_t c = (int32_t)threadIdx.x % 32; c < width; c += 32) {
+                float v = to_float(x[from + c]);
+                squares += v * v;
+            }
+            squares = warp_sum(squares);
+            if (threadIdx.x % 32 == 0) {
+                s->rstd[h] = 1.0f / sqrtf(squares / (float)width + p.eps);
+            }
         }
-        rstd = 1.0f / sqrtf(row_sum(squares, sums, (int32_t)blockDim.x) / (float)width + p.eps);
+        __syncthreads();
     }
-    __syncthreads();
-    for (int32_t c = (int32_t)threadIdx.x; c < p.dim; c += (int32_t)blockDim.x) {
-        float v = to_float(x[column + c]);
-        if (norm) {
-            v = to_float(to_bf16(v * rstd * norm[column - whole + c]));
-        } else if (p.bias) {
-            v += to_float(p.bias[column + c]);
+    // It is long because a pair is read, normalised, rotated and rounded in one pass.
+    int32_t pairs = p.dim / 2;
+#pragma unroll 1
+    for (int32_t i = (int32_t)threadIdx.x; i < all * pairs; i += (int32_t)blockDim.x) {
+        int32_t h = i / pairs;
+        int32_t k = i % pairs;
+        bool is_key = h == heads;
+        bool turned = p.turn && k < p.half;
+        // Of a head, the first 2 half columns are rotated; the pairs after them are neighbours.
+        int32_t at[2] = {2 * k, 2 * k + 1};
+        if (p.neighbours == 0 && k < p.half) {
+            at[0] = k;
+            at[1] = k + p.half;
         }
-        out[c] = v;
-    }
-    __syncthreads();
-    int32_t i = (int32_t)threadIdx.x;
-    if (turn && i < p.half) {
-        int32_t first = p.neighbours != 0 ? 2 * i : i;
-        int32_t second = p.neighbours != 0 ? 2 * i + 1 : i + p.half;
-        float a = out[first];
-        float b = out[second];
-        float cosine = turn[i];
-        float sine = turn[p.half + i];
-        out[first] = __fmaf_rn(a, cosine, -__fmul_rn(b, sine));
-        out[second] = __fmaf_rn(b, cosine, __fmul_rn(a, sine));
-    }
-    __syncthreads();
-    for (int32_t c = (int32_t)threadIdx.x; c < p.dim; c += (int32_t)blockDim.x) {
-        out[c] = to_float(to_bf16(out[c]));
+        int64_t head = is_key ? q_width + (int64_t)kv * p.dim : (int64_t)(first_head + h) * p.dim;
+        const float* norm = is_key ? p.k_norm : p.q_norm;
+        int32_t skipped = p.norm_heads != 0 ? 0 : (is_key ? kv : first_head + h) * p.dim;
+        float v[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            v[j] = to_float(x[head + at[j]]);
+            if (norm) {
+                v[j] = to_float(to_bf16(v[j] * s->rstd[h] * norm[skipped + at[j]]));
+            } else if (p.bias) {
+                v[j] += to_float(p.bias[head + at[j]]);
+            }
+        }
+        if (turned) {
+            const float* turn = (is_key ? p.turn : p.turn_q) + (int64_t)position * 2 * p.half;
+            float cosine = turn[k];
+            float sine = turn[p.half + k];
+            float a = __fmaf_rn(v[0], cosine, -__fmul_rn(v[1], sine));
+            v[1] = __fmaf_rn(v[1], cosine, __fmul_rn(v[0], sine));
+            v[0] = a;
+        }
+        float* out = is_key ? s->key : s->q[h];
+        out[at[0]] = to_float(to_bf16(v[0]));
+        out[at[1]] = to_float(to_bf16(v[1]));
     }
     __syncthreads();
 }
@@ -347,7 +434,7 @@ __device__ __forceinline__ void attention_values(const decode_attention& p,
         acc[h][0] *= factor;
         acc[h][1] *= factor;
     }
-#pragma unroll 4
+#pragma unroll 8
     for (int32_t i = from + share; i < to; i += shares) {
         float lo;
         float hi;
@@ -428,23 +515,7 @@ __device__ __forceinline__ void attention_begin(const decode_attention& p, const
     int64_t q_width = (int64_t)p.heads * p.dim;
     int64_t kv_width = (int64_t)p.kv_heads * p.dim;
     const bf16* x = p.qkv + w.n * p.ld;
-    int64_t angles = (int64_t)w.position * 2 * p.half;
-#pragma unroll 1
-    for (int32_t h = 0; h <= w.heads; h++) {
-        bool key = h == w.heads;
-        if (key && w.page != w.last_page) {
-            break;
-        }
-        int64_t column =
-            key ? q_width + (int64_t)w.kv * p.dim : (int64_t)(w.first_head + h) * p.dim;
-        int64_t all = key ? q_width : 0; // where the norm of all heads begins
-        const float* turn = key ? p.turn : p.turn_q;
-        attention_head(p, x, column, key ? p.k_norm : p.q_norm, p.norm_heads != 0 ? column : all,
-                       (int32_t)(p.norm_heads != 0 ? p.dim
-                                 : key             ? kv_width
-                                                   : q_width),
-                       p.turn ? turn + angles : 0, key ? s->key : s->q[h], s->row);
-    }
+    attention_heads(p, x, w.first_head, w.heads, w.kv, w.page == w.last_page, w.position, s);
     if (w.page == w.last_page) {
         int64_t to = (w.position - w.page * p.chunk) * p.ld_cache;
         int64_t column = q_width + kv_width + (int64_t)w.kv * p.dim;

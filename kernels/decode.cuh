@@ -20,7 +20,8 @@
 // kernel that follows: z[slice][n][r] = sum over the slice of K of x[n, k] A[r, k], for
 // DECODE_SLICES slices, which decode_norm adds in order.
 //
-// Launch: grid (any number of blocks, row groups of 8), 32 * warps threads. The order of every sum
+// Launch: grid (row groups of 8, any number of blocks), 32 * warps threads; the groups of a tile
+// run at the same time, so that one of them reads W from memory for all. The order of every sum
 // depends only on K and warps. x, W and y are 16-byte aligned, ldx a multiple of 8; K is a multiple
 // of 64 with NF4, of 8 otherwise. Determinism: one writer per output, fixed order.
 #ifndef QLORA_DECODE_CUH
@@ -131,6 +132,16 @@ struct decode_nf4 {
     float s[2];        // of block lane % 4 of the step
     uint32_t q[2];
 
+    static __device__ __forceinline__ void tables(const decode_product& p, uint8_t* shared) {
+        for (int32_t i = (int32_t)threadIdx.x; i < 256 * 8; i += (int32_t)blockDim.x) {
+            uint32_t pair = pack_bf16(p.maps[i / 8 / 16], p.maps[i / 8 % 16]);
+            ((uint4*)shared)[i] = make_uint4(pair, pair, pair, pair);
+        }
+        for (int32_t i = (int32_t)threadIdx.x; i < 256; i += (int32_t)blockDim.x) {
+            ((float*)(shared + DECODE_TABLE))[i] = p.maps[16 + i];
+        }
+    }
+
     __device__ __forceinline__ void load(const decode_part& w, int32_t first, int32_t K,
                                          int32_t step) {
         int32_t g = (int32_t)threadIdx.x % 32 / 4;
@@ -224,6 +235,8 @@ __device__ __forceinline__ void decode_step(const decode_nf4& w, const decode_x2
 struct decode_dense {
     enum { STEP = 128 };
     uint4 v[4][2];
+    static __device__ __forceinline__ void tables(const decode_product& p, uint8_t* shared) {
+    }
     __device__ __forceinline__ void load(const decode_part& w, int32_t first, int32_t K,
                                          int32_t step) {
         int32_t g = (int32_t)threadIdx.x % 32 / 4;
@@ -280,7 +293,7 @@ __device__ __forceinline__ void decode_slices(const decode_product& p, int32_t f
     int32_t warps = (int32_t)blockDim.x / 32;
     int32_t lane = (int32_t)threadIdx.x % 32;
     int32_t width = ((p.K + DECODE_SLICES - 1) / DECODE_SLICES + 7) / 8 * 8;
-    for (int32_t slice = (int32_t)blockIdx.x; slice < DECODE_SLICES; slice += (int32_t)gridDim.x) {
+    for (int32_t slice = (int32_t)blockIdx.y; slice < DECODE_SLICES; slice += (int32_t)gridDim.y) {
         int32_t begin = slice * width;
         int32_t end = begin + width < p.K ? begin + width : p.K;
         for (int32_t i = (int32_t)threadIdx.x / 32; i < p.a_rank * rows; i += warps) {
@@ -397,12 +410,12 @@ __device__ __forceinline__ void decode_run(const decode_product& p, uint8_t* tab
     int32_t warp = (int32_t)threadIdx.x / 32;
     int32_t lane = (int32_t)threadIdx.x % 32;
     int32_t steps = (p.K + STEP::STEP - 1) / STEP::STEP;
-    int32_t first_row = (int32_t)blockIdx.y * DECODE_ROWS;
+    int32_t first_row = (int32_t)blockIdx.x * DECODE_ROWS;
     int32_t rows = p.rows - first_row < DECODE_ROWS ? p.rows - first_row : DECODE_ROWS;
     int32_t own_row = lane / 4 < rows ? lane / 4 : rows - 1;
     const bf16* x_row = p.x + (first_row + own_row) * p.ldx;
     float* gates = sums + 2 * warps * 128;
-    int32_t unit = (int32_t)blockIdx.x;
+    int32_t unit = (int32_t)blockIdx.y;
     int32_t half = 0;
     int32_t turn = 0; // which warp finishes the tile
     int32_t buffer = 0;
@@ -415,10 +428,11 @@ __device__ __forceinline__ void decode_run(const decode_product& p, uint8_t* tab
     if (tile.inside) {
         next.load(tile.part, tile.first, p.K, warp);
     }
+    STEP::tables(p, table);
     if (p.a) {
         decode_slices(p, first_row, rows);
     }
-    __syncthreads(); // the table
+    __syncthreads(); // the tables
 #pragma unroll 1
     while (tile.inside) {
         const decode_part& part = tile.part;
@@ -433,7 +447,7 @@ __device__ __forceinline__ void decode_run(const decode_product& p, uint8_t* tab
             }
         }
         int32_t next_half = p.gated != 0 ? 1 - half : 0;
-        int32_t next_unit = next_half == 0 ? unit + (int32_t)gridDim.x : unit;
+        int32_t next_unit = next_half == 0 ? unit + (int32_t)gridDim.y : unit;
         decode_tile after = decode_find(p, next_unit, next_half);
         float middle = half == 0 && p.gated != 0 ? middle0 : middle1;
         if (p.gated == 0) {

@@ -14,13 +14,6 @@ QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
         middle[1] = p.count > 1 ? *p.parts[1].offset : 0.0f;
         middle[2] = p.count > 2 ? *p.parts[2].offset : 0.0f;
     }
-    for (int32_t i = (int32_t)threadIdx.x; i < 256 * 8; i += (int32_t)blockDim.x) {
-        uint32_t pair = pack_bf16(p.maps[i / 8 / 16], p.maps[i / 8 % 16]);
-        ((uint4*)shared)[i] = make_uint4(pair, pair, pair, pair);
-    }
-    for (int32_t i = (int32_t)threadIdx.x; i < 256; i += (int32_t)blockDim.x) {
-        ((float*)(shared + DECODE_TABLE))[i] = p.maps[16 + i];
-    }
     decode_run<decode_nf4, decode_x256>(p, shared, (float*)(shared + DECODE_TABLE + DECODE_MAP),
                                         middle[0], middle[1], middle[2]);
 }

@@ -8,6 +8,7 @@ struct qlora_generation {
     qlora_generate_desc desc; // its pointers are NULL
     int32_t* stops;           // a copy
     int64_t stop_count;
+    int64_t slot;     // which of the model's texts it is
     int64_t length;   // tokens in the cache
     int64_t made;     // new tokens in this turn
     int64_t computed; // positions that were run, in all turns
@@ -15,6 +16,7 @@ struct qlora_generation {
     int32_t chosen; // the last token returned, if `logits` are those it was chosen from; -1 = none
     bool stopped;   // the turn has ended
     bool on_device; // the device has the state of the text: its next step needs nothing
+    bool pending;   // it takes part in the step that is being prepared
     bool chose;     // the device chose the last token, whose log-probability is `logprob`
     double logprob;
     bool broken;  // a pass failed, so the contents of the cache are unknown
@@ -26,7 +28,8 @@ struct qlora_generation {
     uint16_t* raw;  // [V]
     uint8_t* seen;  // [V]: 1 if the text contains the token
     int32_t* ints;
-    int32_t* text; // [generate_tokens]: the tokens in the cache
+    int32_t* text;              // [generate_tokens]: the tokens in the cache
+    qlora__decode_text* states; // [generate_sequences], as read from the device
 };
 
 // Orders tokens by weight, largest first, and equal weights by id.
@@ -211,9 +214,13 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
                            "the model was opened with generate_tokens = 0; set it to the maximum "
                            "length of a text");
     }
-    if (m->generations > 0) {
+    if (m->generations >= m->desc.generate_sequences) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model already has a generation; end it with qlora_generate_end");
+                           "the model already has %s; end %s with qlora_generate_end, or open the "
+                           "model with a larger generate_sequences (%lld)",
+                           m->generations == 1 ? "a generation" : "as many generations as it can",
+                           m->generations == 1 ? "it" : "one",
+                           (long long)m->desc.generate_sequences);
     }
     QLORA__TRY(qlora__generate_ids_check(ctx, m, "the prompt", d->prompt, d->prompt_tokens, 0));
     int64_t room = m->desc.generate_tokens - d->prompt_tokens;
@@ -239,6 +246,22 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
     return qlora__generate_stops_check(ctx, d);
 }
 
+// The first text of the model that does not exist yet; there is one.
+static int64_t qlora__generate_slot(const qlora_model* m) {
+    int64_t slot = 0;
+    while (m->in_flight[slot] != NULL) {
+        slot++;
+    }
+    return slot;
+}
+
+// Counts a generation that has begun, or one that ends.
+static void qlora__generate_count(qlora_generation* g, bool begins) {
+    g->m->in_flight[g->slot] = begins ? g : NULL;
+    g->m->generations += begins ? 1 : -1;
+    g->ctx->living[QLORA__GENERATIONS] += begins ? 1 : -1;
+}
+
 static void qlora__generation_free(qlora_generation* g) {
     qlora__free(g->ctx, g->memory, g->bytes);
     qlora__free(g->ctx, g, sizeof *g);
@@ -256,19 +279,22 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     }
     g->ctx = ctx;
     g->m = m;
+    g->slot = qlora__generate_slot(m);
     g->desc = *d;
     g->desc.prompt = NULL;
     g->desc.stops = NULL;
     g->waiting = -1;
     g->chosen = -1;
     size_t room = (size_t)m->desc.generate_tokens;
-    g->bytes = (vocab * 3 + ints + room + stop_count) * 4 + vocab * 3;
+    size_t states = (size_t)m->desc.generate_sequences * sizeof *g->states;
+    g->bytes = states + (vocab * 3 + ints + room + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
         return QLORA_ERR_MEMORY;
     }
-    g->logits = (float*)(void*)g->memory;
+    g->states = (qlora__decode_text*)(void*)g->memory;
+    g->logits = (float*)(void*)(g->memory + states);
     g->weights = g->logits + vocab;
     g->order = (int32_t*)(void*)(g->weights + vocab);
     g->ints = g->order + vocab;
@@ -304,6 +330,7 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     qlora__pass pass = qlora__pass_of(m, rows, false);
     pass.decoding = true;
     pass.first = g->length;
+    pass.text = g->slot;
     QLORA__TRY(qlora__forward(&pass));
     g->length += rows;
     g->computed += rows;
@@ -372,6 +399,7 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
 static qlora_result qlora__generate_upload(qlora_generation* g) {
     qlora_ctx* ctx = g->ctx;
     const qlora__decode* d = &g->m->decode;
+    size_t vocab = (size_t)g->m->plan.config.vocab;
     qlora__decode_text text;
     memset(&text, 0, sizeof text);
     text.token = g->waiting;
@@ -384,31 +412,23 @@ static qlora_result qlora__generate_upload(qlora_generation* g) {
     text.penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
     text.seed[0] = (uint32_t)g->desc.seed;
     text.seed[1] = (uint32_t)(g->desc.seed >> 32);
-    QLORA__TRY(qlora__copy_in(ctx, d->state.data, &text, sizeof text));
-    return qlora__copy_in(ctx, d->seen.data, g->seen, (size_t)g->m->plan.config.vocab);
+    qlora__decode_text* state = (qlora__decode_text*)d->state.data + g->slot;
+    QLORA__TRY(qlora__copy_in(ctx, state, &text, sizeof text));
+    g->m->decode.alive[g->slot] = 1;
+    return qlora__copy_in(ctx, (uint8_t*)d->seen.data + (size_t)g->slot * vocab, g->seen, vocab);
 }
 
-// Runs the token that was returned last and chooses the next one, on the device.
-static qlora_result qlora__generate_step(qlora_generation* g, int32_t* chosen) {
-    qlora_ctx* ctx = g->ctx;
-    qlora_model* m = g->m;
-    qlora__decode_text text;
-    g->broken = true;
-    g->text[g->length] = g->waiting;
-    g->seen[g->waiting] = 1;
-    QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
-    QLORA__TRY(qlora__decode_step(ctx, m));
-    QLORA__TRY(qlora__copy_out(ctx, &text, m->decode.state.data, sizeof text));
-    g->length++;
-    g->computed++;
-    if (text.bad >= 0) {
-        return qlora__generate_not_finite(g, text.bad);
+// Tells the device which texts take part in the next step.
+static qlora_result qlora__generate_enlist(qlora_ctx* ctx, qlora_model* m) {
+    qlora__decode* d = &m->decode;
+    for (int64_t i = 0; i < d->texts; i++) {
+        int32_t value = m->in_flight[i] != NULL && m->in_flight[i]->pending ? 1 : 0;
+        char* state = (char*)((qlora__decode_text*)d->state.data + i);
+        if (d->alive[i] != value) {
+            QLORA__TRY(qlora__copy_in(ctx, state + offsetof(qlora__decode_text, alive), &value, 4));
+            d->alive[i] = (uint8_t)value;
+        }
     }
-    g->on_device = true;
-    g->chose = true;
-    g->logprob = text.logprob;
-    g->broken = false;
-    *chosen = text.chosen;
     return QLORA_OK;
 }
 
@@ -433,8 +453,7 @@ static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
         qlora__generation_free(g);
         return r;
     }
-    m->generations++;
-    ctx->living[QLORA__GENERATIONS]++;
+    qlora__generate_count(g, true);
     *out = g;
     return QLORA_OK;
 }
@@ -459,44 +478,153 @@ static bool qlora__generate_stops(const qlora_generation* g, int32_t token) {
     return false;
 }
 
-static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {
-    qlora_ctx* ctx = g->ctx;
-    const qlora_model* m = g->m;
-    if (token == NULL || stopped == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
-                           token == NULL ? "token" : "stopped");
-    }
+// What begins a step of a text: whether it can have one, and whether its turn ends instead.
+static qlora_result qlora__generate_may(qlora_generation* g, int32_t* token, bool* stopped) {
     QLORA__TRY(qlora__generate_ready(g));
     if (g->stopped) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
+        return qlora__fail(g->ctx, QLORA_ERR_STATE,
                            "the turn has ended; start the next one with qlora_generate_feed");
     }
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
-    bool full = length >= m->desc.generate_tokens ||
+    bool full = length >= g->m->desc.generate_tokens ||
                 (g->desc.max_tokens > 0 && g->made == g->desc.max_tokens);
-    if (full) {
-        g->stopped = true;
-        *token = -1;
-        *stopped = true;
-        return QLORA_OK;
-    }
-    // The token that was returned last is run only when its logits are needed, so the last token of
-    // a text is never run.
-    int32_t chosen = -1;
-    if (g->waiting >= 0 && qlora__decode_ready(m)) {
-        QLORA__TRY(qlora__generate_step(g, &chosen));
-    } else {
-        QLORA__TRY(g->waiting >= 0 ? qlora__generate_append(g, NULL, 0) : QLORA_OK);
-        chosen = qlora__sample(g, m->plan.config.vocab, g->length - 1);
-        g->chose = false;
-    }
+    *token = -1;
+    *stopped = full;
+    return QLORA_OK;
+}
+
+// Returns the token that was chosen.
+static void qlora__generate_take(qlora_generation* g, int32_t chosen, int32_t* token,
+                                 bool* stopped) {
     g->waiting = chosen;
     g->chosen = chosen;
     g->made++;
     g->stopped = qlora__generate_stops(g, chosen);
     *token = chosen;
     *stopped = g->stopped;
+}
+
+// One token of a text by the operators of a pass, chosen on the host. The token that was returned
+// last is run only when its logits are needed, so the last token of a text is never run.
+static qlora_result qlora__generate_alone(qlora_generation* g, int32_t* token, bool* stopped) {
+    QLORA__TRY(g->waiting >= 0 ? qlora__generate_append(g, NULL, 0) : QLORA_OK);
+    g->chose = false;
+    qlora__generate_take(g, qlora__sample(g, g->m->plan.config.vocab, g->length - 1), token,
+                         stopped);
     return QLORA_OK;
+}
+
+// The results of a step for one text.
+static qlora_result qlora__generate_result(qlora_generation* g, const qlora__decode_text* text,
+                                           int32_t* token, bool* stopped) {
+    g->length++;
+    g->computed++;
+    if (text->bad >= 0) {
+        return qlora__generate_not_finite(g, text->bad);
+    }
+    g->on_device = true;
+    g->chose = true;
+    g->logprob = text->logprob;
+    g->broken = false;
+    qlora__generate_take(g, text->chosen, token, stopped);
+    return QLORA_OK;
+}
+
+// One step on the device for the pending texts of `list`; all others of the model rest.
+static qlora_result qlora__generate_together(qlora_generation* const* list, int64_t count,
+                                             int32_t* tokens, bool* stopped) {
+    qlora_generation* first = list[0];
+    qlora_ctx* ctx = first->ctx;
+    qlora_model* m = first->m;
+    for (int64_t i = 0; i < count; i++) {
+        qlora_generation* g = list[i];
+        if (g->pending) {
+            g->broken = true;
+            g->text[g->length] = g->waiting;
+            g->seen[g->waiting] = 1;
+            QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
+        }
+    }
+    QLORA__TRY(qlora__generate_enlist(ctx, m));
+    QLORA__TRY(qlora__decode_step(ctx, m));
+    size_t bytes = (size_t)m->desc.generate_sequences * sizeof(qlora__decode_text);
+    qlora__decode_text* state = first->states;
+    QLORA__TRY(qlora__copy_out(ctx, state, m->decode.state.data, bytes));
+    qlora_result r = QLORA_OK;
+    for (int64_t i = 0; i < count; i++) { // every text, even if one of them failed
+        qlora_generation* g = list[i];
+        if (g->pending) {
+            qlora_result own = qlora__generate_result(g, &state[g->slot], &tokens[i], &stopped[i]);
+            g->pending = false;
+            r = r != QLORA_OK ? r : own;
+        }
+    }
+    return r;
+}
+
+static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t count,
+                                         int32_t* tokens, bool* stopped) {
+    const qlora_model* m = list[0]->m;
+    int64_t pending = 0;
+    for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
+        if (m->in_flight[i] != NULL) { // a step that failed may have left it
+            m->in_flight[i]->pending = false;
+        }
+    }
+    for (int64_t i = 0; i < count; i++) {
+        QLORA__TRY(qlora__generate_may(list[i], &tokens[i], &stopped[i]));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        qlora_generation* g = list[i];
+        g->stopped = stopped[i];
+        if (!stopped[i] && g->waiting >= 0 && qlora__decode_ready(m)) {
+            g->pending = true;
+            pending++;
+        } else if (!stopped[i]) {
+            QLORA__TRY(qlora__generate_alone(g, &tokens[i], &stopped[i]));
+        }
+    }
+    return pending > 0 ? qlora__generate_together(list, count, tokens, stopped) : QLORA_OK;
+}
+
+static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {
+    if (token == NULL || stopped == NULL) {
+        return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           token == NULL ? "token" : "stopped");
+    }
+    return qlora__generate_step(&g, 1, token, stopped);
+}
+
+static qlora_result qlora__generate_next_each(qlora_ctx* ctx, qlora_generation* const* list,
+                                              int64_t count, int32_t* tokens, bool* stopped) {
+    const char* missing = tokens == NULL ? "tokens" : stopped == NULL ? "stopped" : NULL;
+    if (missing != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", missing);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        if (list[i] == NULL || list[i]->m != list[0]->m) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "generations[%lld] %s", (long long)i,
+                               list[i] == NULL ? "is NULL" : "belongs to another model");
+        }
+        for (int64_t j = 0; j < i; j++) {
+            if (list[j] == list[i]) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                                   "generations[%lld] and generations[%lld] are the same",
+                                   (long long)j, (long long)i);
+            }
+        }
+    }
+    return qlora__generate_step(list, count, tokens, stopped);
+}
+
+qlora_result qlora_generate_next_each(qlora_generation* const* generations, int64_t count,
+                                      int32_t* tokens, bool* stopped) {
+    if (generations == NULL || count < 1 || generations[0] == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora_ctx* ctx = generations[0]->ctx;
+    QLORA__ENTER(ctx, "qlora_generate_next_each");
+    return qlora__leave(ctx, qlora__generate_next_each(ctx, generations, count, tokens, stopped));
 }
 
 qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, bool* stopped) {
@@ -598,8 +726,7 @@ qlora_result qlora_generate_end(qlora_generation* generation) {
     }
     qlora_ctx* ctx = generation->ctx;
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_generate_end"));
-    generation->m->generations--;
-    ctx->living[QLORA__GENERATIONS]--;
+    qlora__generate_count(generation, false);
     qlora__generation_free(generation);
     return qlora__leave(ctx, QLORA_OK);
 }
@@ -619,8 +746,7 @@ static qlora_result qlora__generate(qlora_ctx* ctx, qlora_model* m, const qlora_
         r = qlora__generate_next(g, &token, &stopped);
         stopped = stopped || (r == QLORA_OK && !fn(user, token));
     }
-    m->generations--;
-    ctx->living[QLORA__GENERATIONS]--;
+    qlora__generate_count(g, false);
     qlora__generation_free(g);
     return r;
 }

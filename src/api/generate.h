@@ -18,8 +18,9 @@ typedef struct qlora_generate_desc {
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
 
-// One text, generated token by token. A model has at most one generation at a time; training and
-// evaluation may run between two of its tokens. All calls wait for the device.
+// One text, generated token by token. A model has up to generate_sequences of them at a time, each
+// with its own prompt, settings and seed; one that ends makes room for another. Training and
+// evaluation may run between two tokens. All calls wait for the device.
 typedef struct qlora_generation qlora_generation;
 // Runs the prompt. The desc, its prompt and its stops are not needed afterwards.
 QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
@@ -28,6 +29,13 @@ QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_gene
 // -1 if max_tokens or the model's generate_tokens have been reached.
 QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token,
                                            bool* stopped);
+// The same for several texts of one model, in one pass: on a GPU that computes in bf16, the weights
+// are read once for all of them. tokens[i] and stopped[i] belong to generations[i], whose turn must
+// not have ended. If it fails because of one text, the others have their tokens. A text's
+// tokens do not depend on which other texts there are, nor on their order: no sum contains values
+// of two texts, and the order of every sum depends only on the model and on generate_tokens.
+QLORA_API qlora_result qlora_generate_next_each(qlora_generation* const* generations, int64_t count,
+                                                int32_t* tokens, bool* stopped);
 // Appends ids to the text, after the last token that qlora_generate_next returned (including a stop
 // token), and starts the next turn. The keys and values of the text so far are kept.
 QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,

@@ -172,7 +172,7 @@ typedef struct qlora_model_desc {
     // are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4.
     bool keep_quantised;
     const char* quantised_dir; // keep NAME.qlora-nf4 in this folder instead; NULL = next to dir
-    qlora_mode mode;                  // 0 = AUTO
+    qlora_mode mode;           // 0 = AUTO
     // Its adapters.
     const char* adapter;       // PEFT folder: ranks, targets, scales and weights come from there
     int32_t rank;              // at most 1024; 0 = 16, negative = no adapters
@@ -187,17 +187,18 @@ typedef struct qlora_model_desc {
     uint32_t targets; // qlora_target bits that the model has; 0 = all
     bool train_norms; // also train the RMSNorm weights
     // Its memory.
-    qlora_purpose purpose;     // 0 = TRAIN
-    qlora_optimizer optimizer; // 0 = ADAMW
-    int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
-    int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
-    int64_t max_length;      // maximum tokens per sequence; 0 = tokens, as far as the model goes
-    int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024; at most tokens
-    int64_t generate_tokens; // maximum tokens of a text, including the prompt; 0 = no generation
-    qlora_choice recompute;  // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
-    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
-                             // the CPU only if a budget is given, since copies gain little there:
-                             // products widen each weight once, while they pack it
+    qlora_purpose purpose;      // 0 = TRAIN
+    qlora_optimizer optimizer;  // 0 = ADAMW
+    int64_t tokens;             // maximum tokens per micro-batch; 0 = 2048
+    int64_t max_sequences;      // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
+    int64_t max_length;         // maximum tokens per sequence; 0 = tokens, as far as the model goes
+    int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
+    int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
+    int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
+    qlora_choice recompute; // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
+    qlora_choice cache;     // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
+                            // the CPU only if a budget is given, since copies gain little there:
+                            // products widen each weight once, while they pack it
     // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
     // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
     // layers.
@@ -206,9 +207,9 @@ typedef struct qlora_model_desc {
     // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
     // tiles; negative = never tiles.
     int64_t tile;
-    int64_t accumulate;      // micro-batches per step to plan for; 0 = 1. A longer step allocates
-                             // the memory for its partial sums when it needs it
-    const qlora_plan* plan;  // from qlora_plan_make; NULL = plan when opening
+    int64_t accumulate;     // micro-batches per step to plan for; 0 = 1. A longer step allocates
+                            // the memory for its partial sums when it needs it
+    const qlora_plan* plan; // from qlora_plan_make; NULL = plan when opening
     qlora_progress_fn progress;
     void* progress_user;
     uint32_t reserved_must_be_zero1;
@@ -287,10 +288,11 @@ typedef struct qlora_model_info {
     const qlora_plan* plan; // includes the config; valid while the model is open
     qlora_purpose purpose;
     int64_t generate_tokens;
+    int64_t generate_sequences;
     int64_t parameters; // number of trained tensors
     bool use_adapters;
     int64_t trainers;    // number of trainers that exist, 0 or 1
-    int64_t generations; // number of generations that exist, 0 or 1
+    int64_t generations; // number of generations that exist, at most generate_sequences
 } qlora_model_info;
 // Does not use the device and does not change qlora_last_error.
 QLORA_API qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out);

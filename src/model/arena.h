@@ -649,7 +649,7 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
         return;
     }
     qlora__most_pads(m, pads);
-    int64_t n = 1;
+    int64_t n = m->desc.generate_sequences;
     // At most 64 pages, so that joining them stays cheap.
     int64_t tiles = qlora__ceil_div(room, 64 * QLORA__DECODE_TILE);
     d->texts = n;
@@ -679,8 +679,13 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
 static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t n = m->desc.generate_tokens;
+    int64_t texts = m->desc.generate_sequences;
+    qlora__layout_decode(arena, m);
     if (n > 0) {
-        qlora__arena_tensor(arena, m->compute, c->layers * n, 2 * qlora__kv_width(c), &m->kv_cache);
+        // Texts begin with a page, if there are several.
+        m->cache_rows = m->decode.planned && texts > 1 ? m->decode.pages * m->decode.chunk : n;
+        qlora__arena_tensor(arena, m->compute, c->layers * texts * m->cache_rows,
+                            2 * qlora__kv_width(c), &m->kv_cache);
         int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned
         qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->scores);
         m->chances = m->scores;
@@ -688,7 +693,6 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
             qlora__arena_tensor(arena, m->compute, c->heads, wide, &m->chances);
         }
     }
-    qlora__layout_decode(arena, m);
 }
 
 // Lays out the whole model, category by category.

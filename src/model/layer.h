@@ -10,6 +10,7 @@ typedef struct qlora__pass {
     qlora_math math; // of f32 products
     bool decoding;   // keys and values are stored in the cache
     int64_t first;   // position of the first row when decoding
+    int64_t text;    // whose cache is used when decoding
 } qlora__pass;
 
 static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {

@@ -239,6 +239,7 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->plan = &model->plan;
     out->purpose = model->desc.purpose;
     out->generate_tokens = model->desc.generate_tokens;
+    out->generate_sequences = model->desc.generate_sequences;
     out->parameters = model->range_count;
     out->use_adapters = model->use_adapters;
     out->trainers = model->trainers;

@@ -278,7 +278,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.max_length", d->max_length, 0, 1 << 24},
                   {"desc.head_chunk", d->head_chunk, 0, 1 << 24},
                   {"desc.generate_tokens", d->generate_tokens, 0, 1 << 24},
-                  {"desc.accumulate", d->accumulate, 0, 1 << 24}};
+                  {"desc.accumulate", d->accumulate, 0, 1 << 24},
+                  {"desc.generate_sequences", d->generate_sequences, 0, QLORA__MOST_TEXTS}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         QLORA__TRY(qlora__need_whole(ctx, fields[i].name, fields[i].value, fields[i].least,
                                      fields[i].most));
@@ -311,6 +312,7 @@ static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, const qlora_model_co
     d->tokens = d->tokens != 0 ? d->tokens : 2048;
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
     d->max_length = d->max_length != 0 ? d->max_length : qlora__min(d->tokens, positions);
+    d->generate_sequences = d->generate_sequences != 0 ? d->generate_sequences : 1;
     d->head_chunk = qlora__min(d->head_chunk != 0 ? d->head_chunk : 1024, d->tokens);
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_sequences", d->max_sequences, 1, d->tokens));
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_length", d->max_length, 1, d->tokens));

@@ -118,18 +118,20 @@ static qlora_result qlora__decode_multiply(qlora_ctx* ctx, bool nf4, qlora__deco
     };
     const qlora__decode_kind* kind = &kinds[nf4 ? 1 : 0];
     int64_t steps = qlora__ceil_div(p->K, kind->step);
-    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 16));
+    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 8));
     int64_t units = 0;
     for (int i = 0; i < (p->gated != 0 ? 1 : p->count); i++) {
         units += qlora__ceil_div(p->parts[i].N, 16);
     }
-    // As many blocks as run at once: registers allow 16 warps, shared memory a few tables.
+    // As many blocks as run at once: registers allow 16 warps, shared memory a few tables. Two
+    // blocks per multiprocessor, so that one reads while the other finishes a tile.
     int64_t together = qlora__min(16 / warps, 4);
-    int64_t blocks = qlora__min(units, ctx->gpu->sm_count * together);
+    int64_t groups = qlora__ceil_div(p->rows, QLORA__DECODE_ROWS);
+    int64_t most = qlora__max(1, ctx->gpu->sm_count * together / groups);
+    int64_t blocks = qlora__min(units, most);
     uint32_t shared = kind->shared + (2 * (uint32_t)warps + 1) * 512;
     void* args[] = {p};
-    return qlora__launch(ctx, kind->kernel, blocks, qlora__ceil_div(p->rows, QLORA__DECODE_ROWS), 1,
-                         (uint32_t)warps * 32, shared, args);
+    return qlora__launch(ctx, kind->kernel, groups, blocks, 1, (uint32_t)warps * 32, shared, args);
 }
 
 static qlora__decode_part qlora__decode_part_of(const qlora_linear_part* from, int64_t first,
@@ -256,8 +258,10 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
         p.a[i] = part->rank > 0 ? part->a->data : NULL;
         rank += part->rank;
     }
+    // With many rows, the blocks of one would repeat too much of each other's work.
+    int64_t blocks = qlora__max(1, qlora__min(rank, m->ctx->gpu->sm_count / d->texts));
     void* args[] = {&p};
-    return qlora__launch(m->ctx, QLORA__K_decode_norm, qlora__max(1, rank), d->texts, 1, 512,
+    return qlora__launch(m->ctx, QLORA__K_decode_norm, blocks, d->texts, 1, 1024,
                          (uint32_t)(p.hidden + p.z_rank) * 4, args);
 }
 
@@ -266,7 +270,7 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
     const qlora__decode* d = &m->decode;
     const qlora__layer* layer = &m->layers[index];
     const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
-    qlora_tensor rows = qlora__cache_rows(m, index, 0, 1);
+    qlora_tensor rows = qlora__cache_rows(m, index, 0, 0, 1);
     qlora__decode_attention p;
     memset(&p, 0, sizeof p);
     p.qkv = d->qkv.data;
@@ -410,17 +414,18 @@ static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Prepares the tables of the texts. The pages of a single text follow each other.
+// Prepares the tables of the texts. The pages of a text follow each other.
 static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     const qlora__decode* d = &m->decode;
-    if (!d->planned) {
-        return QLORA_OK;
+    for (int64_t n = 0; d->planned && n < d->texts; n++) {
+        int32_t pages[64];
+        for (int64_t i = 0; i < d->pages; i++) {
+            pages[i] = (int32_t)(n * d->pages + i);
+        }
+        size_t bytes = (size_t)d->pages * 4;
+        QLORA__TRY(qlora__copy_in(ctx, (char*)d->table.data + (size_t)n * bytes, pages, bytes));
     }
-    int32_t pages[64];
-    for (int64_t i = 0; i < d->pages; i++) {
-        pages[i] = (int32_t)i;
-    }
-    return qlora__copy_in(ctx, d->table.data, pages, (size_t)d->pages * 4);
+    return QLORA_OK;
 }
 
 // Runs a step for the texts on the device: as a graph, which the first step captures.

@@ -92,29 +92,32 @@ typedef struct qlora__source {
     bool has_folder;
 } qlora__source;
 
+#define QLORA__MOST_TEXTS 1024 // that are generated at the same time
+
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
 typedef struct qlora__decode {
-    bool planned;           // the model has the memory below
-    bool works;             // nothing in the weights is against it
-    int64_t texts;          // rows
-    int64_t chunk;          // positions of a page of the cache
-    int64_t pages;          // of a text
-    int64_t z_rank;         // columns of z
-    qlora_tensor h[2];      // [texts, H] residual stream, in turn
-    qlora_tensor x;         // [texts, H + pad] input of qkv, gate/up and the head, with z
-    qlora_tensor qkv;       // [texts, q + 2 kv]
-    qlora_tensor o;         // [texts, q]
-    qlora_tensor s;         // [texts, I]
-    qlora_tensor y;         // f32 [texts, H]: output of o and down without the adapter
-    qlora_tensor z;         // f32 [slices * texts, z_rank]
-    qlora_tensor logits;    // [texts, V]
-    qlora_tensor partials;  // f32 [texts * heads * pages, head_dim + 2]
-    qlora_tensor counters;  // I32 [texts, blocks of a row]
-    qlora_tensor table;     // I32 [texts, pages]: where the pages of a text are
-    qlora_tensor state;     // U8: one qlora__decode_text per text
-    qlora_tensor parts;     // U8: qlora__sample_part
-    qlora_tensor seen;      // U8 [texts, V]: 1 if the text contains the token
+    bool planned;                     // the model has the memory below
+    bool works;                       // nothing in the weights is against it
+    int64_t texts;                    // rows
+    int64_t chunk;                    // positions of a page of the cache
+    int64_t pages;                    // of a text
+    int64_t z_rank;                   // columns of z
+    qlora_tensor h[2];                // [texts, H] residual stream, in turn
+    qlora_tensor x;                   // [texts, H + pad] input of qkv, gate/up and the head, with z
+    qlora_tensor qkv;                 // [texts, q + 2 kv]
+    qlora_tensor o;                   // [texts, q]
+    qlora_tensor s;                   // [texts, I]
+    qlora_tensor y;                   // f32 [texts, H]: output of o and down without the adapter
+    qlora_tensor z;                   // f32 [slices * texts, z_rank]
+    qlora_tensor logits;              // [texts, V]
+    qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
+    qlora_tensor counters;            // I32 [texts, blocks of a row]
+    qlora_tensor table;               // I32 [texts, pages]: where the pages of a text are
+    qlora_tensor state;               // U8: one qlora__decode_text per text
+    qlora_tensor parts;               // U8: qlora__sample_part
+    qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
+    uint8_t alive[QLORA__MOST_TEXTS]; // by slot: whether the device runs the text
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
 
@@ -224,9 +227,11 @@ struct qlora_model {
     qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
     qlora__preference preference;
     // generation
-    qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
-    qlora_tensor scores;   // f32 [heads, generate_tokens]
-    qlora_tensor chances;  // their softmax in the compute type; the same memory if that is f32
+    qlora_tensor kv_cache;                          // [layers * texts * cache_rows, 2 kv]
+    int64_t cache_rows;                             // of a text
+    qlora_generation* in_flight[QLORA__MOST_TEXTS]; // by slot; NULL = free
+    qlora_tensor scores;                            // f32 [heads, generate_tokens]
+    qlora_tensor chances; // their softmax in the compute type; the same memory if that is f32
     qlora__decode decode;
 };
 
