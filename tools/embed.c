@@ -476,7 +476,8 @@ static void names_shorten(char* text) {
     *out = 0;
 }
 
-// Instructions and labels need no line of their own: joins them to lines of up to JOINED_MAX characters.
+// Instructions and labels need no line of their own: joins them to lines of up to JOINED_MAX
+// characters.
 static void lines_join(char* text) {
     char* out = text;
     size_t length = 0; // of the line so far
