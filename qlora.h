@@ -25258,27 +25258,27 @@ static void qlora__tree_small_add(qlora__tree_mode mode, qlora__tree_small* s, d
     }
 }
 
-// One step of the tree for n elements, without small numbers if `small` is NULL.
+// One step of the tree for n elements, without small numbers if `few` is NULL.
 static qlora_result qlora__tree_run(qlora_ctx* ctx, qlora__tree_mode mode, void* g, void* s,
-                                    int64_t n, void* small, const qlora_tensor* totals,
+                                    int64_t n, void* few, const qlora_tensor* totals,
                                     const qlora_tensor* sums) {
-    void* small_totals = small != NULL ? totals->data : NULL;
-    void* small_sums = small != NULL ? sums->data : NULL;
+    void* small_totals = few != NULL ? totals->data : NULL;
+    void* small_sums = few != NULL ? sums->data : NULL;
     if (qlora__on_cpu(ctx)) {
         qlora__tree_job job;
         job.g = (QLORA__REAL*)g;
         job.s = (QLORA__REAL*)s;
         job.mode = mode;
         qlora__parallel(ctx, n, 8192, qlora__tree_elements, &job);
-        if (small != NULL) {
-            qlora__tree_small_add(mode, (qlora__tree_small*)small, (double*)small_sums,
+        if (few != NULL) {
+            qlora__tree_small_add(mode, (qlora__tree_small*)few, (double*)small_sums,
                                   (QLORA__REAL*)small_totals);
         }
         return QLORA_OK;
     }
     int32_t number = (int32_t)mode;
     int64_t blocks = qlora__min(qlora__max(qlora__ceil_div(n, 1024), 1), 8192);
-    void* args[] = {&g, &s, &n, &number, &small_totals, &small_sums, &small};
+    void* args[] = {&g, &s, &n, &number, &small_totals, &small_sums, &few};
     return qlora__launch(ctx, QLORA__K_optim_tree, blocks, 1, 1, 256, 0, args);
 }
 
@@ -38180,7 +38180,7 @@ typedef struct qlora__part {
     int32_t rank;
     int32_t own;  // number among the nodes of its process
     char* values; // of a slice
-    char* small;
+    char* few;
 } qlora__part;
 
 // Writes the nodes of all processes, in order, if out is not NULL. Returns their number.
@@ -38367,8 +38367,8 @@ static qlora_result qlora__sum_own(const qlora__sum* sum, int own, QLORA__REAL**
 }
 
 // Adds right = left + right for neighbours that are halves of a node, until one node is left: it is
-// where the last part was. `small` selects what is added.
-static qlora_result qlora__sum_add(qlora__sum* sum, int64_t count, int64_t elements, bool small) {
+// where the last part was. `few` selects what is added.
+static qlora_result qlora__sum_add(qlora__sum* sum, int64_t count, int64_t elements, bool few) {
     qlora_trainer* t = sum->t;
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
@@ -38378,12 +38378,12 @@ static qlora_result qlora__sum_add(qlora__sum* sum, int64_t count, int64_t eleme
         qlora__part right = sum->parts[i];
         while (levels > 0 && qlora__node_joins(&stack[levels - 1].node, &right.node, count)) {
             const qlora__part* left = &stack[--levels];
-            if (small) { // the totals and sums of the model are the place where they are added
-                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_TAKE, NULL, NULL, 0, right.small,
+            if (few) { // the totals and sums of the model are the place where they are added
+                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_TAKE, NULL, NULL, 0, right.few,
                                            &m->totals, &m->preference.sums));
-                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_FOLD, NULL, NULL, 0, left->small,
+                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_FOLD, NULL, NULL, 0, left->few,
                                            &m->totals, &m->preference.sums));
-                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_PUSH, NULL, NULL, 0, right.small,
+                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_PUSH, NULL, NULL, 0, right.few,
                                            &m->totals, &m->preference.sums));
             } else {
                 QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_FOLD, right.values, left->values,
@@ -38452,29 +38452,29 @@ static qlora_result qlora__sum_smalls(qlora__sum* sum, int64_t count) {
     const qlora_comm* comm = &t->comm;
     for (int64_t i = 0; i < sum->part_count; i++) {
         qlora__part* part = &sum->parts[i];
-        part->small = sum->smalls + (size_t)i * QLORA__COMM_SMALL;
+        part->few = sum->smalls + (size_t)i * QLORA__COMM_SMALL;
         if (part->rank != comm->rank) {
-            qlora__sum_message(sum, true, part->rank, part->small, sizeof(qlora__tree_small));
+            qlora__sum_message(sum, true, part->rank, part->few, sizeof(qlora__tree_small));
             continue;
         }
         if (part->own == t->tree.levels) { // the last one is still in the model
-            QLORA__TRY(qlora__tree_run(t->ctx, QLORA__TREE_PUSH, NULL, NULL, 0, part->small,
+            QLORA__TRY(qlora__tree_run(t->ctx, QLORA__TREE_PUSH, NULL, NULL, 0, part->few,
                                        &m->totals, &m->preference.sums));
         } else {
             QLORA__REAL* entry = NULL;
             QLORA__TRY(qlora__tree_entry(t, part->own, &entry));
-            part->small = (char*)(entry + qlora__partial_small(m));
+            part->few = (char*)(entry + qlora__partial_small(m));
         }
         for (int32_t peer = 0; peer < comm->world; peer++) {
             if (peer != comm->rank) {
-                qlora__sum_message(sum, false, peer, part->small, sizeof(qlora__tree_small));
+                qlora__sum_message(sum, false, peer, part->few, sizeof(qlora__tree_small));
             }
         }
     }
     QLORA__TRY(qlora__sum_send(sum));
     QLORA__TRY(qlora__sum_add(sum, count, 0, true));
     return qlora__tree_run(t->ctx, QLORA__TREE_TAKE, NULL, NULL, 0,
-                           sum->parts[sum->part_count - 1].small, &m->totals, &m->preference.sums);
+                           sum->parts[sum->part_count - 1].few, &m->totals, &m->preference.sums);
 }
 
 // Chooses the length of slices, and makes room for those of other processes.
@@ -42004,4 +42004,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a8c47d3a0e7acbdb
+//@@ end a4cd416d9e0c27c7

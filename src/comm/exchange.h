@@ -148,8 +148,8 @@ static qlora_result qlora__sum_own(const qlora__sum* sum, int own, QLORA__REAL**
 }
 
 // Adds right = left + right for neighbours that are halves of a node, until one node is left: it is
-// where the last part was. `small` selects what is added.
-static qlora_result qlora__sum_add(qlora__sum* sum, int64_t count, int64_t elements, bool small) {
+// where the last part was. `few` selects what is added.
+static qlora_result qlora__sum_add(qlora__sum* sum, int64_t count, int64_t elements, bool few) {
     qlora_trainer* t = sum->t;
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
@@ -159,12 +159,12 @@ static qlora_result qlora__sum_add(qlora__sum* sum, int64_t count, int64_t eleme
         qlora__part right = sum->parts[i];
         while (levels > 0 && qlora__node_joins(&stack[levels - 1].node, &right.node, count)) {
             const qlora__part* left = &stack[--levels];
-            if (small) { // the totals and sums of the model are the place where they are added
-                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_TAKE, NULL, NULL, 0, right.small,
+            if (few) { // the totals and sums of the model are the place where they are added
+                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_TAKE, NULL, NULL, 0, right.few,
                                            &m->totals, &m->preference.sums));
-                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_FOLD, NULL, NULL, 0, left->small,
+                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_FOLD, NULL, NULL, 0, left->few,
                                            &m->totals, &m->preference.sums));
-                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_PUSH, NULL, NULL, 0, right.small,
+                QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_PUSH, NULL, NULL, 0, right.few,
                                            &m->totals, &m->preference.sums));
             } else {
                 QLORA__TRY(qlora__tree_run(ctx, QLORA__TREE_FOLD, right.values, left->values,
@@ -233,29 +233,29 @@ static qlora_result qlora__sum_smalls(qlora__sum* sum, int64_t count) {
     const qlora_comm* comm = &t->comm;
     for (int64_t i = 0; i < sum->part_count; i++) {
         qlora__part* part = &sum->parts[i];
-        part->small = sum->smalls + (size_t)i * QLORA__COMM_SMALL;
+        part->few = sum->smalls + (size_t)i * QLORA__COMM_SMALL;
         if (part->rank != comm->rank) {
-            qlora__sum_message(sum, true, part->rank, part->small, sizeof(qlora__tree_small));
+            qlora__sum_message(sum, true, part->rank, part->few, sizeof(qlora__tree_small));
             continue;
         }
         if (part->own == t->tree.levels) { // the last one is still in the model
-            QLORA__TRY(qlora__tree_run(t->ctx, QLORA__TREE_PUSH, NULL, NULL, 0, part->small,
+            QLORA__TRY(qlora__tree_run(t->ctx, QLORA__TREE_PUSH, NULL, NULL, 0, part->few,
                                        &m->totals, &m->preference.sums));
         } else {
             QLORA__REAL* entry = NULL;
             QLORA__TRY(qlora__tree_entry(t, part->own, &entry));
-            part->small = (char*)(entry + qlora__partial_small(m));
+            part->few = (char*)(entry + qlora__partial_small(m));
         }
         for (int32_t peer = 0; peer < comm->world; peer++) {
             if (peer != comm->rank) {
-                qlora__sum_message(sum, false, peer, part->small, sizeof(qlora__tree_small));
+                qlora__sum_message(sum, false, peer, part->few, sizeof(qlora__tree_small));
             }
         }
     }
     QLORA__TRY(qlora__sum_send(sum));
     QLORA__TRY(qlora__sum_add(sum, count, 0, true));
     return qlora__tree_run(t->ctx, QLORA__TREE_TAKE, NULL, NULL, 0,
-                           sum->parts[sum->part_count - 1].small, &m->totals, &m->preference.sums);
+                           sum->parts[sum->part_count - 1].few, &m->totals, &m->preference.sums);
 }
 
 // Chooses the length of slices, and makes room for those of other processes.

@@ -43,7 +43,7 @@ typedef struct qlora__part {
     int32_t rank;
     int32_t own;  // number among the nodes of its process
     char* values; // of a slice
-    char* small;
+    char* few;
 } qlora__part;
 
 // Writes the nodes of all processes, in order, if out is not NULL. Returns their number.

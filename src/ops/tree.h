@@ -102,26 +102,26 @@ static void qlora__tree_small_add(qlora__tree_mode mode, qlora__tree_small* s, d
     }
 }
 
-// One step of the tree for n elements, without small numbers if `small` is NULL.
+// One step of the tree for n elements, without small numbers if `few` is NULL.
 static qlora_result qlora__tree_run(qlora_ctx* ctx, qlora__tree_mode mode, void* g, void* s,
-                                    int64_t n, void* small, const qlora_tensor* totals,
+                                    int64_t n, void* few, const qlora_tensor* totals,
                                     const qlora_tensor* sums) {
-    void* small_totals = small != NULL ? totals->data : NULL;
-    void* small_sums = small != NULL ? sums->data : NULL;
+    void* small_totals = few != NULL ? totals->data : NULL;
+    void* small_sums = few != NULL ? sums->data : NULL;
     if (qlora__on_cpu(ctx)) {
         qlora__tree_job job;
         job.g = (QLORA__REAL*)g;
         job.s = (QLORA__REAL*)s;
         job.mode = mode;
         qlora__parallel(ctx, n, 8192, qlora__tree_elements, &job);
-        if (small != NULL) {
-            qlora__tree_small_add(mode, (qlora__tree_small*)small, (double*)small_sums,
+        if (few != NULL) {
+            qlora__tree_small_add(mode, (qlora__tree_small*)few, (double*)small_sums,
                                   (QLORA__REAL*)small_totals);
         }
         return QLORA_OK;
     }
     int32_t number = (int32_t)mode;
     int64_t blocks = qlora__min(qlora__max(qlora__ceil_div(n, 1024), 1), 8192);
-    void* args[] = {&g, &s, &n, &number, &small_totals, &small_sums, &small};
+    void* args[] = {&g, &s, &n, &number, &small_totals, &small_sums, &few};
     return qlora__launch(ctx, QLORA__K_optim_tree, blocks, 1, 1, 256, 0, args);
 }
