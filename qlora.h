@@ -18599,7 +18599,7 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 // address that a graph may hold, and the host never touches it.
 
 // CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address.
-#define QLORA__CU_HOST_MAPPED 2u
+#define QLORA__CU_MEMHOSTALLOC_DEVICEMAP 2u
 
 #ifndef QLORA_NO_CUDA
 
@@ -18625,7 +18625,7 @@ static QLORA__UNUSED void* qlora__away_alloc(qlora_ctx* ctx, size_t bytes) {
     if (ctx->gpu == NULL) {
         return NULL;
     }
-    int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, QLORA__CU_HOST_MAPPED);
+    int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, QLORA__CU_MEMHOSTALLOC_DEVICEMAP);
     if (qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK) {
         return p;
     }
@@ -42004,4 +42004,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a4cd416d9e0c27c7
+//@@ end 2dccd3a45337ab6d

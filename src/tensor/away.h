@@ -8,7 +8,7 @@
 // address that a graph may hold, and the host never touches it.
 
 // CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address.
-#define QLORA__CU_HOST_MAPPED 2u
+#define QLORA__CU_MEMHOSTALLOC_DEVICEMAP 2u
 
 #ifndef QLORA_NO_CUDA
 
@@ -34,7 +34,7 @@ static QLORA__UNUSED void* qlora__away_alloc(qlora_ctx* ctx, size_t bytes) {
     if (ctx->gpu == NULL) {
         return NULL;
     }
-    int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, QLORA__CU_HOST_MAPPED);
+    int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, QLORA__CU_MEMHOSTALLOC_DEVICEMAP);
     if (qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK) {
         return p;
     }
