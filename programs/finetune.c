@@ -25,6 +25,7 @@
 
 #include "folders.h"
 #include "json_array.h"
+#include "prompt_lines.h"
 #include "options.h"
 
 #ifdef _WIN32

@@ -130,6 +130,20 @@ static inline FILE* file_create_new(const char* path) {
 #endif
 }
 
+// Shortens a file; not 0 if that fails.
+static inline int file_cut(const char* path, long size) {
+#ifdef _WIN32
+    FILE* file = fopen(path, "r+b");
+    int result = file != NULL ? _chsize(_fileno(file), size) : -1;
+    if (file != NULL) {
+        fclose(file);
+    }
+    return result;
+#else
+    return truncate(path, size);
+#endif
+}
+
 // Copies a file; false with a message.
 static inline bool file_copy(const char* from, const char* to, char error[1024]) {
     char block[65536];

@@ -3,6 +3,7 @@
 //   cc -O2 -I. -o generate programs/generate.c -ldl -lm -lpthread
 //   ./generate --model DIR --prompt "Once upon a time"
 //   ./generate --model DIR --adapter DIR --chat
+//   ./generate --model DIR --data prompts.jsonl --out answers.jsonl --batch 64
 //
 // It calls only the public functions of qlora.h and qlora_text.h.
 #define QLORA_IMPLEMENTATION
@@ -13,6 +14,7 @@
 #define PROGRAM "generate"
 #include "folders.h"
 #include "json_array.h"
+#include "prompt_lines.h"
 #include "tool.h"
 
 #include <signal.h>
@@ -32,6 +34,9 @@ typedef struct options {
     const char* tokenizer;
     const char* prompt;
     const char* prompt_file;
+    const char* data;
+    const char* out;
+    int64_t batch;
     const char* system;
     const char* template_name;
     const char* chat_template;
@@ -75,6 +80,14 @@ static const option option_table[] = {
         "text to continue; - reads standard input"},
     {"prompt-file", OPT_TEXT, AT(prompt_file), false, 0, 0, "FILE",
         "read the prompt from a file, exactly as it is"},
+    {"data", OPT_TEXT, AT(data), false, 0, 0, "FILE",
+        "answer the prompts of this file, one JSON object per line: {\"prompt\": TEXT}, or a "
+        "conversation with \"messages\""},
+    {"out", OPT_TEXT, AT(out), false, 0, 0, "FILE",
+        "for --data: the answers, one JSON object per line in the order of the prompts; text i "
+        "has the random seed --seed + i. The same command goes on where it was stopped"},
+    {"batch", OPT_WHOLE, AT(batch), false, 1, 64, "N",
+        "for --data: texts at the same time (default 16)"},
     {"no-echo", OPT_FLAG, AT(no_echo), false, 0, 0, "", "print only the generated text"},
     {"chat", OPT_FLAG, AT(chat), false, 0, 0, "",
         "chat interactively, one line per message; with --prompt, answer once"},
@@ -148,7 +161,8 @@ typedef struct app {
     bool too_long;           // a message did not fit
     size_t stop_from;        // where --stop is looked for: after the prompt
     qlora_model_config config;
-    int64_t limit; // tokens that the model can have in a text
+    int64_t limit;     // tokens that the model can have in a text
+    int64_t sequences; // texts at the same time; 0 = 1
     int32_t stops[MAX_STOPS];
     int32_t stop_count;
     int64_t made;     // tokens in the last text
@@ -282,18 +296,11 @@ static bool text_end(app* a) {
     return ok || fail("cannot write to standard output: %s", strerror(errno));
 }
 
-// Begins the generation, or continues that of the turns before: only what is new is computed.
-static bool prompt_run(app* a, const qlora_text_ids* prompt, int64_t* kept) {
+// The options of sampling, without a prompt.
+static qlora_generate_desc generate_desc(const app* a) {
     const options* o = &a->o;
     qlora_generate_desc d;
-    *kept = 0;
-    if (a->generation != NULL) {
-        return lib(
-            a, qlora_generate_prompt(a->generation, prompt->data, (int64_t)prompt->count, kept));
-    }
     memset(&d, 0, sizeof d);
-    d.prompt = prompt->data;
-    d.prompt_tokens = (int64_t)prompt->count;
     d.temperature = (float)o->temperature;
     d.top_k = (int32_t)o->top_k;
     d.top_p = o->top_p > 1e-30 ? (float)o->top_p : 1e-30f; // 0, the smallest set, is "off" there
@@ -302,6 +309,20 @@ static bool prompt_run(app* a, const qlora_text_ids* prompt, int64_t* kept) {
     d.seed = (uint64_t)o->seed;
     d.stops = a->stops;
     d.stop_count = a->stop_count;
+    return d;
+}
+
+// Begins the generation, or continues that of the turns before: only what is new is computed.
+static bool prompt_run(app* a, const qlora_text_ids* prompt, int64_t* kept) {
+    qlora_generate_desc d;
+    *kept = 0;
+    if (a->generation != NULL) {
+        return lib(
+            a, qlora_generate_prompt(a->generation, prompt->data, (int64_t)prompt->count, kept));
+    }
+    d = generate_desc(a);
+    d.prompt = prompt->data;
+    d.prompt_tokens = (int64_t)prompt->count;
     return lib(a, qlora_generate_begin(a->model, &d, &a->generation));
 }
 
@@ -474,7 +495,9 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
     m.mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode;
     m.base = (qlora_base_format)o->base;
     m.purpose = QLORA_PURPOSE_EVALUATE;
-    m.tokens = prompt < 1024 ? prompt : 1024;
+    int64_t most = a->sequences > 0 ? 8192 : 1024; // of a prompt in one pass
+    m.tokens = prompt < most ? prompt : most;
+    m.generate_sequences = a->sequences;
     m.max_sequences = 1;
     m.head_chunk = 16; // only one row of logits is ever needed
     m.generate_tokens = room;
@@ -677,8 +700,7 @@ static int64_t local_clock(void) {
     return shifted == (time_t)-1 ? (int64_t)now : (int64_t)now + (int64_t)(now - shifted);
 }
 
-// Opens the chat format and starts the conversation with --system.
-static bool chat_open(app* a, talk* t) {
+static bool chat_format_open(app* a) {
     qlora_text_chat_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.tok = a->tok;
@@ -686,8 +708,14 @@ static bool chat_open(app* a, talk* t) {
     desc.name = a->o.template_name;
     desc.template_file = a->o.chat_template;
     desc.clock = local_clock();
-    if (qlora_text_chat_open(a->text, &desc, &a->chat) != QLORA_OK) {
-        return text_fail(a, "the chat format (see --template): ");
+    return qlora_text_chat_open(a->text, &desc, &a->chat) == QLORA_OK ||
+           text_fail(a, "the chat format (see --template): ");
+}
+
+// Opens the chat format and starts the conversation with --system.
+static bool chat_open(app* a, talk* t) {
+    if (!chat_format_open(a)) {
+        return false;
     }
     if (a->o.context > a->limit) {
         return fail("--context %lld exceeds the model's limit of %lld tokens",
@@ -772,7 +800,28 @@ static bool chat(app* a) {
     return ok;
 }
 
+#include "generate/batch.h"
+
 // ---- main -------------------------------------------------------------------------------------
+
+static bool batch_check(options* o) {
+    const char* other = o->prompt != NULL        ? "prompt"
+                        : o->prompt_file != NULL ? "prompt-file"
+                        : o->no_echo             ? "no-echo"
+                        : o->ids                 ? "ids"
+                        : o->logprobs            ? "logprobs"
+                        : o->context != 0        ? "context"
+                                                 : NULL;
+    if (o->data == NULL) {
+        return (o->out == NULL && o->batch == 0) ||
+               fail("--%s can only be used with --data", o->out != NULL ? "out" : "batch");
+    }
+    o->batch = o->batch > 0 ? o->batch : 16;
+    if (o->out == NULL) {
+        return fail("--data needs --out FILE for the answers");
+    }
+    return other == NULL || fail("--data and --%s cannot be used together", other);
+}
 
 static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (o->model == NULL) {
@@ -781,8 +830,11 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
     if (o->prompt != NULL && o->prompt_file != NULL) {
         return fail("--prompt and --prompt-file cannot be used together");
     }
-    if (o->prompt == NULL && o->prompt_file == NULL && !o->chat) {
-        return fail("--prompt TEXT, --prompt-file FILE or --chat is required");
+    if (o->prompt == NULL && o->prompt_file == NULL && !o->chat && o->data == NULL) {
+        return fail("--prompt TEXT, --prompt-file FILE, --chat or --data FILE is required");
+    }
+    if (!batch_check(o)) {
+        return false;
     }
     if (o->device >= 0 && o->backend == QLORA_BACKEND_CPU) {
         return fail("--device and --backend cpu cannot be used together");
@@ -794,7 +846,7 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
         return fail("--context can only be used with --chat; see --max-tokens");
     }
     bool formed = o->template_name != NULL || o->chat_template != NULL;
-    if (!o->chat && (o->system != NULL || formed)) {
+    if (!o->chat && (o->system != NULL || (formed && o->data == NULL))) {
         return fail("--%s can only be used with --chat", o->system != NULL ? "system" : "template");
     }
     if (o->template_name != NULL && o->chat_template != NULL) {
@@ -821,7 +873,9 @@ static bool run(app* a) {
     if (qlora_text_tok_open(a->text, vocabulary, &a->tok) != QLORA_OK) {
         return text_fail(a, "");
     }
-    return context_open(a) && (a->o.chat ? chat(a) : complete(a));
+    return context_open(a) && (a->o.data != NULL ? answer_all(a)
+                               : a->o.chat       ? chat(a)
+                                                 : complete(a));
 }
 
 static void app_close(app* a) {
@@ -855,7 +909,8 @@ int main(int argc, char** argv) {
         return status;
     }
     if (o->help) {
-        printf("usage: generate --model DIR [--adapter DIR] --prompt TEXT | --chat [options]\n\n");
+        printf("usage: generate --model DIR [--adapter DIR] --prompt TEXT | --chat [options]\n"
+               "       generate --model DIR [--adapter DIR] --data FILE --out FILE [options]\n\n");
         options_print(&set, 31);
         printf(
             "\nCtrl-C ends the text. Exit status: 0 on success, 1 on error, 130 after Ctrl-C.\n");

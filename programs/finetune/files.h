@@ -62,19 +62,6 @@ static void put_number(blob* out, const char* name, double value, const char* fo
     }
 }
 
-static int file_cut(const char* path, long size) {
-#ifdef _WIN32
-    FILE* file = fopen(path, "r+b");
-    int result = file != NULL ? _chsize(_fileno(file), size) : -1;
-    if (file != NULL) {
-        fclose(file);
-    }
-    return result;
-#else
-    return truncate(path, size);
-#endif
-}
-
 // Writes what is pending. If the disk is full, a partial write is undone and the entries stay
 // pending.
 static bool growing_flush(app* a, growing* g) {

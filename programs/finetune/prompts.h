@@ -101,28 +101,17 @@ static bool prompt_chat(app* a, const char* what, const char* json, size_t size)
     return ok && prompt_fits(a, p, what);
 }
 
-// {"prompt": TEXT}, or else a conversation.
 static bool prompt_line(app* a, const char* what, const char* line, size_t size) {
-    blob name;
+    char why[1024];
     blob text;
-    memset(&name, 0, sizeof name);
     memset(&text, 0, sizeof text);
-    json_reader r = json_start(line, size);
-    bool plain = json_take(&r, '{');
-    json_space(&r);
-    plain = plain && json_string(&r, &name) && name.count == 6 &&
-            memcmp(name.data, "prompt", 6) == 0 && json_take(&r, ':');
-    bool ok = true;
-    if (plain) {
-        json_space(&r);
-        ok = json_string(&r, &text) || error_set(a->error, "%s: \"prompt\": %s", what, r.wrong);
-        ok = ok && ((json_take(&r, '}') && json_end(&r)) ||
-                    error_set(a->error, "%s: something follows \"prompt\"", what));
-        ok = ok && prompt_plain(a, what, text.data != NULL ? text.data : "", text.count);
-    } else {
+    prompt_kind kind = prompt_line_read(line, size, &text, why);
+    bool ok = kind != PROMPT_WRONG || error_set(a->error, "%s: %.200s", what, why);
+    if (kind == PROMPT_TEXT) {
+        ok = prompt_plain(a, what, text.data != NULL ? text.data : "", text.count);
+    } else if (kind == PROMPT_CHAT) {
         ok = prompt_chat(a, what, line, size);
     }
-    blob_free(&name);
     blob_free(&text);
     return ok;
 }
@@ -138,13 +127,8 @@ static bool prompts_file(app* a, const char* path) {
     for (const char* line = text.data; ok && line < end; number++) {
         const char* stop = (const char*)memchr(line, '\n', (size_t)(end - line));
         stop = stop != NULL ? stop : end;
-        size_t size = (size_t)(stop - line);
-        size_t blank = 0;
-        while (blank < size && strchr(" \t\r", line[blank]) != NULL) {
-            blank++;
-        }
         snprintf(what, sizeof what, "%.800s:%zu", path, number);
-        ok = blank == size || prompt_line(a, what, line, size);
+        ok = prompt_line(a, what, line, (size_t)(stop - line));
         line = stop + 1;
     }
     blob_free(&text);

@@ -62,7 +62,7 @@ wrong_use() {
         note $? "$program --help is at most 80 columns wide"
     done
     refuses "--model DIR is required" generate
-    refuses "--prompt TEXT, --prompt-file FILE or --chat is required" generate --model x
+    refuses "--prompt TEXT, --prompt-file FILE, --chat or --data FILE is required" generate --model x
     refuses "--prompt and --prompt-file cannot" generate --model x --prompt x --prompt-file x
     refuses "--device and --backend cpu cannot" generate --model x --prompt x --device 0 \
         --backend cpu
@@ -432,6 +432,40 @@ token_lines() { # token_lines MODEL
     note $? "--logprobs"
 }
 
+# --data: answers in the order of the prompts, the same in any batch and after an interruption, and
+# those of single prompts.
+batches() { # batches MODEL
+    local run=("$root/$B/generate" --model "$1" --data prompts.jsonl --temperature 0
+        --max-tokens 12) word text
+    for word in "Once upon" "The dog" "A cat was" "One day" "He"; do
+        printf '{"prompt": "%s"}\n\n' "$word"
+    done >prompts.jsonl
+    rm -f one.jsonl many.jsonl
+    "${run[@]}" --out one.jsonl --batch 1 2>err && "${run[@]}" --out many.jsonl --batch 4 2>err &&
+        cmp -s one.jsonl many.jsonl && [[ $(wc -l <many.jsonl) -eq 5 ]]
+    note $? "--data: the answers do not depend on the batch"
+    text=$("$root/$B/generate" --model "$1" --prompt "A cat was" --no-echo --temperature 0 \
+        --max-tokens 12 2>err)
+    grep -qF "\"line\":5,\"prompt_tokens\":" many.jsonl && [[ $text == *[a-z]* ]] &&
+        sed -n 3p many.jsonl | grep -qF "\"text\":\"$text\"}"
+    note $? "--data: an answer is that of the single prompt"
+    head -c $(($(head -n 3 one.jsonl | wc -c) - 7)) one.jsonl >part.jsonl
+    "${run[@]}" --out part.jsonl --batch 2 2>err && cmp -s one.jsonl part.jsonl
+    note $? "--data: goes on after two answers and a part"
+    "${run[@]}" --out part.jsonl 2>err && grep -q "all 5 answers are there already" err
+    note $? "--data: nothing is left"
+    refuses "has other answers in line 1" generate "${run[@]:1}" --out part.jsonl --stop x
+    refuses "--data needs --out" generate "${run[@]:1}"
+    refuses "--data and --prompt cannot be used together" generate "${run[@]:1}" --prompt x --out x
+    refuses "--batch can only be used with --data" generate --model "$1" --prompt x --batch 2
+    echo '{"prompt": 3}' >prompts.jsonl
+    refuses 'prompts.jsonl:1: "prompt": a string was expected' generate "${run[@]:1}" --out x
+    echo '[1]' >prompts.jsonl
+    refuses 'prompts.jsonl:1: ' generate "${run[@]:1}" --template chatml --out x
+    : >prompts.jsonl
+    refuses 'there is no prompt' generate "${run[@]:1}" --out x
+}
+
 # Limits of the model, stop texts, prompts from files, one answer, Ctrl-C.
 generation() {
     local model=$shared/models/stories260K
@@ -481,6 +515,7 @@ generation() {
     note $? "one answer: the same as in a conversation"
     turns "$model"
     token_lines "$model"
+    batches "$model"
     says "." generate "${greedy[@]}" --min-p 1 --temperature 5 --max-tokens 30
     text=$(cat out)
     says "." generate "${greedy[@]}" --max-tokens 30
