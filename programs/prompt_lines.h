@@ -1,4 +1,4 @@
-// prompt_lines.h - prompts in a file, one JSON object per line: {"prompt": TEXT}, or a conversation.
+// prompt_lines.h - prompts in a file, one JSON object per line: {"prompt": TEXT} or a conversation.
 #ifndef QLORA_PROMPT_LINES_H
 #define QLORA_PROMPT_LINES_H
 

@@ -62,7 +62,8 @@ wrong_use() {
         note $? "$program --help is at most 80 columns wide"
     done
     refuses "--model DIR is required" generate
-    refuses "--prompt TEXT, --prompt-file FILE, --chat or --data FILE is required" generate --model x
+    refuses "--prompt TEXT, --prompt-file FILE, --chat or --data FILE is required" generate \
+        --model x
     refuses "--prompt and --prompt-file cannot" generate --model x --prompt x --prompt-file x
     refuses "--device and --backend cpu cannot" generate --model x --prompt x --device 0 \
         --backend cpu
