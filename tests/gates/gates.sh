@@ -227,8 +227,8 @@ defect warnings "only with QLORA_DEBUG" \
     'core "#ifdef QLORA_DEBUG\nstatic int qlora__u(void) { return 1; }\n#endif"'
 defect warnings "a loss of sign" \
     'core "unsigned qlora_c(int a);\nunsigned qlora_c(int a) { return a; }"'
-defect warnings "only with -O3" \
-    'sed -i "s/^                if (r == QLORA_OK) {\$/                {/" src/model/plan.h'
+defect warnings "only with optimisation" \
+    'core "int qlora_c(int n);\nint qlora_c(int n) { int v; if (n > 3) { v = n; } return v; }"'
 defect contract "a wrong value" 'sed -i "s/^\(#define QLORA__CUBLAS_OP_T\) 1/\1 2/" src/driver/*.h'
 defect contract "a wrong symbol" 'sed -i "s/\"cuMemAlloc_v2\"/\"cuMemAlloc\"/" src/driver/*.h'
 defect contract "a wrong parameter" \
