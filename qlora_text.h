@@ -23271,6 +23271,9 @@ static qlora_result qlora__jin_call_dict(qlora__jin_machine* m, qlora__jin_kind 
     if (args->positional > 1) {
         return qlora__jin_fail(m, "dict: at most one argument without a name");
     }
+    if (args->positional == 1 && args->items[0].kind == QLORA__JIN_UNDEFINED) {
+        return qlora__jin_undefined_error(m, args->items[0]); // not an empty list here
+    }
     if (args->positional == 1 && args->items[0].kind == QLORA__JIN_DICT) {
         const qlora__jin_dict* from = args->items[0].as.dict;
         for (size_t i = 0; i < from->count; i++) {
@@ -29886,4 +29889,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 9172d9486a0700e1
+//@@ end bfe65bafb7c9a367

@@ -58,6 +58,9 @@ static qlora_result qlora__jin_call_dict(qlora__jin_machine* m, qlora__jin_kind 
     if (args->positional > 1) {
         return qlora__jin_fail(m, "dict: at most one argument without a name");
     }
+    if (args->positional == 1 && args->items[0].kind == QLORA__JIN_UNDEFINED) {
+        return qlora__jin_undefined_error(m, args->items[0]); // not an empty list here
+    }
     if (args->positional == 1 && args->items[0].kind == QLORA__JIN_DICT) {
         const qlora__jin_dict* from = args->items[0].as.dict;
         for (size_t i = 0; i < from->count; i++) {

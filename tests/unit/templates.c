@@ -142,6 +142,8 @@ static const char* const behaviours[][2] = {
      "a%20b/c|x+y=%2F|a=b&1=2|None"},
     {"{{ [1] | urlencode }}", "!item 0 is not a pair"},
     {"{{ 5 .real }}", "!cannot be printed"},
+    {"{{ dict(nope) }}", "!\"nope\" is undefined"},
+    {"{% set n = namespace(nope) %}{{ n.a }}", "!\"nope\" is undefined"},
     {"{{ self }}", "!\"self\" is not supported"},
     {"{{ self is defined }}", "!\"self\" is not supported"},
     {"{% set self = 3 %}{{ self }}", "3"},
