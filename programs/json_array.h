@@ -156,6 +156,36 @@ static inline bool json_string(json_reader* r, blob* out) {
     return r->at < r->end ? (r->at++, true) : json_wrong(r, "string without its closing quote");
 }
 
+// Passes over a value of any kind. What is inside arrays and objects is not checked.
+static inline bool json_skip(json_reader* r) {
+    size_t depth = 0;
+    do {
+        json_space(r);
+        if (r->at == r->end || (depth == 0 && strchr("]},:", *r->at) != NULL)) {
+            return json_wrong(r, "a value was expected");
+        }
+        char c = *r->at;
+        if (c == '"') {
+            blob ignored;
+            memset(&ignored, 0, sizeof ignored);
+            bool ok = json_string(r, &ignored);
+            blob_free(&ignored);
+            if (!ok) {
+                return false;
+            }
+        } else if (strchr("[]{},:", c) != NULL) {
+            depth += c == '[' || c == '{' ? 1 : 0;
+            depth -= c == ']' || c == '}' ? 1 : 0;
+            r->at++;
+        } else { // a number, true, false or null
+            while (r->at < r->end && strchr(" \t\r\n[]{},:\"", *r->at) == NULL) {
+                r->at++;
+            }
+        }
+    } while (depth > 0);
+    return true;
+}
+
 // Writes one string. False when out of memory.
 static inline bool json_quote(const char* text, size_t size, blob* out) {
     bool ok = blob_add(out, "\"", 1);

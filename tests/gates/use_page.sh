@@ -63,8 +63,8 @@ sample_faults() {
     printf '{"prompt": "a"}\n{"prompt": 3}\n' >bad.jsonl
     refuses "a prompt that is no text" 'bad.jsonl:2: "prompt": a string was expected' \
         "${all[@]}" --sample-file bad.jsonl
-    echo '{"prompt": "a", "completion": "b"}' >bad.jsonl
-    refuses "a sample with an answer" 'bad.jsonl:1: something follows "prompt"' \
+    echo '{"prompt": "a"} {}' >bad.jsonl
+    refuses "two samples in a line" 'bad.jsonl:1: something follows the object' \
         "${all[@]}" --sample-file bad.jsonl
     echo '{"text": "a"}' >bad.jsonl
     refuses "a sample of another form" 'bad.jsonl:1: .*"messages"' "${all[@]}" \

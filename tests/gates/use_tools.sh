@@ -462,7 +462,16 @@ batches() { # batches MODEL
     echo '{"prompt": 3}' >prompts.jsonl
     refuses 'prompts.jsonl:1: "prompt": a string was expected' generate "${run[@]:1}" --out x
     echo '[1]' >prompts.jsonl
-    refuses 'prompts.jsonl:1: ' generate "${run[@]:1}" --template chatml --out x
+    refuses 'prompts.jsonl:1: an object was expected' generate "${run[@]:1}" --out x
+    echo '{"id": 1, "text": "x"}' >prompts.jsonl
+    refuses 'neither "prompt" nor "messages"' generate "${run[@]:1}" --out x
+    echo '{"prompt": "x"' >prompts.jsonl
+    refuses "prompts.jsonl:1: .*'}' was expected" generate "${run[@]:1}" --out x
+    echo '{"id": [1, {"prompt": "no"}], "prompt": "He", "n": -1.5e3}' >prompts.jsonl
+    rm -f field.jsonl
+    "${run[@]}" --out field.jsonl 2>err &&
+        [[ $(cut -d, -f5- field.jsonl) == "$(tail -n 1 one.jsonl | cut -d, -f5-)" ]]
+    note $? "--data: other fields are left alone"
     : >prompts.jsonl
     refuses 'there is no prompt' generate "${run[@]:1}" --out x
 }
