@@ -44,6 +44,7 @@ static inline prompt_kind prompt_line_read(const char* line, size_t size, blob* 
     bool ok = json_take(&r, '{') || json_wrong(&r, "an object was expected");
     while (ok && more) {
         ok = prompt_field_read(&r, &name, text, &kind);
+        name.count = ok ? 0 : name.count; // of the field that is wrong
         more = ok && json_take(&r, ',');
     }
     ok = ok && (json_take(&r, '}') || json_wrong(&r, "',' or '}' was expected"));
