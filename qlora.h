@@ -8679,7 +8679,7 @@ static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__
     return stage;
 }
 
-// Steps of panels that are next to each other, at least `steps` and at most 3 more: such that the
+// Steps of panels that are next to each other, at least `steps` and at most 7 more: such that the
 // panels are an odd number of cache lines apart. Otherwise many would share few sets of the cache.
 static int64_t qlora__panel_stride(int64_t steps, int64_t width) {
     while (steps * width % 32 != 16) {
@@ -9057,7 +9057,7 @@ static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
     p.g = g;
     int64_t width = g->out == QLORA_F32 ? g->N : QLORA__PART;
     int64_t height = qlora__min(QLORA__MC, qlora__ceil_div(g->M, QLORA__CHUNK) * QLORA__CHUNK);
-    int64_t most = QLORA__PANELS / height - 4; // the panels may be a little longer
+    int64_t most = QLORA__PANELS / height - 7; // the panels may be that much longer
     qlora__panels_open(ctx, qlora__min(g->K, most), &p.left);
     for (int64_t i = 0; i < g->batch; i++) {
         p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, NULL,
@@ -29937,7 +29937,7 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 }
 
 // Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples
-// of 8, and stacks whose weights are all NF4 or all bf16. Otherwise a step is made of the operators
+// of 8, and stacks whose weights are all bf16, or all NF4 with the same kind of scales. Otherwise a step is made of the operators
 // of a pass.
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -29947,7 +29947,9 @@ static bool qlora__decode_fits(const qlora_model* m) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             int first = m->arch->layout->groups[m->arch->layout->rows[i].group].first;
-            bool alike = p->is_nf4 == m->layers[l].projections[first].is_nf4;
+            const qlora__projection* q = &m->layers[l].projections[first];
+            bool alike = p->is_nf4 == q->is_nf4 &&
+                         (!p->is_nf4 || p->nf4_desc.plain_scales == q->nf4_desc.plain_scales);
             fits = fits && alike && qlora__decode_reads(p);
         }
     }
@@ -34305,10 +34307,13 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     int which = m->use_adapters ? 1 : 0;
     uint64_t key = (uint64_t)(uintptr_t)m + (uint64_t)which;
-    if (m->decode.graphs[which] == NULL) {
-        return qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, &m->decode.graphs[which]);
+    qlora_graph** graph = &m->decode.graphs[which];
+    if (*graph != NULL && !qlora__graph_is_valid(*graph)) { // adapters, stream or workspace changed
+        QLORA__TRY(qlora__graph_destroy(ctx, *graph));
+        *graph = NULL;
     }
-    return qlora__graph_replay(ctx, m->decode.graphs[which], key);
+    return *graph == NULL ? qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph)
+                          : qlora__graph_replay(ctx, *graph, key);
 }
 
 //@@ src/model/prepare.h
@@ -37847,6 +37852,7 @@ static int qlora__record_of(int64_t step) {
 static void qlora__tree_reset(qlora_trainer* t) {
     memset(&t->tree, 0, sizeof t->tree);
     t->leaf = 0;
+    t->leaves = 0;
 }
 
 // Entry number `level` of the stack.
@@ -40231,7 +40237,10 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     qlora__slot* slot = NULL;
     t->failed = true;
     QLORA__TRY(qlora__tree_fold(t, t->world > 1 ? t->leaves : t->leaf));
-    QLORA__TRY(qlora__comm_sum(t));
+    qlora_result summed = qlora__comm_sum(t);
+    // An exchange that breaks ends those before it, whose updates may be queued already.
+    t->spoilt = t->spoilt || (summed != QLORA_OK && t->world > 1 && t->comm.device);
+    QLORA__TRY(summed);
     QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
     char* memory = slot->memory + m->batch.all.bytes;
     const qlora__adamw_numbers numbers = {qlora__schedule_lr(&t->desc, t->step), t->desc.beta1,
@@ -40333,6 +40342,7 @@ static qlora_result qlora__train_poll(qlora_trainer* t, qlora_train_info* out) {
     if (step > 0 && t->reports[qlora__record_of(step)].step == step) {
         QLORA__TRY(qlora__flag_check(t->ctx, t->records[qlora__record_of(step)].flag));
     }
+    QLORA__TRY(qlora__trainer_sound(t->ctx, t));
     qlora__info_fill(t, step, out);
     return QLORA_OK;
 }
@@ -40503,6 +40513,7 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
         QLORA__TRY(qlora__update_send(t, false));
         s->begun = false;
         *done = true;
+        QLORA__TRY(qlora__comm_wait(t, t->reports[qlora__record_of(t->step)].event));
         return qlora__sync(t->ctx);
     }
     if (s->piece == 0) { // the caller's memory may have changed since the step began
@@ -40863,6 +40874,7 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "a step is in progress; call qlora_train_update before saving");
     }
+    QLORA__TRY(qlora__comm_wait(t, t->reports[qlora__record_of(t->step)].event));
     QLORA__TRY(qlora__trainer_sound(ctx, t));
     QLORA__TRY(qlora__dir_make(&ctx->env, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
@@ -41797,6 +41809,7 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
 static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t count,
                                          int32_t* tokens, bool* stopped) {
     const qlora_model* m = list[0]->m;
+    qlora_result r = QLORA_OK; // the first error; texts after it still get their tokens
     int64_t pending = 0;
     for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
         if (m->in_flight[i] != NULL) { // a step that failed may have left it
@@ -41813,10 +41826,13 @@ static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t 
             g->pending = true;
             pending++;
         } else if (!stopped[i]) {
-            QLORA__TRY(qlora__generate_alone(g, &tokens[i], &stopped[i]));
+            qlora_result own = qlora__generate_alone(g, &tokens[i], &stopped[i]);
+            r = r != QLORA_OK ? r : own;
         }
     }
-    return pending > 0 ? qlora__generate_together(list, count, tokens, stopped) : QLORA_OK;
+    qlora_result last =
+        pending > 0 ? qlora__generate_together(list, count, tokens, stopped) : QLORA_OK;
+    return r != QLORA_OK ? r : last;
 }
 
 static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {
@@ -42004,4 +42020,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 2dccd3a45337ab6d
+//@@ end 7b05eeb941870e59

@@ -190,6 +190,11 @@ static bool run(app* a, int argc, char** argv) {
         printf("finetune (qlora.h) " QLORA_VERSION_STRING "\n");
         return true;
     }
+    if (a->o.ranks > 1 && a->launcher != NULL && a->world != a->o.ranks) {
+        return error_set(a->error, "--ranks %lld, but the variables of %s say %d process%s",
+                         (long long)a->o.ranks, a->launcher, (int)a->world,
+                         a->world == 1 ? "" : "es");
+    }
     if (!a->o.doctor && !a->o.plan && !a->o.eval_only) {
         return a->o.ranks > 1 && a->launcher == NULL ? ranks_start(a, argv) : train_whole(a);
     }

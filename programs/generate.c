@@ -163,6 +163,7 @@ typedef struct app {
     qlora_model_config config;
     int64_t limit;     // tokens that the model can have in a text
     int64_t sequences; // texts at the same time; 0 = 1
+    uint64_t identity; // for --data: of the model and the adapter
     int32_t stops[MAX_STOPS];
     int32_t stop_count;
     int64_t made;     // tokens in the last text

@@ -565,6 +565,7 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
 static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t count,
                                          int32_t* tokens, bool* stopped) {
     const qlora_model* m = list[0]->m;
+    qlora_result r = QLORA_OK; // the first error; texts after it still get their tokens
     int64_t pending = 0;
     for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
         if (m->in_flight[i] != NULL) { // a step that failed may have left it
@@ -581,10 +582,13 @@ static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t 
             g->pending = true;
             pending++;
         } else if (!stopped[i]) {
-            QLORA__TRY(qlora__generate_alone(g, &tokens[i], &stopped[i]));
+            qlora_result own = qlora__generate_alone(g, &tokens[i], &stopped[i]);
+            r = r != QLORA_OK ? r : own;
         }
     }
-    return pending > 0 ? qlora__generate_together(list, count, tokens, stopped) : QLORA_OK;
+    qlora_result last =
+        pending > 0 ? qlora__generate_together(list, count, tokens, stopped) : QLORA_OK;
+    return r != QLORA_OK ? r : last;
 }
 
 static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {

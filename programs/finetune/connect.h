@@ -57,6 +57,10 @@ static bool id_read(app* a, const rank_id* want, rank_id* out) {
         }
         pause_ms(50);
     }
+    if (stop_asked != 0) {
+        a->stopped = true;
+        return error_set(a->error, "stopped");
+    }
     return error_set(a->error,
                      "rank 0 has not written %s within %lld s; processes on several machines need "
                      "a shared --out, or MPI",
@@ -187,7 +191,8 @@ static int ranks_wait(pid_t* ids, int64_t count) {
                 ids[i] = 0;
                 left--;
                 result = code != 0 && (result == 0 || result == 130) ? code : result;
-                failed_at = code != 0 && failed_at == 0.0 ? seconds_now() : failed_at;
+                bool failed = code != 0 && code != 130; // not one that was asked to stop
+                failed_at = failed && failed_at == 0.0 ? seconds_now() : failed_at;
             }
         }
         if (ended > 0) {

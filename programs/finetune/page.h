@@ -81,7 +81,8 @@ static void page_state(const app* a, blob* out, bool over) {
         put(out, ", %s left", short_time(a->pace * (double)(a->total_steps - a->step), text));
     }
     put(out, "</p>\n<p class=\"quiet\">");
-    put_text(out, backend_reason(a, why), strlen(why));
+    const char* reason = backend_reason(a, why);
+    put_text(out, reason, strlen(reason));
     put(out, "</p>\n<p class=\"quiet\">Written at %s%s.</p>\n", when,
         over ? "" : "; this page refreshes itself");
 }

@@ -179,6 +179,8 @@ typedef struct rank_facts {
     uint64_t settings_hash;
     uint64_t model;
     uint64_t adapter;
+    int64_t eval_every;
+    int64_t patience;
     int32_t resuming;
 } rank_facts;
 
@@ -193,6 +195,8 @@ static bool ranks_join(app* a) {
     mine.settings_hash = a->settings_hash;
     mine.model = a->identity.model;
     mine.adapter = a->identity.adapter;
+    mine.eval_every = a->o.eval_every; // with these two, ranks would evaluate at other steps
+    mine.patience = a->o.patience;
     mine.resuming = a->resuming ? 1 : 0;
     rank_facts* all = (rank_facts*)take(a, (size_t)a->world, sizeof *all);
     if (all == NULL || !gather(a, &mine, sizeof mine, all)) {
@@ -203,6 +207,8 @@ static bool ranks_join(app* a) {
         const char* differs = all[i].settings_hash != all[0].settings_hash ? "other options"
                               : all[i].model != all[0].model               ? "another model"
                               : all[i].adapter != all[0].adapter           ? "another adapter"
+                              : all[i].eval_every != all[0].eval_every     ? "another --eval-every"
+                              : all[i].patience != all[0].patience         ? "another --patience"
                                                                            : NULL;
         ok = differs == NULL || error_set(a->error, "rank %d has %s than rank 0", (int)i, differs);
     }
@@ -246,6 +252,40 @@ static bool ranks_plan(app* a) {
     a->agreed = !ok;
     a->plan = all[0].plan;
     free(mine);
+    free(all);
+    return ok;
+}
+
+typedef struct rank_place {
+    int64_t step;
+    uint64_t tokens;
+    double seconds;
+} rank_place;
+
+// All processes must have loaded the same checkpoint.
+static bool ranks_place(app* a) {
+    rank_place mine;
+    bool ok = true;
+    if (a->world <= 1) {
+        return true;
+    }
+    memset(&mine, 0, sizeof mine);
+    mine.step = a->step;
+    mine.tokens = a->tokens_seen;
+    mine.seconds = a->seconds;
+    rank_place* all = (rank_place*)take(a, (size_t)a->world, sizeof *all);
+    if (all == NULL || !gather(a, &mine, sizeof mine, all)) {
+        free(all);
+        return false;
+    }
+    for (int32_t i = 1; i < a->world && ok; i++) {
+        ok = memcmp(&all[i], &all[0], sizeof all[0]) == 0 ||
+             error_set(a->error,
+                       "rank %d has loaded another checkpoint (step %lld) than rank 0 (step %lld); "
+                       "--out must be one folder for all",
+                       (int)i, (long long)all[i].step, (long long)all[0].step);
+    }
+    a->agreed = !ok;
     free(all);
     return ok;
 }

@@ -134,35 +134,77 @@ static void train_describe(app* a) {
     d->neftune = o->neftune;
 }
 
+// The length that --length max has chosen for the run in --out; false if there is no such run.
+static bool length_of_run(app* a) {
+    char path[PATH_SIZE];
+    options then;
+    option_set set = a->set;
+    blob text;
+    if (a->o.out == NULL || a->o.resume == RESUME_NEVER) {
+        return false;
+    }
+    memset(&text, 0, sizeof text);
+    options_clear(&then);
+    set.values = &then;
+    out_path(a, "checkpoint/latest", path);
+    bool found = path_exists(path);
+    out_path(a, "settings.txt", path);
+    found = found && blob_read_path(&text, path) == 0 && text.data != NULL &&
+            blob_add(&text, "", 1) && config_read(&set, path, &text, a->error) && then.length > 1 &&
+            then.tokens > 1;
+    if (found) {
+        a->o.length = then.length;
+        a->o.tokens = then.tokens;
+    }
+    blob_free(&text);
+    return found;
+}
+
 // --length max: the longest sample that fits, found by planning. A micro-batch has one sample, or
-// what --tokens says.
+// what --tokens says. The answers to sample prompts need the room of one more.
+static qlora_result length_try(app* a, int64_t length, int64_t tokens) {
+    options* o = &a->o;
+    qlora_plan_desc budget;
+    qlora_plan plan;
+    memset(&budget, 0, sizeof budget);
+    budget.bytes = (uint64_t)o->memory;
+    o->length = length;
+    o->tokens = tokens;
+    train_describe(a);
+    bool answers = o->sample_prompts.count + o->sample_messages.count > 0 || o->sample_file != NULL;
+    if (answers && a->model_desc.generate_tokens < length) {
+        a->model_desc.generate_tokens = length;
+    }
+    return qlora_plan_make(a->ctx, &a->model_desc, &budget, &plan);
+}
+
 static bool length_longest(app* a, int64_t most) {
     options* o = &a->o;
+    if (length_of_run(a)) {
+        return true;
+    }
+    if (a->world > 1 && o->memory <= 0) {
+        return error_set(a->error, "--length max needs --memory with several processes, so that "
+                                   "all of them choose the same length");
+    }
     int64_t texts = (int64_t)sample_texts(a);
     int64_t given = o->tokens;
     int64_t room = (given != 0 ? given : (int64_t)1 << 24) / texts;
     int64_t low = 1; // fits, or is not tried
     int64_t high = most < room ? most : room;
-    qlora_plan_desc budget;
-    qlora_plan plan;
-    memset(&budget, 0, sizeof budget);
-    budget.bytes = (uint64_t)o->memory;
     while (low < high) {
-        o->length = low + (high - low + 1) / 2;
-        o->tokens = given != 0 ? given : texts * o->length;
-        train_describe(a);
-        qlora_result result = qlora_plan_make(a->ctx, &a->model_desc, &budget, &plan);
+        int64_t length = low + (high - low + 1) / 2;
+        qlora_result result = length_try(a, length, given != 0 ? given : texts * length);
         if (result == QLORA_OK) {
-            low = o->length;
+            low = length;
         } else if (result == QLORA_ERR_DEVICE_MEMORY || result == QLORA_ERR_MEMORY) {
-            high = o->length - 1;
+            high = length - 1;
         } else {
             return lib(a, result, "planning the memory");
         }
     }
-    o->length = low > 2 ? low : 2;
-    o->tokens = given != 0 ? given : texts * o->length;
-    return true;
+    low = low > 2 ? low : 2;
+    return lib(a, length_try(a, low, given != 0 ? given : texts * low), "planning the memory");
 }
 
 static bool lengths_choose(app* a) {
@@ -371,8 +413,9 @@ static bool model_start(app* a) {
             a, lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model")) ||
         !lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
-        !together(a, checkpoint_load(a) && packs_plain(a, &a->eval, &a->eval_packs) &&
-                         out_begin(a) && references_make(a))) {
+        !together(a, checkpoint_load(a)) || !ranks_place(a) ||
+        !together(a,
+                  packs_plain(a, &a->eval, &a->eval_packs) && out_begin(a) && references_make(a))) {
         return false;
     }
     peak_find(a);

@@ -3,6 +3,7 @@
 #define FINETUNE_TENSORBOARD_H
 
 #define EVENTS_NAME "events.out.tfevents.finetune" // TensorBoard looks for "tfevents"
+#define EVENTS_OWNER "tensorboard.txt"             // in OUT: the folder of its events
 
 static double wall_time(void) {
     return (double)time(NULL);
@@ -20,6 +21,18 @@ static bool events_trim(app* a) {
     return file_cut(a->events.path, kept) == 0 ||
            error_set(a->error, "--tensorboard: cannot write %.800s: %s", a->events.path,
                      strerror(errno));
+}
+
+// Whether the events in --tensorboard are those of the run in --out, which has its name.
+static bool events_ours(app* a) {
+    char path[PATH_SIZE];
+    blob text;
+    memset(&text, 0, sizeof text);
+    out_path(a, EVENTS_OWNER, path);
+    bool ours = blob_read_path(&text, path) == 0 && text.count == strlen(a->o.tensorboard) &&
+                memcmp(text.data, a->o.tensorboard, text.count) == 0;
+    blob_free(&text);
+    return ours;
 }
 
 // Opens the file of events. Another run's is not overwritten: --out was empty, so a file that
@@ -41,7 +54,7 @@ static bool events_open(app* a) {
                          strerror(code));
     }
     bool exists = path_exists(g->path);
-    if (exists && a->out_empty && a->o.resume != RESUME_NEVER) {
+    if (exists && !events_ours(a) && a->o.resume != RESUME_NEVER) {
         return error_set(a->error,
                          "--tensorboard %s has the events of another run; use a different folder, "
                          "or --resume never to replace them",
@@ -52,7 +65,8 @@ static bool events_open(app* a) {
         return error_set(a->error, "--tensorboard: cannot replace %.800s: %s", g->path,
                          strerror(errno));
     }
-    if (!events_trim(a) || !growing_flush(a, g)) {
+    if (!file_replace(a, EVENTS_OWNER, a->o.tensorboard, strlen(a->o.tensorboard)) ||
+        !events_trim(a) || !growing_flush(a, g)) {
         return false;
     }
     if (ftell(g->file) > 0) {

@@ -543,13 +543,15 @@ static bool train_loop(app* a) {
         return ok;
     }
     if (!ok && a->gpus.exchange != NULL) { // the parameters may not be those of a whole step
+        picture_write(a, true);
         return false;
     }
     if (!ok) { // the steps so far are complete and are saved anyway
         complain(a);
         (void)qlora_train_cancel(a->trainer);
     }
-    return results_save(a) && ok;
+    bool saved = results_save(a);
+    return ok && together(a, saved); // nobody leaves before rank 0 has saved
 }
 
 #endif

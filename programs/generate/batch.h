@@ -65,19 +65,45 @@ static uint64_t id_add(uint64_t hash, const void* data, size_t size) { // FNV-1a
     return hash;
 }
 
+// Distinguishes models and adapters: their config, the bytes of the adapter, the size of the model.
+static uint64_t files_identity(const app* a) {
+    const struct {
+        const char* folder;
+        const char* name;
+        bool whole;
+    } rows[] = {{a->o.model, "config.json", true},
+                {a->o.model, "model.safetensors", false},
+                {a->o.model, "model.safetensors.index.json", true},
+                {a->o.adapter, "adapter_config.json", true},
+                {a->o.adapter, "adapter_model.safetensors", true},
+                {a->o.adapter, "trained_norms.safetensors", true}};
+    double size = path_size(a->o.model);
+    uint64_t hash = id_add(14695981039346656037u, &size, sizeof size);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char path[FOLDER_PATH];
+        blob text;
+        memset(&text, 0, sizeof text);
+        snprintf(path, sizeof path, "%s/%s", rows[i].folder != NULL ? rows[i].folder : "",
+                 rows[i].name);
+        size = rows[i].folder != NULL ? path_size(path) : 0.0;
+        hash = id_add(hash, &size, sizeof size);
+        if (size > 0.0 && rows[i].whole && blob_read_path(&text, path) == 0) {
+            hash = id_add(hash, text.data, text.count);
+        }
+        blob_free(&text);
+    }
+    return hash;
+}
+
 // What an answer depends on: the prompt's tokens, the options of sampling and where it stops.
 static void asked_name(const app* a, asked* p) {
     const options* o = &a->o;
     const double numbers[] = {o->temperature, o->top_p, o->min_p, o->penalty};
-    const int64_t whole[] = {o->max_tokens, o->top_k, o->seed, (int64_t)p->line};
-    const char* const names[] = {o->model, o->adapter != NULL ? o->adapter : ""};
-    uint64_t hash = 14695981039346656037u;
+    const int64_t whole[] = {o->max_tokens, o->top_k, o->seed, (int64_t)p->line, o->base, o->mode};
+    uint64_t hash = a->identity;
     hash = id_add(hash, p->ids.data, p->ids.count * sizeof *p->ids.data);
     hash = id_add(hash, numbers, sizeof numbers);
     hash = id_add(hash, whole, sizeof whole);
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        hash = id_add(hash, names[i], strlen(names[i]) + 1);
-    }
     for (int64_t i = 0; i < o->stops.count; i++) {
         hash = id_add(hash, o->stops.items[i], strlen(o->stops.items[i]) + 1);
     }
@@ -125,6 +151,9 @@ static bool asked_add(app* a, batch* b, size_t line, prompt_kind kind, const cha
     memset(p, 0, sizeof *p);
     p->line = line;
     snprintf(place, sizeof place, "%.900s:%zu: ", a->o.data, line);
+    if (kind == PROMPT_CHAT && a->o.system != NULL) {
+        return fail("%s--system cannot be used for a conversation; add it to its messages", place);
+    }
     if (kind == PROMPT_CHAT && a->chat == NULL && !chat_format_open(a)) {
         return false;
     }
@@ -176,31 +205,38 @@ static bool batch_read(app* a, batch* b) {
 
 // ---- the answers ----
 
+// The length of the answer that a file has at `line`: with its newline, or 0 if it was cut short.
+// False if it is something else.
+static bool answer_known(const batch* b, const char* line, size_t left, size_t* length) {
+    char begin[32];
+    const char* stop = (const char*)memchr(line, '\n', left);
+    *length = stop != NULL ? (size_t)(stop + 1 - line) : 0;
+    if (b->written == b->count) {
+        return false;
+    }
+    snprintf(begin, sizeof begin, "{\"id\":\"%s\",", b->prompts[b->written].id);
+    size_t compared = stop == NULL && left < strlen(begin) ? left : strlen(begin);
+    return left >= compared && memcmp(line, begin, compared) == 0;
+}
+
 // Takes over the answers that an earlier start has written. One that was cut short is removed.
 static bool batch_resume(const app* a, batch* b) {
     blob file;
     memset(&file, 0, sizeof file);
     size_t kept = 0;
+    size_t length = 1;
+    if (path_exists(a->o.out) && !path_is_file(a->o.out)) {
+        return fail("--out %s is not a file", a->o.out);
+    }
     int code = path_exists(a->o.out) ? blob_read_path(&file, a->o.out) : 0;
     bool ok = code == 0 || fail("--out %s: %s", a->o.out, strerror(code));
-    while (ok && kept < file.count) {
-        const char* line = file.data + kept;
-        const char* stop = (const char*)memchr(line, '\n', file.count - kept);
-        char begin[32];
-        if (stop == NULL) {
-            break;
-        }
-        snprintf(begin, sizeof begin, "{\"id\":\"%s\",",
-                 b->written < b->count ? b->prompts[b->written].id : "");
-        if (b->written == b->count || (size_t)(stop - line) < strlen(begin) ||
-            memcmp(line, begin, strlen(begin)) != 0) {
-            ok = fail("--out %s has other answers in line %zu: those of other prompts, options or "
-                      "another model; use another file",
-                      a->o.out, b->written + 1);
-        } else {
-            b->written++;
-            kept = (size_t)(stop + 1 - file.data);
-        }
+    while (ok && kept < file.count && length > 0) {
+        ok = answer_known(b, file.data + kept, file.count - kept, &length) ||
+             fail("--out %s has something else in line %zu: answers to other prompts, with other "
+                  "options or of another model; use another file",
+                  a->o.out, b->written + 1);
+        b->written += ok && length > 0 ? 1 : 0;
+        kept += ok ? length : 0;
     }
     if (ok && kept < file.count && file_cut(a->o.out, (long)kept) != 0) {
         ok = fail("--out %s: %s", a->o.out, strerror(errno));
@@ -415,6 +451,7 @@ static bool batch_open(app* a, batch* b) {
 static bool answer_all(app* a) {
     static batch b;
     memset(&b, 0, sizeof b);
+    a->identity = files_identity(a);
     bool ok = (!a->o.chat || chat_format_open(a)) && batch_read(a, &b) && batch_resume(a, &b);
     if (ok && b.written == b.count) {
         fprintf(stderr, "[all %zu answers are there already]\n", b.count);

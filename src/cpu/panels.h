@@ -105,7 +105,7 @@ static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__
     return stage;
 }
 
-// Steps of panels that are next to each other, at least `steps` and at most 3 more: such that the
+// Steps of panels that are next to each other, at least `steps` and at most 7 more: such that the
 // panels are an odd number of cache lines apart. Otherwise many would share few sets of the cache.
 static int64_t qlora__panel_stride(int64_t steps, int64_t width) {
     while (steps * width % 32 != 16) {

@@ -621,7 +621,7 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 }
 
 // Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples
-// of 8, and stacks whose weights are all NF4 or all bf16. Otherwise a step is made of the operators
+// of 8, and stacks whose weights are all bf16, or all NF4 with the same kind of scales. Otherwise a step is made of the operators
 // of a pass.
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -631,7 +631,9 @@ static bool qlora__decode_fits(const qlora_model* m) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             int first = m->arch->layout->groups[m->arch->layout->rows[i].group].first;
-            bool alike = p->is_nf4 == m->layers[l].projections[first].is_nf4;
+            const qlora__projection* q = &m->layers[l].projections[first];
+            bool alike = p->is_nf4 == q->is_nf4 &&
+                         (!p->is_nf4 || p->nf4_desc.plain_scales == q->nf4_desc.plain_scales);
             fits = fits && alike && qlora__decode_reads(p);
         }
     }

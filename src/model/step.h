@@ -432,8 +432,11 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     int which = m->use_adapters ? 1 : 0;
     uint64_t key = (uint64_t)(uintptr_t)m + (uint64_t)which;
-    if (m->decode.graphs[which] == NULL) {
-        return qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, &m->decode.graphs[which]);
+    qlora_graph** graph = &m->decode.graphs[which];
+    if (*graph != NULL && !qlora__graph_is_valid(*graph)) { // adapters, stream or workspace changed
+        QLORA__TRY(qlora__graph_destroy(ctx, *graph));
+        *graph = NULL;
     }
-    return qlora__graph_replay(ctx, m->decode.graphs[which], key);
+    return *graph == NULL ? qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph)
+                          : qlora__graph_replay(ctx, *graph, key);
 }

@@ -61,6 +61,7 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
         QLORA__TRY(qlora__update_send(t, false));
         s->begun = false;
         *done = true;
+        QLORA__TRY(qlora__comm_wait(t, t->reports[qlora__record_of(t->step)].event));
         return qlora__sync(t->ctx);
     }
     if (s->piece == 0) { // the caller's memory may have changed since the step began

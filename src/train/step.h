@@ -299,7 +299,10 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     qlora__slot* slot = NULL;
     t->failed = true;
     QLORA__TRY(qlora__tree_fold(t, t->world > 1 ? t->leaves : t->leaf));
-    QLORA__TRY(qlora__comm_sum(t));
+    qlora_result summed = qlora__comm_sum(t);
+    // An exchange that breaks ends those before it, whose updates may be queued already.
+    t->spoilt = t->spoilt || (summed != QLORA_OK && t->world > 1 && t->comm.device);
+    QLORA__TRY(summed);
     QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
     char* memory = slot->memory + m->batch.all.bytes;
     const qlora__adamw_numbers numbers = {qlora__schedule_lr(&t->desc, t->step), t->desc.beta1,
@@ -401,6 +404,7 @@ static qlora_result qlora__train_poll(qlora_trainer* t, qlora_train_info* out) {
     if (step > 0 && t->reports[qlora__record_of(step)].step == step) {
         QLORA__TRY(qlora__flag_check(t->ctx, t->records[qlora__record_of(step)].flag));
     }
+    QLORA__TRY(qlora__trainer_sound(t->ctx, t));
     qlora__info_fill(t, step, out);
     return QLORA_OK;
 }

@@ -6,6 +6,7 @@
 static void qlora__tree_reset(qlora_trainer* t) {
     memset(&t->tree, 0, sizeof t->tree);
     t->leaf = 0;
+    t->leaves = 0;
 }
 
 // Entry number `level` of the stack.

@@ -455,7 +455,12 @@ batches() { # batches MODEL
     note $? "--data: goes on after two answers and a part"
     "${run[@]}" --out part.jsonl 2>err && grep -q "all 5 answers are there already" err
     note $? "--data: nothing is left"
-    refuses "has other answers in line 1" generate "${run[@]:1}" --out part.jsonl --stop x
+    refuses "has something else in line 1" generate "${run[@]:1}" --out part.jsonl --stop x
+    printf '{"mine": 1}' >mine.json
+    refuses "has something else in line 1" generate "${run[@]:1}" --out mine.json
+    [[ $(cat mine.json) == '{"mine": 1}' ]]
+    note $? "--data: a file of somebody else is not touched"
+    refuses "is not a file" generate "${run[@]:1}" --out .
     refuses "--data needs --out" generate "${run[@]:1}"
     refuses "--data and --prompt cannot be used together" generate "${run[@]:1}" --prompt x --out x
     refuses "--batch can only be used with --data" generate --model "$1" --prompt x --batch 2

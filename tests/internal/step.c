@@ -351,6 +351,32 @@ TEST a_graph_has_the_bits_of_its_kernels(const test_machine* machine) {
     PASS();
 }
 
+// Switching adapters makes graphs invalid. They are captured again.
+TEST adapters_go_off_and_on(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    qlora_model* m = NULL;
+    int32_t ids[4][STEP_ROOM];
+    double logprobs[4][8];
+    qlora_generate_desc d;
+    memset(&d, 0, sizeof d);
+    ASSERT_EQ(QLORA_OK, step_open(ctx, &step_kinds[1], 9, &m));
+    for (int i = 0; i < 4; i++) {
+        ASSERT_EQ(QLORA_OK, qlora_adapter_use(m, i % 2 == 0));
+        ASSERT(step_text(m, &d, ids[i], 5, 4, logprobs[i]));
+    }
+    for (int i = 0; i < 2; i++) {
+        ASSERT_MEM_EQ(ids[i], ids[i + 2], 9 * sizeof(int32_t));
+        ASSERT_MEM_EQ(logprobs[i], logprobs[i + 2], 4 * sizeof(double));
+    }
+    ASSERT(memcmp(logprobs[0], logprobs[1], 4 * sizeof(double)) != 0);
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // ---- several texts at once
 
 #define STEP_TEXTS 9 // two groups of rows
@@ -472,4 +498,5 @@ SUITE(step_suite) {
     RUN_ON(TEST_TENSOR_CORES, steps_are_passes);
     RUN_ON(TEST_ONE_FAKE, the_device_chooses_as_the_host);
     RUN_ON(TEST_ONE_FAKE, a_graph_has_the_bits_of_its_kernels);
+    RUN_ON(TEST_ONE_FAKE, adapters_go_off_and_on);
 }

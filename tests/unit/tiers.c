@@ -182,6 +182,8 @@ TEST tiers_multiply_alike(const test_machine* machine) {
         {70, 32, 41, true, false, QLORA_F32, QLORA_F32, QLORA_F32, 1, 1, 1},
         {1030, 5, 2200, false, false, QLORA_F32, QLORA_F32, QLORA_F32, 1, 0, 1},
         {5, 6, 0, false, true, QLORA_F32, QLORA_F32, QLORA_F32, 1, 1, 1},
+        // panels that fill their memory, with sums behind them
+        {768, 3, 4300, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 1, 0, 1},
         // few rows, as in decoding: weights of every type, adapters, queries over a cache
         {1, 70, 576, false, true, QLORA_F32, QLORA_BF16, QLORA_F32, 1, 0, 1},
         {1, 9, 77, false, true, QLORA_F32, QLORA_F16, QLORA_F32, 1, 0, 1},
