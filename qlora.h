@@ -29937,8 +29937,8 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 }
 
 // Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples
-// of 8, and stacks whose weights are all bf16, or all NF4 with the same kind of scales. Otherwise a step is made of the operators
-// of a pass.
+// of 8, and stacks whose weights are all bf16, or all NF4 with the same kind of scales. Otherwise a
+// step is made of the operators of a pass.
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
@@ -42020,4 +42020,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 7b05eeb941870e59
+//@@ end 7c0bf4f378350189
