@@ -277,8 +277,8 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "a step is in progress; call qlora_train_update before saving");
     }
-    QLORA__TRY(qlora__comm_wait(t, t->reports[qlora__record_of(t->step)].event));
     QLORA__TRY(qlora__trainer_sound(ctx, t));
+    QLORA__TRY(qlora__comm_wait(t, t->reports[qlora__record_of(t->step)].event));
     QLORA__TRY(qlora__dir_make(&ctx->env, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     if (qlora__ckpt_list_read(ctx, dir, "pending", &pending) != QLORA_OK) {

@@ -37,7 +37,7 @@ static bool edit_read(edit* e) {
     return true;
 }
 
-// Each * matches as little as possible; the last piece of the pattern must end the line.
+// Each * matches as little as possible; the last piece of the pattern must end the statement.
 static bool line_matches(const char* line, size_t length, const char* pattern, piece* holes) {
     const char* end = line + length;
     const char* at = line;
@@ -82,6 +82,15 @@ static char* line_write(char* out, const char* replace, const piece* holes) {
     return out;
 }
 
+// The length of a statement, label or brace at the beginning of a text, or of a directive's line.
+static size_t statement_length(const char* text) {
+    if (*text == '{' || *text == '}') {
+        return 1;
+    }
+    size_t n = strcspn(text, *text == '$' ? ":\n" : ";\n");
+    return n + (text[n] == ';' || text[n] == ':');
+}
+
 char* mutate_text(const char* ptx) {
     edit e;
     if (!edit_read(&e)) {
@@ -93,7 +102,7 @@ char* mutate_text(const char* ptx) {
     int seen = 0;
     int edits = 0;
     for (const char* line = ptx; *line;) {
-        size_t n = strcspn(line, "\n");
+        size_t n = statement_length(line);
         static const char entry[] = ".visible .entry ";
         size_t head = sizeof entry - 1;
         if (strncmp(line, entry, head) == 0) {

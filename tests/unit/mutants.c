@@ -47,7 +47,7 @@ static const mutant mutants[] = {
      "setp.gt.s64 *,6;", "cases_hold_add_sm_90"},
     {"the last column skipped", "qlora_elementwise_silu_f32", 0, "setp.lt.s64 *,4;",
      "setp.lt.s64 *,5;", "cases_hold_silu_sm_90"},
-    {"beta not read", "qlora_gemm_mid_f32", 1, "ld.param.f32 *,[qlora_gemm_mid_f32_param_14];",
+    {"beta not read", "qlora_gemm_mid_f32", 1, "ld.param.f32 *,[_14];",
      "mov.f32 *,0f00000000;", "gemm_every_form_sm_90"},
     {"no barrier between tiles", "qlora_gemm_big_f32", 1, "bar.sync 0;", "",
      "gemm_big_tiles_sm_90"},
