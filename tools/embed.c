@@ -778,12 +778,37 @@ static bool in_group(const ptx_text* t, const char* group) {
 }
 
 // Macro, bytes and modules of a group.
+// The bytes that leaving texts out saves: a chunk that a module has twice is stored once, and stays
+// if another text of the module needs it.
+static unsigned long saved_bytes(const ptx_text* texts, const bool* left_out, int count) {
+    unsigned long bytes = 0;
+    for (int first = 0, end = 0; first < count; first = end) {
+        chunk_list list = {NULL, 0, 0};
+        while (end < count && strcmp(texts[end].module, texts[first].module) == 0) {
+            end++;
+        }
+        for (int i = first; i < end; i++) {
+            for (size_t at = 0; texts[i].text[at];) {
+                ptx_chunk* c = chunk_find(&list, chunk_cut(texts[i].text + at, texts[i].module));
+                c->users += left_out[i] ? 0 : 1;
+                at += c->length;
+            }
+        }
+        for (int i = 0; i < list.count; i++) {
+            bytes += list.items[i].users == 0 ? (unsigned long)list.items[i].length : 0;
+        }
+        free(list.items);
+    }
+    return bytes;
+}
+
 static void group_line(FILE* out, const char* group, const ptx_text* texts, int count) {
     char macro[40];
-    unsigned long bytes = 0;
+    bool left_out[FILES_MAX];
     for (int i = 0; i < count; i++) {
-        bytes += in_group(&texts[i], group) ? (unsigned long)texts[i].length : 0;
+        left_out[i] = in_group(&texts[i], group);
     }
+    unsigned long bytes = saved_bytes(texts, left_out, count);
     macro_text(group, macro);
     fprintf(out, "//   %-21s %7lu bytes:", macro, bytes);
     size_t column = 41;
@@ -813,14 +838,14 @@ static void target_lines(FILE* out, const ptx_text* texts, int count) {
         if (first) {
             char macro[40];
             char target[24];
-            unsigned long bytes = 0;
+            bool left_out[FILES_MAX];
             snprintf(target, sizeof(target), "sm%d%.1s", texts[i].target, &texts[i].suffix);
             macro_text(target, macro);
-            for (int j = i; j < count; j++) {
-                bool same =
+            for (int j = 0; j < count; j++) {
+                left_out[j] =
                     texts[j].target == texts[i].target && texts[j].suffix == texts[i].suffix;
-                bytes += same ? (unsigned long)texts[j].length : 0;
             }
+            unsigned long bytes = saved_bytes(texts, left_out, count);
             fprintf(out, "//   %-21s %7lu bytes: every text for sm_%s\n", macro, bytes, target + 2);
         }
     }

@@ -84,7 +84,8 @@ int ncclGetVersion(int* version) {
 int ncclGetUniqueId(fake_nccl_id* id) {
     int status = begin("ncclGetUniqueId");
     memset(id, 0, sizeof *id);
-    snprintf(id->bytes, sizeof id->bytes, "/tmp/fakenccl-XXXXXX");
+    const char* folder = getenv("TMPDIR");
+    snprintf(id->bytes, sizeof id->bytes, "%.80s/fakenccl-XXXXXX", folder ? folder : P_tmpdir);
     if (!status && !mkdtemp(id->bytes)) {
         status = SYSTEM_ERROR;
     }

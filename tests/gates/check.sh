@@ -823,8 +823,7 @@ gate_groups() {
     while read -r macro bytes; do
         $cc -D"$macro" -c -o "$d/$macro.o" $t || bad=1
         left=$(size "$d/$macro.o" | awk 'END { print $1 + $2 }')
-        # A piece that a text has twice is stored once.
-        [[ $((100 * (whole - left))) -ge $((95 * bytes)) ]] ||
+        [[ $((whole - left)) -ge $bytes ]] ||
             fault "$macro: $whole bytes become $left, less than the $bytes of its texts"
     done <$d/macros
     # shellcheck disable=SC2046,SC2086

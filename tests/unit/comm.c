@@ -257,7 +257,7 @@ TEST a_run_goes_on_in_another_world(void) {
     ASSERT(comm_together(&what, 1, &post, one, NULL));
     comm_post_close(&post);
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
-        char dir[] = "/tmp/qlora-comm-XXXXXX";
+        char dir[] = "build/test-comm-XXXXXX";
         char command[64];
         ASSERT(mkdtemp(dir) != NULL);
         comm_job first = what;
