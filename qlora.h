@@ -731,6 +731,9 @@ typedef struct qlora_model_desc {
     // The model.
     const char* dir;                  // Hugging Face folder or FILE.gguf; NULL = random weights
     const qlora_model_config* config; // set exactly one of dir and config
+    // Texts longer than max_positions: "yarn:4" or "linear:2.5", see qlora_config_scale. An adapter
+    // that was trained with it needs the same. NULL = none.
+    const char* rope_scale;
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
     qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
@@ -833,6 +836,12 @@ QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_
 // Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a
 // GGUF file.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
+// Scales the rotation, and with it max_positions, as qlora_model_desc.rope_scale does: TYPE:FACTOR
+// with yarn or linear, computed as transformers does with rope_scaling = {rope_type, factor,
+// original_max_position_embeddings}. The product of max_positions and the factor must be whole.
+// Models that are already scaled, that rotate layers differently, and multimodal ones are refused.
+QLORA_API qlora_result qlora_config_scale(qlora_ctx* ctx, const char* scale,
+                                          qlora_model_config* config);
 
 typedef struct qlora_model qlora_model;
 
@@ -13905,6 +13914,154 @@ static QLORA__UNUSED qlora_result qlora__config_read_dir(qlora__env* env, const 
     return QLORA_OK;
 }
 
+//@@ src/formats/config_scale.h
+
+// ---- scaling of the rotation on request ---------------------------------------------------------
+
+#define QLORA__SCALE_ROOM 40 // of a text such as "yarn:4"
+
+// A scaling that is asked for as TYPE:FACTOR.
+typedef struct qlora__scale {
+    qlora_rope_type type;
+    double factor;
+} qlora__scale;
+
+static const struct {
+    const char* name;
+    qlora_rope_type type;
+} qlora__scales[] = {{"yarn", QLORA_ROPE_YARN}, {"linear", QLORA_ROPE_LINEAR}};
+
+#define QLORA__SCALES (sizeof qlora__scales / sizeof qlora__scales[0])
+
+// The name of a type in config.json.
+static const char* qlora__rope_name(qlora_rope_type type) {
+    static const char* const names[] = {"default", "linear", "llama3", "yarn", "longrope"};
+    return names[type];
+}
+
+// Whether a text is digits with at most one point between them.
+static bool qlora__scale_is_number(const char* text) {
+    size_t digits = strspn(text, "0123456789");
+    if (digits == 0 || digits > 12) {
+        return false;
+    }
+    if (text[digits] == '\0') {
+        return true;
+    }
+    size_t rest = strspn(text + digits + 1, "0123456789");
+    return text[digits] == '.' && rest > 0 && rest <= 12 && text[digits + 1 + rest] == '\0';
+}
+
+static qlora_result qlora__scale_parse(qlora__env* env, const char* text, qlora__scale* out) {
+    size_t length = strcspn(text, ":");
+    memset(out, 0, sizeof *out);
+    for (size_t i = 0; i < QLORA__SCALES; i++) {
+        if (strlen(qlora__scales[i].name) == length &&
+            memcmp(text, qlora__scales[i].name, length) == 0) {
+            out->type = qlora__scales[i].type;
+        }
+    }
+    if (length == 7 && memcmp(text, "dynamic", 7) == 0) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "desc.rope_scale is \"%.40s\"; dynamic scaling is not supported, "
+                               "because it gives a text another meaning as it grows; use yarn:F or "
+                               "linear:F",
+                               text);
+    }
+    bool number = text[length] == ':' && qlora__scale_is_number(text + length + 1);
+    if (out->type == QLORA_ROPE_DEFAULT || !number) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc.rope_scale is \"%.40s\"; it must be yarn:F or linear:F with a "
+                               "factor F, for example yarn:4",
+                               text);
+    }
+    const char* factor = text + length + 1;
+    out->factor = qlora__number_parse(factor, strlen(factor));
+    if (!(out->factor > 1.0) || out->factor > 1024.0) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc.rope_scale is \"%.40s\"; the factor must be greater than 1 and "
+                               "at most 1024",
+                               text);
+    }
+    return QLORA_OK;
+}
+
+// Why the rotation of a model cannot be scaled, or NULL: where transformers would do something
+// else, or would not accept the file.
+static const char* qlora__scale_fault(const qlora_model_config* c) {
+    const qlora__arch* arch = qlora__arch_of(c->family);
+    uint32_t reads = arch != NULL ? (uint32_t)arch->reads : 0;
+    bool sections = c->family == QLORA_FAMILY_QWEN2_5_VL || c->family == QLORA_FAMILY_QWEN3_VL;
+    return c->wrapped || sections ? "it is part of a multimodal model"
+           : (reads & QLORA__READS_LONGROPE) != 0
+               ? "its family supports longrope only, with factors from its config"
+           : (reads & QLORA__READS_ROPE_PER_KIND) != 0
+               ? "its layers with and without a window are rotated differently"
+           : (reads & QLORA__READS_QUERY_BETA) != 0 ? "its family has a scaling of its own"
+           : c->max_positions <= 0                  ? "its config has no max_position_embeddings"
+                                                    : NULL;
+}
+
+// Scales the rotation of a model as transformers does with
+//   max_position_embeddings: positions * factor
+//   rope_scaling: {rope_type, factor, original_max_position_embeddings: positions}
+// The positions grow by exactly the factor, because some versions of transformers compute the
+// factor of yarn from the two numbers and others read it.
+static qlora_result qlora__config_scale(qlora__env* env, const char* text, qlora_model_config* c) {
+    qlora__scale scale;
+    QLORA__TRY(qlora__scale_parse(env, text, &scale));
+    const char* fault = qlora__scale_fault(c);
+    if (fault != NULL) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "desc.rope_scale is \"%.40s\", but the model cannot be scaled: %s",
+                               text, fault);
+    }
+    if (c->rope.type != QLORA_ROPE_DEFAULT || c->rope_sliding.type != QLORA_ROPE_DEFAULT) {
+        qlora_rope_type own =
+            c->rope.type != QLORA_ROPE_DEFAULT ? c->rope.type : c->rope_sliding.type;
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "desc.rope_scale is \"%.40s\", but the model already has a scaled "
+                               "rotation (rope_type %s), which this would replace",
+                               text, qlora__rope_name(own));
+    }
+    double positions = (double)c->max_positions * scale.factor;
+    if (positions > (double)INT32_MAX || floor(positions) < positions) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "desc.rope_scale is \"%.40s\", which makes %.17g of the model's "
+                               "%lld positions; it must be a whole number of at most %d",
+                               text, positions, (long long)c->max_positions, INT32_MAX);
+    }
+    qlora_rope_desc* ropes[2] = {&c->rope, &c->rope_sliding};
+    for (int i = 0; i < 2; i++) {
+        ropes[i]->type = scale.type;
+        ropes[i]->factor = scale.factor;
+        if (scale.type == QLORA_ROPE_YARN) {
+            ropes[i]->original_max_position = (double)c->max_positions;
+            ropes[i]->beta_fast = 32.0;
+            ropes[i]->beta_slow = 1.0;
+        }
+    }
+    c->max_positions = (int64_t)positions;
+    return QLORA_OK;
+}
+
+// Whether a config is scaled as a text says, whoever did it.
+static bool qlora__scale_is(qlora__env* env, const char* text, const qlora_model_config* c) {
+    qlora__scale scale;
+    return qlora__scale_parse(env, text, &scale) == QLORA_OK && c->rope.type == scale.type &&
+           c->rope.factor >= scale.factor && c->rope.factor <= scale.factor;
+}
+
+// The members of rope_scaling for a scaled config.
+static void qlora__scale_write(qlora__json_writer* w, const qlora_model_config* c) {
+    qlora__json_write_string(w, "rope_type", qlora__rope_name(c->rope.type));
+    qlora__json_write_double(w, "factor", c->rope.factor);
+    if (c->rope.type == QLORA_ROPE_YARN) {
+        qlora__json_write_int(w, "original_max_position_embeddings",
+                              (int64_t)c->rope.original_max_position);
+    }
+}
+
 //@@ src/formats/folder.h
 
 // ---- reading a Hugging Face model folder --------------------------------------------------------
@@ -14283,13 +14440,40 @@ static QLORA__UNUSED qlora_result qlora__index_write(qlora__env* env, const char
     return result;
 }
 
+// Writes the rotation of a scaled config. Newer files have it in rope_parameters, with theta and
+// what does not belong to a type; older ones in rope_scaling, beside rope_theta.
+static void qlora__config_rewrite_rope(qlora__json_writer* w, const qlora__json* json,
+                                       const qlora_model_config* scaled) {
+    uint32_t old = qlora__json_find(json, 0, "rope_parameters");
+    bool newer = old != 0 && qlora__json_kind_of(json, old) == QLORA__JSON_OBJECT;
+    qlora__json_write_int(w, "max_position_embeddings", scaled->max_positions);
+    qlora__json_write_open(w, newer ? "rope_parameters" : "rope_scaling", '{');
+    qlora__scale_write(w, scaled);
+    uint32_t partial = newer ? qlora__json_find(json, old, "partial_rotary_factor") : 0;
+    double number = 0.0;
+    if (newer) {
+        qlora__json_write_double(w, "rope_theta", scaled->rope.theta);
+    }
+    if (partial != 0 && qlora__json_double(json, partial, &number)) {
+        qlora__json_write_double(w, "partial_rotary_factor", number);
+    }
+    qlora__json_write_close(w, '}');
+}
+
 // Writes the members of a config with the type of its weights replaced and without
-// quantization_config; everything else is copied unchanged.
-static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__string* text) {
+// quantization_config; everything else is copied unchanged. `scaled`: a config whose rotation was
+// scaled on request, which the file must then have; NULL = none.
+static void qlora__config_rewrite(const qlora__json* json, const char* dtype,
+                                  const qlora_model_config* scaled, qlora__string* text) {
     qlora__json_writer w;
     qlora__json_write_begin(&w, text, 2);
     qlora__json_write_open(&w, NULL, '{');
     for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
+        if (scaled != NULL && (qlora__json_is(json, k, "rope_scaling") ||
+                               qlora__json_is(json, k, "rope_parameters") ||
+                               qlora__json_is(json, k, "max_position_embeddings"))) {
+            continue;
+        }
         const qlora__json_token* key = &json->tokens[k];
         const qlora__json_token* value = &json->tokens[k + 1];
         uint32_t quote = value->kind == QLORA__JSON_STRING ? 1 : 0;
@@ -14306,12 +14490,16 @@ static void qlora__config_rewrite(const qlora__json* json, const char* dtype, ql
                               value->end - value->begin + 2 * quote);
         }
     }
+    if (scaled != NULL) {
+        qlora__config_rewrite_rope(&w, json, scaled);
+    }
     qlora__json_write_close(&w, '}');
 }
 
 // Writes config.json for weights exported as `dtype` ("bfloat16", ...), based on the original one.
 static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const char* from_dir,
-                                                       const char* to_dir, const char* dtype) {
+                                                       const char* to_dir, const char* dtype,
+                                                       const qlora_model_config* scaled) {
     char path[QLORA__PATH_ROOM];
     qlora__map map;
     qlora__json json;
@@ -14322,7 +14510,7 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
     qlora_result result = qlora__json_parse(env, path, map.data, map.size, 0, &json);
     if (result == QLORA_OK) {
         if (qlora__json_kind_of(&json, 0) == QLORA__JSON_OBJECT) {
-            qlora__config_rewrite(&json, dtype, &text);
+            qlora__config_rewrite(&json, dtype, scaled, &text);
             result = text.result;
         } else {
             result = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", path);
@@ -29188,6 +29376,7 @@ struct qlora_model {
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // rows of the rope tables
+    char rope_scale[QLORA__SCALE_ROOM]; // that was asked for; empty = none
     bool on_gpu;         // the plan is for a GPU
     bool own_chunk;      // desc.head_chunk was set by the caller
     // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
@@ -30249,12 +30438,31 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
 }
 
 // Sets the rank and scale of every module; rank 0 = no adapter.
+// The scaling of the rotation that an adapter was trained with is in the metadata of its file: PEFT
+// and transformers take it from the config of the base, so that adapter_config.json has no place.
+#define QLORA__SCALE_KEY "rope_scale"
+
+static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__peft* peft) {
+    char text[QLORA__SCALE_ROOM];
+    if (peft->tensors.shard_count == 0 ||
+        !qlora__st_metadata(&peft->tensors.shards[0], QLORA__SCALE_KEY, text, sizeof text) ||
+        qlora__scale_is(&ctx->env, text, &m->plan.config)) {
+        return QLORA_OK;
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                       "%s: the adapter was trained with the scaling \"%s\" of the rotation; set "
+                       "desc.rope_scale to it",
+                       peft->tensors.dir, text);
+}
+
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
     qlora__peft* peft = &m->source->peft;
     if (desc->adapter != NULL) {
         QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, peft));
         m->source->has_peft = true;
+        QLORA__TRY(qlora__adapter_scale(ctx, m, peft));
         m->desc.rslora = peft->rslora;
         m->desc.dropout = desc->dropout < 0.0f   ? 0.0f
                           : desc->dropout > 0.0f ? desc->dropout
@@ -30742,7 +30950,8 @@ static qlora_result qlora__positions_check(qlora_ctx* ctx, const char* name, int
     return value <= positions ? QLORA_OK
                               : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                             "%s is %lld, but the model has %lld positions "
-                                            "(max_position_embeddings)",
+                                            "(max_position_embeddings); longer texts need "
+                                            "desc.rope_scale",
                                             name, (long long)value, (long long)positions);
 }
 
@@ -30786,11 +30995,11 @@ static void qlora__model_free(qlora_model* m) {
     qlora__free(ctx, m, sizeof *m);
 }
 
-// A hash of the paths of the model folder and the adapter.
+// A hash of the paths of the model folder and the adapter, and of the scaling, if there is one.
 static uint64_t qlora__source_name(const qlora_model_desc* desc) {
     uint64_t hash = 0;
-    const char* const names[] = {desc->dir, desc->adapter};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    const char* const names[] = {desc->dir, desc->adapter, desc->rope_scale};
+    for (size_t i = 0; i < (desc->rope_scale != NULL ? 3u : 2u); i++) {
         qlora__hash h;
         qlora__hash_begin(&h);
         qlora__hash_add(&h, &hash, sizeof hash);
@@ -30900,8 +31109,9 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->plan.source = qlora__source_name(desc);
     if (desc->plan != NULL && desc->plan->source != m->plan.source) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.plan was made for another model folder or adapter");
+                           "desc.plan was made for another model folder, adapter or rope_scale");
     }
+    bool scaled = desc->dir != NULL && desc->plan != NULL; // the config of the plan
     if (desc->dir != NULL && desc->plan == NULL) {
         QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, c));
     } else {
@@ -30910,6 +31120,11 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         QLORA__TRY(qlora__config_check(ctx, &given));
         *c = given;
     }
+    if (desc->rope_scale != NULL) {
+        QLORA__TRY(scaled ? QLORA_OK : qlora__config_scale(&ctx->env, desc->rope_scale, c));
+        snprintf(m->rope_scale, sizeof m->rope_scale, "%s", desc->rope_scale);
+    }
+    m->desc.rope_scale = NULL; // the caller's
     m->arch = qlora__arch_of(c->family);
     qlora__config_resolve(c);
     m->on_gpu = machine->capability != 0;
@@ -31377,6 +31592,24 @@ static qlora_result qlora__config_read_public(qlora_ctx* ctx, const char* dir,
 qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out) {
     QLORA__ENTER(ctx, "qlora_config_read");
     return qlora__leave(ctx, qlora__config_read_public(ctx, dir, out));
+}
+
+static qlora_result qlora__config_scale_public(qlora_ctx* ctx, const char* scale,
+                                               qlora_model_config* config) {
+    if (scale == NULL || config == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           scale == NULL ? "scale" : "config");
+    }
+    qlora_model_config checked = *config;
+    QLORA__TRY(qlora__config_check(ctx, &checked));
+    QLORA__TRY(qlora__config_scale(&ctx->env, scale, &checked));
+    *config = checked;
+    return QLORA_OK;
+}
+
+qlora_result qlora_config_scale(qlora_ctx* ctx, const char* scale, qlora_model_config* config) {
+    QLORA__ENTER(ctx, "qlora_config_scale");
+    return qlora__leave(ctx, qlora__config_scale_public(ctx, scale, config));
 }
 
 //@@ src/model/identity.h
@@ -34676,6 +34909,7 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
             r = qlora__peft_open(&ctx->env, dir, &s->own);
             s->peft = r == QLORA_OK ? &s->own : NULL;
             r = r == QLORA_OK ? qlora__adapter_all_used(ctx, m, s->peft) : r;
+            r = r == QLORA_OK ? qlora__adapter_scale(ctx, m, s->peft) : r;
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
         r = r == QLORA_OK ? qlora__adapter_match_saved(ctx, m, s) : r;
@@ -35587,7 +35821,9 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
             qlora__save_add(&list, "base_model.model.", &m->parameters, &t);
         }
     }
-    qlora_result r = qlora__save_prepare(ctx, &list, path, NULL, false, w);
+    const char* const metadata[] = {QLORA__SCALE_KEY, m->rope_scale, NULL};
+    qlora_result r = qlora__save_prepare(
+        ctx, &list, path, !norms && m->rope_scale[0] != '\0' ? metadata : NULL, false, w);
     qlora__save_close(ctx, &list);
     return r;
 }
@@ -36526,7 +36762,8 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
     return qlora__config_export(&g->ctx->env, g->m->dir, g->dir,
                                 g->dtype == QLORA_F32    ? "float32"
                                 : g->dtype == QLORA_BF16 ? "bfloat16"
-                                                         : "float16");
+                                                         : "float16",
+                                g->m->rope_scale[0] != '\0' ? &g->m->plan.config : NULL);
 }
 
 // Trained embeddings and heads must have a place in the merged model.
@@ -36540,6 +36777,13 @@ static qlora_result qlora__merge_need_saved(qlora_ctx* ctx, const qlora_model* m
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "trained embeddings and heads cannot be merged into a GGUF file; merge "
                            "them into a folder");
+    }
+    // The values of a GGUF file are copied, and a folder from it would need another config.
+    if (m->rope_scale[0] != '\0' && m->dir != NULL && qlora__gguf_path(m->dir)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the rotation is scaled (desc.rope_scale is \"%s\"); a model in a GGUF "
+                           "file cannot be merged with that",
+                           m->rope_scale);
     }
     return QLORA_OK;
 }
@@ -37653,6 +37897,32 @@ static const char* qlora__merge_differs(const qlora_model* m, qlora_model_config
     return NULL;
 }
 
+// Reads back the config.json of a merged folder whose rotation was scaled.
+static qlora_result qlora__merge_check_scale(const qlora__merge* g) {
+    const qlora_model_config* c = &g->m->plan.config;
+    if (g->m->rope_scale[0] == '\0') {
+        return QLORA_OK;
+    }
+    qlora_model_config* file =
+        (qlora_model_config*)qlora__alloc(g->ctx, sizeof(qlora_model_config));
+    if (file == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__config_read(&g->ctx->env, g->dir, file);
+    if (r == QLORA_OK && (file->max_positions != c->max_positions ||
+                          !qlora__merge_same_rope(&c->rope, &file->rope, c->rope_dims) ||
+                          memcmp(c->sliding, file->sliding, (size_t)c->layers) != 0)) {
+        r = qlora__fail(g->ctx, QLORA_ERR_UNSUPPORTED,
+                        "%s: config.json has no place for the scaling \"%s\" of the rotation",
+                        g->m->dir, g->m->rope_scale);
+    }
+    qlora__free(g->ctx, file, sizeof *file);
+    if (r != QLORA_OK) {
+        qlora__file_remove(&g->ctx->env, g->dir, "config.json");
+    }
+    return r;
+}
+
 static qlora_result qlora__merge_check(const qlora__merge* g, const char* path) {
     qlora_model_config* file =
         (qlora_model_config*)qlora__alloc(g->ctx, sizeof(qlora_model_config));
@@ -37731,6 +38001,7 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
     qlora_result r = qlora__gguf_path(desc->dir)
                          ? qlora__merge_gguf(&g, desc->dir, qlora__merge_type(desc))
                          : qlora__merge_run(&g, shard);
+    r = r == QLORA_OK && !qlora__gguf_path(desc->dir) ? qlora__merge_check_scale(&g) : r;
     qlora__merge_close(&g);
     return r;
 }
@@ -42020,4 +42291,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 18ef024467c698f5
+//@@ end 1939b83576c88a02

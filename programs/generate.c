@@ -32,6 +32,7 @@ typedef struct options {
     const char* model;
     const char* adapter;
     const char* tokenizer;
+    const char* rope_scale;
     const char* prompt;
     const char* prompt_file;
     const char* data;
@@ -88,6 +89,9 @@ static const option option_table[] = {
         "has the random seed --seed + i. The same command goes on where it was stopped"},
     {"batch", OPT_WHOLE, AT(batch), false, 1, 64, "N",
         "for --data: texts at the same time (default 16)"},
+    {"rope-scale", OPT_TEXT, AT(rope_scale), false, 0, 0, "TYPE:F",
+        "scale the rotary positions for texts longer than the model's limit: yarn:F or linear:F, "
+        "as in yarn:4; an adapter needs the scaling that it was trained with (default: none)"},
     {"no-echo", OPT_FLAG, AT(no_echo), false, 0, 0, "", "print only the generated text"},
     {"chat", OPT_FLAG, AT(chat), false, 0, 0, "",
         "chat interactively, one line per message; with --prompt, answer once"},
@@ -190,7 +194,7 @@ static double seconds_now(void) {
 }
 
 static bool lib(const app* a, qlora_result r) {
-    return r == QLORA_OK || fail("%s", message_text(qlora_last_error(a->ctx)));
+    return r == QLORA_OK || fail_library(qlora_last_error(a->ctx));
 }
 
 static bool text_fail(const app* a, const char* what) {
@@ -428,7 +432,9 @@ static bool context_open(app* a) {
     if (qlora_ctx_create(&d, &a->ctx) != QLORA_OK) {
         return fail("%s", message_text(why));
     }
-    if (!lib(a, qlora_config_read(a->ctx, a->o.model, &a->config))) {
+    if (!lib(a, qlora_config_read(a->ctx, a->o.model, &a->config)) ||
+        (a->o.rope_scale != NULL &&
+         !lib(a, qlora_config_scale(a->ctx, a->o.rope_scale, &a->config)))) {
         return false;
     }
     a->limit = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
@@ -491,6 +497,7 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
     memset(&m, 0, sizeof m);
     m.dir = o->model;
     m.adapter = o->adapter;
+    m.rope_scale = o->rope_scale;
     m.train_norms = norms_exist(o->adapter);
     m.rank = -1;
     m.mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode;

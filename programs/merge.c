@@ -24,6 +24,7 @@ typedef struct options {
     const char* adapter;
     const char* out;
     const char* gguf;
+    const char* rope_scale;
     int64_t shard;
     int64_t threads;
     int64_t backend;
@@ -49,6 +50,8 @@ static const option option_table[] = {
         "weights to merge into, see below (default original)"},
     {"dtype", OPT_CHOICE, AT(dtype), false, 0, 0, "bf16|f16|f32|q8_0|q4_0",
         "type of the merged weights; the last two only for GGUF (default bf16)"},
+    {"rope-scale", OPT_TEXT, AT(rope_scale), false, 0, 0, "TYPE:F",
+        "scaling that the adapter was trained with, as in yarn:4; written into the merged config"},
     {"shard", OPT_SIZE, AT(shard), false, 1048576.0, 1125899906842624.0, "SIZE",
         "maximum file size; 2G and 2GiB are binary, 2GB is decimal (default 5GB)"},
     {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
@@ -80,7 +83,7 @@ static bool on_progress(void* user, const char* what, uint64_t done, uint64_t to
 }
 
 static bool lib(qlora_ctx* ctx, qlora_result r) {
-    return r == QLORA_OK || fail("%s", message_text(qlora_last_error(ctx)));
+    return r == QLORA_OK || fail_library(qlora_last_error(ctx));
 }
 
 // Trained norms are stored next to the adapter.
@@ -324,6 +327,7 @@ static bool run(const options* o, qlora_ctx* ctx) {
     memset(&d, 0, sizeof d);
     m.dir = o->model;
     m.adapter = o->adapter;
+    m.rope_scale = o->rope_scale;
     m.train_norms = norms_exist(o->adapter);
     m.mode = QLORA_MODE_F32;
     m.base = QLORA_BASE_NF4;

@@ -81,6 +81,7 @@ static inline bool message_options(char* text) {
         const char* field;
         const char* option;
     } words[] = {{"desc.targets", "--targets"},
+                 {"desc.rope_scale", "--rope-scale"},
                  {"desc.offload", "--offload"},
                  {"desc.tile", "--tile"},
                  {"desc.recompute", "--recompute"},

@@ -25,6 +25,7 @@
 typedef struct options {
     const char* model;
     const char* shape;
+    const char* rope_scale;
     int64_t memory;
     int64_t rank;
     double capability;
@@ -58,6 +59,9 @@ static const option option_table[] = {
     {"length", OPT_WHOLE, AT(length), false, 1, 16777216, "N", "tokens per sequence"},
     {"longest", OPT_FLAG, AT(longest), false, 0, 0, "",
         "find the longest sequence that fits, with --batch sequences (default 1)"},
+    {"rope-scale", OPT_TEXT, AT(rope_scale), false, 0, 0, "TYPE:F",
+        "scale the rotary positions for texts longer than the model's limit: yarn:F or linear:F "
+        "with a factor, as in yarn:4 (default: none, and longer texts are refused)"},
     {"rank", OPT_WHOLE, AT(rank), false, 1, 1024, "N", "LoRA rank (default 16)"},
     {"base", OPT_CHOICE, AT(base), false, 0, 0, "nf4|16bit|32bit",
         "storage format of the frozen weights (default nf4)"},
@@ -103,6 +107,7 @@ static qlora_model_desc desc_of(const app* a, int64_t batch, int64_t length, qlo
     memset(&m, 0, sizeof m);
     if (a->weights) {
         m.dir = o->model;
+        m.rope_scale = o->rope_scale;
     } else {
         m.config = &a->config;
     }
@@ -131,10 +136,7 @@ static bool try_plan(app* a, int64_t batch, int64_t length, qlora_choice cache, 
     if (r == QLORA_OK || r == QLORA_ERR_DEVICE_MEMORY || r == QLORA_ERR_MEMORY) {
         return true;
     }
-    char text[1024];
-    snprintf(text, sizeof text, "%s", message_text(qlora_last_error(a->ctx)));
-    message_options(text);
-    return fail("%s", text);
+    return fail_library(qlora_last_error(a->ctx));
 }
 
 // The mark after a number: '+' if some layers are recomputed in the backward pass, '*' if every one
@@ -278,8 +280,9 @@ static bool one_plan(app* a) {
     char text[4096];
     char size[32];
     if (a->config.max_positions > 0 && a->o.length > a->config.max_positions) {
-        return fail("--length %lld exceeds the model's limit of %lld tokens",
-                    (long long)a->o.length, (long long)a->config.max_positions);
+        return fail("--length %lld exceeds the model's limit of %lld tokens%s",
+                    (long long)a->o.length, (long long)a->config.max_positions,
+                    a->o.rope_scale == NULL ? "; --rope-scale extends it" : "");
     }
     if (!try_plan(a, a->o.batch, a->o.length, QLORA_CHOICE_AUTO, &p, &fits)) {
         return false;
@@ -332,7 +335,7 @@ static bool longest_plan(app* a) {
            (long long)a->o.rank, bytes_text(a->budget.bytes, size), (long long)batch,
            batch == 1 ? "" : "s", (long long)low, text);
     if (low > positions) {
-        printf("note: the model has %lld positions; longer sequences need a scaled RoPE\n",
+        printf("note: the model has %lld positions; longer sequences need --rope-scale\n",
                (long long)positions);
     }
     host_note(a, &best);
@@ -374,6 +377,13 @@ static bool weights_seen(void* user, const char* name) {
     return !*(bool*)user;
 }
 
+// Applies --rope-scale to the config.
+static bool scale(app* a) {
+    return a->o.rope_scale == NULL ||
+           qlora_config_scale(a->ctx, a->o.rope_scale, &a->config) == QLORA_OK ||
+           fail_library(qlora_last_error(a->ctx));
+}
+
 // Finds the model or shape that was asked for; its config is then in a->config.
 static bool model_find(app* a) {
     const options* o = &a->o;
@@ -384,8 +394,9 @@ static bool model_find(app* a) {
     if (o->model != NULL) {
         a->weights = file_is_gguf(o->model);
         folder_each(o->model, weights_seen, &a->weights);
-        return qlora_config_read(a->ctx, o->model, &a->config) == QLORA_OK ||
-               fail("%s", message_text(qlora_last_error(a->ctx)));
+        return (qlora_config_read(a->ctx, o->model, &a->config) == QLORA_OK ||
+                fail_library(qlora_last_error(a->ctx))) &&
+               scale(a);
     }
     const model_shape* s = o->shape != NULL ? shape_find(o->shape) : NULL;
     if (s != NULL) {
@@ -397,11 +408,14 @@ static bool model_find(app* a) {
             fprintf(stderr, "  %s\n", model_shapes[i].name);
         }
     }
-    return o->shape == NULL || s != NULL;
+    return o->shape == NULL || (s != NULL && scale(a));
 }
 
 static bool options_check(const options* o) {
     static const char* const modes[] = {"auto", "f32", "tf32", "bf16", "fp8"};
+    if (o->rope_scale != NULL && o->model == NULL && o->shape == NULL) {
+        return fail("--rope-scale needs --model or --shape");
+    }
     if (o->model != NULL && o->shape != NULL) {
         return fail("--model and --shape cannot be used together");
     }

@@ -20,6 +20,14 @@ static bool fail(const char* format, ...) {
     return false;
 }
 
+// Prints an error of the library in the words of a program's options. Returns false.
+static inline bool fail_library(const char* error) {
+    char text[1024];
+    snprintf(text, sizeof text, "%s", message_text(error));
+    message_options(text);
+    return fail("%s", text);
+}
+
 // The exit status of the program. Output that could not be written is an error: a full disk often
 // shows only when the last bytes are flushed.
 static int tool_end(bool ok) {

@@ -110,6 +110,7 @@ extern "C" {
 #include "formats/config_values.h"
 #include "formats/config_rope.h"
 #include "formats/config.h"
+#include "formats/config_scale.h"
 #include "formats/folder.h"
 #include "formats/gguf_folder.h"
 #include "formats/gguf_config.h"

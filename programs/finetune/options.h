@@ -215,6 +215,9 @@ static bool needs_check(const options* o, char error[1024]) {
     if (o->demo && (o->model != NULL || o->data.count > 0)) {
         return error_set(error, "--demo creates its own model and data; drop --model and --data");
     }
+    if (o->demo && o->rope_scale != NULL) {
+        return error_set(error, "--rope-scale needs --model; drop --demo");
+    }
     if (o->demo && o->eval_only) {
         return error_set(error, "--eval-only needs --model and --data; drop --demo");
     }

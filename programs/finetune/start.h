@@ -74,7 +74,10 @@ static bool model_describe(app* a) {
         d->weight_std = (float)DEMO_STD;
     } else {
         d->dir = o->model;
-        if (!lib(a, qlora_config_read(a->ctx, o->model, &a->config), "--model")) {
+        d->rope_scale = o->rope_scale;
+        if (!lib(a, qlora_config_read(a->ctx, o->model, &a->config), "--model") ||
+            (o->rope_scale != NULL &&
+             !lib(a, qlora_config_scale(a->ctx, o->rope_scale, &a->config), "--model"))) {
             return false;
         }
     }
@@ -219,8 +222,9 @@ static bool lengths_choose(app* a) {
     }
     if (o->length > most) {
         return error_set(a->error,
-                         "--length (%lld) must not exceed the model's limit of %lld tokens",
-                         (long long)o->length, (long long)most);
+                         "--length (%lld) must not exceed the model's limit of %lld tokens%s",
+                         (long long)o->length, (long long)most,
+                         o->rope_scale == NULL ? "; --rope-scale extends it" : "");
     }
     if (o->tokens == 0) {
         int64_t least = (int64_t)sample_texts(a) * o->length;

@@ -248,6 +248,8 @@ typedef struct app {
     int64_t skipped_in_row;
     double pace; // seconds per step, smoothed
     double step_flop;
+    double last_flop; // of the last step, and what it took
+    double last_seconds;
     double peak_flop; // the device's peak FLOP/s; 0 = unknown
     history history;
     sample_prompts prompts;

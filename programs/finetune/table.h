@@ -8,6 +8,7 @@ typedef struct options {
     option_texts eval_data;
     const char* out;
     const char* config;
+    const char* rope_scale;
     const char* adapter;
     const char* template_name;
     const char* chat_template;
@@ -191,6 +192,9 @@ static const option option_table[] = {
     {"length", OPT_WHOLE, AT(length), true, 2, 16e6, "N|max",
         "maximum sample length in tokens; max: the longest that fits the memory (default 1024, or "
         "the model's limit if lower)"},
+    {"rope-scale", OPT_TEXT, AT(rope_scale), true, 0, 0, "TYPE:F",
+        "scale the rotary positions for texts longer than the model's limit: yarn:F or linear:F "
+        "with a factor, as in yarn:4 (default: none, and longer texts are refused)"},
     {"tokens", OPT_WHOLE, AT(tokens), true, 2, 16e6, "N",
         "maximum tokens per micro-batch (default 4096, or --length if higher)"},
     {"accumulate", OPT_WHOLE, AT(accumulate), true, 1, 65536, "N",

@@ -126,7 +126,21 @@ static bool step_whole(app* a, size_t end, int64_t labels) {
     return lib(a, qlora_train_update(a->trainer), "training");
 }
 
-// The next step, unless Ctrl-C cuts it short. A GPU runs whole steps, as graphs: they are fast.
+#define LONG_STEP 1.0 // seconds
+
+// Whether a step can be interrupted: on the CPU always. A GPU runs short steps whole, as graphs,
+// and those that take long in slices, with the same bits; how long follows from the last one. The
+// first step is not known, and several processes end with a whole step.
+static bool step_sliced(const app* a) {
+    if (qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {
+        return true;
+    }
+    bool known = a->last_flop > 0.0 && a->last_seconds > 0.0;
+    return a->world <= 1 &&
+           (!known || a->last_seconds * (a->step_flop / a->last_flop) > LONG_STEP);
+}
+
+// The next step, unless Ctrl-C cuts it short.
 static bool step_train(app* a, qlora_train_info* info, bool* cut) {
     double start = seconds_now();
     *cut = false;
@@ -144,8 +158,7 @@ static bool step_train(app* a, qlora_train_info* info, bool* cut) {
         labels += pack_labels(&a->train, &a->now, p);
         a->step_flop += pack_flop(a, &a->train, &a->now, p);
     }
-    bool sliced = qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU;
-    if (!(sliced ? step_slices(a, end, cut) : step_whole(a, end, labels))) {
+    if (!(step_sliced(a) ? step_slices(a, end, cut) : step_whole(a, end, labels))) {
         return false;
     }
     if (*cut) {
@@ -155,6 +168,8 @@ static bool step_train(app* a, qlora_train_info* info, bool* cut) {
         !ranks_vote(a, seconds_now() - start)) {
         return false;
     }
+    a->last_flop = a->step_flop;
+    a->last_seconds = seconds_now() - start;
     a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
     if (a->skipped_in_row == 10) {
         return error_set(

@@ -79,6 +79,9 @@ static uint64_t files_identity(const app* a) {
                 {a->o.adapter, "trained_norms.safetensors", true}};
     double size = path_size(a->o.model);
     uint64_t hash = id_add(14695981039346656037u, &size, sizeof size);
+    if (a->o.rope_scale != NULL) {
+        hash = id_add(hash, a->o.rope_scale, strlen(a->o.rope_scale));
+    }
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char path[FOLDER_PATH];
         blob text;

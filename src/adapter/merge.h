@@ -574,7 +574,8 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
     return qlora__config_export(&g->ctx->env, g->m->dir, g->dir,
                                 g->dtype == QLORA_F32    ? "float32"
                                 : g->dtype == QLORA_BF16 ? "bfloat16"
-                                                         : "float16");
+                                                         : "float16",
+                                g->m->rope_scale[0] != '\0' ? &g->m->plan.config : NULL);
 }
 
 // Trained embeddings and heads must have a place in the merged model.
@@ -588,6 +589,13 @@ static qlora_result qlora__merge_need_saved(qlora_ctx* ctx, const qlora_model* m
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "trained embeddings and heads cannot be merged into a GGUF file; merge "
                            "them into a folder");
+    }
+    // The values of a GGUF file are copied, and a folder from it would need another config.
+    if (m->rope_scale[0] != '\0' && m->dir != NULL && qlora__gguf_path(m->dir)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the rotation is scaled (desc.rope_scale is \"%s\"); a model in a GGUF "
+                           "file cannot be merged with that",
+                           m->rope_scale);
     }
     return QLORA_OK;
 }

@@ -313,6 +313,32 @@ static const char* qlora__merge_differs(const qlora_model* m, qlora_model_config
     return NULL;
 }
 
+// Reads back the config.json of a merged folder whose rotation was scaled.
+static qlora_result qlora__merge_check_scale(const qlora__merge* g) {
+    const qlora_model_config* c = &g->m->plan.config;
+    if (g->m->rope_scale[0] == '\0') {
+        return QLORA_OK;
+    }
+    qlora_model_config* file =
+        (qlora_model_config*)qlora__alloc(g->ctx, sizeof(qlora_model_config));
+    if (file == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__config_read(&g->ctx->env, g->dir, file);
+    if (r == QLORA_OK && (file->max_positions != c->max_positions ||
+                          !qlora__merge_same_rope(&c->rope, &file->rope, c->rope_dims) ||
+                          memcmp(c->sliding, file->sliding, (size_t)c->layers) != 0)) {
+        r = qlora__fail(g->ctx, QLORA_ERR_UNSUPPORTED,
+                        "%s: config.json has no place for the scaling \"%s\" of the rotation",
+                        g->m->dir, g->m->rope_scale);
+    }
+    qlora__free(g->ctx, file, sizeof *file);
+    if (r != QLORA_OK) {
+        qlora__file_remove(&g->ctx->env, g->dir, "config.json");
+    }
+    return r;
+}
+
 static qlora_result qlora__merge_check(const qlora__merge* g, const char* path) {
     qlora_model_config* file =
         (qlora_model_config*)qlora__alloc(g->ctx, sizeof(qlora_model_config));
@@ -391,6 +417,7 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
     qlora_result r = qlora__gguf_path(desc->dir)
                          ? qlora__merge_gguf(&g, desc->dir, qlora__merge_type(desc))
                          : qlora__merge_run(&g, shard);
+    r = r == QLORA_OK && !qlora__gguf_path(desc->dir) ? qlora__merge_check_scale(&g) : r;
     qlora__merge_close(&g);
     return r;
 }

@@ -377,7 +377,9 @@ static qlora_result qlora__adapter_prepare(qlora_ctx* ctx, const qlora_model* m,
             qlora__save_add(&list, "base_model.model.", &m->parameters, &t);
         }
     }
-    qlora_result r = qlora__save_prepare(ctx, &list, path, NULL, false, w);
+    const char* const metadata[] = {QLORA__SCALE_KEY, m->rope_scale, NULL};
+    qlora_result r = qlora__save_prepare(
+        ctx, &list, path, !norms && m->rope_scale[0] != '\0' ? metadata : NULL, false, w);
     qlora__save_close(ctx, &list);
     return r;
 }

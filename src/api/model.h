@@ -164,6 +164,9 @@ typedef struct qlora_model_desc {
     // The model.
     const char* dir;                  // Hugging Face folder or FILE.gguf; NULL = random weights
     const qlora_model_config* config; // set exactly one of dir and config
+    // Texts longer than max_positions: "yarn:4" or "linear:2.5", see qlora_config_scale. An adapter
+    // that was trained with it needs the same. NULL = none.
+    const char* rope_scale;
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
     qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
@@ -266,6 +269,12 @@ QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_
 // Reads config.json and, if present, generation_config.json of a model folder, or the metadata of a
 // GGUF file.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
+// Scales the rotation, and with it max_positions, as qlora_model_desc.rope_scale does: TYPE:FACTOR
+// with yarn or linear, computed as transformers does with rope_scaling = {rope_type, factor,
+// original_max_position_embeddings}. The product of max_positions and the factor must be whole.
+// Models that are already scaled, that rotate layers differently, and multimodal ones are refused.
+QLORA_API qlora_result qlora_config_scale(qlora_ctx* ctx, const char* scale,
+                                          qlora_model_config* config);
 
 typedef struct qlora_model qlora_model;
 

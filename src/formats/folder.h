@@ -374,13 +374,40 @@ static QLORA__UNUSED qlora_result qlora__index_write(qlora__env* env, const char
     return result;
 }
 
+// Writes the rotation of a scaled config. Newer files have it in rope_parameters, with theta and
+// what does not belong to a type; older ones in rope_scaling, beside rope_theta.
+static void qlora__config_rewrite_rope(qlora__json_writer* w, const qlora__json* json,
+                                       const qlora_model_config* scaled) {
+    uint32_t old = qlora__json_find(json, 0, "rope_parameters");
+    bool newer = old != 0 && qlora__json_kind_of(json, old) == QLORA__JSON_OBJECT;
+    qlora__json_write_int(w, "max_position_embeddings", scaled->max_positions);
+    qlora__json_write_open(w, newer ? "rope_parameters" : "rope_scaling", '{');
+    qlora__scale_write(w, scaled);
+    uint32_t partial = newer ? qlora__json_find(json, old, "partial_rotary_factor") : 0;
+    double number = 0.0;
+    if (newer) {
+        qlora__json_write_double(w, "rope_theta", scaled->rope.theta);
+    }
+    if (partial != 0 && qlora__json_double(json, partial, &number)) {
+        qlora__json_write_double(w, "partial_rotary_factor", number);
+    }
+    qlora__json_write_close(w, '}');
+}
+
 // Writes the members of a config with the type of its weights replaced and without
-// quantization_config; everything else is copied unchanged.
-static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__string* text) {
+// quantization_config; everything else is copied unchanged. `scaled`: a config whose rotation was
+// scaled on request, which the file must then have; NULL = none.
+static void qlora__config_rewrite(const qlora__json* json, const char* dtype,
+                                  const qlora_model_config* scaled, qlora__string* text) {
     qlora__json_writer w;
     qlora__json_write_begin(&w, text, 2);
     qlora__json_write_open(&w, NULL, '{');
     for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
+        if (scaled != NULL && (qlora__json_is(json, k, "rope_scaling") ||
+                               qlora__json_is(json, k, "rope_parameters") ||
+                               qlora__json_is(json, k, "max_position_embeddings"))) {
+            continue;
+        }
         const qlora__json_token* key = &json->tokens[k];
         const qlora__json_token* value = &json->tokens[k + 1];
         uint32_t quote = value->kind == QLORA__JSON_STRING ? 1 : 0;
@@ -397,12 +424,16 @@ static void qlora__config_rewrite(const qlora__json* json, const char* dtype, ql
                               value->end - value->begin + 2 * quote);
         }
     }
+    if (scaled != NULL) {
+        qlora__config_rewrite_rope(&w, json, scaled);
+    }
     qlora__json_write_close(&w, '}');
 }
 
 // Writes config.json for weights exported as `dtype` ("bfloat16", ...), based on the original one.
 static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const char* from_dir,
-                                                       const char* to_dir, const char* dtype) {
+                                                       const char* to_dir, const char* dtype,
+                                                       const qlora_model_config* scaled) {
     char path[QLORA__PATH_ROOM];
     qlora__map map;
     qlora__json json;
@@ -413,7 +444,7 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
     qlora_result result = qlora__json_parse(env, path, map.data, map.size, 0, &json);
     if (result == QLORA_OK) {
         if (qlora__json_kind_of(&json, 0) == QLORA__JSON_OBJECT) {
-            qlora__config_rewrite(&json, dtype, &text);
+            qlora__config_rewrite(&json, dtype, scaled, &text);
             result = text.result;
         } else {
             result = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", path);

@@ -327,3 +327,21 @@ qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_conf
     QLORA__ENTER(ctx, "qlora_config_read");
     return qlora__leave(ctx, qlora__config_read_public(ctx, dir, out));
 }
+
+static qlora_result qlora__config_scale_public(qlora_ctx* ctx, const char* scale,
+                                               qlora_model_config* config) {
+    if (scale == NULL || config == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           scale == NULL ? "scale" : "config");
+    }
+    qlora_model_config checked = *config;
+    QLORA__TRY(qlora__config_check(ctx, &checked));
+    QLORA__TRY(qlora__config_scale(&ctx->env, scale, &checked));
+    *config = checked;
+    return QLORA_OK;
+}
+
+qlora_result qlora_config_scale(qlora_ctx* ctx, const char* scale, qlora_model_config* config) {
+    QLORA__ENTER(ctx, "qlora_config_scale");
+    return qlora__leave(ctx, qlora__config_scale_public(ctx, scale, config));
+}

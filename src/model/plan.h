@@ -301,7 +301,8 @@ static qlora_result qlora__positions_check(qlora_ctx* ctx, const char* name, int
     return value <= positions ? QLORA_OK
                               : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                             "%s is %lld, but the model has %lld positions "
-                                            "(max_position_embeddings)",
+                                            "(max_position_embeddings); longer texts need "
+                                            "desc.rope_scale",
                                             name, (long long)value, (long long)positions);
 }
 
@@ -345,11 +346,11 @@ static void qlora__model_free(qlora_model* m) {
     qlora__free(ctx, m, sizeof *m);
 }
 
-// A hash of the paths of the model folder and the adapter.
+// A hash of the paths of the model folder and the adapter, and of the scaling, if there is one.
 static uint64_t qlora__source_name(const qlora_model_desc* desc) {
     uint64_t hash = 0;
-    const char* const names[] = {desc->dir, desc->adapter};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    const char* const names[] = {desc->dir, desc->adapter, desc->rope_scale};
+    for (size_t i = 0; i < (desc->rope_scale != NULL ? 3u : 2u); i++) {
         qlora__hash h;
         qlora__hash_begin(&h);
         qlora__hash_add(&h, &hash, sizeof hash);
@@ -459,8 +460,9 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->plan.source = qlora__source_name(desc);
     if (desc->plan != NULL && desc->plan->source != m->plan.source) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.plan was made for another model folder or adapter");
+                           "desc.plan was made for another model folder, adapter or rope_scale");
     }
+    bool scaled = desc->dir != NULL && desc->plan != NULL; // the config of the plan
     if (desc->dir != NULL && desc->plan == NULL) {
         QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, c));
     } else {
@@ -469,6 +471,11 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         QLORA__TRY(qlora__config_check(ctx, &given));
         *c = given;
     }
+    if (desc->rope_scale != NULL) {
+        QLORA__TRY(scaled ? QLORA_OK : qlora__config_scale(&ctx->env, desc->rope_scale, c));
+        snprintf(m->rope_scale, sizeof m->rope_scale, "%s", desc->rope_scale);
+    }
+    m->desc.rope_scale = NULL; // the caller's
     m->arch = qlora__arch_of(c->family);
     qlora__config_resolve(c);
     m->on_gpu = machine->capability != 0;

@@ -137,6 +137,7 @@ struct qlora_model {
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // rows of the rope tables
+    char rope_scale[QLORA__SCALE_ROOM]; // that was asked for; empty = none
     bool on_gpu;         // the plan is for a GPU
     bool own_chunk;      // desc.head_chunk was set by the caller
     // With tiles, the stacks of a loop over tiles have their operands at the same time; placed

@@ -75,12 +75,31 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
 }
 
 // Sets the rank and scale of every module; rank 0 = no adapter.
+// The scaling of the rotation that an adapter was trained with is in the metadata of its file: PEFT
+// and transformers take it from the config of the base, so that adapter_config.json has no place.
+#define QLORA__SCALE_KEY "rope_scale"
+
+static qlora_result qlora__adapter_scale(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__peft* peft) {
+    char text[QLORA__SCALE_ROOM];
+    if (peft->tensors.shard_count == 0 ||
+        !qlora__st_metadata(&peft->tensors.shards[0], QLORA__SCALE_KEY, text, sizeof text) ||
+        qlora__scale_is(&ctx->env, text, &m->plan.config)) {
+        return QLORA_OK;
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                       "%s: the adapter was trained with the scaling \"%s\" of the rotation; set "
+                       "desc.rope_scale to it",
+                       peft->tensors.dir, text);
+}
+
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
     qlora__peft* peft = &m->source->peft;
     if (desc->adapter != NULL) {
         QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, peft));
         m->source->has_peft = true;
+        QLORA__TRY(qlora__adapter_scale(ctx, m, peft));
         m->desc.rslora = peft->rslora;
         m->desc.dropout = desc->dropout < 0.0f   ? 0.0f
                           : desc->dropout > 0.0f ? desc->dropout

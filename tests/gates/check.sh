@@ -556,7 +556,7 @@ gate_mpi() {
 }
 
 gate_use() {
-    build -j2 examples CFLAGS=-Werror || return 1
+    build -j2 examples build/fake/libcuda.so.1 build/fake/libcublas.so.13 CFLAGS=-Werror || return 1
     use_all build tests/gates/use_programs.sh tests/gates/use_tools.sh
 }
 

@@ -40,6 +40,33 @@ lengthy() { # --length max, --tile, --offload
         --length most --data sums.jsonl --out o
 }
 
+scaled() { # --rope-scale
+    local short=(--model model --rank 1 --backend cpu --threads 1 --eval 0 --data sums.jsonl)
+    local limit
+    limit=$(sed -n 's/.*"max_position_embeddings": *\([0-9]*\).*/\1/p' model/config.json)
+    local wide=$((limit * 4)) run=("${short[@]}" --steps 1 --length $((limit * 4)))
+    rm -rf scaled wide
+    refuses "more than the model's positions" "limit of $limit tokens; --rope-scale extends it" \
+        "${run[@]}" --out o
+    refuses "an unknown scaling" "--rope-scale is \"dynamic:4\"; dynamic scaling is not supported" \
+        "${run[@]}" --rope-scale dynamic:4 --out o
+    refuses "a scaling of the demo" "--rope-scale needs --model" --demo --rope-scale yarn:4
+    works "a scaled rotation" "${run[@]}" --rope-scale yarn:4 --out scaled
+    refuses "resuming with another one" "rope-scale" "${run[@]}" --rope-scale linear:4 \
+        --steps 2 --out scaled
+    refuses "starting from it without" "was trained with the scaling \"yarn:4\"" --model model \
+        --backend cpu --data sums.jsonl --adapter scaled --steps 1 --out o
+    run "$root/$B/merge" --model model --adapter scaled --out wide
+    check "merging needs it" grep -q 'set --rope-scale to it' err
+    run "$root/$B/merge" --model model --adapter scaled --out wide --rope-scale yarn:4
+    check "merging with it" [ $status -eq 0 ]
+    check "the merged config has it" grep -q '"rope_type": "yarn"' wide/config.json
+    check "and its positions" grep -q "\"max_position_embeddings\": $wide" wide/config.json
+    works "the merged model needs none" --model wide --rank 1 --backend cpu --threads 1 --eval 0 \
+        --data sums.jsonl --steps 1 --length "$wide" --out scaled --resume never
+    rm -rf wide
+}
+
 inputs() { # --data -, --format, names that are not used
     local line='{"text": "one and one is two", "id": 7}'
     rm -rf piped

@@ -307,4 +307,18 @@ interrupts() {
     wait $pid
     check "before the first step: nothing to save" grep -q "there is nothing to save" out
     check "and no folder" [ ! -e slow ]
+
+    # The fake GPU takes minutes for this step, which must not be waited for.
+    [[ -e $root/$B/fake/libcuda.so.1 ]] || return
+    LD_LIBRARY_PATH=$root/$B/fake "$finetune" --model model --tokens 128 --length 64 --rank 1 \
+        --backend cuda --data much.jsonl --eval 0 --steps 1 --accumulate 400 --out slow \
+        >out 2>err &
+    pid=$!
+    soon 120 grep -q "^ready" out
+    sleep 2
+    kill -INT $pid
+    check "Ctrl-C within a step of a GPU is answered" soon 4 gone $pid
+    wait $pid
+    check "Ctrl-C within a step of a GPU: 130" [ $? -eq 130 ]
+    check "there is nothing to save" grep -q "there is nothing to save" out
 }

@@ -220,10 +220,19 @@ END
     says "^  32 .*-" plan --shape llama-3.1-8b --memory 12G
     says "the longest of 1 sequence has [0-9]{6} tokens$" plan --shape llama-3.1-8b --rank 32 \
         --memory 24GB --longest
-    grep -q "MiB of the host, not counted" out && grep -q "longer sequences need a scaled" out
+    grep -q "MiB of the host, not counted" out && grep -q "longer sequences need --rope-scale" out
     note $? "plan --longest tells what it takes"
     says "the longest of 2 sequences has 512 tokens$" plan --model config-only --memory 8G \
         --longest --batch 2
+    says "the longest of 2 sequences has 2048 tokens$" plan --model config-only --memory 8G \
+        --longest --batch 2 --rope-scale yarn:4
+    says "1 x 1024 tokens" plan --model config-only --memory 8G --batch 1 --length 1024 \
+        --rope-scale linear:2
+    refuses "--rope-scale is \"ntk:4\"; it must be yarn:F or linear:F" plan --model config-only \
+        --memory 8G --rope-scale ntk:4
+    refuses "already has a scaled rotation .rope_type llama3." plan --shape llama-3.1-8b \
+        --memory 24GB --rope-scale yarn:4
+    refuses "--rope-scale needs --model or --shape" plan --memory 8G --rope-scale yarn:4
     refuses "--longest needs --model or --shape, and no --length" plan --longest --memory 8G
     says "tiles of 512 tokens" plan --shape llama-3.1-8b --memory 24G --batch 1 --length 4096 \
         --tile 512 --offload on

@@ -1,8 +1,9 @@
-// dpo_side.c - the loss and the gradients of one DPO step, for tests/trl_check.py.
+// dpo_side.c - the loss and the gradients of one DPO step, for tests/trl_check.py, or of an ordinary
+// one (beta is 0), for tests/rope_check.py.
 //
-//     build/dpo_side MODEL ADAPTER IN OUT
+//     build/dpo_side MODEL ADAPTER IN OUT [TYPE:F]
 //
-// IN: double beta, sft_alpha; int64 sequences, which alternate between chosen and rejected texts,
+// The last argument scales the rotation. IN: double beta, sft_alpha; int64 sequences, which alternate between chosen and rejected texts,
 // tokens; int32 lengths[sequences], ids[tokens], labels[tokens]. OUT: double loss; then for every
 // trained tensor its name (192 bytes), int64 rows, cols and float gradients[rows][cols].
 #define QLORA_IMPLEMENTATION
@@ -55,7 +56,7 @@ static bool run(qlora_model* model, const step* s, FILE* f) {
     qlora_trainer* trainer = NULL;
     memset(&d, 0, sizeof d);
     memset(&b, 0, sizeof b);
-    d.method = QLORA_METHOD_DPO;
+    d.method = s->numbers[0] > 0.0 ? QLORA_METHOD_DPO : QLORA_METHOD_SFT;
     d.beta = s->numbers[0];
     d.sft_alpha = s->numbers[1];
     b.lengths = s->ints;
@@ -82,13 +83,14 @@ int main(int argc, char** argv) {
     memset(&c, 0, sizeof c);
     memset(&d, 0, sizeof d);
     memset(&s, 0, sizeof s);
-    if (argc != 5 || !step_read(argv[3], &s)) {
-        fprintf(stderr, "usage: dpo_side MODEL ADAPTER IN OUT\n");
+    if (argc < 5 || argc > 6 || !step_read(argv[3], &s)) {
+        fprintf(stderr, "usage: dpo_side MODEL ADAPTER IN OUT [TYPE:F]\n");
         return 2;
     }
     c.require_backend = QLORA_BACKEND_CPU;
     d.dir = argv[1];
     d.adapter = argv[2];
+    d.rope_scale = argc == 6 ? argv[5] : NULL;
     d.base = QLORA_BASE_32BIT;
     d.tokens = s.sizes[1];
     d.max_sequences = s.sizes[0];

@@ -1,6 +1,6 @@
-// peft_side.c - for tests/peft_diff.py: our side of the comparison.
+// peft_side.c - for tests/peft_diff.py and rope_check.py: our side of the comparison.
 //
-//   peft_side MODEL ADAPTER|- OUT ID...
+//   peft_side [--rope-scale TYPE:F] MODEL ADAPTER|- OUT ID...
 //
 // Opens a model with its adapter in float32, writes OUT/logits.bin (tokens and vocab as int64, then
 // the logits of the ids as float) and merges both into OUT/merged, also in float32. The status is 3
@@ -42,9 +42,15 @@ static bool merge(qlora_model* model, const char* dir) {
 
 int main(int argc, char** argv) {
     int32_t ids[MOST];
+    const char* scale = NULL;
+    if (argc > 3 && strcmp(argv[1], "--rope-scale") == 0) {
+        scale = argv[2];
+        argv += 2;
+        argc -= 2;
+    }
     int32_t count = argc - 4;
     if (argc < 5 || count > MOST) {
-        fprintf(stderr, "usage: peft_side MODEL ADAPTER|- OUT ID...\n");
+        fprintf(stderr, "usage: peft_side [--rope-scale TYPE:F] MODEL ADAPTER|- OUT ID...\n");
         return 2;
     }
     for (int32_t i = 0; i < count; i++) {
@@ -62,12 +68,14 @@ int main(int argc, char** argv) {
     }
     bool bare = strcmp(argv[2], "-") == 0;
     d.dir = argv[1];
+    d.rope_scale = scale;
     d.adapter = bare ? NULL : argv[2];
     d.rank = bare ? -1 : 0;
     d.base = QLORA_BASE_32BIT;
     d.mode = QLORA_MODE_F32;
     d.purpose = QLORA_PURPOSE_EVALUATE;
     d.tokens = count;
+    d.max_length = count;
     d.max_sequences = 1;
     qlora_model* model = NULL;
     if (qlora_model_open(ctx, &d, &model) != QLORA_OK) {

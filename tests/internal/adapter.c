@@ -319,6 +319,7 @@ typedef struct opening {
     uint32_t targets;
     qlora_optimizer optimizer;
     double neftune;
+    const char* scale;
 } opening;
 
 static bool session_open(stage* s, const opening* o, session* out) {
@@ -329,6 +330,7 @@ static bool session_open(stage* s, const opening* o, session* out) {
     memset(out, 0, sizeof *out);
     desc.dir = o->dir;
     desc.adapter = o->adapter;
+    desc.rope_scale = o->scale;
     desc.base = o->base;
     desc.mode = o->mode != QLORA_MODE_AUTO ? o->mode : QLORA_MODE_F32;
     desc.rank = o->rank != 0 ? o->rank : 3;
@@ -1889,6 +1891,146 @@ TEST checkpoints_know_their_base(void) {
     PASS();
 }
 
+// ---- scaled rotations ----
+
+// What cannot be scaled is refused by name.
+TEST scalings_are_checked(void) {
+    static const struct {
+        const char* scale;
+        const char* from; // of the config
+        const char* to;
+        const char* says;
+    } cases[] = {
+        {"yarn:4", "", "", NULL},
+        {"linear:1.5", "", "", NULL},
+        {"", "", "", "it must be yarn:F or linear:F"},
+        {"yarn", "", "", "it must be yarn:F or linear:F"},
+        {"yarn:", "", "", "it must be yarn:F or linear:F"},
+        {"yarn:4x", "", "", "it must be yarn:F or linear:F"},
+        {"yarn:-4", "", "", "it must be yarn:F or linear:F"},
+        {"yarn:4.", "", "", "it must be yarn:F or linear:F"},
+        {"llama3:8", "", "", "it must be yarn:F or linear:F"},
+        {"yarn:1", "", "", "greater than 1"},
+        {"yarn:1025", "", "", "at most 1024"},
+        {"yarn:1.01", "", "", "64.64"},
+        {"dynamic:2", "", "", "dynamic scaling is not supported"},
+        {"yarn:4", "\"rope_theta\":10000.0",
+         "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2.0}",
+         "already has a scaled rotation (rope_type linear)"}};
+    static const struct {
+        qlora_family family;
+        const char* says;
+    } families[] = {{QLORA_FAMILY_PHI3, "longrope only"},
+                    {QLORA_FAMILY_OLMO3, "with and without a window"},
+                    {QLORA_FAMILY_MINISTRAL3, "a scaling of its own"},
+                    {QLORA_FAMILY_QWEN3_VL, "multimodal"}};
+    static stage s;
+    ASSERT(stage_begin(&s, NULL));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        qlora_model_config c;
+        char text[1024];
+        const char* at = strstr(adapter_config_text, cases[i].from);
+        ASSERT(at != NULL);
+        snprintf(text, sizeof text, "%.*s%s%s", (int)(at - adapter_config_text),
+                 adapter_config_text, cases[i].to, at + strlen(cases[i].from));
+        world_put(&s.w, "c/config.json", text, strlen(text));
+        ASSERT_EQm(cases[i].scale, QLORA_OK, qlora_config_read(s.ctx, "c", &c));
+        qlora_result r = qlora_config_scale(s.ctx, cases[i].scale, &c);
+        if (cases[i].says == NULL) {
+            ASSERT_EQm(qlora_last_error(s.ctx), QLORA_OK, r);
+            ASSERT_EQ(i == 0 ? (int64_t)256 : (int64_t)96, c.max_positions);
+        } else {
+            ASSERTm(cases[i].scale, r == QLORA_ERR_ARGUMENT || r == QLORA_ERR_UNSUPPORTED);
+            ASSERTm(qlora_last_error(s.ctx), strstr(qlora_last_error(s.ctx), cases[i].says));
+            ASSERT_EQ((int64_t)64, c.max_positions);
+        }
+    }
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
+        qlora_model_config c;
+        ASSERT(folder_make(&s, "m"));
+        ASSERT_EQ(QLORA_OK, qlora_config_read(s.ctx, "m", &c));
+        c.family = families[i].family;
+        ASSERT_EQ(QLORA_ERR_UNSUPPORTED, qlora_config_scale(s.ctx, "yarn:4", &c));
+        ASSERTm(qlora_last_error(s.ctx), strstr(qlora_last_error(s.ctx), families[i].says));
+    }
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
+// An adapter, a checkpoint and a plan belong to their scaling, and a merged folder has it.
+TEST scalings_are_kept(void) {
+    static const char* const others[] = {NULL, "yarn:4", "linear:2"};
+    static float logits[3][LOGITS];
+    static stage s;
+    static qlora_plan made;
+    session a;
+    opening o = {0};
+    qlora_model_desc desc;
+    memset(&desc, 0, sizeof desc);
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    desc.dir = "m";
+    desc.tokens = 96;
+    desc.max_length = 96;
+    ASSERT(opens_with(&s, &desc, "longer texts need desc.rope_scale"));
+    desc.rope_scale = "yarn:2";
+    ASSERT(opens_with(&s, &desc, NULL));
+    ASSERT_EQ(QLORA_OK, qlora_plan_make(s.ctx, &desc, NULL, &made));
+    desc.plan = &made;
+    ASSERT(opens_with(&s, &desc, NULL));
+    desc.rope_scale = "yarn:4";
+    ASSERT(opens_with(&s, &desc, "rope_scale"));
+    o.dir = "m";
+    o.base = QLORA_BASE_32BIT;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(logits_of(&a, logits[2]));
+    ASSERT(session_close(&a));
+    o.scale = "yarn:2";
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(logits_of(&a, logits[0])); // the adapters are still zero
+    ASSERT(memcmp(logits[0], logits[2], sizeof logits[0]) != 0);
+    ASSERT(train_steps(&a, 0, 1));
+    ASSERT(scramble(&a, "scaled"));
+    ASSERT(logits_of(&a, logits[0]));
+    ASSERT_EQ(QLORA_OK, save_named(a.model, "scaled", "m"));
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(a.trainer, "run", NULL, 0));
+    ASSERT_EQ(QLORA_OK,
+              merge_save(a.model, "wide", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+    ASSERT(session_close(&a));
+    o.scale = NULL;
+    o.dir = "wide"; // with its own config
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(logits_of(&a, logits[1]));
+    ASSERT_CLOSE(logits[0], logits[1], LOGITS, 1e-4, 1e-4);
+    ASSERT_EQ((int64_t)128, a.model->plan.config.max_positions);
+    ASSERT(session_close(&a));
+    desc.plan = NULL;
+    for (int i = 0; i < 3; i++) {
+        desc.rope_scale = others[i];
+        desc.adapter = "scaled";
+        desc.max_length = 32;
+        ASSERT(opens_with(&s, &desc, "trained with the scaling \"yarn:2\""));
+        o.dir = "m";
+        o.scale = others[i];
+        ASSERT(session_open(&s, &o, &a));
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
+        ASSERT(session_close(&a));
+    }
+    o.scale = "yarn:2";
+    o.adapter = "scaled";
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(logits_of(&a, logits[1]));
+    ASSERT_MEM_EQ(logits[0], logits[1], sizeof logits[0]);
+    ASSERT(session_close(&a));
+    desc.dir = "wide"; // an adapter also fits a base that is scaled alike
+    desc.rope_scale = NULL;
+    ASSERT(opens_with(&s, &desc, NULL));
+    desc.rope_scale = "yarn:2";
+    ASSERT(opens_with(&s, &desc, "already has a scaled rotation (rope_type yarn)"));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
 // Every field of a config that changes the computation changes its hash, and no other one does. A
 // new field changes the size of the struct: then decide, and add it to qlora__identity_config.
 TEST every_field_of_the_config_counts(void) {
@@ -2108,7 +2250,7 @@ TEST folders_are_read_once(void) {
             qlora_model* other = NULL;
             desc.adapter = "./tests/golden/tiny/adapter20";
             ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_open(s.ctx, &desc, &other));
-            ASSERT(strstr(qlora_last_error(s.ctx), "another model folder or adapter") != NULL);
+            ASSERT(strstr(qlora_last_error(s.ctx), "another model folder, adapter") != NULL);
         }
         ASSERT_EQ(QLORA_OK, qlora_model_close(model));
         ASSERT(stage_end(&s));
@@ -2288,6 +2430,8 @@ SUITE(adapter_suite) {
         RUN_TEST1(adapter_folders_are_units, &ways[i]);
     }
     RUN_TEST(checkpoints_know_their_base);
+    RUN_TEST(scalings_are_checked);
+    RUN_TEST(scalings_are_kept);
     RUN_ON(TEST_ONE_EACH, cancelling_clears_the_flag);
     RUN_TEST(every_field_of_the_config_counts);
     RUN_TEST(large_tensors_are_sampled);
