@@ -13979,8 +13979,8 @@ static qlora_result qlora__scale_parse(qlora__env* env, const char* text, qlora_
     out->factor = qlora__number_parse(factor, strlen(factor));
     if (!(out->factor > 1.0) || out->factor > 1024.0) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
-                               "desc.rope_scale is \"%.40s\"; the factor must be greater than 1 and "
-                               "at most 1024",
+                               "desc.rope_scale is \"%.40s\"; the factor must be greater than 1 "
+                               "and at most 1024",
                                text);
     }
     return QLORA_OK;
@@ -42291,4 +42291,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 1939b83576c88a02
+//@@ end 47f594efffe83fca

@@ -61,8 +61,8 @@ static qlora_result qlora__scale_parse(qlora__env* env, const char* text, qlora_
     out->factor = qlora__number_parse(factor, strlen(factor));
     if (!(out->factor > 1.0) || out->factor > 1024.0) {
         return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
-                               "desc.rope_scale is \"%.40s\"; the factor must be greater than 1 and "
-                               "at most 1024",
+                               "desc.rope_scale is \"%.40s\"; the factor must be greater than 1 "
+                               "and at most 1024",
                                text);
     }
     return QLORA_OK;
