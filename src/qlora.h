@@ -179,6 +179,7 @@ extern "C" {
 #include "model/kept.h"
 #include "model/load.h"
 #include "model/dora.h"
+#include "model/new_rows.h"
 #include "model/parameters.h"
 #include "model/moments.h"
 #include "model/batch.h"
