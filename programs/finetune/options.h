@@ -125,6 +125,7 @@ static bool adapter_check(options* o, char adapter[FOLDER_PATH], char error[1024
                          : o->dora                 ? "dora"
                          : o->save_modules != 0    ? "save-modules"
                          : o->train_tokens != NULL ? "train-tokens"
+                         : o->add_tokens != NULL   ? "add-tokens"
                                                    : NULL;
     if (beside != NULL) {
         return error_set(error, "--%s cannot be given with --adapter, which decides it", beside);
@@ -192,7 +193,8 @@ static bool lines_check(const options* o, char error[1024]) {
                  {"adapter", o->adapter},
                  {"template", o->template_name},
                  {"chat-template", o->chat_template},
-                 {"columns", o->columns}};
+                 {"columns", o->columns},
+                 {"add-tokens", o->add_tokens}};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         if (texts[i].value != NULL && strchr(texts[i].value, '\n') != NULL) {
             return error_set(error, "--%s: the value contains a line end", texts[i].name);
@@ -217,6 +219,10 @@ static bool needs_check(const options* o, char error[1024]) {
     }
     if (o->demo && o->eval_only) {
         return error_set(error, "--eval-only needs --model and --data; drop --demo");
+    }
+    if (o->add_tokens != NULL && (o->demo || o->eval_only)) {
+        return error_set(error, "--add-tokens cannot be used with %s",
+                         o->demo ? "--demo" : "--eval-only");
     }
     if (o->model == NULL && !o->demo) {
         return error_set(error, "--model DIR is required; see --help, or try --demo");
