@@ -16281,7 +16281,15 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
              ((p->saves_head || shared) && strcmp(plain, "lm_head.weight") == 0) ||
              (p->token_rows != 0 &&
               strcmp(plain, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
-             (p->head_rows && strcmp(plain, "lm_head.token_adapter.trainable_tokens_delta") == 0);
+             (p->token_rows != 0 &&
+              (strcmp(plain, "lm_head.token_adapter.trainable_tokens_delta") == 0 ||
+               strcmp(plain, "lm_head.token_adapter.base_layer.weight") == 0 ||
+               strcmp(plain, "embed_tokens.token_adapter.base_layer.weight") == 0)) ||
+             (p->saves_embed && (strcmp(plain, "embed_tokens.modules_to_save.weight") == 0 ||
+                                 strcmp(plain, "embed_tokens.original_module.weight") == 0)) ||
+             ((p->saves_head || shared) &&
+              (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
+               strcmp(plain, "lm_head.original_module.weight") == 0));
     if (*known || !p->dora || length <= end || length >= 320 ||
         strcmp(t->name + length - end, magnitude) != 0) {
         return QLORA_OK;
@@ -30249,6 +30257,127 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
     return QLORA_OK;
 }
 
+//@@ src/model/peft_copies.h
+
+// ---- what PEFT saves beside an adapter of a model with new tokens -------------------------------
+
+// If the embedding of a model was resized, PEFT's save_embedding_layers stores whole matrices with
+// the adapter: the base's below trained rows (base_layer), which must be the base's here, and those
+// beside a trained matrix (original_module, and modules_to_save once more). Nothing of it is used.
+static const struct {
+    const char* name;
+    const char* equals; // the tensor with the same values: in the adapter, or in the base
+    bool in_base;
+} qlora__peft_copies[] = {
+    {"embed_tokens.token_adapter.base_layer.weight", "model.embed_tokens.weight", true},
+    {"lm_head.token_adapter.base_layer.weight", "lm_head.weight", true},
+    {"lm_head.token_adapter.trainable_tokens_delta",
+     "embed_tokens.token_adapter.trainable_tokens_delta", false}, // a tied head
+    {"embed_tokens.modules_to_save.weight", "embed_tokens.weight", false},
+    {"lm_head.modules_to_save.weight", "lm_head.weight", false},
+    {"embed_tokens.original_module.weight", NULL, false}, // without adapters
+    {"lm_head.original_module.weight", NULL, false},
+};
+
+#define QLORA__PEFT_COPIES (sizeof qlora__peft_copies / sizeof qlora__peft_copies[0])
+
+static const qlora__st_tensor* qlora__peft_tensor(const qlora__peft* peft, const char* name) {
+    for (uint32_t i = 0; i < peft->tensors.count; i++) {
+        if (strcmp(peft->tensors.entries[i].name, name) == 0) {
+            return peft->tensors.entries[i].tensor;
+        }
+    }
+    return NULL;
+}
+
+// Whether a tensor of the file is such a copy; that of rows is one only if they are not trained.
+static bool qlora__is_peft_copy(const qlora_model* m, const char* name) {
+    for (size_t i = 0; i < QLORA__PEFT_COPIES; i++) {
+        bool rows = strstr(qlora__peft_copies[i].name, "tokens_delta") != NULL;
+        if (strcmp(name, qlora__peft_copies[i].name) == 0) {
+            return !rows || (!m->head_rows && m->token_count > 0 &&
+                             (m->plan.config.tied || m->tokens_twice));
+        }
+    }
+    return false;
+}
+
+// Compares the first `count` values of two tensors.
+static bool qlora__same_values(const qlora__st_tensor* a, const qlora__st_tensor* b,
+                               uint64_t count) {
+    float x[256];
+    float y[256];
+    bool same = true;
+    for (uint64_t at = 0; at < count && same; at += 256) {
+        uint64_t n = count - at < 256 ? count - at : 256;
+        qlora__st_read_f32(a, at, n, x);
+        qlora__st_read_f32(b, at, n, y);
+        for (uint64_t i = 0; i < n; i++) {
+            same = same && x[i] <= y[i] && x[i] >= y[i]; // not a NaN
+        }
+    }
+    return same;
+}
+
+// Compares a copy with what it is a copy of.
+static qlora_result qlora__peft_copy_check(qlora_ctx* ctx, const qlora_model* m,
+                                           const qlora__folder* base, const qlora__peft* peft,
+                                           size_t which) {
+    const char* name = qlora__peft_copies[which].name;
+    const char* equals = qlora__peft_copies[which].equals;
+    bool in_base = qlora__peft_copies[which].in_base;
+    const qlora__st_tensor* t = qlora__peft_tensor(peft, name);
+    const qlora__st_tensor* other = NULL;
+    if (t == NULL || equals == NULL || !qlora__is_peft_copy(m, name)) {
+        return QLORA_OK;
+    }
+    if (in_base) {
+        equals = m->plan.config.tied ? "model.embed_tokens.weight" : equals;
+        other = base != NULL ? qlora__folder_find(base, equals) : NULL;
+        QLORA__TRY(other != NULL ? qlora__folder_make(&ctx->env, base, &other) : QLORA_OK);
+    } else {
+        other = qlora__peft_tensor(peft, equals);
+    }
+    uint64_t count = other != NULL ? qlora__st_elements(other) : 0;
+    bool fits = other != NULL && qlora__st_is_float(t) && qlora__st_is_float(other) &&
+                t->rank == 2 && other->rank == 2 && t->shape[1] == other->shape[1] &&
+                (in_base ? t->shape[0] >= other->shape[0] : t->shape[0] == other->shape[0]);
+    if (fits && qlora__same_values(t, other, count)) {
+        return QLORA_OK;
+    }
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                       "%s: %s does not have the values of %s of the %s; save the adapter with "
+                       "save_embedding_layers=False",
+                       peft->tensors.dir, t->name, equals, in_base ? "base" : "adapter");
+}
+
+// dir: the folder of the base, or NULL.
+static qlora_result qlora__peft_copies_check(qlora_ctx* ctx, const qlora_model* m, const char* dir,
+                                             const qlora__peft* peft) {
+    qlora__folder folder;
+    bool exists = false;
+    bool any = false;
+    for (size_t i = 0; i < QLORA__PEFT_COPIES; i++) {
+        any = any || (qlora__peft_tensor(peft, qlora__peft_copies[i].name) != NULL &&
+                      qlora__is_peft_copy(m, qlora__peft_copies[i].name));
+    }
+    if (!any) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(dir != NULL ? qlora__source_exists(ctx, dir, &exists) : QLORA_OK);
+    if (exists) {
+        QLORA__TRY(qlora__folder_open(&ctx->env, dir, &folder));
+    }
+    qlora_result r = QLORA_OK;
+    for (size_t i = 0; i < QLORA__PEFT_COPIES && r == QLORA_OK; i++) {
+        r = qlora__peft_copy_check(ctx, m, exists ? &folder : NULL, peft, i);
+    }
+    if (exists) {
+        qlora__folder_close(&ctx->env, &folder);
+    }
+    return r;
+}
+
 //@@ src/model/trained.h
 
 // ---- what is trained ----------------------------------------------------------------------------
@@ -30309,7 +30438,8 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                 (m->token_count > 0 &&
                  strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
                 (m->head_rows &&
-                 strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0);
+                 strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
+                qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
@@ -30413,10 +30543,10 @@ static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlor
                                       int64_t count) {
     const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
     int64_t added = m->saved_embed ? qlora__vocab_saved(m, peft) : 0;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count && peft != NULL; i++) {
         added += qlora__saved_token(peft, desc, i) >= m->plan.base_vocab ? 1 : 0;
     }
-    for (int64_t i = 0; i < desc->new_token_count && m->saved_embed; i++) {
+    for (int64_t i = 0; i < desc->new_token_count; i++) {
         added += desc->new_tokens[i].id >= m->plan.base_vocab ? 1 : 0;
     }
     QLORA__TRY(qlora__vocab_grow(ctx, m, added));
@@ -30632,6 +30762,7 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     }
     QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
     QLORA__TRY(qlora__saved_check(ctx, m));
+    QLORA__TRY(peft != NULL ? qlora__peft_copies_check(ctx, m, desc->dir, peft) : QLORA_OK);
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
 
@@ -35064,6 +35195,7 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
             r = qlora__peft_open(&ctx->env, dir, &s->own);
             s->peft = r == QLORA_OK ? &s->own : NULL;
             r = r == QLORA_OK ? qlora__adapter_all_used(ctx, m, s->peft) : r;
+            r = r == QLORA_OK ? qlora__peft_copies_check(ctx, m, m->dir, s->peft) : r;
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
         r = r == QLORA_OK ? qlora__adapter_match_saved(ctx, m, s) : r;
@@ -42440,4 +42572,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 705b3188d275864f
+//@@ end 0a4872068922ab9f

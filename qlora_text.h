@@ -41,6 +41,7 @@
        text/load_scored     vocabularies whose tokens have scores
        text/load_gguf       the tokenizer in a GGUF file
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
+       text/new_tokens      tokenizers with more tokens, and their files
        text/encode          text to ids
        text/lines           where a long text can be split
        text/decode          ids to text
@@ -30248,4 +30249,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 322ce0e30bafcb18
+//@@ end 7cf1006e15494e60

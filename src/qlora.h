@@ -172,6 +172,7 @@ extern "C" {
 #include "model/structure.h"
 #include "model/arena.h"
 #include "model/mapped.h"
+#include "model/peft_copies.h"
 #include "model/trained.h"
 #include "model/plan.h"
 #include "model/choose.h"

@@ -161,23 +161,30 @@ def check_ours(j, work, tied, padding, modules):
     j.check(f"{name}: merged tokenizer", same)
 
 
-def check_theirs(j, work, tied, auto):
-    """An adapter that PEFT has saved, with the whole embedding (auto) or without it."""
+def check_theirs(j, work, tied, auto, whole):
+    """An adapter that PEFT has saved, with the whole embedding beside it (auto) or without; whole:
+    modules_to_save instead of rows."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     name = f"PEFT's file, {'tied' if tied else 'untied'}{', embeddings saved' if auto else ''}"
+    name += ", modules_to_save" if whole else ""
     model = os.path.join(work, f"model{tied}0")
-    adapter = os.path.join(work, f"theirs{tied}{auto}")
+    adapter = os.path.join(work, f"theirs{tied}{auto}{whole}")
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     count = base.get_input_embeddings().weight.shape[0]
     base.resize_token_embeddings(count + 2)
     rows = [count, 9, count + 1]
+    if whole:
+        more = {"modules_to_save": ["embed_tokens"] if tied else ["embed_tokens", "lm_head"]}
+        more["ensure_weight_tying"] = tied
+    else:
+        more = {"trainable_token_indices": rows if tied else {"embed_tokens": rows, "lm_head": rows}}
     config = LoraConfig(
         r=3,
         target_modules=["q_proj", "down_proj"],
-        trainable_token_indices=rows if tied else {"embed_tokens": rows, "lm_head": rows},
+        **more,
         init_lora_weights=False,
         task_type="CAUSAL_LM",
     )
@@ -185,7 +192,7 @@ def check_theirs(j, work, tied, auto):
     torch.manual_seed(5)
     with torch.no_grad():
         for key, value in peft.named_parameters():
-            if "trainable_tokens_delta" in key:
+            if "trainable_tokens_delta" in key or "modules_to_save" in key:
                 value.copy_(torch.randn_like(value) * 0.3)
     peft.save_pretrained(adapter, save_embedding_layers="auto" if auto else False)
     ids = [1, count, 40, 9, count + 1, 77, count + 1, count]
@@ -217,10 +224,11 @@ def main():
             check_ours(j, work, tied, padding, modules)
         for tied in (True, False):
             for auto in (False, True):
-                try:
-                    check_theirs(j, work, tied, auto)
-                except RuntimeError as e:
-                    j.check(f"PEFT's file, tied {tied}, auto {auto}", False, str(e)[-400:])
+                for whole in (False, True):
+                    try:
+                        check_theirs(j, work, tied, auto, whole)
+                    except RuntimeError as e:
+                        j.check(f"PEFT's file, {tied} {auto} {whole}", False, str(e)[-400:])
     print("all equal" if j.bad == 0 else f"{j.bad} differ")
     return 1 if j.bad else 0
 

@@ -134,6 +134,8 @@ static void train_describe(app* a) {
     d->desirable_weight = o->desirable_weight;
     d->undesirable_weight = o->undesirable_weight;
     d->loraplus_ratio = o->loraplus_ratio;
+    memset(d->lr_factors, 0, sizeof d->lr_factors);
+    (void)lr_factors_read(o->lr_factors, d->lr_factors); // it was checked
     d->neftune = o->neftune;
 }
 

@@ -59,6 +59,7 @@ typedef struct options {
     double desirable_weight;
     double undesirable_weight;
     double loraplus_ratio;
+    const char* lr_factors;
     double neftune;
     int64_t optimizer;
     double alpha;
@@ -172,6 +173,9 @@ static const option option_table[] = {
         "compute them beside every step (default precompute)"},
     {"loraplus-ratio", OPT_REAL, AT(loraplus_ratio), true, 1e-3, 1e3, "X",
         "LoRA+: learning rate of the B matrices and of vectors, as a multiple of --lr (default 1)"},
+    {"lr-factors", OPT_TEXT, AT(lr_factors), true, 0, 0, "LIST",
+        "factors for the learning rate of modules, as in q=0.5,embed=0.1: the names of --targets, "
+        "norms, and embed for embedding, head and their rows (default 1)"},
     {"neftune", OPT_REAL, AT(neftune), true, 0, 1e3, "X",
         "NEFTune: add noise to the embeddings while training, X / sqrt(length * hidden size) times "
         "a uniform number in [-1, 1); usual values are 5 to 15 (default 0)"},

@@ -552,7 +552,15 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
              ((p->saves_head || shared) && strcmp(plain, "lm_head.weight") == 0) ||
              (p->token_rows != 0 &&
               strcmp(plain, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
-             (p->head_rows && strcmp(plain, "lm_head.token_adapter.trainable_tokens_delta") == 0);
+             (p->token_rows != 0 &&
+              (strcmp(plain, "lm_head.token_adapter.trainable_tokens_delta") == 0 ||
+               strcmp(plain, "lm_head.token_adapter.base_layer.weight") == 0 ||
+               strcmp(plain, "embed_tokens.token_adapter.base_layer.weight") == 0)) ||
+             (p->saves_embed && (strcmp(plain, "embed_tokens.modules_to_save.weight") == 0 ||
+                                 strcmp(plain, "embed_tokens.original_module.weight") == 0)) ||
+             ((p->saves_head || shared) &&
+              (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
+               strcmp(plain, "lm_head.original_module.weight") == 0));
     if (*known || !p->dora || length <= end || length >= 320 ||
         strcmp(t->name + length - end, magnitude) != 0) {
         return QLORA_OK;

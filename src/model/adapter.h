@@ -86,6 +86,7 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
             r = qlora__peft_open(&ctx->env, dir, &s->own);
             s->peft = r == QLORA_OK ? &s->own : NULL;
             r = r == QLORA_OK ? qlora__adapter_all_used(ctx, m, s->peft) : r;
+            r = r == QLORA_OK ? qlora__peft_copies_check(ctx, m, m->dir, s->peft) : r;
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
         r = r == QLORA_OK ? qlora__adapter_match_saved(ctx, m, s) : r;

@@ -56,7 +56,8 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                 (m->token_count > 0 &&
                  strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
                 (m->head_rows &&
-                 strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0);
+                 strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
+                qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
@@ -160,10 +161,10 @@ static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlor
                                       int64_t count) {
     const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
     int64_t added = m->saved_embed ? qlora__vocab_saved(m, peft) : 0;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count && peft != NULL; i++) {
         added += qlora__saved_token(peft, desc, i) >= m->plan.base_vocab ? 1 : 0;
     }
-    for (int64_t i = 0; i < desc->new_token_count && m->saved_embed; i++) {
+    for (int64_t i = 0; i < desc->new_token_count; i++) {
         added += desc->new_tokens[i].id >= m->plan.base_vocab ? 1 : 0;
     }
     QLORA__TRY(qlora__vocab_grow(ctx, m, added));
@@ -379,5 +380,6 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     }
     QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
     QLORA__TRY(qlora__saved_check(ctx, m));
+    QLORA__TRY(peft != NULL ? qlora__peft_copies_check(ctx, m, desc->dir, peft) : QLORA_OK);
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
