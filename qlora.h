@@ -696,6 +696,15 @@ typedef enum qlora_target { // the projections of a layer, one bit each
 // the head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
 typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
 
+// A token that the model does not know yet, for qlora_model_desc.new_tokens. Its row of the embedding
+// is trained, and so is its row of a head that is not tied. It starts as the mean of the rows `from`
+// of the same matrix.
+typedef struct qlora_new_token {
+    int32_t id;          // an unused row of the model, or the next one after its last row
+    const int32_t* from; // rows of the model, e.g. the tokens of a text with the same meaning
+    int64_t from_count;  // 0 = the mean of all rows
+} qlora_new_token;
+
 // How the optimizer stores its moments.
 typedef enum qlora_optimizer {
     QLORA_OPTIMIZER_ADAMW = 0, // in f32
@@ -754,6 +763,11 @@ typedef struct qlora_model_desc {
     uint32_t save_modules;     // a set of qlora_save: also train these matrices
     const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)
     int64_t token_row_count;
+    // Rows for new tokens: trained as token_rows are (if the head is not tied, all of these rows are
+    // then trained in both matrices), or with the matrices of save_modules. Ids from the size of the
+    // model's vocabulary on make it larger and must be without gaps.
+    const qlora_new_token* new_tokens;
+    int64_t new_token_count;
     uint32_t targets; // qlora_target bits that the model has; 0 = all
     bool train_norms; // also train the RMSNorm weights
     // Its memory.
@@ -821,7 +835,8 @@ struct qlora_plan {
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     bool offloaded_embedding;
-    int64_t tile; // tokens at a time, or 0: all at once
+    int64_t tile;       // tokens at a time, or 0: all at once
+    int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens
 };
 
 // Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any
@@ -1287,6 +1302,9 @@ typedef struct qlora_merge_desc {
     qlora_progress_fn progress; // NULL = none
     void* progress_user;
     qlora_gguf_format gguf; // of the matrices in a GGUF file; 0 = dtype
+    // Folder with the files of a tokenizer that has more tokens; NULL = only those of the model's
+    // folder.
+    const char* tokenizer_dir;
     uint32_t reserved_must_be_zero1;
 } qlora_merge_desc;
 // Writes the model with the adapter merged into its weights, as safetensors shards with config.json
@@ -14460,12 +14478,14 @@ static void qlora__config_rewrite_rope(qlora__json_writer* w, const qlora__json*
     qlora__json_write_close(w, '}');
 }
 
-// Writes the members of a config with the type of its weights replaced and without
-// quantization_config; everything else is copied unchanged. `scaled`: a config whose rotation was
-// scaled on request, which the file must then have; NULL = none.
-static void qlora__config_rewrite(const qlora__json* json, const char* dtype,
+// Writes the members of a config with the type of its weights and, unless it is 0, the size of the
+// vocabulary replaced and without quantization_config; everything else is copied unchanged.
+// `scaled`: a config whose rotation was scaled on request, which the file must then have; NULL =
+// none.
+static void qlora__config_rewrite(const qlora__json* json, const char* dtype, int64_t vocab,
                                   const qlora_model_config* scaled, qlora__string* text) {
     qlora__json_writer w;
+    bool sized = vocab == 0;
     qlora__json_write_begin(&w, text, 2);
     qlora__json_write_open(&w, NULL, '{');
     for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
@@ -14485,6 +14505,11 @@ static void qlora__config_rewrite(const qlora__json* json, const char* dtype,
         qlora__string_puts(text, ": ");
         if (qlora__json_is(json, k, "dtype") || qlora__json_is(json, k, "torch_dtype")) {
             qlora__json_write_quoted(text, dtype, strlen(dtype));
+        } else if (vocab > 0 && qlora__json_is(json, k, "vocab_size")) {
+            char number[24];
+            snprintf(number, sizeof number, "%lld", (long long)vocab);
+            qlora__string_puts(text, number);
+            sized = true;
         } else {
             qlora__string_add(text, json->text + value->begin - quote,
                               value->end - value->begin + 2 * quote);
@@ -14493,12 +14518,17 @@ static void qlora__config_rewrite(const qlora__json* json, const char* dtype,
     if (scaled != NULL) {
         qlora__config_rewrite_rope(&w, json, scaled);
     }
+    if (!sized) { // a default of the family
+        qlora__json_write_int(&w, "vocab_size", vocab);
+    }
     qlora__json_write_close(&w, '}');
 }
 
 // Writes config.json for weights exported as `dtype` ("bfloat16", ...), based on the original one.
+// vocab 0 = as there.
 static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const char* from_dir,
                                                        const char* to_dir, const char* dtype,
+                                                       int64_t vocab,
                                                        const qlora_model_config* scaled) {
     char path[QLORA__PATH_ROOM];
     qlora__map map;
@@ -14510,7 +14540,7 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
     qlora_result result = qlora__json_parse(env, path, map.data, map.size, 0, &json);
     if (result == QLORA_OK) {
         if (qlora__json_kind_of(&json, 0) == QLORA__JSON_OBJECT) {
-            qlora__config_rewrite(&json, dtype, scaled, &text);
+            qlora__config_rewrite(&json, dtype, vocab, scaled, &text);
             result = text.result;
         } else {
             result = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", path);
@@ -15899,6 +15929,7 @@ typedef struct qlora__peft {
     bool saves_head;
     bool tied;           // ensure_weight_tying
     uint32_t token_rows; // trainable_token_indices, a list; 0 = none
+    bool head_rows;      // the same rows of lm_head are trained as well
     uint32_t targets;    // tokens of the config; 0 if absent
     uint32_t excludes;
     uint32_t layers;
@@ -16284,17 +16315,45 @@ static qlora_result qlora__peft_check_saved(const qlora__config_reader* r, qlora
     return QLORA_OK;
 }
 
-// trainable_token_indices: a list, or an object with the one list of embed_tokens.
+// Whether two lists of trainable_token_indices are equal.
+static bool qlora__peft_same_lists(const qlora__json* json, uint32_t a, uint32_t b) {
+    bool same = json->tokens[a].kind == QLORA__JSON_ARRAY &&
+                json->tokens[b].kind == QLORA__JSON_ARRAY &&
+                json->tokens[a].count == json->tokens[b].count;
+    for (uint32_t i = 0; same && i < json->tokens[a].count; i++) {
+        int64_t x = -1;
+        int64_t y = -2;
+        same = qlora__json_int(json, qlora__json_at(json, a, i), &x) &&
+               qlora__json_int(json, qlora__json_at(json, b, i), &y) && x == y;
+    }
+    return same;
+}
+
+// The list of embed_tokens in an object, which may have the same one for lm_head; 0 if it has
+// anything else.
+static uint32_t qlora__peft_token_object(const qlora__json* json, uint32_t object, bool* head) {
+    uint32_t rows = qlora__json_find(json, object, "embed_tokens");
+    uint32_t more = qlora__json_find(json, object, "lm_head");
+    uint32_t count = json->tokens[object].count;
+    *head = more != 0;
+    bool good = rows != 0 && (more == 0 ? count == 1
+                                        : count == 2 && qlora__peft_same_lists(json, rows, more));
+    return good ? rows : 0;
+}
+
+// trainable_token_indices: a list, or an object with that of embed_tokens and perhaps of lm_head.
 static qlora_result qlora__peft_check_tokens(const qlora__config_reader* r, qlora__peft* p) {
     static const char name[] = "trainable_token_indices";
     uint32_t list = qlora__config_find(r, name);
     const qlora__json* json = r->json;
     if (list != 0 && json->tokens[list].kind == QLORA__JSON_OBJECT) {
-        bool one = json->tokens[list].count == 1 && qlora__json_is(json, list + 1, "embed_tokens");
-        if (!one) {
-            return qlora__config_refuse(r, name, list, "only embed_tokens is supported");
+        uint32_t rows = qlora__peft_token_object(json, list, &p->head_rows);
+        if (rows == 0) {
+            return qlora__config_refuse(r, name, list,
+                                        "only embed_tokens is supported, or the same list for "
+                                        "embed_tokens and lm_head");
         }
-        list += 2;
+        list = rows;
     }
     if (list == 0 ||
         (json->tokens[list].kind == QLORA__JSON_ARRAY && json->tokens[list].count == 0)) {
@@ -16409,7 +16468,16 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
     *known = (p->saves_embed && strcmp(plain, "embed_tokens.weight") == 0) ||
              ((p->saves_head || shared) && strcmp(plain, "lm_head.weight") == 0) ||
              (p->token_rows != 0 &&
-              strcmp(plain, "embed_tokens.token_adapter.trainable_tokens_delta") == 0);
+              strcmp(plain, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
+             (p->token_rows != 0 &&
+              (strcmp(plain, "lm_head.token_adapter.trainable_tokens_delta") == 0 ||
+               strcmp(plain, "lm_head.token_adapter.base_layer.weight") == 0 ||
+               strcmp(plain, "embed_tokens.token_adapter.base_layer.weight") == 0)) ||
+             (p->saves_embed && (strcmp(plain, "embed_tokens.modules_to_save.weight") == 0 ||
+                                 strcmp(plain, "embed_tokens.original_module.weight") == 0)) ||
+             ((p->saves_head || shared) &&
+              (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
+               strcmp(plain, "lm_head.original_module.weight") == 0));
     if (*known || !p->dora || length <= end || length >= 320 ||
         strcmp(t->name + length - end, magnitude) != 0) {
         return QLORA_OK;
@@ -16536,6 +16604,7 @@ typedef struct qlora__peft_desc {
     bool tied;
     const int32_t* token_rows; // trainable_token_indices
     uint32_t token_row_count;
+    bool head_rows; // of lm_head as well
     const char* pattern; // target_modules as a regular expression; NULL = the list `targets`
     const char* const* targets;
     uint32_t target_count;
@@ -16592,6 +16661,15 @@ static void qlora__peft_write_names(qlora__json_writer* w, const char* key,
     qlora__json_write_close(w, ']');
 }
 
+static void qlora__peft_write_rows(qlora__json_writer* w, const char* key,
+                                   const qlora__peft_desc* d) {
+    qlora__json_write_open(w, key, '[');
+    for (uint32_t i = 0; i < d->token_row_count; i++) {
+        qlora__json_write_int(w, NULL, d->token_rows[i]);
+    }
+    qlora__json_write_close(w, ']');
+}
+
 // Writes the text of adapter_config.json: the keys that every version of PEFT knows, sorted, with
 // an indent of two spaces.
 static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* d) {
@@ -16634,12 +16712,13 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
         qlora__peft_write_names(&w, "target_modules", d->targets, d->target_count);
     }
     qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
-    if (d->token_row_count > 0) {
-        qlora__json_write_open(&w, "trainable_token_indices", '[');
-        for (uint32_t i = 0; i < d->token_row_count; i++) {
-            qlora__json_write_int(&w, NULL, d->token_rows[i]);
-        }
-        qlora__json_write_close(&w, ']');
+    if (d->head_rows) {
+        qlora__json_write_open(&w, "trainable_token_indices", '{');
+        qlora__peft_write_rows(&w, "embed_tokens", d);
+        qlora__peft_write_rows(&w, "lm_head", d);
+        qlora__json_write_close(&w, '}');
+    } else if (d->token_row_count > 0) {
+        qlora__peft_write_rows(&w, "trainable_token_indices", d);
     }
     qlora__json_write_word(&w, "use_dora", d->dora ? "true" : "false");
     qlora__json_write_word(&w, "use_rslora", d->rslora ? "true" : "false");
@@ -29415,10 +29494,14 @@ struct qlora_model {
     qlora_tensor d_embed;
     qlora_tensor d_head;
     qlora_tensor d_tokens;
+    bool head_rows;         // the same rows of a head that is not tied are trained as well
+    int64_t head_tokens_at; // in the parameter arena
+    qlora_tensor own_head_tokens;
+    qlora_tensor d_head_tokens;
     qlora_tensor token_rows;  // I32 [1, count]
     qlora_tensor base_tokens; // [count, H], the rows of the base
-    bool tokens_twice;        // they are also rows of a head that is a matrix of its own
-    qlora_tensor head_tokens; // [count, H], the base's rows of that head
+    bool tokens_twice;        // their values are also rows of a head that is a matrix of its own
+    qlora_tensor head_tokens; // [count, H], the base's rows of the head in both cases
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]
@@ -29737,7 +29820,7 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
                             &m->base_tokens);
     }
-    if (m->tokens_twice) {
+    if (m->tokens_twice || m->head_rows) {
         qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
                             &m->head_tokens);
     }
@@ -29813,6 +29896,10 @@ static void qlora__layout_windows(qlora_model* m) {
     }
     if (m->token_count > 0) {
         qlora__window_saved(m, m->tokens_at, m->token_count, &m->own_tokens, &m->d_tokens);
+    }
+    if (m->head_rows) {
+        qlora__window_saved(m, m->head_tokens_at, m->token_count, &m->own_head_tokens,
+                            &m->d_head_tokens);
     }
 }
 
@@ -30359,9 +30446,132 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
     return QLORA_OK;
 }
 
+//@@ src/model/peft_copies.h
+
+// ---- what PEFT saves beside an adapter of a model with new tokens -------------------------------
+
+// If the embedding of a model was resized, PEFT's save_embedding_layers stores whole matrices with
+// the adapter: the base's below trained rows (base_layer), which must be the base's here, and those
+// beside a trained matrix (original_module, and modules_to_save once more). Nothing of it is used.
+static const struct {
+    const char* name;
+    const char* equals; // the tensor with the same values: in the adapter, or in the base
+    bool in_base;
+} qlora__peft_copies[] = {
+    {"embed_tokens.token_adapter.base_layer.weight", "model.embed_tokens.weight", true},
+    {"lm_head.token_adapter.base_layer.weight", "lm_head.weight", true},
+    {"lm_head.token_adapter.trainable_tokens_delta",
+     "embed_tokens.token_adapter.trainable_tokens_delta", false}, // a tied head
+    {"embed_tokens.modules_to_save.weight", "embed_tokens.weight", false},
+    {"lm_head.modules_to_save.weight", "lm_head.weight", false},
+    {"embed_tokens.original_module.weight", NULL, false}, // without adapters
+    {"lm_head.original_module.weight", NULL, false},
+};
+
+#define QLORA__PEFT_COPIES (sizeof qlora__peft_copies / sizeof qlora__peft_copies[0])
+
+static const qlora__st_tensor* qlora__peft_tensor(const qlora__peft* peft, const char* name) {
+    for (uint32_t i = 0; i < peft->tensors.count; i++) {
+        if (strcmp(peft->tensors.entries[i].name, name) == 0) {
+            return peft->tensors.entries[i].tensor;
+        }
+    }
+    return NULL;
+}
+
+// Whether a tensor of the file is such a copy; that of rows is one only if they are not trained.
+static bool qlora__is_peft_copy(const qlora_model* m, const char* name) {
+    for (size_t i = 0; i < QLORA__PEFT_COPIES; i++) {
+        bool rows = strstr(qlora__peft_copies[i].name, "tokens_delta") != NULL;
+        if (strcmp(name, qlora__peft_copies[i].name) == 0) {
+            return !rows || (!m->head_rows && m->token_count > 0 &&
+                             (m->plan.config.tied || m->tokens_twice));
+        }
+    }
+    return false;
+}
+
+// Compares the first `count` values of two tensors.
+static bool qlora__same_values(const qlora__st_tensor* a, const qlora__st_tensor* b,
+                               uint64_t count) {
+    float x[256];
+    float y[256];
+    bool same = true;
+    for (uint64_t at = 0; at < count && same; at += 256) {
+        uint64_t n = count - at < 256 ? count - at : 256;
+        qlora__st_read_f32(a, at, n, x);
+        qlora__st_read_f32(b, at, n, y);
+        for (uint64_t i = 0; i < n; i++) {
+            same = same && x[i] <= y[i] && x[i] >= y[i]; // not a NaN
+        }
+    }
+    return same;
+}
+
+// Compares a copy with what it is a copy of.
+static qlora_result qlora__peft_copy_check(qlora_ctx* ctx, const qlora_model* m,
+                                           const qlora__folder* base, const qlora__peft* peft,
+                                           size_t which) {
+    const char* name = qlora__peft_copies[which].name;
+    const char* equals = qlora__peft_copies[which].equals;
+    bool in_base = qlora__peft_copies[which].in_base;
+    const qlora__st_tensor* t = qlora__peft_tensor(peft, name);
+    const qlora__st_tensor* other = NULL;
+    if (t == NULL || equals == NULL || !qlora__is_peft_copy(m, name)) {
+        return QLORA_OK;
+    }
+    if (in_base) {
+        equals = m->plan.config.tied ? "model.embed_tokens.weight" : equals;
+        other = base != NULL ? qlora__folder_find(base, equals) : NULL;
+        QLORA__TRY(other != NULL ? qlora__folder_make(&ctx->env, base, &other) : QLORA_OK);
+    } else {
+        other = qlora__peft_tensor(peft, equals);
+    }
+    uint64_t count = other != NULL ? qlora__st_elements(other) : 0;
+    bool fits = other != NULL && qlora__st_is_float(t) && qlora__st_is_float(other) &&
+                t->rank == 2 && other->rank == 2 && t->shape[1] == other->shape[1] &&
+                (in_base ? t->shape[0] >= other->shape[0] : t->shape[0] == other->shape[0]);
+    if (fits && qlora__same_values(t, other, count)) {
+        return QLORA_OK;
+    }
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                       "%s: %s does not have the values of %s of the %s; save the adapter with "
+                       "save_embedding_layers=False",
+                       peft->tensors.dir, t->name, equals, in_base ? "base" : "adapter");
+}
+
+// dir: the folder of the base, or NULL.
+static qlora_result qlora__peft_copies_check(qlora_ctx* ctx, const qlora_model* m, const char* dir,
+                                             const qlora__peft* peft) {
+    qlora__folder folder;
+    bool exists = false;
+    bool any = false;
+    for (size_t i = 0; i < QLORA__PEFT_COPIES; i++) {
+        any = any || (qlora__peft_tensor(peft, qlora__peft_copies[i].name) != NULL &&
+                      qlora__is_peft_copy(m, qlora__peft_copies[i].name));
+    }
+    if (!any) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(dir != NULL ? qlora__source_exists(ctx, dir, &exists) : QLORA_OK);
+    if (exists) {
+        QLORA__TRY(qlora__folder_open(&ctx->env, dir, &folder));
+    }
+    qlora_result r = QLORA_OK;
+    for (size_t i = 0; i < QLORA__PEFT_COPIES && r == QLORA_OK; i++) {
+        r = qlora__peft_copy_check(ctx, m, exists ? &folder : NULL, peft, i);
+    }
+    if (exists) {
+        qlora__folder_close(&ctx->env, &folder);
+    }
+    return r;
+}
+
 //@@ src/model/trained.h
 
 // ---- what is trained ----------------------------------------------------------------------------
+
+#define QLORA__MAX_VOCAB (1 << 24)
 
 // A new adapter on the modules that the desc names.
 static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
@@ -30415,7 +30625,10 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                 ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
                 ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
                 (m->token_count > 0 &&
-                 strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0);
+                 strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
+                (m->head_rows &&
+                 strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
+                qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
@@ -30494,15 +30707,113 @@ static bool qlora__has_lora(const qlora_model* m) {
     return false;
 }
 
+// Trained row number i: in adapter_config.json, or in the desc, where new tokens come last.
+static int64_t qlora__saved_token(const qlora__peft* peft, const qlora_model_desc* desc,
+                                  int64_t i) {
+    int64_t id = -1;
+    if (peft != NULL) {
+        qlora__json_int(&peft->json, qlora__json_at(&peft->json, peft->token_rows, (uint32_t)i),
+                        &id);
+        return id;
+    }
+    return i < desc->token_row_count ? desc->token_rows[i]
+                                     : desc->new_tokens[i - desc->token_row_count].id;
+}
+
+// The vocabulary grows by `added` rows; every one of them must be trained, because no file of the
+// base has it.
+static qlora_result qlora__vocab_grow(qlora_ctx* ctx, qlora_model* m, int64_t added) {
+    int64_t grown = m->plan.base_vocab + added;
+    if (grown > QLORA__MAX_VOCAB) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT,
+                           "with its new tokens, the vocabulary has %lld rows; the maximum is %lld",
+                           (long long)grown, (long long)QLORA__MAX_VOCAB);
+    }
+    m->plan.config.vocab = grown;
+    return QLORA_OK;
+}
+
+// The rows of a whole embedding in an adapter, which may have more of them than the base.
+static int64_t qlora__vocab_saved(const qlora_model* m, const qlora__peft* peft) {
+    const qlora__st_tensor* t = NULL;
+    for (uint32_t i = 0; peft != NULL && i < peft->tensors.count; i++) {
+        const qlora__folder_entry* e = &peft->tensors.entries[i];
+        t = strcmp(e->name, "embed_tokens.weight") == 0 ? e->tensor : t;
+    }
+    return t != NULL && t->rank == 2 && t->shape[0] > m->plan.base_vocab &&
+                   t->shape[0] <= QLORA__MAX_VOCAB
+               ? t->shape[0] - m->plan.base_vocab
+               : 0;
+}
+
+// Finds how many rows follow those of the base.
+static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlora_model_desc* desc,
+                                      int64_t count) {
+    const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
+    int64_t added = m->saved_embed ? qlora__vocab_saved(m, peft) : 0;
+    for (int64_t i = 0; i < count && peft != NULL; i++) {
+        added += qlora__saved_token(peft, desc, i) >= m->plan.base_vocab ? 1 : 0;
+    }
+    for (int64_t i = 0; i < desc->new_token_count; i++) {
+        added += desc->new_tokens[i].id >= m->plan.base_vocab ? 1 : 0;
+    }
+    QLORA__TRY(qlora__vocab_grow(ctx, m, added));
+    bool own = !m->plan.config.tied && !m->tokens_twice;
+    if (added > 0 && own && !(m->saved_embed ? m->saved_head : m->head_rows)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s for %lld rows after the vocabulary's %lld tokens, but not for those "
+                           "of lm_head; %s",
+                           peft != NULL ? "the adapter has values" : "desc.new_tokens asks",
+                           (long long)added, (long long)m->plan.base_vocab,
+                           peft != NULL ? "train both with PEFT"
+                                        : "desc.save_modules must be both or none");
+    }
+    return QLORA_OK;
+}
+
+// The ids of new tokens that are trained with the whole matrix; others are trained rows.
+static qlora_result qlora__new_tokens_check(qlora_ctx* ctx, const qlora_model* m,
+                                            const qlora_model_desc* desc) {
+    for (int64_t i = 0; i < desc->new_token_count; i++) {
+        const qlora_new_token* t = &desc->new_tokens[i];
+        if (t->id < 0 || t->id >= m->plan.config.vocab) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "desc.new_tokens[%lld].id is %d; it must be 0 to %lld, so that no "
+                               "row is left out",
+                               (long long)i, (int)t->id, (long long)m->plan.config.vocab - 1);
+        }
+        for (int64_t k = 0; k < i; k++) {
+            if (desc->new_tokens[k].id == t->id) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                                   "desc.new_tokens[%lld].id is %d, as that of token %lld",
+                                   (long long)i, (int)t->id, (long long)k);
+            }
+        }
+        for (int64_t k = 0; k < t->from_count; k++) {
+            if (t->from[k] < 0 || t->from[k] >= m->plan.base_vocab) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                                   "desc.new_tokens[%lld].from[%lld] is %d; the model has rows 0 "
+                                   "to %lld",
+                                   (long long)i, (long long)k, (int)t->from[k],
+                                   (long long)m->plan.base_vocab - 1);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
 // Takes the ids of the trained rows of the embedding from a list in adapter_config.json, or from
 // the desc.
 static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
                                         const qlora_model_desc* desc) {
     const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
-    int64_t count = peft == NULL            ? desc->token_row_count
-                    : peft->token_rows != 0 ? (int64_t)peft->json.tokens[peft->token_rows].count
-                                            : 0;
+    int64_t count = desc->token_row_count + (m->saved_embed ? 0 : desc->new_token_count);
+    if (peft != NULL) {
+        count = peft->token_rows != 0 ? (int64_t)peft->json.tokens[peft->token_rows].count : 0;
+    }
     m->desc.token_rows = NULL;
+    QLORA__TRY(qlora__vocab_find(ctx, m, desc, count));
+    QLORA__TRY(qlora__new_tokens_check(ctx, m, desc));
     if (count == 0) {
         return QLORA_OK;
     }
@@ -30512,11 +30823,7 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
     }
     m->token_count = count;
     for (int64_t i = 0; i < count; i++) {
-        int64_t id = peft == NULL ? desc->token_rows[i] : 0;
-        if (peft != NULL) {
-            qlora__json_int(&peft->json, qlora__json_at(&peft->json, peft->token_rows, (uint32_t)i),
-                            &id);
-        }
+        int64_t id = qlora__saved_token(peft, desc, i);
         if (id < 0 || id >= m->plan.config.vocab) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                "token row %lld is %lld; the embedding has rows 0 to %lld",
@@ -30583,6 +30890,7 @@ static qlora_result qlora__saved_desc_check(qlora_ctx* ctx, const qlora_model_de
     const char* name = d->dora                  ? "desc.dora"
                        : d->save_modules != 0   ? "desc.save_modules"
                        : d->token_row_count > 0 ? "desc.token_rows"
+                       : d->new_token_count > 0 ? "desc.new_tokens"
                                                 : NULL;
     if (d->adapter != NULL && name != NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -30592,6 +30900,16 @@ static qlora_result qlora__saved_desc_check(qlora_ctx* ctx, const qlora_model_de
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.token_rows is NULL, but desc.token_row_count is %lld",
                            (long long)d->token_row_count);
+    }
+    for (int64_t i = 0; i < d->new_token_count; i++) {
+        bool list = d->new_tokens != NULL;
+        if (!list || d->new_tokens[i].from_count < 0 ||
+            (d->new_tokens[i].from_count > 0 && d->new_tokens[i].from == NULL)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               list ? "desc.new_tokens[%lld].from does not have from_count ids"
+                                    : "desc.new_tokens is NULL, but desc.new_token_count is %lld",
+                               (long long)(list ? i : d->new_token_count));
+        }
     }
     return QLORA_OK;
 }
@@ -30628,7 +30946,8 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     // As in PEFT, a tied head is trained with the embedding only if that is asked for; a new
     // adapter of ours keeps it tied unless both are to be saved.
     bool shared = tied && (peft != NULL ? peft->tied && (embed || head) : embed && !head);
-    bool rows = peft != NULL ? peft->token_rows != 0 : desc->token_row_count > 0;
+    bool rows = peft != NULL ? peft->token_rows != 0
+                             : desc->token_row_count + desc->new_token_count > 0 && !embed;
     QLORA__TRY(
         qlora__saved_head_check(ctx, m, desc, rows, peft != NULL && peft->tied && (embed || head)));
     if (shared && !embed) {
@@ -30640,8 +30959,18 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     m->saved_head = head && !shared;
     m->saved_tied = shared;
     m->dora = peft != NULL ? peft->dora : desc->dora;
+    // PEFT trains rows of a tied head with those of the embedding.
+    m->head_rows = rows && (peft != NULL ? peft->head_rows
+                                         : desc->new_token_count > 0 && !tied && !m->tokens_twice);
+    if (m->head_rows && (tied || m->tokens_twice || m->saved_head)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: trained rows of lm_head are not supported if %s",
+                           peft != NULL ? peft->path : "desc",
+                           m->saved_head ? "the whole head is trained" : "the head is tied");
+    }
     QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
     QLORA__TRY(qlora__saved_check(ctx, m));
+    QLORA__TRY(peft != NULL ? qlora__peft_copies_check(ctx, m, desc->dir, peft) : QLORA_OK);
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
 
@@ -30719,6 +31048,7 @@ static void qlora__number_parameters(qlora_model* m) {
     at = qlora__number_saved(m, m->saved_embed ? c->vocab : 0, at, &m->embed_at);
     at = qlora__number_saved(m, m->saved_head ? c->vocab : 0, at, &m->head_at);
     at = qlora__number_saved(m, m->token_count, at, &m->tokens_at);
+    at = qlora__number_saved(m, m->head_rows ? m->token_count : 0, at, &m->head_tokens_at);
     m->elements = at;
 }
 
@@ -30858,7 +31188,7 @@ static qlora_result qlora__config_check(qlora_ctx* ctx, qlora_model_config* c) {
         const char* name;
         int64_t value;
         int64_t most;
-    } sizes[] = {{"config.vocab", c->vocab, 1 << 24},
+    } sizes[] = {{"config.vocab", c->vocab, QLORA__MAX_VOCAB},
                  {"config.hidden", c->hidden, 1 << 24},
                  {"config.intermediate", c->intermediate, 1 << 24},
                  {"config.layers", c->layers, QLORA_MAX_LAYERS},
@@ -30914,6 +31244,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.targets", d->targets, 0, QLORA_TARGET_ALL},
                   {"desc.save_modules", d->save_modules, 0, QLORA_SAVE_EMBED | QLORA_SAVE_HEAD},
                   {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
+                  {"desc.new_token_count", d->new_token_count, 0, 1 << 24},
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
@@ -31103,6 +31434,16 @@ static void qlora__rope_choose(qlora_rope_desc* rope, int64_t longest) {
                      memcmp(rope->short_factor, rope->long_factor, sizeof rope->long_factor) != 0;
 }
 
+// A plan is the caller's memory.
+static qlora_result qlora__plan_vocab_check(qlora_ctx* ctx, const qlora_plan* plan) {
+    return plan->base_vocab > 0 && plan->base_vocab <= plan->config.vocab
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                             "desc.plan.base_vocab is %lld; it must be 1 to desc.plan.config.vocab "
+                             "(%lld)",
+                             (long long)plan->base_vocab, (long long)plan->config.vocab);
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
@@ -31119,12 +31460,17 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         qlora_model_config given = desc->dir != NULL ? desc->plan->config : *desc->config;
         QLORA__TRY(qlora__config_check(ctx, &given));
         *c = given;
+        if (desc->dir != NULL) { // before new tokens
+            QLORA__TRY(qlora__plan_vocab_check(ctx, desc->plan));
+            c->vocab = desc->plan->base_vocab;
+        }
     }
     if (desc->rope_scale != NULL) {
         QLORA__TRY(scaled ? QLORA_OK : qlora__config_scale(&ctx->env, desc->rope_scale, c));
         snprintf(m->rope_scale, sizeof m->rope_scale, "%s", desc->rope_scale);
     }
     m->desc.rope_scale = NULL; // the caller's
+    m->plan.base_vocab = c->vocab;
     m->arch = qlora__arch_of(c->family);
     qlora__config_resolve(c);
     m->on_gpu = machine->capability != 0;
@@ -32203,6 +32549,12 @@ static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const ql
     return QLORA_OK;
 }
 
+// The rows of the embedding or the head that the files have; those of new tokens follow.
+static qlora_result qlora__load_table(qlora_ctx* ctx, const qlora_model* m,
+                                      const qlora_tensor* table, qlora_tensor* rows) {
+    return qlora__tensor_view(ctx, table, 0, m->plan.base_vocab, 0, m->plan.config.hidden, rows);
+}
+
 static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
                                        const qlora__folder* folder) {
     qlora_model* m = s->m;
@@ -32210,11 +32562,14 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__load_layer(ctx, s, folder, l));
     }
     QLORA__TRY(qlora__load_norm(ctx, s, folder, "model.norm.weight", &m->final_norm));
+    qlora_tensor rows;
     if (m->embed_mapped.data == NULL) {
-        QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &m->embed));
+        QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
+        QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &rows));
     }
     if (!m->plan.config.tied && m->head_mapped.data == NULL) {
-        QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &m->head));
+        QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
+        QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &rows));
     }
     return qlora__sync(ctx);
 }
@@ -32226,8 +32581,8 @@ static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
     const qlora__st_tensor* t = NULL;
     const qlora_model_config* c = &m->plan.config;
     QLORA__TRY(qlora__source_folder(ctx, m, m->dir, &folder));
-    QLORA__TRY(qlora__folder_need(&ctx->env, folder, "model.embed_tokens.weight", c->vocab,
-                                  c->hidden, &t));
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, "model.embed_tokens.weight",
+                                  m->plan.base_vocab, c->hidden, &t));
     for (int64_t l = 0; l < c->layers; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
@@ -32249,6 +32604,13 @@ static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
     return bytes;
 }
 
+// New tokens do not make another base.
+static uint64_t qlora__load_identity(const qlora_model* m) {
+    qlora_model_config base = m->plan.config;
+    base.vocab = m->plan.base_vocab;
+    return qlora__identity_config(&base);
+}
+
 static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     const qlora__folder* folder = NULL;
     QLORA__TRY(qlora__source_folder(ctx, m, m->dir, &folder));
@@ -32258,7 +32620,7 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     stager.m = m;
     stager.keep = &keep;
     stager.total = qlora__folder_bytes(folder);
-    m->base_config = qlora__identity_config(&m->plan.config);
+    m->base_config = qlora__load_identity(m);
     m->base_weights = qlora__identity_folder(folder);
     qlora_result r = qlora__keep_open(ctx, m, &keep);
     r = r == QLORA_OK ? qlora__stager_open(ctx, &stager) : r;
@@ -32274,11 +32636,14 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     float deviation = m->desc.weight_std > 0.0f ? m->desc.weight_std : 0.02f;
     uint64_t seed = m->desc.seed;
-    m->base_config = qlora__identity_config(c);
+    qlora_tensor rows;
+    m->base_config = qlora__load_identity(m);
     m->base_weights = qlora__identity_random(seed, deviation);
-    QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &m->embed));
+    QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
+    QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &rows));
     if (!c->tied) {
-        QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &m->head));
+        QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
+        QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &rows));
     }
     QLORA__TRY(qlora_fill(ctx, 1.0f, &m->final_norm));
     for (int64_t l = 0; l < c->layers; l++) {
@@ -32388,20 +32753,162 @@ static bool qlora__trains_embedding(const qlora_model* m) {
 // Whether the head has gradients.
 static bool qlora__trains_head(const qlora_model* m) {
     return m->saved_head || m->saved_tied ||
-           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice));
+           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice || m->head_rows));
 }
 
 // Writes the trained rows, or those of the base, into the embedding and a head that also has them,
 // before a pass reads it.
 static qlora_result qlora__tokens_place(qlora_ctx* ctx, qlora_model* m) {
-    QLORA__TRY(m->tokens_twice
-                   ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->head_tokens,
-                                     &m->token_rows, &m->head)
+    const qlora_tensor* head = m->head_rows ? &m->own_head_tokens : &m->own_tokens;
+    QLORA__TRY(m->tokens_twice || m->head_rows
+                   ? qlora__put_rows(ctx, m->use_adapters ? head : &m->head_tokens, &m->token_rows,
+                                     &m->head)
                    : QLORA_OK);
     return m->token_count > 0
                ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->base_tokens,
                                  &m->token_rows, &m->embed)
                : QLORA_OK;
+}
+
+//@@ src/model/new_rows.h
+
+// ---- rows of new tokens -------------------------------------------------------------------------
+
+#define QLORA__MEAN_ROWS 64 // copied to the host at a time
+
+// Finds the first values of rows: the means of rows of one matrix, in double.
+typedef struct qlora__row_means {
+    qlora_ctx* ctx;
+    const qlora_model* m;
+    const qlora_tensor* table;
+    bool has_all;      // the mean of all rows of the base is known
+    double* all;       // [H]
+    double* mean;      // [H]
+    QLORA__REAL* rows; // [QLORA__MEAN_ROWS, H]
+} qlora__row_means;
+
+// Adds `count` rows of the table to sums.
+static qlora_result qlora__means_add(const qlora__row_means* f, int64_t row, int64_t count,
+                                     double* sums) {
+    int64_t n = f->table->cols;
+    size_t bytes = (size_t)n * qlora_dtype_bytes(f->table->dtype);
+    QLORA__TRY(qlora__copy_out(f->ctx, f->rows, (const char*)f->table->data + (size_t)row * bytes,
+                               (size_t)count * bytes));
+    for (int64_t i = 0; i < count; i++) {
+        for (int64_t c = 0; c < n; c++) {
+            sums[c] += (double)qlora__load(f->rows, f->table->dtype, i * n + c);
+        }
+    }
+    return QLORA_OK;
+}
+
+static void qlora__means_divide(const qlora__row_means* f, int64_t count, double* sums) {
+    for (int64_t c = 0; c < f->table->cols; c++) {
+        sums[c] /= (double)count;
+    }
+}
+
+// The first values of the row of a token; those of a row that no new token names are the mean.
+static qlora_result qlora__means_find(qlora__row_means* f, int64_t id, const double** out) {
+    const qlora_new_token* token = NULL;
+    int64_t base = f->m->plan.base_vocab;
+    for (int64_t i = 0; i < f->m->desc.new_token_count; i++) {
+        token = f->m->desc.new_tokens[i].id == id ? &f->m->desc.new_tokens[i] : token;
+    }
+    if (token != NULL && token->from_count > 0) {
+        memset(f->mean, 0, (size_t)f->table->cols * sizeof *f->mean);
+        for (int64_t i = 0; i < token->from_count; i++) {
+            QLORA__TRY(qlora__means_add(f, token->from[i], 1, f->mean));
+        }
+        qlora__means_divide(f, token->from_count, f->mean);
+        *out = f->mean;
+        return QLORA_OK;
+    }
+    for (int64_t row = 0; row < base && !f->has_all; row += QLORA__MEAN_ROWS) {
+        QLORA__TRY(qlora__means_add(f, row, qlora__min(QLORA__MEAN_ROWS, base - row), f->all));
+    }
+    if (!f->has_all) {
+        qlora__means_divide(f, base, f->all);
+        f->has_all = true;
+    }
+    *out = f->all;
+    return QLORA_OK;
+}
+
+// Where the parameters of a token's row are; -1 if it has none.
+static int64_t qlora__new_row_at(const qlora_model* m, bool head, int64_t id) {
+    if (head ? m->saved_head : m->saved_embed) {
+        return (head ? m->head_at : m->embed_at) + id * m->plan.config.hidden;
+    }
+    for (int64_t i = 0; i < m->token_count && (!head || m->head_rows); i++) {
+        if (m->token_ids[i] == id) {
+            return (head ? m->head_tokens_at : m->tokens_at) + i * m->plan.config.hidden;
+        }
+    }
+    return -1;
+}
+
+// Writes the first values of a row: into the matrix of the base if only a new token has that row,
+// and into the parameters once they have been started with the base's.
+static qlora_result qlora__new_row_write(qlora__row_means* f, bool head, int64_t id, bool trained) {
+    const double* values = NULL;
+    int64_t n = f->table->cols;
+    int64_t at = trained ? qlora__new_row_at(f->m, head, id) : -1;
+    qlora_dtype dtype = trained ? QLORA_F32 : f->table->dtype;
+    size_t bytes = (size_t)n * (trained ? sizeof *f->rows : qlora_dtype_bytes(dtype));
+    if (trained && at < 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__means_find(f, id, &values));
+    for (int64_t i = 0; i < n; i++) {
+        qlora__store(f->rows, dtype, i, (QLORA__REAL)values[i]);
+    }
+    if (!trained) {
+        return qlora__copy_in(f->ctx, (char*)f->table->data + (size_t)id * bytes, f->rows, bytes);
+    }
+    qlora_tensor to;
+    qlora__arena_window(&f->m->parameters, at, 1, n, &to);
+    return qlora__copy_in(f->ctx, to.data, f->rows, bytes);
+}
+
+// The rows of one matrix.
+static qlora_result qlora__new_rows_of(qlora__row_means* f, bool head, bool trained) {
+    const qlora_model* m = f->m;
+    for (int64_t i = 0; i < m->desc.new_token_count && trained; i++) {
+        QLORA__TRY(qlora__new_row_write(f, head, m->desc.new_tokens[i].id, true));
+    }
+    for (int64_t id = m->plan.base_vocab; id < m->plan.config.vocab && !trained; id++) {
+        QLORA__TRY(qlora__new_row_write(f, head, id, false));
+    }
+    return QLORA_OK;
+}
+
+// Starts the rows of new tokens: first those of the base, then the trained ones.
+static qlora_result qlora__new_rows_start(qlora_ctx* ctx, const qlora_model* m, bool trained) {
+    if (trained ? m->desc.new_token_count == 0 : m->plan.base_vocab == m->plan.config.vocab) {
+        return QLORA_OK;
+    }
+    size_t n = (size_t)m->plan.config.hidden;
+    size_t sums = 2 * n * sizeof(double);
+    size_t rows = QLORA__MEAN_ROWS * n * sizeof(QLORA__REAL);
+    qlora__row_means f;
+    memset(&f, 0, sizeof f);
+    f.ctx = ctx;
+    f.m = m;
+    f.rows = (QLORA__REAL*)qlora__alloc(ctx, rows);
+    f.all = f.rows != NULL ? (double*)qlora__alloc_zero(ctx, sums) : NULL;
+    qlora_result r = f.all != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    bool own = trained ? m->saved_head || m->head_rows : !m->plan.config.tied;
+    for (int head = 0; head < (own ? 2 : 1) && r == QLORA_OK; head++) {
+        memset(f.all, 0, sums);
+        f.mean = f.all + n;
+        f.has_all = false;
+        f.table = head == 1 ? &m->head : &m->embed;
+        r = qlora__new_rows_of(&f, head == 1, trained);
+    }
+    qlora__free(ctx, f.all, sums);
+    qlora__free(ctx, f.rows, rows);
+    return r;
 }
 
 //@@ src/model/parameters.h
@@ -32474,10 +32981,12 @@ static bool qlora__trained_saved(const qlora_model* m, int64_t index, qlora__tra
     } all[] = {{m->saved_embed, m->embed_at, c->vocab, "embed_tokens.weight"},
                {m->saved_head, m->head_at, c->vocab, "lm_head.weight"},
                {m->token_count > 0, m->tokens_at, m->token_count,
-                "embed_tokens.token_adapter.trainable_tokens_delta"}};
+                "embed_tokens.token_adapter.trainable_tokens_delta"},
+               {m->head_rows, m->head_tokens_at, m->token_count,
+                "lm_head.token_adapter.trainable_tokens_delta"}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (all[i].has && index-- == 0) {
-            bool head = i == 1;
+            bool head = i % 2 == 1;
             snprintf(out->name, sizeof out->name, "%s%s%s", head ? "" : "model.",
                      head ? "" : prefix, all[i].name);
             out->at = all[i].at;
@@ -32639,6 +33148,20 @@ static qlora_result qlora__token_keep(qlora_ctx* ctx, const qlora_tensor* table,
     return qlora__copy_in(ctx, (char*)kept->data + (size_t)i * bytes, values, bytes);
 }
 
+// Keeps the base's rows of trained tokens, and starts the trained ones with them.
+static qlora_result qlora__token_start(qlora_ctx* ctx, const qlora_model* m, int64_t i,
+                                       QLORA__REAL* values) {
+    int64_t id = m->token_ids[i];
+    int64_t at = i * m->plan.config.hidden;
+    QLORA__TRY(qlora__token_keep(ctx, &m->embed, id, &m->base_tokens, i, values));
+    QLORA__TRY(qlora__saved_row(ctx, m, &m->embed, id, m->tokens_at + at, values));
+    QLORA__TRY(m->tokens_twice || m->head_rows
+                   ? qlora__token_keep(ctx, &m->head, id, &m->head_tokens, i, values)
+                   : QLORA_OK);
+    return m->head_rows ? qlora__saved_row(ctx, m, &m->head, id, m->head_tokens_at + at, values)
+                        : QLORA_OK;
+}
+
 // Starts trained matrices and rows with the values of the base, and keeps the base's rows.
 static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -32648,6 +33171,7 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
     size_t bytes = (size_t)c->hidden * sizeof(QLORA__REAL);
     QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    r = r == QLORA_OK ? qlora__new_rows_start(ctx, m, false) : r;
     for (int64_t i = 0; i < c->vocab && m->saved_embed && r == QLORA_OK; i++) {
         r = qlora__saved_row(ctx, m, &m->embed, i, m->embed_at + i * c->hidden, values);
     }
@@ -32659,16 +33183,10 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
                            (size_t)m->token_count * sizeof *m->token_ids);
     }
     for (int64_t i = 0; i < m->token_count && r == QLORA_OK; i++) {
-        r = qlora__token_keep(ctx, &m->embed, m->token_ids[i], &m->base_tokens, i, values);
-        r = r == QLORA_OK && m->tokens_twice
-                ? qlora__token_keep(ctx, &m->head, m->token_ids[i], &m->head_tokens, i, values)
-                : r;
-        r = r == QLORA_OK ? qlora__saved_row(ctx, m, &m->embed, m->token_ids[i],
-                                             m->tokens_at + i * c->hidden, values)
-                          : r;
+        r = qlora__token_start(ctx, m, i, values);
     }
     qlora__free(ctx, values, bytes);
-    return r;
+    return r == QLORA_OK ? qlora__new_rows_start(ctx, m, true) : r;
 }
 
 // Initialises A uniformly in +-1/sqrt(in), as PEFT's Kaiming initialisation, and B with zero; equal
@@ -33584,7 +34102,7 @@ static qlora_result qlora__head_gradients(const qlora__pass* pass) {
                                   &m->rows_x, m->saved_head ? &m->d_head : &m->d_embed);
     }
     return qlora__head_gradient(pass->ctx, &m->logits, &m->rows_x, &m->token_rows, alpha,
-                                &m->d_tokens);
+                                m->head_rows ? &m->d_head_tokens : &m->d_tokens);
 }
 
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
@@ -34884,6 +35402,7 @@ static qlora_result qlora__adapter_match_saved(qlora_ctx* ctx, const qlora_model
         qlora__json_int(&p->json, qlora__json_at(&p->json, p->token_rows, (uint32_t)i), &id);
         same = id == m->token_ids[i];
     }
+    same = same && p->head_rows == m->head_rows;
     const char* other = p->dora != m->dora                            ? "use_dora"
                         : p->saves_embed != m->saved_embed            ? "modules_to_save"
                         : (p->saves_head && !shared) != m->saved_head ? "modules_to_save"
@@ -34910,6 +35429,7 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
             s->peft = r == QLORA_OK ? &s->own : NULL;
             r = r == QLORA_OK ? qlora__adapter_all_used(ctx, m, s->peft) : r;
             r = r == QLORA_OK ? qlora__adapter_scale(ctx, m, s->peft) : r;
+            r = r == QLORA_OK ? qlora__peft_copies_check(ctx, m, m->dir, s->peft) : r;
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
         r = r == QLORA_OK ? qlora__adapter_match_saved(ctx, m, s) : r;
@@ -35157,6 +35677,8 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__model_fill(ctx, m, desc));
     qlora__source_settle(m);
     m->desc.quantised_dir = NULL; // the caller's
+    m->desc.new_tokens = NULL;
+    m->desc.new_token_count = 0;
     QLORA__LOG(ctx, INFO, MODEL, "%lld layers, %.2f GiB, ready after %.1f s",
                (long long)m->plan.config.layers, (double)m->plan.total / 1073741824.0,
                (qlora__clock_ms() - start) * 1e-3);
@@ -35721,6 +36243,7 @@ static void qlora__peft_saved(const qlora_model* m, qlora__peft_tables* t) {
     t->desc.tied = m->saved_tied;
     t->desc.token_rows = m->token_ids;
     t->desc.token_row_count = (uint32_t)m->token_count;
+    t->desc.head_rows = m->head_rows;
 }
 
 static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
@@ -36194,7 +36717,8 @@ typedef struct qlora__merge_item {
     const qlora__projection* projection; // NULL if it is not a projection
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t saved_at;                    // the same for a whole trained matrix
-    bool rows_saved;                     // some rows of it are trained
+    int64_t rows_at;                     // the same for trained rows; -1 if it has none
+    int64_t grown;                       // its rows with those of new tokens; 0 = no new ones
     int64_t norm_width;
     bool nf4;
     bool foreign;                // a 4-bit weight that the model has not loaded
@@ -36211,6 +36735,7 @@ typedef struct qlora__merge {
     qlora_ctx* ctx;
     const qlora_model* m;
     const char* dir;
+    const char* tokenizer; // folder of the tokenizer's files; NULL = that of the model
     qlora_dtype dtype;
     bool trained; // merge into the dequantised 4-bit weights
     qlora__folder folder;
@@ -36417,8 +36942,11 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
     if (item->foreign) {
         qlora__merge_foreign(item, first, rows, g->values);
     } else if (!item->nf4) {
+        // Rows of new tokens are not in the file; all of them are trained.
+        int64_t has = item->grown > 0 ? g->m->plan.base_vocab : item->rows;
+        int64_t here = qlora__max(0, qlora__min(rows, has - first));
         qlora__st_read_f32(item->tensor, (uint64_t)(first * item->cols),
-                           (uint64_t)(rows * item->cols), g->values);
+                           (uint64_t)(here * item->cols), g->values);
     }
     if (item->projection != NULL) {
         qlora__merge_rows job;
@@ -36430,11 +36958,11 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
     }
-    for (int64_t i = 0; i < g->m->token_count && item->rows_saved; i++) {
+    for (int64_t i = 0; i < g->m->token_count && item->rows_at >= 0; i++) {
         int64_t row = g->m->token_ids[i] - first;
         qlora_tensor own;
         if (row >= 0 && row < rows) {
-            qlora__arena_window(&g->m->parameters, g->m->tokens_at + i * item->cols, 1, item->cols,
+            qlora__arena_window(&g->m->parameters, item->rows_at + i * item->cols, 1, item->cols,
                                 &own);
             QLORA__TRY(
                 qlora__floats_out(g->ctx, own.data, item->cols, g->values + row * item->cols));
@@ -36493,14 +37021,24 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     qlora__trained norm;
     item->norm_at = -1;
     item->saved_at = -1;
+    item->rows_at = -1;
     bool embed = strcmp(plain, "embed_tokens.weight") == 0;
+    bool head = strcmp(plain, "lm_head.weight") == 0;
     if (embed && m->saved_embed) {
         item->saved_at = m->embed_at;
-    } else if (strcmp(plain, "lm_head.weight") == 0 && m->saved_head) {
+    } else if (head && m->saved_head) {
         item->saved_at = m->head_at;
     }
-    item->rows_saved =
-        (embed || (m->tokens_twice && strcmp(plain, "lm_head.weight") == 0)) && m->token_count > 0;
+    if ((embed || (head && m->tokens_twice)) && m->token_count > 0) {
+        item->rows_at = m->tokens_at;
+    } else if (head && m->head_rows) {
+        item->rows_at = m->head_tokens_at;
+    }
+    if ((embed || head) && m->plan.config.vocab > m->plan.base_vocab) {
+        item->grown = m->plan.config.vocab;
+        item->shape[0] = m->plan.config.vocab;
+        item->shape[1] = m->plan.config.hidden;
+    }
     if (m->desc.train_norms && strcmp(plain, "norm.weight") == 0) {
         item->norm_at = m->final_norm_at;
         item->norm_width = m->plan.config.hidden;
@@ -36569,8 +37107,8 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
         moved ||
         (p != NULL && !item->nf4 && !item->foreign &&
          (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
-        ((item->saved_at >= 0 || item->rows_saved) &&
-         (item->raw || t->rank != 2 || t->shape[0] != g->m->plan.config.vocab ||
+        ((item->saved_at >= 0 || item->rows_at >= 0) &&
+         (item->raw || t->rank != 2 || t->shape[0] != g->m->plan.base_vocab ||
           t->shape[1] != g->m->plan.config.hidden)) ||
         (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
@@ -36578,7 +37116,7 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
                            "%s: tensor %s has changed since the model was opened", g->m->dir,
                            t->name);
     }
-    bool reshaped = p != NULL || item->foreign;
+    bool reshaped = p != NULL || item->foreign || item->grown > 0;
     item->cols = reshaped ? item->shape[1] : t->rank > 0 ? t->shape[t->rank - 1] : 1;
     int64_t n = reshaped ? item->shape[0] * item->shape[1] : (int64_t)qlora__st_elements(t);
     item->rows = item->cols > 0 ? n / item->cols : 0;
@@ -36638,7 +37176,7 @@ static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
         if (item->shard == shard) {
             qlora__st_entry* e = &g->entries[count];
             e->name = item->tensor->name;
-            bool reshaped = item->projection != NULL || item->foreign;
+            bool reshaped = item->projection != NULL || item->foreign || item->grown > 0;
             e->shape = reshaped ? item->shape : item->tensor->shape;
             e->rank = reshaped ? 2 : item->tensor->rank;
             e->dtype = item->raw ? item->tensor->dtype : qlora__st_dtype_for(g->dtype);
@@ -36699,9 +37237,15 @@ static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
         char from[QLORA__PATH_ROOM];
         char to[QLORA__PATH_ROOM];
         bool exists = false;
-        QLORA__TRY(qlora__path_join(&g->ctx->env, g->m->dir, files[i], from));
         QLORA__TRY(qlora__path_join(&g->ctx->env, g->dir, files[i], to));
-        QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
+        if (g->tokenizer != NULL && i > 0) { // the first one is not the tokenizer's
+            QLORA__TRY(qlora__path_join(&g->ctx->env, g->tokenizer, files[i], from));
+            QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
+        }
+        if (!exists) {
+            QLORA__TRY(qlora__path_join(&g->ctx->env, g->m->dir, files[i], from));
+            QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
+        }
         if (exists) {
             QLORA__TRY(qlora__file_copy(&g->ctx->env, from, to));
         }
@@ -36759,10 +37303,12 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
         QLORA__TRY(qlora__merge_index(g));
     }
     QLORA__TRY(qlora__merge_copy_files(g));
+    bool grown = g->m->plan.config.vocab > g->m->plan.base_vocab;
     return qlora__config_export(&g->ctx->env, g->m->dir, g->dir,
                                 g->dtype == QLORA_F32    ? "float32"
                                 : g->dtype == QLORA_BF16 ? "bfloat16"
                                                          : "float16",
+                                grown ? g->m->plan.config.vocab : 0,
                                 g->m->rope_scale[0] != '\0' ? &g->m->plan.config : NULL);
 }
 
@@ -36784,6 +37330,11 @@ static qlora_result qlora__merge_need_saved(qlora_ctx* ctx, const qlora_model* m
                            "the rotation is scaled (desc.rope_scale is \"%s\"); a model in a GGUF "
                            "file cannot be merged with that",
                            m->rope_scale);
+    }
+    if (m->plan.config.wrapped && m->plan.config.vocab > m->plan.base_vocab) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the adapter has new tokens, and the model is the text part of another "
+                           "one; such a model cannot be merged");
     }
     return QLORA_OK;
 }
@@ -37992,6 +38543,7 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
     g.ctx = ctx;
     g.m = m;
     g.dir = desc->dir;
+    g.tokenizer = desc->tokenizer_dir;
     g.dtype = desc->dtype;
     g.trained = desc->base == QLORA_MERGE_TRAINED;
     g.progress = desc->progress;
@@ -42291,4 +42843,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 47f594efffe83fca
+//@@ end 9a722e36518e40cc

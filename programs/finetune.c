@@ -60,6 +60,8 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #include "finetune/ranks.h"
 #include "finetune/records.h"
 #include "finetune/inputs.h"
+#include "finetune/text.h"
+#include "finetune/new_tokens.h"
 #include "finetune/samples.h"
 #include "finetune/packing.h"
 #include "finetune/files.h"
@@ -110,6 +112,7 @@ static void app_close(app* a) {
     inputs_free(&a->inputs);
     inputs_free(&a->eval_inputs);
     prompts_free(a);
+    new_tokens_free(a);
     qlora_text_chat_close(a->chat);
     qlora_text_tok_close(a->tok);
     qlora_text_destroy(a->text);

@@ -76,7 +76,7 @@ static const option option_table[] = {
     {"adapter", OPT_TEXT, AT(adapter), false, 0, 0, "DIR",
         "PEFT adapter or finetune run to apply (default: none)"},
     {"tokenizer", OPT_TEXT, AT(tokenizer), false, 0, 0, "PATH",
-        "tokenizer file or folder (default: --model)"},
+        "tokenizer file or folder (default: --adapter if it has a tokenizer, otherwise --model)"},
     {"prompt", OPT_ANY_TEXT, AT(prompt), false, 0, 0, "TEXT",
         "text to continue; - reads standard input"},
     {"prompt-file", OPT_TEXT, AT(prompt_file), false, 0, 0, "FILE",
@@ -417,6 +417,12 @@ static void stops_collect(app* a, const qlora_model_config* config) {
 
 enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context's math
 
+// Whether the tokenizer is that of the adapter, which may have more tokens than the model.
+static bool adapter_tokens(const app* a) {
+    return a->o.tokenizer == NULL && a->o.adapter != NULL &&
+           !file_missing(a->o.adapter, "tokenizer.json");
+}
+
 static bool context_open(app* a) {
     static char why[512];
     qlora_ctx_desc d;
@@ -436,6 +442,11 @@ static bool context_open(app* a) {
         (a->o.rope_scale != NULL &&
          !lib(a, qlora_config_scale(a->ctx, a->o.rope_scale, &a->config)))) {
         return false;
+    }
+    qlora_text_tok_info tok;
+    if (adapter_tokens(a) && qlora_text_tok_query(a->tok, &tok) == QLORA_OK &&
+        tok.count > a->config.vocab) {
+        a->config.vocab = tok.count; // until the model is open
     }
     a->limit = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
     if (qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU) {
@@ -515,6 +526,11 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
     if (!lib(a, qlora_model_open(a->ctx, &m, &a->model))) {
         return false;
     }
+    qlora_model_info info;
+    if (!lib(a, qlora_model_query(a->model, &info))) {
+        return false;
+    }
+    a->config.vocab = info.plan->config.vocab;
     stops_collect(a, &a->config);
     return tokenizer_warn(a);
 }
@@ -871,7 +887,9 @@ static bool options_check(options* o, char adapter[FOLDER_PATH]) {
 }
 
 static bool run(app* a) {
-    const char* vocabulary = a->o.tokenizer != NULL ? a->o.tokenizer : a->o.model;
+    const char* vocabulary = a->o.tokenizer != NULL ? a->o.tokenizer
+                             : adapter_tokens(a)    ? a->o.adapter
+                                                    : a->o.model;
     qlora_text_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.log = a->o.verbose ? qlora_log_stderr : NULL;

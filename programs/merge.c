@@ -348,6 +348,7 @@ static bool run(const options* o, qlora_ctx* ctx) {
         d.gguf = types[o->dtype].gguf;
         d.base = (qlora_merge_base)o->base;
         d.shard_bytes = (uint64_t)o->shard;
+        d.tokenizer_dir = file_missing(o->adapter, "tokenizer.json") ? NULL : o->adapter;
         d.progress = on_progress;
         d.progress_user = &p;
         bool file = name_ends(o->out, ".gguf");

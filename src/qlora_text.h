@@ -79,6 +79,7 @@ extern "C" {
 #include "text/load_scored.h"
 #include "text/load_gguf.h"
 #include "text/load_bin.h"
+#include "text/new_tokens.h"
 #include "text/encode.h"
 #include "text/lines.h"
 #include "text/decode.h"

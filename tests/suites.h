@@ -35,6 +35,7 @@
     X(kept_suite)                                                                                  \
     X(page_suite)                                                                                  \
     X(methods_suite)                                                                               \
+    X(new_tokens_suite)                                                                            \
     X(generate_suite)                                                                              \
     X(step_suite)                                                                                  \
     X(mutant_suite)                                                                                \

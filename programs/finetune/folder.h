@@ -62,7 +62,10 @@ static bool step_named(const char* name) { // step-N, as the library names them
 // What a checkpoint and an adapter consist of; a file that is being written ends in .tmp.
 static bool step_file_named(const char* name) {
     static const char* const names[] = {"adapter_model.safetensors", "adapter_config.json",
-                                        "trained_norms.safetensors", "state.safetensors"};
+                                        "trained_norms.safetensors", "state.safetensors",
+                                        "tokenizer.json",            "tokenizer_config.json",
+                                        "added_tokens.json",         "special_tokens_map.json",
+                                        "chat_template.jinja",       "chat_template.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         size_t length = strlen(names[i]);
         if (strncmp(name, names[i], length) == 0 &&

@@ -125,6 +125,7 @@ static bool adapter_check(options* o, char adapter[FOLDER_PATH], char error[1024
                          : o->dora                 ? "dora"
                          : o->save_modules != 0    ? "save-modules"
                          : o->train_tokens != NULL ? "train-tokens"
+                         : o->add_tokens != NULL   ? "add-tokens"
                                                    : NULL;
     if (beside != NULL) {
         return error_set(error, "--%s cannot be given with --adapter, which decides it", beside);
@@ -192,7 +193,8 @@ static bool lines_check(const options* o, char error[1024]) {
                  {"adapter", o->adapter},
                  {"template", o->template_name},
                  {"chat-template", o->chat_template},
-                 {"columns", o->columns}};
+                 {"columns", o->columns},
+                 {"add-tokens", o->add_tokens}};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         if (texts[i].value != NULL && strchr(texts[i].value, '\n') != NULL) {
             return error_set(error, "--%s: the value contains a line end", texts[i].name);
@@ -220,6 +222,10 @@ static bool needs_check(const options* o, char error[1024]) {
     }
     if (o->demo && o->eval_only) {
         return error_set(error, "--eval-only needs --model and --data; drop --demo");
+    }
+    if (o->add_tokens != NULL && (o->demo || o->eval_only)) {
+        return error_set(error, "--add-tokens cannot be used with %s",
+                         o->demo ? "--demo" : "--eval-only");
     }
     if (o->model == NULL && !o->demo) {
         return error_set(error, "--model DIR is required; see --help, or try --demo");
@@ -258,6 +264,40 @@ static bool train_tokens_check(const options* o, char error[1024]) {
                      o->train_tokens, MAX_TOKEN_ROWS);
 }
 
+// Reads --lr-factors, NAME=X,...; false if it is not such a list.
+static bool lr_factors_read(const char* text, double factors[QLORA_LR_FACTORS]) {
+    static const char* const names[QLORA_LR_FACTORS] = {
+        "q", "k", "v", "o", "gate", "up", "down", "qkv", "gate_up", "norms", "embed"};
+    while (text != NULL) {
+        size_t size = strcspn(text, "=,");
+        int which = 0;
+        while (which < QLORA_LR_FACTORS &&
+               (strlen(names[which]) != size || strncmp(text, names[which], size) != 0)) {
+            which++;
+        }
+        char* end = NULL;
+        double value = text[size] == '=' ? strtod(text + size + 1, &end) : 0.0;
+        if (which == QLORA_LR_FACTORS || end == NULL || end == text + size + 1 ||
+            (*end != ',' && *end != '\0') || !(value >= 1e-3 && value <= 1e3) ||
+            factors[which] != 0.0) {
+            return false;
+        }
+        factors[which] = value;
+        text = *end == ',' ? end + 1 : NULL;
+    }
+    return true;
+}
+
+static bool lr_factors_check(const options* o, char error[1024]) {
+    double factors[QLORA_LR_FACTORS] = {0.0};
+    return lr_factors_read(o->lr_factors, factors) ||
+           error_set(error,
+                     "--lr-factors: '%.60s' is not a list of NAME=X, each name once, with X from "
+                     "0.001 to 1000 and a name of q, k, v, o, gate, up, down, qkv, gate_up, norms, "
+                     "embed",
+                     o->lr_factors);
+}
+
 // Options of a method are refused where they would have no effect.
 static bool method_check(const options* o, char error[1024]) {
     static const char* const names[] = {"sft", "dpo", "kto"};
@@ -287,7 +327,7 @@ static bool method_check(const options* o, char error[1024]) {
 static bool options_check(options* o, char adapter[FOLDER_PATH], char error[1024]) {
     if (!needs_check(o, error) || !inputs_check(o, error) || !lines_check(o, error) ||
         !format_check(o, error) || !adapter_is_folder(o, error) || !method_check(o, error) ||
-        !train_tokens_check(o, error)) {
+        !train_tokens_check(o, error) || !lr_factors_check(o, error)) {
         return false;
     }
     if (o->tokens != 0 && o->length != 0 && o->length > o->tokens) {

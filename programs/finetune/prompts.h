@@ -31,6 +31,20 @@ static sample_prompt* prompt_new(app* a, const char* what) {
     return &list->data[list->count++];
 }
 
+// The prompt is written to the log as it is, which must be UTF-8.
+static bool prompt_utf8(app* a, const char* what, const char* text, size_t size) {
+    for (size_t at = 0; at < size;) {
+        const unsigned char* byte = (const unsigned char*)text + at;
+        size_t step = byte[0] < 0x80 ? 1 : character_size(byte, size - at);
+        if (step == 0) {
+            return error_set(a->error, "%s: the text is not UTF-8 (byte %zu is %02X)", what, at + 1,
+                             (unsigned)byte[0]);
+        }
+        at += step;
+    }
+    return true;
+}
+
 // The prompt and at least one new token must fit into --length: a longer text could change how the
 // model treats positions, and then the training.
 static bool prompt_fits(app* a, const sample_prompt* p, const char* what) {
@@ -52,7 +66,7 @@ static bool prompt_fits(app* a, const sample_prompt* p, const char* what) {
 // A text to continue as it is, after BOS.
 static bool prompt_plain(app* a, const char* what, const char* text, size_t size) {
     qlora_text_tok_info info;
-    sample_prompt* p = prompt_new(a, what);
+    sample_prompt* p = prompt_utf8(a, what, text, size) ? prompt_new(a, what) : NULL;
     if (p == NULL) {
         return false;
     }
@@ -72,7 +86,7 @@ static bool prompt_message(app* a, const char* what, const char* text) {
     message.role = "user";
     message.content = text;
     message.length = strlen(text);
-    sample_prompt* p = prompt_new(a, what);
+    sample_prompt* p = prompt_utf8(a, what, text, message.length) ? prompt_new(a, what) : NULL;
     if (p == NULL) {
         return false;
     }
@@ -253,16 +267,25 @@ static bool answer_make(app* a, sample_prompt* p, blob* out) {
     return ok;
 }
 
+// Samples that cannot be made, for example because the model gives no finite numbers, must not end
+// a training. They are made at the next evaluation again.
+static void prompts_warn(app* a) {
+    say(a, "warning: no samples after step %lld: %s\n", (long long)a->step, a->error);
+    a->error[0] = '\0';
+}
+
 // Answers all prompts. Ctrl-C ends this; the answers then are made when the run is resumed.
-static bool prompts_answer(app* a) {
+static void prompts_answer(app* a) {
     blob* made = (blob*)take(a, a->prompts.count, sizeof *made);
     bool ok = made != NULL;
     for (size_t i = 0; ok && i < a->prompts.count && stop_asked == 0; i++) {
         ok = answer_make(a, &a->prompts.data[i], &made[i]);
     }
-    if (ok && stop_asked != 0) {
+    if (!ok) {
+        prompts_warn(a);
+    } else if (stop_asked != 0) {
         a->eval_cut = true;
-    } else if (ok) {
+    } else {
         for (size_t i = 0; i < a->prompts.count; i++) {
             answer_keep(&a->prompts.data[i], a->step, &made[i]);
         }
@@ -273,7 +296,6 @@ static bool prompts_answer(app* a) {
         blob_free(&made[i]);
     }
     free(made);
-    return ok;
 }
 
 #endif

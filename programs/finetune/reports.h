@@ -385,7 +385,12 @@ static void summary_print(app* a) {
             "%s/adapter --prompt \"%s\"\n",
             a->o.out, (int)folder, a->program, a->o.out, a->o.out, a->o.prompt);
     } else {
-        say(a, "\nPEFT:       model = PeftModel.from_pretrained(base, \"%s/adapter\")\n", a->o.out);
+        if (a->plan.config.vocab > a->plan.base_vocab) {
+            say(a, "\nPEFT:       base.resize_token_embeddings(%lld)",
+                (long long)a->plan.config.vocab);
+        }
+        say(a, "\n%s  model = PeftModel.from_pretrained(base, \"%s/adapter\")\n",
+            a->plan.config.vocab > a->plan.base_vocab ? "          " : "PEFT:     ", a->o.out);
         if (!a->no_gguf) {
             say(a, "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n", a->o.out);
         }

@@ -2,20 +2,6 @@
 #ifndef FINETUNE_SAMPLES_H
 #define FINETUNE_SAMPLES_H
 
-static bool text_fail(app* a, const char* what) {
-    error_set(a->error, "%s%s", what, message_text(qlora_text_last_error(a->text)));
-    return message_options(a->error);
-}
-
-static bool text_open(app* a) {
-    qlora_text_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.files = a->files;
-    desc.error_text = a->error;
-    desc.error_text_size = sizeof a->error;
-    return a->text != NULL || qlora_text_create(&desc, &a->text) == QLORA_OK;
-}
-
 static bool tokenizer_open(app* a) {
     char error[1024] = "";
     qlora_text_tok_info info;
@@ -24,11 +10,20 @@ static bool tokenizer_open(app* a) {
     if (!text_open(a)) {
         return false;
     }
-    if (a->tok == NULL && qlora_text_tok_open(a->text, a->o.model, &a->tok) != QLORA_OK) {
-        return text_fail(a, "the model's tokenizer: ");
+    const char* folder = a->o.demo ? a->o.model : tokenizer_folder(a);
+    if (a->tok == NULL &&
+        (a->new_tokens.row_count > 0
+             ? qlora_text_tok_open_with(a->text, a->o.model, a->new_tokens.tokens,
+                                        a->new_tokens.count, &a->tok)
+             : qlora_text_tok_open(a->text, folder, &a->tok)) != QLORA_OK) {
+        return text_fail(a, folder == a->o.model ? "the model's tokenizer: "
+                                                 : "the adapter's tokenizer: ");
     }
     if (qlora_text_tok_query(a->tok, &info) != QLORA_OK) {
         return text_fail(a, "");
+    }
+    if (folder != a->o.model && info.count > a->config.vocab) {
+        a->config.vocab = info.count; // the adapter has their rows; without them, it is refused
     }
     if (info.count > a->config.vocab) {
         // Ids beyond the model's vocabulary would read past its embedding; found sample by sample.
@@ -537,7 +532,7 @@ static bool columns_check(app* a) {
 }
 
 static bool samples_open(app* a) {
-    a->data_hash = HASH_START;
+    a->data_hash = new_tokens_hash(a, HASH_START);
     if (a->o.demo ? !samples_take(a, &a->inputs, 0, &a->train, &a->counted)
                   : !files_take(a, &a->o.data, true, &a->inputs, &a->train, &a->counted)) {
         return false;

@@ -95,6 +95,9 @@ static bool model_describe(app* a) {
     d->save_modules = (uint32_t)o->save_modules; // none, embed, head, both: the bits of qlora_save
     d->token_rows = a->token_rows;
     d->token_row_count = token_rows_read(o->train_tokens, a->token_rows, MAX_TOKEN_ROWS);
+    if (!new_tokens_open(a)) {
+        return false;
+    }
     if (o->eval_only) {
         d->purpose = QLORA_PURPOSE_EVALUATE;
         d->rank = o->adapter != NULL ? d->rank : -1;
@@ -134,6 +137,8 @@ static void train_describe(app* a) {
     d->desirable_weight = o->desirable_weight;
     d->undesirable_weight = o->undesirable_weight;
     d->loraplus_ratio = o->loraplus_ratio;
+    memset(d->lr_factors, 0, sizeof d->lr_factors);
+    (void)lr_factors_read(o->lr_factors, d->lr_factors); // it was checked
     d->neftune = o->neftune;
 }
 

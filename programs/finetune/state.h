@@ -190,6 +190,17 @@ typedef struct position { // our own data in a checkpoint
     uint64_t tokens;
 } position;
 
+// The tokens of --add-tokens.
+typedef struct new_tokens {
+    blob* texts;
+    blob* inits;
+    qlora_text_ids* from; // the tokens of the text that a row starts from
+    qlora_text_new_token* tokens;
+    size_t count;
+    qlora_new_token* rows; // of the tokens that are new
+    size_t row_count;
+} new_tokens;
+
 typedef struct app {
     options o;
     option_set set;   // the table and `o`
@@ -203,6 +214,7 @@ typedef struct app {
     qlora_model_config config;
     qlora_model_desc model_desc;
     int32_t token_rows[MAX_TOKEN_ROWS]; // of --train-tokens
+    new_tokens new_tokens;
     qlora_train_desc train_desc;
     qlora_plan plan;
     qlora_model* model;

@@ -60,6 +60,7 @@ typedef struct options {
     double desirable_weight;
     double undesirable_weight;
     double loraplus_ratio;
+    const char* lr_factors;
     double neftune;
     int64_t optimizer;
     double alpha;
@@ -71,6 +72,7 @@ typedef struct options {
     double max_norm;
     double eval;
     const char* train_tokens;
+    const char* add_tokens;
     int64_t save_modules;
     bool dora;
     bool rslora;
@@ -93,6 +95,7 @@ typedef struct options {
 } options;
 
 #define MAX_TOKEN_ROWS 1024
+#define MAX_NEW_TOKENS 4096
 
 enum { RESUME_AUTO = 0, RESUME_NEVER, RESUME_MUST };
 enum { STREAM_AUTO = 0, STREAM_ON, STREAM_OFF };
@@ -147,6 +150,9 @@ static const option option_table[] = {
         "embed (default none)"},
     {"train-tokens", OPT_TEXT, AT(train_tokens), true, 0, 0, "LIST",
         "also train these rows of the embedding: token ids, as in 5,17,130"},
+    {"add-tokens", OPT_TEXT, AT(add_tokens), true, 0, 0, "FILE",
+        "new tokens, one per line, or as JSON (see below): their rows of the embedding and the "
+        "head are trained, and the tokenizer is saved with the adapter"},
     {"train-norms", OPT_FLAG, AT(train_norms), true, 0, 0, "",
         "also train the RMSNorm weights"},
     {"Training", OPT_HEADING, 0, false, 0, 0, "", ""},
@@ -168,6 +174,9 @@ static const option option_table[] = {
         "compute them beside every step (default precompute)"},
     {"loraplus-ratio", OPT_REAL, AT(loraplus_ratio), true, 1e-3, 1e3, "X",
         "LoRA+: learning rate of the B matrices and of vectors, as a multiple of --lr (default 1)"},
+    {"lr-factors", OPT_TEXT, AT(lr_factors), true, 0, 0, "LIST",
+        "factors for the learning rate of modules, as in q=0.5,embed=0.1: the names of --targets, "
+        "norms, and embed for embedding, head and their rows (default 1)"},
     {"neftune", OPT_REAL, AT(neftune), true, 0, 1e3, "X",
         "NEFTune: add noise to the embeddings while training, X / sqrt(length * hidden size) times "
         "a uniform number in [-1, 1); usual values are 5 to 15 (default 0)"},
@@ -380,6 +389,9 @@ static void help_print(const option_set* set) {
         "  .csv, .tsv: with a header that has these names; .parquet: rows with them\n"
         "  .txt: plain text, split into samples of --length tokens\n"
         "  .gz may follow every ending but .parquet\n"
+        "New tokens: a .jsonl file has a string or {\"token\", \"special\", \"init\"} on each\n"
+        "line, a .json file a list of them. A row starts as the mean of all rows, or of\n"
+        "the tokens of the text in \"init\"; special tokens are not part of ordinary text.\n"
         "Weights: --data a.jsonl:0.3 --data b.jsonl uses 30%% of the samples of a.jsonl\n"
         "in each epoch, different ones until all have been used, and all of b.jsonl; 2.5\n"
         "uses each sample twice and half of them a third time (default 1). A path that\n"

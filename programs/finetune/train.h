@@ -401,7 +401,8 @@ static bool adapter_write(app* a, const char* path) {
     }
     memset(&desc, 0, sizeof desc);
     desc.base_name = a->o.base_name != NULL ? a->o.base_name : a->model_desc.dir;
-    return lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter");
+    return lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter") &&
+           new_tokens_save(a, path);
 }
 
 static bool adapter_save(app* a) {
@@ -510,12 +511,14 @@ static bool evaluate_due(app* a) {
     bool ok = a->history.eval_step == a->step || evaluate(a);
     bool ask = a->rank == 0 && a->prompts.count > 0 && a->prompts.step != a->step;
     if (ok && !a->eval_cut && ask) {
-        ok = prompts_answer(a);
-        if (ok && a->prompts.step == a->step) {
+        prompts_answer(a);
+        if (a->prompts.step == a->step) {
             events_samples(a, a->step);
         }
     }
-    return ok;
+    // Only rank 0 makes samples. If Ctrl-C cut them short, nobody goes on to the next step, after
+    // which they could not be made up for.
+    return ok && (a->prompts.count == 0 || ranks_vote(a, 0.0));
 }
 
 // Saves the adapter if the evaluation of this step is the best one so far.

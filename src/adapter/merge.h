@@ -6,7 +6,8 @@ typedef struct qlora__merge_item {
     const qlora__projection* projection; // NULL if it is not a projection
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t saved_at;                    // the same for a whole trained matrix
-    bool rows_saved;                     // some rows of it are trained
+    int64_t rows_at;                     // the same for trained rows; -1 if it has none
+    int64_t grown;                       // its rows with those of new tokens; 0 = no new ones
     int64_t norm_width;
     bool nf4;
     bool foreign;                // a 4-bit weight that the model has not loaded
@@ -23,6 +24,7 @@ typedef struct qlora__merge {
     qlora_ctx* ctx;
     const qlora_model* m;
     const char* dir;
+    const char* tokenizer; // folder of the tokenizer's files; NULL = that of the model
     qlora_dtype dtype;
     bool trained; // merge into the dequantised 4-bit weights
     qlora__folder folder;
@@ -229,8 +231,11 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
     if (item->foreign) {
         qlora__merge_foreign(item, first, rows, g->values);
     } else if (!item->nf4) {
+        // Rows of new tokens are not in the file; all of them are trained.
+        int64_t has = item->grown > 0 ? g->m->plan.base_vocab : item->rows;
+        int64_t here = qlora__max(0, qlora__min(rows, has - first));
         qlora__st_read_f32(item->tensor, (uint64_t)(first * item->cols),
-                           (uint64_t)(rows * item->cols), g->values);
+                           (uint64_t)(here * item->cols), g->values);
     }
     if (item->projection != NULL) {
         qlora__merge_rows job;
@@ -242,11 +247,11 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
     }
-    for (int64_t i = 0; i < g->m->token_count && item->rows_saved; i++) {
+    for (int64_t i = 0; i < g->m->token_count && item->rows_at >= 0; i++) {
         int64_t row = g->m->token_ids[i] - first;
         qlora_tensor own;
         if (row >= 0 && row < rows) {
-            qlora__arena_window(&g->m->parameters, g->m->tokens_at + i * item->cols, 1, item->cols,
+            qlora__arena_window(&g->m->parameters, item->rows_at + i * item->cols, 1, item->cols,
                                 &own);
             QLORA__TRY(
                 qlora__floats_out(g->ctx, own.data, item->cols, g->values + row * item->cols));
@@ -305,14 +310,24 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     qlora__trained norm;
     item->norm_at = -1;
     item->saved_at = -1;
+    item->rows_at = -1;
     bool embed = strcmp(plain, "embed_tokens.weight") == 0;
+    bool head = strcmp(plain, "lm_head.weight") == 0;
     if (embed && m->saved_embed) {
         item->saved_at = m->embed_at;
-    } else if (strcmp(plain, "lm_head.weight") == 0 && m->saved_head) {
+    } else if (head && m->saved_head) {
         item->saved_at = m->head_at;
     }
-    item->rows_saved =
-        (embed || (m->tokens_twice && strcmp(plain, "lm_head.weight") == 0)) && m->token_count > 0;
+    if ((embed || (head && m->tokens_twice)) && m->token_count > 0) {
+        item->rows_at = m->tokens_at;
+    } else if (head && m->head_rows) {
+        item->rows_at = m->head_tokens_at;
+    }
+    if ((embed || head) && m->plan.config.vocab > m->plan.base_vocab) {
+        item->grown = m->plan.config.vocab;
+        item->shape[0] = m->plan.config.vocab;
+        item->shape[1] = m->plan.config.hidden;
+    }
     if (m->desc.train_norms && strcmp(plain, "norm.weight") == 0) {
         item->norm_at = m->final_norm_at;
         item->norm_width = m->plan.config.hidden;
@@ -381,8 +396,8 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
         moved ||
         (p != NULL && !item->nf4 && !item->foreign &&
          (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
-        ((item->saved_at >= 0 || item->rows_saved) &&
-         (item->raw || t->rank != 2 || t->shape[0] != g->m->plan.config.vocab ||
+        ((item->saved_at >= 0 || item->rows_at >= 0) &&
+         (item->raw || t->rank != 2 || t->shape[0] != g->m->plan.base_vocab ||
           t->shape[1] != g->m->plan.config.hidden)) ||
         (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
@@ -390,7 +405,7 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
                            "%s: tensor %s has changed since the model was opened", g->m->dir,
                            t->name);
     }
-    bool reshaped = p != NULL || item->foreign;
+    bool reshaped = p != NULL || item->foreign || item->grown > 0;
     item->cols = reshaped ? item->shape[1] : t->rank > 0 ? t->shape[t->rank - 1] : 1;
     int64_t n = reshaped ? item->shape[0] * item->shape[1] : (int64_t)qlora__st_elements(t);
     item->rows = item->cols > 0 ? n / item->cols : 0;
@@ -450,7 +465,7 @@ static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
         if (item->shard == shard) {
             qlora__st_entry* e = &g->entries[count];
             e->name = item->tensor->name;
-            bool reshaped = item->projection != NULL || item->foreign;
+            bool reshaped = item->projection != NULL || item->foreign || item->grown > 0;
             e->shape = reshaped ? item->shape : item->tensor->shape;
             e->rank = reshaped ? 2 : item->tensor->rank;
             e->dtype = item->raw ? item->tensor->dtype : qlora__st_dtype_for(g->dtype);
@@ -511,9 +526,15 @@ static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
         char from[QLORA__PATH_ROOM];
         char to[QLORA__PATH_ROOM];
         bool exists = false;
-        QLORA__TRY(qlora__path_join(&g->ctx->env, g->m->dir, files[i], from));
         QLORA__TRY(qlora__path_join(&g->ctx->env, g->dir, files[i], to));
-        QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
+        if (g->tokenizer != NULL && i > 0) { // the first one is not the tokenizer's
+            QLORA__TRY(qlora__path_join(&g->ctx->env, g->tokenizer, files[i], from));
+            QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
+        }
+        if (!exists) {
+            QLORA__TRY(qlora__path_join(&g->ctx->env, g->m->dir, files[i], from));
+            QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
+        }
         if (exists) {
             QLORA__TRY(qlora__file_copy(&g->ctx->env, from, to));
         }
@@ -571,10 +592,12 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
         QLORA__TRY(qlora__merge_index(g));
     }
     QLORA__TRY(qlora__merge_copy_files(g));
+    bool grown = g->m->plan.config.vocab > g->m->plan.base_vocab;
     return qlora__config_export(&g->ctx->env, g->m->dir, g->dir,
                                 g->dtype == QLORA_F32    ? "float32"
                                 : g->dtype == QLORA_BF16 ? "bfloat16"
                                                          : "float16",
+                                grown ? g->m->plan.config.vocab : 0,
                                 g->m->rope_scale[0] != '\0' ? &g->m->plan.config : NULL);
 }
 
@@ -596,6 +619,11 @@ static qlora_result qlora__merge_need_saved(qlora_ctx* ctx, const qlora_model* m
                            "the rotation is scaled (desc.rope_scale is \"%s\"); a model in a GGUF "
                            "file cannot be merged with that",
                            m->rope_scale);
+    }
+    if (m->plan.config.wrapped && m->plan.config.vocab > m->plan.base_vocab) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the adapter has new tokens, and the model is the text part of another "
+                           "one; such a model cannot be merged");
     }
     return QLORA_OK;
 }

@@ -408,6 +408,7 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
     g.ctx = ctx;
     g.m = m;
     g.dir = desc->dir;
+    g.tokenizer = desc->tokenizer_dir;
     g.dtype = desc->dtype;
     g.trained = desc->base == QLORA_MERGE_TRAINED;
     g.progress = desc->progress;

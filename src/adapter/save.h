@@ -277,6 +277,7 @@ static void qlora__peft_saved(const qlora_model* m, qlora__peft_tables* t) {
     t->desc.tied = m->saved_tied;
     t->desc.token_rows = m->token_ids;
     t->desc.token_row_count = (uint32_t)m->token_count;
+    t->desc.head_rows = m->head_rows;
 }
 
 static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,

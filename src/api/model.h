@@ -129,6 +129,15 @@ typedef enum qlora_target { // the projections of a layer, one bit each
 // the head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
 typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
 
+// A token that the model does not know yet, for qlora_model_desc.new_tokens. Its row of the embedding
+// is trained, and so is its row of a head that is not tied. It starts as the mean of the rows `from`
+// of the same matrix.
+typedef struct qlora_new_token {
+    int32_t id;          // an unused row of the model, or the next one after its last row
+    const int32_t* from; // rows of the model, e.g. the tokens of a text with the same meaning
+    int64_t from_count;  // 0 = the mean of all rows
+} qlora_new_token;
+
 // How the optimizer stores its moments.
 typedef enum qlora_optimizer {
     QLORA_OPTIMIZER_ADAMW = 0, // in f32
@@ -187,6 +196,11 @@ typedef struct qlora_model_desc {
     uint32_t save_modules;     // a set of qlora_save: also train these matrices
     const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)
     int64_t token_row_count;
+    // Rows for new tokens: trained as token_rows are (if the head is not tied, all of these rows are
+    // then trained in both matrices), or with the matrices of save_modules. Ids from the size of the
+    // model's vocabulary on make it larger and must be without gaps.
+    const qlora_new_token* new_tokens;
+    int64_t new_token_count;
     uint32_t targets; // qlora_target bits that the model has; 0 = all
     bool train_norms; // also train the RMSNorm weights
     // Its memory.
@@ -254,7 +268,8 @@ struct qlora_plan {
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     bool offloaded_embedding;
-    int64_t tile; // tokens at a time, or 0: all at once
+    int64_t tile;       // tokens at a time, or 0: all at once
+    int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens
 };
 
 // Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any

@@ -394,12 +394,14 @@ static void qlora__config_rewrite_rope(qlora__json_writer* w, const qlora__json*
     qlora__json_write_close(w, '}');
 }
 
-// Writes the members of a config with the type of its weights replaced and without
-// quantization_config; everything else is copied unchanged. `scaled`: a config whose rotation was
-// scaled on request, which the file must then have; NULL = none.
-static void qlora__config_rewrite(const qlora__json* json, const char* dtype,
+// Writes the members of a config with the type of its weights and, unless it is 0, the size of the
+// vocabulary replaced and without quantization_config; everything else is copied unchanged.
+// `scaled`: a config whose rotation was scaled on request, which the file must then have; NULL =
+// none.
+static void qlora__config_rewrite(const qlora__json* json, const char* dtype, int64_t vocab,
                                   const qlora_model_config* scaled, qlora__string* text) {
     qlora__json_writer w;
+    bool sized = vocab == 0;
     qlora__json_write_begin(&w, text, 2);
     qlora__json_write_open(&w, NULL, '{');
     for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
@@ -419,6 +421,11 @@ static void qlora__config_rewrite(const qlora__json* json, const char* dtype,
         qlora__string_puts(text, ": ");
         if (qlora__json_is(json, k, "dtype") || qlora__json_is(json, k, "torch_dtype")) {
             qlora__json_write_quoted(text, dtype, strlen(dtype));
+        } else if (vocab > 0 && qlora__json_is(json, k, "vocab_size")) {
+            char number[24];
+            snprintf(number, sizeof number, "%lld", (long long)vocab);
+            qlora__string_puts(text, number);
+            sized = true;
         } else {
             qlora__string_add(text, json->text + value->begin - quote,
                               value->end - value->begin + 2 * quote);
@@ -427,12 +434,17 @@ static void qlora__config_rewrite(const qlora__json* json, const char* dtype,
     if (scaled != NULL) {
         qlora__config_rewrite_rope(&w, json, scaled);
     }
+    if (!sized) { // a default of the family
+        qlora__json_write_int(&w, "vocab_size", vocab);
+    }
     qlora__json_write_close(&w, '}');
 }
 
 // Writes config.json for weights exported as `dtype` ("bfloat16", ...), based on the original one.
+// vocab 0 = as there.
 static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const char* from_dir,
                                                        const char* to_dir, const char* dtype,
+                                                       int64_t vocab,
                                                        const qlora_model_config* scaled) {
     char path[QLORA__PATH_ROOM];
     qlora__map map;
@@ -444,7 +456,7 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
     qlora_result result = qlora__json_parse(env, path, map.data, map.size, 0, &json);
     if (result == QLORA_OK) {
         if (qlora__json_kind_of(&json, 0) == QLORA__JSON_OBJECT) {
-            qlora__config_rewrite(&json, dtype, scaled, &text);
+            qlora__config_rewrite(&json, dtype, vocab, scaled, &text);
             result = text.result;
         } else {
             result = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: expected a JSON object", path);

@@ -12,6 +12,7 @@ typedef struct qlora__peft {
     bool saves_head;
     bool tied;           // ensure_weight_tying
     uint32_t token_rows; // trainable_token_indices, a list; 0 = none
+    bool head_rows;      // the same rows of lm_head are trained as well
     uint32_t targets;    // tokens of the config; 0 if absent
     uint32_t excludes;
     uint32_t layers;
@@ -397,17 +398,45 @@ static qlora_result qlora__peft_check_saved(const qlora__config_reader* r, qlora
     return QLORA_OK;
 }
 
-// trainable_token_indices: a list, or an object with the one list of embed_tokens.
+// Whether two lists of trainable_token_indices are equal.
+static bool qlora__peft_same_lists(const qlora__json* json, uint32_t a, uint32_t b) {
+    bool same = json->tokens[a].kind == QLORA__JSON_ARRAY &&
+                json->tokens[b].kind == QLORA__JSON_ARRAY &&
+                json->tokens[a].count == json->tokens[b].count;
+    for (uint32_t i = 0; same && i < json->tokens[a].count; i++) {
+        int64_t x = -1;
+        int64_t y = -2;
+        same = qlora__json_int(json, qlora__json_at(json, a, i), &x) &&
+               qlora__json_int(json, qlora__json_at(json, b, i), &y) && x == y;
+    }
+    return same;
+}
+
+// The list of embed_tokens in an object, which may have the same one for lm_head; 0 if it has
+// anything else.
+static uint32_t qlora__peft_token_object(const qlora__json* json, uint32_t object, bool* head) {
+    uint32_t rows = qlora__json_find(json, object, "embed_tokens");
+    uint32_t more = qlora__json_find(json, object, "lm_head");
+    uint32_t count = json->tokens[object].count;
+    *head = more != 0;
+    bool good = rows != 0 && (more == 0 ? count == 1
+                                        : count == 2 && qlora__peft_same_lists(json, rows, more));
+    return good ? rows : 0;
+}
+
+// trainable_token_indices: a list, or an object with that of embed_tokens and perhaps of lm_head.
 static qlora_result qlora__peft_check_tokens(const qlora__config_reader* r, qlora__peft* p) {
     static const char name[] = "trainable_token_indices";
     uint32_t list = qlora__config_find(r, name);
     const qlora__json* json = r->json;
     if (list != 0 && json->tokens[list].kind == QLORA__JSON_OBJECT) {
-        bool one = json->tokens[list].count == 1 && qlora__json_is(json, list + 1, "embed_tokens");
-        if (!one) {
-            return qlora__config_refuse(r, name, list, "only embed_tokens is supported");
+        uint32_t rows = qlora__peft_token_object(json, list, &p->head_rows);
+        if (rows == 0) {
+            return qlora__config_refuse(r, name, list,
+                                        "only embed_tokens is supported, or the same list for "
+                                        "embed_tokens and lm_head");
         }
-        list += 2;
+        list = rows;
     }
     if (list == 0 ||
         (json->tokens[list].kind == QLORA__JSON_ARRAY && json->tokens[list].count == 0)) {
@@ -522,7 +551,16 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
     *known = (p->saves_embed && strcmp(plain, "embed_tokens.weight") == 0) ||
              ((p->saves_head || shared) && strcmp(plain, "lm_head.weight") == 0) ||
              (p->token_rows != 0 &&
-              strcmp(plain, "embed_tokens.token_adapter.trainable_tokens_delta") == 0);
+              strcmp(plain, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
+             (p->token_rows != 0 &&
+              (strcmp(plain, "lm_head.token_adapter.trainable_tokens_delta") == 0 ||
+               strcmp(plain, "lm_head.token_adapter.base_layer.weight") == 0 ||
+               strcmp(plain, "embed_tokens.token_adapter.base_layer.weight") == 0)) ||
+             (p->saves_embed && (strcmp(plain, "embed_tokens.modules_to_save.weight") == 0 ||
+                                 strcmp(plain, "embed_tokens.original_module.weight") == 0)) ||
+             ((p->saves_head || shared) &&
+              (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
+               strcmp(plain, "lm_head.original_module.weight") == 0));
     if (*known || !p->dora || length <= end || length >= 320 ||
         strcmp(t->name + length - end, magnitude) != 0) {
         return QLORA_OK;
@@ -649,6 +687,7 @@ typedef struct qlora__peft_desc {
     bool tied;
     const int32_t* token_rows; // trainable_token_indices
     uint32_t token_row_count;
+    bool head_rows; // of lm_head as well
     const char* pattern; // target_modules as a regular expression; NULL = the list `targets`
     const char* const* targets;
     uint32_t target_count;
@@ -705,6 +744,15 @@ static void qlora__peft_write_names(qlora__json_writer* w, const char* key,
     qlora__json_write_close(w, ']');
 }
 
+static void qlora__peft_write_rows(qlora__json_writer* w, const char* key,
+                                   const qlora__peft_desc* d) {
+    qlora__json_write_open(w, key, '[');
+    for (uint32_t i = 0; i < d->token_row_count; i++) {
+        qlora__json_write_int(w, NULL, d->token_rows[i]);
+    }
+    qlora__json_write_close(w, ']');
+}
+
 // Writes the text of adapter_config.json: the keys that every version of PEFT knows, sorted, with
 // an indent of two spaces.
 static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* d) {
@@ -747,12 +795,13 @@ static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* 
         qlora__peft_write_names(&w, "target_modules", d->targets, d->target_count);
     }
     qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
-    if (d->token_row_count > 0) {
-        qlora__json_write_open(&w, "trainable_token_indices", '[');
-        for (uint32_t i = 0; i < d->token_row_count; i++) {
-            qlora__json_write_int(&w, NULL, d->token_rows[i]);
-        }
-        qlora__json_write_close(&w, ']');
+    if (d->head_rows) {
+        qlora__json_write_open(&w, "trainable_token_indices", '{');
+        qlora__peft_write_rows(&w, "embed_tokens", d);
+        qlora__peft_write_rows(&w, "lm_head", d);
+        qlora__json_write_close(&w, '}');
+    } else if (d->token_row_count > 0) {
+        qlora__peft_write_rows(&w, "trainable_token_indices", d);
     }
     qlora__json_write_word(&w, "use_dora", d->dora ? "true" : "false");
     qlora__json_write_word(&w, "use_rslora", d->rslora ? "true" : "false");

@@ -60,6 +60,7 @@ static qlora_result qlora__adapter_match_saved(qlora_ctx* ctx, const qlora_model
         qlora__json_int(&p->json, qlora__json_at(&p->json, p->token_rows, (uint32_t)i), &id);
         same = id == m->token_ids[i];
     }
+    same = same && p->head_rows == m->head_rows;
     const char* other = p->dora != m->dora                            ? "use_dora"
                         : p->saves_embed != m->saved_embed            ? "modules_to_save"
                         : (p->saves_head && !shared) != m->saved_head ? "modules_to_save"
@@ -86,6 +87,7 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
             s->peft = r == QLORA_OK ? &s->own : NULL;
             r = r == QLORA_OK ? qlora__adapter_all_used(ctx, m, s->peft) : r;
             r = r == QLORA_OK ? qlora__adapter_scale(ctx, m, s->peft) : r;
+            r = r == QLORA_OK ? qlora__peft_copies_check(ctx, m, m->dir, s->peft) : r;
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
         r = r == QLORA_OK ? qlora__adapter_match_saved(ctx, m, s) : r;

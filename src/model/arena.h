@@ -232,7 +232,7 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
                             &m->base_tokens);
     }
-    if (m->tokens_twice) {
+    if (m->tokens_twice || m->head_rows) {
         qlora__arena_tensor(arena, m->compute, m->token_count, m->plan.config.hidden,
                             &m->head_tokens);
     }
@@ -308,6 +308,10 @@ static void qlora__layout_windows(qlora_model* m) {
     }
     if (m->token_count > 0) {
         qlora__window_saved(m, m->tokens_at, m->token_count, &m->own_tokens, &m->d_tokens);
+    }
+    if (m->head_rows) {
+        qlora__window_saved(m, m->head_tokens_at, m->token_count, &m->own_head_tokens,
+                            &m->d_head_tokens);
     }
 }
 

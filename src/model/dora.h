@@ -72,15 +72,16 @@ static bool qlora__trains_embedding(const qlora_model* m) {
 // Whether the head has gradients.
 static bool qlora__trains_head(const qlora_model* m) {
     return m->saved_head || m->saved_tied ||
-           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice));
+           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice || m->head_rows));
 }
 
 // Writes the trained rows, or those of the base, into the embedding and a head that also has them,
 // before a pass reads it.
 static qlora_result qlora__tokens_place(qlora_ctx* ctx, qlora_model* m) {
-    QLORA__TRY(m->tokens_twice
-                   ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->head_tokens,
-                                     &m->token_rows, &m->head)
+    const qlora_tensor* head = m->head_rows ? &m->own_head_tokens : &m->own_tokens;
+    QLORA__TRY(m->tokens_twice || m->head_rows
+                   ? qlora__put_rows(ctx, m->use_adapters ? head : &m->head_tokens, &m->token_rows,
+                                     &m->head)
                    : QLORA_OK);
     return m->token_count > 0
                ? qlora__put_rows(ctx, m->use_adapters ? &m->own_tokens : &m->base_tokens,

@@ -21,7 +21,7 @@ static qlora_result qlora__head_gradients(const qlora__pass* pass) {
                                   &m->rows_x, m->saved_head ? &m->d_head : &m->d_embed);
     }
     return qlora__head_gradient(pass->ctx, &m->logits, &m->rows_x, &m->token_rows, alpha,
-                                &m->d_tokens);
+                                m->head_rows ? &m->d_head_tokens : &m->d_tokens);
 }
 
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added

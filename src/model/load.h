@@ -247,6 +247,12 @@ static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const ql
     return QLORA_OK;
 }
 
+// The rows of the embedding or the head that the files have; those of new tokens follow.
+static qlora_result qlora__load_table(qlora_ctx* ctx, const qlora_model* m,
+                                      const qlora_tensor* table, qlora_tensor* rows) {
+    return qlora__tensor_view(ctx, table, 0, m->plan.base_vocab, 0, m->plan.config.hidden, rows);
+}
+
 static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
                                        const qlora__folder* folder) {
     qlora_model* m = s->m;
@@ -254,11 +260,14 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__load_layer(ctx, s, folder, l));
     }
     QLORA__TRY(qlora__load_norm(ctx, s, folder, "model.norm.weight", &m->final_norm));
+    qlora_tensor rows;
     if (m->embed_mapped.data == NULL) {
-        QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &m->embed));
+        QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
+        QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &rows));
     }
     if (!m->plan.config.tied && m->head_mapped.data == NULL) {
-        QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &m->head));
+        QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
+        QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &rows));
     }
     return qlora__sync(ctx);
 }
@@ -270,8 +279,8 @@ static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
     const qlora__st_tensor* t = NULL;
     const qlora_model_config* c = &m->plan.config;
     QLORA__TRY(qlora__source_folder(ctx, m, m->dir, &folder));
-    QLORA__TRY(qlora__folder_need(&ctx->env, folder, "model.embed_tokens.weight", c->vocab,
-                                  c->hidden, &t));
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, "model.embed_tokens.weight",
+                                  m->plan.base_vocab, c->hidden, &t));
     for (int64_t l = 0; l < c->layers; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
@@ -293,6 +302,13 @@ static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
     return bytes;
 }
 
+// New tokens do not make another base.
+static uint64_t qlora__load_identity(const qlora_model* m) {
+    qlora_model_config base = m->plan.config;
+    base.vocab = m->plan.base_vocab;
+    return qlora__identity_config(&base);
+}
+
 static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     const qlora__folder* folder = NULL;
     QLORA__TRY(qlora__source_folder(ctx, m, m->dir, &folder));
@@ -302,7 +318,7 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     stager.m = m;
     stager.keep = &keep;
     stager.total = qlora__folder_bytes(folder);
-    m->base_config = qlora__identity_config(&m->plan.config);
+    m->base_config = qlora__load_identity(m);
     m->base_weights = qlora__identity_folder(folder);
     qlora_result r = qlora__keep_open(ctx, m, &keep);
     r = r == QLORA_OK ? qlora__stager_open(ctx, &stager) : r;
@@ -318,11 +334,14 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     float deviation = m->desc.weight_std > 0.0f ? m->desc.weight_std : 0.02f;
     uint64_t seed = m->desc.seed;
-    m->base_config = qlora__identity_config(c);
+    qlora_tensor rows;
+    m->base_config = qlora__load_identity(m);
     m->base_weights = qlora__identity_random(seed, deviation);
-    QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &m->embed));
+    QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
+    QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &rows));
     if (!c->tied) {
-        QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &m->head));
+        QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
+        QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &rows));
     }
     QLORA__TRY(qlora_fill(ctx, 1.0f, &m->final_norm));
     for (int64_t l = 0; l < c->layers; l++) {

@@ -133,6 +133,8 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__model_fill(ctx, m, desc));
     qlora__source_settle(m);
     m->desc.quantised_dir = NULL; // the caller's
+    m->desc.new_tokens = NULL;
+    m->desc.new_token_count = 0;
     QLORA__LOG(ctx, INFO, MODEL, "%lld layers, %.2f GiB, ready after %.1f s",
                (long long)m->plan.config.layers, (double)m->plan.total / 1073741824.0,
                (qlora__clock_ms() - start) * 1e-3);

@@ -66,10 +66,12 @@ static bool qlora__trained_saved(const qlora_model* m, int64_t index, qlora__tra
     } all[] = {{m->saved_embed, m->embed_at, c->vocab, "embed_tokens.weight"},
                {m->saved_head, m->head_at, c->vocab, "lm_head.weight"},
                {m->token_count > 0, m->tokens_at, m->token_count,
-                "embed_tokens.token_adapter.trainable_tokens_delta"}};
+                "embed_tokens.token_adapter.trainable_tokens_delta"},
+               {m->head_rows, m->head_tokens_at, m->token_count,
+                "lm_head.token_adapter.trainable_tokens_delta"}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (all[i].has && index-- == 0) {
-            bool head = i == 1;
+            bool head = i % 2 == 1;
             snprintf(out->name, sizeof out->name, "%s%s%s", head ? "" : "model.",
                      head ? "" : prefix, all[i].name);
             out->at = all[i].at;
@@ -231,6 +233,20 @@ static qlora_result qlora__token_keep(qlora_ctx* ctx, const qlora_tensor* table,
     return qlora__copy_in(ctx, (char*)kept->data + (size_t)i * bytes, values, bytes);
 }
 
+// Keeps the base's rows of trained tokens, and starts the trained ones with them.
+static qlora_result qlora__token_start(qlora_ctx* ctx, const qlora_model* m, int64_t i,
+                                       QLORA__REAL* values) {
+    int64_t id = m->token_ids[i];
+    int64_t at = i * m->plan.config.hidden;
+    QLORA__TRY(qlora__token_keep(ctx, &m->embed, id, &m->base_tokens, i, values));
+    QLORA__TRY(qlora__saved_row(ctx, m, &m->embed, id, m->tokens_at + at, values));
+    QLORA__TRY(m->tokens_twice || m->head_rows
+                   ? qlora__token_keep(ctx, &m->head, id, &m->head_tokens, i, values)
+                   : QLORA_OK);
+    return m->head_rows ? qlora__saved_row(ctx, m, &m->head, id, m->head_tokens_at + at, values)
+                        : QLORA_OK;
+}
+
 // Starts trained matrices and rows with the values of the base, and keeps the base's rows.
 static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -240,6 +256,7 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
     size_t bytes = (size_t)c->hidden * sizeof(QLORA__REAL);
     QLORA__REAL* values = (QLORA__REAL*)qlora__alloc(ctx, bytes);
     qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    r = r == QLORA_OK ? qlora__new_rows_start(ctx, m, false) : r;
     for (int64_t i = 0; i < c->vocab && m->saved_embed && r == QLORA_OK; i++) {
         r = qlora__saved_row(ctx, m, &m->embed, i, m->embed_at + i * c->hidden, values);
     }
@@ -251,16 +268,10 @@ static qlora_result qlora__saved_start(qlora_ctx* ctx, qlora_model* m) {
                            (size_t)m->token_count * sizeof *m->token_ids);
     }
     for (int64_t i = 0; i < m->token_count && r == QLORA_OK; i++) {
-        r = qlora__token_keep(ctx, &m->embed, m->token_ids[i], &m->base_tokens, i, values);
-        r = r == QLORA_OK && m->tokens_twice
-                ? qlora__token_keep(ctx, &m->head, m->token_ids[i], &m->head_tokens, i, values)
-                : r;
-        r = r == QLORA_OK ? qlora__saved_row(ctx, m, &m->embed, m->token_ids[i],
-                                             m->tokens_at + i * c->hidden, values)
-                          : r;
+        r = qlora__token_start(ctx, m, i, values);
     }
     qlora__free(ctx, values, bytes);
-    return r;
+    return r == QLORA_OK ? qlora__new_rows_start(ctx, m, true) : r;
 }
 
 // Initialises A uniformly in +-1/sqrt(in), as PEFT's Kaiming initialisation, and B with zero; equal

@@ -70,6 +70,7 @@ static void qlora__number_parameters(qlora_model* m) {
     at = qlora__number_saved(m, m->saved_embed ? c->vocab : 0, at, &m->embed_at);
     at = qlora__number_saved(m, m->saved_head ? c->vocab : 0, at, &m->head_at);
     at = qlora__number_saved(m, m->token_count, at, &m->tokens_at);
+    at = qlora__number_saved(m, m->head_rows ? m->token_count : 0, at, &m->head_tokens_at);
     m->elements = at;
 }
 
@@ -209,7 +210,7 @@ static qlora_result qlora__config_check(qlora_ctx* ctx, qlora_model_config* c) {
         const char* name;
         int64_t value;
         int64_t most;
-    } sizes[] = {{"config.vocab", c->vocab, 1 << 24},
+    } sizes[] = {{"config.vocab", c->vocab, QLORA__MAX_VOCAB},
                  {"config.hidden", c->hidden, 1 << 24},
                  {"config.intermediate", c->intermediate, 1 << 24},
                  {"config.layers", c->layers, QLORA_MAX_LAYERS},
@@ -265,6 +266,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.targets", d->targets, 0, QLORA_TARGET_ALL},
                   {"desc.save_modules", d->save_modules, 0, QLORA_SAVE_EMBED | QLORA_SAVE_HEAD},
                   {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
+                  {"desc.new_token_count", d->new_token_count, 0, 1 << 24},
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
@@ -454,6 +456,16 @@ static void qlora__rope_choose(qlora_rope_desc* rope, int64_t longest) {
                      memcmp(rope->short_factor, rope->long_factor, sizeof rope->long_factor) != 0;
 }
 
+// A plan is the caller's memory.
+static qlora_result qlora__plan_vocab_check(qlora_ctx* ctx, const qlora_plan* plan) {
+    return plan->base_vocab > 0 && plan->base_vocab <= plan->config.vocab
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                             "desc.plan.base_vocab is %lld; it must be 1 to desc.plan.config.vocab "
+                             "(%lld)",
+                             (long long)plan->base_vocab, (long long)plan->config.vocab);
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
@@ -470,12 +482,17 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         qlora_model_config given = desc->dir != NULL ? desc->plan->config : *desc->config;
         QLORA__TRY(qlora__config_check(ctx, &given));
         *c = given;
+        if (desc->dir != NULL) { // before new tokens
+            QLORA__TRY(qlora__plan_vocab_check(ctx, desc->plan));
+            c->vocab = desc->plan->base_vocab;
+        }
     }
     if (desc->rope_scale != NULL) {
         QLORA__TRY(scaled ? QLORA_OK : qlora__config_scale(&ctx->env, desc->rope_scale, c));
         snprintf(m->rope_scale, sizeof m->rope_scale, "%s", desc->rope_scale);
     }
     m->desc.rope_scale = NULL; // the caller's
+    m->plan.base_vocab = c->vocab;
     m->arch = qlora__arch_of(c->family);
     qlora__config_resolve(c);
     m->on_gpu = machine->capability != 0;

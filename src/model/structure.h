@@ -176,10 +176,14 @@ struct qlora_model {
     qlora_tensor d_embed;
     qlora_tensor d_head;
     qlora_tensor d_tokens;
+    bool head_rows;         // the same rows of a head that is not tied are trained as well
+    int64_t head_tokens_at; // in the parameter arena
+    qlora_tensor own_head_tokens;
+    qlora_tensor d_head_tokens;
     qlora_tensor token_rows;  // I32 [1, count]
     qlora_tensor base_tokens; // [count, H], the rows of the base
-    bool tokens_twice;        // they are also rows of a head that is a matrix of its own
-    qlora_tensor head_tokens; // [count, H], the base's rows of that head
+    bool tokens_twice;        // their values are also rows of a head that is a matrix of its own
+    qlora_tensor head_tokens; // [count, H], the base's rows of the head in both cases
     // adapters and optimizer
     qlora_tensor parameters; // f32 [1, elements]
     qlora_tensor shadow;     // compute type [1, elements]

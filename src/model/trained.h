@@ -1,5 +1,7 @@
 // ---- what is trained ----------------------------------------------------------------------------
 
+#define QLORA__MAX_VOCAB (1 << 24)
+
 // A new adapter on the modules that the desc names.
 static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
     if (m->desc.rank > 0 && (m->desc.targets >> m->arch->layout->rows[number].bit & 1u) != 0) {
@@ -52,7 +54,10 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
                 ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
                 ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
                 (m->token_count > 0 &&
-                 strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0);
+                 strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
+                (m->head_rows &&
+                 strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
+                qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
@@ -131,15 +136,113 @@ static bool qlora__has_lora(const qlora_model* m) {
     return false;
 }
 
+// Trained row number i: in adapter_config.json, or in the desc, where new tokens come last.
+static int64_t qlora__saved_token(const qlora__peft* peft, const qlora_model_desc* desc,
+                                  int64_t i) {
+    int64_t id = -1;
+    if (peft != NULL) {
+        qlora__json_int(&peft->json, qlora__json_at(&peft->json, peft->token_rows, (uint32_t)i),
+                        &id);
+        return id;
+    }
+    return i < desc->token_row_count ? desc->token_rows[i]
+                                     : desc->new_tokens[i - desc->token_row_count].id;
+}
+
+// The vocabulary grows by `added` rows; every one of them must be trained, because no file of the
+// base has it.
+static qlora_result qlora__vocab_grow(qlora_ctx* ctx, qlora_model* m, int64_t added) {
+    int64_t grown = m->plan.base_vocab + added;
+    if (grown > QLORA__MAX_VOCAB) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT,
+                           "with its new tokens, the vocabulary has %lld rows; the maximum is %lld",
+                           (long long)grown, (long long)QLORA__MAX_VOCAB);
+    }
+    m->plan.config.vocab = grown;
+    return QLORA_OK;
+}
+
+// The rows of a whole embedding in an adapter, which may have more of them than the base.
+static int64_t qlora__vocab_saved(const qlora_model* m, const qlora__peft* peft) {
+    const qlora__st_tensor* t = NULL;
+    for (uint32_t i = 0; peft != NULL && i < peft->tensors.count; i++) {
+        const qlora__folder_entry* e = &peft->tensors.entries[i];
+        t = strcmp(e->name, "embed_tokens.weight") == 0 ? e->tensor : t;
+    }
+    return t != NULL && t->rank == 2 && t->shape[0] > m->plan.base_vocab &&
+                   t->shape[0] <= QLORA__MAX_VOCAB
+               ? t->shape[0] - m->plan.base_vocab
+               : 0;
+}
+
+// Finds how many rows follow those of the base.
+static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlora_model_desc* desc,
+                                      int64_t count) {
+    const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
+    int64_t added = m->saved_embed ? qlora__vocab_saved(m, peft) : 0;
+    for (int64_t i = 0; i < count && peft != NULL; i++) {
+        added += qlora__saved_token(peft, desc, i) >= m->plan.base_vocab ? 1 : 0;
+    }
+    for (int64_t i = 0; i < desc->new_token_count; i++) {
+        added += desc->new_tokens[i].id >= m->plan.base_vocab ? 1 : 0;
+    }
+    QLORA__TRY(qlora__vocab_grow(ctx, m, added));
+    bool own = !m->plan.config.tied && !m->tokens_twice;
+    if (added > 0 && own && !(m->saved_embed ? m->saved_head : m->head_rows)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s for %lld rows after the vocabulary's %lld tokens, but not for those "
+                           "of lm_head; %s",
+                           peft != NULL ? "the adapter has values" : "desc.new_tokens asks",
+                           (long long)added, (long long)m->plan.base_vocab,
+                           peft != NULL ? "train both with PEFT"
+                                        : "desc.save_modules must be both or none");
+    }
+    return QLORA_OK;
+}
+
+// The ids of new tokens that are trained with the whole matrix; others are trained rows.
+static qlora_result qlora__new_tokens_check(qlora_ctx* ctx, const qlora_model* m,
+                                            const qlora_model_desc* desc) {
+    for (int64_t i = 0; i < desc->new_token_count; i++) {
+        const qlora_new_token* t = &desc->new_tokens[i];
+        if (t->id < 0 || t->id >= m->plan.config.vocab) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "desc.new_tokens[%lld].id is %d; it must be 0 to %lld, so that no "
+                               "row is left out",
+                               (long long)i, (int)t->id, (long long)m->plan.config.vocab - 1);
+        }
+        for (int64_t k = 0; k < i; k++) {
+            if (desc->new_tokens[k].id == t->id) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                                   "desc.new_tokens[%lld].id is %d, as that of token %lld",
+                                   (long long)i, (int)t->id, (long long)k);
+            }
+        }
+        for (int64_t k = 0; k < t->from_count; k++) {
+            if (t->from[k] < 0 || t->from[k] >= m->plan.base_vocab) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                                   "desc.new_tokens[%lld].from[%lld] is %d; the model has rows 0 "
+                                   "to %lld",
+                                   (long long)i, (long long)k, (int)t->from[k],
+                                   (long long)m->plan.base_vocab - 1);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
 // Takes the ids of the trained rows of the embedding from a list in adapter_config.json, or from
 // the desc.
 static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
                                         const qlora_model_desc* desc) {
     const qlora__peft* peft = m->source->has_peft ? &m->source->peft : NULL;
-    int64_t count = peft == NULL            ? desc->token_row_count
-                    : peft->token_rows != 0 ? (int64_t)peft->json.tokens[peft->token_rows].count
-                                            : 0;
+    int64_t count = desc->token_row_count + (m->saved_embed ? 0 : desc->new_token_count);
+    if (peft != NULL) {
+        count = peft->token_rows != 0 ? (int64_t)peft->json.tokens[peft->token_rows].count : 0;
+    }
     m->desc.token_rows = NULL;
+    QLORA__TRY(qlora__vocab_find(ctx, m, desc, count));
+    QLORA__TRY(qlora__new_tokens_check(ctx, m, desc));
     if (count == 0) {
         return QLORA_OK;
     }
@@ -149,11 +252,7 @@ static qlora_result qlora__saved_tokens(qlora_ctx* ctx, qlora_model* m,
     }
     m->token_count = count;
     for (int64_t i = 0; i < count; i++) {
-        int64_t id = peft == NULL ? desc->token_rows[i] : 0;
-        if (peft != NULL) {
-            qlora__json_int(&peft->json, qlora__json_at(&peft->json, peft->token_rows, (uint32_t)i),
-                            &id);
-        }
+        int64_t id = qlora__saved_token(peft, desc, i);
         if (id < 0 || id >= m->plan.config.vocab) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                                "token row %lld is %lld; the embedding has rows 0 to %lld",
@@ -220,6 +319,7 @@ static qlora_result qlora__saved_desc_check(qlora_ctx* ctx, const qlora_model_de
     const char* name = d->dora                  ? "desc.dora"
                        : d->save_modules != 0   ? "desc.save_modules"
                        : d->token_row_count > 0 ? "desc.token_rows"
+                       : d->new_token_count > 0 ? "desc.new_tokens"
                                                 : NULL;
     if (d->adapter != NULL && name != NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -229,6 +329,16 @@ static qlora_result qlora__saved_desc_check(qlora_ctx* ctx, const qlora_model_de
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.token_rows is NULL, but desc.token_row_count is %lld",
                            (long long)d->token_row_count);
+    }
+    for (int64_t i = 0; i < d->new_token_count; i++) {
+        bool list = d->new_tokens != NULL;
+        if (!list || d->new_tokens[i].from_count < 0 ||
+            (d->new_tokens[i].from_count > 0 && d->new_tokens[i].from == NULL)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               list ? "desc.new_tokens[%lld].from does not have from_count ids"
+                                    : "desc.new_tokens is NULL, but desc.new_token_count is %lld",
+                               (long long)(list ? i : d->new_token_count));
+        }
     }
     return QLORA_OK;
 }
@@ -265,7 +375,8 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     // As in PEFT, a tied head is trained with the embedding only if that is asked for; a new
     // adapter of ours keeps it tied unless both are to be saved.
     bool shared = tied && (peft != NULL ? peft->tied && (embed || head) : embed && !head);
-    bool rows = peft != NULL ? peft->token_rows != 0 : desc->token_row_count > 0;
+    bool rows = peft != NULL ? peft->token_rows != 0
+                             : desc->token_row_count + desc->new_token_count > 0 && !embed;
     QLORA__TRY(
         qlora__saved_head_check(ctx, m, desc, rows, peft != NULL && peft->tied && (embed || head)));
     if (shared && !embed) {
@@ -277,7 +388,17 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     m->saved_head = head && !shared;
     m->saved_tied = shared;
     m->dora = peft != NULL ? peft->dora : desc->dora;
+    // PEFT trains rows of a tied head with those of the embedding.
+    m->head_rows = rows && (peft != NULL ? peft->head_rows
+                                         : desc->new_token_count > 0 && !tied && !m->tokens_twice);
+    if (m->head_rows && (tied || m->tokens_twice || m->saved_head)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: trained rows of lm_head are not supported if %s",
+                           peft != NULL ? peft->path : "desc",
+                           m->saved_head ? "the whole head is trained" : "the head is tied");
+    }
     QLORA__TRY(qlora__saved_tokens(ctx, m, desc));
     QLORA__TRY(qlora__saved_check(ctx, m));
+    QLORA__TRY(peft != NULL ? qlora__peft_copies_check(ctx, m, desc->dir, peft) : QLORA_OK);
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }

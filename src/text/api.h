@@ -78,6 +78,25 @@ QLORA_API qlora_result qlora_text_token_query(qlora_text_tok* tok, int32_t id,
 // The id of a token as the file spells it, or -1.
 QLORA_API int32_t qlora_text_tok_find(const qlora_text_tok* tok, const char* token);
 
+// A token to add to a tokenizer. It is found in a text as it is spelt here, also within a word.
+typedef struct qlora_text_new_token {
+    const char* text; // UTF-8
+    bool special;     // not part of ordinary text: skipped by QLORA_TEXT_SKIP
+    bool known;       // set by qlora_text_tok_open_with: the tokenizer already has it
+    int32_t id;       // set by qlora_text_tok_open_with
+} qlora_text_new_token;
+// Opens tokenizer.json of a folder with more tokens. They get the next ids, in their order; a token
+// that exists already keeps its id, and nothing is added for it.
+QLORA_API qlora_result qlora_text_tok_open_with(qlora_text* text, const char* folder,
+                                                qlora_text_new_token* tokens, size_t count,
+                                                qlora_text_tok** out);
+// Writes the tokenizer files of a folder with these tokens, whose ids are set, to the folder `to`:
+// tokenizer.json, tokenizer_config.json, and added_tokens.json, special_tokens_map.json and chat
+// templates where they exist. transformers reads them.
+QLORA_API qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
+                                           const qlora_text_new_token* tokens, size_t count,
+                                           const char* to);
+
 enum {
     QLORA_TEXT_SPECIAL = 1,  // encode: add what the post-processor adds (BOS, EOS)
     QLORA_TEXT_LITERAL = 2,  // encode: special tokens that are spelt out are ordinary text

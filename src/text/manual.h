@@ -41,6 +41,7 @@
        text/load_scored     vocabularies whose tokens have scores
        text/load_gguf       the tokenizer in a GGUF file
        text/load_bin        tokenizer.bin of llama2.c; opening and asking
+       text/new_tokens      tokenizers with more tokens, and their files
        text/encode          text to ids
        text/lines           where a long text can be split
        text/decode          ids to text

@@ -1481,14 +1481,14 @@ TEST folder_is_exported(void) {
     world w;
     static qlora__folder f;
     world_begin(&w);
-    ASSERT(refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16", NULL), "m/config.json"));
+    ASSERT(refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16", 0, NULL), "m/config.json"));
     world_put(&w, "m/config.json", from, sizeof from - 1);
-    ASSERT_EQ(QLORA_OK, qlora__config_export(&w.env, "m", "n", "bfloat16", NULL));
+    ASSERT_EQ(QLORA_OK, qlora__config_export(&w.env, "m", "n", "bfloat16", 0, NULL));
     world_file* file = world_slot(w.files, "n/config.json");
     ASSERT_EQ(sizeof to - 1, file->size);
     ASSERT_MEM_EQ(to, file->data, file->size);
     world_put(&w, "m/config.json", "[]", 2);
-    ASSERT(refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16", NULL),
+    ASSERT(refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16", 0, NULL),
                    "expected a JSON object"));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "n/s1", shard_1, 2));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_2, 2));
@@ -2220,7 +2220,7 @@ static qlora_result do_export(world* w) {
     static const char* const names[] = {"model.a"};
     static const char* const shards[] = {"s1"};
     static const uint32_t shard_of[] = {0};
-    QLORA__TRY(qlora__config_export(&w->env, "m", "d", "bfloat16", NULL));
+    QLORA__TRY(qlora__config_export(&w->env, "m", "d", "bfloat16", 0, NULL));
     QLORA__TRY(qlora__file_copy(&w->env, "m/config.json", "d/f"));
     return qlora__index_write(&w->env, "d", names, shard_of, 1, shards, 40);
 }
