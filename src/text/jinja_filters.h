@@ -8,6 +8,10 @@ static bool qlora__jin_given(qlora__jin_value v) {
     return v.kind != QLORA__JIN_MISSING && v.kind != QLORA__JIN_NONE;
 }
 
+static bool qlora__jin_named(const char* row, const char* name, size_t size) {
+    return strlen(row) == size && memcmp(row, name, size) == 0;
+}
+
 // ---- strings
 
 QLORA__JIN_FILTER(trim) {
@@ -389,8 +393,7 @@ QLORA__JIN_FILTER(float) {
     if (qlora__jin_is_number(in[0])) {
         *out = qlora__jin_float(qlora__jin_real_of(in[0]));
     } else if (in[0].kind == QLORA__JIN_BIG) {
-        *out = qlora__jin_float(
-            qlora__number_parse(in[0].as.string->data, in[0].as.string->bytes));
+        *out = qlora__jin_float(qlora__number_parse(in[0].as.string->data, in[0].as.string->bytes));
     } else if (in[0].kind == QLORA__JIN_STRING) {
         QLORA__TRY(qlora__jin_number_text(m, in[0].as.string, text, sizeof text, &size));
         *out = qlora__jin_read_real(text, size, &x) ? qlora__jin_float(x) : *out;
@@ -432,8 +435,8 @@ QLORA__JIN_FILTER(int) {
     return real ? qlora__jin_truncate_double(m, x, out) : QLORA_OK;
 }
 
-// Rounds a whole number, given by its digits, to a multiple of ten to the power of `places`; what is
-// exactly between two goes to the even one. `more`: there is a fraction behind the digits.
+// Rounds a whole number, given by its digits, to a multiple of ten to the power of `places`; what
+// is exactly between two goes to the even one. `more`: there is a fraction behind the digits.
 static void qlora__jin_round_digits(char* digits, size_t places, bool more) {
     size_t size = strlen(digits);
     size_t keep = size > places ? size - places : 0;
@@ -498,6 +501,10 @@ QLORA__JIN_FILTER(round) {
                                (long long)precision);
     }
     double x = qlora__jin_real_of(in[0]);
+    if (!common && qlora__jin_is_integer(in[0]) && precision >= 0) {
+        *out = qlora__jin_float(x);
+        return QLORA_OK;
+    }
     if (!qlora__jin_is_finite(x)) {
         *out = in[0];
         return common ? QLORA_OK : qlora__jin_fail(m, "round: the number is not finite");
@@ -522,6 +529,45 @@ QLORA__JIN_FILTER(round) {
     whole += !down && whole < x * scale ? 1.0 : 0.0;
     *out = qlora__jin_float(qlora__jin_is_zero(whole) ? 0.0 : whole / scale); // a whole number
     return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(filesizeformat) {
+    static const char prefixes[] = "kMGTPEZY";
+    char text[400];
+    qlora__jin_value number;
+    bool binary = qlora__jin_truth(in[1]);
+    qlora__jin_value call[2];
+    call[0] = in[0];
+    call[1] = qlora__jin_none();
+    QLORA__TRY(qlora__jin_filter_float(m, call, &number));
+    if (number.kind != QLORA__JIN_FLOAT) {
+        return qlora__jin_fail(m, "filesizeformat: a number is needed, not a %s",
+                               qlora__jin_type(in[0]));
+    }
+    double x = number.as.real;
+    double base = binary ? 1024.0 : 1000.0;
+    if (x >= 1.0 && x <= 1.0) {
+        return qlora__jin_string_of(m, "1 Byte", out);
+    }
+    if (x < base) {
+        QLORA__TRY(qlora__jin_truncate_double(m, x, &number));
+        snprintf(text, sizeof text, "%lld Bytes", (long long)number.as.integer);
+    } else {
+        double unit = base * base;
+        size_t i = 0;
+        // Python compares with the whole number, which the seventh unit is a little below
+        while (i < 7 && !(x < unit || (i == 6 && !binary && x <= unit))) {
+            unit *= base;
+            i++;
+        }
+        snprintf(text, sizeof text, "%.1f %c%s", base * x / unit,
+                 binary && i == 0 ? 'K' : prefixes[i], binary ? "iB" : "B");
+        qlora__jin_mend_point(text);
+    }
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_puts(m, &buffer, text));
+    return qlora__jin_buffer_string(m, &buffer, out);
 }
 
 // ---- sequences
@@ -734,6 +780,13 @@ QLORA__JIN_FILTER(sort) {
     QLORA__TRY(qlora__jin_need_integer(m, "sort: reverse", in[1], &reverse));
     QLORA__TRY(qlora__jin_to_list(m, in[0], out));
     QLORA__TRY(qlora__jin_sort_keys_of(m, out->as.list, in[3], qlora__jin_truth(in[2]), &keys));
+    for (size_t i = 0; i < out->as.list->count; i++) {
+        // in a list, as in jinja2: there, values without an order may be equal
+        qlora__jin_value key;
+        QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 1, &key));
+        QLORA__TRY(qlora__jin_list_add(m, key.as.list, keys[i]));
+        keys[i] = key;
+    }
     return qlora__jin_sort(m, out->as.list, keys, reverse != 0);
 }
 
@@ -798,11 +851,13 @@ QLORA__JIN_FILTER(dictsort) {
     }
     qlora__jin_value view;
     qlora__jin_value* keys = NULL;
+    int64_t reverse = 0;
+    QLORA__TRY(qlora__jin_need_integer(m, "dictsort: reverse", in[3], &reverse));
     QLORA__TRY(qlora__jin_dict_view(in, 2, &view));
     QLORA__TRY(qlora__jin_to_list(m, view, out));
     QLORA__TRY(qlora__jin_sort_keys_of(m, out->as.list, qlora__jin_int(by_value ? 1 : 0),
                                        qlora__jin_truth(in[1]), &keys));
-    return qlora__jin_sort(m, out->as.list, keys, qlora__jin_truth(in[3]));
+    return qlora__jin_sort(m, out->as.list, keys, reverse != 0);
 }
 
 QLORA__JIN_FILTER(groupby) {

@@ -581,8 +581,7 @@ typedef struct qlora__jin_format_state {
 
 // The value that {name.attribute[item]} means.
 static qlora_result qlora__jin_format_field(qlora__jin_machine* m, const char* text, size_t size,
-                                            qlora__jin_format_state* state,
-                                            qlora__jin_value* out) {
+                                            qlora__jin_format_state* state, qlora__jin_value* out) {
     const qlora__jin_args* args = state->args;
     size_t at = 0;
     while (at < size && text[at] != '.' && text[at] != '[') {
@@ -721,8 +720,8 @@ static qlora_result qlora__jin_format(qlora__jin_machine* m, qlora__jin_value fo
     if (format.flag != 0) {
         return qlora__jin_fail(m, "format of a safe string is not supported");
     }
-    QLORA__TRY(qlora__jin_format_put(m, format.as.string->data, format.as.string->bytes, &state,
-                                     &buffer));
+    QLORA__TRY(
+        qlora__jin_format_put(m, format.as.string->data, format.as.string->bytes, &state, &buffer));
     return qlora__jin_buffer_string(m, &buffer, out);
 }
 
@@ -789,61 +788,61 @@ static int64_t qlora__jin_iso_week(const qlora__jin_date* d, int* week) {
     return year;
 }
 
-// One letter of strftime in the C locale; NULL when it is not known. It is long because each letter
-// is a case.
+typedef struct qlora__jin_date_row {
+    char letter;
+    const char* format;
+    int value;
+} qlora__jin_date_row;
+
+// A letter of strftime that stands for a number.
+static bool qlora__jin_date_number(const qlora__jin_date* d, char letter, char out[64]) {
+    int hour12 = d->hour % 12 == 0 ? 12 : d->hour % 12;
+    int from_monday = (d->weekday + 6) % 7;
+    int week = 0;
+    int week_year = (int)qlora__jin_iso_week(d, &week);
+    const qlora__jin_date_row rows[] = {{'Y', "%d", (int)d->year},
+                                        {'y', "%02d", (int)(d->year % 100)},
+                                        {'C', "%02d", (int)(d->year / 100)},
+                                        {'m', "%02d", d->month},
+                                        {'d', "%02d", d->day},
+                                        {'e', "%2d", d->day},
+                                        {'H', "%02d", d->hour},
+                                        {'k', "%2d", d->hour},
+                                        {'I', "%02d", hour12},
+                                        {'l', "%2d", hour12},
+                                        {'M', "%02d", d->minute},
+                                        {'S', "%02d", d->second},
+                                        {'f', "%06d", 0},
+                                        {'j', "%03d", d->yearday},
+                                        {'w', "%d", d->weekday},
+                                        {'u', "%d", d->weekday == 0 ? 7 : d->weekday},
+                                        {'U', "%02d", (d->yearday + 6 - d->weekday) / 7},
+                                        {'W', "%02d", (d->yearday + 6 - from_monday) / 7},
+                                        {'V', "%02d", week},
+                                        {'G', "%d", week_year},
+                                        {'g', "%02d", week_year % 100}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(rows); i++) {
+        if (rows[i].letter == letter) {
+            snprintf(out, 64, rows[i].format, rows[i].value);
+            return true;
+        }
+    }
+    return false;
+}
+
+// One letter of strftime in the C locale; NULL when it is not known.
 static const char* qlora__jin_date_part(const qlora__jin_date* d, char letter, char out[64]) {
     static const char* const repeated[] = {
         "D%m/%d/%y", "F%Y-%m-%d", "T%H:%M:%S",   "R%H:%M", "c%a %b %e %H:%M:%S %Y",
         "x%m/%d/%y", "X%H:%M:%S", "r%I:%M:%S %p"};
-    int hour12 = d->hour % 12 == 0 ? 12 : d->hour % 12;
-    int week = 0;
+    if (qlora__jin_date_number(d, letter, out)) {
+        return out;
+    }
     switch (letter) {
-    case 'Y':
-        snprintf(out, 64, "%lld", (long long)d->year);
-        return out;
-    case 'y':
-        snprintf(out, 64, "%02d", (int)(d->year % 100));
-        return out;
-    case 'm':
-        snprintf(out, 64, "%02d", d->month);
-        return out;
-    case 'd':
-        snprintf(out, 64, "%02d", d->day);
-        return out;
-    case 'e':
-        snprintf(out, 64, "%2d", d->day);
-        return out;
-    case 'H':
-        snprintf(out, 64, "%02d", d->hour);
-        return out;
-    case 'I':
-        snprintf(out, 64, "%02d", hour12);
-        return out;
-    case 'l':
-        snprintf(out, 64, "%2d", hour12);
-        return out;
-    case 'k':
-        snprintf(out, 64, "%2d", d->hour);
-        return out;
-    case 'M':
-        snprintf(out, 64, "%02d", d->minute);
-        return out;
-    case 'S':
-        snprintf(out, 64, "%02d", d->second);
-        return out;
-    case 'f':
-        return "000000";
     case 'p':
         return d->hour < 12 ? "AM" : "PM";
-    case 'j':
-        snprintf(out, 64, "%03d", d->yearday);
-        return out;
-    case 'w':
-        snprintf(out, 64, "%d", d->weekday);
-        return out;
-    case 'u':
-        snprintf(out, 64, "%d", d->weekday == 0 ? 7 : d->weekday);
-        return out;
+    case 'P':
+        return d->hour < 12 ? "am" : "pm";
     case 'A':
         return qlora__jin_days[d->weekday];
     case 'B':
@@ -858,27 +857,6 @@ static const char* qlora__jin_date_part(const qlora__jin_date* d, char letter, c
     case 'Z':
     case 'z':
         return ""; // the clock has no time zone
-    case 'C':
-        snprintf(out, 64, "%02d", (int)(d->year / 100));
-        return out;
-    case 'P':
-        return d->hour < 12 ? "am" : "pm";
-    case 'U': // weeks from the first Sunday
-        snprintf(out, 64, "%02d", (d->yearday + 6 - d->weekday) / 7);
-        return out;
-    case 'W': // weeks from the first Monday
-        snprintf(out, 64, "%02d", (d->yearday + 6 - (d->weekday + 6) % 7) / 7);
-        return out;
-    case 'V':
-        (void)qlora__jin_iso_week(d, &week);
-        snprintf(out, 64, "%02d", week);
-        return out;
-    case 'G':
-        snprintf(out, 64, "%lld", (long long)qlora__jin_iso_week(d, &week));
-        return out;
-    case 'g':
-        snprintf(out, 64, "%02d", (int)(qlora__jin_iso_week(d, &week) % 100));
-        return out;
     case 'n':
         return "\n";
     case 't':

@@ -220,7 +220,7 @@ static qlora_result qlora__jin_str_istitle(qlora__jin_machine* m, qlora__jin_val
 
 // list(value)
 static qlora_result qlora__jin_to_list(qlora__jin_machine* m, qlora__jin_value v,
-                                         qlora__jin_value* out) {
+                                       qlora__jin_value* out) {
     qlora__jin_iter* iter = NULL;
     qlora__jin_value list;
     QLORA__TRY(qlora__jin_iter_make(m, v, &iter));
@@ -422,9 +422,9 @@ static qlora_result qlora__jin_dict_fromkeys(qlora__jin_machine* m, qlora__jin_v
     QLORA__TRY(qlora__jin_to_list(m, in[1], &keys));
     QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 4, out));
     for (size_t i = 0; i < keys.as.list->count; i++) {
-        QLORA__TRY(qlora__jin_dict_set(m, out->as.dict, keys.as.list->items[i],
-                                       in[2].kind != QLORA__JIN_MISSING ? in[2]
-                                                                        : qlora__jin_none()));
+        QLORA__TRY(
+            qlora__jin_dict_set(m, out->as.dict, keys.as.list->items[i],
+                                in[2].kind != QLORA__JIN_MISSING ? in[2] : qlora__jin_none()));
     }
     return QLORA_OK;
 }

@@ -101,8 +101,8 @@ static qlora__jin_wide qlora__jin_wide_multiply(qlora__jin_wide a, qlora__jin_wi
     return out;
 }
 
-// base to the power of times, for a base that is finite and not zero. Without pow(), so that nothing
-// needs to be linked; twice the precision, so that the result is rounded as well as there.
+// base to the power of times, for a base that is finite and not zero. Without pow(), so that
+// nothing needs to be linked; twice the precision, so that the result is rounded as well as there.
 static double qlora__jin_power_of(double base, int64_t times) {
     qlora__jin_wide square;
     qlora__jin_wide result;

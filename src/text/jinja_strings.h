@@ -206,8 +206,8 @@ static qlora_result qlora__jin_str_casefold(qlora__jin_machine* m, qlora__jin_va
         }
         for (size_t i = 0; i < count; i++) {
             uint32_t lower[3] = {upper[i], 0, 0};
-            size_t few = cherokee ? 1
-                                  : qlora__text_case_of(upper[i], QLORA__TEXT_LOWER_CASE, lower);
+            size_t few =
+                cherokee ? 1 : qlora__text_case_of(upper[i], QLORA__TEXT_LOWER_CASE, lower);
             for (size_t k = 0; k < few; k++) {
                 QLORA__TRY(qlora__jin_put_code(m, &buffer, lower[k]));
             }

@@ -1,8 +1,8 @@
 // template_side.c - renders many templates in one process, for template_check.py.
 //
-// Reads cases from the standard input: a line with the sizes of the template and of the
-// conversation, then both. Writes for each a line with 0 or 1 (an error) and a size, then the text
-// or the message.
+// Reads cases from the standard input: a line with 1 for a generation prompt and the sizes of the
+// template and of the conversation, then both. Writes for each a line with 0 or 1 (an error) and a
+// size, then the text or the message.
 
 #define QLORA_STATIC // the compiler leaves out what is not used
 #define QLORA_TEXT_IMPLEMENTATION
@@ -25,7 +25,7 @@ static int answer(int status, const char* data, size_t size) {
 }
 
 static int render(qlora_text* text, const char* source, size_t size, const char* json,
-                  size_t json_size) {
+                  size_t json_size, bool prompt) {
     qlora_text_template* compiled = NULL;
     qlora_text_render_desc desc;
     qlora_text_bytes out;
@@ -33,6 +33,7 @@ static int render(qlora_text* text, const char* source, size_t size, const char*
     memset(&out, 0, sizeof out);
     desc.conversation = json;
     desc.conversation_size = json_size;
+    desc.generation_prompt = prompt;
     desc.clock = NOW;
     desc.bos_token = "<s>";
     desc.eos_token = "</s>";
@@ -52,11 +53,15 @@ int main(void) {
     qlora_text* text = NULL;
     unsigned long size = 0;
     unsigned long json_size = 0;
+    int prompt = 0;
     int status = qlora_text_create(NULL, &text) == QLORA_OK ? 0 : 1;
-    while (status == 0 && scanf("%lu %lu", &size, &json_size) == 2 && getchar() == '\n') {
+    while (status == 0 && scanf("%d %lu %lu", &prompt, &size, &json_size) == 3 &&
+           getchar() == '\n') {
         char* source = take(size);
         char* json = take(json_size);
-        status = source != NULL && json != NULL ? render(text, source, size, json, json_size) : 1;
+        status = source != NULL && json != NULL
+                     ? render(text, source, size, json, json_size, prompt != 0)
+                     : 1;
         free(source);
         free(json);
     }
