@@ -170,7 +170,7 @@ $(B)/soak_kill: tests/gates/soak_kill.c $(B)/obj/qlora.o
 	$(COMPILE) -o $@ $< $(B)/obj/qlora.o $(LIBS)
 
 $(B)/golden $(B)/adapter_dump $(B)/outputs $(B)/logprobs $(B)/peft_side $(B)/parquet_rows \
-		$(B)/adamw8_side $(B)/dpo_side: $(B)/%: tests/golden/%.c | $(HEADERS)
+		$(B)/adamw8_side $(B)/dpo_side $(B)/template_side: $(B)/%: tests/golden/%.c | $(HEADERS)
 	$(COMPILE) -o $@ $< $(LIBS)
 
 $(B)/ptx_test: tests/fakecuda/ptx_test.c $(B)/obj/fakecuda/ptx.o

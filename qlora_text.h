@@ -58,6 +58,8 @@
        text/jinja_methods    methods of values
        text/jinja_iterate    map, select, sorting
        text/jinja_filters    filters
+       text/jinja_layout     filters that lay text out
+       text/jinja_html       filters for HTML
        text/jinja_tables     tables of filters and tests
        text/jinja_eval       expressions
        text/jinja_run        statements and macros
@@ -192,9 +194,11 @@
        Statements: if, for (not recursive), set, macro, call, filter, with, break, continue, print,
        raw, generation. Filters, tests and methods are those of jinja2 and Python's str, list and
        dict. What is not supported is an error that names it: include, import, block, extends,
-       autoescape; the filters filesizeformat, pprint, random, striptags, urlize, wordwrap and
-       xmlattr; integers beyond 64 bits, unless they are only printed; printing an object that
-       Python shows with its address. A template stops with an error at limits for steps, memory
+       autoescape, recursive loops; the filter random and the function lipsum, whose results cannot
+       be repeated; encode, isidentifier and maketrans of str, methods with bytes; integers beyond
+       64 bits, unless they are only printed; powers with a fraction in the exponent; printing an
+       object that Python shows with its address; in striptags, character references beyond those
+       of Latin-1 and usual punctuation. A template stops with an error at limits for steps, memory
        and depth. strftime_now prints desc.clock.
 
        What is trained is derived. With {% generation %} blocks it is what they write. Otherwise an
@@ -19589,6 +19593,15 @@ static qlora_result qlora__jin_too_big(qlora__jin_machine* m) {
     return qlora__jin_fail(m, "an integer does not fit 64 bits");
 }
 
+static qlora_result qlora__jin_truncate_double(qlora__jin_machine* m, double x,
+                                               qlora__jin_value* out) {
+    if (!(x > -9223372036854775808.0 && x < 9223372036854775808.0)) {
+        return qlora__jin_too_big(m);
+    }
+    *out = qlora__jin_int((int64_t)x);
+    return QLORA_OK;
+}
+
 // The largest whole number that is not above x.
 static double qlora__jin_floor(double x) {
     if (x >= 4503599627370496.0 || x <= -4503599627370496.0 || qlora__jin_is_nan(x)) {
@@ -19600,6 +19613,16 @@ static double qlora__jin_floor(double x) {
 
 static bool qlora__jin_is_zero(double x) {
     return x <= 0.0 && x >= 0.0;
+}
+
+static bool qlora__jin_has_minus(double x) {
+    uint64_t bits = 0;
+    memcpy(&bits, &x, sizeof bits);
+    return (bits >> 63) != 0;
+}
+
+static bool qlora__jin_is_finite(double x) {
+    return x - x <= 0.0;
 }
 
 static bool qlora__jin_multiply(int64_t a, int64_t b, int64_t* out) {
@@ -19627,11 +19650,98 @@ static bool qlora__jin_add_integers(int64_t a, int64_t b, int64_t* out) {
     return true;
 }
 
+// A number of twice the precision, high + low, whose high part is from a half to below one in size,
+// times two to the power of `exponent`.
+typedef struct qlora__jin_wide {
+    double high;
+    double low;
+    int64_t exponent;
+} qlora__jin_wide;
+
+static void qlora__jin_wide_scale(qlora__jin_wide* x) {
+    uint64_t bits = 0;
+    memcpy(&bits, &x->high, sizeof bits);
+    int64_t shift = (int64_t)(bits >> 52 & 0x7FF) - 1022;
+    double factor = 1.0;
+    for (int64_t i = 0; i < (shift < 0 ? -shift : shift); i++) {
+        factor *= shift < 0 ? 2.0 : 0.5;
+    }
+    x->high *= factor;
+    x->low *= factor;
+    x->exponent += shift;
+}
+
+static qlora__jin_wide qlora__jin_wide_multiply(qlora__jin_wide a, qlora__jin_wide b) {
+    qlora__jin_wide out;
+    // halves of 26 bits, whose products are exact
+    double split = a.high * 134217729.0;
+    double a_high = split - (split - a.high);
+    double a_low = a.high - a_high;
+    split = b.high * 134217729.0;
+    double b_high = split - (split - b.high);
+    double b_low = b.high - b_high;
+    double product = a.high * b.high;
+    double rest = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low;
+    rest += a.high * b.low + a.low * b.high;
+    out.high = product + rest;
+    out.low = rest - (out.high - product);
+    out.exponent = a.exponent + b.exponent;
+    qlora__jin_wide_scale(&out);
+    return out;
+}
+
+// base to the power of times, for a base that is finite and not zero. Without pow(), so that
+// nothing needs to be linked; twice the precision, so that the result is rounded as well as there.
+static double qlora__jin_power_of(double base, int64_t times) {
+    qlora__jin_wide square;
+    qlora__jin_wide result;
+    uint64_t left = times < 0 ? 0 - (uint64_t)times : (uint64_t)times;
+    memset(&square, 0, sizeof square);
+    result = square;
+    bool tiny = base < 1e-300 && base > -1e-300; // may have leading zeros
+    square.high = tiny ? base * 18014398509481984.0 : base;
+    square.exponent = tiny ? -54 : 0;
+    qlora__jin_wide_scale(&square);
+    result.high = 0.5;
+    result.exponent = 1;
+    for (; left > 0; left >>= 1) {
+        if ((left & 1) != 0) {
+            result = qlora__jin_wide_multiply(result, square);
+        }
+        square = qlora__jin_wide_multiply(square, square);
+    }
+    if (times < 0) {
+        qlora__jin_wide whole = result;
+        qlora__jin_wide guess;
+        memset(&guess, 0, sizeof guess);
+        guess.high = 1.0 / result.high;
+        qlora__jin_wide product = qlora__jin_wide_multiply(guess, whole);
+        double scale = product.exponent - whole.exponent == 1 ? 2.0 : 1.0;
+        double error = (1.0 - product.high * scale) - product.low * scale;
+        result.high = guess.high + error / whole.high;
+        result.exponent = -whole.exponent;
+    }
+    double out = result.high;
+    int64_t exponent = result.exponent;
+    for (; exponent > 0 && qlora__jin_is_finite(out); exponent--) {
+        out *= 2.0;
+    }
+    // in two steps, because only the last one may round
+    for (; exponent < -1000; exponent += 1) {
+        out *= 0.5;
+    }
+    double factor = 1.0;
+    for (; exponent < 0; exponent++) {
+        factor *= 0.5;
+    }
+    return out * factor;
+}
+
 static qlora_result qlora__jin_power(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
                                      qlora__jin_value* out) {
     if (!qlora__jin_is_integer(b)) {
         double whole = qlora__jin_floor(b.as.real);
-        if (whole < b.as.real || whole > 1024.0 || whole < -1024.0) {
+        if (whole < b.as.real || !(whole <= 1024.0 && whole >= -1024.0)) {
             return qlora__jin_fail(m, "a power whose exponent is not a whole number from -1024 to "
                                       "1024 is not supported");
         }
@@ -19650,25 +19760,75 @@ static qlora_result qlora__jin_power(qlora__jin_machine* m, qlora__jin_value a, 
         return QLORA_OK;
     }
     double base = qlora__jin_real_of(a);
-    double result = 1.0;
+    bool finite = qlora__jin_is_finite(base);
     if (qlora__jin_is_zero(base) && times < 0) {
         return qlora__jin_fail(m, "division by zero");
     }
-    for (int64_t i = 0; i < (times < 0 ? -times : times) && i < 100000; i++) {
-        result *= base;
+    if (times > 1024 || times < -1024) {
+        return qlora__jin_fail(m, "a power whose exponent is not a whole number from -1024 to 1024 "
+                                  "is not supported");
     }
-    *out = qlora__jin_float(times < 0 ? 1.0 / result : result);
-    return QLORA_OK;
+    if (!finite || qlora__jin_is_zero(base) || times == 0) {
+        double result = 1.0;
+        for (int64_t i = 0; i < (times < 0 ? -times : times); i++) {
+            result *= base;
+        }
+        *out = qlora__jin_float(times < 0 ? 1.0 / result : result);
+        return QLORA_OK;
+    }
+    double result = qlora__jin_power_of(base, times);
+    *out = qlora__jin_float(result);
+    return qlora__jin_is_finite(result) ? QLORA_OK : qlora__jin_fail(m, "a power is too large");
+}
+
+// What is left of x when y is taken from it as often as possible; x is not negative, y above zero.
+// Each subtraction is exact.
+static double qlora__jin_remainder(double x, double y) {
+    double step = y;
+    while (step <= x / 2.0) {
+        step *= 2.0;
+    }
+    for (; x >= y; step /= 2.0) {
+        x -= x >= step ? step : 0.0;
+    }
+    return x;
+}
+
+// x // y and x % y of floats, as Python computes them.
+static void qlora__jin_divide_floats(double x, double y, double* quotient, double* rest) {
+    bool finite = qlora__jin_is_finite(x) && !qlora__jin_is_nan(y);
+    double size = y < 0.0 ? -y : y;
+    double left = x;
+    if (finite && qlora__jin_is_finite(size)) {
+        left = qlora__jin_remainder(x < 0.0 ? -x : x, size);
+        left = x < 0.0 ? -left : left;
+    }
+    left = finite ? left : x - x + (y - y);
+    double whole = (x - left) / y;
+    if (left < 0.0 || left > 0.0) {
+        bool other = (left < 0.0) != (y < 0.0);
+        left += other ? y : 0.0;
+        whole -= other ? 1.0 : 0.0;
+    } else if (finite) {
+        left = y < 0.0 ? -0.0 : 0.0;
+    }
+    double below = qlora__jin_floor(whole);
+    below += whole - below > 0.5 ? 1.0 : 0.0;
+    bool zero = qlora__jin_is_zero(whole);
+    bool minus = qlora__jin_has_minus(x) != qlora__jin_has_minus(y);
+    *quotient = zero ? (minus ? -0.0 : 0.0) : below;
+    *rest = left;
 }
 
 static qlora_result qlora__jin_divide(qlora__jin_machine* m, char op, qlora__jin_value a,
                                       qlora__jin_value b, qlora__jin_value* out) {
+    double x = qlora__jin_real_of(a);
     double y = qlora__jin_real_of(b);
     if (qlora__jin_is_zero(y)) {
         return qlora__jin_fail(m, "division by zero");
     }
     if (op == '/') {
-        *out = qlora__jin_float(qlora__jin_real_of(a) / y);
+        *out = qlora__jin_float(x / y);
         return QLORA_OK;
     }
     if (qlora__jin_is_integer(a) && qlora__jin_is_integer(b)) {
@@ -19687,9 +19847,10 @@ static qlora_result qlora__jin_divide(qlora__jin_machine* m, char op, qlora__jin
         *out = qlora__jin_int(op == 'f' ? quotient - (below ? 1 : 0) : rest + (below ? q : 0));
         return QLORA_OK;
     }
-    double x = qlora__jin_real_of(a);
-    double quotient = qlora__jin_floor(x / y);
-    *out = qlora__jin_float(op == 'f' ? quotient : x - quotient * y);
+    double quotient = 0.0;
+    double rest = 0.0;
+    qlora__jin_divide_floats(x, y, &quotient, &rest);
+    *out = qlora__jin_float(op == 'f' ? quotient : rest);
     return QLORA_OK;
 }
 
@@ -20224,7 +20385,7 @@ static qlora_result qlora__jin_dump_string(qlora__jin_machine* m, const qlora__j
         const char* hit = c != 0 && c < 0x80 ? strchr(plain, (char)c) : NULL;
         if (hit != NULL) {
             snprintf(escaped, sizeof escaped, "\\%c", letters[hit - plain]);
-        } else if (c < 0x20) {
+        } else if (c < 0x20 || (c == 0x7F && ascii)) {
             snprintf(escaped, sizeof escaped, "\\u%04x", (unsigned)c);
         } else if (c >= 0x80 && ascii) {
             uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
@@ -20235,9 +20396,6 @@ static qlora_result qlora__jin_dump_string(qlora__jin_machine* m, const qlora__j
             } else {
                 snprintf(escaped, sizeof escaped, "\\u%04x", (unsigned)code);
             }
-        } else if (c == 0x7F && ascii) {
-            at++; // json.dumps leaves it
-            continue;
         } else {
             at++;
             continue;
@@ -20421,6 +20579,8 @@ typedef struct qlora__jin_spec {
     char sign;  // + - or a space
     bool alternate;
     bool zero;
+    bool no_minus_zero; // the letter z: what is rounded to zero has no minus
+    bool filled;        // a fill was given
     int64_t width;
     char group;        // , or _ or 0
     int64_t precision; // -1: none
@@ -20444,93 +20604,176 @@ static qlora_result qlora__jin_pad(qlora__jin_machine* m, const char* text, size
     return left == room ? qlora__jin_put(m, out, text, size) : QLORA_OK;
 }
 
-// Digits in groups of three, from the right, up to a point or exponent.
-static void qlora__jin_group(const char* digits, char separator, char* out, size_t room) {
-    size_t whole = strspn(digits, "0123456789");
+// Digits in groups from the right, up to a point, an exponent or a letter. With `least`, zeros are
+// put before them, in groups too, until there are that many characters.
+static void qlora__jin_group(const char* digits, char separator, size_t each, int64_t least,
+                             char* out, size_t room) {
+    size_t whole = strspn(digits, each == 4 ? "0123456789abcdefABCDEF" : "0123456789");
+    size_t rest = strlen(digits + whole);
+    char back[1400]; // the whole part, from its end
     size_t n = 0;
-    for (size_t i = 0; digits[i] != '\0' && n + 2 < room; i++) {
-        if (separator != '\0' && i > 0 && i < whole && (whole - i) % 3 == 0) {
-            out[n++] = separator;
+    int64_t front = least - (int64_t)rest;
+    for (size_t i = 0; whole > 0 && n + 2 < sizeof back; i++) {
+        if (i >= whole && (int64_t)n >= front) {
+            break;
         }
-        out[n++] = digits[i];
+        if (i > 0 && i % each == 0) {
+            back[n++] = separator;
+        }
+        back[n++] = i < whole ? digits[whole - 1 - i] : '0';
     }
-    out[n] = '\0';
+    size_t k = 0;
+    while (n > 0 && k + 1 < room) {
+        out[k++] = back[--n];
+    }
+    for (size_t i = whole; i < whole + rest && k + 1 < room; i++) {
+        out[k++] = digits[i];
+    }
+    out[k] = '\0';
 }
 
-// A number without its sign, as text.
-static qlora_result qlora__jin_format_digits(qlora__jin_machine* m, qlora__jin_value v,
-                                             const qlora__jin_spec* spec, char* out, size_t room) {
+// The zeros at the end of a fraction; an exponent behind them stays.
+static void qlora__jin_cut_zeros(char* text) {
+    size_t end = strcspn(text, "e");
+    size_t keep = end;
+    if (memchr(text, '.', end) == NULL) {
+        return;
+    }
+    while (keep > 0 && text[keep - 1] == '0') {
+        keep--;
+    }
+    keep -= keep > 0 && text[keep - 1] == '.' ? 1 : 0;
+    memmove(text + keep, text + end, strlen(text + end) + 1);
+}
+
+static void qlora__jin_mend_point(char* text) {
+    for (; *text != '\0'; text++) {
+        *text = *text == ',' ? '.' : *text; // the locale's decimal point
+    }
+}
+
+// A precision without a type: as g, but with an exponent one digit earlier, and with a point.
+static void qlora__jin_format_plain(double x, int precision, char* out, size_t room) {
+    precision = precision > 0 ? precision : 1;
+    snprintf(out, room, "%.*e", precision - 1, x);
+    qlora__jin_mend_point(out);
+    int exponent = atoi(strchr(out, 'e') + 1);
+    if (exponent < -4 || exponent >= precision - 1) {
+        qlora__jin_cut_zeros(out);
+        return;
+    }
+    snprintf(out, room, "%.*f", precision - 1 - exponent, x);
+    qlora__jin_mend_point(out);
+    qlora__jin_cut_zeros(out);
+    size_t size = strlen(out);
+    if (strchr(out, '.') == NULL && size + 3 < room) {
+        memcpy(out + size, ".0", 3);
+    }
+}
+
+// A float that is finite and not negative, as text.
+static qlora_result qlora__jin_format_real(qlora__jin_machine* m, double x,
+                                           const qlora__jin_spec* spec, char* out, size_t room) {
     char type = spec->type;
-    if (strchr("eEfFgG%", type) != NULL && type != '\0') {
-        char format[8];
-        double x = qlora__jin_real_of(v);
-        x = type == '%' ? x * 100.0 : x;
-        x = x < 0.0 ? -x : x;
-        int64_t precision = spec->precision < 0 ? 6 : spec->precision;
-        if (precision > 100) {
-            return qlora__jin_fail(m, "a precision above 100 is not supported");
-        }
-        snprintf(format, sizeof format, "%%.*%c", type == '%' || type == 'F' ? 'f' : type);
-        // the formats differ only in their last letter, and all take an int and a double
-        int wrote = format[3] == 'f'   ? snprintf(out, room, "%.*f", (int)precision, x)
-                    : format[3] == 'e' ? snprintf(out, room, "%.*e", (int)precision, x)
-                    : format[3] == 'E' ? snprintf(out, room, "%.*E", (int)precision, x)
-                    : format[3] == 'g' ? snprintf(out, room, "%.*g", (int)precision, x)
-                                       : snprintf(out, room, "%.*G", (int)precision, x);
-        for (char* c = out; *c != '\0'; c++) {
-            *c = *c == ',' ? '.' : *c; // the locale's decimal point
-        }
-        if (type == '%' && wrote > 0 && (size_t)wrote + 1 < room) {
-            out[wrote] = '%';
-            out[wrote + 1] = '\0';
-        }
+    if (type == '\0' && spec->precision < 0) {
+        char shortest[48];
+        qlora__jin_format_double(x, shortest);
+        snprintf(out, room, "%s", shortest);
         return QLORA_OK;
     }
-    int64_t integer = qlora__jin_integer_of(v);
-    uint64_t size = integer < 0 ? 0 - (uint64_t)integer : (uint64_t)integer;
-    if (type == 'b') {
-        size_t n = 0;
-        int top = 63;
-        while (top > 0 && (size >> top & 1) == 0) {
-            top--;
-        }
-        for (; top >= 0; top--) {
-            out[n++] = (size >> top & 1) != 0 ? '1' : '0';
-        }
-        out[n] = '\0';
-        return QLORA_OK;
+    int64_t precision = spec->precision < 0 ? 6 : spec->precision;
+    if (precision > 100) {
+        return qlora__jin_fail(m, "a precision above 100 is not supported");
     }
-    const char* format = type == 'x'   ? "%llx"
-                         : type == 'X' ? "%llX"
-                         : type == 'o' ? "%llo"
-                                       : "%llu";
-    snprintf(out, room, format, (unsigned long long)size);
+    int p = (int)precision;
+    switch (type) {
+    case 'e':
+        snprintf(out, room, spec->alternate ? "%#.*e" : "%.*e", p, x);
+        break;
+    case 'E':
+        snprintf(out, room, spec->alternate ? "%#.*E" : "%.*E", p, x);
+        break;
+    case 'g':
+        snprintf(out, room, spec->alternate ? "%#.*g" : "%.*g", p, x);
+        break;
+    case 'G':
+        snprintf(out, room, spec->alternate ? "%#.*G" : "%.*G", p, x);
+        break;
+    case '\0':
+        qlora__jin_format_plain(x, p, out, room);
+        return QLORA_OK;
+    default:
+        snprintf(out, room, spec->alternate ? "%#.*f" : "%.*f", p, x);
+        break;
+    }
+    qlora__jin_mend_point(out);
     return QLORA_OK;
 }
 
+// The digits of an integer without its sign, at least `precision` of them.
+static qlora_result qlora__jin_format_whole(qlora__jin_machine* m, int64_t integer,
+                                            const qlora__jin_spec* spec, char* out, size_t room) {
+    uint64_t size = integer < 0 ? 0 - (uint64_t)integer : (uint64_t)integer;
+    uint64_t base = spec->type == 'b' ? 2 : spec->type == 'o' ? 8 : 10;
+    const char* letters = spec->type == 'X' ? "0123456789ABCDEF" : "0123456789abcdef";
+    char back[64];
+    size_t n = 0;
+    base = spec->type == 'x' || spec->type == 'X' ? 16 : base;
+    do {
+        back[n++] = letters[size % base];
+        size /= base;
+    } while (size > 0);
+    int64_t zeros = spec->precision > (int64_t)n ? spec->precision - (int64_t)n : 0;
+    if (zeros + (int64_t)n + 1 > (int64_t)room) {
+        return qlora__jin_fail(m, "a precision of %lld is not supported",
+                               (long long)spec->precision);
+    }
+    size_t k = (size_t)zeros;
+    memset(out, '0', k);
+    while (n > 0) {
+        out[k++] = back[--n];
+    }
+    out[k] = '\0';
+    return QLORA_OK;
+}
+
+// The digits of a number without its sign, and whether it has a minus.
+static qlora_result qlora__jin_format_digits(qlora__jin_machine* m, qlora__jin_value v,
+                                             const qlora__jin_spec* spec, bool* negative, char* out,
+                                             size_t room) {
+    bool whole = spec->type != '\0' && strchr("dxXob", spec->type) != NULL;
+    if (whole) {
+        *negative = qlora__jin_integer_of(v) < 0;
+        return qlora__jin_format_whole(m, qlora__jin_integer_of(v), spec, out, room);
+    }
+    double x = qlora__jin_real_of(v);
+    x = spec->type == '%' ? x * 100.0 : x;
+    *negative = qlora__jin_has_minus(x) && !qlora__jin_is_nan(x);
+    x = *negative ? -x : x;
+    if (!qlora__jin_is_finite(x)) {
+        bool upper = spec->type == 'E' || spec->type == 'F' || spec->type == 'G';
+        bool nan = qlora__jin_is_nan(x);
+        snprintf(out, room, "%s", nan ? (upper ? "NAN" : "nan") : (upper ? "INF" : "inf"));
+    } else {
+        QLORA__TRY(qlora__jin_format_real(m, x, spec, out, room));
+        *negative = *negative && !(spec->no_minus_zero && strpbrk(out, "123456789") == NULL);
+    }
+    size_t size = strlen(out);
+    if (spec->type == '%' && size + 2 < room) {
+        memcpy(out + size, "%", 2);
+    }
+    return QLORA_OK;
+}
+
+// A number whose type fits it.
 static qlora_result qlora__jin_format_number(qlora__jin_machine* m, qlora__jin_value v,
                                              const qlora__jin_spec* given, qlora__jin_buffer* out) {
     char digits[512];
-    char grouped[700];
-    char text[720];
+    char grouped[1400];
+    char text[1420];
     qlora__jin_spec spec = *given;
-    bool real = v.kind == QLORA__JIN_FLOAT;
-    bool negative = real ? v.as.real < 0.0 : qlora__jin_integer_of(v) < 0;
-    if (spec.type == '\0' && real && spec.precision < 0) {
-        char shortest[48];
-        qlora__jin_format_double(v.as.real, shortest);
-        negative = shortest[0] == '-';
-        snprintf(digits, sizeof digits, "%s", shortest + (negative ? 1 : 0));
-    } else {
-        spec.type = spec.type != '\0' ? spec.type : real ? 'g' : 'd';
-        spec.type = spec.type == 'i' || spec.type == 'u' || spec.type == 'n' ? 'd' : spec.type;
-        if (strchr("dxXobeEfFgG%", spec.type) == NULL || (real && strchr("dxXob", spec.type))) {
-            return qlora__jin_fail(m, "the format \"%c\" does not fit a %s", spec.type,
-                                   qlora__jin_type(v));
-        }
-        QLORA__TRY(qlora__jin_format_digits(m, v, &spec, digits, sizeof digits));
-    }
-    qlora__jin_group(digits, spec.group, grouped, sizeof grouped);
+    bool negative = false;
+    QLORA__TRY(qlora__jin_format_digits(m, v, &spec, &negative, digits, sizeof digits));
     const char* sign = negative ? "-" : spec.sign == '+' ? "+" : spec.sign == ' ' ? " " : "";
     const char* prefix = !spec.alternate    ? ""
                          : spec.type == 'x' ? "0x"
@@ -20538,20 +20781,29 @@ static qlora_result qlora__jin_format_number(qlora__jin_machine* m, qlora__jin_v
                          : spec.type == 'o' ? "0o"
                          : spec.type == 'b' ? "0b"
                                             : "";
-    char align = spec.align != '\0' ? spec.align : '>';
-    if (spec.zero && spec.align == '\0') {
-        align = '=';
-        spec.fill = '0';
+    int64_t used = (int64_t)(strlen(sign) + strlen(prefix));
+    if (spec.align == '=') {
+        spec.width = spec.width > used ? spec.width - used : 0;
     }
-    if (align == '=') {
+    const char* shown = digits;
+    if (spec.group != '\0' && digits[0] != 'i' && digits[0] != 'n' && digits[0] != 'I' &&
+        digits[0] != 'N') {
+        bool zeros = spec.align == '=' && spec.fill == '0';
+        if (zeros && spec.width > 500) {
+            return qlora__jin_fail(m, "a width of %lld with a %c is not supported",
+                                   (long long)spec.width, spec.group);
+        }
+        size_t each = spec.type != '\0' && strchr("xXob", spec.type) != NULL ? 4 : 3;
+        qlora__jin_group(digits, spec.group, each, zeros ? spec.width : 0, grouped, sizeof grouped);
+        shown = grouped;
+    }
+    if (spec.align == '=') {
         QLORA__TRY(qlora__jin_puts(m, out, sign));
         QLORA__TRY(qlora__jin_puts(m, out, prefix));
-        int64_t used = (int64_t)(strlen(sign) + strlen(prefix));
-        spec.width = spec.width > used ? spec.width - used : 0;
-        return qlora__jin_pad(m, grouped, strlen(grouped), &spec, '>', out);
+        return qlora__jin_pad(m, shown, strlen(shown), &spec, '>', out);
     }
-    snprintf(text, sizeof text, "%s%s%s", sign, prefix, grouped);
-    return qlora__jin_pad(m, text, strlen(text), &spec, align, out);
+    snprintf(text, sizeof text, "%s%s%s", sign, prefix, shown);
+    return qlora__jin_pad(m, text, strlen(text), &spec, spec.align != '\0' ? spec.align : '>', out);
 }
 
 static qlora_result qlora__jin_format_string(qlora__jin_machine* m, qlora__jin_value v,
@@ -20575,39 +20827,87 @@ static int64_t qlora__jin_read_number(const char* text, size_t size, size_t* at)
 
 // ---- the operator %
 
+// ascii(): what is not ASCII in a text of repr becomes an escape.
+static qlora_result qlora__jin_put_ascii(qlora__jin_machine* m, const qlora__jin_string* s,
+                                         qlora__jin_buffer* out) {
+    for (size_t at = 0, step = 0; at < s->bytes; at += step) {
+        char escaped[16];
+        uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
+        const char* format = code < 0x100 ? "\\x%02x" : code < 0x10000 ? "\\u%04x" : "\\U%08x";
+        snprintf(escaped, sizeof escaped, format, (unsigned)code);
+        QLORA__TRY(code < 0x80 ? qlora__jin_put(m, out, s->data + at, 1)
+                               : qlora__jin_puts(m, out, escaped));
+    }
+    return QLORA_OK;
+}
+
+// str(), repr() or ascii() of a value, by the letters s, r and a.
+static qlora_result qlora__jin_convert(qlora__jin_machine* m, qlora__jin_value v, char how,
+                                       qlora__jin_value* out) {
+    qlora__jin_buffer buffer;
+    qlora__jin_buffer plain;
+    memset(&buffer, 0, sizeof buffer);
+    memset(&plain, 0, sizeof plain);
+    QLORA__TRY(how == 's' ? qlora__jin_print(m, v, &buffer) : qlora__jin_repr(m, v, &buffer));
+    QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+    if (how == 'a') {
+        QLORA__TRY(qlora__jin_put_ascii(m, out->as.string, &plain));
+        QLORA__TRY(qlora__jin_buffer_string(m, &plain, out));
+    }
+    return QLORA_OK;
+}
+
+// The character of a number, as chr() gives it.
+static qlora_result qlora__jin_character(qlora__jin_machine* m, int64_t code,
+                                         qlora__jin_value* out) {
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    if (code < 0 || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) {
+        return qlora__jin_fail(m, "%lld is not the number of a character", (long long)code);
+    }
+    QLORA__TRY(qlora__jin_put_code(m, &buffer, (uint32_t)code));
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
 static qlora_result qlora__jin_percent_one(qlora__jin_machine* m, qlora__jin_value v,
                                            qlora__jin_spec* spec, qlora__jin_buffer* out) {
-    qlora__jin_value text;
+    qlora__jin_value text = v;
+    char left = spec->align;
+    spec->align = left != '\0' ? left : '>';
     if (spec->type == 's' || spec->type == 'r' || spec->type == 'a') {
-        qlora__jin_buffer buffer;
-        memset(&buffer, 0, sizeof buffer);
-        QLORA__TRY(spec->type == 's' ? qlora__jin_print(m, v, &buffer)
-                                     : qlora__jin_repr(m, v, &buffer));
-        QLORA__TRY(qlora__jin_buffer_string(m, &buffer, &text));
-        spec->align = spec->align != '\0' ? spec->align : '>';
+        QLORA__TRY(qlora__jin_convert(m, v, spec->type, &text));
         return qlora__jin_format_string(m, text, spec, out);
     }
     if (spec->type == 'c') {
-        if (v.kind == QLORA__JIN_STRING && v.as.string->chars == 1) {
-            return qlora__jin_format_string(m, v, spec, out);
+        bool one = v.kind == QLORA__JIN_STRING && v.as.string->chars == 1;
+        if (!one && !qlora__jin_is_integer(v)) {
+            return qlora__jin_fail(m, "%%c needs one character or its number");
         }
-        return qlora__jin_fail(m, "%%c needs one character");
+        QLORA__TRY(one ? QLORA_OK : qlora__jin_character(m, qlora__jin_integer_of(v), &text));
+        spec->precision = -1;
+        return qlora__jin_format_string(m, text, spec, out);
     }
     if (v.kind == QLORA__JIN_UNDEFINED) {
         return qlora__jin_undefined_error(m, v);
     }
-    if (strchr("diuxXoeEfFgG", spec->type) == NULL || spec->type == '\0') {
-        return qlora__jin_fail(m, "the format %%%c is not supported", spec->type);
+    if (spec->type == '\0' || strchr("diuxXoeEfFgG", spec->type) == NULL) {
+        return qlora__jin_fail(m, "%%%c is not a format", spec->type);
     }
-    if (!qlora__jin_is_number(v)) {
+    if (v.kind == QLORA__JIN_BIG) {
+        return qlora__jin_too_big(m);
+    }
+    bool real = v.kind == QLORA__JIN_FLOAT;
+    if (!qlora__jin_is_number(v) || (real && strchr("xXo", spec->type) != NULL)) {
         return qlora__jin_fail(m, "the format %%%c needs a number, not a %s", spec->type,
                                qlora__jin_type(v));
     }
-    if (v.kind == QLORA__JIN_FLOAT && strchr("diu", spec->type) != NULL) {
-        v = qlora__jin_int((int64_t)v.as.real);
+    if (strchr("diu", spec->type) != NULL) {
+        spec->type = 'd';
+        QLORA__TRY(real ? qlora__jin_truncate_double(m, v.as.real, &v) : QLORA_OK);
     }
-    if (spec->precision >= 0 && strchr("diuxXo", spec->type) != NULL) {
-        return qlora__jin_fail(m, "a precision with %%%c is not supported", spec->type);
+    if (spec->zero && left == '\0') {
+        spec->align = '=';
+        spec->fill = '0';
     }
     return qlora__jin_format_number(m, v, spec, out);
 }
@@ -20622,6 +20922,7 @@ static qlora_result qlora__jin_percent_size(qlora__jin_machine* m, const qlora__
             return qlora__jin_fail(m, "a * in a format needs a whole number");
         }
         *out = qlora__jin_integer_of(args->items[(*used)++]);
+        *out = *out > INT32_MAX ? INT32_MAX : *out < -INT32_MAX ? -INT32_MAX : *out;
         return QLORA_OK;
     }
     *out = qlora__jin_read_number(s->data, s->bytes, at);
@@ -20643,6 +20944,10 @@ static qlora_result qlora__jin_percent_part(qlora__jin_machine* m, const qlora__
     memset(&spec, 0, sizeof spec);
     spec.fill = ' ';
     spec.precision = -1;
+    if (*at < s->bytes && s->data[*at] == '%') {
+        *at += 1;
+        return qlora__jin_put(m, out, "%", 1);
+    }
     if (*at < s->bytes && s->data[*at] == '(') {
         size_t close = qlora__jin_find_bytes(s->data, s->bytes, *at, ")", 1);
         size_t place = 0;
@@ -20655,6 +20960,7 @@ static qlora_result qlora__jin_percent_part(qlora__jin_machine* m, const qlora__
         }
         value = p->given.as.dict->values[place];
         *at = close + 1;
+        p->used = 1; // from here on, the dictionary itself is not an argument
     }
     for (; *at < s->bytes && s->data[*at] != '\0' && strchr("-+ #0", s->data[*at]) != NULL;
          *at += 1) {
@@ -20665,17 +20971,19 @@ static qlora_result qlora__jin_percent_part(qlora__jin_machine* m, const qlora__
         spec.zero = spec.zero || c == '0';
     }
     QLORA__TRY(qlora__jin_percent_size(m, s, at, p->args, &p->used, &spec.width));
+    spec.align = spec.width < 0 ? '<' : spec.align;
+    spec.width = spec.width < 0 ? -spec.width : spec.width;
     if (*at < s->bytes && s->data[*at] == '.') {
         *at += 1;
         QLORA__TRY(qlora__jin_percent_size(m, s, at, p->args, &p->used, &spec.precision));
+        spec.precision = spec.precision < 0 ? 0 : spec.precision;
     }
+    bool length = *at < s->bytes && s->data[*at] != '\0' && strchr("hlL", s->data[*at]) != NULL;
+    *at += length ? 1 : 0; // of C, without a meaning here
     if (*at >= s->bytes) {
         return qlora__jin_fail(m, "a format ends inside %%");
     }
     spec.type = s->data[(*at)++];
-    if (spec.type == '%') {
-        return qlora__jin_put(m, out, "%", 1);
-    }
     if (value.kind == QLORA__JIN_MISSING) {
         size_t count = p->args != NULL ? p->args->count : 1;
         if (p->used >= count) {
@@ -20731,6 +21039,7 @@ static qlora_result qlora__jin_read_spec(qlora__jin_machine* m, const char* text
         uint32_t fill = qlora__jin_code_at(text, size, 0, &step);
         if (step < size && strchr("<>^=", text[step]) != NULL && text[step] != '\0') {
             spec->fill = fill;
+            spec->filled = true;
             spec->align = text[step];
             at = step + 1;
         } else if (strchr("<>^=", text[0]) != NULL && text[0] != '\0') {
@@ -20741,12 +21050,17 @@ static qlora_result qlora__jin_read_spec(qlora__jin_machine* m, const char* text
     if (at < size && (text[at] == '+' || text[at] == '-' || text[at] == ' ')) {
         spec->sign = text[at++];
     }
+    if (at < size && text[at] == 'z') {
+        spec->no_minus_zero = true;
+        at++;
+    }
     if (at < size && text[at] == '#') {
         spec->alternate = true;
         at++;
     }
-    if (at < size && text[at] == '0') {
+    if (at < size && text[at] == '0' && !spec->filled) {
         spec->zero = true;
+        spec->fill = '0';
         at++;
     }
     spec->width = qlora__jin_read_number(text, size, &at);
@@ -20767,6 +21081,45 @@ static qlora_result qlora__jin_read_spec(qlora__jin_machine* m, const char* text
     return at == size ? QLORA_OK : qlora__jin_fail(m, "a format has an unknown ending");
 }
 
+// A format for a number that Python refuses; its type is already the one to use.
+static bool qlora__jin_spec_fits(qlora__jin_value v, const qlora__jin_spec* spec) {
+    bool real = v.kind == QLORA__JIN_FLOAT;
+    bool whole = spec->type != '\0' && strchr("bcdoxX", spec->type) != NULL;
+    bool floats = spec->type == '\0' || strchr("eEfFgG%", spec->type) != NULL;
+    if ((!whole && !floats) || (real && whole)) {
+        return false;
+    }
+    bool grouped = spec->group != '\0';
+    bool bases = whole && strchr("boxX", spec->type) != NULL;
+    if (grouped && (spec->type == 'c' || (bases && spec->group == ','))) {
+        return false;
+    }
+    bool letter = spec->type == 'c' && (spec->sign != '\0' || spec->alternate);
+    return !letter && !(whole && (spec->precision >= 0 || spec->no_minus_zero));
+}
+
+static qlora_result qlora__jin_format_as_number(qlora__jin_machine* m, qlora__jin_value v,
+                                                qlora__jin_spec* spec, qlora__jin_buffer* out) {
+    bool real = v.kind == QLORA__JIN_FLOAT;
+    qlora__jin_value text;
+    if (spec->type == 'n' && spec->group == '\0') {
+        spec->type = real ? 'g' : 'd';
+    }
+    spec->type = spec->type == '\0' && !real ? 'd' : spec->type;
+    if (!qlora__jin_spec_fits(v, spec)) {
+        return qlora__jin_fail(m, "a format does not fit a %s", qlora__jin_type(v));
+    }
+    if (spec->zero && spec->align == '\0') {
+        spec->align = '=';
+    }
+    if (spec->type == 'c') {
+        QLORA__TRY(qlora__jin_character(m, qlora__jin_integer_of(v), &text));
+        spec->align = spec->align == '\0' || spec->align == '=' ? '>' : spec->align;
+        return qlora__jin_format_string(m, text, spec, out);
+    }
+    return qlora__jin_format_number(m, v, spec, out);
+}
+
 static qlora_result qlora__jin_format_value(qlora__jin_machine* m, qlora__jin_value v,
                                             const char* text, size_t size, qlora__jin_buffer* out) {
     qlora__jin_spec spec;
@@ -20775,34 +21128,47 @@ static qlora_result qlora__jin_format_value(qlora__jin_machine* m, qlora__jin_va
     }
     QLORA__TRY(qlora__jin_read_spec(m, text, size, &spec));
     if (v.kind == QLORA__JIN_STRING && (spec.type == '\0' || spec.type == 's')) {
-        if (spec.zero && spec.align == '\0') {
-            spec.fill = '0';
-        }
-        return spec.align == '=' || spec.sign != '\0'
-                   ? qlora__jin_fail(m, "a format for numbers is used for a string")
-                   : qlora__jin_format_string(m, v, &spec, out);
+        bool plain = spec.align != '=' && spec.sign == '\0' && !spec.alternate &&
+                     !spec.no_minus_zero && spec.group == '\0';
+        return plain ? qlora__jin_format_string(m, v, &spec, out)
+                     : qlora__jin_fail(m, "a format for numbers is used for a string");
+    }
+    if (v.kind == QLORA__JIN_BIG) {
+        return qlora__jin_too_big(m);
     }
     if (qlora__jin_is_number(v) && spec.type != 's') {
-        if (v.kind == QLORA__JIN_BOOL) {
-            v = qlora__jin_int(qlora__jin_integer_of(v));
-        }
-        return qlora__jin_format_number(m, v, &spec, out);
+        v = v.kind == QLORA__JIN_BOOL ? qlora__jin_int(qlora__jin_integer_of(v)) : v;
+        return qlora__jin_format_as_number(m, v, &spec, out);
     }
     return qlora__jin_fail(m, "a %s cannot be printed with a format", qlora__jin_type(v));
 }
 
+typedef struct qlora__jin_format_state {
+    const qlora__jin_args* args;
+    size_t automatic; // fields without a number so far
+    bool numbered;    // there was a field with a number
+    int depth;
+    qlora_result (*put)(qlora__jin_machine* m, const char* text, size_t size,
+                        struct qlora__jin_format_state* state, qlora__jin_buffer* out);
+} qlora__jin_format_state;
+
 // The value that {name.attribute[item]} means.
 static qlora_result qlora__jin_format_field(qlora__jin_machine* m, const char* text, size_t size,
-                                            const qlora__jin_args* args, size_t* automatic,
-                                            qlora__jin_value* out) {
+                                            qlora__jin_format_state* state, qlora__jin_value* out) {
+    const qlora__jin_args* args = state->args;
     size_t at = 0;
     while (at < size && text[at] != '.' && text[at] != '[') {
         at++;
     }
     size_t digits = 0;
     int64_t index = qlora__jin_read_number(text, at, &digits);
-    if (at == 0 || digits == at) {
-        index = at == 0 ? (int64_t)(*automatic)++ : index;
+    if (size == 0 || (at > 0 && digits == at)) {
+        bool numbered = size > 0 && digits == size; // with an attribute, Python does not look
+        if (numbered ? state->automatic > 0 : size == 0 && state->numbered) {
+            return qlora__jin_fail(m, "format: fields with and without numbers are mixed");
+        }
+        state->numbered = state->numbered || numbered;
+        index = size == 0 ? (int64_t)state->automatic++ : index;
         if ((uint64_t)index >= args->positional) {
             return qlora__jin_fail(m, "format: there is no value number %lld", (long long)index);
         }
@@ -20840,65 +21206,95 @@ static qlora_result qlora__jin_format_field(qlora__jin_machine* m, const char* t
 
 // One {...}, without its braces.
 static qlora_result qlora__jin_format_part(qlora__jin_machine* m, const char* text, size_t size,
-                                           const qlora__jin_args* args, size_t* automatic,
-                                           qlora__jin_buffer* out) {
+                                           qlora__jin_format_state* state, qlora__jin_buffer* out) {
     size_t colon = 0;
     size_t bang = SIZE_MAX;
+    bool item = false; // between [ and ]
     qlora__jin_value value;
-    qlora__jin_buffer shown;
-    memset(&shown, 0, sizeof shown);
-    while (colon < size && text[colon] != ':') {
-        bang = text[colon] == '!' && bang == SIZE_MAX ? colon : bang;
+    qlora__jin_buffer spec;
+    memset(&spec, 0, sizeof spec);
+    while (colon < size && (text[colon] != ':' || item)) {
+        item = text[colon] == '[' || (item && text[colon] != ']');
+        bang = text[colon] == '!' && bang == SIZE_MAX && !item ? colon : bang;
+        if (text[colon] == '{' && !item) {
+            return qlora__jin_fail(m, "format: a { in the name of a field");
+        }
         colon++;
     }
-    if (memchr(text, '{', size) != NULL) {
-        return qlora__jin_fail(m, "format: braces inside braces are not supported");
-    }
-    size_t name = bang != SIZE_MAX ? bang : colon;
-    QLORA__TRY(qlora__jin_format_field(m, text, name, args, automatic, &value));
+    QLORA__TRY(qlora__jin_format_field(m, text, bang != SIZE_MAX ? bang : colon, state, &value));
     if (bang != SIZE_MAX) {
         char how = bang + 1 < colon ? text[bang + 1] : '\0';
-        if (bang + 2 != colon || (how != 'r' && how != 's')) {
+        if (bang + 2 != colon || (how != 'r' && how != 's' && how != 'a')) {
             return qlora__jin_fail(m, "format: unknown conversion after !");
         }
-        QLORA__TRY(how == 'r' ? qlora__jin_repr(m, value, &shown)
-                              : qlora__jin_print(m, value, &shown));
-        QLORA__TRY(qlora__jin_buffer_string(m, &shown, &value));
+        QLORA__TRY(qlora__jin_convert(m, value, how, &value));
     }
-    size_t spec = colon < size ? colon + 1 : size;
-    return qlora__jin_format_value(m, value, text + spec, size - spec, out);
+    if (colon < size) {
+        state->depth++;
+        QLORA__TRY(state->put(m, text + colon + 1, size - colon - 1, state, &spec));
+        state->depth--;
+    }
+    return qlora__jin_format_value(m, value, spec.data != NULL ? spec.data : "", spec.count, out);
 }
 
-static qlora_result qlora__jin_format(qlora__jin_machine* m, qlora__jin_value format,
-                                      const qlora__jin_args* args, qlora__jin_value* out) {
-    const qlora__jin_string* s = format.as.string;
-    qlora__jin_buffer buffer;
-    size_t automatic = 0;
-    memset(&buffer, 0, sizeof buffer);
-    if (format.flag != 0) {
-        return qlora__jin_fail(m, "format of a safe string is not supported");
+// Where the field that starts at `at`, behind its brace, ends; SIZE_MAX when it is not closed.
+static size_t qlora__jin_format_close(const char* text, size_t size, size_t at) {
+    size_t open = 1;
+    bool item = false;
+    for (; at < size; at++) {
+        item = text[at] == '[' || (item && text[at] != ']');
+        open += text[at] == '{' && !item ? 1 : 0;
+        open -= text[at] == '}' && !item ? 1 : 0;
+        if (open == 0) {
+            return at;
+        }
     }
-    for (size_t at = 0; at < s->bytes;) {
-        char c = s->data[at];
-        bool twice = at + 1 < s->bytes && s->data[at + 1] == c;
+    return SIZE_MAX;
+}
+
+// A text with fields; also what follows the colon of a field, which may have fields, but those no
+// more.
+static qlora_result qlora__jin_format_put(qlora__jin_machine* m, const char* text, size_t size,
+                                          qlora__jin_format_state* state, qlora__jin_buffer* out) {
+    if (state->depth > 1 && size > 0) {
+        return qlora__jin_fail(m, "format: fields inside fields inside fields");
+    }
+    for (size_t at = 0; at < size;) {
+        char c = text[at];
+        bool twice = at + 1 < size && text[at + 1] == c;
         if ((c == '{' || c == '}') && twice) {
-            QLORA__TRY(qlora__jin_put(m, &buffer, &c, 1));
+            QLORA__TRY(qlora__jin_put(m, out, &c, 1));
             at += 2;
         } else if (c == '{') {
-            size_t close = qlora__jin_find_bytes(s->data, s->bytes, at, "}", 1);
+            size_t close = qlora__jin_format_close(text, size, at + 1);
             if (close == SIZE_MAX) {
                 return qlora__jin_fail(m, "format: a { is not closed");
             }
-            QLORA__TRY(qlora__jin_format_part(m, s->data + at + 1, close - at - 1, args, &automatic,
-                                              &buffer));
+            QLORA__TRY(qlora__jin_format_part(m, text + at + 1, close - at - 1, state, out));
             at = close + 1;
         } else if (c == '}') {
             return qlora__jin_fail(m, "format: a } without a {");
         } else {
-            QLORA__TRY(qlora__jin_put(m, &buffer, &c, 1));
+            QLORA__TRY(qlora__jin_put(m, out, &c, 1));
             at++;
         }
     }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_format(qlora__jin_machine* m, qlora__jin_value format,
+                                      const qlora__jin_args* args, qlora__jin_value* out) {
+    qlora__jin_buffer buffer;
+    qlora__jin_format_state state;
+    memset(&buffer, 0, sizeof buffer);
+    memset(&state, 0, sizeof state);
+    state.args = args;
+    state.put = qlora__jin_format_put;
+    if (format.flag != 0) {
+        return qlora__jin_fail(m, "format of a safe string is not supported");
+    }
+    QLORA__TRY(
+        qlora__jin_format_put(m, format.as.string->data, format.as.string->bytes, &state, &buffer));
     return qlora__jin_buffer_string(m, &buffer, out);
 }
 
@@ -20921,6 +21317,10 @@ typedef struct qlora__jin_date {
     int yearday; // from 1
 } qlora__jin_date;
 
+static bool qlora__jin_leap(int64_t year) {
+    return (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+}
+
 // From seconds since 1970, without time zones: the clock is given in local time.
 static void qlora__jin_date_of(int64_t clock, qlora__jin_date* d) {
     int64_t days = clock / 86400 - (clock % 86400 < 0 ? 1 : 0);
@@ -20939,65 +21339,83 @@ static void qlora__jin_date_of(int64_t clock, qlora__jin_date* d) {
     d->minute = (int)(seconds / 60 % 60);
     d->second = (int)(seconds % 60);
     d->weekday = (int)(((days + 4) % 7 + 7) % 7);
-    bool leap = (d->year % 4 == 0 && d->year % 100 != 0) || d->year % 400 == 0;
+    bool leap = qlora__jin_leap(d->year);
     static const int before[] = {0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334};
     d->yearday = before[d->month - 1] + d->day + (leap && d->month > 2 ? 1 : 0);
 }
 
-// One letter of strftime in the C locale; NULL when it is not known. It is long because each letter
-// is a case.
+// The week of ISO 8601, from Monday to Sunday; the first one has the year's first Thursday. Returns
+// the year that the week belongs to.
+static int64_t qlora__jin_iso_week(const qlora__jin_date* d, int* week) {
+    int from_monday = (d->weekday + 6) % 7;
+    int64_t year = d->year;
+    *week = (d->yearday - 1 - from_monday + 10) / 7;
+    if (*week < 1) {
+        year--; // the last week of the year before, whose last day was a day earlier
+        int yearday = d->yearday + (qlora__jin_leap(year) ? 366 : 365);
+        *week = (yearday - 1 - from_monday + 10) / 7;
+    } else if (*week == 53 && d->yearday - from_monday + 3 > (qlora__jin_leap(year) ? 366 : 365)) {
+        year++;
+        *week = 1;
+    }
+    return year;
+}
+
+typedef struct qlora__jin_date_row {
+    char letter;
+    const char* format;
+    int value;
+} qlora__jin_date_row;
+
+// A letter of strftime that stands for a number.
+static bool qlora__jin_date_number(const qlora__jin_date* d, char letter, char out[64]) {
+    int hour12 = d->hour % 12 == 0 ? 12 : d->hour % 12;
+    int from_monday = (d->weekday + 6) % 7;
+    int week = 0;
+    int week_year = (int)qlora__jin_iso_week(d, &week);
+    const qlora__jin_date_row rows[] = {{'Y', "%d", (int)d->year},
+                                        {'y', "%02d", (int)(d->year % 100)},
+                                        {'C', "%02d", (int)(d->year / 100)},
+                                        {'m', "%02d", d->month},
+                                        {'d', "%02d", d->day},
+                                        {'e', "%2d", d->day},
+                                        {'H', "%02d", d->hour},
+                                        {'k', "%2d", d->hour},
+                                        {'I', "%02d", hour12},
+                                        {'l', "%2d", hour12},
+                                        {'M', "%02d", d->minute},
+                                        {'S', "%02d", d->second},
+                                        {'f', "%06d", 0},
+                                        {'j', "%03d", d->yearday},
+                                        {'w', "%d", d->weekday},
+                                        {'u', "%d", d->weekday == 0 ? 7 : d->weekday},
+                                        {'U', "%02d", (d->yearday + 6 - d->weekday) / 7},
+                                        {'W', "%02d", (d->yearday + 6 - from_monday) / 7},
+                                        {'V', "%02d", week},
+                                        {'G', "%d", week_year},
+                                        {'g', "%02d", week_year % 100}};
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(rows); i++) {
+        if (rows[i].letter == letter) {
+            snprintf(out, 64, rows[i].format, rows[i].value);
+            return true;
+        }
+    }
+    return false;
+}
+
+// One letter of strftime in the C locale; NULL when it is not known.
 static const char* qlora__jin_date_part(const qlora__jin_date* d, char letter, char out[64]) {
     static const char* const repeated[] = {
         "D%m/%d/%y", "F%Y-%m-%d", "T%H:%M:%S",   "R%H:%M", "c%a %b %e %H:%M:%S %Y",
         "x%m/%d/%y", "X%H:%M:%S", "r%I:%M:%S %p"};
-    int hour12 = d->hour % 12 == 0 ? 12 : d->hour % 12;
+    if (qlora__jin_date_number(d, letter, out)) {
+        return out;
+    }
     switch (letter) {
-    case 'Y':
-        snprintf(out, 64, "%lld", (long long)d->year);
-        return out;
-    case 'y':
-        snprintf(out, 64, "%02d", (int)(d->year % 100));
-        return out;
-    case 'm':
-        snprintf(out, 64, "%02d", d->month);
-        return out;
-    case 'd':
-        snprintf(out, 64, "%02d", d->day);
-        return out;
-    case 'e':
-        snprintf(out, 64, "%2d", d->day);
-        return out;
-    case 'H':
-        snprintf(out, 64, "%02d", d->hour);
-        return out;
-    case 'I':
-        snprintf(out, 64, "%02d", hour12);
-        return out;
-    case 'l':
-        snprintf(out, 64, "%2d", hour12);
-        return out;
-    case 'k':
-        snprintf(out, 64, "%2d", d->hour);
-        return out;
-    case 'M':
-        snprintf(out, 64, "%02d", d->minute);
-        return out;
-    case 'S':
-        snprintf(out, 64, "%02d", d->second);
-        return out;
-    case 'f':
-        return "000000";
     case 'p':
         return d->hour < 12 ? "AM" : "PM";
-    case 'j':
-        snprintf(out, 64, "%03d", d->yearday);
-        return out;
-    case 'w':
-        snprintf(out, 64, "%d", d->weekday);
-        return out;
-    case 'u':
-        snprintf(out, 64, "%d", d->weekday == 0 ? 7 : d->weekday);
-        return out;
+    case 'P':
+        return d->hour < 12 ? "am" : "pm";
     case 'A':
         return qlora__jin_days[d->weekday];
     case 'B':
@@ -21249,6 +21667,37 @@ QLORA__JIN_RECASE(swapcase, QLORA__JIN_SWAP)
 QLORA__JIN_RECASE(capitalize, QLORA__JIN_FIRST)
 QLORA__JIN_RECASE(title, QLORA__JIN_EACH_WORD)
 
+// casefold(): the lower case of the upper case, but for two letters and a script in which the upper
+// case came first.
+static qlora_result qlora__jin_str_casefold(qlora__jin_machine* m, qlora__jin_value* in,
+                                            qlora__jin_value* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
+    for (size_t at = 0, step = 0; at < s->bytes; at += step) {
+        uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
+        bool cherokee = (code >= 0x13A0 && code <= 0x13FD) || (code >= 0xAB70 && code <= 0xABBF);
+        uint32_t upper[3] = {code, 0, 0};
+        size_t count = code == 0x131 ? 1 : qlora__text_case_of(code, QLORA__TEXT_UPPER_CASE, upper);
+        if (code == 0x1E9E) {
+            QLORA__TRY(qlora__jin_puts(m, &buffer, "ss"));
+            continue;
+        }
+        for (size_t i = 0; i < count; i++) {
+            uint32_t lower[3] = {upper[i], 0, 0};
+            size_t few =
+                cherokee ? 1 : qlora__text_case_of(upper[i], QLORA__TEXT_LOWER_CASE, lower);
+            for (size_t k = 0; k < few; k++) {
+                QLORA__TRY(qlora__jin_put_code(m, &buffer, lower[k]));
+            }
+        }
+    }
+    QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+    out->flag = in[0].flag;
+    return QLORA_OK;
+}
+
 // ---- strip --------------------------------------------------------------------------------------
 
 // Whether the character is to be stripped: one of `set`, or whitespace.
@@ -21460,8 +21909,9 @@ static bool qlora__jin_is_line_end(uint32_t code) {
 static qlora_result qlora__jin_str_splitlines(qlora__jin_machine* m, qlora__jin_value* in,
                                               qlora__jin_value* out) {
     const qlora__jin_string* s = in[0].as.string;
-    bool keep = qlora__jin_truth(in[1]);
+    int64_t keep = 0;
     size_t begin = 0;
+    QLORA__TRY(qlora__jin_need_integer(m, "splitlines", in[1], &keep));
     QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, out));
     QLORA__TRY(qlora__jin_work(m, s->bytes / 16));
     for (size_t at = 0, step = 0; at < s->bytes; at += step) {
@@ -21469,7 +21919,7 @@ static qlora_result qlora__jin_str_splitlines(qlora__jin_machine* m, qlora__jin_
         if (qlora__jin_is_line_end(code)) {
             bool two = code == '\r' && at + 1 < s->bytes && s->data[at + 1] == '\n';
             step += two ? 1 : 0;
-            QLORA__TRY(qlora__jin_add_part(m, in[0], begin, keep ? at + step : at, out));
+            QLORA__TRY(qlora__jin_add_part(m, in[0], begin, keep != 0 ? at + step : at, out));
             begin = at + step;
         }
     }
@@ -21675,7 +22125,7 @@ static qlora_result qlora__jin_str_replace(qlora__jin_machine* m, qlora__jin_val
                                            qlora__jin_value* out) {
     int64_t limit = -1;
     QLORA__TRY(qlora__jin_need_string(m, "replace", in[1]));
-    QLORA__TRY(qlora__jin_need_string(m, "replace", in[2]));
+    QLORA__TRY(in[0].flag != 0 ? QLORA_OK : qlora__jin_need_string(m, "replace", in[2]));
     QLORA__TRY(qlora__jin_need_integer(m, "replace", in[3], &limit));
     qlora__jin_value to = in[2];
     if (in[0].flag != 0) {
@@ -21909,6 +22359,25 @@ static qlora_result qlora__jin_str_istitle(qlora__jin_machine* m, qlora__jin_val
 
 // ---- lists and dictionaries
 
+// list(value)
+static qlora_result qlora__jin_to_list(qlora__jin_machine* m, qlora__jin_value v,
+                                       qlora__jin_value* out) {
+    qlora__jin_iter* iter = NULL;
+    qlora__jin_value list;
+    QLORA__TRY(qlora__jin_iter_make(m, v, &iter));
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &list));
+    for (;;) {
+        qlora__jin_value item;
+        bool more = true;
+        QLORA__TRY(m->hooks->next(m, iter, &item, &more));
+        if (!more) {
+            *out = list;
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__jin_list_add(m, list.as.list, item));
+    }
+}
+
 static qlora_result qlora__jin_list_copy(qlora__jin_machine* m, qlora__jin_value* in,
                                          qlora__jin_value* out) {
     qlora__jin_value empty;
@@ -22023,6 +22492,139 @@ static qlora_result qlora__jin_float_is_integer(qlora__jin_machine* m, qlora__ji
     return QLORA_OK;
 }
 
+// as_integer_ratio(): a float is a whole number times a power of two.
+static qlora_result qlora__jin_number_ratio(qlora__jin_machine* m, qlora__jin_value* in,
+                                            qlora__jin_value* out) {
+    int64_t above = 0;
+    int64_t below = 1;
+    if (in[0].kind != QLORA__JIN_FLOAT) {
+        above = qlora__jin_integer_of(in[0]);
+        return qlora__jin_pair_make(m, qlora__jin_int(above), qlora__jin_int(1), out);
+    }
+    double x = in[0].as.real;
+    if (!qlora__jin_is_finite(x)) {
+        return qlora__jin_fail(m, "as_integer_ratio: the number is not finite");
+    }
+    while (qlora__jin_floor(x) < x && below < (int64_t)1 << 61) {
+        x *= 2.0;
+        below *= 2;
+    }
+    if (qlora__jin_floor(x) < x || x >= 9223372036854775808.0 || x < -9223372036854775808.0) {
+        return qlora__jin_too_big(m);
+    }
+    return qlora__jin_pair_make(m, qlora__jin_int((int64_t)x), qlora__jin_int(below), out);
+}
+
+static qlora_result qlora__jin_number_conjugate(qlora__jin_machine* m, qlora__jin_value* in,
+                                                qlora__jin_value* out) {
+    (void)m;
+    *out = in[0].kind == QLORA__JIN_FLOAT ? in[0] : qlora__jin_int(qlora__jin_integer_of(in[0]));
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_bits(qlora__jin_value v, bool ones, qlora__jin_value* out) {
+    int64_t n = qlora__jin_integer_of(v);
+    int64_t count = 0;
+    for (uint64_t bits = n < 0 ? 0 - (uint64_t)n : (uint64_t)n; bits > 0; bits >>= 1) {
+        count += !ones || (bits & 1) != 0 ? 1 : 0;
+    }
+    *out = qlora__jin_int(count);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_int_bit_length(qlora__jin_machine* m, qlora__jin_value* in,
+                                              qlora__jin_value* out) {
+    (void)m;
+    return qlora__jin_bits(in[0], false, out);
+}
+
+static qlora_result qlora__jin_int_bit_count(qlora__jin_machine* m, qlora__jin_value* in,
+                                             qlora__jin_value* out) {
+    (void)m;
+    return qlora__jin_bits(in[0], true, out);
+}
+
+// count() and index() of a range: made a list first, whose length is limited.
+static qlora_result qlora__jin_range_count(qlora__jin_machine* m, qlora__jin_value* in,
+                                           qlora__jin_value* out) {
+    QLORA__TRY(qlora__jin_to_list(m, in[0], &in[0]));
+    return qlora__jin_list_count(m, in, out);
+}
+
+static qlora_result qlora__jin_range_index(qlora__jin_machine* m, qlora__jin_value* in,
+                                           qlora__jin_value* out) {
+    QLORA__TRY(qlora__jin_to_list(m, in[0], &in[0]));
+    return qlora__jin_list_index(m, in, out);
+}
+
+static qlora_result qlora__jin_dict_fromkeys(qlora__jin_machine* m, qlora__jin_value* in,
+                                             qlora__jin_value* out) {
+    qlora__jin_value keys;
+    QLORA__TRY(qlora__jin_to_list(m, in[1], &keys));
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 4, out));
+    for (size_t i = 0; i < keys.as.list->count; i++) {
+        QLORA__TRY(
+            qlora__jin_dict_set(m, out->as.dict, keys.as.list->items[i],
+                                in[2].kind != QLORA__JIN_MISSING ? in[2] : qlora__jin_none()));
+    }
+    return QLORA_OK;
+}
+
+// translate(): each character by its number in a dictionary.
+static qlora_result qlora__jin_str_translate(qlora__jin_machine* m, qlora__jin_value* in,
+                                             qlora__jin_value* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    if (in[1].kind != QLORA__JIN_DICT) {
+        return qlora__jin_fail(m, "translate: a table that is a %s is not supported",
+                               qlora__jin_type(in[1]));
+    }
+    for (size_t at = 0, step = 0; at < s->bytes; at += step) {
+        uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
+        qlora__jin_value to;
+        size_t place = 0;
+        QLORA__TRY(qlora__jin_dict_find(m, in[1].as.dict, qlora__jin_int(code), &place));
+        if (place == in[1].as.dict->count) {
+            QLORA__TRY(qlora__jin_put(m, &buffer, s->data + at, step));
+            continue;
+        }
+        to = in[1].as.dict->values[place];
+        if (qlora__jin_is_integer(to)) {
+            QLORA__TRY(qlora__jin_character(m, qlora__jin_integer_of(to), &to));
+        }
+        if (to.kind != QLORA__JIN_NONE) {
+            QLORA__TRY(qlora__jin_need_string(m, "translate", to));
+            QLORA__TRY(qlora__jin_print(m, to, &buffer));
+        }
+    }
+    QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+    out->flag = in[0].flag;
+    return QLORA_OK;
+}
+
+// format_map(): the fields are the keys of a dictionary.
+static qlora_result qlora__jin_format_map(qlora__jin_machine* m, qlora__jin_value self,
+                                          const qlora__jin_args* args, qlora__jin_value* out) {
+    qlora__jin_args given;
+    void* names = NULL;
+    memset(&given, 0, sizeof given);
+    if (args->positional != 1 || args->named != 0 || args->items[0].kind != QLORA__JIN_DICT) {
+        return qlora__jin_fail(m, "format_map: one dictionary is needed");
+    }
+    const qlora__jin_dict* dict = args->items[0].as.dict;
+    QLORA__TRY(qlora__jin_get_values(m, dict->count, &given.items));
+    QLORA__TRY(qlora__jin_get(m, dict->count * sizeof *given.names, &names));
+    given.names = (const qlora__jin_string**)names;
+    for (size_t i = 0; i < dict->count; i++) {
+        if (dict->keys[i].kind == QLORA__JIN_STRING) {
+            given.items[given.named] = dict->values[i];
+            given.names[given.named++] = dict->keys[i].as.string;
+        }
+    }
+    return qlora__jin_format(m, self, &given, out);
+}
+
 // ---- the table
 
 // A method without a function exists in Python and is not supported here; `unsafe`: the sandbox
@@ -22030,7 +22632,7 @@ static qlora_result qlora__jin_float_is_integer(qlora__jin_machine* m, qlora__ji
 typedef struct qlora__jin_method_row {
     qlora__jin_kind kind;
     const char* name;
-    const char* arguments; // NULL: any, for format
+    const char* arguments; // NULL: any, for format and format_map
     size_t required;
     qlora__jin_filter_fn call;
     bool unsafe;
@@ -22040,6 +22642,11 @@ typedef struct qlora__jin_method_row {
     { QLORA__JIN_STRING, #name, arguments, required, qlora__jin_str_##name, false }
 #define QLORA__JIN_NOT_YET(kind, name)                                                             \
     { QLORA__JIN_##kind, name, "", 0, NULL, false }
+// of an int and of a bool, which is one in Python
+#define QLORA__JIN_WHOLE(name, call)                                                               \
+    {QLORA__JIN_INT, #name, "", 0, call, false}, {                                                 \
+        QLORA__JIN_BOOL, #name, "", 0, call, false                                                 \
+    }
 #define QLORA__JIN_UNSAFE(kind, name)                                                              \
     { QLORA__JIN_##kind, name, "", 0, NULL, true }
 
@@ -22085,10 +22692,10 @@ static const qlora__jin_method_row qlora__jin_methods[] = {
     QLORA__JIN_STR(islower, "", 0),
     QLORA__JIN_STR(istitle, "", 0),
     {QLORA__JIN_STRING, "format", NULL, 0, NULL, false},
-    QLORA__JIN_NOT_YET(STRING, "format_map"),
+    {QLORA__JIN_STRING, "format_map", NULL, 1, NULL, false},
+    QLORA__JIN_STR(casefold, "", 0),
+    QLORA__JIN_STR(translate, "/table", 1),
     QLORA__JIN_NOT_YET(STRING, "encode"),
-    QLORA__JIN_NOT_YET(STRING, "casefold"),
-    QLORA__JIN_NOT_YET(STRING, "translate"),
     QLORA__JIN_NOT_YET(STRING, "maketrans"),
     QLORA__JIN_NOT_YET(STRING, "isidentifier"),
     {QLORA__JIN_LIST, "copy", "", 0, qlora__jin_list_copy, false},
@@ -22109,35 +22716,27 @@ static const qlora__jin_method_row qlora__jin_methods[] = {
     {QLORA__JIN_DICT, "values", "", 0, qlora__jin_dict_values, false},
     {QLORA__JIN_DICT, "items", "", 0, qlora__jin_dict_items, false},
     {QLORA__JIN_DICT, "copy", "", 0, qlora__jin_dict_copy, false},
-    QLORA__JIN_NOT_YET(DICT, "fromkeys"),
+    {QLORA__JIN_DICT, "fromkeys", "/iterable value", 1, qlora__jin_dict_fromkeys, false},
     {QLORA__JIN_VIEW, "isdisjoint", "/other", 1, qlora__jin_view_isdisjoint, false},
     QLORA__JIN_UNSAFE(DICT, "clear"),
     QLORA__JIN_UNSAFE(DICT, "pop"),
     QLORA__JIN_UNSAFE(DICT, "popitem"),
     QLORA__JIN_UNSAFE(DICT, "setdefault"),
     QLORA__JIN_UNSAFE(DICT, "update"),
-    QLORA__JIN_NOT_YET(INT, "bit_length"),
-    QLORA__JIN_NOT_YET(INT, "bit_count"),
-    QLORA__JIN_NOT_YET(INT, "to_bytes"),
+    QLORA__JIN_WHOLE(bit_length, qlora__jin_int_bit_length),
+    QLORA__JIN_WHOLE(bit_count, qlora__jin_int_bit_count),
+    QLORA__JIN_WHOLE(conjugate, qlora__jin_number_conjugate),
+    QLORA__JIN_WHOLE(as_integer_ratio, qlora__jin_number_ratio),
+    QLORA__JIN_WHOLE(to_bytes, NULL),
+    QLORA__JIN_WHOLE(from_bytes, NULL),
     {QLORA__JIN_FLOAT, "is_integer", "", 0, qlora__jin_float_is_integer, false},
+    {QLORA__JIN_FLOAT, "conjugate", "", 0, qlora__jin_number_conjugate, false},
+    {QLORA__JIN_FLOAT, "as_integer_ratio", "", 0, qlora__jin_number_ratio, false},
     QLORA__JIN_NOT_YET(FLOAT, "hex"),
-    QLORA__JIN_NOT_YET(INT, "real"),
-    QLORA__JIN_NOT_YET(INT, "imag"),
-    QLORA__JIN_NOT_YET(INT, "numerator"),
-    QLORA__JIN_NOT_YET(INT, "denominator"),
-    QLORA__JIN_NOT_YET(INT, "conjugate"),
-    QLORA__JIN_NOT_YET(INT, "as_integer_ratio"),
-    QLORA__JIN_NOT_YET(FLOAT, "real"),
-    QLORA__JIN_NOT_YET(FLOAT, "imag"),
-    QLORA__JIN_NOT_YET(FLOAT, "conjugate"),
-    QLORA__JIN_NOT_YET(FLOAT, "as_integer_ratio"),
-    QLORA__JIN_NOT_YET(BOOL, "real"),
-    QLORA__JIN_NOT_YET(BOOL, "imag"),
-    QLORA__JIN_NOT_YET(BOOL, "numerator"),
-    QLORA__JIN_NOT_YET(BOOL, "denominator"),
+    QLORA__JIN_NOT_YET(FLOAT, "fromhex"),
     QLORA__JIN_NOT_YET(VIEW, "mapping"),
-    QLORA__JIN_NOT_YET(RANGE, "count"),
-    QLORA__JIN_NOT_YET(RANGE, "index")};
+    {QLORA__JIN_RANGE, "count", "/value", 1, qlora__jin_range_count, false},
+    {QLORA__JIN_RANGE, "index", "/value", 1, qlora__jin_range_index, false}};
 
 static bool qlora__jin_method_find(qlora__jin_value self, const char* name, size_t size,
                                    bool* unsafe, const void** found) {
@@ -22160,7 +22759,8 @@ static qlora_result qlora__jin_method_call(qlora__jin_machine* m, qlora__jin_val
     const qlora__jin_method_row* row = (const qlora__jin_method_row*)method;
     qlora__jin_value in[8];
     if (row->arguments == NULL) {
-        return qlora__jin_format(m, self, args, out);
+        return row->required > 0 ? qlora__jin_format_map(m, self, args, out)
+                                 : qlora__jin_format(m, self, args, out);
     }
     if (row->call == NULL) {
         return qlora__jin_fail(m, "the method \"%s\" of a %s is not supported", row->name,
@@ -22287,25 +22887,6 @@ static qlora_result qlora__jin_next(qlora__jin_machine* m, qlora__jin_iter* iter
                                              : qlora__jin_next_computed(m, iter, out, more));
     m->depth--;
     return QLORA_OK;
-}
-
-// list(value)
-static qlora_result qlora__jin_to_list(qlora__jin_machine* m, qlora__jin_value v,
-                                       qlora__jin_value* out) {
-    qlora__jin_iter* iter = NULL;
-    qlora__jin_value item;
-    qlora__jin_value list;
-    bool more = true;
-    QLORA__TRY(qlora__jin_iter_make(m, v, &iter));
-    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &list));
-    for (;;) {
-        QLORA__TRY(qlora__jin_next(m, iter, &item, &more));
-        if (!more) {
-            *out = list;
-            return QLORA_OK;
-        }
-        QLORA__TRY(qlora__jin_list_add(m, list.as.list, item));
-    }
 }
 
 static qlora_result qlora__jin_iter_of(qlora__jin_machine* m, int how, qlora__jin_value source,
@@ -22522,6 +23103,10 @@ static qlora_result qlora__jin_sort_keys_of(qlora__jin_machine* m, const qlora__
 
 static bool qlora__jin_given(qlora__jin_value v) {
     return v.kind != QLORA__JIN_MISSING && v.kind != QLORA__JIN_NONE;
+}
+
+static bool qlora__jin_named(const char* row, const char* name, size_t size) {
+    return strlen(row) == size && memcmp(row, name, size) == 0;
 }
 
 // ---- strings
@@ -22778,76 +23363,138 @@ QLORA__JIN_FILTER(abs) {
     return x == INT64_MIN ? qlora__jin_too_big(m) : QLORA_OK;
 }
 
-// A number as int() or float() reads it from a text: sign, digits, and for floats point and
-// exponent. False when it is none.
-static bool qlora__jin_read_text_number(const qlora__jin_string* s, bool real, double* x,
-                                        int64_t* n, bool* big) {
+// The text of a number without spaces around it, and with ASCII digits for those of other scripts.
+// *size is 0 when there is none.
+static qlora_result qlora__jin_number_text(qlora__jin_machine* m, const qlora__jin_string* s,
+                                           char* out, size_t room, size_t* size) {
     size_t at = qlora__jin_skip_space(s->data, s->bytes, 0);
     size_t end = qlora__jin_back_space(s->data, at, s->bytes);
-    char digits[400];
+    *size = 0;
+    for (size_t step = 0; at < end; at += step) {
+        uint32_t code = qlora__jin_code_at(s->data, end, at, &step);
+        uint32_t zero = code;
+        for (size_t i = 0; code >= 0x80 && i < QLORA__TEXT_COUNT(qlora__text_decimal_runs); i++) {
+            bool inside = qlora__text_decimal_runs[i].first <= code &&
+                          code <= qlora__text_decimal_runs[i].last;
+            zero = inside ? qlora__text_decimal_runs[i].first : zero;
+        }
+        if (code >= 0x80 && !qlora__jin_is_decimal(code)) {
+            *size = 0;
+            return QLORA_OK;
+        }
+        if (*size + 1 >= room) {
+            return qlora__jin_too_big(m);
+        }
+        out[(*size)++] = (char)(code >= 0x80 ? '0' + (code - zero) % 10 : code);
+    }
+    out[*size] = '\0';
+    return QLORA_OK;
+}
+
+static int64_t qlora__jin_digit_value(char c) {
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'z' ? c - 'a' + 10
+           : c >= 'A' && c <= 'Z' ? c - 'A' + 10
+                                  : 99;
+}
+
+// int(text, base): false when it is none. *big: it does not fit 64 bits.
+static bool qlora__jin_read_whole(const char* text, size_t size, int64_t base, int64_t* out,
+                                  bool* big) {
+    size_t at = size > 0 && (text[0] == '-' || text[0] == '+') ? 1 : 0;
+    bool minus = at > 0 && text[0] == '-';
+    char letter = at + 1 < size && text[at] == '0' ? (char)(text[at + 1] | 0x20) : '\0';
+    int64_t meant = letter == 'x' ? 16 : letter == 'o' ? 8 : letter == 'b' ? 2 : 0;
+    bool prefix = meant != 0 && (base == 0 || base == meant);
+    bool plain = base == 0 && !prefix; // then a number has no leading zeros
+    uint64_t value = 0;
+    bool digit = false;
+    at += prefix ? 2 : 0;
+    at += prefix && at < size && text[at] == '_' ? 1 : 0;
+    base = base == 0 ? (prefix ? meant : 10) : base;
+    bool zero = at < size && text[at] == '0';
+    if (base < 2 || base > 36) {
+        return false;
+    }
+    for (; at < size; at++) {
+        int64_t next = qlora__jin_digit_value(text[at]);
+        if (text[at] == '_' && digit && at + 1 < size && text[at + 1] != '_') {
+            continue;
+        }
+        if (next >= base) {
+            return false;
+        }
+        *big = *big || value > (INT64_MAX - (uint64_t)next) / (uint64_t)base;
+        value = value * (uint64_t)base + (uint64_t)next;
+        digit = true;
+    }
+    *out = minus ? -(int64_t)(value & INT64_MAX) : (int64_t)(value & INT64_MAX);
+    return digit && !(plain && zero && (value != 0 || *big));
+}
+
+// float(text): false when it is none.
+static bool qlora__jin_read_real(const char* text, size_t size, double* out) {
+    static const char* const words[] = {"inf", "infinity", "nan"};
+    size_t at = size > 0 && (text[0] == '-' || text[0] == '+') ? 1 : 0;
+    bool minus = at > 0 && text[0] == '-';
+    char digits[1100];
     size_t count = 0;
-    bool minus = at < end && s->data[at] == '-';
-    at += minus || (at < end && s->data[at] == '+') ? 1 : 0;
     bool digit = false;
     bool point = false;
     bool power = false;
-    uint64_t value = 0;
-    for (; at < end && count + 4 < sizeof digits; at++) {
-        char c = s->data[at];
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(words); i++) {
+        size_t k = 0;
+        while (at + k < size && (text[at + k] | 0x20) == words[i][k] && words[i][k] != '\0') {
+            k++;
+        }
+        if (at + k == size && words[i][k] == '\0') {
+            double huge = 1e308 * 10.0;
+            *out = i == 2 ? huge - huge : minus ? -huge : huge;
+            return true;
+        }
+    }
+    for (; at < size && count + 4 < sizeof digits; at++) {
+        char c = text[at];
         bool number = c >= '0' && c <= '9';
-        bool under = c == '_' && digit && s->data[at - 1] != '_' && at + 1 < end &&
-                     s->data[at + 1] >= '0' && s->data[at + 1] <= '9';
-        if (under) {
+        bool after = at + 1 < size && text[at + 1] >= '0' && text[at + 1] <= '9';
+        if (c == '_' && at > 0 && text[at - 1] >= '0' && text[at - 1] <= '9' && after) {
             continue;
         }
-        bool exponent = real && (c == 'e' || c == 'E') && digit && !power;
-        bool dot = real && c == '.' && !point && !power;
-        bool sign = power && (c == '+' || c == '-') && (s->data[at - 1] | 0x20) == 'e';
+        bool exponent = (c == 'e' || c == 'E') && digit && !power;
+        bool dot = c == '.' && !point && !power;
+        bool sign = power && (c == '+' || c == '-') && (text[at - 1] | 0x20) == 'e';
         if (!number && !exponent && !dot && !sign) {
             return false;
-        }
-        if (number) {
-            *big = *big || value > (INT64_MAX - (uint64_t)(c - '0')) / 10;
-            value = value * 10 + (uint64_t)(c - '0');
         }
         digit = digit || number;
         point = point || dot;
         power = power || exponent;
         digits[count++] = c;
     }
-    if (!digit || at < end || digits[count - 1] == 'e' || digits[count - 1] == 'E' ||
-        digits[count - 1] == '+' || digits[count - 1] == '-') {
+    if (!digit || at < size || strchr("eE+-", digits[count - 1]) != NULL) {
         return false;
     }
     double parsed = qlora__number_parse(digits, count);
-    *x = minus ? -parsed : parsed;
-    *n = minus ? -(int64_t)(value & INT64_MAX) : (int64_t)(value & INT64_MAX);
+    *out = minus ? -parsed : parsed;
     return true;
 }
 
 QLORA__JIN_FILTER(float) {
     double x = 0.0;
-    int64_t n = 0;
-    bool big = false;
+    char text[1000];
+    size_t size = 0;
     *out = in[1].kind == QLORA__JIN_MISSING ? qlora__jin_float(0.0) : in[1];
     if (in[0].kind == QLORA__JIN_UNDEFINED) {
         return qlora__jin_undefined_error(m, in[0]);
     }
     if (qlora__jin_is_number(in[0])) {
         *out = qlora__jin_float(qlora__jin_real_of(in[0]));
-    } else if (in[0].kind == QLORA__JIN_STRING &&
-               qlora__jin_read_text_number(in[0].as.string, true, &x, &n, &big)) {
-        *out = qlora__jin_float(x);
+    } else if (in[0].kind == QLORA__JIN_BIG) {
+        *out = qlora__jin_float(qlora__number_parse(in[0].as.string->data, in[0].as.string->bytes));
+    } else if (in[0].kind == QLORA__JIN_STRING) {
+        QLORA__TRY(qlora__jin_number_text(m, in[0].as.string, text, sizeof text, &size));
+        *out = qlora__jin_read_real(text, size, &x) ? qlora__jin_float(x) : *out;
     }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__jin_truncate_double(qlora__jin_machine* m, double x,
-                                               qlora__jin_value* out) {
-    if (!(x > -9223372036854775808.0 && x < 9223372036854775808.0)) {
-        return qlora__jin_too_big(m);
-    }
-    *out = qlora__jin_int((int64_t)x);
     return QLORA_OK;
 }
 
@@ -22856,37 +23503,77 @@ QLORA__JIN_FILTER(int) {
     int64_t n = 0;
     bool big = false;
     int64_t base = 10;
+    char text[1000];
+    size_t size = 0;
+    qlora__jin_value v = in[0];
     *out = in[1].kind == QLORA__JIN_MISSING ? qlora__jin_int(0) : in[1];
-    QLORA__TRY(qlora__jin_need_integer(m, "int", in[2], &base));
-    if (in[0].kind == QLORA__JIN_UNDEFINED) {
-        return qlora__jin_undefined_error(m, in[0]);
+    if (v.kind == QLORA__JIN_UNDEFINED) {
+        return qlora__jin_undefined_error(m, v);
     }
-    if (in[0].kind == QLORA__JIN_BIG) {
-        *out = in[0];
+    if (qlora__jin_is_integer(v) || v.kind == QLORA__JIN_BIG) {
+        *out = v.kind == QLORA__JIN_BIG ? v : qlora__jin_int(qlora__jin_integer_of(v));
         return QLORA_OK;
     }
-    if (qlora__jin_is_integer(in[0])) {
-        *out = qlora__jin_int(qlora__jin_integer_of(in[0]));
+    if (v.kind == QLORA__JIN_FLOAT) {
+        return qlora__jin_is_nan(v.as.real) ? QLORA_OK
+                                            : qlora__jin_truncate_double(m, v.as.real, out);
+    }
+    if (v.kind != QLORA__JIN_STRING) {
         return QLORA_OK;
     }
-    if (in[0].kind == QLORA__JIN_FLOAT) {
-        bool finite = in[0].as.real - in[0].as.real <= 0.0;
-        return finite ? qlora__jin_truncate_double(m, in[0].as.real, out) : QLORA_OK;
-    }
-    if (in[0].kind != QLORA__JIN_STRING) {
-        return QLORA_OK;
-    }
-    if (base != 10) {
-        return qlora__jin_fail(m, "int: a base other than 10 is not supported");
-    }
-    if (qlora__jin_read_text_number(in[0].as.string, false, &x, &n, &big)) {
+    QLORA__TRY(qlora__jin_number_text(m, v.as.string, text, sizeof text, &size));
+    bool based = in[2].kind == QLORA__JIN_MISSING || qlora__jin_is_integer(in[2]);
+    base = based && in[2].kind != QLORA__JIN_MISSING ? qlora__jin_integer_of(in[2]) : base;
+    if (based && qlora__jin_read_whole(text, size, base, &n, &big)) {
         *out = qlora__jin_int(n);
         return big ? qlora__jin_too_big(m) : QLORA_OK;
     }
-    big = false;
-    if (qlora__jin_read_text_number(in[0].as.string, true, &x, &n, &big)) {
-        return qlora__jin_truncate_double(m, x, out);
+    bool real = qlora__jin_read_real(text, size, &x) && qlora__jin_is_finite(x);
+    return real ? qlora__jin_truncate_double(m, x, out) : QLORA_OK;
+}
+
+// Rounds a whole number, given by its digits, to a multiple of ten to the power of `places`; what
+// is exactly between two goes to the even one. `more`: there is a fraction behind the digits.
+static void qlora__jin_round_digits(char* digits, size_t places, bool more) {
+    size_t size = strlen(digits);
+    size_t keep = size > places ? size - places : 0;
+    char first = size >= places ? digits[keep] : '0';
+    for (size_t i = keep + 1; i < size; i++) {
+        more = more || digits[i] != '0';
     }
+    bool odd = keep > 0 && (digits[keep - 1] - '0') % 2 != 0;
+    bool up = first > '5' || (first == '5' && (more || odd));
+    memset(digits + keep, '0', size - keep);
+    for (size_t i = keep; up && i > 0; i--) {
+        up = digits[i - 1] == '9';
+        digits[i - 1] = up ? '0' : (char)(digits[i - 1] + 1);
+    }
+    if (up) { // one more digit in front
+        memmove(digits + 1, digits, size + 1);
+        digits[0] = '1';
+    }
+}
+
+// round() with a negative precision.
+static qlora_result qlora__jin_round_tens(qlora__jin_machine* m, qlora__jin_value v, int64_t places,
+                                          qlora__jin_value* out) {
+    char digits[420];
+    if (qlora__jin_is_integer(v)) {
+        int64_t n = qlora__jin_integer_of(v);
+        bool big = false;
+        snprintf(digits, sizeof digits, "%llu",
+                 (unsigned long long)(n < 0 ? 0 - (uint64_t)n : (uint64_t)n));
+        qlora__jin_round_digits(digits, (size_t)places, false);
+        (void)qlora__jin_read_whole(digits, strlen(digits), 10, &v.as.integer, &big);
+        *out = qlora__jin_int(n < 0 ? -v.as.integer : v.as.integer);
+        return big ? qlora__jin_too_big(m) : QLORA_OK;
+    }
+    double x = v.as.real < 0.0 ? -v.as.real : v.as.real;
+    double whole = qlora__jin_floor(x);
+    snprintf(digits, sizeof digits, "%.0f", whole);
+    qlora__jin_round_digits(digits, (size_t)places, whole < x);
+    x = qlora__number_parse(digits, strlen(digits));
+    *out = qlora__jin_float(qlora__jin_has_minus(v.as.real) ? -x : x);
     return QLORA_OK;
 }
 
@@ -22906,11 +23593,22 @@ QLORA__JIN_FILTER(round) {
         *out = qlora__jin_int(qlora__jin_integer_of(in[0]));
         return QLORA_OK;
     }
-    if (precision < 0 || precision > 60) {
+    if (precision < -60 || precision > 60) {
         return qlora__jin_fail(m, "round: a precision of %lld is not supported",
                                (long long)precision);
     }
     double x = qlora__jin_real_of(in[0]);
+    if (!common && qlora__jin_is_integer(in[0]) && precision >= 0) {
+        *out = qlora__jin_float(x);
+        return QLORA_OK;
+    }
+    if (!qlora__jin_is_finite(x)) {
+        *out = in[0];
+        return common ? QLORA_OK : qlora__jin_fail(m, "round: the number is not finite");
+    }
+    if (common && precision < 0) {
+        return qlora__jin_round_tens(m, in[0], -precision, out);
+    }
     if (common) {
         size_t n = 0;
         snprintf(text, sizeof text, "%.*f", (int)precision, x);
@@ -22923,14 +23621,50 @@ QLORA__JIN_FILTER(round) {
         *out = qlora__jin_float(qlora__number_parse(text, n));
         return QLORA_OK;
     }
-    double scale = 1.0;
-    for (int64_t i = 0; i < precision; i++) {
-        scale *= 10.0;
-    }
+    double scale = qlora__jin_power_of(10.0, precision);
     double whole = qlora__jin_floor(x * scale);
     whole += !down && whole < x * scale ? 1.0 : 0.0;
-    *out = qlora__jin_float(whole / scale);
+    *out = qlora__jin_float(qlora__jin_is_zero(whole) ? 0.0 : whole / scale); // a whole number
     return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(filesizeformat) {
+    static const char prefixes[] = "kMGTPEZY";
+    char text[400];
+    qlora__jin_value number;
+    bool binary = qlora__jin_truth(in[1]);
+    qlora__jin_value call[2];
+    call[0] = in[0];
+    call[1] = qlora__jin_none();
+    QLORA__TRY(qlora__jin_filter_float(m, call, &number));
+    if (number.kind != QLORA__JIN_FLOAT) {
+        return qlora__jin_fail(m, "filesizeformat: a number is needed, not a %s",
+                               qlora__jin_type(in[0]));
+    }
+    double x = number.as.real;
+    double base = binary ? 1024.0 : 1000.0;
+    if (x >= 1.0 && x <= 1.0) {
+        return qlora__jin_string_of(m, "1 Byte", out);
+    }
+    if (x < base) {
+        QLORA__TRY(qlora__jin_truncate_double(m, x, &number));
+        snprintf(text, sizeof text, "%lld Bytes", (long long)number.as.integer);
+    } else {
+        double unit = base * base;
+        size_t i = 0;
+        // Python compares with the whole number, which the seventh unit is a little below
+        while (i < 7 && !(x < unit || (i == 6 && !binary && x <= unit))) {
+            unit *= base;
+            i++;
+        }
+        snprintf(text, sizeof text, "%.1f %c%s", base * x / unit,
+                 binary && i == 0 ? 'K' : prefixes[i], binary ? "iB" : "B");
+        qlora__jin_mend_point(text);
+    }
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_puts(m, &buffer, text));
+    return qlora__jin_buffer_string(m, &buffer, out);
 }
 
 // ---- sequences
@@ -23051,20 +23785,28 @@ QLORA__JIN_FILTER(items) {
 
 QLORA__JIN_FILTER(batch_late) {
     qlora__jin_value all;
-    int64_t size = 0;
-    QLORA__TRY(qlora__jin_need_integer(m, "batch", in[1], &size));
+    int64_t size = -1; // what is not a number is never reached
     QLORA__TRY(qlora__jin_to_list(m, in[0], &all));
+    bool fill = qlora__jin_given(in[2]) && all.as.list->count > 0;
+    if (qlora__jin_is_number(in[1])) {
+        double x = qlora__jin_real_of(in[1]);
+        size = x >= 0.0 && x <= 1e9 && qlora__jin_floor(x) >= x ? (int64_t)x : -1;
+    }
+    if (in[1].kind == QLORA__JIN_UNDEFINED || (fill && !qlora__jin_is_integer(in[1]))) {
+        QLORA__TRY(qlora__jin_need_integer(m, "batch", in[1], &size));
+    }
     QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, out));
     qlora__jin_value row = qlora__jin_of(QLORA__JIN_MISSING);
     for (size_t i = 0; i < all.as.list->count; i++) {
-        if (row.kind == QLORA__JIN_MISSING || (int64_t)row.as.list->count == size) {
-            QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &row));
-            QLORA__TRY(qlora__jin_list_add(m, out->as.list, row));
+        for (int k = 0; k < (i == 0 && size == 0 ? 2 : 1); k++) { // Python begins with an empty one
+            if (row.kind == QLORA__JIN_MISSING || (int64_t)row.as.list->count == size) {
+                QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &row));
+                QLORA__TRY(qlora__jin_list_add(m, out->as.list, row));
+            }
         }
         QLORA__TRY(qlora__jin_list_add(m, row.as.list, all.as.list->items[i]));
     }
-    while (row.kind == QLORA__JIN_LIST && qlora__jin_given(in[2]) &&
-           (int64_t)row.as.list->count < size) {
+    while (fill && (int64_t)row.as.list->count < size) {
         QLORA__TRY(qlora__jin_list_add(m, row.as.list, in[2]));
     }
     return QLORA_OK;
@@ -23131,9 +23873,18 @@ QLORA__JIN_FILTER(unique) {
 
 QLORA__JIN_FILTER(sort) {
     qlora__jin_value* keys = NULL;
+    int64_t reverse = 0;
+    QLORA__TRY(qlora__jin_need_integer(m, "sort: reverse", in[1], &reverse));
     QLORA__TRY(qlora__jin_to_list(m, in[0], out));
     QLORA__TRY(qlora__jin_sort_keys_of(m, out->as.list, in[3], qlora__jin_truth(in[2]), &keys));
-    return qlora__jin_sort(m, out->as.list, keys, qlora__jin_truth(in[1]));
+    for (size_t i = 0; i < out->as.list->count; i++) {
+        // in a list, as in jinja2: there, values without an order may be equal
+        qlora__jin_value key;
+        QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 1, &key));
+        QLORA__TRY(qlora__jin_list_add(m, key.as.list, keys[i]));
+        keys[i] = key;
+    }
+    return qlora__jin_sort(m, out->as.list, keys, reverse != 0);
 }
 
 static qlora_result qlora__jin_extreme(qlora__jin_machine* m, qlora__jin_value* in, bool largest,
@@ -23197,11 +23948,13 @@ QLORA__JIN_FILTER(dictsort) {
     }
     qlora__jin_value view;
     qlora__jin_value* keys = NULL;
+    int64_t reverse = 0;
+    QLORA__TRY(qlora__jin_need_integer(m, "dictsort: reverse", in[3], &reverse));
     QLORA__TRY(qlora__jin_dict_view(in, 2, &view));
     QLORA__TRY(qlora__jin_to_list(m, view, out));
     QLORA__TRY(qlora__jin_sort_keys_of(m, out->as.list, qlora__jin_int(by_value ? 1 : 0),
                                        qlora__jin_truth(in[1]), &keys));
-    return qlora__jin_sort(m, out->as.list, keys, qlora__jin_truth(in[3]));
+    return qlora__jin_sort(m, out->as.list, keys, reverse != 0);
 }
 
 QLORA__JIN_FILTER(groupby) {
@@ -23250,6 +24003,1005 @@ QLORA__JIN_FILTER(attr) {
                                         out);
 }
 
+//@@ src/text/jinja_layout.h
+
+// Filters that lay text out: wordwrap and pprint.
+
+// ---- wordwrap -----------------------------------------------------------------------------------
+
+// A line as code points, and where each starts; starts[count] is its end.
+typedef struct qlora__jin_line {
+    uint32_t* codes;
+    size_t* starts;
+    size_t count;
+} qlora__jin_line;
+
+static qlora_result qlora__jin_line_make(qlora__jin_machine* m, const qlora__jin_string* s,
+                                         qlora__jin_line* line) {
+    void* codes = NULL;
+    void* starts = NULL;
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 4));
+    QLORA__TRY(qlora__jin_get(m, (s->chars + 1) * sizeof(uint32_t), &codes));
+    QLORA__TRY(qlora__jin_get(m, (s->chars + 1) * sizeof(size_t), &starts));
+    line->codes = (uint32_t*)codes;
+    line->starts = (size_t*)starts;
+    line->count = 0;
+    for (size_t at = 0, step = 0; at < s->bytes && line->count < s->chars; at += step) {
+        line->starts[line->count] = at;
+        line->codes[line->count++] = qlora__jin_code_at(s->data, s->bytes, at, &step);
+    }
+    line->starts[line->count] = s->bytes;
+    return QLORA_OK;
+}
+
+// The classes of characters that Python's textwrap has: \w, \w without digits, and spaces of ASCII.
+static bool qlora__jin_is_word(uint32_t code) {
+    return code == '_' || qlora__jin_is_alnum(code);
+}
+
+static bool qlora__jin_is_wrap_letter(uint32_t code) {
+    return qlora__jin_is_word(code) && !qlora__jin_is_decimal(code);
+}
+
+static bool qlora__jin_is_wrap_space(uint32_t code) {
+    return code == ' ' || (code >= '\t' && code <= '\r');
+}
+
+static bool qlora__jin_is_wrap_mark(uint32_t code) {
+    return qlora__jin_is_word(code) ||
+           (code < 0x80 && code > 0 && strchr("!\"'&.,?", (char)code) != NULL);
+}
+
+// Behind how many dashes at `at` a word goes on, two at least; 0 when it is not a dash between
+// words.
+static size_t qlora__jin_long_dash(const qlora__jin_line* line, size_t at) {
+    size_t end = at;
+    while (end < line->count && line->codes[end] == '-') {
+        end++;
+    }
+    bool dash = end - at >= 2 && at > 0 && qlora__jin_is_wrap_mark(line->codes[at - 1]) &&
+                end < line->count && qlora__jin_is_word(line->codes[end]);
+    return dash ? end : 0;
+}
+
+// Whether a word may be broken behind the hyphen at `at`: letters on both sides, two at least.
+static bool qlora__jin_breaks_after(const qlora__jin_line* line, size_t at) {
+    const uint32_t* c = line->codes;
+    bool before = at >= 2 && qlora__jin_is_wrap_letter(c[at - 1]) &&
+                  (qlora__jin_is_wrap_letter(c[at - 2]) ||
+                   (at >= 3 && c[at - 2] == '-' && qlora__jin_is_wrap_letter(c[at - 3])));
+    size_t next = at + 1;
+    if (!before || next >= line->count || !qlora__jin_is_wrap_letter(c[next])) {
+        return false;
+    }
+    next++;
+    next += next < line->count && c[next] == '-' ? 1 : 0;
+    return next < line->count && qlora__jin_is_wrap_letter(c[next]);
+}
+
+// Where the piece that starts at `begin` ends: spaces, a long dash, or a word up to a hyphen.
+static size_t qlora__jin_piece_end(const qlora__jin_line* line, size_t begin, bool hyphens) {
+    size_t at = begin;
+    bool space = qlora__jin_is_wrap_space(line->codes[begin]);
+    size_t dash = hyphens && !space ? qlora__jin_long_dash(line, begin) : 0;
+    if (dash > 0) {
+        return dash;
+    }
+    for (at++; at < line->count && qlora__jin_is_wrap_space(line->codes[at]) == space; at++) {
+        if (hyphens && !space && line->codes[at] == '-') {
+            if (qlora__jin_breaks_after(line, at)) {
+                return at + 1;
+            }
+            if (qlora__jin_long_dash(line, at) > 0) {
+                return at;
+            }
+        }
+    }
+    return at;
+}
+
+typedef struct qlora__jin_wrap {
+    const qlora__jin_string* text;
+    qlora__jin_line line;
+    size_t width;
+    bool break_words;
+    bool pieces_at_hyphens; // only for the value true itself
+    bool break_at_hyphens;
+    qlora__jin_value between;
+    bool started; // a line was written
+    qlora__jin_buffer out;
+} qlora__jin_wrap;
+
+static bool qlora__jin_is_blank(const qlora__jin_line* line, size_t begin, size_t end) {
+    while (begin < end && qlora__jin_is_space(line->codes[begin])) {
+        begin++;
+    }
+    return begin == end;
+}
+
+// How much of a word that fits no line goes onto this one: up to its last hyphen, if it has one
+// with something else before it.
+static size_t qlora__jin_cut_word(const qlora__jin_wrap* w, size_t begin, size_t end, size_t room) {
+    const uint32_t* c = w->line.codes;
+    if (w->break_at_hyphens && end - begin > room) {
+        size_t hyphen = begin + room;
+        while (hyphen > begin + 1 && c[hyphen - 1] != '-') {
+            hyphen--;
+        }
+        bool other = false;
+        for (size_t i = begin; i + 1 < hyphen; i++) {
+            other = other || c[i] != '-';
+        }
+        if (hyphen > begin + 1 && other) {
+            return hyphen;
+        }
+    }
+    return end - begin < room ? end : begin + room;
+}
+
+// Writes one paragraph. The pieces of a line lie one behind the other, so that a line is a range.
+static qlora_result qlora__jin_wrap_line(qlora__jin_machine* m, qlora__jin_wrap* w) {
+    size_t count = w->line.count;
+    size_t at = 0;    // of the next piece
+    size_t lines = 0; // of this paragraph
+    size_t cut = 0;   // a piece that was broken goes on to here
+    while (at < count) {
+        size_t next = cut > at ? cut : qlora__jin_piece_end(&w->line, at, w->pieces_at_hyphens);
+        QLORA__TRY(qlora__jin_work(m, 1 + w->width / 16));
+        if (lines > 0 && qlora__jin_is_blank(&w->line, at, next)) {
+            at = next;
+            next = at < count ? qlora__jin_piece_end(&w->line, at, w->pieces_at_hyphens) : at;
+        }
+        size_t begin = at;
+        size_t last = at; // where the last piece of the line starts
+        while (at < count && next - begin <= w->width) {
+            last = at;
+            at = next;
+            next = at < count ? qlora__jin_piece_end(&w->line, at, w->pieces_at_hyphens) : at;
+        }
+        cut = next;
+        if (at < count && next - at > w->width && (w->break_words || at == begin)) {
+            last = at;
+            at = w->break_words ? qlora__jin_cut_word(w, at, next, w->width - (at - begin)) : next;
+        }
+        size_t end = at > begin && qlora__jin_is_blank(&w->line, last, at) ? last : at;
+        if (end > begin) {
+            size_t first = w->line.starts[begin];
+            QLORA__TRY(w->started ? qlora__jin_print(m, w->between, &w->out) : QLORA_OK);
+            QLORA__TRY(
+                qlora__jin_put(m, &w->out, w->text->data + first, w->line.starts[end] - first));
+            w->started = true;
+            lines++;
+        }
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(wordwrap) {
+    qlora__jin_wrap w;
+    qlora__jin_value call[2];
+    qlora__jin_value lines;
+    int64_t width = 79;
+    memset(&w, 0, sizeof w);
+    QLORA__TRY(qlora__jin_need_string(m, "wordwrap", in[0]));
+    call[0] = in[0];
+    call[1] = qlora__jin_of(QLORA__JIN_MISSING);
+    QLORA__TRY(qlora__jin_str_splitlines(m, call, &lines));
+    w.break_words = in[2].kind == QLORA__JIN_MISSING || qlora__jin_truth(in[2]);
+    w.break_at_hyphens = in[4].kind == QLORA__JIN_MISSING || qlora__jin_truth(in[4]);
+    w.pieces_at_hyphens = w.break_at_hyphens && in[4].kind != QLORA__JIN_INT &&
+                          (in[4].kind == QLORA__JIN_MISSING || in[4].kind == QLORA__JIN_BOOL);
+    w.between = in[3];
+    if (!qlora__jin_given(in[3])) {
+        QLORA__TRY(qlora__jin_string_of(m, "\n", &w.between));
+    }
+    QLORA__TRY(qlora__jin_need_string(m, "wordwrap", w.between));
+    if (w.between.flag != 0) {
+        return qlora__jin_fail(m, "wordwrap: a safe string between the lines is not supported");
+    }
+    for (size_t i = 0; i < lines.as.list->count; i++) {
+        QLORA__TRY(qlora__jin_need_integer(m, "wordwrap", in[1], &width));
+        if (width <= 0) {
+            return qlora__jin_fail(m, "wordwrap: the width is %lld; it must be at least 1",
+                                   (long long)width);
+        }
+        w.width = (size_t)(width < INT32_MAX ? width : INT32_MAX);
+        w.text = lines.as.list->items[i].as.string;
+        QLORA__TRY(i > 0 ? qlora__jin_print(m, w.between, &w.out) : QLORA_OK);
+        w.started = false;
+        QLORA__TRY(qlora__jin_line_make(m, w.text, &w.line));
+        QLORA__TRY(qlora__jin_wrap_line(m, &w));
+    }
+    return qlora__jin_buffer_string(m, &w.out, out);
+}
+
+// ---- pprint -------------------------------------------------------------------------------------
+
+// Python's order of keys of different types: by the name of the type.
+static qlora_result qlora__jin_key_before(qlora__jin_machine* m, qlora__jin_value a,
+                                          qlora__jin_value b, bool* out) {
+    bool numbers = qlora__jin_is_number(a) && qlora__jin_is_number(b);
+    if (numbers || a.kind == b.kind) {
+        return qlora__jin_less(m, a, b, false, out);
+    }
+    *out = strcmp(qlora__jin_type(a), qlora__jin_type(b)) < 0;
+    return QLORA_OK;
+}
+
+// A copy in which all dictionaries are sorted by their keys.
+static qlora_result qlora__jin_sorted(qlora__jin_machine* m, qlora__jin_value v,
+                                      qlora__jin_value* out) {
+    *out = v;
+    QLORA__TRY(qlora__jin_enter(m));
+    if (v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE) {
+        QLORA__TRY(qlora__jin_list_make(m, v.kind, v.as.list->count, out));
+        for (size_t i = 0; i < v.as.list->count; i++) {
+            qlora__jin_value item;
+            QLORA__TRY(qlora__jin_sorted(m, v.as.list->items[i], &item));
+            QLORA__TRY(qlora__jin_list_add(m, out->as.list, item));
+        }
+    } else if (v.kind == QLORA__JIN_DICT) {
+        QLORA__TRY(qlora__jin_dict_make(m, v.kind, v.as.dict->count, out));
+        qlora__jin_dict* dict = out->as.dict;
+        for (size_t i = 0; i < v.as.dict->count; i++) {
+            qlora__jin_value item;
+            qlora__jin_value key = v.as.dict->keys[i];
+            QLORA__TRY(qlora__jin_sorted(m, v.as.dict->values[i], &item));
+            QLORA__TRY(qlora__jin_dict_add(m, dict, key, item));
+            size_t at = dict->count - 1;
+            for (bool before = true; at > 0; at--) { // insertion: equal keys do not exist
+                QLORA__TRY(qlora__jin_key_before(m, key, dict->keys[at - 1], &before));
+                if (!before) {
+                    break;
+                }
+                dict->keys[at] = dict->keys[at - 1];
+                dict->values[at] = dict->values[at - 1];
+            }
+            dict->keys[at] = key;
+            dict->values[at] = item;
+        }
+    }
+    m->depth--;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_repr_text(qlora__jin_machine* m, qlora__jin_value v,
+                                         qlora__jin_value* out) {
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_repr(m, v, &buffer));
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+static qlora_result qlora__jin_new_line(qlora__jin_machine* m, int64_t indent,
+                                        qlora__jin_buffer* out) {
+    QLORA__TRY(qlora__jin_puts(m, out, "\n"));
+    for (int64_t i = 0; i < indent; i++) {
+        QLORA__TRY(qlora__jin_puts(m, out, " "));
+    }
+    return QLORA_OK;
+}
+
+enum { QLORA__JIN_PRETTY_WIDTH = 80 };
+
+// The words of a line that is too long, each with the spaces behind it, as long as they fit. The
+// pieces are added to `chunks`, as repr prints them.
+static qlora_result qlora__jin_pretty_words(qlora__jin_machine* m, qlora__jin_value line,
+                                            int64_t width, int64_t last_width,
+                                            qlora__jin_list* chunks) {
+    const qlora__jin_string* s = line.as.string;
+    qlora__jin_value shown;
+    size_t begin = 0;
+    size_t end = 0;
+    while (end < s->bytes) {
+        size_t step = 0;
+        size_t next = end;
+        while (next < s->bytes &&
+               !qlora__jin_is_space(qlora__jin_code_at(s->data, s->bytes, next, &step))) {
+            next += step;
+        }
+        next = qlora__jin_skip_space(s->data, s->bytes, next);
+        qlora__jin_value candidate;
+        QLORA__TRY(qlora__jin_part(m, line, begin, next, &candidate));
+        QLORA__TRY(qlora__jin_repr_text(m, candidate, &shown));
+        int64_t room = next == s->bytes ? last_width : width;
+        if ((int64_t)shown.as.string->chars > room && end > begin) {
+            QLORA__TRY(qlora__jin_part(m, line, begin, end, &candidate));
+            QLORA__TRY(qlora__jin_repr_text(m, candidate, &shown));
+            QLORA__TRY(qlora__jin_list_add(m, chunks, shown));
+            begin = end;
+        }
+        end = next;
+    }
+    QLORA__TRY(qlora__jin_part(m, line, begin, end, &shown));
+    QLORA__TRY(qlora__jin_repr_text(m, shown, &shown));
+    return qlora__jin_list_add(m, chunks, shown);
+}
+
+// A string that is too long: in several literals, in parentheses when it stands alone.
+static qlora_result qlora__jin_pretty_string(qlora__jin_machine* m, qlora__jin_value v,
+                                             int64_t indent, int64_t allowance, bool alone,
+                                             qlora__jin_buffer* out) {
+    qlora__jin_value call[2];
+    qlora__jin_value lines;
+    qlora__jin_value chunks;
+    qlora__jin_value shown = v;
+    call[0] = v;
+    call[1] = qlora__jin_bool(true);
+    indent += alone ? 1 : 0;
+    allowance += alone ? 1 : 0;
+    int64_t width = QLORA__JIN_PRETTY_WIDTH - indent;
+    QLORA__TRY(qlora__jin_str_splitlines(m, call, &lines));
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &chunks));
+    for (size_t i = 0; i < lines.as.list->count; i++) {
+        bool last = i + 1 == lines.as.list->count;
+        QLORA__TRY(qlora__jin_repr_text(m, lines.as.list->items[i], &shown));
+        if ((int64_t)shown.as.string->chars <= (last ? width - allowance : width)) {
+            QLORA__TRY(qlora__jin_list_add(m, chunks.as.list, shown));
+        } else {
+            QLORA__TRY(qlora__jin_pretty_words(m, lines.as.list->items[i], width,
+                                               last ? width - allowance : width, chunks.as.list));
+        }
+    }
+    if (chunks.as.list->count == 1) {
+        return qlora__jin_print(m, shown, out);
+    }
+    QLORA__TRY(alone ? qlora__jin_puts(m, out, "(") : QLORA_OK);
+    for (size_t i = 0; i < chunks.as.list->count; i++) {
+        QLORA__TRY(i > 0 ? qlora__jin_new_line(m, indent, out) : QLORA_OK);
+        QLORA__TRY(qlora__jin_print(m, chunks.as.list->items[i], out));
+    }
+    return alone ? qlora__jin_puts(m, out, ")") : QLORA_OK;
+}
+
+// `allowance` is the room that closing brackets behind the value need.
+static qlora_result qlora__jin_pretty(qlora__jin_machine* m, qlora__jin_value v, int64_t indent,
+                                      int64_t allowance, bool alone, qlora__jin_buffer* out) {
+    qlora__jin_value shown;
+    bool dict = v.kind == QLORA__JIN_DICT;
+    bool list = v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE;
+    QLORA__TRY(qlora__jin_repr_text(m, v, &shown));
+    bool fits = (int64_t)shown.as.string->chars <= QLORA__JIN_PRETTY_WIDTH - indent - allowance;
+    if (!fits && v.kind == QLORA__JIN_VIEW && v.flag == 3) {
+        return qlora__jin_fail(m, "pprint of a set that needs several lines is not supported");
+    }
+    if (!fits && v.kind == QLORA__JIN_STRING && v.flag == 0 && v.as.string->bytes > 0) {
+        return qlora__jin_pretty_string(m, v, indent, allowance, alone, out);
+    }
+    if (fits || (!dict && !list)) {
+        return qlora__jin_print(m, shown, out);
+    }
+    size_t count = dict ? v.as.dict->count : v.as.list->count;
+    bool one = v.kind == QLORA__JIN_TUPLE && count == 1;
+    QLORA__TRY(qlora__jin_enter(m));
+    QLORA__TRY(qlora__jin_puts(m, out, dict ? "{" : v.kind == QLORA__JIN_LIST ? "[" : "("));
+    for (size_t i = 0; i < count; i++) {
+        int64_t inner = indent + 1;
+        int64_t behind = i + 1 < count ? 1 : allowance + (one ? 2 : 1);
+        QLORA__TRY(i > 0 ? qlora__jin_puts(m, out, ",") : QLORA_OK);
+        QLORA__TRY(i > 0 ? qlora__jin_new_line(m, inner, out) : QLORA_OK);
+        if (dict) {
+            QLORA__TRY(qlora__jin_repr_text(m, v.as.dict->keys[i], &shown));
+            QLORA__TRY(qlora__jin_print(m, shown, out));
+            QLORA__TRY(qlora__jin_puts(m, out, ": "));
+            inner += (int64_t)shown.as.string->chars + 2;
+        }
+        QLORA__TRY(qlora__jin_pretty(m, dict ? v.as.dict->values[i] : v.as.list->items[i], inner,
+                                     behind, false, out));
+    }
+    m->depth--;
+    return qlora__jin_puts(m, out, dict ? "}" : v.kind == QLORA__JIN_LIST ? "]" : one ? ",)" : ")");
+}
+
+QLORA__JIN_FILTER(pprint) {
+    qlora__jin_buffer buffer;
+    qlora__jin_value sorted;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_sorted(m, in[0], &sorted));
+    QLORA__TRY(qlora__jin_pretty(m, sorted, 0, 0, true, &buffer));
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+//@@ src/text/jinja_html.h
+
+// Filters for HTML: striptags, urlize, xmlattr.
+
+// ---- striptags ----------------------------------------------------------------------------------
+
+typedef struct qlora__jin_entity {
+    const char* name;
+    uint32_t code;
+} qlora__jin_entity;
+
+// The names that HTML also reads without a semicolon: those of Latin-1, from U+00A0 on, and a few.
+static const char qlora__jin_latin_names[] =
+    "nbsp iexcl cent pound curren yen brvbar sect uml copy ordf laquo not shy reg macr deg plusmn "
+    "sup2 sup3 acute micro para middot cedil sup1 ordm raquo frac14 frac12 frac34 iquest Agrave "
+    "Aacute Acirc Atilde Auml Aring AElig Ccedil Egrave Eacute Ecirc Euml Igrave Iacute Icirc Iuml "
+    "ETH Ntilde Ograve Oacute Ocirc Otilde Ouml times Oslash Ugrave Uacute Ucirc Uuml Yacute THORN "
+    "szlig agrave aacute acirc atilde auml aring aelig ccedil egrave eacute ecirc euml igrave "
+    "iacute icirc iuml eth ntilde ograve oacute ocirc otilde ouml divide oslash ugrave uacute "
+    "ucirc uuml yacute thorn yuml";
+static const qlora__jin_entity qlora__jin_short_entities[] = {
+    {"amp", '&'}, {"lt", '<'}, {"gt", '>'},   {"quot", '"'},  {"AMP", '&'},
+    {"LT", '<'},  {"GT", '>'}, {"QUOT", '"'}, {"COPY", 0xA9}, {"REG", 0xAE}};
+// Names that need their semicolon. HTML has 2,000 more, which are refused.
+static const qlora__jin_entity qlora__jin_entities[] = {
+    {"apos", '\''},     {"hellip", 0x2026}, {"mdash", 0x2014},  {"ndash", 0x2013},
+    {"lsquo", 0x2018},  {"rsquo", 0x2019},  {"ldquo", 0x201C},  {"rdquo", 0x201D},
+    {"sbquo", 0x201A},  {"bdquo", 0x201E},  {"bull", 0x2022},   {"trade", 0x2122},
+    {"euro", 0x20AC},   {"rarr", 0x2192},   {"larr", 0x2190},   {"uarr", 0x2191},
+    {"darr", 0x2193},   {"harr", 0x2194},   {"le", 0x2264},     {"ge", 0x2265},
+    {"ne", 0x2260},     {"ensp", 0x2002},   {"emsp", 0x2003},   {"thinsp", 0x2009},
+    {"zwnj", 0x200C},   {"zwj", 0x200D},    {"prime", 0x2032},  {"dagger", 0x2020},
+    {"permil", 0x2030}, {"lsaquo", 0x2039}, {"rsaquo", 0x203A}, {"infin", 0x221E},
+    {"minus", 0x2212},  {"asymp", 0x2248},  {"equiv", 0x2261}};
+
+// The character of a name, or 0. `closed`: a semicolon follows.
+static uint32_t qlora__jin_entity_of(const char* name, size_t size, bool closed) {
+    uint32_t code = 0xA0;
+    for (const char* at = qlora__jin_latin_names; *at != '\0'; code++) {
+        size_t length = strcspn(at, " ");
+        if (length == size && memcmp(at, name, size) == 0) {
+            return code;
+        }
+        at += length + (at[length] == ' ' ? 1 : 0);
+    }
+    for (size_t i = 0; i < QLORA__TEXT_COUNT(qlora__jin_short_entities); i++) {
+        if (qlora__jin_named(qlora__jin_short_entities[i].name, name, size)) {
+            return qlora__jin_short_entities[i].code;
+        }
+    }
+    for (size_t i = 0; closed && i < QLORA__TEXT_COUNT(qlora__jin_entities); i++) {
+        if (qlora__jin_named(qlora__jin_entities[i].name, name, size)) {
+            return qlora__jin_entities[i].code;
+        }
+    }
+    return 0;
+}
+
+// A number as HTML 5 reads it: some mean characters of Windows, some are left out.
+static qlora_result qlora__jin_put_reference(qlora__jin_machine* m, uint32_t code,
+                                             qlora__jin_buffer* out) {
+    static const uint16_t windows[32] = {
+        0x20AC, 0x81,   0x201A, 0x192,  0x201E, 0x2026, 0x2020, 0x2021, 0x2C6,  0x2030, 0x160,
+        0x2039, 0x152,  0x8D,   0x17D,  0x8F,   0x90,   0x2018, 0x2019, 0x201C, 0x201D, 0x2022,
+        0x2013, 0x2014, 0x2DC,  0x2122, 0x161,  0x203A, 0x153,  0x9D,   0x17E,  0x178};
+    if (code >= 0x80 && code <= 0x9F) {
+        return qlora__jin_put_code(m, out, windows[code - 0x80]);
+    }
+    if (code == 0 || (code >= 0xD800 && code <= 0xDFFF) || code > 0x10FFFF) {
+        return qlora__jin_put_code(m, out, 0xFFFD);
+    }
+    bool left_out = (code < 0x20 && code != '\t' && code != '\n' && code != '\f' && code != '\r') ||
+                    code == 0x7F || (code >= 0xFDD0 && code <= 0xFDEF) || (code & 0xFFFE) == 0xFFFE;
+    return left_out ? QLORA_OK : qlora__jin_put_code(m, out, code);
+}
+
+// A number behind "&#"; *at moves behind it. Nothing is written when it is none.
+static qlora_result qlora__jin_put_number(qlora__jin_machine* m, const qlora__jin_string* s,
+                                          size_t* at, qlora__jin_buffer* out) {
+    size_t next = *at + 2;
+    bool hex = next < s->bytes && (s->data[next] | 0x20) == 'x';
+    uint32_t code = 0;
+    next += hex ? 1 : 0;
+    size_t digits = next;
+    for (; next < s->bytes; next++) {
+        int64_t digit = qlora__jin_digit_value(s->data[next]);
+        if (digit >= (hex ? 16 : 10)) {
+            break;
+        }
+        code = code > 0x110000 ? code : code * (hex ? 16u : 10u) + (uint32_t)digit;
+    }
+    if (next == digits) {
+        return QLORA_OK;
+    }
+    *at = next + (next < s->bytes && s->data[next] == ';' ? 1 : 0);
+    return qlora__jin_put_reference(m, code, out);
+}
+
+// A name behind "&": the longest that is known.
+static qlora_result qlora__jin_put_named(qlora__jin_machine* m, const qlora__jin_string* s,
+                                         size_t* at, qlora__jin_buffer* out) {
+    const char* name = s->data + *at + 1;
+    size_t size = 0;
+    size_t chars = 0;
+    while (*at + 1 + size < s->bytes && strchr("\t\n\f <&#;", name[size]) == NULL) {
+        bool first = ((unsigned char)name[size] & 0xC0) != 0x80;
+        if (first && chars == 32) {
+            break;
+        }
+        chars += first ? 1 : 0;
+        size++;
+    }
+    bool closed = *at + 1 + size < s->bytes && name[size] == ';';
+    uint32_t code = size > 0 ? qlora__jin_entity_of(name, size, closed) : 0;
+    if (code == 0 && closed && size > 1) {
+        return qlora__jin_fail(m, "striptags: the character reference \"&%.*s;\" is not supported",
+                               (int)(size < 60 ? size : 60), name);
+    }
+    closed = code != 0 && closed;
+    while (code == 0 && size > 2) {
+        size--;
+        code = qlora__jin_entity_of(name, size, false);
+    }
+    if (code != 0) {
+        *at += 1 + size + (closed ? 1 : 0);
+        return qlora__jin_put_code(m, out, code);
+    }
+    return QLORA_OK;
+}
+
+// html.unescape().
+static qlora_result qlora__jin_unescape(qlora__jin_machine* m, const qlora__jin_string* s,
+                                        qlora__jin_buffer* out) {
+    for (size_t at = 0; at < s->bytes;) {
+        size_t before = at;
+        if (s->data[at] == '&' && at + 1 < s->bytes) {
+            QLORA__TRY(qlora__jin_work(m, 16));
+            QLORA__TRY(s->data[at + 1] == '#' ? qlora__jin_put_number(m, s, &at, out)
+                                              : qlora__jin_put_named(m, s, &at, out));
+        }
+        if (at == before) {
+            QLORA__TRY(qlora__jin_put(m, out, s->data + at, 1));
+            at++;
+        }
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(striptags) {
+    qlora__jin_value text;
+    qlora__jin_value words;
+    qlora__jin_buffer plain;
+    qlora__jin_buffer joined;
+    qlora__jin_buffer result;
+    size_t at = 0;
+    memset(&plain, 0, sizeof plain);
+    memset(&joined, 0, sizeof joined);
+    memset(&result, 0, sizeof result);
+    QLORA__TRY(qlora__jin_text(m, in[0], &text));
+    const qlora__jin_string* s = text.as.string;
+    for (;;) {
+        size_t open = qlora__jin_find_bytes(s->data, s->bytes, at, "<", 1);
+        bool comment =
+            open != SIZE_MAX && s->bytes - open >= 4 && memcmp(s->data + open, "<!--", 4) == 0;
+        size_t close = open == SIZE_MAX ? SIZE_MAX
+                       : comment ? qlora__jin_find_bytes(s->data, s->bytes, open + 4, "-->", 3)
+                                 : qlora__jin_find_bytes(s->data, s->bytes, open, ">", 1);
+        if (close == SIZE_MAX) {
+            break;
+        }
+        QLORA__TRY(qlora__jin_work(m, 1));
+        QLORA__TRY(qlora__jin_put(m, &plain, s->data + at, open - at));
+        at = close + (comment ? 3 : 1);
+    }
+    QLORA__TRY(qlora__jin_put(m, &plain, s->data + at, s->bytes - at));
+    QLORA__TRY(qlora__jin_buffer_string(m, &plain, &text));
+    QLORA__TRY(qlora__jin_split(m, text, qlora__jin_none(), -1, &words));
+    for (size_t i = 0; i < words.as.list->count; i++) {
+        QLORA__TRY(i > 0 ? qlora__jin_puts(m, &joined, " ") : QLORA_OK);
+        QLORA__TRY(qlora__jin_print(m, words.as.list->items[i], &joined));
+    }
+    QLORA__TRY(qlora__jin_buffer_string(m, &joined, &text));
+    QLORA__TRY(qlora__jin_unescape(m, text.as.string, &result));
+    return qlora__jin_buffer_string(m, &result, out);
+}
+
+// ---- xmlattr ------------------------------------------------------------------------------------
+
+QLORA__JIN_FILTER(xmlattr) {
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    if (in[0].kind != QLORA__JIN_DICT) {
+        return in[0].kind == QLORA__JIN_UNDEFINED
+                   ? qlora__jin_undefined_error(m, in[0])
+                   : qlora__jin_fail(m, "xmlattr: a dictionary is needed, not a %s",
+                                     qlora__jin_type(in[0]));
+    }
+    bool space = in[1].kind == QLORA__JIN_MISSING || qlora__jin_truth(in[1]);
+    for (size_t i = 0; i < in[0].as.dict->count; i++) {
+        qlora__jin_value key = in[0].as.dict->keys[i];
+        qlora__jin_value value = in[0].as.dict->values[i];
+        if (value.kind == QLORA__JIN_NONE || value.kind == QLORA__JIN_UNDEFINED) {
+            continue;
+        }
+        QLORA__TRY(qlora__jin_need_string(m, "xmlattr", key));
+        const qlora__jin_string* name = key.as.string;
+        for (size_t k = 0; k < name->bytes; k++) {
+            if (name->data[k] != '\0' && strchr(" \t\n\r\f\v/>=", name->data[k]) != NULL) {
+                return qlora__jin_fail(m, "xmlattr: \"%.*s\" cannot be the name of an attribute",
+                                       (int)(name->bytes < 60 ? name->bytes : 60), name->data);
+            }
+        }
+        QLORA__TRY(space || buffer.count > 0 ? qlora__jin_puts(m, &buffer, " ") : QLORA_OK);
+        QLORA__TRY(qlora__jin_escape_html(m, key, &buffer));
+        QLORA__TRY(qlora__jin_puts(m, &buffer, "=\""));
+        QLORA__TRY(qlora__jin_escape_html(m, value, &buffer));
+        QLORA__TRY(qlora__jin_puts(m, &buffer, "\""));
+    }
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+// ---- urlize -------------------------------------------------------------------------------------
+
+// Letters for a pattern that ignores case: four more than those of ASCII are equal to one of them.
+static uint32_t qlora__jin_url_fold(uint32_t code) {
+    return code >= 'A' && code <= 'Z'       ? code + 32
+           : code == 0x17F                  ? (uint32_t)'s'
+           : code == 0x130 || code == 0x131 ? (uint32_t)'i'
+           : code == 0x212A                 ? (uint32_t)'k'
+                                            : code;
+}
+
+// Whether a word of ASCII is at `at`, in any case.
+static bool qlora__jin_line_has(const qlora__jin_line* line, size_t at, const char* word) {
+    while (*word != '\0' && at < line->count &&
+           qlora__jin_url_fold(line->codes[at]) == (uint32_t)(unsigned char)*word) {
+        word++;
+        at++;
+    }
+    return *word == '\0';
+}
+
+static bool qlora__jin_is_label(uint32_t code) {
+    return code == '%' || code == '-' || qlora__jin_is_word(code);
+}
+
+// What may follow a host: a port, then a path. True when the line ends as it must.
+static bool qlora__jin_url_rest(const qlora__jin_line* line, size_t at) {
+    if (at < line->count && line->codes[at] == ':') {
+        size_t digits = at + 1;
+        while (digits < line->count && qlora__jin_is_decimal(line->codes[digits])) {
+            digits++;
+        }
+        if (digits == at + 1 || digits > at + 6) {
+            return false;
+        }
+        at = digits;
+    }
+    return at == line->count || line->codes[at] == '/' || line->codes[at] == '?' ||
+           line->codes[at] == '#';
+}
+
+// A host whose names are separated by points: from `at` on, names of `least` to `most` characters.
+// With a scheme the last one is of letters, or that of another script; else it is a usual one.
+static bool qlora__jin_url_host(const qlora__jin_line* line, size_t at, bool scheme) {
+    static const char* const usual[] = {"com", "net", "int", "edu", "gov", "org", "info", "mil"};
+    size_t least = scheme ? 1 : 2;
+    size_t most = scheme ? SIZE_MAX : 63;
+    for (bool first = true;; first = false) {
+        size_t end = at;
+        for (size_t i = 0; !scheme && !first && i < QLORA__TEXT_COUNT(usual); i++) {
+            if (qlora__jin_line_has(line, at, usual[i]) &&
+                qlora__jin_url_rest(line, at + strlen(usual[i]))) {
+                return true;
+            }
+        }
+        if (scheme) {
+            while (end < line->count && qlora__jin_url_fold(line->codes[end]) >= 'a' &&
+                   qlora__jin_url_fold(line->codes[end]) <= 'z') {
+                end++;
+            }
+            if (end - at >= 2 && end - at <= 63 && qlora__jin_url_rest(line, end)) {
+                return true;
+            }
+            size_t start = at + 4;
+            for (end = start; end < line->count && line->codes[end] != '-' &&
+                              qlora__jin_is_label(line->codes[end]);
+                 end++) {
+            }
+            if (qlora__jin_line_has(line, at, "xn--") && end >= start + 2 && end <= start + 59 &&
+                qlora__jin_url_rest(line, end)) {
+                return true;
+            }
+        }
+        for (end = at; end < line->count && qlora__jin_is_label(line->codes[end]); end++) {
+        }
+        if (end - at < least || end - at > most || end == line->count || line->codes[end] != '.') {
+            return false;
+        }
+        at = end + 1;
+    }
+}
+
+// Up to `most` digits, of any script or hexadecimal ones too; returns where they end.
+static size_t qlora__jin_url_digits(const qlora__jin_line* line, size_t at, size_t most, bool hex) {
+    for (size_t end = at + most; at < end && at < line->count; at++) {
+        uint32_t code = qlora__jin_url_fold(line->codes[at]);
+        if (!qlora__jin_is_decimal(code) && !(hex && code >= 'a' && code <= 'f')) {
+            break;
+        }
+    }
+    return at;
+}
+
+// The address of a machine: four numbers, or hexadecimal ones in brackets.
+static bool qlora__jin_url_address(const qlora__jin_line* line, size_t at) {
+    if (at < line->count && line->codes[at] == '[') {
+        at++;
+        for (int group = 0; group < 8; group++) {
+            at = qlora__jin_url_digits(line, at, 4, true);
+            bool colon = at < line->count && line->codes[at] == ':';
+            if (group < 2 && !colon) {
+                return false;
+            }
+            at += colon ? 1 : 0;
+        }
+        return at < line->count && line->codes[at] == ']' && qlora__jin_url_rest(line, at + 1);
+    }
+    for (int part = 0; part < 4; part++) {
+        if (part > 0 && (at >= line->count || line->codes[at] != '.')) {
+            return false;
+        }
+        at += part > 0 ? 1 : 0;
+        size_t end = qlora__jin_url_digits(line, at, 3, false);
+        if (end == at) {
+            return false;
+        }
+        at = end;
+    }
+    return qlora__jin_url_rest(line, at);
+}
+
+static bool qlora__jin_is_url(const qlora__jin_line* line) {
+    size_t scheme = qlora__jin_line_has(line, 0, "https://")  ? 8
+                    : qlora__jin_line_has(line, 0, "http://") ? 7
+                                                              : 0;
+    bool www = qlora__jin_line_has(line, 0, "www.");
+    return (scheme > 0 &&
+            (qlora__jin_url_host(line, scheme, true) || qlora__jin_url_address(line, scheme))) ||
+           (www && qlora__jin_url_host(line, 4, true)) || qlora__jin_url_host(line, 0, false);
+}
+
+// An address of electronic mail, from `begin` on.
+static bool qlora__jin_is_mail(const qlora__jin_line* line, size_t begin) {
+    size_t at = line->count;
+    size_t point = 0;
+    while (at > begin && line->codes[at - 1] != '@') {
+        at--;
+    }
+    if (at < begin + 2 || at >= line->count || !qlora__jin_is_word(line->codes[at])) {
+        return false;
+    }
+    for (size_t i = at; i < line->count; i++) {
+        uint32_t code = line->codes[i];
+        if (code != '.' && code != '-' && !qlora__jin_is_word(code)) {
+            return false;
+        }
+        point = code == '.' ? i : code == '-' ? 0 : point; // 0: no point, or a dash behind it
+    }
+    return point > 0 && point + 1 < line->count;
+}
+
+typedef struct qlora__jin_links {
+    qlora__jin_value attributes; // rel and target, as text
+    qlora__jin_value limit;
+    qlora__jin_value schemes;
+    qlora__jin_buffer* out;
+} qlora__jin_links;
+
+static bool qlora__jin_starts(const char* data, size_t size, const char* with) {
+    return size >= strlen(with) && memcmp(data, with, strlen(with)) == 0;
+}
+
+static size_t qlora__jin_count_in(const char* data, size_t size, const char* part) {
+    size_t count = 0;
+    size_t at = 0;
+    while ((at = qlora__jin_find_bytes(data, size, at, part, strlen(part))) != SIZE_MAX) {
+        at += strlen(part);
+        count++;
+    }
+    return count;
+}
+
+// <a href="BEFORE text"ATTRIBUTES>SHOWN</a>
+static qlora_result qlora__jin_put_link(qlora__jin_machine* m, const qlora__jin_links* links,
+                                        const char* before, qlora__jin_value text, bool attributes,
+                                        qlora__jin_value shown) {
+    QLORA__TRY(qlora__jin_puts(m, links->out, "<a href=\""));
+    QLORA__TRY(qlora__jin_puts(m, links->out, before));
+    QLORA__TRY(qlora__jin_print(m, text, links->out));
+    QLORA__TRY(qlora__jin_puts(m, links->out, "\""));
+    QLORA__TRY(attributes ? qlora__jin_print(m, links->attributes, links->out) : QLORA_OK);
+    QLORA__TRY(qlora__jin_puts(m, links->out, ">"));
+    QLORA__TRY(qlora__jin_print(m, shown, links->out));
+    return qlora__jin_puts(m, links->out, "</a>");
+}
+
+// The text that a link shows: cut at the limit.
+static qlora_result qlora__jin_link_text(qlora__jin_machine* m, const qlora__jin_links* links,
+                                         qlora__jin_value text, qlora__jin_value* out) {
+    int64_t limit = 0;
+    *out = text;
+    if (!qlora__jin_given(links->limit)) {
+        return QLORA_OK;
+    }
+    if (links->limit.kind == QLORA__JIN_FLOAT && text.as.string->chars <= 1) {
+        return qlora__jin_fail(m, "urlize: a limit that is a float is not supported");
+    }
+    QLORA__TRY(qlora__jin_need_integer(m, "urlize", links->limit, &limit));
+    if ((int64_t)text.as.string->chars > limit) {
+        qlora__jin_value parts[3];
+        qlora__jin_value dots;
+        bool found = false;
+        parts[0] = qlora__jin_none();
+        parts[1] = qlora__jin_int(limit);
+        parts[2] = qlora__jin_none();
+        QLORA__TRY(qlora__jin_slice(m, text, parts, out, &found));
+        QLORA__TRY(qlora__jin_string_of(m, "...", &dots));
+        return qlora__jin_join_strings(m, *out, dots, out);
+    }
+    return QLORA_OK;
+}
+
+// A word without brackets and marks around it: a link if it is one.
+static qlora_result qlora__jin_put_word(qlora__jin_machine* m, const qlora__jin_links* links,
+                                        qlora__jin_value word) {
+    const qlora__jin_string* s = word.as.string;
+    qlora__jin_line line;
+    qlora__jin_value shown = word;
+    QLORA__TRY(qlora__jin_line_make(m, s, &line));
+    if (qlora__jin_is_url(&line)) {
+        bool scheme = qlora__jin_starts(s->data, s->bytes, "https://") ||
+                      qlora__jin_starts(s->data, s->bytes, "http://");
+        QLORA__TRY(qlora__jin_link_text(m, links, word, &shown));
+        return qlora__jin_put_link(m, links, scheme ? "" : "https://", word, true, shown);
+    }
+    if (qlora__jin_starts(s->data, s->bytes, "mailto:") && qlora__jin_is_mail(&line, 7)) {
+        QLORA__TRY(qlora__jin_part(m, word, 7, s->bytes, &shown));
+        return qlora__jin_put_link(m, links, "", word, false, shown);
+    }
+    if (s->bytes > 0 && !qlora__jin_starts(s->data, s->bytes, "www.") && s->data[0] != '@' &&
+        memchr(s->data, ':', s->bytes) == NULL && qlora__jin_is_mail(&line, 0)) {
+        return qlora__jin_put_link(m, links, "mailto:", word, false, word);
+    }
+    for (size_t i = 0; i < links->schemes.as.list->count; i++) {
+        const qlora__jin_string* scheme = links->schemes.as.list->items[i].as.string;
+        if (s->bytes > scheme->bytes && memcmp(s->data, scheme->data, scheme->bytes) == 0) {
+            return qlora__jin_put_link(m, links, "", word, true, word);
+        }
+    }
+    return qlora__jin_print(m, word, links->out);
+}
+
+// Where the word itself is in s[begin..end): without brackets before it and marks behind it, but
+// with as many closing brackets as it has open ones.
+static void qlora__jin_word_inside(const qlora__jin_string* s, size_t* begin, size_t* end) {
+    static const char* const pairs[3][2] = {{"(", ")"}, {"<", ">"}, {"&lt;", "&gt;"}};
+    const char* data = s->data;
+    size_t last = *end;
+    while (*begin < last && (data[*begin] == '(' || data[*begin] == '<' ||
+                             qlora__jin_starts(data + *begin, last - *begin, "&lt;"))) {
+        *begin += data[*begin] == '&' ? 4 : 1;
+    }
+    for (bool more = *end > *begin; more; more = *end > *begin) {
+        bool entity = *end - *begin >= 4 && memcmp(data + *end - 4, "&gt;", 4) == 0;
+        if (!entity && strchr(")>.,", data[*end - 1]) == NULL) {
+            break;
+        }
+        *end -= entity ? 4 : 1;
+    }
+    for (int i = 0; i < 3; i++) {
+        size_t open = qlora__jin_count_in(data + *begin, *end - *begin, pairs[i][0]);
+        size_t closed = qlora__jin_count_in(data + *begin, *end - *begin, pairs[i][1]);
+        size_t there = qlora__jin_count_in(data + *end, last - *end, pairs[i][1]);
+        size_t moved = open <= closed ? 0 : open < there ? open : there;
+        for (; moved > 0; moved--) {
+            size_t at = qlora__jin_find_bytes(data, last, *end, pairs[i][1], strlen(pairs[i][1]));
+            *end = at + strlen(pairs[i][1]);
+        }
+    }
+}
+
+// The attributes of every link: rel with its words in order, and target.
+static qlora_result qlora__jin_link_attributes(qlora__jin_machine* m, const qlora__jin_value* in,
+                                               qlora__jin_value* out) {
+    qlora__jin_buffer buffer;
+    qlora__jin_value words;
+    qlora__jin_value word;
+    qlora__jin_value* keys = NULL;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &words));
+    if (qlora__jin_truth(in[4])) {
+        QLORA__TRY(qlora__jin_need_string(m, "urlize", in[4]));
+        QLORA__TRY(qlora__jin_split(m, in[4], qlora__jin_none(), -1, &words));
+    }
+    if (qlora__jin_truth(in[2])) {
+        QLORA__TRY(qlora__jin_string_of(m, "nofollow", &word));
+        QLORA__TRY(qlora__jin_list_add(m, words.as.list, word));
+    }
+    QLORA__TRY(qlora__jin_string_of(m, "noopener", &word));
+    QLORA__TRY(qlora__jin_list_add(m, words.as.list, word));
+    QLORA__TRY(qlora__jin_sort_keys_of(m, words.as.list, qlora__jin_none(), true, &keys));
+    QLORA__TRY(qlora__jin_sort(m, words.as.list, keys, false));
+    QLORA__TRY(qlora__jin_puts(m, &buffer, " rel=\""));
+    for (size_t i = 0; i < words.as.list->count; i++) {
+        word = words.as.list->items[i];
+        if (i > 0 && qlora__jin_compare_strings(words.as.list->items[i - 1].as.string,
+                                                word.as.string) == 0) {
+            continue;
+        }
+        QLORA__TRY(i > 0 ? qlora__jin_puts(m, &buffer, " ") : QLORA_OK);
+        word.flag = 0;
+        QLORA__TRY(qlora__jin_escape_html(m, word, &buffer));
+    }
+    QLORA__TRY(qlora__jin_puts(m, &buffer, "\""));
+    if (qlora__jin_truth(in[3])) {
+        QLORA__TRY(qlora__jin_puts(m, &buffer, " target=\""));
+        QLORA__TRY(qlora__jin_escape_html(m, in[3], &buffer));
+        QLORA__TRY(qlora__jin_puts(m, &buffer, "\""));
+    }
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
+// Further schemes: two or more characters, a colon, up to two slashes.
+static qlora_result qlora__jin_link_schemes(qlora__jin_machine* m, qlora__jin_value given,
+                                            qlora__jin_value* out) {
+    if (!qlora__jin_given(given)) {
+        return qlora__jin_list_make(m, QLORA__JIN_LIST, 0, out);
+    }
+    QLORA__TRY(qlora__jin_to_list(m, given, out));
+    for (size_t i = 0; i < out->as.list->count; i++) {
+        qlora__jin_line line;
+        QLORA__TRY(qlora__jin_need_string(m, "urlize", out->as.list->items[i]));
+        const qlora__jin_string* s = out->as.list->items[i].as.string;
+        QLORA__TRY(qlora__jin_line_make(m, s, &line));
+        size_t at = 0;
+        while (at < line.count && (line.codes[at] == '.' || line.codes[at] == '+' ||
+                                   line.codes[at] == '-' || qlora__jin_is_word(line.codes[at]))) {
+            at++;
+        }
+        bool valid = at >= 2 && at < line.count && line.codes[at] == ':' && line.count - at <= 3;
+        for (at++; at < line.count; at++) {
+            valid = valid && line.codes[at] == '/';
+        }
+        if (!valid) {
+            return qlora__jin_fail(m, "urlize: \"%.*s\" is not the scheme of an address",
+                                   (int)(s->bytes < 60 ? s->bytes : 60), s->data);
+        }
+    }
+    return QLORA_OK;
+}
+
+QLORA__JIN_FILTER(urlize) {
+    qlora__jin_links links;
+    qlora__jin_buffer escaped;
+    qlora__jin_buffer buffer;
+    qlora__jin_value text;
+    memset(&links, 0, sizeof links);
+    memset(&escaped, 0, sizeof escaped);
+    memset(&buffer, 0, sizeof buffer);
+    links.out = &buffer;
+    links.limit = in[1];
+    QLORA__TRY(qlora__jin_link_attributes(m, in, &links.attributes));
+    QLORA__TRY(qlora__jin_link_schemes(m, in[5], &links.schemes));
+    QLORA__TRY(qlora__jin_escape_html(m, in[0], &escaped));
+    QLORA__TRY(qlora__jin_buffer_string(m, &escaped, &text));
+    const qlora__jin_string* s = text.as.string;
+    for (size_t at = 0; at < s->bytes;) {
+        size_t word = qlora__jin_skip_space(s->data, s->bytes, at);
+        size_t end = word;
+        size_t step = 0;
+        QLORA__TRY(qlora__jin_put(m, &buffer, s->data + at, word - at));
+        while (end < s->bytes &&
+               !qlora__jin_is_space(qlora__jin_code_at(s->data, s->bytes, end, &step))) {
+            end += step;
+        }
+        size_t begin = word;
+        size_t close = end;
+        qlora__jin_value inside;
+        QLORA__TRY(qlora__jin_work(m, 1 + (end - word) / 4));
+        qlora__jin_word_inside(s, &begin, &close);
+        QLORA__TRY(qlora__jin_put(m, &buffer, s->data + word, begin - word));
+        QLORA__TRY(qlora__jin_part(m, text, begin, close, &inside));
+        QLORA__TRY(qlora__jin_put_word(m, &links, inside));
+        QLORA__TRY(qlora__jin_put(m, &buffer, s->data + close, end - close));
+        at = end;
+    }
+    return qlora__jin_buffer_string(m, &buffer, out);
+}
+
 //@@ src/text/jinja_tables.h
 
 // The tables of filters and tests, and how they are called.
@@ -23257,7 +25009,7 @@ QLORA__JIN_FILTER(attr) {
 typedef qlora_result (*qlora__jin_many_fn)(qlora__jin_machine* m, qlora__jin_value v,
                                            const qlora__jin_args* args, qlora__jin_value* out);
 
-// A filter without functions exists in jinja2 and is not supported here.
+// A filter without functions exists in jinja2 and is refused: its result is another one each time.
 typedef struct qlora__jin_filter_row {
     const char* name;
     const char* arguments;
@@ -23314,17 +25066,15 @@ static const qlora__jin_filter_row qlora__jin_filters[] = {
     {"selectattr", NULL, 0, NULL, qlora__jin_filter_selectattr},
     {"rejectattr", NULL, 0, NULL, qlora__jin_filter_rejectattr},
     {"format", NULL, 0, NULL, qlora__jin_filter_format},
-    {"filesizeformat", NULL, 0, NULL, NULL},
-    {"pprint", NULL, 0, NULL, NULL},
-    {"random", NULL, 0, NULL, NULL},
-    {"striptags", NULL, 0, NULL, NULL},
-    {"urlize", NULL, 0, NULL, NULL},
-    {"wordwrap", NULL, 0, NULL, NULL},
-    {"xmlattr", NULL, 0, NULL, NULL}};
-
-static bool qlora__jin_named(const char* row, const char* name, size_t size) {
-    return strlen(row) == size && memcmp(row, name, size) == 0;
-}
+    {"filesizeformat", "binary", 0, qlora__jin_filter_filesizeformat, NULL},
+    {"pprint", "", 0, qlora__jin_filter_pprint, NULL},
+    {"striptags", "", 0, qlora__jin_filter_striptags, NULL},
+    {"urlize", "trim_url_limit nofollow target rel extra_schemes", 0, qlora__jin_filter_urlize,
+     NULL},
+    {"wordwrap", "width break_long_words wrapstring break_on_hyphens", 0,
+     qlora__jin_filter_wordwrap, NULL},
+    {"xmlattr", "autospace", 0, qlora__jin_filter_xmlattr, NULL},
+    {"random", NULL, 0, NULL, NULL}};
 
 static qlora_result qlora__jin_filter_run(qlora__jin_machine* m, const qlora__jin_filter_row* row,
                                           qlora__jin_value v, const qlora__jin_args* args,
@@ -23334,7 +25084,8 @@ static qlora_result qlora__jin_filter_run(qlora__jin_machine* m, const qlora__ji
         return row->many(m, v, args, out);
     }
     if (row->call == NULL) {
-        return qlora__jin_fail(m, "the filter \"%s\" is not supported", row->name);
+        return qlora__jin_fail(
+            m, "the filter \"%s\" is not supported: its result cannot be repeated", row->name);
     }
     in[0] = v;
     for (size_t i = 1; i < 8; i++) {
@@ -23888,6 +25639,22 @@ static qlora_result qlora__jin_macro_field(qlora__jin_machine* m, const qlora__j
     return QLORA_OK;
 }
 
+// A number as a complex one or as a fraction.
+static qlora_result qlora__jin_number_field(qlora__jin_value v, const char* name, size_t size,
+                                            qlora__jin_value* out, bool* found) {
+    bool real = v.kind == QLORA__JIN_FLOAT;
+    bool same = qlora__jin_named("real", name, size) ||
+                (!real && qlora__jin_named("numerator", name, size));
+    bool imaginary = qlora__jin_named("imag", name, size);
+    *found = same || imaginary || (!real && qlora__jin_named("denominator", name, size));
+    if (*found && real) {
+        *out = same ? v : qlora__jin_float(0.0);
+    } else if (*found) {
+        *out = qlora__jin_int(same ? qlora__jin_integer_of(v) : imaginary ? 0 : 1);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__jin_field(qlora__jin_machine* m, qlora__jin_value v, const char* name,
                                      size_t size, qlora__jin_value* out, bool* found) {
     *found = false;
@@ -23914,6 +25681,10 @@ static qlora_result qlora__jin_field(qlora__jin_machine* m, qlora__jin_value v, 
                               : *found && name[2] == 'o' ? v.as.range->stop
                                                          : v.as.range->step);
         return QLORA_OK;
+    case QLORA__JIN_BOOL:
+    case QLORA__JIN_INT:
+    case QLORA__JIN_FLOAT:
+        return qlora__jin_number_field(v, name, size, out, found);
     case QLORA__JIN_TUPLE: // of groupby
         *found = v.flag == 1 &&
                  (qlora__jin_named("grouper", name, size) || qlora__jin_named("list", name, size));
@@ -24670,6 +26441,9 @@ QLORA__JIN_RUN(filter_block) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__jin_filter_text(m, node->b, text, &text));
+    if (text.kind != QLORA__JIN_STRING) { // an expression would print it; this does not
+        return qlora__jin_fail(m, "a filter block gives a %s, not a string", qlora__jin_type(text));
+    }
     return qlora__jin_print(m, text, m->out);
 }
 
@@ -30249,4 +32023,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 7cf1006e15494e60
+//@@ end 96c355d9d1ecdf94

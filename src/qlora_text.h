@@ -96,6 +96,8 @@ extern "C" {
 #include "text/jinja_methods.h"
 #include "text/jinja_iterate.h"
 #include "text/jinja_filters.h"
+#include "text/jinja_layout.h"
+#include "text/jinja_html.h"
 #include "text/jinja_tables.h"
 #include "text/jinja_eval.h"
 #include "text/jinja_run.h"

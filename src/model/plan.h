@@ -466,6 +466,32 @@ static qlora_result qlora__plan_vocab_check(qlora_ctx* ctx, const qlora_plan* pl
                              (long long)plan->base_vocab, (long long)plan->config.vocab);
 }
 
+// A config can promise layers that the files do not have. Their descriptions would take memory by
+// that number, so the last one is looked for first. A folder with nothing but a config can be
+// planned, so the files need not exist.
+static qlora_result qlora__skeleton_last_layer(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                               qlora_model* m) {
+    bool exists = false;
+    const qlora__folder* folder = NULL;
+    char name[160];
+    if (desc->dir == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__source_exists(ctx, desc->dir, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
+    snprintf(name, sizeof name, "model.layers.%lld.%s.weight",
+             (long long)(m->plan.config.layers - 1), m->arch->layout->rows[0].module);
+    if (qlora__folder_find(folder, name) == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: tensor %s is missing; the config has %lld layers", folder->dir,
+                           name, (long long)m->plan.config.layers);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
@@ -517,6 +543,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->plan.max_sequences = m->desc.max_sequences;
     m->plan.max_length = m->desc.max_length;
     m->plan.head_chunk = m->desc.head_chunk;
+    QLORA__TRY(qlora__skeleton_last_layer(ctx, desc, m));
     size_t bytes = (size_t)c->layers * sizeof *m->layers;
     m->layers = (qlora__layer*)qlora__alloc_zero(ctx, bytes);
     if (m->layers == NULL) {

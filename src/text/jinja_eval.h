@@ -315,6 +315,22 @@ static qlora_result qlora__jin_macro_field(qlora__jin_machine* m, const qlora__j
     return QLORA_OK;
 }
 
+// A number as a complex one or as a fraction.
+static qlora_result qlora__jin_number_field(qlora__jin_value v, const char* name, size_t size,
+                                            qlora__jin_value* out, bool* found) {
+    bool real = v.kind == QLORA__JIN_FLOAT;
+    bool same = qlora__jin_named("real", name, size) ||
+                (!real && qlora__jin_named("numerator", name, size));
+    bool imaginary = qlora__jin_named("imag", name, size);
+    *found = same || imaginary || (!real && qlora__jin_named("denominator", name, size));
+    if (*found && real) {
+        *out = same ? v : qlora__jin_float(0.0);
+    } else if (*found) {
+        *out = qlora__jin_int(same ? qlora__jin_integer_of(v) : imaginary ? 0 : 1);
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__jin_field(qlora__jin_machine* m, qlora__jin_value v, const char* name,
                                      size_t size, qlora__jin_value* out, bool* found) {
     *found = false;
@@ -341,6 +357,10 @@ static qlora_result qlora__jin_field(qlora__jin_machine* m, qlora__jin_value v, 
                               : *found && name[2] == 'o' ? v.as.range->stop
                                                          : v.as.range->step);
         return QLORA_OK;
+    case QLORA__JIN_BOOL:
+    case QLORA__JIN_INT:
+    case QLORA__JIN_FLOAT:
+        return qlora__jin_number_field(v, name, size, out, found);
     case QLORA__JIN_TUPLE: // of groupby
         *found = v.flag == 1 &&
                  (qlora__jin_named("grouper", name, size) || qlora__jin_named("list", name, size));

@@ -111,25 +111,6 @@ static qlora_result qlora__jin_next(qlora__jin_machine* m, qlora__jin_iter* iter
     return QLORA_OK;
 }
 
-// list(value)
-static qlora_result qlora__jin_to_list(qlora__jin_machine* m, qlora__jin_value v,
-                                       qlora__jin_value* out) {
-    qlora__jin_iter* iter = NULL;
-    qlora__jin_value item;
-    qlora__jin_value list;
-    bool more = true;
-    QLORA__TRY(qlora__jin_iter_make(m, v, &iter));
-    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &list));
-    for (;;) {
-        QLORA__TRY(qlora__jin_next(m, iter, &item, &more));
-        if (!more) {
-            *out = list;
-            return QLORA_OK;
-        }
-        QLORA__TRY(qlora__jin_list_add(m, list.as.list, item));
-    }
-}
-
 static qlora_result qlora__jin_iter_of(qlora__jin_machine* m, int how, qlora__jin_value source,
                                        qlora__jin_value* out) {
     void* memory = NULL;

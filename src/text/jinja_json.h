@@ -115,7 +115,7 @@ static qlora_result qlora__jin_dump_string(qlora__jin_machine* m, const qlora__j
         const char* hit = c != 0 && c < 0x80 ? strchr(plain, (char)c) : NULL;
         if (hit != NULL) {
             snprintf(escaped, sizeof escaped, "\\%c", letters[hit - plain]);
-        } else if (c < 0x20) {
+        } else if (c < 0x20 || (c == 0x7F && ascii)) {
             snprintf(escaped, sizeof escaped, "\\u%04x", (unsigned)c);
         } else if (c >= 0x80 && ascii) {
             uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
@@ -126,9 +126,6 @@ static qlora_result qlora__jin_dump_string(qlora__jin_machine* m, const qlora__j
             } else {
                 snprintf(escaped, sizeof escaped, "\\u%04x", (unsigned)code);
             }
-        } else if (c == 0x7F && ascii) {
-            at++; // json.dumps leaves it
-            continue;
         } else {
             at++;
             continue;

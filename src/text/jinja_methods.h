@@ -218,6 +218,25 @@ static qlora_result qlora__jin_str_istitle(qlora__jin_machine* m, qlora__jin_val
 
 // ---- lists and dictionaries
 
+// list(value)
+static qlora_result qlora__jin_to_list(qlora__jin_machine* m, qlora__jin_value v,
+                                       qlora__jin_value* out) {
+    qlora__jin_iter* iter = NULL;
+    qlora__jin_value list;
+    QLORA__TRY(qlora__jin_iter_make(m, v, &iter));
+    QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &list));
+    for (;;) {
+        qlora__jin_value item;
+        bool more = true;
+        QLORA__TRY(m->hooks->next(m, iter, &item, &more));
+        if (!more) {
+            *out = list;
+            return QLORA_OK;
+        }
+        QLORA__TRY(qlora__jin_list_add(m, list.as.list, item));
+    }
+}
+
 static qlora_result qlora__jin_list_copy(qlora__jin_machine* m, qlora__jin_value* in,
                                          qlora__jin_value* out) {
     qlora__jin_value empty;
@@ -332,6 +351,139 @@ static qlora_result qlora__jin_float_is_integer(qlora__jin_machine* m, qlora__ji
     return QLORA_OK;
 }
 
+// as_integer_ratio(): a float is a whole number times a power of two.
+static qlora_result qlora__jin_number_ratio(qlora__jin_machine* m, qlora__jin_value* in,
+                                            qlora__jin_value* out) {
+    int64_t above = 0;
+    int64_t below = 1;
+    if (in[0].kind != QLORA__JIN_FLOAT) {
+        above = qlora__jin_integer_of(in[0]);
+        return qlora__jin_pair_make(m, qlora__jin_int(above), qlora__jin_int(1), out);
+    }
+    double x = in[0].as.real;
+    if (!qlora__jin_is_finite(x)) {
+        return qlora__jin_fail(m, "as_integer_ratio: the number is not finite");
+    }
+    while (qlora__jin_floor(x) < x && below < (int64_t)1 << 61) {
+        x *= 2.0;
+        below *= 2;
+    }
+    if (qlora__jin_floor(x) < x || x >= 9223372036854775808.0 || x < -9223372036854775808.0) {
+        return qlora__jin_too_big(m);
+    }
+    return qlora__jin_pair_make(m, qlora__jin_int((int64_t)x), qlora__jin_int(below), out);
+}
+
+static qlora_result qlora__jin_number_conjugate(qlora__jin_machine* m, qlora__jin_value* in,
+                                                qlora__jin_value* out) {
+    (void)m;
+    *out = in[0].kind == QLORA__JIN_FLOAT ? in[0] : qlora__jin_int(qlora__jin_integer_of(in[0]));
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_bits(qlora__jin_value v, bool ones, qlora__jin_value* out) {
+    int64_t n = qlora__jin_integer_of(v);
+    int64_t count = 0;
+    for (uint64_t bits = n < 0 ? 0 - (uint64_t)n : (uint64_t)n; bits > 0; bits >>= 1) {
+        count += !ones || (bits & 1) != 0 ? 1 : 0;
+    }
+    *out = qlora__jin_int(count);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__jin_int_bit_length(qlora__jin_machine* m, qlora__jin_value* in,
+                                              qlora__jin_value* out) {
+    (void)m;
+    return qlora__jin_bits(in[0], false, out);
+}
+
+static qlora_result qlora__jin_int_bit_count(qlora__jin_machine* m, qlora__jin_value* in,
+                                             qlora__jin_value* out) {
+    (void)m;
+    return qlora__jin_bits(in[0], true, out);
+}
+
+// count() and index() of a range: made a list first, whose length is limited.
+static qlora_result qlora__jin_range_count(qlora__jin_machine* m, qlora__jin_value* in,
+                                           qlora__jin_value* out) {
+    QLORA__TRY(qlora__jin_to_list(m, in[0], &in[0]));
+    return qlora__jin_list_count(m, in, out);
+}
+
+static qlora_result qlora__jin_range_index(qlora__jin_machine* m, qlora__jin_value* in,
+                                           qlora__jin_value* out) {
+    QLORA__TRY(qlora__jin_to_list(m, in[0], &in[0]));
+    return qlora__jin_list_index(m, in, out);
+}
+
+static qlora_result qlora__jin_dict_fromkeys(qlora__jin_machine* m, qlora__jin_value* in,
+                                             qlora__jin_value* out) {
+    qlora__jin_value keys;
+    QLORA__TRY(qlora__jin_to_list(m, in[1], &keys));
+    QLORA__TRY(qlora__jin_dict_make(m, QLORA__JIN_DICT, 4, out));
+    for (size_t i = 0; i < keys.as.list->count; i++) {
+        QLORA__TRY(
+            qlora__jin_dict_set(m, out->as.dict, keys.as.list->items[i],
+                                in[2].kind != QLORA__JIN_MISSING ? in[2] : qlora__jin_none()));
+    }
+    return QLORA_OK;
+}
+
+// translate(): each character by its number in a dictionary.
+static qlora_result qlora__jin_str_translate(qlora__jin_machine* m, qlora__jin_value* in,
+                                             qlora__jin_value* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    if (in[1].kind != QLORA__JIN_DICT) {
+        return qlora__jin_fail(m, "translate: a table that is a %s is not supported",
+                               qlora__jin_type(in[1]));
+    }
+    for (size_t at = 0, step = 0; at < s->bytes; at += step) {
+        uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
+        qlora__jin_value to;
+        size_t place = 0;
+        QLORA__TRY(qlora__jin_dict_find(m, in[1].as.dict, qlora__jin_int(code), &place));
+        if (place == in[1].as.dict->count) {
+            QLORA__TRY(qlora__jin_put(m, &buffer, s->data + at, step));
+            continue;
+        }
+        to = in[1].as.dict->values[place];
+        if (qlora__jin_is_integer(to)) {
+            QLORA__TRY(qlora__jin_character(m, qlora__jin_integer_of(to), &to));
+        }
+        if (to.kind != QLORA__JIN_NONE) {
+            QLORA__TRY(qlora__jin_need_string(m, "translate", to));
+            QLORA__TRY(qlora__jin_print(m, to, &buffer));
+        }
+    }
+    QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+    out->flag = in[0].flag;
+    return QLORA_OK;
+}
+
+// format_map(): the fields are the keys of a dictionary.
+static qlora_result qlora__jin_format_map(qlora__jin_machine* m, qlora__jin_value self,
+                                          const qlora__jin_args* args, qlora__jin_value* out) {
+    qlora__jin_args given;
+    void* names = NULL;
+    memset(&given, 0, sizeof given);
+    if (args->positional != 1 || args->named != 0 || args->items[0].kind != QLORA__JIN_DICT) {
+        return qlora__jin_fail(m, "format_map: one dictionary is needed");
+    }
+    const qlora__jin_dict* dict = args->items[0].as.dict;
+    QLORA__TRY(qlora__jin_get_values(m, dict->count, &given.items));
+    QLORA__TRY(qlora__jin_get(m, dict->count * sizeof *given.names, &names));
+    given.names = (const qlora__jin_string**)names;
+    for (size_t i = 0; i < dict->count; i++) {
+        if (dict->keys[i].kind == QLORA__JIN_STRING) {
+            given.items[given.named] = dict->values[i];
+            given.names[given.named++] = dict->keys[i].as.string;
+        }
+    }
+    return qlora__jin_format(m, self, &given, out);
+}
+
 // ---- the table
 
 // A method without a function exists in Python and is not supported here; `unsafe`: the sandbox
@@ -339,7 +491,7 @@ static qlora_result qlora__jin_float_is_integer(qlora__jin_machine* m, qlora__ji
 typedef struct qlora__jin_method_row {
     qlora__jin_kind kind;
     const char* name;
-    const char* arguments; // NULL: any, for format
+    const char* arguments; // NULL: any, for format and format_map
     size_t required;
     qlora__jin_filter_fn call;
     bool unsafe;
@@ -349,6 +501,11 @@ typedef struct qlora__jin_method_row {
     { QLORA__JIN_STRING, #name, arguments, required, qlora__jin_str_##name, false }
 #define QLORA__JIN_NOT_YET(kind, name)                                                             \
     { QLORA__JIN_##kind, name, "", 0, NULL, false }
+// of an int and of a bool, which is one in Python
+#define QLORA__JIN_WHOLE(name, call)                                                               \
+    {QLORA__JIN_INT, #name, "", 0, call, false}, {                                                 \
+        QLORA__JIN_BOOL, #name, "", 0, call, false                                                 \
+    }
 #define QLORA__JIN_UNSAFE(kind, name)                                                              \
     { QLORA__JIN_##kind, name, "", 0, NULL, true }
 
@@ -394,10 +551,10 @@ static const qlora__jin_method_row qlora__jin_methods[] = {
     QLORA__JIN_STR(islower, "", 0),
     QLORA__JIN_STR(istitle, "", 0),
     {QLORA__JIN_STRING, "format", NULL, 0, NULL, false},
-    QLORA__JIN_NOT_YET(STRING, "format_map"),
+    {QLORA__JIN_STRING, "format_map", NULL, 1, NULL, false},
+    QLORA__JIN_STR(casefold, "", 0),
+    QLORA__JIN_STR(translate, "/table", 1),
     QLORA__JIN_NOT_YET(STRING, "encode"),
-    QLORA__JIN_NOT_YET(STRING, "casefold"),
-    QLORA__JIN_NOT_YET(STRING, "translate"),
     QLORA__JIN_NOT_YET(STRING, "maketrans"),
     QLORA__JIN_NOT_YET(STRING, "isidentifier"),
     {QLORA__JIN_LIST, "copy", "", 0, qlora__jin_list_copy, false},
@@ -418,35 +575,27 @@ static const qlora__jin_method_row qlora__jin_methods[] = {
     {QLORA__JIN_DICT, "values", "", 0, qlora__jin_dict_values, false},
     {QLORA__JIN_DICT, "items", "", 0, qlora__jin_dict_items, false},
     {QLORA__JIN_DICT, "copy", "", 0, qlora__jin_dict_copy, false},
-    QLORA__JIN_NOT_YET(DICT, "fromkeys"),
+    {QLORA__JIN_DICT, "fromkeys", "/iterable value", 1, qlora__jin_dict_fromkeys, false},
     {QLORA__JIN_VIEW, "isdisjoint", "/other", 1, qlora__jin_view_isdisjoint, false},
     QLORA__JIN_UNSAFE(DICT, "clear"),
     QLORA__JIN_UNSAFE(DICT, "pop"),
     QLORA__JIN_UNSAFE(DICT, "popitem"),
     QLORA__JIN_UNSAFE(DICT, "setdefault"),
     QLORA__JIN_UNSAFE(DICT, "update"),
-    QLORA__JIN_NOT_YET(INT, "bit_length"),
-    QLORA__JIN_NOT_YET(INT, "bit_count"),
-    QLORA__JIN_NOT_YET(INT, "to_bytes"),
+    QLORA__JIN_WHOLE(bit_length, qlora__jin_int_bit_length),
+    QLORA__JIN_WHOLE(bit_count, qlora__jin_int_bit_count),
+    QLORA__JIN_WHOLE(conjugate, qlora__jin_number_conjugate),
+    QLORA__JIN_WHOLE(as_integer_ratio, qlora__jin_number_ratio),
+    QLORA__JIN_WHOLE(to_bytes, NULL),
+    QLORA__JIN_WHOLE(from_bytes, NULL),
     {QLORA__JIN_FLOAT, "is_integer", "", 0, qlora__jin_float_is_integer, false},
+    {QLORA__JIN_FLOAT, "conjugate", "", 0, qlora__jin_number_conjugate, false},
+    {QLORA__JIN_FLOAT, "as_integer_ratio", "", 0, qlora__jin_number_ratio, false},
     QLORA__JIN_NOT_YET(FLOAT, "hex"),
-    QLORA__JIN_NOT_YET(INT, "real"),
-    QLORA__JIN_NOT_YET(INT, "imag"),
-    QLORA__JIN_NOT_YET(INT, "numerator"),
-    QLORA__JIN_NOT_YET(INT, "denominator"),
-    QLORA__JIN_NOT_YET(INT, "conjugate"),
-    QLORA__JIN_NOT_YET(INT, "as_integer_ratio"),
-    QLORA__JIN_NOT_YET(FLOAT, "real"),
-    QLORA__JIN_NOT_YET(FLOAT, "imag"),
-    QLORA__JIN_NOT_YET(FLOAT, "conjugate"),
-    QLORA__JIN_NOT_YET(FLOAT, "as_integer_ratio"),
-    QLORA__JIN_NOT_YET(BOOL, "real"),
-    QLORA__JIN_NOT_YET(BOOL, "imag"),
-    QLORA__JIN_NOT_YET(BOOL, "numerator"),
-    QLORA__JIN_NOT_YET(BOOL, "denominator"),
+    QLORA__JIN_NOT_YET(FLOAT, "fromhex"),
     QLORA__JIN_NOT_YET(VIEW, "mapping"),
-    QLORA__JIN_NOT_YET(RANGE, "count"),
-    QLORA__JIN_NOT_YET(RANGE, "index")};
+    {QLORA__JIN_RANGE, "count", "/value", 1, qlora__jin_range_count, false},
+    {QLORA__JIN_RANGE, "index", "/value", 1, qlora__jin_range_index, false}};
 
 static bool qlora__jin_method_find(qlora__jin_value self, const char* name, size_t size,
                                    bool* unsafe, const void** found) {
@@ -469,7 +618,8 @@ static qlora_result qlora__jin_method_call(qlora__jin_machine* m, qlora__jin_val
     const qlora__jin_method_row* row = (const qlora__jin_method_row*)method;
     qlora__jin_value in[8];
     if (row->arguments == NULL) {
-        return qlora__jin_format(m, self, args, out);
+        return row->required > 0 ? qlora__jin_format_map(m, self, args, out)
+                                 : qlora__jin_format(m, self, args, out);
     }
     if (row->call == NULL) {
         return qlora__jin_fail(m, "the method \"%s\" of a %s is not supported", row->name,

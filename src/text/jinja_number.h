@@ -4,6 +4,15 @@ static qlora_result qlora__jin_too_big(qlora__jin_machine* m) {
     return qlora__jin_fail(m, "an integer does not fit 64 bits");
 }
 
+static qlora_result qlora__jin_truncate_double(qlora__jin_machine* m, double x,
+                                               qlora__jin_value* out) {
+    if (!(x > -9223372036854775808.0 && x < 9223372036854775808.0)) {
+        return qlora__jin_too_big(m);
+    }
+    *out = qlora__jin_int((int64_t)x);
+    return QLORA_OK;
+}
+
 // The largest whole number that is not above x.
 static double qlora__jin_floor(double x) {
     if (x >= 4503599627370496.0 || x <= -4503599627370496.0 || qlora__jin_is_nan(x)) {
@@ -15,6 +24,16 @@ static double qlora__jin_floor(double x) {
 
 static bool qlora__jin_is_zero(double x) {
     return x <= 0.0 && x >= 0.0;
+}
+
+static bool qlora__jin_has_minus(double x) {
+    uint64_t bits = 0;
+    memcpy(&bits, &x, sizeof bits);
+    return (bits >> 63) != 0;
+}
+
+static bool qlora__jin_is_finite(double x) {
+    return x - x <= 0.0;
 }
 
 static bool qlora__jin_multiply(int64_t a, int64_t b, int64_t* out) {
@@ -42,11 +61,98 @@ static bool qlora__jin_add_integers(int64_t a, int64_t b, int64_t* out) {
     return true;
 }
 
+// A number of twice the precision, high + low, whose high part is from a half to below one in size,
+// times two to the power of `exponent`.
+typedef struct qlora__jin_wide {
+    double high;
+    double low;
+    int64_t exponent;
+} qlora__jin_wide;
+
+static void qlora__jin_wide_scale(qlora__jin_wide* x) {
+    uint64_t bits = 0;
+    memcpy(&bits, &x->high, sizeof bits);
+    int64_t shift = (int64_t)(bits >> 52 & 0x7FF) - 1022;
+    double factor = 1.0;
+    for (int64_t i = 0; i < (shift < 0 ? -shift : shift); i++) {
+        factor *= shift < 0 ? 2.0 : 0.5;
+    }
+    x->high *= factor;
+    x->low *= factor;
+    x->exponent += shift;
+}
+
+static qlora__jin_wide qlora__jin_wide_multiply(qlora__jin_wide a, qlora__jin_wide b) {
+    qlora__jin_wide out;
+    // halves of 26 bits, whose products are exact
+    double split = a.high * 134217729.0;
+    double a_high = split - (split - a.high);
+    double a_low = a.high - a_high;
+    split = b.high * 134217729.0;
+    double b_high = split - (split - b.high);
+    double b_low = b.high - b_high;
+    double product = a.high * b.high;
+    double rest = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low;
+    rest += a.high * b.low + a.low * b.high;
+    out.high = product + rest;
+    out.low = rest - (out.high - product);
+    out.exponent = a.exponent + b.exponent;
+    qlora__jin_wide_scale(&out);
+    return out;
+}
+
+// base to the power of times, for a base that is finite and not zero. Without pow(), so that
+// nothing needs to be linked; twice the precision, so that the result is rounded as well as there.
+static double qlora__jin_power_of(double base, int64_t times) {
+    qlora__jin_wide square;
+    qlora__jin_wide result;
+    uint64_t left = times < 0 ? 0 - (uint64_t)times : (uint64_t)times;
+    memset(&square, 0, sizeof square);
+    result = square;
+    bool tiny = base < 1e-300 && base > -1e-300; // may have leading zeros
+    square.high = tiny ? base * 18014398509481984.0 : base;
+    square.exponent = tiny ? -54 : 0;
+    qlora__jin_wide_scale(&square);
+    result.high = 0.5;
+    result.exponent = 1;
+    for (; left > 0; left >>= 1) {
+        if ((left & 1) != 0) {
+            result = qlora__jin_wide_multiply(result, square);
+        }
+        square = qlora__jin_wide_multiply(square, square);
+    }
+    if (times < 0) {
+        qlora__jin_wide whole = result;
+        qlora__jin_wide guess;
+        memset(&guess, 0, sizeof guess);
+        guess.high = 1.0 / result.high;
+        qlora__jin_wide product = qlora__jin_wide_multiply(guess, whole);
+        double scale = product.exponent - whole.exponent == 1 ? 2.0 : 1.0;
+        double error = (1.0 - product.high * scale) - product.low * scale;
+        result.high = guess.high + error / whole.high;
+        result.exponent = -whole.exponent;
+    }
+    double out = result.high;
+    int64_t exponent = result.exponent;
+    for (; exponent > 0 && qlora__jin_is_finite(out); exponent--) {
+        out *= 2.0;
+    }
+    // in two steps, because only the last one may round
+    for (; exponent < -1000; exponent += 1) {
+        out *= 0.5;
+    }
+    double factor = 1.0;
+    for (; exponent < 0; exponent++) {
+        factor *= 0.5;
+    }
+    return out * factor;
+}
+
 static qlora_result qlora__jin_power(qlora__jin_machine* m, qlora__jin_value a, qlora__jin_value b,
                                      qlora__jin_value* out) {
     if (!qlora__jin_is_integer(b)) {
         double whole = qlora__jin_floor(b.as.real);
-        if (whole < b.as.real || whole > 1024.0 || whole < -1024.0) {
+        if (whole < b.as.real || !(whole <= 1024.0 && whole >= -1024.0)) {
             return qlora__jin_fail(m, "a power whose exponent is not a whole number from -1024 to "
                                       "1024 is not supported");
         }
@@ -65,25 +171,75 @@ static qlora_result qlora__jin_power(qlora__jin_machine* m, qlora__jin_value a, 
         return QLORA_OK;
     }
     double base = qlora__jin_real_of(a);
-    double result = 1.0;
+    bool finite = qlora__jin_is_finite(base);
     if (qlora__jin_is_zero(base) && times < 0) {
         return qlora__jin_fail(m, "division by zero");
     }
-    for (int64_t i = 0; i < (times < 0 ? -times : times) && i < 100000; i++) {
-        result *= base;
+    if (times > 1024 || times < -1024) {
+        return qlora__jin_fail(m, "a power whose exponent is not a whole number from -1024 to 1024 "
+                                  "is not supported");
     }
-    *out = qlora__jin_float(times < 0 ? 1.0 / result : result);
-    return QLORA_OK;
+    if (!finite || qlora__jin_is_zero(base) || times == 0) {
+        double result = 1.0;
+        for (int64_t i = 0; i < (times < 0 ? -times : times); i++) {
+            result *= base;
+        }
+        *out = qlora__jin_float(times < 0 ? 1.0 / result : result);
+        return QLORA_OK;
+    }
+    double result = qlora__jin_power_of(base, times);
+    *out = qlora__jin_float(result);
+    return qlora__jin_is_finite(result) ? QLORA_OK : qlora__jin_fail(m, "a power is too large");
+}
+
+// What is left of x when y is taken from it as often as possible; x is not negative, y above zero.
+// Each subtraction is exact.
+static double qlora__jin_remainder(double x, double y) {
+    double step = y;
+    while (step <= x / 2.0) {
+        step *= 2.0;
+    }
+    for (; x >= y; step /= 2.0) {
+        x -= x >= step ? step : 0.0;
+    }
+    return x;
+}
+
+// x // y and x % y of floats, as Python computes them.
+static void qlora__jin_divide_floats(double x, double y, double* quotient, double* rest) {
+    bool finite = qlora__jin_is_finite(x) && !qlora__jin_is_nan(y);
+    double size = y < 0.0 ? -y : y;
+    double left = x;
+    if (finite && qlora__jin_is_finite(size)) {
+        left = qlora__jin_remainder(x < 0.0 ? -x : x, size);
+        left = x < 0.0 ? -left : left;
+    }
+    left = finite ? left : x - x + (y - y);
+    double whole = (x - left) / y;
+    if (left < 0.0 || left > 0.0) {
+        bool other = (left < 0.0) != (y < 0.0);
+        left += other ? y : 0.0;
+        whole -= other ? 1.0 : 0.0;
+    } else if (finite) {
+        left = y < 0.0 ? -0.0 : 0.0;
+    }
+    double below = qlora__jin_floor(whole);
+    below += whole - below > 0.5 ? 1.0 : 0.0;
+    bool zero = qlora__jin_is_zero(whole);
+    bool minus = qlora__jin_has_minus(x) != qlora__jin_has_minus(y);
+    *quotient = zero ? (minus ? -0.0 : 0.0) : below;
+    *rest = left;
 }
 
 static qlora_result qlora__jin_divide(qlora__jin_machine* m, char op, qlora__jin_value a,
                                       qlora__jin_value b, qlora__jin_value* out) {
+    double x = qlora__jin_real_of(a);
     double y = qlora__jin_real_of(b);
     if (qlora__jin_is_zero(y)) {
         return qlora__jin_fail(m, "division by zero");
     }
     if (op == '/') {
-        *out = qlora__jin_float(qlora__jin_real_of(a) / y);
+        *out = qlora__jin_float(x / y);
         return QLORA_OK;
     }
     if (qlora__jin_is_integer(a) && qlora__jin_is_integer(b)) {
@@ -102,9 +258,10 @@ static qlora_result qlora__jin_divide(qlora__jin_machine* m, char op, qlora__jin
         *out = qlora__jin_int(op == 'f' ? quotient - (below ? 1 : 0) : rest + (below ? q : 0));
         return QLORA_OK;
     }
-    double x = qlora__jin_real_of(a);
-    double quotient = qlora__jin_floor(x / y);
-    *out = qlora__jin_float(op == 'f' ? quotient : x - quotient * y);
+    double quotient = 0.0;
+    double rest = 0.0;
+    qlora__jin_divide_floats(x, y, &quotient, &rest);
+    *out = qlora__jin_float(op == 'f' ? quotient : rest);
     return QLORA_OK;
 }
 

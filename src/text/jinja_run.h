@@ -330,6 +330,9 @@ QLORA__JIN_RUN(filter_block) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__jin_filter_text(m, node->b, text, &text));
+    if (text.kind != QLORA__JIN_STRING) { // an expression would print it; this does not
+        return qlora__jin_fail(m, "a filter block gives a %s, not a string", qlora__jin_type(text));
+    }
     return qlora__jin_print(m, text, m->out);
 }
 

@@ -187,6 +187,37 @@ QLORA__JIN_RECASE(swapcase, QLORA__JIN_SWAP)
 QLORA__JIN_RECASE(capitalize, QLORA__JIN_FIRST)
 QLORA__JIN_RECASE(title, QLORA__JIN_EACH_WORD)
 
+// casefold(): the lower case of the upper case, but for two letters and a script in which the upper
+// case came first.
+static qlora_result qlora__jin_str_casefold(qlora__jin_machine* m, qlora__jin_value* in,
+                                            qlora__jin_value* out) {
+    const qlora__jin_string* s = in[0].as.string;
+    qlora__jin_buffer buffer;
+    memset(&buffer, 0, sizeof buffer);
+    QLORA__TRY(qlora__jin_work(m, s->bytes / 8));
+    for (size_t at = 0, step = 0; at < s->bytes; at += step) {
+        uint32_t code = qlora__jin_code_at(s->data, s->bytes, at, &step);
+        bool cherokee = (code >= 0x13A0 && code <= 0x13FD) || (code >= 0xAB70 && code <= 0xABBF);
+        uint32_t upper[3] = {code, 0, 0};
+        size_t count = code == 0x131 ? 1 : qlora__text_case_of(code, QLORA__TEXT_UPPER_CASE, upper);
+        if (code == 0x1E9E) {
+            QLORA__TRY(qlora__jin_puts(m, &buffer, "ss"));
+            continue;
+        }
+        for (size_t i = 0; i < count; i++) {
+            uint32_t lower[3] = {upper[i], 0, 0};
+            size_t few =
+                cherokee ? 1 : qlora__text_case_of(upper[i], QLORA__TEXT_LOWER_CASE, lower);
+            for (size_t k = 0; k < few; k++) {
+                QLORA__TRY(qlora__jin_put_code(m, &buffer, lower[k]));
+            }
+        }
+    }
+    QLORA__TRY(qlora__jin_buffer_string(m, &buffer, out));
+    out->flag = in[0].flag;
+    return QLORA_OK;
+}
+
 // ---- strip --------------------------------------------------------------------------------------
 
 // Whether the character is to be stripped: one of `set`, or whitespace.
@@ -398,8 +429,9 @@ static bool qlora__jin_is_line_end(uint32_t code) {
 static qlora_result qlora__jin_str_splitlines(qlora__jin_machine* m, qlora__jin_value* in,
                                               qlora__jin_value* out) {
     const qlora__jin_string* s = in[0].as.string;
-    bool keep = qlora__jin_truth(in[1]);
+    int64_t keep = 0;
     size_t begin = 0;
+    QLORA__TRY(qlora__jin_need_integer(m, "splitlines", in[1], &keep));
     QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, out));
     QLORA__TRY(qlora__jin_work(m, s->bytes / 16));
     for (size_t at = 0, step = 0; at < s->bytes; at += step) {
@@ -407,7 +439,7 @@ static qlora_result qlora__jin_str_splitlines(qlora__jin_machine* m, qlora__jin_
         if (qlora__jin_is_line_end(code)) {
             bool two = code == '\r' && at + 1 < s->bytes && s->data[at + 1] == '\n';
             step += two ? 1 : 0;
-            QLORA__TRY(qlora__jin_add_part(m, in[0], begin, keep ? at + step : at, out));
+            QLORA__TRY(qlora__jin_add_part(m, in[0], begin, keep != 0 ? at + step : at, out));
             begin = at + step;
         }
     }
@@ -613,7 +645,7 @@ static qlora_result qlora__jin_str_replace(qlora__jin_machine* m, qlora__jin_val
                                            qlora__jin_value* out) {
     int64_t limit = -1;
     QLORA__TRY(qlora__jin_need_string(m, "replace", in[1]));
-    QLORA__TRY(qlora__jin_need_string(m, "replace", in[2]));
+    QLORA__TRY(in[0].flag != 0 ? QLORA_OK : qlora__jin_need_string(m, "replace", in[2]));
     QLORA__TRY(qlora__jin_need_integer(m, "replace", in[3], &limit));
     qlora__jin_value to = in[2];
     if (in[0].flag != 0) {

@@ -3,7 +3,7 @@
 typedef qlora_result (*qlora__jin_many_fn)(qlora__jin_machine* m, qlora__jin_value v,
                                            const qlora__jin_args* args, qlora__jin_value* out);
 
-// A filter without functions exists in jinja2 and is not supported here.
+// A filter without functions exists in jinja2 and is refused: its result is another one each time.
 typedef struct qlora__jin_filter_row {
     const char* name;
     const char* arguments;
@@ -60,17 +60,15 @@ static const qlora__jin_filter_row qlora__jin_filters[] = {
     {"selectattr", NULL, 0, NULL, qlora__jin_filter_selectattr},
     {"rejectattr", NULL, 0, NULL, qlora__jin_filter_rejectattr},
     {"format", NULL, 0, NULL, qlora__jin_filter_format},
-    {"filesizeformat", NULL, 0, NULL, NULL},
-    {"pprint", NULL, 0, NULL, NULL},
-    {"random", NULL, 0, NULL, NULL},
-    {"striptags", NULL, 0, NULL, NULL},
-    {"urlize", NULL, 0, NULL, NULL},
-    {"wordwrap", NULL, 0, NULL, NULL},
-    {"xmlattr", NULL, 0, NULL, NULL}};
-
-static bool qlora__jin_named(const char* row, const char* name, size_t size) {
-    return strlen(row) == size && memcmp(row, name, size) == 0;
-}
+    {"filesizeformat", "binary", 0, qlora__jin_filter_filesizeformat, NULL},
+    {"pprint", "", 0, qlora__jin_filter_pprint, NULL},
+    {"striptags", "", 0, qlora__jin_filter_striptags, NULL},
+    {"urlize", "trim_url_limit nofollow target rel extra_schemes", 0, qlora__jin_filter_urlize,
+     NULL},
+    {"wordwrap", "width break_long_words wrapstring break_on_hyphens", 0,
+     qlora__jin_filter_wordwrap, NULL},
+    {"xmlattr", "autospace", 0, qlora__jin_filter_xmlattr, NULL},
+    {"random", NULL, 0, NULL, NULL}};
 
 static qlora_result qlora__jin_filter_run(qlora__jin_machine* m, const qlora__jin_filter_row* row,
                                           qlora__jin_value v, const qlora__jin_args* args,
@@ -80,7 +78,8 @@ static qlora_result qlora__jin_filter_run(qlora__jin_machine* m, const qlora__ji
         return row->many(m, v, args, out);
     }
     if (row->call == NULL) {
-        return qlora__jin_fail(m, "the filter \"%s\" is not supported", row->name);
+        return qlora__jin_fail(
+            m, "the filter \"%s\" is not supported: its result cannot be repeated", row->name);
     }
     in[0] = v;
     for (size_t i = 1; i < 8; i++) {

@@ -58,6 +58,8 @@
        text/jinja_methods    methods of values
        text/jinja_iterate    map, select, sorting
        text/jinja_filters    filters
+       text/jinja_layout     filters that lay text out
+       text/jinja_html       filters for HTML
        text/jinja_tables     tables of filters and tests
        text/jinja_eval       expressions
        text/jinja_run        statements and macros
@@ -192,9 +194,11 @@
        Statements: if, for (not recursive), set, macro, call, filter, with, break, continue, print,
        raw, generation. Filters, tests and methods are those of jinja2 and Python's str, list and
        dict. What is not supported is an error that names it: include, import, block, extends,
-       autoescape; the filters filesizeformat, pprint, random, striptags, urlize, wordwrap and
-       xmlattr; integers beyond 64 bits, unless they are only printed; printing an object that
-       Python shows with its address. A template stops with an error at limits for steps, memory
+       autoescape, recursive loops; the filter random and the function lipsum, whose results cannot
+       be repeated; encode, isidentifier and maketrans of str, methods with bytes; integers beyond
+       64 bits, unless they are only printed; powers with a fraction in the exponent; printing an
+       object that Python shows with its address; in striptags, character references beyond those
+       of Latin-1 and usual punctuation. A template stops with an error at limits for steps, memory
        and depth. strftime_now prints desc.clock.
 
        What is trained is derived. With {% generation %} blocks it is what they write. Otherwise an

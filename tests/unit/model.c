@@ -1984,6 +1984,58 @@ TEST bad_folders_are_refused(const test_machine* machine) {
     PASS();
 }
 
+static size_t counted_now;
+static size_t counted_most;
+
+static void* counted_alloc(size_t bytes, size_t align, void* user) {
+    (void)user;
+    (void)align; // malloc's is enough here
+    counted_now += bytes;
+    counted_most = counted_now > counted_most ? counted_now : counted_most;
+    return malloc(bytes);
+}
+
+static void counted_free(void* pointer, size_t bytes, void* user) {
+    (void)user;
+    counted_now -= bytes;
+    free(pointer);
+}
+
+static void with_counted_files(qlora_ctx_desc* desc) {
+    with_files(desc);
+    desc->allocator.alloc = counted_alloc;
+    desc->allocator.free = counted_free;
+}
+
+// A config that promises layers which the files do not have: refused before it costs memory.
+TEST promised_layers_cost_nothing(const test_machine* machine) {
+    static folder many = {"F32", false, NULL, NULL, NULL, NULL, 0, NULL};
+    static char config[sizeof good_config + 8];
+    const char* count = strstr(good_config, "\"num_hidden_layers\":2");
+    snprintf(config, sizeof config, "%.*s\"num_hidden_layers\":256%s", (int)(count - good_config),
+             good_config, count + strlen("\"num_hidden_layers\":2"));
+    many.config = config;
+    if (strcmp(machine->backend, "cpu") != 0) {
+        PASS();
+    }
+    setup s = folder_setup(machine);
+    qlora_model* model = NULL;
+    folder_write(&many);
+    size_t files = memory_find("m/model.safetensors")->size + strlen(config);
+    qlora_ctx* ctx = test_open(machine, with_counted_files);
+    ASSERTm(test_open_reason(), ctx != NULL);
+    size_t before = counted_now;
+    counted_most = before;
+    ASSERT_EQ_FMT(QLORA_ERR_FORMAT, qlora_model_open(ctx, &s.model, &model), "%d");
+    ASSERTm(qlora_last_error(ctx),
+            strstr(qlora_last_error(ctx), "model.layers.255.self_attn.q_proj.weight is missing; "
+                                          "the config has 256 layers") != NULL);
+    ASSERTm("more memory than ten times the files", counted_most - before <= 10 * files);
+    ASSERT(test_close_ctx(machine, ctx));
+    memory_clear();
+    PASS();
+}
+
 // A PEFT folder whose ranks and scales differ from module to module.
 TEST ranks_come_from_the_adapter(const test_machine* machine) {
     static const char config[] =
@@ -2237,6 +2289,7 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, bad_batches_are_refused);
     RUN_ON(TEST_CPU | TEST_ONE_FAKE, folders_of_every_kind);
     RUN_ON(TEST_ONE_EACH, bad_folders_are_refused);
+    RUN_ON(TEST_ONE_EACH, promised_layers_cost_nothing);
     RUN_ON(TEST_CPU, ranks_come_from_the_adapter);
     RUN_ON(TEST_CPU, every_allocation_may_fail);
     RUN_ON(TEST_ONE_FAKE, driver_calls_may_fail);

@@ -53,6 +53,53 @@ static char* render(const char* source, size_t size, const char* json, bool prom
 
 // Each row: a template, and what it renders to; with a "!" in front, what its error contains.
 static const char* const behaviours[][2] = {
+    // formats of numbers
+    {"{{ '%05.1f|%-4d|%+d|%x|%#o|%c|%%|%.3d|%5s|%r' % (2.25, 7, 3, 255, 8, 65, 5, 'a', 'b') }}",
+     "002.2|7   |+3|ff|0o10|A|%|005|    a|'b'"},
+    {"{{ '%#.3g %g %a' % (100, 1e-5, '\xC3\xA9') }}", "100. 1e-05 '\\xe9'"},
+    {"{{ '{:010,} {:_x} {:.3} {:.1%} {:>{w}} {!r:^5}|'.format(-7, 1000000, 1234.5, 0.25, 1, 'a', "
+     "w=3) }}",
+     "-0,000,007 f_4240 1.23e+03 25.0%   1  'a' |"},
+    {"{{ '{:,x}'.format(1) }}", "!does not fit"},
+    {"{{ '{} {0}'.format(1) }}", "!are mixed"},
+    {"{{ 1000000 % 1e-7 }} {{ -7.5 // 2 }} {{ 0.1 ** -3 }} {{ 1e22 % 12345.678 }}",
+     "4.525188817411374e-11 -4.0 999.9999999999999 968.6064121235104"},
+    {"{{ 1.5e300 ** 3 }}", "!a power is too large"},
+    {"{{ 15 | round(-1) }} {{ 25 | round(-1) }} {{ 1234.5 | round(-2) }} "
+     "{{ 0.25 | round(1, 'ceil') }}",
+     "20 20 1200.0 0.3"},
+    {"{{ '0x1f' | int(base=16) }} {{ 'zz' | int(0, 36) }} {{ '\xD9\xA1\xD9\xA2' | int }} "
+     "{{ 'inf' | float }}",
+     "31 1295 12 inf"},
+    // filters
+    {"{{ 1000 | filesizeformat }} {{ 1025 | filesizeformat(true) }} {{ 1 | filesizeformat }} "
+     "{{ '123456789' | filesizeformat }}",
+     "1.0 kB 1.0 KiB 1 Byte 123.5 MB"},
+    {"{{ 'one two-three  four' | wordwrap(8) }}|{{ 'abcdefgh' | wordwrap(3, wrapstring='/') }}",
+     "one two-\nthree\nfour|abc/def/gh"},
+    {"{{ '<p>a &amp;\n <b>b</b>&nbsp;&#x41;<!-- c --> &lt' | striptags }}", "a & b\xC2\xA0"
+                                                                            "A <"},
+    {"{{ '&Abreve;' | striptags }}", "!\"&Abreve;\" is not supported"},
+    {"{{ {'id': 'a\"b', 'class': none, 'n': 1} | xmlattr }}|{{ {'a b': 1} | xmlattr }}",
+     "!cannot be the name"},
+    {"{{ {'id': 'a\"b', 'class': none, 'n': 1} | xmlattr }}", " id=\"a&#34;b\" n=\"1\""},
+    {"{{ '(see www.a.org/x_(y)), me@b.de' | urlize(9, true) }}",
+     "(see <a href=\"https://www.a.org/x_(y)\" rel=\"nofollow noopener\">www.a.org...</a>), "
+     "<a href=\"mailto:me@b.de\">me@b.de</a>"},
+    {"{{ {'b': 1, 'a': ['x' * 40, 'y' * 40]} | pprint }}",
+     "{'a': ['xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx',\n"
+     "       'yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy'],\n 'b': 1}"},
+    {"{{ [1, 2] | random }}", "!\"random\" is not supported: its result cannot be repeated"},
+    {"{{ [none, none] | sort }}{{ [[1], [2]] | sort(attribute='z') }}", "[None, None][[1], [2]]"},
+    {"{% filter length %}abc{% endfilter %}", "!not a string"},
+    {"{{ '\\x7f' | tojson(true) }}{{ '\\x7f' | tojson }}", "\"\\u007f\"\"\x7F\""},
+    // methods
+    {"{{ 'Stra\xC3\x9F"
+     "e'.casefold() }}{{ 'abc'.translate({97: 'X', 98: none}) }}"
+     "{{ '{a:>3}'.format_map({'a': 1}) }}{{ (5).bit_length() }}{{ (0.5).as_integer_ratio() }}"
+     "{{ range(2, 9, 3).index(5) }}{{ {}.fromkeys('ab', 0) }}{{ (5).real }}{{ true.imag }}",
+     "strasseXc  13(1, 2)1{'a': 0, 'b': 0}50"},
+    {"{{ strftime_now('%V %U %W %G %C') }}", "30 30 29 2026 20"},
     {"{{ nope }}|{{ messages[9] }}|{{ none.x }}", "||"},
     {"{{ nope.x }}", "!\"nope\" is undefined"},
     {"{{ d['items'] }}|{{ d.items is callable }}|{{ d.a }}", "3|True|1.0"},
