@@ -5,6 +5,7 @@
 # time, and why it was skipped. If it fails, its findings follow. The status is 1 if any gate
 # failed. Two gates run at a time (JOBS=n: n gates), each with a folder of its own for its files,
 # build/check/GATE. gates.sh injects a defect for every gate and verifies that the gate catches it.
+# CHECK_FAST=1 ends a gate at its first finding.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -30,6 +31,7 @@ bad=0
 fault() {
     echo "$*"
     bad=1
+    [[ -z ${CHECK_FAST:-} ]] || exit 1
 }
 
 # Reports every input line as a fault.
@@ -94,7 +96,10 @@ compiler_with() {
 # Runs the command lines in a file, two at a time; fails if any of them fails.
 run_all() {
     [[ -s $1 ]] || { fault "nothing to run"; return; }
-    xargs -P 2 -d '\n' -I LINE bash -c 'LINE' <"$1" || bad=1
+    local after=false # 255 makes xargs stop
+    [[ -z ${CHECK_FAST:-} ]] || after="exit 255"
+    xargs -P 2 -d '\n' -I LINE bash -c "{ LINE; } || $after" <"$1" || bad=1
+    [[ $bad -eq 0 || -z ${CHECK_FAST:-} ]] || exit 1
 }
 
 # Lists the text files of the repository, with or without git.
@@ -1146,9 +1151,72 @@ gate_mingw() {
     $cc -I. -std=c99 $WARN_C -DTEXT_FIRST -fsyntax-only tests/gates/compile/text_both.c || bad=1
     $cc -I. -std=c99 $WARN_C -DQLORA_DLL -fsyntax-only tests/gates/compile/text_config.c || bad=1
     $cc -I. -std=c99 -o $OUT/win.exe tests/gates/compile/two_a.c $OUT/win_b.o || bad=1
-    if have wine; then
-        wine $OUT/win.exe >/dev/null 2>&1 || fault "win.exe fails under wine"
+    if wine_for $cc >/dev/null; then
+        $(wine_for $cc) $OUT/win.exe >/dev/null 2>&1 || fault "win.exe fails under wine"
     fi
+}
+
+# wine_for COMPILER...: prints the wine that runs the programs of this compiler. Of a processor other
+# than its own, it may run none.
+wine_for() {
+    local wine
+    echo 'int main(void) { return 7; }' >$OUT/probe.c
+    "$@" -o $OUT/probe.exe $OUT/probe.c 2>/dev/null || return 1
+    for wine in ${WINE:-wine64 wine}; do
+        have "$wine" || continue
+        timeout 300 "$wine" $OUT/probe.exe >/dev/null 2>&1
+        [[ $? -ne 7 ]] || { echo "$wine"; return; }
+    done
+    return 1
+}
+
+# Runs what depends on the system under Windows' rules: files, names, locks, threads, clocks, and
+# the processor's fast loops. On aarch64, set WINDOWS_CC to a compiler for it, for example
+# "python3 -m ziglang cc -target aarch64-windows-gnu".
+gate_wine() {
+    local cc=${WINDOWS_CC:-x86_64-w64-mingw32-gcc} b=build/check-wine wine
+    local suites="harness_suite,runtime_suite,contracts_suite,tiers_suite,nf4_suite,gemm_suite"
+    suites="$suites,formats_suite,gguf_suite,system_suite,text_suite,data_suite,parquet_suite"
+    suites="$suites,tokens_suite,golden_suite,threads_suite,steps_suite,kept_suite,step_suite"
+    suites="$suites,generate_suite,page_suite"
+    need "${cc%% *}" ${WINE:+"$WINE"}
+    export WINEPREFIX=$PWD/$OUT/prefix WINEDEBUG=-all WINEDLLOVERRIDES="mscoree,mshtml="
+    # shellcheck disable=SC2086
+    wine=$(wine_for $cc) || skip "no wine that runs the programs of $cc (set WINE, WINDOWS_CC)"
+    # The C library's printf of some versions of wine takes other arguments than Windows'.
+    $MAKE -s -j2 OS=Windows_NT B=$b CC="$cc" CFLAGS=-O1 CPPFLAGS=-D__USE_MINGW_ANSI_STDIO=1 \
+        $b/tests $b/hello $b/golden $b/finetune $b/generate || return 1
+    CHECK_SUITES=${CHECK_SUITES:-$suites} run_batches $b env QLORA_TEST_BRIEF=1 "$wine" -- \
+        --backend cpu
+    "$wine" $b/hello >$OUT/hello.out 2>&1 || fault "hello fails: $(tail -3 $OUT/hello.out)"
+    "$wine" $b/golden tests/golden/tiny >$OUT/golden.out 2>&1 ||
+        fault "golden fails: $(tail -3 $OUT/golden.out)"
+    wine_finetune "$wine" $b
+}
+
+# A run that is continued, one that finds its folder in use, and the text of its model.
+wine_finetune() {
+    local wine=$1 b=$2 d=$OUT/run holder
+    rm -rf $d
+    "$wine" $b/finetune --demo --steps 8 --save-every 4 --out $d >$OUT/first.out 2>&1 ||
+        fault "finetune fails: $(tail -3 $OUT/first.out)"
+    grep -q ' 0 tok/s' $OUT/first.out && fault "the clock is too coarse: $(cat $OUT/first.out)"
+    "$wine" $b/finetune --demo --steps 12 --resume --out $d >$OUT/second.out 2>&1 &&
+        grep -q 'resumed after step 8' $OUT/second.out ||
+        fault "finetune --resume fails: $(tail -3 $OUT/second.out)"
+    "$wine" $b/finetune --demo --steps 100000 --out $d.held >$OUT/third.out 2>&1 &
+    holder=$!
+    for _ in {1..300}; do
+        [[ -s $d.held/.finetune.lock ]] && break
+        sleep 0.1
+    done
+    "$wine" $b/finetune --demo --steps 1 --out $d.held >$OUT/fourth.out 2>&1 &&
+        fault "two runs in one folder"
+    grep -q 'is in use by' $OUT/fourth.out || fault "no word about the lock: $(cat $OUT/fourth.out)"
+    kill $holder
+    wait $holder 2>/dev/null
+    "$wine" $b/generate --model $d/model --adapter $d/adapter --prompt "3 and 4 is" --max-tokens 4 \
+        >$OUT/generate.out 2>&1 || fault "generate fails: $(tail -3 $OUT/generate.out)"
 }
 
 # Another C library, linked statically; dlopen finds nothing there, so the CPU is used.
@@ -1189,7 +1257,7 @@ gate_msvc() {
 GATES="assembled text paths scripts comments contents layers abi functions words embed"
 GATES="$GATES ptx_fresh link symbols text_header macros recursion programs groups shared"
 GATES="$GATES interpreter warnings ptx_assemble ptx_same contract examples use use_gcc page mpi"
-GATES="$GATES readme install packaging msvc mingw musl"
+GATES="$GATES readme install packaging msvc mingw wine musl"
 GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
 
 if [[ ${1:-} == --list ]]; then

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # gates.sh - every gate of check.sh must be able to fail: injects one defect after another into a
 # copy of the repository and expects the gate to report FAIL. Usage: gates.sh [GATE...]; part of
-# `make soak`.
+# `make soak`. With GATES_PASS=1, the gates are known to pass without a defect, after `make check`,
+# and are not run without one.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 only=" $* "
@@ -49,7 +50,8 @@ defect() {
     [[ $only == "  " || $only == *" $gate "* ]] || return 0
     fresh_copy
     if [[ -z ${before[$gate]:-} ]]; then
-        before[$gate]=$(verdict "$gate")
+        before[$gate]=ok
+        [[ -n ${GATES_PASS:-} ]] || before[$gate]=$(verdict "$gate")
     fi
     if [[ ${before[$gate]} == skip ]]; then
         echo "skipped   $gate: $what (the gate is skipped on this machine)"
@@ -68,7 +70,7 @@ defect() {
         missed=$((missed + 1))
         return
     fi
-    after=$(verdict "$gate")
+    after=$(CHECK_FAST=1 verdict "$gate")
     if [[ $after == FAIL ]]; then
         echo "caught    $gate: $what"
         caught=$((caught + 1))
