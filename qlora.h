@@ -2089,6 +2089,7 @@ __declspec(dllimport) int __stdcall CloseHandle(void*);
 __declspec(dllimport) void __stdcall Sleep(unsigned long);
 __declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long, const char*, int,
                                                         wchar_t*, int);
+__declspec(dllimport) unsigned long __stdcall GetFileAttributesW(const wchar_t*);
 __declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
 __declspec(dllimport) void* __stdcall CreateFileW(const wchar_t*, unsigned long, unsigned long,
                                                   void*, unsigned long, unsigned long, void*);
@@ -2270,6 +2271,11 @@ static QLORA__UNUSED int qlora__os_error(void) {
     return EIO;
 }
 
+static QLORA__UNUSED bool qlora__os_is_folder(const wchar_t* path) {
+    unsigned long attributes = GetFileAttributesW(path);
+    return attributes != 0xffffffffUL && (attributes & 0x10UL) != 0;
+}
+
 static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
                                         void* user) {
     (void)user;
@@ -2288,6 +2294,9 @@ static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, 
         if (fd >= 0 && f == NULL) {
             _close(fd);
         }
+    }
+    if (f == NULL && mode == QLORA_FILE_READ && errno == EACCES && qlora__os_is_folder(wide)) {
+        return EISDIR;
     }
     if (f == NULL) {
         return errno != 0 ? errno : EIO;
@@ -2357,7 +2366,8 @@ static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
     if (code != 0) {
         return code;
     }
-    return _wremove(wide) == 0 ? 0 : errno;
+    // unlike elsewhere, folders have a function of their own
+    return (qlora__os_is_folder(wide) ? _wrmdir(wide) : _wremove(wide)) == 0 ? 0 : errno;
 }
 
 static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {
@@ -42049,4 +42059,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end f37d6581b59c7150
+//@@ end b8682ff2194e33c1

@@ -816,6 +816,7 @@ __declspec(dllimport) int __stdcall CloseHandle(void*);
 __declspec(dllimport) void __stdcall Sleep(unsigned long);
 __declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long, const char*, int,
                                                         wchar_t*, int);
+__declspec(dllimport) unsigned long __stdcall GetFileAttributesW(const wchar_t*);
 __declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
 __declspec(dllimport) void* __stdcall CreateFileW(const wchar_t*, unsigned long, unsigned long,
                                                   void*, unsigned long, unsigned long, void*);
@@ -997,6 +998,11 @@ static QLORA__UNUSED int qlora__os_error(void) {
     return EIO;
 }
 
+static QLORA__UNUSED bool qlora__os_is_folder(const wchar_t* path) {
+    unsigned long attributes = GetFileAttributesW(path);
+    return attributes != 0xffffffffUL && (attributes & 0x10UL) != 0;
+}
+
 static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
                                         void* user) {
     (void)user;
@@ -1015,6 +1021,9 @@ static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, 
         if (fd >= 0 && f == NULL) {
             _close(fd);
         }
+    }
+    if (f == NULL && mode == QLORA_FILE_READ && errno == EACCES && qlora__os_is_folder(wide)) {
+        return EISDIR;
     }
     if (f == NULL) {
         return errno != 0 ? errno : EIO;
@@ -1084,7 +1093,8 @@ static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
     if (code != 0) {
         return code;
     }
-    return _wremove(wide) == 0 ? 0 : errno;
+    // unlike elsewhere, folders have a function of their own
+    return (qlora__os_is_folder(wide) ? _wrmdir(wide) : _wremove(wide)) == 0 ? 0 : errno;
 }
 
 static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {
@@ -7906,7 +7916,7 @@ static qlora_result qlora__text_file_read(qlora__env* env, const char* path, qlo
     void* file = NULL;
     int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
     if (found != NULL) {
-        *found = code == 0;
+        *found = code == 0 || code == EISDIR;
         if (code == ENOENT || code == ENOTDIR) {
             return QLORA_OK;
         }
@@ -29918,4 +29928,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end e1d38406c0808ff8
+//@@ end 309c71cc15142d52

@@ -48,7 +48,12 @@ static inline FILE* utf8_fopen(const char* path, const char* mode) {
 
 static inline int utf8_remove(const char* path) {
     wchar_t wide[UTF8_PATH];
-    return utf8_wide(path, wide) ? _wremove(wide) : -1;
+    struct _stat64 info;
+    if (!utf8_wide(path, wide)) {
+        return -1;
+    }
+    bool folder = _wstat64(wide, &info) == 0 && (info.st_mode & _S_IFMT) == _S_IFDIR;
+    return folder ? _wrmdir(wide) : _wremove(wide);
 }
 
 // With a share mode, _SH_DENYNO or _SH_DENYWR.
@@ -110,8 +115,8 @@ static inline bool utf8_next(const char* path, intptr_t* folder, char name[UTF8_
 }
 
 // The next argument of a command line as Windows splits it: 2n backslashes and a quote are n
-// backslashes and a quote that opens or closes, one backslash more makes the quote a letter, and two
-// quotes inside quotes are one letter. In the first, the program's name, backslashes are letters.
+// backslashes and a quote that opens or closes; one backslash more makes the quote a letter, and
+// two quotes inside quotes are one letter. In the program's name, backslashes are letters.
 static inline const wchar_t* utf8_argument(const wchar_t* at, bool first, wchar_t* out) {
     bool quoted = false;
     while (*at != L'\0' && (quoted || (*at != L' ' && *at != L'\t'))) {

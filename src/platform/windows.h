@@ -30,6 +30,7 @@ __declspec(dllimport) int __stdcall CloseHandle(void*);
 __declspec(dllimport) void __stdcall Sleep(unsigned long);
 __declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long, const char*, int,
                                                         wchar_t*, int);
+__declspec(dllimport) unsigned long __stdcall GetFileAttributesW(const wchar_t*);
 __declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
 __declspec(dllimport) void* __stdcall CreateFileW(const wchar_t*, unsigned long, unsigned long,
                                                   void*, unsigned long, unsigned long, void*);
@@ -211,6 +212,11 @@ static QLORA__UNUSED int qlora__os_error(void) {
     return EIO;
 }
 
+static QLORA__UNUSED bool qlora__os_is_folder(const wchar_t* path) {
+    unsigned long attributes = GetFileAttributesW(path);
+    return attributes != 0xffffffffUL && (attributes & 0x10UL) != 0;
+}
+
 static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
                                         void* user) {
     (void)user;
@@ -229,6 +235,9 @@ static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, 
         if (fd >= 0 && f == NULL) {
             _close(fd);
         }
+    }
+    if (f == NULL && mode == QLORA_FILE_READ && errno == EACCES && qlora__os_is_folder(wide)) {
+        return EISDIR;
     }
     if (f == NULL) {
         return errno != 0 ? errno : EIO;
@@ -298,7 +307,8 @@ static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
     if (code != 0) {
         return code;
     }
-    return _wremove(wide) == 0 ? 0 : errno;
+    // unlike elsewhere, folders have a function of their own
+    return (qlora__os_is_folder(wide) ? _wrmdir(wide) : _wremove(wide)) == 0 ? 0 : errno;
 }
 
 static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {

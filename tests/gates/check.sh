@@ -1156,8 +1156,8 @@ gate_mingw() {
     fi
 }
 
-# wine_for COMPILER...: prints the wine that runs the programs of this compiler. Of a processor other
-# than its own, it may run none.
+# wine_for COMPILER...: prints the wine that runs the programs of this compiler. It may run none of
+# another processor.
 wine_for() {
     local wine
     echo 'int main(void) { return 7; }' >$OUT/probe.c

@@ -70,9 +70,9 @@ TEST temporary_files_are_new(void) {
     ASSERT(text_is(path[0], "new") && text_is(inside, "mine"));
     remove(inside);
     for (int i = 0; i < 4; i++) {
-        remove(path[i]);
+        qlora__os_remove(path[i], NULL);
     }
-    ASSERT_EQ(0, remove(dir));
+    ASSERT_EQ(0, qlora__os_remove(dir, NULL));
     ASSERT_EQ_FMT(0, (int)env.host_bytes, "%d");
     PASS();
 }
@@ -103,6 +103,9 @@ TEST names_are_utf8(void) {
     ASSERT(bytes == 4 && memcmp(data, "new\n", 4) == 0);
     qlora__os_unmap(data, bytes, handle, NULL);
     ASSERT_EQ(0, qlora__os_remove(other, NULL));
+    ASSERT_EQ(EISDIR, qlora__os_open("build", QLORA_FILE_READ, &file, NULL));
+    ASSERT_EQ(0, qlora__os_make_dir("build/test-\xc3\xa4", NULL));
+    ASSERT_EQ(0, qlora__os_remove("build/test-\xc3\xa4", NULL)); // also a folder, as elsewhere
     ASSERT_EQ(EILSEQ, qlora__os_open("build/\xe4", QLORA_FILE_READ, &file, NULL));
     char far_away[2000];
     memset(far_away, 'a', sizeof far_away);

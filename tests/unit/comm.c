@@ -6,6 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#ifdef _WIN32
+#define REMOVE_FOLDER "rmdir /s /q \"%s\""
+#else
+#define REMOVE_FOLDER "rm -rf '%s'"
+#endif
+
 enum { BATCHES = 12, ALL_STEPS = 20, RAGGED = 5, CUT = 7 };
 
 static int comm_steps(void) {
@@ -279,7 +285,7 @@ TEST a_run_goes_on_in_another_world(void) {
             ASSERT(comm_same(&one[0], &jobs[k]));
         }
         comm_free(jobs);
-        snprintf(command, sizeof command, "rm -rf %s", dir);
+        snprintf(command, sizeof command, REMOVE_FOLDER, dir);
         ASSERT_EQ(0, system(command));
     }
     comm_free(one);
