@@ -1142,7 +1142,7 @@ gate_aarch64() {
 
 gate_mingw() {
     need_file qlora.h
-    local cc=x86_64-w64-mingw32-gcc
+    local cc=x86_64-w64-mingw32-gcc wine
     need $cc
     $cc -I. -std=c99 $WARN_C -c -o $OUT/win_b.o tests/gates/compile/two_b.c || bad=1
     $cc -I. -std=c99 $WARN_C -DQLORA_DLL -c -o /dev/null tests/gates/compile/two_b.c || bad=1
@@ -1151,9 +1151,16 @@ gate_mingw() {
     $cc -I. -std=c99 $WARN_C -DTEXT_FIRST -fsyntax-only tests/gates/compile/text_both.c || bad=1
     $cc -I. -std=c99 $WARN_C -DQLORA_DLL -fsyntax-only tests/gates/compile/text_config.c || bad=1
     $cc -I. -std=c99 -o $OUT/win.exe tests/gates/compile/two_a.c $OUT/win_b.o || bad=1
-    if wine_for $cc >/dev/null; then
-        $(wine_for $cc) $OUT/win.exe >/dev/null 2>&1 || fault "win.exe fails under wine"
+    wine_prepare
+    if wine=$(wine_for $cc); then
+        "$wine" $OUT/win.exe >/dev/null 2>&1 || fault "win.exe fails under wine"
     fi
+}
+
+# A Windows of the gate's own, without messages.
+wine_prepare() {
+    export LC_ALL=C.UTF-8 WINEPREFIX=$PWD/$OUT/prefix WINEDEBUG=-all
+    export WINEDLLOVERRIDES="mscoree,mshtml="
 }
 
 # wine_for COMPILER...: prints the wine that runs the programs of this compiler. It may run none of
@@ -1180,7 +1187,7 @@ gate_wine() {
     suites="$suites,tokens_suite,golden_suite,threads_suite,steps_suite,kept_suite,step_suite"
     suites="$suites,generate_suite,page_suite"
     need "${cc%% *}" ${WINE:+"$WINE"}
-    export WINEPREFIX=$PWD/$OUT/prefix WINEDEBUG=-all WINEDLLOVERRIDES="mscoree,mshtml="
+    wine_prepare
     # shellcheck disable=SC2086
     wine=$(wine_for $cc) || skip "no wine that runs the programs of $cc (set WINE, WINDOWS_CC)"
     # The C library's printf of some versions of wine takes other arguments than Windows'.
@@ -1196,27 +1203,29 @@ gate_wine() {
 
 # A run that is continued, one that finds its folder in use, and the text of its model.
 wine_finetune() {
-    local wine=$1 b=$2 d=$OUT/run holder
-    rm -rf $d
-    "$wine" $b/finetune --demo --steps 8 --save-every 4 --out $d >$OUT/first.out 2>&1 ||
+    local wine=$1 b=$2 d=$OUT/run-$'\xc3\xa9' holder # a name outside ASCII
+    rm -rf $OUT/run-*
+    "$wine" $b/finetune --demo --steps 8 --save-every 2 --out "$d" >$OUT/first.out 2>&1 ||
         fault "finetune fails: $(tail -3 $OUT/first.out)"
+    [[ -s $d/adapter/adapter_model.safetensors ]] || fault "no adapter under that name"
     grep -q ' 0 tok/s' $OUT/first.out && fault "the clock is too coarse: $(cat $OUT/first.out)"
-    "$wine" $b/finetune --demo --steps 12 --resume --out $d >$OUT/second.out 2>&1 &&
+    [[ $(find "$d/checkpoint" -type d -empty | wc -l) -eq 0 ]] || fault "empty folders are left"
+    "$wine" $b/finetune --demo --steps 12 --out "$d" >$OUT/second.out 2>&1 &&
         grep -q 'resumed after step 8' $OUT/second.out ||
-        fault "finetune --resume fails: $(tail -3 $OUT/second.out)"
-    "$wine" $b/finetune --demo --steps 100000 --out $d.held >$OUT/third.out 2>&1 &
+        fault "finetune does not resume: $(tail -3 $OUT/second.out)"
+    "$wine" $b/finetune --demo --steps 100000 --out "$d.held" >$OUT/third.out 2>&1 &
     holder=$!
     for _ in {1..300}; do
         [[ -s $d.held/.finetune.lock ]] && break
         sleep 0.1
     done
-    "$wine" $b/finetune --demo --steps 1 --out $d.held >$OUT/fourth.out 2>&1 &&
+    "$wine" $b/finetune --demo --steps 1 --out "$d.held" >$OUT/fourth.out 2>&1 &&
         fault "two runs in one folder"
     grep -q 'is in use by' $OUT/fourth.out || fault "no word about the lock: $(cat $OUT/fourth.out)"
     kill $holder
     wait $holder 2>/dev/null
-    "$wine" $b/generate --model $d/model --adapter $d/adapter --prompt "3 and 4 is" --max-tokens 4 \
-        >$OUT/generate.out 2>&1 || fault "generate fails: $(tail -3 $OUT/generate.out)"
+    "$wine" $b/generate --model "$d/model" --adapter "$d/adapter" --prompt "3 and 4 is" \
+        --max-tokens 4 >$OUT/generate.out 2>&1 || fault "generate: $(tail -3 $OUT/generate.out)"
 }
 
 # Another C library, linked statically; dlopen finds nothing there, so the CPU is used.

@@ -262,13 +262,17 @@ defect msvc "a POSIX call outside its branch" \
     'core "long qlora_p(void);\nlong qlora_p(void) { return sysconf(1); }"'
 defect mingw "a POSIX call outside its branch" '
     core "long qlora_p(void);\nlong qlora_p(void) { return sysconf(_SC_PAGESIZE); }"'
+defect wine "arguments in the code page" \
+    'sed -i "/utf8_arguments(&argc, &argv);/d" programs/finetune.c'
+defect wine "folders that are not removed" \
+    'sed -i "s/? _wrmdir(wide) : _wremove(wide)) == 0/? -1 : _wremove(wide)) == 0/" src/platform/*.h'
 defect golden "a rotation in the wrong direction on the CPU" \
     'sed -i "s/a \* cosine - b \* sine/a * cosine + b * sine/" src/ops/rope.h'
 defect fuzz "a parser that crashes" \
     'sed -i "s/^int LLVMFuzzerTestOneInput.*{/&\n    __builtin_trap();/" tests/fuzz/*.c'
 defect fuzz "a checksum that is not compared" \
     'sed -i "s/qlora__hash_end(&hash) != qlora__load_u64(t->data)/false/" src/formats/safetensors.h'
-for gate in x86_64 aarch64 musl tsan; do
+for gate in x86_64 aarch64 musl wine tsan; do
     defect $gate "a failing test" \
         'sed -i "s/ASSERT_NEQ(test_random/ASSERT_EQ(test_random/" tests/unit/harness.c'
 done
