@@ -259,8 +259,8 @@ TEST mapped_files_may_be_deleted(const test_machine* machine) {
         g.prompt = prompt;
         g.prompt_tokens = 2;
         ASSERT_EQ(QLORA_OK, qlora_model_open(ctx, &d, &model));
-#ifdef _WIN32 // there, a mapped file cannot be deleted
-        ASSERT(i != 0 || unlink(path[1]) != 0);
+#ifdef _WIN32 // there, a mapped file cannot be deleted, but under wine it can
+        (void)(i == 0 && unlink(path[1]) == 0);
 #else
         ASSERT(i != 0 || (unlink(path[0]) == 0 && unlink(path[1]) == 0 && rmdir(dir) == 0));
 #endif
@@ -273,7 +273,8 @@ TEST mapped_files_may_be_deleted(const test_machine* machine) {
         ASSERT_EQ(QLORA_OK, qlora_generate_end(text));
         ASSERT_EQ(QLORA_OK, qlora_model_close(model));
 #ifdef _WIN32
-        ASSERT(i != 0 || (unlink(path[0]) == 0 && unlink(path[1]) == 0 && rmdir(dir) == 0));
+        (void)(i == 0 && unlink(path[1]) == 0);
+        ASSERT(i != 0 || (unlink(path[0]) == 0 && rmdir(dir) == 0));
 #endif
     }
     ASSERT_MEM_EQ(tokens[0], tokens[1], sizeof tokens[0]);
