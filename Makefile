@@ -28,6 +28,8 @@ OWN_CFLAGS := -std=c99 -O2 -g $(WARNINGS)
 OWN_LDLIBS := -lm
 ifneq ($(OS),Windows_NT)
 OWN_LDLIBS += -lpthread $(if $(filter Linux,$(shell uname -s)),-ldl)
+else # what the tests use of POSIX
+TEST_INCLUDES := -Itests/windows -include tests/windows/posix.h
 endif
 # DEV=1 compiles the parts in src/ directly, so that errors and debuggers show the original file and
 # line; without it, the assembled headers are compiled, as users do.
@@ -194,6 +196,7 @@ $(B)/obj/qlora_text.o: Makefile | $(HEADERS)
 # compiled as for programs, and without the positions of optimised variables, which take a tenth of
 # the time and change no instruction. qlora_text.h and the CPU loops in double do with -O1.
 $(TESTS): TEST_CFLAGS = -O0
+$(TESTS): INCLUDES += $(TEST_INCLUDES)
 $(patsubst %,$(B)/obj/unit/%.o,ops attention gemm linear nf4): TEST_CFLAGS = -O1
 # Suites in the same unit have no optimisation, for which checked library functions are not meant.
 $(B)/obj/internal/library.o: TEST_CFLAGS = -fno-var-tracking -U_FORTIFY_SOURCE

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "utf8_files.h"
+
 // Starts from all zeros.
 typedef struct blob {
     char* data; // not terminated by a zero

@@ -36,7 +36,8 @@
 #include <share.h>
 #include <sys/stat.h>
 // Not <windows.h>: its declarations conflict with those in qlora.h's implementation.
-__declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
+__declspec(dllimport) int __stdcall QueryPerformanceCounter(void*); // LARGE_INTEGER*
+__declspec(dllimport) int __stdcall QueryPerformanceFrequency(void*);
 #else
 #include <dirent.h>
 #include <fcntl.h>
@@ -252,6 +253,7 @@ int main(int argc, char** argv) {
     static app a; // zeroed, and too large for some stacks
     streams_open();
     signals_set();
+    utf8_arguments(&argc, &argv);
     bool ok = run(&a, argc, argv);
     screen_clear(&a.screen);
     char error[1024];

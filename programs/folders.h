@@ -8,12 +8,8 @@
 #include <sys/types.h>
 
 #ifdef _WIN32
-#include <direct.h>
-#include <fcntl.h>
-#include <io.h>
-#include <stdint.h>
 #define FOLDER_SEPARATORS "/\\"
-#define FOLDER_MAKE(path) _mkdir(path)
+#define FOLDER_MAKE(path) utf8_mkdir(path)
 #else
 #include <dirent.h>
 #include <fcntl.h>
@@ -45,18 +41,18 @@ typedef bool (*folder_fn)(void* user, const char* name);
 static inline int folder_each(const char* path, folder_fn fn, void* user) {
     bool more = true;
 #ifdef _WIN32
-    struct _finddata_t entry;
-    char all[FOLDER_PATH + 8];
-    snprintf(all, sizeof all, "%s/*", path);
-    intptr_t folder = _findfirst(all, &entry);
-    if (folder == -1) {
+    intptr_t folder = -1;
+    char name[UTF8_PATH];
+    while (more && utf8_next(path, &folder, name)) {
+        bool real = strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+        more = !real || fn(user, name);
+    }
+    if (folder == -1 && errno != 0) {
         return errno;
     }
-    do {
-        bool real = strcmp(entry.name, ".") != 0 && strcmp(entry.name, "..") != 0;
-        more = !real || fn(user, entry.name);
-    } while (more && _findnext(folder, &entry) == 0);
-    _findclose(folder);
+    if (folder != -1) {
+        _findclose(folder);
+    }
 #else
     DIR* folder = opendir(path);
     if (folder == NULL) {
@@ -71,27 +67,37 @@ static inline int folder_each(const char* path, folder_fn fn, void* user) {
     return 0;
 }
 
-static inline bool path_is_file(const char* path) {
-    struct stat info;
 #ifdef _WIN32
-    return stat(path, &info) == 0 && (info.st_mode & _S_IFREG) != 0;
-#else
-    return stat(path, &info) == 0 && S_ISREG(info.st_mode);
+typedef struct _stat64 path_stat;
+#ifndef S_ISREG
+#define S_ISREG(mode) (((mode)&_S_IFMT) == _S_IFREG)
+#define S_ISDIR(mode) (((mode)&_S_IFMT) == _S_IFDIR)
 #endif
+#else
+typedef struct stat path_stat;
+#endif
+
+static inline bool path_info(const char* path, path_stat* info) {
+#ifdef _WIN32
+    return utf8_stat(path, info) == 0;
+#else
+    return stat(path, info) == 0;
+#endif
+}
+
+static inline bool path_is_file(const char* path) {
+    path_stat info;
+    return path_info(path, &info) && S_ISREG(info.st_mode);
 }
 
 static inline bool path_is_folder(const char* path) {
-    struct stat info;
-#ifdef _WIN32
-    return stat(path, &info) == 0 && (info.st_mode & _S_IFDIR) != 0;
-#else
-    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-#endif
+    path_stat info;
+    return path_info(path, &info) && S_ISDIR(info.st_mode);
 }
 
 static inline double path_size(const char* path) { // 0 if there is no such file
-    struct stat info;
-    return stat(path, &info) == 0 ? (double)info.st_size : 0.0;
+    path_stat info;
+    return path_info(path, &info) ? (double)info.st_size : 0.0;
 }
 
 static inline bool name_ends(const char* name, const char* ending) {
@@ -101,8 +107,8 @@ static inline bool name_ends(const char* name, const char* ending) {
 }
 
 static inline bool path_exists(const char* path) {
-    struct stat info;
-    return stat(path, &info) == 0;
+    path_stat info;
+    return path_info(path, &info);
 }
 
 static inline bool path_is_link(const char* path) {
@@ -122,7 +128,7 @@ static inline FILE* file_create_new(const char* path) {
         return NULL;
     }
 #ifdef _WIN32
-    int number = _open(path, _O_WRONLY | _O_CREAT | _O_EXCL | _O_BINARY, _S_IREAD | _S_IWRITE);
+    int number = utf8_open(path, _O_WRONLY | _O_CREAT | _O_EXCL | _O_BINARY, _SH_DENYNO);
     return number >= 0 ? _fdopen(number, "wb") : NULL;
 #else
     int number = open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);

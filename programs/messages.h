@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef _WIN32
-#include <io.h>
-#else
+#include "utf8_files.h"
+
+#ifndef _WIN32
 #include <unistd.h>
 #endif
 

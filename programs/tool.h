@@ -43,6 +43,7 @@ static bool tool_start(const option_set* set, int argc, char** argv, const bool*
                        int* status) {
     char error[1024];
     *status = 1;
+    utf8_arguments(&argc, &argv);
     if (!options_read(set, 1, argc, argv, error)) {
         return fail("%s", error);
     }

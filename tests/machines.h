@@ -27,6 +27,10 @@ typedef struct test_machine {
     unsigned sets; // the sets below that it belongs to
 } test_machine;
 
+// Aligned memory, which Windows frees in its own way.
+void* test_alloc_aligned(size_t bytes, size_t align);
+void test_free_aligned(void* pointer);
+
 enum {
     TEST_EVERYWHERE = 1, // CPU, every fake machine, the real GPU
     TEST_ONE_EACH = 2,   // CPU, one fake machine, the real GPU: for slow tests

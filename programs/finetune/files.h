@@ -7,7 +7,7 @@
 static int file_create(const qlora_files* f, const char* path, const char* data, size_t size) {
     void* file = NULL;
     int code = f->open(path, QLORA_FILE_CREATE, &file, f->user);
-    if (code == EEXIST && (code = f->remove(path, f->user)) == 0) {
+    if (code == EEXIST && (code = (f->remove)(path, f->user)) == 0) {
         code = f->open(path, QLORA_FILE_CREATE, &file, f->user);
     }
     if (code != 0) {
@@ -36,7 +36,7 @@ static bool file_replace(app* a, const char* name, const char* data, size_t size
         code = a->files.rename(temporary, path, a->files.user);
     }
     if (code != 0) {
-        (void)a->files.remove(temporary, a->files.user);
+        (void)(a->files.remove)(temporary, a->files.user);
     }
     return code == 0 || error_set(a->error, "cannot write %s: %s", path, strerror(code));
 }

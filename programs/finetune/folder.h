@@ -6,17 +6,14 @@
 typedef void (*name_fn)(void* user, const char* name);
 static int folder_names(const char* path, name_fn found, void* user) {
 #ifdef _WIN32
-    struct _finddata_t entry;
-    char all[PATH_SIZE + 8];
-    snprintf(all, sizeof all, "%s/*", path);
-    intptr_t folder = _findfirst(all, &entry);
-    if (folder == -1) {
+    intptr_t folder = -1;
+    char name[UTF8_PATH];
+    while (utf8_next(path, &folder, name)) {
+        found(user, name);
+    }
+    if (errno != 0) {
         return errno;
     }
-    do {
-        found(user, entry.name);
-    } while (_findnext(folder, &entry) == 0);
-    _findclose(folder);
 #else
     DIR* folder = opendir(path);
     if (folder == NULL) {
@@ -191,7 +188,7 @@ static bool steps_check(app* a) {
 
 static bool folder_remove(const char* path) {
 #ifdef _WIN32
-    return _rmdir(path) == 0;
+    return utf8_rmdir(path) == 0;
 #else
     return rmdir(path) == 0;
 #endif

@@ -47,8 +47,7 @@ static void lock_parse(const char* text, lock_owner* out) {
 #ifdef _WIN32
 static int lock_open(const char* path, int* file, lock_owner* owner) {
     char text[512] = "";
-    *file = _sopen(path, _O_RDWR | _O_CREAT | _O_BINARY | _O_NOINHERIT, _SH_DENYWR,
-                   _S_IREAD | _S_IWRITE);
+    *file = utf8_open(path, _O_RDWR | _O_CREAT | _O_BINARY | _O_NOINHERIT, _SH_DENYWR);
     int code = *file >= 0 ? 0 : errno == EACCES ? EAGAIN : errno;
     int got = 0;
     if (code == 0) {

@@ -368,7 +368,11 @@ static bool known(double value) { // neither NaN nor infinite
 
 static double seconds_now(void) {
 #ifdef _WIN32
-    return (double)GetTickCount64() * 1e-3;
+    int64_t count = 0; // GetTickCount64 advances by up to 16 ms at a time: too coarse for a step
+    int64_t rate = 1;
+    QueryPerformanceCounter((void*)&count);
+    QueryPerformanceFrequency((void*)&rate);
+    return (double)count / (double)rate;
 #else
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

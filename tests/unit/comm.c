@@ -6,6 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#ifdef _WIN32
+#define REMOVE_FOLDER "rmdir /s /q \"%s\""
+#else
+#define REMOVE_FOLDER "rm -rf '%s'"
+#endif
+
 enum { BATCHES = 12, ALL_STEPS = 20, RAGGED = 5, CUT = 7 };
 
 static int comm_steps(void) {
@@ -279,7 +285,7 @@ TEST a_run_goes_on_in_another_world(void) {
             ASSERT(comm_same(&one[0], &jobs[k]));
         }
         comm_free(jobs);
-        snprintf(command, sizeof command, "rm -rf %s", dir);
+        snprintf(command, sizeof command, REMOVE_FOLDER, dir);
         ASSERT_EQ(0, system(command));
     }
     comm_free(one);
@@ -447,8 +453,8 @@ static bool nccl_train(const nccl_job* j, rig* r, qlora_comm* comm) {
 static bool nccl_write(rig* r, int out) {
     size_t n = 0;
     float* values = rig_read(r, false, &n);
-    bool ok =
-        values != NULL && write(out, values, n * sizeof *values) == (ssize_t)(n * sizeof *values);
+    size_t bytes = n * sizeof *values;
+    bool ok = values != NULL && write(out, values, (unsigned)bytes) == (ssize_t)bytes;
     free(values);
     return ok;
 }
@@ -509,7 +515,8 @@ static bool nccl_two(nccl_job* j, int status[2], float* values[2], size_t count)
         size_t have = 0;
         ssize_t n = 1;
         while (n > 0 && values != NULL && have < count * sizeof(float)) {
-            n = read(pipes[i][0], (char*)values[i] + have, count * sizeof(float) - have);
+            size_t left = count * sizeof(float) - have;
+            n = read(pipes[i][0], (char*)values[i] + have, (unsigned)left);
             have += n > 0 ? (size_t)n : 0;
         }
         close(pipes[i][0]);

@@ -23,12 +23,12 @@ static host_memory host;
 
 static void* host_alloc(size_t bytes, size_t align, void* user) {
     host_memory* h = (host_memory*)user;
-    void* p = NULL;
     if (++h->calls == h->fail_at) {
         h->failed++;
         return NULL;
     }
-    if (posix_memalign(&p, align, bytes) != 0) {
+    void* p = test_alloc_aligned(bytes, align);
+    if (p == NULL) {
         return NULL;
     }
     memset(p, 0xCB, bytes);
@@ -39,7 +39,7 @@ static void* host_alloc(size_t bytes, size_t align, void* user) {
 static void host_free(void* pointer, size_t bytes, void* user) {
     memset(pointer, 0xCB, bytes);
     ((host_memory*)user)->live -= (int64_t)bytes;
-    free(pointer);
+    test_free_aligned(pointer);
 }
 
 // ---- the work: everything once ----------------------------------------------------------------

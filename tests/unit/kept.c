@@ -259,7 +259,11 @@ TEST mapped_files_may_be_deleted(const test_machine* machine) {
         g.prompt = prompt;
         g.prompt_tokens = 2;
         ASSERT_EQ(QLORA_OK, qlora_model_open(ctx, &d, &model));
+#ifdef _WIN32 // there, a mapped file cannot be deleted, but under wine it can
+        (void)(i == 0 && unlink(path[1]) == 0);
+#else
         ASSERT(i != 0 || (unlink(path[0]) == 0 && unlink(path[1]) == 0 && rmdir(dir) == 0));
+#endif
         ASSERT_EQ(QLORA_OK, qlora_generate_begin(model, &g, &text));
         for (int k = 0; k < 8; k++) {
             bool stopped = false;
@@ -268,6 +272,10 @@ TEST mapped_files_may_be_deleted(const test_machine* machine) {
         }
         ASSERT_EQ(QLORA_OK, qlora_generate_end(text));
         ASSERT_EQ(QLORA_OK, qlora_model_close(model));
+#ifdef _WIN32
+        (void)(i == 0 && unlink(path[1]) == 0);
+        ASSERT(i != 0 || (unlink(path[0]) == 0 && rmdir(dir) == 0));
+#endif
     }
     ASSERT_MEM_EQ(tokens[0], tokens[1], sizeof tokens[0]);
     ASSERT(test_close_ctx(machine, ctx));

@@ -61,10 +61,27 @@ bool test_has_bf16(const test_machine* machine) {
     return (machine->sets & (TEST_CPU | TEST_TENSOR_CORES)) != 0;
 }
 
+void* test_alloc_aligned(size_t bytes, size_t align) {
+#ifdef _WIN32
+    return _aligned_malloc(bytes, align);
+#else
+    void* p = NULL;
+    return posix_memalign(&p, align, bytes) == 0 ? p : NULL;
+#endif
+}
+
+void test_free_aligned(void* pointer) {
+#ifdef _WIN32
+    _aligned_free(pointer);
+#else
+    free(pointer);
+#endif
+}
+
 static void* counted_alloc(size_t bytes, size_t align, void* user) {
     (void)user;
-    void* p = NULL;
-    if (posix_memalign(&p, align, bytes) != 0) {
+    void* p = test_alloc_aligned(bytes, align);
+    if (p == NULL) {
         return NULL;
     }
     memset(p, 0xCB, bytes);
@@ -76,7 +93,7 @@ static void counted_free(void* pointer, size_t bytes, void* user) {
     (void)user;
     memset(pointer, 0xCB, bytes);
     host_live -= (int64_t)bytes;
-    free(pointer);
+    test_free_aligned(pointer);
 }
 
 qlora_ctx* test_open(const test_machine* machine, void (*change)(qlora_ctx_desc* desc)) {

@@ -10,6 +10,7 @@
 #include "model_rig.h"
 
 #include <stddef.h>
+#include <unistd.h>
 
 #define ASSERT_OK(R, CALL) ASSERT_EQm(qlora_last_error((R).ctx), QLORA_OK, (CALL))
 
@@ -426,7 +427,8 @@ TEST preferences_resume(const test_machine* machine) {
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         char path[96];
         snprintf(path, sizeof path, "%s/%s", dir, files[i]);
-        ASSERT_EQ(0, remove(path));
+        bool folder = i == 3 || i == 5;
+        ASSERT_EQ(0, folder ? rmdir(path) : remove(path));
     }
     PASS();
 }
