@@ -130,6 +130,34 @@ static void lock_close(int file, const char* path) {
 }
 #endif
 
+// Who holds the lock of a folder, as far as can be told; false: nobody.
+#ifdef _WIN32
+static bool lock_held(const char* path, lock_owner* owner) {
+    (void)path;
+    memset(owner, 0, sizeof *owner);
+    return true;
+}
+#else
+static bool lock_held(const char* path, lock_owner* owner) {
+    char text[512] = "";
+    struct flock all;
+    memset(owner, 0, sizeof *owner);
+    memset(&all, 0, sizeof all);
+    all.l_type = F_WRLCK;
+    all.l_whence = SEEK_SET;
+    int file = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (file < 0) {
+        return false;
+    }
+    ssize_t got = read(file, text, sizeof text - 1);
+    text[got > 0 ? got : 0] = '\0';
+    lock_parse(text, owner);
+    bool known_state = fcntl(file, F_GETLK, &all) == 0;
+    close(file);
+    return known_state ? all.l_type != F_UNLCK : lock_alive(owner);
+}
+#endif
+
 static bool lock_refuse(app* a, const lock_owner* owner, const char* self, const char* path) {
     if (owner->process == 0) {
         return error_set(a->error, "--out %s is in use by another process", a->o.out);
