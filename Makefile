@@ -52,7 +52,7 @@ BENCHES := $(B)/bench
 FUZZERS := $(patsubst tests/fuzz/%.c,$(B)/fuzz_%,$(wildcard tests/fuzz/*.c))
 KERNELS := $(sort $(wildcard kernels/*.cu))
 FAKE_PARTS := $(patsubst tests/%.c,$(B)/obj/%.o,\
-	$(filter-out %/cublas.c %/cublaslt.c %/nccl.c %/variant.c %/ptx_test.c,\
+	$(filter-out %/cublas.c %/cublaslt.c %/nccl.c %/mpi.c %/variant.c %/ptx_test.c,\
 	$(wildcard tests/fakecuda/*.c)))
 FAKES := $(addprefix $(B)/,$(addsuffix /libcuda.so.1,fake fake-stub fake-omit) \
 	$(addsuffix /libcublas.so.13,fake fake-omit) fake/libcublasLt.so.13 \

@@ -971,8 +971,8 @@ QLORA_API qlora_result qlora_comm_gather(qlora_ctx* ctx, const qlora_comm* comm,
 QLORA_API qlora_result qlora_comm_mpi(const char* library, double limit, qlora_comm* out, char* why,
                                       size_t why_size);
 
-// A provider for device memory: NCCL 2.18 or later, opened at run time. Its exchanges become part of
-// graphs, unless QLORA_NCCL_GRAPH is 0 in the environment.
+// A provider for device memory: NCCL 2.18 or later, opened at run time. Its exchanges are captured
+// in graphs, unless QLORA_NCCL_GRAPH is 0 in the environment.
 #define QLORA_NCCL_ID_BYTES 128
 // Zero it before setting fields.
 typedef struct qlora_nccl_desc {
@@ -38749,11 +38749,10 @@ static qlora_result qlora__facts_compare(const qlora_trainer* t, const qlora__st
         const qlora__facts* a = &all[0];
         const qlora__facts* b = &all[rank];
         if (strcmp(a->gpu, b->gpu) != 0) {
-            bool both = a->gpu[0] != '\0' && b->gpu[0] != '\0';
             return qlora__fail(ctx, QLORA_ERR_COMM,
-                               "rank %d has %s%s, but rank 0 has %s%s; all ranks need the same",
-                               (int)rank, b->gpu[0] == '\0' ? "no GPU" : both ? "the GPU " : "a ",
-                               b->gpu, a->gpu[0] == '\0' ? "none" : both ? "" : "a ", a->gpu);
+                               "rank %d has %s, but rank 0 has %s; all ranks need the same GPU",
+                               (int)rank, b->gpu[0] != '\0' ? b->gpu : "none",
+                               a->gpu[0] != '\0' ? a->gpu : "none");
         }
         if (strcmp(a->tier, b->tier) != 0) {
             return qlora__fail(ctx, QLORA_ERR_COMM,
@@ -39054,6 +39053,7 @@ typedef struct qlora__mpi {
     qlora__mpi_handle byte;
     double limit_ms;
     double first_limit_ms;
+    bool runs; // it is initialised
     bool ours; // initialised here, so finalised here
     bool broken;
     qlora__mpi_handle* requests;
@@ -39072,11 +39072,15 @@ static bool qlora__mpi_fails(const qlora__mpi* mpi, int code, const char* call, 
     if (code == 0) {
         return false;
     }
-    if (mpi->f.Error_string(code, text, &length) != 0) {
+    // Before it is initialised, Open MPI ends a process that asks for the text.
+    if (!mpi->runs || mpi->f.Error_string(code, text, &length) != 0) {
         text[0] = '\0';
     }
-    snprintf(why, size, "%s failed: %.200s (%d)", call, text[0] != '\0' ? text : "unknown error",
-             code);
+    if (text[0] == '\0') {
+        snprintf(why, size, "%s failed: error %d", call, code);
+    } else {
+        snprintf(why, size, "%s failed: %.200s (%d)", call, text, code);
+    }
     return true;
 }
 
@@ -39284,6 +39288,7 @@ static bool qlora__mpi_init(qlora__mpi* mpi, qlora_comm* out, char* why, size_t 
         }
         mpi->ours = true;
     }
+    mpi->runs = true;
     int code = mpi->f.Comm_set_errhandler(mpi->world, returns);
     if (qlora__mpi_fails(mpi, code, "MPI_Comm_set_errhandler", why, size) ||
         qlora__mpi_fails(mpi, mpi->f.Comm_rank(mpi->world, &rank), "MPI_Comm_rank", why, size) ||
@@ -42290,4 +42295,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end f66f377e1b571c93
+//@@ end d67d294b1a5f8128

@@ -22,8 +22,8 @@ static void run_name(char out[RUN_NAME]) {
     }
 }
 
-// The owner of the folder wrote it: a file that an earlier run has left behind is not believed, also
-// where the launcher gives both runs the same name.
+// The owner of the folder wrote it: a file that an earlier run has left behind is not believed,
+// even if the launcher gives both runs the same name.
 typedef struct rank_id {
     char magic[8];
     char run[RUN_NAME];
@@ -122,12 +122,14 @@ static bool ranks_alike(app* a) {
     memset(&mine, 0, sizeof mine);
     mine.found = qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU ? 0 : 1;
     snprintf(mine.reason, sizeof mine.reason, "%.250s",
-             a->no_gpu[0] != '\0' ? a->no_gpu : qlora_ctx_reason(a->ctx));
+             a->o.backend == QLORA_BACKEND_CPU ? "--backend cpu"
+             : a->no_gpu[0] != '\0'            ? a->no_gpu
+                                               : qlora_ctx_reason(a->ctx));
     if (!a->mpi) {
         return mine.found != 0 ||
                error_set(a->error,
                          "%s started %d processes, and this one has no GPU (%s); on the CPU, they "
-                         "can only reach each other through MPI: use mpirun",
+                         "can only reach each other through MPI: use mpirun, or srun --mpi=pmi2",
                          a->launcher, (int)a->world, mine.reason);
     }
     rank_gpu* all = (rank_gpu*)take(a, (size_t)a->world, sizeof *all);

@@ -46,8 +46,8 @@ QLORA_API qlora_result qlora_comm_gather(qlora_ctx* ctx, const qlora_comm* comm,
 QLORA_API qlora_result qlora_comm_mpi(const char* library, double limit, qlora_comm* out, char* why,
                                       size_t why_size);
 
-// A provider for device memory: NCCL 2.18 or later, opened at run time. Its exchanges become part of
-// graphs, unless QLORA_NCCL_GRAPH is 0 in the environment.
+// A provider for device memory: NCCL 2.18 or later, opened at run time. Its exchanges are captured
+// in graphs, unless QLORA_NCCL_GRAPH is 0 in the environment.
 #define QLORA_NCCL_ID_BYTES 128
 // Zero it before setting fields.
 typedef struct qlora_nccl_desc {

@@ -133,11 +133,10 @@ static qlora_result qlora__facts_compare(const qlora_trainer* t, const qlora__st
         const qlora__facts* a = &all[0];
         const qlora__facts* b = &all[rank];
         if (strcmp(a->gpu, b->gpu) != 0) {
-            bool both = a->gpu[0] != '\0' && b->gpu[0] != '\0';
             return qlora__fail(ctx, QLORA_ERR_COMM,
-                               "rank %d has %s%s, but rank 0 has %s%s; all ranks need the same",
-                               (int)rank, b->gpu[0] == '\0' ? "no GPU" : both ? "the GPU " : "a ",
-                               b->gpu, a->gpu[0] == '\0' ? "none" : both ? "" : "a ", a->gpu);
+                               "rank %d has %s, but rank 0 has %s; all ranks need the same GPU",
+                               (int)rank, b->gpu[0] != '\0' ? b->gpu : "none",
+                               a->gpu[0] != '\0' ? a->gpu : "none");
         }
         if (strcmp(a->tier, b->tier) != 0) {
             return qlora__fail(ctx, QLORA_ERR_COMM,

@@ -1,8 +1,8 @@
 // mpi.c - the test double that qlora.h loads as an MPI library, with the interface of MPICH: one
 // process that believes to be rank 0 of 2. What it sends to rank 1 comes back to it.
 //
-// fakempi_fail(call, code) makes the next call of that name fail; NULL: none. fakempi_late(n) lets a
-// message arrive at the n-th test.
+// fakempi_fail(call, code) makes the next call of that name fail; NULL: none. fakempi_late(n) lets
+// a message arrive at the n-th test.
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Kills one process of a run of several with signal 9, again and again, in every phase: while they
-# meet, in a step, while rank 0 saves, and in an evaluation. Each time, all processes must end within
-# a limit, and the next start must resume, never from an earlier step than the one before. At the
-# end one process continues the run, and its adapter must be that of a run that nobody disturbed.
-# Under Open MPI on the CPU, and with --ranks on the fake GPU with the fake NCCL.
+# meet, in a step, while rank 0 saves, and in an evaluation. Each time, all processes must end
+# within a limit, and the next start must resume, never from an earlier step than the one before.
+# At the end one process continues the run, and its adapter must be that of a run that nobody
+# disturbed. Under Open MPI on the CPU, and with --ranks on the fake GPU with the fake NCCL.
 # KILLS=100, SEED=..., MODES="mpi ranks"; `make soak` calls it.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
@@ -38,14 +38,14 @@ command_of() { # command_of MODE: fills `start`
         world=3
         ;;
     ranks)
-        start=(env "LD_LIBRARY_PATH=$fakes" CUDA_VISIBLE_DEVICES=0 FAKENCCL_WAITS=4000
+        start=(env "LD_LIBRARY_PATH=$fakes" CUDA_VISIBLE_DEVICES=0 FAKENCCL_WAITS=25000
             "$finetune" --ranks 2)
         usual=(--mode f32 --accumulate 2 --tokens 32 --length 32 --rank 2 --threads 1 --eval 4)
         world=2
         ;;
     esac
     usual+=(--model demo/model --data data.txt --eval-every 2 --save-every 1)
-    usual+=(--schedule constant --warmup 0 --rank-limit 4)
+    usual+=(--schedule constant --warmup 0 --rank-limit 15)
 }
 
 # The processes of the run: the children of the launcher, or of the process that `env` became.

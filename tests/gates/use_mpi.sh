@@ -115,7 +115,8 @@ preferences() {
         usual=${usual/$method.jsonl/data.txt}
         check "$method, 3 processes" cmp -s $method-one/adapter/adapter_model.safetensors \
             $method-three/adapter/adapter_model.safetensors
-        check "$method, the held-out losses" test "$(grep -c eval_accuracy $method-one/log.jsonl)" = 3
+        check "$method, the held-out losses" \
+            test "$(grep -c eval_accuracy $method-one/log.jsonl)" = 3
         check "$method, the same" cmp -s <(grep eval_accuracy $method-one/log.jsonl) \
             <(grep eval_accuracy $method-three/log.jsonl)
         check "$method, the log-probabilities by the base" \
@@ -127,8 +128,8 @@ preferences() {
 faults() {
     local library call
     library=$(ldconfig -p 2>/dev/null | sed -n 's/.*libmpi\.so\.40 .*=> //p' | head -1)
-    if [[ -z $library ]] || ! cc -shared -fPIC -o libmpi_faults.so "$root/tests/gates/mpi_faults.c" \
-        -Wl,--no-as-needed "$library" -ldl; then
+    if [[ -z $library ]] || ! cc -shared -fPIC -o libmpi_faults.so \
+        "$root/tests/gates/mpi_faults.c" -Wl,--no-as-needed "$library" -ldl; then
         skipped=$((skipped + 1))
         return
     fi

@@ -8,7 +8,7 @@ as_rank() {
     local rank=$1 world=$2
     shift 2
     RANK=$rank WORLD_SIZE=$world LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$world \
-        TORCHELASTIC_RUN_ID=none MASTER_PORT=29500 "$finetune" "$@" >out.$rank 2>&1 &
+        TORCHELASTIC_RUN_ID=none MASTER_PORT=29500 "$finetune" "$@" >"out.$rank" 2>&1 &
 }
 
 same_adapter() {
@@ -16,9 +16,9 @@ same_adapter() {
 }
 
 ranks() { # --ranks, torchrun
-    local gpu=(--model model --data sums.jsonl --mode f32 --tokens 64 --length 64 --rank 2 --steps 4)
+    local gpu=(--model model --data sums.jsonl --mode f32 --tokens 64 --length 64 --rank 2)
     local first second old=${LD_LIBRARY_PATH:-}
-    gpu+=(--accumulate 2 --eval 6 --eval-every 2)
+    gpu+=(--steps 4 --accumulate 2 --eval 6 --eval-every 2)
     if [[ ! -e $root/$B/fake/libnccl.so.2 || ! -e $root/$B/fake/libcuda.so.1 ]]; then
         make -s -C "$root" B="$B" "$B"/fake/libcuda.so.1 "$B"/fake/libnccl.so.2 \
             "$B"/fake/libcublas.so.13 "$B"/fake/libcublasLt.so.13 || return
@@ -61,7 +61,7 @@ ranks() { # --ranks, torchrun
     RANK=0 WORLD_SIZE=2 refuses "--ranks beside a launcher" \
         "--ranks 3, but the variables of torchrun say 2 processes" "${gpu[@]}" --ranks 3 --out o
     CUDA_VISIBLE_DEVICES='' run "$finetune" "${gpu[@]}" --ranks 2 --out o
-    check "a rank without a GPU ($status)" [ $status -eq 1 ]
+    check "a rank without a GPU ($status)" [ "$status" -eq 1 ]
     check "says so, and why" grep -q \
         "rank 1: .*this one has no GPU (device 1: the driver reports 1 CUDA .*); .* use mpirun" err
     export LD_LIBRARY_PATH=$old
