@@ -18303,6 +18303,18 @@ static QLORA__UNUSED void qlora__event_destroy(qlora_ctx* ctx, void* event) {
 #endif
 }
 
+// The same without waiting for work that may never end.
+static QLORA__UNUSED void qlora__event_drop(qlora_ctx* ctx, void* event) {
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
+        ctx->gpu->cu.EventDestroy(event);
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+}
+
 // Records the current position of the stream.
 static QLORA__UNUSED qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
@@ -38670,8 +38682,8 @@ static qlora_result qlora__gather_device(qlora_ctx* ctx, const qlora_comm* comm,
     r = r == QLORA_OK ? qlora__copy_out(ctx, all, room, world * bytes) : r;
     if (r == QLORA_OK) {
         memcpy((char*)all + (size_t)comm->rank * bytes, mine, bytes);
-        qlora__event_destroy(ctx, event); // otherwise destroying it could wait for ever
     }
+    qlora__event_drop(ctx, event);
     return r;
 }
 
@@ -42295,4 +42307,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d67d294b1a5f8128
+//@@ end 3e254c91b37625fb

@@ -152,9 +152,16 @@ static bool lock_held(const char* path, lock_owner* owner) {
     ssize_t got = read(file, text, sizeof text - 1);
     text[got > 0 ? got : 0] = '\0';
     lock_parse(text, owner);
-    bool known_state = fcntl(file, F_GETLK, &all) == 0;
+    bool told = fcntl(file, F_GETLK, &all) == 0;
     close(file);
-    return known_state ? all.l_type != F_UNLCK : lock_alive(owner);
+    if (!told) { // a disk without locks
+        return lock_alive(owner);
+    }
+    // A process that has just taken the lock has not written its name yet.
+    lock_owner self;
+    lock_self(&self);
+    bool here = strcmp(owner->host, self.host) == 0 && all.l_pid > 0;
+    return all.l_type != F_UNLCK && (!here || (long)all.l_pid == owner->process);
 }
 #endif
 

@@ -412,8 +412,11 @@ static bool model_start(app* a) {
     }
     a->model_desc.plan = &a->plan;
     a->train_desc.comm = a->world <= 1 ? NULL : a->gpus.exchange != NULL ? &a->gpus : &a->comm;
-    if (!together(
-            a, lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model")) ||
+    bool opened = lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model");
+    first_rank_busy(a, a->o.keep_quantised);
+    opened = together(a, opened);
+    first_rank_busy(a, false);
+    if (!opened ||
         !lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
         !together(a, checkpoint_load(a)) || !ranks_place(a) ||

@@ -508,7 +508,7 @@ static bool train_loop(app* a) {
     int64_t save_every = interval(a, a->o.save_every);
     stop_training = 1;
     a->screen.done = a->step == a->total_steps;
-    bool ok = evaluate_due(a);
+    bool ok = first_rank_wait(a) && evaluate_due(a); // it has shown the prompt
     bool cut = false;
     best_save(a); // of an evaluation that was cut short, or made before --keep-best was given
     ok = ok && first_rank_wait(a) && ranks_vote(a, 0.0, 0.0);

@@ -54,8 +54,8 @@ static qlora_result qlora__gather_device(qlora_ctx* ctx, const qlora_comm* comm,
     r = r == QLORA_OK ? qlora__copy_out(ctx, all, room, world * bytes) : r;
     if (r == QLORA_OK) {
         memcpy((char*)all + (size_t)comm->rank * bytes, mine, bytes);
-        qlora__event_destroy(ctx, event); // otherwise destroying it could wait for ever
     }
+    qlora__event_drop(ctx, event);
     return r;
 }
 

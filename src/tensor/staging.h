@@ -96,6 +96,18 @@ static QLORA__UNUSED void qlora__event_destroy(qlora_ctx* ctx, void* event) {
 #endif
 }
 
+// The same without waiting for work that may never end.
+static QLORA__UNUSED void qlora__event_drop(qlora_ctx* ctx, void* event) {
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
+        ctx->gpu->cu.EventDestroy(event);
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+}
+
 // Records the current position of the stream.
 static QLORA__UNUSED qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA

@@ -55,6 +55,7 @@ static bool early; // a call that is not allowed before the start
 void fakempi_fail(const char* call, int code) {
     fails = call;
     fails_code = code;
+    initialized = false; // as in a new process
     for (int i = 0; i < SLOTS; i++) { // what an exchange that failed has left behind
         if (sent[i].used) {
             free(sent[i].data);
