@@ -54,11 +54,11 @@ BENCHES := $(B)/bench
 FUZZERS := $(patsubst tests/fuzz/%.c,$(B)/fuzz_%,$(wildcard tests/fuzz/*.c))
 KERNELS := $(sort $(wildcard kernels/*.cu))
 FAKE_PARTS := $(patsubst tests/%.c,$(B)/obj/%.o,\
-	$(filter-out %/cublas.c %/cublaslt.c %/nccl.c %/variant.c %/ptx_test.c,\
+	$(filter-out %/cublas.c %/cublaslt.c %/nccl.c %/mpi.c %/variant.c %/ptx_test.c,\
 	$(wildcard tests/fakecuda/*.c)))
 FAKES := $(addprefix $(B)/,$(addsuffix /libcuda.so.1,fake fake-stub fake-omit) \
 	$(addsuffix /libcublas.so.13,fake fake-omit) fake/libcublasLt.so.13 \
-	fake/libnccl.so.2)
+	fake/libnccl.so.2 fake/libfakempi.so)
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -234,7 +234,7 @@ $(B)/qlora.pc: qlora.pc.in FORCE
 
 # ---- the fake driver: its parts once, for each variant only variant.c ----
 
-$(FAKE_PARTS) $(addprefix $(B)/obj/fakecuda/,cublas.o cublaslt.o nccl.o): $(B)/obj/%.o: \
+$(FAKE_PARTS) $(addprefix $(B)/obj/fakecuda/,cublas.o cublaslt.o nccl.o mpi.o): $(B)/obj/%.o: \
 		tests/%.c Makefile
 	$(COMPILE) $(FAKE_FLAGS) -c -o $@ $<
 
@@ -254,7 +254,8 @@ $(B)/fake-omit/libcuda.so.1: tests/fakecuda/variant.c $(FAKE_PARTS) Makefile
 $(B)/fake/libcublas.so.13: $(B)/obj/fakecuda/cublas.o
 $(B)/fake/libcublasLt.so.13: $(B)/obj/fakecuda/cublaslt.o
 $(B)/fake/libnccl.so.2: $(B)/obj/fakecuda/nccl.o
-$(B)/fake/libcublas.so.13 $(B)/fake/libcublasLt.so.13 $(B)/fake/libnccl.so.2:
+$(B)/fake/libfakempi.so: $(B)/obj/fakecuda/mpi.o
+$(addprefix $(B)/fake/,libcublas.so.13 libcublasLt.so.13 libnccl.so.2 libfakempi.so):
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -shared -Wl,-soname,$(@F) $(LDFLAGS) -o $@ $< -lm -lpthread
 

@@ -964,14 +964,19 @@ typedef struct qlora_comm {
     int32_t rank;  // of this process, from 0
     int32_t world; // number of processes, at most 4096; 0 or 1 = this one alone
     bool device;   // messages are in device memory and are exchanged on a CUstream, in its order
+    bool graph;    // with `device`: exchange only queues work that a CUDA graph can contain. It is
+                   // captured, and the graph is launched in later steps; clear it to avoid that
     // Sends and receives all messages. Those from one process to another arrive in the order of
     // both lists, which have the same sizes. Returns false after a failure, with a reason in `why`.
-    // In device memory, it may return before the messages have arrived.
+    // In device memory, it may return before the messages have arrived. With `graph`, count 0 says
+    // that a graph is about to be launched: time limits start again.
     bool (*exchange)(const qlora_message* messages, int64_t count, void* stream, char* why,
                      size_t why_size, void* user);
     // Called again and again while the host waits for exchanges in device memory: false if they
     // cannot succeed any more, with the reason. NULL = not needed.
     bool (*alive)(char* why, size_t why_size, void* user);
+    // Changes how long an exchange may take, in seconds; 0 = as at first. NULL = there is no limit.
+    void (*limit)(double seconds, void* user);
     // Ends the other processes after an error, where the provider can. NULL = it cannot.
     void (*abort)(void* user);
     void (*close)(void* user); // frees what the provider allocated; NULL = nothing
@@ -990,7 +995,8 @@ QLORA_API qlora_result qlora_comm_gather(qlora_ctx* ctx, const qlora_comm* comm,
 QLORA_API qlora_result qlora_comm_mpi(const char* library, double limit, qlora_comm* out, char* why,
                                       size_t why_size);
 
-// A provider for device memory: NCCL 2.18 or later, opened at run time.
+// A provider for device memory: NCCL 2.18 or later, opened at run time. Its exchanges are captured
+// in graphs, unless QLORA_NCCL_GRAPH is 0 in the environment.
 #define QLORA_NCCL_ID_BYTES 128
 // Zero it before setting fields.
 typedef struct qlora_nccl_desc {
@@ -1106,6 +1112,8 @@ typedef struct qlora_train_info {
     bool graphs;     // steps are run as CUDA graphs
     int64_t waits;   // number of times the host had to wait for a free staging buffer
     int64_t sent;    // bytes that this process sent to others for the step
+    double exchange_ms; // time of the exchange with others, including waiting for them
+    bool exchange_graph; // it was run as a CUDA graph
     // DPO and KTO; r is the log-probability of a sequence less its reference.
     double preference_loss; // the loss without the likelihood term
     double chosen_nll;      // DPO: mean loss of the labels of the chosen texts
@@ -2116,6 +2124,7 @@ __declspec(dllimport) int __stdcall CloseHandle(void*);
 __declspec(dllimport) void __stdcall Sleep(unsigned long);
 __declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long, const char*, int,
                                                         wchar_t*, int);
+__declspec(dllimport) unsigned long __stdcall GetFileAttributesW(const wchar_t*);
 __declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
 __declspec(dllimport) void* __stdcall CreateFileW(const wchar_t*, unsigned long, unsigned long,
                                                   void*, unsigned long, unsigned long, void*);
@@ -2272,18 +2281,43 @@ static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
     CloseHandle((void*)t->handle);
 }
 
-// Paths are UTF-8; those that do not fit are rejected with ENAMETOOLONG.
+// Paths are UTF-8: EILSEQ for those that are not, ENAMETOOLONG for those that do not fit.
 #define QLORA__PATH_MAX 1024
-static QLORA__UNUSED bool qlora__wide(const char* path, wchar_t* out) {
-    return MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0;
+static QLORA__UNUSED int qlora__wide(const char* path, wchar_t* out) {
+    if (MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0) {
+        return 0;
+    }
+    return GetLastError() == 1113 ? EILSEQ : ENAMETOOLONG;
+}
+
+// The errno value of the last system call that failed.
+static QLORA__UNUSED int qlora__os_error(void) {
+    static const struct {
+        unsigned long system;
+        int code;
+    } errors[] = {{2, ENOENT},  {3, ENOENT},  {5, EACCES},   {8, ENOMEM},   {14, ENOMEM},
+                  {32, EACCES}, {33, EACCES}, {112, ENOSPC}, {123, EINVAL}, {206, ENAMETOOLONG}};
+    unsigned long last = GetLastError();
+    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+        if (errors[i].system == last) {
+            return errors[i].code;
+        }
+    }
+    return EIO;
+}
+
+static QLORA__UNUSED bool qlora__os_is_folder(const wchar_t* path) {
+    unsigned long attributes = GetFileAttributesW(path);
+    return attributes != 0xffffffffUL && (attributes & 0x10UL) != 0;
 }
 
 static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
                                         void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
-    if (!qlora__wide(path, wide)) {
-        return ENAMETOOLONG;
+    int code = qlora__wide(path, wide);
+    if (code != 0) {
+        return code;
     }
     FILE* f = NULL;
     if (mode == QLORA_FILE_READ) {
@@ -2295,6 +2329,9 @@ static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, 
         if (fd >= 0 && f == NULL) {
             _close(fd);
         }
+    }
+    if (f == NULL && mode == QLORA_FILE_READ && errno == EACCES && qlora__os_is_folder(wide)) {
+        return EISDIR;
     }
     if (f == NULL) {
         return errno != 0 ? errno : EIO;
@@ -2348,26 +2385,32 @@ static QLORA__UNUSED int qlora__os_rename(const char* from, const char* to, void
     (void)user;
     wchar_t wide_from[QLORA__PATH_MAX];
     wchar_t wide_to[QLORA__PATH_MAX];
-    if (!qlora__wide(from, wide_from) || !qlora__wide(to, wide_to)) {
-        return ENAMETOOLONG;
+    int code = qlora__wide(from, wide_from);
+    code = code != 0 ? code : qlora__wide(to, wide_to);
+    if (code != 0) {
+        return code;
     }
-    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace the target, write through
+    // replace the target, write through
+    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : qlora__os_error();
 }
 
 static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
-    if (!qlora__wide(path, wide)) {
-        return ENAMETOOLONG;
+    int code = qlora__wide(path, wide);
+    if (code != 0) {
+        return code;
     }
-    return _wremove(wide) == 0 ? 0 : errno;
+    // unlike elsewhere, folders have a function of their own
+    return (qlora__os_is_folder(wide) ? _wrmdir(wide) : _wremove(wide)) == 0 ? 0 : errno;
 }
 
 static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
-    if (!qlora__wide(path, wide)) {
-        return ENAMETOOLONG;
+    int code = qlora__wide(path, wide);
+    if (code != 0) {
+        return code;
     }
     return _wmkdir(wide) == 0 || errno == EEXIST ? 0 : errno;
 }
@@ -2382,26 +2425,30 @@ static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint
                                        void** handle, void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
-    if (!qlora__wide(path, wide)) {
-        return ENAMETOOLONG;
+    int code = qlora__wide(path, wide);
+    if (code != 0) {
+        return code;
     }
     void* file = CreateFileW(wide, 0x80000000UL, 1, NULL, 3, 0, NULL);
     if (file == (void*)(intptr_t)-1) {
-        return ENOENT;
+        return qlora__os_error();
     }
     int64_t size = 0;
     void* view = NULL;
     void* mapping = NULL;
-    if (GetFileSizeEx(file, (void*)&size) && size > 0) {
+    if (!GetFileSizeEx(file, (void*)&size)) {
+        code = qlora__os_error();
+    } else if (size > 0) {
         mapping = CreateFileMappingW(file, NULL, 2, 0, 0, NULL);
         view = mapping != NULL ? MapViewOfFile(mapping, 4, 0, 0, 0) : NULL;
+        code = view == NULL ? qlora__os_error() : 0;
     }
     if (mapping != NULL) {
         CloseHandle(mapping); // the view keeps the mapping open
     }
     CloseHandle(file);
-    if (size > 0 && view == NULL) {
-        return EIO;
+    if (code != 0) {
+        return code;
     }
     *data = view;
     *bytes = (uint64_t)size;
@@ -3549,6 +3596,7 @@ struct qlora__capture {
     uint64_t* ids;
     size_t count;
     size_t capacity;
+    bool exchanges; // with other processes
     char broke[QLORA__ERROR_SIZE];
 };
 
@@ -17826,6 +17874,7 @@ struct qlora__watch {
     uint64_t* buffers; // ids
     size_t buffer_count;
     size_t buffer_capacity;
+    bool exchanges;    // with other processes
     char invalid[128]; // "" while it can be replayed
 };
 
@@ -18521,10 +18570,49 @@ static QLORA__UNUSED qlora_result qlora__event_create(qlora_ctx* ctx, void** out
     return QLORA_OK;
 }
 
+// The same with timing.
+static QLORA__UNUSED qlora_result qlora__event_create_timed(qlora_ctx* ctx, void** out) {
+    *out = NULL;
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__cu(ctx, ctx->gpu->cu.EventCreate(out, 0), "cuEventCreate");
+    }
+#else
+    (void)ctx;
+#endif
+    return QLORA_OK;
+}
+
+// Milliseconds between two events that the device has passed; 0 if they cannot be told.
+static QLORA__UNUSED double qlora__event_ms(qlora_ctx* ctx, void* const events[2]) {
+    float ms = 0.0f;
+#ifndef QLORA_NO_CUDA
+    if (events[0] != NULL && ctx->gpu->cu.EventElapsedTime(&ms, events[0], events[1]) != 0) {
+        ms = 0.0f;
+    }
+#else
+    (void)ctx;
+    (void)events;
+#endif
+    return (double)ms;
+}
+
 static QLORA__UNUSED void qlora__event_destroy(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
         ctx->gpu->cu.EventSynchronize(event);
+        ctx->gpu->cu.EventDestroy(event);
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+}
+
+// The same without waiting for work that may never end.
+static QLORA__UNUSED void qlora__event_drop(qlora_ctx* ctx, void* event) {
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
         ctx->gpu->cu.EventDestroy(event);
     }
 #else
@@ -29002,6 +29090,7 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     graph->watch.buffers = capture.ids;
     graph->watch.buffer_count = capture.count;
     graph->watch.buffer_capacity = capture.capacity;
+    graph->watch.exchanges = capture.exchanges;
     if (qlora__cu_is_sticky(code)) {
         return qlora__cu(ctx, code, "cuStreamEndCapture");
     }
@@ -29155,18 +29244,23 @@ static qlora_result qlora__graph_instantiate(qlora_ctx* ctx, qlora_graph* graph,
     QLORA__TRY(
         qlora__cu(ctx, gpu->cu.GraphGetNodes(recorded, NULL, &graph->nodes), "cuGraphGetNodes"));
     QLORA__TRY(qlora__graph_swap_clears(ctx, recorded, graph->nodes));
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.GraphInstantiate(&graph->exec, recorded, 0),
-                         "cuGraphInstantiateWithFlags"));
-    return qlora__cu(ctx, gpu->cu.GraphLaunch(graph->exec, gpu->stream), "cuGraphLaunch");
+    return qlora__cu(ctx, gpu->cu.GraphInstantiate(&graph->exec, recorded, 0),
+                     "cuGraphInstantiateWithFlags");
 }
 
-static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph) {
+static qlora_result qlora__graph_launch(qlora_ctx* ctx, qlora_graph* graph) {
+    return qlora__cu(ctx, ctx->gpu->cu.GraphLaunch(graph->exec, ctx->gpu->stream), "cuGraphLaunch");
+}
+
+// Captures the graph, and launches it if `now` is set.
+static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph, bool now) {
     if (qlora__on_cpu(ctx)) {
-        return graph->fn(ctx, graph->user);
+        return now ? graph->fn(ctx, graph->user) : QLORA_OK;
     }
     void* recorded = NULL;
     QLORA__TRY(qlora__graph_record(ctx, graph, &recorded));
     qlora_result r = qlora__graph_instantiate(ctx, graph, recorded);
+    r = r == QLORA_OK && now ? qlora__graph_launch(ctx, graph) : r;
     ctx->gpu->cu.GraphDestroy(recorded);
     return r;
 }
@@ -29174,17 +29268,24 @@ static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph) {
 static void qlora__graph_drop_exec(qlora_ctx* ctx, qlora_graph* graph) {
     if (graph->exec != NULL) {
         ctx->gpu->cu.GraphExecDestroy(graph->exec);
+        graph->exec = NULL;
     }
 }
 
-static qlora_result qlora__graph_launch(qlora_ctx* ctx, qlora_graph* graph) {
-    return qlora__cu(ctx, ctx->gpu->cu.GraphLaunch(graph->exec, ctx->gpu->stream), "cuGraphLaunch");
+// Ends the graphs that exchange data with other processes: a communicator must outlive them.
+static QLORA__UNUSED void qlora__graphs_part(qlora_ctx* ctx, const char* why) {
+    for (qlora__watch* g = ctx->watches; g != NULL; g = g->next) {
+        if (g->exchanges) {
+            qlora__graph_drop_exec(ctx, (qlora_graph*)g); // the watch is its first member
+            snprintf(g->invalid, sizeof g->invalid, "%s", why);
+        }
+    }
 }
 
 #else
 
-static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph) {
-    return graph->fn(ctx, graph->user);
+static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph, bool now) {
+    return now ? graph->fn(ctx, graph->user) : QLORA_OK;
 }
 
 static void qlora__graph_drop_exec(qlora_ctx* ctx, qlora_graph* graph) {
@@ -29198,8 +29299,9 @@ static qlora_result qlora__graph_launch(qlora_ctx* ctx, qlora_graph* graph) {
 
 #endif
 
-static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
-                                         void* user, qlora_graph** out) {
+// With `now`, the graph is also launched.
+static qlora_result qlora__graph_make(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn, void* user,
+                                      bool now, qlora_graph** out) {
     if (fn == NULL || out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", fn == NULL ? "fn" : "out");
     }
@@ -29212,7 +29314,7 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
     graph->watch.key = key;
     graph->fn = fn;
     graph->user = user;
-    qlora_result r = qlora__graph_build(ctx, graph);
+    qlora_result r = qlora__graph_build(ctx, graph, now);
     if (r != QLORA_OK) {
         QLORA__LOG(ctx, WARN, GRAPH, "%s", ctx->env.error);
         qlora__graph_drop_exec(ctx, graph);
@@ -29226,6 +29328,11 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
                (unsigned long long)graph->nodes);
     *out = graph;
     return QLORA_OK;
+}
+
+static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
+                                         void* user, qlora_graph** out) {
+    return qlora__graph_make(ctx, key, fn, user, true, out);
 }
 
 qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn, void* user,
@@ -38614,6 +38721,9 @@ typedef struct qlora__report {
     int64_t tokens;
     double lr;
     int64_t sent;         // bytes sent to other processes
+    double exchange_ms;   // measured by the host; negative: by the device, between these events
+    void* exchange_events[2];
+    bool exchange_graph;
     double total;         // pairs or sequences, 0 for SFT
     double chosen_labels; // labels of the chosen texts
     double sft_alpha;
@@ -38651,6 +38761,16 @@ typedef struct qlora__sliced {
     double expected[QLORA__PIECE_KINDS]; // milliseconds per piece of each kind; 0 = not known yet
 } qlora__sliced;
 
+// The exchange of a step with so many leaves, as a graph. The first such step has none: it
+// allocates the memory, and NCCL connects.
+typedef struct qlora__swap {
+    int64_t leaves;
+    int64_t sent;
+    qlora_graph* graph;
+} qlora__swap;
+
+#define QLORA__SWAPS 4
+
 // Micro-batches with and without the pass of the base, of trained and of mismatched sequences.
 #define QLORA__MICRO_KINDS 4
 
@@ -38680,6 +38800,9 @@ struct qlora_trainer {
     int32_t world;                           // number of processes, at least 1
     qlora__buffer* room;                     // for slices of other processes
     int64_t sent;                            // bytes sent to them for the last step
+    bool swap_graphs;                        // all processes exchange by graphs
+    qlora__swap swaps[QLORA__SWAPS];         // the same in all processes, but for the graphs
+    int64_t swap_count;                      // made so far; the oldest are replaced
     qlora__buffer* more[QLORA__TREE_LEVELS]; // entries of the stack that the plan does not have
 };
 
@@ -39369,15 +39492,12 @@ static qlora_result qlora__sum_run(qlora__sum* sum, int64_t count) {
     return QLORA_OK;
 }
 
-// Replaces the nodes of this process by the sum of the step over all processes.
-static qlora_result qlora__comm_sum(qlora_trainer* t) {
+// The whole sum of a step.
+static qlora_result qlora__sum_all(qlora_trainer* t) {
     qlora_ctx* ctx = t->ctx;
     int64_t count = t->leaves;
-    t->sent = 0;
-    if (t->world <= 1 || count == 0) {
-        return QLORA_OK;
-    }
     qlora__sum sum;
+    t->sent = 0;
     memset(&sum, 0, sizeof sum);
     sum.t = t;
     sum.part_count = qlora__share_parts(count, t->comm.world, NULL);
@@ -39451,8 +39571,8 @@ static qlora_result qlora__gather_device(qlora_ctx* ctx, const qlora_comm* comm,
     r = r == QLORA_OK ? qlora__copy_out(ctx, all, room, world * bytes) : r;
     if (r == QLORA_OK) {
         memcpy((char*)all + (size_t)comm->rank * bytes, mine, bytes);
-        qlora__event_destroy(ctx, event); // otherwise destroying it could wait for ever
     }
+    qlora__event_drop(ctx, event);
     return r;
 }
 
@@ -39508,7 +39628,20 @@ typedef struct qlora__facts {
     int64_t elements;
     int64_t values[QLORA__STATE_ROWS];
     char tier[16];
+    char gpu[128];
+    int32_t graph; // it can exchange by graphs, which all of them or none must do
 } qlora__facts;
+
+// The name of the GPU; "" on the CPU.
+static const char* qlora__facts_gpu(const qlora_ctx* ctx) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return ctx->gpu->device_name;
+    }
+#endif
+    (void)ctx;
+    return "";
+}
 
 static qlora_result qlora__facts_compare(const qlora_trainer* t, const qlora__state* state,
                                          const qlora__facts* all) {
@@ -39516,6 +39649,12 @@ static qlora_result qlora__facts_compare(const qlora_trainer* t, const qlora__st
     for (int32_t rank = 1; rank < t->world; rank++) {
         const qlora__facts* a = &all[0];
         const qlora__facts* b = &all[rank];
+        if (strcmp(a->gpu, b->gpu) != 0) {
+            return qlora__fail(ctx, QLORA_ERR_COMM,
+                               "rank %d has %s, but rank 0 has %s; all ranks need the same GPU",
+                               (int)rank, b->gpu[0] != '\0' ? b->gpu : "none",
+                               a->gpu[0] != '\0' ? a->gpu : "none");
+        }
         if (strcmp(a->tier, b->tier) != 0) {
             return qlora__fail(ctx, QLORA_ERR_COMM,
                                "rank %d has the CPU tier %s, but rank 0 has %s; all ranks need the "
@@ -39564,6 +39703,8 @@ static qlora_result qlora__comm_agree(qlora_trainer* t) {
     qlora__state_fill(t, &state);
     mine.elements = t->m->elements;
     snprintf(mine.tier, sizeof mine.tier, "%s", qlora__state_tier(ctx));
+    snprintf(mine.gpu, sizeof mine.gpu, "%s", qlora__facts_gpu(ctx));
+    mine.graph = t->swap_graphs ? 1 : 0;
     for (int i = 0; i < state.count; i++) {
         mine.values[i] = state.rows[i].value;
     }
@@ -39574,8 +39715,141 @@ static qlora_result qlora__comm_agree(qlora_trainer* t) {
     }
     qlora_result r = qlora__comm_gather(ctx, &t->comm, &mine, sizeof mine, all);
     r = r == QLORA_OK ? qlora__facts_compare(t, &state, all) : r;
+    for (int32_t i = 0; i < t->world && r == QLORA_OK; i++) {
+        t->swap_graphs = t->swap_graphs && all[i].graph != 0;
+    }
     qlora__free(ctx, all, bytes);
     return r;
+}
+
+//@@ src/comm/captured.h
+
+// ---- the sum as a graph -------------------------------------------------------------------------
+//
+// All processes run an exchange in the same way, so what they do depends only on what they all
+// know: the numbers of leaves of the steps so far, and what they told each other.
+
+// Times what follows: by the device where the exchange is queued on its stream.
+static qlora_result qlora__swap_clock(qlora_trainer* t, int which, double* start) {
+    qlora__report* report = &t->reports[qlora__record_of(t->step + 1)];
+    if (t->comm.device) {
+        report->exchange_ms = -1.0;
+        return qlora__event_record(t->ctx, report->exchange_events[which]);
+    }
+    if (which == 0) {
+        QLORA__TRY(qlora__sync(t->ctx)); // the messages are read when the step so far is complete
+        *start = qlora__clock_ms();
+    }
+    report->exchange_ms = qlora__clock_ms() - *start;
+    return QLORA_OK;
+}
+
+static void qlora__swaps_drop(qlora_trainer* t) {
+    for (int i = 0; i < QLORA__SWAPS; i++) {
+        if (t->swaps[i].graph != NULL) {
+            qlora_result ignored = qlora__graph_destroy(t->ctx, t->swaps[i].graph);
+            (void)ignored;
+            t->swaps[i].graph = NULL;
+        }
+    }
+}
+
+// The exchange of steps like this one, or NULL if this is the first one of them. The memory may
+// then be allocated again, and the graphs that use it are dropped.
+static qlora__swap* qlora__swap_find(qlora_trainer* t) {
+    for (int i = 0; i < QLORA__SWAPS; i++) {
+        if (t->swaps[i].leaves == t->leaves) {
+            return &t->swaps[i];
+        }
+    }
+    qlora__swaps_drop(t);
+    t->swaps[t->swap_count++ % QLORA__SWAPS].leaves = t->leaves;
+    return NULL;
+}
+
+static qlora_result qlora__swap_record(qlora_ctx* ctx, void* user) {
+    qlora_trainer* t = (qlora_trainer*)user;
+    QLORA__TRY(qlora__capture_note(ctx, t->m->gradients.data));
+    QLORA__TRY(qlora__capture_note(ctx, t->m->partials.data));
+    QLORA__TRY(qlora__capture_note(ctx, t->room != NULL ? t->room->data : NULL));
+    return qlora__sum_all(t);
+}
+
+static qlora_result qlora__swap_make(qlora_trainer* t, qlora__swap* swap) {
+    uint64_t key = (uint64_t)t->graph_room + 1 + (uint64_t)t->leaves;
+    qlora_result r = qlora__graph_make(t->ctx, key, qlora__swap_record, t, false, &swap->graph);
+    swap->sent = t->sent;
+    return r;
+}
+
+// Captures the exchange without running it. If one process cannot, none of them uses graphs.
+static qlora_result qlora__swap_capture(qlora_trainer* t, qlora__swap* swap) {
+    qlora_ctx* ctx = t->ctx;
+    char why[300] = "";
+    qlora_result made = qlora__swap_make(t, swap);
+    if (made == QLORA_ERR_DEVICE_LOST) {
+        return made;
+    }
+    snprintf(why, sizeof why, "%.290s", made != QLORA_OK ? ctx->env.error : "");
+    int32_t mine = made == QLORA_OK ? 1 : 0;
+    size_t bytes = (size_t)t->world * sizeof mine;
+    int32_t* all = (int32_t*)qlora__alloc(ctx, bytes);
+    if (all == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__comm_gather(ctx, &t->comm, &mine, sizeof mine, all);
+    for (int32_t i = 0; i < t->world && r == QLORA_OK; i++) {
+        if (all[i] == 0 && why[0] == '\0') {
+            snprintf(why, sizeof why, "rank %d could not capture one", (int)i);
+        }
+        t->swap_graphs = t->swap_graphs && all[i] != 0;
+    }
+    qlora__free(ctx, all, bytes);
+    if (r == QLORA_OK && !t->swap_graphs) {
+        qlora__swaps_drop(t);
+        if (t->desc.require_graph) {
+            return qlora__fail(ctx, QLORA_ERR_CAPTURE, "the exchange is not a graph: %s", why);
+        }
+        QLORA__LOG(ctx, WARN, GRAPH, "exchanges run without graphs from now on: %s", why);
+    }
+    return r;
+}
+
+static qlora_result qlora__swap_replay(qlora_trainer* t, qlora__swap* swap) {
+    char why[400] = "";
+    if (!t->comm.exchange(NULL, 0, qlora__comm_stream(t->ctx), why, sizeof why, t->comm.user)) {
+        return qlora__comm_fail(t->ctx, &t->comm, why);
+    }
+    if (!qlora__graph_is_valid(swap->graph)) { // the stream has changed, for example
+        QLORA__TRY(qlora__graph_destroy(t->ctx, swap->graph));
+        swap->graph = NULL;
+        QLORA__TRY(qlora__swap_make(t, swap));
+    }
+    t->sent = swap->sent;
+    return qlora__graph_replay(t->ctx, swap->graph, swap->graph->watch.key);
+}
+
+// Replaces the nodes of this process by the sum of the step over all processes.
+static qlora_result qlora__comm_sum(qlora_trainer* t) {
+    double start = 0.0;
+    t->sent = 0;
+    if (t->world <= 1 || t->leaves == 0) {
+        return QLORA_OK;
+    }
+    qlora__swap* swap = t->swap_graphs ? qlora__swap_find(t) : NULL;
+    if (swap != NULL && swap->graph == NULL) {
+        QLORA__TRY(qlora__swap_capture(t, swap));
+    }
+    bool graph = swap != NULL && t->swap_graphs;
+    t->reports[qlora__record_of(t->step + 1)].exchange_graph = graph;
+    QLORA__TRY(qlora__swap_clock(t, 0, &start));
+    QLORA__TRY(graph ? qlora__swap_replay(t, swap) : qlora__sum_all(t));
+    return qlora__swap_clock(t, 1, &start);
+}
+
+static double qlora__comm_ms(const qlora_trainer* t, const qlora__report* report) {
+    return report->exchange_ms < 0.0 ? qlora__event_ms(t->ctx, report->exchange_events)
+                                     : report->exchange_ms;
 }
 
 static qlora_result qlora__comm_start(qlora_trainer* t) {
@@ -39586,10 +39860,18 @@ static qlora_result qlora__comm_start(qlora_trainer* t) {
     QLORA__TRY(qlora__comm_check(t->ctx, t->desc.comm));
     t->comm = *t->desc.comm;
     t->world = t->comm.world > 1 ? t->comm.world : 1;
+    t->swap_graphs = t->use_graphs && t->world > 1 && t->comm.device && t->comm.graph;
+    for (int i = 0; i < 2 * QLORA__RECORDS && t->world > 1 && t->comm.device; i++) {
+        QLORA__TRY(qlora__event_create_timed(t->ctx, &t->reports[i / 2].exchange_events[i % 2]));
+    }
     return t->world > 1 ? qlora__comm_agree(t) : QLORA_OK;
 }
 
 static void qlora__comm_stop(qlora_trainer* t) {
+    qlora__swaps_drop(t);
+    for (int i = 0; i < 2 * QLORA__RECORDS; i++) {
+        qlora__event_destroy(t->ctx, t->reports[i / 2].exchange_events[i % 2]);
+    }
     qlora__buffer_destroy(t->ctx, t->room);
 }
 
@@ -39671,6 +39953,8 @@ typedef struct qlora__mpi {
     qlora__mpi_handle world;
     qlora__mpi_handle byte;
     double limit_ms;
+    double first_limit_ms;
+    bool runs; // it is initialised
     bool ours; // initialised here, so finalised here
     bool broken;
     qlora__mpi_handle* requests;
@@ -39689,11 +39973,15 @@ static bool qlora__mpi_fails(const qlora__mpi* mpi, int code, const char* call, 
     if (code == 0) {
         return false;
     }
-    if (mpi->f.Error_string(code, text, &length) != 0) {
+    // Before it is initialised, Open MPI ends a process that asks for the text.
+    if (!mpi->runs || mpi->f.Error_string(code, text, &length) != 0) {
         text[0] = '\0';
     }
-    snprintf(why, size, "%s failed: %.200s (%d)", call, text[0] != '\0' ? text : "unknown error",
-             code);
+    if (text[0] == '\0') {
+        snprintf(why, size, "%s failed: error %d", call, code);
+    } else {
+        snprintf(why, size, "%s failed: %.200s (%d)", call, text, code);
+    }
     return true;
 }
 
@@ -39798,6 +40086,11 @@ static bool qlora__mpi_exchange(const qlora_message* messages, int64_t count, vo
     return !mpi->broken;
 }
 
+static void qlora__mpi_limit(double seconds, void* user) {
+    qlora__mpi* mpi = (qlora__mpi*)user;
+    mpi->limit_ms = seconds > 0.0 ? seconds * 1e3 : mpi->first_limit_ms;
+}
+
 static void qlora__mpi_abort(void* user) {
     qlora__mpi* mpi = (qlora__mpi*)user;
     mpi->f.Abort(mpi->world, 1);
@@ -39896,6 +40189,7 @@ static bool qlora__mpi_init(qlora__mpi* mpi, qlora_comm* out, char* why, size_t 
         }
         mpi->ours = true;
     }
+    mpi->runs = true;
     int code = mpi->f.Comm_set_errhandler(mpi->world, returns);
     if (qlora__mpi_fails(mpi, code, "MPI_Comm_set_errhandler", why, size) ||
         qlora__mpi_fails(mpi, mpi->f.Comm_rank(mpi->world, &rank), "MPI_Comm_rank", why, size) ||
@@ -39906,6 +40200,7 @@ static bool qlora__mpi_init(qlora__mpi* mpi, qlora_comm* out, char* why, size_t 
     out->rank = rank;
     out->world = world;
     out->exchange = qlora__mpi_exchange;
+    out->limit = qlora__mpi_limit;
     out->abort = qlora__mpi_abort;
     out->close = qlora__mpi_close;
     out->user = mpi;
@@ -39966,6 +40261,7 @@ qlora_result qlora_comm_mpi(const char* library, double limit, qlora_comm* out, 
     } else {
         memset(mpi, 0, sizeof *mpi);
         mpi->limit_ms = (limit > 0.0 ? limit : 600.0) * 1e3;
+        mpi->first_limit_ms = mpi->limit_ms;
         ok = qlora__mpi_start(mpi, library, out, reason, sizeof reason);
     }
     if (!ok && mpi != NULL) {
@@ -40001,6 +40297,12 @@ static void qlora__comm_stop(qlora_trainer* t) {
 static qlora_result qlora__comm_sum(qlora_trainer* t) {
     (void)t;
     return QLORA_OK;
+}
+
+static double qlora__comm_ms(const qlora_trainer* t, const qlora__report* report) {
+    (void)t;
+    (void)report;
+    return 0.0;
 }
 
 static qlora_result qlora__comm_wait(qlora_trainer* t, void* event) {
@@ -40110,6 +40412,7 @@ typedef struct qlora__nccl {
     qlora__nccl_table f;
     void* comm;
     double limit_ms;
+    double first_limit_ms;
     double since; // when the last exchange was queued
     bool broken;
 } qlora__nccl;
@@ -40147,6 +40450,7 @@ static bool qlora__nccl_open(const char* library, qlora__nccl_table* f, char* wh
 static void qlora__nccl_break(qlora__nccl* n) {
     n->broken = true;
     if (n->comm != NULL) {
+        qlora__graphs_part(n->ctx, "the exchange between GPUs was ended");
         n->f.CommAbort(n->comm);
         n->comm = NULL;
     }
@@ -40157,7 +40461,9 @@ static bool qlora__nccl_fail(qlora__nccl* n, int code, const char* call, char* w
     const char* last = n->f.GetLastError(n->comm);
     snprintf(why, size, "%s failed: %.80s (%d)%s%.200s", call, text != NULL ? text : "", code,
              last != NULL && last[0] != '\0' ? ": " : "", last != NULL ? last : "");
-    qlora__nccl_break(n);
+    if (n->ctx->capture == NULL) { // otherwise it may still work without a graph
+        qlora__nccl_break(n);
+    }
     return false;
 }
 
@@ -40187,6 +40493,13 @@ static bool qlora__nccl_exchange(const qlora_message* messages, int64_t count, v
     if (n->broken) {
         snprintf(why, size, "an earlier exchange failed");
         return false;
+    }
+    n->since = qlora__clock_ms();
+    if (count == 0) {
+        return true;
+    }
+    if (n->ctx->capture != NULL) {
+        n->ctx->capture->exchanges = true;
     }
     int code = n->f.GroupStart();
     if (code != 0) {
@@ -40231,6 +40544,11 @@ static bool qlora__nccl_alive(char* why, size_t size, void* user) {
     return true;
 }
 
+static void qlora__nccl_limit(double seconds, void* user) {
+    qlora__nccl* n = (qlora__nccl*)user;
+    n->limit_ms = seconds > 0.0 ? seconds * 1e3 : n->first_limit_ms;
+}
+
 static void qlora__nccl_abort(void* user) {
     qlora__nccl_break((qlora__nccl*)user);
 }
@@ -40240,6 +40558,7 @@ static void qlora__nccl_close(void* user) {
     qlora_ctx* ctx = n->ctx;
     char why[400];
     bool entered = qlora__enter_destroy(ctx, "qlora_comm_close") == QLORA_OK;
+    qlora__graphs_part(ctx, "the exchange between GPUs was closed");
     if (!n->broken && n->comm != NULL &&
         qlora__nccl_settle(n, n->f.CommFinalize(n->comm), "ncclCommFinalize", why, sizeof why)) {
         n->f.CommDestroy(n->comm);
@@ -40311,12 +40630,14 @@ static qlora_result qlora__comm_nccl(qlora_ctx* ctx, const qlora_nccl_desc* d, q
                            "NCCL needs a GPU, but the context runs on the "
                            "CPU");
     }
+    char setting[8];
     qlora__nccl* n = (qlora__nccl*)qlora__alloc_zero(ctx, sizeof *n);
     if (n == NULL) {
         return QLORA_ERR_MEMORY;
     }
     n->ctx = ctx;
     n->limit_ms = (d->limit > 0.0 ? d->limit : 600.0) * 1e3;
+    n->first_limit_ms = n->limit_ms;
     qlora_result r = qlora__nccl_start(ctx, d, n);
     if (r != QLORA_OK) {
         qlora__free(ctx, n, sizeof *n);
@@ -40326,8 +40647,11 @@ static qlora_result qlora__comm_nccl(qlora_ctx* ctx, const qlora_nccl_desc* d, q
     out->rank = d->rank;
     out->world = d->world;
     out->device = true;
+    out->graph = !qlora__os_setting("QLORA_NCCL_GRAPH", setting, sizeof setting) ||
+                 strcmp(setting, "0") != 0;
     out->exchange = qlora__nccl_exchange;
     out->alive = qlora__nccl_alive;
+    out->limit = qlora__nccl_limit;
     out->abort = qlora__nccl_abort;
     out->close = qlora__nccl_close;
     out->user = n;
@@ -41153,6 +41477,8 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
     out->sent = report->sent;
+    out->exchange_ms = t->world > 1 ? qlora__comm_ms(t, report) : 0.0;
+    out->exchange_graph = t->world > 1 && report->exchange_graph;
     if (report->total > 0.0) {
         qlora__preference_report(report, r->preference, out);
     }
@@ -42870,4 +43196,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 89b991d3c21b34ca
+//@@ end 75b265f5052916aa

@@ -840,6 +840,7 @@ __declspec(dllimport) int __stdcall CloseHandle(void*);
 __declspec(dllimport) void __stdcall Sleep(unsigned long);
 __declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long, const char*, int,
                                                         wchar_t*, int);
+__declspec(dllimport) unsigned long __stdcall GetFileAttributesW(const wchar_t*);
 __declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
 __declspec(dllimport) void* __stdcall CreateFileW(const wchar_t*, unsigned long, unsigned long,
                                                   void*, unsigned long, unsigned long, void*);
@@ -996,18 +997,43 @@ static QLORA__UNUSED void qlora__thread_join(qlora__thread* t) {
     CloseHandle((void*)t->handle);
 }
 
-// Paths are UTF-8; those that do not fit are rejected with ENAMETOOLONG.
+// Paths are UTF-8: EILSEQ for those that are not, ENAMETOOLONG for those that do not fit.
 #define QLORA__PATH_MAX 1024
-static QLORA__UNUSED bool qlora__wide(const char* path, wchar_t* out) {
-    return MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0;
+static QLORA__UNUSED int qlora__wide(const char* path, wchar_t* out) {
+    if (MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0) {
+        return 0;
+    }
+    return GetLastError() == 1113 ? EILSEQ : ENAMETOOLONG;
+}
+
+// The errno value of the last system call that failed.
+static QLORA__UNUSED int qlora__os_error(void) {
+    static const struct {
+        unsigned long system;
+        int code;
+    } errors[] = {{2, ENOENT},  {3, ENOENT},  {5, EACCES},   {8, ENOMEM},   {14, ENOMEM},
+                  {32, EACCES}, {33, EACCES}, {112, ENOSPC}, {123, EINVAL}, {206, ENAMETOOLONG}};
+    unsigned long last = GetLastError();
+    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+        if (errors[i].system == last) {
+            return errors[i].code;
+        }
+    }
+    return EIO;
+}
+
+static QLORA__UNUSED bool qlora__os_is_folder(const wchar_t* path) {
+    unsigned long attributes = GetFileAttributesW(path);
+    return attributes != 0xffffffffUL && (attributes & 0x10UL) != 0;
 }
 
 static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, void** file,
                                         void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
-    if (!qlora__wide(path, wide)) {
-        return ENAMETOOLONG;
+    int code = qlora__wide(path, wide);
+    if (code != 0) {
+        return code;
     }
     FILE* f = NULL;
     if (mode == QLORA_FILE_READ) {
@@ -1019,6 +1045,9 @@ static QLORA__UNUSED int qlora__os_open(const char* path, qlora_file_mode mode, 
         if (fd >= 0 && f == NULL) {
             _close(fd);
         }
+    }
+    if (f == NULL && mode == QLORA_FILE_READ && errno == EACCES && qlora__os_is_folder(wide)) {
+        return EISDIR;
     }
     if (f == NULL) {
         return errno != 0 ? errno : EIO;
@@ -1072,26 +1101,32 @@ static QLORA__UNUSED int qlora__os_rename(const char* from, const char* to, void
     (void)user;
     wchar_t wide_from[QLORA__PATH_MAX];
     wchar_t wide_to[QLORA__PATH_MAX];
-    if (!qlora__wide(from, wide_from) || !qlora__wide(to, wide_to)) {
-        return ENAMETOOLONG;
+    int code = qlora__wide(from, wide_from);
+    code = code != 0 ? code : qlora__wide(to, wide_to);
+    if (code != 0) {
+        return code;
     }
-    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace the target, write through
+    // replace the target, write through
+    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : qlora__os_error();
 }
 
 static QLORA__UNUSED int qlora__os_remove(const char* path, void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
-    if (!qlora__wide(path, wide)) {
-        return ENAMETOOLONG;
+    int code = qlora__wide(path, wide);
+    if (code != 0) {
+        return code;
     }
-    return _wremove(wide) == 0 ? 0 : errno;
+    // unlike elsewhere, folders have a function of their own
+    return (qlora__os_is_folder(wide) ? _wrmdir(wide) : _wremove(wide)) == 0 ? 0 : errno;
 }
 
 static QLORA__UNUSED int qlora__os_make_dir(const char* path, void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
-    if (!qlora__wide(path, wide)) {
-        return ENAMETOOLONG;
+    int code = qlora__wide(path, wide);
+    if (code != 0) {
+        return code;
     }
     return _wmkdir(wide) == 0 || errno == EEXIST ? 0 : errno;
 }
@@ -1106,26 +1141,30 @@ static QLORA__UNUSED int qlora__os_map(const char* path, const void** data, uint
                                        void** handle, void* user) {
     (void)user;
     wchar_t wide[QLORA__PATH_MAX];
-    if (!qlora__wide(path, wide)) {
-        return ENAMETOOLONG;
+    int code = qlora__wide(path, wide);
+    if (code != 0) {
+        return code;
     }
     void* file = CreateFileW(wide, 0x80000000UL, 1, NULL, 3, 0, NULL);
     if (file == (void*)(intptr_t)-1) {
-        return ENOENT;
+        return qlora__os_error();
     }
     int64_t size = 0;
     void* view = NULL;
     void* mapping = NULL;
-    if (GetFileSizeEx(file, (void*)&size) && size > 0) {
+    if (!GetFileSizeEx(file, (void*)&size)) {
+        code = qlora__os_error();
+    } else if (size > 0) {
         mapping = CreateFileMappingW(file, NULL, 2, 0, 0, NULL);
         view = mapping != NULL ? MapViewOfFile(mapping, 4, 0, 0, 0) : NULL;
+        code = view == NULL ? qlora__os_error() : 0;
     }
     if (mapping != NULL) {
         CloseHandle(mapping); // the view keeps the mapping open
     }
     CloseHandle(file);
-    if (size > 0 && view == NULL) {
-        return EIO;
+    if (code != 0) {
+        return code;
     }
     *data = view;
     *bytes = (uint64_t)size;
@@ -7901,7 +7940,7 @@ static qlora_result qlora__text_file_read(qlora__env* env, const char* path, qlo
     void* file = NULL;
     int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
     if (found != NULL) {
-        *found = code == 0;
+        *found = code == 0 || code == EISDIR;
         if (code == ENOENT || code == ENOTDIR) {
             return QLORA_OK;
         }
@@ -32023,4 +32062,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 96c355d9d1ecdf94
+//@@ end 74f03be65c3bc1d3

@@ -38,6 +38,7 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     graph->watch.buffers = capture.ids;
     graph->watch.buffer_count = capture.count;
     graph->watch.buffer_capacity = capture.capacity;
+    graph->watch.exchanges = capture.exchanges;
     if (qlora__cu_is_sticky(code)) {
         return qlora__cu(ctx, code, "cuStreamEndCapture");
     }
@@ -191,18 +192,23 @@ static qlora_result qlora__graph_instantiate(qlora_ctx* ctx, qlora_graph* graph,
     QLORA__TRY(
         qlora__cu(ctx, gpu->cu.GraphGetNodes(recorded, NULL, &graph->nodes), "cuGraphGetNodes"));
     QLORA__TRY(qlora__graph_swap_clears(ctx, recorded, graph->nodes));
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.GraphInstantiate(&graph->exec, recorded, 0),
-                         "cuGraphInstantiateWithFlags"));
-    return qlora__cu(ctx, gpu->cu.GraphLaunch(graph->exec, gpu->stream), "cuGraphLaunch");
+    return qlora__cu(ctx, gpu->cu.GraphInstantiate(&graph->exec, recorded, 0),
+                     "cuGraphInstantiateWithFlags");
 }
 
-static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph) {
+static qlora_result qlora__graph_launch(qlora_ctx* ctx, qlora_graph* graph) {
+    return qlora__cu(ctx, ctx->gpu->cu.GraphLaunch(graph->exec, ctx->gpu->stream), "cuGraphLaunch");
+}
+
+// Captures the graph, and launches it if `now` is set.
+static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph, bool now) {
     if (qlora__on_cpu(ctx)) {
-        return graph->fn(ctx, graph->user);
+        return now ? graph->fn(ctx, graph->user) : QLORA_OK;
     }
     void* recorded = NULL;
     QLORA__TRY(qlora__graph_record(ctx, graph, &recorded));
     qlora_result r = qlora__graph_instantiate(ctx, graph, recorded);
+    r = r == QLORA_OK && now ? qlora__graph_launch(ctx, graph) : r;
     ctx->gpu->cu.GraphDestroy(recorded);
     return r;
 }
@@ -210,17 +216,24 @@ static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph) {
 static void qlora__graph_drop_exec(qlora_ctx* ctx, qlora_graph* graph) {
     if (graph->exec != NULL) {
         ctx->gpu->cu.GraphExecDestroy(graph->exec);
+        graph->exec = NULL;
     }
 }
 
-static qlora_result qlora__graph_launch(qlora_ctx* ctx, qlora_graph* graph) {
-    return qlora__cu(ctx, ctx->gpu->cu.GraphLaunch(graph->exec, ctx->gpu->stream), "cuGraphLaunch");
+// Ends the graphs that exchange data with other processes: a communicator must outlive them.
+static QLORA__UNUSED void qlora__graphs_part(qlora_ctx* ctx, const char* why) {
+    for (qlora__watch* g = ctx->watches; g != NULL; g = g->next) {
+        if (g->exchanges) {
+            qlora__graph_drop_exec(ctx, (qlora_graph*)g); // the watch is its first member
+            snprintf(g->invalid, sizeof g->invalid, "%s", why);
+        }
+    }
 }
 
 #else
 
-static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph) {
-    return graph->fn(ctx, graph->user);
+static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph, bool now) {
+    return now ? graph->fn(ctx, graph->user) : QLORA_OK;
 }
 
 static void qlora__graph_drop_exec(qlora_ctx* ctx, qlora_graph* graph) {
@@ -234,8 +247,9 @@ static qlora_result qlora__graph_launch(qlora_ctx* ctx, qlora_graph* graph) {
 
 #endif
 
-static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
-                                         void* user, qlora_graph** out) {
+// With `now`, the graph is also launched.
+static qlora_result qlora__graph_make(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn, void* user,
+                                      bool now, qlora_graph** out) {
     if (fn == NULL || out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", fn == NULL ? "fn" : "out");
     }
@@ -248,7 +262,7 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
     graph->watch.key = key;
     graph->fn = fn;
     graph->user = user;
-    qlora_result r = qlora__graph_build(ctx, graph);
+    qlora_result r = qlora__graph_build(ctx, graph, now);
     if (r != QLORA_OK) {
         QLORA__LOG(ctx, WARN, GRAPH, "%s", ctx->env.error);
         qlora__graph_drop_exec(ctx, graph);
@@ -262,6 +276,11 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
                (unsigned long long)graph->nodes);
     *out = graph;
     return QLORA_OK;
+}
+
+static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
+                                         void* user, qlora_graph** out) {
+    return qlora__graph_make(ctx, key, fn, user, true, out);
 }
 
 qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn, void* user,

@@ -207,6 +207,7 @@ extern "C" {
 #include "comm/share.h"
 #include "comm/exchange.h"
 #include "comm/agree.h"
+#include "comm/captured.h"
 #include "comm/mpi.h"
 #else // QLORA_NO_COMM
 #include "comm/none.h"

@@ -22,9 +22,12 @@ static void run_name(char out[RUN_NAME]) {
     }
 }
 
+// The owner of the folder wrote it: a file that an earlier run has left behind is not believed,
+// even if the launcher gives both runs the same name.
 typedef struct rank_id {
     char magic[8];
     char run[RUN_NAME];
+    lock_owner owner;
     int32_t ok;
     unsigned char id[QLORA_NCCL_ID_BYTES];
     char error[256];
@@ -39,11 +42,21 @@ static void pause_ms(long ms) {
 #endif
 }
 
+// Whether an id is one of this run.
+static bool id_fits(const rank_id* want, const rank_id* got, const char* lock) {
+    lock_owner now;
+    return memcmp(got, want, sizeof want->magic + sizeof want->run) == 0 &&
+           lock_held(lock, &now) &&
+           (now.process == 0 || memcmp(&now, &got->owner, sizeof now) == 0);
+}
+
 // Waits for the file that rank 0 writes.
 static bool id_read(app* a, const rank_id* want, rank_id* out) {
     char path[PATH_SIZE];
+    char lock[PATH_SIZE];
     double start = seconds_now();
     out_path(a, ID_NAME, path);
+    out_path(a, LOCK_NAME, lock);
     while (stop_asked == 0 && seconds_now() - start < (double)a->o.rank_limit) {
         blob text;
         memset(&text, 0, sizeof text);
@@ -52,7 +65,7 @@ static bool id_read(app* a, const rank_id* want, rank_id* out) {
             memcpy(out, text.data, sizeof *out);
         }
         blob_free(&text);
-        if (whole && memcmp(out, want, sizeof want->magic + sizeof want->run) == 0) {
+        if (whole && id_fits(want, out, lock)) {
             return true;
         }
         pause_ms(50);
@@ -71,8 +84,9 @@ static bool id_read(app* a, const rank_id* want, rank_id* out) {
 static bool id_share(app* a, rank_id* out, bool* usable) {
     rank_id mine;
     memset(&mine, 0, sizeof mine);
-    memcpy(mine.magic, "ftnccl1", 8);
+    memcpy(mine.magic, "ftnccl2", 8);
     run_name(mine.run);
+    lock_self(&mine.owner);
     if (a->rank == 0) {
         char why[400] = "";
         mine.ok = qlora_nccl_id(NULL, mine.id, why, sizeof why) == QLORA_OK ? 1 : 0;
@@ -94,6 +108,50 @@ static bool id_share(app* a, rank_id* out, bool* usable) {
     return ok;
 }
 
+typedef struct rank_gpu {
+    int32_t found;
+    char reason[252];
+} rank_gpu;
+
+// All processes have a GPU, or none has: they would not compute the same bits.
+static bool ranks_alike(app* a) {
+    rank_gpu mine;
+    bool ok = true;
+    int32_t with = -1;
+    int32_t without = -1;
+    memset(&mine, 0, sizeof mine);
+    mine.found = qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU ? 0 : 1;
+    snprintf(mine.reason, sizeof mine.reason, "%.250s",
+             a->o.backend == QLORA_BACKEND_CPU ? "--backend cpu"
+             : a->no_gpu[0] != '\0'            ? a->no_gpu
+                                               : qlora_ctx_reason(a->ctx));
+    if (!a->mpi) {
+        return mine.found != 0 ||
+               error_set(a->error,
+                         "%s started %d processes, and this one has no GPU (%s); on the CPU, they "
+                         "can only reach each other through MPI: use mpirun, or srun --mpi=pmi2",
+                         a->launcher, (int)a->world, mine.reason);
+    }
+    rank_gpu* all = (rank_gpu*)take(a, (size_t)a->world, sizeof *all);
+    if (all == NULL || !gather(a, &mine, sizeof mine, all)) {
+        free(all);
+        return false;
+    }
+    for (int32_t i = a->world - 1; i >= 0; i--) {
+        with = all[i].found != 0 ? i : with;
+        without = all[i].found == 0 ? i : without;
+    }
+    if (with >= 0 && without >= 0) {
+        ok = error_set(a->error,
+                       "rank %d has a GPU, but rank %d has none (%s); use --backend cpu for all "
+                       "ranks, or fewer of them",
+                       (int)with, (int)without, all[without].reason);
+    }
+    a->agreed = !ok;
+    free(all);
+    return ok;
+}
+
 // Connects the GPUs, once the folder of the run belongs to rank 0 and before memory is planned.
 static bool ranks_connect(app* a) {
     rank_id id;
@@ -103,11 +161,11 @@ static bool ranks_connect(app* a) {
     if (a->world <= 1) {
         return true;
     }
+    if (!ranks_alike(a)) {
+        return false;
+    }
     if (qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {
-        return a->mpi || error_set(a->error,
-                                   "%s started %d processes; on the CPU, they can only reach each "
-                                   "other through MPI: use mpirun",
-                                   a->launcher, (int)a->world);
+        return true;
     }
     if (!id_share(a, &id, &usable)) {
         return false;

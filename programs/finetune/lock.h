@@ -129,6 +129,41 @@ static void lock_close(int file, const char* path) {
 }
 #endif
 
+// Who holds the lock of a folder, as far as can be told; false: nobody.
+#ifdef _WIN32
+static bool lock_held(const char* path, lock_owner* owner) {
+    (void)path;
+    memset(owner, 0, sizeof *owner);
+    return true;
+}
+#else
+static bool lock_held(const char* path, lock_owner* owner) {
+    char text[512] = "";
+    struct flock all;
+    memset(owner, 0, sizeof *owner);
+    memset(&all, 0, sizeof all);
+    all.l_type = F_WRLCK;
+    all.l_whence = SEEK_SET;
+    int file = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (file < 0) {
+        return false;
+    }
+    ssize_t got = read(file, text, sizeof text - 1);
+    text[got > 0 ? got : 0] = '\0';
+    lock_parse(text, owner);
+    bool told = fcntl(file, F_GETLK, &all) == 0;
+    close(file);
+    if (!told) { // a disk without locks
+        return lock_alive(owner);
+    }
+    // A process that has just taken the lock has not written its name yet.
+    lock_owner self;
+    lock_self(&self);
+    bool here = strcmp(owner->host, self.host) == 0 && all.l_pid > 0;
+    return all.l_type != F_UNLCK && (!here || (long)all.l_pid == owner->process);
+}
+#endif
+
 static bool lock_refuse(app* a, const lock_owner* owner, const char* self, const char* path) {
     if (owner->process == 0) {
         return error_set(a->error, "--out %s is in use by another process", a->o.out);

@@ -31,6 +31,9 @@ static void log_step(app* a, const point* p, const qlora_train_info* info) {
     if (a->world > 1) {
         put(&line, ",\"ranks\":%d,\"slowest_rank\":%d,\"sent_bytes\":%lld", (int)a->world,
             (int)a->slowest, (long long)info->sent);
+        put_number(&line, "exchange_ms", a->exchange_ms, "%.3f");
+        put_number(&line, "waited_ms", a->waited_ms, "%.3f");
+        put(&line, "%s", info->exchange_graph ? ",\"exchange_graph\":true" : "");
     }
     put(&line, ",\"tokens\":%lld,\"labels\":%.0f,\"memory_bytes\":%llu%s}\n",
         (long long)info->tokens, info->labels, (unsigned long long)memory_used(a),

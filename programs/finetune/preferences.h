@@ -69,12 +69,42 @@ static bool mismatched_fill(app* a, const samples* s, const uint32_t* order, siz
 
 // ---- the base ----
 
-// The log-probabilities of all texts of `s`, by the model as it is.
+// Numbers that processes exchange at a time: the memory of a GPU may be full.
+enum { LOGPS_PIECE = 4096 };
+
+// Fills in the numbers that other processes have computed; NaN stands for those that this one has
+// not. Each number comes from one process, so all have the same bits.
+static bool logps_share(app* a, double* out, size_t count) {
+    if (a->world <= 1) {
+        return true;
+    }
+    double* all = (double*)take(a, (size_t)a->world * LOGPS_PIECE, sizeof *all);
+    bool ok = all != NULL;
+    for (size_t at = 0; at < count && ok; at += LOGPS_PIECE) {
+        size_t n = count - at < LOGPS_PIECE ? count - at : LOGPS_PIECE;
+        ok = gather(a, out + at, n * sizeof *out, all);
+        for (size_t i = 0; i < n * (size_t)a->world && ok; i++) {
+            out[at + i % n] = !isnan(all[i]) ? all[i] : out[at + i % n];
+        }
+    }
+    free(all);
+    return ok;
+}
+
+static void logps_clear(double* out, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        out[i] = (double)NAN;
+    }
+}
+
+// The log-probabilities of all texts of `s`, by the model as it is. The packs are divided between
+// the processes.
 static bool logps_find(app* a, const samples* s, const packs* p, const char* what, double* out) {
     size_t texts = sample_texts(a);
     double* got = (double*)take(a, (size_t)a->model_desc.max_sequences, sizeof *got);
     bool ok = got != NULL;
-    for (size_t pack = 0; pack < p->count && ok; pack++) {
+    logps_clear(out, s->count * texts);
+    for (size_t pack = (size_t)a->rank; pack < p->count && ok; pack += (size_t)a->world) {
         ok = batches_fill(a, s, p, pack, pack + 1, NULL) &&
              lib(a, qlora_eval_sequences(a->model, a->batches.data, got), what);
         for (size_t i = p->starts[pack]; ok && i < p->starts[pack + 1]; i++) {
@@ -87,20 +117,24 @@ static bool logps_find(app* a, const samples* s, const packs* p, const char* wha
         }
     }
     free(got);
-    return ok;
+    return together(a, ok) && logps_share(a, out, s->count * texts);
 }
 
 // The same for the mismatched texts of the samples for evaluation.
 static bool logps_mismatched(app* a, double* out) {
     size_t count = 0;
+    size_t at = 0;
     uint32_t* order = order_make(a, a->eval.count);
     bool ok = order != NULL && mismatched_fill(a, &a->eval, order, a->eval.count, &count);
+    logps_clear(out, a->eval.count);
     for (size_t i = 0; i < count && ok; i++) {
-        ok = lib(a, qlora_eval_sequences(a->model, &a->mismatched.data[i], out), "evaluating");
-        out += a->mismatched.data[i].count;
+        const qlora_batch* batch = &a->mismatched.data[i];
+        ok = i % (size_t)a->world != (size_t)a->rank ||
+             lib(a, qlora_eval_sequences(a->model, batch, out + at), "evaluating");
+        at += (size_t)batch->count;
     }
     free(order);
-    return ok;
+    return together(a, ok) && logps_share(a, out, a->eval.count);
 }
 
 #define REFERENCES_FILE "references.bin"
@@ -154,6 +188,18 @@ static bool references_save(app* a) {
     return ok;
 }
 
+// What one process does not find is computed by all.
+static bool found_by_all(app* a, bool* found) {
+    char mine = *found ? 1 : 0;
+    char* all = (char*)take(a, (size_t)a->world, 1);
+    bool ok = all != NULL && (a->world <= 1 || gather(a, &mine, 1, all));
+    for (int32_t i = 0; i < a->world && a->world > 1 && ok; i++) {
+        *found = *found && all[i] != 0;
+    }
+    free(all);
+    return ok;
+}
+
 static bool references_train(app* a) {
     static const char what[] = "computing log-probabilities by the base";
     bool found = false;
@@ -161,9 +207,10 @@ static bool references_train(app* a) {
     memset(&all, 0, sizeof all);
     a->references.train =
         (double*)take(a, a->train.count * sample_texts(a), sizeof *a->references.train);
-    bool ok = a->references.train != NULL && references_load(a, &found);
+    bool ok = together(a, a->references.train != NULL && references_load(a, &found)) &&
+              found_by_all(a, &found);
     if (ok && !found) {
-        ok = packs_plain(a, &a->train, &all) &&
+        ok = together(a, packs_plain(a, &a->train, &all)) &&
              logps_find(a, &a->train, &all, what, a->references.train) && references_save(a);
     }
     packs_free(&all);
@@ -181,7 +228,7 @@ static bool references_make(app* a) {
     r->eval_mismatched = (double*)take(a, a->eval.count, sizeof *r->eval_mismatched);
     bool ok = r->eval != NULL && r->eval_mismatched != NULL &&
               lib(a, qlora_adapter_use(a->model, false), "switching the adapter off");
-    ok = ok && logps_find(a, &a->eval, &a->eval_packs, "evaluating", r->eval) &&
+    ok = together(a, ok) && logps_find(a, &a->eval, &a->eval_packs, "evaluating", r->eval) &&
          (a->o.method != QLORA_METHOD_KTO || logps_mismatched(a, r->eval_mismatched)) &&
          (a->o.reference != REFERENCE_PRECOMPUTE || references_train(a));
     return lib(a, qlora_adapter_use(a->model, true), "switching the adapter on") && ok;
@@ -240,7 +287,7 @@ static bool preference_evaluate(app* a, double* loss, double* accuracy) {
     double nll = 0.0;
     double labels = 0.0;
     double* r = (double*)take(a, a->eval.count * texts, sizeof *r);
-    bool ok = r != NULL;
+    bool ok = together(a, r != NULL);
     if (ok && a->o.method == QLORA_METHOD_KTO) {
         ok = logps_mismatched(a, r);
         for (size_t i = 0; ok && i < a->eval.count; i++) {

@@ -79,16 +79,6 @@ static bool ranks_find(app* a) {
     return true;
 }
 
-// Counts the time that this process waits for others.
-static bool ranks_exchange(const qlora_message* messages, int64_t count, void* stream, char* why,
-                           size_t why_size, void* user) {
-    app* a = (app*)user;
-    double start = seconds_now();
-    bool ok = a->provider.exchange(messages, count, stream, why, why_size, a->provider.user);
-    a->waited += seconds_now() - start;
-    return ok;
-}
-
 // Opens MPI, before the GPU is opened and threads are started.
 static bool ranks_open(app* a) {
     char why[400] = "";
@@ -102,12 +92,9 @@ static bool ranks_open(app* a) {
     if (!a->mpi) { // NCCL, when the GPU is open
         return true;
     }
-    if (qlora_comm_mpi(NULL, (double)a->o.rank_limit, &a->provider, why, sizeof why) != QLORA_OK) {
+    if (qlora_comm_mpi(NULL, (double)a->o.rank_limit, &a->comm, why, sizeof why) != QLORA_OK) {
         return error_set(a->error, "cannot open MPI: %s", why);
     }
-    a->comm = a->provider;
-    a->comm.exchange = ranks_exchange;
-    a->comm.user = a;
     if (a->comm.world != a->world || a->comm.rank != a->rank) {
         return error_set(a->error,
                          "%s started process %d of %d, but MPI says %d of %d: its library is not "
@@ -120,15 +107,15 @@ static bool ranks_open(app* a) {
 
 // Ends the use of MPI. After an error that the others do not know, they are ended, too.
 static void ranks_close(app* a) {
-    if (a->provider.exchange == NULL) {
+    if (!a->mpi || a->comm.exchange == NULL) {
         return;
     }
     fflush(stdout); // ending the others may end this process
     fflush(stderr);
-    if (a->failed && !a->agreed && a->provider.abort != NULL) {
-        a->provider.abort(a->provider.user);
+    if (a->failed && !a->agreed && a->comm.abort != NULL) {
+        a->comm.abort(a->comm.user);
     }
-    qlora_comm_close(&a->provider);
+    qlora_comm_close(&a->comm);
 }
 
 // What a process tells the others about its last stage.
@@ -140,6 +127,31 @@ typedef struct verdict {
 
 static bool gather(app* a, const void* mine, size_t bytes, void* all) {
     return lib(a, qlora_comm_gather(a->ctx, &a->comm, mine, bytes, all), "talking to other ranks");
+}
+
+// Rank 0 alone saves and answers prompts. The others wait for it longer than for anything else, so
+// that --rank-limit can be short.
+#define FIRST_RANK_LIMIT 7200.0
+
+static void first_rank_busy(app* a, bool busy) {
+    double limit = (double)a->o.rank_limit;
+    if (a->comm.limit != NULL) {
+        a->comm.limit(busy ? limit + FIRST_RANK_LIMIT : 0.0, a->comm.user);
+    }
+}
+
+// Waits until rank 0 has done what it alone does.
+static bool first_rank_wait(app* a) {
+    char mine = 0;
+    if (a->world <= 1) {
+        return true;
+    }
+    char* all = (char*)take(a, (size_t)a->world, 1);
+    first_rank_busy(a, true);
+    bool ok = all != NULL && gather(a, &mine, 1, all);
+    first_rank_busy(a, false);
+    free(all);
+    return ok;
 }
 
 // Whether a stage succeeded in all processes. Otherwise a->error is that of the first one that
@@ -174,13 +186,17 @@ static bool together(app* a, bool ok) {
     return ok;
 }
 
+// Options that say at which steps processes meet: with others, some would wait in vain.
+enum { RANK_NUMBERS = 4 };
+static const char* const rank_numbers[RANK_NUMBERS] = {"eval-every", "patience", "save-every",
+                                                       "snapshot-every"};
+
 // What must be equal, and what rank 0 decides.
 typedef struct rank_facts {
     uint64_t settings_hash;
     uint64_t model;
     uint64_t adapter;
-    int64_t eval_every;
-    int64_t patience;
+    int64_t every[RANK_NUMBERS];
     int32_t resuming;
 } rank_facts;
 
@@ -195,8 +211,10 @@ static bool ranks_join(app* a) {
     mine.settings_hash = a->settings_hash;
     mine.model = a->identity.model;
     mine.adapter = a->identity.adapter;
-    mine.eval_every = a->o.eval_every; // with these two, ranks would evaluate at other steps
-    mine.patience = a->o.patience;
+    mine.every[0] = a->o.eval_every;
+    mine.every[1] = a->o.patience;
+    mine.every[2] = a->o.save_every;
+    mine.every[3] = a->o.snapshot_every;
     mine.resuming = a->resuming ? 1 : 0;
     rank_facts* all = (rank_facts*)take(a, (size_t)a->world, sizeof *all);
     if (all == NULL || !gather(a, &mine, sizeof mine, all)) {
@@ -207,10 +225,13 @@ static bool ranks_join(app* a) {
         const char* differs = all[i].settings_hash != all[0].settings_hash ? "other options"
                               : all[i].model != all[0].model               ? "another model"
                               : all[i].adapter != all[0].adapter           ? "another adapter"
-                              : all[i].eval_every != all[0].eval_every     ? "another --eval-every"
-                              : all[i].patience != all[0].patience         ? "another --patience"
                                                                            : NULL;
         ok = differs == NULL || error_set(a->error, "rank %d has %s than rank 0", (int)i, differs);
+        for (int k = 0; k < RANK_NUMBERS && ok; k++) {
+            ok = all[i].every[k] == all[0].every[k] ||
+                 error_set(a->error, "rank %d has another --%s than rank 0", (int)i,
+                           rank_numbers[k]);
+        }
     }
     a->resuming = all[0].resuming != 0;
     a->agreed = !ok;
@@ -298,29 +319,35 @@ static void stop_agree(app* a) {
 
 typedef struct rank_vote {
     int32_t stop;
-    double busy; // seconds of the step without waiting for others
+    double busy_ms; // of the step, without the exchange
+    double exchange_ms;
 } rank_vote;
 
-// After each step: whether any process was asked to stop, and which one was the slowest.
-static bool ranks_vote(app* a, double seconds) {
+// After each step: whether any process was asked to stop, and which one was the slowest. The rank
+// that comes last waits for nobody: its exchange is the shortest.
+static bool ranks_vote(app* a, double seconds, double exchange_ms) {
     rank_vote mine;
     if (a->world <= 1) {
         return true;
     }
     memset(&mine, 0, sizeof mine);
     mine.stop = stop_asked != 0 ? 1 : 0;
-    mine.busy = seconds - a->waited;
-    a->waited = 0.0;
+    mine.busy_ms = seconds * 1e3 - exchange_ms;
+    mine.exchange_ms = exchange_ms;
+    double most = 0.0;
     rank_vote* all = (rank_vote*)take(a, (size_t)a->world, sizeof *all);
     bool ok = all != NULL && gather(a, &mine, sizeof mine, all);
     a->slowest = 0;
+    a->exchange_ms = exchange_ms;
     for (int32_t i = 0; i < a->world && ok; i++) {
-        a->slowest = all[i].busy > all[a->slowest].busy ? i : a->slowest;
+        a->slowest = all[i].busy_ms > all[a->slowest].busy_ms ? i : a->slowest;
+        a->exchange_ms = fmin(a->exchange_ms, all[i].exchange_ms);
+        most = fmax(most, all[i].exchange_ms);
         if (all[i].stop != 0) {
             stop_agree(a);
         }
     }
-    a->waited = 0.0;
+    a->waited_ms = most - a->exchange_ms;
     free(all);
     return ok;
 }

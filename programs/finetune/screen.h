@@ -163,8 +163,8 @@ static void progress_draw(app* a, const point* p) {
     }
     a->screen.drawn_at = now;
     char text[32];
-    char fields[9][40];
-    const int ranks[9] = {0, 1, 5, 4, 3, 6, 7, 2, 8};
+    char fields[10][40];
+    const int ranks[10] = {0, 1, 5, 4, 3, 6, 7, 2, 8, 9};
     snprintf(fields[0], 40, "step %lld/%lld", (long long)p->step, (long long)a->total_steps);
     snprintf(fields[1], 40, "loss %.4f", p->values[TRACE_LOSS]);
     snprintf(fields[2], 40, "grad %.3g", p->values[TRACE_GRAD_NORM]);
@@ -178,11 +178,13 @@ static void progress_draw(app* a, const point* p) {
     double left = a->pace * (double)(a->total_steps - p->step);
     snprintf(fields[7], 40, "%s left", short_time(left, text));
     fields[8][0] = '\0';
+    fields[9][0] = '\0';
     if (a->world > 1) {
         snprintf(fields[8], 40, "%d ranks, slowest %d", (int)a->world, (int)a->slowest);
+        snprintf(fields[9], 40, "exchange %.3g ms", a->exchange_ms);
     }
     char line[256];
-    line_fit(fields, ranks, 9, a->screen.live ? screen_width() : 200, line);
+    line_fit(fields, ranks, 10, a->screen.live ? screen_width() : 200, line);
     draw(&a->screen, line);
 }
 

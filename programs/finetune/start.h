@@ -35,6 +35,9 @@ static bool context_open(app* a) {
     desc.error_text_size = sizeof why;
     qlora_result made = qlora_ctx_create(&desc, &a->ctx);
     if (made != QLORA_OK && own && a->o.backend == QLORA_BACKEND_ANY) {
+        const char* count = strstr(why, "the driver reports"); // fewer devices than processes
+        snprintf(a->no_gpu, sizeof a->no_gpu, "device %d: %.230s", (int)desc.device,
+                 count != NULL ? count : message_text(why));
         desc.device = 0;
         desc.require_backend = QLORA_BACKEND_CPU;
         made = qlora_ctx_create(&desc, &a->ctx);
@@ -418,13 +421,16 @@ static bool model_start(app* a) {
     }
     a->model_desc.plan = &a->plan;
     a->train_desc.comm = a->world <= 1 ? NULL : a->gpus.exchange != NULL ? &a->gpus : &a->comm;
-    if (!together(
-            a, lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model")) ||
+    bool opened = lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model), "loading the model");
+    first_rank_busy(a, a->o.keep_quantised);
+    opened = together(a, opened);
+    first_rank_busy(a, false);
+    if (!opened ||
         !lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
              "preparing the training") ||
         !together(a, checkpoint_load(a)) || !ranks_place(a) ||
-        !together(a,
-                  packs_plain(a, &a->eval, &a->eval_packs) && out_begin(a) && references_make(a))) {
+        !together(a, packs_plain(a, &a->eval, &a->eval_packs) && out_begin(a)) ||
+        !together(a, references_make(a))) {
         return false;
     }
     peak_find(a);

@@ -295,12 +295,13 @@ typedef struct app {
     int32_t local_world;
     const char* launcher;
     bool mpi;            // it was started by MPI's launcher
-    qlora_comm provider; // how they reach each other
-    qlora_comm comm;     // the same, with the waiting time counted
+    qlora_comm comm;     // how they reach each other: MPI, or the GPUs
     qlora_comm gpus;     // how their GPUs do
+    char no_gpu[252];    // why this process has none
     int ranks_result;    // --ranks: exit status
-    double waited;       // seconds, since the last vote
     int32_t slowest;     // rank that took longest for the last step
+    double exchange_ms;  // of the last step, of the rank that waited least
+    double waited_ms;    // how much longer it took the rank that waited most
     bool stop_agreed;    // one of them was asked to stop, and all know it
     bool agreed;         // all processes end with the error of one; rank 0 prints it
 } app;

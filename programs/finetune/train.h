@@ -165,7 +165,7 @@ static bool step_train(app* a, qlora_train_info* info, bool* cut) {
         return true;
     }
     if (!lib(a, qlora_train_query(a->trainer, info), "training") ||
-        !ranks_vote(a, seconds_now() - start)) {
+        !ranks_vote(a, seconds_now() - start, info->exchange_ms)) {
         return false;
     }
     a->last_flop = a->step_flop;
@@ -191,30 +191,15 @@ static void eval_record(app* a, double accuracy) {
     history_add(&a->history, &p);
 }
 
-// Every process evaluates all preferences. If one was cut short, all are.
-static bool preference_agree(app* a, bool ok, bool* cut) {
-    int32_t mine = *cut ? 1 : 0;
-    if ((!ok && !*cut) || a->world <= 1) {
-        return ok || *cut;
-    }
-    int32_t* all = (int32_t*)take(a, (size_t)a->world, sizeof *all);
-    bool done = all != NULL && gather(a, &mine, sizeof mine, all);
-    for (int32_t i = 0; i < a->world && done; i++) {
-        *cut = *cut || all[i] != 0;
-    }
-    free(all);
-    return done;
-}
-
 static bool evaluate_preferences(app* a) {
     double accuracy = 0.0;
     bool ok = preference_evaluate(a, &a->last_eval, &accuracy);
-    bool cut = !ok && a->stopped && stop_asked != 0;
-    if (!preference_agree(a, ok, &cut)) {
+    a->eval_cut = !ok && a->stopped; // in all processes
+    if (!ok && !a->eval_cut) {
         return false;
     }
-    a->eval_cut = cut;
-    if (cut) {
+    if (a->eval_cut) {
+        a->agreed = false; // it is no failure
         stop_agree(a);
         return true;
     }
@@ -502,10 +487,15 @@ static bool results_save(app* a) {
     return ok;
 }
 
+static bool evaluation_due(const app* a) {
+    return a->step == 0 || a->step == a->total_steps ||
+           a->step % interval(a, a->o.eval_every) == 0;
+}
+
 // Evaluates the model and answers the prompts, if this step is one for that. What was interrupted,
 // or is not in the log, is made up for.
 static bool evaluate_due(app* a) {
-    if (a->step != 0 && a->step != a->total_steps && a->step % interval(a, a->o.eval_every) != 0) {
+    if (!evaluation_due(a)) {
         return true;
     }
     bool ok = a->history.eval_step == a->step || evaluate(a);
@@ -518,7 +508,7 @@ static bool evaluate_due(app* a) {
     }
     // Only rank 0 makes samples. If Ctrl-C cut them short, nobody goes on to the next step, after
     // which they could not be made up for.
-    return ok && (a->prompts.count == 0 || ranks_vote(a, 0.0));
+    return ok && (a->prompts.count == 0 || ranks_vote(a, 0.0, 0.0));
 }
 
 // Saves the adapter if the evaluation of this step is the best one so far.
@@ -536,10 +526,10 @@ static bool train_loop(app* a) {
     int64_t save_every = interval(a, a->o.save_every);
     stop_training = 1;
     a->screen.done = a->step == a->total_steps;
-    bool ok = evaluate_due(a);
+    bool ok = first_rank_wait(a) && evaluate_due(a); // it has shown the prompt
     bool cut = false;
     best_save(a); // of an evaluation that was cut short, or made before --keep-best was given
-    ok = ok && ranks_vote(a, 0.0);
+    ok = ok && first_rank_wait(a) && ranks_vote(a, 0.0, 0.0);
     while (ok && !cut && a->step < a->total_steps && !stop_now(a) && !patience_over(a)) {
         qlora_train_info info;
         double start = seconds_now();
@@ -549,12 +539,15 @@ static bool train_loop(app* a) {
             ok = evaluate_due(a);
             best_save(a);
         }
-        if (ok && !cut && a->step < a->total_steps && a->step % save_every == 0) {
+        bool saves = a->step < a->total_steps && a->step % save_every == 0;
+        bool keeps = a->o.snapshot_every > 0 && a->step % a->o.snapshot_every == 0;
+        if (ok && !cut && saves) {
             bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
         }
-        if (ok && !cut && a->o.snapshot_every > 0 && a->step % a->o.snapshot_every == 0) {
+        if (ok && !cut && keeps) {
             bear(a, TOLD_SNAPSHOT, snapshot_save(a));
         }
+        ok = ok && (cut || !(saves || keeps || evaluation_due(a)) || first_rank_wait(a));
     }
     stop_training = 0;
     if (a->step == 0) {
@@ -569,7 +562,10 @@ static bool train_loop(app* a) {
         (void)qlora_train_cancel(a->trainer);
     }
     bool saved = results_save(a);
-    return ok && together(a, saved); // nobody leaves before rank 0 has saved
+    first_rank_busy(a, true);
+    ok = ok && together(a, saved); // nobody leaves before rank 0 has saved
+    first_rank_busy(a, false);
+    return ok;
 }
 
 #endif

@@ -15,14 +15,19 @@ typedef struct qlora_comm {
     int32_t rank;  // of this process, from 0
     int32_t world; // number of processes, at most 4096; 0 or 1 = this one alone
     bool device;   // messages are in device memory and are exchanged on a CUstream, in its order
+    bool graph;    // with `device`: exchange only queues work that a CUDA graph can contain. It is
+                   // captured, and the graph is launched in later steps; clear it to avoid that
     // Sends and receives all messages. Those from one process to another arrive in the order of
     // both lists, which have the same sizes. Returns false after a failure, with a reason in `why`.
-    // In device memory, it may return before the messages have arrived.
+    // In device memory, it may return before the messages have arrived. With `graph`, count 0 says
+    // that a graph is about to be launched: time limits start again.
     bool (*exchange)(const qlora_message* messages, int64_t count, void* stream, char* why,
                      size_t why_size, void* user);
     // Called again and again while the host waits for exchanges in device memory: false if they
     // cannot succeed any more, with the reason. NULL = not needed.
     bool (*alive)(char* why, size_t why_size, void* user);
+    // Changes how long an exchange may take, in seconds; 0 = as at first. NULL = there is no limit.
+    void (*limit)(double seconds, void* user);
     // Ends the other processes after an error, where the provider can. NULL = it cannot.
     void (*abort)(void* user);
     void (*close)(void* user); // frees what the provider allocated; NULL = nothing
@@ -41,7 +46,8 @@ QLORA_API qlora_result qlora_comm_gather(qlora_ctx* ctx, const qlora_comm* comm,
 QLORA_API qlora_result qlora_comm_mpi(const char* library, double limit, qlora_comm* out, char* why,
                                       size_t why_size);
 
-// A provider for device memory: NCCL 2.18 or later, opened at run time.
+// A provider for device memory: NCCL 2.18 or later, opened at run time. Its exchanges are captured
+// in graphs, unless QLORA_NCCL_GRAPH is 0 in the environment.
 #define QLORA_NCCL_ID_BYTES 128
 // Zero it before setting fields.
 typedef struct qlora_nccl_desc {

@@ -91,6 +91,8 @@ typedef struct qlora_train_info {
     bool graphs;     // steps are run as CUDA graphs
     int64_t waits;   // number of times the host had to wait for a free staging buffer
     int64_t sent;    // bytes that this process sent to others for the step
+    double exchange_ms; // time of the exchange with others, including waiting for them
+    bool exchange_graph; // it was run as a CUDA graph
     // DPO and KTO; r is the log-probability of a sequence less its reference.
     double preference_loss; // the loss without the likelihood term
     double chosen_nll;      // DPO: mean loss of the labels of the chosen texts

@@ -54,8 +54,8 @@ static qlora_result qlora__gather_device(qlora_ctx* ctx, const qlora_comm* comm,
     r = r == QLORA_OK ? qlora__copy_out(ctx, all, room, world * bytes) : r;
     if (r == QLORA_OK) {
         memcpy((char*)all + (size_t)comm->rank * bytes, mine, bytes);
-        qlora__event_destroy(ctx, event); // otherwise destroying it could wait for ever
     }
+    qlora__event_drop(ctx, event);
     return r;
 }
 
@@ -111,7 +111,20 @@ typedef struct qlora__facts {
     int64_t elements;
     int64_t values[QLORA__STATE_ROWS];
     char tier[16];
+    char gpu[128];
+    int32_t graph; // it can exchange by graphs, which all of them or none must do
 } qlora__facts;
+
+// The name of the GPU; "" on the CPU.
+static const char* qlora__facts_gpu(const qlora_ctx* ctx) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return ctx->gpu->device_name;
+    }
+#endif
+    (void)ctx;
+    return "";
+}
 
 static qlora_result qlora__facts_compare(const qlora_trainer* t, const qlora__state* state,
                                          const qlora__facts* all) {
@@ -119,6 +132,12 @@ static qlora_result qlora__facts_compare(const qlora_trainer* t, const qlora__st
     for (int32_t rank = 1; rank < t->world; rank++) {
         const qlora__facts* a = &all[0];
         const qlora__facts* b = &all[rank];
+        if (strcmp(a->gpu, b->gpu) != 0) {
+            return qlora__fail(ctx, QLORA_ERR_COMM,
+                               "rank %d has %s, but rank 0 has %s; all ranks need the same GPU",
+                               (int)rank, b->gpu[0] != '\0' ? b->gpu : "none",
+                               a->gpu[0] != '\0' ? a->gpu : "none");
+        }
         if (strcmp(a->tier, b->tier) != 0) {
             return qlora__fail(ctx, QLORA_ERR_COMM,
                                "rank %d has the CPU tier %s, but rank 0 has %s; all ranks need the "
@@ -167,6 +186,8 @@ static qlora_result qlora__comm_agree(qlora_trainer* t) {
     qlora__state_fill(t, &state);
     mine.elements = t->m->elements;
     snprintf(mine.tier, sizeof mine.tier, "%s", qlora__state_tier(ctx));
+    snprintf(mine.gpu, sizeof mine.gpu, "%s", qlora__facts_gpu(ctx));
+    mine.graph = t->swap_graphs ? 1 : 0;
     for (int i = 0; i < state.count; i++) {
         mine.values[i] = state.rows[i].value;
     }
@@ -177,21 +198,9 @@ static qlora_result qlora__comm_agree(qlora_trainer* t) {
     }
     qlora_result r = qlora__comm_gather(ctx, &t->comm, &mine, sizeof mine, all);
     r = r == QLORA_OK ? qlora__facts_compare(t, &state, all) : r;
+    for (int32_t i = 0; i < t->world && r == QLORA_OK; i++) {
+        t->swap_graphs = t->swap_graphs && all[i].graph != 0;
+    }
     qlora__free(ctx, all, bytes);
     return r;
-}
-
-static qlora_result qlora__comm_start(qlora_trainer* t) {
-    t->world = 1;
-    if (t->desc.comm == NULL) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__comm_check(t->ctx, t->desc.comm));
-    t->comm = *t->desc.comm;
-    t->world = t->comm.world > 1 ? t->comm.world : 1;
-    return t->world > 1 ? qlora__comm_agree(t) : QLORA_OK;
-}
-
-static void qlora__comm_stop(qlora_trainer* t) {
-    qlora__buffer_destroy(t->ctx, t->room);
 }

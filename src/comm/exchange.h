@@ -294,15 +294,12 @@ static qlora_result qlora__sum_run(qlora__sum* sum, int64_t count) {
     return QLORA_OK;
 }
 
-// Replaces the nodes of this process by the sum of the step over all processes.
-static qlora_result qlora__comm_sum(qlora_trainer* t) {
+// The whole sum of a step.
+static qlora_result qlora__sum_all(qlora_trainer* t) {
     qlora_ctx* ctx = t->ctx;
     int64_t count = t->leaves;
-    t->sent = 0;
-    if (t->world <= 1 || count == 0) {
-        return QLORA_OK;
-    }
     qlora__sum sum;
+    t->sent = 0;
     memset(&sum, 0, sizeof sum);
     sum.t = t;
     sum.part_count = qlora__share_parts(count, t->comm.world, NULL);

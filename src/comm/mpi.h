@@ -74,6 +74,8 @@ typedef struct qlora__mpi {
     qlora__mpi_handle world;
     qlora__mpi_handle byte;
     double limit_ms;
+    double first_limit_ms;
+    bool runs; // it is initialised
     bool ours; // initialised here, so finalised here
     bool broken;
     qlora__mpi_handle* requests;
@@ -92,11 +94,15 @@ static bool qlora__mpi_fails(const qlora__mpi* mpi, int code, const char* call, 
     if (code == 0) {
         return false;
     }
-    if (mpi->f.Error_string(code, text, &length) != 0) {
+    // Before it is initialised, Open MPI ends a process that asks for the text.
+    if (!mpi->runs || mpi->f.Error_string(code, text, &length) != 0) {
         text[0] = '\0';
     }
-    snprintf(why, size, "%s failed: %.200s (%d)", call, text[0] != '\0' ? text : "unknown error",
-             code);
+    if (text[0] == '\0') {
+        snprintf(why, size, "%s failed: error %d", call, code);
+    } else {
+        snprintf(why, size, "%s failed: %.200s (%d)", call, text, code);
+    }
     return true;
 }
 
@@ -201,6 +207,11 @@ static bool qlora__mpi_exchange(const qlora_message* messages, int64_t count, vo
     return !mpi->broken;
 }
 
+static void qlora__mpi_limit(double seconds, void* user) {
+    qlora__mpi* mpi = (qlora__mpi*)user;
+    mpi->limit_ms = seconds > 0.0 ? seconds * 1e3 : mpi->first_limit_ms;
+}
+
 static void qlora__mpi_abort(void* user) {
     qlora__mpi* mpi = (qlora__mpi*)user;
     mpi->f.Abort(mpi->world, 1);
@@ -299,6 +310,7 @@ static bool qlora__mpi_init(qlora__mpi* mpi, qlora_comm* out, char* why, size_t 
         }
         mpi->ours = true;
     }
+    mpi->runs = true;
     int code = mpi->f.Comm_set_errhandler(mpi->world, returns);
     if (qlora__mpi_fails(mpi, code, "MPI_Comm_set_errhandler", why, size) ||
         qlora__mpi_fails(mpi, mpi->f.Comm_rank(mpi->world, &rank), "MPI_Comm_rank", why, size) ||
@@ -309,6 +321,7 @@ static bool qlora__mpi_init(qlora__mpi* mpi, qlora_comm* out, char* why, size_t 
     out->rank = rank;
     out->world = world;
     out->exchange = qlora__mpi_exchange;
+    out->limit = qlora__mpi_limit;
     out->abort = qlora__mpi_abort;
     out->close = qlora__mpi_close;
     out->user = mpi;
@@ -369,6 +382,7 @@ qlora_result qlora_comm_mpi(const char* library, double limit, qlora_comm* out, 
     } else {
         memset(mpi, 0, sizeof *mpi);
         mpi->limit_ms = (limit > 0.0 ? limit : 600.0) * 1e3;
+        mpi->first_limit_ms = mpi->limit_ms;
         ok = qlora__mpi_start(mpi, library, out, reason, sizeof reason);
     }
     if (!ok && mpi != NULL) {

@@ -59,6 +59,7 @@ typedef struct qlora__nccl {
     qlora__nccl_table f;
     void* comm;
     double limit_ms;
+    double first_limit_ms;
     double since; // when the last exchange was queued
     bool broken;
 } qlora__nccl;
@@ -96,6 +97,7 @@ static bool qlora__nccl_open(const char* library, qlora__nccl_table* f, char* wh
 static void qlora__nccl_break(qlora__nccl* n) {
     n->broken = true;
     if (n->comm != NULL) {
+        qlora__graphs_part(n->ctx, "the exchange between GPUs was ended");
         n->f.CommAbort(n->comm);
         n->comm = NULL;
     }
@@ -106,7 +108,9 @@ static bool qlora__nccl_fail(qlora__nccl* n, int code, const char* call, char* w
     const char* last = n->f.GetLastError(n->comm);
     snprintf(why, size, "%s failed: %.80s (%d)%s%.200s", call, text != NULL ? text : "", code,
              last != NULL && last[0] != '\0' ? ": " : "", last != NULL ? last : "");
-    qlora__nccl_break(n);
+    if (n->ctx->capture == NULL) { // otherwise it may still work without a graph
+        qlora__nccl_break(n);
+    }
     return false;
 }
 
@@ -136,6 +140,13 @@ static bool qlora__nccl_exchange(const qlora_message* messages, int64_t count, v
     if (n->broken) {
         snprintf(why, size, "an earlier exchange failed");
         return false;
+    }
+    n->since = qlora__clock_ms();
+    if (count == 0) {
+        return true;
+    }
+    if (n->ctx->capture != NULL) {
+        n->ctx->capture->exchanges = true;
     }
     int code = n->f.GroupStart();
     if (code != 0) {
@@ -180,6 +191,11 @@ static bool qlora__nccl_alive(char* why, size_t size, void* user) {
     return true;
 }
 
+static void qlora__nccl_limit(double seconds, void* user) {
+    qlora__nccl* n = (qlora__nccl*)user;
+    n->limit_ms = seconds > 0.0 ? seconds * 1e3 : n->first_limit_ms;
+}
+
 static void qlora__nccl_abort(void* user) {
     qlora__nccl_break((qlora__nccl*)user);
 }
@@ -189,6 +205,7 @@ static void qlora__nccl_close(void* user) {
     qlora_ctx* ctx = n->ctx;
     char why[400];
     bool entered = qlora__enter_destroy(ctx, "qlora_comm_close") == QLORA_OK;
+    qlora__graphs_part(ctx, "the exchange between GPUs was closed");
     if (!n->broken && n->comm != NULL &&
         qlora__nccl_settle(n, n->f.CommFinalize(n->comm), "ncclCommFinalize", why, sizeof why)) {
         n->f.CommDestroy(n->comm);
@@ -260,12 +277,14 @@ static qlora_result qlora__comm_nccl(qlora_ctx* ctx, const qlora_nccl_desc* d, q
                            "NCCL needs a GPU, but the context runs on the "
                            "CPU");
     }
+    char setting[8];
     qlora__nccl* n = (qlora__nccl*)qlora__alloc_zero(ctx, sizeof *n);
     if (n == NULL) {
         return QLORA_ERR_MEMORY;
     }
     n->ctx = ctx;
     n->limit_ms = (d->limit > 0.0 ? d->limit : 600.0) * 1e3;
+    n->first_limit_ms = n->limit_ms;
     qlora_result r = qlora__nccl_start(ctx, d, n);
     if (r != QLORA_OK) {
         qlora__free(ctx, n, sizeof *n);
@@ -275,8 +294,11 @@ static qlora_result qlora__comm_nccl(qlora_ctx* ctx, const qlora_nccl_desc* d, q
     out->rank = d->rank;
     out->world = d->world;
     out->device = true;
+    out->graph = !qlora__os_setting("QLORA_NCCL_GRAPH", setting, sizeof setting) ||
+                 strcmp(setting, "0") != 0;
     out->exchange = qlora__nccl_exchange;
     out->alive = qlora__nccl_alive;
+    out->limit = qlora__nccl_limit;
     out->abort = qlora__nccl_abort;
     out->close = qlora__nccl_close;
     out->user = n;

@@ -18,6 +18,12 @@ static qlora_result qlora__comm_sum(qlora_trainer* t) {
     return QLORA_OK;
 }
 
+static double qlora__comm_ms(const qlora_trainer* t, const qlora__report* report) {
+    (void)t;
+    (void)report;
+    return 0.0;
+}
+
 static qlora_result qlora__comm_wait(qlora_trainer* t, void* event) {
     (void)t;
     (void)event;

@@ -71,6 +71,7 @@ struct qlora__capture {
     uint64_t* ids;
     size_t count;
     size_t capacity;
+    bool exchanges; // with other processes
     char broke[QLORA__ERROR_SIZE];
 };
 

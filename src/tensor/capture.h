@@ -8,6 +8,7 @@ struct qlora__watch {
     uint64_t* buffers; // ids
     size_t buffer_count;
     size_t buffer_capacity;
+    bool exchanges;    // with other processes
     char invalid[128]; // "" while it can be replayed
 };
 

@@ -57,10 +57,49 @@ static QLORA__UNUSED qlora_result qlora__event_create(qlora_ctx* ctx, void** out
     return QLORA_OK;
 }
 
+// The same with timing.
+static QLORA__UNUSED qlora_result qlora__event_create_timed(qlora_ctx* ctx, void** out) {
+    *out = NULL;
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__cu(ctx, ctx->gpu->cu.EventCreate(out, 0), "cuEventCreate");
+    }
+#else
+    (void)ctx;
+#endif
+    return QLORA_OK;
+}
+
+// Milliseconds between two events that the device has passed; 0 if they cannot be told.
+static QLORA__UNUSED double qlora__event_ms(qlora_ctx* ctx, void* const events[2]) {
+    float ms = 0.0f;
+#ifndef QLORA_NO_CUDA
+    if (events[0] != NULL && ctx->gpu->cu.EventElapsedTime(&ms, events[0], events[1]) != 0) {
+        ms = 0.0f;
+    }
+#else
+    (void)ctx;
+    (void)events;
+#endif
+    return (double)ms;
+}
+
 static QLORA__UNUSED void qlora__event_destroy(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
         ctx->gpu->cu.EventSynchronize(event);
+        ctx->gpu->cu.EventDestroy(event);
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+}
+
+// The same without waiting for work that may never end.
+static QLORA__UNUSED void qlora__event_drop(qlora_ctx* ctx, void* event) {
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
         ctx->gpu->cu.EventDestroy(event);
     }
 #else

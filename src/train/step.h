@@ -365,6 +365,8 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->grad_norm = qlora__record_norm(t, r);
     out->lr = report->lr;
     out->sent = report->sent;
+    out->exchange_ms = t->world > 1 ? qlora__comm_ms(t, report) : 0.0;
+    out->exchange_graph = t->world > 1 && report->exchange_graph;
     if (report->total > 0.0) {
         qlora__preference_report(report, r->preference, out);
     }

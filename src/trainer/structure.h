@@ -19,6 +19,9 @@ typedef struct qlora__report {
     int64_t tokens;
     double lr;
     int64_t sent;         // bytes sent to other processes
+    double exchange_ms;   // measured by the host; negative: by the device, between these events
+    void* exchange_events[2];
+    bool exchange_graph;
     double total;         // pairs or sequences, 0 for SFT
     double chosen_labels; // labels of the chosen texts
     double sft_alpha;
@@ -56,6 +59,16 @@ typedef struct qlora__sliced {
     double expected[QLORA__PIECE_KINDS]; // milliseconds per piece of each kind; 0 = not known yet
 } qlora__sliced;
 
+// The exchange of a step with so many leaves, as a graph. The first such step has none: it
+// allocates the memory, and NCCL connects.
+typedef struct qlora__swap {
+    int64_t leaves;
+    int64_t sent;
+    qlora_graph* graph;
+} qlora__swap;
+
+#define QLORA__SWAPS 4
+
 // Micro-batches with and without the pass of the base, of trained and of mismatched sequences.
 #define QLORA__MICRO_KINDS 4
 
@@ -85,6 +98,9 @@ struct qlora_trainer {
     int32_t world;                           // number of processes, at least 1
     qlora__buffer* room;                     // for slices of other processes
     int64_t sent;                            // bytes sent to them for the last step
+    bool swap_graphs;                        // all processes exchange by graphs
+    qlora__swap swaps[QLORA__SWAPS];         // the same in all processes, but for the graphs
+    int64_t swap_count;                      // made so far; the oldest are replaced
     qlora__buffer* more[QLORA__TREE_LEVELS]; // entries of the stack that the plan does not have
 };
 

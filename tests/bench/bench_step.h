@@ -38,6 +38,7 @@ typedef struct step_options {
     int64_t seq;
     int64_t rank;
     int64_t steps;
+    int64_t accumulate; // micro-batches per step
     int64_t head_chunk;
     int64_t tile;
     int64_t threads;
@@ -63,6 +64,7 @@ static const char step_help[] =
     "  --shape NAME              a shape that `plan --help` names, such as llama-3.1-8b or\n"
     "                            gemma-3-4b, or tiny (required)\n"
     "  --batch B, --seq S        sequences per step and tokens per sequence (required)\n"
+    "  --accumulate N            micro-batches of B sequences per step (default 1)\n"
     "  --rank R                  LoRA rank (default 16)\n"
     "  --recompute auto|none|full\n"
     "                            layers to recompute (default auto)\n"
@@ -114,6 +116,7 @@ static bool step_option(step_options* o, const char* name, const char* value) {
                   {"--seq", &o->seq, 1 << 24},
                   {"--rank", &o->rank, 1024},
                   {"--steps", &o->steps, 100000},
+                  {"--accumulate", &o->accumulate, 65536},
                   {"--head-chunk", &o->head_chunk, 1 << 24},
                   {"--tile", &o->tile, 1 << 24},
                   {"--threads", &o->threads, 64}};
@@ -169,6 +172,7 @@ static bool step_parse(step_options* o, int argc, char** argv) {
     memset(o, 0, sizeof *o);
     o->rank = 16;
     o->steps = 20;
+    o->accumulate = 1;
     o->tflops = 790.0;
     o->tbps = 4.3;
     o->graph = 1;
@@ -233,6 +237,9 @@ static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
     double widened_again = again < widened ? again : widened;
     f.bytes = widened * 2.0 * once + widened_again * once * (linear - H * I) / linear;
     f.bytes += T * (L * (forward + backward) + again * forward + 6.0 * V);
+    double more = (double)o->accumulate;
+    f.flops *= more;
+    f.bytes = f.bytes * more + 12.0 * (more - 1.0) * (double)plan->parameters; // sums of gradients
     f.bytes += 34.0 * (double)plan->parameters; // parameter, gradient, two moments, and the shadow
     f.ms = f.flops / (o->tflops * 1e9) + f.bytes / (o->tbps * 1e9);
     return f;
@@ -333,6 +340,7 @@ static bool step_open(step_run* s) {
     desc.cache = (qlora_choice)o->cache;
     desc.offload = (qlora_choice)o->offload;
     desc.tile = o->tile;
+    desc.accumulate = o->accumulate;
     train.eager = !s->graph;
     train.require_graph = s->graph && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     budget.bytes = (uint64_t)(o->budget * 1073741824.0);
@@ -373,13 +381,18 @@ static bool step_data(step_run* s) {
 static bool step_once(step_run* s, int64_t number) {
     qlora_batch b;
     memset(&b, 0, sizeof b);
-    b.ids = s->ids + number % STEP_BATCHES * s->o->batch * s->o->seq;
-    b.labels = b.ids;
     b.lengths = s->lengths;
     b.count = s->o->batch;
-    double labels = (double)(s->o->batch * (s->o->seq - 1));
-    return step_ok(s, qlora_train_micro(s->trainer, &b, labels)) &&
-           step_ok(s, qlora_train_update(s->trainer));
+    double labels = (double)(s->o->batch * (s->o->seq - 1) * s->o->accumulate);
+    for (int64_t i = 0; i < s->o->accumulate; i++) {
+        int64_t batch = (number * s->o->accumulate + i) % STEP_BATCHES;
+        b.ids = s->ids + batch * s->o->batch * s->o->seq;
+        b.labels = b.ids;
+        if (!step_ok(s, qlora_train_micro(s->trainer, &b, labels))) {
+            return false;
+        }
+    }
+    return step_ok(s, qlora_train_update(s->trainer));
 }
 
 static int step_ascending(const void* a, const void* b) {
@@ -451,7 +464,7 @@ static bool step_measure(step_run* s, double process_start) {
 static void step_print(const step_run* s) {
     const step_options* o = s->o;
     const double gib = 1073741824.0;
-    double tokens = (double)(o->batch * o->seq);
+    double tokens = (double)(o->batch * o->seq * o->accumulate);
     step_floor f = step_roofline(o, &s->plan);
     double used = (double)(s->memory.device_total - s->memory.device_free);
     bool cuda = qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
@@ -496,14 +509,14 @@ static void step_print(const step_run* s) {
         {"tile", "tokens in a tile (0 = all)", 0, (double)s->plan.tile},
     };
     if (o->json) {
-        printf("{\"shape\": \"%s\", \"batch\": %lld, \"seq\": %lld, \"rank\": %lld, \"backend\": "
-               "\"%s\", "
-               "\"graph\": %s",
-               o->shape->name, (long long)o->batch, (long long)o->seq, (long long)o->rank,
-               cuda ? "cuda" : "cpu", s->last.graphs ? "true" : "false");
+        printf("{\"shape\": \"%s\", \"batch\": %lld, \"seq\": %lld, \"accumulate\": %lld, "
+               "\"rank\": %lld, \"backend\": \"%s\", \"graph\": %s",
+               o->shape->name, (long long)o->batch, (long long)o->seq, (long long)o->accumulate,
+               (long long)o->rank, cuda ? "cuda" : "cpu", s->last.graphs ? "true" : "false");
     } else {
-        printf("%s, %lld x %lld tokens, rank %lld, %s, graph %s\n", o->shape->name,
-               (long long)o->batch, (long long)o->seq, (long long)o->rank, cuda ? "CUDA" : "CPU",
+        printf("%s, %lld x %lld x %lld tokens, rank %lld, %s, graph %s\n", o->shape->name,
+               (long long)o->accumulate, (long long)o->batch, (long long)o->seq,
+               (long long)o->rank, cuda ? "CUDA" : "CPU",
                s->last.graphs ? "on" : "off");
     }
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -561,6 +574,7 @@ static bool step_seconds_of(qlora_ctx* ctx, const char* shape, int base, int64_t
     o.seq = seq;
     o.rank = 16;
     o.steps = 2;
+    o.accumulate = 1;
     o.base = base;
     bool ok = o.shape != NULL && step_run_all(&s, &o, ctx, false, step_seconds());
     *seconds = ok ? (wall ? s.best_ms : s.best_cpu_ms) * 1e-3 : 0.0;

@@ -1059,7 +1059,7 @@ sanitized() {
     # shellcheck disable=SC2086
     cc=$(compiler_with $flags)
     [[ -n $cc ]] || skip "no compiler supports $flags"
-    build -j2 build/fake/libcu{da.so.1,blas.so.13,blasLt.so.13} \
+    build -j2 build/fake/lib{cuda.so.1,cublas.so.13,cublasLt.so.13,nccl.so.2,fakempi.so} \
         build/fake-{stub,omit}/libcuda.so.1 \
         build/fake-omit/libcublas.so.13 CFLAGS=-Werror || return 1
     $MAKE -s -j2 "build/$name/tests" "B=build/$name" CC="$cc" \

@@ -5,6 +5,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 B=${B:-build}
+root=$PWD
 verbose=${1:-}
 finetune=$PWD/$B/finetune
 work=$PWD/$B/test-mpi
@@ -54,6 +55,7 @@ open_start() {
     launcher=$!
     for ((i = 0; i < 600; i++)); do
         [[ -s long/checkpoint/latest ]] && break
+        kill -0 $launcher 2>/dev/null || break
         sleep 0.1
     done
     second=$(pgrep -P $launcher finetune | sed -n 2p)
@@ -93,7 +95,72 @@ usual="$usual --tokens 128 --length 64 --eval 8 --eval-every 3"
 "$finetune" $usual --out one >out 2>&1
 check "one process" test -s one/adapter/adapter_model.safetensors
 
+# DPO and KTO: the texts are divided between the processes, and the numbers are the same.
+preferences() {
+    local method
+    awk 'BEGIN { for (i = 0; i < 60; i++)
+        printf "{\"prompt\": \"is %d even?\", \"chosen\": \" %s\", \"rejected\": \" perhaps\"}\n",
+            i * 7, i % 2 ? "no, it is odd" : "yes" }' >dpo.jsonl
+    awk 'BEGIN { for (i = 0; i < 60; i++)
+        printf "{\"prompt\": \"is %d even?\", \"completion\": \" %s\", \"label\": %s}\n",
+            i * 7, i % 3 ? "no, it is odd" : "yes", i % 2 ? "true" : "false" }' >kto.jsonl
+    for method in dpo kto; do
+        local these="--method $method --steps 4 --eval 20 --eval-every 2"
+        local before="--reference precompute"
+        usual=${usual/data.txt/$method.jsonl}
+        # shellcheck disable=SC2086 # options
+        "$finetune" $usual $these $before --out $method-one >out 2>&1
+        # shellcheck disable=SC2086 # options
+        open_run 3 $these $before --out $method-three
+        usual=${usual/$method.jsonl/data.txt}
+        check "$method, 3 processes" cmp -s $method-one/adapter/adapter_model.safetensors \
+            $method-three/adapter/adapter_model.safetensors
+        check "$method, the held-out losses" \
+            test "$(grep -c eval_accuracy $method-one/log.jsonl)" = 3
+        check "$method, the same" cmp -s <(grep eval_accuracy $method-one/log.jsonl) \
+            <(grep eval_accuracy $method-three/log.jsonl)
+        check "$method, the log-probabilities by the base" \
+            cmp -s $method-one/references.bin $method-three/references.bin
+    done
+}
+
+# Every call of MPI fails once, in one of three ranks: all of them end, and the call is named.
+faults() {
+    local library call
+    library=$(ldconfig -p 2>/dev/null | sed -n 's/.*libmpi\.so\.40 .*=> //p' | head -1)
+    if [[ -z $library ]] || ! cc -shared -fPIC -o libmpi_faults.so \
+        "$root/tests/gates/mpi_faults.c" -Wl,--no-as-needed "$library" -ldl; then
+        skipped=$((skipped + 1))
+        return
+    fi
+    export QLORA_MPI_LIBRARY=$PWD/libmpi_faults.so
+    for call in Initialized:1 Init_thread:1 Comm_set_errhandler:1 Comm_rank:1 Comm_size:1 Irecv:1 \
+        Isend:1 Test:1 Irecv:40 Isend:40 Test:200; do
+        rm -rf fault
+        MPI_FAULT=$call:1 open_start --out fault --rank-limit 20
+        check "MPI_$call fails in rank 1: all end" ends_within 60
+        check "MPI_$call is named" grep -q "MPI_${call%:*} failed" out
+    done
+    rm -rf fault
+    MPI_FAULT=none:1:1 open_run 3 --out fault
+    check "the same library without a fault" same fault
+    unset QLORA_MPI_LIBRARY
+}
+
+# --rank-limit is no limit for the disk of rank 0.
+slow_disk() {
+    if ! cc -shared -fPIC -o slow_disk.so "$root/tests/gates/slow_disk.c" -ldl; then
+        skipped=$((skipped + 1))
+        return
+    fi
+    LD_PRELOAD=$PWD/slow_disk.so open_run 2 --out slow --save-every 2 --rank-limit 1
+    check "a slow disk" same slow
+}
+
 if [[ -n $open_mpi ]]; then
+    preferences
+    faults
+    slow_disk
     for n in 2 4; do
         open_run $n --out open$n
         check "Open MPI, $n processes" same open$n

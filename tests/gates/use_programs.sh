@@ -463,6 +463,8 @@ full_disk() {
 . tests/gates/use_options.sh
 # shellcheck source=tests/gates/use_page.sh
 . tests/gates/use_page.sh
+# shellcheck source=tests/gates/use_ranks.sh
+. tests/gates/use_ranks.sh
 rm -rf "$work"
 mkdir -p "$work"
 [[ -n ${NO_BUILD:-} ]] || ${MAKE:-make} -s B="$B" "$B/finetune" || exit 1
@@ -476,7 +478,7 @@ groups="$groups plots logs locks closing links starting_over saved_work interrup
 groups="$groups several lengthy scaled inputs tables weights notes resuming extending doctors"
 groups="$groups configs adapters"
 groups="$groups evaluations"
-groups="$groups best preferences demos sampling events pages helps"
+groups="$groups best preferences demos sampling events pages helps ranks"
 [[ $# -gt 0 ]] && groups=$*
 for group in $groups; do
     $group

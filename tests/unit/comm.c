@@ -3,6 +3,7 @@
 #define _XOPEN_SOURCE 700
 #include "comm_rig.h"
 
+#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -400,9 +401,111 @@ TEST providers_are_checked(void) {
     PASS();
 }
 
+// ---- MPI, without a launcher ----
+
+typedef struct fake_mpi {
+    void* library;
+    void (*fail)(const char* call, int code);
+    void (*late)(int tests);
+    int (*calls)(const char* call);
+} fake_mpi;
+
+// False where the fake library was not built.
+static bool mpi_open(fake_mpi* m) {
+    static const char* const names[3] = {"fakempi_fail", "fakempi_late", "fakempi_calls"};
+    void* symbols[3] = {NULL, NULL, NULL};
+    memset(m, 0, sizeof *m);
+    m->library = dlopen("libfakempi.so", RTLD_NOW | RTLD_LOCAL);
+    for (int i = 0; i < 3 && m->library != NULL; i++) {
+        symbols[i] = dlsym(m->library, names[i]);
+    }
+    memcpy(&m->fail, &symbols[0], sizeof symbols[0]);
+    memcpy(&m->late, &symbols[1], sizeof symbols[1]);
+    memcpy(&m->calls, &symbols[2], sizeof symbols[2]);
+    return symbols[0] != NULL && symbols[1] != NULL && symbols[2] != NULL;
+}
+
+// Opens MPI, exchanges something and closes it. Returns the first failure.
+static qlora_result mpi_use(qlora_ctx* ctx, double limit, bool ends, char* why, size_t size) {
+    qlora_comm comm;
+    int32_t all[2] = {0, 0};
+    int32_t mine = 7;
+    qlora_result r = qlora_comm_mpi("libfakempi.so", limit, &comm, why, size);
+    if (r != QLORA_OK) {
+        return r;
+    }
+    r = qlora_comm_gather(ctx, &comm, &mine, sizeof mine, all);
+    snprintf(why, size, "%s", r == QLORA_OK ? "" : qlora_last_error(ctx));
+    r = r == QLORA_OK && (comm.world != 2 || comm.rank != 0 || all[0] != 7 || all[1] != 7)
+            ? QLORA_ERR_STATE
+            : r;
+    if (r != QLORA_OK && qlora_comm_gather(ctx, &comm, &mine, sizeof mine, all) == QLORA_OK) {
+        r = QLORA_ERR_STATE; // a provider that has failed once does not go on
+    }
+    if (ends) {
+        comm.abort(comm.user);
+    }
+    qlora_comm_close(&comm);
+    return r;
+}
+
+// Every call of MPI fails once, and what failed is named; nothing is left behind.
+TEST every_mpi_call_can_fail(void) {
+    static const struct {
+        const char* call;
+        const char* said; // NULL: nothing is lost
+    } cases[] = {{"Initialized", "MPI_Initialized failed: error 5"},
+                 {"Init_thread", "MPI_Init_thread failed: error 5"},
+                 {"Get_library_version", "Open MPI, MPICH and the MPI 5.0 interface are supported"},
+                 {"Comm_set_errhandler", "MPI_Comm_set_errhandler failed"},
+                 {"Comm_rank", "MPI_Comm_rank failed"},
+                 {"Comm_size", "MPI_Comm_size failed"},
+                 {"Irecv", "rank 0 of 2: MPI_Irecv failed: fake error 5 (5)"},
+                 {"Isend", "rank 0 of 2: MPI_Isend failed"},
+                 {"Test", "rank 0 of 2: MPI_Test failed"},
+                 {"Finalized", NULL},
+                 {"Finalize", NULL},
+                 {"Abort", NULL},
+                 {NULL, NULL}};
+    fake_mpi m;
+    qlora_ctx_desc d;
+    qlora_ctx* ctx = NULL;
+    char why[512] = "";
+    if (!mpi_open(&m)) {
+        SKIP();
+    }
+    memset(&d, 0, sizeof d);
+    d.require_backend = QLORA_BACKEND_CPU;
+    d.threads = 1;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&d, &ctx));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        bool lost = cases[i].said != NULL;
+        m.fail(cases[i].call, 5);
+        qlora_result r = mpi_use(ctx, 0.0, i == 11, why, sizeof why);
+        ASSERT_EQ_FMTm(cases[i].call, lost ? QLORA_ERR_COMM : QLORA_OK, r, "%d");
+        ASSERTm(why, !lost || strstr(why, cases[i].said) != NULL);
+        m.fail(NULL, 0);
+        m.late(0);
+    }
+    ASSERT_EQ_FMT(1, m.calls("Abort"), "%d");
+    ASSERT_EQ_FMT(1, m.calls("Finalize"), "%d");
+    ASSERT_EQ_FMT(0, m.calls("too early"), "%d");
+    m.late(1000000); // a rank that does not answer
+    ASSERT_EQ(QLORA_ERR_COMM, mpi_use(ctx, 0.05, false, why, sizeof why));
+    ASSERTm(why, strstr(why, "rank 1 has not answered for 0.05 s") != NULL);
+    m.late(0);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    dlclose(m.library);
+    PASS();
+}
+
 // ---- NCCL, on the fake GPU ----
 
-enum { NCCL_BATCHES = 3 };
+enum { NCCL_BATCHES = 3, NCCL_STEPS = 5 };
+
+// The first step with a number of batches is not a graph, and ends the graphs that were there.
+static const int nccl_counts[NCCL_STEPS] = {3, 3, 2, 3, 3};
+static const bool nccl_graphs[NCCL_STEPS] = {false, true, false, true, true};
 
 // What a process of the fake GPU does; `fails` is the call that fails in rank 1, or NULL.
 typedef struct nccl_job {
@@ -411,6 +514,10 @@ typedef struct nccl_job {
     const char* fails;
     bool trains;
     bool gives_up; // an exchange that nobody answers ends soon
+    bool eager;    // rank 1 does not want exchanges to be graphs
+    bool refuses;  // the first capture of an exchange fails in rank 1
+    const char* says; // the error of rank 1, which has what it needs otherwise
+    void (*differs)(qlora_ctx_desc* desc); // makes the machine of rank 1 another one
     int out;       // receives the trained tensors
 } nccl_job;
 
@@ -423,11 +530,26 @@ static bool nccl_open(const nccl_job* j, rig* r, int32_t rank, int32_t world, ql
     d.world = world;
     d.id = j->id;
     d.limit = j->gives_up ? 0.3 : 60.0;
-    r->ctx = test_open(j->machine, NULL);
+    r->ctx = test_open(j->machine, rank == 1 ? j->differs : NULL);
     if (rank == 1 && j->fails != NULL) {
         test_fake()->fail_at(j->fails, 1, 3, false);
     }
-    return r->ctx != NULL && qlora_comm_nccl(r->ctx, &d, comm) == QLORA_OK;
+    bool ok = r->ctx != NULL && qlora_comm_nccl(r->ctx, &d, comm) == QLORA_OK;
+    comm->graph = comm->graph && !(rank == 1 && j->eager);
+    return ok;
+}
+
+// What a step says about its exchange.
+static bool nccl_step_fits(const nccl_job* j, const qlora_comm* comm, int step,
+                           const qlora_train_info* info) {
+    bool graph = comm->world > 1 && !j->eager && !j->refuses && nccl_graphs[step];
+    bool ok = info->exchange_graph == graph && info->exchange_ms >= 0.0 &&
+              (info->sent > 0) == (comm->world > 1);
+    if (!ok) {
+        fprintf(stderr, "step %d: graph %d, %g ms, %lld bytes\n", step, (int)info->exchange_graph,
+                info->exchange_ms, (long long)info->sent);
+    }
+    return ok;
 }
 
 static bool nccl_train(const nccl_job* j, rig* r, qlora_comm* comm) {
@@ -436,6 +558,8 @@ static bool nccl_train(const nccl_job* j, rig* r, qlora_comm* comm) {
     qlora_batch batches[NCCL_BATCHES];
     s.model.accumulate = NCCL_BATCHES;
     s.train.comm = comm;
+    s.train.require_graph = j->says != NULL && j->refuses && comm->rank == 1;
+    rig_quiet = j->says != NULL;
     for (int i = 0; i < NCCL_BATCHES; i++) {
         char name[32];
         snprintf(name, sizeof name, "nccl %d", i);
@@ -443,11 +567,18 @@ static bool nccl_train(const nccl_job* j, rig* r, qlora_comm* comm) {
         batches[i] = d[i].batch;
     }
     bool ok = rig_start(r, &s) && rig_stir(r);
-    for (int step = 0; step < 2 && ok; step++) {
+    int64_t sent[NCCL_BATCHES + 1] = {0, 0, 0, 0};
+    for (int step = 0; step < NCCL_STEPS && ok; step++) {
         qlora_train_info info;
-        ok = qlora_train_step(r->trainer, batches, NCCL_BATCHES - step, &info) == QLORA_OK;
+        int count = nccl_counts[step];
+        if (j->refuses && step == 1 && comm->rank == 1) {
+            test_fake()->fail_at("ncclGroupEnd", 1, 3, false);
+        }
+        ok = qlora_train_step(r->trainer, batches, count, &info) == QLORA_OK &&
+             nccl_step_fits(j, comm, step, &info) && (sent[count] == 0 || sent[count] == info.sent);
+        sent[count] = info.sent;
     }
-    return ok || rig_says(r, "nccl");
+    return ok || (j->says == NULL && rig_says(r, "nccl"));
 }
 
 static bool nccl_write(rig* r, int out) {
@@ -476,15 +607,21 @@ static int nccl_child(const nccl_job* j, int32_t rank, int32_t world) {
     }
     char error[512] = "";
     snprintf(error, sizeof error, "%s", r.ctx != NULL ? qlora_last_error(r.ctx) : "");
-    if (ok && j->trains) {
-        qlora_trainer_destroy(r.trainer);
-        qlora_model_close(r.model);
+    if (!ok && j->trains && comm.abort != NULL) {
+        comm.abort(comm.user);
     }
+    qlora_trainer_destroy(r.trainer);
+    qlora_model_close(r.model);
     qlora_comm_close(&comm);
-    if (ok) {
-        return qlora_ctx_destroy(r.ctx) == QLORA_OK ? 0 : 2;
+    // The device is lost if the other process has ended, or will never receive what was sent.
+    bool lost = strstr(error, "CUDA_ERROR") != NULL ||
+                (j->fails != NULL && strcmp(j->fails, "ncclRecv") == 0);
+    bool clean = r.ctx != NULL && (lost || test_close_ctx(j->machine, r.ctx));
+    if (ok || !clean) {
+        return clean ? 0 : 2;
     }
-    bool named = j->fails == NULL || rank != 1 || strstr(error, j->fails) != NULL;
+    const char* names = j->says != NULL ? j->says : j->fails;
+    bool named = names == NULL || (rank != 1 && j->differs == NULL) || strstr(error, names) != NULL;
     if (!named) {
         fprintf(stderr, "rank %d: %s\n", (int)rank, error);
     }
@@ -557,14 +694,83 @@ TEST nccl_gives_the_same_bits(const test_machine* machine) {
     qlora_comm_close(&comm);
     ASSERT(test_close_ctx(machine, r.ctx));
     float* values[2] = {(float*)calloc(n, sizeof(float)), (float*)calloc(n, sizeof(float))};
-    ASSERT(nccl_two(&j, status, values, n));
-    for (int i = 0; i < 2; i++) {
-        ASSERT_EQ_FMT(0, status[i], "%d");
-        ASSERT_MEM_EQ(expected, values[i], n * sizeof(float));
-        free(values[i]);
+    for (int kind = 0; kind < 3; kind++) { // by graphs, without, after a capture that failed
+        nccl_forget(&j);
+        ASSERTm(why, qlora_nccl_id(NULL, j.id, why, sizeof why) == QLORA_OK);
+        j.eager = kind == 1;
+        j.refuses = kind == 2;
+        memset(values[0], 0, n * sizeof(float));
+        memset(values[1], 0, n * sizeof(float));
+        ASSERT(nccl_two(&j, status, values, n));
+        for (int i = 0; i < 2; i++) {
+            ASSERT_EQ_FMT(0, status[i], "%d");
+            ASSERT_MEM_EQ(expected, values[i], n * sizeof(float));
+        }
     }
+    free(values[0]);
+    free(values[1]);
     free(expected);
     nccl_forget(&j);
+    PASS();
+}
+
+// A process that needs graphs says why there are none; the other one does not wait for ever.
+TEST an_exchange_that_must_be_a_graph(const test_machine* machine) {
+    char why[256] = "";
+    nccl_job j;
+    int status[2] = {9, 9};
+    memset(&j, 0, sizeof j);
+    j.machine = machine;
+    j.trains = true;
+    j.refuses = true;
+    j.says = "the exchange is not a graph: ";
+    ASSERTm(why, qlora_nccl_id(NULL, j.id, why, sizeof why) == QLORA_OK);
+    ASSERT(nccl_two(&j, status, NULL, 0));
+    ASSERT_EQ_FMT(1, status[0], "%d");
+    ASSERT_EQ_FMT(1, status[1], "%d");
+    nccl_forget(&j);
+    PASS();
+}
+
+// The machine of test_open, with another GPU or cuBLAS.
+static void another_gpu(qlora_ctx_desc* desc) {
+    fake_config config = test_fake()->defaults();
+    (void)desc;
+    config.seed = 7;
+    snprintf(config.device[0].name, sizeof config.device[0].name, "Fake GPU 9.0 Ti");
+    test_fake()->reset(&config);
+}
+
+static void another_cublas(qlora_ctx_desc* desc) {
+    fake_config config = test_fake()->defaults();
+    (void)desc;
+    config.seed = 7;
+    config.cublas_version++;
+    test_fake()->reset(&config);
+}
+
+// Machines on which the same kernels may give other bits are refused by name, by both processes.
+TEST other_machines_are_refused(const test_machine* machine) {
+    static const struct {
+        void (*differs)(qlora_ctx_desc* desc);
+        const char* says;
+    } cases[] = {{another_gpu, "rank 1 has Fake GPU 9.0 Ti, but rank 0 has Fake GPU 9.0;"},
+                 {another_cublas, "rank 1 has cublas = "}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char why[256] = "";
+        nccl_job j;
+        int status[2] = {9, 9};
+        memset(&j, 0, sizeof j);
+        j.machine = machine;
+        j.trains = true;
+        j.differs = cases[i].differs;
+        j.says = cases[i].says;
+        ASSERTm(why, qlora_nccl_id(NULL, j.id, why, sizeof why) == QLORA_OK);
+        ASSERT(nccl_two(&j, status, NULL, 0));
+        ASSERT_EQ_FMTm(j.says, 1, status[0], "%d");
+        ASSERT_EQ_FMTm(j.says, 1, status[1], "%d");
+        nccl_forget(&j);
+    }
     PASS();
 }
 
@@ -613,6 +819,9 @@ SUITE(comm_suite) {
     RUN_TEST(ranks_that_differ_are_refused);
     RUN_TEST(every_exchange_can_fail);
     RUN_TEST(providers_are_checked);
+    RUN_TEST(every_mpi_call_can_fail);
     RUN_ON(TEST_ONE_FAKE, nccl_gives_the_same_bits);
+    RUN_ON(TEST_ONE_FAKE, an_exchange_that_must_be_a_graph);
+    RUN_ON(TEST_ONE_FAKE, other_machines_are_refused);
     RUN_ON(TEST_ONE_FAKE, every_nccl_call_can_fail);
 }
