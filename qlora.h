@@ -14528,8 +14528,7 @@ static void qlora__config_rewrite_rope(qlora__json_writer* w, const qlora__json*
 
 // Writes the members of a config with the type of its weights and, unless it is 0, the size of the
 // vocabulary replaced and without quantization_config; everything else is copied unchanged.
-// `scaled`: a config whose rotation was scaled on request, which the file must then have; NULL =
-// none.
+// `scaled`: a config whose rotation was scaled on request, which the file must then have, or NULL.
 static void qlora__config_rewrite(const qlora__json* json, const char* dtype, int64_t vocab,
                                   const qlora_model_config* scaled, qlora__string* text) {
     qlora__json_writer w;
@@ -31577,6 +31576,32 @@ static qlora_result qlora__skeleton_last_layer(qlora_ctx* ctx, const qlora_model
     return QLORA_OK;
 }
 
+// The config of the model: from its folder, from a plan or as given, scaled if that is asked for.
+static qlora_result qlora__skeleton_config(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                           qlora_model* m) {
+    qlora_model_config* c = &m->plan.config;
+    bool planned = desc->dir != NULL && desc->plan != NULL; // then it is scaled already
+    if (desc->dir != NULL && desc->plan == NULL) {
+        QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, c));
+    } else {
+        // A plan is the caller's memory too, so that its config is checked as well.
+        qlora_model_config given = planned ? desc->plan->config : *desc->config;
+        QLORA__TRY(qlora__config_check(ctx, &given));
+        *c = given;
+        if (planned) { // before new tokens
+            QLORA__TRY(qlora__plan_vocab_check(ctx, desc->plan));
+            c->vocab = desc->plan->base_vocab;
+        }
+    }
+    if (desc->rope_scale != NULL) {
+        QLORA__TRY(planned ? QLORA_OK : qlora__config_scale(&ctx->env, desc->rope_scale, c));
+        snprintf(m->rope_scale, sizeof m->rope_scale, "%s", desc->rope_scale);
+    }
+    m->desc.rope_scale = NULL; // the caller's
+    m->plan.base_vocab = c->vocab;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
@@ -31585,25 +31610,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.plan was made for another model folder, adapter or rope_scale");
     }
-    bool scaled = desc->dir != NULL && desc->plan != NULL; // the config of the plan
-    if (desc->dir != NULL && desc->plan == NULL) {
-        QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, c));
-    } else {
-        // A plan is the caller's memory too, so that its config is checked as well.
-        qlora_model_config given = desc->dir != NULL ? desc->plan->config : *desc->config;
-        QLORA__TRY(qlora__config_check(ctx, &given));
-        *c = given;
-        if (desc->dir != NULL) { // before new tokens
-            QLORA__TRY(qlora__plan_vocab_check(ctx, desc->plan));
-            c->vocab = desc->plan->base_vocab;
-        }
-    }
-    if (desc->rope_scale != NULL) {
-        QLORA__TRY(scaled ? QLORA_OK : qlora__config_scale(&ctx->env, desc->rope_scale, c));
-        snprintf(m->rope_scale, sizeof m->rope_scale, "%s", desc->rope_scale);
-    }
-    m->desc.rope_scale = NULL; // the caller's
-    m->plan.base_vocab = c->vocab;
+    QLORA__TRY(qlora__skeleton_config(ctx, desc, m));
     m->arch = qlora__arch_of(c->family);
     qlora__config_resolve(c);
     m->on_gpu = machine->capability != 0;
@@ -43196,4 +43203,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 75b265f5052916aa
+//@@ end 6a806fec97a83c84

@@ -396,8 +396,7 @@ static void qlora__config_rewrite_rope(qlora__json_writer* w, const qlora__json*
 
 // Writes the members of a config with the type of its weights and, unless it is 0, the size of the
 // vocabulary replaced and without quantization_config; everything else is copied unchanged.
-// `scaled`: a config whose rotation was scaled on request, which the file must then have; NULL =
-// none.
+// `scaled`: a config whose rotation was scaled on request, which the file must then have, or NULL.
 static void qlora__config_rewrite(const qlora__json* json, const char* dtype, int64_t vocab,
                                   const qlora_model_config* scaled, qlora__string* text) {
     qlora__json_writer w;

@@ -1485,7 +1485,8 @@ TEST folder_is_exported(void) {
     world w;
     static qlora__folder f;
     world_begin(&w);
-    ASSERT(refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16", 0, NULL), "m/config.json"));
+    ASSERT(refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16", 0, NULL),
+                   "m/config.json"));
     world_put(&w, "m/config.json", from, sizeof from - 1);
     ASSERT_EQ(QLORA_OK, qlora__config_export(&w.env, "m", "n", "bfloat16", 0, NULL));
     world_file* file = world_slot(w.files, "n/config.json");
