@@ -338,8 +338,10 @@ static bool longest_plan(app* a) {
            (long long)a->o.rank, bytes_text(a->budget.bytes, size), (long long)batch,
            batch == 1 ? "" : "s", (long long)low, text);
     if (low > positions) {
-        printf("note: the model has %lld positions; longer sequences need --rope-scale\n",
-               (long long)positions);
+        bool own = a->config.rope.type != QLORA_ROPE_DEFAULT;
+        printf("note: the model has %lld positions%s\n", (long long)positions,
+               own ? ", already scaled ones; longer sequences are refused"
+                   : "; longer sequences need --rope-scale");
     }
     host_note(a, &best);
     return true;
