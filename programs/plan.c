@@ -27,6 +27,7 @@ typedef struct options {
     const char* shape;
     const char* rope_scale;
     int64_t memory;
+    int64_t host_budget;
     int64_t rank;
     double capability;
     int64_t length;
@@ -54,6 +55,8 @@ static const option option_table[] = {
     {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
         "memory to plan for; 8G and 8GiB are binary, 8GB is decimal (default: what is free on the "
         "GPU, or without one on the CPU)"},
+    {"host-budget", OPT_SIZE, AT(host_budget), false, 1048576.0, 1125899906842624.0, "SIZE",
+        "host memory for offloading; less of it means more to compute (default: no limit)"},
     {"batch", OPT_WHOLE, AT(batch), false, 1, 65536, "N",
         "with --length: detailed plan for one size"},
     {"length", OPT_WHOLE, AT(length), false, 1, 16777216, "N", "tokens per sequence"},
@@ -335,8 +338,10 @@ static bool longest_plan(app* a) {
            (long long)a->o.rank, bytes_text(a->budget.bytes, size), (long long)batch,
            batch == 1 ? "" : "s", (long long)low, text);
     if (low > positions) {
-        printf("note: the model has %lld positions; longer sequences need --rope-scale\n",
-               (long long)positions);
+        bool own = a->config.rope.type != QLORA_ROPE_DEFAULT;
+        printf("note: the model has %lld positions%s\n", (long long)positions,
+               own ? ", already scaled ones; longer sequences are refused"
+                   : "; longer sequences need --rope-scale");
     }
     host_note(a, &best);
     return true;
@@ -350,6 +355,7 @@ static bool budget_fill(app* a) {
     qlora_ctx_info info;
     a->budget.capability = (int32_t)(a->o.capability * 10.0 + 0.5);
     a->budget.bytes = (uint64_t)a->o.memory;
+    a->budget.host_bytes = (uint64_t)a->o.host_budget;
     if (a->o.memory > 0) {
         return true;
     }

@@ -21,6 +21,7 @@ typedef struct setup {
     qlora_model_desc model;
     qlora_train_desc train;
     uint64_t budget; // memory to plan for; 0 = open without a plan
+    int64_t every;   // replaces offload_every of the plan; 0 = as planned
     bool eval_between;
 } setup;
 
@@ -158,13 +159,14 @@ static inline bool rig_start(rig* r, const setup* s) {
     if (model.dir == NULL) {
         model.config = &s->config;
     }
-    if (s->budget != 0) {
+    if (s->budget != 0 || s->every != 0) {
         qlora_plan_desc budget;
         memset(&budget, 0, sizeof budget);
         budget.bytes = s->budget;
         if (qlora_plan_make(r->ctx, &model, &budget, &fits) != QLORA_OK) {
             return rig_says(r, "plan");
         }
+        fits.offload_every = s->every != 0 ? s->every : fits.offload_every;
         model.plan = &fits;
     }
     if (qlora_model_open(r->ctx, &model, &r->model) != QLORA_OK) {

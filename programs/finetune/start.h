@@ -179,6 +179,7 @@ static qlora_result length_try(app* a, int64_t length, int64_t tokens) {
     qlora_plan plan;
     memset(&budget, 0, sizeof budget);
     budget.bytes = (uint64_t)o->memory;
+    budget.host_bytes = (uint64_t)o->host_budget;
     o->length = length;
     o->tokens = tokens;
     train_describe(a);
@@ -295,6 +296,7 @@ static bool plan_make(app* a) {
     qlora_plan_desc budget;
     memset(&budget, 0, sizeof budget);
     budget.bytes = (uint64_t)a->o.memory;
+    budget.host_bytes = (uint64_t)a->o.host_budget;
     a->train_desc.total_steps = a->total_steps;
     a->train_desc.warmup_steps = a->o.warmup >= 0 ? a->o.warmup : (a->total_steps * 3 + 99) / 100;
     qlora_result result = qlora_plan_make(a->ctx, &a->model_desc, &budget, &a->plan);

@@ -37,6 +37,7 @@ typedef struct options {
     int64_t device;
     int64_t threads;
     int64_t memory;
+    int64_t host_budget;
     int64_t samples;
     int64_t schedule;
     int64_t backend;
@@ -290,6 +291,9 @@ static const option option_table[] = {
         "keep them in this folder instead, e.g. if the model's folder is read-only"},
     {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
         "memory limit; 8G and 8GiB are binary, 8GB is decimal (default: all free memory)"},
+    {"host-budget", OPT_SIZE, AT(host_budget), false, 1048576.0, 1125899906842624.0, "SIZE",
+        "limit of the host memory for offloading; less of it means more to compute (default: "
+        "three quarters of the free memory)"},
     {"Other", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"plan", OPT_FLAG, AT(plan), false, 0, 0, "",
         "print the memory plan and exit"},

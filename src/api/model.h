@@ -218,7 +218,8 @@ typedef struct qlora_model_desc {
                             // products widen each weight once, while they pack it
     // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
     // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
-    // layers.
+    // layers. If the host has too little memory, the input of one layer in n stays there, and the
+    // n - 1 layers after it are computed once more; n is chosen by the plan.
     qlora_choice offload;
     // Tokens that everything but attention is computed for at a time, so that its memory does not
     // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
@@ -267,6 +268,8 @@ struct qlora_plan {
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
+    int64_t offload_every; // of these, only one in n stays there during the step, because the host
+                           // has too little memory; 1 = all. The others are computed once more
     bool offloaded_embedding;
     int64_t tile;       // tokens at a time, or 0: all at once
     int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens

@@ -395,7 +395,8 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
 }
 
 // What is in host memory: the embedding, and the inputs of layers. That of the last layer is still
-// on the device when the backward pass needs it.
+// on the device when the backward pass needs it, and so is that of the last layer of a group. The
+// inputs inside a group have the same memory in every group: the backward pass is in one at a time.
 static void qlora__layout_host(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__arena host;
@@ -406,8 +407,13 @@ static void qlora__layout_host(qlora_model* m) {
         qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->embed);
     }
     size_t bytes = (size_t)m->plan.tokens * (size_t)c->hidden * qlora_dtype_bytes(m->compute);
+    int64_t every = qlora__max(m->plan.offload_every, 1);
     for (int64_t l = 0; l < c->layers; l++) {
-        m->layers[l].away = l < m->plan.offloaded_layers ? qlora__arena_take(&host, bytes) : NULL;
+        int64_t place = l % every;
+        bool on_device = l >= m->plan.offloaded_layers || (place > 0 && place == every - 1);
+        m->layers[l].away = on_device              ? NULL
+                            : place > 0 && l > every ? m->layers[place].away
+                                                     : qlora__arena_take(&host, bytes);
     }
     m->plan.host = host.used;
 }

@@ -354,12 +354,48 @@ static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     return qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away);
 }
 
+// Whether the backward pass enters a group of layers of which only the first has its input on the
+// host: at its last layer, unless it is the last group.
+static bool qlora__group_begins(const qlora_model* m, int64_t index) {
+    int64_t every = m->plan.offload_every;
+    return m->plan.offloaded_layers > 0 && every > 1 && index % every == every - 1 &&
+           index / every != (m->plan.config.layers - 1) / every;
+}
+
+// Computes the inputs of the layers of a group once more, from that of its first layer up to that
+// of its last one, number `top`. The same operations on the same numbers give the same bits. Of the
+// layer above, nothing is needed any more but the gradient of the residual stream.
+static qlora_result qlora__group_again(const qlora__pass* pass, int64_t top) {
+    qlora_model* m = pass->m;
+    int64_t first = top - top % m->plan.offload_every;
+    qlora__layer* layer = &m->layers[first];
+    qlora__pass again = *pass;
+    again.group = true;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u));
+    QLORA__TRY(
+        qlora__away_copy(pass->ctx, (int)(first % 2), true, &layer->kept.h, layer->away));
+    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << first % 2));
+    if (m->plan.tile == 0) {
+        qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, m->plan.config.hidden);
+        QLORA__TRY(qlora__layer_input(&again, &h, qlora__norm_before(m, first)));
+    }
+    size_t scratch = qlora__scratch_mark(pass->ctx);
+    for (int64_t l = first; l < top; l++) {
+        QLORA__TRY(qlora__forward_attention(&again, l));
+        QLORA__TRY(qlora__forward_mlp(&again, l));
+        qlora__scratch_release(pass->ctx, scratch);
+    }
+    return QLORA_OK;
+}
+
 // With tiles, everything between attention and the end of the layer is done for one tile before the
 // next: first what was not kept, then its gradients down to the output of attention.
 static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
+    QLORA__TRY(qlora__group_begins(m, index) ? qlora__group_again(pass, index) : QLORA_OK);
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
         QLORA__TRY(qlora__layer_again(pass, layer));

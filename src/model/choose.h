@@ -37,6 +37,7 @@ typedef struct qlora__choices {
     int64_t tile;
     int64_t head_chunk;
     bool offload;
+    int64_t every; // see qlora_plan.offload_every; 0 = 1
 } qlora__choices;
 
 static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
@@ -46,6 +47,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.tile = choices->tile;
     m->plan.head_chunk = choices->head_chunk;
     m->plan.offloaded_layers = choices->offload && qlora__trains(m) ? c->layers - 1 : 0;
+    m->plan.offload_every = m->plan.offloaded_layers > 0 ? qlora__max(choices->every, 1) : 0;
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
     for (int64_t l = 0; l < c->layers; l++) {
@@ -131,6 +133,7 @@ static bool qlora__squeeze_at(const qlora_model* m, int step, qlora__choices* ou
     bool first = step == 0;
     out->offload = first ? d->offload == QLORA_CHOICE_ON : s->offload;
     out->tile = first ? (d->tile > 0 ? d->tile : 0) : s->tile;
+    out->every = 1;
     out->head_chunk = m->own_chunk ? d->head_chunk : qlora__min(d->head_chunk, s->head_chunk);
     if (first) {
         return true;
@@ -143,23 +146,51 @@ static bool qlora__squeeze_at(const qlora_model* m, int step, qlora__choices* ou
     return offload && d->recompute != QLORA_CHOICE_OFF;
 }
 
-// Finds the first step that fits, with every layer recomputed. If none does, the smallest is left
-// in place.
+static bool qlora__plan_fits_host(const qlora_model* m, const qlora_plan_desc* machine) {
+    return machine->host_bytes == 0 || m->plan.host <= machine->host_bytes;
+}
+
+// Applies choices; with `groups`, with the smallest groups of layers that fit the host, or with
+// those that need the least of it. A larger group means more to compute once more and, up to about
+// the root of the number of layers, less memory.
+static void qlora__plan_host(qlora_model* m, const qlora_plan_desc* machine, bool groups,
+                             qlora__choices* choices) {
+    qlora__plan_apply(m, choices);
+    uint64_t least = m->plan.host;
+    int64_t best = choices->every;
+    for (int64_t n = 2; groups && choices->offload && n < m->plan.config.layers; n++) {
+        if (qlora__plan_fits_host(m, machine)) {
+            return;
+        }
+        choices->every = n;
+        qlora__plan_apply(m, choices);
+        best = m->plan.host < least ? n : best;
+        least = m->plan.host < least ? m->plan.host : least;
+    }
+    if (!qlora__plan_fits_host(m, machine) && choices->every != best) {
+        choices->every = best;
+        qlora__plan_apply(m, choices);
+    }
+}
+
+// Finds the first step that fits, with every layer recomputed: first those that keep the input of
+// every layer. If none does, the smallest is left in place.
 static bool qlora__plan_squeeze(qlora_model* m, const qlora_plan_desc* machine,
                                 qlora__choices* choices) {
     uint64_t least = UINT64_MAX;
     qlora__choices best = *choices;
-    for (int i = 0; i < QLORA__SQUEEZES; i++) {
-        if (!qlora__squeeze_at(m, i, choices)) {
+    for (int i = 0; i < 2 * QLORA__SQUEEZES; i++) {
+        bool groups = i >= QLORA__SQUEEZES;
+        if (!qlora__squeeze_at(m, i % QLORA__SQUEEZES, choices)) {
             continue;
         }
-        qlora__plan_apply(m, choices);
-        bool host = machine->host_bytes == 0 || m->plan.host <= machine->host_bytes;
+        qlora__plan_host(m, machine, groups, choices);
+        bool host = qlora__plan_fits_host(m, machine);
         if (host && qlora__plan_fits(m, machine->bytes)) {
             return true;
         }
-        if (host && m->plan.total < least) {
-            least = m->plan.total;
+        if (host ? m->plan.total < least : groups && least == UINT64_MAX) {
+            least = host ? m->plan.total : UINT64_MAX;
             best = *choices;
         }
     }
@@ -301,6 +332,11 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     if (plan->host > 0) {
         qlora__append(buffer, size, &used, "  %-22s %12.3f MiB of the host, not counted\n",
                       "offloaded", (double)plan->host / 1048576.0);
+    }
+    if (plan->offload_every > 1) {
+        qlora__append(buffer, size, &used,
+                      "  the input of one layer in %lld is kept, the others are computed again\n",
+                      (long long)plan->offload_every);
     }
     qlora__append(
         buffer, size, &used,

@@ -34,11 +34,22 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
 }
 
+// Whether the input of a layer is copied to the host in this pass. If not all of them fit there,
+// the first layer of a group keeps its input from the forward pass on, and the others have theirs
+// only while the backward pass is in their group. The last group is the first one there.
+static bool qlora__input_leaves(const qlora__pass* pass, int64_t index) {
+    const qlora_model* m = pass->m;
+    int64_t every = qlora__max(m->plan.offload_every, 1);
+    bool head = index % every == 0;
+    bool last = index / every == (m->plan.config.layers - 1) / every;
+    return m->layers[index].away != NULL && (pass->group ? !head : head || last);
+}
+
 // If the input of a layer is offloaded, its copy to the host starts here; nothing waits for it
 // before the memory is needed for the input of the layer after the next.
 static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
-    return pass->training && layer->away != NULL
+    return pass->training && qlora__input_leaves(pass, index)
                ? qlora__away_copy(pass->ctx, (int)(index % 2), false, &layer->kept.h, layer->away)
                : QLORA_OK;
 }

@@ -7,6 +7,7 @@ typedef struct qlora__pass {
     int64_t rows;    // number of tokens
     int64_t row;     // the first of them, if they are a tile of a larger pass
     bool training;   // dropout is on
+    bool group;      // layers are computed once more, to have their inputs, see qlora__group_again
     qlora_math math; // of f32 products
     bool decoding;   // keys and values are stored in the cache
     int64_t first;   // position of the first row when decoding

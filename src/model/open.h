@@ -148,6 +148,7 @@ static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
     choices.recompute = plan->recompute_layers;
     choices.cached = plan->cached_layers;
     choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
+    choices.every = plan->offload_every;
     choices.tile = plan->tile;
     choices.head_chunk = plan->head_chunk;
     QLORA__TRY(qlora__choices_check(ctx, m, &choices));

@@ -43,6 +43,7 @@ typedef struct step_options {
     int64_t tile;
     int64_t threads;
     double budget; // GiB
+    double host_budget;
     double tflops;
     double tbps;
     int recompute; // a qlora_choice
@@ -55,6 +56,7 @@ typedef struct step_options {
     int tier; // a qlora_cpu_tier; 0 = the best
     bool no_cublas;
     bool compare_graph;
+    bool once;
     bool json;
     bool verbose;
 } step_options;
@@ -72,6 +74,8 @@ static const char step_help[] =
     "  --offload auto|on|off     keep inputs of layers in host memory (default auto)\n"
     "  --tile N                  everything but attention for N tokens at a time\n"
     "  --budget GIB              memory limit (default: free device memory)\n"
+    "  --host-budget GIB         limit of host memory for offloading\n"
+    "  --once                    one step and no warm-up, for steps that take minutes\n"
     "  --graph on|off            use CUDA graphs (default on)\n"
     "  --compare-graph           run with and without graphs, and print the ratio\n"
     "  --steps N                 steps, timed one by one, then without waiting (default 20)\n"
@@ -123,7 +127,10 @@ static bool step_option(step_options* o, const char* name, const char* value) {
     const struct {
         const char* name;
         double* to;
-    } reals[] = {{"--budget", &o->budget}, {"--tflops", &o->tflops}, {"--tbps", &o->tbps}};
+    } reals[] = {{"--budget", &o->budget},
+                 {"--host-budget", &o->host_budget},
+                 {"--tflops", &o->tflops},
+                 {"--tbps", &o->tbps}};
     const struct {
         const char* name;
         int* to;
@@ -179,6 +186,7 @@ static bool step_parse(step_options* o, int argc, char** argv) {
     for (int i = 1; i < argc; i++) {
         bool* flag = strcmp(argv[i], "--json") == 0            ? &o->json
                      : strcmp(argv[i], "--verbose") == 0       ? &o->verbose
+                     : strcmp(argv[i], "--once") == 0          ? &o->once
                      : strcmp(argv[i], "--no-cublas") == 0     ? &o->no_cublas
                      : strcmp(argv[i], "--compare-graph") == 0 ? &o->compare_graph
                                                                : NULL;
@@ -194,6 +202,7 @@ static bool step_parse(step_options* o, int argc, char** argv) {
         }
         i++;
     }
+    o->steps = o->once ? 1 : o->steps;
     if (o->shape == NULL || o->batch == 0 || o->seq == 0) {
         fprintf(stderr, "bench step: --shape, --batch and --seq are required; see --help\n");
         return false;
@@ -344,9 +353,10 @@ static bool step_open(step_run* s) {
     train.eager = !s->graph;
     train.require_graph = s->graph && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     budget.bytes = (uint64_t)(o->budget * 1073741824.0);
+    budget.host_bytes = (uint64_t)(o->host_budget * 1073741824.0);
     s->open_start = step_seconds();
     s->weights_start = 0.0;
-    if (!step_ok(s, qlora_plan_make(s->ctx, &desc, o->budget > 0.0 ? &budget : NULL, &s->plan)) ||
+    if (!step_ok(s, qlora_plan_make(s->ctx, &desc, &budget, &s->plan)) ||
         !step_planned(s, &desc) ||
         !step_ok(s, qlora_trainer_create(s->model, &train, &s->trainer))) {
         return false;
@@ -415,7 +425,7 @@ static bool step_measure(step_run* s, double process_start) {
     }
     bool cpu = qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CPU;
     s->best_cpu_ms = 1e30;
-    for (int64_t i = 0; i < (cpu ? 1 : STEP_WARM_UP); i++) {
+    for (int64_t i = 0; i < (s->o->once ? 0 : cpu ? 1 : STEP_WARM_UP); i++) {
         if (!step_once(s, i) || !step_ok(s, qlora_train_query(s->trainer, &s->last))) {
             return false;
         }
@@ -435,9 +445,14 @@ static bool step_measure(step_run* s, double process_start) {
         s->times[i] = step_seconds() - start;
         s->host[i] = called - start;
         s->best_cpu_ms = fmin(s->best_cpu_ms, (step_cpu_seconds() - cpu_start) * 1e3);
+        if (s->o->once) {
+            s->first = s->last;
+            s->first_step_s = step_seconds() - process_start;
+        }
     }
+    bool alone = cpu || s->o->once; // on the CPU every call waits
     double start = step_seconds();
-    for (int64_t i = 0; i < n && !cpu; i++) { // on the CPU every call waits
+    for (int64_t i = 0; i < n && !alone; i++) {
         if (!step_once(s, i)) {
             return false;
         }
@@ -448,7 +463,7 @@ static bool step_measure(step_run* s, double process_start) {
     s->mean_ms = (step_seconds() - start) * 1e3 / (double)n;
     s->median_ms = step_median(s->times, n) * 1e3;
     s->best_ms = s->times[0] * 1e3; // sorted
-    s->mean_ms = cpu ? s->median_ms : s->mean_ms;
+    s->mean_ms = alone ? s->median_ms : s->mean_ms;
     s->host_us = step_median(s->host, n) * 1e6;
     if (!step_ok(s, qlora_ctx_query(s->ctx, &after)) ||
         !step_ok(s, qlora_cache_query(s->ctx, &s->cache))) {
@@ -484,6 +499,8 @@ static void step_print(const step_run* s) {
         {"peak_gib", "peak GiB allocated by the library", 3, (double)s->memory.device_peak / gib},
         {"device_used_gib", "GiB used on the device", 3, used / gib},
         {"plan_gib", "GiB planned", 3, (double)(s->plan.total + s->plan.context) / gib},
+        {"peak_bytes", "bytes allocated by the library", 0, (double)s->memory.device_peak},
+        {"plan_bytes", "bytes planned", 0, (double)(s->plan.total + s->plan.context)},
         {"first_step_s", "s, process start to first step", 3, s->first_step_s},
         {"open_s", "s, opening model and trainer", 3, s->open_s},
         {"prewarm_s", "s, of which pre-warm", 3, s->prewarm_s},
@@ -506,6 +523,7 @@ static void step_print(const step_run* s) {
         {"cached_layers", "layers with 16-bit weights", 0, (double)s->plan.cached_layers},
         {"offloaded_layers", "layers with inputs on the host", 0, (double)s->plan.offloaded_layers},
         {"host_gib", "GiB of pinned host memory", 3, (double)s->plan.host / 1073741824.0},
+        {"offload_every", "one input kept in so many layers", 0, (double)s->plan.offload_every},
         {"tile", "tokens in a tile (0 = all)", 0, (double)s->plan.tile},
     };
     if (o->json) {

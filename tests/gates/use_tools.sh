@@ -220,8 +220,10 @@ END
     says "^  32 .*-" plan --shape llama-3.1-8b --memory 12G
     says "the longest of 1 sequence has [0-9]{6} tokens$" plan --shape llama-3.1-8b --rank 32 \
         --memory 24GB --longest
-    grep -q "MiB of the host, not counted" out && grep -q "longer sequences need --rope-scale" out
+    grep -q "MiB of the host, not counted" out && grep -q "131072 positions, already scaled" out
     note $? "plan --longest tells what it takes"
+    says "32768 positions; longer sequences need --rope-scale$" plan --shape qwen2.5-0.5b \
+        --memory 24GB --longest
     says "the longest of 2 sequences has 512 tokens$" plan --model config-only --memory 8G \
         --longest --batch 2
     says "the longest of 2 sequences has 2048 tokens$" plan --model config-only --memory 8G \
@@ -234,6 +236,8 @@ END
         --memory 24GB --rope-scale yarn:4
     refuses "--rope-scale needs --model or --shape" plan --memory 8G --rope-scale yarn:4
     refuses "--longest needs --model or --shape, and no --length" plan --longest --memory 8G
+    says "the input of one layer in 4 is kept, the others are computed again$" plan \
+        --shape llama-3.1-8b --rank 32 --memory 24GB --longest --host-budget 16GB
     says "tiles of 512 tokens" plan --shape llama-3.1-8b --memory 24G --batch 1 --length 4096 \
         --tile 512 --offload on
     refuses "--tile is set, .* every layer recomputed, but --recompute is OFF" plan \

@@ -84,6 +84,33 @@ TEST offload_gives_the_same_bits(const test_machine* machine) {
     PASS();
 }
 
+// Groups of layers of which only the first has its input on the host: several, one that ends with
+// the model, and one that begins with the last layer.
+TEST groups_give_the_same_bits(const test_machine* machine) {
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("needs a GPU");
+    }
+    setup s = long_setup(machine, QLORA_MODE_F32, false);
+    outcome expected;
+    s.config.layers = 5;
+    ASSERT(run_session(&s, &expected));
+    s.model.offload = QLORA_CHOICE_ON;
+    for (int64_t every = 2; every <= 4; every++) {
+        s.every = every;
+        ASSERT(way_is_same(&s, every == 3 ? 2 : 0, &expected));
+    }
+    outcome_free(&expected);
+    s = long_setup(machine, QLORA_MODE_BF16, true);
+    s.config.layers = 5;
+    s.model.tile = TILE;
+    ASSERT(run_session(&s, &expected));
+    s.model.offload = QLORA_CHOICE_ON;
+    s.every = 4;
+    ASSERT(way_is_same(&s, 3, &expected));
+    outcome_free(&expected);
+    PASS();
+}
+
 static bool numbers_are_same(const outcome* a, const outcome* b) {
     double sum = 0.0;
     double difference = 0.0;
@@ -213,6 +240,13 @@ TEST host_memory_is_limited(const test_machine* machine) {
     budget.capability = 90;
     ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &budget, &p));
     ASSERT(p.host > 0 && p.offloaded_layers == LAYERS - 1 && p.offloaded_embedding);
+    ASSERT_EQ((int64_t)1, p.offload_every);
+    uint64_t input = (uint64_t)8192 * 16 * 4;
+    uint64_t all = p.host;
+    budget.host_bytes = p.host - 1; // the input of one layer is computed again
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &budget, &p));
+    ASSERT_EQ((int64_t)2, p.offload_every);
+    ASSERT_EQ_FMT((unsigned long long)(all - input), (unsigned long long)p.host, "%llu");
     budget.host_bytes = p.host - 1;
     ASSERT_EQ(QLORA_ERR_MEMORY, qlora_plan_make(r.ctx, &s.model, &budget, &p));
     ASSERT(strstr(qlora_last_error(r.ctx), "of host memory, but only") != NULL);
@@ -226,6 +260,42 @@ TEST host_memory_is_limited(const test_machine* machine) {
     ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &budget, &p));
     ASSERT(!p.offloaded_embedding && p.offloaded_layers == LAYERS - 1);
     ASSERT(test_close_ctx(machine, r.ctx));
+    PASS();
+}
+
+// With less host memory, larger groups are chosen, up to those that need the least.
+TEST groups_fit_the_host(const test_machine* machine) {
+    static const struct {
+        int64_t inputs; // that the host has room for
+        int64_t every;
+        int64_t needed;
+    } cases[] = {{31, 1, 31}, {30, 2, 16}, {16, 2, 16}, {15, 3, 12}, {11, 4, 10}, {9, 0, 0}};
+    qlora_ctx* ctx = test_open(machine, NULL);
+    ASSERT(ctx != NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        qlora_model_config c = llama_8b();
+        qlora_model_desc m;
+        qlora_plan_desc budget;
+        qlora_plan p;
+        memset(&m, 0, sizeof m);
+        memset(&budget, 0, sizeof budget);
+        uint64_t input = (uint64_t)40000 * 4096 * 2;
+        uint64_t embedding = (uint64_t)c.vocab * 4096 * 2;
+        m.config = &c;
+        m.tokens = 40000;
+        m.max_sequences = 1;
+        m.offload = QLORA_CHOICE_ON;
+        budget.capability = 90;
+        budget.host_bytes = embedding + (uint64_t)cases[i].inputs * input;
+        qlora_result r = qlora_plan_make(ctx, &m, &budget, &p);
+        ASSERT_EQm(qlora_last_error(ctx), cases[i].every > 0 ? QLORA_OK : QLORA_ERR_MEMORY, r);
+        if (r == QLORA_OK) {
+            ASSERT_EQ(cases[i].every, p.offload_every);
+            ASSERT_EQ_FMT((unsigned long long)(embedding + (uint64_t)cases[i].needed * input),
+                          (unsigned long long)p.host, "%llu");
+        }
+    }
+    ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
 
@@ -256,6 +326,169 @@ TEST offload_is_planned(const test_machine* machine) {
         ASSERT(!is_fake || test_fake()->stats().live_pinned - pinned >= p->host);
         ASSERT(rig_close(&r, &s));
     }
+    PASS();
+}
+
+// ---- 40,000 tokens
+
+enum { WIDE = 8, TOKENS_FAR = 40000, WIDE_TENSORS = 8 };
+enum { WIDE_Q, WIDE_K, WIDE_V, WIDE_DO, WIDE_O, WIDE_DQ, WIDE_DK, WIDE_DV };
+
+typedef struct wide_rig {
+    float* x[WIDE_TENSORS]; // [TOKENS_FAR, WIDE] on the host
+    float* lse;
+} wide_rig;
+
+static double wide_dot(const float* a, int64_t i, const float* b, int64_t j) {
+    double sum = 0.0;
+    for (int d = 0; d < WIDE; d++) {
+        sum += (double)a[i * WIDE + d] * (double)b[j * WIDE + d];
+    }
+    return sum;
+}
+
+// A sum of rows in float64, and that of their absolute values, by which rounding is judged: the
+// terms have both signs, so that the sum of 40,000 of them is much smaller.
+typedef struct wide_sum {
+    double x[WIDE];
+    double size[WIDE];
+} wide_sum;
+
+// `size`: of the numbers that the factor is a difference of.
+static void wide_add(wide_sum* sum, double factor, double size, const float* a, int64_t i) {
+    for (int d = 0; d < WIDE; d++) {
+        sum->x[d] += factor * (double)a[i * WIDE + d];
+        sum->size[d] += size * fabs((double)a[i * WIDE + d]);
+    }
+}
+
+// Rounding to float32 in a sum of n terms adds up like the root of n: 200 times 2^-24.
+#define WIDE_LIMIT 1.2e-5
+
+static bool wide_close(const char* what, int64_t row, const wide_sum* expected, const float* a) {
+    for (int d = 0; d < WIDE; d++) {
+        double off = fabs(expected->x[d] - (double)a[row * WIDE + d]);
+        if (!(off <= WIDE_LIMIT * expected->size[d])) {
+            fprintf(stderr, "%s[%lld]: difference %g of a sum of %g\n", what, (long long)row, off,
+                    expected->size[d]);
+            return false;
+        }
+    }
+    return true;
+}
+
+static const double wide_scale = 0.35355339059327379; // 1 / sqrt(WIDE)
+
+// Row `i` of the output and of the gradient of q; returns the logarithm of its sum.
+static double wide_query(const wide_rig* r, int64_t i, wide_sum* o, wide_sum* dq) {
+    double total = 0.0;
+    double inner = 0.0;
+    memset(o, 0, sizeof *o);
+    memset(dq, 0, sizeof *dq);
+    for (int64_t j = 0; j <= i; j++) {
+        total += exp(wide_scale * wide_dot(r->x[WIDE_Q], i, r->x[WIDE_K], j));
+    }
+    for (int64_t j = 0; j <= i; j++) {
+        double p = exp(wide_scale * wide_dot(r->x[WIDE_Q], i, r->x[WIDE_K], j)) / total;
+        wide_add(o, p, p, r->x[WIDE_V], j);
+    }
+    for (int d = 0; d < WIDE; d++) {
+        inner += o->x[d] * (double)r->x[WIDE_DO][i * WIDE + d];
+    }
+    for (int64_t j = 0; j <= i; j++) {
+        double p = exp(wide_scale * wide_dot(r->x[WIDE_Q], i, r->x[WIDE_K], j)) / total;
+        double dp = wide_dot(r->x[WIDE_DO], i, r->x[WIDE_V], j);
+        wide_add(dq, wide_scale * p * (dp - inner), wide_scale * p * (fabs(dp) + fabs(inner)),
+                 r->x[WIDE_K], j);
+    }
+    return log(total);
+}
+
+// Row `j` of the gradients of k and v, with the sums and outputs of the queries that see it.
+static void wide_key(const wide_rig* r, int64_t j, wide_sum* dk, wide_sum* dv) {
+    memset(dk, 0, sizeof *dk);
+    memset(dv, 0, sizeof *dv);
+    for (int64_t i = j; i < TOKENS_FAR; i++) {
+        double score = wide_scale * wide_dot(r->x[WIDE_Q], i, r->x[WIDE_K], j);
+        double p = exp(score - (double)r->lse[i]);
+        double inner = wide_dot(r->x[WIDE_DO], i, r->x[WIDE_O], i);
+        double dp = wide_dot(r->x[WIDE_DO], i, r->x[WIDE_V], j);
+        wide_add(dk, wide_scale * p * (dp - inner), wide_scale * p * (fabs(dp) + fabs(inner)),
+                 r->x[WIDE_Q], i);
+        wide_add(dv, p, p, r->x[WIDE_DO], i);
+    }
+}
+
+// Attention of a sequence of 40,000 tokens, forward and backward.
+static bool wide_run(qlora_ctx* ctx, wide_rig* r) {
+    static const int32_t ends[2] = {0, TOKENS_FAR};
+    const size_t bytes = (size_t)TOKENS_FAR * WIDE * sizeof(float);
+    qlora_tensor t[WIDE_TENSORS];
+    qlora_tensor seqs;
+    qlora_tensor lse;
+    qlora_attention_desc desc;
+    test_random random = test_random_start("wide");
+    memset(&desc, 0, sizeof desc);
+    desc.heads = 1;
+    desc.head_dim = WIDE;
+    bool ok = qlora_tensor_create(ctx, QLORA_I32, 1, 2, &seqs) == QLORA_OK &&
+              qlora_tensor_write(ctx, &seqs, ends, sizeof ends) == QLORA_OK &&
+              qlora_tensor_create(ctx, QLORA_F32, 1, TOKENS_FAR, &lse) == QLORA_OK;
+    for (int i = 0; i < WIDE_TENSORS && ok; i++) {
+        test_random_fill(&random, r->x[i], (size_t)TOKENS_FAR * WIDE, 1.0f);
+        ok = test_tensor(ctx, QLORA_F32, TOKENS_FAR, WIDE, r->x[i], &t[i]) == QLORA_OK;
+    }
+    ok = ok &&
+         qlora_attention_forward(ctx, &desc, &t[WIDE_Q], &t[WIDE_K], &t[WIDE_V], &seqs, &t[WIDE_O],
+                                 &lse) == QLORA_OK &&
+         qlora_attention_backward(ctx, &desc, &t[WIDE_Q], &t[WIDE_K], &t[WIDE_V], &seqs,
+                                  &t[WIDE_O], &lse, &t[WIDE_DO], &t[WIDE_DQ], &t[WIDE_DK],
+                                  &t[WIDE_DV]) == QLORA_OK &&
+         qlora_tensor_read(ctx, &lse, r->lse, (size_t)TOKENS_FAR * 4) == QLORA_OK;
+    for (int i = WIDE_O; i < WIDE_TENSORS && ok; i++) {
+        ok = qlora_tensor_read(ctx, &t[i], r->x[i], bytes) == QLORA_OK;
+    }
+    for (int i = 0; i < WIDE_TENSORS; i++) {
+        qlora_tensor_destroy(ctx, &t[i]);
+    }
+    qlora_tensor_destroy(ctx, &lse);
+    qlora_tensor_destroy(ctx, &seqs);
+    return ok;
+}
+
+// The rows of all tensors at both ends, at block edges and in between, against loops in float64.
+TEST attention_of_40000_tokens(const test_machine* machine) {
+    static const int64_t rows[] = {0, 1, 63, 4096, 20000, 32767, 32768, TOKENS_FAR - 1};
+    if (test_brief()) {
+        SKIPm("takes long");
+    }
+    wide_rig r;
+    qlora_ctx* ctx = test_open(machine, NULL);
+    ASSERT(ctx != NULL);
+    const size_t count = (size_t)TOKENS_FAR * WIDE;
+    r.lse = (float*)malloc((WIDE_TENSORS * count + TOKENS_FAR) * sizeof *r.lse);
+    ASSERT(r.lse != NULL);
+    for (int i = 0; i < WIDE_TENSORS; i++) {
+        r.x[i] = r.lse + TOKENS_FAR + (size_t)i * count;
+    }
+    ASSERTm(qlora_last_error(ctx), wide_run(ctx, &r));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        int64_t row = rows[i];
+        wide_sum o;
+        wide_sum dq;
+        wide_sum dk;
+        wide_sum dv;
+        double lse = wide_query(&r, row, &o, &dq);
+        wide_key(&r, row, &dk, &dv);
+        ASSERT(fabs(lse - (double)r.lse[row]) <= 1e-6 * (1.0 + fabs(lse)));
+        ASSERT(wide_close("o", row, &o, r.x[WIDE_O]));
+        // The first query sees one key: its gradient is a difference of equal numbers.
+        ASSERT(row == 0 || wide_close("dq", row, &dq, r.x[WIDE_DQ]));
+        ASSERT(wide_close("dk", row, &dk, r.x[WIDE_DK]));
+        ASSERT(wide_close("dv", row, &dv, r.x[WIDE_DV]));
+    }
+    free(r.lse);
+    ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
 
@@ -525,10 +758,13 @@ TEST failed_copies_are_errors(const test_machine* machine) {
 
 SUITE(long_suite) {
     RUN_ON(TEST_ONE_EACH, offload_gives_the_same_bits);
+    RUN_ON(TEST_ONE_EACH, groups_give_the_same_bits);
+    RUN_ON(TEST_CPU, groups_fit_the_host);
     RUN_ON(TEST_ONE_EACH, tiles_give_the_same_numbers);
     RUN_ON(TEST_ONE_EACH, bf16_tiles_give_the_same_bits);
     RUN_ON(TEST_CPU, long_sequences_fit);
     RUN_ON(TEST_CPU, host_memory_is_limited);
+    RUN_ON(TEST_CPU, attention_of_40000_tokens);
     RUN_ON(TEST_ONE_EACH, offload_is_planned);
     RUN_ON(TEST_ONE_EACH, far_rows_are_reached);
     RUN_ON(TEST_CPU | TEST_ONE_FAKE, contradictions_are_refused);
