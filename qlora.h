@@ -696,9 +696,9 @@ typedef enum qlora_target { // the projections of a layer, one bit each
 // the head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
 typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
 
-// A token that the model does not know yet, for qlora_model_desc.new_tokens. Its row of the embedding
-// is trained, and so is its row of a head that is not tied. It starts as the mean of the rows `from`
-// of the same matrix.
+// A token that the model does not know yet, for qlora_model_desc.new_tokens. Its row of the
+// embedding is trained, and so is its row of a head that is not tied. It starts as the mean of the
+// rows `from` of the same matrix.
 typedef struct qlora_new_token {
     int32_t id;          // an unused row of the model, or the next one after its last row
     const int32_t* from; // rows of the model, e.g. the tokens of a text with the same meaning
@@ -760,9 +760,9 @@ typedef struct qlora_model_desc {
     uint32_t save_modules;     // a set of qlora_save: also train these matrices
     const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)
     int64_t token_row_count;
-    // Rows for new tokens: trained as token_rows are (if the head is not tied, all of these rows are
-    // then trained in both matrices), or with the matrices of save_modules. Ids from the size of the
-    // model's vocabulary on make it larger and must be without gaps.
+    // Rows for new tokens: trained as token_rows are (if the head is not tied, all of these rows
+    // are then trained in both matrices), or with the matrices of save_modules. Ids from the size
+    // of the model's vocabulary on make it larger and must be without gaps.
     const qlora_new_token* new_tokens;
     int64_t new_token_count;
     uint32_t targets; // qlora_target bits that the model has; 0 = all
@@ -1932,6 +1932,7 @@ QLORA_API const char* qlora_kernel_name(size_t index);
     X(qlora_rope_desc)                                                                         \
     X(qlora_model_config)                                                                      \
     X(qlora_model_desc)                                                                        \
+    X(qlora_new_token)                                                                         \
     X(qlora_message)                                                                           \
     X(qlora_comm)                                                                              \
     X(qlora_nccl_desc)                                                                         \
@@ -16148,8 +16149,8 @@ static uint32_t qlora__peft_token_object(const qlora__json* json, uint32_t objec
     uint32_t more = qlora__json_find(json, object, "lm_head");
     uint32_t count = json->tokens[object].count;
     *head = more != 0;
-    bool good = rows != 0 && (more == 0 ? count == 1
-                                        : count == 2 && qlora__peft_same_lists(json, rows, more));
+    bool good = rows != 0 &&
+                (more == 0 ? count == 1 : count == 2 && qlora__peft_same_lists(json, rows, more));
     return good ? rows : 0;
 }
 
@@ -16287,9 +16288,8 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
                strcmp(plain, "embed_tokens.token_adapter.base_layer.weight") == 0)) ||
              (p->saves_embed && (strcmp(plain, "embed_tokens.modules_to_save.weight") == 0 ||
                                  strcmp(plain, "embed_tokens.original_module.weight") == 0)) ||
-             ((p->saves_head || shared) &&
-              (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
-               strcmp(plain, "lm_head.original_module.weight") == 0));
+             ((p->saves_head || shared) && (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
+                                            strcmp(plain, "lm_head.original_module.weight") == 0));
     if (*known || !p->dora || length <= end || length >= 320 ||
         strcmp(t->name + length - end, magnitude) != 0) {
         return QLORA_OK;
@@ -16416,7 +16416,7 @@ typedef struct qlora__peft_desc {
     bool tied;
     const int32_t* token_rows; // trainable_token_indices
     uint32_t token_row_count;
-    bool head_rows; // of lm_head as well
+    bool head_rows;      // of lm_head as well
     const char* pattern; // target_modules as a regular expression; NULL = the list `targets`
     const char* const* targets;
     uint32_t target_count;
@@ -30432,14 +30432,14 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
             known = known || strncmp(name, vision[k], strlen(vision[k])) == 0;
         }
         left_out += known ? 1u : 0u;
-        known = known ||
-                ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
-                ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
-                (m->token_count > 0 &&
-                 strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
-                (m->head_rows &&
-                 strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
-                qlora__is_peft_copy(m, name);
+        known =
+            known ||
+            ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
+            ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
+            (m->token_count > 0 &&
+             strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
+            (m->head_rows && strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
+            qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
@@ -42572,4 +42572,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 0a4872068922ab9f
+//@@ end a8fb19c7a8941c0a

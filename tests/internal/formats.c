@@ -1488,8 +1488,8 @@ TEST folder_is_exported(void) {
     ASSERT_EQ(sizeof to - 1, file->size);
     ASSERT_MEM_EQ(to, file->data, file->size);
     world_put(&w, "m/config.json", "[]", 2);
-    ASSERT(
-        refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16", 0), "expected a JSON object"));
+    ASSERT(refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16", 0),
+                   "expected a JSON object"));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "n/s1", shard_1, 2));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_2, 2));
     ASSERT_EQ(QLORA_OK, qlora__file_copy(&w.env, "m/s2", "n/s2"));
