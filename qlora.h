@@ -696,9 +696,9 @@ typedef enum qlora_target { // the projections of a layer, one bit each
 // the head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
 typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
 
-// A token that the model does not know yet, for qlora_model_desc.new_tokens. Its row of the embedding
-// is trained, and so is its row of a head that is not tied. It starts as the mean of the rows `from`
-// of the same matrix.
+// A token that the model does not know yet, for qlora_model_desc.new_tokens. Its row of the
+// embedding is trained, and so is its row of a head that is not tied. It starts as the mean of the
+// rows `from` of the same matrix.
 typedef struct qlora_new_token {
     int32_t id;          // an unused row of the model, or the next one after its last row
     const int32_t* from; // rows of the model, e.g. the tokens of a text with the same meaning
@@ -763,9 +763,9 @@ typedef struct qlora_model_desc {
     uint32_t save_modules;     // a set of qlora_save: also train these matrices
     const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)
     int64_t token_row_count;
-    // Rows for new tokens: trained as token_rows are (if the head is not tied, all of these rows are
-    // then trained in both matrices), or with the matrices of save_modules. Ids from the size of the
-    // model's vocabulary on make it larger and must be without gaps.
+    // Rows for new tokens: trained as token_rows are (if the head is not tied, all of these rows
+    // are then trained in both matrices), or with the matrices of save_modules. Ids from the size
+    // of the model's vocabulary on make it larger and must be without gaps.
     const qlora_new_token* new_tokens;
     int64_t new_token_count;
     uint32_t targets; // qlora_target bits that the model has; 0 = all
@@ -785,7 +785,8 @@ typedef struct qlora_model_desc {
                             // products widen each weight once, while they pack it
     // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
     // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
-    // layers.
+    // layers. If the host has too little memory, the input of one layer in n stays there, and the
+    // n - 1 layers after it are computed once more; n is chosen by the plan.
     qlora_choice offload;
     // Tokens that everything but attention is computed for at a time, so that its memory does not
     // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
@@ -834,6 +835,8 @@ struct qlora_plan {
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
+    int64_t offload_every; // of these, only one in n stays there during the step, because the host
+                           // has too little memory; 1 = all. The others are computed once more
     bool offloaded_embedding;
     int64_t tile;       // tokens at a time, or 0: all at once
     int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens
@@ -1949,6 +1952,7 @@ QLORA_API const char* qlora_kernel_name(size_t index);
     X(qlora_rope_desc)                                                                         \
     X(qlora_model_config)                                                                      \
     X(qlora_model_desc)                                                                        \
+    X(qlora_new_token)                                                                         \
     X(qlora_message)                                                                           \
     X(qlora_comm)                                                                              \
     X(qlora_nccl_desc)                                                                         \
@@ -16383,8 +16387,8 @@ static uint32_t qlora__peft_token_object(const qlora__json* json, uint32_t objec
     uint32_t more = qlora__json_find(json, object, "lm_head");
     uint32_t count = json->tokens[object].count;
     *head = more != 0;
-    bool good = rows != 0 && (more == 0 ? count == 1
-                                        : count == 2 && qlora__peft_same_lists(json, rows, more));
+    bool good = rows != 0 &&
+                (more == 0 ? count == 1 : count == 2 && qlora__peft_same_lists(json, rows, more));
     return good ? rows : 0;
 }
 
@@ -16522,9 +16526,8 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
                strcmp(plain, "embed_tokens.token_adapter.base_layer.weight") == 0)) ||
              (p->saves_embed && (strcmp(plain, "embed_tokens.modules_to_save.weight") == 0 ||
                                  strcmp(plain, "embed_tokens.original_module.weight") == 0)) ||
-             ((p->saves_head || shared) &&
-              (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
-               strcmp(plain, "lm_head.original_module.weight") == 0));
+             ((p->saves_head || shared) && (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
+                                            strcmp(plain, "lm_head.original_module.weight") == 0));
     if (*known || !p->dora || length <= end || length >= 320 ||
         strcmp(t->name + length - end, magnitude) != 0) {
         return QLORA_OK;
@@ -16651,7 +16654,7 @@ typedef struct qlora__peft_desc {
     bool tied;
     const int32_t* token_rows; // trainable_token_indices
     uint32_t token_row_count;
-    bool head_rows; // of lm_head as well
+    bool head_rows;      // of lm_head as well
     const char* pattern; // target_modules as a regular expression; NULL = the list `targets`
     const char* const* targets;
     uint32_t target_count;
@@ -30089,7 +30092,8 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
 }
 
 // What is in host memory: the embedding, and the inputs of layers. That of the last layer is still
-// on the device when the backward pass needs it.
+// on the device when the backward pass needs it, and so is that of the last layer of a group. The
+// inputs inside a group have the same memory in every group: the backward pass is in one at a time.
 static void qlora__layout_host(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__arena host;
@@ -30100,8 +30104,13 @@ static void qlora__layout_host(qlora_model* m) {
         qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->embed);
     }
     size_t bytes = (size_t)m->plan.tokens * (size_t)c->hidden * qlora_dtype_bytes(m->compute);
+    int64_t every = qlora__max(m->plan.offload_every, 1);
     for (int64_t l = 0; l < c->layers; l++) {
-        m->layers[l].away = l < m->plan.offloaded_layers ? qlora__arena_take(&host, bytes) : NULL;
+        int64_t place = l % every;
+        bool on_device = l >= m->plan.offloaded_layers || (place > 0 && place == every - 1);
+        m->layers[l].away = on_device              ? NULL
+                            : place > 0 && l > every ? m->layers[place].away
+                                                     : qlora__arena_take(&host, bytes);
     }
     m->plan.host = host.used;
 }
@@ -30727,14 +30736,14 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
             known = known || strncmp(name, vision[k], strlen(vision[k])) == 0;
         }
         left_out += known ? 1u : 0u;
-        known = known ||
-                ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
-                ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
-                (m->token_count > 0 &&
-                 strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
-                (m->head_rows &&
-                 strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
-                qlora__is_peft_copy(m, name);
+        known =
+            known ||
+            ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
+            ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
+            (m->token_count > 0 &&
+             strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
+            (m->head_rows && strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
+            qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];
@@ -31790,6 +31799,7 @@ typedef struct qlora__choices {
     int64_t tile;
     int64_t head_chunk;
     bool offload;
+    int64_t every; // see qlora_plan.offload_every; 0 = 1
 } qlora__choices;
 
 static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
@@ -31799,6 +31809,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.tile = choices->tile;
     m->plan.head_chunk = choices->head_chunk;
     m->plan.offloaded_layers = choices->offload && qlora__trains(m) ? c->layers - 1 : 0;
+    m->plan.offload_every = m->plan.offloaded_layers > 0 ? qlora__max(choices->every, 1) : 0;
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
     for (int64_t l = 0; l < c->layers; l++) {
@@ -31884,6 +31895,7 @@ static bool qlora__squeeze_at(const qlora_model* m, int step, qlora__choices* ou
     bool first = step == 0;
     out->offload = first ? d->offload == QLORA_CHOICE_ON : s->offload;
     out->tile = first ? (d->tile > 0 ? d->tile : 0) : s->tile;
+    out->every = 1;
     out->head_chunk = m->own_chunk ? d->head_chunk : qlora__min(d->head_chunk, s->head_chunk);
     if (first) {
         return true;
@@ -31896,23 +31908,51 @@ static bool qlora__squeeze_at(const qlora_model* m, int step, qlora__choices* ou
     return offload && d->recompute != QLORA_CHOICE_OFF;
 }
 
-// Finds the first step that fits, with every layer recomputed. If none does, the smallest is left
-// in place.
+static bool qlora__plan_fits_host(const qlora_model* m, const qlora_plan_desc* machine) {
+    return machine->host_bytes == 0 || m->plan.host <= machine->host_bytes;
+}
+
+// Applies choices; with `groups`, with the smallest groups of layers that fit the host, or with
+// those that need the least of it. A larger group means more to compute once more and, up to about
+// the root of the number of layers, less memory.
+static void qlora__plan_host(qlora_model* m, const qlora_plan_desc* machine, bool groups,
+                             qlora__choices* choices) {
+    qlora__plan_apply(m, choices);
+    uint64_t least = m->plan.host;
+    int64_t best = choices->every;
+    for (int64_t n = 2; groups && choices->offload && n < m->plan.config.layers; n++) {
+        if (qlora__plan_fits_host(m, machine)) {
+            return;
+        }
+        choices->every = n;
+        qlora__plan_apply(m, choices);
+        best = m->plan.host < least ? n : best;
+        least = m->plan.host < least ? m->plan.host : least;
+    }
+    if (!qlora__plan_fits_host(m, machine) && choices->every != best) {
+        choices->every = best;
+        qlora__plan_apply(m, choices);
+    }
+}
+
+// Finds the first step that fits, with every layer recomputed: first those that keep the input of
+// every layer. If none does, the smallest is left in place.
 static bool qlora__plan_squeeze(qlora_model* m, const qlora_plan_desc* machine,
                                 qlora__choices* choices) {
     uint64_t least = UINT64_MAX;
     qlora__choices best = *choices;
-    for (int i = 0; i < QLORA__SQUEEZES; i++) {
-        if (!qlora__squeeze_at(m, i, choices)) {
+    for (int i = 0; i < 2 * QLORA__SQUEEZES; i++) {
+        bool groups = i >= QLORA__SQUEEZES;
+        if (!qlora__squeeze_at(m, i % QLORA__SQUEEZES, choices)) {
             continue;
         }
-        qlora__plan_apply(m, choices);
-        bool host = machine->host_bytes == 0 || m->plan.host <= machine->host_bytes;
+        qlora__plan_host(m, machine, groups, choices);
+        bool host = qlora__plan_fits_host(m, machine);
         if (host && qlora__plan_fits(m, machine->bytes)) {
             return true;
         }
-        if (host && m->plan.total < least) {
-            least = m->plan.total;
+        if (host ? m->plan.total < least : groups && least == UINT64_MAX) {
+            least = host ? m->plan.total : UINT64_MAX;
             best = *choices;
         }
     }
@@ -32054,6 +32094,11 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     if (plan->host > 0) {
         qlora__append(buffer, size, &used, "  %-22s %12.3f MiB of the host, not counted\n",
                       "offloaded", (double)plan->host / 1048576.0);
+    }
+    if (plan->offload_every > 1) {
+        qlora__append(buffer, size, &used,
+                      "  the input of one layer in %lld is kept, the others are computed again\n",
+                      (long long)plan->offload_every);
     }
     qlora__append(
         buffer, size, &used,
@@ -33674,6 +33719,7 @@ typedef struct qlora__pass {
     int64_t rows;    // number of tokens
     int64_t row;     // the first of them, if they are a tile of a larger pass
     bool training;   // dropout is on
+    bool group;      // layers are computed once more, to have their inputs, see qlora__group_again
     qlora_math math; // of f32 products
     bool decoding;   // keys and values are stored in the cache
     int64_t first;   // position of the first row when decoding
@@ -34142,11 +34188,22 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     return m->plan.tile > 0 ? QLORA_OK : qlora__layer_input(pass, &h, qlora__norm_before(m, 0));
 }
 
+// Whether the input of a layer is copied to the host in this pass. If not all of them fit there,
+// the first layer of a group keeps its input from the forward pass on, and the others have theirs
+// only while the backward pass is in their group. The last group is the first one there.
+static bool qlora__input_leaves(const qlora__pass* pass, int64_t index) {
+    const qlora_model* m = pass->m;
+    int64_t every = qlora__max(m->plan.offload_every, 1);
+    bool head = index % every == 0;
+    bool last = index / every == (m->plan.config.layers - 1) / every;
+    return m->layers[index].away != NULL && (pass->group ? !head : head || last);
+}
+
 // If the input of a layer is offloaded, its copy to the host starts here; nothing waits for it
 // before the memory is needed for the input of the layer after the next.
 static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
-    return pass->training && layer->away != NULL
+    return pass->training && qlora__input_leaves(pass, index)
                ? qlora__away_copy(pass->ctx, (int)(index % 2), false, &layer->kept.h, layer->away)
                : QLORA_OK;
 }
@@ -34692,12 +34749,48 @@ static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     return qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away);
 }
 
+// Whether the backward pass enters a group of layers of which only the first has its input on the
+// host: at its last layer, unless it is the last group.
+static bool qlora__group_begins(const qlora_model* m, int64_t index) {
+    int64_t every = m->plan.offload_every;
+    return m->plan.offloaded_layers > 0 && every > 1 && index % every == every - 1 &&
+           index / every != (m->plan.config.layers - 1) / every;
+}
+
+// Computes the inputs of the layers of a group once more, from that of its first layer up to that
+// of its last one, number `top`. The same operations on the same numbers give the same bits. Of the
+// layer above, nothing is needed any more but the gradient of the residual stream.
+static qlora_result qlora__group_again(const qlora__pass* pass, int64_t top) {
+    qlora_model* m = pass->m;
+    int64_t first = top - top % m->plan.offload_every;
+    qlora__layer* layer = &m->layers[first];
+    qlora__pass again = *pass;
+    again.group = true;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u));
+    QLORA__TRY(
+        qlora__away_copy(pass->ctx, (int)(first % 2), true, &layer->kept.h, layer->away));
+    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << first % 2));
+    if (m->plan.tile == 0) {
+        qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, m->plan.config.hidden);
+        QLORA__TRY(qlora__layer_input(&again, &h, qlora__norm_before(m, first)));
+    }
+    size_t scratch = qlora__scratch_mark(pass->ctx);
+    for (int64_t l = first; l < top; l++) {
+        QLORA__TRY(qlora__forward_attention(&again, l));
+        QLORA__TRY(qlora__forward_mlp(&again, l));
+        qlora__scratch_release(pass->ctx, scratch);
+    }
+    return QLORA_OK;
+}
+
 // With tiles, everything between attention and the end of the layer is done for one tile before the
 // next: first what was not kept, then its gradients down to the output of attention.
 static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
+    QLORA__TRY(qlora__group_begins(m, index) ? qlora__group_again(pass, index) : QLORA_OK);
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
         QLORA__TRY(qlora__layer_again(pass, layer));
@@ -35833,6 +35926,7 @@ static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
     choices.recompute = plan->recompute_layers;
     choices.cached = plan->cached_layers;
     choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
+    choices.every = plan->offload_every;
     choices.tile = plan->tile;
     choices.head_chunk = plan->head_chunk;
     QLORA__TRY(qlora__choices_check(ctx, m, &choices));
@@ -43203,4 +43297,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6a806fec97a83c84
+//@@ end 4d8780080a3b60f8

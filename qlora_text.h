@@ -15046,8 +15046,8 @@ static void qlora__text_edit_fill(const qlora__text_token_file* kind, const qlor
                                   qlora__text_edit* e) {
     qlora__json_writer w;
     uint32_t at = kind->member[0] != '\0' ? qlora__json_find(json, 0, kind->member) : 0;
-    bool fresh = kind->member[0] != '\0' &&
-                 (at == 0 || qlora__json_kind_of(json, at) == QLORA__JSON_NULL);
+    bool fresh =
+        kind->member[0] != '\0' && (at == 0 || qlora__json_kind_of(json, at) == QLORA__JSON_NULL);
     char bracket[2] = {kind->bracket, '\0'};
     if (fresh && at == 0) {
         qlora__json_write_quoted(&e->insert, kind->member, strlen(kind->member));
@@ -15108,10 +15108,9 @@ static qlora_result qlora__text_new_check(qlora__env* env, const qlora_text_new_
         const char* text = tokens[i].text;
         size_t size = text != NULL ? strlen(text) : 0;
         if (size == 0 || size > QLORA__TEXT_MAX_ADDED) {
-            return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
-                                   "new token %llu has %llu bytes; it must have 1 to %d",
-                                   (unsigned long long)i, (unsigned long long)size,
-                                   QLORA__TEXT_MAX_ADDED);
+            return qlora__env_fail(
+                env, QLORA_ERR_ARGUMENT, "new token %llu has %llu bytes; it must have 1 to %d",
+                (unsigned long long)i, (unsigned long long)size, QLORA__TEXT_MAX_ADDED);
         }
         for (size_t at = 0; at < size;) {
             uint32_t code = 0;
@@ -15265,8 +15264,7 @@ static qlora_result qlora__text_tok_save(qlora__env* env, const char* folder,
 }
 
 qlora_result qlora_text_tok_save(qlora_text* text, const char* folder,
-                                 const qlora_text_new_token* tokens, size_t count,
-                                 const char* to) {
+                                 const qlora_text_new_token* tokens, size_t count, const char* to) {
     if (text == NULL) {
         return QLORA_ERR_ARGUMENT;
     }
@@ -32062,4 +32060,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 74f03be65c3bc1d3
+//@@ end 3eac403710a00613

@@ -43,8 +43,10 @@ static bool new_token_add(app* a, const char* what, const char* text, size_t siz
     }
     size_t at = n->count++;
     n->tokens[at].special = special;
-    bool ok = blob_add(&n->texts[at], text, size) && blob_add(&n->texts[at], "", 1) &&
-              (init == NULL || init->count == 0 || blob_add(&n->inits[at], init->data, init->count));
+    bool ok = blob_add(&n->texts[at], text, size) && blob_add(&n->texts[at], "", 1);
+    if (init != NULL && init->count > 0) {
+        ok = ok && blob_add(&n->inits[at], init->data, init->count);
+    }
     return ok || error_set(a->error, "out of memory");
 }
 
@@ -244,9 +246,9 @@ static bool new_tokens_open(app* a) {
     for (size_t i = 0; i < n->count; i++) {
         n->tokens[i].text = n->texts[i].data;
     }
-    bool ok = qlora_text_tok_open_with(a->text, a->o.model, n->tokens, n->count, &grown) ==
-                  QLORA_OK ||
-              text_fail(a, "--add-tokens: ");
+    bool ok =
+        qlora_text_tok_open_with(a->text, a->o.model, n->tokens, n->count, &grown) == QLORA_OK ||
+        text_fail(a, "--add-tokens: ");
     ok = ok && (qlora_text_tok_open(a->text, a->o.model, &known) == QLORA_OK ||
                 text_fail(a, "the model's tokenizer: "));
     for (size_t i = 0; ok && i < n->count; i++) {

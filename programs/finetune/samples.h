@@ -11,11 +11,10 @@ static bool tokenizer_open(app* a) {
         return false;
     }
     const char* folder = a->o.demo ? a->o.model : tokenizer_folder(a);
-    if (a->tok == NULL &&
-        (a->new_tokens.row_count > 0
-             ? qlora_text_tok_open_with(a->text, a->o.model, a->new_tokens.tokens,
-                                        a->new_tokens.count, &a->tok)
-             : qlora_text_tok_open(a->text, folder, &a->tok)) != QLORA_OK) {
+    if (a->tok == NULL && (a->new_tokens.row_count > 0
+                               ? qlora_text_tok_open_with(a->text, a->o.model, a->new_tokens.tokens,
+                                                          a->new_tokens.count, &a->tok)
+                               : qlora_text_tok_open(a->text, folder, &a->tok)) != QLORA_OK) {
         return text_fail(a, folder == a->o.model ? "the model's tokenizer: "
                                                  : "the adapter's tokenizer: ");
     }

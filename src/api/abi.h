@@ -13,6 +13,7 @@
     X(qlora_rope_desc)                                                                         \
     X(qlora_model_config)                                                                      \
     X(qlora_model_desc)                                                                        \
+    X(qlora_new_token)                                                                         \
     X(qlora_message)                                                                           \
     X(qlora_comm)                                                                              \
     X(qlora_nccl_desc)                                                                         \

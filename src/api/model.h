@@ -129,9 +129,9 @@ typedef enum qlora_target { // the projections of a layer, one bit each
 // the head is tied, EMBED alone trains one matrix with two uses, and both train two copies.
 typedef enum qlora_save { QLORA_SAVE_EMBED = 1, QLORA_SAVE_HEAD = 2 } qlora_save;
 
-// A token that the model does not know yet, for qlora_model_desc.new_tokens. Its row of the embedding
-// is trained, and so is its row of a head that is not tied. It starts as the mean of the rows `from`
-// of the same matrix.
+// A token that the model does not know yet, for qlora_model_desc.new_tokens. Its row of the
+// embedding is trained, and so is its row of a head that is not tied. It starts as the mean of the
+// rows `from` of the same matrix.
 typedef struct qlora_new_token {
     int32_t id;          // an unused row of the model, or the next one after its last row
     const int32_t* from; // rows of the model, e.g. the tokens of a text with the same meaning
@@ -196,9 +196,9 @@ typedef struct qlora_model_desc {
     uint32_t save_modules;     // a set of qlora_save: also train these matrices
     const int32_t* token_rows; // also train these rows of the embedding (and of a tied head)
     int64_t token_row_count;
-    // Rows for new tokens: trained as token_rows are (if the head is not tied, all of these rows are
-    // then trained in both matrices), or with the matrices of save_modules. Ids from the size of the
-    // model's vocabulary on make it larger and must be without gaps.
+    // Rows for new tokens: trained as token_rows are (if the head is not tied, all of these rows
+    // are then trained in both matrices), or with the matrices of save_modules. Ids from the size
+    // of the model's vocabulary on make it larger and must be without gaps.
     const qlora_new_token* new_tokens;
     int64_t new_token_count;
     uint32_t targets; // qlora_target bits that the model has; 0 = all

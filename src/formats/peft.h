@@ -419,8 +419,8 @@ static uint32_t qlora__peft_token_object(const qlora__json* json, uint32_t objec
     uint32_t more = qlora__json_find(json, object, "lm_head");
     uint32_t count = json->tokens[object].count;
     *head = more != 0;
-    bool good = rows != 0 && (more == 0 ? count == 1
-                                        : count == 2 && qlora__peft_same_lists(json, rows, more));
+    bool good = rows != 0 &&
+                (more == 0 ? count == 1 : count == 2 && qlora__peft_same_lists(json, rows, more));
     return good ? rows : 0;
 }
 
@@ -558,9 +558,8 @@ static qlora_result qlora__peft_other_tensor(qlora__env* env, const qlora__peft*
                strcmp(plain, "embed_tokens.token_adapter.base_layer.weight") == 0)) ||
              (p->saves_embed && (strcmp(plain, "embed_tokens.modules_to_save.weight") == 0 ||
                                  strcmp(plain, "embed_tokens.original_module.weight") == 0)) ||
-             ((p->saves_head || shared) &&
-              (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
-               strcmp(plain, "lm_head.original_module.weight") == 0));
+             ((p->saves_head || shared) && (strcmp(plain, "lm_head.modules_to_save.weight") == 0 ||
+                                            strcmp(plain, "lm_head.original_module.weight") == 0));
     if (*known || !p->dora || length <= end || length >= 320 ||
         strcmp(t->name + length - end, magnitude) != 0) {
         return QLORA_OK;
@@ -687,7 +686,7 @@ typedef struct qlora__peft_desc {
     bool tied;
     const int32_t* token_rows; // trainable_token_indices
     uint32_t token_row_count;
-    bool head_rows; // of lm_head as well
+    bool head_rows;      // of lm_head as well
     const char* pattern; // target_modules as a regular expression; NULL = the list `targets`
     const char* const* targets;
     uint32_t target_count;

@@ -50,14 +50,14 @@ static qlora_result qlora__adapter_all_used(qlora_ctx* ctx, const qlora_model* m
             known = known || strncmp(name, vision[k], strlen(vision[k])) == 0;
         }
         left_out += known ? 1u : 0u;
-        known = known ||
-                ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
-                ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
-                (m->token_count > 0 &&
-                 strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
-                (m->head_rows &&
-                 strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
-                qlora__is_peft_copy(m, name);
+        known =
+            known ||
+            ((m->saved_embed || m->saved_tied) && strcmp(name, "embed_tokens.weight") == 0) ||
+            ((m->saved_head || m->saved_tied) && strcmp(name, "lm_head.weight") == 0) ||
+            (m->token_count > 0 &&
+             strcmp(name, "embed_tokens.token_adapter.trainable_tokens_delta") == 0) ||
+            (m->head_rows && strcmp(name, "lm_head.token_adapter.trainable_tokens_delta") == 0) ||
+            qlora__is_peft_copy(m, name);
         for (int64_t l = 0; l < m->plan.config.layers && !known; l++) {
             for (int k = 0; k < m->arch->layout->count && !known; k++) {
                 char module[160];

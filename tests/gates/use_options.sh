@@ -622,3 +622,58 @@ demos() {
     check "it is still there" [ "$(cat theirs/model/config.json)" = "{}" ]
     check "and nothing else" [ "$(find theirs -type f | wc -l)" -eq 1 ]
 }
+
+adding() { # --add-tokens
+    local all=("${one[@]}" --data sums.jsonl --eval 0 --schedule constant --warmup 0)
+    local tool=$root/$B
+    printf '<|user|>\nab\r\n\nc\n' >new.txt
+    echo '{"token": "ab", "special": true, "init": "3 plus"}' >new.jsonl
+    rm -rf added again joined
+    works "new tokens" "${all[@]}" --add-tokens new.txt --steps 4 --out added
+    check "tokens that exist are named" grep -q "^tokens: 2 added; the tokenizer already has c$" out
+    check "PEFT's command has their number" grep -q "resize_token_embeddings(259)" out
+    check "the tokenizer is saved" \
+        grep -q '"id":258,"content":"ab".*"special":false' added/adapter/tokenizer.json
+    works "two steps" "${all[@]}" --add-tokens new.txt --steps 2 --out again
+    works "and two more" "${all[@]}" --add-tokens new.txt --steps 4 --out again
+    check "give the same bits" \
+        cmp added/adapter/adapter_model.safetensors again/adapter/adapter_model.safetensors
+    echo "<|other|>" >>new.txt
+    refuses "other tokens in the file" "the data" "${all[@]}" --add-tokens new.txt --steps 6 \
+        --out again
+    works "a list that is started anew" "${all[@]}" --add-tokens new.jsonl --steps 2 --out again \
+        --resume never
+    works "an adapter with new tokens" "${all[@]}" --adapter added --steps 1 --out again \
+        --resume never
+    check "passes its tokenizer on" cmp added/adapter/tokenizer.json again/adapter/tokenizer.json
+    if [[ -x $tool/generate && -x $tool/merge ]]; then
+        run "$tool/generate" --model model --adapter added --prompt "<|user|>ab" --max-tokens 3
+        check "generate knows them ($status)" [ $status -eq 0 ]
+        run "$tool/merge" --model model --adapter added --out joined
+        check "merge ($status)" [ $status -eq 0 ]
+        check "has the new size" grep -q '"vocab_size": 259' joined/config.json
+        check "and the new tokenizer" cmp added/adapter/tokenizer.json joined/tokenizer.json
+        run "$tool/merge" --model model --adapter added --out joined.gguf
+        check "GGUF is refused" grep -q "cannot be merged into a GGUF file" err
+    fi
+    add_faults "${all[@]}" --out o
+}
+
+add_faults() {
+    refuses "tokens beside an adapter" "--add-tokens cannot be given with --adapter" "$@" \
+        --adapter added --add-tokens new.txt
+    refuses "a missing list" "--add-tokens nowhere: No such file" "$@" --add-tokens nowhere
+    refuses "an empty list" "empty.jsonl: the file has no tokens" "$@" --add-tokens empty.jsonl
+    echo '{"token": "x", "lstrip": true}' >bad.jsonl
+    refuses "unknown names" 'bad.jsonl:1: the names are "token", "special" and "init"' "$@" \
+        --add-tokens bad.jsonl
+    echo '{"token": ""}' >bad.jsonl
+    refuses "an empty token" "bad.jsonl:1: the token is empty" "$@" --add-tokens bad.jsonl
+    echo '{"token": "x", "special": 1}' >bad.jsonl
+    refuses "no flag" "bad.jsonl:1: true or false was expected" "$@" --add-tokens bad.jsonl
+    printf '"x"\n"x"\n' >bad.jsonl
+    refuses "a token twice" 'new token 1 is "x", as token 0 is' "$@" --add-tokens bad.jsonl
+    refuses "preferences" "the head is trained, which DPO and KTO do not support" "$@" \
+        --add-tokens new.jsonl --method dpo --data pairs.jsonl
+    refuses "factors of other modules" "--lr-factors: 'x=2' is not a list" "$@" --lr-factors x=2
+}

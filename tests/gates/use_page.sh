@@ -59,6 +59,8 @@ sample_faults() {
     refuses "a long sample prompt" \
         "--sample-prompt: the prompt has 200 tokens; --length 128 allows 127" "${all[@]}" \
         --sample-prompt "$(printf 'x%.0s' {1..200})"
+    refuses "a prompt that is not UTF-8" "--sample-prompt: the text is not UTF-8 .byte 2 is FF" \
+        "${all[@]}" --sample-prompt $'a\xff'
     refuses "a missing file" "--sample-file nowhere: No such file" "${all[@]}" --sample-file nowhere
     printf '{"prompt": "a"}\n{"prompt": 3}\n' >bad.jsonl
     refuses "a prompt that is no text" 'bad.jsonl:2: "prompt": a string was expected' \

@@ -62,6 +62,17 @@ static bool rig_bare(rig* r, const setup* s) { // a model as it starts
     return r->ctx != NULL && rig_start(r, s);
 }
 
+// A second model in the context of the first one.
+static bool rig_beside(rig* r, const rig* first, const setup* s) {
+    memset(r, 0, sizeof *r);
+    r->ctx = first->ctx;
+    return rig_start(r, s);
+}
+
+static bool rig_leave(rig* r) {
+    return qlora_trainer_destroy(r->trainer) == QLORA_OK && qlora_model_close(r->model) == QLORA_OK;
+}
+
 // The mean of rows of a matrix; rows NULL = of the first `count`.
 static void mean_of(const float* table, const int32_t* rows, int64_t count, float* out) {
     for (int c = 0; c < HIDDEN; c++) {
@@ -84,7 +95,7 @@ TEST rows_start_as_means(const test_machine* machine) {
         rig a;
         rig b;
         rig c;
-        ASSERT(rig_bare(&a, &old) && rig_bare(&b, &rows) && rig_bare(&c, &whole));
+        ASSERT(rig_bare(&a, &old) && rig_beside(&b, &a, &rows) && rig_beside(&c, &a, &whole));
         qlora_model_info info;
         ASSERT_OK(b, qlora_model_query(b.model, &info));
         ASSERT_EQ_FMT(VOCAB + 2, (int)info.plan->config.vocab, "%d");
@@ -108,7 +119,7 @@ TEST rows_start_as_means(const test_machine* machine) {
         }
         int64_t ignored;
         ASSERT(tied == 0 || tensor_of(&b, row_names[1], false, &ignored) == NULL);
-        ASSERT(rig_close(&a, &old) && rig_close(&b, &rows) && rig_close(&c, &whole));
+        ASSERT(rig_leave(&c) && rig_leave(&b) && rig_close(&a, &old));
     }
     PASS();
 }
@@ -132,7 +143,7 @@ TEST rows_have_their_gradients(const test_machine* machine) {
         rig b;
         data d;
         new_data(&d);
-        ASSERT(rig_bare(&a, &rows) && rig_bare(&b, &whole));
+        ASSERT(rig_bare(&a, &rows) && rig_beside(&b, &a, &whole));
         ASSERT_OK(a, qlora_train_gradients(a.trainer, &d.batch, 1));
         ASSERT_OK(b, qlora_train_gradients(b.trainer, &d.batch, 1));
         for (int head = 0; head < 2 - tied; head++) {
@@ -144,7 +155,7 @@ TEST rows_have_their_gradients(const test_machine* machine) {
             free(own);
             free(all);
         }
-        ASSERT(rig_close(&a, &rows) && rig_close(&b, &whole));
+        ASSERT(rig_leave(&b) && rig_close(&a, &rows));
     }
     PASS();
 }
@@ -202,11 +213,13 @@ static bool remove_all(const char* dir, const char* const* names) {
 TEST rows_are_saved(const test_machine* machine) {
     static const char* const adapter[] = {"adapter_model.safetensors", "adapter_config.json", "",
                                           NULL};
-    static const char* const checkpoint[] = {
-        "step-1/adapter_model.safetensors", "step-1/adapter_config.json",
-        "step-1/state.safetensors",         "step-1",
-        "latest",                           "",
-        NULL};
+    static const char* const checkpoint[] = {"step-1/adapter_model.safetensors",
+                                             "step-1/adapter_config.json",
+                                             "step-1/state.safetensors",
+                                             "step-1",
+                                             "latest",
+                                             "",
+                                             NULL};
     for (int kind = 0; kind < 4; kind++) {
         bool tied = kind % 2 == 1;
         uint32_t save = kind < 2 ? 0 : QLORA_SAVE_EMBED | (tied ? 0u : QLORA_SAVE_HEAD);
@@ -247,6 +260,66 @@ TEST rows_are_saved(const test_machine* machine) {
     PASS();
 }
 
+// A merged model has the rows, and its config their number.
+TEST rows_are_merged(const test_machine* machine) {
+    static const char* const adapter[] = {"adapter_model.safetensors", "adapter_config.json", "",
+                                          NULL};
+    static const char* const model[] = {"model.safetensors", "config.json", "", NULL};
+    static const char base[] = "tests/golden/tiny/model";
+    setup s = new_setup(machine, false, 0, both_tokens);
+    char dir[] = "build/test-tokens-XXXXXX";
+    char out[] = "build/test-tokens-XXXXXX";
+    char merged[64];
+    rig r;
+    data d;
+    double want[3];
+    double got[3];
+    qlora_merge_desc merge;
+    ASSERT(mkdtemp(dir) != NULL && mkdtemp(out) != NULL);
+    ASSERT(rig_bare(&r, &s)); // for the context
+    ASSERT(rig_leave(&r));
+    ASSERT_OK(r, qlora_config_read(r.ctx, base, &s.config));
+    qlora_new_token tokens[2] = {{(int32_t)s.config.vocab, NULL, 0},
+                                 {(int32_t)s.config.vocab + 1, from_rows, 2}};
+    s.model.dir = base;
+    s.model.new_tokens = tokens;
+    s.model.base = QLORA_BASE_32BIT;
+    rig first = r;
+    ASSERT(rig_beside(&r, &first, &s) && rig_stir(&r));
+    data_make(&d, "merged", run_lengths[0], 3);
+    d.ids[1] = tokens[0].id;
+    d.labels[5] = d.ids[5] = tokens[1].id;
+    ASSERT_OK(r, qlora_eval_sequences(r.model, &d.batch, want));
+    ASSERT_OK(r, qlora_adapter_save(r.model, dir, NULL));
+    ASSERT(rig_leave(&r));
+    s.model.new_tokens = NULL;
+    s.model.new_token_count = 0;
+    s.model.adapter = dir;
+    s.model.purpose = QLORA_PURPOSE_ADAPTER;
+    ASSERT(rig_beside(&r, &first, &s));
+    memset(&merge, 0, sizeof merge);
+    snprintf(merged, sizeof merged, "%s/model.gguf", out);
+    merge.dir = merged;
+    ASSERT_EQ(QLORA_ERR_UNSUPPORTED, qlora_merge_save(r.model, &merge));
+    merge.dir = out;
+    ASSERT_OK(r, qlora_merge_save(r.model, &merge));
+    ASSERT(rig_leave(&r));
+    s.model.adapter = NULL;
+    s.model.dir = out;
+    s.model.rank = -1;
+    s.model.purpose = QLORA_PURPOSE_EVALUATE;
+    ASSERT(rig_beside(&r, &first, &s));
+    qlora_model_info info;
+    ASSERT_OK(r, qlora_model_query(r.model, &info));
+    ASSERT_EQ_FMT((int)tokens[1].id + 1, (int)info.plan->config.vocab, "%d");
+    ASSERT_OK(r, qlora_eval_sequences(r.model, &d.batch, got));
+    ASSERT_CLOSE_DOUBLE(want, got, 3, 1e-4, 1e-5);
+    ASSERT(rig_leave(&r));
+    ASSERT(test_close_ctx(&s.machine, first.ctx));
+    ASSERT(remove_all(dir, adapter) && remove_all(out, model));
+    PASS();
+}
+
 // What cannot be meant is refused by name.
 TEST wrong_rows_are_refused(const test_machine* machine) {
     static const int32_t outside[] = {5, VOCAB};
@@ -258,7 +331,7 @@ TEST wrong_rows_are_refused(const test_machine* machine) {
     } rows[] = {
         {true, 0, {{VOCAB, NULL, 0}, {VOCAB + 2, NULL, 0}}, "new_tokens[1].id is 63"},
         {true, 0, {{-1, NULL, 0}, {VOCAB, NULL, 0}}, "new_tokens[0].id is -1"},
-        {true, 0, {{VOCAB, NULL, 0}, {VOCAB, NULL, 0}}, "new_tokens[1].id is 61, as that of token 0"},
+        {true, 0, {{VOCAB, NULL, 0}, {VOCAB, NULL, 0}}, "id is 61, as that of token 0"},
         {true, 0, {{VOCAB, outside, 2}, {8, NULL, 0}}, "new_tokens[0].from[1] is 61"},
         {true, 0, {{VOCAB, NULL, 1}, {8, NULL, 0}}, "new_tokens[0].from does not have"},
         {true, QLORA_SAVE_EMBED, {{VOCAB + 2, NULL, 0}, {8, NULL, 0}}, "new_tokens[0].id is 63"},
@@ -302,7 +375,8 @@ static bool read_text(const char* dir, const char* name, char* out, size_t room)
 }
 
 #define MODEL                                                                                      \
-    "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"c\":3},\"merges\":[\"a b\"]}"
+    "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"c\":3},\"merges\":[\"a "    \
+    "b\"]}"
 
 // The three forms that added_tokens may have.
 static const char* const token_files[] = {
@@ -319,8 +393,8 @@ static const char* ids_of(qlora_text* text, qlora_text_tok* tok, const char* of,
     out[0] = '\0';
     if (qlora_text_encode(tok, of, strlen(of), 0, &ids) == QLORA_OK) {
         for (size_t i = 0; i < ids.count && used < 50; i++) {
-            used += (size_t)snprintf(out + used, 64 - used, "%s%d", i > 0 ? " " : "",
-                                     (int)ids.data[i]);
+            used +=
+                (size_t)snprintf(out + used, 64 - used, "%s%d", i > 0 ? " " : "", (int)ids.data[i]);
         }
     }
     qlora_text_ids_free(text, &ids);
@@ -328,8 +402,12 @@ static const char* ids_of(qlora_text* text, qlora_text_tok* tok, const char* of,
 }
 
 TEST tokenizers_grow(void) {
-    static const char* const names[] = {"tokenizer.json", "tokenizer_config.json",
-                                        "added_tokens.json", "special_tokens_map.json", "", NULL};
+    static const char* const names[] = {"tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "added_tokens.json",
+                                        "special_tokens_map.json",
+                                        "",
+                                        NULL};
     static const char* const config =
         "{\"a\": 1, \"added_tokens_decoder\": {\"4\": {\"content\": \"<s>\"}}}";
     for (size_t form = 0; form < 3; form++) {
@@ -375,8 +453,9 @@ TEST tokenizers_grow(void) {
         ASSERT(read_text(to, "tokenizer_config.json", got, sizeof got));
         ASSERTm(got, strstr(got, form == 0 ? "\"5\":{\"content\":\"<|new \\\"one\\\"|>\""
                                            : "PreTrainedTokenizerFast") != NULL);
-        ASSERT(form != 0 || (read_text(to, "added_tokens.json", got, sizeof got) &&
-                             strcmp(got, "{\"<|new \\\"one\\\"|>\":5,\"\xC3\xA9t\xC3\xA9\":6}") == 0));
+        ASSERT(form != 0 || read_text(to, "added_tokens.json", got, sizeof got));
+        ASSERT(form != 0 ||
+               strcmp(got, "{\"<|new \\\"one\\\"|>\":5,\"\xC3\xA9t\xC3\xA9\":6}") == 0);
         ASSERT(form != 0 || (read_text(to, "special_tokens_map.json", got, sizeof got) &&
                              strcmp(got, "{\"x\": 2}") == 0));
         ASSERT_EQ(QLORA_OK, qlora_text_destroy(text));
@@ -397,7 +476,8 @@ TEST wrong_tokens_are_refused(void) {
         {"{" MODEL "}", {"", "x"}, "new token 0 has 0 bytes"},
         {"{" MODEL "}", {"x", "\xFF"}, "new token 1 is not UTF-8"},
         {"{" MODEL ",\"added_tokens\":7}", {"x", "y"}, "added_tokens is not an array"},
-        {"{" MODEL ",\"added_tokens\":[{\"id\":9,\"content\":\"z\"}]}", {"x", "y"},
+        {"{" MODEL ",\"added_tokens\":[{\"id\":9,\"content\":\"z\"}]}",
+         {"x", "y"},
          "id 4 has no token"},
         {NULL, {"x", "y"}, "need a folder with tokenizer.json"},
     };
@@ -427,6 +507,7 @@ SUITE(new_tokens_suite) {
     RUN_ON(TEST_CPU, rows_have_their_gradients);
     RUN_ON(TEST_ONE_EACH, rows_train_alike);
     RUN_ON(TEST_CPU, rows_are_saved);
+    RUN_ON(TEST_CPU, rows_are_merged);
     RUN_ON(TEST_CPU, wrong_rows_are_refused);
     RUN_TEST(tokenizers_grow);
     RUN_TEST(wrong_tokens_are_refused);
