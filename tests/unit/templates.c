@@ -188,7 +188,7 @@ static const char* const behaviours[][2] = {
      "{{ none | urlencode }}",
      "a%20b/c|x+y=%2F|a=b&1=2|None"},
     {"{{ [1] | urlencode }}", "!item 0 is not a pair"},
-    {"{{ 5 .real }}", "!cannot be printed"},
+    {"{{ 5 .real }}", "5"},
     {"{{ dict(nope) }}", "!\"nope\" is undefined"},
     {"{% set n = namespace(nope) %}{{ n.a }}", "!\"nope\" is undefined"},
     {"{{ self }}", "!\"self\" is not supported"},
