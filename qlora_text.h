@@ -23018,17 +23018,16 @@ static qlora_result qlora__jin_number_text(qlora__jin_machine* m, const qlora__j
                           code <= qlora__text_decimal_runs[i].last;
             zero = inside ? qlora__text_decimal_runs[i].first : zero;
         }
-        if (code >= 0x80 && !qlora__jin_is_decimal(code)) {
+        bool full = *size + 1 >= room;
+        bool digit = qlora__jin_is_decimal(code) || code == '_';
+        if ((code >= 0x80 || full) && !digit) {
             *size = 0;
             return QLORA_OK;
         }
-        if (*size + 1 >= room) {
-            return qlora__jin_too_big(m);
-        }
-        out[(*size)++] = (char)(code >= 0x80 ? '0' + (code - zero) % 10 : code);
+        out[*size] = (char)(code >= 0x80 ? '0' + (code - zero) % 10 : code);
+        *size += full ? 0 : 1;
     }
-    out[*size] = '\0';
-    return QLORA_OK;
+    return *size + 1 < room ? QLORA_OK : qlora__jin_too_big(m);
 }
 
 static int64_t qlora__jin_digit_value(char c) {
@@ -23696,11 +23695,13 @@ static bool qlora__jin_is_wrap_mark(uint32_t code) {
 // words.
 static size_t qlora__jin_long_dash(const qlora__jin_line* line, size_t at) {
     size_t end = at;
+    if (at == 0 || !qlora__jin_is_wrap_mark(line->codes[at - 1])) {
+        return 0; // before the dashes are counted: once for each row of them
+    }
     while (end < line->count && line->codes[end] == '-') {
         end++;
     }
-    bool dash = end - at >= 2 && at > 0 && qlora__jin_is_wrap_mark(line->codes[at - 1]) &&
-                end < line->count && qlora__jin_is_word(line->codes[end]);
+    bool dash = end - at >= 2 && end < line->count && qlora__jin_is_word(line->codes[end]);
     return dash ? end : 0;
 }
 
@@ -23787,7 +23788,7 @@ static qlora_result qlora__jin_wrap_line(qlora__jin_machine* m, qlora__jin_wrap*
     size_t cut = 0;   // a piece that was broken goes on to here
     while (at < count) {
         size_t next = cut > at ? cut : qlora__jin_piece_end(&w->line, at, w->pieces_at_hyphens);
-        QLORA__TRY(qlora__jin_work(m, 1 + w->width / 16));
+        QLORA__TRY(qlora__jin_work(m, 1 + (next - at) / 16));
         if (lines > 0 && qlora__jin_is_blank(&w->line, at, next)) {
             at = next;
             next = at < count ? qlora__jin_piece_end(&w->line, at, w->pieces_at_hyphens) : at;
@@ -24178,7 +24179,7 @@ static qlora_result qlora__jin_unescape(qlora__jin_machine* m, const qlora__jin_
     for (size_t at = 0; at < s->bytes;) {
         size_t before = at;
         if (s->data[at] == '&' && at + 1 < s->bytes) {
-            QLORA__TRY(qlora__jin_work(m, 16));
+            QLORA__TRY(qlora__jin_work(m, s->data[at + 1] == '#' ? 2 : 200));
             QLORA__TRY(s->data[at + 1] == '#' ? qlora__jin_put_number(m, s, &at, out)
                                               : qlora__jin_put_named(m, s, &at, out));
         }
@@ -31663,4 +31664,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 605abbc5367d9fc3
+//@@ end 5416c2e326c092f9

@@ -49,11 +49,13 @@ static bool qlora__jin_is_wrap_mark(uint32_t code) {
 // words.
 static size_t qlora__jin_long_dash(const qlora__jin_line* line, size_t at) {
     size_t end = at;
+    if (at == 0 || !qlora__jin_is_wrap_mark(line->codes[at - 1])) {
+        return 0; // before the dashes are counted: once for each row of them
+    }
     while (end < line->count && line->codes[end] == '-') {
         end++;
     }
-    bool dash = end - at >= 2 && at > 0 && qlora__jin_is_wrap_mark(line->codes[at - 1]) &&
-                end < line->count && qlora__jin_is_word(line->codes[end]);
+    bool dash = end - at >= 2 && end < line->count && qlora__jin_is_word(line->codes[end]);
     return dash ? end : 0;
 }
 
@@ -140,7 +142,7 @@ static qlora_result qlora__jin_wrap_line(qlora__jin_machine* m, qlora__jin_wrap*
     size_t cut = 0;   // a piece that was broken goes on to here
     while (at < count) {
         size_t next = cut > at ? cut : qlora__jin_piece_end(&w->line, at, w->pieces_at_hyphens);
-        QLORA__TRY(qlora__jin_work(m, 1 + w->width / 16));
+        QLORA__TRY(qlora__jin_work(m, 1 + (next - at) / 16));
         if (lines > 0 && qlora__jin_is_blank(&w->line, at, next)) {
             at = next;
             next = at < count ? qlora__jin_piece_end(&w->line, at, w->pieces_at_hyphens) : at;
