@@ -23906,14 +23906,6 @@ static qlora_result qlora__jin_sorted(qlora__jin_machine* m, qlora__jin_value v,
     return QLORA_OK;
 }
 
-static qlora_result qlora__jin_repr_text(qlora__jin_machine* m, qlora__jin_value v,
-                                         qlora__jin_value* out) {
-    qlora__jin_buffer buffer;
-    memset(&buffer, 0, sizeof buffer);
-    QLORA__TRY(qlora__jin_repr(m, v, &buffer));
-    return qlora__jin_buffer_string(m, &buffer, out);
-}
-
 static qlora_result qlora__jin_new_line(qlora__jin_machine* m, int64_t indent,
                                         qlora__jin_buffer* out) {
     QLORA__TRY(qlora__jin_puts(m, out, "\n"));
@@ -23944,18 +23936,18 @@ static qlora_result qlora__jin_pretty_words(qlora__jin_machine* m, qlora__jin_va
         next = qlora__jin_skip_space(s->data, s->bytes, next);
         qlora__jin_value candidate;
         QLORA__TRY(qlora__jin_part(m, line, begin, next, &candidate));
-        QLORA__TRY(qlora__jin_repr_text(m, candidate, &shown));
+        QLORA__TRY(qlora__jin_convert(m, candidate, 'r', &shown));
         int64_t room = next == s->bytes ? last_width : width;
         if ((int64_t)shown.as.string->chars > room && end > begin) {
             QLORA__TRY(qlora__jin_part(m, line, begin, end, &candidate));
-            QLORA__TRY(qlora__jin_repr_text(m, candidate, &shown));
+            QLORA__TRY(qlora__jin_convert(m, candidate, 'r', &shown));
             QLORA__TRY(qlora__jin_list_add(m, chunks, shown));
             begin = end;
         }
         end = next;
     }
     QLORA__TRY(qlora__jin_part(m, line, begin, end, &shown));
-    QLORA__TRY(qlora__jin_repr_text(m, shown, &shown));
+    QLORA__TRY(qlora__jin_convert(m, shown, 'r', &shown));
     return qlora__jin_list_add(m, chunks, shown);
 }
 
@@ -23976,7 +23968,7 @@ static qlora_result qlora__jin_pretty_string(qlora__jin_machine* m, qlora__jin_v
     QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &chunks));
     for (size_t i = 0; i < lines.as.list->count; i++) {
         bool last = i + 1 == lines.as.list->count;
-        QLORA__TRY(qlora__jin_repr_text(m, lines.as.list->items[i], &shown));
+        QLORA__TRY(qlora__jin_convert(m, lines.as.list->items[i], 'r', &shown));
         if ((int64_t)shown.as.string->chars <= (last ? width - allowance : width)) {
             QLORA__TRY(qlora__jin_list_add(m, chunks.as.list, shown));
         } else {
@@ -24001,7 +23993,7 @@ static qlora_result qlora__jin_pretty(qlora__jin_machine* m, qlora__jin_value v,
     qlora__jin_value shown;
     bool dict = v.kind == QLORA__JIN_DICT;
     bool list = v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE;
-    QLORA__TRY(qlora__jin_repr_text(m, v, &shown));
+    QLORA__TRY(qlora__jin_convert(m, v, 'r', &shown));
     bool fits = (int64_t)shown.as.string->chars <= QLORA__JIN_PRETTY_WIDTH - indent - allowance;
     if (!fits && v.kind == QLORA__JIN_VIEW && v.flag == 3) {
         return qlora__jin_fail(m, "pprint of a set that needs several lines is not supported");
@@ -24022,7 +24014,7 @@ static qlora_result qlora__jin_pretty(qlora__jin_machine* m, qlora__jin_value v,
         QLORA__TRY(i > 0 ? qlora__jin_puts(m, out, ",") : QLORA_OK);
         QLORA__TRY(i > 0 ? qlora__jin_new_line(m, inner, out) : QLORA_OK);
         if (dict) {
-            QLORA__TRY(qlora__jin_repr_text(m, v.as.dict->keys[i], &shown));
+            QLORA__TRY(qlora__jin_convert(m, v.as.dict->keys[i], 'r', &shown));
             QLORA__TRY(qlora__jin_print(m, shown, out));
             QLORA__TRY(qlora__jin_puts(m, out, ": "));
             inner += (int64_t)shown.as.string->chars + 2;
@@ -24814,7 +24806,9 @@ QLORA__JIN_TEST(in) {
 
 QLORA__JIN_TEST(divisibleby) {
     qlora__jin_value rest;
-    QLORA__TRY(qlora__jin_binary(m, '%', v, other, &rest));
+    QLORA__TRY(v.kind == QLORA__JIN_STRING // a format, which is never equal to zero
+                   ? qlora__jin_percent(m, v, other, &rest)
+                   : qlora__jin_binary(m, '%', v, other, &rest));
     QLORA__TRY(qlora__jin_equal(m, rest, qlora__jin_int(0), out));
     return QLORA_OK;
 }
@@ -31664,4 +31658,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 5416c2e326c092f9
+//@@ end f65361af3c21ad20

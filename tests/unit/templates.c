@@ -94,6 +94,7 @@ static const char* const behaviours[][2] = {
     {"{{ [1, 2] | random }}", "!\"random\" is not supported: its result cannot be repeated"},
     {"{{ [none, none] | sort }}{{ [[1], [2]] | sort(attribute='z') }}", "[None, None][[1], [2]]"},
     {"{% filter length %}abc{% endfilter %}", "!not a string"},
+    {"{{ 'a' is divisibleby({}) }}{{ '%s' is divisibleby(3) }}", "FalseFalse"},
     {"{{ '\\x7f' | tojson(true) }}{{ '\\x7f' | tojson }}", "\"\\u007f\"\"\x7F\""},
     // methods
     {"{{ 'Stra\xC3\x9F"
