@@ -23087,8 +23087,10 @@ static bool qlora__jin_read_real(const char* text, size_t size, double* out) {
             k++;
         }
         if (at + k == size && words[i][k] == '\0') {
-            double huge = 1e308 * 10.0;
-            *out = i == 2 ? huge - huge : minus ? -huge : huge;
+            const uint64_t bits = (uint64_t)0x7FF << 52;
+            double infinite = 0.0;
+            memcpy(&infinite, &bits, sizeof infinite);
+            *out = i == 2 ? infinite - infinite : minus ? -infinite : infinite;
             return true;
         }
     }
@@ -31658,4 +31660,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end f65361af3c21ad20
+//@@ end b1c49810470abcb2

@@ -350,8 +350,10 @@ static bool qlora__jin_read_real(const char* text, size_t size, double* out) {
             k++;
         }
         if (at + k == size && words[i][k] == '\0') {
-            double huge = 1e308 * 10.0;
-            *out = i == 2 ? huge - huge : minus ? -huge : huge;
+            const uint64_t bits = (uint64_t)0x7FF << 52;
+            double infinite = 0.0;
+            memcpy(&infinite, &bits, sizeof infinite);
+            *out = i == 2 ? infinite - infinite : minus ? -infinite : infinite;
             return true;
         }
     }
