@@ -281,17 +281,16 @@ static qlora_result qlora__jin_number_text(qlora__jin_machine* m, const qlora__j
                           code <= qlora__text_decimal_runs[i].last;
             zero = inside ? qlora__text_decimal_runs[i].first : zero;
         }
-        if (code >= 0x80 && !qlora__jin_is_decimal(code)) {
+        bool full = *size + 1 >= room;
+        bool digit = qlora__jin_is_decimal(code) || code == '_';
+        if ((code >= 0x80 || full) && !digit) {
             *size = 0;
             return QLORA_OK;
         }
-        if (*size + 1 >= room) {
-            return qlora__jin_too_big(m);
-        }
-        out[(*size)++] = (char)(code >= 0x80 ? '0' + (code - zero) % 10 : code);
+        out[*size] = (char)(code >= 0x80 ? '0' + (code - zero) % 10 : code);
+        *size += full ? 0 : 1;
     }
-    out[*size] = '\0';
-    return QLORA_OK;
+    return *size + 1 < room ? QLORA_OK : qlora__jin_too_big(m);
 }
 
 static int64_t qlora__jin_digit_value(char c) {
@@ -351,8 +350,10 @@ static bool qlora__jin_read_real(const char* text, size_t size, double* out) {
             k++;
         }
         if (at + k == size && words[i][k] == '\0') {
-            double huge = 1e308 * 10.0;
-            *out = i == 2 ? huge - huge : minus ? -huge : huge;
+            const uint64_t bits = (uint64_t)0x7FF << 52;
+            double infinite = 0.0;
+            memcpy(&infinite, &bits, sizeof infinite);
+            *out = i == 2 ? infinite - infinite : minus ? -infinite : infinite;
             return true;
         }
     }

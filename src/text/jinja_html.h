@@ -132,7 +132,7 @@ static qlora_result qlora__jin_unescape(qlora__jin_machine* m, const qlora__jin_
     for (size_t at = 0; at < s->bytes;) {
         size_t before = at;
         if (s->data[at] == '&' && at + 1 < s->bytes) {
-            QLORA__TRY(qlora__jin_work(m, 16));
+            QLORA__TRY(qlora__jin_work(m, s->data[at + 1] == '#' ? 2 : 200));
             QLORA__TRY(s->data[at + 1] == '#' ? qlora__jin_put_number(m, s, &at, out)
                                               : qlora__jin_put_named(m, s, &at, out));
         }

@@ -49,11 +49,13 @@ static bool qlora__jin_is_wrap_mark(uint32_t code) {
 // words.
 static size_t qlora__jin_long_dash(const qlora__jin_line* line, size_t at) {
     size_t end = at;
+    if (at == 0 || !qlora__jin_is_wrap_mark(line->codes[at - 1])) {
+        return 0; // before the dashes are counted: once for each row of them
+    }
     while (end < line->count && line->codes[end] == '-') {
         end++;
     }
-    bool dash = end - at >= 2 && at > 0 && qlora__jin_is_wrap_mark(line->codes[at - 1]) &&
-                end < line->count && qlora__jin_is_word(line->codes[end]);
+    bool dash = end - at >= 2 && end < line->count && qlora__jin_is_word(line->codes[end]);
     return dash ? end : 0;
 }
 
@@ -140,7 +142,7 @@ static qlora_result qlora__jin_wrap_line(qlora__jin_machine* m, qlora__jin_wrap*
     size_t cut = 0;   // a piece that was broken goes on to here
     while (at < count) {
         size_t next = cut > at ? cut : qlora__jin_piece_end(&w->line, at, w->pieces_at_hyphens);
-        QLORA__TRY(qlora__jin_work(m, 1 + w->width / 16));
+        QLORA__TRY(qlora__jin_work(m, 1 + (next - at) / 16));
         if (lines > 0 && qlora__jin_is_blank(&w->line, at, next)) {
             at = next;
             next = at < count ? qlora__jin_piece_end(&w->line, at, w->pieces_at_hyphens) : at;
@@ -258,14 +260,6 @@ static qlora_result qlora__jin_sorted(qlora__jin_machine* m, qlora__jin_value v,
     return QLORA_OK;
 }
 
-static qlora_result qlora__jin_repr_text(qlora__jin_machine* m, qlora__jin_value v,
-                                         qlora__jin_value* out) {
-    qlora__jin_buffer buffer;
-    memset(&buffer, 0, sizeof buffer);
-    QLORA__TRY(qlora__jin_repr(m, v, &buffer));
-    return qlora__jin_buffer_string(m, &buffer, out);
-}
-
 static qlora_result qlora__jin_new_line(qlora__jin_machine* m, int64_t indent,
                                         qlora__jin_buffer* out) {
     QLORA__TRY(qlora__jin_puts(m, out, "\n"));
@@ -296,18 +290,18 @@ static qlora_result qlora__jin_pretty_words(qlora__jin_machine* m, qlora__jin_va
         next = qlora__jin_skip_space(s->data, s->bytes, next);
         qlora__jin_value candidate;
         QLORA__TRY(qlora__jin_part(m, line, begin, next, &candidate));
-        QLORA__TRY(qlora__jin_repr_text(m, candidate, &shown));
+        QLORA__TRY(qlora__jin_convert(m, candidate, 'r', &shown));
         int64_t room = next == s->bytes ? last_width : width;
         if ((int64_t)shown.as.string->chars > room && end > begin) {
             QLORA__TRY(qlora__jin_part(m, line, begin, end, &candidate));
-            QLORA__TRY(qlora__jin_repr_text(m, candidate, &shown));
+            QLORA__TRY(qlora__jin_convert(m, candidate, 'r', &shown));
             QLORA__TRY(qlora__jin_list_add(m, chunks, shown));
             begin = end;
         }
         end = next;
     }
     QLORA__TRY(qlora__jin_part(m, line, begin, end, &shown));
-    QLORA__TRY(qlora__jin_repr_text(m, shown, &shown));
+    QLORA__TRY(qlora__jin_convert(m, shown, 'r', &shown));
     return qlora__jin_list_add(m, chunks, shown);
 }
 
@@ -328,7 +322,7 @@ static qlora_result qlora__jin_pretty_string(qlora__jin_machine* m, qlora__jin_v
     QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &chunks));
     for (size_t i = 0; i < lines.as.list->count; i++) {
         bool last = i + 1 == lines.as.list->count;
-        QLORA__TRY(qlora__jin_repr_text(m, lines.as.list->items[i], &shown));
+        QLORA__TRY(qlora__jin_convert(m, lines.as.list->items[i], 'r', &shown));
         if ((int64_t)shown.as.string->chars <= (last ? width - allowance : width)) {
             QLORA__TRY(qlora__jin_list_add(m, chunks.as.list, shown));
         } else {
@@ -353,7 +347,7 @@ static qlora_result qlora__jin_pretty(qlora__jin_machine* m, qlora__jin_value v,
     qlora__jin_value shown;
     bool dict = v.kind == QLORA__JIN_DICT;
     bool list = v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE;
-    QLORA__TRY(qlora__jin_repr_text(m, v, &shown));
+    QLORA__TRY(qlora__jin_convert(m, v, 'r', &shown));
     bool fits = (int64_t)shown.as.string->chars <= QLORA__JIN_PRETTY_WIDTH - indent - allowance;
     if (!fits && v.kind == QLORA__JIN_VIEW && v.flag == 3) {
         return qlora__jin_fail(m, "pprint of a set that needs several lines is not supported");
@@ -374,7 +368,7 @@ static qlora_result qlora__jin_pretty(qlora__jin_machine* m, qlora__jin_value v,
         QLORA__TRY(i > 0 ? qlora__jin_puts(m, out, ",") : QLORA_OK);
         QLORA__TRY(i > 0 ? qlora__jin_new_line(m, inner, out) : QLORA_OK);
         if (dict) {
-            QLORA__TRY(qlora__jin_repr_text(m, v.as.dict->keys[i], &shown));
+            QLORA__TRY(qlora__jin_convert(m, v.as.dict->keys[i], 'r', &shown));
             QLORA__TRY(qlora__jin_print(m, shown, out));
             QLORA__TRY(qlora__jin_puts(m, out, ": "));
             inner += (int64_t)shown.as.string->chars + 2;

@@ -167,7 +167,9 @@ QLORA__JIN_TEST(in) {
 
 QLORA__JIN_TEST(divisibleby) {
     qlora__jin_value rest;
-    QLORA__TRY(qlora__jin_binary(m, '%', v, other, &rest));
+    QLORA__TRY(v.kind == QLORA__JIN_STRING // a format, which is never equal to zero
+                   ? qlora__jin_percent(m, v, other, &rest)
+                   : qlora__jin_binary(m, '%', v, other, &rest));
     QLORA__TRY(qlora__jin_equal(m, rest, qlora__jin_int(0), out));
     return QLORA_OK;
 }
