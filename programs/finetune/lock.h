@@ -129,7 +129,7 @@ static void lock_close(int file, const char* path) {
 }
 #endif
 
-// Who holds the lock of a folder, as far as can be told; false: nobody.
+// Who holds the lock of a folder; false: nobody, or it cannot be told yet. On Windows it never can.
 #ifdef _WIN32
 static bool lock_held(const char* path, lock_owner* owner) {
     (void)path;
@@ -160,7 +160,8 @@ static bool lock_held(const char* path, lock_owner* owner) {
     lock_owner self;
     lock_self(&self);
     bool here = strcmp(owner->host, self.host) == 0 && all.l_pid > 0;
-    return all.l_type != F_UNLCK && (!here || (long)all.l_pid == owner->process);
+    return all.l_type != F_UNLCK && owner->process > 0 &&
+           (!here || (long)all.l_pid == owner->process);
 }
 #endif
 

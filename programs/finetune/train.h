@@ -554,6 +554,7 @@ static bool train_loop(app* a) {
         return ok;
     }
     if (!ok && a->gpus.exchange != NULL) { // the parameters may not be those of a whole step
+        complain(a);
         picture_write(a, true);
         return false;
     }

@@ -15,6 +15,26 @@ same_adapter() {
     cmp -s "$1/adapter/adapter_model.safetensors" "$2/adapter/adapter_model.safetensors"
 }
 
+# A rank that is killed is named, and the other one says what it was doing.
+rank_killed() {
+    local launcher
+    rm -rf killed
+    FAKENCCL_WAITS=8000 "$finetune" "$@" --ranks 2 --steps 100000 --save-every 1 --out killed \
+        >out 2>err &
+    launcher=$!
+    for ((i = 0; i < 1200; i++)); do
+        [[ -s killed/checkpoint/latest ]] && break
+        sleep 0.1
+    done
+    kill -9 "$(pgrep -P $launcher finetune | sed -n 2p)"
+    wait $launcher
+    status=$?
+    check "a rank is killed ($status)" [ $status -eq 1 ]
+    check "it is named" grep -q "finetune: rank 1 was ended by signal 9" err
+    check "and the other one says why it ends" \
+        grep -qE "finetune: rank 0: (training|talking to other ranks): ." err
+}
+
 ranks() { # --ranks, torchrun
     local gpu=(--model model --data sums.jsonl --mode f32 --tokens 64 --length 64 --rank 2)
     local first second old=${LD_LIBRARY_PATH:-}
@@ -64,6 +84,7 @@ ranks() { # --ranks, torchrun
     check "a rank without a GPU ($status)" [ "$status" -eq 1 ]
     check "says so, and why" grep -q \
         "rank 1: .*this one has no GPU (device 1: the driver reports 1 CUDA .*); .* use mpirun" err
+    rank_killed "${gpu[@]}"
     export LD_LIBRARY_PATH=$old
     unset CUDA_VISIBLE_DEVICES TMPDIR
 }
