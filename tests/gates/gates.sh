@@ -2,7 +2,8 @@
 # gates.sh - every gate of check.sh must be able to fail: injects one defect after another into a
 # copy of the repository and expects the gate to report FAIL. Usage: gates.sh [GATE...]; part of
 # `make soak`. With GATES_PASS=1, the gates are known to pass without a defect, after `make check`,
-# and are not run without one.
+# and are not run without one; with GATES_DRY=1, the gates are not run at all, but every defect must
+# still find the text that it edits.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 only=" $* "
@@ -51,7 +52,7 @@ defect() {
     fresh_copy
     if [[ -z ${before[$gate]:-} ]]; then
         before[$gate]=ok
-        [[ -n ${GATES_PASS:-} ]] || before[$gate]=$(verdict "$gate")
+        [[ -n ${GATES_PASS:-}${GATES_DRY:-} ]] || before[$gate]=$(verdict "$gate")
     fi
     if [[ ${before[$gate]} == skip ]]; then
         echo "skipped   $gate: $what (the gate is skipped on this machine)"
@@ -68,6 +69,10 @@ defect() {
     if [[ $(fingerprint) == "$whole" ]]; then
         echo "MISSED    $gate: $what (the command changed nothing: the text it edits is gone)"
         missed=$((missed + 1))
+        return
+    fi
+    if [[ -n ${GATES_DRY:-} ]]; then
+        echo "applies   $gate: $what"
         return
     fi
     after=$(CHECK_FAST=1 verdict "$gate")
@@ -169,12 +174,12 @@ defect packaging "programs for everybody" \
     'sed -i "s/^set(top_level OFF)/set(top_level ON)/" CMakeLists.txt'
 defect ptx_fresh "a source changed" 'echo "// x" >>kernels/common.cuh'
 defect ptx_fresh "a new source" 'echo "// x" >kernels/zzz.cu'
-defect ptx_fresh "manually edited PTX" 'sed -i "0,/^\"ret;/s/^\"ret;/\"exit;/" kernels_ptx.h'
-defect ptx_same "manually edited PTX" 'sed -i "0,/^\"ret;/s/^\"ret;/\"exit;/" kernels_ptx.h'
+defect ptx_fresh "manually edited PTX" 'sed -i "0,/:ret;}/s/:ret;}/:exit;}/" kernels_ptx.h'
+defect ptx_same "manually edited PTX" 'sed -i "0,/:ret;}/s/:ret;}/:exit;}/" kernels_ptx.h'
 defect ptx_assemble "an instruction that does not exist" \
-    'sed -i "0,/^\"ret;/s/^\"ret;/\"rat;/" kernels_ptx.h'
+    'sed -i "0,/:ret;}/s/:ret;}/:rat;}/" kernels_ptx.h'
 defect ptx_assemble "an instruction of a newer PTX version" \
-    'sed -i "0,/^\"ret;/s/^\"ret;/\"griddepcontrol.wait; ret;/" kernels_ptx.h'
+    'sed -i "0,/:ret;}/s/:ret;}/:griddepcontrol.wait;ret;}/" kernels_ptx.h'
 defect ptx_assemble "a name without our prefix" \
     'sed -i "s/\.entry qlora_/.entry other_/" kernels_ptx.h'
 defect link "no guard around the implementation" \
@@ -267,7 +272,7 @@ defect wine "arguments in the code page" \
 defect wine "folders that are not removed" \
     'sed -i "s/(qlora__os_is_folder(wide) ? _wrmdir/(false ? _wrmdir/" src/platform/windows.h'
 defect golden "a rotation in the wrong direction on the CPU" \
-    'sed -i "s/a \* cosine - b \* sine/a * cosine + b * sine/" src/ops/rope.h'
+    'sed -i "s/sine, (QLORA__REAL)job->sign, n);/sine, -(QLORA__REAL)job->sign, n);/" src/ops/rope.h'
 defect fuzz "a parser that crashes" \
     'sed -i "s/^int LLVMFuzzerTestOneInput.*{/&\n    __builtin_trap();/" tests/fuzz/*.c'
 defect fuzz "a checksum that is not compared" \
