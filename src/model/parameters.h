@@ -277,8 +277,8 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
         if (values == NULL) {
             return QLORA_ERR_MEMORY;
         }
-        const uint32_t key[2] = {(uint32_t)m->desc.seed,
-                                 (uint32_t)(m->desc.seed >> 32) ^ 0x4c6f5241u};
+        const uint32_t key[2] = {(uint32_t)m->adapter_seed,
+                                 (uint32_t)(m->adapter_seed >> 32) ^ 0x4c6f5241u};
         float bound = 1.0f / sqrtf((float)t.cols);
         for (int64_t j = 0; j < n && !t.is_b; j += 4) {
             const uint32_t counter[4] = {(uint32_t)(j / 4), (uint32_t)i,
