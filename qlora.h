@@ -145,7 +145,10 @@
        are those of each adapter; one that has come to its end is given no more sequences.
        An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
        a training of its own with the same micro-batches, if its sequences are next to each other
-       in every micro-batch and there are no tiles. Dropout, NEFTune, DoRA, trained norms,
+       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever the
+       others have, if its sequences and those around them have the same lengths; alone, it differs
+       by rounding. Every token costs the products of its own adapter and no others: the rows of
+       each adapter are computed separately, without graphs. Dropout, NEFTune, DoRA, trained norms,
        embeddings and rows, DPO and KTO, FP8 and several processes need a model with one adapter.
 
    FP8
@@ -30182,7 +30185,7 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
-                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora;
+                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
@@ -30994,11 +30997,6 @@ static qlora_result qlora__slots_create(qlora_ctx* ctx, qlora_model* m) {
     if (!qlora__has_several(m)) {
         return QLORA_OK;
     }
-    if (m->on_gpu) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "desc.slot_count is %d; several adapters need the CPU",
-                           (int)m->adapters);
-    }
     m->owns = (qlora__own*)qlora__alloc_zero(ctx, (size_t)m->adapters * sizeof *m->owns);
     m->loras = (qlora__lora*)qlora__alloc_zero(ctx, qlora__loras_bytes(m));
     m->runs =
@@ -31247,8 +31245,8 @@ static void qlora__slots_number(qlora_model* m) {
     m->plan.parameters = parameters;
 }
 
-// The room beside a row of several adapters: on the CPU, which computes the rows of each of them
-// separately, for the one with the highest ranks.
+// The room beside a row of several adapters, whose rows are computed separately: that of the one
+// with the highest ranks.
 static void qlora__slots_pads(qlora_model* m) {
     for (int32_t k = m->adapters - 1; k >= 0 && qlora__has_several(m); k--) {
         qlora__adapter_focus(m, k);
@@ -32671,8 +32669,8 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
 static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
                               qlora_adamw_range* range) {
     const qlora__layer* layer = &m->layers[t->layer];
-    if (t->projection == NULL || t->is_magnitude || !layer->cached) {
-        return;
+    if (t->projection == NULL || t->is_magnitude || !layer->cached || qlora__has_several(m)) {
+        return; // several adapters are placed when they are used
     }
     int number = (int)(t->projection - layer->projections);
     int group = m->arch->layout->rows[number].group;
@@ -33119,6 +33117,10 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
         run->end = row;
         run->label_end = starts[s + 1];
     }
+    // On the GPU, the rows that fill the micro-batch up have no gradients, but finite values.
+    if (m->run_count > 0 && !qlora__on_cpu(m->ctx)) {
+        m->runs[m->run_count - 1].end = m->plan.tokens;
+    }
 }
 
 // Writes a batch that has been checked into a slot and sends it to the device.
@@ -33236,7 +33238,7 @@ static qlora_tensor qlora__local(const qlora__pass* pass, const qlora_tensor* t,
 // Whether the rows of a pass can belong to several adapters. Decoding uses the current one.
 static bool qlora__pass_has_runs(const qlora__pass* pass) {
     const qlora_model* m = pass->m;
-    return qlora__has_several(m) && m->use_adapters && !pass->decoding && qlora__on_cpu(pass->ctx);
+    return qlora__has_several(m) && m->use_adapters && !pass->decoding;
 }
 
 // Sets the part of a pass that belongs to run number `index` of the micro-batch, or, without runs,
@@ -33334,6 +33336,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
     out->linear.operand = &out->operand;
     if (layer->cached && qlora__has_several(m)) { // the operand has those of the last run
+        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
         return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_ADAPTERS);
     }
     if (layer->cached || qlora__stack_is_placed(pass, out->linear.layer, group, false)) {
@@ -35350,6 +35353,12 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK; // nothing is compiled on the CPU
     }
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
+    if (qlora__has_several(m)) { // all rows belong to the first adapter
+        memset(m->runs, 0, sizeof *m->runs);
+        m->runs[0].end = m->plan.tokens;
+        m->runs[0].label_end = m->plan.tokens;
+        m->run_count = 1;
+    }
     int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
     QLORA__TRY(qlora__forward(&pass));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
@@ -36270,7 +36279,7 @@ qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
     return qlora__leave(ctx, qlora__adapter_load(ctx, model, dir, desc));
 }
 
-// Graphs are not affected: those of training have all adapters, and there are no texts.
+// Graphs are not affected: those of updates belong to a trainer, and others need one adapter.
 static qlora_result qlora__adapter_select(qlora_ctx* ctx, qlora_model* m, int64_t index) {
     QLORA__TRY(qlora__need_whole(ctx, "index", index, 0, m->adapters - 1));
     QLORA__TRY(qlora__model_idle(ctx, m, "selecting an adapter"));
@@ -40293,6 +40302,7 @@ static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
                        : desc->method != QLORA_METHOD_SFT     ? "desc.method is not SFT"
                        : desc->comm != NULL                   ? "desc.comm is set"
                        : desc->neftune > 0.0                  ? "desc.neftune is set"
+                       : desc->require_graph                  ? "desc.require_graph is set"
                                                               : NULL;
     if (what != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
@@ -40797,6 +40807,14 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     return QLORA_OK;
 }
 
+// Runs the micro-batch t->micro. With several adapters, the shapes of its products depend on which
+// rows belong to which of them, so there is no graph of it.
+static qlora_result qlora__micro_send_off(qlora_trainer* t, int64_t graph) {
+    return qlora__has_several(t->m)
+               ? qlora__micro_run(t->ctx, t)
+               : qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]);
+}
+
 // Queues a micro-batch that has been checked.
 static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch) {
     t->failed = true;
@@ -40804,7 +40822,7 @@ static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batc
     QLORA__TRY(qlora__micro_send(t, batch));
     int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
     int64_t graph = kind * t->chunk_room + t->micro.chunks;
-    QLORA__TRY(qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]));
+    QLORA__TRY(qlora__micro_send_off(t, graph));
     t->failed = false;
     return QLORA_OK;
 }
@@ -40953,7 +40971,8 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     memset(out, 0, sizeof *out);
     out->step = step;
     out->pending = t->step - step;
-    out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx);
+    out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx) &&
+                  !qlora__has_several(t->m);
     out->waits = t->m->ring.waits;
     if (step == 0 || report->step != step) {
         return;
@@ -41385,8 +41404,7 @@ static qlora_result qlora__each_queue(const qlora__each* each, qlora_trainer* le
     qlora__adapter_focus(each->m, lead->desc.adapter);
     qlora__micro_desc desc = {1.0, 0, 0, NULL, lead->desc.adapter, each->labels};
     QLORA__TRY(qlora__batch_send(each->ctx, each->m, batch, &desc, &lead->micro));
-    int64_t graph = lead->micro.chunks;
-    return qlora__run(lead, (uint64_t)graph, qlora__micro_run, &lead->graphs[graph]);
+    return qlora__micro_send_off(lead, lead->micro.chunks);
 }
 
 static qlora_result qlora__each_step(qlora__each* each, qlora_trainer* lead,
@@ -42859,4 +42877,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end dffe6759ad2976f1
+//@@ end 26d70b3285a5925d

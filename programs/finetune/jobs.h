@@ -605,7 +605,7 @@ static bool jobs_train(job_list* l) {
 }
 
 static void jobs_close(job_list* l) {
-    for (size_t i = 0; i < l->count; i++) {
+    for (size_t i = l->count; i-- > 0;) { // the folder above was made with the first one
         job* j = l->data[i];
         if (j->a.step == 0 && j->a.ctx != NULL && !j->a.o.plan) {
             out_unmake(&j->a);

@@ -501,7 +501,7 @@ qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
     return qlora__leave(ctx, qlora__adapter_load(ctx, model, dir, desc));
 }
 
-// Graphs are not affected: those of training have all adapters, and there are no texts.
+// Graphs are not affected: those of updates belong to a trainer, and others need one adapter.
 static qlora_result qlora__adapter_select(qlora_ctx* ctx, qlora_model* m, int64_t index) {
     QLORA__TRY(qlora__need_whole(ctx, "index", index, 0, m->adapters - 1));
     QLORA__TRY(qlora__model_idle(ctx, m, "selecting an adapter"));

@@ -145,7 +145,10 @@
        are those of each adapter; one that has come to its end is given no more sequences.
        An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
        a training of its own with the same micro-batches, if its sequences are next to each other
-       in every micro-batch and there are no tiles. Dropout, NEFTune, DoRA, trained norms,
+       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever the
+       others have, if its sequences and those around them have the same lengths; alone, it differs
+       by rounding. Every token costs the products of its own adapter and no others: the rows of
+       each adapter are computed separately, without graphs. Dropout, NEFTune, DoRA, trained norms,
        embeddings and rows, DPO and KTO, FP8 and several processes need a model with one adapter.
 
    FP8

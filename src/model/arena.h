@@ -634,7 +634,7 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
-                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora;
+                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];

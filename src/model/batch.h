@@ -227,6 +227,10 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
         run->end = row;
         run->label_end = starts[s + 1];
     }
+    // On the GPU, the rows that fill the micro-batch up have no gradients, but finite values.
+    if (m->run_count > 0 && !qlora__on_cpu(m->ctx)) {
+        m->runs[m->run_count - 1].end = m->plan.tokens;
+    }
 }
 
 // Writes a batch that has been checked into a slot and sends it to the device.

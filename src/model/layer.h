@@ -53,7 +53,7 @@ static qlora_tensor qlora__local(const qlora__pass* pass, const qlora_tensor* t,
 // Whether the rows of a pass can belong to several adapters. Decoding uses the current one.
 static bool qlora__pass_has_runs(const qlora__pass* pass) {
     const qlora_model* m = pass->m;
-    return qlora__has_several(m) && m->use_adapters && !pass->decoding && qlora__on_cpu(pass->ctx);
+    return qlora__has_several(m) && m->use_adapters && !pass->decoding;
 }
 
 // Sets the part of a pass that belongs to run number `index` of the micro-batch, or, without runs,
@@ -151,6 +151,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
     out->linear.operand = &out->operand;
     if (layer->cached && qlora__has_several(m)) { // the operand has those of the last run
+        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
         return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_ADAPTERS);
     }
     if (layer->cached || qlora__stack_is_placed(pass, out->linear.layer, group, false)) {

@@ -27,6 +27,12 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK; // nothing is compiled on the CPU
     }
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
+    if (qlora__has_several(m)) { // all rows belong to the first adapter
+        memset(m->runs, 0, sizeof *m->runs);
+        m->runs[0].end = m->plan.tokens;
+        m->runs[0].label_end = m->plan.tokens;
+        m->run_count = 1;
+    }
     int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
     QLORA__TRY(qlora__forward(&pass));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);

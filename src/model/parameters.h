@@ -124,8 +124,8 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
 static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
                               qlora_adamw_range* range) {
     const qlora__layer* layer = &m->layers[t->layer];
-    if (t->projection == NULL || t->is_magnitude || !layer->cached) {
-        return;
+    if (t->projection == NULL || t->is_magnitude || !layer->cached || qlora__has_several(m)) {
+        return; // several adapters are placed when they are used
     }
     int number = (int)(t->projection - layer->projections);
     int group = m->arch->layout->rows[number].group;

@@ -303,11 +303,6 @@ static qlora_result qlora__slots_create(qlora_ctx* ctx, qlora_model* m) {
     if (!qlora__has_several(m)) {
         return QLORA_OK;
     }
-    if (m->on_gpu) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "desc.slot_count is %d; several adapters need the CPU",
-                           (int)m->adapters);
-    }
     m->owns = (qlora__own*)qlora__alloc_zero(ctx, (size_t)m->adapters * sizeof *m->owns);
     m->loras = (qlora__lora*)qlora__alloc_zero(ctx, qlora__loras_bytes(m));
     m->runs =
@@ -556,8 +551,8 @@ static void qlora__slots_number(qlora_model* m) {
     m->plan.parameters = parameters;
 }
 
-// The room beside a row of several adapters: on the CPU, which computes the rows of each of them
-// separately, for the one with the highest ranks.
+// The room beside a row of several adapters, whose rows are computed separately: that of the one
+// with the highest ranks.
 static void qlora__slots_pads(qlora_model* m) {
     for (int32_t k = m->adapters - 1; k >= 0 && qlora__has_several(m); k--) {
         qlora__adapter_focus(m, k);

@@ -120,8 +120,7 @@ static qlora_result qlora__each_queue(const qlora__each* each, qlora_trainer* le
     qlora__adapter_focus(each->m, lead->desc.adapter);
     qlora__micro_desc desc = {1.0, 0, 0, NULL, lead->desc.adapter, each->labels};
     QLORA__TRY(qlora__batch_send(each->ctx, each->m, batch, &desc, &lead->micro));
-    int64_t graph = lead->micro.chunks;
-    return qlora__run(lead, (uint64_t)graph, qlora__micro_run, &lead->graphs[graph]);
+    return qlora__micro_send_off(lead, lead->micro.chunks);
 }
 
 static qlora_result qlora__each_step(qlora__each* each, qlora_trainer* lead,

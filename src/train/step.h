@@ -214,6 +214,14 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     return QLORA_OK;
 }
 
+// Runs the micro-batch t->micro. With several adapters, the shapes of its products depend on which
+// rows belong to which of them, so there is no graph of it.
+static qlora_result qlora__micro_send_off(qlora_trainer* t, int64_t graph) {
+    return qlora__has_several(t->m)
+               ? qlora__micro_run(t->ctx, t)
+               : qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]);
+}
+
 // Queues a micro-batch that has been checked.
 static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batch) {
     t->failed = true;
@@ -221,7 +229,7 @@ static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batc
     QLORA__TRY(qlora__micro_send(t, batch));
     int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
     int64_t graph = kind * t->chunk_room + t->micro.chunks;
-    QLORA__TRY(qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]));
+    QLORA__TRY(qlora__micro_send_off(t, graph));
     t->failed = false;
     return QLORA_OK;
 }
@@ -370,7 +378,8 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     memset(out, 0, sizeof *out);
     out->step = step;
     out->pending = t->step - step;
-    out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx);
+    out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx) &&
+                  !qlora__has_several(t->m);
     out->waits = t->m->ring.waits;
     if (step == 0 || report->step != step) {
         return;

@@ -32,11 +32,14 @@ static const model_shape step_tiny_shape = {
 
 // ---- options ------------------------------------------------------------------------------------
 
+#define STEP_ADAPTERS 64
+
 typedef struct step_options {
     const model_shape* shape;
     int64_t batch;
     int64_t seq;
     int64_t rank;
+    int64_t adapters;
     int64_t steps;
     int64_t head_chunk;
     int64_t tile;
@@ -64,6 +67,7 @@ static const char step_help[] =
     "                            gemma-3-4b, or tiny (required)\n"
     "  --batch B, --seq S        sequences per step and tokens per sequence (required)\n"
     "  --rank R                  LoRA rank (default 16)\n"
+    "  --adapters N              train N adapters at once, B / N sequences each (default 1)\n"
     "  --recompute auto|none|full\n"
     "                            layers to recompute (default auto)\n"
     "  --cache auto|on|off       keep 16-bit copies of the 4-bit weights (default auto)\n"
@@ -110,13 +114,10 @@ static bool step_option(step_options* o, const char* name, const char* value) {
         const char* name;
         int64_t* to;
         double most;
-    } wholes[] = {{"--batch", &o->batch, 65536},
-                  {"--seq", &o->seq, 1 << 24},
-                  {"--rank", &o->rank, 1024},
-                  {"--steps", &o->steps, 100000},
-                  {"--head-chunk", &o->head_chunk, 1 << 24},
-                  {"--tile", &o->tile, 1 << 24},
-                  {"--threads", &o->threads, 64}};
+    } wholes[] = {{"--batch", &o->batch, 65536},  {"--seq", &o->seq, 1 << 24},
+                  {"--rank", &o->rank, 1024},     {"--adapters", &o->adapters, STEP_ADAPTERS},
+                  {"--steps", &o->steps, 100000}, {"--head-chunk", &o->head_chunk, 1 << 24},
+                  {"--tile", &o->tile, 1 << 24},  {"--threads", &o->threads, 64}};
     const struct {
         const char* name;
         double* to;
@@ -168,6 +169,7 @@ static bool step_option(step_options* o, const char* name, const char* value) {
 static bool step_parse(step_options* o, int argc, char** argv) {
     memset(o, 0, sizeof *o);
     o->rank = 16;
+    o->adapters = 1;
     o->steps = 20;
     o->tflops = 790.0;
     o->tbps = 4.3;
@@ -192,6 +194,10 @@ static bool step_parse(step_options* o, int argc, char** argv) {
     }
     if (o->shape == NULL || o->batch == 0 || o->seq == 0) {
         fprintf(stderr, "bench step: --shape, --batch and --seq are required; see --help\n");
+        return false;
+    }
+    if (o->batch % o->adapters != 0) {
+        fprintf(stderr, "bench step: --batch must be a multiple of --adapters\n");
         return false;
     }
     return true;
@@ -245,9 +251,11 @@ typedef struct step_run {
     bool graph;
     qlora_ctx* ctx;
     qlora_model* model;
-    qlora_trainer* trainer;
+    qlora_trainer* trainer; // the first one
+    qlora_trainer* trainers[STEP_ADAPTERS];
     int32_t* ids; // STEP_BATCHES different batches
     int32_t* lengths;
+    int32_t* adapters; // of the sequences
     double* times;
     double* host;
     double open_start;
@@ -306,8 +314,20 @@ static bool step_planned(step_run* s, qlora_model_desc* desc) {
     return step_ok(s, qlora_model_open(s->ctx, desc, &s->model));
 }
 
+static bool step_trainers(step_run* s, qlora_train_desc* train) {
+    for (int64_t i = 0; i < s->o->adapters; i++) {
+        train->adapter = (int32_t)i;
+        if (!step_ok(s, qlora_trainer_create(s->model, train, &s->trainers[i]))) {
+            return false;
+        }
+    }
+    s->trainer = s->trainers[0];
+    return true;
+}
+
 static bool step_open(step_run* s) {
     const step_options* o = s->o;
+    qlora_adapter_slot slots[STEP_ADAPTERS];
     qlora_model_config config = shape_config(o->shape);
     qlora_model_desc desc;
     qlora_train_desc train;
@@ -322,6 +342,12 @@ static bool step_open(step_run* s) {
     desc.mode = o->mode == 2 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // 2: tf32, of the context
     desc.base = (qlora_base_format)o->base;
     desc.rank = (int32_t)o->rank;
+    memset(slots, 0, sizeof slots);
+    for (int64_t i = 0; i < o->adapters; i++) {
+        slots[i].seed = (uint64_t)i + 1;
+    }
+    desc.slots = slots;
+    desc.slot_count = o->adapters;
     desc.progress = step_progress;
     desc.progress_user = s;
     desc.tokens = o->batch * o->seq;
@@ -334,13 +360,13 @@ static bool step_open(step_run* s) {
     desc.offload = (qlora_choice)o->offload;
     desc.tile = o->tile;
     train.eager = !s->graph;
-    train.require_graph = s->graph && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
+    train.require_graph =
+        s->graph && o->adapters == 1 && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     budget.bytes = (uint64_t)(o->budget * 1073741824.0);
     s->open_start = step_seconds();
     s->weights_start = 0.0;
     if (!step_ok(s, qlora_plan_make(s->ctx, &desc, o->budget > 0.0 ? &budget : NULL, &s->plan)) ||
-        !step_planned(s, &desc) ||
-        !step_ok(s, qlora_trainer_create(s->model, &train, &s->trainer))) {
+        !step_planned(s, &desc) || !step_trainers(s, &train)) {
         return false;
     }
     s->open_s = step_seconds() - s->open_start;
@@ -352,9 +378,11 @@ static bool step_data(step_run* s) {
     int64_t tokens = s->o->batch * s->o->seq;
     s->ids = (int32_t*)malloc((size_t)(tokens * STEP_BATCHES) * sizeof *s->ids);
     s->lengths = (int32_t*)malloc((size_t)s->o->batch * sizeof *s->lengths);
+    s->adapters = (int32_t*)malloc((size_t)s->o->batch * sizeof *s->adapters);
     s->times = (double*)malloc((size_t)s->o->steps * sizeof *s->times);
     s->host = (double*)malloc((size_t)s->o->steps * sizeof *s->host);
-    if (s->ids == NULL || s->lengths == NULL || s->times == NULL || s->host == NULL) {
+    if (s->ids == NULL || s->lengths == NULL || s->adapters == NULL || s->times == NULL ||
+        s->host == NULL) {
         fprintf(stderr, "bench step: out of memory\n");
         return false;
     }
@@ -365,6 +393,7 @@ static bool step_data(step_run* s) {
     }
     for (int64_t i = 0; i < s->o->batch; i++) {
         s->lengths[i] = (int32_t)s->o->seq;
+        s->adapters[i] = (int32_t)(i * s->o->adapters / s->o->batch);
     }
     return true;
 }
@@ -377,6 +406,10 @@ static bool step_once(step_run* s, int64_t number) {
     b.labels = b.ids;
     b.lengths = s->lengths;
     b.count = s->o->batch;
+    if (s->o->adapters > 1) {
+        b.adapters = s->adapters;
+        return step_ok(s, qlora_train_step_each(s->trainers, s->o->adapters, &b, 1, NULL));
+    }
     double labels = (double)(s->o->batch * (s->o->seq - 1));
     return step_ok(s, qlora_train_micro(s->trainer, &b, labels)) &&
            step_ok(s, qlora_train_update(s->trainer));
@@ -496,11 +529,10 @@ static void step_print(const step_run* s) {
         {"tile", "tokens in a tile (0 = all)", 0, (double)s->plan.tile},
     };
     if (o->json) {
-        printf("{\"shape\": \"%s\", \"batch\": %lld, \"seq\": %lld, \"rank\": %lld, \"backend\": "
-               "\"%s\", "
-               "\"graph\": %s",
+        printf("{\"shape\": \"%s\", \"batch\": %lld, \"seq\": %lld, \"rank\": %lld, "
+               "\"adapters\": %lld, \"backend\": \"%s\", \"graph\": %s",
                o->shape->name, (long long)o->batch, (long long)o->seq, (long long)o->rank,
-               cuda ? "cuda" : "cpu", s->last.graphs ? "true" : "false");
+               (long long)o->adapters, cuda ? "cuda" : "cpu", s->last.graphs ? "true" : "false");
     } else {
         printf("%s, %lld x %lld tokens, rank %lld, %s, graph %s\n", o->shape->name,
                (long long)o->batch, (long long)o->seq, (long long)o->rank, cuda ? "CUDA" : "CPU",
@@ -530,10 +562,14 @@ static bool step_run_all(step_run* s, const step_options* o, qlora_ctx* ctx, boo
 }
 
 static bool step_close(step_run* s) {
-    bool ok = step_ok(s, qlora_trainer_destroy(s->trainer));
+    bool ok = true;
+    for (int64_t i = 0; i < s->o->adapters; i++) {
+        ok = step_ok(s, qlora_trainer_destroy(s->trainers[i])) && ok;
+    }
     ok = step_ok(s, qlora_model_close(s->model)) && ok;
     free(s->ids);
     free(s->lengths);
+    free(s->adapters);
     free(s->times);
     free(s->host);
     return ok;
@@ -560,6 +596,7 @@ static bool step_seconds_of(qlora_ctx* ctx, const char* shape, int base, int64_t
     o.batch = batch;
     o.seq = seq;
     o.rank = 16;
+    o.adapters = 1;
     o.steps = 2;
     o.base = base;
     bool ok = o.shape != NULL && step_run_all(&s, &o, ctx, false, step_seconds());

@@ -474,7 +474,7 @@ data_make
 groups="wrong_use looking training long_samples others_files own_folders saving_fails full_disk"
 groups="$groups plots logs locks closing links starting_over saved_work interrupts"
 groups="$groups several lengthy inputs tables weights notes resuming extending doctors configs"
-groups="$groups adapters"
+groups="$groups adapters jobs"
 groups="$groups evaluations"
 groups="$groups best preferences demos sampling events pages helps"
 [[ $# -gt 0 ]] && groups=$*

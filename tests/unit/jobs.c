@@ -514,6 +514,10 @@ TEST jobs_are_checked(const test_machine* machine) {
     d.neftune = 5.0;
     ASSERT_REFUSED(j.r, QLORA_ERR_UNSUPPORTED, "neftune",
                    qlora_trainer_create(j.r.model, &d, &trainer));
+    d.neftune = 0.0;
+    d.require_graph = true;
+    ASSERT_REFUSED(j.r, QLORA_ERR_UNSUPPORTED, "require_graph",
+                   qlora_trainer_create(j.r.model, &d, &trainer));
     ASSERT(jobs_close(&j, &s));
     PASS();
 }
@@ -555,11 +559,11 @@ TEST generates_by_adapter(const test_machine* machine) {
 }
 
 SUITE(jobs_suite) {
-    RUN_ON(TEST_CPU, together_is_as_alone);
-    RUN_ON(TEST_CPU, others_do_not_matter);
-    RUN_ON(TEST_CPU, evaluates_by_adapter);
+    RUN_ON(TEST_ONE_EACH, together_is_as_alone);
+    RUN_ON(TEST_ONE_EACH, others_do_not_matter);
+    RUN_ON(TEST_ONE_EACH, evaluates_by_adapter);
     RUN_ON(TEST_CPU, adapters_have_files);
-    RUN_ON(TEST_CPU, jobs_resume);
-    RUN_ON(TEST_CPU, jobs_are_checked);
+    RUN_ON(TEST_ONE_EACH, jobs_resume);
+    RUN_ON(TEST_ONE_EACH, jobs_are_checked);
     RUN_ON(TEST_CPU, generates_by_adapter);
 }
