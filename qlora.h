@@ -137,6 +137,20 @@
        every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU results are
        unspecified.
 
+   SEVERAL ADAPTERS
+       With desc.slots, a model has several adapters on one base, each with its own rank, scale and
+       seed, its own trainer (desc.adapter: learning rate, schedule, clip, checkpoints) and its own
+       files (qlora_adapter_select). qlora_train_step_each runs a step of all of them in one pass
+       over the base: batch.adapters tells which one a sequence belongs to. Sums, norms and losses
+       are those of each adapter; one that has come to its end is given no more sequences.
+       An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
+       a training of its own with the same micro-batches, if its sequences are next to each other
+       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever the
+       others have, if its sequences and those around them have the same lengths; alone, it differs
+       by rounding. Every token costs the products of its own adapter and no others: the rows of
+       each adapter are computed separately, without graphs. Dropout, NEFTune, DoRA, trained norms,
+       embeddings and rows, DPO and KTO, FP8 and several processes need a model with one adapter.
+
    FP8
        QLORA_MODE_FP8 is BF16 with faster products of 4-bit weights: cuBLASLt (12.9 or later)
        multiplies e4m3 numbers, with one scale per token and one per stack of weights (q, k and v;
@@ -713,6 +727,13 @@ typedef enum qlora_optimizer {
     QLORA_OPTIMIZER_ADAMW_8BIT = 1
 } qlora_optimizer;
 
+// One of several adapters of a model; see SEVERAL ADAPTERS in the manual.
+typedef struct qlora_adapter_slot {
+    int32_t rank;  // 0 = desc.rank
+    float alpha;   // 0 = desc.alpha, or 2 * rank if that is 0
+    uint64_t seed; // for its first values
+} qlora_adapter_slot;
+
 typedef enum qlora_choice {
     QLORA_CHOICE_AUTO = 0,
     QLORA_CHOICE_ON = 1,
@@ -768,8 +789,10 @@ typedef struct qlora_model_desc {
     // of the model's vocabulary on make it larger and must be without gaps.
     const qlora_new_token* new_tokens;
     int64_t new_token_count;
-    uint32_t targets; // qlora_target bits that the model has; 0 = all
-    bool train_norms; // also train the RMSNorm weights
+    uint32_t targets;                // qlora_target bits that the model has; 0 = all
+    bool train_norms;                // also train the RMSNorm weights
+    const qlora_adapter_slot* slots; // the adapters of the model, at most 64; NULL = one
+    int64_t slot_count;
     // Its memory.
     qlora_purpose purpose;      // 0 = TRAIN
     qlora_optimizer optimizer;  // 0 = ADAMW
@@ -883,10 +906,12 @@ typedef struct qlora_model_info {
     qlora_purpose purpose;
     int64_t generate_tokens;
     int64_t generate_sequences;
-    int64_t parameters; // number of trained tensors
+    int64_t parameters; // number of trained tensors of an adapter
     bool use_adapters;
-    int64_t trainers;    // number of trainers that exist, 0 or 1
+    int64_t trainers;    // number of trainers that exist, at most one per adapter
     int64_t generations; // number of generations that exist, at most generate_sequences
+    int64_t adapters;    // number of adapters, at least 1
+    int64_t adapter;     // the one that qlora_adapter_select has chosen
 } qlora_model_info;
 // Does not use the device and does not change qlora_last_error.
 QLORA_API qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out);
@@ -926,6 +951,9 @@ typedef struct qlora_batch {
     const int32_t* roles;     // a qlora_role per sequence
     const double* references; // log-probability of each sequence by the base, as returned by
                               // qlora_eval_sequences with adapters off; NULL = computed in the step
+    // The adapter of each sequence, if the model has several; NULL = that of the trainer, or the
+    // selected one in an evaluation.
+    const int32_t* adapters;
 } qlora_batch;
 // The sum of the weights of the trained labels: the batch's share of total_labels.
 QLORA_API double qlora_batch_labels(const qlora_batch* batch);
@@ -1088,18 +1116,20 @@ typedef struct qlora_train_desc {
     double neftune;
     const qlora_comm* comm; // processes that train together; NULL = this one alone. Every process
                             // passes all batches of a step and computes its share of them
+    int32_t adapter;        // index of the adapter that it trains, if the model has several
     uint32_t reserved_must_be_zero1;
 } qlora_train_desc;
 
-// Starts the optimizer from zero and leaves the adapters as they are. desc NULL = all defaults. A
-// model has at most one trainer at a time and must have been opened with QLORA_PURPOSE_TRAIN. Waits
-// for the device.
+// Starts the optimizer from zero and leaves the adapters as they are. desc NULL = all defaults. An
+// adapter has at most one trainer at a time, and its model must have been opened with
+// QLORA_PURPOSE_TRAIN. Waits for the device.
 QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* desc,
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
 // Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio,
-// lr_factors, neftune and comm cannot change and must be as before. Does not wait for the device.
+// lr_factors, neftune, comm and adapter cannot change and must be as before. Does not wait for the
+// device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -1134,7 +1164,14 @@ typedef struct qlora_train_info {
 // computed. Waits for the device and reports the step, unless out is NULL.
 QLORA_API qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches,
                                         int64_t count, qlora_train_info* out);
-// The gradients of such a step without its update: qlora_train_step is this call and then
+// Runs one step of each of `count` trainers of the same model, which train different adapters, over
+// the same micro-batches: batch.adapters gives the adapter of every sequence. A trainer's step
+// consists of the sequences of its adapter; one without sequences stays as it is. out is NULL or
+// has room for `count` reports. See SEVERAL ADAPTERS in the manual for what the results depend on.
+QLORA_API qlora_result qlora_train_step_each(qlora_trainer* const* trainers, int64_t count,
+                                             const qlora_batch* batches, int64_t batch_count,
+                                             qlora_train_info* out);
+// The gradients of a step without its update: qlora_train_step is this call and then
 // qlora_train_update. Does not wait for the device.
 QLORA_API qlora_result qlora_train_gradients(qlora_trainer* trainer, const qlora_batch* batches,
                                              int64_t count);
@@ -1271,6 +1308,14 @@ typedef struct qlora_adapter_desc {
 // Switches the adapters on (as after opening) or off. With adapters off, the model behaves like its
 // base; training requires them on. A change invalidates all graphs. Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
+// Chooses one of several adapters, by its index in desc.slots; 0 after opening. The calls for
+// parameters, saving, loading, copying and merging, those for generation, and evaluations of
+// batches without `adapters` use the chosen one. Refused while a text is being generated. Does not
+// wait for the device.
+QLORA_API qlora_result qlora_adapter_select(qlora_model* model, int64_t index);
+// Gives the chosen adapter the values of a new one with this seed: A random, B zero. Destroy its
+// trainer before. Waits for the device.
+QLORA_API qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed);
 // Copies the trained tensors of one model to another that has the same ones. The models may belong
 // to different contexts; within one context the call does not wait for the device. The optimizer
 // state is left unchanged.
@@ -1951,6 +1996,7 @@ QLORA_API const char* qlora_kernel_name(size_t index);
     X(qlora_tensor)                                                                            \
     X(qlora_rope_desc)                                                                         \
     X(qlora_model_config)                                                                      \
+    X(qlora_adapter_slot)                                                                      \
     X(qlora_model_desc)                                                                        \
     X(qlora_new_token)                                                                         \
     X(qlora_message)                                                                           \
@@ -29503,7 +29549,7 @@ typedef struct qlora__batch_block {
     qlora_tensor labels;    // [1, R]
     qlora_tensor weights;   // [1, R] f32
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
-    qlora_tensor scale;     // [1, 1] f32: 1 / total labels
+    qlora_tensor scale;     // [1, adapters] f32: 1 / total labels
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
     qlora_tensor starts;    // these four are views for qlora__preference
     qlora_tensor roles;
@@ -29518,6 +29564,51 @@ typedef struct qlora__source {
     qlora__folder folder;
     bool has_folder;
 } qlora__source;
+
+// The matrices of one of several adapters for a projection: the fields of qlora__projection.
+typedef struct qlora__lora {
+    int64_t rank;
+    double alpha;
+    float scale;
+    int64_t a_at;
+    int64_t b_at;
+    qlora_tensor a;
+    qlora_tensor sb;
+    qlora_tensor da;
+    qlora_tensor db;
+} qlora__lora;
+
+// What each of several adapters has of its own: the fields of a model that have the same names.
+typedef struct qlora__own {
+    int32_t rank; // of the desc
+    float alpha;
+    uint64_t adapter_seed;
+    int64_t trainers; // number that exist, 0 or 1
+    int64_t elements;
+    int64_t range_count;
+    int64_t longest_range;
+    size_t moment_bytes;
+    qlora_tensor parameters;
+    qlora_tensor shadow;
+    qlora_tensor ranges;
+    qlora_tensor gradients;
+    qlora_tensor partials;
+    qlora_tensor moment1;
+    qlora_tensor moment2;
+    qlora_tensor moments;
+    qlora_tensor adamw;
+    qlora_tensor totals;
+    qlora_clip clip;
+} qlora__own;
+
+// Neighbouring rows of a micro-batch that belong to the same adapter.
+typedef struct qlora__owned_rows {
+    int32_t adapter;
+    int64_t row; // tokens [row, end)
+    int64_t end;
+    int64_t label; // labelled rows [label, label_end)
+    int64_t label_end;
+} qlora__owned_rows;
 
 #define QLORA__MOST_TEXTS 1024 // that are generated at the same time
 
@@ -29665,6 +29756,15 @@ struct qlora_model {
     qlora_tensor scores;                            // f32 [heads, generate_tokens]
     qlora_tensor chances; // their softmax in the compute type; the same memory if that is f32
     qlora__decode decode;
+    // several adapters, see model/adapters.h
+    int32_t adapters; // number, at least 1
+    int32_t adapter;  // the current one, whose values are in the fields above
+    int32_t chosen;   // the one that is current between two calls
+    uint64_t adapter_seed;
+    qlora__own* owns;        // one per adapter; NULL if there is only one
+    qlora__lora* loras;      // adapters * layers * QLORA__PROJECTIONS
+    qlora__owned_rows* runs; // of the last micro-batch, max_sequences of them
+    int64_t run_count;
 };
 
 // Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".
@@ -29691,6 +29791,141 @@ static bool qlora__trains(const qlora_model* m) {
 // Whether base products are computed in FP8.
 static bool qlora__is_fp8(const qlora_model* m) {
     return m->plan.mode == QLORA_MODE_FP8;
+}
+
+//@@ src/model/adapters.h
+
+// ---- several adapters ---------------------------------------------------------------------------
+//
+// Everything that an adapter has of its own, from its matrices to the state of its optimizer, is in
+// fields of the model, so that the code for one adapter also serves one of several: it works on the
+// current one, whose values are in those fields. The values of the others are in m->owns and
+// m->loras. Between two calls of the library, the current adapter is the chosen one.
+
+#define QLORA__MOST_ADAPTERS 64
+
+static bool qlora__has_several(const qlora_model* m) {
+    return m->adapters > 1;
+}
+
+static qlora__lora* qlora__lora_at(const qlora_model* m, int32_t adapter, int64_t layer, int i) {
+    int64_t layers = m->plan.config.layers;
+    return &m->loras[(adapter * layers + layer) * QLORA__PROJECTIONS + i];
+}
+
+// Copies the fields of the current adapter to its entry, or, with `back`, from it.
+static void qlora__own_copy(qlora_model* m, bool back) {
+    qlora__own* own = &m->owns[m->adapter];
+    const struct {
+        void* model;
+        void* own;
+        size_t bytes;
+    } fields[] = {{&m->desc.rank, &own->rank, sizeof own->rank},
+                  {&m->desc.alpha, &own->alpha, sizeof own->alpha},
+                  {&m->adapter_seed, &own->adapter_seed, sizeof own->adapter_seed},
+                  {&m->elements, &own->elements, sizeof own->elements},
+                  {&m->range_count, &own->range_count, sizeof own->range_count},
+                  {&m->longest_range, &own->longest_range, sizeof own->longest_range},
+                  {&m->moment_bytes, &own->moment_bytes, sizeof own->moment_bytes},
+                  {&m->parameters, &own->parameters, sizeof own->parameters},
+                  {&m->shadow, &own->shadow, sizeof own->shadow},
+                  {&m->ranges, &own->ranges, sizeof own->ranges},
+                  {&m->gradients, &own->gradients, sizeof own->gradients},
+                  {&m->partials, &own->partials, sizeof own->partials},
+                  {&m->moment1, &own->moment1, sizeof own->moment1},
+                  {&m->moment2, &own->moment2, sizeof own->moment2},
+                  {&m->moments, &own->moments, sizeof own->moments},
+                  {&m->adamw, &own->adamw, sizeof own->adamw},
+                  {&m->totals, &own->totals, sizeof own->totals},
+                  {&m->clip, &own->clip, sizeof own->clip}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        memcpy(back ? fields[i].model : fields[i].own, back ? fields[i].own : fields[i].model,
+               fields[i].bytes);
+    }
+}
+
+// Keeps the matrices of the current adapter in its entries.
+static void qlora__loras_keep(const qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            qlora__lora* lora = qlora__lora_at(m, m->adapter, l, i);
+            lora->rank = p->rank;
+            lora->alpha = p->alpha;
+            lora->scale = p->scale;
+            lora->a_at = p->a_at;
+            lora->b_at = p->b_at;
+            lora->a = p->a;
+            lora->sb = p->sb;
+            lora->da = p->da;
+            lora->db = p->db;
+        }
+    }
+}
+
+static void qlora__loras_take(qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            qlora__projection* p = &m->layers[l].projections[i];
+            const qlora__lora* lora = qlora__lora_at(m, m->adapter, l, i);
+            int group = m->arch->layout->rows[i].group;
+            qlora_linear_part* part =
+                &m->layers[l].linears[group].parts[i - m->arch->layout->groups[group].first];
+            p->rank = lora->rank;
+            p->alpha = lora->alpha;
+            p->scale = lora->scale;
+            p->a_at = lora->a_at;
+            p->b_at = lora->b_at;
+            p->a = lora->a;
+            p->sb = lora->sb;
+            p->da = lora->da;
+            p->db = lora->db;
+            part->rank = p->rank;
+            part->scale = p->scale;
+        }
+    }
+}
+
+// Keeps what the current adapter has.
+static void qlora__adapter_keep(qlora_model* m) {
+    if (qlora__has_several(m)) {
+        qlora__own_copy(m, false);
+        qlora__loras_keep(m);
+    }
+}
+
+// Makes an adapter the current one.
+static void qlora__adapter_focus(qlora_model* m, int32_t adapter) {
+    if (m->adapter == adapter) {
+        return;
+    }
+    qlora__adapter_keep(m);
+    m->adapter = adapter;
+    qlora__own_copy(m, true);
+    qlora__loras_take(m);
+}
+
+// Ends a call that may have made another adapter the current one.
+static qlora_result qlora__adapter_leave(qlora_model* m, qlora_result r) {
+    qlora__adapter_focus(m, m->chosen);
+    return r;
+}
+
+// The stack of an adapter, which need not be the current one.
+static qlora_linear_desc qlora__linear_of(const qlora_model* m, const qlora__layer* layer,
+                                          int group, int32_t adapter) {
+    qlora_linear_desc linear = layer->linears[group];
+    for (int i = 0; i < linear.count && adapter != m->adapter; i++) {
+        int number = m->arch->layout->groups[group].first + i;
+        const qlora__lora* lora = qlora__lora_at(m, adapter, layer - m->layers, number);
+        linear.parts[i].rank = lora->rank;
+        linear.parts[i].scale = lora->scale;
+        linear.parts[i].a = &lora->a;
+        linear.parts[i].sb = &lora->sb;
+        linear.parts[i].da = &lora->da;
+        linear.parts[i].db = &lora->db;
+    }
+    return linear;
 }
 
 //@@ src/model/arena.h
@@ -30257,7 +30492,7 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->labels);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &b->weights);
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
-    qlora__arena_tensor(arena, QLORA_F32, 1, 1, &b->scale);
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->adapters, &b->scale);
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
     int64_t S = m->plan.max_sequences;
     qlora__arena_tensor(arena, QLORA_I32, 1, S + 1, &b->starts);
@@ -30277,13 +30512,21 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     b->all.ld = b->all.cols;
 }
 
+static void qlora__layout_totals(qlora__arena* arena, qlora_model* m) {
+    for (int32_t k = 0; k < m->adapters; k++) {
+        qlora__adapter_focus(m, k);
+        qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
+    }
+    qlora__adapter_focus(m, 0);
+}
+
 static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t R = qlora__head_rows(m);
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
-    qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
+    qlora__layout_totals(arena, m);
     int64_t S = m->plan.max_sequences * (int64_t)sizeof(double);
     qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
     qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
@@ -30333,7 +30576,7 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
-                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora;
+                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
@@ -30425,12 +30668,22 @@ static void qlora__model_layout(qlora_model* m, char* base) {
     qlora__layout_host(m);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         size_t before = arena.used;
-        if (qlora__computes(m) || steps[i].lay == qlora__layout_adapters) {
-            steps[i].lay(&arena, m);
+        bool own =
+            steps[i].lay == qlora__layout_adapters || steps[i].lay == qlora__layout_optimizer;
+        for (int32_t k = 0; k < (own ? m->adapters : 1); k++) {
+            qlora__adapter_focus(m, k);
+            if (qlora__computes(m) || steps[i].lay == qlora__layout_adapters) {
+                steps[i].lay(&arena, m);
+            }
         }
+        qlora__adapter_focus(m, 0);
         *steps[i].bytes = arena.used - before;
     }
-    qlora__layout_windows(m);
+    for (int32_t k = m->adapters - 1; k >= 0; k--) {
+        qlora__adapter_focus(m, k);
+        qlora__layout_windows(m);
+    }
+    qlora__adapter_keep(m);
     m->plan.total = arena.used;
 }
 
@@ -31332,6 +31585,79 @@ static qlora_result qlora__config_check(qlora_ctx* ctx, qlora_model_config* c) {
     return qlora__need_whole(ctx, "config.stop_count", c->stop_count, 0, QLORA_MAX_STOP_IDS);
 }
 
+// ---- the slots of several adapters --------------------------------------------------------------
+
+static size_t qlora__loras_bytes(const qlora_model* m) {
+    return (size_t)(m->adapters * m->plan.config.layers * QLORA__PROJECTIONS) * sizeof *m->loras;
+}
+
+static void qlora__slots_free(qlora_model* m) {
+    qlora_ctx* ctx = m->ctx;
+    qlora__free(ctx, m->owns, (size_t)m->adapters * sizeof *m->owns);
+    qlora__free(ctx, m->loras, qlora__loras_bytes(m));
+    qlora__free(ctx, m->runs, (size_t)m->plan.max_sequences * sizeof *m->runs);
+}
+
+static qlora_result qlora__slots_check(qlora_ctx* ctx, const qlora_model_desc* d) {
+    QLORA__TRY(qlora__need_whole(ctx, "desc.slot_count", d->slot_count, 0, QLORA__MOST_ADAPTERS));
+    if (d->slot_count > 0 && d->slots == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.slots is NULL, but desc.slot_count is %lld",
+                           (long long)d->slot_count);
+    }
+    for (int64_t i = 0; i < d->slot_count; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "desc.slots[%lld].rank", (long long)i);
+        QLORA__TRY(qlora__need_whole(ctx, name, d->slots[i].rank, 0, 1024));
+        snprintf(name, sizeof name, "desc.slots[%lld].alpha", (long long)i);
+        QLORA__TRY(qlora__need_real(ctx, name, (double)d->slots[i].alpha, -1e300, 1e300));
+    }
+    const char* both = d->slot_count == 0          ? NULL
+                       : d->adapter != NULL        ? "desc.adapter is set"
+                       : d->rank < 0               ? "desc.rank is negative"
+                       : d->slot_count == 1        ? NULL
+                       : d->dropout > 0.0f         ? "desc.dropout is set"
+                       : d->dora                   ? "desc.dora is set"
+                       : d->train_norms            ? "desc.train_norms is set"
+                       : d->save_modules != 0      ? "desc.save_modules is set"
+                       : d->token_row_count > 0    ? "desc.token_rows is set"
+                       : d->new_token_count > 0    ? "desc.new_tokens is set"
+                       : d->mode == QLORA_MODE_FP8 ? "desc.mode is FP8"
+                                                   : NULL;
+    return both == NULL ? QLORA_OK
+                        : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                      "%s, which is not supported with the %lld adapters of "
+                                      "desc.slots",
+                                      both, (long long)d->slot_count);
+}
+
+// Takes rank, scale and seed of a slot for the current adapter.
+static void qlora__slot_take(qlora_model* m, const qlora_model_desc* desc, int64_t index) {
+    if (desc->slot_count == 0) {
+        return;
+    }
+    const qlora_adapter_slot* slot = &desc->slots[index];
+    int32_t rank = slot->rank > 0 ? slot->rank : desc->rank > 0 ? desc->rank : 16;
+    m->desc.rank = rank;
+    m->desc.alpha = slot->alpha != 0.0f   ? slot->alpha
+                    : desc->alpha != 0.0f ? desc->alpha
+                                          : 2.0f * (float)rank;
+    m->adapter_seed = slot->seed;
+}
+
+// Creates the entries of several adapters; the current one is number 0.
+static qlora_result qlora__slots_create(qlora_ctx* ctx, qlora_model* m) {
+    m->adapters = m->desc.slot_count > 1 ? (int32_t)m->desc.slot_count : 1;
+    if (!qlora__has_several(m)) {
+        return QLORA_OK;
+    }
+    m->owns = (qlora__own*)qlora__alloc_zero(ctx, (size_t)m->adapters * sizeof *m->owns);
+    m->loras = (qlora__lora*)qlora__alloc_zero(ctx, qlora__loras_bytes(m));
+    m->runs =
+        (qlora__owned_rows*)qlora__alloc_zero(ctx, (size_t)m->plan.max_sequences * sizeof *m->runs);
+    return m->owns != NULL && m->loras != NULL && m->runs != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+}
+
 static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
     if (d == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc is NULL");
@@ -31385,6 +31711,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                            (int)d->mode);
     }
     QLORA__TRY(qlora__saved_desc_check(ctx, d));
+    QLORA__TRY(qlora__slots_check(ctx, d));
     QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, -1e30, 1.0));
     QLORA__TRY(qlora__need_real(ctx, "desc.alpha", (double)d->alpha, -1e300, 1e300));
     return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
@@ -31438,6 +31765,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
+    qlora__slots_free(m);
     qlora__free(ctx, m, sizeof *m);
 }
 
@@ -31611,6 +31939,44 @@ static qlora_result qlora__skeleton_config(qlora_ctx* ctx, const qlora_model_des
     return QLORA_OK;
 }
 
+// Sets the rank and scale of every module of every adapter.
+static qlora_result qlora__slots_shape(qlora_ctx* ctx, qlora_model* m,
+                                       const qlora_model_desc* desc) {
+    qlora_result r = qlora__adapter_shapes(ctx, m, desc);
+    for (int32_t k = 1; k < m->adapters && r == QLORA_OK; k++) {
+        qlora__adapter_focus(m, k);
+        qlora__slot_take(m, desc, k);
+        r = qlora__adapter_shapes(ctx, m, desc);
+    }
+    qlora__adapter_focus(m, 0);
+    return r;
+}
+
+// Assigns a place to every trained tensor of every adapter.
+static void qlora__slots_number(qlora_model* m) {
+    int64_t parameters = 0;
+    for (int32_t k = m->adapters - 1; k >= 0; k--) {
+        qlora__adapter_focus(m, k);
+        qlora__number_parameters(m);
+        parameters += m->plan.parameters;
+    }
+    m->plan.parameters = parameters;
+}
+
+// The room beside a row of several adapters, whose rows are computed separately: that of the one
+// with the highest ranks.
+static void qlora__slots_pads(qlora_model* m) {
+    for (int32_t k = m->adapters - 1; k >= 0 && qlora__has_several(m); k--) {
+        qlora__adapter_focus(m, k);
+        for (int64_t l = 0; l < m->plan.config.layers; l++) {
+            for (int g = 0; g < QLORA__GROUPS; g++) {
+                int64_t pad = qlora_linear_pad(&m->layers[l].linears[g]);
+                m->layers[l].pads[g] = qlora__max(m->layers[l].pads[g], pad);
+            }
+        }
+    }
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
@@ -31631,6 +31997,8 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
     m->desc.dropout = desc->dropout > 0.0f ? desc->dropout : 0.0f;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
+    m->adapter_seed = desc->seed;
+    qlora__slot_take(m, desc, 0);
     QLORA__TRY(qlora__targets_resolve(ctx, m));
     QLORA__TRY(qlora__mode_check(ctx, desc->mode, machine->capability));
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
@@ -31655,7 +32023,8 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         m->layers[l].sliding = c->sliding[l] != 0;
         m->layers[l].no_rope = c->no_rope[l] != 0;
     }
-    return qlora__adapter_shapes(ctx, m, desc);
+    QLORA__TRY(qlora__slots_create(ctx, m));
+    return qlora__slots_shape(ctx, m, desc);
 }
 
 // A head in the files counts, whatever the config says; without one, the flag decides. A folder
@@ -31750,10 +32119,12 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     m->desc.config = NULL;
     m->desc.adapter = NULL;
     m->desc.plan = NULL;
-    qlora__number_parameters(m);
+    m->desc.slots = NULL;
+    qlora__slots_number(m);
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__connect_layer(m, l);
     }
+    qlora__slots_pads(m);
     *out = m;
     return QLORA_OK;
 }
@@ -33227,8 +33598,8 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
 static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
                               qlora_adamw_range* range) {
     const qlora__layer* layer = &m->layers[t->layer];
-    if (t->projection == NULL || t->is_magnitude || !layer->cached) {
-        return;
+    if (t->projection == NULL || t->is_magnitude || !layer->cached || qlora__has_several(m)) {
+        return; // several adapters are placed when they are used
     }
     int number = (int)(t->projection - layer->projections);
     int group = m->arch->layout->rows[number].group;
@@ -33389,8 +33760,8 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
         if (values == NULL) {
             return QLORA_ERR_MEMORY;
         }
-        const uint32_t key[2] = {(uint32_t)m->desc.seed,
-                                 (uint32_t)(m->desc.seed >> 32) ^ 0x4c6f5241u};
+        const uint32_t key[2] = {(uint32_t)m->adapter_seed,
+                                 (uint32_t)(m->adapter_seed >> 32) ^ 0x4c6f5241u};
         float bound = 1.0f / sqrtf((float)t.cols);
         for (int64_t j = 0; j < n && !t.is_b; j += 4) {
             const uint32_t counter[4] = {(uint32_t)(j / 4), (uint32_t)i,
@@ -33473,6 +33844,8 @@ typedef struct qlora__micro_desc {
     uint64_t seed; // for dropout
     int64_t step;
     const qlora__preference_numbers* preference; // NULL = none
+    int32_t adapter;                             // of batches that do not name one
+    const double* totals; // labels of each adapter; NULL = total_labels for all of them
 } qlora__micro_desc;
 
 double qlora_batch_labels(const qlora_batch* batch) {
@@ -33545,6 +33918,11 @@ static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, con
                                "sequence %lld has %d tokens; it must have 1 to %lld "
                                "(max_length of the model)",
                                (long long)s, (int)b->lengths[s], (long long)plan->max_length);
+        }
+        if (b->adapters != NULL && (b->adapters[s] < 0 || b->adapters[s] >= m->adapters)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "sequence %lld has adapter %d; it must be 0 to %d", (long long)s,
+                               (int)b->adapters[s], (int)m->adapters - 1);
         }
         sum += b->lengths[s];
     }
@@ -33649,6 +34027,40 @@ static void qlora__slot_preference(const qlora_model* m, char* memory, const qlo
     }
 }
 
+static int32_t qlora__batch_adapter(const qlora_batch* b, int64_t sequence, int32_t usual) {
+    return b->adapters != NULL ? b->adapters[sequence] : usual;
+}
+
+// Notes which rows belong to which adapter, and writes the scale of each.
+static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch* b,
+                                 const qlora__micro_desc* desc) {
+    QLORA__REAL* scale = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.scale);
+    const int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
+    for (int32_t k = 0; k < m->adapters; k++) {
+        double total = desc->totals != NULL ? desc->totals[k] : desc->total_labels;
+        scale[k] = total > 0.0 ? (QLORA__REAL)(1.0 / total) : 0;
+    }
+    m->run_count = 0;
+    int64_t row = 0;
+    for (int64_t s = 0; s < b->count && qlora__has_several(m); s++) {
+        int32_t adapter = qlora__batch_adapter(b, s, desc->adapter);
+        qlora__owned_rows* run = &m->runs[m->run_count > 0 ? m->run_count - 1 : 0];
+        if (m->run_count == 0 || run->adapter != adapter) {
+            run = &m->runs[m->run_count++];
+            run->adapter = adapter;
+            run->row = row;
+            run->label = starts[s];
+        }
+        row += b->lengths[s];
+        run->end = row;
+        run->label_end = starts[s + 1];
+    }
+    // On the GPU, the rows that fill the micro-batch up have no gradients, but finite values.
+    if (m->run_count > 0 && !qlora__on_cpu(m->ctx)) {
+        m->runs[m->run_count - 1].end = m->plan.tokens;
+    }
+}
+
 // Writes a batch that has been checked into a slot and sends it to the device.
 static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                       const qlora__micro_desc* desc, qlora__micro* out) {
@@ -33656,8 +34068,7 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
     qlora__slot_tokens(m, slot->memory, batch);
     int64_t labels = qlora__slot_labels(m, slot->memory, batch);
-    QLORA__REAL* scale = (QLORA__REAL*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
-    *scale = (QLORA__REAL)(1.0 / desc->total_labels);
+    qlora__slot_adapters(m, slot->memory, batch, desc);
     qlora__slot_preference(m, slot->memory, batch, desc->preference);
     out->preference = desc->preference != NULL;
     out->reference = out->preference && batch->references == NULL;
@@ -33724,6 +34135,8 @@ typedef struct qlora__pass {
     bool decoding;   // keys and values are stored in the cache
     int64_t first;   // position of the first row when decoding
     int64_t text;    // whose cache is used when decoding
+    int64_t at;      // first row in buffers of a tile, if the rows are a run of one
+    int32_t adapter;
 } qlora__pass;
 
 static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
@@ -33734,6 +34147,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     pass.rows = rows;
     pass.training = training;
     pass.math = m->math;
+    pass.adapter = m->adapter;
     return pass;
 }
 
@@ -33754,6 +34168,39 @@ static qlora_tensor qlora__slice(const qlora__pass* pass, const qlora_tensor* t,
     return qlora__window(t, pass->rows, pass->row * t->ld + col, cols);
 }
 
+// The same for a tensor that has only the rows of a tile.
+static qlora_tensor qlora__local(const qlora__pass* pass, const qlora_tensor* t, int64_t col,
+                                 int64_t cols) {
+    return qlora__window(t, pass->rows, pass->at * t->ld + col, cols);
+}
+
+// Whether the rows of a pass can belong to several adapters. Decoding uses the current one.
+static bool qlora__pass_has_runs(const qlora__pass* pass) {
+    const qlora_model* m = pass->m;
+    return qlora__has_several(m) && m->use_adapters && !pass->decoding;
+}
+
+// Sets the part of a pass that belongs to run number `index` of the micro-batch, or, without runs,
+// the pass itself; false past the last one. A run may have no rows in a tile.
+static bool qlora__run_at(const qlora__pass* pass, int64_t index, qlora__pass* out) {
+    const qlora_model* m = pass->m;
+    *out = *pass;
+    if (!qlora__pass_has_runs(pass)) {
+        return index == 0;
+    }
+    if (index >= m->run_count) {
+        return false;
+    }
+    const qlora__owned_rows* run = &m->runs[index];
+    int64_t first = qlora__max(run->row, pass->row);
+    int64_t end = qlora__min(run->end, pass->row + pass->rows);
+    out->row = first;
+    out->rows = qlora__max(end - first, 0);
+    out->at = pass->at + first - pass->row;
+    out->adapter = run->adapter;
+    return true;
+}
+
 // Tile of a pass that begins at row `at`: all of its rows unless the plan has tiles.
 static qlora__pass qlora__tile_at(const qlora__pass* pass, int64_t at) {
     int64_t size = pass->m->plan.tile > 0 ? pass->m->plan.tile : pass->rows;
@@ -33769,9 +34216,11 @@ static void qlora__tiles_begin(const qlora__pass* pass) {
     memset(pass->m->placed, 0, sizeof pass->m->placed);
 }
 
-// Whether these weights are already in the shared operand; if not, they are about to be.
-static bool qlora__stack_is_placed(qlora_model* m, int64_t layer, int group, bool turned) {
-    int64_t key = 1 + 2 * layer + (turned ? 1 : 0);
+// Whether these weights are already in the shared operand, next to the matrices of the adapter; if
+// not, they are about to be.
+static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int group, bool turned) {
+    qlora_model* m = pass->m;
+    int64_t key = 1 + 2 * (layer * m->adapters + pass->adapter) + (turned ? 1 : 0);
     bool placed = m->plan.tile > 0 && m->placed[group] == key;
     m->placed[group] = key;
     return placed;
@@ -33792,14 +34241,14 @@ typedef struct qlora__stack {
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
-    out->linear = layer->linears[group];
+    out->linear = qlora__linear_of(m, layer, group, pass->adapter);
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
     out->positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
     out->sequences = qlora__window(&m->batch.sequences, 1, pass->row, pass->rows);
     out->linear.positions = &out->positions;
     out->linear.sequences = &out->sequences;
-    out->pad = m->use_adapters ? layer->pads[group] : 0;
+    out->pad = m->use_adapters ? qlora_linear_pad(&out->linear) : 0;
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
     }
@@ -33812,7 +34261,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         out->linear.fp8 = NULL;
     }
     if (out->linear.fp8 != NULL && !layer->cached) {
-        if (qlora__stack_is_placed(m, out->linear.layer, group, backward)) {
+        if (qlora__stack_is_placed(pass, out->linear.layer, group, backward)) {
             return QLORA_OK;
         }
         QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the adapters
@@ -33825,7 +34274,11 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->operand =
         qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
     out->linear.operand = &out->operand;
-    if (layer->cached || qlora__stack_is_placed(m, out->linear.layer, group, false)) {
+    if (layer->cached && qlora__has_several(m)) { // the operand has those of the last run
+        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+        return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_ADAPTERS);
+    }
+    if (layer->cached || qlora__stack_is_placed(pass, out->linear.layer, group, false)) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
@@ -33833,18 +34286,29 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
 
-static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* layer, int group,
-                                         const qlora_tensor* x, const qlora_tensor* y) {
+// x and y have the rows of a tile.
+static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__layer* layer,
+                                             int group, const qlora_tensor* x,
+                                             const qlora_tensor* y) {
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, group, false, &stack));
-    qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
-    qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
+    qlora_tensor in = qlora__local(pass, x, 0, stack.linear.in + stack.pad);
+    qlora_tensor out = qlora__local(pass, y, 0, stack.out);
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(
         pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out)));
     return pass->m->use_adapters && qlora__stack_is_dora(pass->m, layer, group)
                ? qlora__scale_columns(pass->ctx, &layer->gains[group], &out)
                : QLORA_OK;
+}
+
+static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* layer, int group,
+                                         const qlora_tensor* x, const qlora_tensor* y) {
+    qlora__pass run;
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        QLORA__TRY(run.rows > 0 ? qlora__stack_forward_run(&run, layer, group, x, y) : QLORA_OK);
+    }
+    return QLORA_OK;
 }
 
 // The inputs of attention.
@@ -33938,14 +34402,21 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
     return qlora__layer_rotate(pass, layer, &rotated, bias, false);
 }
 
-// The input of a stack in m->x: the normalised residual stream, or the stream itself.
+// The input of a stack: the normalised residual stream, or the stream itself.
+static qlora_result qlora__rows_input(const qlora__pass* pass, const qlora_tensor* h,
+                                      const qlora_tensor* norm, const qlora_tensor* x) {
+    float eps = (float)pass->m->plan.config.rms_eps;
+    return norm != NULL ? qlora_rmsnorm_forward(pass->ctx, h, norm, eps, x)
+                        : qlora_scale(pass->ctx, 1.0f, h, x);
+}
+
+// The input of a stack in m->x.
 static qlora_result qlora__layer_input(const qlora__pass* pass, const qlora_tensor* stream,
                                        const qlora_tensor* norm) {
-    const qlora_model_config* c = &pass->m->plan.config;
-    qlora_tensor h = qlora__window(stream, pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&pass->m->x, pass->rows, 0, c->hidden);
-    return norm != NULL ? qlora_rmsnorm_forward(pass->ctx, &h, norm, (float)c->rms_eps, &x)
-                        : qlora_scale(pass->ctx, 1.0f, &h, &x);
+    int64_t width = pass->m->plan.config.hidden;
+    qlora_tensor h = qlora__window(stream, pass->rows, 0, width);
+    qlora_tensor x = qlora__window(&pass->m->x, pass->rows, 0, width);
+    return qlora__rows_input(pass, &h, norm, &x);
 }
 
 // Norm number `norm` of a layer; NULL if it has none.
@@ -34303,6 +34774,41 @@ static qlora_result qlora__head_gradients(const qlora__pass* pass) {
                                 m->head_rows ? &m->d_head_tokens : &m->d_tokens);
 }
 
+// Losses of a chunk whose first labelled row is number `first`: the rows of each adapter have their
+// own scale and their own sums. The rows after the last label have none.
+static qlora_result qlora__head_runs(const qlora__pass* pass, int64_t first,
+                                     const qlora_cross_entropy_desc* all) {
+    qlora_model* m = pass->m;
+    int64_t count = all->logits->rows;
+    for (int64_t i = 0; i <= m->run_count; i++) {
+        bool rest = i == m->run_count;
+        const qlora__owned_rows* run = &m->runs[rest ? i - 1 : i];
+        int64_t from = qlora__max((rest ? run->label_end : run->label) - first, 0);
+        int64_t to = rest ? count : qlora__min(run->label_end - first, count);
+        if (from >= to) {
+            continue;
+        }
+        qlora_cross_entropy_desc args = *all;
+        qlora_tensor logits =
+            qlora__window(all->logits, to - from, from * all->logits->ld, all->logits->cols);
+        qlora_tensor labels = qlora__window(all->labels, 1, from, to - from);
+        qlora_tensor weights = qlora__window(all->weights, 1, from, to - from);
+        qlora_tensor losses = qlora__window(all->losses, 1, from, to - from);
+        qlora_tensor scale = qlora__window(all->scale, 1, run->adapter, 1);
+        const qlora_tensor* sums =
+            run->adapter == m->adapter ? &m->totals : &m->owns[run->adapter].totals;
+        qlora_tensor totals = qlora__window(sums, 1, 0, 3);
+        args.logits = &logits;
+        args.labels = &labels;
+        args.weights = &weights;
+        args.losses = &losses;
+        args.scale = &scale;
+        args.total = rest ? NULL : &totals;
+        QLORA__TRY(qlora_cross_entropy(pass->ctx, &args));
+    }
+    return QLORA_OK;
+}
+
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
 // to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
 static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
@@ -34328,13 +34834,15 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     args.logits = &m->logits;
     args.labels = &labels;
     args.weights = &weights;
-    args.scale = &m->batch.scale;
+    qlora_tensor scale = qlora__window(&m->batch.scale, 1, 0, 1);
+    args.scale = gradient && qlora__pass_has_runs(pass) ? &m->batch.scale : &scale;
     args.losses = &losses;
     args.total = totals;
     args.flag = &m->flag;
     args.forward_only = !gradient;
     args.cap = (float)c->logits_cap;
-    QLORA__TRY(qlora_cross_entropy(ctx, &args));
+    QLORA__TRY(gradient && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
+                                                      : qlora_cross_entropy(ctx, &args));
     if (gradient) {
         qlora_tensor dx = m->rows_dx;
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
@@ -34512,7 +35020,7 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
 // residual stream unless something comes between.
 static qlora_tensor qlora__layer_d_out(const qlora__pass* pass, int64_t cols) {
     const qlora_model* m = pass->m;
-    return qlora__has_own_d_out(m) ? qlora__window(&m->d_out, pass->rows, 0, cols)
+    return qlora__has_own_d_out(m) ? qlora__local(pass, &m->d_out, 0, cols)
                                    : qlora__slice(pass, &m->d_out, 0, cols);
 }
 
@@ -34544,17 +35052,17 @@ static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const q
 }
 
 // Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
-static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.intermediate;
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
-    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
-    qlora_tensor x = qlora__window(&m->s, pass->rows, 0, width + stack.pad);
-    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
-    qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, width);
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    qlora_tensor x = qlora__local(pass, &m->s, 0, width + stack.pad);
+    qlora_tensor s = qlora__local(pass, &m->s, 0, width);
+    qlora_tensor ds = qlora__local(pass, &m->ds, 0, width);
     qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
     qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
@@ -34575,30 +35083,39 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
 
+static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora__pass run;
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        QLORA__TRY(run.rows > 0 ? qlora__down_backward_run(&run, layer) : QLORA_OK);
+    }
+    return QLORA_OK;
+}
+
 // Computes the input of a stack that reads the residual stream again, with z.
 static qlora_result qlora__stack_input(const qlora__pass* pass, const qlora__stack* stack,
                                        const qlora_tensor* in, const qlora_tensor* norm,
                                        const qlora_tensor* x) {
-    QLORA__TRY(qlora__layer_input(pass, in, norm));
+    qlora_tensor inner = qlora__window(x, pass->rows, 0, pass->m->plan.config.hidden);
+    QLORA__TRY(qlora__rows_input(pass, in, norm, &inner));
     return qlora__stack_z(pass, stack, x);
 }
 
 // Backward pass of a stack that reads the residual stream h through norm number `number`, or
 // without one: dy (with space for u) -> gradients of its adapters, and dh += norm'(dx). Waits first
 // for the stack `above`, which reads dh on the second stream.
-static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__layer* layer,
-                                                int group, int above, const qlora_tensor* dy,
-                                                const qlora_tensor* h, int number, bool wants_dx) {
+static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__layer* layer,
+                                              int group, int above, const qlora_tensor* dy,
+                                              const qlora_tensor* h, int number, bool wants_dx) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     const qlora_tensor* norm = qlora__layer_norm(m, layer, number);
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, group, true, &stack));
-    qlora_tensor in = qlora__window(h, pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden + stack.pad);
-    qlora_tensor up = qlora__window(dy, pass->rows, 0, stack.out + stack.pad);
-    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
+    qlora_tensor in = qlora__local(pass, h, 0, c->hidden);
+    qlora_tensor x = qlora__local(pass, &m->x, 0, c->hidden + stack.pad);
+    qlora_tensor up = qlora__local(pass, dy, 0, stack.out + stack.pad);
+    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
     qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
     if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
@@ -34621,6 +35138,18 @@ static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__
     }
     return qlora_rmsnorm_backward(ctx, &dx, &in, norm, (float)c->rms_eps, &dh, &dh,
                                   m->desc.train_norms ? &layer->d_norms[number] : NULL);
+}
+
+static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                int group, int above, const qlora_tensor* dy,
+                                                const qlora_tensor* h, int number, bool wants_dx) {
+    qlora__pass run;
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        QLORA__TRY(run.rows > 0 ? qlora__input_backward_run(&run, layer, group, above, dy, h,
+                                                            number, wants_dx)
+                                : QLORA_OK);
+    }
+    return QLORA_OK;
 }
 
 // Backward pass of the norms of q and k, in m->dqkv. With a weight gradient, the result must not
@@ -34654,11 +35183,10 @@ static qlora_result qlora__layer_qk_backward(const qlora__pass* pass, qlora__lay
 }
 
 // Backward pass of o_proj: d_out -> the gradient of the output of attention in m->d_o.
-static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__o_backward_run(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t q = qlora__q_width(&m->plan.config);
     qlora__stack stack;
-    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
     qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
     qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
@@ -34667,6 +35195,15 @@ static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__laye
         QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
     }
     return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
+}
+
+static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora__pass run;
+    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        QLORA__TRY(run.rows > 0 ? qlora__o_backward_run(&run, layer) : QLORA_OK);
+    }
+    return QLORA_OK;
 }
 
 // d_o -> gradients of q, k and v, normalised and rotated, in m->dqkv.
@@ -35805,6 +36342,12 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK; // nothing is compiled on the CPU
     }
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
+    if (qlora__has_several(m)) { // all rows belong to the first adapter
+        memset(m->runs, 0, sizeof *m->runs);
+        m->runs[0].end = m->plan.tokens;
+        m->runs[0].label_end = m->plan.tokens;
+        m->run_count = 1;
+    }
     int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
     QLORA__TRY(qlora__forward(&pass));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
@@ -35845,9 +36388,16 @@ static qlora_result qlora__model_place(qlora_ctx* ctx, const qlora_model* m,
                                                      : QLORA_OK);
         return layer->cached ? qlora__linear_place_fp8(ctx, linear) : QLORA_OK;
     }
-    return layer->cached && linear->operand != NULL
-               ? qlora__linear_place(ctx, linear, QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)
-               : QLORA_OK;
+    if (!layer->cached || linear->operand == NULL) {
+        return QLORA_OK;
+    }
+    // With several adapters, the operand has room for any of them.
+    qlora_linear_desc one = *linear;
+    int64_t pad = qlora_linear_pad(linear);
+    qlora_tensor operand =
+        qlora__window(linear->operand, qlora_linear_out(linear) + pad, 0, linear->in + pad);
+    one.operand = &operand;
+    return qlora__linear_place(ctx, &one, QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
 
 // Everything that only a model with weights has.
@@ -35863,19 +36413,37 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
         }
     }
     QLORA__TRY(qlora__model_use_copies(ctx, m));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
+    for (int32_t k = m->adapters - 1; k >= 0; k--) {
+        qlora__adapter_focus(m, k);
+        QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
+    }
     return qlora__tensor_zero(ctx, &m->flag);
+}
+
+// Gives every adapter its first values.
+static qlora_result qlora__model_fill_adapters(qlora_ctx* ctx, qlora_model* m,
+                                               const qlora_model_desc* desc) {
+    const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
+    for (int32_t k = m->adapters - 1; k >= 0; k--) {
+        qlora__adapter_focus(m, k);
+        QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
+        QLORA__TRY(qlora__adapters_start(ctx, m));
+        QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
+                                         : qlora__parameters_changed(ctx, m));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
                                       const qlora_model_desc* desc) {
     const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
-    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
+    for (int32_t k = m->adapters - 1; k >= 0; k--) {
+        qlora__adapter_focus(m, k);
+        QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
+        QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
+    }
     QLORA__TRY(qlora__computes(m) ? qlora__model_fill_base(ctx, m) : QLORA_OK);
-    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
-    QLORA__TRY(qlora__adapters_start(ctx, m));
-    QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
-                                     : qlora__parameters_changed(ctx, m));
+    QLORA__TRY(qlora__model_fill_adapters(ctx, m, desc));
     return qlora__sync(ctx);
 }
 
@@ -35905,7 +36473,6 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
         QLORA__TRY(qlora__model_rope(ctx, m));
         QLORA__TRY(qlora__is_fp8(m) ? qlora_fill(ctx, 1.0f, &m->fp8_ones) : QLORA_OK);
     }
-    QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
                                   m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));
     QLORA__TRY(qlora__model_fill(ctx, m, desc));
@@ -36025,6 +36592,8 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->use_adapters = model->use_adapters;
     out->trainers = model->trainers;
     out->generations = model->generations;
+    out->adapters = model->adapters;
+    out->adapter = model->chosen;
     return QLORA_OK;
 }
 
@@ -36105,7 +36674,7 @@ static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const ql
     QLORA__TRY(qlora__model_has_weights(ctx, m, "evaluating"));
     QLORA__TRY(qlora__model_idle(ctx, m, "evaluating"));
     QLORA__TRY(qlora__batch_check(ctx, m, batch, &tokens));
-    qlora__micro_desc desc = {1.0, 0, 0, NULL};
+    qlora__micro_desc desc = {1.0, 0, 0, NULL, m->chosen, NULL};
     QLORA__TRY(qlora__batch_send(ctx, m, batch, &desc, micro));
     qlora__pass pass = qlora__pass_of(m, micro->rows, false);
     return qlora__forward(&pass);
@@ -36703,6 +37272,50 @@ qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_adapter_load");
     return qlora__leave(ctx, qlora__adapter_load(ctx, model, dir, desc));
+}
+
+// Graphs are not affected: those of updates belong to a trainer, and others need one adapter.
+static qlora_result qlora__adapter_select(qlora_ctx* ctx, qlora_model* m, int64_t index) {
+    QLORA__TRY(qlora__need_whole(ctx, "index", index, 0, m->adapters - 1));
+    QLORA__TRY(qlora__model_idle(ctx, m, "selecting an adapter"));
+    if (m->generations > 0 && index != m->chosen) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the model has a text that was begun with adapter %d; end it with "
+                           "qlora_generate_end before selecting another adapter",
+                           (int)m->chosen);
+    }
+    m->chosen = (int32_t)index;
+    qlora__adapter_focus(m, m->chosen);
+    return QLORA_OK;
+}
+
+qlora_result qlora_adapter_select(qlora_model* model, int64_t index) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_select");
+    return qlora__leave(ctx, qlora__adapter_select(ctx, model, index));
+}
+
+static qlora_result qlora__adapter_renew(qlora_ctx* ctx, qlora_model* m, uint64_t seed) {
+    QLORA__TRY(qlora__model_idle(ctx, m, "renewing an adapter"));
+    if (qlora__has_several(m) ? m->owns[m->adapter].trainers > 0 : m->trainers > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the adapter has a trainer; destroy it before renewing the adapter");
+    }
+    if (m->desc.train_norms || !qlora__computes(m)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s, so the adapter cannot be renewed",
+                           m->desc.train_norms ? "the norms are trained"
+                                               : "the model has no weights");
+    }
+    m->adapter_seed = seed;
+    QLORA__TRY(qlora__adapters_start(ctx, m));
+    QLORA__TRY(qlora__parameters_changed(ctx, m));
+    return qlora__sync(ctx);
+}
+
+qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_renew");
+    return qlora__leave(ctx, qlora__adapter_renew(ctx, model, seed));
 }
 
 qlora_result qlora_adapter_use(qlora_model* model, bool on) {
@@ -38911,6 +39524,17 @@ static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
     return t != NULL ? t->ctx : NULL;
 }
 
+// Enters a call of a trainer, whose adapter becomes the current one until the call is left.
+static qlora_result qlora__trainer_enter(const qlora_trainer* t, const char* name) {
+    QLORA__ENTER(qlora__trainer_ctx(t), name);
+    qlora__adapter_focus(t->m, t->desc.adapter);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__trainer_leave(const qlora_trainer* t, qlora_result r) {
+    return qlora__leave(t->ctx, qlora__adapter_leave(t->m, r));
+}
+
 // The index of the record of a step.
 static int qlora__record_of(int64_t step) {
     return (int)(step % QLORA__RECORDS);
@@ -40941,6 +41565,30 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     return qlora__tensor_zero(ctx, &m->totals);
 }
 
+// The adapter of a new trainer, and what is not supported with several.
+static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
+                                           const qlora_train_desc* desc) {
+    int32_t adapter = desc != NULL ? desc->adapter : 0;
+    QLORA__TRY(qlora__need_whole(ctx, "desc.adapter", adapter, 0, m->adapters - 1));
+    if (qlora__has_several(m) ? m->owns[adapter].trainers > 0 : m->trainers > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "the %s already has a trainer",
+                           qlora__has_several(m) ? "adapter" : "model");
+    }
+    const char* what = desc == NULL || !qlora__has_several(m) ? NULL
+                       : desc->method != QLORA_METHOD_SFT     ? "desc.method is not SFT"
+                       : desc->comm != NULL                   ? "desc.comm is set"
+                       : desc->neftune > 0.0                  ? "desc.neftune is set"
+                       : desc->require_graph                  ? "desc.require_graph is set"
+                                                              : NULL;
+    if (what != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s, which is not supported for a model with %d adapters", what,
+                           (int)m->adapters);
+    }
+    qlora__adapter_focus(m, adapter);
+    return QLORA_OK;
+}
+
 static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_train_desc* desc, qlora_trainer** out) {
     if (out == NULL) {
@@ -40951,9 +41599,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                            "the model was opened for evaluation; open it with "
                            "QLORA_PURPOSE_TRAIN");
     }
-    if (m->trainers > 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "the model already has a trainer");
-    }
+    QLORA__TRY(qlora__trainer_adapter(ctx, m, desc));
     QLORA__TRY(qlora__not_in_capture(ctx, "creating a trainer"));
     qlora_trainer* t = (qlora_trainer*)qlora__alloc_zero(ctx, sizeof *t);
     if (t == NULL) {
@@ -40982,6 +41628,9 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
     }
     m->neftune = (float)t->desc.neftune;
     m->trainers++;
+    if (qlora__has_several(m)) {
+        m->owns[m->adapter].trainers++;
+    }
     ctx->living[QLORA__TRAINERS]++;
     *out = t;
     return QLORA_OK;
@@ -40991,7 +41640,8 @@ qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* de
                                   qlora_trainer** out) {
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_trainer_create");
-    return qlora__leave(ctx, qlora__trainer_create(ctx, model, desc, out));
+    qlora_result r = qlora__trainer_create(ctx, model, desc, out);
+    return qlora__leave(ctx, qlora__adapter_leave(model, r));
 }
 
 qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
@@ -41003,8 +41653,13 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
     if (r == QLORA_OK) {
         trainer->m->trainers--;
+        if (qlora__has_several(trainer->m)) {
+            trainer->m->owns[trainer->desc.adapter].trainers--;
+        }
         trainer->m->neftune = 0.0f;
-        trainer->m->micro_begun = false;
+        if (trainer->sliced.begun) {
+            trainer->m->micro_begun = false;
+        }
         ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
     }
@@ -41033,6 +41688,7 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
         : d.require_graph != t->desc.require_graph ? "require_graph"
         : d.method != t->desc.method               ? "method"
         : d.comm != t->desc.comm                   ? "comm"
+        : d.adapter != t->desc.adapter             ? "adapter"
         : memcmp(&d.loraplus_ratio, &t->desc.loraplus_ratio, sizeof d.loraplus_ratio) != 0
             ? "loraplus_ratio"
         : memcmp(&d.neftune, &t->desc.neftune, sizeof d.neftune) != 0        ? "neftune"
@@ -41048,8 +41704,8 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
 }
 
 qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_set");
-    return qlora__leave(trainer->ctx, qlora__train_set(trainer, desc));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_set"));
+    return qlora__trainer_leave(trainer, qlora__train_set(trainer, desc));
 }
 
 //@@ src/train/preference.h
@@ -41363,6 +42019,20 @@ static qlora_result qlora__not_sliced(qlora_ctx* ctx, const qlora_trainer* t) {
     return QLORA_OK;
 }
 
+// The sequences of a step belong to the adapter of its trainer.
+static qlora_result qlora__batch_owned(const qlora_trainer* t, const qlora_batch* b) {
+    for (int64_t s = 0; s < b->count; s++) {
+        int32_t adapter = qlora__batch_adapter(b, s, t->desc.adapter);
+        if (adapter != t->desc.adapter) {
+            return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT,
+                               "sequence %lld has adapter %d, but the trainer trains adapter %d; "
+                               "to train several together, use qlora_train_step_each",
+                               (long long)s, (int)adapter, (int)t->desc.adapter);
+        }
+    }
+    return QLORA_OK;
+}
+
 // What every call that computes part of a step needs.
 static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
     if (!t->m->use_adapters) {
@@ -41374,6 +42044,11 @@ static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "an earlier call of this step failed, and its gradients are incomplete; "
                            "drop the step with qlora_train_cancel");
+    }
+    if (t->m->micro_begun && !t->sliced.begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "another trainer of the model is in the middle of a micro-batch; finish "
+                           "it with qlora_train_slice or drop it with qlora_train_cancel");
     }
     return qlora__not_in_capture(ctx, "a training call");
 }
@@ -41401,11 +42076,19 @@ static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
 static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch) {
     bool sft = t->desc.method == QLORA_METHOD_SFT;
     qlora__preference_numbers numbers = qlora__preference_numbers_of(t);
-    qlora__micro_desc desc = {sft ? t->counts.labels : 1.0, t->desc.seed, t->step,
-                              sft ? NULL : &numbers};
+    qlora__micro_desc desc = {sft ? t->counts.labels : 1.0, t->desc.seed,    t->step,
+                              sft ? NULL : &numbers,        t->desc.adapter, NULL};
     QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
     t->tokens += t->micro.mismatched ? 0 : t->micro.tokens;
     return QLORA_OK;
+}
+
+// Runs the micro-batch t->micro. With several adapters, the shapes of its products depend on which
+// rows belong to which of them, so there is no graph of it.
+static qlora_result qlora__micro_send_off(qlora_trainer* t, int64_t graph) {
+    return qlora__has_several(t->m)
+               ? qlora__micro_run(t->ctx, t)
+               : qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]);
 }
 
 // Queues a micro-batch that has been checked.
@@ -41415,7 +42098,7 @@ static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batc
     QLORA__TRY(qlora__micro_send(t, batch));
     int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
     int64_t graph = kind * t->chunk_room + t->micro.chunks;
-    QLORA__TRY(qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]));
+    QLORA__TRY(qlora__micro_send_off(t, graph));
     t->failed = false;
     return QLORA_OK;
 }
@@ -41438,14 +42121,15 @@ static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batc
     }
     QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
     QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
+    QLORA__TRY(qlora__batch_owned(t, batch));
     t->counts.labels = total_labels;
     return qlora__micro_queue(t, batch);
 }
 
 qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
                                double total_labels) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_micro");
-    return qlora__leave(trainer->ctx, qlora__train_micro(trainer, batch, total_labels));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_micro"));
+    return qlora__trainer_leave(trainer, qlora__train_micro(trainer, batch, total_labels));
 }
 
 static double qlora__schedule_lr(const qlora_train_desc* d, int64_t step) {
@@ -41538,8 +42222,8 @@ static qlora_result qlora__train_update(qlora_trainer* t) {
 }
 
 qlora_result qlora_train_update(qlora_trainer* trainer) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_update");
-    return qlora__leave(trainer->ctx, qlora__train_update(trainer));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_update"));
+    return qlora__trainer_leave(trainer, qlora__train_update(trainer));
 }
 
 // ---- information --------------------------------------------------------------------------------
@@ -41563,7 +42247,8 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     memset(out, 0, sizeof *out);
     out->step = step;
     out->pending = t->step - step;
-    out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx);
+    out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx) &&
+                  !qlora__has_several(t->m);
     out->waits = t->m->ring.waits;
     if (step == 0 || report->step != step) {
         return;
@@ -41599,8 +42284,8 @@ static qlora_result qlora__train_query(qlora_trainer* t, qlora_train_info* out) 
 }
 
 qlora_result qlora_train_query(qlora_trainer* trainer, qlora_train_info* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_query");
-    return qlora__leave(trainer->ctx, qlora__train_query(trainer, out));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_query"));
+    return qlora__trainer_leave(trainer, qlora__train_query(trainer, out));
 }
 
 static qlora_result qlora__train_poll(qlora_trainer* t, qlora_train_info* out) {
@@ -41625,8 +42310,8 @@ static qlora_result qlora__train_poll(qlora_trainer* t, qlora_train_info* out) {
 }
 
 qlora_result qlora_train_poll(qlora_trainer* trainer, qlora_train_info* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_poll");
-    return qlora__leave(trainer->ctx, qlora__train_poll(trainer, out));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_poll"));
+    return qlora__trainer_leave(trainer, qlora__train_poll(trainer, out));
 }
 
 // The partial sums are added on the host, because the step may go on.
@@ -41656,8 +42341,8 @@ static qlora_result qlora__gradient_read(qlora_trainer* t, int64_t index, float*
 }
 
 qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_gradient_read");
-    return qlora__leave(trainer->ctx, qlora__gradient_read(trainer, index, out));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_gradient_read"));
+    return qlora__trainer_leave(trainer, qlora__gradient_read(trainer, index, out));
 }
 
 // ---- whole steps --------------------------------------------------------------------------------
@@ -41683,6 +42368,7 @@ static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* ba
     for (int64_t i = 0; i < count; i++) {
         int64_t tokens = 0;
         QLORA__TRY(qlora__batch_check(ctx, t->m, &batches[i], &tokens));
+        QLORA__TRY(qlora__batch_owned(t, &batches[i]));
         QLORA__TRY(sft ? QLORA_OK : qlora__preference_check(t, &batches[i], &counts));
         counts.labels += qlora_batch_labels(&batches[i]);
         leaves += qlora__batch_is_leaf(t, &batches[i]) ? 1 : 0;
@@ -41708,8 +42394,8 @@ static qlora_result qlora__train_gradients(qlora_trainer* t, const qlora_batch* 
 
 qlora_result qlora_train_gradients(qlora_trainer* trainer, const qlora_batch* batches,
                                    int64_t count) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_gradients");
-    return qlora__leave(trainer->ctx, qlora__train_gradients(trainer, batches, count));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_gradients"));
+    return qlora__trainer_leave(trainer, qlora__train_gradients(trainer, batches, count));
 }
 
 static qlora_result qlora__train_step(qlora_trainer* t, const qlora_batch* batches, int64_t count,
@@ -41721,8 +42407,8 @@ static qlora_result qlora__train_step(qlora_trainer* t, const qlora_batch* batch
 
 qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches, int64_t count,
                               qlora_train_info* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_step");
-    return qlora__leave(trainer->ctx, qlora__train_step(trainer, batches, count, out));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_step"));
+    return qlora__trainer_leave(trainer, qlora__train_step(trainer, batches, count, out));
 }
 
 //@@ src/train/slice.h
@@ -41754,8 +42440,8 @@ static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batc
 }
 
 qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches, int64_t count) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_begin");
-    return qlora__leave(trainer->ctx, qlora__train_begin(trainer, batches, count));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_begin"));
+    return qlora__trainer_leave(trainer, qlora__train_begin(trainer, batches, count));
 }
 
 // The kind of the next piece.
@@ -41798,6 +42484,7 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
         qlora__step_counts ignored;
         memset(&ignored, 0, sizeof ignored);
         QLORA__TRY(qlora__batch_check(t->ctx, t->m, &s->batches[s->at], &tokens));
+        QLORA__TRY(qlora__batch_owned(t, &s->batches[s->at]));
         QLORA__TRY(t->desc.method == QLORA_METHOD_SFT
                        ? QLORA_OK
                        : qlora__preference_check(t, &s->batches[s->at], &ignored));
@@ -41844,14 +42531,15 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
 }
 
 qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_slice");
-    return qlora__leave(trainer->ctx, qlora__train_slice(trainer, milliseconds, done));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_slice"));
+    return qlora__trainer_leave(trainer, qlora__train_slice(trainer, milliseconds, done));
 }
 
 static qlora_result qlora__train_cancel(qlora_trainer* t) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
+    bool begun = t->sliced.begun;
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
@@ -41860,14 +42548,184 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     t->sliced.begun = false;
     t->tokens = 0;
     t->failed = false;
-    m->micro_begun = false;
+    m->micro_begun = m->micro_begun && !begun; // another trainer's stays
     qlora__tree_reset(t);
     return QLORA_OK;
 }
 
 qlora_result qlora_train_cancel(qlora_trainer* trainer) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_cancel");
-    return qlora__leave(trainer->ctx, qlora__train_cancel(trainer));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_cancel"));
+    return qlora__trainer_leave(trainer, qlora__train_cancel(trainer));
+}
+
+//@@ src/train/each.h
+
+// ---- a step of several adapters -----------------------------------------------------------------
+//
+// One pass over the base serves the sequences of all adapters; each trainer then has the gradients
+// of its own, whose partial sums and update are those of a step of its own.
+
+// What a step consists of, by adapter.
+typedef struct qlora__each {
+    qlora_ctx* ctx;
+    qlora_model* m;
+    qlora_trainer* owners[QLORA__MOST_ADAPTERS]; // NULL = none
+    double labels[QLORA__MOST_ADAPTERS];
+    int64_t tokens[QLORA__MOST_ADAPTERS];
+} qlora__each;
+
+// Counts a batch, or, with a step in progress, only its tokens.
+static void qlora__each_count(const qlora_batch* b, int64_t tokens[QLORA__MOST_ADAPTERS],
+                              double labels[QLORA__MOST_ADAPTERS], int32_t usual) {
+    double own[QLORA__MOST_ADAPTERS];
+    int64_t at = 0;
+    memset(own, 0, sizeof own);
+    for (int64_t s = 0; s < b->count; s++) {
+        int32_t k = qlora__batch_adapter(b, s, usual);
+        for (int64_t i = 1; i < b->lengths[s]; i++) {
+            if (b->labels[at + i] != -100) {
+                own[k] += b->weights != NULL ? (double)b->weights[at + i] : 1.0;
+            }
+        }
+        at += b->lengths[s];
+        tokens[k] += b->lengths[s];
+    }
+    for (int k = 0; k < QLORA__MOST_ADAPTERS; k++) { // batch by batch, as for one adapter
+        labels[k] += own[k];
+    }
+}
+
+static qlora_result qlora__each_trainers(qlora_ctx* ctx, qlora_trainer* const* trainers,
+                                         int64_t count, qlora__each* each) {
+    memset(each, 0, sizeof *each);
+    each->ctx = ctx;
+    each->m = trainers[0]->m;
+    QLORA__TRY(qlora__need_whole(ctx, "count", count, 1, each->m->adapters));
+    for (int64_t i = 0; i < count; i++) {
+        qlora_trainer* t = trainers[i];
+        if (t == NULL || t->m != each->m) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "trainers[%lld] %s", (long long)i,
+                               t == NULL ? "is NULL" : "belongs to another model");
+        }
+        if (each->owners[t->desc.adapter] != NULL) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "trainers[%lld] is given twice",
+                               (long long)i);
+        }
+        each->owners[t->desc.adapter] = t;
+        QLORA__TRY(qlora__trainer_need(ctx, t));
+        if (t->desc.method != QLORA_METHOD_SFT || t->world > 1) {
+            return qlora__fail(
+                ctx, QLORA_ERR_UNSUPPORTED, "trainers[%lld] %s; use qlora_train_step", (long long)i,
+                t->world > 1 ? "trains together with other processes" : "trains with preferences");
+        }
+        if (t->tokens > 0) {
+            return qlora__fail(ctx, QLORA_ERR_STATE,
+                               "trainers[%lld] has a step in progress; finish it with "
+                               "qlora_train_update or drop it with qlora_train_cancel",
+                               (long long)i);
+        }
+    }
+    return QLORA_OK;
+}
+
+// Checks every batch before anything is computed.
+static qlora_result qlora__each_batches(qlora__each* each, int64_t trainers, int32_t usual,
+                                        const qlora_batch* batches, int64_t count) {
+    qlora_ctx* ctx = each->ctx;
+    if (batches == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batches is NULL");
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "batch_count", count, 1, INT64_MAX));
+    for (int64_t i = 0; i < count; i++) {
+        const qlora_batch* b = &batches[i];
+        int64_t tokens = 0;
+        QLORA__TRY(qlora__batch_check(ctx, each->m, b, &tokens));
+        if (b->adapters == NULL && trainers > 1) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batches[%lld].adapters is NULL",
+                               (long long)i);
+        }
+        for (int64_t s = 0; s < b->count; s++) {
+            int32_t k = qlora__batch_adapter(b, s, usual);
+            if (each->owners[k] == NULL) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                                   "sequence %lld of batch %lld has adapter %d, which none of the "
+                                   "trainers trains",
+                                   (long long)s, (long long)i, (int)k);
+            }
+        }
+        qlora__each_count(b, each->tokens, each->labels, usual);
+    }
+    int64_t all = 0;
+    for (int k = 0; k < QLORA__MOST_ADAPTERS; k++) {
+        QLORA__TRY(each->tokens[k] > 0 ? qlora__labels_check(ctx, each->labels[k]) : QLORA_OK);
+        all += each->tokens[k];
+    }
+    return all > 0 ? QLORA_OK
+                   : qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the batches have no sequences");
+}
+
+// Queues a micro-batch: its gradients become a leaf of each adapter that has sequences in it.
+static qlora_result qlora__each_queue(const qlora__each* each, qlora_trainer* lead,
+                                      const qlora_batch* batch) {
+    int64_t tokens[QLORA__MOST_ADAPTERS];
+    double labels[QLORA__MOST_ADAPTERS];
+    memset(tokens, 0, sizeof tokens);
+    memset(labels, 0, sizeof labels);
+    qlora__each_count(batch, tokens, labels, lead->desc.adapter);
+    for (int k = 0; k < QLORA__MOST_ADAPTERS; k++) {
+        if (tokens[k] > 0) {
+            qlora__adapter_focus(each->m, k);
+            QLORA__TRY(qlora__leaf_begin(each->owners[k]));
+            each->owners[k]->tokens += tokens[k];
+        }
+    }
+    qlora__adapter_focus(each->m, lead->desc.adapter);
+    qlora__micro_desc desc = {1.0, 0, 0, NULL, lead->desc.adapter, each->labels};
+    QLORA__TRY(qlora__batch_send(each->ctx, each->m, batch, &desc, &lead->micro));
+    return qlora__micro_send_off(lead, lead->micro.chunks);
+}
+
+static qlora_result qlora__each_step(qlora__each* each, qlora_trainer* lead,
+                                     const qlora_batch* batches, int64_t count) {
+    for (int k = 0; k < QLORA__MOST_ADAPTERS; k++) {
+        if (each->tokens[k] > 0) {
+            each->owners[k]->failed = true;
+        }
+    }
+    for (int64_t i = 0; i < count; i++) {
+        QLORA__TRY(qlora__each_queue(each, lead, &batches[i]));
+    }
+    for (int k = 0; k < QLORA__MOST_ADAPTERS; k++) {
+        if (each->tokens[k] > 0) {
+            qlora__adapter_focus(each->m, k);
+            QLORA__TRY(qlora__update_send(each->owners[k], true));
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__train_step_each(qlora_ctx* ctx, qlora_trainer* const* trainers,
+                                           int64_t count, const qlora_batch* batches,
+                                           int64_t batch_count, qlora_train_info* out) {
+    qlora__each each;
+    qlora_trainer* lead = trainers[0];
+    QLORA__TRY(qlora__each_trainers(ctx, trainers, count, &each));
+    QLORA__TRY(qlora__each_batches(&each, count, lead->desc.adapter, batches, batch_count));
+    QLORA__TRY(qlora__each_step(&each, lead, batches, batch_count));
+    for (int64_t i = 0; i < count && out != NULL; i++) {
+        qlora__adapter_focus(each.m, trainers[i]->desc.adapter);
+        QLORA__TRY(qlora__train_query(trainers[i], &out[i]));
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_train_step_each(qlora_trainer* const* trainers, int64_t count,
+                                   const qlora_batch* batches, int64_t batch_count,
+                                   qlora_train_info* out) {
+    const qlora_trainer* lead = trainers != NULL && count > 0 ? trainers[0] : NULL;
+    QLORA__TRY(qlora__trainer_enter(lead, "qlora_train_step_each"));
+    return qlora__trainer_leave(
+        lead, qlora__train_step_each(lead->ctx, trainers, count, batches, batch_count, out));
 }
 
 //@@ src/train/checkpoint.h
@@ -42187,9 +43045,9 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
 
 qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir, const void* position,
                                    size_t position_bytes) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_save");
-    return qlora__leave(trainer->ctx,
-                        qlora__checkpoint_save(trainer, dir, position, position_bytes));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_checkpoint_save"));
+    return qlora__trainer_leave(trainer,
+                                qlora__checkpoint_save(trainer, dir, position, position_bytes));
 }
 
 // ---- loading ------------------------------------------------------------------------------------
@@ -42497,9 +43355,9 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
 
 qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void* position,
                                    size_t* position_bytes) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_load");
-    return qlora__leave(trainer->ctx,
-                        qlora__checkpoint_load(trainer, dir, position, position_bytes));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_checkpoint_load"));
+    return qlora__trainer_leave(trainer,
+                                qlora__checkpoint_load(trainer, dir, position, position_bytes));
 }
 
 static qlora_result qlora__checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out) {
@@ -43297,4 +44155,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 4d8780080a3b60f8
+//@@ end a59550d6085d9f00

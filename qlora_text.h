@@ -23415,17 +23415,16 @@ static qlora_result qlora__jin_number_text(qlora__jin_machine* m, const qlora__j
                           code <= qlora__text_decimal_runs[i].last;
             zero = inside ? qlora__text_decimal_runs[i].first : zero;
         }
-        if (code >= 0x80 && !qlora__jin_is_decimal(code)) {
+        bool full = *size + 1 >= room;
+        bool digit = qlora__jin_is_decimal(code) || code == '_';
+        if ((code >= 0x80 || full) && !digit) {
             *size = 0;
             return QLORA_OK;
         }
-        if (*size + 1 >= room) {
-            return qlora__jin_too_big(m);
-        }
-        out[(*size)++] = (char)(code >= 0x80 ? '0' + (code - zero) % 10 : code);
+        out[*size] = (char)(code >= 0x80 ? '0' + (code - zero) % 10 : code);
+        *size += full ? 0 : 1;
     }
-    out[*size] = '\0';
-    return QLORA_OK;
+    return *size + 1 < room ? QLORA_OK : qlora__jin_too_big(m);
 }
 
 static int64_t qlora__jin_digit_value(char c) {
@@ -23485,8 +23484,10 @@ static bool qlora__jin_read_real(const char* text, size_t size, double* out) {
             k++;
         }
         if (at + k == size && words[i][k] == '\0') {
-            double huge = 1e308 * 10.0;
-            *out = i == 2 ? huge - huge : minus ? -huge : huge;
+            const uint64_t bits = (uint64_t)0x7FF << 52;
+            double infinite = 0.0;
+            memcpy(&infinite, &bits, sizeof infinite);
+            *out = i == 2 ? infinite - infinite : minus ? -infinite : infinite;
             return true;
         }
     }
@@ -24093,11 +24094,13 @@ static bool qlora__jin_is_wrap_mark(uint32_t code) {
 // words.
 static size_t qlora__jin_long_dash(const qlora__jin_line* line, size_t at) {
     size_t end = at;
+    if (at == 0 || !qlora__jin_is_wrap_mark(line->codes[at - 1])) {
+        return 0; // before the dashes are counted: once for each row of them
+    }
     while (end < line->count && line->codes[end] == '-') {
         end++;
     }
-    bool dash = end - at >= 2 && at > 0 && qlora__jin_is_wrap_mark(line->codes[at - 1]) &&
-                end < line->count && qlora__jin_is_word(line->codes[end]);
+    bool dash = end - at >= 2 && end < line->count && qlora__jin_is_word(line->codes[end]);
     return dash ? end : 0;
 }
 
@@ -24184,7 +24187,7 @@ static qlora_result qlora__jin_wrap_line(qlora__jin_machine* m, qlora__jin_wrap*
     size_t cut = 0;   // a piece that was broken goes on to here
     while (at < count) {
         size_t next = cut > at ? cut : qlora__jin_piece_end(&w->line, at, w->pieces_at_hyphens);
-        QLORA__TRY(qlora__jin_work(m, 1 + w->width / 16));
+        QLORA__TRY(qlora__jin_work(m, 1 + (next - at) / 16));
         if (lines > 0 && qlora__jin_is_blank(&w->line, at, next)) {
             at = next;
             next = at < count ? qlora__jin_piece_end(&w->line, at, w->pieces_at_hyphens) : at;
@@ -24302,14 +24305,6 @@ static qlora_result qlora__jin_sorted(qlora__jin_machine* m, qlora__jin_value v,
     return QLORA_OK;
 }
 
-static qlora_result qlora__jin_repr_text(qlora__jin_machine* m, qlora__jin_value v,
-                                         qlora__jin_value* out) {
-    qlora__jin_buffer buffer;
-    memset(&buffer, 0, sizeof buffer);
-    QLORA__TRY(qlora__jin_repr(m, v, &buffer));
-    return qlora__jin_buffer_string(m, &buffer, out);
-}
-
 static qlora_result qlora__jin_new_line(qlora__jin_machine* m, int64_t indent,
                                         qlora__jin_buffer* out) {
     QLORA__TRY(qlora__jin_puts(m, out, "\n"));
@@ -24340,18 +24335,18 @@ static qlora_result qlora__jin_pretty_words(qlora__jin_machine* m, qlora__jin_va
         next = qlora__jin_skip_space(s->data, s->bytes, next);
         qlora__jin_value candidate;
         QLORA__TRY(qlora__jin_part(m, line, begin, next, &candidate));
-        QLORA__TRY(qlora__jin_repr_text(m, candidate, &shown));
+        QLORA__TRY(qlora__jin_convert(m, candidate, 'r', &shown));
         int64_t room = next == s->bytes ? last_width : width;
         if ((int64_t)shown.as.string->chars > room && end > begin) {
             QLORA__TRY(qlora__jin_part(m, line, begin, end, &candidate));
-            QLORA__TRY(qlora__jin_repr_text(m, candidate, &shown));
+            QLORA__TRY(qlora__jin_convert(m, candidate, 'r', &shown));
             QLORA__TRY(qlora__jin_list_add(m, chunks, shown));
             begin = end;
         }
         end = next;
     }
     QLORA__TRY(qlora__jin_part(m, line, begin, end, &shown));
-    QLORA__TRY(qlora__jin_repr_text(m, shown, &shown));
+    QLORA__TRY(qlora__jin_convert(m, shown, 'r', &shown));
     return qlora__jin_list_add(m, chunks, shown);
 }
 
@@ -24372,7 +24367,7 @@ static qlora_result qlora__jin_pretty_string(qlora__jin_machine* m, qlora__jin_v
     QLORA__TRY(qlora__jin_list_make(m, QLORA__JIN_LIST, 4, &chunks));
     for (size_t i = 0; i < lines.as.list->count; i++) {
         bool last = i + 1 == lines.as.list->count;
-        QLORA__TRY(qlora__jin_repr_text(m, lines.as.list->items[i], &shown));
+        QLORA__TRY(qlora__jin_convert(m, lines.as.list->items[i], 'r', &shown));
         if ((int64_t)shown.as.string->chars <= (last ? width - allowance : width)) {
             QLORA__TRY(qlora__jin_list_add(m, chunks.as.list, shown));
         } else {
@@ -24397,7 +24392,7 @@ static qlora_result qlora__jin_pretty(qlora__jin_machine* m, qlora__jin_value v,
     qlora__jin_value shown;
     bool dict = v.kind == QLORA__JIN_DICT;
     bool list = v.kind == QLORA__JIN_LIST || v.kind == QLORA__JIN_TUPLE;
-    QLORA__TRY(qlora__jin_repr_text(m, v, &shown));
+    QLORA__TRY(qlora__jin_convert(m, v, 'r', &shown));
     bool fits = (int64_t)shown.as.string->chars <= QLORA__JIN_PRETTY_WIDTH - indent - allowance;
     if (!fits && v.kind == QLORA__JIN_VIEW && v.flag == 3) {
         return qlora__jin_fail(m, "pprint of a set that needs several lines is not supported");
@@ -24418,7 +24413,7 @@ static qlora_result qlora__jin_pretty(qlora__jin_machine* m, qlora__jin_value v,
         QLORA__TRY(i > 0 ? qlora__jin_puts(m, out, ",") : QLORA_OK);
         QLORA__TRY(i > 0 ? qlora__jin_new_line(m, inner, out) : QLORA_OK);
         if (dict) {
-            QLORA__TRY(qlora__jin_repr_text(m, v.as.dict->keys[i], &shown));
+            QLORA__TRY(qlora__jin_convert(m, v.as.dict->keys[i], 'r', &shown));
             QLORA__TRY(qlora__jin_print(m, shown, out));
             QLORA__TRY(qlora__jin_puts(m, out, ": "));
             inner += (int64_t)shown.as.string->chars + 2;
@@ -24575,7 +24570,7 @@ static qlora_result qlora__jin_unescape(qlora__jin_machine* m, const qlora__jin_
     for (size_t at = 0; at < s->bytes;) {
         size_t before = at;
         if (s->data[at] == '&' && at + 1 < s->bytes) {
-            QLORA__TRY(qlora__jin_work(m, 16));
+            QLORA__TRY(qlora__jin_work(m, s->data[at + 1] == '#' ? 2 : 200));
             QLORA__TRY(s->data[at + 1] == '#' ? qlora__jin_put_number(m, s, &at, out)
                                               : qlora__jin_put_named(m, s, &at, out));
         }
@@ -25210,7 +25205,9 @@ QLORA__JIN_TEST(in) {
 
 QLORA__JIN_TEST(divisibleby) {
     qlora__jin_value rest;
-    QLORA__TRY(qlora__jin_binary(m, '%', v, other, &rest));
+    QLORA__TRY(v.kind == QLORA__JIN_STRING // a format, which is never equal to zero
+                   ? qlora__jin_percent(m, v, other, &rest)
+                   : qlora__jin_binary(m, '%', v, other, &rest));
     QLORA__TRY(qlora__jin_equal(m, rest, qlora__jin_int(0), out));
     return QLORA_OK;
 }
@@ -32060,4 +32057,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 3eac403710a00613
+//@@ end a33a6f0f1ae58782

@@ -119,6 +119,8 @@ static void app_close(app* a) {
     qlora_text_destroy(a->text);
 }
 
+#include "finetune/jobs.h"
+
 // Reads, checks and completes the options.
 static bool options_open(app* a, int argc, char** argv) {
     options* o = &a->o;
@@ -135,6 +137,10 @@ static bool options_open(app* a, int argc, char** argv) {
     if (o->help || o->version) {
         return true;
     }
+    a->screen.quiet = o->json || a->rank > 0;
+    if (o->jobs != NULL) { // each job has options of its own
+        return true;
+    }
     bool norms = o->train_norms;
     if (!options_check(o, a->adapter, a->error)) {
         return false;
@@ -146,7 +152,6 @@ static bool options_open(app* a, int argc, char** argv) {
     }
     options_resolve(o, a->world);
     a->screen.live = terminal_live() && !o->json && a->rank == 0;
-    a->screen.quiet = o->json || a->rank > 0;
     return true;
 }
 
@@ -193,6 +198,9 @@ static bool run(app* a, int argc, char** argv) {
     if (a->o.version) {
         printf("finetune (qlora.h) " QLORA_VERSION_STRING "\n");
         return true;
+    }
+    if (a->o.jobs != NULL) {
+        return jobs_run(a);
     }
     if (a->o.ranks > 1 && a->launcher != NULL && a->world != a->o.ranks) {
         return error_set(a->error, "--ranks %lld, but the variables of %s say %d process%s",

@@ -171,6 +171,7 @@ extern "C" {
 #include "graph.h"
 #ifndef QLORA_NO_MODEL
 #include "model/structure.h"
+#include "model/adapters.h"
 #include "model/arena.h"
 #include "model/mapped.h"
 #include "model/peft_copies.h"
@@ -223,6 +224,7 @@ extern "C" {
 #include "train/preference.h"
 #include "train/step.h"
 #include "train/slice.h"
+#include "train/each.h"
 #include "train/checkpoint.h"
 #include "generate.h"
 #endif // QLORA_NO_MODEL

@@ -34,6 +34,7 @@
     X(comm_suite)                                                                                  \
     X(kept_suite)                                                                                  \
     X(page_suite)                                                                                  \
+    X(jobs_suite)                                                                                  \
     X(methods_suite)                                                                               \
     X(new_tokens_suite)                                                                            \
     X(generate_suite)                                                                              \

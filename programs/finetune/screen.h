@@ -46,6 +46,9 @@ static void say(app* a, const char* format, ...) {
         return;
     }
     screen_clear(&a->screen);
+    if (a->job != NULL) {
+        printf("%s: ", a->job);
+    }
     va_start(args, format);
     vprintf(format, args);
     va_end(args);
@@ -59,7 +62,8 @@ static void complain(app* a) {
     if (a->world > 1 && !a->agreed) {
         fprintf(stderr, "finetune: rank %d: %s\n", (int)a->rank, a->error);
     } else if (a->rank == 0) { // the others have the same error
-        fprintf(stderr, "finetune: %s\n", a->error);
+        fprintf(stderr, "finetune: %s%s%s\n", a->job != NULL ? a->job : "",
+                a->job != NULL ? ": " : "", a->error);
     }
     a->error[0] = '\0';
     a->failed = true;
@@ -185,6 +189,9 @@ static void progress_draw(app* a, const point* p) {
     }
     char line[256];
     line_fit(fields, ranks, 10, a->screen.live ? screen_width() : 200, line);
+    if (a->job != NULL && !a->screen.quiet) {
+        printf("%s: ", a->job);
+    }
     draw(&a->screen, line);
 }
 

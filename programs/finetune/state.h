@@ -208,6 +208,7 @@ typedef struct app {
     char demo_dir[PATH_SIZE];
     char adapter[FOLDER_PATH]; // of --adapter
     const char* program;       // argv[0]
+    const char* job;           // its name, if it is one of --jobs
     char error[1024];
     qlora_ctx* ctx;
     qlora_files files;

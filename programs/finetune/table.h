@@ -9,6 +9,7 @@ typedef struct options {
     const char* out;
     const char* config;
     const char* rope_scale;
+    const char* jobs;
     const char* adapter;
     const char* template_name;
     const char* chat_template;
@@ -132,6 +133,8 @@ static const option option_table[] = {
         "1 GiB (default auto)"},
     {"config", OPT_TEXT, AT(config), false, 0, 0, "FILE",
         "read options from this file, one per line; those of the command line take precedence"},
+    {"jobs", OPT_TEXT, AT(jobs), false, 0, 0, "FILE",
+     "train several adapters at once: a JSON list of jobs, each with a name and options"},
     {"Adapter", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"rank", OPT_WHOLE, AT(rank), true, 1, 1024, "N",
         "LoRA rank (default 16)"},
@@ -366,7 +369,8 @@ static void options_resolve(options* o, int32_t world) {
 static void help_print(const option_set* set) {
     printf("usage: finetune --model DIR --data FILE --out DIR [options]\n"
            "       finetune --demo [--out DIR]\n"
-           "       finetune --model DIR --adapter DIR --data FILE --eval-only\n\n"
+           "       finetune --model DIR --adapter DIR --data FILE --eval-only\n"
+           "       finetune --model DIR --jobs FILE --out DIR\n\n"
            "Trains a LoRA adapter on the samples in FILE. Ctrl-C saves and stops; run the\n"
            "same command again to resume with bit-identical results.\n");
     options_print(set, 37);

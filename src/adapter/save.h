@@ -504,6 +504,50 @@ qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
     return qlora__leave(ctx, qlora__adapter_load(ctx, model, dir, desc));
 }
 
+// Graphs are not affected: those of updates belong to a trainer, and others need one adapter.
+static qlora_result qlora__adapter_select(qlora_ctx* ctx, qlora_model* m, int64_t index) {
+    QLORA__TRY(qlora__need_whole(ctx, "index", index, 0, m->adapters - 1));
+    QLORA__TRY(qlora__model_idle(ctx, m, "selecting an adapter"));
+    if (m->generations > 0 && index != m->chosen) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the model has a text that was begun with adapter %d; end it with "
+                           "qlora_generate_end before selecting another adapter",
+                           (int)m->chosen);
+    }
+    m->chosen = (int32_t)index;
+    qlora__adapter_focus(m, m->chosen);
+    return QLORA_OK;
+}
+
+qlora_result qlora_adapter_select(qlora_model* model, int64_t index) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_select");
+    return qlora__leave(ctx, qlora__adapter_select(ctx, model, index));
+}
+
+static qlora_result qlora__adapter_renew(qlora_ctx* ctx, qlora_model* m, uint64_t seed) {
+    QLORA__TRY(qlora__model_idle(ctx, m, "renewing an adapter"));
+    if (qlora__has_several(m) ? m->owns[m->adapter].trainers > 0 : m->trainers > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the adapter has a trainer; destroy it before renewing the adapter");
+    }
+    if (m->desc.train_norms || !qlora__computes(m)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s, so the adapter cannot be renewed",
+                           m->desc.train_norms ? "the norms are trained"
+                                               : "the model has no weights");
+    }
+    m->adapter_seed = seed;
+    QLORA__TRY(qlora__adapters_start(ctx, m));
+    QLORA__TRY(qlora__parameters_changed(ctx, m));
+    return qlora__sync(ctx);
+}
+
+qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_renew");
+    return qlora__leave(ctx, qlora__adapter_renew(ctx, model, seed));
+}
+
 qlora_result qlora_adapter_use(qlora_model* model, bool on) {
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_adapter_use");

@@ -12,6 +12,7 @@
     X(qlora_tensor)                                                                            \
     X(qlora_rope_desc)                                                                         \
     X(qlora_model_config)                                                                      \
+    X(qlora_adapter_slot)                                                                      \
     X(qlora_model_desc)                                                                        \
     X(qlora_new_token)                                                                         \
     X(qlora_message)                                                                           \

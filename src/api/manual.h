@@ -137,6 +137,20 @@
        every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU results are
        unspecified.
 
+   SEVERAL ADAPTERS
+       With desc.slots, a model has several adapters on one base, each with its own rank, scale and
+       seed, its own trainer (desc.adapter: learning rate, schedule, clip, checkpoints) and its own
+       files (qlora_adapter_select). qlora_train_step_each runs a step of all of them in one pass
+       over the base: batch.adapters tells which one a sequence belongs to. Sums, norms and losses
+       are those of each adapter; one that has come to its end is given no more sequences.
+       An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
+       a training of its own with the same micro-batches, if its sequences are next to each other
+       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever the
+       others have, if its sequences and those around them have the same lengths; alone, it differs
+       by rounding. Every token costs the products of its own adapter and no others: the rows of
+       each adapter are computed separately, without graphs. Dropout, NEFTune, DoRA, trained norms,
+       embeddings and rows, DPO and KTO, FP8 and several processes need a model with one adapter.
+
    FP8
        QLORA_MODE_FP8 is BF16 with faster products of 4-bit weights: cuBLASLt (12.9 or later)
        multiplies e4m3 numbers, with one scale per token and one per stack of weights (q, k and v;

@@ -146,6 +146,13 @@ typedef enum qlora_optimizer {
     QLORA_OPTIMIZER_ADAMW_8BIT = 1
 } qlora_optimizer;
 
+// One of several adapters of a model; see SEVERAL ADAPTERS in the manual.
+typedef struct qlora_adapter_slot {
+    int32_t rank;  // 0 = desc.rank
+    float alpha;   // 0 = desc.alpha, or 2 * rank if that is 0
+    uint64_t seed; // for its first values
+} qlora_adapter_slot;
+
 typedef enum qlora_choice {
     QLORA_CHOICE_AUTO = 0,
     QLORA_CHOICE_ON = 1,
@@ -201,8 +208,10 @@ typedef struct qlora_model_desc {
     // of the model's vocabulary on make it larger and must be without gaps.
     const qlora_new_token* new_tokens;
     int64_t new_token_count;
-    uint32_t targets; // qlora_target bits that the model has; 0 = all
-    bool train_norms; // also train the RMSNorm weights
+    uint32_t targets;                // qlora_target bits that the model has; 0 = all
+    bool train_norms;                // also train the RMSNorm weights
+    const qlora_adapter_slot* slots; // the adapters of the model, at most 64; NULL = one
+    int64_t slot_count;
     // Its memory.
     qlora_purpose purpose;      // 0 = TRAIN
     qlora_optimizer optimizer;  // 0 = ADAMW
@@ -316,10 +325,12 @@ typedef struct qlora_model_info {
     qlora_purpose purpose;
     int64_t generate_tokens;
     int64_t generate_sequences;
-    int64_t parameters; // number of trained tensors
+    int64_t parameters; // number of trained tensors of an adapter
     bool use_adapters;
-    int64_t trainers;    // number of trainers that exist, 0 or 1
+    int64_t trainers;    // number of trainers that exist, at most one per adapter
     int64_t generations; // number of generations that exist, at most generate_sequences
+    int64_t adapters;    // number of adapters, at least 1
+    int64_t adapter;     // the one that qlora_adapter_select has chosen
 } qlora_model_info;
 // Does not use the device and does not change qlora_last_error.
 QLORA_API qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out);
@@ -359,6 +370,9 @@ typedef struct qlora_batch {
     const int32_t* roles;     // a qlora_role per sequence
     const double* references; // log-probability of each sequence by the base, as returned by
                               // qlora_eval_sequences with adapters off; NULL = computed in the step
+    // The adapter of each sequence, if the model has several; NULL = that of the trainer, or the
+    // selected one in an evaluation.
+    const int32_t* adapters;
 } qlora_batch;
 // The sum of the weights of the trained labels: the batch's share of total_labels.
 QLORA_API double qlora_batch_labels(const qlora_batch* batch);

@@ -64,18 +64,20 @@ typedef struct qlora_train_desc {
     double neftune;
     const qlora_comm* comm; // processes that train together; NULL = this one alone. Every process
                             // passes all batches of a step and computes its share of them
+    int32_t adapter;        // index of the adapter that it trains, if the model has several
     uint32_t reserved_must_be_zero1;
 } qlora_train_desc;
 
-// Starts the optimizer from zero and leaves the adapters as they are. desc NULL = all defaults. A
-// model has at most one trainer at a time and must have been opened with QLORA_PURPOSE_TRAIN. Waits
-// for the device.
+// Starts the optimizer from zero and leaves the adapters as they are. desc NULL = all defaults. An
+// adapter has at most one trainer at a time, and its model must have been opened with
+// QLORA_PURPOSE_TRAIN. Waits for the device.
 QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* desc,
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
 // Changes settings between two steps. clip, seed, eager, require_graph, method, loraplus_ratio,
-// lr_factors, neftune and comm cannot change and must be as before. Does not wait for the device.
+// lr_factors, neftune, comm and adapter cannot change and must be as before. Does not wait for the
+// device.
 QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
@@ -110,7 +112,14 @@ typedef struct qlora_train_info {
 // computed. Waits for the device and reports the step, unless out is NULL.
 QLORA_API qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches,
                                         int64_t count, qlora_train_info* out);
-// The gradients of such a step without its update: qlora_train_step is this call and then
+// Runs one step of each of `count` trainers of the same model, which train different adapters, over
+// the same micro-batches: batch.adapters gives the adapter of every sequence. A trainer's step
+// consists of the sequences of its adapter; one without sequences stays as it is. out is NULL or
+// has room for `count` reports. See SEVERAL ADAPTERS in the manual for what the results depend on.
+QLORA_API qlora_result qlora_train_step_each(qlora_trainer* const* trainers, int64_t count,
+                                             const qlora_batch* batches, int64_t batch_count,
+                                             qlora_train_info* out);
+// The gradients of a step without its update: qlora_train_step is this call and then
 // qlora_train_update. Does not wait for the device.
 QLORA_API qlora_result qlora_train_gradients(qlora_trainer* trainer, const qlora_batch* batches,
                                              int64_t count);

@@ -560,7 +560,7 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->labels);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &b->weights);
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
-    qlora__arena_tensor(arena, QLORA_F32, 1, 1, &b->scale);
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->adapters, &b->scale);
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
     int64_t S = m->plan.max_sequences;
     qlora__arena_tensor(arena, QLORA_I32, 1, S + 1, &b->starts);
@@ -580,13 +580,21 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     b->all.ld = b->all.cols;
 }
 
+static void qlora__layout_totals(qlora__arena* arena, qlora_model* m) {
+    for (int32_t k = 0; k < m->adapters; k++) {
+        qlora__adapter_focus(m, k);
+        qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
+    }
+    qlora__adapter_focus(m, 0);
+}
+
 static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t R = qlora__head_rows(m);
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
-    qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
+    qlora__layout_totals(arena, m);
     int64_t S = m->plan.max_sequences * (int64_t)sizeof(double);
     qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
     qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
@@ -636,7 +644,7 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
-                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora;
+                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
@@ -728,11 +736,21 @@ static void qlora__model_layout(qlora_model* m, char* base) {
     qlora__layout_host(m);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         size_t before = arena.used;
-        if (qlora__computes(m) || steps[i].lay == qlora__layout_adapters) {
-            steps[i].lay(&arena, m);
+        bool own =
+            steps[i].lay == qlora__layout_adapters || steps[i].lay == qlora__layout_optimizer;
+        for (int32_t k = 0; k < (own ? m->adapters : 1); k++) {
+            qlora__adapter_focus(m, k);
+            if (qlora__computes(m) || steps[i].lay == qlora__layout_adapters) {
+                steps[i].lay(&arena, m);
+            }
         }
+        qlora__adapter_focus(m, 0);
         *steps[i].bytes = arena.used - before;
     }
-    qlora__layout_windows(m);
+    for (int32_t k = m->adapters - 1; k >= 0; k--) {
+        qlora__adapter_focus(m, k);
+        qlora__layout_windows(m);
+    }
+    qlora__adapter_keep(m);
     m->plan.total = arena.used;
 }

@@ -117,7 +117,7 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
 // residual stream unless something comes between.
 static qlora_tensor qlora__layer_d_out(const qlora__pass* pass, int64_t cols) {
     const qlora_model* m = pass->m;
-    return qlora__has_own_d_out(m) ? qlora__window(&m->d_out, pass->rows, 0, cols)
+    return qlora__has_own_d_out(m) ? qlora__local(pass, &m->d_out, 0, cols)
                                    : qlora__slice(pass, &m->d_out, 0, cols);
 }
 
@@ -149,17 +149,17 @@ static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const q
 }
 
 // Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
-static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.intermediate;
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, true, &stack));
-    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
-    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
-    qlora_tensor x = qlora__window(&m->s, pass->rows, 0, width + stack.pad);
-    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
-    qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, width);
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    qlora_tensor x = qlora__local(pass, &m->s, 0, width + stack.pad);
+    qlora_tensor s = qlora__local(pass, &m->s, 0, width);
+    qlora_tensor ds = qlora__local(pass, &m->ds, 0, width);
     qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
     qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
@@ -180,30 +180,39 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
 
+static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora__pass run;
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        QLORA__TRY(run.rows > 0 ? qlora__down_backward_run(&run, layer) : QLORA_OK);
+    }
+    return QLORA_OK;
+}
+
 // Computes the input of a stack that reads the residual stream again, with z.
 static qlora_result qlora__stack_input(const qlora__pass* pass, const qlora__stack* stack,
                                        const qlora_tensor* in, const qlora_tensor* norm,
                                        const qlora_tensor* x) {
-    QLORA__TRY(qlora__layer_input(pass, in, norm));
+    qlora_tensor inner = qlora__window(x, pass->rows, 0, pass->m->plan.config.hidden);
+    QLORA__TRY(qlora__rows_input(pass, in, norm, &inner));
     return qlora__stack_z(pass, stack, x);
 }
 
 // Backward pass of a stack that reads the residual stream h through norm number `number`, or
 // without one: dy (with space for u) -> gradients of its adapters, and dh += norm'(dx). Waits first
 // for the stack `above`, which reads dh on the second stream.
-static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__layer* layer,
-                                                int group, int above, const qlora_tensor* dy,
-                                                const qlora_tensor* h, int number, bool wants_dx) {
+static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__layer* layer,
+                                              int group, int above, const qlora_tensor* dy,
+                                              const qlora_tensor* h, int number, bool wants_dx) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     const qlora_tensor* norm = qlora__layer_norm(m, layer, number);
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, group, true, &stack));
-    qlora_tensor in = qlora__window(h, pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden + stack.pad);
-    qlora_tensor up = qlora__window(dy, pass->rows, 0, stack.out + stack.pad);
-    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
+    qlora_tensor in = qlora__local(pass, h, 0, c->hidden);
+    qlora_tensor x = qlora__local(pass, &m->x, 0, c->hidden + stack.pad);
+    qlora_tensor up = qlora__local(pass, dy, 0, stack.out + stack.pad);
+    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
     qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
     if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
@@ -226,6 +235,18 @@ static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__
     }
     return qlora_rmsnorm_backward(ctx, &dx, &in, norm, (float)c->rms_eps, &dh, &dh,
                                   m->desc.train_norms ? &layer->d_norms[number] : NULL);
+}
+
+static qlora_result qlora__layer_input_backward(const qlora__pass* pass, qlora__layer* layer,
+                                                int group, int above, const qlora_tensor* dy,
+                                                const qlora_tensor* h, int number, bool wants_dx) {
+    qlora__pass run;
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        QLORA__TRY(run.rows > 0 ? qlora__input_backward_run(&run, layer, group, above, dy, h,
+                                                            number, wants_dx)
+                                : QLORA_OK);
+    }
+    return QLORA_OK;
 }
 
 // Backward pass of the norms of q and k, in m->dqkv. With a weight gradient, the result must not
@@ -259,11 +280,10 @@ static qlora_result qlora__layer_qk_backward(const qlora__pass* pass, qlora__lay
 }
 
 // Backward pass of o_proj: d_out -> the gradient of the output of attention in m->d_o.
-static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__layer* layer) {
+static qlora_result qlora__o_backward_run(const qlora__pass* pass, qlora__layer* layer) {
     qlora_model* m = pass->m;
     int64_t q = qlora__q_width(&m->plan.config);
     qlora__stack stack;
-    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
     QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, true, &stack));
     qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
     qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
@@ -272,6 +292,15 @@ static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__laye
         QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
     }
     return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
+}
+
+static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora__pass run;
+    QLORA__TRY(qlora__layer_out_backward(pass, layer, 0));
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        QLORA__TRY(run.rows > 0 ? qlora__o_backward_run(&run, layer) : QLORA_OK);
+    }
+    return QLORA_OK;
 }
 
 // d_o -> gradients of q, k and v, normalised and rotated, in m->dqkv.

@@ -16,6 +16,8 @@ typedef struct qlora__micro_desc {
     uint64_t seed; // for dropout
     int64_t step;
     const qlora__preference_numbers* preference; // NULL = none
+    int32_t adapter;                             // of batches that do not name one
+    const double* totals; // labels of each adapter; NULL = total_labels for all of them
 } qlora__micro_desc;
 
 double qlora_batch_labels(const qlora_batch* batch) {
@@ -88,6 +90,11 @@ static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, con
                                "sequence %lld has %d tokens; it must have 1 to %lld "
                                "(max_length of the model)",
                                (long long)s, (int)b->lengths[s], (long long)plan->max_length);
+        }
+        if (b->adapters != NULL && (b->adapters[s] < 0 || b->adapters[s] >= m->adapters)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "sequence %lld has adapter %d; it must be 0 to %d", (long long)s,
+                               (int)b->adapters[s], (int)m->adapters - 1);
         }
         sum += b->lengths[s];
     }
@@ -192,6 +199,40 @@ static void qlora__slot_preference(const qlora_model* m, char* memory, const qlo
     }
 }
 
+static int32_t qlora__batch_adapter(const qlora_batch* b, int64_t sequence, int32_t usual) {
+    return b->adapters != NULL ? b->adapters[sequence] : usual;
+}
+
+// Notes which rows belong to which adapter, and writes the scale of each.
+static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch* b,
+                                 const qlora__micro_desc* desc) {
+    QLORA__REAL* scale = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.scale);
+    const int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
+    for (int32_t k = 0; k < m->adapters; k++) {
+        double total = desc->totals != NULL ? desc->totals[k] : desc->total_labels;
+        scale[k] = total > 0.0 ? (QLORA__REAL)(1.0 / total) : 0;
+    }
+    m->run_count = 0;
+    int64_t row = 0;
+    for (int64_t s = 0; s < b->count && qlora__has_several(m); s++) {
+        int32_t adapter = qlora__batch_adapter(b, s, desc->adapter);
+        qlora__owned_rows* run = &m->runs[m->run_count > 0 ? m->run_count - 1 : 0];
+        if (m->run_count == 0 || run->adapter != adapter) {
+            run = &m->runs[m->run_count++];
+            run->adapter = adapter;
+            run->row = row;
+            run->label = starts[s];
+        }
+        row += b->lengths[s];
+        run->end = row;
+        run->label_end = starts[s + 1];
+    }
+    // On the GPU, the rows that fill the micro-batch up have no gradients, but finite values.
+    if (m->run_count > 0 && !qlora__on_cpu(m->ctx)) {
+        m->runs[m->run_count - 1].end = m->plan.tokens;
+    }
+}
+
 // Writes a batch that has been checked into a slot and sends it to the device.
 static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                       const qlora__micro_desc* desc, qlora__micro* out) {
@@ -199,8 +240,7 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
     qlora__slot_tokens(m, slot->memory, batch);
     int64_t labels = qlora__slot_labels(m, slot->memory, batch);
-    QLORA__REAL* scale = (QLORA__REAL*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
-    *scale = (QLORA__REAL)(1.0 / desc->total_labels);
+    qlora__slot_adapters(m, slot->memory, batch, desc);
     qlora__slot_preference(m, slot->memory, batch, desc->preference);
     out->preference = desc->preference != NULL;
     out->reference = out->preference && batch->references == NULL;

@@ -10,7 +10,7 @@ static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const ql
     QLORA__TRY(qlora__model_has_weights(ctx, m, "evaluating"));
     QLORA__TRY(qlora__model_idle(ctx, m, "evaluating"));
     QLORA__TRY(qlora__batch_check(ctx, m, batch, &tokens));
-    qlora__micro_desc desc = {1.0, 0, 0, NULL};
+    qlora__micro_desc desc = {1.0, 0, 0, NULL, m->chosen, NULL};
     QLORA__TRY(qlora__batch_send(ctx, m, batch, &desc, micro));
     qlora__pass pass = qlora__pass_of(m, micro->rows, false);
     return qlora__forward(&pass);

@@ -24,6 +24,41 @@ static qlora_result qlora__head_gradients(const qlora__pass* pass) {
                                 m->head_rows ? &m->d_head_tokens : &m->d_tokens);
 }
 
+// Losses of a chunk whose first labelled row is number `first`: the rows of each adapter have their
+// own scale and their own sums. The rows after the last label have none.
+static qlora_result qlora__head_runs(const qlora__pass* pass, int64_t first,
+                                     const qlora_cross_entropy_desc* all) {
+    qlora_model* m = pass->m;
+    int64_t count = all->logits->rows;
+    for (int64_t i = 0; i <= m->run_count; i++) {
+        bool rest = i == m->run_count;
+        const qlora__owned_rows* run = &m->runs[rest ? i - 1 : i];
+        int64_t from = qlora__max((rest ? run->label_end : run->label) - first, 0);
+        int64_t to = rest ? count : qlora__min(run->label_end - first, count);
+        if (from >= to) {
+            continue;
+        }
+        qlora_cross_entropy_desc args = *all;
+        qlora_tensor logits =
+            qlora__window(all->logits, to - from, from * all->logits->ld, all->logits->cols);
+        qlora_tensor labels = qlora__window(all->labels, 1, from, to - from);
+        qlora_tensor weights = qlora__window(all->weights, 1, from, to - from);
+        qlora_tensor losses = qlora__window(all->losses, 1, from, to - from);
+        qlora_tensor scale = qlora__window(all->scale, 1, run->adapter, 1);
+        const qlora_tensor* sums =
+            run->adapter == m->adapter ? &m->totals : &m->owns[run->adapter].totals;
+        qlora_tensor totals = qlora__window(sums, 1, 0, 3);
+        args.logits = &logits;
+        args.labels = &labels;
+        args.weights = &weights;
+        args.losses = &losses;
+        args.scale = &scale;
+        args.total = rest ? NULL : &totals;
+        QLORA__TRY(qlora_cross_entropy(pass->ctx, &args));
+    }
+    return QLORA_OK;
+}
+
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
 // to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
 static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
@@ -49,13 +84,15 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     args.logits = &m->logits;
     args.labels = &labels;
     args.weights = &weights;
-    args.scale = &m->batch.scale;
+    qlora_tensor scale = qlora__window(&m->batch.scale, 1, 0, 1);
+    args.scale = gradient && qlora__pass_has_runs(pass) ? &m->batch.scale : &scale;
     args.losses = &losses;
     args.total = totals;
     args.flag = &m->flag;
     args.forward_only = !gradient;
     args.cap = (float)c->logits_cap;
-    QLORA__TRY(qlora_cross_entropy(ctx, &args));
+    QLORA__TRY(gradient && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
+                                                      : qlora_cross_entropy(ctx, &args));
     if (gradient) {
         qlora_tensor dx = m->rows_dx;
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);

@@ -12,6 +12,8 @@ typedef struct qlora__pass {
     bool decoding;   // keys and values are stored in the cache
     int64_t first;   // position of the first row when decoding
     int64_t text;    // whose cache is used when decoding
+    int64_t at;      // first row in buffers of a tile, if the rows are a run of one
+    int32_t adapter;
 } qlora__pass;
 
 static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
@@ -22,6 +24,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     pass.rows = rows;
     pass.training = training;
     pass.math = m->math;
+    pass.adapter = m->adapter;
     return pass;
 }
 
@@ -42,6 +45,39 @@ static qlora_tensor qlora__slice(const qlora__pass* pass, const qlora_tensor* t,
     return qlora__window(t, pass->rows, pass->row * t->ld + col, cols);
 }
 
+// The same for a tensor that has only the rows of a tile.
+static qlora_tensor qlora__local(const qlora__pass* pass, const qlora_tensor* t, int64_t col,
+                                 int64_t cols) {
+    return qlora__window(t, pass->rows, pass->at * t->ld + col, cols);
+}
+
+// Whether the rows of a pass can belong to several adapters. Decoding uses the current one.
+static bool qlora__pass_has_runs(const qlora__pass* pass) {
+    const qlora_model* m = pass->m;
+    return qlora__has_several(m) && m->use_adapters && !pass->decoding;
+}
+
+// Sets the part of a pass that belongs to run number `index` of the micro-batch, or, without runs,
+// the pass itself; false past the last one. A run may have no rows in a tile.
+static bool qlora__run_at(const qlora__pass* pass, int64_t index, qlora__pass* out) {
+    const qlora_model* m = pass->m;
+    *out = *pass;
+    if (!qlora__pass_has_runs(pass)) {
+        return index == 0;
+    }
+    if (index >= m->run_count) {
+        return false;
+    }
+    const qlora__owned_rows* run = &m->runs[index];
+    int64_t first = qlora__max(run->row, pass->row);
+    int64_t end = qlora__min(run->end, pass->row + pass->rows);
+    out->row = first;
+    out->rows = qlora__max(end - first, 0);
+    out->at = pass->at + first - pass->row;
+    out->adapter = run->adapter;
+    return true;
+}
+
 // Tile of a pass that begins at row `at`: all of its rows unless the plan has tiles.
 static qlora__pass qlora__tile_at(const qlora__pass* pass, int64_t at) {
     int64_t size = pass->m->plan.tile > 0 ? pass->m->plan.tile : pass->rows;
@@ -57,9 +93,11 @@ static void qlora__tiles_begin(const qlora__pass* pass) {
     memset(pass->m->placed, 0, sizeof pass->m->placed);
 }
 
-// Whether these weights are already in the shared operand; if not, they are about to be.
-static bool qlora__stack_is_placed(qlora_model* m, int64_t layer, int group, bool turned) {
-    int64_t key = 1 + 2 * layer + (turned ? 1 : 0);
+// Whether these weights are already in the shared operand, next to the matrices of the adapter; if
+// not, they are about to be.
+static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int group, bool turned) {
+    qlora_model* m = pass->m;
+    int64_t key = 1 + 2 * (layer * m->adapters + pass->adapter) + (turned ? 1 : 0);
     bool placed = m->plan.tile > 0 && m->placed[group] == key;
     m->placed[group] = key;
     return placed;
@@ -80,14 +118,14 @@ typedef struct qlora__stack {
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
-    out->linear = layer->linears[group];
+    out->linear = qlora__linear_of(m, layer, group, pass->adapter);
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
     out->positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
     out->sequences = qlora__window(&m->batch.sequences, 1, pass->row, pass->rows);
     out->linear.positions = &out->positions;
     out->linear.sequences = &out->sequences;
-    out->pad = m->use_adapters ? layer->pads[group] : 0;
+    out->pad = m->use_adapters ? qlora_linear_pad(&out->linear) : 0;
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
     }
@@ -100,7 +138,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         out->linear.fp8 = NULL;
     }
     if (out->linear.fp8 != NULL && !layer->cached) {
-        if (qlora__stack_is_placed(m, out->linear.layer, group, backward)) {
+        if (qlora__stack_is_placed(pass, out->linear.layer, group, backward)) {
             return QLORA_OK;
         }
         QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the adapters
@@ -113,7 +151,11 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->operand =
         qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
     out->linear.operand = &out->operand;
-    if (layer->cached || qlora__stack_is_placed(m, out->linear.layer, group, false)) {
+    if (layer->cached && qlora__has_several(m)) { // the operand has those of the last run
+        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+        return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_ADAPTERS);
+    }
+    if (layer->cached || qlora__stack_is_placed(pass, out->linear.layer, group, false)) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
@@ -121,18 +163,29 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
 
-static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* layer, int group,
-                                         const qlora_tensor* x, const qlora_tensor* y) {
+// x and y have the rows of a tile.
+static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__layer* layer,
+                                             int group, const qlora_tensor* x,
+                                             const qlora_tensor* y) {
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, group, false, &stack));
-    qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
-    qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
+    qlora_tensor in = qlora__local(pass, x, 0, stack.linear.in + stack.pad);
+    qlora_tensor out = qlora__local(pass, y, 0, stack.out);
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(
         pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out)));
     return pass->m->use_adapters && qlora__stack_is_dora(pass->m, layer, group)
                ? qlora__scale_columns(pass->ctx, &layer->gains[group], &out)
                : QLORA_OK;
+}
+
+static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* layer, int group,
+                                         const qlora_tensor* x, const qlora_tensor* y) {
+    qlora__pass run;
+    for (int64_t i = 0; qlora__run_at(pass, i, &run); i++) {
+        QLORA__TRY(run.rows > 0 ? qlora__stack_forward_run(&run, layer, group, x, y) : QLORA_OK);
+    }
+    return QLORA_OK;
 }
 
 // The inputs of attention.
@@ -226,14 +279,21 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
     return qlora__layer_rotate(pass, layer, &rotated, bias, false);
 }
 
-// The input of a stack in m->x: the normalised residual stream, or the stream itself.
+// The input of a stack: the normalised residual stream, or the stream itself.
+static qlora_result qlora__rows_input(const qlora__pass* pass, const qlora_tensor* h,
+                                      const qlora_tensor* norm, const qlora_tensor* x) {
+    float eps = (float)pass->m->plan.config.rms_eps;
+    return norm != NULL ? qlora_rmsnorm_forward(pass->ctx, h, norm, eps, x)
+                        : qlora_scale(pass->ctx, 1.0f, h, x);
+}
+
+// The input of a stack in m->x.
 static qlora_result qlora__layer_input(const qlora__pass* pass, const qlora_tensor* stream,
                                        const qlora_tensor* norm) {
-    const qlora_model_config* c = &pass->m->plan.config;
-    qlora_tensor h = qlora__window(stream, pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&pass->m->x, pass->rows, 0, c->hidden);
-    return norm != NULL ? qlora_rmsnorm_forward(pass->ctx, &h, norm, (float)c->rms_eps, &x)
-                        : qlora_scale(pass->ctx, 1.0f, &h, &x);
+    int64_t width = pass->m->plan.config.hidden;
+    qlora_tensor h = qlora__window(stream, pass->rows, 0, width);
+    qlora_tensor x = qlora__window(&pass->m->x, pass->rows, 0, width);
+    return qlora__rows_input(pass, &h, norm, &x);
 }
 
 // Norm number `norm` of a layer; NULL if it has none.

@@ -27,6 +27,12 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK; // nothing is compiled on the CPU
     }
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
+    if (qlora__has_several(m)) { // all rows belong to the first adapter
+        memset(m->runs, 0, sizeof *m->runs);
+        m->runs[0].end = m->plan.tokens;
+        m->runs[0].label_end = m->plan.tokens;
+        m->run_count = 1;
+    }
     int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
     QLORA__TRY(qlora__forward(&pass));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
@@ -67,9 +73,16 @@ static qlora_result qlora__model_place(qlora_ctx* ctx, const qlora_model* m,
                                                      : QLORA_OK);
         return layer->cached ? qlora__linear_place_fp8(ctx, linear) : QLORA_OK;
     }
-    return layer->cached && linear->operand != NULL
-               ? qlora__linear_place(ctx, linear, QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)
-               : QLORA_OK;
+    if (!layer->cached || linear->operand == NULL) {
+        return QLORA_OK;
+    }
+    // With several adapters, the operand has room for any of them.
+    qlora_linear_desc one = *linear;
+    int64_t pad = qlora_linear_pad(linear);
+    qlora_tensor operand =
+        qlora__window(linear->operand, qlora_linear_out(linear) + pad, 0, linear->in + pad);
+    one.operand = &operand;
+    return qlora__linear_place(ctx, &one, QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
 
 // Everything that only a model with weights has.
@@ -85,19 +98,37 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
         }
     }
     QLORA__TRY(qlora__model_use_copies(ctx, m));
-    QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
+    for (int32_t k = m->adapters - 1; k >= 0; k--) {
+        qlora__adapter_focus(m, k);
+        QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
+    }
     return qlora__tensor_zero(ctx, &m->flag);
+}
+
+// Gives every adapter its first values.
+static qlora_result qlora__model_fill_adapters(qlora_ctx* ctx, qlora_model* m,
+                                               const qlora_model_desc* desc) {
+    const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
+    for (int32_t k = m->adapters - 1; k >= 0; k--) {
+        qlora__adapter_focus(m, k);
+        QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
+        QLORA__TRY(qlora__adapters_start(ctx, m));
+        QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
+                                         : qlora__parameters_changed(ctx, m));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
                                       const qlora_model_desc* desc) {
     const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
-    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
+    for (int32_t k = m->adapters - 1; k >= 0; k--) {
+        qlora__adapter_focus(m, k);
+        QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
+        QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
+    }
     QLORA__TRY(qlora__computes(m) ? qlora__model_fill_base(ctx, m) : QLORA_OK);
-    QLORA__TRY(qlora__optimizer_start(ctx, m, false, 1.0, &numbers));
-    QLORA__TRY(qlora__adapters_start(ctx, m));
-    QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
-                                     : qlora__parameters_changed(ctx, m));
+    QLORA__TRY(qlora__model_fill_adapters(ctx, m, desc));
     return qlora__sync(ctx);
 }
 
@@ -127,7 +158,6 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
         QLORA__TRY(qlora__model_rope(ctx, m));
         QLORA__TRY(qlora__is_fp8(m) ? qlora_fill(ctx, 1.0f, &m->fp8_ones) : QLORA_OK);
     }
-    QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
     QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
                                   m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));
     QLORA__TRY(qlora__model_fill(ctx, m, desc));
@@ -247,6 +277,8 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->use_adapters = model->use_adapters;
     out->trainers = model->trainers;
     out->generations = model->generations;
+    out->adapters = model->adapters;
+    out->adapter = model->chosen;
     return QLORA_OK;
 }
 

@@ -126,8 +126,8 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
 static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
                               qlora_adamw_range* range) {
     const qlora__layer* layer = &m->layers[t->layer];
-    if (t->projection == NULL || t->is_magnitude || !layer->cached) {
-        return;
+    if (t->projection == NULL || t->is_magnitude || !layer->cached || qlora__has_several(m)) {
+        return; // several adapters are placed when they are used
     }
     int number = (int)(t->projection - layer->projections);
     int group = m->arch->layout->rows[number].group;
@@ -288,8 +288,8 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
         if (values == NULL) {
             return QLORA_ERR_MEMORY;
         }
-        const uint32_t key[2] = {(uint32_t)m->desc.seed,
-                                 (uint32_t)(m->desc.seed >> 32) ^ 0x4c6f5241u};
+        const uint32_t key[2] = {(uint32_t)m->adapter_seed,
+                                 (uint32_t)(m->adapter_seed >> 32) ^ 0x4c6f5241u};
         float bound = 1.0f / sqrtf((float)t.cols);
         for (int64_t j = 0; j < n && !t.is_b; j += 4) {
             const uint32_t counter[4] = {(uint32_t)(j / 4), (uint32_t)i,

@@ -239,6 +239,79 @@ static qlora_result qlora__config_check(qlora_ctx* ctx, qlora_model_config* c) {
     return qlora__need_whole(ctx, "config.stop_count", c->stop_count, 0, QLORA_MAX_STOP_IDS);
 }
 
+// ---- the slots of several adapters --------------------------------------------------------------
+
+static size_t qlora__loras_bytes(const qlora_model* m) {
+    return (size_t)(m->adapters * m->plan.config.layers * QLORA__PROJECTIONS) * sizeof *m->loras;
+}
+
+static void qlora__slots_free(qlora_model* m) {
+    qlora_ctx* ctx = m->ctx;
+    qlora__free(ctx, m->owns, (size_t)m->adapters * sizeof *m->owns);
+    qlora__free(ctx, m->loras, qlora__loras_bytes(m));
+    qlora__free(ctx, m->runs, (size_t)m->plan.max_sequences * sizeof *m->runs);
+}
+
+static qlora_result qlora__slots_check(qlora_ctx* ctx, const qlora_model_desc* d) {
+    QLORA__TRY(qlora__need_whole(ctx, "desc.slot_count", d->slot_count, 0, QLORA__MOST_ADAPTERS));
+    if (d->slot_count > 0 && d->slots == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.slots is NULL, but desc.slot_count is %lld",
+                           (long long)d->slot_count);
+    }
+    for (int64_t i = 0; i < d->slot_count; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "desc.slots[%lld].rank", (long long)i);
+        QLORA__TRY(qlora__need_whole(ctx, name, d->slots[i].rank, 0, 1024));
+        snprintf(name, sizeof name, "desc.slots[%lld].alpha", (long long)i);
+        QLORA__TRY(qlora__need_real(ctx, name, (double)d->slots[i].alpha, -1e300, 1e300));
+    }
+    const char* both = d->slot_count == 0          ? NULL
+                       : d->adapter != NULL        ? "desc.adapter is set"
+                       : d->rank < 0               ? "desc.rank is negative"
+                       : d->slot_count == 1        ? NULL
+                       : d->dropout > 0.0f         ? "desc.dropout is set"
+                       : d->dora                   ? "desc.dora is set"
+                       : d->train_norms            ? "desc.train_norms is set"
+                       : d->save_modules != 0      ? "desc.save_modules is set"
+                       : d->token_row_count > 0    ? "desc.token_rows is set"
+                       : d->new_token_count > 0    ? "desc.new_tokens is set"
+                       : d->mode == QLORA_MODE_FP8 ? "desc.mode is FP8"
+                                                   : NULL;
+    return both == NULL ? QLORA_OK
+                        : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                      "%s, which is not supported with the %lld adapters of "
+                                      "desc.slots",
+                                      both, (long long)d->slot_count);
+}
+
+// Takes rank, scale and seed of a slot for the current adapter.
+static void qlora__slot_take(qlora_model* m, const qlora_model_desc* desc, int64_t index) {
+    if (desc->slot_count == 0) {
+        return;
+    }
+    const qlora_adapter_slot* slot = &desc->slots[index];
+    int32_t rank = slot->rank > 0 ? slot->rank : desc->rank > 0 ? desc->rank : 16;
+    m->desc.rank = rank;
+    m->desc.alpha = slot->alpha != 0.0f   ? slot->alpha
+                    : desc->alpha != 0.0f ? desc->alpha
+                                          : 2.0f * (float)rank;
+    m->adapter_seed = slot->seed;
+}
+
+// Creates the entries of several adapters; the current one is number 0.
+static qlora_result qlora__slots_create(qlora_ctx* ctx, qlora_model* m) {
+    m->adapters = m->desc.slot_count > 1 ? (int32_t)m->desc.slot_count : 1;
+    if (!qlora__has_several(m)) {
+        return QLORA_OK;
+    }
+    m->owns = (qlora__own*)qlora__alloc_zero(ctx, (size_t)m->adapters * sizeof *m->owns);
+    m->loras = (qlora__lora*)qlora__alloc_zero(ctx, qlora__loras_bytes(m));
+    m->runs =
+        (qlora__owned_rows*)qlora__alloc_zero(ctx, (size_t)m->plan.max_sequences * sizeof *m->runs);
+    return m->owns != NULL && m->loras != NULL && m->runs != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+}
+
 static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
     if (d == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc is NULL");
@@ -292,6 +365,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                            (int)d->mode);
     }
     QLORA__TRY(qlora__saved_desc_check(ctx, d));
+    QLORA__TRY(qlora__slots_check(ctx, d));
     QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, -1e30, 1.0));
     QLORA__TRY(qlora__need_real(ctx, "desc.alpha", (double)d->alpha, -1e300, 1e300));
     return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
@@ -345,6 +419,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
+    qlora__slots_free(m);
     qlora__free(ctx, m, sizeof *m);
 }
 
@@ -518,6 +593,44 @@ static qlora_result qlora__skeleton_config(qlora_ctx* ctx, const qlora_model_des
     return QLORA_OK;
 }
 
+// Sets the rank and scale of every module of every adapter.
+static qlora_result qlora__slots_shape(qlora_ctx* ctx, qlora_model* m,
+                                       const qlora_model_desc* desc) {
+    qlora_result r = qlora__adapter_shapes(ctx, m, desc);
+    for (int32_t k = 1; k < m->adapters && r == QLORA_OK; k++) {
+        qlora__adapter_focus(m, k);
+        qlora__slot_take(m, desc, k);
+        r = qlora__adapter_shapes(ctx, m, desc);
+    }
+    qlora__adapter_focus(m, 0);
+    return r;
+}
+
+// Assigns a place to every trained tensor of every adapter.
+static void qlora__slots_number(qlora_model* m) {
+    int64_t parameters = 0;
+    for (int32_t k = m->adapters - 1; k >= 0; k--) {
+        qlora__adapter_focus(m, k);
+        qlora__number_parameters(m);
+        parameters += m->plan.parameters;
+    }
+    m->plan.parameters = parameters;
+}
+
+// The room beside a row of several adapters, whose rows are computed separately: that of the one
+// with the highest ranks.
+static void qlora__slots_pads(qlora_model* m) {
+    for (int32_t k = m->adapters - 1; k >= 0 && qlora__has_several(m); k--) {
+        qlora__adapter_focus(m, k);
+        for (int64_t l = 0; l < m->plan.config.layers; l++) {
+            for (int g = 0; g < QLORA__GROUPS; g++) {
+                int64_t pad = qlora_linear_pad(&m->layers[l].linears[g]);
+                m->layers[l].pads[g] = qlora__max(m->layers[l].pads[g], pad);
+            }
+        }
+    }
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
                                          const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
@@ -538,6 +651,8 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
     m->desc.dropout = desc->dropout > 0.0f ? desc->dropout : 0.0f;
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
+    m->adapter_seed = desc->seed;
+    qlora__slot_take(m, desc, 0);
     QLORA__TRY(qlora__targets_resolve(ctx, m));
     QLORA__TRY(qlora__mode_check(ctx, desc->mode, machine->capability));
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
@@ -562,7 +677,8 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
         m->layers[l].sliding = c->sliding[l] != 0;
         m->layers[l].no_rope = c->no_rope[l] != 0;
     }
-    return qlora__adapter_shapes(ctx, m, desc);
+    QLORA__TRY(qlora__slots_create(ctx, m));
+    return qlora__slots_shape(ctx, m, desc);
 }
 
 // A head in the files counts, whatever the config says; without one, the flag decides. A folder
@@ -657,10 +773,12 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     m->desc.config = NULL;
     m->desc.adapter = NULL;
     m->desc.plan = NULL;
-    qlora__number_parameters(m);
+    m->desc.slots = NULL;
+    qlora__slots_number(m);
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__connect_layer(m, l);
     }
+    qlora__slots_pads(m);
     *out = m;
     return QLORA_OK;
 }

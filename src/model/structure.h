@@ -76,7 +76,7 @@ typedef struct qlora__batch_block {
     qlora_tensor labels;    // [1, R]
     qlora_tensor weights;   // [1, R] f32
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
-    qlora_tensor scale;     // [1, 1] f32: 1 / total labels
+    qlora_tensor scale;     // [1, adapters] f32: 1 / total labels
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
     qlora_tensor starts;    // these four are views for qlora__preference
     qlora_tensor roles;
@@ -91,6 +91,51 @@ typedef struct qlora__source {
     qlora__folder folder;
     bool has_folder;
 } qlora__source;
+
+// The matrices of one of several adapters for a projection: the fields of qlora__projection.
+typedef struct qlora__lora {
+    int64_t rank;
+    double alpha;
+    float scale;
+    int64_t a_at;
+    int64_t b_at;
+    qlora_tensor a;
+    qlora_tensor sb;
+    qlora_tensor da;
+    qlora_tensor db;
+} qlora__lora;
+
+// What each of several adapters has of its own: the fields of a model that have the same names.
+typedef struct qlora__own {
+    int32_t rank; // of the desc
+    float alpha;
+    uint64_t adapter_seed;
+    int64_t trainers; // number that exist, 0 or 1
+    int64_t elements;
+    int64_t range_count;
+    int64_t longest_range;
+    size_t moment_bytes;
+    qlora_tensor parameters;
+    qlora_tensor shadow;
+    qlora_tensor ranges;
+    qlora_tensor gradients;
+    qlora_tensor partials;
+    qlora_tensor moment1;
+    qlora_tensor moment2;
+    qlora_tensor moments;
+    qlora_tensor adamw;
+    qlora_tensor totals;
+    qlora_clip clip;
+} qlora__own;
+
+// Neighbouring rows of a micro-batch that belong to the same adapter.
+typedef struct qlora__owned_rows {
+    int32_t adapter;
+    int64_t row; // tokens [row, end)
+    int64_t end;
+    int64_t label; // labelled rows [label, label_end)
+    int64_t label_end;
+} qlora__owned_rows;
 
 #define QLORA__MOST_TEXTS 1024 // that are generated at the same time
 
@@ -238,6 +283,15 @@ struct qlora_model {
     qlora_tensor scores;                            // f32 [heads, generate_tokens]
     qlora_tensor chances; // their softmax in the compute type; the same memory if that is f32
     qlora__decode decode;
+    // several adapters, see model/adapters.h
+    int32_t adapters; // number, at least 1
+    int32_t adapter;  // the current one, whose values are in the fields above
+    int32_t chosen;   // the one that is current between two calls
+    uint64_t adapter_seed;
+    qlora__own* owns;        // one per adapter; NULL if there is only one
+    qlora__lora* loras;      // adapters * layers * QLORA__PROJECTIONS
+    qlora__owned_rows* runs; // of the last micro-batch, max_sequences of them
+    int64_t run_count;
 };
 
 // Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".

@@ -313,9 +313,9 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
 
 qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir, const void* position,
                                    size_t position_bytes) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_save");
-    return qlora__leave(trainer->ctx,
-                        qlora__checkpoint_save(trainer, dir, position, position_bytes));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_checkpoint_save"));
+    return qlora__trainer_leave(trainer,
+                                qlora__checkpoint_save(trainer, dir, position, position_bytes));
 }
 
 // ---- loading ------------------------------------------------------------------------------------
@@ -623,9 +623,9 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
 
 qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void* position,
                                    size_t* position_bytes) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_load");
-    return qlora__leave(trainer->ctx,
-                        qlora__checkpoint_load(trainer, dir, position, position_bytes));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_checkpoint_load"));
+    return qlora__trainer_leave(trainer,
+                                qlora__checkpoint_load(trainer, dir, position, position_bytes));
 }
 
 static qlora_result qlora__checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out) {

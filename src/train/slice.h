@@ -25,8 +25,8 @@ static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batc
 }
 
 qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches, int64_t count) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_begin");
-    return qlora__leave(trainer->ctx, qlora__train_begin(trainer, batches, count));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_begin"));
+    return qlora__trainer_leave(trainer, qlora__train_begin(trainer, batches, count));
 }
 
 // The kind of the next piece.
@@ -69,6 +69,7 @@ static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, bool* done) {
         qlora__step_counts ignored;
         memset(&ignored, 0, sizeof ignored);
         QLORA__TRY(qlora__batch_check(t->ctx, t->m, &s->batches[s->at], &tokens));
+        QLORA__TRY(qlora__batch_owned(t, &s->batches[s->at]));
         QLORA__TRY(t->desc.method == QLORA_METHOD_SFT
                        ? QLORA_OK
                        : qlora__preference_check(t, &s->batches[s->at], &ignored));
@@ -115,14 +116,15 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
 }
 
 qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_slice");
-    return qlora__leave(trainer->ctx, qlora__train_slice(trainer, milliseconds, done));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_slice"));
+    return qlora__trainer_leave(trainer, qlora__train_slice(trainer, milliseconds, done));
 }
 
 static qlora_result qlora__train_cancel(qlora_trainer* t) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
     QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
+    bool begun = t->sliced.begun;
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
@@ -131,12 +133,12 @@ static qlora_result qlora__train_cancel(qlora_trainer* t) {
     t->sliced.begun = false;
     t->tokens = 0;
     t->failed = false;
-    m->micro_begun = false;
+    m->micro_begun = m->micro_begun && !begun; // another trainer's stays
     qlora__tree_reset(t);
     return QLORA_OK;
 }
 
 qlora_result qlora_train_cancel(qlora_trainer* trainer) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_cancel");
-    return qlora__leave(trainer->ctx, qlora__train_cancel(trainer));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_cancel"));
+    return qlora__trainer_leave(trainer, qlora__train_cancel(trainer));
 }

@@ -150,6 +150,20 @@ static qlora_result qlora__not_sliced(qlora_ctx* ctx, const qlora_trainer* t) {
     return QLORA_OK;
 }
 
+// The sequences of a step belong to the adapter of its trainer.
+static qlora_result qlora__batch_owned(const qlora_trainer* t, const qlora_batch* b) {
+    for (int64_t s = 0; s < b->count; s++) {
+        int32_t adapter = qlora__batch_adapter(b, s, t->desc.adapter);
+        if (adapter != t->desc.adapter) {
+            return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT,
+                               "sequence %lld has adapter %d, but the trainer trains adapter %d; "
+                               "to train several together, use qlora_train_step_each",
+                               (long long)s, (int)adapter, (int)t->desc.adapter);
+        }
+    }
+    return QLORA_OK;
+}
+
 // What every call that computes part of a step needs.
 static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
     if (!t->m->use_adapters) {
@@ -161,6 +175,11 @@ static qlora_result qlora__step_need(qlora_ctx* ctx, const qlora_trainer* t) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "an earlier call of this step failed, and its gradients are incomplete; "
                            "drop the step with qlora_train_cancel");
+    }
+    if (t->m->micro_begun && !t->sliced.begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "another trainer of the model is in the middle of a micro-batch; finish "
+                           "it with qlora_train_slice or drop it with qlora_train_cancel");
     }
     return qlora__not_in_capture(ctx, "a training call");
 }
@@ -188,11 +207,19 @@ static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
 static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch) {
     bool sft = t->desc.method == QLORA_METHOD_SFT;
     qlora__preference_numbers numbers = qlora__preference_numbers_of(t);
-    qlora__micro_desc desc = {sft ? t->counts.labels : 1.0, t->desc.seed, t->step,
-                              sft ? NULL : &numbers};
+    qlora__micro_desc desc = {sft ? t->counts.labels : 1.0, t->desc.seed,    t->step,
+                              sft ? NULL : &numbers,        t->desc.adapter, NULL};
     QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
     t->tokens += t->micro.mismatched ? 0 : t->micro.tokens;
     return QLORA_OK;
+}
+
+// Runs the micro-batch t->micro. With several adapters, the shapes of its products depend on which
+// rows belong to which of them, so there is no graph of it.
+static qlora_result qlora__micro_send_off(qlora_trainer* t, int64_t graph) {
+    return qlora__has_several(t->m)
+               ? qlora__micro_run(t->ctx, t)
+               : qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]);
 }
 
 // Queues a micro-batch that has been checked.
@@ -202,7 +229,7 @@ static qlora_result qlora__micro_queue(qlora_trainer* t, const qlora_batch* batc
     QLORA__TRY(qlora__micro_send(t, batch));
     int64_t kind = (t->micro.reference ? 1 : 0) + (t->micro.mismatched ? 2 : 0);
     int64_t graph = kind * t->chunk_room + t->micro.chunks;
-    QLORA__TRY(qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]));
+    QLORA__TRY(qlora__micro_send_off(t, graph));
     t->failed = false;
     return QLORA_OK;
 }
@@ -225,14 +252,15 @@ static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batc
     }
     QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
     QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
+    QLORA__TRY(qlora__batch_owned(t, batch));
     t->counts.labels = total_labels;
     return qlora__micro_queue(t, batch);
 }
 
 qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
                                double total_labels) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_micro");
-    return qlora__leave(trainer->ctx, qlora__train_micro(trainer, batch, total_labels));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_micro"));
+    return qlora__trainer_leave(trainer, qlora__train_micro(trainer, batch, total_labels));
 }
 
 static double qlora__schedule_lr(const qlora_train_desc* d, int64_t step) {
@@ -325,8 +353,8 @@ static qlora_result qlora__train_update(qlora_trainer* t) {
 }
 
 qlora_result qlora_train_update(qlora_trainer* trainer) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_update");
-    return qlora__leave(trainer->ctx, qlora__train_update(trainer));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_update"));
+    return qlora__trainer_leave(trainer, qlora__train_update(trainer));
 }
 
 // ---- information --------------------------------------------------------------------------------
@@ -350,7 +378,8 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     memset(out, 0, sizeof *out);
     out->step = step;
     out->pending = t->step - step;
-    out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx);
+    out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx) &&
+                  !qlora__has_several(t->m);
     out->waits = t->m->ring.waits;
     if (step == 0 || report->step != step) {
         return;
@@ -386,8 +415,8 @@ static qlora_result qlora__train_query(qlora_trainer* t, qlora_train_info* out) 
 }
 
 qlora_result qlora_train_query(qlora_trainer* trainer, qlora_train_info* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_query");
-    return qlora__leave(trainer->ctx, qlora__train_query(trainer, out));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_query"));
+    return qlora__trainer_leave(trainer, qlora__train_query(trainer, out));
 }
 
 static qlora_result qlora__train_poll(qlora_trainer* t, qlora_train_info* out) {
@@ -412,8 +441,8 @@ static qlora_result qlora__train_poll(qlora_trainer* t, qlora_train_info* out) {
 }
 
 qlora_result qlora_train_poll(qlora_trainer* trainer, qlora_train_info* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_poll");
-    return qlora__leave(trainer->ctx, qlora__train_poll(trainer, out));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_poll"));
+    return qlora__trainer_leave(trainer, qlora__train_poll(trainer, out));
 }
 
 // The partial sums are added on the host, because the step may go on.
@@ -443,8 +472,8 @@ static qlora_result qlora__gradient_read(qlora_trainer* t, int64_t index, float*
 }
 
 qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_gradient_read");
-    return qlora__leave(trainer->ctx, qlora__gradient_read(trainer, index, out));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_gradient_read"));
+    return qlora__trainer_leave(trainer, qlora__gradient_read(trainer, index, out));
 }
 
 // ---- whole steps --------------------------------------------------------------------------------
@@ -470,6 +499,7 @@ static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* ba
     for (int64_t i = 0; i < count; i++) {
         int64_t tokens = 0;
         QLORA__TRY(qlora__batch_check(ctx, t->m, &batches[i], &tokens));
+        QLORA__TRY(qlora__batch_owned(t, &batches[i]));
         QLORA__TRY(sft ? QLORA_OK : qlora__preference_check(t, &batches[i], &counts));
         counts.labels += qlora_batch_labels(&batches[i]);
         leaves += qlora__batch_is_leaf(t, &batches[i]) ? 1 : 0;
@@ -495,8 +525,8 @@ static qlora_result qlora__train_gradients(qlora_trainer* t, const qlora_batch* 
 
 qlora_result qlora_train_gradients(qlora_trainer* trainer, const qlora_batch* batches,
                                    int64_t count) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_gradients");
-    return qlora__leave(trainer->ctx, qlora__train_gradients(trainer, batches, count));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_gradients"));
+    return qlora__trainer_leave(trainer, qlora__train_gradients(trainer, batches, count));
 }
 
 static qlora_result qlora__train_step(qlora_trainer* t, const qlora_batch* batches, int64_t count,
@@ -508,6 +538,6 @@ static qlora_result qlora__train_step(qlora_trainer* t, const qlora_batch* batch
 
 qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches, int64_t count,
                               qlora_train_info* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_step");
-    return qlora__leave(trainer->ctx, qlora__train_step(trainer, batches, count, out));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_step"));
+    return qlora__trainer_leave(trainer, qlora__train_step(trainer, batches, count, out));
 }

@@ -143,6 +143,30 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     return qlora__tensor_zero(ctx, &m->totals);
 }
 
+// The adapter of a new trainer, and what is not supported with several.
+static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
+                                           const qlora_train_desc* desc) {
+    int32_t adapter = desc != NULL ? desc->adapter : 0;
+    QLORA__TRY(qlora__need_whole(ctx, "desc.adapter", adapter, 0, m->adapters - 1));
+    if (qlora__has_several(m) ? m->owns[adapter].trainers > 0 : m->trainers > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "the %s already has a trainer",
+                           qlora__has_several(m) ? "adapter" : "model");
+    }
+    const char* what = desc == NULL || !qlora__has_several(m) ? NULL
+                       : desc->method != QLORA_METHOD_SFT     ? "desc.method is not SFT"
+                       : desc->comm != NULL                   ? "desc.comm is set"
+                       : desc->neftune > 0.0                  ? "desc.neftune is set"
+                       : desc->require_graph                  ? "desc.require_graph is set"
+                                                              : NULL;
+    if (what != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s, which is not supported for a model with %d adapters", what,
+                           (int)m->adapters);
+    }
+    qlora__adapter_focus(m, adapter);
+    return QLORA_OK;
+}
+
 static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_train_desc* desc, qlora_trainer** out) {
     if (out == NULL) {
@@ -153,9 +177,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
                            "the model was opened for evaluation; open it with "
                            "QLORA_PURPOSE_TRAIN");
     }
-    if (m->trainers > 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "the model already has a trainer");
-    }
+    QLORA__TRY(qlora__trainer_adapter(ctx, m, desc));
     QLORA__TRY(qlora__not_in_capture(ctx, "creating a trainer"));
     qlora_trainer* t = (qlora_trainer*)qlora__alloc_zero(ctx, sizeof *t);
     if (t == NULL) {
@@ -184,6 +206,9 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
     }
     m->neftune = (float)t->desc.neftune;
     m->trainers++;
+    if (qlora__has_several(m)) {
+        m->owns[m->adapter].trainers++;
+    }
     ctx->living[QLORA__TRAINERS]++;
     *out = t;
     return QLORA_OK;
@@ -193,7 +218,8 @@ qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* de
                                   qlora_trainer** out) {
     qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_trainer_create");
-    return qlora__leave(ctx, qlora__trainer_create(ctx, model, desc, out));
+    qlora_result r = qlora__trainer_create(ctx, model, desc, out);
+    return qlora__leave(ctx, qlora__adapter_leave(model, r));
 }
 
 qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
@@ -205,8 +231,13 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
     if (r == QLORA_OK) {
         trainer->m->trainers--;
+        if (qlora__has_several(trainer->m)) {
+            trainer->m->owns[trainer->desc.adapter].trainers--;
+        }
         trainer->m->neftune = 0.0f;
-        trainer->m->micro_begun = false;
+        if (trainer->sliced.begun) {
+            trainer->m->micro_begun = false;
+        }
         ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
     }
@@ -235,6 +266,7 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
         : d.require_graph != t->desc.require_graph ? "require_graph"
         : d.method != t->desc.method               ? "method"
         : d.comm != t->desc.comm                   ? "comm"
+        : d.adapter != t->desc.adapter             ? "adapter"
         : memcmp(&d.loraplus_ratio, &t->desc.loraplus_ratio, sizeof d.loraplus_ratio) != 0
             ? "loraplus_ratio"
         : memcmp(&d.neftune, &t->desc.neftune, sizeof d.neftune) != 0        ? "neftune"
@@ -250,6 +282,6 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
 }
 
 qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_set");
-    return qlora__leave(trainer->ctx, qlora__train_set(trainer, desc));
+    QLORA__TRY(qlora__trainer_enter(trainer, "qlora_train_set"));
+    return qlora__trainer_leave(trainer, qlora__train_set(trainer, desc));
 }

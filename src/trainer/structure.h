@@ -108,6 +108,17 @@ static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
     return t != NULL ? t->ctx : NULL;
 }
 
+// Enters a call of a trainer, whose adapter becomes the current one until the call is left.
+static qlora_result qlora__trainer_enter(const qlora_trainer* t, const char* name) {
+    QLORA__ENTER(qlora__trainer_ctx(t), name);
+    qlora__adapter_focus(t->m, t->desc.adapter);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__trainer_leave(const qlora_trainer* t, qlora_result r) {
+    return qlora__leave(t->ctx, qlora__adapter_leave(t->m, r));
+}
+
 // The index of the record of a step.
 static int qlora__record_of(int64_t step) {
     return (int)(step % QLORA__RECORDS);

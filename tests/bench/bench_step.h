@@ -32,11 +32,14 @@ static const model_shape step_tiny_shape = {
 
 // ---- options ------------------------------------------------------------------------------------
 
+#define STEP_ADAPTERS 64
+
 typedef struct step_options {
     const model_shape* shape;
     int64_t batch;
     int64_t seq;
     int64_t rank;
+    int64_t adapters;
     int64_t steps;
     int64_t accumulate; // micro-batches per step
     int64_t head_chunk;
@@ -68,6 +71,7 @@ static const char step_help[] =
     "  --batch B, --seq S        sequences per step and tokens per sequence (required)\n"
     "  --accumulate N            micro-batches of B sequences per step (default 1)\n"
     "  --rank R                  LoRA rank (default 16)\n"
+    "  --adapters N              train N adapters at once, B / N sequences each (default 1)\n"
     "  --recompute auto|none|full\n"
     "                            layers to recompute (default auto)\n"
     "  --cache auto|on|off       keep 16-bit copies of the 4-bit weights (default auto)\n"
@@ -119,6 +123,7 @@ static bool step_option(step_options* o, const char* name, const char* value) {
     } wholes[] = {{"--batch", &o->batch, 65536},
                   {"--seq", &o->seq, 1 << 24},
                   {"--rank", &o->rank, 1024},
+                  {"--adapters", &o->adapters, STEP_ADAPTERS},
                   {"--steps", &o->steps, 100000},
                   {"--accumulate", &o->accumulate, 65536},
                   {"--head-chunk", &o->head_chunk, 1 << 24},
@@ -178,6 +183,7 @@ static bool step_option(step_options* o, const char* name, const char* value) {
 static bool step_parse(step_options* o, int argc, char** argv) {
     memset(o, 0, sizeof *o);
     o->rank = 16;
+    o->adapters = 1;
     o->steps = 20;
     o->accumulate = 1;
     o->tflops = 790.0;
@@ -205,6 +211,10 @@ static bool step_parse(step_options* o, int argc, char** argv) {
     o->steps = o->once ? 1 : o->steps;
     if (o->shape == NULL || o->batch == 0 || o->seq == 0) {
         fprintf(stderr, "bench step: --shape, --batch and --seq are required; see --help\n");
+        return false;
+    }
+    if (o->batch % o->adapters != 0) {
+        fprintf(stderr, "bench step: --batch must be a multiple of --adapters\n");
         return false;
     }
     return true;
@@ -261,9 +271,11 @@ typedef struct step_run {
     bool graph;
     qlora_ctx* ctx;
     qlora_model* model;
-    qlora_trainer* trainer;
+    qlora_trainer* trainer; // the first one
+    qlora_trainer* trainers[STEP_ADAPTERS];
     int32_t* ids; // STEP_BATCHES different batches
     int32_t* lengths;
+    int32_t* adapters; // of the sequences
     double* times;
     double* host;
     double open_start;
@@ -322,8 +334,20 @@ static bool step_planned(step_run* s, qlora_model_desc* desc) {
     return step_ok(s, qlora_model_open(s->ctx, desc, &s->model));
 }
 
+static bool step_trainers(step_run* s, qlora_train_desc* train) {
+    for (int64_t i = 0; i < s->o->adapters; i++) {
+        train->adapter = (int32_t)i;
+        if (!step_ok(s, qlora_trainer_create(s->model, train, &s->trainers[i]))) {
+            return false;
+        }
+    }
+    s->trainer = s->trainers[0];
+    return true;
+}
+
 static bool step_open(step_run* s) {
     const step_options* o = s->o;
+    qlora_adapter_slot slots[STEP_ADAPTERS];
     qlora_model_config config = shape_config(o->shape);
     qlora_model_desc desc;
     qlora_train_desc train;
@@ -338,6 +362,12 @@ static bool step_open(step_run* s) {
     desc.mode = o->mode == 2 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // 2: tf32, of the context
     desc.base = (qlora_base_format)o->base;
     desc.rank = (int32_t)o->rank;
+    memset(slots, 0, sizeof slots);
+    for (int64_t i = 0; i < o->adapters; i++) {
+        slots[i].seed = (uint64_t)i + 1;
+    }
+    desc.slots = slots;
+    desc.slot_count = o->adapters;
     desc.progress = step_progress;
     desc.progress_user = s;
     desc.tokens = o->batch * o->seq;
@@ -351,14 +381,14 @@ static bool step_open(step_run* s) {
     desc.tile = o->tile;
     desc.accumulate = o->accumulate;
     train.eager = !s->graph;
-    train.require_graph = s->graph && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
+    train.require_graph =
+        s->graph && o->adapters == 1 && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     budget.bytes = (uint64_t)(o->budget * 1073741824.0);
     budget.host_bytes = (uint64_t)(o->host_budget * 1073741824.0);
     s->open_start = step_seconds();
     s->weights_start = 0.0;
     if (!step_ok(s, qlora_plan_make(s->ctx, &desc, &budget, &s->plan)) ||
-        !step_planned(s, &desc) ||
-        !step_ok(s, qlora_trainer_create(s->model, &train, &s->trainer))) {
+        !step_planned(s, &desc) || !step_trainers(s, &train)) {
         return false;
     }
     s->open_s = step_seconds() - s->open_start;
@@ -370,9 +400,11 @@ static bool step_data(step_run* s) {
     int64_t tokens = s->o->batch * s->o->seq;
     s->ids = (int32_t*)malloc((size_t)(tokens * STEP_BATCHES) * sizeof *s->ids);
     s->lengths = (int32_t*)malloc((size_t)s->o->batch * sizeof *s->lengths);
+    s->adapters = (int32_t*)malloc((size_t)s->o->batch * sizeof *s->adapters);
     s->times = (double*)malloc((size_t)s->o->steps * sizeof *s->times);
     s->host = (double*)malloc((size_t)s->o->steps * sizeof *s->host);
-    if (s->ids == NULL || s->lengths == NULL || s->times == NULL || s->host == NULL) {
+    if (s->ids == NULL || s->lengths == NULL || s->adapters == NULL || s->times == NULL ||
+        s->host == NULL) {
         fprintf(stderr, "bench step: out of memory\n");
         return false;
     }
@@ -383,6 +415,7 @@ static bool step_data(step_run* s) {
     }
     for (int64_t i = 0; i < s->o->batch; i++) {
         s->lengths[i] = (int32_t)s->o->seq;
+        s->adapters[i] = (int32_t)(i * s->o->adapters / s->o->batch);
     }
     return true;
 }
@@ -393,6 +426,12 @@ static bool step_once(step_run* s, int64_t number) {
     memset(&b, 0, sizeof b);
     b.lengths = s->lengths;
     b.count = s->o->batch;
+    if (s->o->adapters > 1) {
+        b.ids = s->ids + number % STEP_BATCHES * s->o->batch * s->o->seq;
+        b.labels = b.ids;
+        b.adapters = s->adapters;
+        return step_ok(s, qlora_train_step_each(s->trainers, s->o->adapters, &b, 1, NULL));
+    }
     double labels = (double)(s->o->batch * (s->o->seq - 1) * s->o->accumulate);
     for (int64_t i = 0; i < s->o->accumulate; i++) {
         int64_t batch = (number * s->o->accumulate + i) % STEP_BATCHES;
@@ -528,9 +567,10 @@ static void step_print(const step_run* s) {
     };
     if (o->json) {
         printf("{\"shape\": \"%s\", \"batch\": %lld, \"seq\": %lld, \"accumulate\": %lld, "
-               "\"rank\": %lld, \"backend\": \"%s\", \"graph\": %s",
+               "\"rank\": %lld, \"adapters\": %lld, \"backend\": \"%s\", \"graph\": %s",
                o->shape->name, (long long)o->batch, (long long)o->seq, (long long)o->accumulate,
-               (long long)o->rank, cuda ? "cuda" : "cpu", s->last.graphs ? "true" : "false");
+               (long long)o->rank, (long long)o->adapters, cuda ? "cuda" : "cpu",
+               s->last.graphs ? "true" : "false");
     } else {
         printf("%s, %lld x %lld x %lld tokens, rank %lld, %s, graph %s\n", o->shape->name,
                (long long)o->accumulate, (long long)o->batch, (long long)o->seq,
@@ -561,10 +601,14 @@ static bool step_run_all(step_run* s, const step_options* o, qlora_ctx* ctx, boo
 }
 
 static bool step_close(step_run* s) {
-    bool ok = step_ok(s, qlora_trainer_destroy(s->trainer));
+    bool ok = true;
+    for (int64_t i = 0; i < s->o->adapters; i++) {
+        ok = step_ok(s, qlora_trainer_destroy(s->trainers[i])) && ok;
+    }
     ok = step_ok(s, qlora_model_close(s->model)) && ok;
     free(s->ids);
     free(s->lengths);
+    free(s->adapters);
     free(s->times);
     free(s->host);
     return ok;
@@ -591,6 +635,7 @@ static bool step_seconds_of(qlora_ctx* ctx, const char* shape, int base, int64_t
     o.batch = batch;
     o.seq = seq;
     o.rank = 16;
+    o.adapters = 1;
     o.steps = 2;
     o.accumulate = 1;
     o.base = base;

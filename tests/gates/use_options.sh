@@ -677,3 +677,68 @@ add_faults() {
         --add-tokens new.jsonl --method dpo --data pairs.jsonl
     refuses "factors of other modules" "--lr-factors: 'x=2' is not a list" "$@" --lr-factors x=2
 }
+
+jobs() { # --jobs: every job has the folder that it would have alone
+    local job=("${one[@]}" --eval 0)
+    local common=(--model model --backend cpu --threads 1 --eval 0)
+    rm -rf jobs alone cut
+    cat >jobs.json <<'END'
+[{"name": "first", "data": "sums.jsonl", "rank": 1, "tokens": 256, "steps": 9, "lr": 0.001},
+ {"name": "second", "data": ["sums.jsonl"], "rank": 3, "alpha": 5, "tokens": 128, "steps": 40,
+  "seed": 9, "schedule": "constant", "csv": true}]
+END
+    works "two jobs" "${common[@]}" --jobs jobs.json --out jobs
+    check "lines name the job" grep -qE "^second: step 40/40" out
+    works "the first alone" "${job[@]}" --data sums.jsonl --steps 9 --lr 0.001 --out alone/first
+    works "the second alone" "${common[@]}" --data sums.jsonl --rank 3 --alpha 5 --tokens 128 \
+        --steps 40 --seed 9 --schedule constant --csv --out alone/second
+    for i in first second; do
+        check "the same adapter: $i" cmp -s jobs/$i/adapter/adapter_model.safetensors \
+            alone/$i/adapter/adapter_model.safetensors
+        check "the same settings: $i" cmp -s jobs/$i/settings.txt alone/$i/settings.txt
+    done
+    check "the options of a job" [ -s jobs/second/log.csv ]
+    check "are not those of another" [ ! -e jobs/first/log.csv ]
+    "$finetune" "${common[@]}" --jobs jobs.json --out cut >out 2>err &
+    pid=$!
+    wait_for_steps cut/second 3 $pid
+    kill -INT $pid
+    wait $pid
+    works "interrupted jobs" "${common[@]}" --jobs jobs.json --out cut
+    check "are resumed" grep -q "^second: resumed after step .* of 40" out
+    for i in first second; do
+        check "with the same bits: $i" cmp -s jobs/$i/adapter/adapter_model.safetensors \
+            cut/$i/adapter/adapter_model.safetensors
+    done
+    works "the plan of jobs" "${common[@]}" --jobs jobs.json --plan --out o
+    check "makes no folder" [ ! -e o ]
+    refuses "no jobs" "there is no such file|No such file" "${common[@]}" --jobs nowhere --out o
+    refuses "dropout" "--dropout cannot be used with --jobs" "${common[@]}" --jobs jobs.json \
+        --dropout 0.1 --out o
+    local i=0 text
+    while IFS='|' read -r text words; do
+        echo "$text" >wrong.json
+        refuses "jobs: $words" "--jobs wrong.json.*$words" "${common[@]}" --jobs wrong.json --out o
+        i=$((i + 1))
+    done <<'END'
+[]|the list is empty
+{}|an array was expected
+[1]|an object was expected
+[{"data": "sums.jsonl"}]|name is missing
+[{"name": "../a", "data": "sums.jsonl"}]|cannot name a folder
+[{"name": "a", "model": "x"}]|is the same for all jobs
+[{"name": "a", "ranks": 2}]|is the same for all jobs
+[{"name": "a", "lrr": 1}]|did you mean lr
+[{"name": "a", "lr": "fast"}]|is not a number
+[{"name": "a", "lr": [1, 2]}]|one value was expected
+[{"name": "a", "csv": 1}]|true or false was expected
+[{"name": "a", "lr": true}]|a number or a string was expected
+[{"name": "a"}]|data FILE is required
+[{"name": "a", "data": "sums.jsonl"}, {"name": "a"}]|is given twice
+[{"name": "a", "data": "sums.jsonl"}] 1|goes on after the list
+END
+    check "all of them were tried" [ $i -eq 15 ]
+    echo '[{"name": "a", "data": "sums.jsonl"}, {"name": "b", "data": "nowhere.jsonl"}]' >wrong.json
+    refuses "data of one job that is missing" "job b: .*nowhere.jsonl" "${common[@]}" \
+        --jobs wrong.json --out o
+}

@@ -1,0 +1,648 @@
+// jobs.h - several adapters in one run: --jobs FILE.
+//
+// Every job is a run of its own, with its own options, data, folder, log and checkpoints; they
+// share the model, and each micro-batch has the packs of all of them. So the folder of a job is the
+// one that it would have alone.
+#ifndef FINETUNE_JOBS_H
+#define FINETUNE_JOBS_H
+
+#define MAX_JOBS 64
+#define JOB_TEXTS 128 // values of a job in the file
+
+typedef struct job {
+    app a; // its name is a.job
+    char name[48];
+    char out[PATH_SIZE];
+    char* texts[JOB_TEXTS];
+    size_t text_count;
+    size_t end; // of the packs of the step that is running
+} job;
+
+typedef struct job_list {
+    job* data[MAX_JOBS];
+    size_t count;
+    app* base; // the command line
+    qlora_model_desc model_desc;
+    qlora_adapter_slot slots[MAX_JOBS];
+    batches joined; // of a step
+    int32_t* adapters;
+    size_t adapter_room;
+} job_list;
+
+// ---- the file -----------------------------------------------------------------------------------
+
+// What can differ between jobs.
+static const char* const job_options[] = {"data",
+                                          "eval-data",
+                                          "template",
+                                          "format",
+                                          "columns",
+                                          "max-samples",
+                                          "rank",
+                                          "alpha",
+                                          "loraplus-ratio",
+                                          "epochs",
+                                          "steps",
+                                          "lr",
+                                          "schedule",
+                                          "warmup",
+                                          "beta2",
+                                          "weight-decay",
+                                          "max-norm",
+                                          "length",
+                                          "tokens",
+                                          "accumulate",
+                                          "seed",
+                                          "truncate",
+                                          "train-prompt",
+                                          "last-turn",
+                                          "eval",
+                                          "eval-every",
+                                          "keep-best",
+                                          "patience",
+                                          "csv",
+                                          "sample-prompt",
+                                          "sample-tokens",
+                                          "sample-message",
+                                          "save-every",
+                                          "snapshot-every",
+                                          "sample-temperature"};
+
+// A name becomes a folder.
+static bool job_name_fits(const char* name) {
+    size_t n = strlen(name);
+    return n > 0 && n < 48 && name[0] != '.' &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == n;
+}
+
+static bool job_name(job_list* l, job* j, const char* text, char error[1024]) {
+    if (!job_name_fits(text)) {
+        return error_set(error,
+                         "name: '%.60s' cannot name a folder; use up to 47 letters, digits, '.', "
+                         "'_' and '-', and no '.' at the beginning",
+                         text);
+    }
+    for (size_t i = 0; i < l->count; i++) {
+        if (l->data[i] != j && strcmp(l->data[i]->name, text) == 0) {
+            return error_set(error, "name: '%s' is given twice", text);
+        }
+    }
+    snprintf(j->name, sizeof j->name, "%s", text);
+    return true;
+}
+
+// Stores a value of the file. `again`: it is not the first one of a list.
+static bool job_value(job_list* l, job* j, const char* key, const char* text, bool word, bool again,
+                      char error[1024]) {
+    const option* row = option_find(&j->a.set, key, strlen(key));
+    bool flag = row != NULL && row->kind == OPT_FLAG;
+    bool list = row != NULL && row->kind == OPT_TEXTS;
+    if (strcmp(key, "name") == 0) {
+        return word && !again ? job_name(l, j, text, error)
+                              : error_set(error, "name: a string was expected");
+    }
+    if (row == NULL) {
+        const char* nearest = option_nearest(&j->a.set, key);
+        return error_set(error, "'%.60s' is not an option%s%s", key,
+                         nearest != NULL ? "; did you mean " : "", nearest != NULL ? nearest : "");
+    }
+    if (!name_among(row->name, job_options, sizeof job_options / sizeof job_options[0])) {
+        return error_set(error, "'%s' is the same for all jobs; give it in the command line", key);
+    }
+    bool yes = !word && strcmp(text, "true") == 0;
+    bool no = !word && strcmp(text, "false") == 0;
+    if (flag != (yes || no)) {
+        return error_set(error, "%s: %s was expected", key,
+                         flag ? "true or false" : "a number or a string");
+    }
+    if (flag) {
+        *(bool*)option_at(&j->a.set, row) = yes;
+        return true;
+    }
+    if (again && !list) {
+        return error_set(error, "%s: one value was expected", key);
+    }
+    if (list && !again) { // instead of those of the command line
+        ((option_texts*)option_at(&j->a.set, row))->count = 0;
+    }
+    return option_store(&j->a.set, row, text, error);
+}
+
+// A copy that lives as long as the job.
+static const char* job_text(job* j, const char* text, size_t size, char error[1024]) {
+    char* copy = j->text_count < JOB_TEXTS ? (char*)malloc(size + 1) : NULL;
+    if (copy == NULL) {
+        error_set(error, j->text_count < JOB_TEXTS ? "out of memory" : "too many values");
+        return NULL;
+    }
+    memcpy(copy, text, size);
+    copy[size] = '\0';
+    j->texts[j->text_count++] = copy;
+    return copy;
+}
+
+// A string, a number, true or false.
+static bool job_scalar(job_list* l, job* j, json_reader* r, const char* key, bool again,
+                       char error[1024]) {
+    blob text;
+    memset(&text, 0, sizeof text);
+    json_space(r);
+    bool word = r->at < r->end && *r->at == '"';
+    const char* start = r->at;
+    bool ok = word ? json_string(r, &text)
+                   : r->at < r->end && strchr("[{", *r->at) == NULL && json_skip(r);
+    if (!ok) {
+        blob_free(&text);
+        return error_set(error, "%s: %s", key,
+                         r->wrong != NULL ? r->wrong : "a value was expected");
+    }
+    if (!word) {
+        ok = blob_add(&text, start, (size_t)(r->at - start));
+    }
+    ok = ok && (text.count == 0 || memchr(text.data, 0, text.count) == NULL);
+    const char* copy = ok ? job_text(j, text.count > 0 ? text.data : "", text.count, error) : NULL;
+    blob_free(&text);
+    return copy != NULL && job_value(l, j, key, copy, word, again, error);
+}
+
+static bool job_member(job_list* l, job* j, json_reader* r, char error[1024]) {
+    blob key;
+    memset(&key, 0, sizeof key);
+    json_space(r);
+    bool ok = (json_string(r, &key) && blob_add(&key, "", 1)) ||
+              error_set(error, "the name of an option was expected");
+    ok = ok && (json_take(r, ':') || error_set(error, "%.60s: ':' was expected", key.data));
+    json_space(r);
+    if (ok && r->at < r->end && *r->at == '[') {
+        bool more = true;
+        for (size_t i = 0; ok && more; i++) {
+            ok = json_next(r, i, &more) || error_set(error, "%.60s: %s", key.data, r->wrong);
+            ok = ok && (!more || job_scalar(l, j, r, key.data, i > 0, error));
+        }
+    } else {
+        ok = ok && job_scalar(l, j, r, key.data, false, error);
+    }
+    blob_free(&key);
+    return ok;
+}
+
+static bool job_object(job_list* l, job* j, json_reader* r, char error[1024]) {
+    if (!json_take(r, '{')) {
+        return error_set(error, "an object was expected");
+    }
+    bool first = true;
+    while (!json_take(r, '}')) {
+        if (!first && !json_take(r, ',')) {
+            return error_set(error, "',' or '}' was expected");
+        }
+        first = false;
+        if (!job_member(l, j, r, error)) {
+            return false;
+        }
+    }
+    return j->name[0] != '\0' || error_set(error, "name is missing");
+}
+
+// What the jobs of a run cannot have.
+static bool job_check(const options* o, char error[1024]) {
+    const struct {
+        const char* name;
+        bool given;
+    } rows[] = {{"method dpo and kto", o->method != QLORA_METHOD_SFT},
+                {"adapter", o->adapter != NULL},
+                {"dora", o->dora},
+                {"save-modules", o->save_modules != 0},
+                {"train-tokens", o->train_tokens != NULL},
+                {"add-tokens", o->add_tokens != NULL},
+                {"train-norms", o->train_norms},
+                {"dropout", o->dropout > 0.0},
+                {"neftune", o->neftune > 0.0},
+                {"mode fp8", o->mode == QLORA_MODE_FP8},
+                {"ranks", o->ranks > 1},
+                {"demo", o->demo},
+                {"prompt", o->prompt != NULL},
+                {"tensorboard", o->tensorboard != NULL},
+                {"eval-only", o->eval_only},
+                {"doctor", o->doctor},
+                {"json", o->json},
+                {"length max", o->length == OPTION_MAX}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (rows[i].given) {
+            return error_set(error, "--%s cannot be used with --jobs", rows[i].name);
+        }
+    }
+    return true;
+}
+
+static bool job_open(job_list* l, json_reader* r, char error[1024]) {
+    if (l->count == MAX_JOBS) {
+        return error_set(error, "there are more than %d jobs", MAX_JOBS);
+    }
+    job* j = (job*)calloc(1, sizeof *j);
+    if (j == NULL) {
+        return error_set(error, "out of memory");
+    }
+    l->data[l->count++] = j;
+    j->a.o = l->base->o;
+    j->a.set = l->base->set;
+    j->a.set.values = &j->a.o;
+    j->a.program = l->base->program;
+    j->a.world = 1;
+    j->a.local_world = 1;
+    j->a.o.jobs = NULL;
+    if (!job_object(l, j, r, error)) {
+        return false;
+    }
+    j->a.job = j->name;
+    int n = snprintf(j->out, sizeof j->out, "%s/%s", l->base->o.out, j->name);
+    j->a.o.out = j->out;
+    j->a.steps_and_epochs = j->a.o.steps > 0 && j->a.o.epochs > 0.0;
+    if (n < 0 || n >= PATH_SIZE - 64) {
+        return error_set(error, "--out is too long");
+    }
+    if (!options_check(&j->a.o, j->a.adapter, error)) {
+        return false;
+    }
+    options_resolve(&j->a.o, 1);
+    history_clear(&j->a.history);
+    j->a.first_eval = (double)NAN;
+    j->a.last_eval = (double)NAN;
+    j->a.last_loss = (double)NAN;
+    return true;
+}
+
+static bool jobs_read(job_list* l) {
+    app* a = l->base;
+    blob text;
+    char why[1024] = "";
+    memset(&text, 0, sizeof text);
+    if (a->o.out == NULL) {
+        return error_set(a->error, "--out DIR is required: every job has a folder in it");
+    }
+    if (!job_check(&a->o, a->error)) {
+        return false;
+    }
+    int code = blob_read_path(&text, a->o.jobs);
+    if (code != 0 || text.data == NULL) {
+        blob_free(&text);
+        return error_set(a->error, "--jobs %s: %s", a->o.jobs,
+                         code != 0 ? strerror(code) : "the file is empty");
+    }
+    json_reader r = json_start(text.data, text.count);
+    bool more = true;
+    bool ok = true;
+    for (size_t i = 0; ok && more; i++) {
+        ok = json_next(&r, i, &more) || error_set(why, "%s", r.wrong);
+        ok = ok && (!more || job_open(l, &r, why));
+    }
+    ok = ok && (json_end(&r) || error_set(why, "the file goes on after the list"));
+    blob_free(&text);
+    if (!ok && l->count > 0) {
+        return error_set(a->error, "--jobs %.400s, job %zu: %.500s", a->o.jobs, l->count, why);
+    }
+    return ok ? l->count > 0 || error_set(a->error, "--jobs %s: the list is empty", a->o.jobs)
+              : error_set(a->error, "--jobs %.400s: %.500s", a->o.jobs, why);
+}
+
+// ---- preparing ----------------------------------------------------------------------------------
+
+// A fault of a job becomes that of the run.
+static bool job_fail(job_list* l, job* j) {
+    l->base->stopped = l->base->stopped || j->a.stopped;
+    return error_set(l->base->error, "job %s: %.900s", j->name, j->a.error);
+}
+
+static bool job_prepare(job_list* l, job* j) {
+    app* a = &j->a;
+    a->ctx = l->base->ctx;
+    a->files = l->base->files;
+    if (!model_describe(a) || !lengths_choose(a)) {
+        return false;
+    }
+    train_describe(a);
+    if (!(a->o.plan || settings_check(a)) || !data_prepare(a) || !prompts_open(a)) {
+        return false;
+    }
+    a->train_desc.total_steps = a->total_steps;
+    a->train_desc.warmup_steps = a->o.warmup >= 0 ? a->o.warmup : (a->total_steps * 3 + 99) / 100;
+    return true;
+}
+
+// The model of all jobs: a micro-batch has a pack of each.
+static void jobs_describe(job_list* l) {
+    qlora_model_desc* d = &l->model_desc;
+    *d = l->data[0]->a.model_desc;
+    d->tokens = 0;
+    d->max_sequences = 0;
+    for (size_t i = 0; i < l->count; i++) {
+        app* a = &l->data[i]->a;
+        const qlora_model_desc* own = &a->model_desc;
+        l->slots[i].rank = own->rank;
+        l->slots[i].alpha = own->alpha != 0.0f ? own->alpha : 2.0f * (float)own->rank;
+        l->slots[i].seed = own->seed;
+        d->tokens += own->tokens;
+        d->max_sequences += own->max_sequences;
+        d->max_length = own->max_length > d->max_length ? own->max_length : d->max_length;
+        d->accumulate = own->accumulate > d->accumulate ? own->accumulate : d->accumulate;
+        d->generate_tokens =
+            own->generate_tokens > d->generate_tokens ? own->generate_tokens : d->generate_tokens;
+        a->train_desc.adapter = (int32_t)i;
+    }
+    d->slots = l->slots;
+    d->slot_count = (int64_t)l->count;
+    d->progress_user = l->base;
+}
+
+static bool jobs_prepare(job_list* l) {
+    app* base = l->base;
+    base->world = 1;
+    if (!context_open(base)) {
+        return false;
+    }
+    for (size_t i = 0; i < l->count; i++) {
+        if (!job_prepare(l, l->data[i])) {
+            return job_fail(l, l->data[i]);
+        }
+    }
+    jobs_describe(l);
+    qlora_plan_desc budget;
+    memset(&budget, 0, sizeof budget);
+    budget.bytes = (uint64_t)base->o.memory;
+    qlora_result result = qlora_plan_make(base->ctx, &l->model_desc, &budget, &base->plan);
+    return lib(base, result,
+               result == QLORA_ERR_DEVICE_MEMORY ? "not enough memory" : "planning the memory");
+}
+
+// What belongs to the model from now on is that of this job.
+static bool job_select(job_list* l, size_t i) {
+    return lib(&l->data[i]->a, qlora_adapter_select(l->base->model, (int64_t)i),
+               "selecting an adapter");
+}
+
+static bool job_begin(job_list* l, size_t i) {
+    app* a = &l->data[i]->a;
+    a->model = l->base->model;
+    a->plan = l->base->plan;
+    if (!job_select(l, i) ||
+        !lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer),
+             "preparing the training") ||
+        !checkpoint_load(a) || !packs_plain(a, &a->eval, &a->eval_packs) || !out_begin(a)) {
+        return false;
+    }
+    counts_print(a);
+    notes_print(a);
+    if (a->step > 0) {
+        say(a, "resumed after step %lld of %lld\n", (long long)a->step, (long long)a->total_steps);
+    }
+    return a->step == a->total_steps || position_seek(a, a->step);
+}
+
+static bool jobs_begin(job_list* l) {
+    app* base = l->base;
+    char memory[32];
+    char why[512];
+    say(base, "%s\n", backend_reason(base, why));
+    l->model_desc.plan = &base->plan;
+    if (!lib(base, qlora_model_open(base->ctx, &l->model_desc, &base->model),
+             "loading the model")) {
+        return false;
+    }
+    for (size_t i = 0; i < l->count; i++) {
+        if (!job_begin(l, i)) {
+            return job_fail(l, l->data[i]);
+        }
+    }
+    say(base, "model: %lld layers, hidden size %lld, %zu adapters, %lld trainable parameters, %s\n",
+        (long long)base->plan.config.layers, (long long)base->plan.config.hidden, l->count,
+        (long long)base->plan.parameters,
+        short_bytes(base->plan.total + base->plan.context, memory));
+    return true;
+}
+
+// ---- the run ------------------------------------------------------------------------------------
+
+static bool job_goes_on(const app* a) {
+    return a->step < a->total_steps && !patience_over(a);
+}
+
+// The packs of the next step of a job, as its own batches.
+static bool job_packs(job* j) {
+    app* a = &j->a;
+    if (a->next_pack >= a->now.count) {
+        a->epoch++;
+        a->next_pack = 0;
+        if (!epoch_make(a, a->epoch, &a->now)) {
+            return false;
+        }
+    }
+    j->end = step_end(a, &a->now, a->next_pack);
+    return batches_fill(a, &a->train, &a->now, a->next_pack, j->end, NULL);
+}
+
+static bool jobs_room(job_list* l, size_t* most) {
+    size_t tokens = 0;
+    size_t sequences = 0;
+    *most = 0;
+    for (size_t i = 0; i < l->count; i++) {
+        const job* j = l->data[i];
+        size_t own = job_goes_on(&j->a) ? j->end - j->a.next_pack : 0;
+        *most = own > *most ? own : *most;
+        for (size_t p = 0; p < own; p++) {
+            const qlora_batch* b = &j->a.batches.data[p];
+            sequences += (size_t)b->count;
+            for (int64_t s = 0; s < b->count; s++) {
+                tokens += (size_t)b->lengths[s];
+            }
+        }
+    }
+    if (sequences > l->adapter_room) {
+        free(l->adapters);
+        l->adapters = (int32_t*)take(l->base, sequences, sizeof *l->adapters);
+        l->adapter_room = l->adapters != NULL ? sequences : 0;
+    }
+    return l->adapters != NULL && batches_room(l->base, &l->joined, *most, tokens, sequences);
+}
+
+// Micro-batch number p has pack number p of every job that has one, job after job.
+static bool jobs_join(job_list* l, size_t* count) {
+    if (!jobs_room(l, count)) {
+        return false;
+    }
+    batch_cursor c = batch_start(&l->joined);
+    int32_t* adapters = l->adapters;
+    for (size_t p = 0; p < *count; p++) {
+        qlora_batch* to = &l->joined.data[p];
+        batch_begin(l->base, &c, false, to);
+        to->adapters = adapters;
+        for (size_t i = 0; i < l->count; i++) {
+            const job* j = l->data[i];
+            size_t own = job_goes_on(&j->a) ? j->end - j->a.next_pack : 0;
+            const qlora_batch* from = &j->a.batches.data[p];
+            int64_t at = 0;
+            for (int64_t s = 0; p < own && s < from->count; s++) {
+                size_t bytes = (size_t)from->lengths[s] * sizeof(int32_t);
+                memcpy(c.ids, from->ids + at, bytes);
+                memcpy(c.labels, from->labels + at, bytes);
+                at += from->lengths[s];
+                *adapters++ = (int32_t)i;
+                batch_end_sequence(&c, from->lengths[s], from->sequences[s], 0, to);
+            }
+        }
+    }
+    return true;
+}
+
+// After a step: the log, evaluation, checkpoint of a job.
+static bool job_record(job_list* l, size_t i, const qlora_train_info* info, double seconds) {
+    app* a = &l->data[i]->a;
+    a->next_pack = l->data[i]->end;
+    step_record(a, info, seconds);
+    a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
+    if (a->skipped_in_row == 10) {
+        return error_set(a->error,
+                         "step %lld: ten consecutive non-finite gradients; try a lower lr",
+                         (long long)info->step);
+    }
+    if (!job_select(l, i) || !evaluate_due(a)) {
+        return false;
+    }
+    best_save(a);
+    if (job_goes_on(a) && a->step % interval(a, a->o.save_every) == 0) {
+        bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
+    }
+    if (a->o.snapshot_every > 0 && a->step % a->o.snapshot_every == 0) {
+        bear(a, TOLD_SNAPSHOT, snapshot_save(a));
+    }
+    return true;
+}
+
+static bool jobs_step(job_list* l) {
+    app* base = l->base;
+    qlora_trainer* trainers[MAX_JOBS];
+    qlora_train_info infos[MAX_JOBS];
+    size_t owners[MAX_JOBS];
+    size_t active = 0;
+    size_t count = 0;
+    double start = seconds_now();
+    for (size_t i = 0; i < l->count; i++) {
+        app* a = &l->data[i]->a;
+        if (job_goes_on(a)) {
+            if (!job_packs(l->data[i])) {
+                return job_fail(l, l->data[i]);
+            }
+            owners[active] = i;
+            trainers[active++] = a->trainer;
+        }
+    }
+    if (!jobs_join(l, &count) || !lib(base,
+                                      qlora_train_step_each(trainers, (int64_t)active,
+                                                            l->joined.data, (int64_t)count, infos),
+                                      "training")) {
+        return false;
+    }
+    double seconds = seconds_now() - start;
+    bool ok = true;
+    for (size_t k = 0; k < active; k++) { // each of them has taken the step
+        if (!job_record(l, owners[k], &infos[k], seconds) && ok) {
+            ok = job_fail(l, l->data[owners[k]]);
+        }
+    }
+    return ok;
+}
+
+static bool jobs_run_on(const job_list* l) {
+    for (size_t i = 0; i < l->count; i++) {
+        if (job_goes_on(&l->data[i]->a)) {
+            return stop_asked == 0;
+        }
+    }
+    return false;
+}
+
+// Saves every job, whatever became of the others.
+static bool jobs_save(job_list* l, bool ok) {
+    for (size_t i = 0; i < l->count; i++) {
+        app* a = &l->data[i]->a;
+        if (a->step == 0) {
+            continue;
+        }
+        if (!job_select(l, i) || !results_save(a)) {
+            complain(a);
+            ok = false;
+        } else if (job_goes_on(a)) {
+            say(a, "stopped after step %lld of %lld and saved to %s\n", (long long)a->step,
+                (long long)a->total_steps, a->o.out);
+        } else {
+            char tokens[32];
+            say(a, "%lld steps, %s tokens; held out %.4f -> %.4f; saved to %s\n",
+                (long long)a->step, short_number((double)a->tokens_seen, tokens), a->first_eval,
+                a->last_eval, a->o.out);
+        }
+        l->base->failed = l->base->failed || a->failed;
+    }
+    return ok;
+}
+
+static bool jobs_train(job_list* l) {
+    bool ok = jobs_begin(l);
+    stop_training = 1;
+    for (size_t i = 0; i < l->count && ok; i++) {
+        app* a = &l->data[i]->a;
+        ok = (job_select(l, i) && evaluate_due(a)) || job_fail(l, l->data[i]);
+        best_save(a);
+    }
+    while (ok && jobs_run_on(l)) {
+        ok = jobs_step(l);
+    }
+    stop_training = 0;
+    if (!ok && l->base->error[0] != '\0' && !l->base->stopped) {
+        complain(l->base);
+    }
+    ok = jobs_save(l, ok) && ok;
+    if (ok && stop_asked != 0) {
+        say(l->base, "run the same command to resume\n");
+    }
+    return ok;
+}
+
+static void jobs_close(job_list* l) {
+    for (size_t i = l->count; i-- > 0;) { // the folder above was made with the first one
+        job* j = l->data[i];
+        if (j->a.step == 0 && j->a.ctx != NULL && !j->a.o.plan) {
+            out_unmake(&j->a);
+        }
+        if (j->a.trainer != NULL) {
+            qlora_trainer_destroy(j->a.trainer);
+        }
+        j->a.trainer = NULL;
+        j->a.model = NULL; // these are the run's
+        j->a.ctx = NULL;
+        app_close(&j->a);
+        for (size_t k = 0; k < j->text_count; k++) {
+            free(j->texts[k]);
+        }
+        free(j);
+    }
+    batches_free(&l->joined);
+    free(l->adapters);
+}
+
+// --jobs: a is the command line.
+static bool jobs_run(app* a) {
+    static job_list l; // zeroed, and large
+#ifndef _WIN32
+    signal(SIGPIPE, SIG_IGN); // writing fails instead, and the training is saved
+#endif
+    l.base = a;
+    bool ok = a->world <= 1 || error_set(a->error, "--jobs needs a single process");
+    ok = ok && jobs_read(&l) && jobs_prepare(&l);
+    if (ok && a->o.plan) {
+        plan_show(a);
+    } else if (ok) {
+        ok = jobs_train(&l);
+    }
+    jobs_close(&l);
+    return ok;
+}
+
+#endif
