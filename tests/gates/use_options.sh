@@ -639,12 +639,15 @@ adding() { # --add-tokens
     check "give the same bits" \
         cmp added/adapter/adapter_model.safetensors again/adapter/adapter_model.safetensors
     echo "<|other|>" >>new.txt
-    refuses "other tokens in the file" "the data" "${all[@]}" --add-tokens new.txt --steps 6 \
-        --out again
+    run "$finetune" "${all[@]}" --add-tokens new.txt --steps 6 --out again
+    check "more tokens are refused" grep -q "was saved with vocab = 259" err
+    printf '<|user|>\ncd\n' >new.txt
+    run "$finetune" "${all[@]}" --add-tokens new.txt --steps 6 --out again
+    check "and so are others" grep -q "data" err
     works "a list that is started anew" "${all[@]}" --add-tokens new.jsonl --steps 2 --out again \
         --resume never
-    works "an adapter with new tokens" "${all[@]}" --adapter added --steps 1 --out again \
-        --resume never
+    works "an adapter with new tokens" --model model --tokens 256 --backend cpu --threads 1 \
+        --data sums.jsonl --eval 0 --adapter added --steps 1 --out again --resume never
     check "passes its tokenizer on" cmp added/adapter/tokenizer.json again/adapter/tokenizer.json
     if [[ -x $tool/generate && -x $tool/merge ]]; then
         run "$tool/generate" --model model --adapter added --prompt "<|user|>ab" --max-tokens 3
@@ -660,8 +663,8 @@ adding() { # --add-tokens
 }
 
 add_faults() {
-    refuses "tokens beside an adapter" "--add-tokens cannot be given with --adapter" "$@" \
-        --adapter added --add-tokens new.txt
+    refuses "tokens beside an adapter" "--add-tokens cannot be given with --adapter" \
+        --model model --data sums.jsonl --out o --adapter added --add-tokens new.txt
     refuses "a missing list" "--add-tokens nowhere: No such file" "$@" --add-tokens nowhere
     refuses "an empty list" "empty.jsonl: the file has no tokens" "$@" --add-tokens empty.jsonl
     echo '{"token": "x", "lstrip": true}' >bad.jsonl
@@ -673,8 +676,9 @@ add_faults() {
     refuses "no flag" "bad.jsonl:1: true or false was expected" "$@" --add-tokens bad.jsonl
     printf '"x"\n"x"\n' >bad.jsonl
     refuses "a token twice" 'new token 1 is "x", as token 0 is' "$@" --add-tokens bad.jsonl
-    refuses "preferences" "the head is trained, which DPO and KTO do not support" "$@" \
-        --add-tokens new.jsonl --method dpo --data pairs.jsonl
+    echo '{"prompt": "a", "chosen": "b", "rejected": "c"}' >pairs.jsonl
+    refuses "preferences" "the head is trained, which DPO and KTO do not support" "${one[@]}" \
+        --data pairs.jsonl --eval 0 --steps 1 --out o --add-tokens new.jsonl --method dpo
     refuses "factors of other modules" "--lr-factors: 'x=2' is not a list" "$@" --lr-factors x=2
 }
 
