@@ -165,7 +165,7 @@ $(PROGRAMS) $(EXAMPLES):
 $(B)/bench: tests/bench/bench.c $(LIBRARY)
 	$(COMPILE) -o $@ $< $(LIBRARY) $(LIBS)
 
-$(B)/tiles: tests/bench/tiles.c | $(HEADERS)
+$(B)/tiles $(B)/step_parts: $(B)/%: tests/bench/%.c | $(HEADERS)
 	$(COMPILE) -o $@ $< $(LIBS)
 
 $(B)/soak_kill: tests/gates/soak_kill.c $(B)/obj/qlora.o
@@ -272,6 +272,6 @@ $(B)/ptx/%.sm_$(1).ptx: kernels/%.cu $(wildcard kernels/*.cuh)
 	@mkdir -p $$(@D)
 	$$(NVCC) -std=c++14 -arch=compute_$(1) -ptx -o $$@ $$<
 endef
-$(foreach target,75 80 90a,$(eval $(call PTX_RULE,$(target))))
+$(foreach target,75 80 90 90a,$(eval $(call PTX_RULE,$(target))))
 
 -include $(wildcard $(B)/*.d $(B)/obj/*.d $(B)/obj/*/*.d $(B)/fake*/*.d)

@@ -17055,6 +17055,7 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER 5
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES 6
 #define QLORA__CU_GRAPH_NODE_TYPE_MEMSET 2
+#define QLORA__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION 6
 #define QLORA__CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 9
 #define QLORA__CU_TENSOR_MAP_SWIZZLE_128B 3
 #define QLORA__CU_TENSOR_MAP_L2_PROMOTION_L2_256B 3
@@ -17126,6 +17127,8 @@ typedef int qlora__cublasStatus;
     X(1, qlora__CUresult, LaunchKernel, "cuLaunchKernel",                                          \
       (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, \
        void**))                                                                                    \
+    X(0, qlora__CUresult, LaunchKernelEx, "cuLaunchKernelEx",                                      \
+      (const void*, void*, void**, void**))                                                        \
     X(1, qlora__CUresult, MemAlloc, "cuMemAlloc_v2", (qlora__CUdeviceptr*, size_t))                \
     X(1, qlora__CUresult, MemFree, "cuMemFree_v2", (qlora__CUdeviceptr))                           \
     X(1, qlora__CUresult, MemHostAlloc, "cuMemHostAlloc", (void**, size_t, unsigned))              \
@@ -19156,7 +19159,11 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     QLORA__KERNELS_STEP(X)                                                                         \
     QLORA__KERNELS_NF4(X)
 
+// Every kernel of a decoding step waits for the one before it by itself (kernels/early.cuh).
 #define QLORA__KERNELS_STEP(X)                                                                     \
+    X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
+    X(decode_many_nf4, decode_many_nf4, 94208, STEP_NF4)                                           \
+    X(decode_many_dense, decode_many, 94208, STEP)                                                 \
     X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
     X(decode_dense, decode, 16896, STEP)                                                           \
     X(decode_norm, decode, 69632, STEP)                                                            \
@@ -19381,6 +19388,7 @@ struct qlora_kernel {
     const char* key;
     void* function; // CUfunction; NULL until its module is loaded
     uint32_t shared_allowed;
+    bool waits; // it may begin before the kernel before it has ended, and waits where it must
     // Only for kernels of the caller:
     qlora_kernel* next;
     void* module;
@@ -19671,11 +19679,15 @@ static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const ch
 // Either all kernels of a module become ready, or none.
 static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void* handle) {
     qlora__cache* cache = ctx->gpu->cache;
+    const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     for (size_t i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
         if (strcmp(row->module, name) != 0) {
             continue;
         }
+        // Text for older devices has no instruction to wait with.
+        cache->kernels[i].waits =
+            (row->need & QLORA__NEED_TEXTS) != 0 && text != NULL && text->target >= 90;
         char entry[96];
         snprintf(entry, sizeof entry, "qlora_%s", row->name);
         QLORA__TRY(
@@ -19781,7 +19793,44 @@ static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlo
 
 // ---- launch -------------------------------------------------------------------------------------
 
-static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
+// Same layout as CUlaunchAttribute and CUlaunchConfig.
+typedef struct qlora__launch_attribute {
+    int id;
+    int pad;
+    uint64_t value[8]; // a union; an int comes first
+} qlora__launch_attribute;
+
+typedef struct qlora__launch_config {
+    uint32_t grid[3];
+    uint32_t block[3];
+    uint32_t shared;
+    void* stream;
+    qlora__launch_attribute* attributes;
+    uint32_t count;
+} qlora__launch_config;
+
+// Launches a kernel that may begin before the one before it has ended.
+static int qlora__launch_early(const qlora__gpu* gpu, const qlora_kernel* kernel,
+                               const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
+                               void** args) {
+    qlora__launch_attribute attribute;
+    qlora__launch_config config;
+    const int allowed = 1;
+    memset(&attribute, 0, sizeof attribute);
+    memset(&config, 0, sizeof config);
+    attribute.id = QLORA__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    memcpy(attribute.value, &allowed, sizeof allowed);
+    memcpy(config.grid, grid, sizeof config.grid);
+    memcpy(config.block, block, sizeof config.block);
+    config.shared = shared;
+    config.stream = gpu->stream;
+    config.attributes = &attribute;
+    config.count = 1;
+    return gpu->cu.LaunchKernelEx(&config, kernel->function, args, NULL);
+}
+
+// With `early`, a kernel that can wait by itself need not wait for the end of the one before it.
+static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel, bool early,
                                           const uint32_t grid[3], const uint32_t block[3],
                                           uint32_t shared, void** args) {
     qlora__gpu* gpu = ctx->gpu;
@@ -19798,8 +19847,12 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
         kernel->shared_allowed = shared;
     }
     char what[128];
-    int code = gpu->cu.LaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0], block[1],
-                                    block[2], shared, gpu->stream, args, NULL);
+    // Graphs know such launches since CUDA 12.3.
+    bool waits = early && kernel->waits && gpu->cu.LaunchKernelEx != NULL &&
+                 gpu->driver_version >= 12030;
+    int code = waits ? qlora__launch_early(gpu, kernel, grid, block, shared, args)
+                     : gpu->cu.LaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0],
+                                            block[1], block[2], shared, gpu->stream, args, NULL);
     if (code != 0) {
         snprintf(what, sizeof what, "launching kernel %.90s", kernel->key);
         return qlora__cu(ctx, code, what);
@@ -19814,9 +19867,9 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
 }
 
 // Launches a kernel of the registry; does nothing if the grid is empty.
-static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
-                                                int64_t grid_y, int64_t grid_z, uint32_t threads,
-                                                uint32_t shared, void** args) {
+static QLORA__UNUSED qlora_result qlora__launch_as(qlora_ctx* ctx, qlora__kernel_id id, bool early,
+                                                   int64_t grid_x, int64_t grid_y, int64_t grid_z,
+                                                   uint32_t threads, uint32_t shared, void** args) {
     if (grid_x <= 0 || grid_y <= 0 || grid_z <= 0) {
         return QLORA_OK;
     }
@@ -19829,7 +19882,13 @@ static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id
     QLORA__TRY(qlora__kernel_ready(ctx, id, &kernel));
     uint32_t grid[3] = {(uint32_t)grid_x, (uint32_t)grid_y, (uint32_t)grid_z};
     uint32_t block[3] = {threads, 1, 1};
-    return qlora__launch_checked(ctx, kernel, grid, block, shared, args);
+    return qlora__launch_checked(ctx, kernel, early, grid, block, shared, args);
+}
+
+static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
+                                                int64_t grid_y, int64_t grid_z, uint32_t threads,
+                                                uint32_t shared, void** args) {
+    return qlora__launch_as(ctx, id, false, grid_x, grid_y, grid_z, threads, shared, args);
 }
 
 static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
@@ -19863,7 +19922,7 @@ static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* ker
                            block[0], block[1], block[2]);
     }
     qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // const only for the caller
-    return qlora__launch_checked(ctx, own, grid, block, launch->shared_bytes, args);
+    return qlora__launch_checked(ctx, own, false, grid, block, launch->shared_bytes, args);
 }
 
 // ---- lookup -------------------------------------------------------------------------------------
@@ -29617,10 +29676,12 @@ typedef struct qlora__owned_rows {
 typedef struct qlora__decode {
     bool planned;                     // the model has the memory below
     bool works;                       // nothing in the weights is against it
+    bool eager;                       // a graph could not be captured
     int64_t texts;                    // rows
     int64_t chunk;                    // positions of a page of the cache
     int64_t pages;                    // of a text
     int64_t z_rank;                   // columns of z
+    uint32_t variants;                // of the kernels and launches: QLORA__DECODE_...
     qlora_tensor h[2];                // [texts, H] residual stream, in turn
     qlora_tensor x;                   // [texts, H + pad] input of qkv, gate/up and the head, with z
     qlora_tensor qkv;                 // [texts, q + 2 kv]
@@ -29632,6 +29693,8 @@ typedef struct qlora__decode {
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
     qlora_tensor counters;            // I32 [texts, blocks of a row]
     qlora_tensor table;               // I32 [texts, pages]: where the pages of a text are
+    qlora_tensor room;                // f32 [texts, ...]: sums of products whose columns are split
+    qlora_tensor arrivals;            // I32: counters of their blocks
     qlora_tensor state;               // U8: one qlora__decode_text per text
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
@@ -30557,8 +30620,17 @@ typedef struct qlora__decode_text {
     double logprob;
 } qlora__decode_text;
 
+// How a step is made; a model has all of them, measurements leave some out.
+#define QLORA__DECODE_ONE 1u   // a kernel of its own for NF4 products of a single row
+#define QLORA__DECODE_EARLY 2u // kernels may begin before the one before them has ended
+#define QLORA__DECODE_MANY 4u  // kernels of their own for products of more than 8 rows
+#define QLORA__DECODE_ALL 7u
+
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
 #define QLORA__DECODE_ROWS 8
+#define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
+#define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
+#define QLORA__DECODE_MANY_TILES 144 // blocks whose sums have room
 #define QLORA__DECODE_HEADS 8   // query heads of a block of attention
 #define QLORA__DECODE_TILE 128  // positions
 #define QLORA__SAMPLE_PART 2048 // logits of a block
@@ -30596,6 +30668,7 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     int64_t room = m->desc.generate_tokens;
     int64_t group = c->heads / c->kv_heads;
     int64_t pads[QLORA__GROUPS];
+    d->variants = QLORA__DECODE_ALL;
     d->planned = qlora__decode_fits(m);
     if (!d->planned) {
         return;
@@ -30621,6 +30694,12 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, n * c->heads * d->pages, c->head_dim + 2, &d->partials);
     int64_t blocks = c->kv_heads * qlora__ceil_div(group, QLORA__DECODE_HEADS);
     qlora__arena_tensor(arena, QLORA_I32, n, blocks, &d->counters);
+    if (n > QLORA__DECODE_ROWS) {
+        int64_t groups = qlora__ceil_div(n, QLORA__DECODE_MANY_ROWS);
+        qlora__arena_tensor(arena, QLORA_F32, groups * QLORA__DECODE_MANY_ROWS,
+                            QLORA__DECODE_MANY_TILES * QLORA__DECODE_MANY_TILE, &d->room);
+        qlora__arena_tensor(arena, QLORA_I32, groups, QLORA__DECODE_MANY_TILES, &d->arrivals);
+    }
     qlora__arena_tensor(arena, QLORA_I32, n, d->pages, &d->table);
     qlora__arena_tensor(arena, QLORA_U8, n, (int64_t)sizeof(qlora__decode_text), &d->state);
     int64_t parts = qlora__ceil_div(c->vocab, QLORA__SAMPLE_PART);
@@ -35399,11 +35478,13 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 //
 // One new position of every text in flight: token and position are read from the texts' state, the
 // next token is chosen and stored there, so a step needs nothing from the host and one graph serves
-// all steps. The kernels (decode.cuh, decode.cu, decode_nf4.cu, sample.cu) are those of few rows;
-// the order of their sums depends on the shapes of the model and on generate_tokens alone. Each
-// layer is seven of them:
+// all steps. The kernels (decode.cuh, decode_row.cuh, decode_many.cuh, decode.cu, sample.cu) are
+// those of few rows; which of them run, and the order of their sums, depends on the shapes of the
+// model, generate_tokens and generate_sequences alone. Each layer is seven of them:
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
+//
+// With more than 8 texts, z of every stack is a product of its own.
 
 #ifndef QLORA_NO_CUDA
 
@@ -35447,6 +35528,15 @@ typedef struct qlora__decode_product {
     float cap;
 } qlora__decode_product;
 
+// Same layout as decode_many in kernels/decode_many.cuh.
+typedef struct qlora__decode_many {
+    qlora__decode_product p;
+    void* room;
+    void* counters;
+    int32_t each;
+    int32_t unused;
+} qlora__decode_many;
+
 // Same layout as decode_norm in kernels/decode.cu.
 typedef struct qlora__decode_norm {
     const void* h;
@@ -35468,6 +35558,8 @@ typedef struct qlora__decode_norm {
     int32_t rows;
     float scale;
     float eps;
+    int32_t slices;
+    int32_t unused;
 } qlora__decode_norm;
 
 // Same layout as decode_attention.
@@ -35501,34 +35593,158 @@ typedef struct qlora__decode_attention {
     int32_t unused;
 } qlora__decode_attention;
 
-// The two kinds of product: what a warp multiplies at a time, and its tables in shared memory.
-typedef struct qlora__decode_kind {
-    qlora__kernel_id kernel;
-    int64_t step;
-    uint32_t shared;
-} qlora__decode_kind;
+// Launches a kernel of a step. The first one of a step waits for everything before it: what the
+// others read before they wait was written before that.
+static qlora_result qlora__decode_launch(const qlora_model* m, qlora__kernel_id id, int64_t grid_x,
+                                         int64_t grid_y, int64_t grid_z, uint32_t threads,
+                                         uint32_t shared, void** args) {
+    bool early = (m->decode.variants & QLORA__DECODE_EARLY) != 0;
+    return qlora__launch_as(m->ctx, id, early, grid_x, grid_y, grid_z, threads, shared, args);
+}
 
-static qlora_result qlora__decode_multiply(qlora_ctx* ctx, bool nf4, qlora__decode_product* p) {
-    static const qlora__decode_kind kinds[2] = {
-        {QLORA__K_decode_dense, 128, 0},
-        {QLORA__K_decode_nf4, 256, 256 * 32 * 4 + 256 * 4},
-    };
-    const qlora__decode_kind* kind = &kinds[nf4 ? 1 : 0];
-    int64_t steps = qlora__ceil_div(p->K, kind->step);
-    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 8));
+// Tiles of 16 rows that a product has; gate and up count once.
+static int64_t qlora__decode_units(const qlora__decode_product* p) {
     int64_t units = 0;
     for (int i = 0; i < (p->gated != 0 ? 1 : p->count); i++) {
         units += qlora__ceil_div(p->parts[i].N, 16);
     }
+    return units;
+}
+
+// The kinds of product: what a warp multiplies at a time, its tables in shared memory, and how many
+// blocks of a multiprocessor these leave room for.
+typedef struct qlora__decode_kind {
+    qlora__kernel_id kernel;
+    int64_t step;
+    uint32_t shared;
+    int64_t together;
+} qlora__decode_kind;
+
+static const qlora__decode_kind qlora__decode_kinds[3] = {
+    {QLORA__K_decode_dense, 128, 0, 4},
+    {QLORA__K_decode_nf4, 256, 256 * 32 * 4 + 256 * 4, 4},
+    {QLORA__K_decode_row_nf4, 128, 256 * 256 + 256 * 4, 3},
+};
+
+// A product of one row. The warps of a block divide the pieces of K evenly, so that as many of the
+// 16 that a multiprocessor runs at a time are busy; long runs of pieces are better.
+static qlora_result qlora__decode_one(const qlora_model* m, const qlora__decode_kind* kind,
+                                      qlora__decode_product* p) {
+    int64_t pieces = qlora__ceil_div(p->K, kind->step);
+    int64_t warps = 1;
+    int64_t together = 1;
+    double best = 0.0;
+    for (int64_t each = qlora__ceil_div(pieces, 16); each <= pieces && each < 16; each++) {
+        int64_t w = qlora__ceil_div(pieces, each);
+        int64_t blocks = qlora__min(16 / w, kind->together);
+        double busy = (double)(blocks * pieces) / (double)each;
+        if (busy >= best) {
+            best = busy;
+            warps = w;
+            together = blocks;
+        }
+    }
+    if (best <= 0.0) { // very long rows
+        warps = qlora__ceil_div(pieces, qlora__ceil_div(pieces, 16));
+    }
+    int64_t units = qlora__decode_units(p);
+    int64_t z = 0;
+    for (int i = 0; i < p->count; i++) {
+        int64_t end = p->parts[i].sb != NULL ? p->parts[i].z_at + p->parts[i].rank - p->K : 0;
+        z = qlora__max(z, end);
+    }
+    int64_t fixed = (int64_t)kind->shared + 64 + pieces * kind->step * 2 + (z + 3) / 4 * 16;
+    int64_t tile = warps * 64 * (p->gated != 0 ? 2 : 1);
+    together = qlora__max(1, qlora__min(together, m->ctx->gpu->max_shared / (fixed + 4 * tile)));
+    int64_t blocks = qlora__min(units, m->ctx->gpu->sm_count * together);
+    int64_t room = m->ctx->gpu->max_shared / together - 2048 - fixed;
+    blocks = qlora__max(blocks, qlora__ceil_div(units, qlora__max(1, room / tile)));
+    int64_t shared = fixed + qlora__ceil_div(units, blocks) * tile;
+    void* args[] = {p};
+    return qlora__decode_launch(m, kind->kernel, blocks, 1, 1, (uint32_t)warps * 32,
+                                (uint32_t)shared, args);
+}
+
+// Whether the products of a step are those of many rows.
+static bool qlora__decode_is_many(const qlora_model* m) {
+    return m->decode.texts > QLORA__DECODE_ROWS && (m->decode.variants & QLORA__DECODE_MANY) != 0;
+}
+
+// A product of many rows. Columns are split so that there is about one block per multiprocessor.
+static qlora_result qlora__decode_all(const qlora_model* m, bool nf4,
+                                      const qlora__decode_product* p) {
+    int64_t tiles = qlora__ceil_div(qlora__decode_units(p), p->gated != 0 ? 8 : 16);
+    int64_t groups = qlora__ceil_div(p->rows, QLORA__DECODE_MANY_ROWS);
+    int64_t chunks = qlora__ceil_div(p->K, 64);
+    int64_t splits = qlora__min(m->ctx->gpu->sm_count / (tiles * groups),
+                                QLORA__DECODE_MANY_TILES / tiles);
+    splits = qlora__min(splits, 32); // joining them takes time, too
+    qlora__decode_many many;
+    memset(&many, 0, sizeof many);
+    many.p = *p;
+    many.room = m->decode.room.data;
+    many.counters = m->decode.arrivals.data;
+    many.each = (int32_t)qlora__ceil_div(chunks, qlora__max(1, splits));
+    // Tables or sums, then three stages of x.
+    uint32_t shared = 64 * 260 * 4 + 3 * 64 * 144;
+    void* args[] = {&many};
+    return qlora__decode_launch(m, nf4 ? QLORA__K_decode_many_nf4 : QLORA__K_decode_many_dense,
+                                tiles, qlora__ceil_div(chunks, many.each), groups, 512, shared,
+                                args);
+}
+
+// z of the adapters of a stack, for products of many rows: x A^T, for all parts one after another.
+static qlora_result qlora__decode_low(const qlora_model* m, const qlora_linear_desc* l,
+                                      const qlora_tensor* x, void* y, int64_t ldy, bool bf16) {
+    qlora__decode_product p;
+    int64_t rank = 0;
+    memset(&p, 0, sizeof p);
+    for (int i = 0; m->use_adapters && i < l->count; i++) {
+        if (l->parts[i].rank > 0) {
+            qlora__decode_part* part = &p.parts[p.count++];
+            part->w = l->parts[i].a->data;
+            part->ld = l->parts[i].a->ld;
+            part->N = (int32_t)l->parts[i].rank;
+            part->y_at = (int32_t)rank;
+            rank += l->parts[i].rank;
+        }
+    }
+    if (rank == 0) {
+        return QLORA_OK;
+    }
+    p.x = x->data;
+    p.ldx = x->ld;
+    p.y = y;
+    p.ldy = ldy;
+    p.y_is_bf16 = bf16 ? 1 : 0;
+    p.K = (int32_t)l->in;
+    p.rows = (int32_t)m->decode.texts;
+    p.alpha = 1.0f;
+    return qlora__decode_all(m, false, &p);
+}
+
+static qlora_result qlora__decode_multiply(const qlora_model* m, bool nf4,
+                                           qlora__decode_product* p) {
+    if (qlora__decode_is_many(m)) {
+        return qlora__decode_all(m, nf4, p);
+    }
+    bool one = p->rows == 1 && nf4 && (m->decode.variants & QLORA__DECODE_ONE) != 0;
+    const qlora__decode_kind* kind = &qlora__decode_kinds[one ? 2 : nf4 ? 1 : 0];
+    if (one) {
+        return qlora__decode_one(m, kind, p);
+    }
+    int64_t steps = qlora__ceil_div(p->K, kind->step);
+    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 8));
     // As many blocks as run at once: registers allow 16 warps, shared memory a few tables. Two
     // blocks per multiprocessor, so that one reads while the other finishes a tile.
-    int64_t together = qlora__min(16 / warps, 4);
+    int64_t together = qlora__min(16 / warps, kind->together);
     int64_t groups = qlora__ceil_div(p->rows, QLORA__DECODE_ROWS);
-    int64_t most = qlora__max(1, ctx->gpu->sm_count * together / groups);
-    int64_t blocks = qlora__min(units, most);
+    int64_t most = qlora__max(1, m->ctx->gpu->sm_count * together / groups);
+    int64_t blocks = qlora__min(qlora__decode_units(p), most);
     uint32_t shared = kind->shared + (2 * (uint32_t)warps + 1) * 512;
     void* args[] = {p};
-    return qlora__launch(ctx, kind->kernel, groups, blocks, 1, (uint32_t)warps * 32, shared, args);
+    return qlora__decode_launch(m, kind->kernel, groups, blocks, 1, (uint32_t)warps * 32, shared,
+                                args);
 }
 
 static qlora__decode_part qlora__decode_part_of(const qlora_linear_part* from, int64_t first,
@@ -35585,7 +35801,7 @@ static void qlora__decode_stack(const qlora_model* m, const qlora__layer* layer,
     p->K = (int32_t)l->in;
     p->rows = (int32_t)m->decode.texts;
     p->alpha = 1.0f;
-    if (later && m->use_adapters && first->rank > 0) {
+    if (later && m->use_adapters && first->rank > 0 && !qlora__decode_is_many(m)) {
         p->a = first->a->data;
         p->a_rank = (int32_t)first->rank;
         p->z = m->decode.z.data;
@@ -35598,6 +35814,10 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     qlora__decode_product p;
     bool later = group == QLORA__O || group == QLORA__DOWN;
     qlora__decode_stack(m, layer, group, later, &p);
+    if (later && qlora__decode_is_many(m)) {
+        QLORA__TRY(qlora__decode_low(m, &layer->linears[group], x, m->decode.z.data,
+                                     layer->linears[group].parts[0].rank, false));
+    }
     p.x = x->data;
     p.ldx = x->ld;
     p.y = y->data;
@@ -35606,7 +35826,7 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     if (group == QLORA__GATE_UP) {
         p.gated = (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
     }
-    return qlora__decode_multiply(m->ctx, layer->linears[group].parts[0].nf4 != NULL, &p);
+    return qlora__decode_multiply(m, layer->linears[group].parts[0].nf4 != NULL, &p);
 }
 
 // The norm before a stack (`next`; NULL = the head). `before` is the stack whose output is added to
@@ -35649,7 +35869,9 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
         p.ld_embed = table->ld;
         p.scale = (float)c->embedding_scale;
     }
-    for (int i = 0; b->next != NULL && m->use_adapters && i < b->next->count; i++) {
+    bool many = qlora__decode_is_many(m);
+    p.slices = many ? 1 : QLORA__DECODE_SLICES;
+    for (int i = 0; b->next != NULL && m->use_adapters && !many && i < b->next->count; i++) {
         const qlora_linear_part* part = &b->next->parts[i];
         p.ranks[i] = (int32_t)part->rank;
         p.a[i] = part->rank > 0 ? part->a->data : NULL;
@@ -35658,8 +35880,17 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     // With many rows, the blocks of one would repeat too much of each other's work.
     int64_t blocks = qlora__max(1, qlora__min(rank, m->ctx->gpu->sm_count / d->texts));
     void* args[] = {&p};
-    return qlora__launch(m->ctx, QLORA__K_decode_norm, blocks, d->texts, 1, 1024,
-                         (uint32_t)(p.hidden + p.z_rank) * 4, args);
+    uint32_t shared = (uint32_t)(p.hidden + p.z_rank) * 4;
+    qlora_result r =
+        b->layer == NULL
+            ? qlora__launch(m->ctx, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared, args)
+            : qlora__decode_launch(m, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared,
+                                   args);
+    if (r != QLORA_OK || !many || b->next == NULL) {
+        return r;
+    }
+    void* z = (uint16_t*)d->x.data + c->hidden;
+    return qlora__decode_low(m, b->next, &d->x, z, d->x.ld, true);
 }
 
 static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t index) {
@@ -35698,8 +35929,8 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
     p.cap = (float)c->attention_cap;
     p.eps = (float)c->rms_eps;
     void* args[] = {&p};
-    return qlora__launch(m->ctx, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
-                         256, 0, args);
+    return qlora__decode_launch(m, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
+                                256, 0, args);
 }
 
 // Chooses the next tokens from the logits.
@@ -35713,9 +35944,10 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
     int32_t vocab = (int32_t)m->plan.config.vocab;
     int32_t count = (int32_t)qlora__ceil_div(vocab, QLORA__SAMPLE_PART);
     void* parts[] = {&logits, &ld, &vocab, &state, &seen, &found};
-    QLORA__TRY(qlora__launch(m->ctx, QLORA__K_sample_parts, count, d->texts, 1, 256, 0, parts));
+    QLORA__TRY(
+        qlora__decode_launch(m, QLORA__K_sample_parts, count, d->texts, 1, 256, 0, parts));
     void* choose[] = {&logits, &ld, &vocab, &state, &seen, &found, &count};
-    return qlora__launch(m->ctx, QLORA__K_sample_choose, d->texts, 1, 1, 1024, 0, choose);
+    return qlora__decode_launch(m, QLORA__K_sample_choose, d->texts, 1, 1, 1024, 0, choose);
 }
 
 static qlora_result qlora__decode_head(const qlora_model* m) {
@@ -35737,7 +35969,7 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     p.rows = (int32_t)d->texts;
     p.alpha = (float)(1.0 / c->logits_divisor);
     p.cap = (float)c->logits_cap;
-    return qlora__decode_multiply(m->ctx, false, &p);
+    return qlora__decode_multiply(m, false, &p);
 }
 
 // Enqueues the kernels of a step.
@@ -35825,7 +36057,8 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Runs a step for the texts on the device: as a graph, which the first step captures.
+// Runs a step for the texts on the device: as a graph, which the first step captures. If that
+// fails, steps are launched kernel by kernel from then on.
 static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     int which = m->use_adapters ? 1 : 0;
     uint64_t key = (uint64_t)(uintptr_t)m + (uint64_t)which;
@@ -35834,8 +36067,21 @@ static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__graph_destroy(ctx, *graph));
         *graph = NULL;
     }
-    return *graph == NULL ? qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph)
-                          : qlora__graph_replay(ctx, *graph, key);
+    if (*graph != NULL) {
+        return qlora__graph_replay(ctx, *graph, key);
+    }
+    qlora_result r = m->decode.eager
+                         ? QLORA_ERR_CAPTURE
+                         : qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph);
+    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST) {
+        return r;
+    }
+    if (!m->decode.eager) {
+        QLORA__LOG(ctx, WARN, GRAPH, "texts are generated without graphs from now on: %.400s",
+                   ctx->env.error);
+        m->decode.eager = true;
+    }
+    return qlora__decode_enqueue(ctx, m);
 }
 
 //@@ src/model/prepare.h
@@ -44155,4 +44401,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a59550d6085d9f00
+//@@ end ddaa677bc9c24dfa

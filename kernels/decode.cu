@@ -1,6 +1,6 @@
 // decode.cu - a step of decoding: products with bf16 weights, the norms between the stacks, and
 // attention over the cache.
-// targets: 80
+// targets: 80 90
 // groups: bf16
 #include "decode.cuh"
 #include "decode_text.cuh"
@@ -9,6 +9,7 @@
 QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
     qlora_decode_dense(const __grid_constant__ decode_product p) {
     extern __shared__ __align__(128) float sums[];
+    early_next();
     decode_run<decode_dense, decode_x128>(p, 0, sums, 0.0f, 0.0f, 0.0f);
 }
 
@@ -18,8 +19,8 @@ QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
 //   h' = h + d        x = h' / rms(h') w        z'[r] = x A[r]
 //
 // Without y, h' is h; without h, it is the row of the embedding that belongs to the text's token,
-// multiplied by scale. z has DECODE_SLICES partial sums, which are added in order. Every value is
-// rounded to bf16 where the operators of training round it.
+// multiplied by scale. z has up to DECODE_SLICES partial sums, which are added in order. Every
+// value is rounded to bf16 where the operators of training round it.
 //
 // Launch: grid (at least 1, rows), 1024 threads, (hidden + z_rank) * 4 bytes of dynamic shared
 // memory. Every block computes x; the blocks of a row share z', block 0 writes h' and x. h and h'
@@ -44,6 +45,8 @@ struct decode_norm {
     int32_t rows;
     float scale;
     float eps;
+    int32_t slices; // of z: DECODE_SLICES or 1
+    int32_t unused;
 };
 
 // z of a row, summed over the slices in their order, in zs; `room` holds DECODE_SLICES * 16 floats.
@@ -53,7 +56,8 @@ __device__ __forceinline__ void decode_join(const decode_norm& p, float* room, f
 #pragma unroll 1
     for (int32_t first = 0; first < p.z_rank; first += 16) {
         int32_t r = first + t % 16; // 1024 threads: 16 columns of 64 slices
-        room[t] = r < p.z_rank ? p.z[((int64_t)(t / 16) * p.rows + n) * p.z_rank + r] : 0.0f;
+        bool there = r < p.z_rank && t / 16 < p.slices;
+        room[t] = there ? p.z[((int64_t)(t / 16) * p.rows + n) * p.z_rank + r] : 0.0f;
         __syncthreads();
         if (t < 16 && r < p.z_rank) {
             float sum = 0.0f;
@@ -67,7 +71,7 @@ __device__ __forceinline__ void decode_join(const decode_norm& p, float* room, f
     }
 }
 
-// What a thread requests for its four columns before z is there; the adapter comes as far as L2.
+// What a thread requests for its four columns before z is there.
 struct decode_columns {
     float h[4];
     float y[4];
@@ -81,10 +85,40 @@ __device__ __forceinline__ void decode_request(const decode_norm& p, int32_t c, 
     unpack_pair(raw.y, v->h[2], v->h[3]);
     if (p.y) {
         *(float4*)v->y = *(const float4*)(p.y + n * p.hidden + c);
-        if (p.z_rank > 0) {
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(p.sb + (int64_t)c * p.z_rank));
+    }
+}
+
+// Whether decode_lift can take the rank.
+__device__ __forceinline__ bool decode_lifts(const decode_norm& p) {
+    return p.y && (p.z_rank == 8 || p.z_rank == 16 || p.z_rank == 32);
+}
+
+// z (sB)^T for all columns, in `row`. Neighbouring lanes read neighbouring pieces of sB; those of a
+// column are added by shuffles.
+__device__ __forceinline__ void decode_lift(const decode_norm& p, const float* zs, float* row) {
+    int32_t pieces = p.z_rank / 8;
+    int32_t total = p.hidden * pieces;
+#pragma unroll 4
+    for (int32_t i = (int32_t)threadIdx.x; i / 32 * 32 < total; i += 1024) {
+        float dot = 0.0f;
+        if (i < total) {
+            float v[8];
+            const float* z = zs + i % pieces * 8;
+            unpack(*(const uint4*)(p.sb + (int64_t)i * 8), v);
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                dot += v[k] * z[k];
+            }
+        }
+#pragma unroll 1
+        for (int o = 1; o < pieces; o <<= 1) {
+            dot += __shfl_xor_sync(QLORA_FULL_WARP, dot, o);
+        }
+        if (i < total && i % pieces == 0) {
+            row[i / pieces] = dot;
         }
     }
+    __syncthreads();
 }
 
 // Output of the stack before, with its adapter, for column c.
@@ -114,6 +148,7 @@ __device__ __forceinline__ float decode_stream(const decode_norm& p, const float
                                                const decode_columns& ahead, float rstd,
                                                bool first) {
     int64_t n = blockIdx.y;
+    bool lifted = decode_lifts(p);
     float squares = 0.0f;
 #pragma unroll 1
     for (int32_t c = (int32_t)threadIdx.x * 4; c < p.hidden; c += (int32_t)blockDim.x * 4) {
@@ -125,7 +160,10 @@ __device__ __forceinline__ float decode_stream(const decode_norm& p, const float
         for (int i = 0; i < 4; i++) { // the loads of all four are independent
             float x = v.h[i];
             if (p.y) {
-                float d = first || !p.after ? decode_delta(p, v.y[i], c + i, zs) : row[c + i];
+                float d = row[c + i]; // the adapter's part, or the whole after the first pass
+                if (first || !p.after) {
+                    d = lifted ? to_float(to_bf16(v.y[i] + d)) : decode_delta(p, v.y[i], c + i, zs);
+                }
                 d = first || !p.after ? d : to_float(to_bf16(d * rstd * p.after[c + i]));
                 float scaled = p.scale != 1.0f ? to_float(to_bf16(p.scale * d)) : d;
                 x = first ? d : to_float(to_bf16(x + scaled));
@@ -161,21 +199,32 @@ QLORA_KERNEL __launch_bounds__(1024) qlora_decode_norm(const __grid_constant__ d
     int64_t n = blockIdx.y;
     int32_t own = (int32_t)threadIdx.x * 4;
     int32_t ranks = p.ranks[0] + p.ranks[1] + p.ranks[2];
-    // It is long because what does not depend on z is requested before z is there.
+    // It is long because what does not depend on z is requested before z is there, and the weights
+    // before the kernel before has ended; the adapter's come as far as L2.
     decode_columns ahead;
     float4 gain = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
     uint2 first = make_uint2(0, 0);
+    early_next();
     if (own < p.hidden) {
-        decode_request(p, own, &ahead);
         if (p.w) {
             gain = *(const float4*)(p.w + own);
         }
         if ((int32_t)blockIdx.x < ranks) {
             first = *(const uint2*)(decode_row_of(p, (int32_t)blockIdx.x) + own);
         }
+        if (p.y && p.z_rank > 0) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(p.sb + (int64_t)own * p.z_rank));
+        }
+    }
+    early_wait();
+    if (own < p.hidden) {
+        decode_request(p, own, &ahead);
     }
     if (p.y) {
         decode_join(p, room, zs);
+    }
+    if (decode_lifts(p)) {
+        decode_lift(p, zs, row);
     }
     float rstd = 1.0f;
     if (p.y && p.after) {
@@ -355,17 +404,37 @@ __device__ __forceinline__ void attention_scores(const decode_attention& p, atte
                                                  const bf16* keys, int32_t first, int32_t begin,
                                                  int32_t end, int32_t heads) {
     int32_t part = (int32_t)threadIdx.x % 8;
-#pragma unroll 1
-    for (int32_t i = (int32_t)threadIdx.x / 8; i < ATTENTION_TILE; i += 32) {
+    int32_t own_row = (int32_t)threadIdx.x / 8;
+    uint4 ahead[ATTENTION_TILE / 32][2]; // the first 128 columns of all rows, at once
+#pragma unroll
+    for (int j = 0; j < ATTENTION_TILE / 32; j++) {
+        int32_t i = own_row + 32 * j;
+        bool inside = first + i >= begin && first + i < end;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            ahead[j][e] = make_uint4(0, 0, 0, 0);
+            if (inside && part * 8 + 64 * e < p.dim) {
+                ahead[j][e] = *(const uint4*)(keys + i * p.ld_cache + part * 8 + 64 * e);
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < ATTENTION_TILE / 32; j++) {
+        int32_t i = own_row + 32 * j;
         bool inside = first + i >= begin && first + i < end;
         float dot[ATTENTION_HEADS];
 #pragma unroll
         for (int h = 0; h < ATTENTION_HEADS; h++) {
             dot[h] = 0.0f;
         }
-        for (int32_t c = part * 8; inside && c < p.dim; c += 64) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int32_t c = part * 8 + 64 * e;
+            if (!inside || c >= p.dim) {
+                continue;
+            }
             float k[8];
-            unpack(*(const uint4*)(keys + i * p.ld_cache + c), k);
+            unpack(e < 2 ? ahead[j][e % 2] : *(const uint4*)(keys + i * p.ld_cache + c), k);
 #pragma unroll
             for (int h = 0; h < ATTENTION_HEADS; h++) {
                 if (h < heads) {
@@ -434,7 +503,7 @@ __device__ __forceinline__ void attention_values(const decode_attention& p,
         acc[h][0] *= factor;
         acc[h][1] *= factor;
     }
-#pragma unroll 8
+#pragma unroll 16
     for (int32_t i = from + share; i < to; i += shares) {
         float lo;
         float hi;
@@ -509,6 +578,22 @@ __device__ __forceinline__ attention_place attention_find(const decode_attention
     return w;
 }
 
+// Brings the rows of a tile of the page, from `tile` on, as far as L2: a thread for the keys of
+// each position, and one for its values.
+__device__ __forceinline__ void attention_ahead(const decode_attention& p, const attention_place& w,
+                                                const bf16* keys, int32_t tile) {
+    int32_t at = tile + (int32_t)threadIdx.x / 2;
+    int32_t position = w.page * p.chunk + at;
+    if (at >= p.chunk || position >= w.position || position < w.begin) {
+        return;
+    }
+    const bf16* from = keys + at * p.ld_cache;
+    from += threadIdx.x % 2 == 0 ? 0 : (int64_t)p.kv_heads * p.dim;
+    for (int32_t c = 0; c < p.dim; c += 64) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + c));
+    }
+}
+
 // The query heads, and in the last page also k and v of the new position, which go to the cache.
 __device__ __forceinline__ void attention_begin(const decode_attention& p, const attention_place& w,
                                                 attention_shared* s, bf16* keys) {
@@ -552,6 +637,7 @@ __device__ __forceinline__ int32_t attention_page(const decode_attention& p,
     int32_t start = w.page * p.chunk;
 #pragma unroll 1
     for (int32_t tile = 0; tile < p.chunk && start + tile <= w.position; tile += ATTENTION_TILE) {
+        attention_ahead(p, w, keys, tile + ATTENTION_TILE);
         if (start + tile + ATTENTION_TILE <= w.begin) {
             continue;
         }
@@ -583,12 +669,19 @@ __device__ __forceinline__ int32_t attention_page(const decode_attention& p,
 QLORA_KERNEL __launch_bounds__(256)
     qlora_decode_attention(const __grid_constant__ decode_attention p) {
     __shared__ attention_shared s;
+    // The states of the texts change at the end of a step; what a step before wrote to the cache
+    // can be requested already.
+    early_next();
     attention_place w = attention_find(p);
+    int32_t row = w.inside ? p.pages[w.n * gridDim.y + w.page] * p.chunk : 0;
+    bf16* keys = p.cache + row * p.ld_cache + (int64_t)w.kv * p.dim;
+    if (w.inside) {
+        attention_ahead(p, w, keys, 0);
+    }
+    early_wait();
     if (!w.inside) {
         return;
     }
-    int32_t row = p.pages[w.n * gridDim.y + w.page] * p.chunk;
-    bf16* keys = p.cache + row * p.ld_cache + (int64_t)w.kv * p.dim;
     attention_begin(p, w, &s, keys);
     int32_t shares = attention_page(p, w, &s, keys);
     bool alone = w.first_page == w.last_page;

@@ -27,6 +27,7 @@
 #ifndef QLORA_DECODE_CUH
 #define QLORA_DECODE_CUH
 
+#include "early.cuh"
 #include "vec.cuh"
 
 enum {
@@ -429,6 +430,7 @@ __device__ __forceinline__ void decode_run(const decode_product& p, uint8_t* tab
         next.load(tile.part, tile.first, p.K, warp);
     }
     STEP::tables(p, table);
+    early_wait();
     if (p.a) {
         decode_slices(p, first_row, rows);
     }

@@ -1,5 +1,5 @@
 // decode_nf4.cu - products of few rows with NF4 weights, for decoding (see decode.cuh).
-// targets: 80
+// targets: 80 90
 // groups: bf16 nf4
 #include "decode.cuh"
 
@@ -7,6 +7,7 @@
 QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
     qlora_decode_nf4(const __grid_constant__ decode_product p) {
     extern __shared__ __align__(128) uint8_t shared[];
+    early_next();
     bool plain = p.parts[0].absmax != 0;
     float middle[3] = {0.0f, 0.0f, 0.0f};
     if (!plain) {

@@ -1,5 +1,5 @@
 // sample.cu - the choice of the next token of each text, from bf16 logits.
-// targets: 80
+// targets: 80 90
 // groups: bf16
 //
 // As on the host (src/generate.h): logits of tokens that the text has are divided or multiplied by
@@ -12,6 +12,7 @@
 // value: in a histogram of 1024 steps of (largest - logit) / temperature, of which the last one
 // contains every token with a weight of 0, and within a step by the digits of the logit.
 #include "decode_text.cuh"
+#include "early.cuh"
 #include "vec.cuh"
 
 enum { SAMPLE_PART = 2048, SAMPLE_STEPS = 1024, SAMPLE_DIGITS = 2048 };
@@ -42,7 +43,8 @@ __device__ __forceinline__ void sample_better(float& top, int32_t& at, float oth
     }
 }
 
-// Launch: grid (ceil(vocab / SAMPLE_PART), rows), 256 threads.
+// Launch: grid (ceil(vocab / SAMPLE_PART), rows), 256 threads. It is long because all logits of a
+// thread are requested at once and kept.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_sample_parts(const bf16* logits, int64_t ld, int32_t vocab, const decode_text* texts,
                        const uint8_t* seen, sample_part* parts) {
@@ -50,6 +52,8 @@ QLORA_KERNEL __launch_bounds__(256)
     __shared__ int32_t places[8];
     __shared__ int32_t bads[8];
     __shared__ float sums[32];
+    early_next();
+    early_wait();
     int64_t n = blockIdx.y;
     float penalty = texts[n].penalty;
     const uint8_t* had = penalty != 1.0f ? seen + n * vocab : 0;
@@ -59,18 +63,28 @@ QLORA_KERNEL __launch_bounds__(256)
     float raw = -INFINITY;
     int32_t at = vocab;
     int32_t bad = vocab;
-#pragma unroll 1
-    for (int32_t i = first + (int32_t)threadIdx.x; i < first + SAMPLE_PART && i < vocab; i += 256) {
-        float v = to_float(row[i]);
-        bad = fabsf(v) < INFINITY || i > bad ? bad : i;
-        raw = fmaxf(raw, v);
-        sample_better(top, at, sample_logit(row, had, penalty, i), i);
+    float v[SAMPLE_PART / 256];
+#pragma unroll
+    for (int32_t k = 0; k < SAMPLE_PART / 256; k++) { // the loads are independent
+        int32_t i = first + (int32_t)threadIdx.x + k * 256;
+        v[k] = i < vocab ? to_float(row[i]) : 0.0f;
+    }
+#pragma unroll
+    for (int32_t k = 0; k < SAMPLE_PART / 256; k++) {
+        int32_t i = first + (int32_t)threadIdx.x + k * 256;
+        if (i < vocab) {
+            bad = fabsf(v[k]) < INFINITY || i > bad ? bad : i;
+            raw = fmaxf(raw, v[k]);
+            sample_better(top, at, had ? sample_logit(row, had, penalty, i) : v[k], i);
+        }
     }
     raw = row_max(raw, sums, 256);
     float sum = 0.0f;
-#pragma unroll 1
-    for (int32_t i = first + (int32_t)threadIdx.x; i < first + SAMPLE_PART && i < vocab; i += 256) {
-        sum += expf(to_float(row[i]) - raw);
+#pragma unroll
+    for (int32_t k = 0; k < SAMPLE_PART / 256; k++) {
+        if (first + (int32_t)threadIdx.x + k * 256 < vocab) {
+            sum += expf(v[k] - raw);
+        }
     }
     sum = row_sum(sum, sums, 256);
     for (int o = 16; o > 0; o >>= 1) {
@@ -406,11 +420,14 @@ __device__ __forceinline__ int32_t sample_token(const sample_row& r, sample_shar
     return sample_id(r, s, !all, key, best, all ? sample_draw(text, whole) : tie);
 }
 
-// Launch: grid rows, 1024 threads. Writes the results of each text and prepares its next step.
+// Launch: grid rows, 1024 threads. Writes the results of each text and prepares its next step. It
+// is long because every warp looks at all parts.
 QLORA_KERNEL __launch_bounds__(1024)
     qlora_sample_choose(const bf16* logits, int64_t ld, int32_t vocab, decode_text* texts,
                         uint8_t* seen, const sample_part* parts, int32_t count) {
     __shared__ sample_shared s;
+    early_next();
+    early_wait();
     int64_t n = blockIdx.x;
     decode_text text = texts[n];
     if (text.alive == 0) {
@@ -420,13 +437,22 @@ QLORA_KERNEL __launch_bounds__(1024)
     float raw = -INFINITY;
     int32_t best = vocab;
     int32_t bad = vocab;
-#pragma unroll 1
-    for (int32_t i = 0; i < count; i++) { // few, and every thread needs them
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    for (int32_t i = lane; i < count; i += 32) { // few, and every warp needs them
         const sample_part* part = parts + n * count + i;
         sample_better(top, best, part->top, part->at);
         raw = fmaxf(raw, part->raw_top);
         bad = part->bad < bad ? part->bad : bad;
     }
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) {
+        float other = __shfl_xor_sync(QLORA_FULL_WARP, top, o);
+        int32_t at = __shfl_xor_sync(QLORA_FULL_WARP, best, o);
+        int32_t worse = __shfl_xor_sync(QLORA_FULL_WARP, bad, o);
+        sample_better(top, best, other, at);
+        bad = worse < bad ? worse : bad;
+    }
+    raw = warp_max(raw);
     sample_row r;
     r.logits = logits + n * ld;
     r.seen = text.penalty != 1.0f ? seen + n * vocab : 0;
@@ -439,13 +465,21 @@ QLORA_KERNEL __launch_bounds__(1024)
     if (text.temperature > 0.0f && bad == vocab) {
         token = sample_token(r, &s, text, best);
     }
-    if (threadIdx.x == 0) {
-        double sum = 0.0;
-#pragma unroll 1
-        for (int32_t i = 0; i < count; i++) {
+    double sum = 0.0;
+    if (threadIdx.x < 32) {
+        for (int32_t i = lane; i < count; i += 32) {
             const sample_part* part = parts + n * count + i;
             sum += (double)part->raw_sum * exp((double)part->raw_top - (double)raw);
         }
+#pragma unroll
+        for (int o = 16; o > 0; o >>= 1) {
+            uint64_t bits = (uint64_t)__double_as_longlong(sum);
+            uint32_t low = __shfl_xor_sync(QLORA_FULL_WARP, (uint32_t)bits, o);
+            uint32_t high = __shfl_xor_sync(QLORA_FULL_WARP, (uint32_t)(bits >> 32), o);
+            sum += __longlong_as_double((long long)((uint64_t)high << 32 | low));
+        }
+    }
+    if (threadIdx.x == 0) {
         texts[n].logprob = (double)to_float(r.logits[token]) - (double)raw - log(sum);
         texts[n].chosen = token;
         texts[n].token = token;

@@ -269,11 +269,15 @@ static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const ch
 // Either all kernels of a module become ready, or none.
 static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void* handle) {
     qlora__cache* cache = ctx->gpu->cache;
+    const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     for (size_t i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
         if (strcmp(row->module, name) != 0) {
             continue;
         }
+        // Text for older devices has no instruction to wait with.
+        cache->kernels[i].waits =
+            (row->need & QLORA__NEED_TEXTS) != 0 && text != NULL && text->target >= 90;
         char entry[96];
         snprintf(entry, sizeof entry, "qlora_%s", row->name);
         QLORA__TRY(
@@ -379,7 +383,44 @@ static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlo
 
 // ---- launch -------------------------------------------------------------------------------------
 
-static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
+// Same layout as CUlaunchAttribute and CUlaunchConfig.
+typedef struct qlora__launch_attribute {
+    int id;
+    int pad;
+    uint64_t value[8]; // a union; an int comes first
+} qlora__launch_attribute;
+
+typedef struct qlora__launch_config {
+    uint32_t grid[3];
+    uint32_t block[3];
+    uint32_t shared;
+    void* stream;
+    qlora__launch_attribute* attributes;
+    uint32_t count;
+} qlora__launch_config;
+
+// Launches a kernel that may begin before the one before it has ended.
+static int qlora__launch_early(const qlora__gpu* gpu, const qlora_kernel* kernel,
+                               const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
+                               void** args) {
+    qlora__launch_attribute attribute;
+    qlora__launch_config config;
+    const int allowed = 1;
+    memset(&attribute, 0, sizeof attribute);
+    memset(&config, 0, sizeof config);
+    attribute.id = QLORA__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    memcpy(attribute.value, &allowed, sizeof allowed);
+    memcpy(config.grid, grid, sizeof config.grid);
+    memcpy(config.block, block, sizeof config.block);
+    config.shared = shared;
+    config.stream = gpu->stream;
+    config.attributes = &attribute;
+    config.count = 1;
+    return gpu->cu.LaunchKernelEx(&config, kernel->function, args, NULL);
+}
+
+// With `early`, a kernel that can wait by itself need not wait for the end of the one before it.
+static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel, bool early,
                                           const uint32_t grid[3], const uint32_t block[3],
                                           uint32_t shared, void** args) {
     qlora__gpu* gpu = ctx->gpu;
@@ -396,8 +437,12 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
         kernel->shared_allowed = shared;
     }
     char what[128];
-    int code = gpu->cu.LaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0], block[1],
-                                    block[2], shared, gpu->stream, args, NULL);
+    // Graphs know such launches since CUDA 12.3.
+    bool waits = early && kernel->waits && gpu->cu.LaunchKernelEx != NULL &&
+                 gpu->driver_version >= 12030;
+    int code = waits ? qlora__launch_early(gpu, kernel, grid, block, shared, args)
+                     : gpu->cu.LaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0],
+                                            block[1], block[2], shared, gpu->stream, args, NULL);
     if (code != 0) {
         snprintf(what, sizeof what, "launching kernel %.90s", kernel->key);
         return qlora__cu(ctx, code, what);
@@ -412,9 +457,9 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
 }
 
 // Launches a kernel of the registry; does nothing if the grid is empty.
-static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
-                                                int64_t grid_y, int64_t grid_z, uint32_t threads,
-                                                uint32_t shared, void** args) {
+static QLORA__UNUSED qlora_result qlora__launch_as(qlora_ctx* ctx, qlora__kernel_id id, bool early,
+                                                   int64_t grid_x, int64_t grid_y, int64_t grid_z,
+                                                   uint32_t threads, uint32_t shared, void** args) {
     if (grid_x <= 0 || grid_y <= 0 || grid_z <= 0) {
         return QLORA_OK;
     }
@@ -427,7 +472,13 @@ static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id
     QLORA__TRY(qlora__kernel_ready(ctx, id, &kernel));
     uint32_t grid[3] = {(uint32_t)grid_x, (uint32_t)grid_y, (uint32_t)grid_z};
     uint32_t block[3] = {threads, 1, 1};
-    return qlora__launch_checked(ctx, kernel, grid, block, shared, args);
+    return qlora__launch_checked(ctx, kernel, early, grid, block, shared, args);
+}
+
+static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
+                                                int64_t grid_y, int64_t grid_z, uint32_t threads,
+                                                uint32_t shared, void** args) {
+    return qlora__launch_as(ctx, id, false, grid_x, grid_y, grid_z, threads, shared, args);
 }
 
 static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
@@ -461,7 +512,7 @@ static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* ker
                            block[0], block[1], block[2]);
     }
     qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // const only for the caller
-    return qlora__launch_checked(ctx, own, grid, block, launch->shared_bytes, args);
+    return qlora__launch_checked(ctx, own, false, grid, block, launch->shared_bytes, args);
 }
 
 // ---- lookup -------------------------------------------------------------------------------------

@@ -41,7 +41,11 @@
     QLORA__KERNELS_STEP(X)                                                                         \
     QLORA__KERNELS_NF4(X)
 
+// Every kernel of a decoding step waits for the one before it by itself (kernels/early.cuh).
 #define QLORA__KERNELS_STEP(X)                                                                     \
+    X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
+    X(decode_many_nf4, decode_many_nf4, 94208, STEP_NF4)                                           \
+    X(decode_many_dense, decode_many, 94208, STEP)                                                 \
     X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
     X(decode_dense, decode, 16896, STEP)                                                           \
     X(decode_norm, decode, 69632, STEP)                                                            \
@@ -266,6 +270,7 @@ struct qlora_kernel {
     const char* key;
     void* function; // CUfunction; NULL until its module is loaded
     uint32_t shared_allowed;
+    bool waits; // it may begin before the kernel before it has ended, and waits where it must
     // Only for kernels of the caller:
     qlora_kernel* next;
     void* module;

@@ -22,6 +22,7 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER 5
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES 6
 #define QLORA__CU_GRAPH_NODE_TYPE_MEMSET 2
+#define QLORA__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION 6
 #define QLORA__CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 9
 #define QLORA__CU_TENSOR_MAP_SWIZZLE_128B 3
 #define QLORA__CU_TENSOR_MAP_L2_PROMOTION_L2_256B 3
@@ -93,6 +94,8 @@ typedef int qlora__cublasStatus;
     X(1, qlora__CUresult, LaunchKernel, "cuLaunchKernel",                                          \
       (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, \
        void**))                                                                                    \
+    X(0, qlora__CUresult, LaunchKernelEx, "cuLaunchKernelEx",                                      \
+      (const void*, void*, void**, void**))                                                        \
     X(1, qlora__CUresult, MemAlloc, "cuMemAlloc_v2", (qlora__CUdeviceptr*, size_t))                \
     X(1, qlora__CUresult, MemFree, "cuMemFree_v2", (qlora__CUdeviceptr))                           \
     X(1, qlora__CUresult, MemHostAlloc, "cuMemHostAlloc", (void**, size_t, unsigned))              \

@@ -625,8 +625,17 @@ typedef struct qlora__decode_text {
     double logprob;
 } qlora__decode_text;
 
+// How a step is made; a model has all of them, measurements leave some out.
+#define QLORA__DECODE_ONE 1u   // a kernel of its own for NF4 products of a single row
+#define QLORA__DECODE_EARLY 2u // kernels may begin before the one before them has ended
+#define QLORA__DECODE_MANY 4u  // kernels of their own for products of more than 8 rows
+#define QLORA__DECODE_ALL 7u
+
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
 #define QLORA__DECODE_ROWS 8
+#define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
+#define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
+#define QLORA__DECODE_MANY_TILES 144 // blocks whose sums have room
 #define QLORA__DECODE_HEADS 8   // query heads of a block of attention
 #define QLORA__DECODE_TILE 128  // positions
 #define QLORA__SAMPLE_PART 2048 // logits of a block
@@ -664,6 +673,7 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     int64_t room = m->desc.generate_tokens;
     int64_t group = c->heads / c->kv_heads;
     int64_t pads[QLORA__GROUPS];
+    d->variants = QLORA__DECODE_ALL;
     d->planned = qlora__decode_fits(m);
     if (!d->planned) {
         return;
@@ -689,6 +699,12 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, n * c->heads * d->pages, c->head_dim + 2, &d->partials);
     int64_t blocks = c->kv_heads * qlora__ceil_div(group, QLORA__DECODE_HEADS);
     qlora__arena_tensor(arena, QLORA_I32, n, blocks, &d->counters);
+    if (n > QLORA__DECODE_ROWS) {
+        int64_t groups = qlora__ceil_div(n, QLORA__DECODE_MANY_ROWS);
+        qlora__arena_tensor(arena, QLORA_F32, groups * QLORA__DECODE_MANY_ROWS,
+                            QLORA__DECODE_MANY_TILES * QLORA__DECODE_MANY_TILE, &d->room);
+        qlora__arena_tensor(arena, QLORA_I32, groups, QLORA__DECODE_MANY_TILES, &d->arrivals);
+    }
     qlora__arena_tensor(arena, QLORA_I32, n, d->pages, &d->table);
     qlora__arena_tensor(arena, QLORA_U8, n, (int64_t)sizeof(qlora__decode_text), &d->state);
     int64_t parts = qlora__ceil_div(c->vocab, QLORA__SAMPLE_PART);

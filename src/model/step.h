@@ -2,11 +2,13 @@
 //
 // One new position of every text in flight: token and position are read from the texts' state, the
 // next token is chosen and stored there, so a step needs nothing from the host and one graph serves
-// all steps. The kernels (decode.cuh, decode.cu, decode_nf4.cu, sample.cu) are those of few rows;
-// the order of their sums depends on the shapes of the model and on generate_tokens alone. Each
-// layer is seven of them:
+// all steps. The kernels (decode.cuh, decode_row.cuh, decode_many.cuh, decode.cu, sample.cu) are
+// those of few rows; which of them run, and the order of their sums, depends on the shapes of the
+// model, generate_tokens and generate_sequences alone. Each layer is seven of them:
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
+//
+// With more than 8 texts, z of every stack is a product of its own.
 
 #ifndef QLORA_NO_CUDA
 
@@ -50,6 +52,15 @@ typedef struct qlora__decode_product {
     float cap;
 } qlora__decode_product;
 
+// Same layout as decode_many in kernels/decode_many.cuh.
+typedef struct qlora__decode_many {
+    qlora__decode_product p;
+    void* room;
+    void* counters;
+    int32_t each;
+    int32_t unused;
+} qlora__decode_many;
+
 // Same layout as decode_norm in kernels/decode.cu.
 typedef struct qlora__decode_norm {
     const void* h;
@@ -71,6 +82,8 @@ typedef struct qlora__decode_norm {
     int32_t rows;
     float scale;
     float eps;
+    int32_t slices;
+    int32_t unused;
 } qlora__decode_norm;
 
 // Same layout as decode_attention.
@@ -104,34 +117,158 @@ typedef struct qlora__decode_attention {
     int32_t unused;
 } qlora__decode_attention;
 
-// The two kinds of product: what a warp multiplies at a time, and its tables in shared memory.
-typedef struct qlora__decode_kind {
-    qlora__kernel_id kernel;
-    int64_t step;
-    uint32_t shared;
-} qlora__decode_kind;
+// Launches a kernel of a step. The first one of a step waits for everything before it: what the
+// others read before they wait was written before that.
+static qlora_result qlora__decode_launch(const qlora_model* m, qlora__kernel_id id, int64_t grid_x,
+                                         int64_t grid_y, int64_t grid_z, uint32_t threads,
+                                         uint32_t shared, void** args) {
+    bool early = (m->decode.variants & QLORA__DECODE_EARLY) != 0;
+    return qlora__launch_as(m->ctx, id, early, grid_x, grid_y, grid_z, threads, shared, args);
+}
 
-static qlora_result qlora__decode_multiply(qlora_ctx* ctx, bool nf4, qlora__decode_product* p) {
-    static const qlora__decode_kind kinds[2] = {
-        {QLORA__K_decode_dense, 128, 0},
-        {QLORA__K_decode_nf4, 256, 256 * 32 * 4 + 256 * 4},
-    };
-    const qlora__decode_kind* kind = &kinds[nf4 ? 1 : 0];
-    int64_t steps = qlora__ceil_div(p->K, kind->step);
-    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 8));
+// Tiles of 16 rows that a product has; gate and up count once.
+static int64_t qlora__decode_units(const qlora__decode_product* p) {
     int64_t units = 0;
     for (int i = 0; i < (p->gated != 0 ? 1 : p->count); i++) {
         units += qlora__ceil_div(p->parts[i].N, 16);
     }
+    return units;
+}
+
+// The kinds of product: what a warp multiplies at a time, its tables in shared memory, and how many
+// blocks of a multiprocessor these leave room for.
+typedef struct qlora__decode_kind {
+    qlora__kernel_id kernel;
+    int64_t step;
+    uint32_t shared;
+    int64_t together;
+} qlora__decode_kind;
+
+static const qlora__decode_kind qlora__decode_kinds[3] = {
+    {QLORA__K_decode_dense, 128, 0, 4},
+    {QLORA__K_decode_nf4, 256, 256 * 32 * 4 + 256 * 4, 4},
+    {QLORA__K_decode_row_nf4, 128, 256 * 256 + 256 * 4, 3},
+};
+
+// A product of one row. The warps of a block divide the pieces of K evenly, so that as many of the
+// 16 that a multiprocessor runs at a time are busy; long runs of pieces are better.
+static qlora_result qlora__decode_one(const qlora_model* m, const qlora__decode_kind* kind,
+                                      qlora__decode_product* p) {
+    int64_t pieces = qlora__ceil_div(p->K, kind->step);
+    int64_t warps = 1;
+    int64_t together = 1;
+    double best = 0.0;
+    for (int64_t each = qlora__ceil_div(pieces, 16); each <= pieces && each < 16; each++) {
+        int64_t w = qlora__ceil_div(pieces, each);
+        int64_t blocks = qlora__min(16 / w, kind->together);
+        double busy = (double)(blocks * pieces) / (double)each;
+        if (busy >= best) {
+            best = busy;
+            warps = w;
+            together = blocks;
+        }
+    }
+    if (best <= 0.0) { // very long rows
+        warps = qlora__ceil_div(pieces, qlora__ceil_div(pieces, 16));
+    }
+    int64_t units = qlora__decode_units(p);
+    int64_t z = 0;
+    for (int i = 0; i < p->count; i++) {
+        int64_t end = p->parts[i].sb != NULL ? p->parts[i].z_at + p->parts[i].rank - p->K : 0;
+        z = qlora__max(z, end);
+    }
+    int64_t fixed = (int64_t)kind->shared + 64 + pieces * kind->step * 2 + (z + 3) / 4 * 16;
+    int64_t tile = warps * 64 * (p->gated != 0 ? 2 : 1);
+    together = qlora__max(1, qlora__min(together, m->ctx->gpu->max_shared / (fixed + 4 * tile)));
+    int64_t blocks = qlora__min(units, m->ctx->gpu->sm_count * together);
+    int64_t room = m->ctx->gpu->max_shared / together - 2048 - fixed;
+    blocks = qlora__max(blocks, qlora__ceil_div(units, qlora__max(1, room / tile)));
+    int64_t shared = fixed + qlora__ceil_div(units, blocks) * tile;
+    void* args[] = {p};
+    return qlora__decode_launch(m, kind->kernel, blocks, 1, 1, (uint32_t)warps * 32,
+                                (uint32_t)shared, args);
+}
+
+// Whether the products of a step are those of many rows.
+static bool qlora__decode_is_many(const qlora_model* m) {
+    return m->decode.texts > QLORA__DECODE_ROWS && (m->decode.variants & QLORA__DECODE_MANY) != 0;
+}
+
+// A product of many rows. Columns are split so that there is about one block per multiprocessor.
+static qlora_result qlora__decode_all(const qlora_model* m, bool nf4,
+                                      const qlora__decode_product* p) {
+    int64_t tiles = qlora__ceil_div(qlora__decode_units(p), p->gated != 0 ? 8 : 16);
+    int64_t groups = qlora__ceil_div(p->rows, QLORA__DECODE_MANY_ROWS);
+    int64_t chunks = qlora__ceil_div(p->K, 64);
+    int64_t splits = qlora__min(m->ctx->gpu->sm_count / (tiles * groups),
+                                QLORA__DECODE_MANY_TILES / tiles);
+    splits = qlora__min(splits, 32); // joining them takes time, too
+    qlora__decode_many many;
+    memset(&many, 0, sizeof many);
+    many.p = *p;
+    many.room = m->decode.room.data;
+    many.counters = m->decode.arrivals.data;
+    many.each = (int32_t)qlora__ceil_div(chunks, qlora__max(1, splits));
+    // Tables or sums, then three stages of x.
+    uint32_t shared = 64 * 260 * 4 + 3 * 64 * 144;
+    void* args[] = {&many};
+    return qlora__decode_launch(m, nf4 ? QLORA__K_decode_many_nf4 : QLORA__K_decode_many_dense,
+                                tiles, qlora__ceil_div(chunks, many.each), groups, 512, shared,
+                                args);
+}
+
+// z of the adapters of a stack, for products of many rows: x A^T, for all parts one after another.
+static qlora_result qlora__decode_low(const qlora_model* m, const qlora_linear_desc* l,
+                                      const qlora_tensor* x, void* y, int64_t ldy, bool bf16) {
+    qlora__decode_product p;
+    int64_t rank = 0;
+    memset(&p, 0, sizeof p);
+    for (int i = 0; m->use_adapters && i < l->count; i++) {
+        if (l->parts[i].rank > 0) {
+            qlora__decode_part* part = &p.parts[p.count++];
+            part->w = l->parts[i].a->data;
+            part->ld = l->parts[i].a->ld;
+            part->N = (int32_t)l->parts[i].rank;
+            part->y_at = (int32_t)rank;
+            rank += l->parts[i].rank;
+        }
+    }
+    if (rank == 0) {
+        return QLORA_OK;
+    }
+    p.x = x->data;
+    p.ldx = x->ld;
+    p.y = y;
+    p.ldy = ldy;
+    p.y_is_bf16 = bf16 ? 1 : 0;
+    p.K = (int32_t)l->in;
+    p.rows = (int32_t)m->decode.texts;
+    p.alpha = 1.0f;
+    return qlora__decode_all(m, false, &p);
+}
+
+static qlora_result qlora__decode_multiply(const qlora_model* m, bool nf4,
+                                           qlora__decode_product* p) {
+    if (qlora__decode_is_many(m)) {
+        return qlora__decode_all(m, nf4, p);
+    }
+    bool one = p->rows == 1 && nf4 && (m->decode.variants & QLORA__DECODE_ONE) != 0;
+    const qlora__decode_kind* kind = &qlora__decode_kinds[one ? 2 : nf4 ? 1 : 0];
+    if (one) {
+        return qlora__decode_one(m, kind, p);
+    }
+    int64_t steps = qlora__ceil_div(p->K, kind->step);
+    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 8));
     // As many blocks as run at once: registers allow 16 warps, shared memory a few tables. Two
     // blocks per multiprocessor, so that one reads while the other finishes a tile.
-    int64_t together = qlora__min(16 / warps, 4);
+    int64_t together = qlora__min(16 / warps, kind->together);
     int64_t groups = qlora__ceil_div(p->rows, QLORA__DECODE_ROWS);
-    int64_t most = qlora__max(1, ctx->gpu->sm_count * together / groups);
-    int64_t blocks = qlora__min(units, most);
+    int64_t most = qlora__max(1, m->ctx->gpu->sm_count * together / groups);
+    int64_t blocks = qlora__min(qlora__decode_units(p), most);
     uint32_t shared = kind->shared + (2 * (uint32_t)warps + 1) * 512;
     void* args[] = {p};
-    return qlora__launch(ctx, kind->kernel, groups, blocks, 1, (uint32_t)warps * 32, shared, args);
+    return qlora__decode_launch(m, kind->kernel, groups, blocks, 1, (uint32_t)warps * 32, shared,
+                                args);
 }
 
 static qlora__decode_part qlora__decode_part_of(const qlora_linear_part* from, int64_t first,
@@ -188,7 +325,7 @@ static void qlora__decode_stack(const qlora_model* m, const qlora__layer* layer,
     p->K = (int32_t)l->in;
     p->rows = (int32_t)m->decode.texts;
     p->alpha = 1.0f;
-    if (later && m->use_adapters && first->rank > 0) {
+    if (later && m->use_adapters && first->rank > 0 && !qlora__decode_is_many(m)) {
         p->a = first->a->data;
         p->a_rank = (int32_t)first->rank;
         p->z = m->decode.z.data;
@@ -201,6 +338,10 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     qlora__decode_product p;
     bool later = group == QLORA__O || group == QLORA__DOWN;
     qlora__decode_stack(m, layer, group, later, &p);
+    if (later && qlora__decode_is_many(m)) {
+        QLORA__TRY(qlora__decode_low(m, &layer->linears[group], x, m->decode.z.data,
+                                     layer->linears[group].parts[0].rank, false));
+    }
     p.x = x->data;
     p.ldx = x->ld;
     p.y = y->data;
@@ -209,7 +350,7 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     if (group == QLORA__GATE_UP) {
         p.gated = (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
     }
-    return qlora__decode_multiply(m->ctx, layer->linears[group].parts[0].nf4 != NULL, &p);
+    return qlora__decode_multiply(m, layer->linears[group].parts[0].nf4 != NULL, &p);
 }
 
 // The norm before a stack (`next`; NULL = the head). `before` is the stack whose output is added to
@@ -252,7 +393,9 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
         p.ld_embed = table->ld;
         p.scale = (float)c->embedding_scale;
     }
-    for (int i = 0; b->next != NULL && m->use_adapters && i < b->next->count; i++) {
+    bool many = qlora__decode_is_many(m);
+    p.slices = many ? 1 : QLORA__DECODE_SLICES;
+    for (int i = 0; b->next != NULL && m->use_adapters && !many && i < b->next->count; i++) {
         const qlora_linear_part* part = &b->next->parts[i];
         p.ranks[i] = (int32_t)part->rank;
         p.a[i] = part->rank > 0 ? part->a->data : NULL;
@@ -261,8 +404,17 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     // With many rows, the blocks of one would repeat too much of each other's work.
     int64_t blocks = qlora__max(1, qlora__min(rank, m->ctx->gpu->sm_count / d->texts));
     void* args[] = {&p};
-    return qlora__launch(m->ctx, QLORA__K_decode_norm, blocks, d->texts, 1, 1024,
-                         (uint32_t)(p.hidden + p.z_rank) * 4, args);
+    uint32_t shared = (uint32_t)(p.hidden + p.z_rank) * 4;
+    qlora_result r =
+        b->layer == NULL
+            ? qlora__launch(m->ctx, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared, args)
+            : qlora__decode_launch(m, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared,
+                                   args);
+    if (r != QLORA_OK || !many || b->next == NULL) {
+        return r;
+    }
+    void* z = (uint16_t*)d->x.data + c->hidden;
+    return qlora__decode_low(m, b->next, &d->x, z, d->x.ld, true);
 }
 
 static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t index) {
@@ -301,8 +453,8 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
     p.cap = (float)c->attention_cap;
     p.eps = (float)c->rms_eps;
     void* args[] = {&p};
-    return qlora__launch(m->ctx, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
-                         256, 0, args);
+    return qlora__decode_launch(m, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
+                                256, 0, args);
 }
 
 // Chooses the next tokens from the logits.
@@ -316,9 +468,10 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
     int32_t vocab = (int32_t)m->plan.config.vocab;
     int32_t count = (int32_t)qlora__ceil_div(vocab, QLORA__SAMPLE_PART);
     void* parts[] = {&logits, &ld, &vocab, &state, &seen, &found};
-    QLORA__TRY(qlora__launch(m->ctx, QLORA__K_sample_parts, count, d->texts, 1, 256, 0, parts));
+    QLORA__TRY(
+        qlora__decode_launch(m, QLORA__K_sample_parts, count, d->texts, 1, 256, 0, parts));
     void* choose[] = {&logits, &ld, &vocab, &state, &seen, &found, &count};
-    return qlora__launch(m->ctx, QLORA__K_sample_choose, d->texts, 1, 1, 1024, 0, choose);
+    return qlora__decode_launch(m, QLORA__K_sample_choose, d->texts, 1, 1, 1024, 0, choose);
 }
 
 static qlora_result qlora__decode_head(const qlora_model* m) {
@@ -340,7 +493,7 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     p.rows = (int32_t)d->texts;
     p.alpha = (float)(1.0 / c->logits_divisor);
     p.cap = (float)c->logits_cap;
-    return qlora__decode_multiply(m->ctx, false, &p);
+    return qlora__decode_multiply(m, false, &p);
 }
 
 // Enqueues the kernels of a step.
@@ -428,7 +581,8 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Runs a step for the texts on the device: as a graph, which the first step captures.
+// Runs a step for the texts on the device: as a graph, which the first step captures. If that
+// fails, steps are launched kernel by kernel from then on.
 static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     int which = m->use_adapters ? 1 : 0;
     uint64_t key = (uint64_t)(uintptr_t)m + (uint64_t)which;
@@ -437,6 +591,19 @@ static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__graph_destroy(ctx, *graph));
         *graph = NULL;
     }
-    return *graph == NULL ? qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph)
-                          : qlora__graph_replay(ctx, *graph, key);
+    if (*graph != NULL) {
+        return qlora__graph_replay(ctx, *graph, key);
+    }
+    qlora_result r = m->decode.eager
+                         ? QLORA_ERR_CAPTURE
+                         : qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph);
+    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST) {
+        return r;
+    }
+    if (!m->decode.eager) {
+        QLORA__LOG(ctx, WARN, GRAPH, "texts are generated without graphs from now on: %.400s",
+                   ctx->env.error);
+        m->decode.eager = true;
+    }
+    return qlora__decode_enqueue(ctx, m);
 }

@@ -144,10 +144,12 @@ typedef struct qlora__owned_rows {
 typedef struct qlora__decode {
     bool planned;                     // the model has the memory below
     bool works;                       // nothing in the weights is against it
+    bool eager;                       // a graph could not be captured
     int64_t texts;                    // rows
     int64_t chunk;                    // positions of a page of the cache
     int64_t pages;                    // of a text
     int64_t z_rank;                   // columns of z
+    uint32_t variants;                // of the kernels and launches: QLORA__DECODE_...
     qlora_tensor h[2];                // [texts, H] residual stream, in turn
     qlora_tensor x;                   // [texts, H + pad] input of qkv, gate/up and the head, with z
     qlora_tensor qkv;                 // [texts, q + 2 kv]
@@ -159,6 +161,8 @@ typedef struct qlora__decode {
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
     qlora_tensor counters;            // I32 [texts, blocks of a row]
     qlora_tensor table;               // I32 [texts, pages]: where the pages of a text are
+    qlora_tensor room;                // f32 [texts, ...]: sums of products whose columns are split
+    qlora_tensor arrivals;            // I32: counters of their blocks
     qlora_tensor state;               // U8: one qlora__decode_text per text
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token

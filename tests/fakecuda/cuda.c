@@ -205,6 +205,7 @@ typedef struct work {
     uint32_t grid[3];
     uint32_t block[3];
     uint32_t shared;
+    bool early; // it may begin before the kernel before it has ended
     unsigned char* params;
     void** args;
     endpoint dst; // COPY, SET
@@ -302,7 +303,8 @@ typedef struct block {
     size_t front; // bytes of guard band before host
     context* owner;
     uint32_t id;
-    bool mapped; // pinned: kernels and graphs may use it
+    bool mapped;      // pinned: kernels and graphs may use it
+    uint64_t* writes; // per 8 bytes: number of the launch that wrote them last; NULL = not watched
 } block;
 
 #define HOST_MAPPED 2u // CU_MEMHOSTALLOC_DEVICEMAP
@@ -358,6 +360,9 @@ static struct {
     uint64_t range_next;
     uint64_t seq;
     uint64_t clock;
+    uint64_t launches; // kernels run
+    uint64_t chain;    // the first of those that may still run when the next one begins early
+    bool watched;      // a kernel has been launched that begins early
     uint64_t random;
     fault faults[MAX_FAULTS];
     size_t fault_count;
@@ -672,6 +677,7 @@ static void block_remove(blocks* from, size_t i, const char* kind) {
         memset(b->host, POISON, b->bytes);
     }
     free(b->base);
+    free(b->writes);
     from->count--;
     memmove(b, b + 1, (from->count - i) * sizeof(block));
     g.hot = 0;
@@ -784,6 +790,30 @@ static void* resolve(void* user, uint64_t address, size_t bytes, bool write) {
         return NULL;
     }
     return b->host + offset;
+}
+
+// Kernels that begin early: notes who writes where, and refuses to read what a kernel of the chain
+// has written before its end was awaited.
+static bool watch(void* user, uint64_t address, size_t bytes, bool write, bool waited) {
+    (void)user;
+    size_t i = block_above(&g.memory, address);
+    if (!i || (waited && !write)) {
+        return true;
+    }
+    block* b = &g.memory.list[i - 1];
+    uint64_t offset = address - b->address;
+    if (bytes > b->bytes || offset > b->bytes - bytes) {
+        return true; // reported as an access out of bounds
+    }
+    if (!b->writes) {
+        b->writes = (uint64_t*)must_alloc((b->bytes / 8 + 1) * sizeof *b->writes);
+    }
+    bool good = true;
+    for (uint64_t at = offset / 8; at <= (offset + bytes - 1) / 8; at++) {
+        good = good && (waited || b->writes[at] < g.chain);
+        b->writes[at] = write ? g.launches : b->writes[at];
+    }
+    return good;
 }
 
 //@@ FAULTS - the n-th call of a kind fails
@@ -985,6 +1015,10 @@ static int launch_run(context* ctx, const work* w) {
     env.order = orders[g.config.order];
     env.seed = g.config.order == FAKE_RANDOM ? random_next() : g.config.seed;
     env.max_steps = g.config.max_steps;
+    g.launches++;
+    g.chain = w->early ? g.chain : g.launches;
+    env.early = w->early;
+    env.watch = g.watched ? watch : NULL;
     ptx_stats stats;
     memset(&stats, 0, sizeof stats);
     ptx_result result = ptx_launch(w->function->kernel, &env, w->grid, w->block, w->shared, w->args,
@@ -1061,6 +1095,9 @@ static bool run_fault(context* ctx) {
 
 static void work_run(context* ctx, const work* w, uint64_t seq) {
     g.clock++;
+    if (w->kind != WORK_LAUNCH) { // only a kernel can be overtaken by the next one
+        g.chain = g.launches + 1;
+    }
     switch (w->kind) {
     case WORK_LAUNCH:
         if (!run_fault(ctx)) {
@@ -2869,7 +2906,11 @@ int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* base, const
     return leave(F_cuTensorMapEncodeTiled, code, "%s", code ? "?" : "tensor map");
 }
 
-enum { FUNCTION_MAX_DYNAMIC = 8, FUNCTION_CARVEOUT = 9 };
+enum {
+    FUNCTION_MAX_DYNAMIC = 8,
+    FUNCTION_CARVEOUT = 9,
+    LAUNCH_PROGRAMMATIC_SERIALIZATION = 6
+};
 
 int cuFuncSetAttribute(void* handle, int attribute, int value) {
     int code = enter(F_cuFuncSetAttribute, NEED_CONTEXT);
@@ -2995,6 +3036,51 @@ int cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsigned gz, unsigned
     }
     return leave(F_cuLaunchKernel, code, "%s, %u %u %u, %u %u %u, %u, %s", f ? f->info.name : "?",
                  gx, gy, gz, bx, by, bz, shared, tag(stream_handle));
+}
+
+// CUlaunchAttribute and CUlaunchConfig
+typedef struct fake_launch_attribute {
+    int id;
+    char pad[4];
+    int value[16];
+} fake_launch_attribute;
+
+typedef struct fake_launch_config {
+    uint32_t grid[3];
+    uint32_t block[3];
+    uint32_t shared;
+    void* stream;
+    const fake_launch_attribute* attributes;
+    unsigned attribute_count;
+} fake_launch_config;
+
+int cuLaunchKernelEx(const void* given, void* handle, void** args, void** extra) {
+    const fake_launch_config* config = (const fake_launch_config*)given;
+    int code = enter(F_cuLaunchKernelEx, NEED_CONTEXT);
+    entry_point* f = code ? NULL : (entry_point*)object_get(handle, KIND_FUNCTION, current());
+    stream* s = code || !config ? NULL : stream_get(config->stream, current());
+    if (!code) {
+        code = !config || extra ? INVALID_VALUE : !f || !s ? INVALID_HANDLE : OK;
+    }
+    bool early = false;
+    for (unsigned i = 0; !code && i < config->attribute_count; i++) {
+        const fake_launch_attribute* a = &config->attributes[i];
+        early = early || a->value[0] != 0;
+        code = a->id == LAUNCH_PROGRAMMATIC_SERIALIZATION ? OK : INVALID_VALUE;
+    }
+    if (!code && early && g.config.device[current()->device].cc < 90) {
+        code = INVALID_VALUE;
+    }
+    work* w = NULL;
+    if (!code) {
+        code = launch_make(f, config->grid, config->block, config->shared, args, &w);
+    }
+    if (!code) {
+        w->early = early;
+        g.watched = g.watched || early;
+        code = submit(s, w);
+    }
+    return leave(F_cuLaunchKernelEx, code, "%s%s", f ? f->info.name : "?", early ? ", early" : "");
 }
 
 int cuGraphAddKernelNode_v2(void** out, void* handle, void* const* before, size_t count,

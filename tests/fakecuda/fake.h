@@ -144,6 +144,8 @@ typedef struct fake_stats {
     X(cuLaunchKernel, LAUNCH, N,                                                                   \
       (void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,            \
        unsigned bz, unsigned shared, void* stream, void** args, void** extra))                     \
+    X(cuLaunchKernelEx, LAUNCH, N,                                                                 \
+      (const void* config, void* function, void** args, void** extra))                             \
     X(cuMemAlloc_v2, ALLOC, N, (uint64_t * address, size_t bytes))                                 \
     X(cuMemFree_v2, ALLOC, R, (uint64_t address))                                                  \
     X(cuMemHostAlloc, ALLOC, N, (void** pointer, size_t bytes, unsigned flags))                    \

@@ -294,6 +294,10 @@ static bool warp_control(ptx_warp* w, const ptx_insn* in, u32 mask) {
     case KIND_BRANCH_INDEX:
         return warp_branch_index(w, in, mask);
     case KIND_EXIT:
+        if ((w->early & mask) != 0) {
+            return trap(w, in, PTX_TRAP_SYNC, lane_first(w->early & mask),
+                        "a thread ends without griddepcontrol.wait");
+        }
         warp_exit(w, mask);
         return true;
     default:
@@ -417,6 +421,7 @@ static void warp_begin(ptx_warp* w) {
     const ptx_kernel* k = run->kernel;
     const u32 threads = run->threads - w->index * PTX_LANES;
     w->live = threads >= PTX_LANES ? PTX_FULL : (1u << threads) - 1;
+    w->early = run->env->early ? w->live : 0;
     w->waiting = 0;
     w->held = 0;
     w->group = 0;

@@ -34,6 +34,12 @@ typedef struct ptx_env {
     ptx_order order;
     uint64_t seed;
     uint64_t max_steps; // warp instructions before a launch counts as hung; 0 = no limit
+    // The kernel may begin before the one before it has ended: every thread has to execute
+    // griddepcontrol.wait, and may write to no global memory before.
+    bool early;
+    // If set, called for every access to global memory; false if the kernel before may still write
+    // there. `waited`: after griddepcontrol.wait, or there is nothing to wait for.
+    bool (*watch)(void* user, uint64_t address, size_t bytes, bool write, bool waited);
 } ptx_env;
 
 typedef struct ptx_kernel_info {

@@ -307,6 +307,7 @@ struct ptx_warp {
     u32 copy_count;
     u32 copy_capacity;
     bool turn_over; // it has to wait for an mbarrier
+    u32 early;      // lanes that have not executed griddepcontrol.wait yet
     bool fenced;    // wgmma.fence since the last wait
     u32 product_group;
     ptx_product* products;

@@ -771,6 +771,12 @@ static bool decode_nothing(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     return true;
 }
 
+static bool exec_grid_wait(ptx_warp* w, const ptx_insn* in, u32 mask) {
+    (void)in;
+    w->early &= ~mask;
+    return true;
+}
+
 // prefetch.space?.level [a]: the address is not accessed.
 static bool decode_prefetch(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     (void)m;
@@ -896,6 +902,8 @@ static const ptx_form PTX_FORMS[] = {
     {"fence.sc|acq_rel?.cta|gpu|sys", NULL, NULL, decode_nothing},
     {"prefetch.global|local?.L1|L2", NULL, NULL, decode_prefetch},
     {"prefetchu.L1", NULL, NULL, decode_prefetch},
+    {"griddepcontrol.wait", NULL, exec_grid_wait, NULL},
+    {"griddepcontrol.launch_dependents", NULL, exec_nothing, NULL},
     {"nanosleep.u32", "n", exec_nothing, NULL},
     {"bra.uni?", NULL, NULL, decode_bra},
     {"brx.idx.uni?", NULL, NULL, decode_brx},

@@ -96,10 +96,36 @@ static bool trap_access(ptx_warp* w, const ptx_insn* in, u32 space, u64 address,
                 space_name(space), write ? "write" : "read", bytes, (unsigned long long)address);
 }
 
+// Whether accesses to global memory are in order with the kernel before.
+static bool warp_watch(ptx_warp* w, const ptx_insn* in, u32 space, const u64 address[PTX_LANES],
+                       u32 bytes, bool write, u32 mask) {
+    const ptx_env* env = w->run->env;
+    for (u32 l = 0; l < PTX_LANES && space <= SPACE_GLOBAL; l++) {
+        u64 at = address[l];
+        if (!lane_on(mask, l) || space_resolve(space, &at) != SPACE_GLOBAL ||
+            at - PTX_MODULE_BASE < PTX_WINDOW_BYTES) {
+            continue;
+        }
+        const bool waited = !lane_on(w->early, l);
+        const bool raced =
+            env->watch != NULL && !env->watch(env->user, at, bytes, write, waited);
+        if (raced || (write && !waited)) {
+            return trap(w, in, PTX_TRAP_SYNC, l,
+                        write ? "global memory is written before griddepcontrol.wait"
+                              : "what an earlier kernel writes is read before griddepcontrol.wait");
+        }
+    }
+    return true;
+}
+
 // Finds and checks the bytes of every lane. One look-up is enough for the whole warp if all its
 // lanes access one allocation or shared memory, which is nearly always the case.
 static bool warp_memory(ptx_warp* w, const ptx_insn* in, u32 space, const u64 address[PTX_LANES],
                         u32 bytes, bool write, u32 mask, u8* at[PTX_LANES]) {
+    if ((w->run->env->early || w->run->env->watch) &&
+        !warp_watch(w, in, space, address, bytes, write, mask)) {
+        return false;
+    }
     u64 low = address[0];
     u64 high = address[0];
     u64 bits = 0;

@@ -112,6 +112,16 @@ static_assert(sizeof(qlora__memset_node) == sizeof(CUDA_MEMSET_NODE_PARAMS) &&
                   offsetof(qlora__memset_node, value) == offsetof(CUDA_MEMSET_NODE_PARAMS, value) &&
                   offsetof(qlora__memset_node, height) == offsetof(CUDA_MEMSET_NODE_PARAMS, height),
               "");
+static_assert(sizeof(qlora__launch_attribute) == sizeof(CUlaunchAttribute) &&
+                  offsetof(qlora__launch_attribute, value) == offsetof(CUlaunchAttribute, value),
+              "");
+static_assert(sizeof(qlora__launch_config) == sizeof(CUlaunchConfig) &&
+                  offsetof(qlora__launch_config, shared) ==
+                      offsetof(CUlaunchConfig, sharedMemBytes) &&
+                  offsetof(qlora__launch_config, stream) == offsetof(CUlaunchConfig, hStream) &&
+                  offsetof(qlora__launch_config, attributes) == offsetof(CUlaunchConfig, attrs) &&
+                  offsetof(qlora__launch_config, count) == offsetof(CUlaunchConfig, numAttrs),
+              "");
 static_assert(sizeof(qlora__kernel_node) == sizeof(CUDA_KERNEL_NODE_PARAMS) &&
                   offsetof(qlora__kernel_node, block) ==
                       offsetof(CUDA_KERNEL_NODE_PARAMS, blockDimX) &&

@@ -67,6 +67,22 @@ static qlora_model_config step_config(const step_kind* k) {
     return c;
 }
 
+#define STEP_TEXTS 9 // two groups of rows
+
+// The ways of a step, and the texts of a model that has it: the default for one text and for many,
+// and without the variants.
+typedef struct step_way {
+    uint32_t variants;
+    int64_t texts;
+} step_way;
+
+static const step_way step_ways[] = {
+    {QLORA__DECODE_ALL, 1},
+    {QLORA__DECODE_ALL, STEP_TEXTS},
+    {0, 1},
+};
+static step_way step_now = {QLORA__DECODE_ALL, 1};
+
 static bool step_fill_adapters(qlora_model* model) {
     test_random random = test_random_start("adapters of a decoding step");
     qlora_model_info info;
@@ -99,12 +115,15 @@ static qlora_result step_open_texts(qlora_ctx* ctx, const step_kind* k, qlora_mo
     desc.generate_sequences = texts;
     desc.purpose = QLORA_PURPOSE_EVALUATE;
     qlora_result r = qlora_model_open(ctx, &desc, out);
+    if (r == QLORA_OK) {
+        (*out)->decode.variants = step_now.variants;
+    }
     return r == QLORA_OK && k->rank > 0 && !step_fill_adapters(*out) ? QLORA_ERR_STATE : r;
 }
 
 static qlora_result step_open(qlora_ctx* ctx, const step_kind* k, int64_t tokens,
                               qlora_model** out) {
-    return step_open_texts(ctx, k, QLORA_MODE_BF16, tokens, 1, out);
+    return step_open_texts(ctx, k, QLORA_MODE_BF16, tokens, step_now.texts, out);
 }
 
 static void step_prompt(int32_t* ids, int32_t count) {
@@ -204,11 +223,15 @@ TEST steps_are_passes(const test_machine* machine) {
     }
     bool all = (machine->sets & TEST_ONE_EACH) != 0;
     size_t count = sizeof step_kinds / sizeof step_kinds[0];
-    for (size_t i = all ? 0 : 5; i < (all ? count : 6); i++) {
-        // Long prompts cost most: those of windows are enough.
-        size_t cases = step_kinds[i].window == 0 ? 1 : 2;
-        ASSERT(step_kind_holds(ctx, &step_kinds[i], cases));
+    for (size_t v = 0; v < sizeof step_ways / sizeof step_ways[0]; v++) {
+        step_now = step_ways[v];
+        for (size_t i = all ? 0 : 5; i < (all ? count : 6); i++) {
+            // Long prompts cost most: those of windows are enough.
+            size_t cases = step_kinds[i].window == 0 || v > 0 ? 1 : 2;
+            ASSERT(step_kind_holds(ctx, &step_kinds[i], cases));
+        }
     }
+    step_now = step_ways[0];
     qlora_cache_info info;
     ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT_EQ(0, (int)info.jit_after_seal);
@@ -351,6 +374,35 @@ TEST a_graph_has_the_bits_of_its_kernels(const test_machine* machine) {
     PASS();
 }
 
+// Where no graph can be captured, a text is generated without one.
+TEST a_text_needs_no_graph(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    qlora_model* m[2] = {NULL, NULL};
+    int32_t ids[2][STEP_ROOM];
+    double logprobs[2][8];
+    qlora_generate_desc d;
+    memset(&d, 0, sizeof d);
+    const fake_api* fake = test_fake();
+    for (int i = 0; i < 2; i++) {
+        ASSERT_EQ(QLORA_OK, step_open(ctx, &step_kinds[1], 9, &m[i]));
+        if (i == 1) {
+            fake->fail_at("cuStreamEndCapture", 1, 900, false);
+        }
+        ASSERT(step_text(m[i], &d, ids[i], 5, 4, logprobs[i]));
+        fake->fail_clear();
+        ASSERT_EQ(i == 1, m[i]->decode.eager);
+        ASSERT_EQ(i == 1, m[i]->decode.graphs[1] == NULL);
+        ASSERT_EQ(QLORA_OK, qlora_model_close(m[i]));
+    }
+    ASSERT_MEM_EQ(ids[0], ids[1], 9 * sizeof(int32_t));
+    ASSERT_MEM_EQ(logprobs[0], logprobs[1], 4 * sizeof(double));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // Switching adapters makes graphs invalid. They are captured again.
 TEST adapters_go_off_and_on(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -378,8 +430,6 @@ TEST adapters_go_off_and_on(const test_machine* machine) {
 }
 
 // ---- several texts at once
-
-#define STEP_TEXTS 9 // two groups of rows
 
 typedef struct step_run {
     int32_t tokens[8];
@@ -442,11 +492,12 @@ static bool step_together(qlora_model* m, const int* order, int count, step_run*
     return ok;
 }
 
-TEST texts_do_not_see_each_other(const test_machine* machine) {
+static enum greatest_test_res texts_apart(const test_machine* machine, bool many) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) {
         SKIPm(test_open_reason());
     }
+    step_now = step_ways[many ? 1 : 2];
     static const int ways[2][STEP_TEXTS] = {{0, 1, 2, 3, 4, 5, 6, 7, 8},
                                             {7, 3, 8, 0, 5, 1, 2, 6, 4}};
     static const int few[3] = {1, 8, STEP_TEXTS}; // steps are slow on a fake GPU
@@ -488,15 +539,26 @@ TEST texts_do_not_see_each_other(const test_machine* machine) {
     for (int i = 0; i < STEP_TEXTS; i++) {
         ASSERT_EQ(QLORA_OK, qlora_generate_end(list[i]));
     }
+    step_now = step_ways[0];
     ASSERT_EQ(QLORA_OK, qlora_model_close(m));
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
 
+TEST texts_do_not_see_each_other(const test_machine* machine) {
+    return texts_apart(machine, false);
+}
+
+TEST many_texts_do_not_see_each_other(const test_machine* machine) {
+    return texts_apart(machine, true);
+}
+
 SUITE(step_suite) {
+    RUN_ON(TEST_ONE_FAKE, many_texts_do_not_see_each_other);
     RUN_ON(TEST_ONE_EACH, texts_do_not_see_each_other);
     RUN_ON(TEST_TENSOR_CORES, steps_are_passes);
     RUN_ON(TEST_ONE_FAKE, the_device_chooses_as_the_host);
     RUN_ON(TEST_ONE_FAKE, a_graph_has_the_bits_of_its_kernels);
     RUN_ON(TEST_ONE_FAKE, adapters_go_off_and_on);
+    RUN_ON(TEST_ONE_FAKE, a_text_needs_no_graph);
 }

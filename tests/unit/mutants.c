@@ -25,6 +25,14 @@ typedef struct mutant {
 } mutant;
 
 static const mutant mutants[] = {
+    {"the kernel before is not waited for", "qlora_decode_row_nf4", 0, "griddepcontrol.wait;", "",
+     "steps_are_passes_sm_90_reversed"},
+    {"the kernel before is not waited for", "qlora_decode_attention", 0, "griddepcontrol.wait;",
+     "griddepcontrol.launch_dependents;", "steps_are_passes_sm_90_reversed"},
+    {"a stage of x is read before it is full", "qlora_decode_many_nf4", 0,
+     "cp.async.wait_group 1;", "cp.async.wait_group 2;", "steps_are_passes_sm_90_reversed"},
+    {"no barrier before x is read", "qlora_decode_row_nf4", 1, "bar.sync 0;", "",
+     "steps_are_passes_sm_90_reversed"},
     {"no barrier before shared sums are read", "qlora_norm_rms_fwd_f32", 2, "bar.sync 0;", "",
      "cases_hold_norm_sm_90"},
     {"wrong lane in a shuffle", "qlora_norm_rms_fwd_bf16", 1, "shfl.sync.bfly.b32 *",
