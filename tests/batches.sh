@@ -3,7 +3,7 @@
 # separated by commas: each slow suite by itself, the slowest first, and the others in the last one.
 cd "$(dirname "$0")" || exit 1
 slow="model_suite faults_suite attention_suite mutant_suite ops_suite golden_suite steps_suite"
-slow="$slow generate_suite gradient_suite gemm_suite adapter_suite"
+slow="$slow generate_suite gradient_suite gemm_suite adapter_suite long_suite"
 all=$(sed -n 's/.*X(\([a-z_0-9]*_suite\)).*/\1/p' suites.h)
 for suite in $slow; do
     grep -x "$suite" <<<"$all"
