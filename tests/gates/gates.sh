@@ -247,7 +247,7 @@ defect examples "a wrong compile command" 'sed -i "s,^// *cc ,// cc -DX=( ," exa
 defect use "a message that lost its meaning" \
     'sed -i "s/resumed after step/continued at step/" programs/finetune/start.h'
 defect use "a version of its own" \
-    'sed -i "s/(qlora.h) \" QLORA_VERSION_STRING/(qlora.h) 0.0.9\"/" programs/tokenize.c'
+    'sed -i "s/(qlora.h) \" QLORA_VERSION_STRING/(qlora.h) 0.0.9\"/" programs/tool.h'
 for gate in use_gcc use_clang; do
     defect $gate "an overflow in a program" \
         'sed -i "s/^int main(int argc, char.. argv) {/&\n volatile int n = 2147483647;\n n++;/" \
@@ -272,7 +272,7 @@ defect wine "arguments in the code page" \
 defect wine "folders that are not removed" \
     'sed -i "s/(qlora__os_is_folder(wide) ? _wrmdir/(false ? _wrmdir/" src/platform/windows.h'
 defect golden "a rotation in the wrong direction on the CPU" \
-    'sed -i "s/sine, (QLORA__REAL)job->sign, n);/sine, -(QLORA__REAL)job->sign, n);/" src/ops/rope.h'
+    'sed -i "s/sine, (QLORA__REAL)job->sign/sine, -(QLORA__REAL)job->sign/" src/ops/rope.h'
 defect fuzz "a parser that crashes" \
     'sed -i "s/^int LLVMFuzzerTestOneInput.*{/&\n    __builtin_trap();/" tests/fuzz/*.c'
 defect fuzz "a checksum that is not compared" \

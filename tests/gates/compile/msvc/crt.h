@@ -30,6 +30,7 @@ extern int* _errno(void);
 #define ESPIPE 29
 #define EROFS 30
 #define ENAMETOOLONG 38
+#define EILSEQ 42
 #define ERANGE 34
 
 #define INFINITY ((float)(1e300 * 1e300))
@@ -98,7 +99,8 @@ time_t time(time_t*);
 #define _S_IWRITE 0x80
 int _wopen(const wchar_t*, int, ...), _close(int);
 FILE* _fdopen(int, const char*);
-int _wmkdir(const wchar_t*), _wremove(const wchar_t*), _commit(int), _wunlink(const wchar_t*);
+int _wmkdir(const wchar_t*), _wrmdir(const wchar_t*), _wremove(const wchar_t*), _commit(int);
+int _wunlink(const wchar_t*);
 uintptr_t _beginthreadex(void*, unsigned, unsigned(__stdcall*)(void*), void*, unsigned, unsigned*);
 
 #ifdef __cplusplus
