@@ -30620,11 +30620,12 @@ typedef struct qlora__decode_text {
     double logprob;
 } qlora__decode_text;
 
-// How a step is made; a model has all of them, measurements leave some out.
+// How a step is made; models use QLORA__DECODE_USED, tests and measurements other sets as well.
 #define QLORA__DECODE_ONE 1u   // a kernel of its own for NF4 products of a single row
 #define QLORA__DECODE_EARLY 2u // kernels may begin before the one before them has ended
 #define QLORA__DECODE_MANY 4u  // kernels of their own for products of more than 8 rows
 #define QLORA__DECODE_ALL 7u
+#define QLORA__DECODE_USED (QLORA__DECODE_EARLY | QLORA__DECODE_MANY)
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
 #define QLORA__DECODE_ROWS 8
@@ -30668,7 +30669,7 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     int64_t room = m->desc.generate_tokens;
     int64_t group = c->heads / c->kv_heads;
     int64_t pads[QLORA__GROUPS];
-    d->variants = QLORA__DECODE_ALL;
+    d->variants = QLORA__DECODE_USED;
     d->planned = qlora__decode_fits(m);
     if (!d->planned) {
         return;
@@ -44401,4 +44402,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ddaa677bc9c24dfa
+//@@ end 87dcbea5d25cecce
