@@ -247,12 +247,21 @@ static qlora_result qlora__decode_low(const qlora_model* m, const qlora_linear_d
     return qlora__decode_all(m, false, &p);
 }
 
+// Whether a product of a single row has a kernel of its own. On an H200 it is faster for long rows
+// and for stacks whose adapter is left to the next kernel, and slower for the others.
+static bool qlora__decode_is_one(const qlora_model* m, bool nf4, const qlora__decode_product* p) {
+    uint32_t v = m->decode.variants;
+    bool pays = p->K >= 1024 || p->a != NULL;
+    return p->rows == 1 && nf4 &&
+           ((v & QLORA__DECODE_ONE) != 0 || (pays && (v & QLORA__DECODE_LONG) != 0));
+}
+
 static qlora_result qlora__decode_multiply(const qlora_model* m, bool nf4,
                                            qlora__decode_product* p) {
     if (qlora__decode_is_many(m)) {
         return qlora__decode_all(m, nf4, p);
     }
-    bool one = p->rows == 1 && nf4 && (m->decode.variants & QLORA__DECODE_ONE) != 0;
+    bool one = qlora__decode_is_one(m, nf4, p);
     const qlora__decode_kind* kind = &qlora__decode_kinds[one ? 2 : nf4 ? 1 : 0];
     if (one) {
         return qlora__decode_one(m, kind, p);
