@@ -150,6 +150,18 @@ static const qlora__decode_kind qlora__decode_kinds[3] = {
     {QLORA__K_decode_row_nf4, 128, 256 * 256 + 256 * 4, 3},
 };
 
+// The shared memory of a product of one row without the sums of its tiles: table, map, x and z.
+static int64_t qlora__decode_one_fixed(const qlora__decode_kind* kind,
+                                       const qlora__decode_product* p) {
+    int64_t z = 0;
+    for (int i = 0; i < p->count; i++) {
+        int64_t end = p->parts[i].sb != NULL ? p->parts[i].z_at + p->parts[i].rank - p->K : 0;
+        z = qlora__max(z, end);
+    }
+    return (int64_t)kind->shared + 64 + qlora__ceil_div(p->K, kind->step) * kind->step * 2 +
+           (z + 3) / 4 * 16;
+}
+
 // A product of one row. The warps of a block divide the pieces of K evenly, so that as many of the
 // 16 that a multiprocessor runs at a time are busy; long runs of pieces are better.
 static qlora_result qlora__decode_one(const qlora_model* m, const qlora__decode_kind* kind,
@@ -172,12 +184,7 @@ static qlora_result qlora__decode_one(const qlora_model* m, const qlora__decode_
         warps = qlora__ceil_div(pieces, qlora__ceil_div(pieces, 16));
     }
     int64_t units = qlora__decode_units(p);
-    int64_t z = 0;
-    for (int i = 0; i < p->count; i++) {
-        int64_t end = p->parts[i].sb != NULL ? p->parts[i].z_at + p->parts[i].rank - p->K : 0;
-        z = qlora__max(z, end);
-    }
-    int64_t fixed = (int64_t)kind->shared + 64 + pieces * kind->step * 2 + (z + 3) / 4 * 16;
+    int64_t fixed = qlora__decode_one_fixed(kind, p);
     int64_t tile = warps * 64 * (p->gated != 0 ? 2 : 1);
     together = qlora__max(1, qlora__min(together, m->ctx->gpu->max_shared / (fixed + 4 * tile)));
     int64_t blocks = qlora__min(units, m->ctx->gpu->sm_count * together);
@@ -248,11 +255,15 @@ static qlora_result qlora__decode_low(const qlora_model* m, const qlora_linear_d
 }
 
 // Whether a product of a single row has a kernel of its own. On an H200 it is faster for long rows
-// and for stacks whose adapter is left to the next kernel, and slower for the others.
+// and for stacks whose adapter is left to the next kernel, and slower for the others. The whole row
+// must fit in shared memory, of which many devices have 99 KB.
 static bool qlora__decode_is_one(const qlora_model* m, bool nf4, const qlora__decode_product* p) {
     uint32_t v = m->decode.variants;
     bool pays = p->K >= 1024 || p->a != NULL;
-    return p->rows == 1 && nf4 &&
+    int64_t sums = 16 * 64 * 2 * 4; // of a gated tile of 16 warps, more than once
+    bool fits = qlora__decode_one_fixed(&qlora__decode_kinds[2], p) + sums + 2048 <=
+                m->ctx->gpu->max_shared;
+    return p->rows == 1 && nf4 && fits &&
            ((v & QLORA__DECODE_ONE) != 0 || (pays && (v & QLORA__DECODE_LONG) != 0));
 }
 

@@ -403,7 +403,7 @@ static void checkpoint_remove(const char* dir) {
                                         "step-1/adapter_config.json", "step-1/state.safetensors",
                                         "step-1", "latest"};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-        char path[128];
+        char path[256];
         snprintf(path, sizeof path, "%s/%s", dir, files[i]);
         remove(path);
     }
