@@ -374,6 +374,26 @@ TEST a_graph_has_the_bits_of_its_kernels(const test_machine* machine) {
     PASS();
 }
 
+// The kernel of a single row keeps it in shared memory. If it does not fit, another one is used.
+TEST a_row_may_be_longer_than_shared_memory(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    qlora_model* m = NULL;
+    int32_t ids[STEP_ROOM];
+    double logprobs[8];
+    qlora_generate_desc d;
+    memset(&d, 0, sizeof d);
+    ASSERT_EQ(QLORA_OK, step_open(ctx, &step_kinds[1], 9, &m));
+    ctx->gpu->max_shared = 60000; // less than that kernel's table
+    ASSERT(step_text(m, &d, ids, 5, 4, logprobs));
+    ASSERT(!m->decode.eager);
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // Where no graph can be captured, a text is generated without one.
 TEST a_text_needs_no_graph(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -561,4 +581,5 @@ SUITE(step_suite) {
     RUN_ON(TEST_ONE_FAKE, a_graph_has_the_bits_of_its_kernels);
     RUN_ON(TEST_ONE_FAKE, adapters_go_off_and_on);
     RUN_ON(TEST_ONE_FAKE, a_text_needs_no_graph);
+    RUN_ON(TEST_ONE_FAKE, a_row_may_be_longer_than_shared_memory);
 }
