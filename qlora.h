@@ -37569,10 +37569,16 @@ static qlora_result qlora__adapter_renew(qlora_ctx* ctx, qlora_model* m, uint64_
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the adapter has a trainer; destroy it before renewing the adapter");
     }
-    if (m->desc.train_norms || !qlora__computes(m)) {
+    // What replaces weights of the base would start with its trained values.
+    const char* fault = m->desc.train_norms    ? "the norms are trained"
+                        : m->token_count > 0   ? "rows of tokens are trained"
+                        : m->saved_embed       ? "the embedding is trained"
+                        : m->saved_head        ? "the head is trained"
+                        : !qlora__computes(m)  ? "the model has no weights"
+                                               : NULL;
+    if (fault != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s, so the adapter cannot be renewed",
-                           m->desc.train_norms ? "the norms are trained"
-                                               : "the model has no weights");
+                           fault);
     }
     m->adapter_seed = seed;
     QLORA__TRY(qlora__adapters_start(ctx, m));
@@ -42978,6 +42984,9 @@ static qlora_result qlora__train_step_each(qlora_ctx* ctx, qlora_trainer* const*
     qlora__each each;
     qlora_trainer* lead = trainers[0];
     QLORA__TRY(qlora__each_trainers(ctx, trainers, count, &each));
+    if (!qlora__has_several(lead->m)) { // dropout and noise follow from its seed and step
+        return qlora__train_step(lead, batches, batch_count, out);
+    }
     QLORA__TRY(qlora__each_batches(&each, count, lead->desc.adapter, batches, batch_count));
     QLORA__TRY(qlora__each_step(&each, lead, batches, batch_count));
     for (int64_t i = 0; i < count && out != NULL; i++) {
@@ -44423,4 +44432,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6d37edd49002a716
+//@@ end b3e7f0e23e97a22e

@@ -200,6 +200,9 @@ static bool job_object(job_list* l, job* j, json_reader* r, char error[1024]) {
             return false;
         }
     }
+    if (j->a.o.length == OPTION_MAX) {
+        return error_set(error, "length: a number was expected");
+    }
     return j->name[0] != '\0' || error_set(error, "name is missing");
 }
 
@@ -368,6 +371,7 @@ static bool jobs_prepare(job_list* l) {
     qlora_plan_desc budget;
     memset(&budget, 0, sizeof budget);
     budget.bytes = (uint64_t)base->o.memory;
+    budget.host_bytes = (uint64_t)base->o.host_budget;
     qlora_result result = qlora_plan_make(base->ctx, &l->model_desc, &budget, &base->plan);
     return lib(base, result,
                result == QLORA_ERR_DEVICE_MEMORY ? "not enough memory" : "planning the memory");
@@ -597,6 +601,11 @@ static bool jobs_train(job_list* l) {
     stop_training = 0;
     if (!ok && l->base->error[0] != '\0' && !l->base->stopped) {
         complain(l->base);
+    }
+    for (size_t i = 0; i < l->count && !ok; i++) { // a step that failed would forbid saving
+        if (l->data[i]->a.trainer != NULL) {
+            (void)qlora_train_cancel(l->data[i]->a.trainer);
+        }
     }
     ok = jobs_save(l, ok) && ok;
     if (ok && stop_asked != 0) {

@@ -531,10 +531,16 @@ static qlora_result qlora__adapter_renew(qlora_ctx* ctx, qlora_model* m, uint64_
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the adapter has a trainer; destroy it before renewing the adapter");
     }
-    if (m->desc.train_norms || !qlora__computes(m)) {
+    // What replaces weights of the base would start with its trained values.
+    const char* fault = m->desc.train_norms    ? "the norms are trained"
+                        : m->token_count > 0   ? "rows of tokens are trained"
+                        : m->saved_embed       ? "the embedding is trained"
+                        : m->saved_head        ? "the head is trained"
+                        : !qlora__computes(m)  ? "the model has no weights"
+                                               : NULL;
+    if (fault != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s, so the adapter cannot be renewed",
-                           m->desc.train_norms ? "the norms are trained"
-                                               : "the model has no weights");
+                           fault);
     }
     m->adapter_seed = seed;
     QLORA__TRY(qlora__adapters_start(ctx, m));

@@ -148,6 +148,9 @@ static qlora_result qlora__train_step_each(qlora_ctx* ctx, qlora_trainer* const*
     qlora__each each;
     qlora_trainer* lead = trainers[0];
     QLORA__TRY(qlora__each_trainers(ctx, trainers, count, &each));
+    if (!qlora__has_several(lead->m)) { // dropout and noise follow from its seed and step
+        return qlora__train_step(lead, batches, batch_count, out);
+    }
     QLORA__TRY(qlora__each_batches(&each, count, lead->desc.adapter, batches, batch_count));
     QLORA__TRY(qlora__each_step(&each, lead, batches, batch_count));
     for (int64_t i = 0; i < count && out != NULL; i++) {
