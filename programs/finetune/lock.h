@@ -159,9 +159,11 @@ static bool lock_held(const char* path, lock_owner* owner) {
     // A process that has just taken the lock has not written its name yet.
     lock_owner self;
     lock_self(&self);
-    bool here = strcmp(owner->host, self.host) == 0 && all.l_pid > 0;
+    if (strcmp(owner->host, self.host) != 0) { // its locks need not be visible here
+        return owner->process > 0;
+    }
     return all.l_type != F_UNLCK && owner->process > 0 &&
-           (!here || (long)all.l_pid == owner->process);
+           (all.l_pid <= 0 || (long)all.l_pid == owner->process);
 }
 #endif
 

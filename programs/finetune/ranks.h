@@ -135,7 +135,7 @@ static bool gather(app* a, const void* mine, size_t bytes, void* all) {
 
 static void first_rank_busy(app* a, bool busy) {
     double limit = (double)a->o.rank_limit;
-    if (a->comm.limit != NULL) {
+    if (a->comm.limit != NULL && a->rank > 0) { // rank 0 itself waits for nobody that is busy
         a->comm.limit(busy ? limit + FIRST_RANK_LIMIT : 0.0, a->comm.user);
     }
 }

@@ -172,6 +172,7 @@ static bool step_train(app* a, qlora_train_info* info, bool* cut) {
     a->last_seconds = seconds_now() - start;
     a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
     if (a->skipped_in_row == 10) {
+        a->agreed = true; // every process has the same gradients
         return error_set(
             a->error,
             "step %lld: ten consecutive non-finite gradients; try a lower --lr or --mode "
@@ -508,7 +509,7 @@ static bool evaluate_due(app* a) {
     }
     // Only rank 0 makes samples. If Ctrl-C cut them short, nobody goes on to the next step, after
     // which they could not be made up for.
-    return ok && (a->prompts.count == 0 || ranks_vote(a, 0.0, 0.0));
+    return ok && (a->prompts.count == 0 || (first_rank_wait(a) && ranks_vote(a, 0.0, 0.0)));
 }
 
 // Saves the adapter if the evaluation of this step is the best one so far.
@@ -553,7 +554,8 @@ static bool train_loop(app* a) {
     if (a->step == 0) {
         return ok;
     }
-    if (!ok && a->gpus.exchange != NULL) { // the parameters may not be those of a whole step
+    // After a lost rank, the parameters may not be those of a whole step.
+    if (!ok && a->gpus.exchange != NULL && !a->agreed) {
         complain(a);
         picture_write(a, true);
         return false;
@@ -563,10 +565,12 @@ static bool train_loop(app* a) {
         (void)qlora_train_cancel(a->trainer);
     }
     bool saved = results_save(a);
+    bool agreed = a->agreed;
     first_rank_busy(a, true);
-    ok = ok && together(a, saved); // nobody leaves before rank 0 has saved
+    saved = (ok || agreed) && together(a, saved); // nobody leaves before rank 0 has saved
     first_rank_busy(a, false);
-    return ok;
+    a->agreed = a->agreed || agreed;
+    return ok && saved;
 }
 
 #endif
