@@ -1259,10 +1259,11 @@ QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_gene
 QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token,
                                            bool* stopped);
 // The same for several texts of one model, in one pass: on a GPU that computes in bf16, the weights
-// are read once for all of them. tokens[i] and stopped[i] belong to generations[i], whose turn must
-// not have ended. If it fails because of one text, the others have their tokens. A text's
+// are read once for up to 64 of them. tokens[i] and stopped[i] belong to generations[i], whose turn
+// must not have ended. If it fails because of one text, the others have their tokens. A text's
 // tokens do not depend on which other texts there are, nor on their order: no sum contains values
-// of two texts, and the order of every sum depends only on the model and on generate_tokens.
+// of two texts, and the order of every sum depends only on the model, the device, generate_tokens
+// and generate_sequences. Models that differ in generate_sequences may differ by rounding.
 QLORA_API qlora_result qlora_generate_next_each(qlora_generation* const* generations, int64_t count,
                                                 int32_t* tokens, bool* stopped);
 // Appends ids to the text, after the last token that qlora_generate_next returned (including a stop
@@ -35481,8 +35482,8 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 // One new position of every text in flight: token and position are read from the texts' state, the
 // next token is chosen and stored there, so a step needs nothing from the host and one graph serves
 // all steps. The kernels (decode.cuh, decode_row.cuh, decode_many.cuh, decode.cu, sample.cu) are
-// those of few rows; which of them run, and the order of their sums, depends on the shapes of the
-// model, generate_tokens and generate_sequences alone. Each layer is seven of them:
+// those of few rows; which of them run, and the order of their sums, depends on the device, the
+// shapes of the model, generate_tokens and generate_sequences alone. Each layer is seven of them:
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
@@ -36098,7 +36099,7 @@ static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST) {
         return r;
     }
-    if (!m->decode.eager) {
+    if (!m->decode.eager && r == QLORA_ERR_CAPTURE) { // otherwise the next step tries again
         QLORA__LOG(ctx, WARN, GRAPH, "texts are generated without graphs from now on: %.400s",
                    ctx->env.error);
         m->decode.eager = true;
@@ -44432,4 +44433,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b3e7f0e23e97a22e
+//@@ end 876a2731cef846df

@@ -24548,7 +24548,13 @@ static qlora_result qlora__jin_put_named(qlora__jin_machine* m, const qlora__jin
     }
     bool closed = *at + 1 + size < s->bytes && name[size] == ';';
     uint32_t code = size > 0 ? qlora__jin_entity_of(name, size, closed) : 0;
-    if (code == 0 && closed && size > 1) {
+    bool letters = true; // names of HTML have nothing else, except digits
+    for (size_t i = 0; i < size; i++) {
+        char c = name[i];
+        letters = letters && ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                              (c >= '0' && c <= '9'));
+    }
+    if (code == 0 && closed && size > 1 && letters) {
         return qlora__jin_fail(m, "striptags: the character reference \"&%.*s;\" is not supported",
                                (int)(size < 60 ? size : 60), name);
     }
@@ -32057,4 +32063,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end a33a6f0f1ae58782
+//@@ end 5d15dddbcaec8dc2

@@ -30,10 +30,11 @@ QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_gene
 QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token,
                                            bool* stopped);
 // The same for several texts of one model, in one pass: on a GPU that computes in bf16, the weights
-// are read once for all of them. tokens[i] and stopped[i] belong to generations[i], whose turn must
-// not have ended. If it fails because of one text, the others have their tokens. A text's
+// are read once for up to 64 of them. tokens[i] and stopped[i] belong to generations[i], whose turn
+// must not have ended. If it fails because of one text, the others have their tokens. A text's
 // tokens do not depend on which other texts there are, nor on their order: no sum contains values
-// of two texts, and the order of every sum depends only on the model and on generate_tokens.
+// of two texts, and the order of every sum depends only on the model, the device, generate_tokens
+// and generate_sequences. Models that differ in generate_sequences may differ by rounding.
 QLORA_API qlora_result qlora_generate_next_each(qlora_generation* const* generations, int64_t count,
                                                 int32_t* tokens, bool* stopped);
 // Appends ids to the text, after the last token that qlora_generate_next returned (including a stop

@@ -3,8 +3,8 @@
 // One new position of every text in flight: token and position are read from the texts' state, the
 // next token is chosen and stored there, so a step needs nothing from the host and one graph serves
 // all steps. The kernels (decode.cuh, decode_row.cuh, decode_many.cuh, decode.cu, sample.cu) are
-// those of few rows; which of them run, and the order of their sums, depends on the shapes of the
-// model, generate_tokens and generate_sequences alone. Each layer is seven of them:
+// those of few rows; which of them run, and the order of their sums, depends on the device, the
+// shapes of the model, generate_tokens and generate_sequences alone. Each layer is seven of them:
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
@@ -620,7 +620,7 @@ static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST) {
         return r;
     }
-    if (!m->decode.eager) {
+    if (!m->decode.eager && r == QLORA_ERR_CAPTURE) { // otherwise the next step tries again
         QLORA__LOG(ctx, WARN, GRAPH, "texts are generated without graphs from now on: %.400s",
                    ctx->env.error);
         m->decode.eager = true;

@@ -110,7 +110,13 @@ static qlora_result qlora__jin_put_named(qlora__jin_machine* m, const qlora__jin
     }
     bool closed = *at + 1 + size < s->bytes && name[size] == ';';
     uint32_t code = size > 0 ? qlora__jin_entity_of(name, size, closed) : 0;
-    if (code == 0 && closed && size > 1) {
+    bool letters = true; // names of HTML have nothing else, except digits
+    for (size_t i = 0; i < size; i++) {
+        char c = name[i];
+        letters = letters && ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                              (c >= '0' && c <= '9'));
+    }
+    if (code == 0 && closed && size > 1 && letters) {
         return qlora__jin_fail(m, "striptags: the character reference \"&%.*s;\" is not supported",
                                (int)(size < 60 ? size : 60), name);
     }

@@ -425,6 +425,10 @@ static bool exec_cp_async(ptx_warp* w, const ptx_insn* in, u32 mask) {
     if (!warp_memory(w, in, SPACE_SHARED, to, bytes, true, mask, at)) {
         return false;
     }
+    if ((w->run->env->early || w->run->env->watch) && in->sub == 0 &&
+        !warp_watch(w, in, SPACE_GLOBAL, from, bytes, false, mask)) {
+        return false;
+    }
     for (u32 l = 0; l < PTX_LANES; l++) {
         if (!lane_on(mask, l)) {
             continue;

@@ -79,6 +79,9 @@ defect() {
     if [[ $after == FAIL ]]; then
         echo "caught    $gate: $what"
         caught=$((caught + 1))
+    elif [[ $after == skip ]]; then
+        echo "skipped   $gate: $what (the gate is skipped on this machine)"
+        left_out=$((left_out + 1))
     else
         echo "MISSED    $gate: $what ($after)"
         missed=$((missed + 1))

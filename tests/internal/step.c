@@ -69,8 +69,8 @@ static qlora_model_config step_config(const step_kind* k) {
 
 #define STEP_TEXTS 9 // two groups of rows
 
-// The ways of a step, and the texts of a model that has it: the default for one text and for many,
-// and without the variants.
+// The ways of a step, and the texts of a model that has it: with all variants, for one text and for
+// many, without them, and what models use.
 typedef struct step_way {
     uint32_t variants;
     int64_t texts;
@@ -80,6 +80,8 @@ static const step_way step_ways[] = {
     {QLORA__DECODE_ALL, 1},
     {QLORA__DECODE_ALL, STEP_TEXTS},
     {0, 1},
+    {QLORA__DECODE_USED, 1},
+    {QLORA__DECODE_USED, 3},
 };
 static step_way step_now = {QLORA__DECODE_ALL, 1};
 

@@ -82,6 +82,7 @@ static const char* const behaviours[][2] = {
     {"{{ '<p>a &amp;\n <b>b</b>&nbsp;&#x41;<!-- c --> &lt' | striptags }}", "a & b\xC2\xA0"
                                                                             "A <"},
     {"{{ '&Abreve;' | striptags }}", "!\"&Abreve;\" is not supported"},
+    {"{{ 'f(&bar); &lt);' | striptags }}", "f(&bar); <);"},
     {"{{ {'id': 'a\"b', 'class': none, 'n': 1} | xmlattr }}|{{ {'a b': 1} | xmlattr }}",
      "!cannot be the name"},
     {"{{ {'id': 'a\"b', 'class': none, 'n': 1} | xmlattr }}", " id=\"a&#34;b\" n=\"1\""},
