@@ -143,6 +143,8 @@
        files (qlora_adapter_select). qlora_train_step_each runs a step of all of them in one pass
        over the base: batch.adapters tells which one a sequence belongs to. Sums, norms and losses
        are those of each adapter; one that has come to its end is given no more sequences.
+       Lengths belong to the model: with longrope, the longest text of any adapter (max_length,
+       generate_tokens) chooses the rotary factors of all of them.
        An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
        a training of its own with the same micro-batches, if its sequences are next to each other
        in every micro-batch and there are no tiles. On the GPU it has the same bits whatever the
@@ -798,7 +800,8 @@ typedef struct qlora_model_desc {
     qlora_optimizer optimizer;  // 0 = ADAMW
     int64_t tokens;             // maximum tokens per micro-batch; 0 = 2048
     int64_t max_sequences;      // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
-    int64_t max_length;         // maximum tokens per sequence; 0 = tokens, as far as the model goes
+    int64_t max_length;         // maximum tokens per sequence, for all adapters; 0 = tokens, as far
+                                // as the model goes
     int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
@@ -1313,8 +1316,8 @@ QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // batches without `adapters` use the chosen one. Refused while a text is being generated. Does not
 // wait for the device.
 QLORA_API qlora_result qlora_adapter_select(qlora_model* model, int64_t index);
-// Gives the chosen adapter the values of a new one with this seed: A random, B zero. Destroy its
-// trainer before. Waits for the device.
+// Gives the chosen adapter the values of a new one with this seed: A random, B zero, magnitudes of
+// the base. Destroy its trainer before. Waits for the device.
 QLORA_API qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed);
 // Copies the trained tensors of one model to another that has the same ones. The models may belong
 // to different contexts; within one context the call does not wait for the device. The optimizer
@@ -31195,6 +31198,14 @@ static int64_t qlora__vocab_saved(const qlora_model* m, const qlora__peft* peft)
                : 0;
 }
 
+// A new token has a row in both matrices, and both must learn.
+static qlora_result qlora__new_tokens_halved(qlora_ctx* ctx, const char* whole, const char* other) {
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                       "desc.new_tokens is set, and the head is not tied, but desc.save_modules "
+                       "has %s without %s; it must be both or none",
+                       whole, other);
+}
+
 // Finds how many rows follow those of the base.
 static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlora_model_desc* desc,
                                       int64_t count) {
@@ -31208,14 +31219,16 @@ static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlor
     }
     QLORA__TRY(qlora__vocab_grow(ctx, m, added));
     bool own = !m->plan.config.tied && !m->tokens_twice;
-    if (added > 0 && own && !(m->saved_embed ? m->saved_head : m->head_rows)) {
+    bool head = !own || (m->saved_embed ? m->saved_head : m->head_rows);
+    if (added > 0 && peft != NULL && !head) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s for %lld rows after the vocabulary's %lld tokens, but not for those "
-                           "of lm_head; %s",
-                           peft != NULL ? "the adapter has values" : "desc.new_tokens asks",
-                           (long long)added, (long long)m->plan.base_vocab,
-                           peft != NULL ? "train both with PEFT"
-                                        : "desc.save_modules must be both or none");
+                           "the adapter has values for %lld rows after the vocabulary's %lld "
+                           "tokens, but not for those of lm_head; train both with PEFT",
+                           (long long)added, (long long)m->plan.base_vocab);
+    }
+    // The same for new tokens in rows that the model has, but that mean nothing yet.
+    if (desc->new_token_count > 0 && !head) {
+        return qlora__new_tokens_halved(ctx, "the embedding", "lm_head");
     }
     return QLORA_OK;
 }
@@ -31411,6 +31424,9 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     // PEFT trains rows of a tied head with those of the embedding.
     m->head_rows = rows && (peft != NULL ? peft->head_rows
                                          : desc->new_token_count > 0 && !tied && !m->tokens_twice);
+    if (m->head_rows && m->saved_head && peft == NULL) {
+        return qlora__new_tokens_halved(ctx, "lm_head", "the embedding");
+    }
     if (m->head_rows && (tied || m->tokens_twice || m->saved_head)) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: trained rows of lm_head are not supported if %s",
@@ -37583,6 +37599,8 @@ static qlora_result qlora__adapter_renew(qlora_ctx* ctx, qlora_model* m, uint64_
     m->adapter_seed = seed;
     QLORA__TRY(qlora__adapters_start(ctx, m));
     QLORA__TRY(qlora__parameters_changed(ctx, m));
+    // The start above took DoRA's magnitudes with the old B, which was still in the shadow.
+    QLORA__TRY(qlora__dora_refresh(ctx, m, true));
     return qlora__sync(ctx);
 }
 
@@ -44432,4 +44450,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b3e7f0e23e97a22e
+//@@ end ff2d596e88c40823
