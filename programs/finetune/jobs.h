@@ -326,8 +326,8 @@ static bool jobs_inputs_check(const job_list* l, char error[1024]) {
         const options* o = &l->data[i]->a.o;
         const option_texts* lists[2] = {&o->data, &o->eval_data};
         for (int64_t k = 0; k < lists[0]->count + lists[1]->count; k++) {
-            const char* path = k < lists[0]->count ? lists[0]->items[k]
-                                                   : lists[1]->items[k - lists[0]->count];
+            const char* path =
+                k < lists[0]->count ? lists[0]->items[k] : lists[1]->items[k - lists[0]->count];
             if (strcmp(path, "-") != 0) {
                 continue;
             }

@@ -663,6 +663,9 @@ adding() { # --add-tokens
         check "merge ($status)" [ $status -eq 0 ]
         check "has the new size" grep -q '"vocab_size": 259' joined/config.json
         check "and the new tokenizer" cmp added/adapter/tokenizer.json joined/tokenizer.json
+        cp added/adapter/tokenizer.json again/adapter
+        run "$tool/merge" --model model --adapter again --out mixed
+        check "the tokenizer of another adapter" grep -q "has a token with id 258, but" err
         run "$tool/merge" --model model --adapter added --out joined.gguf
         check "GGUF is refused" grep -q "cannot be merged into a GGUF file" err
     fi
