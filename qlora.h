@@ -1361,8 +1361,8 @@ typedef struct qlora_merge_desc {
     qlora_progress_fn progress; // NULL = none
     void* progress_user;
     qlora_gguf_format gguf; // of the matrices in a GGUF file; 0 = dtype
-    // Folder with the files of a tokenizer that has more tokens, but none without a row; NULL = only
-    // those of the model's folder.
+    // Folder with the files of a tokenizer that has more tokens, each with a row in the merged
+    // model; NULL = only those of the model's folder.
     const char* tokenizer_dir;
     uint32_t reserved_must_be_zero1;
 } qlora_merge_desc;
@@ -44510,4 +44510,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 67484641b8ef8418
+//@@ end a59f8d3cb7eaac01
