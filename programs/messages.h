@@ -82,6 +82,8 @@ static inline bool message_options(char* text) {
         const char* option;
     } words[] = {{"desc.targets", "--targets"},
                  {"desc.rope_scale", "--rope-scale"},
+                 {"desc.new_tokens", "--add-tokens"},
+                 {"desc.save_modules", "--save-modules"},
                  {"desc.offload", "--offload"},
                  {"desc.tile", "--tile"},
                  {"desc.recompute", "--recompute"},

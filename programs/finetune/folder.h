@@ -123,6 +123,9 @@ static void step_take(void* user, const char* name) {
 // Where folders called step-N are: checkpoints, and snapshots of the adapter.
 static const char* const step_places[] = {"checkpoint", "snapshots"};
 
+// Where adapters are that are not in such a folder.
+static const char* const adapter_places[] = {"adapter", "best"};
+
 static void steps_search(app* a, const char* place, char dir[PATH_SIZE], step_search* out) {
     memset(out, 0, sizeof *out);
     out_path(a, place, dir);
@@ -134,8 +137,8 @@ static void steps_search(app* a, const char* place, char dir[PATH_SIZE], step_se
 static bool steps_ours(app* a) {
     char dir[PATH_SIZE];
     step_search found;
-    for (size_t i = 0; i < 3; i++) {
-        out_path(a, i < 2 ? step_places[i] : "adapter", dir);
+    for (size_t i = 0; i < 4; i++) {
+        out_path(a, i < 2 ? step_places[i] : adapter_places[i - 2], dir);
         if (path_is_link(dir)) { // what it leads to may belong to another run
             return error_set(
                 a->error, "%s is a link; remove it, or use a different --out to start over", dir);
@@ -176,12 +179,14 @@ static bool steps_check(app* a) {
                          "--resume never to remove them and start over, or a different --out",
                          a->o.out, found.any);
     }
-    out_path(a, "adapter", dir);
-    if (!file_missing(dir, "adapter_config.json")) {
-        return error_set(a->error,
-                         "%s contains an adapter but no checkpoint; use --resume never to replace "
-                         "it, or a different --out",
-                         a->o.out);
+    for (size_t i = 0; i < 2; i++) {
+        out_path(a, adapter_places[i], dir);
+        if (!file_missing(dir, "adapter_config.json")) {
+            return error_set(a->error,
+                             "%s contains an adapter%s but no checkpoint; use --resume never to "
+                             "replace it, or a different --out",
+                             a->o.out, i == 0 ? "" : " in best/");
+        }
     }
     return steps_ours(a);
 }
@@ -231,7 +236,7 @@ static bool place_empty(app* a, const char* place) {
     }
 }
 
-// Removes the checkpoints and the adapter of the run that --resume never replaces, the list first:
+// Removes the checkpoints and the adapters of the run that --resume never replaces, the list first:
 // half of them must never look like a run.
 static bool steps_remove(app* a) {
     char path[PATH_SIZE];
@@ -242,9 +247,12 @@ static bool steps_remove(app* a) {
             return error_set(a->error, "cannot remove %s: %s", path, strerror(errno));
         }
     }
-    out_path(a, "adapter", path);
-    return place_empty(a, step_places[0]) && place_empty(a, step_places[1]) &&
-           files_remove(a, path);
+    bool ok = place_empty(a, step_places[0]) && place_empty(a, step_places[1]);
+    for (size_t i = 0; i < 2 && ok; i++) {
+        out_path(a, adapter_places[i], path);
+        ok = files_remove(a, path);
+    }
+    return ok;
 }
 
 // ---- the folder ----

@@ -16,6 +16,7 @@ typedef struct job {
     char* texts[JOB_TEXTS];
     size_t text_count;
     size_t end; // of the packs of the step that is running
+    bool over;  // it diverged; the others go on
 } job;
 
 typedef struct job_list {
@@ -71,44 +72,87 @@ static const char* const job_options[] = {"data",
 // A name becomes a folder.
 static bool job_name_fits(const char* name) {
     size_t n = strlen(name);
-    return n > 0 && n < 48 && name[0] != '.' &&
+    return n > 0 && n < 48 && name[0] != '.' && name[n - 1] != '.' &&
            strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == n;
+}
+
+// Whether names differ at most in case: some file systems have one folder for both.
+static bool job_names_alike(const char* a, const char* b) {
+    while (*a != '\0' && tolower((unsigned char)*a) == tolower((unsigned char)*b)) {
+        a++;
+        b++;
+    }
+    return *a == *b;
 }
 
 static bool job_name(job_list* l, job* j, const char* text, char error[1024]) {
     if (!job_name_fits(text)) {
         return error_set(error,
                          "name: '%.60s' cannot name a folder; use up to 47 letters, digits, '.', "
-                         "'_' and '-', and no '.' at the beginning",
+                         "'_' and '-', and no '.' at the beginning or the end",
                          text);
     }
     for (size_t i = 0; i < l->count; i++) {
-        if (l->data[i] != j && strcmp(l->data[i]->name, text) == 0) {
-            return error_set(error, "name: '%s' is given twice", text);
+        const char* other = l->data[i]->name;
+        if (l->data[i] == j || !job_names_alike(other, text)) {
+            continue;
         }
+        return strcmp(other, text) == 0
+                   ? error_set(error, "name: '%s' is given twice", text)
+                   : error_set(error,
+                               "name: '%s' and '%s' differ only in case, and some file systems "
+                               "would have one folder for both",
+                               other, text);
     }
     snprintf(j->name, sizeof j->name, "%s", text);
+    return true;
+}
+
+// An option that a job can have, by its name in the file; NULL with an error.
+static const option* job_option(job* j, const char* key, char error[1024]) {
+    const option* row = option_find(&j->a.set, key, strlen(key));
+    if (row == NULL) {
+        const char* nearest = option_nearest(&j->a.set, key);
+        error_set(error, "'%.60s' is not an option%s%s", key,
+                  nearest != NULL ? "; did you mean " : "", nearest != NULL ? nearest : "");
+        return NULL;
+    }
+    if (!name_among(row->name, job_options, sizeof job_options / sizeof job_options[0])) {
+        error_set(error, "'%s' is the same for all jobs; give it in the command line", key);
+        return NULL;
+    }
+    return row;
+}
+
+// An empty list: none instead of those of the command line.
+static bool job_none(job* j, const char* key, char error[1024]) {
+    if (strcmp(key, "name") == 0) {
+        return error_set(error, "name: a string was expected");
+    }
+    const option* row = job_option(j, key, error);
+    if (row == NULL) {
+        return false;
+    }
+    if (row->kind != OPT_TEXTS) {
+        return error_set(error, "%s: one value was expected", key);
+    }
+    ((option_texts*)option_at(&j->a.set, row))->count = 0;
     return true;
 }
 
 // Stores a value of the file. `again`: it is not the first one of a list.
 static bool job_value(job_list* l, job* j, const char* key, const char* text, bool word, bool again,
                       char error[1024]) {
-    const option* row = option_find(&j->a.set, key, strlen(key));
-    bool flag = row != NULL && row->kind == OPT_FLAG;
-    bool list = row != NULL && row->kind == OPT_TEXTS;
     if (strcmp(key, "name") == 0) {
         return word && !again ? job_name(l, j, text, error)
                               : error_set(error, "name: a string was expected");
     }
+    const option* row = job_option(j, key, error);
     if (row == NULL) {
-        const char* nearest = option_nearest(&j->a.set, key);
-        return error_set(error, "'%.60s' is not an option%s%s", key,
-                         nearest != NULL ? "; did you mean " : "", nearest != NULL ? nearest : "");
+        return false;
     }
-    if (!name_among(row->name, job_options, sizeof job_options / sizeof job_options[0])) {
-        return error_set(error, "'%s' is the same for all jobs; give it in the command line", key);
-    }
+    bool flag = row->kind == OPT_FLAG;
+    bool list = row->kind == OPT_TEXTS;
     bool yes = !word && strcmp(text, "true") == 0;
     bool no = !word && strcmp(text, "false") == 0;
     if (flag != (yes || no)) {
@@ -178,6 +222,7 @@ static bool job_member(job_list* l, job* j, json_reader* r, char error[1024]) {
         for (size_t i = 0; ok && more; i++) {
             ok = json_next(r, i, &more) || error_set(error, "%.60s: %s", key.data, r->wrong);
             ok = ok && (!more || job_scalar(l, j, r, key.data, i > 0, error));
+            ok = ok && (more || i > 0 || job_none(j, key.data, error));
         }
     } else {
         ok = ok && job_scalar(l, j, r, key.data, false, error);
@@ -274,6 +319,30 @@ static bool job_open(job_list* l, json_reader* r, char error[1024]) {
     return true;
 }
 
+// Standard input can be read once; options_check has counted within each job.
+static bool jobs_inputs_check(const job_list* l, char error[1024]) {
+    const job* reader = NULL;
+    for (size_t i = 0; i < l->count; i++) {
+        const options* o = &l->data[i]->a.o;
+        const option_texts* lists[2] = {&o->data, &o->eval_data};
+        for (int64_t k = 0; k < lists[0]->count + lists[1]->count; k++) {
+            const char* path =
+                k < lists[0]->count ? lists[0]->items[k] : lists[1]->items[k - lists[0]->count];
+            if (strcmp(path, "-") != 0) {
+                continue;
+            }
+            if (reader != NULL) {
+                return error_set(error,
+                                 "jobs %s and %s both read standard input (-), which only one of "
+                                 "them can",
+                                 reader->name, l->data[i]->name);
+            }
+            reader = l->data[i];
+        }
+    }
+    return true;
+}
+
 static bool jobs_read(job_list* l) {
     app* a = l->base;
     blob text;
@@ -303,8 +372,11 @@ static bool jobs_read(job_list* l) {
     if (!ok && l->count > 0) {
         return error_set(a->error, "--jobs %.400s, job %zu: %.500s", a->o.jobs, l->count, why);
     }
-    return ok ? l->count > 0 || error_set(a->error, "--jobs %s: the list is empty", a->o.jobs)
-              : error_set(a->error, "--jobs %.400s: %.500s", a->o.jobs, why);
+    if (ok && l->count == 0) {
+        return error_set(a->error, "--jobs %s: the list is empty", a->o.jobs);
+    }
+    return (ok && jobs_inputs_check(l, why)) ||
+           error_set(a->error, "--jobs %.400s: %.500s", a->o.jobs, why);
 }
 
 // ---- preparing ----------------------------------------------------------------------------------
@@ -356,6 +428,37 @@ static void jobs_describe(job_list* l) {
     d->progress_user = l->base;
 }
 
+// The longest text of a model, which decides between the factors of longrope.
+static int64_t job_longest(const qlora_model_desc* d) {
+    return d->max_length > d->generate_tokens ? d->max_length : d->generate_tokens;
+}
+
+// One model has one set of rotary factors. A job whose texts are short would be trained with those
+// for long ones, and used with the others.
+static bool jobs_rope_check(job_list* l) {
+    const qlora_model_config* c = &l->base->plan.config;
+    const qlora_rope_desc* rope = c->rope_sliding.use_long ? &c->rope_sliding : &c->rope;
+    size_t longest = 0;
+    for (size_t i = 1; i < l->count; i++) {
+        bool more =
+            job_longest(&l->data[i]->a.model_desc) > job_longest(&l->data[longest]->a.model_desc);
+        longest = more ? i : longest;
+    }
+    for (size_t i = 0; i < l->count && rope->use_long; i++) {
+        int64_t own = job_longest(&l->data[i]->a.model_desc);
+        if ((double)own <= rope->original_max_position) {
+            return error_set(
+                l->base->error,
+                "the model has one set of rotary factors for texts up to %g tokens and another "
+                "for longer ones; job %s has texts up to %lld, job %s up to %lld: train them "
+                "separately, or change --length or --sample-tokens",
+                rope->original_max_position, l->data[i]->name, (long long)own,
+                l->data[longest]->name, (long long)job_longest(&l->data[longest]->a.model_desc));
+        }
+    }
+    return true;
+}
+
 static bool jobs_prepare(job_list* l) {
     app* base = l->base;
     base->world = 1;
@@ -374,7 +477,8 @@ static bool jobs_prepare(job_list* l) {
     budget.host_bytes = (uint64_t)base->o.host_budget;
     qlora_result result = qlora_plan_make(base->ctx, &l->model_desc, &budget, &base->plan);
     return lib(base, result,
-               result == QLORA_ERR_DEVICE_MEMORY ? "not enough memory" : "planning the memory");
+               result == QLORA_ERR_DEVICE_MEMORY ? "not enough memory" : "planning the memory") &&
+           jobs_rope_check(l);
 }
 
 // What belongs to the model from now on is that of this job.
@@ -425,8 +529,8 @@ static bool jobs_begin(job_list* l) {
 
 // ---- the run ------------------------------------------------------------------------------------
 
-static bool job_goes_on(const app* a) {
-    return a->step < a->total_steps && !patience_over(a);
+static bool job_goes_on(const job* j) {
+    return !j->over && j->a.step < j->a.total_steps && !patience_over(&j->a);
 }
 
 // The packs of the next step of a job, as its own batches.
@@ -449,7 +553,7 @@ static bool jobs_room(job_list* l, size_t* most) {
     *most = 0;
     for (size_t i = 0; i < l->count; i++) {
         const job* j = l->data[i];
-        size_t own = job_goes_on(&j->a) ? j->end - j->a.next_pack : 0;
+        size_t own = job_goes_on(j) ? j->end - j->a.next_pack : 0;
         *most = own > *most ? own : *most;
         for (size_t p = 0; p < own; p++) {
             const qlora_batch* b = &j->a.batches.data[p];
@@ -480,7 +584,7 @@ static bool jobs_join(job_list* l, size_t* count) {
         to->adapters = adapters;
         for (size_t i = 0; i < l->count; i++) {
             const job* j = l->data[i];
-            size_t own = job_goes_on(&j->a) ? j->end - j->a.next_pack : 0;
+            size_t own = job_goes_on(j) ? j->end - j->a.next_pack : 0;
             const qlora_batch* from = &j->a.batches.data[p];
             int64_t at = 0;
             for (int64_t s = 0; p < own && s < from->count; s++) {
@@ -498,20 +602,23 @@ static bool jobs_join(job_list* l, size_t* count) {
 
 // After a step: the log, evaluation, checkpoint of a job.
 static bool job_record(job_list* l, size_t i, const qlora_train_info* info, double seconds) {
-    app* a = &l->data[i]->a;
-    a->next_pack = l->data[i]->end;
+    job* j = l->data[i];
+    app* a = &j->a;
+    a->next_pack = j->end;
     step_record(a, info, seconds);
     a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
     if (a->skipped_in_row == 10) {
-        return error_set(a->error,
-                         "step %lld: ten consecutive non-finite gradients; try a lower lr",
-                         (long long)info->step);
+        error_set(a->error, "step %lld: ten consecutive non-finite gradients; try a lower lr",
+                  (long long)info->step);
+        complain(a);
+        j->over = true;
+        return true;
     }
     if (!job_select(l, i) || !evaluate_due(a)) {
         return false;
     }
     best_save(a);
-    if (job_goes_on(a) && a->step % interval(a, a->o.save_every) == 0) {
+    if (job_goes_on(j) && a->step % interval(a, a->o.save_every) == 0) {
         bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
     }
     if (a->o.snapshot_every > 0 && a->step % a->o.snapshot_every == 0) {
@@ -530,7 +637,7 @@ static bool jobs_step(job_list* l) {
     double start = seconds_now();
     for (size_t i = 0; i < l->count; i++) {
         app* a = &l->data[i]->a;
-        if (job_goes_on(a)) {
+        if (job_goes_on(l->data[i])) {
             if (!job_packs(l->data[i])) {
                 return job_fail(l, l->data[i]);
             }
@@ -556,11 +663,32 @@ static bool jobs_step(job_list* l) {
 
 static bool jobs_run_on(const job_list* l) {
     for (size_t i = 0; i < l->count; i++) {
-        if (job_goes_on(&l->data[i]->a)) {
+        if (job_goes_on(l->data[i])) {
             return stop_asked == 0;
         }
     }
     return false;
+}
+
+// What became of a job that is saved.
+static void job_tell(job* j) {
+    app* a = &j->a;
+    char tokens[32];
+    char held[64] = "";
+    if (j->over || job_goes_on(j) || a->eval_cut) {
+        say(a, "stopped after step %lld of %lld and saved to %s\n", (long long)a->step,
+            (long long)a->total_steps, a->o.out);
+        return;
+    }
+    if (a->step < a->total_steps) {
+        say(a, "stopped early: the held-out loss has not fallen for %lld evaluations\n",
+            (long long)a->o.patience);
+    }
+    if (known(a->last_eval)) {
+        snprintf(held, sizeof held, "held out %.4f -> %.4f; ", a->first_eval, a->last_eval);
+    }
+    say(a, "%lld steps, %s tokens; %ssaved to %s\n", (long long)a->step,
+        short_number((double)a->tokens_seen, tokens), held, a->o.out);
 }
 
 // Saves every job, whatever became of the others.
@@ -573,23 +701,32 @@ static bool jobs_save(job_list* l, bool ok) {
         if (!job_select(l, i) || !results_save(a)) {
             complain(a);
             ok = false;
-        } else if (job_goes_on(a)) {
-            say(a, "stopped after step %lld of %lld and saved to %s\n", (long long)a->step,
-                (long long)a->total_steps, a->o.out);
         } else {
-            char tokens[32];
-            say(a, "%lld steps, %s tokens; held out %.4f -> %.4f; saved to %s\n",
-                (long long)a->step, short_number((double)a->tokens_seen, tokens), a->first_eval,
-                a->last_eval, a->o.out);
+            job_tell(l->data[i]);
         }
         l->base->failed = l->base->failed || a->failed;
     }
     return ok;
 }
 
+// After Ctrl-C: whether there is something to resume.
+static void jobs_tell_stop(job_list* l) {
+    bool saved = false;
+    bool rest = false;
+    for (size_t i = 0; i < l->count; i++) {
+        saved = saved || l->data[i]->a.step > 0;
+        rest = rest || job_goes_on(l->data[i]) || l->data[i]->a.eval_cut;
+    }
+    if (rest) {
+        say(l->base, saved ? "run the same command to resume\n"
+                           : "stopped before the first step was complete; there is nothing to "
+                             "save\n");
+    }
+}
+
 static bool jobs_train(job_list* l) {
     bool ok = jobs_begin(l);
-    stop_training = 1;
+    stop_training = STOP_STEP;
     for (size_t i = 0; i < l->count && ok; i++) {
         app* a = &l->data[i]->a;
         ok = (job_select(l, i) && evaluate_due(a)) || job_fail(l, l->data[i]);
@@ -609,7 +746,7 @@ static bool jobs_train(job_list* l) {
     }
     ok = jobs_save(l, ok) && ok;
     if (ok && stop_asked != 0) {
-        say(l->base, "run the same command to resume\n");
+        jobs_tell_stop(l);
     }
     return ok;
 }

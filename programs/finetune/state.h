@@ -310,13 +310,17 @@ typedef struct app {
 static volatile sig_atomic_t stop_asked;
 static volatile sig_atomic_t stop_training; // a step or an evaluation may be running
 
+// Values of stop_training: what is completed before the run stops.
+enum { STOP_MICRO = 1, STOP_STEP };
+
 // Ctrl-C is acknowledged at once: people who see nothing press it again, which ends the program.
 static void stop_tell(void) {
-    static const char training[] =
-        "\nstopping after this micro-batch; press Ctrl-C again to quit at once\n";
-    static const char otherwise[] = "\nstopping; press Ctrl-C again to quit at once\n";
-    const char* text = stop_training != 0 ? training : otherwise;
-    size_t size = stop_training != 0 ? sizeof training - 1 : sizeof otherwise - 1;
+    static const char* const texts[] = {
+        "\nstopping; press Ctrl-C again to quit at once\n",
+        "\nstopping after this micro-batch; press Ctrl-C again to quit at once\n",
+        "\nstopping after this step; press Ctrl-C again to quit at once\n"};
+    const char* text = texts[stop_training];
+    size_t size = strlen(text); // POSIX allows it in a handler
     int code = errno;
 #ifdef _WIN32
     (void)!_write(2, text, (unsigned)size);

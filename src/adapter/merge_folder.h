@@ -397,9 +397,69 @@ static const qlora__gguf_type* qlora__merge_type(const qlora_merge_desc* desc) {
                                                                   : "F32");
 }
 
+// The highest id in added_tokens.
+static int64_t qlora__merge_highest_of(const qlora__json* json) {
+    uint32_t added = qlora__json_find(json, 0, "added_tokens");
+    bool list = added != 0 && qlora__json_kind_of(json, added) == QLORA__JSON_ARRAY;
+    int64_t highest = -1;
+    for (uint32_t i = list ? added + 1 : 0; list && i < json->tokens[added].next;
+         i = json->tokens[i].next) {
+        uint32_t value = qlora__json_find(json, i, "id");
+        int64_t id = -1;
+        if (value != 0 && qlora__json_int(json, value, &id)) {
+            highest = qlora__max(highest, id);
+        }
+    }
+    return highest;
+}
+
+// The same of a folder; -1 if it has no tokenizer.json.
+static qlora_result qlora__merge_highest(qlora__env* env, const char* dir, int64_t* out) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    qlora__map map;
+    qlora__json json;
+    *out = -1;
+    QLORA__TRY(qlora__path_join(env, dir, "tokenizer.json", path));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__map_open(env, path, &map));
+    qlora_result r = qlora__json_parse(env, path, map.data, map.size, 0, &json);
+    if (r == QLORA_OK) {
+        *out = qlora__merge_highest_of(&json);
+        qlora__json_free(env, &json);
+    }
+    qlora__map_close(env, &map);
+    return r;
+}
+
+// A tokenizer of another adapter may have tokens for which the merged model has no rows. Some
+// models come with such a tokenizer, so that only ids count that theirs does not have either.
+static qlora_result qlora__merge_need_rows(qlora_ctx* ctx, const qlora_model* m, const char* dir) {
+    int64_t highest = -1;
+    int64_t usual = -1;
+    if (dir == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__merge_highest(&ctx->env, dir, &highest));
+    if (highest < m->plan.config.vocab) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__merge_highest(&ctx->env, m->dir, &usual));
+    return highest <= usual
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                             "%s/tokenizer.json has a token with id %lld, but the model with this "
+                             "adapter has rows 0 to %lld; it belongs to another adapter",
+                             dir, (long long)highest, (long long)m->plan.config.vocab - 1);
+}
+
 static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
                                       const qlora_merge_desc* desc) {
     QLORA__TRY(qlora__merge_need(ctx, m, desc));
+    QLORA__TRY(qlora__merge_need_rows(ctx, m, desc->tokenizer_dir));
     if (desc->base == QLORA_MERGE_TRAINED) {
         QLORA__TRY(qlora__model_has_weights(ctx, m, "merging into the trained weights"));
     }

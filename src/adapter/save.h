@@ -545,6 +545,8 @@ static qlora_result qlora__adapter_renew(qlora_ctx* ctx, qlora_model* m, uint64_
     m->adapter_seed = seed;
     QLORA__TRY(qlora__adapters_start(ctx, m));
     QLORA__TRY(qlora__parameters_changed(ctx, m));
+    // The start above took DoRA's magnitudes with the old B, which was still in the shadow.
+    QLORA__TRY(qlora__dora_refresh(ctx, m, true));
     return qlora__sync(ctx);
 }
 

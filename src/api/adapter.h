@@ -14,8 +14,8 @@ QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // batches without `adapters` use the chosen one. Refused while a text is being generated. Does not
 // wait for the device.
 QLORA_API qlora_result qlora_adapter_select(qlora_model* model, int64_t index);
-// Gives the chosen adapter the values of a new one with this seed: A random, B zero. Destroy its
-// trainer before. Waits for the device.
+// Gives the chosen adapter the values of a new one with this seed: A random, B zero, magnitudes of
+// the base. Destroy its trainer before. Waits for the device.
 QLORA_API qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed);
 // Copies the trained tensors of one model to another that has the same ones. The models may belong
 // to different contexts; within one context the call does not wait for the device. The optimizer
@@ -59,8 +59,8 @@ typedef struct qlora_merge_desc {
     qlora_progress_fn progress; // NULL = none
     void* progress_user;
     qlora_gguf_format gguf; // of the matrices in a GGUF file; 0 = dtype
-    // Folder with the files of a tokenizer that has more tokens; NULL = only those of the model's
-    // folder.
+    // Folder with the files of a tokenizer that has more tokens, each with a row in the merged
+    // model; NULL = only those of the model's folder.
     const char* tokenizer_dir;
     uint32_t reserved_must_be_zero1;
 } qlora_merge_desc;

@@ -143,6 +143,8 @@
        files (qlora_adapter_select). qlora_train_step_each runs a step of all of them in one pass
        over the base: batch.adapters tells which one a sequence belongs to. Sums, norms and losses
        are those of each adapter; one that has come to its end is given no more sequences.
+       Lengths belong to the model: with longrope, the longest text of any adapter (max_length,
+       generate_tokens) chooses the rotary factors of all of them.
        An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
        a training of its own with the same micro-batches, if its sequences are next to each other
        in every micro-batch and there are no tiles. On the GPU it has the same bits whatever the

@@ -217,7 +217,8 @@ typedef struct qlora_model_desc {
     qlora_optimizer optimizer;  // 0 = ADAMW
     int64_t tokens;             // maximum tokens per micro-batch; 0 = 2048
     int64_t max_sequences;      // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
-    int64_t max_length;         // maximum tokens per sequence; 0 = tokens, as far as the model goes
+    int64_t max_length;         // maximum tokens per sequence, for all adapters; 0 = tokens, as far
+                                // as the model goes
     int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1

@@ -175,6 +175,14 @@ static int64_t qlora__vocab_saved(const qlora_model* m, const qlora__peft* peft)
                : 0;
 }
 
+// A new token has a row in both matrices, and both must learn.
+static qlora_result qlora__new_tokens_halved(qlora_ctx* ctx, const char* whole, const char* other) {
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                       "desc.new_tokens is set, and the head is not tied, but desc.save_modules "
+                       "has %s without %s; it must be both or none",
+                       whole, other);
+}
+
 // Finds how many rows follow those of the base.
 static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlora_model_desc* desc,
                                       int64_t count) {
@@ -188,14 +196,16 @@ static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlor
     }
     QLORA__TRY(qlora__vocab_grow(ctx, m, added));
     bool own = !m->plan.config.tied && !m->tokens_twice;
-    if (added > 0 && own && !(m->saved_embed ? m->saved_head : m->head_rows)) {
+    bool head = !own || (m->saved_embed ? m->saved_head : m->head_rows);
+    if (added > 0 && peft != NULL && !head) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s for %lld rows after the vocabulary's %lld tokens, but not for those "
-                           "of lm_head; %s",
-                           peft != NULL ? "the adapter has values" : "desc.new_tokens asks",
-                           (long long)added, (long long)m->plan.base_vocab,
-                           peft != NULL ? "train both with PEFT"
-                                        : "desc.save_modules must be both or none");
+                           "the adapter has values for %lld rows after the vocabulary's %lld "
+                           "tokens, but not for those of lm_head; train both with PEFT",
+                           (long long)added, (long long)m->plan.base_vocab);
+    }
+    // The same for new tokens in rows that the model has, but that mean nothing yet.
+    if (desc->new_token_count > 0 && !head) {
+        return qlora__new_tokens_halved(ctx, "the embedding", "lm_head");
     }
     return QLORA_OK;
 }
@@ -391,6 +401,9 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     // PEFT trains rows of a tied head with those of the embedding.
     m->head_rows = rows && (peft != NULL ? peft->head_rows
                                          : desc->new_token_count > 0 && !tied && !m->tokens_twice);
+    if (m->head_rows && m->saved_head && peft == NULL) {
+        return qlora__new_tokens_halved(ctx, "lm_head", "the embedding");
+    }
     if (m->head_rows && (tied || m->tokens_twice || m->saved_head)) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: trained rows of lm_head are not supported if %s",

@@ -649,6 +649,13 @@ adding() { # --add-tokens
     works "an adapter with new tokens" --model model --tokens 256 --backend cpu --threads 1 \
         --data sums.jsonl --eval 0 --adapter added --steps 1 --out again --resume never
     check "passes its tokenizer on" cmp added/adapter/tokenizer.json again/adapter/tokenizer.json
+    local best=("${one[@]}" --data sums.jsonl --eval 5 --eval-every 1 --keep-best --steps 2)
+    works "the best with new tokens" "${best[@]}" --add-tokens new.jsonl --out again --resume never
+    check "has their tokenizer" [ -s again/best/tokenizer.json ]
+    works "the best without them" "${best[@]}" --out again --resume never
+    check "has none" [ -s again/best/adapter_config.json -a ! -e again/best/tokenizer.json ]
+    works "no best" "${all[@]}" --steps 2 --out again --resume never
+    check "leaves none" [ ! -e again/best ]
     if [[ -x $tool/generate && -x $tool/merge ]]; then
         run "$tool/generate" --model model --adapter added --prompt "<|user|>ab" --max-tokens 3
         check "generate knows them ($status)" [ $status -eq 0 ]
@@ -656,6 +663,9 @@ adding() { # --add-tokens
         check "merge ($status)" [ $status -eq 0 ]
         check "has the new size" grep -q '"vocab_size": 259' joined/config.json
         check "and the new tokenizer" cmp added/adapter/tokenizer.json joined/tokenizer.json
+        cp added/adapter/tokenizer.json again/adapter
+        run "$tool/merge" --model model --adapter again --out mixed
+        check "the tokenizer of another adapter" grep -q "has a token with id 258, but" err
         run "$tool/merge" --model model --adapter added --out joined.gguf
         check "GGUF is refused" grep -q "cannot be merged into a GGUF file" err
     fi
@@ -739,10 +749,71 @@ END
 [{"name": "a", "lr": true}]|a number or a string was expected
 [{"name": "a"}]|data FILE is required
 [{"name": "a", "data": "sums.jsonl"}, {"name": "a"}]|is given twice
+[{"name": "a", "data": "sums.jsonl"}, {"name": "A"}]|differ only in case
+[{"name": "a.", "data": "sums.jsonl"}]|cannot name a folder
+[{"name": [], "data": "sums.jsonl"}]|name: a string was expected
+[{"name": "a", "data": "sums.jsonl", "lr": []}]|lr: one value was expected
+[{"name": "a", "lrr": []}]|did you mean lr
+[{"name": "a", "data": []}]|data FILE is required
+[{"name": "a", "data": "-"}, {"name": "b", "data": "-"}]|jobs a and b both read standard input
 [{"name": "a", "data": "sums.jsonl"}] 1|goes on after the list
 END
-    check "all of them were tried" [ $i -eq 15 ]
+    check "all of them were tried" [ $i -eq 22 ]
     echo '[{"name": "a", "data": "sums.jsonl"}, {"name": "b", "data": "nowhere.jsonl"}]' >wrong.json
     refuses "data of one job that is missing" "job b: .*nowhere.jsonl" "${common[@]}" \
         --jobs wrong.json --out o
+    job_ends
+    job_rotations
+}
+
+job_ends() { # what a job does not share with the others: its end, its samples
+    local common=(--model model --data sums.jsonl --backend cpu --threads 1 --tokens 256)
+    rm -rf ends
+    cat >ends.json <<'END'
+[{"name": "sound", "rank": 1, "lr": 0.001, "eval": 0, "sample-prompt": []},
+ {"name": "wild", "rank": 1, "alpha": 1000000, "lr": 10, "weight-decay": 10, "max-norm": 0,
+  "schedule": "constant", "warmup": 0}]
+END
+    run "$finetune" "${common[@]}" --jobs ends.json --steps 60 --eval 5 --eval-every 5 \
+        --sample-prompt "1 plus" --sample-tokens 4 --out ends
+    check "a job that diverges is a fault ($status)" [ $status -eq 1 ]
+    check "and is named" grep -q "^finetune: wild: step .*: ten consecutive non-finite" err
+    check "it ends" grep -qE "^wild: stopped after step [0-9]+ of 60 and saved to ends/wild" out
+    check "the other goes on" grep -qE "^sound: 60 steps, .* tokens; saved to ends/sound" out
+    check "with no result that it lacks" eval "! grep -qi '^sound: .*nan' out"
+    check "and without samples" eval "! grep -q '\"sample' ends/sound/log.jsonl"
+    check "which the other has" grep -q '"sample' ends/wild/log.jsonl
+    echo '[{"name": "a", "lr": 9, "schedule": "constant"}]' >ends.json
+    works "a job with patience" "${common[@]}" --jobs ends.json --steps 40 --eval 5 \
+        --eval-every 1 --patience 2 --out ends/early
+    check "says that it stopped early" grep -q "^a: stopped early: the held-out loss has not" out
+    echo '[{"name": "a"}]' >ends.json
+    "$finetune" "${common[@]}" --jobs ends.json --eval 0 --steps 40 --accumulate 200 \
+        --out ends/stopped >out 2>err &
+    pid=$!
+    wait_for_steps ends/stopped/a 1 $pid
+    kill -INT $pid
+    wait $pid
+    check "Ctrl-C says when a job ends" grep -q "stopping after this step" err
+}
+
+job_rotations() { # a model with one set of rotary factors for short texts and one for long ones
+    rm -rf rotated
+    mkdir rotated
+    cp model/tokenizer* rotated
+    cat >rotated/config.json <<'END'
+{"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "hidden_size": 16, "vocab_size": 257,
+ "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1,
+ "num_hidden_layers": 1, "max_position_embeddings": 256, "original_max_position_embeddings": 64,
+ "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": true, "hidden_act": "silu",
+ "rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1, 1], "long_factor": [1, 2, 3, 4]}}
+END
+    echo '[{"name": "a", "length": 64}, {"name": "b", "length": 128}]' >wrong.json
+    local all=(--model rotated --data sums.jsonl --eval 0 --steps 1 --backend cpu --jobs wrong.json)
+    refuses "short and long texts with longrope" "job a has texts up to 64, job b up to 128" \
+        "${all[@]}" --out o
+    echo '[{"name": "a", "length": 65}, {"name": "b", "length": 128}]' >wrong.json
+    works "only long texts" "${all[@]}" --plan --out o
+    echo '[{"name": "a", "length": 60}, {"name": "b", "length": 64}]' >wrong.json
+    works "only short texts" "${all[@]}" --plan --out o
 }

@@ -398,6 +398,30 @@ TEST adapters_have_files(const test_machine* machine) {
     PASS();
 }
 
+// The magnitudes of a renewed adapter are those of the base, so that it changes nothing.
+TEST renewed_magnitudes(const test_machine* machine) {
+    setup s = setup_make(machine);
+    rig r;
+    data d;
+    double renewed[3];
+    double base[3];
+    s.model.dropout = 0.0f;
+    s.model.train_norms = false;
+    s.model.dora = true;
+    data_make(&d, "renewed", run_lengths[0], 3);
+    ASSERT(rig_open(&r, &s));
+    ASSERT_OK(r, qlora_train_step(r.trainer, &d.batch, 1, NULL));
+    ASSERT_OK(r, qlora_trainer_destroy(r.trainer));
+    r.trainer = NULL;
+    ASSERT_OK(r, qlora_adapter_renew(r.model, 7));
+    ASSERT_OK(r, qlora_eval_sequences(r.model, &d.batch, renewed));
+    ASSERT_OK(r, qlora_adapter_use(r.model, false));
+    ASSERT_OK(r, qlora_eval_sequences(r.model, &d.batch, base));
+    ASSERT_CLOSE_DOUBLE(base, renewed, 3, 1e-5, 1e-5);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
 static void checkpoint_remove(const char* dir) {
     static const char* const files[] = {"step-1/adapter_model.safetensors",
                                         "step-1/adapter_config.json", "step-1/state.safetensors",
@@ -570,6 +594,7 @@ SUITE(jobs_suite) {
     RUN_ON(TEST_ONE_EACH, others_do_not_matter);
     RUN_ON(TEST_ONE_EACH, evaluates_by_adapter);
     RUN_ON(TEST_ONE_EACH, adapters_have_files);
+    RUN_ON(TEST_ONE_EACH, renewed_magnitudes);
     RUN_ON(TEST_ONE_EACH, jobs_resume);
     RUN_ON(TEST_ONE_EACH, jobs_are_checked);
     RUN_ON(TEST_ONE_EACH, generates_by_adapter);

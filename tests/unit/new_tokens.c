@@ -335,8 +335,9 @@ TEST wrong_rows_are_refused(const test_machine* machine) {
         {true, 0, {{VOCAB, outside, 2}, {8, NULL, 0}}, "new_tokens[0].from[1] is 61"},
         {true, 0, {{VOCAB, NULL, 1}, {8, NULL, 0}}, "new_tokens[0].from does not have"},
         {true, QLORA_SAVE_EMBED, {{VOCAB + 2, NULL, 0}, {8, NULL, 0}}, "new_tokens[0].id is 63"},
-        {false, QLORA_SAVE_EMBED, {{VOCAB, NULL, 0}, {8, NULL, 0}}, "save_modules must be both"},
-        {false, QLORA_SAVE_HEAD, {{VOCAB, NULL, 0}, {8, NULL, 0}}, "the whole head is trained"},
+        {false, QLORA_SAVE_EMBED, {{VOCAB, NULL, 0}, {8, NULL, 0}}, "it must be both or none"},
+        {false, QLORA_SAVE_EMBED, {{60, NULL, 0}, {8, NULL, 0}}, "it must be both or none"},
+        {false, QLORA_SAVE_HEAD, {{VOCAB, NULL, 0}, {8, NULL, 0}}, "it must be both or none"},
     };
     rig_quiet = true;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
