@@ -999,12 +999,13 @@ typedef struct qlora_comm {
                    // captured, and the graph is launched in later steps; clear it to avoid that
     // Sends and receives all messages. Those from one process to another arrive in the order of
     // both lists, which have the same sizes. Returns false after a failure, with a reason in `why`.
-    // In device memory, it may return before the messages have arrived. With `graph`, count 0 says
-    // that a graph is about to be launched: time limits start again.
+    // In device memory, it may return before the messages have arrived; count 0 then says that time
+    // limits start again, because a graph is about to be launched or the device still computes.
     bool (*exchange)(const qlora_message* messages, int64_t count, void* stream, char* why,
                      size_t why_size, void* user);
-    // Called again and again while the host waits for exchanges in device memory: false if they
-    // cannot succeed any more, with the reason. NULL = not needed.
+    // Called again and again while a call of the trainer waits for exchanges in device memory:
+    // false if they cannot succeed any more, with the reason. NULL = not needed. Other calls that
+    // wait for the device do not ask: query a step before evaluating or reading parameters.
     bool (*alive)(char* why, size_t why_size, void* user);
     // Changes how long an exchange may take, in seconds; 0 = as at first. NULL = there is no limit.
     void (*limit)(double seconds, void* user);
@@ -40292,12 +40293,32 @@ static qlora_result qlora__comm_exchange(qlora_ctx* ctx, const qlora_comm* comm,
                : qlora__comm_fail(ctx, comm, why);
 }
 
-// Waits until the stream has passed an event, as long as the exchanges before it can succeed.
-static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* comm, void* event) {
+// Before the device reaches an exchange and after it has passed it, it computes. That is no time
+// that another process takes, so limits start again. `marks` are recorded before and after it.
+static qlora_result qlora__comm_spare(qlora_ctx* ctx, const qlora_comm* comm,
+                                      void* const marks[2]) {
+    char why[400] = "";
+    bool begun = false;
+    bool ended = false;
+    QLORA__TRY(qlora__event_poll(ctx, marks[0], &begun));
+    QLORA__TRY(qlora__event_poll(ctx, marks[1], &ended));
+    if (begun && !ended) {
+        return QLORA_OK;
+    }
+    return comm->exchange(NULL, 0, qlora__comm_stream(ctx), why, sizeof why, comm->user)
+               ? QLORA_OK
+               : qlora__comm_fail(ctx, comm, why);
+}
+
+// Waits until the stream has passed an event, as long as the exchange before it can succeed. If
+// marks is NULL, the device has reached the exchange.
+static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* comm,
+                                           void* const marks[2], void* event) {
     char why[400] = "";
     bool done = comm->alive == NULL || !comm->device || event == NULL;
     while (!done) {
         QLORA__TRY(qlora__event_poll(ctx, event, &done));
+        QLORA__TRY(!done && marks != NULL ? qlora__comm_spare(ctx, comm, marks) : QLORA_OK);
         if (!done && !comm->alive(why, sizeof why, comm->user)) {
             return qlora__comm_fail(ctx, comm, why);
         }
@@ -40308,11 +40329,21 @@ static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* com
     return QLORA_OK;
 }
 
-// An exchange that fails on the device is noticed after the update that follows it was queued.
+// An exchange that fails on the device is noticed after the update that follows it was queued. Only
+// the last one can be under way: the next one is not queued before it has ended.
 static qlora_result qlora__comm_wait(qlora_trainer* t, void* event) {
-    qlora_result r = t->world > 1 ? qlora__comm_wait_event(t->ctx, &t->comm, event) : QLORA_OK;
+    const qlora__report* last = &t->reports[qlora__record_of(t->step)];
+    qlora_result r = t->world > 1
+                         ? qlora__comm_wait_event(t->ctx, &t->comm, last->exchange_events, event)
+                         : QLORA_OK;
     t->spoilt = t->spoilt || r != QLORA_OK;
     return r;
+}
+
+// The same for the next slot of the ring, whose last copy may be behind an exchange.
+static qlora_result qlora__comm_slot(qlora_trainer* t) {
+    const qlora__slot* slot = &t->m->ring.slots[t->m->ring.next];
+    return slot->busy ? qlora__comm_wait(t, slot->event) : QLORA_OK;
 }
 
 static void qlora__sum_message(qlora__sum* sum, bool receive, int32_t peer, void* data,
@@ -40566,7 +40597,7 @@ static qlora_result qlora__gather_device(qlora_ctx* ctx, const qlora_comm* comm,
     QLORA__TRY(qlora__event_create(ctx, &event));
     qlora_result r = qlora__gather_run(ctx, comm, bytes, (char*)room);
     r = r == QLORA_OK ? qlora__event_record(ctx, event) : r;
-    r = r == QLORA_OK ? qlora__comm_wait_event(ctx, comm, event) : r;
+    r = r == QLORA_OK ? qlora__comm_wait_event(ctx, comm, NULL, event) : r;
     r = r == QLORA_OK ? qlora__copy_out(ctx, all, room, world * bytes) : r;
     if (r == QLORA_OK) {
         memcpy((char*)all + (size_t)comm->rank * bytes, mine, bytes);
@@ -40835,6 +40866,7 @@ static qlora_result qlora__comm_sum(qlora_trainer* t) {
     if (t->world <= 1 || t->leaves == 0) {
         return QLORA_OK;
     }
+    QLORA__TRY(qlora__comm_wait(t, t->reports[qlora__record_of(t->step)].exchange_events[1]));
     qlora__swap* swap = t->swap_graphs ? qlora__swap_find(t) : NULL;
     if (swap != NULL && swap->graph == NULL) {
         QLORA__TRY(qlora__swap_capture(t, swap));
@@ -41307,6 +41339,11 @@ static double qlora__comm_ms(const qlora_trainer* t, const qlora__report* report
 static qlora_result qlora__comm_wait(qlora_trainer* t, void* event) {
     (void)t;
     (void)event;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__comm_slot(qlora_trainer* t) {
+    (void)t;
     return QLORA_OK;
 }
 
@@ -42352,6 +42389,7 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     qlora__preference_numbers numbers = qlora__preference_numbers_of(t);
     qlora__micro_desc desc = {sft ? t->counts.labels : 1.0, t->desc.seed,    t->step,
                               sft ? NULL : &numbers,        t->desc.adapter, NULL};
+    QLORA__TRY(qlora__comm_slot(t));
     QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
     t->tokens += t->micro.mismatched ? 0 : t->micro.tokens;
     return QLORA_OK;
@@ -44432,4 +44470,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b3e7f0e23e97a22e
+//@@ end f915d6ef292889a4

@@ -52,6 +52,7 @@ scaled() { # --rope-scale
         "${run[@]}" --rope-scale dynamic:4 --out o
     refuses "a scaling of the demo" "--rope-scale needs --model" --demo --rope-scale yarn:4
     works "a scaled rotation" "${run[@]}" --rope-scale yarn:4 --out scaled
+    check "what others need to use it" grep -q "trained with --rope-scale yarn:4" out
     refuses "resuming with another one" "rope-scale" "${run[@]}" --rope-scale linear:4 \
         --steps 2 --out scaled
     refuses "starting from it without" "was trained with the scaling \"yarn:4\"" --model model \
