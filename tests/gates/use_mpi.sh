@@ -196,8 +196,8 @@ waits() {
     for ((i = 0; i < 32; i++)); do
         prompts+=(--sample-prompt "the number $i")
     done
-    open_run 2 --out sampled --rank-limit 1 --steps 1 --length 900 --tokens 900 --rope-scale linear:4 \
-        --sample-tokens 880 "${prompts[@]}"
+    open_run 2 --out sampled --rank-limit 1 --steps 1 --length 900 --tokens 900 \
+        --rope-scale linear:4 --sample-tokens 880 "${prompts[@]}"
     check "samples that take longer than --rank-limit" grep -q step-1 sampled/checkpoint/latest
     library=$(ldconfig -p 2>/dev/null | sed -n 's/.*libmpi\.so\.40 .*=> //p' | head -1)
     if [[ -z $library ]] || ! cc -shared -fPIC -o libmpi_hang.so \
