@@ -55,6 +55,7 @@ static bool id_read(app* a, const rank_id* want, rank_id* out) {
     char path[PATH_SIZE];
     char lock[PATH_SIZE];
     double start = seconds_now();
+    bool found = false;
     out_path(a, ID_NAME, path);
     out_path(a, LOCK_NAME, lock);
     while (stop_asked == 0 && seconds_now() - start < (double)a->o.rank_limit) {
@@ -65,6 +66,7 @@ static bool id_read(app* a, const rank_id* want, rank_id* out) {
             memcpy(out, text.data, sizeof *out);
         }
         blob_free(&text);
+        found = whole;
         if (whole && id_fits(want, out, lock)) {
             return true;
         }
@@ -73,6 +75,11 @@ static bool id_read(app* a, const rank_id* want, rank_id* out) {
     if (stop_asked != 0) {
         a->stopped = true;
         return error_set(a->error, "stopped");
+    }
+    if (found) {
+        return error_set(a->error,
+                         "%s is that of another run, and rank 0 has not replaced it within %lld s",
+                         path, (long long)a->o.rank_limit);
     }
     return error_set(a->error,
                      "rank 0 has not written %s within %lld s; processes on several machines need "

@@ -330,7 +330,8 @@ static bool options_check(options* o, char adapter[FOLDER_PATH], char error[1024
         !train_tokens_check(o, error) || !lr_factors_check(o, error)) {
         return false;
     }
-    if (o->tokens != 0 && o->length != 0 && o->length > o->tokens) {
+    bool chosen = o->length != 0 && o->length != OPTION_MAX;
+    if (o->tokens != 0 && chosen && o->length > o->tokens) {
         return error_set(error,
                          "--length (%lld) must not exceed --tokens (%lld): a sample has to fit "
                          "into one micro-batch",

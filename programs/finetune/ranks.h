@@ -42,8 +42,9 @@ static int32_t variable_number(const char* name) {
 // Finds out from the environment which process of how many this is.
 static bool ranks_find(app* a) {
     const launcher* found = NULL;
+    int32_t local = -1;
+    int32_t local_world = -1;
     a->world = 1;
-    a->local_world = 1;
     for (size_t i = 0; i < LAUNCHER_COUNT; i++) {
         const launcher* l = &launchers[i];
         int32_t rank = variable_number(l->rank);
@@ -68,30 +69,22 @@ static bool ranks_find(app* a) {
             found = l;
             a->rank = rank;
             a->world = world;
-            int32_t local = variable_number(l->local);
-            int32_t local_world = variable_number(l->local_world);
-            a->local = local >= 0 ? local : 0;
-            a->local_world = local_world >= 1 ? local_world : 1;
             a->mpi = l->mpi;
             a->launcher = l->name;
         }
+        if (rank == a->rank && world == a->world) { // Slurm's PMI says nothing about the machine
+            local = local >= 0 ? local : variable_number(l->local);
+            local_world = local_world >= 1 ? local_world : variable_number(l->local_world);
+        }
     }
+    a->local = local >= 0 ? local : 0;
+    a->local_world = local_world >= 1 ? local_world : 1;
     return true;
 }
 
-// Opens MPI, before the GPU is opened and threads are started.
-static bool ranks_open(app* a) {
+// Whether MPI knows the same processes as the launcher.
+static bool mpi_open(app* a) {
     char why[400] = "";
-    if (a->world <= 1) {
-        return true;
-    }
-    if (a->o.demo) {
-        return error_set(a->error, "--demo runs in one process; %s started %d", a->launcher,
-                         (int)a->world);
-    }
-    if (!a->mpi) { // NCCL, when the GPU is open
-        return true;
-    }
     if (qlora_comm_mpi(NULL, (double)a->o.rank_limit, &a->comm, why, sizeof why) != QLORA_OK) {
         return error_set(a->error, "cannot open MPI: %s", why);
     }
@@ -102,6 +95,35 @@ static bool ranks_open(app* a) {
                          a->launcher, (int)a->rank, (int)a->world, (int)a->comm.rank,
                          (int)a->comm.world);
     }
+    return true;
+}
+
+// Opens MPI, before the GPU is opened and threads are started. srun may set MPICH's variables for
+// any program; without MPI, GPUs can still be connected.
+static bool ranks_open(app* a) {
+    if (a->world <= 1) {
+        return true;
+    }
+    if (a->o.demo) {
+        return error_set(a->error, "--demo runs in one process; %s started %d", a->launcher,
+                         (int)a->world);
+    }
+    if (!a->mpi) { // NCCL, when the GPU is open
+        return true;
+    }
+    if (mpi_open(a)) {
+        return true;
+    }
+    if (a->o.backend == QLORA_BACKEND_CPU || variable_number("PMI_RANK") != a->rank ||
+        variable_number("SLURM_PROCID") != a->rank || variable_number("SLURM_STEP_ID") < 0) {
+        return false;
+    }
+    say(a, "note: MPI is not used: %s\n", a->error);
+    qlora_comm_close(&a->comm);
+    memset(&a->comm, 0, sizeof a->comm);
+    a->error[0] = '\0';
+    a->mpi = false;
+    a->launcher = "srun";
     return true;
 }
 

@@ -394,6 +394,13 @@ static void summary_print(app* a) {
         if (!a->no_gguf) {
             say(a, "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n", a->o.out);
         }
+        if (a->o.rope_scale != NULL) { // neither reads it from the adapter
+            say(a,
+                "note: the adapter was trained with --rope-scale %s, and its base needs the same "
+                "scaling:\n      rope_scaling in the config of the base for PEFT; --rope-scaling, "
+                "--rope-scale and, for yarn,\n      --yarn-orig-ctx for llama.cpp\n",
+                a->o.rope_scale);
+        }
     }
 }
 

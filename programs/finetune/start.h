@@ -171,6 +171,20 @@ static bool length_of_run(app* a) {
     return found;
 }
 
+// The limit of pinned host memory; 0 = the library's. Processes on one machine plan before any of
+// them has taken its memory, so each of them may have its share.
+static uint64_t host_budget(const app* a) {
+    qlora_ctx_info info;
+    uint64_t budget = (uint64_t)a->o.host_budget;
+    bool shared = a->world > 1 && a->local_world > 1;
+    if (budget > 0 || !shared || qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU ||
+        qlora_ctx_query(a->ctx, &info) != QLORA_OK || info.memory.host_free == 0) {
+        return budget;
+    }
+    budget = (info.memory.host_free - info.memory.host_free / 4) / (uint64_t)a->local_world;
+    return budget > 0 ? budget : 1;
+}
+
 // --length max: the longest sample that fits, found by planning. A micro-batch has one sample, or
 // what --tokens says. The answers to sample prompts need the room of one more.
 static qlora_result length_try(app* a, int64_t length, int64_t tokens) {
@@ -179,7 +193,7 @@ static qlora_result length_try(app* a, int64_t length, int64_t tokens) {
     qlora_plan plan;
     memset(&budget, 0, sizeof budget);
     budget.bytes = (uint64_t)o->memory;
-    budget.host_bytes = (uint64_t)o->host_budget;
+    budget.host_bytes = host_budget(a);
     o->length = length;
     o->tokens = tokens;
     train_describe(a);
@@ -198,6 +212,12 @@ static bool length_longest(app* a, int64_t most) {
     if (a->world > 1 && o->memory <= 0) {
         return error_set(a->error, "--length max needs --memory with several processes, so that "
                                    "all of them choose the same length");
+    }
+    bool offloads = o->offload != QLORA_CHOICE_OFF &&
+                    qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU;
+    if (a->world > 1 && offloads && o->host_budget <= 0) {
+        return error_set(a->error, "--length max needs --host-budget or --offload off with several "
+                                   "processes, so that all of them choose the same length");
     }
     int64_t texts = (int64_t)sample_texts(a);
     int64_t given = o->tokens;
@@ -296,7 +316,7 @@ static bool plan_make(app* a) {
     qlora_plan_desc budget;
     memset(&budget, 0, sizeof budget);
     budget.bytes = (uint64_t)a->o.memory;
-    budget.host_bytes = (uint64_t)a->o.host_budget;
+    budget.host_bytes = host_budget(a);
     a->train_desc.total_steps = a->total_steps;
     a->train_desc.warmup_steps = a->o.warmup >= 0 ? a->o.warmup : (a->total_steps * 3 + 99) / 100;
     qlora_result result = qlora_plan_make(a->ctx, &a->model_desc, &budget, &a->plan);

@@ -269,8 +269,8 @@ static const option option_table[] = {
         "start N processes on this machine that train together, one GPU each; mpirun, torchrun "
         "and srun need no option"},
     {"rank-limit", OPT_WHOLE, AT(rank_limit), false, 1, 1e6, "S",
-        "several processes: end the run if one of them has not answered for S seconds (default "
-        "600)"},
+        "several processes: end the run if one of them has not answered for S seconds; the others "
+        "wait two hours longer for rank 0 while it saves or answers prompts (default 600)"},
     {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16|fp8",
         "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; fp8 is bf16 "
         "with faster, approximate products of 4-bit weights, on compute capability 9.0 (default "
@@ -295,8 +295,8 @@ static const option option_table[] = {
     {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
         "memory limit; 8G and 8GiB are binary, 8GB is decimal (default: all free memory)"},
     {"host-budget", OPT_SIZE, AT(host_budget), false, 1048576.0, 1125899906842624.0, "SIZE",
-        "limit of the host memory for offloading; less of it means more to compute (default: "
-        "three quarters of the free memory)"},
+        "limit of the host memory of each process for offloading; less of it means more to compute "
+        "(default: three quarters of the free memory, divided by the processes on this machine)"},
     {"Other", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"plan", OPT_FLAG, AT(plan), false, 0, 0, "",
         "print the memory plan and exit"},

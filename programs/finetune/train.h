@@ -105,11 +105,15 @@ static bool step_slices(app* a, size_t end, bool* cut) {
     return true;
 }
 
-// Runs a step without waiting for the device between its micro-batches. `labels` is the sum over
-// the whole step, so that every trained token has the same weight.
-static bool step_whole(app* a, size_t end, int64_t labels) {
-    // The loss of a sequence depends on the whole step, or several processes divide it.
-    if (a->o.method != QLORA_METHOD_SFT || a->world > 1) {
+// The loss of a sequence depends on the whole step, or several processes divide it.
+static bool step_is_one(const app* a) {
+    return a->o.method != QLORA_METHOD_SFT || a->world > 1;
+}
+
+// Runs a step without waiting for the device between its micro-batches, where Ctrl-C can cut it
+// short. `labels` is the sum over the whole step, so that every trained token has the same weight.
+static bool step_whole(app* a, size_t end, int64_t labels, bool* cut) {
+    if (step_is_one(a)) {
         const qlora_batch* all = NULL;
         int64_t count = 0;
         bool ok = step_batches(a, end, &all, &count) &&
@@ -117,27 +121,36 @@ static bool step_whole(app* a, size_t end, int64_t labels) {
         a->next_pack = end;
         return ok;
     }
-    for (; a->next_pack < end; a->next_pack++) {
-        if (!batches_fill(a, &a->train, &a->now, a->next_pack, a->next_pack + 1, NULL) ||
+    for (size_t pack = a->next_pack; pack < end; pack++) {
+        if (stop_asked != 0) {
+            *cut = true;
+            return lib(a, qlora_train_cancel(a->trainer), "stopping");
+        }
+        if (!batches_fill(a, &a->train, &a->now, pack, pack + 1, NULL) ||
             !lib(a, qlora_train_micro(a->trainer, a->batches.data, (double)labels), "training")) {
             return false;
         }
     }
+    a->next_pack = end;
     return lib(a, qlora_train_update(a->trainer), "training");
 }
 
-#define LONG_STEP 1.0 // seconds
+// Seconds. Up to four micro-batches are queued on the device when Ctrl-C is noticed between them.
+#define LONG_STEP 1.0
+#define LONG_MICRO 0.5
 
-// Whether a step can be interrupted: on the CPU always. A GPU runs short steps whole, as graphs,
-// and those that take long in slices, with the same bits; how long follows from the last one. The
-// first step is not known, and several processes end with a whole step.
-static bool step_sliced(const app* a) {
+// Whether a step can be interrupted within a micro-batch: on the CPU always. A GPU runs short ones
+// whole, as graphs, and those that take long in slices, with the same bits; how long follows from
+// the last step. At first it is not known, and several processes end with a whole step. `longest`
+// is the work of the longest micro-batch.
+static bool step_sliced(const app* a, double longest) {
     if (qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {
         return true;
     }
     bool known = a->last_flop > 0.0 && a->last_seconds > 0.0;
-    return a->world <= 1 &&
-           (!known || a->last_seconds * (a->step_flop / a->last_flop) > LONG_STEP);
+    double work = step_is_one(a) ? a->step_flop : longest;
+    double limit = step_is_one(a) ? LONG_STEP : LONG_MICRO;
+    return a->world <= 1 && (!known || a->last_seconds * (work / a->last_flop) > limit);
 }
 
 // The next step, unless Ctrl-C cuts it short.
@@ -153,12 +166,15 @@ static bool step_train(app* a, qlora_train_info* info, bool* cut) {
     }
     size_t end = step_end(a, &a->now, a->next_pack);
     int64_t labels = 0;
+    double longest = 0.0;
     a->step_flop = 0.0;
     for (size_t p = a->next_pack; p < end; p++) {
+        double flop = pack_flop(a, &a->train, &a->now, p);
         labels += pack_labels(&a->train, &a->now, p);
-        a->step_flop += pack_flop(a, &a->train, &a->now, p);
+        a->step_flop += flop;
+        longest = fmax(longest, flop);
     }
-    if (!(step_sliced(a) ? step_slices(a, end, cut) : step_whole(a, end, labels))) {
+    if (!(step_sliced(a, longest) ? step_slices(a, end, cut) : step_whole(a, end, labels, cut))) {
         return false;
     }
     if (*cut) {
@@ -168,8 +184,9 @@ static bool step_train(app* a, qlora_train_info* info, bool* cut) {
         !ranks_vote(a, seconds_now() - start, info->exchange_ms)) {
         return false;
     }
+    // The first step also loads kernels, so its time says nothing about the next one.
+    a->last_seconds = a->last_flop > 0.0 ? seconds_now() - start : 0.0;
     a->last_flop = a->step_flop;
-    a->last_seconds = seconds_now() - start;
     a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
     if (a->skipped_in_row == 10) {
         a->agreed = true; // every process has the same gradients
@@ -552,6 +569,7 @@ static bool train_loop(app* a) {
     }
     stop_training = 0;
     if (a->step == 0) {
+        a->agreed = a->agreed || ok; // all end here
         return ok;
     }
     // After a lost rank, the parameters may not be those of a whole step.
@@ -569,7 +587,8 @@ static bool train_loop(app* a) {
     first_rank_busy(a, true);
     saved = (ok || agreed) && together(a, saved); // nobody leaves before rank 0 has saved
     first_rank_busy(a, false);
-    a->agreed = a->agreed || agreed;
+    // All have come to the end, also if a failure that did not stop the training was reported.
+    a->agreed = a->agreed || agreed || (ok && saved);
     return ok && saved;
 }
 

@@ -19,12 +19,13 @@ typedef struct qlora_comm {
                    // captured, and the graph is launched in later steps; clear it to avoid that
     // Sends and receives all messages. Those from one process to another arrive in the order of
     // both lists, which have the same sizes. Returns false after a failure, with a reason in `why`.
-    // In device memory, it may return before the messages have arrived. With `graph`, count 0 says
-    // that a graph is about to be launched: time limits start again.
+    // In device memory, it may return before the messages have arrived; count 0 then says that time
+    // limits start again, because a graph is about to be launched or the device still computes.
     bool (*exchange)(const qlora_message* messages, int64_t count, void* stream, char* why,
                      size_t why_size, void* user);
-    // Called again and again while the host waits for exchanges in device memory: false if they
-    // cannot succeed any more, with the reason. NULL = not needed.
+    // Called again and again while a call of the trainer waits for exchanges in device memory:
+    // false if they cannot succeed any more, with the reason. NULL = not needed. Other calls that
+    // wait for the device do not ask: query a step before evaluating or reading parameters.
     bool (*alive)(char* why, size_t why_size, void* user);
     // Changes how long an exchange may take, in seconds; 0 = as at first. NULL = there is no limit.
     void (*limit)(double seconds, void* user);

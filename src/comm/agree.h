@@ -50,7 +50,7 @@ static qlora_result qlora__gather_device(qlora_ctx* ctx, const qlora_comm* comm,
     QLORA__TRY(qlora__event_create(ctx, &event));
     qlora_result r = qlora__gather_run(ctx, comm, bytes, (char*)room);
     r = r == QLORA_OK ? qlora__event_record(ctx, event) : r;
-    r = r == QLORA_OK ? qlora__comm_wait_event(ctx, comm, event) : r;
+    r = r == QLORA_OK ? qlora__comm_wait_event(ctx, comm, NULL, event) : r;
     r = r == QLORA_OK ? qlora__copy_out(ctx, all, room, world * bytes) : r;
     if (r == QLORA_OK) {
         memcpy((char*)all + (size_t)comm->rank * bytes, mine, bytes);

@@ -110,6 +110,7 @@ static qlora_result qlora__comm_sum(qlora_trainer* t) {
     if (t->world <= 1 || t->leaves == 0) {
         return QLORA_OK;
     }
+    QLORA__TRY(qlora__comm_wait(t, t->reports[qlora__record_of(t->step)].exchange_events[1]));
     qlora__swap* swap = t->swap_graphs ? qlora__swap_find(t) : NULL;
     if (swap != NULL && swap->graph == NULL) {
         QLORA__TRY(qlora__swap_capture(t, swap));

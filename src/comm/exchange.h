@@ -95,12 +95,32 @@ static qlora_result qlora__comm_exchange(qlora_ctx* ctx, const qlora_comm* comm,
                : qlora__comm_fail(ctx, comm, why);
 }
 
-// Waits until the stream has passed an event, as long as the exchanges before it can succeed.
-static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* comm, void* event) {
+// Before the device reaches an exchange and after it has passed it, it computes. That is no time
+// that another process takes, so limits start again. `marks` are recorded before and after it.
+static qlora_result qlora__comm_spare(qlora_ctx* ctx, const qlora_comm* comm,
+                                      void* const marks[2]) {
+    char why[400] = "";
+    bool begun = false;
+    bool ended = false;
+    QLORA__TRY(qlora__event_poll(ctx, marks[0], &begun));
+    QLORA__TRY(qlora__event_poll(ctx, marks[1], &ended));
+    if (begun && !ended) {
+        return QLORA_OK;
+    }
+    return comm->exchange(NULL, 0, qlora__comm_stream(ctx), why, sizeof why, comm->user)
+               ? QLORA_OK
+               : qlora__comm_fail(ctx, comm, why);
+}
+
+// Waits until the stream has passed an event, as long as the exchange before it can succeed. If
+// marks is NULL, the device has reached the exchange.
+static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* comm,
+                                           void* const marks[2], void* event) {
     char why[400] = "";
     bool done = comm->alive == NULL || !comm->device || event == NULL;
     while (!done) {
         QLORA__TRY(qlora__event_poll(ctx, event, &done));
+        QLORA__TRY(!done && marks != NULL ? qlora__comm_spare(ctx, comm, marks) : QLORA_OK);
         if (!done && !comm->alive(why, sizeof why, comm->user)) {
             return qlora__comm_fail(ctx, comm, why);
         }
@@ -111,11 +131,21 @@ static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* com
     return QLORA_OK;
 }
 
-// An exchange that fails on the device is noticed after the update that follows it was queued.
+// An exchange that fails on the device is noticed after the update that follows it was queued. Only
+// the last one can be under way: the next one is not queued before it has ended.
 static qlora_result qlora__comm_wait(qlora_trainer* t, void* event) {
-    qlora_result r = t->world > 1 ? qlora__comm_wait_event(t->ctx, &t->comm, event) : QLORA_OK;
+    const qlora__report* last = &t->reports[qlora__record_of(t->step)];
+    qlora_result r = t->world > 1
+                         ? qlora__comm_wait_event(t->ctx, &t->comm, last->exchange_events, event)
+                         : QLORA_OK;
     t->spoilt = t->spoilt || r != QLORA_OK;
     return r;
+}
+
+// The same for the next slot of the ring, whose last copy may be behind an exchange.
+static qlora_result qlora__comm_slot(qlora_trainer* t) {
+    const qlora__slot* slot = &t->m->ring.slots[t->m->ring.next];
+    return slot->busy ? qlora__comm_wait(t, slot->event) : QLORA_OK;
 }
 
 static void qlora__sum_message(qlora__sum* sum, bool receive, int32_t peer, void* data,

@@ -30,6 +30,11 @@ static qlora_result qlora__comm_wait(qlora_trainer* t, void* event) {
     return QLORA_OK;
 }
 
+static qlora_result qlora__comm_slot(qlora_trainer* t) {
+    (void)t;
+    return QLORA_OK;
+}
+
 qlora_result qlora_comm_gather(qlora_ctx* ctx, const qlora_comm* comm, const void* mine,
                                size_t bytes, void* all) {
     QLORA__ENTER(ctx, "qlora_comm_gather");

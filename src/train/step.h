@@ -209,6 +209,7 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     qlora__preference_numbers numbers = qlora__preference_numbers_of(t);
     qlora__micro_desc desc = {sft ? t->counts.labels : 1.0, t->desc.seed,    t->step,
                               sft ? NULL : &numbers,        t->desc.adapter, NULL};
+    QLORA__TRY(qlora__comm_slot(t));
     QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
     t->tokens += t->micro.mismatched ? 0 : t->micro.tokens;
     return QLORA_OK;

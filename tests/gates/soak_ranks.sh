@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Kills one process of a run of several with signal 9, again and again, in every phase: while they
 # meet, in a step, while rank 0 saves, and in an evaluation. Each time, all processes must end
-# within a limit, and the next start must resume, never from an earlier step than the one before.
+# within a limit, and the next start must resume from the last checkpoint that was saved. A
+# message must name a rank.
 # At the end one process continues the run, and its adapter must be that of a run that nobody
 # disturbed. Under Open MPI on the CPU, and with --ranks on the fake GPU with the fake NCCL.
 # KILLS=100, SEED=..., MODES="mpi ranks"; `make soak` calls it.
@@ -113,7 +114,7 @@ for mode in $modes; do
     command_of "$mode"
     declare -A seen=([meeting]=0 [step]=0 [saving]=0 [evaluation]=0)
     rm -rf run one
-    last=0
+    want=0 # the step of the last checkpoint
     resumed=0
     for ((count = 0; count < each; count++)); do
         phase=${phases[count % 4]}
@@ -134,10 +135,16 @@ for mode in $modes; do
         wait "$launcher" 2>/dev/null && fail "the launcher says that all is well"
         at=$(sed -n 's/^resumed after step \([0-9]*\) .*/\1/p' out)
         if [[ -n $at ]]; then
-            ((at >= last)) || fail "it fell back from step $last to $at"
+            ((at == want)) || fail "step $want was saved, but it resumed after step $at"
             ((at > 0)) && resumed=$((resumed + 1))
-            last=$at
+        elif grep -q "^ready" out; then
+            ((want == 0)) || fail "step $want was saved, but it started over"
         fi
+        if [[ $(head -n 1 run/checkpoint/latest 2>/dev/null) =~ step-([0-9]+) ]]; then
+            want=${BASH_REMATCH[1]}
+        fi
+        grep -qE "rank [0-9]+ (with PID|was ended)|finetune: rank [0-9]" out ||
+            fail "no rank is named"
         grep -qE "cannot read|damaged|is not valid JSON" out && fail "a file was damaged"
     done
     ((resumed > 0)) || fail "no run got far enough to resume"
@@ -145,11 +152,9 @@ for mode in $modes; do
         ((each < 40 || seen[$phase] > 0)) || fail "no kill hit this phase"
     done
     # One process goes on, another world than before.
-    end=$((last + 3))
+    end=$((want + 3))
     alone=()
     [[ $mode == ranks ]] && alone=(env "LD_LIBRARY_PATH=$fakes")
-    # The checkpoint of the last kill may be one or two steps further on.
-    [[ $(head -n 1 run/checkpoint/latest) =~ step-([0-9]+) ]] && end=$((BASH_REMATCH[1] + 3))
     "${alone[@]}" "$finetune" "${usual[@]}" --out run --steps $end --extend >out 2>&1 ||
         fail "one process cannot continue"
     "${alone[@]}" "$finetune" "${usual[@]}" --out one --steps $end >out 2>&1 || fail "alone"

@@ -147,6 +147,16 @@ faults() {
     unset QLORA_MPI_LIBRARY
 }
 
+# Makes the first value of the final norm so large that gradients are not finite.
+norm_enlarge() {
+    local header at
+    header=$(od -An -tu8 -N8 "$1" | tr -d ' ')
+    at=$(head -c $((header + 8)) "$1" | tail -c "$header" | tr '{' '\n' |
+        sed -n '/"model.norm.weight"/{n;p}' |
+        sed 's/.*"data_offsets": *\[ *\([0-9]*\).*/\1/')
+    printf '\346\261\141\177' | dd of="$1" bs=1 seek=$((header + 8 + at)) conv=notrunc 2>/dev/null
+}
+
 # --rank-limit is no limit for the disk of rank 0.
 slow_disk() {
     if ! cc -shared -fPIC -o slow_disk.so "$root/tests/gates/slow_disk.c" -ldl; then
@@ -155,12 +165,63 @@ slow_disk() {
     fi
     LD_PRELOAD=$PWD/slow_disk.so open_run 2 --out slow --save-every 2 --rank-limit 1
     check "a slow disk" same slow
+    # Ten gradients that are not finite end the run; what rank 0 then saves is not cut off.
+    cp -r demo/model huge
+    norm_enlarge huge/model.safetensors
+    usual=${usual/demo\/model/huge}
+    LD_PRELOAD=$PWD/slow_disk.so open_run 2 --out spoilt --steps 40 --save-every 1000
+    usual=${usual/huge/demo\/model}
+    check "gradients that are not finite, said once" \
+        test "$(grep -c 'ten consecutive non-finite gradients' out)" = 1
+    check "the steps before them are saved" \
+        test -s spoilt/adapter/adapter_model.safetensors -a -s spoilt/checkpoint/latest
+    check "and nothing is left over" \
+        test ! -e spoilt/.finetune.lock -a ! -e spoilt/checkpoint/pending
+}
+
+# A failure that does not stop the training is no reason to end the other ranks by force.
+borne() {
+    open_run 2 --out borne --steps 3
+    : >borne/snapshots
+    open_run 2 --out borne --steps 7 --snapshot-every 5
+    check "snapshots that cannot be saved" grep -q "finetune: .*borne/snapshots" out
+    check "all ranks end by themselves" test "$(grep -c MPI_ABORT out)" = 0
+    check "and the steps are saved" grep -q "step-7" borne/checkpoint/latest
+}
+
+# Samples are not counted either, and rank 0 itself waits no longer than --rank-limit.
+waits() {
+    local library i
+    local prompts=()
+    for ((i = 0; i < 32; i++)); do
+        prompts+=(--sample-prompt "the number $i")
+    done
+    open_run 2 --out sampled --rank-limit 1 --steps 1 --length 900 --tokens 900 \
+        --rope-scale linear:4 --sample-tokens 880 "${prompts[@]}"
+    check "samples that take longer than --rank-limit" grep -q step-1 sampled/checkpoint/latest
+    library=$(ldconfig -p 2>/dev/null | sed -n 's/.*libmpi\.so\.40 .*=> //p' | head -1)
+    if [[ -z $library ]] || ! cc -shared -fPIC -o libmpi_hang.so \
+        "$root/tests/gates/mpi_hang.c" -Wl,--no-as-needed "$library" -ldl; then
+        skipped=$((skipped + 1))
+        return
+    fi
+    rm -rf long
+    # shellcheck disable=SC2086 # options
+    QLORA_MPI_LIBRARY=$PWD/libmpi_hang.so $open_mpi --allow-run-as-root --oversubscribe \
+        --bind-to none -n 3 "$finetune" $usual --out long --save-every 1 --rank-limit 2 \
+        >out 2>&1 &
+    launcher=$!
+    check "a rank that hangs while the others wait for rank 0" ends_within 60
+    check "is named by rank 0" grep -q "rank 1 has not answered for 2 s" out
+    rm -rf long
 }
 
 if [[ -n $open_mpi ]]; then
     preferences
     faults
     slow_disk
+    borne
+    waits
     for n in 2 4; do
         open_run $n --out open$n
         check "Open MPI, $n processes" same open$n

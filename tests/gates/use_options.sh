@@ -32,6 +32,10 @@ lengthy() { # --length max, --tile, --offload
     works "the longest that fits" --model model --rank 1 --backend cpu --threads 1 --length max \
         --memory 64M --data sums.jsonl --eval 0 --steps 1 --out lengthy
     check "is written down" grep -qE "^length [0-9]+$" lengthy/settings.txt
+    works "the longest in micro-batches of 96 tokens" --model model --rank 1 --backend cpu \
+        --threads 1 --length max --tokens 96 --data sums.jsonl --eval 0 --steps 1 --out lengthy \
+        --resume never
+    check "is as long as those" grep -q "^length 96$" lengthy/settings.txt
     works "in tiles" "${one[@]}" --tile 64 --data sums.jsonl --eval 0 --steps 1 --out lengthy \
         --resume never
     refuses "offloading on the CPU" "--offload is ON, which needs a GPU" "${one[@]}" --offload on \
@@ -52,6 +56,7 @@ scaled() { # --rope-scale
         "${run[@]}" --rope-scale dynamic:4 --out o
     refuses "a scaling of the demo" "--rope-scale needs --model" --demo --rope-scale yarn:4
     works "a scaled rotation" "${run[@]}" --rope-scale yarn:4 --out scaled
+    check "what others need to use it" grep -q "trained with --rope-scale yarn:4" out
     refuses "resuming with another one" "rope-scale" "${run[@]}" --rope-scale linear:4 \
         --steps 2 --out scaled
     refuses "starting from it without" "was trained with the scaling \"yarn:4\"" --model model \

@@ -11,6 +11,15 @@ as_rank() {
         TORCHELASTIC_RUN_ID=none MASTER_PORT=29500 "$finetune" "$@" >"out.$rank" 2>&1 &
 }
 
+# The same with srun and Slurm's PMI-2.
+as_task() {
+    local rank=$1 world=$2
+    shift 2
+    PMI_RANK=$rank PMI_SIZE=$world SLURM_PROCID=$rank SLURM_NTASKS=$world SLURM_LOCALID=$rank \
+        SLURM_STEP_TASKS_PER_NODE=$world SLURM_STEP_ID=0 SLURM_JOB_ID=7 \
+        QLORA_MPI_LIBRARY=/nonexistent/libmpi.so "$finetune" "$@" >"out.$rank" 2>&1 &
+}
+
 same_adapter() {
     cmp -s "$1/adapter/adapter_model.safetensors" "$2/adapter/adapter_model.safetensors"
 }
@@ -78,6 +87,18 @@ ranks() { # --ranks, torchrun
     check "is not used: the variables of torchrun" same_adapter alone torched
     check "no id is left" test ! -e torched/.finetune.nccl
 
+    # srun may set the variables of MPICH although no MPI is there.
+    rm -rf slurm
+    as_task 1 2 "${gpu[@]}" --out slurm
+    second=$!
+    as_task 0 2 "${gpu[@]}" --out slurm
+    wait $! $second
+    cat out.0 out.1 >out
+    check "srun with variables of MPICH, without MPI" same_adapter alone slurm
+    check "and says so" grep -q "note: MPI is not used: cannot open MPI" out
+
+    run "$finetune" "${gpu[@]}" --length max --memory 1G --ranks 2 --out o
+    check "--length max of two processes" grep -q "needs --host-budget or --offload off" err
     RANK=0 WORLD_SIZE=2 refuses "--ranks beside a launcher" \
         "--ranks 3, but the variables of torchrun say 2 processes" "${gpu[@]}" --ranks 3 --out o
     CUDA_VISIBLE_DEVICES='' run "$finetune" "${gpu[@]}" --ranks 2 --out o

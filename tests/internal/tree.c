@@ -165,8 +165,92 @@ TEST a_failed_exchange_spoils_the_parameters(const test_machine* machine) {
     PASS();
 }
 
+// A provider whose limit is a number of questions whether it is alive.
+typedef struct link_clock {
+    int asked; // since the limit began
+    int limit;
+} link_clock;
+
+static bool link_clock_swap(const qlora_message* messages, int64_t count, void* stream, char* why,
+                            size_t why_size, void* user) {
+    (void)messages;
+    (void)count;
+    (void)stream;
+    (void)why;
+    (void)why_size;
+    ((link_clock*)user)->asked = 0;
+    return true;
+}
+
+static bool link_clock_alive(char* why, size_t why_size, void* user) {
+    link_clock* l = (link_clock*)user;
+    if (++l->asked > l->limit) {
+        snprintf(why, why_size, "the limit is over");
+        return false;
+    }
+    return true;
+}
+
+static void link_clock_join(rig* r, link_clock* l) {
+    r->trainer->world = 2;
+    r->trainer->comm.world = 2;
+    r->trainer->comm.device = true;
+    r->trainer->comm.exchange = link_clock_swap;
+    r->trainer->comm.alive = link_clock_alive;
+    r->trainer->comm.user = l;
+}
+
+// The time that this process computes does not count: the fake device does one piece of work when
+// it is asked, and a step has many more of them than the limit allows.
+TEST the_limit_begins_with_the_exchange(const test_machine* machine) {
+    setup s = setup_make(machine);
+    data d[TREE_LEAVES];
+    qlora_batch batches[TREE_LEAVES];
+    qlora_train_info info;
+    link_clock clock = {0, 8}; // the exchange itself needs 5
+    rig r;
+    ASSERT(rig_open(&r, &s));
+    tree_data(d, batches, 2);
+    ASSERT_EQ(QLORA_OK, qlora__enter(r.ctx, "test"));
+    for (int i = 0; i < 2 * QLORA__RECORDS; i++) {
+        void** event = &r.trainer->reports[i / 2].exchange_events[i % 2];
+        ASSERT_EQ(QLORA_OK, qlora__event_create_timed(r.ctx, event));
+    }
+    ASSERT_EQ(QLORA_OK, qlora__leave(r.ctx, QLORA_OK));
+    link_clock_join(&r, &clock);
+    for (int i = 0; i < 3; i++) {
+        ASSERT_EQ(QLORA_OK, qlora_train_step(r.trainer, batches, 2, i == 1 ? NULL : &info));
+    }
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// A program that never asks for results waits in a later step, and hears of a lost peer there.
+TEST a_step_without_results_notices_a_lost_peer(const test_machine* machine) {
+    setup s = setup_make(machine);
+    data d[TREE_LEAVES];
+    qlora_batch batches[TREE_LEAVES];
+    link_clock clock = {0, 1000};
+    rig r;
+    ASSERT(rig_open(&r, &s));
+    tree_data(d, batches, 2);
+    link_clock_join(&r, &clock);
+    ASSERT_EQ(QLORA_OK, qlora_train_step(r.trainer, batches, 2, NULL));
+    r.trainer->comm.alive = link_down;
+    qlora_result result = QLORA_OK;
+    for (int i = 0; i < 2 * QLORA__RING_SLOTS && result == QLORA_OK; i++) {
+        result = qlora_train_step(r.trainer, batches, 2, NULL);
+    }
+    ASSERT_EQ(QLORA_ERR_COMM, result);
+    ASSERT(strstr(qlora_last_error(r.ctx), "the link is down") != NULL);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
 SUITE(tree_suite) {
     RUN_ON(TEST_ONE_EACH, gradients_are_summed_in_a_fixed_order);
     RUN_ON(TEST_ONE_EACH, totals_follow_the_tree);
     RUN_ON(TEST_ONE_FAKE, a_failed_exchange_spoils_the_parameters);
+    RUN_ON(TEST_ONE_FAKE, the_limit_begins_with_the_exchange);
+    RUN_ON(TEST_ONE_FAKE, a_step_without_results_notices_a_lost_peer);
 }
