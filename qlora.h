@@ -143,6 +143,8 @@
        files (qlora_adapter_select). qlora_train_step_each runs a step of all of them in one pass
        over the base: batch.adapters tells which one a sequence belongs to. Sums, norms and losses
        are those of each adapter; one that has come to its end is given no more sequences.
+       Lengths belong to the model: with longrope, the longest text of any adapter (max_length,
+       generate_tokens) chooses the rotary factors of all of them.
        An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
        a training of its own with the same micro-batches, if its sequences are next to each other
        in every micro-batch and there are no tiles. On the GPU it has the same bits whatever the
@@ -798,7 +800,8 @@ typedef struct qlora_model_desc {
     qlora_optimizer optimizer;  // 0 = ADAMW
     int64_t tokens;             // maximum tokens per micro-batch; 0 = 2048
     int64_t max_sequences;      // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
-    int64_t max_length;         // maximum tokens per sequence; 0 = tokens, as far as the model goes
+    int64_t max_length;         // maximum tokens per sequence, for all adapters; 0 = tokens, as far
+                                // as the model goes
     int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
@@ -999,12 +1002,13 @@ typedef struct qlora_comm {
                    // captured, and the graph is launched in later steps; clear it to avoid that
     // Sends and receives all messages. Those from one process to another arrive in the order of
     // both lists, which have the same sizes. Returns false after a failure, with a reason in `why`.
-    // In device memory, it may return before the messages have arrived. With `graph`, count 0 says
-    // that a graph is about to be launched: time limits start again.
+    // In device memory, it may return before the messages have arrived; count 0 then says that time
+    // limits start again, because a graph is about to be launched or the device still computes.
     bool (*exchange)(const qlora_message* messages, int64_t count, void* stream, char* why,
                      size_t why_size, void* user);
-    // Called again and again while the host waits for exchanges in device memory: false if they
-    // cannot succeed any more, with the reason. NULL = not needed.
+    // Called again and again while a call of the trainer waits for exchanges in device memory:
+    // false if they cannot succeed any more, with the reason. NULL = not needed. Other calls that
+    // wait for the device do not ask: query a step before evaluating or reading parameters.
     bool (*alive)(char* why, size_t why_size, void* user);
     // Changes how long an exchange may take, in seconds; 0 = as at first. NULL = there is no limit.
     void (*limit)(double seconds, void* user);
@@ -1314,8 +1318,8 @@ QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // batches without `adapters` use the chosen one. Refused while a text is being generated. Does not
 // wait for the device.
 QLORA_API qlora_result qlora_adapter_select(qlora_model* model, int64_t index);
-// Gives the chosen adapter the values of a new one with this seed: A random, B zero. Destroy its
-// trainer before. Waits for the device.
+// Gives the chosen adapter the values of a new one with this seed: A random, B zero, magnitudes of
+// the base. Destroy its trainer before. Waits for the device.
 QLORA_API qlora_result qlora_adapter_renew(qlora_model* model, uint64_t seed);
 // Copies the trained tensors of one model to another that has the same ones. The models may belong
 // to different contexts; within one context the call does not wait for the device. The optimizer
@@ -1359,8 +1363,8 @@ typedef struct qlora_merge_desc {
     qlora_progress_fn progress; // NULL = none
     void* progress_user;
     qlora_gguf_format gguf; // of the matrices in a GGUF file; 0 = dtype
-    // Folder with the files of a tokenizer that has more tokens; NULL = only those of the model's
-    // folder.
+    // Folder with the files of a tokenizer that has more tokens, each with a row in the merged
+    // model; NULL = only those of the model's folder.
     const char* tokenizer_dir;
     uint32_t reserved_must_be_zero1;
 } qlora_merge_desc;
@@ -31196,6 +31200,14 @@ static int64_t qlora__vocab_saved(const qlora_model* m, const qlora__peft* peft)
                : 0;
 }
 
+// A new token has a row in both matrices, and both must learn.
+static qlora_result qlora__new_tokens_halved(qlora_ctx* ctx, const char* whole, const char* other) {
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                       "desc.new_tokens is set, and the head is not tied, but desc.save_modules "
+                       "has %s without %s; it must be both or none",
+                       whole, other);
+}
+
 // Finds how many rows follow those of the base.
 static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlora_model_desc* desc,
                                       int64_t count) {
@@ -31209,14 +31221,16 @@ static qlora_result qlora__vocab_find(qlora_ctx* ctx, qlora_model* m, const qlor
     }
     QLORA__TRY(qlora__vocab_grow(ctx, m, added));
     bool own = !m->plan.config.tied && !m->tokens_twice;
-    if (added > 0 && own && !(m->saved_embed ? m->saved_head : m->head_rows)) {
+    bool head = !own || (m->saved_embed ? m->saved_head : m->head_rows);
+    if (added > 0 && peft != NULL && !head) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s for %lld rows after the vocabulary's %lld tokens, but not for those "
-                           "of lm_head; %s",
-                           peft != NULL ? "the adapter has values" : "desc.new_tokens asks",
-                           (long long)added, (long long)m->plan.base_vocab,
-                           peft != NULL ? "train both with PEFT"
-                                        : "desc.save_modules must be both or none");
+                           "the adapter has values for %lld rows after the vocabulary's %lld "
+                           "tokens, but not for those of lm_head; train both with PEFT",
+                           (long long)added, (long long)m->plan.base_vocab);
+    }
+    // The same for new tokens in rows that the model has, but that mean nothing yet.
+    if (desc->new_token_count > 0 && !head) {
+        return qlora__new_tokens_halved(ctx, "the embedding", "lm_head");
     }
     return QLORA_OK;
 }
@@ -31412,6 +31426,9 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     // PEFT trains rows of a tied head with those of the embedding.
     m->head_rows = rows && (peft != NULL ? peft->head_rows
                                          : desc->new_token_count > 0 && !tied && !m->tokens_twice);
+    if (m->head_rows && m->saved_head && peft == NULL) {
+        return qlora__new_tokens_halved(ctx, "lm_head", "the embedding");
+    }
     if (m->head_rows && (tied || m->tokens_twice || m->saved_head)) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s: trained rows of lm_head are not supported if %s",
@@ -37584,6 +37601,8 @@ static qlora_result qlora__adapter_renew(qlora_ctx* ctx, qlora_model* m, uint64_
     m->adapter_seed = seed;
     QLORA__TRY(qlora__adapters_start(ctx, m));
     QLORA__TRY(qlora__parameters_changed(ctx, m));
+    // The start above took DoRA's magnitudes with the old B, which was still in the shadow.
+    QLORA__TRY(qlora__dora_refresh(ctx, m, true));
     return qlora__sync(ctx);
 }
 
@@ -39655,9 +39674,69 @@ static const qlora__gguf_type* qlora__merge_type(const qlora_merge_desc* desc) {
                                                                   : "F32");
 }
 
+// The highest id in added_tokens.
+static int64_t qlora__merge_highest_of(const qlora__json* json) {
+    uint32_t added = qlora__json_find(json, 0, "added_tokens");
+    bool list = added != 0 && qlora__json_kind_of(json, added) == QLORA__JSON_ARRAY;
+    int64_t highest = -1;
+    for (uint32_t i = list ? added + 1 : 0; list && i < json->tokens[added].next;
+         i = json->tokens[i].next) {
+        uint32_t value = qlora__json_find(json, i, "id");
+        int64_t id = -1;
+        if (value != 0 && qlora__json_int(json, value, &id)) {
+            highest = qlora__max(highest, id);
+        }
+    }
+    return highest;
+}
+
+// The same of a folder; -1 if it has no tokenizer.json.
+static qlora_result qlora__merge_highest(qlora__env* env, const char* dir, int64_t* out) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    qlora__map map;
+    qlora__json json;
+    *out = -1;
+    QLORA__TRY(qlora__path_join(env, dir, "tokenizer.json", path));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__map_open(env, path, &map));
+    qlora_result r = qlora__json_parse(env, path, map.data, map.size, 0, &json);
+    if (r == QLORA_OK) {
+        *out = qlora__merge_highest_of(&json);
+        qlora__json_free(env, &json);
+    }
+    qlora__map_close(env, &map);
+    return r;
+}
+
+// A tokenizer of another adapter may have tokens for which the merged model has no rows. Some
+// models come with such a tokenizer, so that only ids count that theirs does not have either.
+static qlora_result qlora__merge_need_rows(qlora_ctx* ctx, const qlora_model* m, const char* dir) {
+    int64_t highest = -1;
+    int64_t usual = -1;
+    if (dir == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__merge_highest(&ctx->env, dir, &highest));
+    if (highest < m->plan.config.vocab) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__merge_highest(&ctx->env, m->dir, &usual));
+    return highest <= usual
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                             "%s/tokenizer.json has a token with id %lld, but the model with this "
+                             "adapter has rows 0 to %lld; it belongs to another adapter",
+                             dir, (long long)highest, (long long)m->plan.config.vocab - 1);
+}
+
 static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
                                       const qlora_merge_desc* desc) {
     QLORA__TRY(qlora__merge_need(ctx, m, desc));
+    QLORA__TRY(qlora__merge_need_rows(ctx, m, desc->tokenizer_dir));
     if (desc->base == QLORA_MERGE_TRAINED) {
         QLORA__TRY(qlora__model_has_weights(ctx, m, "merging into the trained weights"));
     }
@@ -40293,12 +40372,32 @@ static qlora_result qlora__comm_exchange(qlora_ctx* ctx, const qlora_comm* comm,
                : qlora__comm_fail(ctx, comm, why);
 }
 
-// Waits until the stream has passed an event, as long as the exchanges before it can succeed.
-static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* comm, void* event) {
+// Before the device reaches an exchange and after it has passed it, it computes. That is no time
+// that another process takes, so limits start again. `marks` are recorded before and after it.
+static qlora_result qlora__comm_spare(qlora_ctx* ctx, const qlora_comm* comm,
+                                      void* const marks[2]) {
+    char why[400] = "";
+    bool begun = false;
+    bool ended = false;
+    QLORA__TRY(qlora__event_poll(ctx, marks[0], &begun));
+    QLORA__TRY(qlora__event_poll(ctx, marks[1], &ended));
+    if (begun && !ended) {
+        return QLORA_OK;
+    }
+    return comm->exchange(NULL, 0, qlora__comm_stream(ctx), why, sizeof why, comm->user)
+               ? QLORA_OK
+               : qlora__comm_fail(ctx, comm, why);
+}
+
+// Waits until the stream has passed an event, as long as the exchange before it can succeed. If
+// marks is NULL, the device has reached the exchange.
+static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* comm,
+                                           void* const marks[2], void* event) {
     char why[400] = "";
     bool done = comm->alive == NULL || !comm->device || event == NULL;
     while (!done) {
         QLORA__TRY(qlora__event_poll(ctx, event, &done));
+        QLORA__TRY(!done && marks != NULL ? qlora__comm_spare(ctx, comm, marks) : QLORA_OK);
         if (!done && !comm->alive(why, sizeof why, comm->user)) {
             return qlora__comm_fail(ctx, comm, why);
         }
@@ -40309,11 +40408,21 @@ static qlora_result qlora__comm_wait_event(qlora_ctx* ctx, const qlora_comm* com
     return QLORA_OK;
 }
 
-// An exchange that fails on the device is noticed after the update that follows it was queued.
+// An exchange that fails on the device is noticed after the update that follows it was queued. Only
+// the last one can be under way: the next one is not queued before it has ended.
 static qlora_result qlora__comm_wait(qlora_trainer* t, void* event) {
-    qlora_result r = t->world > 1 ? qlora__comm_wait_event(t->ctx, &t->comm, event) : QLORA_OK;
+    const qlora__report* last = &t->reports[qlora__record_of(t->step)];
+    qlora_result r = t->world > 1
+                         ? qlora__comm_wait_event(t->ctx, &t->comm, last->exchange_events, event)
+                         : QLORA_OK;
     t->spoilt = t->spoilt || r != QLORA_OK;
     return r;
+}
+
+// The same for the next slot of the ring, whose last copy may be behind an exchange.
+static qlora_result qlora__comm_slot(qlora_trainer* t) {
+    const qlora__slot* slot = &t->m->ring.slots[t->m->ring.next];
+    return slot->busy ? qlora__comm_wait(t, slot->event) : QLORA_OK;
 }
 
 static void qlora__sum_message(qlora__sum* sum, bool receive, int32_t peer, void* data,
@@ -40567,7 +40676,7 @@ static qlora_result qlora__gather_device(qlora_ctx* ctx, const qlora_comm* comm,
     QLORA__TRY(qlora__event_create(ctx, &event));
     qlora_result r = qlora__gather_run(ctx, comm, bytes, (char*)room);
     r = r == QLORA_OK ? qlora__event_record(ctx, event) : r;
-    r = r == QLORA_OK ? qlora__comm_wait_event(ctx, comm, event) : r;
+    r = r == QLORA_OK ? qlora__comm_wait_event(ctx, comm, NULL, event) : r;
     r = r == QLORA_OK ? qlora__copy_out(ctx, all, room, world * bytes) : r;
     if (r == QLORA_OK) {
         memcpy((char*)all + (size_t)comm->rank * bytes, mine, bytes);
@@ -40836,6 +40945,7 @@ static qlora_result qlora__comm_sum(qlora_trainer* t) {
     if (t->world <= 1 || t->leaves == 0) {
         return QLORA_OK;
     }
+    QLORA__TRY(qlora__comm_wait(t, t->reports[qlora__record_of(t->step)].exchange_events[1]));
     qlora__swap* swap = t->swap_graphs ? qlora__swap_find(t) : NULL;
     if (swap != NULL && swap->graph == NULL) {
         QLORA__TRY(qlora__swap_capture(t, swap));
@@ -41308,6 +41418,11 @@ static double qlora__comm_ms(const qlora_trainer* t, const qlora__report* report
 static qlora_result qlora__comm_wait(qlora_trainer* t, void* event) {
     (void)t;
     (void)event;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__comm_slot(qlora_trainer* t) {
+    (void)t;
     return QLORA_OK;
 }
 
@@ -42353,6 +42468,7 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     qlora__preference_numbers numbers = qlora__preference_numbers_of(t);
     qlora__micro_desc desc = {sft ? t->counts.labels : 1.0, t->desc.seed,    t->step,
                               sft ? NULL : &numbers,        t->desc.adapter, NULL};
+    QLORA__TRY(qlora__comm_slot(t));
     QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
     t->tokens += t->micro.mismatched ? 0 : t->micro.tokens;
     return QLORA_OK;
@@ -44433,4 +44549,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 876a2731cef846df
+//@@ end a4b8c52324dee1d2

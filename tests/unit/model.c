@@ -2011,9 +2011,12 @@ static void with_counted_files(qlora_ctx_desc* desc) {
 TEST promised_layers_cost_nothing(const test_machine* machine) {
     static folder many = {"F32", false, NULL, NULL, NULL, NULL, 0, NULL};
     static char config[sizeof good_config + 8];
-    const char* count = strstr(good_config, "\"num_hidden_layers\":2");
-    snprintf(config, sizeof config, "%.*s\"num_hidden_layers\":256%s", (int)(count - good_config),
-             good_config, count + strlen("\"num_hidden_layers\":2"));
+    const char* count = strstr(good_config, ":2,");
+    ASSERT(count != NULL && strncmp(count - 19, "\"num_hidden_layers\"", 19) == 0);
+    size_t digit = (size_t)(count - good_config) + 2; // the place after the 2
+    memcpy(config, good_config, digit);
+    memcpy(config + digit, "56", 2);
+    memcpy(config + digit + 2, good_config + digit, sizeof good_config - digit);
     many.config = config;
     if (strcmp(machine->backend, "cpu") != 0) {
         PASS();
