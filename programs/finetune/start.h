@@ -213,8 +213,8 @@ static bool length_longest(app* a, int64_t most) {
         return error_set(a->error, "--length max needs --memory with several processes, so that "
                                    "all of them choose the same length");
     }
-    bool offloads = o->offload != QLORA_CHOICE_OFF &&
-                    qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU;
+    bool offloads =
+        o->offload != QLORA_CHOICE_OFF && qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU;
     if (a->world > 1 && offloads && o->host_budget <= 0) {
         return error_set(a->error, "--length max needs --host-budget or --offload off with several "
                                    "processes, so that all of them choose the same length");
