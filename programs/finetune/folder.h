@@ -76,6 +76,7 @@ static bool step_file_named(const char* name) {
 typedef struct step_search {
     const char* dir;
     char newest[64];   // the whole checkpoint with the highest step
+    int whole;         // the number of whole ones
     char any[64];      // a folder of a checkpoint
     char foreign[320]; // something in such a folder that no checkpoint contains, or a link
 } step_search;
@@ -115,7 +116,9 @@ static void step_take(void* user, const char* name) {
     }
     bool newer =
         s->newest[0] == '\0' || strtoll(name + 5, NULL, 10) > strtoll(s->newest + 5, NULL, 10);
-    if (newer && !file_missing(path, "state.safetensors")) { // it is written last
+    bool whole = !file_missing(path, "state.safetensors"); // it is written last
+    s->whole += whole ? 1 : 0;
+    if (newer && whole) {
         snprintf(s->newest, sizeof s->newest, "%s", name);
     }
 }
@@ -156,6 +159,20 @@ static bool steps_ours(app* a) {
     return true;
 }
 
+// Whether the only checkpoint is one that a run was about to take into its list when it was killed.
+// The library removes it when it saves the next one.
+static bool step_pending(const step_search* found) {
+    char path[PATH_SIZE + 64];
+    blob text;
+    memset(&text, 0, sizeof text);
+    snprintf(path, sizeof path, "%s/pending", found->dir);
+    size_t n = strlen(found->newest);
+    bool alone = found->whole == 1 && blob_read_path(&text, path) == 0 && text.count == n + 1 &&
+                 memcmp(text.data, found->newest, n) == 0;
+    blob_free(&text);
+    return alone;
+}
+
 // Nothing is resumed by guessing: without the list, it is not known which checkpoint is meant. And
 // nothing that an earlier run left is removed unless --resume never asks for it.
 static bool steps_check(app* a) {
@@ -165,7 +182,7 @@ static bool steps_check(app* a) {
         return steps_ours(a);
     }
     steps_search(a, step_places[0], dir, &found);
-    if (found.newest[0] != '\0') {
+    if (found.newest[0] != '\0' && !step_pending(&found)) {
         return error_set(
             a->error,
             "%s contains %s but not the file 'latest', which names the newest checkpoint; write %s "

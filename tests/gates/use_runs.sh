@@ -206,6 +206,14 @@ starting_over() {
     check "it resumes" grep -q "resumed after step 12 of 12" out
     rm again/checkpoint/latest
     works "or starts over" "${few[@]}" --model model --steps 2 --out again --resume never
+    # Killed after the first checkpoint was written and before it was listed.
+    find again/checkpoint -name 'step-*' ! -name step-2 -exec rm -r {} +
+    rm -r again/adapter again/checkpoint/latest
+    run "$finetune" "${few[@]}" --model model --steps 2 --out again
+    check "a checkpoint without a list" grep -q "contains step-2 but not the file 'latest'" err
+    echo step-2 >again/checkpoint/pending
+    works "that was not listed yet" "${few[@]}" --model model --steps 2 --out again
+    check "is made again" grep -q '^step-2$' again/checkpoint/latest
 }
 
 # refused NAME PATTERN ARGUMENT...: expects a matching error, and the folder kept as it was.
