@@ -118,6 +118,7 @@ for mode in $modes; do
     resumed=0
     for ((count = 0; count < each; count++)); do
         phase=${phases[count % 4]}
+        : >out # before the run does it, which is later: the last one's text would be taken for its
         "${start[@]}" "${usual[@]}" --out run --steps 100000 >out 2>&1 &
         launcher=$!
         phase_await "$phase"
