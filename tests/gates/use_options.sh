@@ -633,7 +633,7 @@ adding() { # --add-tokens
     local tool=$root/$B
     printf '<|user|>\nab\r\n\nc\n' >new.txt
     echo '{"token": "ab", "special": true, "init": "3 plus"}' >new.jsonl
-    rm -rf added again joined
+    rm -rf added again joined unlike
     works "new tokens" "${all[@]}" --add-tokens new.txt --steps 4 --out added
     check "tokens that exist are named" grep -q "^tokens: 2 added; the tokenizer already has c$" out
     check "PEFT's command has their number" grep -q "resize_token_embeddings(259)" out
@@ -669,7 +669,7 @@ adding() { # --add-tokens
         check "has the new size" grep -q '"vocab_size": 259' joined/config.json
         check "and the new tokenizer" cmp added/adapter/tokenizer.json joined/tokenizer.json
         cp added/adapter/tokenizer.json again/adapter
-        run "$tool/merge" --model model --adapter again --out mixed
+        run "$tool/merge" --model model --adapter again --out unlike
         check "the tokenizer of another adapter" grep -q "has a token with id 258, but" err
         run "$tool/merge" --model model --adapter added --out joined.gguf
         check "GGUF is refused" grep -q "cannot be merged into a GGUF file" err
