@@ -96,6 +96,7 @@ extern "C" {
 #include "text/jinja_methods.h"
 #include "text/jinja_iterate.h"
 #include "text/jinja_filters.h"
+#include "text/jinja_filters_number.h"
 #include "text/jinja_layout.h"
 #include "text/jinja_html.h"
 #include "text/jinja_tables.h"

@@ -338,12 +338,23 @@ static void name_parse(const char* path, ptx_text* t) {
     }
 }
 
-// Removes comments; quoted strings are left unchanged.
+// Where a text may differ from that of another target (kernels/early.cuh): an instruction of one,
+// an empty comment in the other. Both have a line and a chunk of their own, so that what is between
+// them is the same.
+static bool is_early(const char* line) {
+    return starts_with(line, "griddepcontrol") || starts_with(line, "//\n");
+}
+
+// Removes comments, except those that mark such a place; quoted strings are left unchanged.
 static void comments_strip(char* text) {
     char* out = text;
     bool quoted = false;
     for (const char* p = text; *p; p++) {
         if (!quoted && p[0] == '/' && p[1] == '/') {
+            if (starts_with(p, "// early\n")) {
+                *out++ = '/';
+                *out++ = '/';
+            }
             p += strcspn(p, "\n");
             *out++ = '\n';
             if (!*p) {
@@ -481,12 +492,15 @@ static void names_shorten(char* text) {
 static void lines_join(char* text) {
     char* out = text;
     size_t length = 0; // of the line so far
+    bool alone = is_early(text);
     for (const char* p = text; *p; p++) {
         bool more = isalpha((unsigned char)p[1]) || (p[1] != 0 && strchr("@$}", p[1]) != NULL);
-        if (*p == '\n' && p > text && strchr(";:{}", p[-1]) != NULL && more &&
+        bool apart = alone || is_early(p + 1);
+        if (*p == '\n' && p > text && strchr(";:{}", p[-1]) != NULL && more && !apart &&
             length + strcspn(p + 1, "\n") <= JOINED_MAX) {
             continue;
         }
+        alone = *p == '\n' ? is_early(p + 1) : alone;
         length = *p == '\n' ? 0 : length + 1;
         *out++ = *p;
     }
@@ -556,8 +570,8 @@ static void suffix_text(const ptx_text* t, char out[4]) {
     out[1] = 0;
 }
 
-// A chunk is a run of complete lines of one text. Kernels that are identical for two targets are
-// written once, so a chunk also ends where a kernel ends.
+// A chunk is a run of complete lines of one text. What is identical for two targets is written
+// once, so a chunk also ends where a kernel ends and around the lines in which targets differ.
 typedef struct ptx_chunk {
     const char* text;
     size_t length;
@@ -583,10 +597,14 @@ static ptx_chunk chunk_cut(const char* text, const char* module) {
         if (n > CHUNK_MAX) {
             die("contains a line that is longer than a chunk", module);
         }
-        if (c.length + n > CHUNK_MAX || (c.length > 0 && starts_with(line, ".visible .entry"))) {
+        if (c.length + n > CHUNK_MAX ||
+            (c.length > 0 && (starts_with(line, ".visible .entry") || is_early(line)))) {
             break;
         }
         c.length += n;
+        if (is_early(line)) {
+            break;
+        }
     }
     return c;
 }

@@ -113,26 +113,16 @@ static qlora_result qlora__jin_format_real(qlora__jin_machine* m, double x,
         return qlora__jin_fail(m, "a precision above 100 is not supported");
     }
     int p = (int)precision;
-    switch (type) {
-    case 'e':
-        snprintf(out, room, spec->alternate ? "%#.*e" : "%.*e", p, x);
-        break;
-    case 'E':
-        snprintf(out, room, spec->alternate ? "%#.*E" : "%.*E", p, x);
-        break;
-    case 'g':
-        snprintf(out, room, spec->alternate ? "%#.*g" : "%.*g", p, x);
-        break;
-    case 'G':
-        snprintf(out, room, spec->alternate ? "%#.*G" : "%.*G", p, x);
-        break;
-    case '\0':
+    if (type == '\0') {
         qlora__jin_format_plain(x, p, out, room);
         return QLORA_OK;
-    default:
-        snprintf(out, room, spec->alternate ? "%#.*f" : "%.*f", p, x);
-        break;
     }
+    static const char types[] = "eEgG";
+    static const char* const forms[][2] = {{"%.*e", "%#.*e"}, {"%.*E", "%#.*E"},
+                                           {"%.*g", "%#.*g"}, {"%.*G", "%#.*G"},
+                                           {"%.*f", "%#.*f"}};
+    const char* known = strchr(types, type);
+    snprintf(out, room, forms[known != NULL ? known - types : 4][spec->alternate ? 1 : 0], p, x);
     qlora__jin_mend_point(out);
     return QLORA_OK;
 }

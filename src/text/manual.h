@@ -58,6 +58,7 @@
        text/jinja_methods    methods of values
        text/jinja_iterate    map, select, sorting
        text/jinja_filters    filters
+       text/jinja_filters_number  filters of numbers
        text/jinja_layout     filters that lay text out
        text/jinja_html       filters for HTML
        text/jinja_tables     tables of filters and tests

@@ -404,7 +404,7 @@ TEST providers_are_checked(void) {
 // ---- MPI, without a launcher ----
 
 typedef struct fake_mpi {
-    void* library;
+    void* opened;
     void (*fail)(const char* call, int code);
     void (*late)(int tests);
     int (*calls)(const char* call);
@@ -415,9 +415,9 @@ static bool mpi_open(fake_mpi* m) {
     static const char* const names[3] = {"fakempi_fail", "fakempi_late", "fakempi_calls"};
     void* symbols[3] = {NULL, NULL, NULL};
     memset(m, 0, sizeof *m);
-    m->library = dlopen("libfakempi.so", RTLD_NOW | RTLD_LOCAL);
-    for (int i = 0; i < 3 && m->library != NULL; i++) {
-        symbols[i] = dlsym(m->library, names[i]);
+    m->opened = dlopen("libfakempi.so", RTLD_NOW | RTLD_LOCAL);
+    for (int i = 0; i < 3 && m->opened != NULL; i++) {
+        symbols[i] = dlsym(m->opened, names[i]);
     }
     memcpy(&m->fail, &symbols[0], sizeof symbols[0]);
     memcpy(&m->late, &symbols[1], sizeof symbols[1]);
@@ -495,7 +495,7 @@ TEST every_mpi_call_can_fail(void) {
     ASSERTm(why, strstr(why, "rank 1 has not answered for 0.05 s") != NULL);
     m.late(0);
     ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
-    dlclose(m.library);
+    dlclose(m.opened);
     PASS();
 }
 
