@@ -96,4 +96,50 @@ __device__ __forceinline__ void spread(const T* bias, T* y, int64_t rows, int64_
         spread(bias, y, rows, cols, ld, add);                                                      \
     }
 
+// Several adapters stand side by side in the columns of z and u. Sets to zero what belongs to
+// another adapter than the row: x [rows, cols] with leading dimension ld, x[r,c] = 0 unless
+// columns[c] == owners[r]. cols is a multiple of 8. Zeros are stored, not multiplied, so that
+// nothing of the other adapters remains.
+// Launch: 256 threads, grid ceil(rows / 8): a warp has a row, a thread 8 columns at a time.
+// Element-wise, one writer per output.
+template <typename T>
+__device__ __forceinline__ void keep_own(T* x, int64_t ld, int64_t rows, int32_t cols,
+                                         const int32_t* owners, const int32_t* columns) {
+    int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    if (row >= rows) {
+        return;
+    }
+    int32_t own = owners[row];
+    T* to = x + row * ld;
+    T zero;
+    store(&zero, 0.0f);
+    for (int32_t c = (int32_t)(threadIdx.x % 32) * 8; c < cols; c += 256) {
+        uint32_t other = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            other |= columns[c + i] != own ? 1u << i : 0u;
+        }
+        if (other == 255u && ((uint64_t)(to + c) & 15) == 0) {
+#pragma unroll
+            for (int i = 0; i < (int)sizeof(T) / 2; i++) {
+                ((uint4*)(to + c))[i] = make_uint4(0, 0, 0, 0);
+            }
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if ((other >> i & 1) != 0) {
+                to[c + i] = zero;
+            }
+        }
+    }
+}
+
+#define LINEAR_KEEP_OWN(name, type)                                                                \
+    QLORA_KERNEL __launch_bounds__(256)                                                            \
+        qlora_linear_keep_own_##name(type* x, int64_t ld, int64_t rows, int32_t cols,              \
+                                     const int32_t* owners, const int32_t* columns) {              \
+        keep_own(x, ld, rows, cols, owners, columns);                                              \
+    }
+
 #endif

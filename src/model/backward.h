@@ -51,7 +51,13 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     QLORA__TRY(qlora__beside_begin(ctx));
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, x) : QLORA_OK;
     if (r == QLORA_OK) {
-        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x, dy, NULL, 1.0f);
+        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x, dy, NULL,
+                                    stack->linear.owners != NULL ? 0.0f : 1.0f);
+    }
+    if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
+        const qlora__wide* wide = &pass->m->wide[stack->linear.layer];
+        r = qlora__collect(ctx, &wide->shares[group], wide->share_count[group], wide->most[group],
+                           &pass->m->batch.present);
     }
     return qlora__beside_end(ctx, group, r);
 }

@@ -383,6 +383,12 @@ static qlora_result qlora__linear_pad_zero(qlora_ctx* ctx, const qlora_tensor* t
     return qlora__tensor_zero(ctx, &rest);
 }
 
+// Sets what belongs to other adapters than the row to zero, if there are several.
+static qlora_result qlora__linear_keep_own(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                           const qlora_tensor* tail) {
+    return l->owners != NULL ? qlora__keep_own(ctx, l->owners, tail) : QLORA_OK;
+}
+
 // Computes z in the last columns of x.
 static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* x, const qlora_tensor* inner) {
@@ -396,7 +402,9 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
     qlora_tensor sb;
     // all parts at once, including the zero columns
     if (l->dropout == 0.0f && qlora__linear_joined(l, pad, &a, &sb)) {
-        return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
+        QLORA__TRY(
+            qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail));
+        return qlora__linear_keep_own(ctx, l, &tail);
     }
     int64_t at = 0;
     for (int32_t i = 0; i < l->count; i++) {
@@ -410,7 +418,8 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
         }
         at += z.cols;
     }
-    return qlora__linear_pad_zero(ctx, &tail, at);
+    QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, at));
+    return qlora__linear_keep_own(ctx, l, &tail);
 }
 
 static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
@@ -550,7 +559,9 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
     qlora_tensor a;
     qlora_tensor sb;
     if (qlora__linear_joined(l, pad, &a, &sb)) {
-        return qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
+        QLORA__TRY(
+            qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, inner, &sb, &tail));
+        return qlora__linear_keep_own(ctx, l, &tail);
     }
     int64_t col = 0;
     int64_t at = 0;
@@ -567,7 +578,8 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
         col += p->out;
         at += p->rank;
     }
-    return qlora__linear_pad_zero(ctx, &tail, at);
+    QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, at));
+    return qlora__linear_keep_own(ctx, l, &tail);
 }
 
 // dx = u A in the type of dy, unless there is dropout, and the base in FP8 on top of it.

@@ -215,10 +215,10 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     return QLORA_OK;
 }
 
-// Runs the micro-batch t->micro. With several adapters, the shapes of its products depend on which
-// rows belong to which of them, so there is no graph of it.
+// Runs the micro-batch t->micro. If the rows of several adapters are computed run by run, the shapes
+// of the products depend on which rows belong to which of them, so there is no graph of it.
 static qlora_result qlora__micro_send_off(qlora_trainer* t, int64_t graph) {
-    return qlora__has_several(t->m)
+    return qlora__has_several(t->m) && t->m->wide == NULL
                ? qlora__micro_run(t->ctx, t)
                : qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]);
 }
@@ -380,7 +380,7 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->step = step;
     out->pending = t->step - step;
     out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx) &&
-                  !qlora__has_several(t->m);
+                  (!qlora__has_several(t->m) || t->m->wide != NULL);
     out->waits = t->m->ring.waits;
     if (step == 0 || report->step != step) {
         return;

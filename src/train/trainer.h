@@ -156,8 +156,8 @@ static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
                        : desc->method != QLORA_METHOD_SFT     ? "desc.method is not SFT"
                        : desc->comm != NULL                   ? "desc.comm is set"
                        : desc->neftune > 0.0                  ? "desc.neftune is set"
-                       : desc->require_graph                  ? "desc.require_graph is set"
-                                                              : NULL;
+                       : desc->require_graph && m->wide == NULL ? "desc.require_graph is set"
+                                                                : NULL;
     if (what != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s, which is not supported for a model with %d adapters", what,

@@ -382,7 +382,7 @@ static bool step_open(step_run* s) {
     desc.accumulate = o->accumulate;
     train.eager = !s->graph;
     train.require_graph =
-        s->graph && o->adapters == 1 && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
+        s->graph && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     budget.bytes = (uint64_t)(o->budget * 1073741824.0);
     budget.host_bytes = (uint64_t)(o->host_budget * 1073741824.0);
     s->open_start = step_seconds();
