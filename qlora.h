@@ -18125,6 +18125,13 @@ static QLORA__UNUSED qlora_result qlora__need(qlora_ctx* ctx, const qlora_tensor
     return qlora__need_batch(ctx, t, name, dtypes, 1, rows, cols);
 }
 
+// Columns that the matrices of a tensor take up, from the first one of each row on; 0 if they are
+// not next to each other in the same rows.
+static int64_t qlora__tensor_width(const qlora_tensor* t) {
+    int64_t width = t->batch > 1 ? (t->batch - 1) * t->batch_stride + t->cols : t->cols;
+    return t->batch == 1 || (t->batch_stride >= t->cols && width <= t->ld) ? width : 0;
+}
+
 // Views of one buffer with the same ld and disjoint columns do not overlap.
 static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y) {
     size_t x_bytes = 0;
@@ -18139,7 +18146,8 @@ static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y)
         return false;
     }
     size_t size = qlora_dtype_bytes(x->dtype);
-    if (size != qlora_dtype_bytes(y->dtype) || x->ld != y->ld || x->batch != 1 || y->batch != 1) {
+    if (size != qlora_dtype_bytes(y->dtype) || x->ld != y->ld || qlora__tensor_width(x) == 0 ||
+        qlora__tensor_width(y) == 0) {
         return true;
     }
     const qlora_tensor* low = x0 <= y0 ? x : y;
@@ -18149,7 +18157,7 @@ static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y)
         return true;
     }
     int64_t column = (int64_t)(gap / size) % low->ld;
-    return column < low->cols || column + high->cols > low->ld;
+    return column < qlora__tensor_width(low) || column + qlora__tensor_width(high) > low->ld;
 }
 
 static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* out_name,
@@ -26227,7 +26235,7 @@ static qlora_result qlora__keep_own(qlora_ctx* ctx, const qlora__linear_owners* 
     void* args[] = {&t.data, &t.ld, &t.rows, &cols, &rows_of, &columns};
     return qlora__launch(
         ctx, t.dtype == QLORA_F32 ? QLORA__K_linear_keep_own_f32 : QLORA__K_linear_keep_own_bf16,
-        cols > 0 ? qlora__ceil_div(t.rows, 8) : 0, 1, 1, 256, 0, args);
+        qlora__ceil_div(t.rows * t.cols, 2048), 1, 1, 256, 0, args);
 }
 
 // What one adapter has of a gradient of all of them; same layout as share in kernels/linear.cu.
@@ -26997,6 +27005,39 @@ qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linea
 
 // ---- backward -----------------------------------------------------------------------------------
 
+// Whether the parts of a stack of several adapters are alike, so that a batched product computes
+// their u without the zeros beside them. With one adapter those cost next to nothing.
+static bool qlora__linear_parts_alike(const qlora_linear_desc* l) {
+    bool alike = l->owners != NULL && l->count > 1;
+    for (int32_t i = 1; i < l->count; i++) {
+        alike = alike && l->parts[i].out == l->parts[0].out && l->parts[i].rank == l->parts[0].rank;
+    }
+    return alike;
+}
+
+// Computes u of a joined stack: all parts at once, including the zero columns.
+static qlora_result qlora__linear_u_joined(qlora_ctx* ctx, qlora_math math,
+                                           const qlora_linear_desc* l, const qlora_tensor* inner,
+                                           const qlora_tensor* sb, const qlora_tensor* tail) {
+    qlora_tensor dy = *inner;
+    qlora_tensor b = *sb;
+    qlora_tensor u = *tail;
+    if (qlora__linear_parts_alike(l)) { // the columns that pad the ranks are zeroed with the others
+        dy.cols = l->parts[0].out;
+        dy.batch_stride = dy.cols;
+        u.cols = l->parts[0].rank;
+        u.batch_stride = u.cols;
+        b.rows = dy.cols;
+        b.cols = u.cols;
+        b.batch_stride = b.rows * b.ld + b.cols;
+        dy.batch = l->count;
+        b.batch = l->count;
+        u.batch = l->count;
+    }
+    QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &dy, &b, &u));
+    return qlora__linear_keep_own(ctx, l, tail);
+}
+
 // Computes u in the last columns of dy.
 static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* dy, const qlora_tensor* inner) {
@@ -27007,9 +27048,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
     qlora_tensor a;
     qlora_tensor sb;
     if (qlora__linear_joined(l, pad, &a, &sb)) {
-        QLORA__TRY(
-            qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, inner, &sb, &tail));
-        return qlora__linear_keep_own(ctx, l, &tail);
+        return qlora__linear_u_joined(ctx, math, l, inner, &sb, &tail);
     }
     int64_t col = 0;
     int64_t at = 0;
@@ -29751,9 +29790,9 @@ typedef struct qlora__batch_block {
     qlora_tensor weights;   // [1, R] f32
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
     qlora_tensor scale;     // [1, adapters] f32: 1 / total labels
-    qlora_tensor owners;    // [1, T]: adapter of token t, or -1; these three only if adapters stand
-    qlora_tensor claims;    // [1, R]: adapter of labelled row r                         side by side
-    qlora_tensor present;   // [1, adapters]: whether the adapter has rows
+    qlora_tensor owners;    // [1, T]: adapter of token t, or -1; only if they stand side by side
+    qlora_tensor claims;    // [1, R]: adapter of labelled row r; the same
+    qlora_tensor present;   // [1, adapters]: whether the adapter has rows; the same
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
     qlora_tensor starts;    // these four are views for qlora__preference
     qlora_tensor roles;
@@ -40379,6 +40418,7 @@ struct qlora_trainer {
     qlora_ctx* ctx;
     qlora_model* m;
     qlora_train_desc desc; // defaults resolved
+    qlora__ring ring; // for the settings of AdamW; that of the model if it has one adapter
     qlora__record* records;
     qlora__report reports[QLORA__RECORDS];
     bool use_graphs;
@@ -42454,6 +42494,7 @@ static void qlora__trainer_free(qlora_trainer* t) {
         qlora__buffer_destroy(ctx, t->more[i]);
     }
     qlora__comm_stop(t);
+    qlora__ring_destroy(ctx, &t->ring);
     qlora__free(ctx, t, sizeof *t);
 }
 
@@ -42480,6 +42521,9 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     }
     const qlora__adamw_numbers numbers = {t->desc.lr, t->desc.beta1, t->desc.beta2, t->desc.eps,
                                           t->desc.weight_decay};
+    if (qlora__has_several(m)) { // the updates of a step must not wait for each other
+        QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS, sizeof numbers, &t->ring));
+    }
     QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.clip == QLORA_CLIP_LAYERS, t->desc.max_norm,
                                       &numbers));
     QLORA__TRY(qlora__ranges_upload(ctx, m, t->desc.loraplus_ratio, t->desc.lr_factors));
@@ -43007,8 +43051,8 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     return QLORA_OK;
 }
 
-// Runs the micro-batch t->micro. If the rows of several adapters are computed run by run, the shapes
-// of the products depend on which rows belong to which of them, so there is no graph of it.
+// Runs the micro-batch t->micro. If the rows of several adapters are computed run by run, the
+// shapes of the products depend on which rows belong to which of them, so there is no graph of it.
 static qlora_result qlora__micro_send_off(qlora_trainer* t, int64_t graph) {
     return qlora__has_several(t->m) && t->m->wide == NULL
                ? qlora__micro_run(t->ctx, t)
@@ -43124,8 +43168,8 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     // An exchange that breaks ends those before it, whose updates may be queued already.
     t->spoilt = t->spoilt || (summed != QLORA_OK && t->world > 1 && t->comm.device);
     QLORA__TRY(summed);
-    QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
-    char* memory = slot->memory + m->batch.all.bytes;
+    QLORA__TRY(qlora__ring_take(ctx, t->ring.count > 0 ? &t->ring : &m->ring, &slot));
+    char* memory = slot->memory + (t->ring.count > 0 ? 0 : m->batch.all.bytes);
     const qlora__adamw_numbers numbers = {qlora__schedule_lr(&t->desc, t->step), t->desc.beta1,
                                           t->desc.beta2, t->desc.eps, t->desc.weight_decay};
     memcpy(memory, &numbers, sizeof numbers);
@@ -43173,7 +43217,7 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->pending = t->step - step;
     out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx) &&
                   (!qlora__has_several(t->m) || t->m->wide != NULL);
-    out->waits = t->m->ring.waits;
+    out->waits = t->m->ring.waits + t->ring.waits;
     if (step == 0 || report->step != step) {
         return;
     }
@@ -45082,4 +45126,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 3ec2bbdd87db5b6c
+//@@ end 1aa9e90490d641d1

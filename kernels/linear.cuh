@@ -100,37 +100,41 @@ __device__ __forceinline__ void spread(const T* bias, T* y, int64_t rows, int64_
 // another adapter than the row: x [rows, cols] with leading dimension ld, x[r,c] = 0 unless
 // columns[c] == owners[r]. cols is a multiple of 8. Zeros are stored, not multiplied, so that
 // nothing of the other adapters remains.
-// Launch: 256 threads, grid ceil(rows / 8): a warp has a row, a thread 8 columns at a time.
+// columns is aligned to 16 bytes.
+// Launch: 256 threads, grid ceil(rows cols / 2048): a thread has 8 columns of a row.
 // Element-wise, one writer per output.
 template <typename T>
 __device__ __forceinline__ void keep_own(T* x, int64_t ld, int64_t rows, int32_t cols,
                                          const int32_t* owners, const int32_t* columns) {
-    int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    int64_t piece = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    int64_t row = piece / (cols / 8);
+    int32_t c = (int32_t)(piece - row * (cols / 8)) * 8;
     if (row >= rows) {
         return;
     }
     int32_t own = owners[row];
-    T* to = x + row * ld;
+    T* to = x + row * ld + c;
     T zero;
     store(&zero, 0.0f);
-    for (int32_t c = (int32_t)(threadIdx.x % 32) * 8; c < cols; c += 256) {
-        uint32_t other = 0;
+    int4 low = *(const int4*)(columns + c);
+    int4 high = *(const int4*)(columns + c + 4);
+    const int32_t whose[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    bool none = true;
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            other |= columns[c + i] != own ? 1u << i : 0u;
+    for (int i = 0; i < 8; i++) {
+        none = none && whose[i] != own;
+    }
+    if (none && ((uint64_t)to & 15) == 0) {
+#pragma unroll
+        for (int i = 0; i < (int)sizeof(T) / 2; i++) {
+            ((uint4*)to)[i] = make_uint4(0, 0, 0, 0);
         }
-        if (other == 255u && ((uint64_t)(to + c) & 15) == 0) {
+        return;
+    }
 #pragma unroll
-            for (int i = 0; i < (int)sizeof(T) / 2; i++) {
-                ((uint4*)(to + c))[i] = make_uint4(0, 0, 0, 0);
-            }
-            continue;
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            if ((other >> i & 1) != 0) {
-                to[c + i] = zero;
-            }
+    for (int i = 0; i < 8; i++) {
+        if (whose[i] != own) {
+            to[i] = zero;
         }
     }
 }

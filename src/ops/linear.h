@@ -549,6 +549,39 @@ qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linea
 
 // ---- backward -----------------------------------------------------------------------------------
 
+// Whether the parts of a stack of several adapters are alike, so that a batched product computes
+// their u without the zeros beside them. With one adapter those cost next to nothing.
+static bool qlora__linear_parts_alike(const qlora_linear_desc* l) {
+    bool alike = l->owners != NULL && l->count > 1;
+    for (int32_t i = 1; i < l->count; i++) {
+        alike = alike && l->parts[i].out == l->parts[0].out && l->parts[i].rank == l->parts[0].rank;
+    }
+    return alike;
+}
+
+// Computes u of a joined stack: all parts at once, including the zero columns.
+static qlora_result qlora__linear_u_joined(qlora_ctx* ctx, qlora_math math,
+                                           const qlora_linear_desc* l, const qlora_tensor* inner,
+                                           const qlora_tensor* sb, const qlora_tensor* tail) {
+    qlora_tensor dy = *inner;
+    qlora_tensor b = *sb;
+    qlora_tensor u = *tail;
+    if (qlora__linear_parts_alike(l)) { // the columns that pad the ranks are zeroed with the others
+        dy.cols = l->parts[0].out;
+        dy.batch_stride = dy.cols;
+        u.cols = l->parts[0].rank;
+        u.batch_stride = u.cols;
+        b.rows = dy.cols;
+        b.cols = u.cols;
+        b.batch_stride = b.rows * b.ld + b.cols;
+        dy.batch = l->count;
+        b.batch = l->count;
+        u.batch = l->count;
+    }
+    QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &dy, &b, &u));
+    return qlora__linear_keep_own(ctx, l, tail);
+}
+
 // Computes u in the last columns of dy.
 static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* dy, const qlora_tensor* inner) {
@@ -559,9 +592,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
     qlora_tensor a;
     qlora_tensor sb;
     if (qlora__linear_joined(l, pad, &a, &sb)) {
-        QLORA__TRY(
-            qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, inner, &sb, &tail));
-        return qlora__linear_keep_own(ctx, l, &tail);
+        return qlora__linear_u_joined(ctx, math, l, inner, &sb, &tail);
     }
     int64_t col = 0;
     int64_t at = 0;

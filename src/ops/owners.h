@@ -48,7 +48,7 @@ static qlora_result qlora__keep_own(qlora_ctx* ctx, const qlora__linear_owners* 
     void* args[] = {&t.data, &t.ld, &t.rows, &cols, &rows_of, &columns};
     return qlora__launch(
         ctx, t.dtype == QLORA_F32 ? QLORA__K_linear_keep_own_f32 : QLORA__K_linear_keep_own_bf16,
-        cols > 0 ? qlora__ceil_div(t.rows, 8) : 0, 1, 1, 256, 0, args);
+        qlora__ceil_div(t.rows * t.cols, 2048), 1, 1, 256, 0, args);
 }
 
 // What one adapter has of a gradient of all of them; same layout as share in kernels/linear.cu.
