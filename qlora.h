@@ -145,12 +145,21 @@
        are those of each adapter; one that has come to its end is given no more sequences.
        Lengths belong to the model: with longrope, the longest text of any adapter (max_length,
        generate_tokens) chooses the rotary factors of all of them.
+       On the GPU, the adapters stand side by side: every product runs once, over the rows of all
+       adapters, as if they were one whose rank is the sum of their ranks, and what a row has of
+       another adapter is set to zero. Steps are graphs. A sum of ranks that is more than 128 and
+       more than an eighth of the hidden size would cost more than it saves: then, and always on
+       the CPU, the rows of each adapter are computed separately, without graphs.
        An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
        a training of its own with the same micro-batches, if its sequences are next to each other
-       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever the
-       others have, if its sequences and those around them have the same lengths; alone, it differs
-       by rounding. Every token costs the products of its own adapter and no others: the rows of
-       each adapter are computed separately, without graphs. Dropout, NEFTune, DoRA, trained norms,
+       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever tokens
+       the others have and whichever of the others they belong to, if the model has the same slots
+       and sizes, and its own sequences have the same places in the micro-batches, with as many
+       labels before them; alone, or next to other ranks, it differs by rounding. (Computed
+       separately, the sequences around its own must have the same lengths.)
+       Zeros do not stop values that are not finite: if those of one adapter overflow, so do the
+       gradients of all adapters in its micro-batches, and their updates are skipped as well
+       (last_skipped) until it is given no more sequences. Dropout, NEFTune, DoRA, trained norms,
        embeddings and rows, DPO and KTO, FP8 and several processes need a model with one adapter.
 
    FP8
@@ -26193,13 +26202,15 @@ static qlora_result qlora__noise(qlora_ctx* ctx, const qlora_tensor* h,
 
 // See qlora_linear_desc.owners.
 struct qlora_linear_owners {
-    qlora_tensor rows;    // I32 [1, T]: the adapter of a row; -1 = none
-    qlora_tensor columns; // I32 [1, pad]: the adapter of a column of z or u; -2 = none
+    qlora_tensor rows;         // I32 [1, T]: the adapter of a row; -1 = none
+    qlora_tensor columns;      // I32 [1, pad]: the adapter of a column of z or u; -2 = none
+    const qlora_tensor* state; // in the backward pass: I32 [1, adapters], see qlora__keep_own
 };
 typedef struct qlora_linear_owners qlora__linear_owners;
 
 typedef struct qlora__owned_job {
     const qlora_tensor* x;
+    const qlora_tensor* inner;
     const qlora__linear_owners* owners;
 } qlora__owned_job;
 
@@ -26207,32 +26218,53 @@ static void qlora__keep_own_rows(void* user, int64_t begin, int64_t end) {
     const qlora__owned_job* job = (const qlora__owned_job*)user;
     for (int64_t r = begin; r < end; r++) {
         int32_t own = qlora__index_at(&job->owners->rows, r);
+        bool bad = false;
         for (int64_t c = 0; c < job->x->cols; c++) {
-            if (qlora__index_at(&job->owners->columns, c) != own) {
+            bool others = qlora__index_at(&job->owners->columns, c) != own;
+            bool wrong = !others && job->owners->state != NULL &&
+                         !qlora__finite((float)qlora__at(job->x, r, c));
+            if (others || wrong) {
                 qlora__put(job->x, r, c, 0);
             }
+            bad = bad || wrong;
+        }
+        for (int64_t c = 0; c < job->inner->cols && bad; c++) {
+            qlora__put(job->inner, r, c, 0);
+        }
+        if (bad) {
+            ((int32_t*)job->owners->state->data)[own] = 2;
         }
     }
 }
 
-// Sets the columns of z or u that do not belong to the adapter of their row to zero.
+// Sets the columns of z or u, the last ones of a matrix, that do not belong to the adapter of their
+// row to zero. In a product over all rows, a zero does not stop a value in the columns before them,
+// `inner`, that is not finite, and that shows in z and u. With a state, such a row is therefore set
+// to zero as a whole, and the state of its adapter becomes 2, which makes its gradients NaN; those
+// of other adapters are as if it had no such row.
 static qlora_result qlora__keep_own(qlora_ctx* ctx, const qlora__linear_owners* owners,
-                                    const qlora_tensor* x) {
+                                    const qlora_tensor* inner, const qlora_tensor* x) {
     QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need(ctx, inner, "inner", 1u << x->dtype, x->rows, -1));
     QLORA__TRY(qlora__need_vector(ctx, &owners->rows, "owners.rows", QLORA__IS_I32, x->rows));
     QLORA__TRY(qlora__need_vector(ctx, &owners->columns, "owners.columns", QLORA__IS_I32, x->cols));
     if (qlora__on_cpu(ctx)) {
         qlora__owned_job job;
         job.x = x;
+        job.inner = inner;
         job.owners = owners;
-        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__keep_own_rows, &job);
+        qlora__keep_own_rows(&job, 0, x->rows);
         return QLORA_OK;
     }
     qlora_tensor t = *x;
+    qlora_tensor front = *inner;
+    void* state = owners->state != NULL ? owners->state->data : NULL;
+    QLORA_ASSERT(front.ld == t.ld);
     int32_t cols = (int32_t)t.cols;
     void* rows_of = owners->rows.data;
     void* columns = owners->columns.data;
-    void* args[] = {&t.data, &t.ld, &t.rows, &cols, &rows_of, &columns};
+    void* args[] = {&t.data,  &t.ld,       &t.rows,     &cols, &rows_of,
+                    &columns, &front.data, &front.cols, &state};
     return qlora__launch(
         ctx, t.dtype == QLORA_F32 ? QLORA__K_linear_keep_own_f32 : QLORA__K_linear_keep_own_bf16,
         qlora__ceil_div(t.rows * t.cols, 2048), 1, 1, 256, 0, args);
@@ -26249,14 +26281,15 @@ typedef struct qlora__share {
     int32_t adapter;
 } qlora__share;
 
-// Adds every share to the gradient of its adapter, unless the adapter has no rows: to += scale
-// from. shares is a table of `count`; the largest has `most` elements.
+// Adds every share to the gradient of its adapter: to += scale from. state, as in
+// qlora__linear_owners, is 0 for an adapter without rows, whose gradient stays, and 1 or 2 for
+// others. shares is a table of `count`; the largest has `most` elements.
 static QLORA__UNUSED qlora_result qlora__collect(qlora_ctx* ctx, const qlora_tensor* shares,
                                                  int64_t count, int64_t most,
-                                                 const qlora_tensor* present) {
+                                                 const qlora_tensor* state) {
     if (!qlora__on_cpu(ctx)) {
         void* table = shares->data;
-        void* flags = present->data;
+        void* flags = state->data;
         void* args[] = {&table, &flags};
         int64_t blocks = qlora__min(qlora__max(qlora__ceil_div(most, 4096), 1), 64);
         return qlora__launch(ctx, QLORA__K_linear_collect, count > 0 ? blocks : 0, count, 1, 256,
@@ -26264,13 +26297,15 @@ static QLORA__UNUSED qlora_result qlora__collect(qlora_ctx* ctx, const qlora_ten
     }
     for (int64_t i = 0; i < count; i++) {
         const qlora__share* s = (const qlora__share*)shares->data + i;
-        if (qlora__index_at(present, s->adapter) == 0) {
+        int32_t how = qlora__index_at(state, s->adapter);
+        QLORA__REAL scale = how == 2 ? (QLORA__REAL)NAN : (QLORA__REAL)s->scale;
+        if (how == 0) {
             continue;
         }
         for (int64_t j = 0; j < s->rows * s->cols; j++) {
             QLORA__REAL* to = (QLORA__REAL*)s->to + j;
             const QLORA__REAL* from = (const QLORA__REAL*)s->from + j / s->cols * s->ld;
-            *to = *to + (QLORA__REAL)s->scale * from[j % s->cols];
+            *to = *to + scale * from[j % s->cols];
         }
     }
     return QLORA_OK;
@@ -26841,8 +26876,8 @@ static qlora_result qlora__linear_pad_zero(qlora_ctx* ctx, const qlora_tensor* t
 
 // Sets what belongs to other adapters than the row to zero, if there are several.
 static qlora_result qlora__linear_keep_own(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                           const qlora_tensor* tail) {
-    return l->owners != NULL ? qlora__keep_own(ctx, l->owners, tail) : QLORA_OK;
+                                           const qlora_tensor* inner, const qlora_tensor* tail) {
+    return l->owners != NULL ? qlora__keep_own(ctx, l->owners, inner, tail) : QLORA_OK;
 }
 
 // Computes z in the last columns of x.
@@ -26860,7 +26895,7 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
     if (l->dropout == 0.0f && qlora__linear_joined(l, pad, &a, &sb)) {
         QLORA__TRY(
             qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail));
-        return qlora__linear_keep_own(ctx, l, &tail);
+        return qlora__linear_keep_own(ctx, l, inner, &tail);
     }
     int64_t at = 0;
     for (int32_t i = 0; i < l->count; i++) {
@@ -26875,7 +26910,7 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
         at += z.cols;
     }
     QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, at));
-    return qlora__linear_keep_own(ctx, l, &tail);
+    return qlora__linear_keep_own(ctx, l, inner, &tail);
 }
 
 static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
@@ -27035,7 +27070,7 @@ static qlora_result qlora__linear_u_joined(qlora_ctx* ctx, qlora_math math,
         u.batch = l->count;
     }
     QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &dy, &b, &u));
-    return qlora__linear_keep_own(ctx, l, tail);
+    return qlora__linear_keep_own(ctx, l, inner, tail);
 }
 
 // Computes u in the last columns of dy.
@@ -27066,7 +27101,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
         at += p->rank;
     }
     QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, at));
-    return qlora__linear_keep_own(ctx, l, &tail);
+    return qlora__linear_keep_own(ctx, l, inner, &tail);
 }
 
 // dx = u A in the type of dy, unless there is dropout, and the base in FP8 on top of it.
@@ -29792,7 +29827,7 @@ typedef struct qlora__batch_block {
     qlora_tensor scale;     // [1, adapters] f32: 1 / total labels
     qlora_tensor owners;    // [1, T]: adapter of token t, or -1; only if they stand side by side
     qlora_tensor claims;    // [1, R]: adapter of labelled row r; the same
-    qlora_tensor present;   // [1, adapters]: whether the adapter has rows; the same
+    qlora_tensor states;    // [1, adapters]: 1 if the adapter has rows, see qlora__keep_own; the same
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
     qlora_tensor starts;    // these four are views for qlora__preference
     qlora_tensor roles;
@@ -31009,7 +31044,7 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     if (m->wide != NULL) {
         qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->owners);
         qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->claims);
-        qlora__arena_tensor(arena, QLORA_I32, 1, m->adapters, &b->present);
+        qlora__arena_tensor(arena, QLORA_I32, 1, m->adapters, &b->states);
     }
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
     int64_t S = m->plan.max_sequences;
@@ -34616,14 +34651,14 @@ static void qlora__slot_owners(const qlora_model* m, char* memory, const qlora_b
                                int32_t usual) {
     int32_t* owners = qlora__slot_ints(m, memory, &m->batch.owners);
     int32_t* claims = qlora__slot_ints(m, memory, &m->batch.claims);
-    int32_t* present = qlora__slot_ints(m, memory, &m->batch.present);
+    int32_t* states = qlora__slot_ints(m, memory, &m->batch.states);
     const int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
     int64_t row = 0;
     int64_t label = 0;
-    memset(present, 0, (size_t)m->adapters * sizeof *present);
+    memset(states, 0, (size_t)m->adapters * sizeof *states);
     for (int64_t s = 0; s < b->count; s++) {
         int32_t adapter = qlora__batch_adapter(b, s, usual);
-        present[adapter] = 1;
+        states[adapter] = 1;
         for (int64_t end = row + b->lengths[s]; row < end; row++) {
             owners[row] = adapter;
         }
@@ -34884,6 +34919,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     if (wide) {
         out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
         out->owners.columns = m->wide[layer - m->layers].columns[group];
+        out->owners.state = backward ? &m->batch.states : NULL;
         out->linear.owners = &out->owners;
     }
     out->out = qlora_linear_out(&out->linear);
@@ -35622,7 +35658,7 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
         const qlora__wide* wide = &pass->m->wide[stack->linear.layer];
         r = qlora__collect(ctx, &wide->shares[group], wide->share_count[group], wide->most[group],
-                           &pass->m->batch.present);
+                           &pass->m->batch.states);
     }
     return qlora__beside_end(ctx, group, r);
 }
@@ -35861,6 +35897,11 @@ static qlora_result qlora__o_backward_run(const qlora__pass* pass, qlora__layer*
     qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
     if (qlora__stack_is_dora(m, layer, QLORA__O)) {
         QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
+    }
+    if (stack.linear.owners != NULL) { // this z is that of the forward pass
+        qlora_tensor inner = qlora__window(&x, pass->rows, 0, q);
+        qlora_tensor z = qlora__window(&x, pass->rows, q, stack.pad);
+        QLORA__TRY(qlora__linear_keep_own(pass->ctx, &stack.linear, &inner, &z));
     }
     return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
 }
@@ -45126,4 +45167,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 1aa9e90490d641d1
+//@@ end 4c88d68c637def20

@@ -20,14 +20,18 @@ struct share {
 
 // For every share whose adapter has rows in the micro-batch (present[adapter] != 0):
 //   to[r,c] = to[r,c] + scale from[r,c]
-// rows cols < 2^31.
+// or NaN if a row of the adapter was not finite (present[adapter] == 2). rows cols < 2^31.
 // Launch: 256 threads, grid (any number, number of shares). Element-wise, one writer per output;
 // the product is rounded before the sum, as on the CPU.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_linear_collect(const share* shares, const int32_t* present) {
     share s = shares[blockIdx.y];
-    if (present[s.adapter] == 0) {
+    int32_t state = present[s.adapter];
+    if (state == 0) {
         return;
+    }
+    if (state == 2) {
+        s.scale = __int_as_float(0x7fc00000);
     }
     uint32_t step = gridDim.x * 256;
     uint32_t first = blockIdx.x * 256 + threadIdx.x;

@@ -636,7 +636,7 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     if (m->wide != NULL) {
         qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->owners);
         qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->claims);
-        qlora__arena_tensor(arena, QLORA_I32, 1, m->adapters, &b->present);
+        qlora__arena_tensor(arena, QLORA_I32, 1, m->adapters, &b->states);
     }
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
     int64_t S = m->plan.max_sequences;

@@ -208,14 +208,14 @@ static void qlora__slot_owners(const qlora_model* m, char* memory, const qlora_b
                                int32_t usual) {
     int32_t* owners = qlora__slot_ints(m, memory, &m->batch.owners);
     int32_t* claims = qlora__slot_ints(m, memory, &m->batch.claims);
-    int32_t* present = qlora__slot_ints(m, memory, &m->batch.present);
+    int32_t* states = qlora__slot_ints(m, memory, &m->batch.states);
     const int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
     int64_t row = 0;
     int64_t label = 0;
-    memset(present, 0, (size_t)m->adapters * sizeof *present);
+    memset(states, 0, (size_t)m->adapters * sizeof *states);
     for (int64_t s = 0; s < b->count; s++) {
         int32_t adapter = qlora__batch_adapter(b, s, usual);
-        present[adapter] = 1;
+        states[adapter] = 1;
         for (int64_t end = row + b->lengths[s]; row < end; row++) {
             owners[row] = adapter;
         }

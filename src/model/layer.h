@@ -149,6 +149,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     if (wide) {
         out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
         out->owners.columns = m->wide[layer - m->layers].columns[group];
+        out->owners.state = backward ? &m->batch.states : NULL;
         out->linear.owners = &out->owners;
     }
     out->out = qlora_linear_out(&out->linear);

@@ -385,8 +385,8 @@ static qlora_result qlora__linear_pad_zero(qlora_ctx* ctx, const qlora_tensor* t
 
 // Sets what belongs to other adapters than the row to zero, if there are several.
 static qlora_result qlora__linear_keep_own(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                           const qlora_tensor* tail) {
-    return l->owners != NULL ? qlora__keep_own(ctx, l->owners, tail) : QLORA_OK;
+                                           const qlora_tensor* inner, const qlora_tensor* tail) {
+    return l->owners != NULL ? qlora__keep_own(ctx, l->owners, inner, tail) : QLORA_OK;
 }
 
 // Computes z in the last columns of x.
@@ -404,7 +404,7 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
     if (l->dropout == 0.0f && qlora__linear_joined(l, pad, &a, &sb)) {
         QLORA__TRY(
             qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail));
-        return qlora__linear_keep_own(ctx, l, &tail);
+        return qlora__linear_keep_own(ctx, l, inner, &tail);
     }
     int64_t at = 0;
     for (int32_t i = 0; i < l->count; i++) {
@@ -419,7 +419,7 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
         at += z.cols;
     }
     QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, at));
-    return qlora__linear_keep_own(ctx, l, &tail);
+    return qlora__linear_keep_own(ctx, l, inner, &tail);
 }
 
 static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
@@ -579,7 +579,7 @@ static qlora_result qlora__linear_u_joined(qlora_ctx* ctx, qlora_math math,
         u.batch = l->count;
     }
     QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &dy, &b, &u));
-    return qlora__linear_keep_own(ctx, l, tail);
+    return qlora__linear_keep_own(ctx, l, inner, tail);
 }
 
 // Computes u in the last columns of dy.
@@ -610,7 +610,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
         at += p->rank;
     }
     QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, at));
-    return qlora__linear_keep_own(ctx, l, &tail);
+    return qlora__linear_keep_own(ctx, l, inner, &tail);
 }
 
 // dx = u A in the type of dy, unless there is dropout, and the base in FP8 on top of it.

@@ -13,9 +13,9 @@ static bool ints_in(qlora_ctx* ctx, const int32_t* values, int64_t n, qlora_tens
 }
 
 static qlora_result keep_own(qlora_ctx* ctx, const qlora__linear_owners* owners,
-                             const qlora_tensor* x) {
+                             const qlora_tensor* inner, const qlora_tensor* x) {
     QLORA__ENTER(ctx, "keep_own");
-    return qlora__leave(ctx, qlora__keep_own(ctx, owners, x));
+    return qlora__leave(ctx, qlora__keep_own(ctx, owners, inner, x));
 }
 
 // Columns of z: adapters of ranks that are and are not multiples of 8, and two without an owner.
@@ -28,7 +28,12 @@ static int32_t owner_of_row(int64_t r) {
 }
 
 // x has columns in front of those of z, which stay as they are. NaN in what belongs to others must
-// vanish.
+// vanish. Then two rows, of adapters 1 and 2, have a value of their own that is not finite: without a
+// state they stay, with one they are zero.
+static bool is_bad(int round, int64_t r) {
+    return round >= 8 && (r == 5 || r == 4);
+}
+
 TEST rows_keep_their_own(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (ctx == NULL) {
@@ -36,10 +41,11 @@ TEST rows_keep_their_own(const test_machine* machine) {
     }
     static const int64_t fronts[] = {8, 5};
     static const int64_t widths[] = {24, OWNED_COLUMNS};
-    for (int round = 0; round < 8; round++) {
+    for (int round = 0; round < 24; round++) {
+        bool cleans = round >= 16;
         qlora_dtype dtype = round % 2 == 0 ? QLORA_F32 : QLORA_BF16;
         int64_t front = fronts[round / 2 % 2];
-        int64_t cols = widths[round / 4];
+        int64_t cols = widths[round / 4 % 2];
         int64_t all = front + cols;
         static float in[OWNED_ROWS * (OWNED_COLUMNS + 8)];
         static float out[OWNED_ROWS * (OWNED_COLUMNS + 8)];
@@ -53,6 +59,9 @@ TEST rows_keep_their_own(const test_machine* machine) {
             for (int64_t c = 0; c < all; c++) {
                 bool own = c < front || owner_of_column(c - front) == rows_of[r];
                 in[r * all + c] = own ? (float)(r + 1) : (float)NAN;
+                if (is_bad(round, r) && c >= front && own) {
+                    in[r * all + c] = r == 5 ? -INFINITY : INFINITY;
+                }
             }
         }
         for (int64_t c = 0; c < cols; c++) {
@@ -60,17 +69,28 @@ TEST rows_keep_their_own(const test_machine* machine) {
         }
         qlora_tensor x;
         qlora_tensor tail;
+        qlora_tensor inner;
+        qlora_tensor state;
         qlora__linear_owners owners;
+        int32_t states[OWNERS] = {1, 1, 0};
+        ASSERT(ints_in(ctx, states, OWNERS, &state));
+        owners.state = cleans ? &state : NULL;
         ASSERT_EQ(QLORA_OK, test_tensor(ctx, dtype, OWNED_ROWS, all, in, &x));
         ASSERT(ints_in(ctx, rows_of, OWNED_ROWS, &owners.rows));
         ASSERT(ints_in(ctx, columns, cols, &owners.columns));
         ASSERT_EQ(QLORA_OK, qlora_tensor_view(ctx, &x, 0, OWNED_ROWS, front, cols, &tail));
-        ASSERT_EQ(QLORA_OK, keep_own(ctx, &owners, &tail));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_view(ctx, &x, 0, OWNED_ROWS, 0, front, &inner));
+        ASSERT_EQ(QLORA_OK, keep_own(ctx, &owners, &inner, &tail));
         ASSERT(test_read(ctx, &x, out));
         for (int64_t i = 0; i < OWNED_ROWS * all; i++) {
-            bool own = in[i] == in[i];
+            bool own = in[i] == in[i] && !(cleans && is_bad(round, i / all));
             ASSERT(own ? out[i] == in[i] : out[i] == 0.0f && !signbit(out[i]));
         }
+        ASSERT_EQ(QLORA_OK, qlora_tensor_read(ctx, &state, states, sizeof states));
+        ASSERT_EQ_FMT(1, states[0], "%d");
+        ASSERT_EQ_FMT(cleans ? 2 : 1, states[1], "%d");
+        ASSERT_EQ_FMT(cleans ? 2 : 0, states[2], "%d");
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &state));
         ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &x));
         ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &owners.rows));
         ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &owners.columns));
@@ -80,9 +100,9 @@ TEST rows_keep_their_own(const test_machine* machine) {
 }
 
 static qlora_result collect(qlora_ctx* ctx, const qlora_tensor* shares, int64_t count,
-                            const qlora_tensor* present) {
+                            const qlora_tensor* states) {
     QLORA__ENTER(ctx, "collect");
-    return qlora__leave(ctx, qlora__collect(ctx, shares, count, 40 * 16, present));
+    return qlora__leave(ctx, qlora__collect(ctx, shares, count, 40 * 16, states));
 }
 
 // Columns of three adapters of ranks 4, 3 and 16; the second one has no rows.
@@ -95,7 +115,7 @@ TEST shares_are_added(const test_machine* machine) {
     static float from[OUT * WIDE];
     static float to[TO];
     static float got[TO];
-    static const int32_t present[OWNERS] = {1, 0, 1};
+    static const int32_t states[OWNERS] = {1, 0, 1};
     static const int64_t ranks[SHARES] = {4, 3, 16, 16};
     static const int64_t firsts[SHARES] = {0, 4, 8, 3};
     static const int32_t adapters[SHARES] = {0, 1, 2, 2};
@@ -109,7 +129,7 @@ TEST shares_are_added(const test_machine* machine) {
     qlora__share shares[SHARES];
     ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, OUT, WIDE, from, &wide));
     ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 1, TO, to, &sums));
-    ASSERT(ints_in(ctx, present, OWNERS, &flags));
+    ASSERT(ints_in(ctx, states, OWNERS, &flags));
     int64_t at = 0;
     for (int i = 0; i < SHARES; i++) {
         bool last = i == SHARES - 1;
@@ -121,7 +141,7 @@ TEST shares_are_added(const test_machine* machine) {
         shares[i].scale = 0.7f + (float)i;
         shares[i].adapter = adapters[i];
         for (int64_t r = 0; r < OUT && !last; r++) {
-            for (int64_t c = 0; c < ranks[i] && present[adapters[i]] != 0; c++) {
+            for (int64_t c = 0; c < ranks[i] && states[adapters[i]] != 0; c++) {
                 float product = shares[i].scale * from[r * WIDE + firsts[i] + c];
                 to[at + r * ranks[i] + c] = to[at + r * ranks[i] + c] + product;
             }
@@ -133,6 +153,14 @@ TEST shares_are_added(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, collect(ctx, &table, SHARES, &flags));
     ASSERT(test_read(ctx, &sums, got));
     ASSERT_MEM_EQ(to, got, sizeof got);
+    // A row that was not finite makes the gradients of its adapter NaN, and no others.
+    static const int32_t bad[OWNERS] = {2, 0, 1};
+    ASSERT_EQ(QLORA_OK, qlora_tensor_write(ctx, &flags, bad, sizeof bad));
+    ASSERT_EQ(QLORA_OK, collect(ctx, &table, SHARES, &flags));
+    ASSERT(test_read(ctx, &sums, got));
+    for (int i = 0; i < OUT * (4 + 3 + 16); i++) {
+        ASSERT_EQ(i < OUT * 4, got[i] != got[i]);
+    }
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &wide));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &sums));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &flags));

@@ -314,6 +314,79 @@ TEST others_do_not_matter(const test_machine* machine) {
     PASS();
 }
 
+// Writes values with which the activations of a job overflow.
+static bool job_spoil(jobs* j, int job) {
+    bool ok = qlora_adapter_select(j->r.model, job) == QLORA_OK;
+    for (int64_t i = 0; ok && i < model_parameters(j->r.model); i++) {
+        qlora_parameter_info p;
+        float values[8192];
+        ok = qlora_parameter_query(j->r.model, i, &p) == QLORA_OK && p.rows * p.cols <= 8192;
+        for (int64_t k = 0; ok && k < p.rows * p.cols; k++) {
+            values[k] = k % 2 == 0 ? 1e30f : -1e30f;
+        }
+        ok = ok && (strstr(p.name, "lora_B") == NULL ||
+                    qlora_parameter_write(j->r.model, i, values) == QLORA_OK);
+    }
+    return ok && qlora_adapter_select(j->r.model, 0) == QLORA_OK;
+}
+
+// A job whose values are not finite is skipped, and the others do not notice.
+TEST overflow_stays_at_home(const test_machine* machine) {
+    setup s = jobs_setup(machine);
+    job_outcome usual[JOBS];
+    job_outcome other[JOBS];
+    jobs j;
+    if (!on_cpu(machine) && test_has_bf16(machine)) {
+        s.model.mode = QLORA_MODE_BF16;
+        s.model.cache = QLORA_CHOICE_ON;
+    }
+    ASSERT(jobs_together(&s, WITHOUT, usual));
+    ASSERT(jobs_open(&j, &s, WITHOUT));
+    ASSERT(job_spoil(&j, 1));
+    memset(other, 0, sizeof other);
+    for (int step = 0; step < JOB_STEPS; step++) {
+        ASSERT(jobs_step(&j, step, WITHOUT, other));
+        ASSERT(other[1].info[step].last_skipped);
+    }
+    for (int i = 0; i < JOBS; i++) {
+        ASSERT(job_values(&j, i, &other[i]));
+        ASSERT_EQ(i != 1, job_same(&usual[i], &other[i]));
+    }
+    ASSERT(jobs_close(&j, &s));
+    jobs_free(usual);
+    jobs_free(other);
+    PASS();
+}
+
+// Other tokens of one job may belong to another one just as well: a graph serves any assignment.
+TEST owners_are_data(const test_machine* machine) {
+    setup s = jobs_setup(machine);
+    job_outcome out[2];
+    memset(out, 0, sizeof out);
+    for (int swapped = 0; swapped < 2 && !on_cpu(machine); swapped++) {
+        jobs j;
+        ASSERT(jobs_open(&j, &s, WITHOUT));
+        for (int step = 0; step < JOB_STEPS; step++) {
+            job_step t;
+            qlora_train_info infos[JOBS];
+            job_step_make(&t, step, WITHOUT, WITHOUT);
+            for (int m = 0; m < t.count && swapped == 1; m++) {
+                for (int64_t k = 0; k < t.batches[m].count; k++) {
+                    t.adapters[m][k] = t.adapters[m][k] == 0 ? 0 : 3 - t.adapters[m][k];
+                }
+            }
+            ASSERT_OK(j.r, qlora_train_step_each(j.trainers, JOBS, t.batches, t.count, infos));
+            out[swapped].info[step] = infos[0];
+        }
+        ASSERT(job_values(&j, 0, &out[swapped]));
+        ASSERT(jobs_close(&j, &s));
+    }
+    ASSERT(on_cpu(machine) || job_same(&out[0], &out[1]));
+    free(out[0].values);
+    free(out[1].values);
+    PASS();
+}
+
 // Evaluation by sequence, by selected adapter, and of the base.
 TEST evaluates_by_adapter(const test_machine* machine) {
     setup s = jobs_setup(machine);
@@ -599,6 +672,8 @@ TEST generates_by_adapter(const test_machine* machine) {
 SUITE(jobs_suite) {
     RUN_ON(TEST_ONE_EACH, together_is_as_alone);
     RUN_ON(TEST_ONE_EACH, others_do_not_matter);
+    RUN_ON(TEST_ONE_EACH, overflow_stays_at_home);
+    RUN_ON(TEST_ONE_EACH, owners_are_data);
     RUN_ON(TEST_ONE_EACH, evaluates_by_adapter);
     RUN_ON(TEST_ONE_EACH, adapters_have_files);
     RUN_ON(TEST_ONE_EACH, renewed_magnitudes);
