@@ -157,10 +157,10 @@
        and sizes, and its own sequences have the same places in the micro-batches, with as many
        labels before them; alone, or next to other ranks, it differs by rounding. (Computed
        separately, the sequences around its own must have the same lengths.)
-       Zeros do not stop values that are not finite: if those of one adapter overflow, so do the
-       gradients of all adapters in its micro-batches, and their updates are skipped as well
-       (last_skipped) until it is given no more sequences. Dropout, NEFTune, DoRA, trained norms,
-       embeddings and rows, DPO and KTO, FP8 and several processes need a model with one adapter.
+       If the activations of one adapter are not finite, its update is skipped (last_skipped), and
+       the others have the bits they would have had otherwise. Dropout, NEFTune, DoRA, trained
+       norms, embeddings and rows, DPO and KTO, FP8 and several processes need a model with one
+       adapter.
 
    FP8
        QLORA_MODE_FP8 is BF16 with faster products of 4-bit weights: cuBLASLt (12.9 or later)
