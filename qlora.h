@@ -29827,7 +29827,7 @@ typedef struct qlora__batch_block {
     qlora_tensor scale;     // [1, adapters] f32: 1 / total labels
     qlora_tensor owners;    // [1, T]: adapter of token t, or -1; only if they stand side by side
     qlora_tensor claims;    // [1, R]: adapter of labelled row r; the same
-    qlora_tensor states;    // [1, adapters]: 1 if the adapter has rows, see qlora__keep_own; the same
+    qlora_tensor states;    // [1, adapters]: 1 if it has rows, see qlora__keep_own; the same
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
     qlora_tensor starts;    // these four are views for qlora__preference
     qlora_tensor roles;
@@ -45167,4 +45167,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 25495ba10054a730
+//@@ end d85d2b45089444f1

@@ -100,9 +100,9 @@ __device__ __forceinline__ void spread(const T* bias, T* y, int64_t rows, int64_
 // another adapter than the row: x [rows, cols] with leading dimension ld, x[r,c] = 0 unless
 // columns[c] == owners[r]. cols is a multiple of 8, and columns is aligned to 16 bytes. Zeros are
 // stored, not multiplied, so that nothing of the other adapters remains.
-// x is what the first `width` columns of the same rows, at `inner`, were multiplied to. In a product
-// over all rows, a zero does not stop a value there that is not finite. With state, such a row,
-// which has a value that is not finite in its own columns, is set to zero as a whole, and
+// x is what the first `width` columns of the same rows, at `inner`, were multiplied to. In a
+// product over all rows, a zero does not stop a value there that is not finite. With state, such a
+// row, which has a value that is not finite in its own columns, is set to zero as a whole, and
 // state[owners[r]] = 2; several threads may write the same.
 // Launch: 256 threads, grid ceil(rows cols / 2048): a thread has 8 columns of a row.
 // Element-wise, one writer per output.

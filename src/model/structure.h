@@ -79,7 +79,7 @@ typedef struct qlora__batch_block {
     qlora_tensor scale;     // [1, adapters] f32: 1 / total labels
     qlora_tensor owners;    // [1, T]: adapter of token t, or -1; only if they stand side by side
     qlora_tensor claims;    // [1, R]: adapter of labelled row r; the same
-    qlora_tensor states;    // [1, adapters]: 1 if the adapter has rows, see qlora__keep_own; the same
+    qlora_tensor states;    // [1, adapters]: 1 if it has rows, see qlora__keep_own; the same
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
     qlora_tensor starts;    // these four are views for qlora__preference
     qlora_tensor roles;

@@ -28,8 +28,8 @@ static int32_t owner_of_row(int64_t r) {
 }
 
 // x has columns in front of those of z, which stay as they are. NaN in what belongs to others must
-// vanish. Then two rows, of adapters 1 and 2, have a value of their own that is not finite: without a
-// state they stay, with one they are zero.
+// vanish. Then two rows, of adapters 1 and 2, have values of their own that are not finite: without
+// a state they stay, with one they are zero.
 static bool is_bad(int round, int64_t r) {
     return round >= 8 && (r == 5 || r == 4);
 }
