@@ -590,7 +590,8 @@ QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 typedef enum qlora_base_format {
     QLORA_BASE_NF4 = 0,
     QLORA_BASE_16BIT = 1,
-    QLORA_BASE_32BIT = 2
+    QLORA_BASE_32BIT = 2,
+    QLORA_BASE_FP8 = 3 // e4m3 with a scale per 128 x 128 block
 } qlora_base_format;
 
 typedef enum qlora_rope_type {
@@ -666,7 +667,7 @@ typedef struct qlora_model_config {
     bool mlp_bias;
     bool qk_norm;
     bool wrapped;   // the text part of a multimodal folder; decides the names in PEFT files
-    bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
+    bool quantized; // config.json has a quantization_config (bitsandbytes 4-bit, or FP8)
     // What a family adds to Llama's block. 0 = the default of the family.
     int64_t rope_dims;      // rotated columns of a head; 0 = all, half of them for GLM
     double embedding_scale; // 0 = 1, the root of the hidden size for Gemma
@@ -768,10 +769,10 @@ typedef struct qlora_model_desc {
     const char* rope_scale;
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
-    qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
+    qlora_base_format base;           // 0 = NF4; what is 4-bit or FP8 in the folder stays so
     bool single_quant;                // keep the fp32 block scales instead of quantising them
-    // Keeps the 4-bit weights in a file, and reads them from it next time if dir and these settings
-    // are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4.
+    // Keeps the 4-bit or FP8 weights in a file, and reads them from it next time if dir and these
+    // settings are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4; FP8: ...qlora-fp8.
     bool keep_quantised;
     const char* quantised_dir; // keep NAME.qlora-nf4 in this folder instead; NULL = next to dir
     qlora_mode mode;           // 0 = AUTO
@@ -806,9 +807,9 @@ typedef struct qlora_model_desc {
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
     qlora_choice recompute; // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
-    qlora_choice cache;     // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
-                            // the CPU only if a budget is given, since copies gain little there:
-                            // products widen each weight once, while they pack it
+    qlora_choice cache;     // 16-bit copies of 4-bit or FP8 weights; AUTO = as many as fit the
+                            // memory; on the CPU only if a budget is given, since copies gain
+                            // little there: products widen each weight once, while they pack it
     // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
     // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
     // layers. If the host has too little memory, the input of one layer in n stays there, and the
@@ -841,7 +842,7 @@ struct qlora_plan {
     qlora_mode mode;
     // Bytes of the one arena that holds the model.
     uint64_t base;        // frozen weights, embedding, head, norms, tables
-    uint64_t cache;       // 16-bit copies of 4-bit weights
+    uint64_t cache;       // 16-bit copies of 4-bit or FP8 weights
     uint64_t adapters;    // parameters and their 16-bit shadow
     uint64_t optimizer;   // gradients and their partial sums, moments, clip tables
     uint64_t activations; // kept between forward and backward
@@ -1345,7 +1346,7 @@ QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* p
 
 typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
-    QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit weights that the adapter was trained on
+    QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit or FP8 weights that it was trained on
 } qlora_merge_base;
 
 typedef enum qlora_gguf_format {
@@ -1779,6 +1780,7 @@ typedef struct qlora_linear_part {
     int32_t projection;        // qlora_dropout_desc.projection of the part
     const qlora_nf4* nf4;      // the frozen weight W_i [out, in]: either this
     const qlora_tensor* dense; // or this, in the type of x; on the CPU, bf16 and f16 go with f32
+    const struct qlora_fp8_weight* fp8; // only models with FP8 weights set it, instead; NULL
     const qlora_tensor* bias;  // [1, out] in the type of x; NULL = none
     const qlora_tensor* a;     // A_i [rank, in] in the type of x
     const qlora_tensor* sb;    // s_i B_i [out, rank] in the type of x
@@ -1959,11 +1961,11 @@ typedef struct qlora_prewarm_desc {
 // Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
 // memory, and seals the cache. Covered are, with max_tokens rows: the stacks of qlora_linear; the
 // products of qlora_gemm_forward, _backward_a and _backward_b of each width of the model with the
-// rank, and without 4-bit weights also with the base's own matrices (f32 activations with 16-bit
-// weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of attention;
-// f32 products both exact and in TF32; and the caller's list. A second call, for another model,
-// compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the work
-// for its own products.
+// rank, and without 4-bit or FP8 weights also with the base's own matrices (f32 activations with
+// 16-bit weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of
+// attention; f32 products both exact and in TF32; and the caller's list. A second call, for another
+// model, compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the
+// work for its own products.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
 // silently. Both calls do nothing on the CPU.
@@ -4271,6 +4273,130 @@ static QLORA__UNUSED float qlora__e4m3_to(uint8_t code) {
         return sign != 0 ? -subnormal : subnormal;
     }
     return qlora__from_bits(sign | (exponent + 120) << 23 | mantissa << 20);
+}
+
+#define QLORA__FP8_SMALLEST 1e-30f // of a scale, so that its inverse is finite
+
+static float qlora__fp8_scale(float most) {
+    float scale = most * (1.0f / QLORA__E4M3_MOST);
+    return scale < QLORA__FP8_SMALLEST ? QLORA__FP8_SMALLEST : scale;
+}
+
+//@@ src/numbers/fp8_weight.h
+
+// ---- weights in FP8 -----------------------------------------------------------------------------
+//
+// A frozen weight in e4m3 with one scale per block of 128 x 128 elements; at the right and lower
+// edges, blocks are smaller. This is also the form of published FP8 checkpoints.
+//
+//   quantise     scale = max |w| of the block / 448, code = e4m3(w * (1 / scale))
+//   dequantise   W = bf16(code * scale), the product rounded to f32 first, on every path
+
+#define QLORA__FP8_BLOCK 128
+#define QLORA__FP8_LARGEST 1e30f // of a scale, so that 448 times it is finite
+
+typedef struct qlora_fp8_weight qlora__fp8_weight;
+struct qlora_fp8_weight {
+    uint8_t* codes; // [rows, cols]
+    float* scales;  // [rows / 128, cols / 128], both rounded up
+    int64_t rows;
+    int64_t cols;
+    qlora_tensor memory; // both: device addresses on CUDA, host addresses on the CPU
+    qlora_ctx* owner;
+};
+
+static int64_t qlora__fp8_blocks(int64_t n) {
+    return (n + QLORA__FP8_BLOCK - 1) / QLORA__FP8_BLOCK;
+}
+
+// 16 weights that share a scale, in steps that compilers turn into vectors. A code below 8 is
+// subnormal: with the exponent of 2^-6 it is too large by exactly that.
+static void qlora__fp8_widen16(const uint8_t* codes, float scale, float* out) {
+    for (int i = 0; i < 16; i++) {
+        uint32_t code = codes[i];
+        uint32_t size = code & 0x7fu;
+        bool low = size < 8;
+        float value = qlora__from_bits((size << 20) + (low ? 121u << 23 : 120u << 23));
+        value -= low ? 0.015625f : 0.0f;
+        uint32_t u = qlora__bits(value * scale) | (code & 0x80u) << 24;
+        u += 0x7fffu + (u >> 16 & 1u);
+        out[i] = qlora__from_bits(u & 0xffff0000u);
+    }
+}
+
+// Elements [col, col + n) of a row, in f32 with bf16 values.
+static void qlora__fp8_widen(const qlora__fp8_weight* w, int64_t row, int64_t col, int64_t n,
+                             float* out) {
+    const uint8_t* codes = w->codes + row * w->cols;
+    const float* scales = w->scales + row / QLORA__FP8_BLOCK * qlora__fp8_blocks(w->cols);
+    int64_t end = col + n;
+    while (col < end) {
+        float scale = scales[col / QLORA__FP8_BLOCK];
+        int64_t stop = (col / QLORA__FP8_BLOCK + 1) * QLORA__FP8_BLOCK;
+        stop = stop < end ? stop : end;
+        for (; col + 16 <= stop; col += 16, out += 16) {
+            qlora__fp8_widen16(codes + col, scale, out);
+        }
+        if (col < stop) {
+            uint8_t few[16];
+            float values[16];
+            size_t left = (size_t)(stop - col);
+            memset(few, 0, sizeof few);
+            memcpy(few, codes + col, left);
+            qlora__fp8_widen16(few, scale, values);
+            memcpy(out, values, left * sizeof *out);
+            out += left;
+            col = stop;
+        }
+    }
+}
+
+// Quantises block (i, j) of a matrix with the size of the weight. A value that is not finite makes
+// the scale a NaN.
+static void qlora__fp8_quantise_block(const qlora_tensor* source, const qlora__fp8_weight* w,
+                                      int64_t i, int64_t j) {
+    int64_t first = i * QLORA__FP8_BLOCK;
+    int64_t left = j * QLORA__FP8_BLOCK;
+    int64_t last = qlora__min(w->rows, first + QLORA__FP8_BLOCK);
+    int64_t right = qlora__min(w->cols, left + QLORA__FP8_BLOCK);
+    uint32_t most = 0; // bits of magnitudes have their order, and those of a NaN come last
+    for (int64_t r = first; r < last; r++) {
+        for (int64_t c = left; c < right; c++) {
+            float x = (float)qlora__load(source->data, source->dtype, r * source->ld + c);
+            uint32_t size = qlora__bits(x) & 0x7fffffffu;
+            most = size > most ? size : most;
+        }
+    }
+    float scale = qlora__from_bits(0x7fc00000u);
+    float inverse = 0.0f;
+    if (most < 0x7f800000u) {
+        scale = qlora__fp8_scale(qlora__from_bits(most));
+        inverse = 1.0f / scale;
+    }
+    for (int64_t r = first; r < last; r++) {
+        for (int64_t c = left; c < right; c++) {
+            float x = (float)qlora__load(source->data, source->dtype, r * source->ld + c);
+            w->codes[r * w->cols + c] = qlora__e4m3_from(x * inverse);
+        }
+    }
+    w->scales[i * qlora__fp8_blocks(w->cols) + j] = scale;
+}
+
+// The first NaN among n codes; n if there is none.
+static QLORA__UNUSED uint64_t qlora__fp8_first_nan(const uint8_t* codes, uint64_t n) {
+    uint64_t at = 0;
+    for (; at + 8 <= n; at += 8) {
+        uint64_t eight = 0;
+        memcpy(&eight, codes + at, sizeof eight);
+        eight = (eight & 0x7f7f7f7f7f7f7f7fu) + 0x0101010101010101u;
+        if ((eight & 0x8080808080808080u) != 0) {
+            break;
+        }
+    }
+    while (at < n && (codes[at] & 0x7fu) != 0x7fu) {
+        at++;
+    }
+    return at;
 }
 
 //@@ src/numbers/nf4.h
@@ -8540,8 +8666,14 @@ typedef struct qlora__gemm {
     const float* alpha_dev; // NULL: 1
     const float* beta_dev;  // set together with alpha_dev
     bool tf32;
-    const qlora_nf4* nf4; // if not NULL, B is this weight, in bf16 values; only on the CPU
+    // If one is not NULL, B is this weight, in bf16 values; only on the CPU.
+    const qlora_nf4* nf4;
+    const qlora__fp8_weight* fp8;
 } qlora__gemm;
+
+static bool qlora__gemm_is_coded(const qlora__gemm* g) {
+    return g->nf4 != NULL || g->fp8 != NULL;
+}
 
 // ---- products on the CPU ------------------------------------------------------------------------
 
@@ -8766,24 +8898,40 @@ typedef struct qlora__operand {
     const void* data;
     qlora_dtype dtype;
     const qlora_nf4* nf4;
+    const qlora__fp8_weight* fp8;
     int64_t ld;
     bool lines; // the elements of a line are next to each other; otherwise those of one k
 } qlora__operand;
 
-static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, const qlora_nf4* nf4,
-                                        int64_t ld, bool lines) {
+static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, int64_t ld,
+                                        bool lines) {
     qlora__operand o;
     o.data = data;
     o.dtype = dtype;
-    o.nf4 = nf4;
-    o.ld = nf4 != NULL ? nf4->cols : ld;
+    o.nf4 = NULL;
+    o.fp8 = NULL;
+    o.ld = ld;
     o.lines = lines;
     return o;
 }
 
-// Returns n elements from `first` on as f32: where they are, or in `stage`.
+// A weight with codes: one of the two is not NULL.
+static qlora__operand qlora__operand_coded(const qlora_nf4* nf4, const qlora__fp8_weight* fp8,
+                                           bool lines) {
+    qlora__operand o =
+        qlora__operand_of(NULL, QLORA_BF16, nf4 != NULL ? nf4->cols : fp8->cols, lines);
+    o.nf4 = nf4;
+    o.fp8 = fp8;
+    return o;
+}
+
+// Returns n elements of a row or column from `first` on as f32: where they are, or in `stage`.
 static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__operand* o,
                                        int64_t first, int64_t n, float* stage) {
+    if (o->fp8 != NULL) {
+        qlora__fp8_widen(o->fp8, first / o->ld, first % o->ld, n, stage);
+        return stage;
+    }
     if (o->nf4 == NULL && o->dtype == QLORA_F32) {
         return (const float*)o->data + first;
     }
@@ -8834,7 +8982,7 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
                               float* out) {
     float stage[8 * QLORA__KC];
     const qlora__operand* o = p->from;
-    bool in_place = o->nf4 == NULL && o->dtype == QLORA_F32;
+    bool in_place = o->dtype == QLORA_F32; // codes have bf16 values
     int64_t padded = qlora__ceil_div(p->count, width) * width;
     int64_t group = cpu->pack8 != NULL && width % 8 == 0 ? 8 : 4;
     for (int64_t i = 0; o->lines && i < padded; i += group) {
@@ -9190,10 +9338,12 @@ static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t most = QLORA__PANELS / height - 7; // the panels may be that much longer
     qlora__panels_open(ctx, qlora__min(g->K, most), &p.left);
     for (int64_t i = 0; i < g->batch; i++) {
-        p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, NULL,
-                                g->lda, !g->ta);
-        p.b = qlora__operand_of(qlora__operand_at(g->B, g->b_type, i * g->sB), g->b_type, g->nf4,
-                                g->ldb, g->tb);
+        p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, g->lda,
+                                !g->ta);
+        p.b = qlora__gemm_is_coded(g)
+                  ? qlora__operand_coded(g->nf4, g->fp8, g->tb)
+                  : qlora__operand_of(qlora__operand_at(g->B, g->b_type, i * g->sB), g->b_type,
+                                      g->ldb, g->tb);
         void* C = (char*)g->C + (size_t)(i * g->sC) * qlora_dtype_bytes(g->out);
         for (p.left.row = 0; p.left.row < g->M; p.left.row += QLORA__MC) {
             p.left.rows = qlora__min(QLORA__MC, g->M - p.left.row);
@@ -9232,7 +9382,7 @@ static int64_t qlora__packing_room(void) {
 #define QLORA__FEW_STREAMED 3 // rows up to which dequantising for each row costs least
 #define QLORA__FEW_ROWS 64    // rows of B that are added up at a time
 #define QLORA__FEW_STEPS 512  // steps of a line whose scales are decoded at a time
-#define QLORA__FEW_PART 384   // NF4 weights of a line that are dequantised at a time otherwise
+#define QLORA__FEW_PART 384   // coded weights of a line that are dequantised at a time otherwise
 
 typedef struct qlora__few {
     const qlora__gemm* g;
@@ -9250,13 +9400,13 @@ static void qlora__few_write(const qlora__gemm* g, int64_t at, float sum) {
     *c = g->beta != 0.0f ? g->beta * *c + g->alpha * sum : g->alpha * sum;
 }
 
-// The sums of four lines of an NF4 weight with each row: the lines are dequantised in parts that
-// stay in the first-level cache.
-static void qlora__few_nf4(const qlora__few* f, const int64_t* lines,
-                           float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
+// The sums of four lines of a weight with codes with each row: the lines are dequantised in parts
+// that stay in the first-level cache.
+static void qlora__few_coded(const qlora__few* f, const int64_t* lines,
+                             float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
     const qlora__gemm* g = f->g;
     float stage[QLORA__STREAM_LINES][QLORA__FEW_PART];
-    qlora__operand b = qlora__operand_of(NULL, QLORA_BF16, g->nf4, 0, true);
+    qlora__operand b = qlora__operand_coded(g->nf4, g->fp8, true);
     memset(sums, 0, (size_t)g->M * sizeof sums[0]);
     for (int64_t k = 0; k < g->K; k += QLORA__FEW_PART) {
         int64_t n = qlora__min(QLORA__FEW_PART, g->K - k);
@@ -9330,7 +9480,8 @@ static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
     const qlora__few* f = (const qlora__few*)user;
     const qlora__gemm* g = f->g;
     int64_t groups = qlora__ceil_div(g->N, QLORA__STREAM_LINES);
-    int64_t ld = g->nf4 != NULL ? g->nf4->cols : g->ldb;
+    bool coded = qlora__gemm_is_coded(g);
+    int64_t ld = coded ? g->K : g->ldb; // the rows of a weight with codes are contiguous
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t batch = unit / groups;
         int64_t first = unit % groups * QLORA__STREAM_LINES;
@@ -9341,17 +9492,17 @@ static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
         for (int64_t j = 0; j < QLORA__STREAM_LINES; j++) {
             at[j] = (first + qlora__min(j, count - 1)) * ld;
         }
-        for (int64_t j = 0; g->nf4 == NULL && j < QLORA__STREAM_LINES; j++) {
+        for (int64_t j = 0; !coded && j < QLORA__STREAM_LINES; j++) {
             lines[j] = qlora__operand_at(g->B, g->b_type, batch * g->sB + at[j]);
         }
         if (f->ordered) {
             qlora__few_streamed(f, at, sums);
-        } else if (g->nf4 != NULL) {
-            qlora__few_nf4(f, at, sums);
+        } else if (coded) {
+            qlora__few_coded(f, at, sums);
         }
         for (int64_t i = 0; i < g->M; i++) {
             const float* x = f->x + batch * f->step + i * f->ld;
-            if (g->nf4 == NULL) {
+            if (!coded) {
                 f->stream->dense(lines, g->b_type, g->K, x, sums[i]);
             }
             for (int64_t j = 0; j < count; j++) {
@@ -9444,7 +9595,7 @@ static void qlora__few_copy(qlora__few* f, float* room) {
 
 // Whether a product goes this way.
 static bool qlora__few_takes(const qlora__gemm* g) {
-    bool rows = g->tb || (g->nf4 == NULL && g->N % QLORA__STREAM_COLS == 0);
+    bool rows = g->tb || (!qlora__gemm_is_coded(g) && g->N % QLORA__STREAM_COLS == 0);
     return rows && g->M <= QLORA__FEW && !g->ta && g->out == QLORA_F32 &&
            g->M * g->batch <= qlora__packing_room() / g->K;
 }
@@ -13794,8 +13945,60 @@ static qlora_result qlora__config_nope(const qlora__config_reader* r, const qlor
     return QLORA_OK;
 }
 
-// quantization_config: bitsandbytes 4-bit is read tensor by tensor; everything else is rejected by
-// name.
+// An FP8 quantization_config: e4m3 with one scale per 128 x 128 block. What it says beyond that
+// could change the meaning of the weights and is rejected by name. Its list of modules that are not
+// converted is not read: their tensors say so.
+static qlora_result qlora__config_fp8(const qlora__config_reader* q) {
+    static const char* const keys[] = {"quant_method",      "fmt",        "activation_scheme",
+                                       "weight_block_size", "dequantize", "modules_to_not_convert",
+                                       "ignored_layers"};
+    const qlora__json* json = q->json;
+    const struct {
+        const char* key;
+        const char* only;
+    } texts[] = {{"fmt", "e4m3"}, {"activation_scheme", "dynamic"}};
+    uint32_t end = json->tokens[q->object].next;
+    for (uint32_t k = q->object + 1; k < end; k = json->tokens[k + 1].next) {
+        bool known = false;
+        for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+            known = known || qlora__json_is(json, k, keys[i]);
+        }
+        if (!known) {
+            char shown[48];
+            return qlora__env_fail(q->env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: quantization_config: %s is not supported with "
+                                   "quant_method fp8",
+                                   json->label, qlora__config_show(q, k, shown));
+        }
+    }
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        uint32_t value = qlora__config_find(q, texts[i].key);
+        if (value != 0 && !qlora__json_is(json, value, texts[i].only)) {
+            char shown[48];
+            return qlora__env_fail(q->env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: quantization_config: %s is %s; only %s is supported",
+                                   json->label, texts[i].key, qlora__config_show(q, value, shown),
+                                   texts[i].only);
+        }
+    }
+    uint32_t block = qlora__config_find(q, "weight_block_size");
+    int64_t size[2] = {0, 0};
+    bool pair = block != 0 && qlora__json_kind_of(json, block) == QLORA__JSON_ARRAY &&
+                json->tokens[block].count == 2 && qlora__json_int(json, block + 1, &size[0]) &&
+                qlora__json_int(json, block + 2, &size[1]);
+    if (!pair || size[0] != QLORA__FP8_BLOCK || size[1] != QLORA__FP8_BLOCK) {
+        char shown[48];
+        return qlora__env_fail(q->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: quantization_config: weight_block_size is %s; only [128, 128] "
+                               "is supported",
+                               json->label,
+                               block == 0 ? "missing" : qlora__config_show(q, block, shown));
+    }
+    return QLORA_OK;
+}
+
+// quantization_config: bitsandbytes 4-bit and FP8 are read tensor by tensor; everything else is
+// rejected by name.
 static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora_model_config* c) {
     uint32_t dict = qlora__config_find(r, "quantization_config");
     if (dict == 0) {
@@ -13805,9 +14008,14 @@ static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora
     bool eight = false;
     q.object = dict;
     uint32_t method = qlora__config_find(&q, "quant_method");
+    if (method != 0 && qlora__json_is(r->json, method, "fp8")) {
+        c->quantized = true;
+        return qlora__config_fp8(&q);
+    }
     if (method != 0 && !qlora__json_is(r->json, method, "bitsandbytes")) {
         return qlora__config_refuse(r, "quant_method", method,
-                                    "use the 16-bit model or one in bitsandbytes 4-bit format");
+                                    "use the 16-bit model, or one in bitsandbytes 4-bit format or "
+                                    "in FP8");
     }
     QLORA__TRY(qlora__config_bool(&q, "load_in_8bit", false, &eight));
     if (eight) {
@@ -14660,18 +14868,21 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
     return result;
 }
 
-// ---- bitsandbytes 4-bit tensors -----------------------------------------------------------------
+// ---- bitsandbytes 4-bit tensors and FP8 tensors -------------------------------------------------
 
-// The weight of a linear layer as stored in its file. If nf4 is false, `weight` is a 16-bit or
-// 32-bit matrix. Otherwise it is NF4: packed codes, two per byte, high nibble first, with one scale
+// The weight of a linear layer as stored in its file. If nf4 and fp8 are false, `weight` is a
+// 16-bit or 32-bit matrix. If fp8 is true, it is a matrix of e4m3 codes with one scale for every
+// block of 128 x 128. If nf4 is true: packed codes, two per byte, high nibble first, with one scale
 // for every `block` elements. Scale i is absmax[i] (F32, BF16 or F16) or, if nested,
 //   map2[codes[i]] * absmax2[i / block2] + offset
 typedef struct qlora__linear_source {
     int64_t rows;
     int64_t cols;
     bool nf4;
+    bool fp8;
     bool nested;
     const qlora__st_tensor* weight;
+    const qlora__st_tensor* scales;  // fp8; F32, BF16 or F16
     const qlora__st_tensor* absmax;  // nf4; U8 codes when nested
     const qlora__st_tensor* map;     // F32 [16], the NF4 code book
     const qlora__st_tensor* absmax2; // nested: F32
@@ -14813,9 +15024,59 @@ static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, co
     return qlora__bnb_part(env, f, name, ".nested_absmax", blocks2, QLORA__ST_F32, &w->absmax2);
 }
 
+#define QLORA__FP8_SUFFIX "_scale_inv" // after ".weight"; in spite of the name, codes times it
+
+// Finds the scales of FP8 codes.
+static qlora_result qlora__fp8_parts(qlora__env* env, const qlora__folder* f, const char* name,
+                                     int64_t rows, int64_t cols, qlora__linear_source* w) {
+    const qlora__st_tensor* t = w->weight;
+    char have[96];
+    char want[96];
+    char full[320];
+    int64_t shape[2] = {rows, cols};
+    bool shaped = t->rank == 2 && t->shape[0] > 0 && t->shape[1] > 0;
+    if (!shaped || (rows >= 0 && (t->shape[0] != rows || t->shape[1] != cols))) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has shape %s; it must be %s", f->dir,
+                               name, qlora__shape_text(t->shape, t->rank, have),
+                               rows >= 0 ? qlora__shape_text(shape, 2, want) : "that of a matrix");
+    }
+    w->fp8 = true;
+    w->rows = t->shape[0];
+    w->cols = t->shape[1];
+    w->dtype = QLORA_BF16;
+    snprintf(full, sizeof full, "%s" QLORA__FP8_SUFFIX, name);
+    shape[0] = qlora__fp8_blocks(w->rows);
+    shape[1] = qlora__fp8_blocks(w->cols);
+    return qlora__folder_need(env, f, full, shape[0], shape[1], &w->scales);
+}
+
+// Checks the values of FP8 codes and of their scales, which folders are trusted with otherwise.
+static QLORA__UNUSED qlora_result qlora__fp8_values(qlora__env* env, const qlora__folder* f,
+                                                    const qlora__linear_source* w) {
+    uint64_t n = w->weight->bytes;
+    uint64_t nan = qlora__fp8_first_nan(w->weight->data, n);
+    if (nan < n) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s[%llu,%llu] is a NaN; weights must be finite", f->dir,
+                               w->weight->name, (unsigned long long)(nan / (uint64_t)w->cols),
+                               (unsigned long long)(nan % (uint64_t)w->cols));
+    }
+    for (uint64_t i = 0; i < qlora__st_elements(w->scales); i++) {
+        float scale = 0.0f;
+        qlora__st_read_f32(w->scales, i, 1, &scale);
+        if (!(scale >= 0.0f && scale <= QLORA__FP8_LARGEST)) {
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "%s: %s[%llu,%llu] is %g; it must be from 0 to 1e30", f->dir,
+                w->scales->name, (unsigned long long)(i / (uint64_t)w->scales->shape[1]),
+                (unsigned long long)(i % (uint64_t)w->scales->shape[1]), (double)scale);
+        }
+    }
+    return QLORA_OK;
+}
+
 // Finds the weight [rows, cols] of a linear layer. The tensors themselves determine whether it is
-// plain or 4-bit, because the config's lists of skipped modules are not reliable. `name` ends in
-// ".weight". For a 4-bit weight of unknown shape, rows is -1.
+// plain, 4-bit or FP8, because the config's lists of skipped modules are not reliable. `name` ends
+// in ".weight". For a 4-bit or FP8 weight of unknown shape, rows is -1.
 static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const qlora__folder* f,
                                                        const char* name, int64_t rows, int64_t cols,
                                                        qlora__linear_source* out) {
@@ -14831,6 +15092,12 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
     }
     snprintf(state_name, sizeof state_name, "%s%s", name, qlora__bnb_suffix);
     const qlora__st_tensor* state = qlora__folder_find(f, state_name);
+    w.weight = qlora__folder_find(f, name);
+    if (state == NULL && w.weight != NULL && w.weight->dtype == QLORA__ST_F8_E4M3) {
+        QLORA__TRY(qlora__fp8_parts(env, f, name, rows, cols, &w));
+        *out = w;
+        return QLORA_OK;
+    }
     if (state == NULL) {
         QLORA__TRY(qlora__folder_need(env, f, name, rows, cols, &w.weight));
         w.rows = rows;
@@ -14842,7 +15109,6 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
         return QLORA_OK;
     }
     w.nf4 = true;
-    w.weight = qlora__folder_find(f, name);
     if (w.weight == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
     }
@@ -19151,6 +19417,8 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
 #define QLORA__NEED_TEXTS 524288u // generates, with the kernels of a decoding step
+#define QLORA__NEED_FP8_BASE 1048576u // has an FP8 base
+#define QLORA__NEED_FP8_BASE_BF16 (QLORA__NEED_FP8_BASE | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
 
@@ -19192,6 +19460,11 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
     X(fp8_widen_turned, fp8, 0, FP8)                                                               \
+    X(fp8_base_quantise_f32, fp8_base, 0, FP8_BASE)                                                \
+    X(fp8_base_quantise_bf16, fp8_base, 0, FP8_BASE)                                               \
+    X(fp8_base_quantise_f16, fp8_base, 0, FP8_BASE)                                                \
+    X(fp8_base_dequantise_f32, fp8_base, 0, FP8_BASE)                                              \
+    X(fp8_base_dequantise_bf16, fp8_base_bf16, 0, FP8_BASE_BF16)                                   \
     X(linear_place_f32, linear, 0, LORA)                                                           \
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
     X(linear_bias_f32, linear, 0, ALWAYS)                                                          \
@@ -22016,20 +22289,184 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
     return qlora__leave(ctx, qlora__nf4_dequantise(ctx, weight, out, via_bf16));
 }
 
-//@@ src/gemm/nf4_product.h
+//@@ src/gemm/fp8_weight.h
 
-// ---- NF4 products: y = x W^T, dx = dy W ---------------------------------------------------------
-//
-// W[n,k] is bf16(level[code] * absmax) on every path. The unfused path dequantises parts of W in
-// scratch: rows of W for y, columns for dx, so that no sum is ever split. The fused path
-// (nf4_gemm.cu) dequantises the weights on the way to the tensor cores. It is faster as long as
-// reading W costs more than multiplying, up to 32 rows (on an H200 at 64 rows: 71 us against 77).
+// ---- FP8 weights (formulas: numbers/fp8_weight.h) -----------------------------------------------
 
-#define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
+// Bytes up to the scales, and in all.
+static size_t qlora__fp8_weight_codes(int64_t rows, int64_t cols) {
+    return qlora__align_up((size_t)rows * (size_t)cols, 256);
+}
 
-// On the CPU: the tiers with kernels of their own dequantise while they pack.
-static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                      const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+static size_t qlora__fp8_weight_scales(int64_t rows, int64_t cols) {
+    return (size_t)(qlora__fp8_blocks(rows) * qlora__fp8_blocks(cols)) * sizeof(float);
+}
+
+static QLORA__UNUSED size_t qlora__fp8_weight_bytes(int64_t rows, int64_t cols) {
+    return qlora__fp8_weight_codes(rows, cols) +
+           qlora__align_up(qlora__fp8_weight_scales(rows, cols), 256);
+}
+
+// Places a weight in memory of qlora__fp8_weight_bytes bytes, aligned to 16 bytes.
+static QLORA__UNUSED void qlora__fp8_weight_wrap(qlora_ctx* ctx, int64_t rows, int64_t cols,
+                                                 const qlora_tensor* memory,
+                                                 qlora__fp8_weight* out) {
+    char* base = (char*)memory->data;
+    qlora_tensor own = *memory; // may be that of `out`
+    memset(out, 0, sizeof *out);
+    out->codes = (uint8_t*)base;
+    out->scales = (float*)(void*)(base + qlora__fp8_weight_codes(rows, cols));
+    out->rows = rows;
+    out->cols = cols;
+    out->memory = own;
+    out->owner = ctx;
+}
+
+typedef struct qlora__fp8_weight_job {
+    const qlora__fp8_weight* w;
+    const qlora_tensor* source;
+    const qlora_tensor* out; // only for dequantise: the part of the weight
+    int64_t row0;
+    int64_t col0;
+} qlora__fp8_weight_job;
+
+static void qlora__fp8_quantise_blocks(void* user, int64_t begin, int64_t end) {
+    const qlora__fp8_weight_job* job = (const qlora__fp8_weight_job*)user;
+    int64_t across = qlora__fp8_blocks(job->w->cols);
+    for (int64_t b = begin; b < end; b++) {
+        qlora__fp8_quantise_block(job->source, job->w, b / across, b % across);
+    }
+}
+
+static void qlora__fp8_dequantise_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__fp8_weight_job* job = (const qlora__fp8_weight_job*)user;
+    const qlora_tensor* out = job->out;
+    float values[256];
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < out->cols; c += 256) {
+            int64_t n = qlora__min(256, out->cols - c);
+            qlora__fp8_widen(job->w, job->row0 + r, job->col0 + c, n, values);
+            for (int64_t i = 0; i < n; i++) {
+                qlora__put(out, r, c + i, (QLORA__REAL)values[i]);
+            }
+        }
+    }
+}
+
+#ifndef QLORA_NO_CUDA
+
+static qlora_result qlora__fp8_weight_quantise_gpu(qlora_ctx* ctx,
+                                                   const qlora__fp8_weight_job* job) {
+    qlora__fp8_weight w = *job->w; // parameters are passed by address
+    qlora_tensor from = *job->source;
+    qlora__kernel_id kernel = from.dtype == QLORA_F32    ? QLORA__K_fp8_base_quantise_f32
+                              : from.dtype == QLORA_BF16 ? QLORA__K_fp8_base_quantise_bf16
+                                                         : QLORA__K_fp8_base_quantise_f16;
+    void* args[] = {&from.data, &from.ld, &w.rows, &w.cols, &w.codes, &w.scales};
+    return qlora__launch(ctx, kernel, qlora__fp8_blocks(w.cols), qlora__fp8_blocks(w.rows), 1, 256,
+                         0, args);
+}
+
+static qlora_result qlora__fp8_weight_dequantise_gpu(qlora_ctx* ctx,
+                                                     const qlora__fp8_weight_job* job) {
+    qlora__fp8_weight w = *job->w;
+    qlora_tensor out = *job->out;
+    int64_t row0 = job->row0;
+    int64_t col0 = job->col0;
+    int32_t width = 1; // threads per row, eight columns each
+    while (width < 256 && 8 * width < out.cols) {
+        width *= 2;
+    }
+    void* args[] = {&w.codes,  &w.scales, &w.cols,   &row0,   &col0,
+                    &out.data, &out.rows, &out.cols, &out.ld, &width};
+    return qlora__launch(ctx,
+                         out.dtype == QLORA_F32 ? QLORA__K_fp8_base_dequantise_f32
+                                                : QLORA__K_fp8_base_dequantise_bf16,
+                         qlora__ceil_div(out.rows, 4 * 256 / width),
+                         qlora__ceil_div(out.cols, 8 * width), 1, 256, 0, args);
+}
+
+#else
+
+static qlora_result qlora__fp8_weight_quantise_gpu(qlora_ctx* ctx,
+                                                   const qlora__fp8_weight_job* job) {
+    (void)job;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__fp8_weight_dequantise_gpu(qlora_ctx* ctx,
+                                                     const qlora__fp8_weight_job* job) {
+    (void)job;
+    return qlora__no_kernels(ctx);
+}
+
+#endif // QLORA_NO_CUDA
+
+// Quantises an f32, bf16 or f16 matrix. A block with a value that is not finite gets a NaN as its
+// scale: qlora__fp8_weight_check finds it.
+static QLORA__UNUSED qlora_result qlora__fp8_weight_quantise(qlora_ctx* ctx,
+                                                             const qlora_tensor* source,
+                                                             const qlora__fp8_weight* w) {
+    qlora__fp8_weight_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.source = source;
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__fp8_weight_quantise_gpu(ctx, &job);
+    }
+    qlora__parallel(ctx, qlora__fp8_blocks(w->rows) * qlora__fp8_blocks(w->cols), 1,
+                    qlora__fp8_quantise_blocks, &job);
+    return QLORA_OK;
+}
+
+// Dequantises the part of the weight that starts at (row0, col0) and has the size of out, which is
+// f32 or bf16.
+static qlora_result qlora__fp8_weight_window(qlora_ctx* ctx, const qlora__fp8_weight* w,
+                                             int64_t row0, int64_t col0, const qlora_tensor* out) {
+    qlora__fp8_weight_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.out = out;
+    job.row0 = row0;
+    job.col0 = col0;
+    QLORA__TRY(qlora__capture_note(ctx, w->memory.data));
+    if (out->rows == 0 || out->cols == 0) {
+        return QLORA_OK;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__fp8_weight_dequantise_gpu(ctx, &job);
+    }
+    qlora__parallel(ctx, out->rows, 1 + 4096 / out->cols, qlora__fp8_dequantise_rows, &job);
+    return QLORA_OK;
+}
+
+// ---- weights with codes -------------------------------------------------------------------------
+
+// A frozen weight whose elements are codes with scales; one of the two is not NULL. Products
+// dequantise it to bf16 values.
+typedef struct qlora__coded {
+    const qlora_nf4* nf4;
+    const qlora__fp8_weight* fp8;
+} qlora__coded;
+
+static qlora__coded qlora__coded_of(const qlora_nf4* nf4, const qlora__fp8_weight* fp8) {
+    qlora__coded w;
+    w.nf4 = nf4;
+    w.fp8 = fp8;
+    return w;
+}
+
+// Dequantises the part that starts at (row0, col0) and has the size of out.
+static qlora_result qlora__coded_window(qlora_ctx* ctx, qlora__coded w, int64_t row0, int64_t col0,
+                                        const qlora_tensor* out) {
+    return w.nf4 != NULL ? qlora__nf4_window(ctx, w.nf4, row0, col0, out, out->dtype == QLORA_F32)
+                         : qlora__fp8_weight_window(ctx, w.fp8, row0, col0, out);
+}
+
+// y = x W^T or dx = dy W on the CPU, where the tiers with kernels of their own dequantise while they
+// pack.
+static qlora_result qlora__coded_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                        qlora__coded w, const qlora_tensor* y, uint32_t flags) {
     qlora_path path = QLORA_PATH_AUTO;
     QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(flags), &path));
     qlora__gemm g;
@@ -22045,7 +22482,8 @@ static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora
     g.batch = 1;
     g.a_type = x->dtype;
     g.b_type = QLORA_BF16;
-    g.nf4 = w;
+    g.nf4 = w.nf4;
+    g.fp8 = w.fp8;
     g.out = y->dtype;
     g.alpha = 1.0f;
     g.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
@@ -22053,11 +22491,13 @@ static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora
     return qlora__gemm_cpu(ctx, &g);
 }
 
-static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
-                                       const qlora_tensor* x, const qlora_nf4* w,
-                                       const qlora_tensor* y, uint32_t flags) {
-    int64_t count = backward ? w->cols : w->rows;
-    int64_t other = backward ? w->rows : w->cols;
+// The same with parts of W that are dequantised in scratch: rows for y, columns for dx, so that no
+// sum is ever split.
+static qlora_result qlora__coded_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
+                                         const qlora_tensor* x, qlora__coded w,
+                                         const qlora_tensor* y, uint32_t flags) {
+    int64_t count = y->cols;
+    int64_t other = x->cols;
     int64_t slice = 0;
     qlora_tensor window;
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
@@ -22075,14 +22515,33 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool bac
         window.cols = backward ? now : other;
         window.ld = window.cols;
         window.bytes = (size_t)(now * other) * qlora_dtype_bytes(x->dtype);
-        QLORA__TRY(qlora__nf4_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window,
-                                     x->dtype == QLORA_F32));
+        QLORA__TRY(qlora__coded_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window));
         qlora_tensor part;
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
         QLORA__TRY(qlora__gemm_run(ctx, math, backward, &d, x, &window, &part));
     }
     return QLORA_OK;
 }
+
+// y = x W^T, or dx = dy W, dequantised on the way or in scratch.
+static qlora_result qlora__coded_product(qlora_ctx* ctx, qlora_math math, bool backward,
+                                         const qlora_tensor* x, qlora__coded w,
+                                         const qlora_tensor* y, uint32_t flags) {
+    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL
+               ? qlora__coded_packed(ctx, backward, x, w, y, flags)
+               : qlora__coded_unfused(ctx, math, backward, x, w, y, flags);
+}
+
+//@@ src/gemm/nf4_product.h
+
+// ---- NF4 products: y = x W^T, dx = dy W ---------------------------------------------------------
+//
+// W[n,k] is bf16(level[code] * absmax) on every path. The unfused path dequantises parts of W in
+// scratch: rows of W for y, columns for dx, so that no sum is ever split. The fused path
+// (nf4_gemm.cu) dequantises the weights on the way to the tensor cores. It is faster as long as
+// reading W costs more than multiplying, up to 32 rows (on an H200 at 64 rows: 71 us against 77).
+
+#define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
 #ifndef QLORA_NO_CUDA
 
@@ -22283,10 +22742,7 @@ static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backwa
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
     }
-    if (qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL) {
-        return qlora__nf4_packed(ctx, backward, x, w, y, flags);
-    }
-    return qlora__nf4_unfused(ctx, math, backward, x, w, y, flags);
+    return qlora__coded_product(ctx, math, backward, x, qlora__coded_of(w, NULL), y, flags);
 }
 
 qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
@@ -22352,8 +22808,6 @@ struct qlora_fp8_operand {
     qlora_tensor ones;   // f32 [1, most columns of a result]
 };
 
-#define QLORA__FP8_SMALLEST 1e-30f // of a scale, so that its inverse is finite
-
 // Columns of a result, in multiples of 16 bytes. Those between cols and this are written as well.
 static QLORA__UNUSED int64_t qlora__fp8_width(int64_t cols) {
     return (int64_t)qlora__align_up((size_t)cols, 8);
@@ -22362,11 +22816,6 @@ static QLORA__UNUSED int64_t qlora__fp8_width(int64_t cols) {
 // Bytes of a row of codes.
 static QLORA__UNUSED int64_t qlora__fp8_pitch(int64_t cols) {
     return (int64_t)qlora__align_up((size_t)cols, 16);
-}
-
-static float qlora__fp8_scale(float most) {
-    float scale = most * (1.0f / QLORA__E4M3_MOST);
-    return scale < QLORA__FP8_SMALLEST ? QLORA__FP8_SMALLEST : scale;
 }
 
 typedef struct qlora__fp8_job {
@@ -26172,7 +26621,7 @@ static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_des
 }
 
 static qlora__operand qlora__operand_matrix(const qlora_tensor* t, bool lines) {
-    return qlora__operand_of(t->data, t->dtype, NULL, t->ld, lines);
+    return qlora__operand_of(t->data, t->dtype, t->ld, lines);
 }
 
 static qlora__segment qlora__segment_of(qlora__operand from, int64_t steps) {
@@ -26185,8 +26634,8 @@ static qlora__segment qlora__segment_of(qlora__operand from, int64_t steps) {
 
 // The weight of a part: its rows are lines forward.
 static qlora__operand qlora__linear_weight(const qlora_linear_part* p, bool lines) {
-    return p->nf4 != NULL ? qlora__operand_of(NULL, QLORA_BF16, p->nf4, 0, lines)
-                          : qlora__operand_matrix(p->dense, lines);
+    return p->dense == NULL ? qlora__operand_coded(p->nf4, p->fp8, lines)
+                            : qlora__operand_matrix(p->dense, lines);
 }
 
 // Element (row, col) of an f32 matrix.
@@ -26365,12 +26814,15 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
     QLORA__TRY(qlora__need_whole(ctx, name, p->out, 0, INT64_MAX));
     snprintf(name, sizeof name, "parts[%d].rank", (int)i);
     QLORA__TRY(qlora__need_whole(ctx, name, p->rank, 0, 1 << 20));
-    if ((p->nf4 == NULL) == (p->dense == NULL)) {
+    if (p->fp8 == NULL && (p->nf4 == NULL) == (p->dense == NULL)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "parts[%d].nf4 and parts[%d].dense are both %s; set exactly one", (int)i,
                            (int)i, p->nf4 == NULL ? "NULL" : "set");
     }
-    if (p->nf4 != NULL) {
+    if (p->fp8 != NULL) {
+        QLORA_ASSERT(p->nf4 == NULL && p->dense == NULL && p->fp8->owner == ctx &&
+                     p->fp8->rows == p->out && p->fp8->cols == l->in);
+    } else if (p->nf4 != NULL) {
         QLORA__TRY(qlora__nf4_need(ctx, p->nf4, "nf4"));
         if (p->nf4->rows != p->out || p->nf4->cols != l->in) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -26451,6 +26903,15 @@ static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool bac
     d.alpha = alpha;
     d.beta = beta;
     return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
+}
+
+// y = x W^T, or dx = dy W, of a part whose weight has codes.
+static qlora_result qlora__linear_coded(qlora_ctx* ctx, qlora_math math, bool backward,
+                                        const qlora_tensor* x, const qlora_linear_part* p,
+                                        const qlora_tensor* y, uint32_t flags) {
+    return p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, backward, x, p->nf4, y, flags)
+                          : qlora__coded_product(ctx, math, backward, x,
+                                                 qlora__coded_of(NULL, p->fp8), y, flags);
 }
 
 // ---- bias and placement -------------------------------------------------------------------------
@@ -26606,12 +27067,12 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc*
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor rows;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, row, p->out, 0, l->in, &rows));
-        if (p->nf4 != NULL) {
-            QLORA__TRY(qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32));
+        if (p->dense == NULL) {
+            QLORA__TRY(qlora__coded_window(ctx, qlora__coded_of(p->nf4, p->fp8), 0, 0, &rows));
         } else if (p->dense->dtype == dtype) {
             QLORA__TRY(qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
         }
-        for (int64_t r = 0; p->nf4 == NULL && p->dense->dtype != dtype && r < p->out; r++) {
+        for (int64_t r = 0; p->dense != NULL && p->dense->dtype != dtype && r < p->out; r++) {
             qlora__row_convert(qlora__rows_of(ctx), p->dense, r, 0, l->in, &rows, r, 0);
         }
         row += p->out;
@@ -26748,9 +27209,9 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
         size_t scratch_before = qlora__scratch_mark(ctx);
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, false, inner, p->nf4, &part, 0)
-                                  : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
-                                                       inner, p->dense, &part));
+        QLORA__TRY(p->dense == NULL ? qlora__linear_coded(ctx, math, false, inner, p, &part, 0)
+                                    : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
+                                                         inner, p->dense, &part));
         qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0) {
             QLORA__TRY(
@@ -26932,10 +27393,11 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         float beta = i > 0 ? 1.0f : 0.0f;
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, true, &part, p->nf4, dx,
-                                                    i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
-                                  : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta,
-                                                       &part, p->dense, dx));
+        QLORA__TRY(p->dense == NULL
+                       ? qlora__linear_coded(ctx, math, true, &part, p, dx,
+                                             i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
+                       : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta, &part,
+                                            p->dense, dx));
         qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0 && l->dropout == 0.0f) {
             QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
@@ -28851,7 +29313,7 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
                            "shape.heads is %lld; it must be a multiple of shape.kv_heads (%lld)",
                            (long long)s->heads, (long long)s->kv_heads);
     }
-    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT) {
+    if ((int)s->base < 0 || s->base > QLORA_BASE_FP8) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "shape.base is %d; it must be one of qlora_base_format", (int)s->base);
     }
@@ -28948,8 +29410,14 @@ static void qlora__warm_stacks(const qlora_prewarm_desc* s, qlora__warm_list* li
     }
 }
 
+// Whether the weights of the base have codes.
+static bool qlora__warm_coded(const qlora_prewarm_desc* s) {
+    return s->base == QLORA_BASE_NF4 || s->base == QLORA_BASE_FP8;
+}
+
 // What a program runs that trains such a model by the products of the public API, matrix by matrix:
-// those with LoRA's matrices, and without 4-bit weights also those with the base and its gradient.
+// those with LoRA's matrices, and without 4-bit or FP8 weights also those with the base and its
+// gradient.
 static void qlora__warm_matrices(const qlora_prewarm_desc* s, qlora__warm_list* list) {
     int64_t T = s->max_tokens;
     int64_t r = s->rank;
@@ -28966,7 +29434,7 @@ static void qlora__warm_matrices(const qlora_prewarm_desc* s, qlora__warm_list* 
             qlora__warm_add(list, QLORA_PREWARM_FORWARD, x, T, r, s->compute, s->compute,
                             QLORA_F32);
         }
-        for (int way = 0; way < 2 && s->base != QLORA_BASE_NF4 && !again; way++) {
+        for (int way = 0; way < 2 && !qlora__warm_coded(s) && !again; way++) {
             int64_t k = way == 0 ? s->hidden : x;
             int64_t n = way == 0 ? x : s->hidden;
             qlora__warm_add_all(list, s->compute, T, k, n);
@@ -29117,14 +29585,15 @@ static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute,
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     double start = qlora__clock_ms();
-    // Without 4-bit weights, the base itself can be trained, and mixed products also need the
-    // 16-bit kernels.
+    // Without 4-bit or FP8 weights, the base itself can be trained, and mixed products also need
+    // the 16-bit kernels.
     uint32_t have =
         qlora__kernels_needed(ctx, s->compute, s->head_dim, false, s->base == QLORA_BASE_NF4,
-                              s->rank > 0 || s->base != QLORA_BASE_NF4, true);
+                              s->rank > 0 || !qlora__warm_coded(s), true);
     if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
         have |= QLORA__NEED_BF16;
     }
+    have |= s->base == QLORA_BASE_FP8 ? QLORA__NEED_FP8_BASE : 0;
     bool was_sealed = qlora__cache_set_sealed(ctx, false);
     qlora_result r = qlora__cache_warm(ctx, have);
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
@@ -29547,11 +30016,13 @@ typedef struct qlora__projection {
     int64_t in;
     int64_t out;
     bool is_nf4;
-    bool stored; // it is 4-bit in the files
+    bool is_fp8;
+    bool stored; // it is 4-bit, or FP8, in the files
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
+    qlora__fp8_weight fp8;
     qlora_tensor ready; // f32: scales for products with few rows on the CPU; may be empty
-    qlora_tensor dense; // unless is_nf4; in the compute type, unless it is mapped
+    qlora_tensor dense; // unless is_nf4 or is_fp8; in the compute type, unless it is mapped
     qlora__mapped mapped;
     bool has_bias;
     qlora_tensor bias;
@@ -29568,6 +30039,20 @@ typedef struct qlora__projection {
     qlora_tensor magnitude; // [1, out]: views of the parameters and the gradients
     qlora_tensor dm;
 } qlora__projection;
+
+// Whether the weight has codes, which products dequantise.
+static bool qlora__is_coded(const qlora__projection* p) {
+    return p->is_nf4 || p->is_fp8;
+}
+
+static qlora__coded qlora__codes_of(const qlora__projection* p) {
+    return qlora__coded_of(p->is_nf4 ? &p->nf4 : NULL, p->is_fp8 ? &p->fp8 : NULL);
+}
+
+// The memory of the codes and their scales.
+static const qlora_tensor* qlora__codes_memory(const qlora__projection* p) {
+    return p->is_nf4 ? &p->nf4.memory : &p->fp8.memory;
+}
 
 // The activations of a layer that the backward pass needs.
 typedef struct qlora__kept {
@@ -30100,6 +30585,9 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
             qlora__arena_tensor(arena, QLORA_F32, 1, p->out * p->in / QLORA__STREAM_STEP,
                                 &p->ready);
         }
+    } else if (p->is_fp8) {
+        qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora__fp8_weight_bytes(p->out, p->in),
+                            &p->fp8.memory);
     } else {
         qlora__layout_weight(arena, m, &p->mapped, p->out, p->in, &p->dense);
     }
@@ -30646,7 +31134,8 @@ typedef struct qlora__decode_text {
 // Whether the kernels of a decoding step can read a weight.
 static bool qlora__decode_reads(const qlora__projection* p) {
     int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : 64;
-    return p->is_nf4 ? p->in % 64 == 0 && block >= 64 : p->in % 8 == 0;
+    return p->is_fp8   ? false
+           : p->is_nf4 ? p->in % 64 == 0 && block >= 64 : p->in % 8 == 0;
 }
 
 // Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples
@@ -30892,7 +31381,7 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
             char name[160];
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
-            if (!p->is_nf4 && !m->dora) { // DoRA adds adapters to a copy of the weight
+            if (!qlora__is_coded(p) && !m->dora) { // DoRA adds adapters to a copy of the weight
                 qlora__map_weight(folder, name, p->out, p->in, m, &p->mapped);
             }
         }
@@ -31557,7 +32046,8 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
             part->scale = p->scale;
             part->projection = m->arch->layout->rows[number].bit;
             part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
-            part->dense = p->is_nf4 ? NULL : &p->dense;
+            part->fp8 = p->is_fp8 ? &p->fp8 : NULL;
+            part->dense = qlora__is_coded(p) ? NULL : &p->dense;
             part->bias = p->has_bias ? &p->bias : NULL;
             part->a = &p->a;
             part->sb = &p->sb;
@@ -31785,7 +32275,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.save_modules", d->save_modules, 0, QLORA_SAVE_EMBED | QLORA_SAVE_HEAD},
                   {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.new_token_count", d->new_token_count, 0, 1 << 24},
-                  {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
+                  {"desc.base", (int64_t)d->base, 0, QLORA_BASE_FP8},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
                   {"desc.optimizer", (int64_t)d->optimizer, 0, QLORA_OPTIMIZER_ADAMW_8BIT},
@@ -32143,7 +32633,7 @@ static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc*
     return QLORA_OK;
 }
 
-// Decides which weights are 4-bit: all of an NF4 base, and those that are 4-bit in the files.
+// Decides which weights are 4-bit or FP8: all of such a base, and those that are so in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
     const qlora__folder* folder = NULL;
@@ -32154,6 +32644,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             p->is_nf4 = desc->base == QLORA_BASE_NF4;
+            p->is_fp8 = desc->base == QLORA_BASE_FP8;
             p->nf4_desc.rows = p->out;
             p->nf4_desc.cols = p->in;
             p->nf4_desc.plain_scales = desc->single_quant;
@@ -32165,8 +32656,14 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+            if (source.fp8) {
+                p->is_nf4 = false;
+                p->is_fp8 = true;
+                p->stored = true;
+            }
             if (source.nf4) {
                 p->is_nf4 = true;
+                p->is_fp8 = false;
                 p->stored = true;
                 p->nf4_desc.block = (int32_t)source.block;
                 p->nf4_desc.block2 = (int32_t)source.block2;
@@ -32445,7 +32942,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
     qlora__choices choices;
     memset(&choices, 0, sizeof choices);
     choices.recompute = d->recompute == QLORA_CHOICE_AUTO && trains ? layers : low;
-    choices.cached = d->cache == QLORA_CHOICE_ON ? layers : 0;
+    choices.cached = d->cache == QLORA_CHOICE_ON && qlora__computes(m) ? layers : 0;
     qlora__squeeze_at(m, 0, &choices);
     QLORA__TRY(qlora__choices_check(ctx, m, &choices));
     if (!qlora__plan_squeeze(m, machine, &choices)) {
@@ -32467,8 +32964,8 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
         }
     }
     choices.recompute = low;
-    bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (d->cache == QLORA_CHOICE_AUTO && fill && low == 0 && has_nf4) {
+    bool coded = qlora__is_coded(&m->layers[0].projections[0]) && qlora__computes(m);
+    if (d->cache == QLORA_CHOICE_AUTO && fill && low == 0 && coded) {
         int64_t most = layers;
         int64_t cached = 0;
         while (cached < most) {
@@ -32707,7 +33204,7 @@ static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
 
 //@@ src/model/kept.h
 
-// ---- 4-bit weights that are kept in a file ------------------------------------------------------
+// ---- 4-bit and FP8 weights that are kept in a file ----------------------------------------------
 //
 // Quantising takes seconds at every start, so its result can be kept:
 //
@@ -32719,10 +33216,22 @@ static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
 // checkpoints compare), in this format, for the same block sizes, and is undamaged. Otherwise it is
 // made again.
 
-#define QLORA__KEEP_MAGIC "qloraNF4"
 #define QLORA__KEEP_ORDER 0x01020304u // the data has the byte order of the machine
 #define QLORA__KEEP_FORMAT 1u // raise it when quantising gives other bits, or the file changes
-#define QLORA__KEEP_SUFFIX ".qlora-nf4"
+
+// What differs between the formats.
+typedef struct qlora__keep_kind {
+    char magic[9];
+    const char* suffix;
+    const char* what;
+} qlora__keep_kind;
+
+static const qlora__keep_kind qlora__keep_kinds[2] = {{"qloraNF4", ".qlora-nf4", "4-bit"},
+                                                      {"qloraFP8", ".qlora-fp8", "FP8"}};
+
+static const qlora__keep_kind* qlora__keep_kind_of(const qlora_model* m) {
+    return &qlora__keep_kinds[m->desc.base == QLORA_BASE_FP8 ? 1 : 0];
+}
 
 typedef struct qlora__keep_header {
     char magic[8];
@@ -32746,7 +33255,7 @@ typedef struct qlora__keep {
 
 // Whether this weight is quantised when it is loaded.
 static bool qlora__keep_takes(const qlora__projection* p) {
-    return p->is_nf4 && !p->stored;
+    return qlora__is_coded(p) && !p->stored;
 }
 
 // In the model folder, next to the GGUF file, or in the folder that the desc names, under the name
@@ -32770,7 +33279,7 @@ static qlora_result qlora__keep_path(qlora_ctx* ctx, const qlora_model* m, char*
     }
     char file[280];
     char parent[QLORA__PATH_ROOM];
-    snprintf(file, sizeof file, "%s" QLORA__KEEP_SUFFIX, name);
+    snprintf(file, sizeof file, "%s%s", name, qlora__keep_kind_of(m)->suffix);
     if (folder == NULL && gguf) {
         snprintf(parent, sizeof parent, "%.*s", (int)start, m->dir);
         folder = start > 0 ? parent : ".";
@@ -32790,7 +33299,7 @@ static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
     qlora__keep_header h;
     qlora__hash shapes;
     memset(&h, 0, sizeof h);
-    memcpy(h.magic, QLORA__KEEP_MAGIC, sizeof h.magic);
+    memcpy(h.magic, qlora__keep_kind_of(m)->magic, sizeof h.magic);
     h.order = QLORA__KEEP_ORDER;
     h.format = QLORA__KEEP_FORMAT;
     h.config = m->base_config;
@@ -32802,7 +33311,7 @@ static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
             const int64_t facts[] = {qlora__keep_takes(p), p->out,        p->in,
                                      p->nf4.block,         p->nf4.block2, p->nf4.absmax != NULL};
             qlora__hash_add(&shapes, facts, sizeof facts);
-            h.bytes += qlora__keep_takes(p) ? p->nf4.memory.bytes : 0;
+            h.bytes += qlora__keep_takes(p) ? qlora__codes_memory(p)->bytes : 0;
         }
     }
     h.shapes = qlora__hash_end(&shapes);
@@ -32827,7 +33336,7 @@ static const char* qlora__keep_fault(const qlora__keep* k) {
     }
     memcpy(&h, k->map.data, sizeof h);
     if (memcmp(h.magic, want->magic, sizeof h.magic) != 0) {
-        return "it is not a file of 4-bit weights";
+        return "it is not a file of such weights";
     }
     if (h.order != want->order || h.format != want->format) {
         return "it has another format or byte order";
@@ -32873,7 +33382,7 @@ static qlora_result qlora__keep_open(qlora_ctx* ctx, const qlora_model* m, qlora
         QLORA__LOG(ctx, WARN, MODEL, "%s is not used: %s; it is made again", k->path, fault);
         qlora__map_close(&ctx->env, &k->map);
     } else {
-        QLORA__LOG(ctx, INFO, MODEL, "4-bit weights from %s", k->path);
+        QLORA__LOG(ctx, INFO, MODEL, "%s weights from %s", qlora__keep_kind_of(m)->what, k->path);
     }
     return QLORA_OK;
 }
@@ -32914,7 +33423,7 @@ static qlora_result qlora__keep_fill(qlora_ctx* ctx, const qlora_model* m, const
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (qlora__keep_takes(p)) {
-                QLORA__TRY(qlora__keep_put(ctx, out, &p->nf4.memory, room, piece, &hash));
+                QLORA__TRY(qlora__keep_put(ctx, out, qlora__codes_memory(p), room, piece, &hash));
             }
         }
     }
@@ -32945,7 +33454,8 @@ static qlora_result qlora__keep_write(qlora_ctx* ctx, const qlora_model* m, cons
     r = qlora__keep_fill(ctx, m, k, room, piece, &out);
     qlora__free(ctx, room, piece);
     if (r == QLORA_OK) {
-        QLORA__LOG(ctx, INFO, MODEL, "4-bit weights kept in %s", k->path);
+        const char* what = qlora__keep_kind_of(m)->what;
+        QLORA__LOG(ctx, INFO, MODEL, "%s weights kept in %s", what, k->path);
     }
     return r;
 }
@@ -33115,6 +33625,61 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
     return r;
 }
 
+// FP8 codes and scales, as the file has them.
+static qlora_result qlora__load_fp8(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
+                                    const qlora__linear_source* source,
+                                    const qlora__projection* p) {
+    uint64_t count = qlora__st_elements(source->scales);
+    QLORA__TRY(qlora__fp8_values(&ctx->env, folder, source));
+    float* scales = (float*)qlora__alloc(ctx, (size_t)count * sizeof *scales);
+    if (scales == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__st_read_f32(source->scales, 0, count, scales);
+    qlora_result r = qlora__copy_in(ctx, p->fp8.scales, scales, (size_t)count * sizeof *scales);
+    qlora__free(ctx, scales, (size_t)count * sizeof *scales);
+    s->done += source->scales->bytes;
+    return r == QLORA_OK
+               ? qlora__stage(ctx, s, p->fp8.codes, source->weight->data, source->weight->bytes)
+               : r;
+}
+
+// Refuses a weight with values that are not finite: they have made a scale that is not.
+static qlora_result qlora__load_fp8_check(qlora_ctx* ctx, const char* name,
+                                          const qlora__fp8_weight* w) {
+    int64_t across = qlora__fp8_blocks(w->cols);
+    int64_t count = qlora__fp8_blocks(w->rows) * across;
+    float* scales = (float*)qlora__alloc(ctx, (size_t)count * sizeof *scales);
+    if (scales == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__copy_out(ctx, scales, w->scales, (size_t)count * sizeof *scales);
+    for (int64_t i = 0; i < count && r == QLORA_OK; i++) {
+        int64_t row = i / across * QLORA__FP8_BLOCK;
+        int64_t col = i % across * QLORA__FP8_BLOCK;
+        if (!qlora__finite(scales[i])) {
+            r = qlora__fail(ctx, QLORA_ERR_FORMAT,
+                            "%s has a value that is not finite between [%lld,%lld] and "
+                            "[%lld,%lld]; FP8 cannot represent it",
+                            name, (long long)row, (long long)col,
+                            (long long)(qlora__min(w->rows, row + QLORA__FP8_BLOCK) - 1),
+                            (long long)(qlora__min(w->cols, col + QLORA__FP8_BLOCK) - 1));
+        }
+    }
+    qlora__free(ctx, scales, (size_t)count * sizeof *scales);
+    return r;
+}
+
+// Quantises a matrix as the projection wants it.
+static qlora_result qlora__load_codes(qlora_ctx* ctx, const char* name, const qlora_tensor* w,
+                                      const qlora__projection* p) {
+    if (p->is_nf4) {
+        return qlora_nf4_quantise(ctx, w, &p->nf4);
+    }
+    QLORA__TRY(qlora__fp8_weight_quantise(ctx, w, &p->fp8));
+    return qlora__load_fp8_check(ctx, name, &p->fp8);
+}
+
 // Weights in f32 are first rounded to bf16, as transformers does for bitsandbytes, so that the
 // codes are the same.
 static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
@@ -33139,7 +33704,7 @@ static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
     qlora_tensor raw;
     qlora_result r = qlora__load_raw(ctx, s, &rounded, p->out, p->in, &raw);
     if (r == QLORA_OK) {
-        r = qlora_nf4_quantise(ctx, &raw, &p->nf4);
+        r = qlora__load_codes(ctx, t->name, &raw, p);
     }
     qlora__free(ctx, half, n * 2);
     return r;
@@ -33157,11 +33722,13 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
     }
     if (kept) {
-        const qlora_tensor* to = &p->nf4.memory;
+        const qlora_tensor* to = qlora__codes_memory(p);
         QLORA__TRY(qlora__stage(ctx, s, to->data, qlora__keep_next(s->keep, to->bytes), to->bytes));
     } else if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
-    } else if (p->is_nf4) {
+    } else if (source.fp8) {
+        QLORA__TRY(qlora__load_fp8(ctx, s, folder, &source, p));
+    } else if (qlora__is_coded(p)) {
         QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, p));
     } else if (p->mapped.data == NULL) {
         QLORA__TRY(qlora__load_dense(ctx, s, source.weight, &p->dense));
@@ -33247,6 +33814,11 @@ static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+            if (source.fp8 && !(p->stored && p->is_fp8)) {
+                return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                   "%s: %s is in FP8, but config.json has no quantization_config",
+                                   m->dir, name);
+            }
         }
     }
     return QLORA_OK;
@@ -33308,11 +33880,11 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
             qlora__arena_window(&m->operand, 0, p->out, p->in, &w);
-            const qlora_tensor* to = p->is_nf4 ? &w : &p->dense;
+            const qlora_tensor* to = qlora__is_coded(p) ? &w : &p->dense;
             uint32_t stream = (uint32_t)(2 + l * QLORA__PROJECTIONS + i);
             QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, to));
-            if (p->is_nf4) {
-                QLORA__TRY(qlora_nf4_quantise(ctx, &w, &p->nf4));
+            if (qlora__is_coded(p)) {
+                QLORA__TRY(qlora__load_codes(ctx, "a random weight", &w, p));
             }
             if (p->has_bias) {
                 QLORA__TRY(qlora__tensor_zero(ctx, &p->bias));
@@ -33355,8 +33927,9 @@ static bool qlora__stack_is_dora(const qlora_model* m, const qlora__layer* layer
 static qlora_result qlora__dora_weight(qlora_ctx* ctx, const qlora_model* m,
                                        const qlora__projection* p, qlora_tensor* w) {
     qlora__arena_window(&m->operand, 0, p->out, p->in, w);
-    QLORA__TRY(p->is_nf4 ? qlora__nf4_window(ctx, &p->nf4, 0, 0, w, m->compute == QLORA_F32)
-                         : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
+    QLORA__TRY(qlora__is_coded(p)
+                   ? qlora__coded_window(ctx, qlora__codes_of(p), 0, 0, w)
+                   : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
     return qlora__linear_gemm(ctx, m->math, false, false, false, 1.0f, 1.0f, &p->sb, &p->a, w);
 }
 
@@ -36128,7 +36701,7 @@ static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
 
 // ---- preparing a model --------------------------------------------------------------------------
 
-// Sets the pointers and maps of NF4 weights once the arena is allocated.
+// Sets the pointers and maps of weights with codes once the arena is allocated.
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -36137,6 +36710,8 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
             if (p->is_nf4) {
                 qlora_tensor memory = p->nf4.memory;
                 QLORA__TRY(qlora_nf4_wrap(ctx, &p->nf4_desc, &memory, &p->nf4));
+            } else if (p->is_fp8) {
+                qlora__fp8_weight_wrap(ctx, p->out, p->in, &p->fp8.memory, &p->fp8);
             }
         }
     }
@@ -36232,11 +36807,11 @@ static void qlora__model_operands(qlora_model* m) {
                 qlora__model_fp8(m, l, g);
                 continue;
             }
-            bool any_nf4 = false;
+            bool any_coded = false;
             for (int i = 0; i < linear->count; i++) {
-                any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
+                any_coded = any_coded || linear->parts[i].dense == NULL;
             }
-            bool needed = any_nf4 && (layer->cached || !qlora__model_reads_weights(m));
+            bool needed = any_coded && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
                 qlora__arena_window(&m->operand, m->operand_at[g],
@@ -36260,11 +36835,12 @@ static qlora_result qlora__model_use_copies(qlora_ctx* ctx, qlora_model* m) {
             for (int i = 0; i < linear->count; i++) {
                 qlora__projection* p = &layer->projections[m->arch->layout->groups[g].first + i];
                 qlora_linear_part* part = &linear->parts[i];
-                if (part->nf4 != NULL) {
+                if (part->dense == NULL) {
                     QLORA__TRY(qlora__tensor_view(ctx, &layer->operands[g], row, part->out, 0,
                                                   linear->in, &p->dense));
                     part->dense = &p->dense;
                     part->nf4 = NULL;
+                    part->fp8 = NULL;
                 }
                 row += part->out;
             }
@@ -36369,11 +36945,13 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
+        bool fp8 = m->layers[0].projections[0].is_fp8 || m->desc.base == QLORA_BASE_FP8;
         // The kernels that only decoding uses are loaded by the dry run.
         const qlora_model_config* c = &m->plan.config;
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                               nf4, true, m->dir == NULL);
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
+        need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         return qlora__cache_warm(ctx, need | (qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0));
     }
 #else
@@ -37855,15 +38433,15 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
 
 // One tensor of the merged model.
 typedef struct qlora__merge_item {
-    const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit
+    const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit or FP8
     const qlora__projection* projection; // NULL if it is not a projection
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t saved_at;                    // the same for a whole trained matrix
     int64_t rows_at;                     // the same for trained rows; -1 if it has none
     int64_t grown;                       // its rows with those of new tokens; 0 = no new ones
     int64_t norm_width;
-    bool nf4;
-    bool foreign;                // a 4-bit weight that the model has not loaded
+    bool coded;                  // the weight of the model, which is 4-bit or FP8
+    bool foreign;                // a 4-bit or FP8 weight that the model has not loaded
     qlora__linear_source source; // of a foreign weight
     bool raw;                    // not floats: the bytes are copied
     int64_t shape[2];
@@ -37879,7 +38457,7 @@ typedef struct qlora__merge {
     const char* dir;
     const char* tokenizer; // folder of the tokenizer's files; NULL = that of the model
     qlora_dtype dtype;
-    bool trained; // merge into the dequantised 4-bit weights
+    bool trained; // merge into the dequantised 4-bit or FP8 weights
     qlora__folder folder;
     qlora__merge_item* items;
     qlora__st_entry* entries; // of the current shard
@@ -37900,7 +38478,7 @@ typedef struct qlora__merge {
     uint8_t* packed;
 } qlora__merge;
 
-// The adapter of one module and, if it is 4-bit, its weight, in host memory.
+// The adapter of one module and, if it is 4-bit or FP8, its weight, in host memory.
 typedef struct qlora__merge_module {
     float* a;
     float* b;
@@ -37909,6 +38487,7 @@ typedef struct qlora__merge_module {
     uint8_t* memory;
     size_t memory_bytes;
     qlora_nf4 nf4; // addresses in memory
+    qlora__fp8_weight fp8;
 } qlora__merge_module;
 
 typedef struct qlora__merge_rows {
@@ -37927,7 +38506,10 @@ static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
     int64_t cols = job->item->cols;
     for (int64_t row = begin; row < end; row++) {
         float* values = job->values + row * cols;
-        for (int64_t i = 0; i < cols && job->item->nf4; i++) {
+        if (job->item->coded && p->is_fp8) {
+            qlora__fp8_widen(&job->module->fp8, job->first + row, 0, cols, values);
+        }
+        for (int64_t i = 0; i < cols && job->item->coded && p->is_nf4; i++) {
             int64_t e = (job->first + row) * cols + i;
             values[i] =
                 w->maps[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
@@ -37985,14 +38567,20 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
             QLORA__TRY(qlora__floats_out(ctx, p->magnitude.data, p->out, out->magnitude));
         }
     }
-    if (item->nf4) {
-        const char* from = (const char*)p->nf4.memory.data;
-        out->memory_bytes = p->nf4.memory.bytes;
+    if (item->coded) {
+        const char* from = (const char*)qlora__codes_memory(p)->data;
+        out->memory_bytes = qlora__codes_memory(p)->bytes;
         out->memory = (uint8_t*)qlora__alloc(ctx, out->memory_bytes);
         if (out->memory == NULL) {
             return QLORA_ERR_MEMORY;
         }
         QLORA__TRY(qlora__copy_out(ctx, out->memory, from, out->memory_bytes));
+        if (p->is_fp8) {
+            qlora_tensor memory = p->fp8.memory;
+            memory.data = out->memory;
+            qlora__fp8_weight_wrap(ctx, p->out, p->in, &memory, &out->fp8);
+            return QLORA_OK;
+        }
         out->nf4 = p->nf4;
         struct {
             const void* device;
@@ -38030,6 +38618,25 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
         memcpy(g->packed + (size_t)i * 2, &half, 2);
     }
     return QLORA_OK;
+}
+
+// The same of an FP8 weight.
+static void qlora__merge_foreign_fp8(const qlora__merge_item* item, int64_t first, int64_t rows,
+                                     float* values) {
+    const qlora__linear_source* s = &item->source;
+    float scale = 0.0f;
+    for (int64_t i = 0; i < rows * item->cols; i++) {
+        int64_t row = first + i / item->cols;
+        int64_t col = i % item->cols;
+        if (col % QLORA__FP8_BLOCK == 0) {
+            qlora__st_read_f32(
+                s->scales,
+                (uint64_t)(row / QLORA__FP8_BLOCK * s->scales->shape[1] + col / QLORA__FP8_BLOCK),
+                1, &scale);
+        }
+        float value = qlora__e4m3_to(s->weight->data[row * item->cols + col]) * scale;
+        values[i] = qlora__bf16_to(qlora__bf16_from(value));
+    }
 }
 
 // Dequantises rows [first, first + rows) of a 4-bit weight that is only in the folder.
@@ -38081,9 +38688,11 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
                             rows * item->cols, &own);
         return qlora__floats_out(g->ctx, own.data, rows * item->cols, g->values);
     }
-    if (item->foreign) {
+    if (item->foreign && item->source.fp8) {
+        qlora__merge_foreign_fp8(item, first, rows, g->values);
+    } else if (item->foreign) {
         qlora__merge_foreign(item, first, rows, g->values);
-    } else if (!item->nf4) {
+    } else if (!item->coded) {
         // Rows of new tokens are not in the file; all of them are trained.
         int64_t has = item->grown > 0 ? g->m->plan.base_vocab : item->rows;
         int64_t here = qlora__max(0, qlora__min(rows, has - first));
@@ -38094,8 +38703,8 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         qlora__merge_rows job;
         job.item = item;
         job.module = module;
-        // As in a training step, 4-bit values are rounded to bf16 in every mode.
-        job.via_bf16 = item->nf4 || item->foreign || (g->trained && g->m->compute == QLORA_BF16);
+        // As in a training step, values of codes are rounded to bf16 in every mode.
+        job.via_bf16 = item->coded || item->foreign || (g->trained && g->m->compute == QLORA_BF16);
         job.first = first;
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
@@ -38140,11 +38749,11 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     return r;
 }
 
-// Whether a tensor is an auxiliary part of a bitsandbytes weight, which the merged weight does not
-// need.
-static bool qlora__is_bnb_part(const char* name) {
-    static const char* const ends[] = {".absmax", ".quant_map", ".nested_absmax",
-                                       ".nested_quant_map", qlora__bnb_suffix};
+// Whether a tensor is an auxiliary part of a bitsandbytes or FP8 weight, which the merged weight
+// does not need.
+static bool qlora__is_code_part(const char* name) {
+    static const char* const ends[] = {".absmax",           ".quant_map",      ".nested_absmax",
+                                       ".nested_quant_map", qlora__bnb_suffix, QLORA__FP8_SUFFIX};
     size_t length = strlen(name);
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
         size_t n = strlen(ends[i]);
@@ -38209,16 +38818,18 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     }
 }
 
-// Whether a tensor that the model has not loaded is the codes of a 4-bit weight.
+// Whether a tensor that the model has not loaded is the codes of a 4-bit or FP8 weight.
 static qlora_result qlora__merge_find_foreign(const qlora__merge* g,
                                               const qlora__folder_entry* entry,
                                               qlora__merge_item* item) {
     char state[320];
     snprintf(state, sizeof state, "%.280s%s", entry->name, qlora__bnb_suffix);
-    if (qlora__folder_find(&g->folder, state) == NULL) {
+    bool fp8 = entry->tensor->dtype == QLORA__ST_F8_E4M3;
+    if (!fp8 && qlora__folder_find(&g->folder, state) == NULL) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__folder_linear(&g->ctx->env, &g->folder, entry->name, -1, -1, &item->source));
+    QLORA__TRY(fp8 ? qlora__fp8_values(&g->ctx->env, &g->folder, &item->source) : QLORA_OK);
     item->foreign = true;
     item->shape[0] = item->source.rows;
     item->shape[1] = item->source.cols;
@@ -38236,9 +38847,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     const qlora__projection* p = item->projection;
     bool is_float = qlora__st_is_float(t);
     bool loaded = p != NULL && qlora__computes(g->m);
-    item->nf4 = loaded && p->is_nf4 && (g->trained || !is_float);
+    item->coded = loaded && qlora__is_coded(p) && (g->trained || !is_float);
     QLORA__TRY(!loaded && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
-    item->raw = !item->nf4 && !item->foreign && !is_float;
+    item->raw = !item->coded && !item->foreign && !is_float;
     bool moved =
         item->foreign && p != NULL && (item->shape[0] != p->out || item->shape[1] != p->in);
     if (p != NULL) {
@@ -38247,7 +38858,7 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     }
     bool changed =
         moved ||
-        (p != NULL && !item->nf4 && !item->foreign &&
+        (p != NULL && !item->coded && !item->foreign &&
          (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
         ((item->saved_at >= 0 || item->rows_at >= 0) &&
          (item->raw || t->rank != 2 || t->shape[0] != g->m->plan.base_vocab ||
@@ -38271,7 +38882,7 @@ static qlora_result qlora__merge_plan(qlora__merge* g, uint64_t shard_bytes) {
     uint64_t filled = 0;
     for (uint32_t i = 0; i < g->folder.count; i++) {
         const qlora__folder_entry* entry = &g->folder.entries[g->folder.by_name[i]];
-        if (qlora__is_bnb_part(entry->name)) {
+        if (qlora__is_code_part(entry->name)) {
             continue;
         }
         qlora__merge_item* item = &g->items[g->count];
@@ -44549,4 +45160,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a4b8c52324dee1d2
+//@@ end 4ffc41193f4c572b

@@ -23,8 +23,6 @@ struct qlora_fp8_operand {
     qlora_tensor ones;   // f32 [1, most columns of a result]
 };
 
-#define QLORA__FP8_SMALLEST 1e-30f // of a scale, so that its inverse is finite
-
 // Columns of a result, in multiples of 16 bytes. Those between cols and this are written as well.
 static QLORA__UNUSED int64_t qlora__fp8_width(int64_t cols) {
     return (int64_t)qlora__align_up((size_t)cols, 8);
@@ -33,11 +31,6 @@ static QLORA__UNUSED int64_t qlora__fp8_width(int64_t cols) {
 // Bytes of a row of codes.
 static QLORA__UNUSED int64_t qlora__fp8_pitch(int64_t cols) {
     return (int64_t)qlora__align_up((size_t)cols, 16);
-}
-
-static float qlora__fp8_scale(float most) {
-    float scale = most * (1.0f / QLORA__E4M3_MOST);
-    return scale < QLORA__FP8_SMALLEST ? QLORA__FP8_SMALLEST : scale;
 }
 
 typedef struct qlora__fp8_job {

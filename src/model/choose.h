@@ -213,7 +213,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
     qlora__choices choices;
     memset(&choices, 0, sizeof choices);
     choices.recompute = d->recompute == QLORA_CHOICE_AUTO && trains ? layers : low;
-    choices.cached = d->cache == QLORA_CHOICE_ON ? layers : 0;
+    choices.cached = d->cache == QLORA_CHOICE_ON && qlora__computes(m) ? layers : 0;
     qlora__squeeze_at(m, 0, &choices);
     QLORA__TRY(qlora__choices_check(ctx, m, &choices));
     if (!qlora__plan_squeeze(m, machine, &choices)) {
@@ -235,8 +235,8 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
         }
     }
     choices.recompute = low;
-    bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (d->cache == QLORA_CHOICE_AUTO && fill && low == 0 && has_nf4) {
+    bool coded = qlora__is_coded(&m->layers[0].projections[0]) && qlora__computes(m);
+    if (d->cache == QLORA_CHOICE_AUTO && fill && low == 0 && coded) {
         int64_t most = layers;
         int64_t cached = 0;
         while (cached < most) {
