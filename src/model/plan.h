@@ -485,7 +485,7 @@ static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t c
     return QLORA_OK;
 }
 
-// FP8 products need 4-bit weights, and rows of results that are aligned to 16 bytes.
+// FP8 products need 4-bit or FP8 weights, and rows of results that are aligned to 16 bytes.
 static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const struct {
@@ -510,12 +510,12 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     }
     for (int64_t l = 0; l < c->layers; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
-            if (!m->layers[l].projections[i].is_nf4) {
+            if (!qlora__is_coded(&m->layers[l].projections[i])) {
                 char module[160];
                 qlora__module_of(m, l, i, module, sizeof module);
                 return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                   "desc.mode is FP8, which needs 4-bit weights, but %s is not "
-                                   "4-bit",
+                                   "desc.mode is FP8, which needs 4-bit or FP8 weights, but %s is "
+                                   "in 16 or 32 bits",
                                    module);
             }
         }

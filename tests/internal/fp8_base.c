@@ -314,6 +314,107 @@ TEST fp8_base_multiplies(const test_machine* machine) {
     PASS();
 }
 
+// ---- FP8 products of FP8 weights
+
+enum { STACK_COLS = 272, STACK_ROWS = BASE_ROWS + 130 };
+
+typedef struct base_forms {
+    float factors[2];
+    uint8_t weights[STACK_ROWS * STACK_COLS];
+    uint8_t turned[STACK_COLS * (STACK_ROWS + 16)];
+} base_forms;
+
+static qlora_result base_place(qlora_ctx* ctx, const qlora_linear_desc* l) {
+    QLORA__ENTER(ctx, "base_place");
+    qlora_result r = qlora__fp8_measure(ctx, l);
+    r = r == QLORA_OK ? qlora__fp8_place(ctx, l, false) : r;
+    return qlora__leave(ctx, r == QLORA_OK ? qlora__fp8_place(ctx, l, true) : r);
+}
+
+// Both forms of a stack of two weights with `cols` columns.
+static bool base_stack(const test_machine* machine, int cols, base_weight* w, base_forms* out) {
+    static const int rows[2] = {BASE_ROWS, 130};
+    qlora_ctx* ctx = test_open(machine, NULL);
+    qlora_linear_desc l;
+    qlora__fp8 f;
+    bool ok = ctx != NULL;
+    memset(&l, 0, sizeof l);
+    memset(&f, 0, sizeof f);
+    memset(out, 0, sizeof *out);
+    l.in = cols;
+    l.count = 2;
+    l.fp8 = &f;
+    for (int i = 0; i < 2 && ok; i++) {
+        base_fill(&w[i], rows[i], cols, i == 0 ? "fp8 base" : "fp8 stack");
+        ok = base_make(ctx, QLORA_F32, rows[i], cols, &w[i]);
+        l.parts[i].out = rows[i];
+        l.parts[i].fp8 = &w[i].own;
+    }
+    int64_t across = qlora__fp8_pitch(STACK_ROWS);
+    ok = ok &&
+         qlora_tensor_create(ctx, QLORA_U8, STACK_ROWS, qlora__fp8_pitch(cols), &f.weights) ==
+             QLORA_OK &&
+         qlora_tensor_create(ctx, QLORA_U8, cols, across, &f.turned) == QLORA_OK &&
+         qlora_tensor_create(ctx, QLORA_F32, 1, 2, &f.factors) == QLORA_OK &&
+         base_place(ctx, &l) == QLORA_OK &&
+         qlora_tensor_read(ctx, &f.factors, out->factors, sizeof out->factors) == QLORA_OK &&
+         qlora_tensor_read(ctx, &f.weights, out->weights, f.weights.bytes) == QLORA_OK &&
+         qlora_tensor_read(ctx, &f.turned, out->turned, f.turned.bytes) == QLORA_OK;
+    ok = ok && qlora_tensor_destroy(ctx, &f.weights) == QLORA_OK &&
+         qlora_tensor_destroy(ctx, &f.turned) == QLORA_OK &&
+         qlora_tensor_destroy(ctx, &f.factors) == QLORA_OK;
+    for (int i = 0; i < 2 && ok; i++) {
+        ok = qlora_tensor_destroy(ctx, &w[i].memory) == QLORA_OK;
+    }
+    return ok && test_close_ctx(machine, ctx);
+}
+
+// Codes are rounded again, to the largest scale of the stack: by search on the CPU, and the same on
+// a GPU.
+TEST fp8_base_feeds_fp8_products(const test_machine* machine) {
+    static const int widths[] = {STACK_COLS, 261};
+    if (strcmp(machine->backend, "cpu") != 0 && !fp8_here(machine)) {
+        SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
+    }
+    base_weight* w = (base_weight*)malloc(2 * sizeof *w);
+    base_forms* got = (base_forms*)malloc(sizeof *got);
+    for (int k = 0; k < 2; k++) {
+        int cols = widths[k];
+        int pitch = (int)qlora__fp8_pitch(cols);
+        int across = (int)qlora__fp8_pitch(STACK_ROWS);
+        ASSERT(base_stack(machine, cols, w, got));
+        float most = 0.0f;
+        for (int i = 0; i < 12; i++) {
+            most = fmaxf(most, w[i / 6].scales[i % 6]);
+        }
+        ASSERT_CLOSE(&most, &got->factors[0], 1, 0.0, 1e-6);
+        for (int r = 0; r < STACK_ROWS; r++) {
+            const base_weight* own = &w[r < BASE_ROWS ? 0 : 1];
+            int row = r < BASE_ROWS ? r : r - BASE_ROWS;
+            for (int c = 0; c < pitch; c++) {
+                int code = got->weights[r * pitch + c];
+                int want = 0;
+                if (c < cols) {
+                    int from = own->codes[row * cols + c];
+                    float scale = own->scales[row / 128 * 3 + c / 128] * got->factors[1];
+                    want = fp8_nearest((double)((float)fp8_value(from & 0x7f) * scale));
+                    want |= from & 0x80;
+                    ASSERT_EQ_FMT(code, (int)got->turned[c * across + r], "%#x");
+                }
+                ASSERT_EQ_FMT(want, code, "%#x");
+            }
+        }
+        for (int c = 0; c < cols; c++) {
+            for (int r = STACK_ROWS; r < across; r++) {
+                ASSERT_EQ(0, got->turned[c * across + r]);
+            }
+        }
+    }
+    free(got);
+    free(w);
+    PASS();
+}
+
 // The error of a weight as models have it, beside NF4's: relative, root of the mean square.
 TEST fp8_base_is_near(void) {
     enum { N = 256 };
@@ -691,6 +792,29 @@ TEST fp8_base_trains(const test_machine* machine) {
     PASS();
 }
 
+// In FP8 mode, from a folder and from weights that are quantised here.
+TEST fp8_base_trains_in_fp8(const test_machine* machine) {
+    bool cpu = strcmp(machine->backend, "cpu") == 0;
+    if (!cpu && !fp8_here(machine)) {
+        SKIPm("FP8 needs compute capability 9.0 and cuBLASLt");
+    }
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    qlora_model_desc eight = base_desc(QLORA_BASE_FP8, QLORA_MODE_FP8);
+    qlora_model_desc wide = base_desc(QLORA_BASE_FP8, cpu ? QLORA_MODE_F32 : QLORA_MODE_BF16);
+    base_run published;
+    base_run other;
+    BASE_TRAIN(BASE_PUBLISHED, &eight, &published);
+    ASSERT(base_train(ctx, &wide, &other));
+    ASSERT(!base_same(&published, &other) && base_close(&published, &other, 2e-2));
+    eight.cache = QLORA_CHOICE_OFF;
+    BASE_TRAIN(BASE_ORIGINAL, &eight, &other);
+    ASSERT(memcmp(published.loss, other.loss, sizeof other.loss) == 0);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // One byte per weight and four per block.
 TEST fp8_base_is_planned(void) {
     qlora_ctx_desc desc;
@@ -833,8 +957,10 @@ SUITE(fp8_base_suite) {
     RUN_ON(TEST_EVERYWHERE, fp8_base_is_the_definition);
     RUN_ON(TEST_ONE_EACH, fp8_base_marks_what_is_not_finite);
     RUN_ON(TEST_ONE_EACH, fp8_base_multiplies);
+    RUN_ON(TEST_ONE_EACH, fp8_base_feeds_fp8_products);
     RUN_TEST(fp8_base_is_near);
     RUN_ON(TEST_ONE_EACH, fp8_base_trains);
+    RUN_ON(TEST_ONE_EACH, fp8_base_trains_in_fp8);
     RUN_TEST(fp8_base_is_planned);
     RUN_ON(TEST_ONE_EACH, fp8_base_is_merged);
     RUN_ON(TEST_ONE_EACH, fp8_base_folders_are_checked);
