@@ -109,8 +109,9 @@ QLORA_KERNEL __launch_bounds__(512)
         int32_t group_shift
 
 // factors = {scale, 1 / scale}, scale = max(most / 448, 1e-30), most = the largest scale of a block
-// times the largest level (448 for FP8), over all weights of a stack. One launch per weight: the first one (flag
-// 1) starts, every one raises factors[0], and the last one (flag 2) turns it into the result.
+// times the largest level (448 for FP8), over all weights of a stack. One launch per weight: the
+// first one (flag 1) starts, every one raises factors[0], and the last one (flag 2) turns it into
+// the result.
 // Launch: one block of 1024 threads. A maximum does not depend on the order.
 QLORA_KERNEL __launch_bounds__(1024) qlora_fp8_measure(FP8_WEIGHT, int32_t flags, float* factors) {
     __shared__ float shared[32];

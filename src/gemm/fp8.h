@@ -5,9 +5,10 @@
 //
 // sx is one scale per row of x, its largest magnitude / 448; sw is one scale per stack of weights,
 // the largest scale of their NF4 blocks / 448, or that of their FP8 blocks: the sum of dx runs over
-// the rows of W, so they must share it. FP8 codes are rounded again, to the shared scale. Both operands are contiguous along the sum, so W exists in two forms. Zeros fill rows
-// up to a multiple of 16 bytes. The loops for the CPU are the specification: products of
-// rounded operands, summed without further rounding. On a GPU, cuBLASLt sums in f32.
+// the rows of W, so they must share it. FP8 codes are rounded again, to the shared scale. Both
+// operands are contiguous along the sum, so W exists in two forms. Zeros fill rows up to a multiple
+// of 16 bytes. The loops for the CPU are the specification: products of rounded operands, summed
+// without further rounding. On a GPU, cuBLASLt sums in f32.
 
 // Everything that the FP8 products of a stack use.
 typedef struct qlora_fp8_operand qlora__fp8;

@@ -170,8 +170,8 @@ static qlora_result qlora__coded_window(qlora_ctx* ctx, qlora__coded w, int64_t 
                          : qlora__fp8_weight_window(ctx, w.fp8, row0, col0, out);
 }
 
-// y = x W^T or dx = dy W on the CPU, where the tiers with kernels of their own dequantise while they
-// pack.
+// y = x W^T or dx = dy W on the CPU, where the tiers with kernels of their own dequantise while
+// they pack.
 static qlora_result qlora__coded_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
                                         qlora__coded w, const qlora_tensor* y, uint32_t flags) {
     qlora_path path = QLORA_PATH_AUTO;
