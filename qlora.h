@@ -133,9 +133,9 @@
        on the number of processes either. Tiers (qlora_cpu_tier) differ from each other by rounding,
        and those with vectors compute e^x by a polynomial (at most 1.1 units in the last place). F32
        is exact fp32 unless the context's math asks for TF32, which a model adopts when it is
-       opened; 16-bit operands accumulate in fp32. 4-bit weights are dequantised to bf16 values in
-       every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU results are
-       unspecified.
+       opened; 16-bit operands accumulate in fp32. 4-bit and FP8 weights are dequantised to bf16
+       values in every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU
+       results are unspecified.
 
    SEVERAL ADAPTERS
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and
@@ -145,23 +145,42 @@
        are those of each adapter; one that has come to its end is given no more sequences.
        Lengths belong to the model: with longrope, the longest text of any adapter (max_length,
        generate_tokens) chooses the rotary factors of all of them.
+       On the GPU, the adapters stand side by side: every product runs once, over the rows of all
+       adapters, as if they were one whose rank is the sum of their ranks, and what a row has of
+       another adapter is set to zero. Steps are graphs. A sum of ranks that is more than 128 and
+       more than an eighth of the hidden size would cost more than it saves: then, and always on
+       the CPU, the rows of each adapter are computed separately, without graphs.
        An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
        a training of its own with the same micro-batches, if its sequences are next to each other
-       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever the
-       others have, if its sequences and those around them have the same lengths; alone, it differs
-       by rounding. Every token costs the products of its own adapter and no others: the rows of
-       each adapter are computed separately, without graphs. Dropout, NEFTune, DoRA, trained norms,
-       embeddings and rows, DPO and KTO, FP8 and several processes need a model with one adapter.
+       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever tokens
+       the others have and whichever of the others they belong to, if the model has the same slots
+       and sizes, and its own sequences have the same places in the micro-batches, with as many
+       labels before them; alone, or next to other ranks, it differs by rounding. (Computed
+       separately, the sequences around its own must have the same lengths.)
+       If the activations of one adapter are not finite, its update is skipped (last_skipped), and
+       the others have the bits they would have had otherwise. Dropout, NEFTune, DoRA, trained
+       norms, embeddings and rows, DPO and KTO, FP8 and several processes need a model with one
+       adapter.
 
    FP8
-       QLORA_MODE_FP8 is BF16 with faster products of 4-bit weights: cuBLASLt (12.9 or later)
+       Two things, which do not need each other.
+       QLORA_BASE_FP8 stores the frozen weights in e4m3, with one f32 scale per block of 128 x 128
+       (its largest magnitude / 448): twice the memory of NF4 and less than a third of its error
+       (2.7 % of a normally distributed weight instead of 9.2 %). Published FP8 folders of this form
+       (quant_method fp8, fmt e4m3, weight_block_size [128, 128], activation_scheme dynamic;
+       NAME.weight with NAME.weight_scale_inv) are read as they are, whatever desc.base is; any
+       other setting of their quantization_config is refused by name, and so is a NaN. Products
+       dequantise to bf16 values, on the CPU while they pack; generating reads the weights through
+       such a copy as well, so with 16-bit copies (cache) or NF4 it is faster on a GPU.
+       QLORA_MODE_FP8 is BF16 with faster products of 4-bit or FP8 weights: cuBLASLt (12.9 or later)
        multiplies e4m3 numbers, with one scale per token and one per stack of weights (q, k and v;
        gate and up). Adapters, embedding, head, norms, attention and loss stay as in BF16, and so
        does a token that is generated. It is approximate and never chosen automatically: one
        product is about 3.5 % away from the exact one; on 24 small models, the losses of 20 steps
        were within 2.5 % of those in fp32, and their means within 0.3 %. DoRA is refused. It needs
-       compute capability 9.0, 4-bit weights and widths that are multiples of 8 (intermediate: 4);
-       the CPU computes the same products in fp32 as a slow reference.
+       compute capability 9.0, 4-bit or FP8 weights and widths that are multiples of 8
+       (intermediate: 4); FP8 weights are rounded once more, to the scale of their stack. The CPU
+       computes the same products in fp32 as a slow reference.
 
    LIMITS
        Rows, columns and leading dimensions of a GEMM fit in 31 bits; buffers in 63.
@@ -590,7 +609,8 @@ QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 typedef enum qlora_base_format {
     QLORA_BASE_NF4 = 0,
     QLORA_BASE_16BIT = 1,
-    QLORA_BASE_32BIT = 2
+    QLORA_BASE_32BIT = 2,
+    QLORA_BASE_FP8 = 3 // e4m3 with a scale per 128 x 128 block
 } qlora_base_format;
 
 typedef enum qlora_rope_type {
@@ -666,7 +686,7 @@ typedef struct qlora_model_config {
     bool mlp_bias;
     bool qk_norm;
     bool wrapped;   // the text part of a multimodal folder; decides the names in PEFT files
-    bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
+    bool quantized; // config.json has a quantization_config (bitsandbytes 4-bit, or FP8)
     // What a family adds to Llama's block. 0 = the default of the family.
     int64_t rope_dims;      // rotated columns of a head; 0 = all, half of them for GLM
     double embedding_scale; // 0 = 1, the root of the hidden size for Gemma
@@ -768,10 +788,10 @@ typedef struct qlora_model_desc {
     const char* rope_scale;
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
-    qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
+    qlora_base_format base;           // 0 = NF4; what is 4-bit or FP8 in the folder stays so
     bool single_quant;                // keep the fp32 block scales instead of quantising them
-    // Keeps the 4-bit weights in a file, and reads them from it next time if dir and these settings
-    // are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4.
+    // Keeps the 4-bit or FP8 weights in a file, and reads them from it next time if dir and these
+    // settings are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4; FP8: ...qlora-fp8.
     bool keep_quantised;
     const char* quantised_dir; // keep NAME.qlora-nf4 in this folder instead; NULL = next to dir
     qlora_mode mode;           // 0 = AUTO
@@ -809,9 +829,9 @@ typedef struct qlora_model_desc {
     // layers keep the output of attention if there is memory for it; long sequences gain more by
     // that than by whole layers, so it comes first from 4,096 tokens on. Same bits.
     qlora_choice recompute;
-    qlora_choice cache;     // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
-                            // the CPU only if a budget is given, since copies gain little there:
-                            // products widen each weight once, while they pack it
+    qlora_choice cache; // 16-bit copies of 4-bit or FP8 weights; AUTO = as many as fit the memory;
+                        // on the CPU only if a budget is given, since copies gain little there:
+                        // products widen each weight once, while they pack it
     // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
     // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
     // layers. If the host has too little memory, the input of one layer in n stays there, and the
@@ -844,7 +864,7 @@ struct qlora_plan {
     qlora_mode mode;
     // Bytes of the one arena that holds the model.
     uint64_t base;        // frozen weights, embedding, head, norms, tables
-    uint64_t cache;       // 16-bit copies of 4-bit weights
+    uint64_t cache;       // 16-bit copies of 4-bit or FP8 weights
     uint64_t adapters;    // parameters and their 16-bit shadow
     uint64_t optimizer;   // gradients and their partial sums, moments, clip tables
     uint64_t activations; // kept between forward and backward
@@ -1349,7 +1369,7 @@ QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* p
 
 typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
-    QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit weights that the adapter was trained on
+    QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit or FP8 weights that it was trained on
 } qlora_merge_base;
 
 typedef enum qlora_gguf_format {
@@ -1783,6 +1803,7 @@ typedef struct qlora_linear_part {
     int32_t projection;        // qlora_dropout_desc.projection of the part
     const qlora_nf4* nf4;      // the frozen weight W_i [out, in]: either this
     const qlora_tensor* dense; // or this, in the type of x; on the CPU, bf16 and f16 go with f32
+    const struct qlora_fp8_weight* fp8; // only models with FP8 weights set it, instead; NULL
     const qlora_tensor* bias;  // [1, out] in the type of x; NULL = none
     const qlora_tensor* a;     // A_i [rank, in] in the type of x
     const qlora_tensor* sb;    // s_i B_i [out, rank] in the type of x
@@ -1800,6 +1821,7 @@ typedef struct qlora_linear_desc {
     qlora_linear_part parts[QLORA_LINEAR_PARTS];
     const qlora_tensor* operand; // may be NULL
     const struct qlora_fp8_operand* fp8; // only models in FP8 mode set it; NULL
+    const struct qlora_linear_owners* owners; // only models with several adapters set it; NULL
     // Dropout on the input of the adapters, with a separate mask for each projection. The other
     // fields are as in qlora_dropout_desc and are used only if dropout is not 0.
     float dropout; // 0 = none
@@ -1963,11 +1985,11 @@ typedef struct qlora_prewarm_desc {
 // Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
 // memory, and seals the cache. Covered are, with max_tokens rows: the stacks of qlora_linear; the
 // products of qlora_gemm_forward, _backward_a and _backward_b of each width of the model with the
-// rank, and without 4-bit weights also with the base's own matrices (f32 activations with 16-bit
-// weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of attention;
-// f32 products both exact and in TF32; and the caller's list. A second call, for another model,
-// compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the work
-// for its own products.
+// rank, and without 4-bit or FP8 weights also with the base's own matrices (f32 activations with
+// 16-bit weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of
+// attention; f32 products both exact and in TF32; and the caller's list. A second call, for another
+// model, compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the
+// work for its own products.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
 // silently. Both calls do nothing on the CPU.
@@ -4275,6 +4297,130 @@ static QLORA__UNUSED float qlora__e4m3_to(uint8_t code) {
         return sign != 0 ? -subnormal : subnormal;
     }
     return qlora__from_bits(sign | (exponent + 120) << 23 | mantissa << 20);
+}
+
+#define QLORA__FP8_SMALLEST 1e-30f // of a scale, so that its inverse is finite
+
+static float qlora__fp8_scale(float most) {
+    float scale = most * (1.0f / QLORA__E4M3_MOST);
+    return scale < QLORA__FP8_SMALLEST ? QLORA__FP8_SMALLEST : scale;
+}
+
+//@@ src/numbers/fp8_weight.h
+
+// ---- weights in FP8 -----------------------------------------------------------------------------
+//
+// A frozen weight in e4m3 with one scale per block of 128 x 128 elements; at the right and lower
+// edges, blocks are smaller. This is also the form of published FP8 checkpoints.
+//
+//   quantise     scale = max |w| of the block / 448, code = e4m3(w * (1 / scale))
+//   dequantise   W = bf16(code * scale), the product rounded to f32 first, on every path
+
+#define QLORA__FP8_BLOCK 128
+#define QLORA__FP8_LARGEST 1e30f // of a scale, so that 448 times it is finite
+
+typedef struct qlora_fp8_weight qlora__fp8_weight;
+struct qlora_fp8_weight {
+    uint8_t* codes; // [rows, cols]
+    float* scales;  // [rows / 128, cols / 128], both rounded up
+    int64_t rows;
+    int64_t cols;
+    qlora_tensor memory; // both: device addresses on CUDA, host addresses on the CPU
+    qlora_ctx* owner;
+};
+
+static int64_t qlora__fp8_blocks(int64_t n) {
+    return (n + QLORA__FP8_BLOCK - 1) / QLORA__FP8_BLOCK;
+}
+
+// 16 weights that share a scale, in steps that compilers turn into vectors. A code below 8 is
+// subnormal: with the exponent of 2^-6 it is too large by exactly that.
+static void qlora__fp8_widen16(const uint8_t* codes, float scale, float* out) {
+    for (int i = 0; i < 16; i++) {
+        uint32_t code = codes[i];
+        uint32_t size = code & 0x7fu;
+        bool low = size < 8;
+        float value = qlora__from_bits((size << 20) + (low ? 121u << 23 : 120u << 23));
+        value -= low ? 0.015625f : 0.0f;
+        uint32_t u = qlora__bits(value * scale) | (code & 0x80u) << 24;
+        u += 0x7fffu + (u >> 16 & 1u);
+        out[i] = qlora__from_bits(u & 0xffff0000u);
+    }
+}
+
+// Elements [col, col + n) of a row, in f32 with bf16 values.
+static void qlora__fp8_widen(const qlora__fp8_weight* w, int64_t row, int64_t col, int64_t n,
+                             float* out) {
+    const uint8_t* codes = w->codes + row * w->cols;
+    const float* scales = w->scales + row / QLORA__FP8_BLOCK * qlora__fp8_blocks(w->cols);
+    int64_t end = col + n;
+    while (col < end) {
+        float scale = scales[col / QLORA__FP8_BLOCK];
+        int64_t stop = (col / QLORA__FP8_BLOCK + 1) * QLORA__FP8_BLOCK;
+        stop = stop < end ? stop : end;
+        for (; col + 16 <= stop; col += 16, out += 16) {
+            qlora__fp8_widen16(codes + col, scale, out);
+        }
+        if (col < stop) {
+            uint8_t few[16];
+            float values[16];
+            size_t left = (size_t)(stop - col);
+            memset(few, 0, sizeof few);
+            memcpy(few, codes + col, left);
+            qlora__fp8_widen16(few, scale, values);
+            memcpy(out, values, left * sizeof *out);
+            out += left;
+            col = stop;
+        }
+    }
+}
+
+// Quantises block (i, j) of a matrix with the size of the weight. A value that is not finite makes
+// the scale a NaN.
+static void qlora__fp8_quantise_block(const qlora_tensor* source, const qlora__fp8_weight* w,
+                                      int64_t i, int64_t j) {
+    int64_t first = i * QLORA__FP8_BLOCK;
+    int64_t left = j * QLORA__FP8_BLOCK;
+    int64_t last = qlora__min(w->rows, first + QLORA__FP8_BLOCK);
+    int64_t right = qlora__min(w->cols, left + QLORA__FP8_BLOCK);
+    uint32_t most = 0; // bits of magnitudes have their order, and those of a NaN come last
+    for (int64_t r = first; r < last; r++) {
+        for (int64_t c = left; c < right; c++) {
+            float x = (float)qlora__load(source->data, source->dtype, r * source->ld + c);
+            uint32_t size = qlora__bits(x) & 0x7fffffffu;
+            most = size > most ? size : most;
+        }
+    }
+    float scale = qlora__from_bits(0x7fc00000u);
+    float inverse = 0.0f;
+    if (most < 0x7f800000u) {
+        scale = qlora__fp8_scale(qlora__from_bits(most));
+        inverse = 1.0f / scale;
+    }
+    for (int64_t r = first; r < last; r++) {
+        for (int64_t c = left; c < right; c++) {
+            float x = (float)qlora__load(source->data, source->dtype, r * source->ld + c);
+            w->codes[r * w->cols + c] = qlora__e4m3_from(x * inverse);
+        }
+    }
+    w->scales[i * qlora__fp8_blocks(w->cols) + j] = scale;
+}
+
+// The first NaN among n codes; n if there is none.
+static QLORA__UNUSED uint64_t qlora__fp8_first_nan(const uint8_t* codes, uint64_t n) {
+    uint64_t at = 0;
+    for (; at + 8 <= n; at += 8) {
+        uint64_t eight = 0;
+        memcpy(&eight, codes + at, sizeof eight);
+        eight = (eight & 0x7f7f7f7f7f7f7f7fu) + 0x0101010101010101u;
+        if ((eight & 0x8080808080808080u) != 0) {
+            break;
+        }
+    }
+    while (at < n && (codes[at] & 0x7fu) != 0x7fu) {
+        at++;
+    }
+    return at;
 }
 
 //@@ src/numbers/nf4.h
@@ -8544,8 +8690,14 @@ typedef struct qlora__gemm {
     const float* alpha_dev; // NULL: 1
     const float* beta_dev;  // set together with alpha_dev
     bool tf32;
-    const qlora_nf4* nf4; // if not NULL, B is this weight, in bf16 values; only on the CPU
+    // If one is not NULL, B is this weight, in bf16 values; only on the CPU.
+    const qlora_nf4* nf4;
+    const qlora__fp8_weight* fp8;
 } qlora__gemm;
+
+static bool qlora__gemm_is_coded(const qlora__gemm* g) {
+    return g->nf4 != NULL || g->fp8 != NULL;
+}
 
 // ---- products on the CPU ------------------------------------------------------------------------
 
@@ -8770,24 +8922,40 @@ typedef struct qlora__operand {
     const void* data;
     qlora_dtype dtype;
     const qlora_nf4* nf4;
+    const qlora__fp8_weight* fp8;
     int64_t ld;
     bool lines; // the elements of a line are next to each other; otherwise those of one k
 } qlora__operand;
 
-static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, const qlora_nf4* nf4,
-                                        int64_t ld, bool lines) {
+static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, int64_t ld,
+                                        bool lines) {
     qlora__operand o;
     o.data = data;
     o.dtype = dtype;
-    o.nf4 = nf4;
-    o.ld = nf4 != NULL ? nf4->cols : ld;
+    o.nf4 = NULL;
+    o.fp8 = NULL;
+    o.ld = ld;
     o.lines = lines;
     return o;
 }
 
-// Returns n elements from `first` on as f32: where they are, or in `stage`.
+// A weight with codes: one of the two is not NULL.
+static qlora__operand qlora__operand_coded(const qlora_nf4* nf4, const qlora__fp8_weight* fp8,
+                                           bool lines) {
+    qlora__operand o =
+        qlora__operand_of(NULL, QLORA_BF16, nf4 != NULL ? nf4->cols : fp8->cols, lines);
+    o.nf4 = nf4;
+    o.fp8 = fp8;
+    return o;
+}
+
+// Returns n elements of a row or column from `first` on as f32: where they are, or in `stage`.
 static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__operand* o,
                                        int64_t first, int64_t n, float* stage) {
+    if (o->fp8 != NULL) {
+        qlora__fp8_widen(o->fp8, first / o->ld, first % o->ld, n, stage);
+        return stage;
+    }
     if (o->nf4 == NULL && o->dtype == QLORA_F32) {
         return (const float*)o->data + first;
     }
@@ -8838,7 +9006,7 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
                               float* out) {
     float stage[8 * QLORA__KC];
     const qlora__operand* o = p->from;
-    bool in_place = o->nf4 == NULL && o->dtype == QLORA_F32;
+    bool in_place = o->dtype == QLORA_F32; // codes have bf16 values
     int64_t padded = qlora__ceil_div(p->count, width) * width;
     int64_t group = cpu->pack8 != NULL && width % 8 == 0 ? 8 : 4;
     for (int64_t i = 0; o->lines && i < padded; i += group) {
@@ -9194,10 +9362,12 @@ static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t most = QLORA__PANELS / height - 7; // the panels may be that much longer
     qlora__panels_open(ctx, qlora__min(g->K, most), &p.left);
     for (int64_t i = 0; i < g->batch; i++) {
-        p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, NULL,
-                                g->lda, !g->ta);
-        p.b = qlora__operand_of(qlora__operand_at(g->B, g->b_type, i * g->sB), g->b_type, g->nf4,
-                                g->ldb, g->tb);
+        p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, g->lda,
+                                !g->ta);
+        p.b = qlora__gemm_is_coded(g)
+                  ? qlora__operand_coded(g->nf4, g->fp8, g->tb)
+                  : qlora__operand_of(qlora__operand_at(g->B, g->b_type, i * g->sB), g->b_type,
+                                      g->ldb, g->tb);
         void* C = (char*)g->C + (size_t)(i * g->sC) * qlora_dtype_bytes(g->out);
         for (p.left.row = 0; p.left.row < g->M; p.left.row += QLORA__MC) {
             p.left.rows = qlora__min(QLORA__MC, g->M - p.left.row);
@@ -9236,7 +9406,7 @@ static int64_t qlora__packing_room(void) {
 #define QLORA__FEW_STREAMED 3 // rows up to which dequantising for each row costs least
 #define QLORA__FEW_ROWS 64    // rows of B that are added up at a time
 #define QLORA__FEW_STEPS 512  // steps of a line whose scales are decoded at a time
-#define QLORA__FEW_PART 384   // NF4 weights of a line that are dequantised at a time otherwise
+#define QLORA__FEW_PART 384   // coded weights of a line that are dequantised at a time otherwise
 
 typedef struct qlora__few {
     const qlora__gemm* g;
@@ -9254,13 +9424,13 @@ static void qlora__few_write(const qlora__gemm* g, int64_t at, float sum) {
     *c = g->beta != 0.0f ? g->beta * *c + g->alpha * sum : g->alpha * sum;
 }
 
-// The sums of four lines of an NF4 weight with each row: the lines are dequantised in parts that
-// stay in the first-level cache.
-static void qlora__few_nf4(const qlora__few* f, const int64_t* lines,
-                           float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
+// The sums of four lines of a weight with codes with each row: the lines are dequantised in parts
+// that stay in the first-level cache.
+static void qlora__few_coded(const qlora__few* f, const int64_t* lines,
+                             float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
     const qlora__gemm* g = f->g;
     float stage[QLORA__STREAM_LINES][QLORA__FEW_PART];
-    qlora__operand b = qlora__operand_of(NULL, QLORA_BF16, g->nf4, 0, true);
+    qlora__operand b = qlora__operand_coded(g->nf4, g->fp8, true);
     memset(sums, 0, (size_t)g->M * sizeof sums[0]);
     for (int64_t k = 0; k < g->K; k += QLORA__FEW_PART) {
         int64_t n = qlora__min(QLORA__FEW_PART, g->K - k);
@@ -9334,7 +9504,8 @@ static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
     const qlora__few* f = (const qlora__few*)user;
     const qlora__gemm* g = f->g;
     int64_t groups = qlora__ceil_div(g->N, QLORA__STREAM_LINES);
-    int64_t ld = g->nf4 != NULL ? g->nf4->cols : g->ldb;
+    bool coded = qlora__gemm_is_coded(g);
+    int64_t ld = coded ? g->K : g->ldb; // the rows of a weight with codes are contiguous
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t batch = unit / groups;
         int64_t first = unit % groups * QLORA__STREAM_LINES;
@@ -9345,17 +9516,17 @@ static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
         for (int64_t j = 0; j < QLORA__STREAM_LINES; j++) {
             at[j] = (first + qlora__min(j, count - 1)) * ld;
         }
-        for (int64_t j = 0; g->nf4 == NULL && j < QLORA__STREAM_LINES; j++) {
+        for (int64_t j = 0; !coded && j < QLORA__STREAM_LINES; j++) {
             lines[j] = qlora__operand_at(g->B, g->b_type, batch * g->sB + at[j]);
         }
         if (f->ordered) {
             qlora__few_streamed(f, at, sums);
-        } else if (g->nf4 != NULL) {
-            qlora__few_nf4(f, at, sums);
+        } else if (coded) {
+            qlora__few_coded(f, at, sums);
         }
         for (int64_t i = 0; i < g->M; i++) {
             const float* x = f->x + batch * f->step + i * f->ld;
-            if (g->nf4 == NULL) {
+            if (!coded) {
                 f->stream->dense(lines, g->b_type, g->K, x, sums[i]);
             }
             for (int64_t j = 0; j < count; j++) {
@@ -9448,7 +9619,7 @@ static void qlora__few_copy(qlora__few* f, float* room) {
 
 // Whether a product goes this way.
 static bool qlora__few_takes(const qlora__gemm* g) {
-    bool rows = g->tb || (g->nf4 == NULL && g->N % QLORA__STREAM_COLS == 0);
+    bool rows = g->tb || (!qlora__gemm_is_coded(g) && g->N % QLORA__STREAM_COLS == 0);
     return rows && g->M <= QLORA__FEW && !g->ta && g->out == QLORA_F32 &&
            g->M * g->batch <= qlora__packing_room() / g->K;
 }
@@ -13798,8 +13969,60 @@ static qlora_result qlora__config_nope(const qlora__config_reader* r, const qlor
     return QLORA_OK;
 }
 
-// quantization_config: bitsandbytes 4-bit is read tensor by tensor; everything else is rejected by
-// name.
+// An FP8 quantization_config: e4m3 with one scale per 128 x 128 block. What it says beyond that
+// could change the meaning of the weights and is rejected by name. Its list of modules that are not
+// converted is not read: their tensors say so.
+static qlora_result qlora__config_fp8(const qlora__config_reader* q) {
+    static const char* const keys[] = {"quant_method",      "fmt",        "activation_scheme",
+                                       "weight_block_size", "dequantize", "modules_to_not_convert",
+                                       "ignored_layers"};
+    const qlora__json* json = q->json;
+    const struct {
+        const char* key;
+        const char* only;
+    } texts[] = {{"fmt", "e4m3"}, {"activation_scheme", "dynamic"}};
+    uint32_t end = json->tokens[q->object].next;
+    for (uint32_t k = q->object + 1; k < end; k = json->tokens[k + 1].next) {
+        bool known = false;
+        for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+            known = known || qlora__json_is(json, k, keys[i]);
+        }
+        if (!known) {
+            char shown[48];
+            return qlora__env_fail(q->env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: quantization_config: %s is not supported with "
+                                   "quant_method fp8",
+                                   json->label, qlora__config_show(q, k, shown));
+        }
+    }
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        uint32_t value = qlora__config_find(q, texts[i].key);
+        if (value != 0 && !qlora__json_is(json, value, texts[i].only)) {
+            char shown[48];
+            return qlora__env_fail(q->env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: quantization_config: %s is %s; only %s is supported",
+                                   json->label, texts[i].key, qlora__config_show(q, value, shown),
+                                   texts[i].only);
+        }
+    }
+    uint32_t block = qlora__config_find(q, "weight_block_size");
+    int64_t size[2] = {0, 0};
+    bool pair = block != 0 && qlora__json_kind_of(json, block) == QLORA__JSON_ARRAY &&
+                json->tokens[block].count == 2 && qlora__json_int(json, block + 1, &size[0]) &&
+                qlora__json_int(json, block + 2, &size[1]);
+    if (!pair || size[0] != QLORA__FP8_BLOCK || size[1] != QLORA__FP8_BLOCK) {
+        char shown[48];
+        return qlora__env_fail(q->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: quantization_config: weight_block_size is %s; only [128, 128] "
+                               "is supported",
+                               json->label,
+                               block == 0 ? "missing" : qlora__config_show(q, block, shown));
+    }
+    return QLORA_OK;
+}
+
+// quantization_config: bitsandbytes 4-bit and FP8 are read tensor by tensor; everything else is
+// rejected by name.
 static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora_model_config* c) {
     uint32_t dict = qlora__config_find(r, "quantization_config");
     if (dict == 0) {
@@ -13809,9 +14032,14 @@ static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora
     bool eight = false;
     q.object = dict;
     uint32_t method = qlora__config_find(&q, "quant_method");
+    if (method != 0 && qlora__json_is(r->json, method, "fp8")) {
+        c->quantized = true;
+        return qlora__config_fp8(&q);
+    }
     if (method != 0 && !qlora__json_is(r->json, method, "bitsandbytes")) {
         return qlora__config_refuse(r, "quant_method", method,
-                                    "use the 16-bit model or one in bitsandbytes 4-bit format");
+                                    "use the 16-bit model, or one in bitsandbytes 4-bit format or "
+                                    "in FP8");
     }
     QLORA__TRY(qlora__config_bool(&q, "load_in_8bit", false, &eight));
     if (eight) {
@@ -14664,18 +14892,21 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
     return result;
 }
 
-// ---- bitsandbytes 4-bit tensors -----------------------------------------------------------------
+// ---- bitsandbytes 4-bit tensors and FP8 tensors -------------------------------------------------
 
-// The weight of a linear layer as stored in its file. If nf4 is false, `weight` is a 16-bit or
-// 32-bit matrix. Otherwise it is NF4: packed codes, two per byte, high nibble first, with one scale
+// The weight of a linear layer as stored in its file. If nf4 and fp8 are false, `weight` is a
+// 16-bit or 32-bit matrix. If fp8 is true, it is a matrix of e4m3 codes with one scale for every
+// block of 128 x 128. If nf4 is true: packed codes, two per byte, high nibble first, with one scale
 // for every `block` elements. Scale i is absmax[i] (F32, BF16 or F16) or, if nested,
 //   map2[codes[i]] * absmax2[i / block2] + offset
 typedef struct qlora__linear_source {
     int64_t rows;
     int64_t cols;
     bool nf4;
+    bool fp8;
     bool nested;
     const qlora__st_tensor* weight;
+    const qlora__st_tensor* scales;  // fp8; F32, BF16 or F16
     const qlora__st_tensor* absmax;  // nf4; U8 codes when nested
     const qlora__st_tensor* map;     // F32 [16], the NF4 code book
     const qlora__st_tensor* absmax2; // nested: F32
@@ -14817,9 +15048,59 @@ static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, co
     return qlora__bnb_part(env, f, name, ".nested_absmax", blocks2, QLORA__ST_F32, &w->absmax2);
 }
 
+#define QLORA__FP8_SUFFIX "_scale_inv" // after ".weight"; in spite of the name, codes times it
+
+// Finds the scales of FP8 codes.
+static qlora_result qlora__fp8_parts(qlora__env* env, const qlora__folder* f, const char* name,
+                                     int64_t rows, int64_t cols, qlora__linear_source* w) {
+    const qlora__st_tensor* t = w->weight;
+    char have[96];
+    char want[96];
+    char full[320];
+    int64_t shape[2] = {rows, cols};
+    bool shaped = t->rank == 2 && t->shape[0] > 0 && t->shape[1] > 0;
+    if (!shaped || (rows >= 0 && (t->shape[0] != rows || t->shape[1] != cols))) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has shape %s; it must be %s", f->dir,
+                               name, qlora__shape_text(t->shape, t->rank, have),
+                               rows >= 0 ? qlora__shape_text(shape, 2, want) : "that of a matrix");
+    }
+    w->fp8 = true;
+    w->rows = t->shape[0];
+    w->cols = t->shape[1];
+    w->dtype = QLORA_BF16;
+    snprintf(full, sizeof full, "%s" QLORA__FP8_SUFFIX, name);
+    shape[0] = qlora__fp8_blocks(w->rows);
+    shape[1] = qlora__fp8_blocks(w->cols);
+    return qlora__folder_need(env, f, full, shape[0], shape[1], &w->scales);
+}
+
+// Checks the values of FP8 codes and of their scales, which folders are trusted with otherwise.
+static QLORA__UNUSED qlora_result qlora__fp8_values(qlora__env* env, const qlora__folder* f,
+                                                    const qlora__linear_source* w) {
+    uint64_t n = w->weight->bytes;
+    uint64_t nan = qlora__fp8_first_nan(w->weight->data, n);
+    if (nan < n) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s[%llu,%llu] is a NaN; weights must be finite", f->dir,
+                               w->weight->name, (unsigned long long)(nan / (uint64_t)w->cols),
+                               (unsigned long long)(nan % (uint64_t)w->cols));
+    }
+    for (uint64_t i = 0; i < qlora__st_elements(w->scales); i++) {
+        float scale = 0.0f;
+        qlora__st_read_f32(w->scales, i, 1, &scale);
+        if (!(scale >= 0.0f && scale <= QLORA__FP8_LARGEST)) {
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "%s: %s[%llu,%llu] is %g; it must be from 0 to 1e30", f->dir,
+                w->scales->name, (unsigned long long)(i / (uint64_t)w->scales->shape[1]),
+                (unsigned long long)(i % (uint64_t)w->scales->shape[1]), (double)scale);
+        }
+    }
+    return QLORA_OK;
+}
+
 // Finds the weight [rows, cols] of a linear layer. The tensors themselves determine whether it is
-// plain or 4-bit, because the config's lists of skipped modules are not reliable. `name` ends in
-// ".weight". For a 4-bit weight of unknown shape, rows is -1.
+// plain, 4-bit or FP8, because the config's lists of skipped modules are not reliable. `name` ends
+// in ".weight". For a 4-bit or FP8 weight of unknown shape, rows is -1.
 static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const qlora__folder* f,
                                                        const char* name, int64_t rows, int64_t cols,
                                                        qlora__linear_source* out) {
@@ -14835,6 +15116,12 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
     }
     snprintf(state_name, sizeof state_name, "%s%s", name, qlora__bnb_suffix);
     const qlora__st_tensor* state = qlora__folder_find(f, state_name);
+    w.weight = qlora__folder_find(f, name);
+    if (state == NULL && w.weight != NULL && w.weight->dtype == QLORA__ST_F8_E4M3) {
+        QLORA__TRY(qlora__fp8_parts(env, f, name, rows, cols, &w));
+        *out = w;
+        return QLORA_OK;
+    }
     if (state == NULL) {
         QLORA__TRY(qlora__folder_need(env, f, name, rows, cols, &w.weight));
         w.rows = rows;
@@ -14846,7 +15133,6 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
         return QLORA_OK;
     }
     w.nf4 = true;
-    w.weight = qlora__folder_find(f, name);
     if (w.weight == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
     }
@@ -18128,6 +18414,13 @@ static QLORA__UNUSED qlora_result qlora__need(qlora_ctx* ctx, const qlora_tensor
     return qlora__need_batch(ctx, t, name, dtypes, 1, rows, cols);
 }
 
+// Columns that the matrices of a tensor take up, from the first one of each row on; 0 if they are
+// not next to each other in the same rows.
+static int64_t qlora__tensor_width(const qlora_tensor* t) {
+    int64_t width = t->batch > 1 ? (t->batch - 1) * t->batch_stride + t->cols : t->cols;
+    return t->batch == 1 || (t->batch_stride >= t->cols && width <= t->ld) ? width : 0;
+}
+
 // Views of one buffer with the same ld and disjoint columns do not overlap.
 static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y) {
     size_t x_bytes = 0;
@@ -18142,7 +18435,8 @@ static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y)
         return false;
     }
     size_t size = qlora_dtype_bytes(x->dtype);
-    if (size != qlora_dtype_bytes(y->dtype) || x->ld != y->ld || x->batch != 1 || y->batch != 1) {
+    if (size != qlora_dtype_bytes(y->dtype) || x->ld != y->ld || qlora__tensor_width(x) == 0 ||
+        qlora__tensor_width(y) == 0) {
         return true;
     }
     const qlora_tensor* low = x0 <= y0 ? x : y;
@@ -18152,7 +18446,7 @@ static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y)
         return true;
     }
     int64_t column = (int64_t)(gap / size) % low->ld;
-    return column < low->cols || column + high->cols > low->ld;
+    return column < qlora__tensor_width(low) || column + qlora__tensor_width(high) > low->ld;
 }
 
 static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* out_name,
@@ -19150,11 +19444,13 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__NEED_HEAD128WG 131072u
 #define QLORA__NEED_GEMM_WG (QLORA__NEED_GEMM | QLORA__NEED_BF16 | QLORA__NEED_WARPGROUP)
 #define QLORA__NEED_FP8_MODE 262144u // computes base products in FP8
-#define QLORA__NEED_FP8 (QLORA__NEED_BF16 | QLORA__NEED_NF4 | QLORA__NEED_FP8_MODE)
+#define QLORA__NEED_FP8 (QLORA__NEED_BF16 | QLORA__NEED_FP8_MODE)
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
 #define QLORA__NEED_TEXTS 524288u // generates, with the kernels of a decoding step
+#define QLORA__NEED_FP8_BASE 1048576u // has an FP8 base
+#define QLORA__NEED_FP8_BASE_BF16 (QLORA__NEED_FP8_BASE | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
 
@@ -19196,10 +19492,18 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
     X(fp8_widen_turned, fp8, 0, FP8)                                                               \
+    X(fp8_base_quantise_f32, fp8_base, 0, FP8_BASE)                                                \
+    X(fp8_base_quantise_bf16, fp8_base, 0, FP8_BASE)                                               \
+    X(fp8_base_quantise_f16, fp8_base, 0, FP8_BASE)                                                \
+    X(fp8_base_dequantise_f32, fp8_base, 0, FP8_BASE)                                              \
+    X(fp8_base_dequantise_bf16, fp8_base_bf16, 0, FP8_BASE_BF16)                                   \
     X(linear_place_f32, linear, 0, LORA)                                                           \
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
     X(linear_bias_f32, linear, 0, ALWAYS)                                                          \
-    X(linear_bias_bf16, linear_bf16, 0, BF16)
+    X(linear_bias_bf16, linear_bf16, 0, BF16)                                                      \
+    X(linear_keep_own_f32, linear, 0, LORA)                                                        \
+    X(linear_keep_own_bf16, linear_bf16, 0, LORA_BF16)                                             \
+    X(linear_collect, linear, 0, LORA)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \
@@ -19426,9 +19730,9 @@ static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
 #endif
 #include QLORA_KERNELS_HEADER
 
-#if QLORA__KERNEL_ABI != 2
+#if QLORA__KERNEL_ABI != 3
 #error                                                                                             \
-    "kernels_ptx.h does not match this qlora.h (kernel ABI 2 is needed); use one release for both"
+    "kernels_ptx.h does not match this qlora.h (kernel ABI 3 is needed); use one release for both"
 #endif
 
 #define QLORA__PLANNED_MAX 256
@@ -22020,20 +22324,184 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
     return qlora__leave(ctx, qlora__nf4_dequantise(ctx, weight, out, via_bf16));
 }
 
-//@@ src/gemm/nf4_product.h
+//@@ src/gemm/fp8_weight.h
 
-// ---- NF4 products: y = x W^T, dx = dy W ---------------------------------------------------------
-//
-// W[n,k] is bf16(level[code] * absmax) on every path. The unfused path dequantises parts of W in
-// scratch: rows of W for y, columns for dx, so that no sum is ever split. The fused path
-// (nf4_gemm.cu) dequantises the weights on the way to the tensor cores. It is faster as long as
-// reading W costs more than multiplying, up to 32 rows (on an H200 at 64 rows: 71 us against 77).
+// ---- FP8 weights (formulas: numbers/fp8_weight.h) -----------------------------------------------
 
-#define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
+// Bytes up to the scales, and in all.
+static size_t qlora__fp8_weight_codes(int64_t rows, int64_t cols) {
+    return qlora__align_up((size_t)rows * (size_t)cols, 256);
+}
 
-// On the CPU: the tiers with kernels of their own dequantise while they pack.
-static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                      const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+static size_t qlora__fp8_weight_scales(int64_t rows, int64_t cols) {
+    return (size_t)(qlora__fp8_blocks(rows) * qlora__fp8_blocks(cols)) * sizeof(float);
+}
+
+static QLORA__UNUSED size_t qlora__fp8_weight_bytes(int64_t rows, int64_t cols) {
+    return qlora__fp8_weight_codes(rows, cols) +
+           qlora__align_up(qlora__fp8_weight_scales(rows, cols), 256);
+}
+
+// Places a weight in memory of qlora__fp8_weight_bytes bytes, aligned to 16 bytes.
+static QLORA__UNUSED void qlora__fp8_weight_wrap(qlora_ctx* ctx, int64_t rows, int64_t cols,
+                                                 const qlora_tensor* memory,
+                                                 qlora__fp8_weight* out) {
+    char* base = (char*)memory->data;
+    qlora_tensor own = *memory; // may be that of `out`
+    memset(out, 0, sizeof *out);
+    out->codes = (uint8_t*)base;
+    out->scales = (float*)(void*)(base + qlora__fp8_weight_codes(rows, cols));
+    out->rows = rows;
+    out->cols = cols;
+    out->memory = own;
+    out->owner = ctx;
+}
+
+typedef struct qlora__fp8_weight_job {
+    const qlora__fp8_weight* w;
+    const qlora_tensor* source;
+    const qlora_tensor* out; // only for dequantise: the part of the weight
+    int64_t row0;
+    int64_t col0;
+} qlora__fp8_weight_job;
+
+static void qlora__fp8_quantise_blocks(void* user, int64_t begin, int64_t end) {
+    const qlora__fp8_weight_job* job = (const qlora__fp8_weight_job*)user;
+    int64_t across = qlora__fp8_blocks(job->w->cols);
+    for (int64_t b = begin; b < end; b++) {
+        qlora__fp8_quantise_block(job->source, job->w, b / across, b % across);
+    }
+}
+
+static void qlora__fp8_dequantise_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__fp8_weight_job* job = (const qlora__fp8_weight_job*)user;
+    const qlora_tensor* out = job->out;
+    float values[256];
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < out->cols; c += 256) {
+            int64_t n = qlora__min(256, out->cols - c);
+            qlora__fp8_widen(job->w, job->row0 + r, job->col0 + c, n, values);
+            for (int64_t i = 0; i < n; i++) {
+                qlora__put(out, r, c + i, (QLORA__REAL)values[i]);
+            }
+        }
+    }
+}
+
+#ifndef QLORA_NO_CUDA
+
+static qlora_result qlora__fp8_weight_quantise_gpu(qlora_ctx* ctx,
+                                                   const qlora__fp8_weight_job* job) {
+    qlora__fp8_weight w = *job->w; // parameters are passed by address
+    qlora_tensor from = *job->source;
+    qlora__kernel_id kernel = from.dtype == QLORA_F32    ? QLORA__K_fp8_base_quantise_f32
+                              : from.dtype == QLORA_BF16 ? QLORA__K_fp8_base_quantise_bf16
+                                                         : QLORA__K_fp8_base_quantise_f16;
+    void* args[] = {&from.data, &from.ld, &w.rows, &w.cols, &w.codes, &w.scales};
+    return qlora__launch(ctx, kernel, qlora__fp8_blocks(w.cols), qlora__fp8_blocks(w.rows), 1, 256,
+                         0, args);
+}
+
+static qlora_result qlora__fp8_weight_dequantise_gpu(qlora_ctx* ctx,
+                                                     const qlora__fp8_weight_job* job) {
+    qlora__fp8_weight w = *job->w;
+    qlora_tensor out = *job->out;
+    int64_t row0 = job->row0;
+    int64_t col0 = job->col0;
+    int32_t width = 1; // threads per row, eight columns each
+    while (width < 256 && 8 * width < out.cols) {
+        width *= 2;
+    }
+    void* args[] = {&w.codes,  &w.scales, &w.cols,   &row0,   &col0,
+                    &out.data, &out.rows, &out.cols, &out.ld, &width};
+    return qlora__launch(ctx,
+                         out.dtype == QLORA_F32 ? QLORA__K_fp8_base_dequantise_f32
+                                                : QLORA__K_fp8_base_dequantise_bf16,
+                         qlora__ceil_div(out.rows, 4 * 256 / width),
+                         qlora__ceil_div(out.cols, 8 * width), 1, 256, 0, args);
+}
+
+#else
+
+static qlora_result qlora__fp8_weight_quantise_gpu(qlora_ctx* ctx,
+                                                   const qlora__fp8_weight_job* job) {
+    (void)job;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__fp8_weight_dequantise_gpu(qlora_ctx* ctx,
+                                                     const qlora__fp8_weight_job* job) {
+    (void)job;
+    return qlora__no_kernels(ctx);
+}
+
+#endif // QLORA_NO_CUDA
+
+// Quantises an f32, bf16 or f16 matrix. A block with a value that is not finite gets a NaN as its
+// scale: qlora__fp8_weight_check finds it.
+static QLORA__UNUSED qlora_result qlora__fp8_weight_quantise(qlora_ctx* ctx,
+                                                             const qlora_tensor* source,
+                                                             const qlora__fp8_weight* w) {
+    qlora__fp8_weight_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.source = source;
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__fp8_weight_quantise_gpu(ctx, &job);
+    }
+    qlora__parallel(ctx, qlora__fp8_blocks(w->rows) * qlora__fp8_blocks(w->cols), 1,
+                    qlora__fp8_quantise_blocks, &job);
+    return QLORA_OK;
+}
+
+// Dequantises the part of the weight that starts at (row0, col0) and has the size of out, which is
+// f32 or bf16.
+static qlora_result qlora__fp8_weight_window(qlora_ctx* ctx, const qlora__fp8_weight* w,
+                                             int64_t row0, int64_t col0, const qlora_tensor* out) {
+    qlora__fp8_weight_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.out = out;
+    job.row0 = row0;
+    job.col0 = col0;
+    QLORA__TRY(qlora__capture_note(ctx, w->memory.data));
+    if (out->rows == 0 || out->cols == 0) {
+        return QLORA_OK;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__fp8_weight_dequantise_gpu(ctx, &job);
+    }
+    qlora__parallel(ctx, out->rows, 1 + 4096 / out->cols, qlora__fp8_dequantise_rows, &job);
+    return QLORA_OK;
+}
+
+// ---- weights with codes -------------------------------------------------------------------------
+
+// A frozen weight whose elements are codes with scales; one of the two is not NULL. Products
+// dequantise it to bf16 values.
+typedef struct qlora__coded {
+    const qlora_nf4* nf4;
+    const qlora__fp8_weight* fp8;
+} qlora__coded;
+
+static qlora__coded qlora__coded_of(const qlora_nf4* nf4, const qlora__fp8_weight* fp8) {
+    qlora__coded w;
+    w.nf4 = nf4;
+    w.fp8 = fp8;
+    return w;
+}
+
+// Dequantises the part that starts at (row0, col0) and has the size of out.
+static qlora_result qlora__coded_window(qlora_ctx* ctx, qlora__coded w, int64_t row0, int64_t col0,
+                                        const qlora_tensor* out) {
+    return w.nf4 != NULL ? qlora__nf4_window(ctx, w.nf4, row0, col0, out, out->dtype == QLORA_F32)
+                         : qlora__fp8_weight_window(ctx, w.fp8, row0, col0, out);
+}
+
+// y = x W^T or dx = dy W on the CPU, where the tiers with kernels of their own dequantise while
+// they pack.
+static qlora_result qlora__coded_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                        qlora__coded w, const qlora_tensor* y, uint32_t flags) {
     qlora_path path = QLORA_PATH_AUTO;
     QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(flags), &path));
     qlora__gemm g;
@@ -22049,7 +22517,8 @@ static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora
     g.batch = 1;
     g.a_type = x->dtype;
     g.b_type = QLORA_BF16;
-    g.nf4 = w;
+    g.nf4 = w.nf4;
+    g.fp8 = w.fp8;
     g.out = y->dtype;
     g.alpha = 1.0f;
     g.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
@@ -22057,11 +22526,13 @@ static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora
     return qlora__gemm_cpu(ctx, &g);
 }
 
-static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
-                                       const qlora_tensor* x, const qlora_nf4* w,
-                                       const qlora_tensor* y, uint32_t flags) {
-    int64_t count = backward ? w->cols : w->rows;
-    int64_t other = backward ? w->rows : w->cols;
+// The same with parts of W that are dequantised in scratch: rows for y, columns for dx, so that no
+// sum is ever split.
+static qlora_result qlora__coded_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
+                                         const qlora_tensor* x, qlora__coded w,
+                                         const qlora_tensor* y, uint32_t flags) {
+    int64_t count = y->cols;
+    int64_t other = x->cols;
     int64_t slice = 0;
     qlora_tensor window;
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
@@ -22079,14 +22550,33 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool bac
         window.cols = backward ? now : other;
         window.ld = window.cols;
         window.bytes = (size_t)(now * other) * qlora_dtype_bytes(x->dtype);
-        QLORA__TRY(qlora__nf4_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window,
-                                     x->dtype == QLORA_F32));
+        QLORA__TRY(qlora__coded_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window));
         qlora_tensor part;
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
         QLORA__TRY(qlora__gemm_run(ctx, math, backward, &d, x, &window, &part));
     }
     return QLORA_OK;
 }
+
+// y = x W^T, or dx = dy W, dequantised on the way or in scratch.
+static qlora_result qlora__coded_product(qlora_ctx* ctx, qlora_math math, bool backward,
+                                         const qlora_tensor* x, qlora__coded w,
+                                         const qlora_tensor* y, uint32_t flags) {
+    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL
+               ? qlora__coded_packed(ctx, backward, x, w, y, flags)
+               : qlora__coded_unfused(ctx, math, backward, x, w, y, flags);
+}
+
+//@@ src/gemm/nf4_product.h
+
+// ---- NF4 products: y = x W^T, dx = dy W ---------------------------------------------------------
+//
+// W[n,k] is bf16(level[code] * absmax) on every path. The unfused path dequantises parts of W in
+// scratch: rows of W for y, columns for dx, so that no sum is ever split. The fused path
+// (nf4_gemm.cu) dequantises the weights on the way to the tensor cores. It is faster as long as
+// reading W costs more than multiplying, up to 32 rows (on an H200 at 64 rows: 71 us against 77).
+
+#define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
 #ifndef QLORA_NO_CUDA
 
@@ -22287,10 +22777,7 @@ static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backwa
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
     }
-    if (qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL) {
-        return qlora__nf4_packed(ctx, backward, x, w, y, flags);
-    }
-    return qlora__nf4_unfused(ctx, math, backward, x, w, y, flags);
+    return qlora__coded_product(ctx, math, backward, x, qlora__coded_of(w, NULL), y, flags);
 }
 
 qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
@@ -22337,10 +22824,11 @@ qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, cons
 //   dx = dy W:  the same with dy and the transposed W
 //
 // sx is one scale per row of x, its largest magnitude / 448; sw is one scale per stack of weights,
-// the largest scale of their NF4 blocks / 448: the sum of dx runs over the rows of W, so they must
-// share it. Both operands are contiguous along the sum, so W exists in two forms. Zeros fill rows
-// up to a multiple of 16 bytes. The loops for the CPU are the specification: products of
-// rounded operands, summed without further rounding. On a GPU, cuBLASLt sums in f32.
+// the largest scale of their NF4 blocks / 448, or that of their FP8 blocks: the sum of dx runs over
+// the rows of W, so they must share it. FP8 codes are rounded again, to the shared scale. Both
+// operands are contiguous along the sum, so W exists in two forms. Zeros fill rows up to a multiple
+// of 16 bytes. The loops for the CPU are the specification: products of rounded operands, summed
+// without further rounding. On a GPU, cuBLASLt sums in f32.
 
 // Everything that the FP8 products of a stack use.
 typedef struct qlora_fp8_operand qlora__fp8;
@@ -22356,8 +22844,6 @@ struct qlora_fp8_operand {
     qlora_tensor ones;   // f32 [1, most columns of a result]
 };
 
-#define QLORA__FP8_SMALLEST 1e-30f // of a scale, so that its inverse is finite
-
 // Columns of a result, in multiples of 16 bytes. Those between cols and this are written as well.
 static QLORA__UNUSED int64_t qlora__fp8_width(int64_t cols) {
     return (int64_t)qlora__align_up((size_t)cols, 8);
@@ -22368,14 +22854,11 @@ static QLORA__UNUSED int64_t qlora__fp8_pitch(int64_t cols) {
     return (int64_t)qlora__align_up((size_t)cols, 16);
 }
 
-static float qlora__fp8_scale(float most) {
-    float scale = most * (1.0f / QLORA__E4M3_MOST);
-    return scale < QLORA__FP8_SMALLEST ? QLORA__FP8_SMALLEST : scale;
-}
-
 typedef struct qlora__fp8_job {
     const qlora_tensor* x;
-    const qlora_nf4* w;
+    qlora__coded w;
+    int64_t rows; // of w
+    int64_t cols;
     uint8_t* codes;
     int64_t pitch;
     int64_t until; // of a transposed weight: columns to fill with zeros
@@ -22409,22 +22892,31 @@ static void qlora__fp8_quantise_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
+// Element (r, c) of a weight / sw.
+static float qlora__fp8_element(const qlora__fp8_job* job, const float* levels, int64_t r,
+                                int64_t c) {
+    int64_t e = r * job->cols + c;
+    const qlora_nf4* w = job->w.nf4;
+    if (w != NULL) {
+        return levels[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
+    }
+    int64_t block = r / QLORA__FP8_BLOCK * qlora__fp8_blocks(job->cols) + c / QLORA__FP8_BLOCK;
+    float scale = job->w.fp8->scales[block] * (float)job->factors[1];
+    return qlora__e4m3_to(job->w.fp8->codes[e]) * scale;
+}
+
 static void qlora__fp8_widen_rows(void* user, int64_t begin, int64_t end) {
     const qlora__fp8_job* job = (const qlora__fp8_job*)user;
-    const qlora_nf4* w = job->w;
     float levels[16];
     for (int i = 0; i < 16; i++) {
-        levels[i] = w->maps[i] * (float)job->factors[1];
+        levels[i] = job->w.nf4 != NULL ? job->w.nf4->maps[i] * (float)job->factors[1] : 0.0f;
     }
     for (int64_t r = begin; r < end; r++) {
-        for (int64_t c = 0; c < w->cols; c++) {
-            int64_t e = r * w->cols + c;
-            float value =
-                levels[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
+        for (int64_t c = 0; c < job->cols; c++) {
             job->codes[job->turned ? c * job->pitch + r : r * job->pitch + c] =
-                qlora__e4m3_from(value);
+                qlora__e4m3_from(qlora__fp8_element(job, levels, r, c));
         }
-        for (int64_t c = w->cols; c < job->pitch && !job->turned; c++) {
+        for (int64_t c = job->cols; c < job->pitch && !job->turned; c++) {
             job->codes[r * job->pitch + c] = 0;
         }
     }
@@ -22452,22 +22944,29 @@ static void qlora__fp8_product_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
+// The largest magnitude that a weight may have: the largest scale times the largest level.
+static float qlora__fp8_most(const qlora_linear_part* p) {
+    const qlora_nf4* w = p->nf4;
+    const qlora__fp8_weight* eight = p->fp8;
+    int64_t blocks = w != NULL ? qlora__ceil_div(w->rows * w->cols, w->block)
+                               : qlora__fp8_blocks(eight->rows) * qlora__fp8_blocks(eight->cols);
+    float most = 0.0f;
+    float level = w != NULL ? 0.0f : QLORA__E4M3_MOST;
+    for (int64_t b = 0; b < blocks; b++) {
+        float size = fabsf(w != NULL ? qlora__nf4_absmax(w, b) : eight->scales[b]);
+        most = size > most ? size : most;
+    }
+    for (int k = 0; k < 16 && w != NULL; k++) {
+        float size = fabsf(w->maps[k]);
+        level = size > level ? size : level;
+    }
+    return most * level;
+}
+
 static void qlora__fp8_measure_cpu(const qlora_linear_desc* l, QLORA__REAL* factors) {
     float most = 0.0f;
     for (int32_t i = 0; i < l->count; i++) {
-        const qlora_nf4* w = l->parts[i].nf4;
-        int64_t blocks = qlora__ceil_div(w->rows * w->cols, w->block);
-        float own = 0.0f;
-        float level = 0.0f;
-        for (int64_t b = 0; b < blocks; b++) {
-            float size = fabsf(qlora__nf4_absmax(w, b));
-            own = size > own ? size : own;
-        }
-        for (int k = 0; k < 16; k++) {
-            float size = fabsf(w->maps[k]);
-            level = size > level ? size : level;
-        }
-        own *= level;
+        float own = qlora__fp8_most(&l->parts[i]);
         most = own > most ? own : most;
     }
     factors[0] = (QLORA__REAL)qlora__fp8_scale(most);
@@ -22490,17 +22989,26 @@ static qlora_result qlora__fp8_quantise_gpu(qlora_ctx* ctx, const qlora__fp8* f,
     return qlora__launch(ctx, QLORA__K_fp8_quantise, x->rows, 1, 1, (uint32_t)warps * 32, 0, args);
 }
 
-// The first ten parameters of the kernels that read a weight.
+// The first ten parameters of the kernels that read a weight. A block shift of -1 stands for FP8.
 typedef struct qlora__fp8_source {
     qlora_nf4 w;
     int32_t block_shift;
     int32_t group_shift;
 } qlora__fp8_source;
 
-static void qlora__fp8_source_args(const qlora_nf4* w, qlora__fp8_source* s, void** args) {
-    s->w = *w;
-    s->block_shift = qlora__log2(w->block);
-    s->group_shift = qlora__log2(w->block2);
+static void qlora__fp8_source_args(qlora__coded w, qlora__fp8_source* s, void** args) {
+    memset(s, 0, sizeof *s);
+    if (w.nf4 != NULL) {
+        s->w = *w.nf4;
+        s->block_shift = qlora__log2(s->w.block);
+        s->group_shift = qlora__log2(s->w.block2);
+    } else {
+        s->w.codes = w.fp8->codes;
+        s->w.absmax_scales = w.fp8->scales;
+        s->w.rows = w.fp8->rows;
+        s->w.cols = w.fp8->cols;
+        s->block_shift = -1;
+    }
     void* own[] = {&s->w.codes,     &s->w.absmax,   &s->w.absmax_codes, &s->w.absmax_scales,
                    &s->w.offset,    &s->w.maps,     &s->w.rows,         &s->w.cols,
                    &s->block_shift, &s->group_shift};
@@ -22513,7 +23021,7 @@ static qlora_result qlora__fp8_measure_gpu(qlora_ctx* ctx, const qlora_linear_de
         qlora__fp8_source source;
         int32_t flags = (i == 0 ? 1 : 0) | (i == l->count - 1 ? 2 : 0);
         void* args[12];
-        qlora__fp8_source_args(l->parts[i].nf4, &source, args);
+        qlora__fp8_source_args(qlora__coded_of(l->parts[i].nf4, l->parts[i].fp8), &source, args);
         args[10] = &flags;
         args[11] = &factors;
         QLORA__TRY(qlora__launch(ctx, QLORA__K_fp8_measure, 1, 1, 1, 1024, 0, args));
@@ -22534,8 +23042,8 @@ static qlora_result qlora__fp8_widen_gpu(qlora_ctx* ctx, const qlora__fp8_job* j
     args[12] = &pitch;
     args[13] = &until;
     return job->turned ? qlora__launch(ctx, QLORA__K_fp8_widen_turned, qlora__ceil_div(until, 64),
-                                       qlora__ceil_div(job->w->cols, 256), 1, 256, 0, args)
-                       : qlora__launch(ctx, QLORA__K_fp8_widen, qlora__ceil_div(job->w->rows, 4),
+                                       qlora__ceil_div(job->cols, 256), 1, 256, 0, args)
+                       : qlora__launch(ctx, QLORA__K_fp8_widen, qlora__ceil_div(job->rows, 4),
                                        qlora__ceil_div(pitch, 1024), 1, 256, 0, args);
 }
 
@@ -22610,7 +23118,7 @@ static qlora_result qlora__fp8_product_gpu(qlora_ctx* ctx, const qlora__fp8* f,
 
 // ---- the operators ----
 
-// Computes the factors of a stack of NF4 weights.
+// Computes the factors of a stack of weights.
 static QLORA__UNUSED qlora_result qlora__fp8_measure(qlora_ctx* ctx, const qlora_linear_desc* l) {
     const qlora__fp8* f = l->fp8;
     if (!qlora__on_cpu(ctx)) {
@@ -22632,19 +23140,20 @@ static QLORA__UNUSED qlora_result qlora__fp8_place(qlora_ctx* ctx, const qlora_l
     for (int32_t i = 0; i < l->count; i++) {
         qlora__fp8_job job;
         memset(&job, 0, sizeof job);
-        job.w = l->parts[i].nf4;
+        job.w = qlora__coded_of(l->parts[i].nf4, l->parts[i].fp8);
+        job.rows = l->parts[i].out;
+        job.cols = l->in;
         job.pitch = out->ld;
         job.turned = turned;
-        job.until = i == l->count - 1 ? out->ld - row : job.w->rows;
+        job.until = i == l->count - 1 ? out->ld - row : job.rows;
         job.codes = (uint8_t*)out->data + (turned ? row : row * out->ld);
         job.factors = (const QLORA__REAL*)f->factors.data;
         if (!qlora__on_cpu(ctx)) {
             QLORA__TRY(qlora__fp8_widen_gpu(ctx, &job));
         } else {
-            qlora__parallel(ctx, job.w->rows, 1 + 4096 / (1 + job.w->cols), qlora__fp8_widen_rows,
-                            &job);
+            qlora__parallel(ctx, job.rows, 1 + 4096 / (1 + job.cols), qlora__fp8_widen_rows, &job);
         }
-        row += job.w->rows;
+        row += job.rows;
     }
     return QLORA_OK;
 }
@@ -24686,6 +25195,18 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 
 #define QLORA__NO_LABEL -100
 
+// Rows that belong to several adapters, each with a scale and a total of its own.
+typedef struct qlora__loss_owners {
+    const qlora_tensor* rows; // I32 [1, rows]: the adapter
+    int32_t count;            // of adapters
+    int64_t stride;           // elements from the total of one to that of the next
+} qlora__loss_owners;
+
+typedef struct qlora__loss_job {
+    const qlora_cross_entropy_desc* a;
+    const qlora__loss_owners* owners; // NULL = one adapter
+} qlora__loss_job;
+
 // Columns [c, c + n) of a row of logits, limited if there is a cap.
 static const QLORA__REAL* qlora__logits_in(const qlora__cpu_rows* rows,
                                            const qlora_cross_entropy_desc* a, int64_t row,
@@ -24751,10 +25272,12 @@ static void qlora__cross_entropy_gradient(const qlora__cpu_rows* rows,
 }
 
 static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
-    const qlora_cross_entropy_desc* a = (const qlora_cross_entropy_desc*)user;
+    const qlora__loss_job* job = (const qlora__loss_job*)user;
+    const qlora_cross_entropy_desc* a = job->a;
     const qlora__cpu_rows* rows = qlora__rows_of(a->logits->owner);
-    QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, 0) : 1;
     for (int64_t row = begin; row < end; row++) {
+        int32_t owner = job->owners != NULL ? qlora__index_at(job->owners->rows, row) : 0;
+        QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, owner) : 1;
         int64_t label = qlora__index_at(a->labels, row);
         QLORA__REAL weight = a->weights != NULL ? qlora__at(a->weights, 0, row) : 1;
         QLORA__REAL loss = 0;
@@ -24773,23 +25296,28 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// total += {losses, rounding error of their sum, weights}; summed in double, by ascending row.
-static void qlora__cross_entropy_total(const qlora_cross_entropy_desc* a) {
-    double loss = (double)qlora__at(a->total, 0, 0) + (double)qlora__at(a->total, 0, 1);
-    double weight = (double)qlora__at(a->total, 0, 2);
+// total += {losses, rounding error of their sum, weights}; summed in double, by ascending row: all
+// rows, or those of adapter number `owner`.
+static void qlora__cross_entropy_total(const qlora__loss_job* job, int32_t owner) {
+    const qlora_cross_entropy_desc* a = job->a;
+    int64_t at = job->owners != NULL ? owner * job->owners->stride : 0;
+    double loss = (double)qlora__at(a->total, 0, at) + (double)qlora__at(a->total, 0, at + 1);
+    double weight = (double)qlora__at(a->total, 0, at + 2);
     for (int64_t row = 0; row < a->logits->rows; row++) {
-        if (qlora__index_at(a->labels, row) != QLORA__NO_LABEL) {
+        bool own = job->owners == NULL || qlora__index_at(job->owners->rows, row) == owner;
+        if (own && qlora__index_at(a->labels, row) != QLORA__NO_LABEL) {
             loss += (double)qlora__at(a->losses, 0, row);
             weight += a->weights != NULL ? (double)qlora__at(a->weights, 0, row) : 1;
         }
     }
     QLORA__REAL high = (QLORA__REAL)loss;
-    qlora__put(a->total, 0, 0, high);
-    qlora__put(a->total, 0, 1, (QLORA__REAL)(loss - (double)high));
-    qlora__put(a->total, 0, 2, (QLORA__REAL)weight);
+    qlora__put(a->total, 0, at, high);
+    qlora__put(a->total, 0, at + 1, (QLORA__REAL)(loss - (double)high));
+    qlora__put(a->total, 0, at + 2, (QLORA__REAL)weight);
 }
 
-static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_desc* a) {
+static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_desc* a,
+                                               const qlora__loss_owners* owners) {
     if (a == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
     }
@@ -24804,7 +25332,8 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
         QLORA__TRY(qlora__need_apart(ctx, "losses", a->losses, "weights", a->weights));
     }
     if (a->scale != NULL) {
-        QLORA__TRY(qlora__need_vector(ctx, a->scale, "scale", QLORA__IS_F32, 1));
+        QLORA__TRY(qlora__need_vector(ctx, a->scale, "scale", QLORA__IS_F32,
+                                      owners != NULL ? owners->count : 1));
     }
     if (a->total != NULL) {
         QLORA__TRY(qlora__need_vector(ctx, a->total, "total", QLORA__IS_F32, 3));
@@ -24826,17 +25355,23 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
     return QLORA_OK;
 }
 
-static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* a) {
-    QLORA__TRY(qlora__cross_entropy_check(ctx, a));
+static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* a,
+                                         const qlora__loss_owners* owners) {
+    QLORA__TRY(qlora__cross_entropy_check(ctx, a, owners));
     const qlora_tensor* x = a->logits;
+    int32_t count = owners != NULL ? owners->count : 1;
     if (qlora__on_cpu(ctx)) {
-        qlora__parallel(ctx, x->rows, 1 + 1024 / (1 + x->cols), qlora__cross_entropy_rows,
-                        (void*)a);
-        if (a->total != NULL) {
-            qlora__cross_entropy_total(a);
+        qlora__loss_job job;
+        job.a = a;
+        job.owners = owners;
+        qlora__parallel(ctx, x->rows, 1 + 1024 / (1 + x->cols), qlora__cross_entropy_rows, &job);
+        for (int32_t k = 0; k < count && a->total != NULL; k++) {
+            qlora__cross_entropy_total(&job, k);
         }
         return QLORA_OK;
     }
+    void* rows_of = owners != NULL ? owners->rows->data : NULL;
+    int64_t stride = owners != NULL ? owners->stride : 0;
     void* weights = a->weights != NULL ? a->weights->data : NULL;
     void* scale = a->scale != NULL ? a->scale->data : NULL;
     int32_t gradient = a->forward_only ? 0 : 1;
@@ -24850,6 +25385,7 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
                     (void*)&a->labels->data,
                     &weights,
                     &scale,
+                    &rows_of,
                     (void*)&a->losses->data,
                     (void*)&x->cols,
                     &gradient,
@@ -24862,14 +25398,14 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
     if (a->total == NULL) {
         return QLORA_OK;
     }
-    void* sum[] = {(void*)&a->losses->data, (void*)&a->labels->data, &weights,
-                   (void*)&x->rows,         (void*)&x->cols,         (void*)&a->total->data};
-    return qlora__launch(ctx, QLORA__K_loss_sum, x->rows > 0 ? 1 : 0, 1, 1, 256, 0, sum);
+    void* sum[] = {(void*)&a->losses->data, (void*)&a->labels->data, &weights, (void*)&x->rows,
+                   (void*)&x->cols,         (void*)&a->total->data,  &rows_of, &stride};
+    return qlora__launch(ctx, QLORA__K_loss_sum, x->rows > 0 ? count : 0, 1, 1, 256, 0, sum);
 }
 
 qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args) {
     QLORA__ENTER(ctx, "qlora_cross_entropy");
-    return qlora__leave(ctx, qlora__cross_entropy(ctx, args));
+    return qlora__leave(ctx, qlora__cross_entropy(ctx, args, NULL));
 }
 
 // ---- arg max ------------------------------------------------------------------------------------
@@ -26148,6 +26684,125 @@ static qlora_result qlora__noise(qlora_ctx* ctx, const qlora_tensor* h,
 #endif // QLORA_NO_MODEL
 
 
+//@@ src/ops/owners.h
+
+// ---- rows of several adapters -------------------------------------------------------------------
+//
+// Adapters that stand side by side share their products: the columns of z and u belong to one
+// adapter each, and so does every row. What a row has in the columns of another adapter is set to
+// zero, so that a product of all rows gives each adapter its own.
+
+// See qlora_linear_desc.owners.
+struct qlora_linear_owners {
+    qlora_tensor rows;         // I32 [1, T]: the adapter of a row; -1 = none
+    qlora_tensor columns;      // I32 [1, pad]: the adapter of a column of z or u; -2 = none
+    const qlora_tensor* state; // in the backward pass: I32 [1, adapters], see qlora__keep_own
+};
+typedef struct qlora_linear_owners qlora__linear_owners;
+
+typedef struct qlora__owned_job {
+    const qlora_tensor* x;
+    const qlora_tensor* inner;
+    const qlora__linear_owners* owners;
+} qlora__owned_job;
+
+static void qlora__keep_own_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__owned_job* job = (const qlora__owned_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        int32_t own = qlora__index_at(&job->owners->rows, r);
+        bool bad = false;
+        for (int64_t c = 0; c < job->x->cols; c++) {
+            bool others = qlora__index_at(&job->owners->columns, c) != own;
+            bool wrong = !others && job->owners->state != NULL &&
+                         !qlora__finite((float)qlora__at(job->x, r, c));
+            if (others || wrong) {
+                qlora__put(job->x, r, c, 0);
+            }
+            bad = bad || wrong;
+        }
+        for (int64_t c = 0; c < job->inner->cols && bad; c++) {
+            qlora__put(job->inner, r, c, 0);
+        }
+        if (bad) {
+            ((int32_t*)job->owners->state->data)[own] = 2;
+        }
+    }
+}
+
+// Sets the columns of z or u, the last ones of a matrix, that do not belong to the adapter of their
+// row to zero. In a product over all rows, a zero does not stop a value in the columns before them,
+// `inner`, that is not finite, and that shows in z and u. With a state, such a row is therefore set
+// to zero as a whole, and the state of its adapter becomes 2, which makes its gradients NaN; those
+// of other adapters are as if it had no such row.
+static qlora_result qlora__keep_own(qlora_ctx* ctx, const qlora__linear_owners* owners,
+                                    const qlora_tensor* inner, const qlora_tensor* x) {
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need(ctx, inner, "inner", 1u << x->dtype, x->rows, -1));
+    QLORA__TRY(qlora__need_vector(ctx, &owners->rows, "owners.rows", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_vector(ctx, &owners->columns, "owners.columns", QLORA__IS_I32, x->cols));
+    if (qlora__on_cpu(ctx)) {
+        qlora__owned_job job;
+        job.x = x;
+        job.inner = inner;
+        job.owners = owners;
+        qlora__keep_own_rows(&job, 0, x->rows);
+        return QLORA_OK;
+    }
+    qlora_tensor t = *x;
+    qlora_tensor front = *inner;
+    void* state = owners->state != NULL ? owners->state->data : NULL;
+    QLORA_ASSERT(front.ld == t.ld);
+    int32_t cols = (int32_t)t.cols;
+    void* rows_of = owners->rows.data;
+    void* columns = owners->columns.data;
+    void* args[] = {&t.data,  &t.ld,       &t.rows,     &cols, &rows_of,
+                    &columns, &front.data, &front.cols, &state};
+    return qlora__launch(
+        ctx, t.dtype == QLORA_F32 ? QLORA__K_linear_keep_own_f32 : QLORA__K_linear_keep_own_bf16,
+        qlora__ceil_div(t.rows * t.cols, 2048), 1, 1, 256, 0, args);
+}
+
+// What one adapter has of a gradient of all of them; same layout as share in kernels/linear.cu.
+typedef struct qlora__share {
+    void* to; // [rows, cols], contiguous
+    const void* from;
+    int64_t rows;
+    int64_t cols;
+    int64_t ld; // of from
+    float scale;
+    int32_t adapter;
+} qlora__share;
+
+// Adds every share to the gradient of its adapter: to += scale from. state, as in
+// qlora__linear_owners, is 0 for an adapter without rows, whose gradient stays, and 1 or 2 for
+// others. shares is a table of `count`; the largest has `most` elements.
+static QLORA__UNUSED qlora_result qlora__collect(qlora_ctx* ctx, const qlora_tensor* shares,
+                                                 int64_t count, int64_t most,
+                                                 const qlora_tensor* state) {
+    if (!qlora__on_cpu(ctx)) {
+        void* table = shares->data;
+        void* flags = state->data;
+        void* args[] = {&table, &flags};
+        int64_t blocks = qlora__min(qlora__max(qlora__ceil_div(most, 4096), 1), 64);
+        return qlora__launch(ctx, QLORA__K_linear_collect, count > 0 ? blocks : 0, count, 1, 256,
+                             0, args);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const qlora__share* s = (const qlora__share*)shares->data + i;
+        int32_t how = qlora__index_at(state, s->adapter);
+        QLORA__REAL scale = how == 2 ? (QLORA__REAL)NAN : (QLORA__REAL)s->scale;
+        if (how == 0) {
+            continue;
+        }
+        for (int64_t j = 0; j < s->rows * s->cols; j++) {
+            QLORA__REAL* to = (QLORA__REAL*)s->to + j;
+            const QLORA__REAL* from = (const QLORA__REAL*)s->from + j / s->cols * s->ld;
+            *to = *to + scale * from[j % s->cols];
+        }
+    }
+    return QLORA_OK;
+}
+
 //@@ src/ops/linear_cpu.h
 
 // ---- LoRA linear on the CPU ---------------------------------------------------------------------
@@ -26170,13 +26825,14 @@ static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_des
             return false;
         }
     }
-    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL && l->in > 0 &&
+    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL &&
+           l->owners == NULL && l->in > 0 &&
            x->dtype == QLORA_F32 && x->rows >= 16 &&
            qlora__panels_rows(x->rows, steps + 4) >= qlora__min(x->rows, 384);
 }
 
 static qlora__operand qlora__operand_matrix(const qlora_tensor* t, bool lines) {
-    return qlora__operand_of(t->data, t->dtype, NULL, t->ld, lines);
+    return qlora__operand_of(t->data, t->dtype, t->ld, lines);
 }
 
 static qlora__segment qlora__segment_of(qlora__operand from, int64_t steps) {
@@ -26189,8 +26845,8 @@ static qlora__segment qlora__segment_of(qlora__operand from, int64_t steps) {
 
 // The weight of a part: its rows are lines forward.
 static qlora__operand qlora__linear_weight(const qlora_linear_part* p, bool lines) {
-    return p->nf4 != NULL ? qlora__operand_of(NULL, QLORA_BF16, p->nf4, 0, lines)
-                          : qlora__operand_matrix(p->dense, lines);
+    return p->dense == NULL ? qlora__operand_coded(p->nf4, p->fp8, lines)
+                            : qlora__operand_matrix(p->dense, lines);
 }
 
 // Element (row, col) of an f32 matrix.
@@ -26369,12 +27025,15 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
     QLORA__TRY(qlora__need_whole(ctx, name, p->out, 0, INT64_MAX));
     snprintf(name, sizeof name, "parts[%d].rank", (int)i);
     QLORA__TRY(qlora__need_whole(ctx, name, p->rank, 0, 1 << 20));
-    if ((p->nf4 == NULL) == (p->dense == NULL)) {
+    if (p->fp8 == NULL && (p->nf4 == NULL) == (p->dense == NULL)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "parts[%d].nf4 and parts[%d].dense are both %s; set exactly one", (int)i,
                            (int)i, p->nf4 == NULL ? "NULL" : "set");
     }
-    if (p->nf4 != NULL) {
+    if (p->fp8 != NULL) {
+        QLORA_ASSERT(p->nf4 == NULL && p->dense == NULL && p->fp8->owner == ctx &&
+                     p->fp8->rows == p->out && p->fp8->cols == l->in);
+    } else if (p->nf4 != NULL) {
         QLORA__TRY(qlora__nf4_need(ctx, p->nf4, "nf4"));
         if (p->nf4->rows != p->out || p->nf4->cols != l->in) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -26455,6 +27114,15 @@ static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool bac
     d.alpha = alpha;
     d.beta = beta;
     return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
+}
+
+// y = x W^T, or dx = dy W, of a part whose weight has codes.
+static qlora_result qlora__linear_coded(qlora_ctx* ctx, qlora_math math, bool backward,
+                                        const qlora_tensor* x, const qlora_linear_part* p,
+                                        const qlora_tensor* y, uint32_t flags) {
+    return p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, backward, x, p->nf4, y, flags)
+                          : qlora__coded_product(ctx, math, backward, x,
+                                                 qlora__coded_of(NULL, p->fp8), y, flags);
 }
 
 // ---- bias and placement -------------------------------------------------------------------------
@@ -26610,12 +27278,12 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc*
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor rows;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, row, p->out, 0, l->in, &rows));
-        if (p->nf4 != NULL) {
-            QLORA__TRY(qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32));
+        if (p->dense == NULL) {
+            QLORA__TRY(qlora__coded_window(ctx, qlora__coded_of(p->nf4, p->fp8), 0, 0, &rows));
         } else if (p->dense->dtype == dtype) {
             QLORA__TRY(qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
         }
-        for (int64_t r = 0; p->nf4 == NULL && p->dense->dtype != dtype && r < p->out; r++) {
+        for (int64_t r = 0; p->dense != NULL && p->dense->dtype != dtype && r < p->out; r++) {
             qlora__row_convert(qlora__rows_of(ctx), p->dense, r, 0, l->in, &rows, r, 0);
         }
         row += p->out;
@@ -26710,6 +27378,12 @@ static qlora_result qlora__linear_pad_zero(qlora_ctx* ctx, const qlora_tensor* t
     return qlora__tensor_zero(ctx, &rest);
 }
 
+// Sets what belongs to other adapters than the row to zero, if there are several.
+static qlora_result qlora__linear_keep_own(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                           const qlora_tensor* inner, const qlora_tensor* tail) {
+    return l->owners != NULL ? qlora__keep_own(ctx, l->owners, inner, tail) : QLORA_OK;
+}
+
 // Computes z in the last columns of x.
 static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* x, const qlora_tensor* inner) {
@@ -26723,7 +27397,9 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
     qlora_tensor sb;
     // all parts at once, including the zero columns
     if (l->dropout == 0.0f && qlora__linear_joined(l, pad, &a, &sb)) {
-        return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
+        QLORA__TRY(
+            qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail));
+        return qlora__linear_keep_own(ctx, l, inner, &tail);
     }
     int64_t at = 0;
     for (int32_t i = 0; i < l->count; i++) {
@@ -26737,7 +27413,8 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
         }
         at += z.cols;
     }
-    return qlora__linear_pad_zero(ctx, &tail, at);
+    QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, at));
+    return qlora__linear_keep_own(ctx, l, inner, &tail);
 }
 
 static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
@@ -26752,9 +27429,9 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
         size_t scratch_before = qlora__scratch_mark(ctx);
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, false, inner, p->nf4, &part, 0)
-                                  : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
-                                                       inner, p->dense, &part));
+        QLORA__TRY(p->dense == NULL ? qlora__linear_coded(ctx, math, false, inner, p, &part, 0)
+                                    : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
+                                                         inner, p->dense, &part));
         qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0) {
             QLORA__TRY(
@@ -26867,6 +27544,39 @@ qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linea
 
 // ---- backward -----------------------------------------------------------------------------------
 
+// Whether the parts of a stack of several adapters are alike, so that a batched product computes
+// their u without the zeros beside them. With one adapter those cost next to nothing.
+static bool qlora__linear_parts_alike(const qlora_linear_desc* l) {
+    bool alike = l->owners != NULL && l->count > 1;
+    for (int32_t i = 1; i < l->count; i++) {
+        alike = alike && l->parts[i].out == l->parts[0].out && l->parts[i].rank == l->parts[0].rank;
+    }
+    return alike;
+}
+
+// Computes u of a joined stack: all parts at once, including the zero columns.
+static qlora_result qlora__linear_u_joined(qlora_ctx* ctx, qlora_math math,
+                                           const qlora_linear_desc* l, const qlora_tensor* inner,
+                                           const qlora_tensor* sb, const qlora_tensor* tail) {
+    qlora_tensor dy = *inner;
+    qlora_tensor b = *sb;
+    qlora_tensor u = *tail;
+    if (qlora__linear_parts_alike(l)) { // the columns that pad the ranks are zeroed with the others
+        dy.cols = l->parts[0].out;
+        dy.batch_stride = dy.cols;
+        u.cols = l->parts[0].rank;
+        u.batch_stride = u.cols;
+        b.rows = dy.cols;
+        b.cols = u.cols;
+        b.batch_stride = b.rows * b.ld + b.cols;
+        dy.batch = l->count;
+        b.batch = l->count;
+        u.batch = l->count;
+    }
+    QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &dy, &b, &u));
+    return qlora__linear_keep_own(ctx, l, inner, tail);
+}
+
 // Computes u in the last columns of dy.
 static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* dy, const qlora_tensor* inner) {
@@ -26877,7 +27587,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
     qlora_tensor a;
     qlora_tensor sb;
     if (qlora__linear_joined(l, pad, &a, &sb)) {
-        return qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
+        return qlora__linear_u_joined(ctx, math, l, inner, &sb, &tail);
     }
     int64_t col = 0;
     int64_t at = 0;
@@ -26894,7 +27604,8 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
         col += p->out;
         at += p->rank;
     }
-    return qlora__linear_pad_zero(ctx, &tail, at);
+    QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, at));
+    return qlora__linear_keep_own(ctx, l, inner, &tail);
 }
 
 // dx = u A in the type of dy, unless there is dropout, and the base in FP8 on top of it.
@@ -26936,10 +27647,11 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         float beta = i > 0 ? 1.0f : 0.0f;
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, true, &part, p->nf4, dx,
-                                                    i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
-                                  : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta,
-                                                       &part, p->dense, dx));
+        QLORA__TRY(p->dense == NULL
+                       ? qlora__linear_coded(ctx, math, true, &part, p, dx,
+                                             i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
+                       : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta, &part,
+                                            p->dense, dx));
         qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0 && l->dropout == 0.0f) {
             QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
@@ -28855,7 +29567,7 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
                            "shape.heads is %lld; it must be a multiple of shape.kv_heads (%lld)",
                            (long long)s->heads, (long long)s->kv_heads);
     }
-    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT) {
+    if ((int)s->base < 0 || s->base > QLORA_BASE_FP8) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "shape.base is %d; it must be one of qlora_base_format", (int)s->base);
     }
@@ -28952,8 +29664,14 @@ static void qlora__warm_stacks(const qlora_prewarm_desc* s, qlora__warm_list* li
     }
 }
 
+// Whether the weights of the base have codes.
+static bool qlora__warm_coded(const qlora_prewarm_desc* s) {
+    return s->base == QLORA_BASE_NF4 || s->base == QLORA_BASE_FP8;
+}
+
 // What a program runs that trains such a model by the products of the public API, matrix by matrix:
-// those with LoRA's matrices, and without 4-bit weights also those with the base and its gradient.
+// those with LoRA's matrices, and without 4-bit or FP8 weights also those with the base and its
+// gradient.
 static void qlora__warm_matrices(const qlora_prewarm_desc* s, qlora__warm_list* list) {
     int64_t T = s->max_tokens;
     int64_t r = s->rank;
@@ -28970,7 +29688,7 @@ static void qlora__warm_matrices(const qlora_prewarm_desc* s, qlora__warm_list* 
             qlora__warm_add(list, QLORA_PREWARM_FORWARD, x, T, r, s->compute, s->compute,
                             QLORA_F32);
         }
-        for (int way = 0; way < 2 && s->base != QLORA_BASE_NF4 && !again; way++) {
+        for (int way = 0; way < 2 && !qlora__warm_coded(s) && !again; way++) {
             int64_t k = way == 0 ? s->hidden : x;
             int64_t n = way == 0 ? x : s->hidden;
             qlora__warm_add_all(list, s->compute, T, k, n);
@@ -29121,14 +29839,15 @@ static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute,
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     double start = qlora__clock_ms();
-    // Without 4-bit weights, the base itself can be trained, and mixed products also need the
-    // 16-bit kernels.
+    // Without 4-bit or FP8 weights, the base itself can be trained, and mixed products also need
+    // the 16-bit kernels.
     uint32_t have =
         qlora__kernels_needed(ctx, s->compute, s->head_dim, false, s->base == QLORA_BASE_NF4,
-                              s->rank > 0 || s->base != QLORA_BASE_NF4, true);
+                              s->rank > 0 || !qlora__warm_coded(s), true);
     if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
         have |= QLORA__NEED_BF16;
     }
+    have |= s->base == QLORA_BASE_FP8 ? QLORA__NEED_FP8_BASE : 0;
     bool was_sealed = qlora__cache_set_sealed(ctx, false);
     qlora_result r = qlora__cache_warm(ctx, have);
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
@@ -29551,11 +30270,13 @@ typedef struct qlora__projection {
     int64_t in;
     int64_t out;
     bool is_nf4;
-    bool stored; // it is 4-bit in the files
+    bool is_fp8;
+    bool stored; // it is 4-bit, or FP8, in the files
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
+    qlora__fp8_weight fp8;
     qlora_tensor ready; // f32: scales for products with few rows on the CPU; may be empty
-    qlora_tensor dense; // unless is_nf4; in the compute type, unless it is mapped
+    qlora_tensor dense; // unless is_nf4 or is_fp8; in the compute type, unless it is mapped
     qlora__mapped mapped;
     bool has_bias;
     qlora_tensor bias;
@@ -29572,6 +30293,20 @@ typedef struct qlora__projection {
     qlora_tensor magnitude; // [1, out]: views of the parameters and the gradients
     qlora_tensor dm;
 } qlora__projection;
+
+// Whether the weight has codes, which products dequantise.
+static bool qlora__is_coded(const qlora__projection* p) {
+    return p->is_nf4 || p->is_fp8;
+}
+
+static qlora__coded qlora__codes_of(const qlora__projection* p) {
+    return qlora__coded_of(p->is_nf4 ? &p->nf4 : NULL, p->is_fp8 ? &p->fp8 : NULL);
+}
+
+// The memory of the codes and their scales.
+static const qlora_tensor* qlora__codes_memory(const qlora__projection* p) {
+    return p->is_nf4 ? &p->nf4.memory : &p->fp8.memory;
+}
 
 // The activations of a layer that the backward pass needs.
 typedef struct qlora__kept {
@@ -29619,6 +30354,9 @@ typedef struct qlora__batch_block {
     qlora_tensor weights;   // [1, R] f32
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
     qlora_tensor scale;     // [1, adapters] f32: 1 / total labels
+    qlora_tensor owners;    // [1, T]: adapter of token t, or -1; only if they stand side by side
+    qlora_tensor claims;    // [1, R]: adapter of labelled row r; the same
+    qlora_tensor states;    // [1, adapters]: 1 if it has rows, see qlora__keep_own; the same
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
     qlora_tensor starts;    // these four are views for qlora__preference
     qlora_tensor roles;
@@ -29646,6 +30384,15 @@ typedef struct qlora__lora {
     qlora_tensor da;
     qlora_tensor db;
 } qlora__lora;
+
+// The adapters of a layer side by side (model/wide.h).
+typedef struct qlora__wide {
+    qlora__lora loras[QLORA__PROJECTIONS]; // of all adapters: the rank is the sum of theirs
+    qlora_tensor columns[QLORA__GROUPS];   // I32 [1, pad]: adapter of a column of z and u, or -2
+    qlora_tensor shares[QLORA__GROUPS];    // U8: one qlora__share per adapter and matrix
+    int64_t share_count[QLORA__GROUPS];
+    int64_t most[QLORA__GROUPS]; // elements of the largest share
+} qlora__wide;
 
 // What each of several adapters has of its own: the fields of a model that have the same names.
 typedef struct qlora__own {
@@ -29838,6 +30585,8 @@ struct qlora_model {
     qlora__lora* loras;      // adapters * layers * QLORA__PROJECTIONS
     qlora__owned_rows* runs; // of the last micro-batch, max_sequences of them
     int64_t run_count;
+    qlora__wide* wide;       // one per layer; NULL unless the adapters stand side by side
+    qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
 };
 
 // Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".
@@ -29984,13 +30733,18 @@ static qlora_result qlora__adapter_leave(qlora_model* m, qlora_result r) {
     return r;
 }
 
-// The stack of an adapter, which need not be the current one.
+#define QLORA__ALL_ADAPTERS (-1)
+
+// The stack of an adapter, which need not be the current one, or of all of them side by side.
 static qlora_linear_desc qlora__linear_of(const qlora_model* m, const qlora__layer* layer,
                                           int group, int32_t adapter) {
     qlora_linear_desc linear = layer->linears[group];
+    int64_t index = layer - m->layers;
     for (int i = 0; i < linear.count && adapter != m->adapter; i++) {
         int number = m->arch->layout->groups[group].first + i;
-        const qlora__lora* lora = qlora__lora_at(m, adapter, layer - m->layers, number);
+        const qlora__lora* lora = adapter == QLORA__ALL_ADAPTERS
+                                      ? &m->wide[index].loras[number]
+                                      : qlora__lora_at(m, adapter, index, number);
         linear.parts[i].rank = lora->rank;
         linear.parts[i].scale = lora->scale;
         linear.parts[i].a = &lora->a;
@@ -29999,6 +30753,184 @@ static qlora_linear_desc qlora__linear_of(const qlora_model* m, const qlora__lay
         linear.parts[i].db = &lora->db;
     }
     return linear;
+}
+
+//@@ src/model/wide.h
+
+// ---- adapters side by side ----------------------------------------------------------------------
+//
+// How the rows of several adapters are computed:
+//
+//   side by side   on the GPU, if the sum of the ranks is small (qlora__wide_fits). The matrices of
+//                  all adapters are one adapter of that rank, so that every product runs once, over
+//                  all rows; what a row has of other adapters is zero (ops/owners.h). The owners of
+//                  the rows are data, so one graph serves any assignment of rows to adapters.
+//   run by run     otherwise. Neighbouring rows of one adapter are computed with the code for one
+//                  (qlora__run_at), so that on the CPU it has the bits of a training of its own.
+//
+// The columns of z and u are those of the first projection of a stack for all adapters in order,
+// then those of the next one. AdamW writes A and s B of an adapter to their places: in the operand
+// of a layer with a cached one, otherwise in matrices of their own. Gradients of all adapters are
+// computed in memory that all stacks share, and then added to those of each adapter.
+
+// The highest sum of ranks: the wasted part of the products grows with it, and what is saved, base
+// products with few rows, does not. Wider models have more work in the base for each rank.
+static int64_t qlora__wide_limit(const qlora_model* m) {
+    return qlora__max(128, m->plan.config.hidden / 8);
+}
+
+// The first column of an adapter among those of projection `i`; that of number m->adapters is the
+// sum of the ranks.
+static int64_t qlora__wide_first(const qlora_model* m, int32_t adapter, int64_t layer, int i) {
+    int64_t first = 0;
+    for (int32_t k = 0; k < adapter; k++) {
+        first += qlora__lora_at(m, k, layer, i)->rank;
+    }
+    return first;
+}
+
+static bool qlora__wide_fits(const qlora_model* m) {
+    bool fits = qlora__has_several(m) && m->on_gpu && qlora__computes(m) && !qlora__is_fp8(m);
+    for (int64_t l = 0; l < m->plan.config.layers && fits; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            fits = fits && qlora__wide_first(m, m->adapters, l, i) <= qlora__wide_limit(m);
+        }
+    }
+    return fits;
+}
+
+// Chooses the way; the ranks of all adapters are known.
+static qlora_result qlora__wide_choose(qlora_ctx* ctx, qlora_model* m) {
+    qlora__adapter_keep(m);
+    if (!qlora__wide_fits(m)) {
+        return QLORA_OK;
+    }
+    size_t bytes = (size_t)m->plan.config.layers * sizeof *m->wide;
+    m->wide = (qlora__wide*)qlora__alloc_zero(ctx, bytes);
+    return m->wide != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+}
+
+// Columns of z and u of a stack.
+static int64_t qlora__wide_pad(const qlora_model* m, int64_t layer, int group) {
+    int64_t rank = 0;
+    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+        int number = m->arch->layout->groups[group].first + i;
+        rank += qlora__wide_first(m, m->adapters, layer, number);
+    }
+    return (rank + 7) / 8 * 8;
+}
+
+// Whether the matrices of a stack are in the operand of the layer.
+static bool qlora__wide_in_operand(const qlora_model* m, const qlora__layer* layer, int group) {
+    bool any = false;
+    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+        any = any || layer->projections[m->arch->layout->groups[group].first + i].is_nf4;
+    }
+    return any && layer->cached;
+}
+
+// Where the gradients of a stack are in m->wide_grads: dA of its projections without gaps, so that
+// one product computes them, then dB of each. Returns their elements.
+static int64_t qlora__wide_places(const qlora_model* m, int64_t layer, int group,
+                                  int64_t a_at[QLORA_LINEAR_PARTS],
+                                  int64_t b_at[QLORA_LINEAR_PARTS]) {
+    int first = m->arch->layout->groups[group].first;
+    int count = m->arch->layout->groups[group].count;
+    int64_t at = 0;
+    for (int i = 0; i < count; i++) {
+        a_at[i] = at;
+        at += qlora__wide_first(m, m->adapters, layer, first + i) *
+              m->layers[layer].projections[first + i].in;
+    }
+    for (int i = 0; i < count; i++) {
+        at = (int64_t)qlora__align_up((size_t)at, 64);
+        b_at[i] = at;
+        at += qlora__wide_first(m, m->adapters, layer, first + i) *
+              m->layers[layer].projections[first + i].out;
+    }
+    return at;
+}
+
+// Shares of a stack: dA and dB of every adapter and projection that has one.
+static int64_t qlora__wide_shares(const qlora_model* m, int64_t layer, int group) {
+    int64_t count = 0;
+    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+        for (int32_t k = 0; k < m->adapters; k++) {
+            int number = m->arch->layout->groups[group].first + i;
+            count += qlora__lora_at(m, k, layer, number)->rank > 0 ? 2 : 0;
+        }
+    }
+    return count;
+}
+
+// Fills the tables of a stack, on the host.
+static void qlora__wide_fill(const qlora_model* m, int64_t layer, int group, int32_t* columns,
+                             qlora__share* shares) {
+    const qlora__wide* wide = &m->wide[layer];
+    size_t size = qlora_dtype_bytes(QLORA_F32);
+    int64_t column = 0;
+    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+        int number = m->arch->layout->groups[group].first + i;
+        const qlora__lora* all = &wide->loras[number];
+        int64_t first = 0;
+        for (int32_t k = 0; k < m->adapters; k++) {
+            const qlora__lora* own = qlora__lora_at(m, k, layer, number);
+            for (int64_t c = 0; c < own->rank; c++) {
+                columns[column++] = k;
+            }
+            if (own->rank == 0 || shares == NULL) {
+                continue;
+            }
+            const qlora__share a = {own->da.data,
+                                    (char*)all->da.data + (size_t)(first * all->da.ld) * size,
+                                    own->rank,
+                                    all->da.cols,
+                                    all->da.ld,
+                                    1.0f,
+                                    k};
+            const qlora__share b = {own->db.data,
+                                    (char*)all->db.data + (size_t)first * size,
+                                    all->db.rows,
+                                    own->rank,
+                                    all->db.ld,
+                                    own->scale,
+                                    k};
+            *shares++ = a;
+            *shares++ = b;
+            first += own->rank;
+        }
+    }
+    for (; column < wide->columns[group].cols; column++) {
+        columns[column] = -2;
+    }
+}
+
+// Writes the tables of all stacks to the device.
+static qlora_result qlora__wide_upload(qlora_ctx* ctx, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            qlora__wide* wide = &m->wide[l];
+            size_t columns = (size_t)wide->columns[g].cols * sizeof(int32_t);
+            size_t shares = (size_t)wide->share_count[g] * sizeof(qlora__share);
+            if (columns == 0) {
+                continue;
+            }
+            char* memory = (char*)qlora__alloc_zero(ctx, shares + columns);
+            if (memory == NULL) {
+                return QLORA_ERR_MEMORY;
+            }
+            qlora__wide_fill(m, l, g, (int32_t*)(void*)(memory + shares),
+                             shares > 0 ? (qlora__share*)(void*)memory : NULL);
+            qlora_result r =
+                qlora__copy_in(ctx, wide->columns[g].data, memory + shares, columns);
+            r = r == QLORA_OK && shares > 0
+                    ? qlora__copy_in(ctx, wide->shares[g].data, memory, shares)
+                    : r;
+            qlora__free(ctx, memory, shares + columns);
+            QLORA__TRY(r);
+        }
+    }
+    return QLORA_OK;
 }
 
 //@@ src/model/arena.h
@@ -30105,6 +31037,9 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
             qlora__arena_tensor(arena, QLORA_F32, 1, p->out * p->in / QLORA__STREAM_STEP,
                                 &p->ready);
         }
+    } else if (p->is_fp8) {
+        qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora__fp8_weight_bytes(p->out, p->in),
+                            &p->fp8.memory);
     } else {
         qlora__layout_weight(arena, m, &p->mapped, p->out, p->in, &p->dense);
     }
@@ -30477,6 +31412,77 @@ static int64_t qlora__operand_elements(qlora_model* m) {
     return most;
 }
 
+// Tables and matrices of adapters that stand side by side.
+static void qlora__layout_wide(qlora__arena* arena, qlora_model* m) {
+    int64_t most = 0;
+    for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL; l++) {
+        qlora__wide* wide = &m->wide[l];
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            int64_t a_at[QLORA_LINEAR_PARTS];
+            int64_t b_at[QLORA_LINEAR_PARTS];
+            most = qlora__max(most, qlora__wide_places(m, l, g, a_at, b_at));
+            qlora__arena_tensor(arena, QLORA_I32, 1, m->layers[l].pads[g], &wide->columns[g]);
+            wide->share_count[g] = qlora__trains(m) ? qlora__wide_shares(m, l, g) : 0;
+            qlora__arena_tensor(arena, QLORA_U8, 1,
+                                wide->share_count[g] * (int64_t)sizeof(qlora__share),
+                                &wide->shares[g]);
+        }
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            int64_t rank = qlora__wide_first(m, m->adapters, l, i);
+            if (!qlora__wide_in_operand(m, &m->layers[l], m->arch->layout->rows[i].group)) {
+                qlora__arena_tensor(arena, m->compute, rank, p->in, &wide->loras[i].a);
+                qlora__arena_tensor(arena, m->compute, p->out, rank, &wide->loras[i].sb);
+            }
+        }
+    }
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->wide != NULL && qlora__trains(m) ? most : 0,
+                        &m->wide_grads);
+}
+
+// Views of a stack of adapters that stand side by side: of its operand and of the gradients.
+static void qlora__window_wide(qlora_model* m, int64_t index, int group) {
+    qlora__layer* layer = &m->layers[index];
+    int64_t a_at[QLORA_LINEAR_PARTS];
+    int64_t b_at[QLORA_LINEAR_PARTS];
+    qlora_tensor a;
+    qlora_tensor sb;
+    qlora_linear_desc linear = layer->linears[group];
+    linear.operand = qlora__wide_in_operand(m, layer, group) ? &layer->operands[group] : NULL;
+    bool inside = qlora__linear_joined(&linear, layer->pads[group], &a, &sb);
+    size_t size = qlora_dtype_bytes(m->compute);
+    int64_t row = 0;
+    int64_t col = 0;
+    m->wide[index].most[group] = 0;
+    qlora__wide_places(m, index, group, a_at, b_at);
+    for (int i = 0; i < linear.count; i++) {
+        int number = m->arch->layout->groups[group].first + i;
+        const qlora__projection* p = &layer->projections[number];
+        qlora__lora* lora = &m->wide[index].loras[number];
+        lora->rank = qlora__wide_first(m, m->adapters, index, number);
+        lora->scale = 1.0f; // those of the adapters are in sB and in the shares
+        if (inside) {
+            lora->a = a;
+            lora->a.rows = lora->rank;
+            lora->a.data = (char*)a.data + (size_t)(col * a.ld) * size;
+            lora->a.bytes -= (size_t)(col * a.ld) * size;
+            lora->sb = sb;
+            lora->sb.rows = p->out;
+            lora->sb.cols = lora->rank;
+            lora->sb.data = (char*)sb.data + (size_t)(row * sb.ld + col) * size;
+            lora->sb.bytes -= (size_t)(row * sb.ld + col) * size;
+        }
+        if (qlora__trains(m)) {
+            qlora__arena_window(&m->wide_grads, a_at[i], lora->rank, p->in, &lora->da);
+            qlora__arena_window(&m->wide_grads, b_at[i], p->out, lora->rank, &lora->db);
+        }
+        int64_t most = qlora__max(p->in, p->out) * lora->rank;
+        m->wide[index].most[group] = qlora__max(m->wide[index].most[group], most);
+        row += p->out;
+        col += lora->rank;
+    }
+}
+
 // What the FP8 products of all stacks share.
 static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
     int64_t widest = 0;
@@ -30535,6 +31541,7 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->s);
     qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
+    qlora__layout_wide(arena, m);
     if (qlora__is_fp8(m)) {
         qlora__layout_fp8_shared(arena, m);
     }
@@ -30577,6 +31584,11 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &b->weights);
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
     qlora__arena_tensor(arena, QLORA_F32, 1, m->adapters, &b->scale);
+    if (m->wide != NULL) {
+        qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->owners);
+        qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->claims);
+        qlora__arena_tensor(arena, QLORA_I32, 1, m->adapters, &b->states);
+    }
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
     int64_t S = m->plan.max_sequences;
     qlora__arena_tensor(arena, QLORA_I32, 1, S + 1, &b->starts);
@@ -30595,6 +31607,9 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     b->all.cols = (int64_t)b->all.bytes;
     b->all.ld = b->all.cols;
 }
+
+// The totals of several adapters are this many elements apart, as the arena places them.
+#define QLORA__TOTALS_STRIDE 64
 
 static void qlora__layout_totals(qlora__arena* arena, qlora_model* m) {
     for (int32_t k = 0; k < m->adapters; k++) {
@@ -30662,7 +31677,8 @@ typedef struct qlora__decode_text {
 // Whether the kernels of a decoding step can read a weight.
 static bool qlora__decode_reads(const qlora__projection* p) {
     int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : 64;
-    return p->is_nf4 ? p->in % 64 == 0 && block >= 64 : p->in % 8 == 0;
+    return p->is_fp8   ? false
+           : p->is_nf4 ? p->in % 64 == 0 && block >= 64 : p->in % 8 == 0;
 }
 
 // Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples
@@ -30786,6 +31802,11 @@ static void qlora__model_layout(qlora_model* m, char* base) {
         qlora__layout_windows(m);
     }
     qlora__adapter_keep(m);
+    for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL && base != NULL; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            qlora__window_wide(m, l, g);
+        }
+    }
     m->plan.total = arena.used;
 }
 
@@ -30908,7 +31929,7 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
             char name[160];
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
-            if (!p->is_nf4 && !m->dora) { // DoRA adds adapters to a copy of the weight
+            if (!qlora__is_coded(p) && !m->dora) { // DoRA adds adapters to a copy of the weight
                 qlora__map_weight(folder, name, p->out, p->in, m, &p->mapped);
             }
         }
@@ -31573,7 +32594,8 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
             part->scale = p->scale;
             part->projection = m->arch->layout->rows[number].bit;
             part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
-            part->dense = p->is_nf4 ? NULL : &p->dense;
+            part->fp8 = p->is_fp8 ? &p->fp8 : NULL;
+            part->dense = qlora__is_coded(p) ? NULL : &p->dense;
             part->bias = p->has_bias ? &p->bias : NULL;
             part->a = &p->a;
             part->sb = &p->sb;
@@ -31711,6 +32733,7 @@ static void qlora__slots_free(qlora_model* m) {
     qlora__free(ctx, m->owns, (size_t)m->adapters * sizeof *m->owns);
     qlora__free(ctx, m->loras, qlora__loras_bytes(m));
     qlora__free(ctx, m->runs, (size_t)m->plan.max_sequences * sizeof *m->runs);
+    qlora__free(ctx, m->wide, (size_t)m->plan.config.layers * sizeof *m->wide);
 }
 
 static qlora_result qlora__slots_check(qlora_ctx* ctx, const qlora_model_desc* d) {
@@ -31801,7 +32824,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.save_modules", d->save_modules, 0, QLORA_SAVE_EMBED | QLORA_SAVE_HEAD},
                   {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.new_token_count", d->new_token_count, 0, 1 << 24},
-                  {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
+                  {"desc.base", (int64_t)d->base, 0, QLORA_BASE_FP8},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
                   {"desc.optimizer", (int64_t)d->optimizer, 0, QLORA_OPTIMIZER_ADAMW_8BIT},
@@ -31945,7 +32968,7 @@ static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t c
     return QLORA_OK;
 }
 
-// FP8 products need 4-bit weights, and rows of results that are aligned to 16 bytes.
+// FP8 products need 4-bit or FP8 weights, and rows of results that are aligned to 16 bytes.
 static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const struct {
@@ -31970,12 +32993,12 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     }
     for (int64_t l = 0; l < c->layers; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
-            if (!m->layers[l].projections[i].is_nf4) {
+            if (!qlora__is_coded(&m->layers[l].projections[i])) {
                 char module[160];
                 qlora__module_of(m, l, i, module, sizeof module);
                 return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                   "desc.mode is FP8, which needs 4-bit weights, but %s is not "
-                                   "4-bit",
+                                   "desc.mode is FP8, which needs 4-bit or FP8 weights, but %s is "
+                                   "in 16 or 32 bits",
                                    module);
             }
         }
@@ -32064,7 +33087,7 @@ static qlora_result qlora__slots_shape(qlora_ctx* ctx, qlora_model* m,
         r = qlora__adapter_shapes(ctx, m, desc);
     }
     qlora__adapter_focus(m, 0);
-    return r;
+    return r == QLORA_OK ? qlora__wide_choose(ctx, m) : r;
 }
 
 // Assigns a place to every trained tensor of every adapter.
@@ -32078,10 +33101,15 @@ static void qlora__slots_number(qlora_model* m) {
     m->plan.parameters = parameters;
 }
 
-// The room beside a row of several adapters, whose rows are computed separately: that of the one
-// with the highest ranks.
+// The room beside a row of several adapters: that of all of them if they stand side by side, or
+// that of the one with the highest ranks if their rows are computed separately.
 static void qlora__slots_pads(qlora_model* m) {
-    for (int32_t k = m->adapters - 1; k >= 0 && qlora__has_several(m); k--) {
+    for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            m->layers[l].pads[g] = qlora__wide_pad(m, l, g);
+        }
+    }
+    for (int32_t k = m->adapters - 1; k >= 0 && qlora__has_several(m) && m->wide == NULL; k--) {
         qlora__adapter_focus(m, k);
         for (int64_t l = 0; l < m->plan.config.layers; l++) {
             for (int g = 0; g < QLORA__GROUPS; g++) {
@@ -32159,7 +33187,7 @@ static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc*
     return QLORA_OK;
 }
 
-// Decides which weights are 4-bit: all of an NF4 base, and those that are 4-bit in the files.
+// Decides which weights are 4-bit or FP8: all of such a base, and those that are so in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
     const qlora__folder* folder = NULL;
@@ -32170,6 +33198,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             p->is_nf4 = desc->base == QLORA_BASE_NF4;
+            p->is_fp8 = desc->base == QLORA_BASE_FP8;
             p->nf4_desc.rows = p->out;
             p->nf4_desc.cols = p->in;
             p->nf4_desc.plain_scales = desc->single_quant;
@@ -32181,8 +33210,14 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+            if (source.fp8) {
+                p->is_nf4 = false;
+                p->is_fp8 = true;
+                p->stored = true;
+            }
             if (source.nf4) {
                 p->is_nf4 = true;
+                p->is_fp8 = false;
                 p->stored = true;
                 p->nf4_desc.block = (int32_t)source.block;
                 p->nf4_desc.block2 = (int32_t)source.block2;
@@ -32512,8 +33547,8 @@ static void qlora__plan_fill(qlora_model* m, uint64_t bytes, bool fill, qlora__c
     if (free_to && fill && !attention_first) {
         qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, choices->recompute, choices);
     }
-    bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && has_nf4 && !whole) {
+    bool coded = qlora__is_coded(&m->layers[0].projections[0]) && qlora__computes(m);
+    if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && coded && !whole) {
         qlora__plan_most(m, bytes, QLORA__COUNT_CACHED, 0, layers, choices);
     }
 }
@@ -32530,7 +33565,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
     qlora__choices choices;
     memset(&choices, 0, sizeof choices);
     choices.recompute = d->recompute == QLORA_CHOICE_AUTO && trains ? layers : low;
-    choices.cached = d->cache == QLORA_CHOICE_ON ? layers : 0;
+    choices.cached = d->cache == QLORA_CHOICE_ON && qlora__computes(m) ? layers : 0;
     qlora__squeeze_at(m, 0, &choices);
     QLORA__TRY(qlora__choices_check(ctx, m, &choices));
     if (!qlora__plan_squeeze(m, machine, &choices)) {
@@ -32768,7 +33803,7 @@ static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
 
 //@@ src/model/kept.h
 
-// ---- 4-bit weights that are kept in a file ------------------------------------------------------
+// ---- 4-bit and FP8 weights that are kept in a file ----------------------------------------------
 //
 // Quantising takes seconds at every start, so its result can be kept:
 //
@@ -32780,10 +33815,22 @@ static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
 // checkpoints compare), in this format, for the same block sizes, and is undamaged. Otherwise it is
 // made again.
 
-#define QLORA__KEEP_MAGIC "qloraNF4"
 #define QLORA__KEEP_ORDER 0x01020304u // the data has the byte order of the machine
 #define QLORA__KEEP_FORMAT 1u // raise it when quantising gives other bits, or the file changes
-#define QLORA__KEEP_SUFFIX ".qlora-nf4"
+
+// What differs between the formats.
+typedef struct qlora__keep_kind {
+    char magic[9];
+    const char* suffix;
+    const char* what;
+} qlora__keep_kind;
+
+static const qlora__keep_kind qlora__keep_kinds[2] = {{"qloraNF4", ".qlora-nf4", "4-bit"},
+                                                      {"qloraFP8", ".qlora-fp8", "FP8"}};
+
+static const qlora__keep_kind* qlora__keep_kind_of(const qlora_model* m) {
+    return &qlora__keep_kinds[m->desc.base == QLORA_BASE_FP8 ? 1 : 0];
+}
 
 typedef struct qlora__keep_header {
     char magic[8];
@@ -32807,7 +33854,7 @@ typedef struct qlora__keep {
 
 // Whether this weight is quantised when it is loaded.
 static bool qlora__keep_takes(const qlora__projection* p) {
-    return p->is_nf4 && !p->stored;
+    return qlora__is_coded(p) && !p->stored;
 }
 
 // In the model folder, next to the GGUF file, or in the folder that the desc names, under the name
@@ -32831,7 +33878,7 @@ static qlora_result qlora__keep_path(qlora_ctx* ctx, const qlora_model* m, char*
     }
     char file[280];
     char parent[QLORA__PATH_ROOM];
-    snprintf(file, sizeof file, "%s" QLORA__KEEP_SUFFIX, name);
+    snprintf(file, sizeof file, "%s%s", name, qlora__keep_kind_of(m)->suffix);
     if (folder == NULL && gguf) {
         snprintf(parent, sizeof parent, "%.*s", (int)start, m->dir);
         folder = start > 0 ? parent : ".";
@@ -32851,7 +33898,7 @@ static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
     qlora__keep_header h;
     qlora__hash shapes;
     memset(&h, 0, sizeof h);
-    memcpy(h.magic, QLORA__KEEP_MAGIC, sizeof h.magic);
+    memcpy(h.magic, qlora__keep_kind_of(m)->magic, sizeof h.magic);
     h.order = QLORA__KEEP_ORDER;
     h.format = QLORA__KEEP_FORMAT;
     h.config = m->base_config;
@@ -32863,7 +33910,7 @@ static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
             const int64_t facts[] = {qlora__keep_takes(p), p->out,        p->in,
                                      p->nf4.block,         p->nf4.block2, p->nf4.absmax != NULL};
             qlora__hash_add(&shapes, facts, sizeof facts);
-            h.bytes += qlora__keep_takes(p) ? p->nf4.memory.bytes : 0;
+            h.bytes += qlora__keep_takes(p) ? qlora__codes_memory(p)->bytes : 0;
         }
     }
     h.shapes = qlora__hash_end(&shapes);
@@ -32888,7 +33935,7 @@ static const char* qlora__keep_fault(const qlora__keep* k) {
     }
     memcpy(&h, k->map.data, sizeof h);
     if (memcmp(h.magic, want->magic, sizeof h.magic) != 0) {
-        return "it is not a file of 4-bit weights";
+        return "it is not a file of such weights";
     }
     if (h.order != want->order || h.format != want->format) {
         return "it has another format or byte order";
@@ -32934,7 +33981,7 @@ static qlora_result qlora__keep_open(qlora_ctx* ctx, const qlora_model* m, qlora
         QLORA__LOG(ctx, WARN, MODEL, "%s is not used: %s; it is made again", k->path, fault);
         qlora__map_close(&ctx->env, &k->map);
     } else {
-        QLORA__LOG(ctx, INFO, MODEL, "4-bit weights from %s", k->path);
+        QLORA__LOG(ctx, INFO, MODEL, "%s weights from %s", qlora__keep_kind_of(m)->what, k->path);
     }
     return QLORA_OK;
 }
@@ -32975,7 +34022,7 @@ static qlora_result qlora__keep_fill(qlora_ctx* ctx, const qlora_model* m, const
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (qlora__keep_takes(p)) {
-                QLORA__TRY(qlora__keep_put(ctx, out, &p->nf4.memory, room, piece, &hash));
+                QLORA__TRY(qlora__keep_put(ctx, out, qlora__codes_memory(p), room, piece, &hash));
             }
         }
     }
@@ -33006,7 +34053,8 @@ static qlora_result qlora__keep_write(qlora_ctx* ctx, const qlora_model* m, cons
     r = qlora__keep_fill(ctx, m, k, room, piece, &out);
     qlora__free(ctx, room, piece);
     if (r == QLORA_OK) {
-        QLORA__LOG(ctx, INFO, MODEL, "4-bit weights kept in %s", k->path);
+        const char* what = qlora__keep_kind_of(m)->what;
+        QLORA__LOG(ctx, INFO, MODEL, "%s weights kept in %s", what, k->path);
     }
     return r;
 }
@@ -33176,6 +34224,61 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
     return r;
 }
 
+// FP8 codes and scales, as the file has them.
+static qlora_result qlora__load_fp8(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
+                                    const qlora__linear_source* source,
+                                    const qlora__projection* p) {
+    uint64_t count = qlora__st_elements(source->scales);
+    QLORA__TRY(qlora__fp8_values(&ctx->env, folder, source));
+    float* scales = (float*)qlora__alloc(ctx, (size_t)count * sizeof *scales);
+    if (scales == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__st_read_f32(source->scales, 0, count, scales);
+    qlora_result r = qlora__copy_in(ctx, p->fp8.scales, scales, (size_t)count * sizeof *scales);
+    qlora__free(ctx, scales, (size_t)count * sizeof *scales);
+    s->done += source->scales->bytes;
+    return r == QLORA_OK
+               ? qlora__stage(ctx, s, p->fp8.codes, source->weight->data, source->weight->bytes)
+               : r;
+}
+
+// Refuses a weight with values that are not finite: they have made a scale that is not.
+static qlora_result qlora__load_fp8_check(qlora_ctx* ctx, const char* name,
+                                          const qlora__fp8_weight* w) {
+    int64_t across = qlora__fp8_blocks(w->cols);
+    int64_t count = qlora__fp8_blocks(w->rows) * across;
+    float* scales = (float*)qlora__alloc(ctx, (size_t)count * sizeof *scales);
+    if (scales == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__copy_out(ctx, scales, w->scales, (size_t)count * sizeof *scales);
+    for (int64_t i = 0; i < count && r == QLORA_OK; i++) {
+        int64_t row = i / across * QLORA__FP8_BLOCK;
+        int64_t col = i % across * QLORA__FP8_BLOCK;
+        if (!qlora__finite(scales[i])) {
+            r = qlora__fail(ctx, QLORA_ERR_FORMAT,
+                            "%s has a value that is not finite between [%lld,%lld] and "
+                            "[%lld,%lld]; FP8 cannot represent it",
+                            name, (long long)row, (long long)col,
+                            (long long)(qlora__min(w->rows, row + QLORA__FP8_BLOCK) - 1),
+                            (long long)(qlora__min(w->cols, col + QLORA__FP8_BLOCK) - 1));
+        }
+    }
+    qlora__free(ctx, scales, (size_t)count * sizeof *scales);
+    return r;
+}
+
+// Quantises a matrix as the projection wants it.
+static qlora_result qlora__load_codes(qlora_ctx* ctx, const char* name, const qlora_tensor* w,
+                                      const qlora__projection* p) {
+    if (p->is_nf4) {
+        return qlora_nf4_quantise(ctx, w, &p->nf4);
+    }
+    QLORA__TRY(qlora__fp8_weight_quantise(ctx, w, &p->fp8));
+    return qlora__load_fp8_check(ctx, name, &p->fp8);
+}
+
 // Weights in f32 are first rounded to bf16, as transformers does for bitsandbytes, so that the
 // codes are the same.
 static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
@@ -33200,7 +34303,7 @@ static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
     qlora_tensor raw;
     qlora_result r = qlora__load_raw(ctx, s, &rounded, p->out, p->in, &raw);
     if (r == QLORA_OK) {
-        r = qlora_nf4_quantise(ctx, &raw, &p->nf4);
+        r = qlora__load_codes(ctx, t->name, &raw, p);
     }
     qlora__free(ctx, half, n * 2);
     return r;
@@ -33218,11 +34321,13 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
     }
     if (kept) {
-        const qlora_tensor* to = &p->nf4.memory;
+        const qlora_tensor* to = qlora__codes_memory(p);
         QLORA__TRY(qlora__stage(ctx, s, to->data, qlora__keep_next(s->keep, to->bytes), to->bytes));
     } else if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
-    } else if (p->is_nf4) {
+    } else if (source.fp8) {
+        QLORA__TRY(qlora__load_fp8(ctx, s, folder, &source, p));
+    } else if (qlora__is_coded(p)) {
         QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, p));
     } else if (p->mapped.data == NULL) {
         QLORA__TRY(qlora__load_dense(ctx, s, source.weight, &p->dense));
@@ -33308,6 +34413,11 @@ static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+            if (source.fp8 && !(p->stored && p->is_fp8)) {
+                return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                   "%s: %s is in FP8, but config.json has no quantization_config",
+                                   m->dir, name);
+            }
         }
     }
     return QLORA_OK;
@@ -33369,11 +34479,11 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
             qlora__arena_window(&m->operand, 0, p->out, p->in, &w);
-            const qlora_tensor* to = p->is_nf4 ? &w : &p->dense;
+            const qlora_tensor* to = qlora__is_coded(p) ? &w : &p->dense;
             uint32_t stream = (uint32_t)(2 + l * QLORA__PROJECTIONS + i);
             QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, to));
-            if (p->is_nf4) {
-                QLORA__TRY(qlora_nf4_quantise(ctx, &w, &p->nf4));
+            if (qlora__is_coded(p)) {
+                QLORA__TRY(qlora__load_codes(ctx, "a random weight", &w, p));
             }
             if (p->has_bias) {
                 QLORA__TRY(qlora__tensor_zero(ctx, &p->bias));
@@ -33416,8 +34526,9 @@ static bool qlora__stack_is_dora(const qlora_model* m, const qlora__layer* layer
 static qlora_result qlora__dora_weight(qlora_ctx* ctx, const qlora_model* m,
                                        const qlora__projection* p, qlora_tensor* w) {
     qlora__arena_window(&m->operand, 0, p->out, p->in, w);
-    QLORA__TRY(p->is_nf4 ? qlora__nf4_window(ctx, &p->nf4, 0, 0, w, m->compute == QLORA_F32)
-                         : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
+    QLORA__TRY(qlora__is_coded(p)
+                   ? qlora__coded_window(ctx, qlora__codes_of(p), 0, 0, w)
+                   : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
     return qlora__linear_gemm(ctx, m->math, false, false, false, 1.0f, 1.0f, &p->sb, &p->a, w);
 }
 
@@ -33754,10 +34865,27 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     return qlora__trained_saved(m, index - at - (m->desc.train_norms ? 1 : 0), out);
 }
 
+// The place of A or s B of the current adapter among those of all adapters.
+static void qlora__range_copy_wide(const qlora_model* m, const qlora__trained* t,
+                                   qlora_adamw_range* range) {
+    int number = (int)(t->projection - m->layers[t->layer].projections);
+    const qlora__lora* all = &m->wide[t->layer].loras[number];
+    const qlora_tensor* to = t->is_b ? &all->sb : &all->a;
+    int64_t column = qlora__wide_first(m, m->adapter, t->layer, number);
+    size_t at = (size_t)(t->is_b ? column : column * to->ld) * qlora_dtype_bytes(to->dtype);
+    range->copy = (char*)to->data + at;
+    range->copy_cols = t->cols;
+    range->copy_ld = to->ld;
+}
+
 // If the layer has its own operand, AdamW also writes A and s B to their places in it.
 static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
                               qlora_adamw_range* range) {
     const qlora__layer* layer = &m->layers[t->layer];
+    if (m->wide != NULL && t->projection != NULL) {
+        qlora__range_copy_wide(m, t, range);
+        return;
+    }
     if (t->projection == NULL || t->is_magnitude || !layer->cached || qlora__has_several(m)) {
         return; // several adapters are placed when they are used
     }
@@ -34191,6 +35319,34 @@ static int32_t qlora__batch_adapter(const qlora_batch* b, int64_t sequence, int3
     return b->adapters != NULL ? b->adapters[sequence] : usual;
 }
 
+// Writes which rows belong to which of several adapters that stand side by side.
+static void qlora__slot_owners(const qlora_model* m, char* memory, const qlora_batch* b,
+                               int32_t usual) {
+    int32_t* owners = qlora__slot_ints(m, memory, &m->batch.owners);
+    int32_t* claims = qlora__slot_ints(m, memory, &m->batch.claims);
+    int32_t* states = qlora__slot_ints(m, memory, &m->batch.states);
+    const int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
+    int64_t row = 0;
+    int64_t label = 0;
+    memset(states, 0, (size_t)m->adapters * sizeof *states);
+    for (int64_t s = 0; s < b->count; s++) {
+        int32_t adapter = qlora__batch_adapter(b, s, usual);
+        states[adapter] = 1;
+        for (int64_t end = row + b->lengths[s]; row < end; row++) {
+            owners[row] = adapter;
+        }
+        for (; label < starts[s + 1]; label++) {
+            claims[label] = adapter;
+        }
+    }
+    for (; row < m->plan.tokens; row++) { // the rows that fill the micro-batch up
+        owners[row] = -1;
+    }
+    for (; label < m->batch.claims.cols; label++) {
+        claims[label] = 0; // it has no label
+    }
+}
+
 // Notes which rows belong to which adapter, and writes the scale of each.
 static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch* b,
                                  const qlora__micro_desc* desc) {
@@ -34201,6 +35357,10 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
         scale[k] = total > 0.0 ? (QLORA__REAL)(1.0 / total) : 0;
     }
     m->run_count = 0;
+    if (m->wide != NULL) {
+        qlora__slot_owners(m, memory, b, desc->adapter);
+        return;
+    }
     int64_t row = 0;
     for (int64_t s = 0; s < b->count && qlora__has_several(m); s++) {
         int32_t adapter = qlora__batch_adapter(b, s, desc->adapter);
@@ -34335,9 +35495,18 @@ static qlora_tensor qlora__local(const qlora__pass* pass, const qlora_tensor* t,
 }
 
 // Whether the rows of a pass can belong to several adapters. Decoding uses the current one.
-static bool qlora__pass_has_runs(const qlora__pass* pass) {
+static bool qlora__pass_is_shared(const qlora__pass* pass) {
     const qlora_model* m = pass->m;
     return qlora__has_several(m) && m->use_adapters && !pass->decoding;
+}
+
+// Whether they are computed together, or else run by run; see model/wide.h.
+static bool qlora__pass_is_wide(const qlora__pass* pass) {
+    return qlora__pass_is_shared(pass) && pass->m->wide != NULL;
+}
+
+static bool qlora__pass_has_runs(const qlora__pass* pass) {
+    return qlora__pass_is_shared(pass) && pass->m->wide == NULL;
 }
 
 // Sets the part of a pass that belongs to run number `index` of the micro-batch, or, without runs,
@@ -34394,14 +35563,38 @@ typedef struct qlora__stack {
     qlora_tensor operand;
     qlora_tensor positions; // of the rows of the pass, for dropout
     qlora_tensor sequences;
+    qlora__linear_owners owners;              // of adapters side by side
+    qlora_tensor weights[QLORA_LINEAR_PARTS]; // in the operand, if one of those adapters is alone
     int64_t out;
     int64_t pad;
 } qlora__stack;
 
+// One of several adapters that stand side by side, without the others: its own matrices, next to
+// the weights of the operand if the layer has a copy of them.
+static void qlora__stack_alone(const qlora__layer* layer, int group, qlora__stack* s) {
+    int64_t row = 0;
+    for (int i = 0; i < s->linear.count && s->linear.operand != NULL && layer->cached; i++) {
+        qlora_linear_part* part = &s->linear.parts[i];
+        s->weights[i] = qlora__window(&layer->operands[group], part->out,
+                                      row * layer->operands[group].ld, s->linear.in);
+        part->dense = &s->weights[i];
+        part->nf4 = NULL;
+        row += part->out;
+    }
+    s->linear.operand = NULL;
+}
+
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
-    out->linear = qlora__linear_of(m, layer, group, pass->adapter);
+    bool wide = qlora__pass_is_wide(pass);
+    out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
+    if (wide) {
+        out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
+        out->owners.columns = m->wide[layer - m->layers].columns[group];
+        out->owners.state = backward ? &m->batch.states : NULL;
+        out->linear.owners = &out->owners;
+    }
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
     out->positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
@@ -34420,6 +35613,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         out->linear.operand = NULL;
         out->linear.fp8 = NULL;
     }
+    if (m->wide != NULL && !wide && out->pad > 0) {
+        qlora__stack_alone(layer, group, out);
+    }
     if (out->linear.fp8 != NULL && !layer->cached) {
         if (qlora__stack_is_placed(pass, out->linear.layer, group, backward)) {
             return QLORA_OK;
@@ -34434,7 +35630,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->operand =
         qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
     out->linear.operand = &out->operand;
-    if (layer->cached && qlora__has_several(m)) { // the operand has those of the last run
+    if (layer->cached && qlora__has_several(m) && m->wide == NULL) { // it has those of the last run
         QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
         return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_ADAPTERS);
     }
@@ -34969,6 +36165,20 @@ static qlora_result qlora__head_runs(const qlora__pass* pass, int64_t first,
     return QLORA_OK;
 }
 
+// The same for adapters that stand side by side, of all rows at once.
+static qlora_result qlora__head_owned(const qlora__pass* pass, int64_t first,
+                                      const qlora_cross_entropy_desc* all) {
+    qlora_model* m = pass->m;
+    qlora_cross_entropy_desc args = *all;
+    qlora_tensor claims = qlora__window(&m->batch.claims, 1, first, all->logits->rows);
+    const qlora_tensor* sums = m->adapter == 0 ? &m->totals : &m->owns[0].totals;
+    qlora_tensor totals = qlora__window(sums, 1, 0, 3);
+    const qlora__loss_owners owners = {&claims, m->adapters, QLORA__TOTALS_STRIDE};
+    args.total = &totals;
+    QLORA__ENTER(pass->ctx, "qlora_cross_entropy"); // frees the scratch on return
+    return qlora__leave(pass->ctx, qlora__cross_entropy(pass->ctx, &args, &owners));
+}
+
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
 // to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
 static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
@@ -34995,14 +36205,15 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     args.labels = &labels;
     args.weights = &weights;
     qlora_tensor scale = qlora__window(&m->batch.scale, 1, 0, 1);
-    args.scale = gradient && qlora__pass_has_runs(pass) ? &m->batch.scale : &scale;
+    args.scale = gradient && qlora__pass_is_shared(pass) ? &m->batch.scale : &scale;
     args.losses = &losses;
     args.total = totals;
     args.flag = &m->flag;
     args.forward_only = !gradient;
     args.cap = (float)c->logits_cap;
-    QLORA__TRY(gradient && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
-                                                      : qlora_cross_entropy(ctx, &args));
+    QLORA__TRY(gradient && qlora__pass_is_wide(pass)    ? qlora__head_owned(pass, i * C, &args)
+               : gradient && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
+                                                        : qlora_cross_entropy(ctx, &args));
     if (gradient) {
         qlora_tensor dx = m->rows_dx;
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
@@ -35116,7 +36327,13 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     QLORA__TRY(qlora__beside_begin(ctx));
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, x) : QLORA_OK;
     if (r == QLORA_OK) {
-        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x, dy, NULL, 1.0f);
+        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x, dy, NULL,
+                                    stack->linear.owners != NULL ? 0.0f : 1.0f);
+    }
+    if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
+        const qlora__wide* wide = &pass->m->wide[stack->linear.layer];
+        r = qlora__collect(ctx, &wide->shares[group], wide->share_count[group], wide->most[group],
+                           &pass->m->batch.states);
     }
     return qlora__beside_end(ctx, group, r);
 }
@@ -35355,6 +36572,11 @@ static qlora_result qlora__o_backward_run(const qlora__pass* pass, qlora__layer*
     qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
     if (qlora__stack_is_dora(m, layer, QLORA__O)) {
         QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
+    }
+    if (stack.linear.owners != NULL) { // this z is that of the forward pass
+        qlora_tensor inner = qlora__window(&x, pass->rows, 0, q);
+        qlora_tensor z = qlora__window(&x, pass->rows, q, stack.pad);
+        QLORA__TRY(qlora__linear_keep_own(pass->ctx, &stack.linear, &inner, &z));
     }
     return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
 }
@@ -36191,7 +37413,7 @@ static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
 
 // ---- preparing a model --------------------------------------------------------------------------
 
-// Sets the pointers and maps of NF4 weights once the arena is allocated.
+// Sets the pointers and maps of weights with codes once the arena is allocated.
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -36200,6 +37422,8 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
             if (p->is_nf4) {
                 qlora_tensor memory = p->nf4.memory;
                 QLORA__TRY(qlora_nf4_wrap(ctx, &p->nf4_desc, &memory, &p->nf4));
+            } else if (p->is_fp8) {
+                qlora__fp8_weight_wrap(ctx, p->out, p->in, &p->fp8.memory, &p->fp8);
             }
         }
     }
@@ -36295,11 +37519,11 @@ static void qlora__model_operands(qlora_model* m) {
                 qlora__model_fp8(m, l, g);
                 continue;
             }
-            bool any_nf4 = false;
+            bool any_coded = false;
             for (int i = 0; i < linear->count; i++) {
-                any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
+                any_coded = any_coded || linear->parts[i].dense == NULL;
             }
-            bool needed = any_nf4 && (layer->cached || !qlora__model_reads_weights(m));
+            bool needed = any_coded && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
                 qlora__arena_window(&m->operand, m->operand_at[g],
@@ -36323,11 +37547,12 @@ static qlora_result qlora__model_use_copies(qlora_ctx* ctx, qlora_model* m) {
             for (int i = 0; i < linear->count; i++) {
                 qlora__projection* p = &layer->projections[m->arch->layout->groups[g].first + i];
                 qlora_linear_part* part = &linear->parts[i];
-                if (part->nf4 != NULL) {
+                if (part->dense == NULL) {
                     QLORA__TRY(qlora__tensor_view(ctx, &layer->operands[g], row, part->out, 0,
                                                   linear->in, &p->dense));
                     part->dense = &p->dense;
                     part->nf4 = NULL;
+                    part->fp8 = NULL;
                 }
                 row += part->out;
             }
@@ -36432,11 +37657,13 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
+        bool fp8 = m->layers[0].projections[0].is_fp8 || m->desc.base == QLORA_BASE_FP8;
         // The kernels that only decoding uses are loaded by the dry run.
         const qlora_model_config* c = &m->plan.config;
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                               nf4, true, m->dir == NULL);
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
+        need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         return qlora__cache_warm(ctx, need | (qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0));
     }
 #else
@@ -36691,7 +37918,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK; // nothing is compiled on the CPU
     }
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
-    if (qlora__has_several(m)) { // all rows belong to the first adapter
+    if (qlora__has_several(m) && m->wide == NULL) { // all rows belong to the first adapter
         memset(m->runs, 0, sizeof *m->runs);
         m->runs[0].end = m->plan.tokens;
         m->runs[0].label_end = m->plan.tokens;
@@ -36729,7 +37956,9 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
 // scale in FP8.
 static qlora_result qlora__model_place(qlora_ctx* ctx, const qlora_model* m,
                                        const qlora__layer* layer, int group) {
-    const qlora_linear_desc* linear = &layer->linears[group];
+    const qlora_linear_desc all =
+        qlora__linear_of(m, layer, group, m->wide != NULL ? QLORA__ALL_ADAPTERS : m->adapter);
+    const qlora_linear_desc* linear = &all;
     if (linear->fp8 != NULL) {
         QLORA__TRY(qlora__fp8_measure(ctx, linear));
         QLORA__TRY(layer->cached ? qlora__fp8_place(ctx, linear, false) : QLORA_OK);
@@ -36786,6 +38015,7 @@ static qlora_result qlora__model_fill_adapters(qlora_ctx* ctx, qlora_model* m,
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
                                       const qlora_model_desc* desc) {
     const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
+    QLORA__TRY(qlora__wide_upload(ctx, m));
     for (int32_t k = m->adapters - 1; k >= 0; k--) {
         qlora__adapter_focus(m, k);
         QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
@@ -37919,15 +39149,15 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
 
 // One tensor of the merged model.
 typedef struct qlora__merge_item {
-    const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit
+    const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit or FP8
     const qlora__projection* projection; // NULL if it is not a projection
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t saved_at;                    // the same for a whole trained matrix
     int64_t rows_at;                     // the same for trained rows; -1 if it has none
     int64_t grown;                       // its rows with those of new tokens; 0 = no new ones
     int64_t norm_width;
-    bool nf4;
-    bool foreign;                // a 4-bit weight that the model has not loaded
+    bool coded;                  // the weight of the model, which is 4-bit or FP8
+    bool foreign;                // a 4-bit or FP8 weight that the model has not loaded
     qlora__linear_source source; // of a foreign weight
     bool raw;                    // not floats: the bytes are copied
     int64_t shape[2];
@@ -37943,7 +39173,7 @@ typedef struct qlora__merge {
     const char* dir;
     const char* tokenizer; // folder of the tokenizer's files; NULL = that of the model
     qlora_dtype dtype;
-    bool trained; // merge into the dequantised 4-bit weights
+    bool trained; // merge into the dequantised 4-bit or FP8 weights
     qlora__folder folder;
     qlora__merge_item* items;
     qlora__st_entry* entries; // of the current shard
@@ -37964,7 +39194,7 @@ typedef struct qlora__merge {
     uint8_t* packed;
 } qlora__merge;
 
-// The adapter of one module and, if it is 4-bit, its weight, in host memory.
+// The adapter of one module and, if it is 4-bit or FP8, its weight, in host memory.
 typedef struct qlora__merge_module {
     float* a;
     float* b;
@@ -37973,6 +39203,7 @@ typedef struct qlora__merge_module {
     uint8_t* memory;
     size_t memory_bytes;
     qlora_nf4 nf4; // addresses in memory
+    qlora__fp8_weight fp8;
 } qlora__merge_module;
 
 typedef struct qlora__merge_rows {
@@ -37991,7 +39222,10 @@ static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
     int64_t cols = job->item->cols;
     for (int64_t row = begin; row < end; row++) {
         float* values = job->values + row * cols;
-        for (int64_t i = 0; i < cols && job->item->nf4; i++) {
+        if (job->item->coded && p->is_fp8) {
+            qlora__fp8_widen(&job->module->fp8, job->first + row, 0, cols, values);
+        }
+        for (int64_t i = 0; i < cols && job->item->coded && p->is_nf4; i++) {
             int64_t e = (job->first + row) * cols + i;
             values[i] =
                 w->maps[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
@@ -38049,14 +39283,20 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
             QLORA__TRY(qlora__floats_out(ctx, p->magnitude.data, p->out, out->magnitude));
         }
     }
-    if (item->nf4) {
-        const char* from = (const char*)p->nf4.memory.data;
-        out->memory_bytes = p->nf4.memory.bytes;
+    if (item->coded) {
+        const char* from = (const char*)qlora__codes_memory(p)->data;
+        out->memory_bytes = qlora__codes_memory(p)->bytes;
         out->memory = (uint8_t*)qlora__alloc(ctx, out->memory_bytes);
         if (out->memory == NULL) {
             return QLORA_ERR_MEMORY;
         }
         QLORA__TRY(qlora__copy_out(ctx, out->memory, from, out->memory_bytes));
+        if (p->is_fp8) {
+            qlora_tensor memory = p->fp8.memory;
+            memory.data = out->memory;
+            qlora__fp8_weight_wrap(ctx, p->out, p->in, &memory, &out->fp8);
+            return QLORA_OK;
+        }
         out->nf4 = p->nf4;
         struct {
             const void* device;
@@ -38094,6 +39334,25 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
         memcpy(g->packed + (size_t)i * 2, &half, 2);
     }
     return QLORA_OK;
+}
+
+// The same of an FP8 weight.
+static void qlora__merge_foreign_fp8(const qlora__merge_item* item, int64_t first, int64_t rows,
+                                     float* values) {
+    const qlora__linear_source* s = &item->source;
+    float scale = 0.0f;
+    for (int64_t i = 0; i < rows * item->cols; i++) {
+        int64_t row = first + i / item->cols;
+        int64_t col = i % item->cols;
+        if (col % QLORA__FP8_BLOCK == 0) {
+            qlora__st_read_f32(
+                s->scales,
+                (uint64_t)(row / QLORA__FP8_BLOCK * s->scales->shape[1] + col / QLORA__FP8_BLOCK),
+                1, &scale);
+        }
+        float value = qlora__e4m3_to(s->weight->data[row * item->cols + col]) * scale;
+        values[i] = qlora__bf16_to(qlora__bf16_from(value));
+    }
 }
 
 // Dequantises rows [first, first + rows) of a 4-bit weight that is only in the folder.
@@ -38145,9 +39404,11 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
                             rows * item->cols, &own);
         return qlora__floats_out(g->ctx, own.data, rows * item->cols, g->values);
     }
-    if (item->foreign) {
+    if (item->foreign && item->source.fp8) {
+        qlora__merge_foreign_fp8(item, first, rows, g->values);
+    } else if (item->foreign) {
         qlora__merge_foreign(item, first, rows, g->values);
-    } else if (!item->nf4) {
+    } else if (!item->coded) {
         // Rows of new tokens are not in the file; all of them are trained.
         int64_t has = item->grown > 0 ? g->m->plan.base_vocab : item->rows;
         int64_t here = qlora__max(0, qlora__min(rows, has - first));
@@ -38158,8 +39419,8 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         qlora__merge_rows job;
         job.item = item;
         job.module = module;
-        // As in a training step, 4-bit values are rounded to bf16 in every mode.
-        job.via_bf16 = item->nf4 || item->foreign || (g->trained && g->m->compute == QLORA_BF16);
+        // As in a training step, values of codes are rounded to bf16 in every mode.
+        job.via_bf16 = item->coded || item->foreign || (g->trained && g->m->compute == QLORA_BF16);
         job.first = first;
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
@@ -38204,11 +39465,11 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     return r;
 }
 
-// Whether a tensor is an auxiliary part of a bitsandbytes weight, which the merged weight does not
-// need.
-static bool qlora__is_bnb_part(const char* name) {
-    static const char* const ends[] = {".absmax", ".quant_map", ".nested_absmax",
-                                       ".nested_quant_map", qlora__bnb_suffix};
+// Whether a tensor is an auxiliary part of a bitsandbytes or FP8 weight, which the merged weight
+// does not need.
+static bool qlora__is_code_part(const char* name) {
+    static const char* const ends[] = {".absmax",           ".quant_map",      ".nested_absmax",
+                                       ".nested_quant_map", qlora__bnb_suffix, QLORA__FP8_SUFFIX};
     size_t length = strlen(name);
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
         size_t n = strlen(ends[i]);
@@ -38273,16 +39534,18 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     }
 }
 
-// Whether a tensor that the model has not loaded is the codes of a 4-bit weight.
+// Whether a tensor that the model has not loaded is the codes of a 4-bit or FP8 weight.
 static qlora_result qlora__merge_find_foreign(const qlora__merge* g,
                                               const qlora__folder_entry* entry,
                                               qlora__merge_item* item) {
     char state[320];
     snprintf(state, sizeof state, "%.280s%s", entry->name, qlora__bnb_suffix);
-    if (qlora__folder_find(&g->folder, state) == NULL) {
+    bool fp8 = entry->tensor->dtype == QLORA__ST_F8_E4M3;
+    if (!fp8 && qlora__folder_find(&g->folder, state) == NULL) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__folder_linear(&g->ctx->env, &g->folder, entry->name, -1, -1, &item->source));
+    QLORA__TRY(fp8 ? qlora__fp8_values(&g->ctx->env, &g->folder, &item->source) : QLORA_OK);
     item->foreign = true;
     item->shape[0] = item->source.rows;
     item->shape[1] = item->source.cols;
@@ -38300,9 +39563,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     const qlora__projection* p = item->projection;
     bool is_float = qlora__st_is_float(t);
     bool loaded = p != NULL && qlora__computes(g->m);
-    item->nf4 = loaded && p->is_nf4 && (g->trained || !is_float);
+    item->coded = loaded && qlora__is_coded(p) && (g->trained || !is_float);
     QLORA__TRY(!loaded && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
-    item->raw = !item->nf4 && !item->foreign && !is_float;
+    item->raw = !item->coded && !item->foreign && !is_float;
     bool moved =
         item->foreign && p != NULL && (item->shape[0] != p->out || item->shape[1] != p->in);
     if (p != NULL) {
@@ -38311,7 +39574,7 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     }
     bool changed =
         moved ||
-        (p != NULL && !item->nf4 && !item->foreign &&
+        (p != NULL && !item->coded && !item->foreign &&
          (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
         ((item->saved_at >= 0 || item->rows_at >= 0) &&
          (item->raw || t->rank != 2 || t->shape[0] != g->m->plan.base_vocab ||
@@ -38335,7 +39598,7 @@ static qlora_result qlora__merge_plan(qlora__merge* g, uint64_t shard_bytes) {
     uint64_t filled = 0;
     for (uint32_t i = 0; i < g->folder.count; i++) {
         const qlora__folder_entry* entry = &g->folder.entries[g->folder.by_name[i]];
-        if (qlora__is_bnb_part(entry->name)) {
+        if (qlora__is_code_part(entry->name)) {
             continue;
         }
         qlora__merge_item* item = &g->items[g->count];
@@ -39910,6 +41173,7 @@ struct qlora_trainer {
     qlora_ctx* ctx;
     qlora_model* m;
     qlora_train_desc desc; // defaults resolved
+    qlora__ring ring; // for the settings of AdamW; that of the model if it has one adapter
     qlora__record* records;
     qlora__report reports[QLORA__RECORDS];
     bool use_graphs;
@@ -41985,6 +43249,7 @@ static void qlora__trainer_free(qlora_trainer* t) {
         qlora__buffer_destroy(ctx, t->more[i]);
     }
     qlora__comm_stop(t);
+    qlora__ring_destroy(ctx, &t->ring);
     qlora__free(ctx, t, sizeof *t);
 }
 
@@ -42011,6 +43276,9 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     }
     const qlora__adamw_numbers numbers = {t->desc.lr, t->desc.beta1, t->desc.beta2, t->desc.eps,
                                           t->desc.weight_decay};
+    if (qlora__has_several(m)) { // the updates of a step must not wait for each other
+        QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS, sizeof numbers, &t->ring));
+    }
     QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.clip == QLORA_CLIP_LAYERS, t->desc.max_norm,
                                       &numbers));
     QLORA__TRY(qlora__ranges_upload(ctx, m, t->desc.loraplus_ratio, t->desc.lr_factors));
@@ -42032,8 +43300,8 @@ static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
                        : desc->method != QLORA_METHOD_SFT     ? "desc.method is not SFT"
                        : desc->comm != NULL                   ? "desc.comm is set"
                        : desc->neftune > 0.0                  ? "desc.neftune is set"
-                       : desc->require_graph                  ? "desc.require_graph is set"
-                                                              : NULL;
+                       : desc->require_graph && m->wide == NULL ? "desc.require_graph is set"
+                                                                : NULL;
     if (what != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s, which is not supported for a model with %d adapters", what,
@@ -42538,10 +43806,10 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     return QLORA_OK;
 }
 
-// Runs the micro-batch t->micro. With several adapters, the shapes of its products depend on which
-// rows belong to which of them, so there is no graph of it.
+// Runs the micro-batch t->micro. If the rows of several adapters are computed run by run, the
+// shapes of the products depend on which rows belong to which of them, so there is no graph of it.
 static qlora_result qlora__micro_send_off(qlora_trainer* t, int64_t graph) {
-    return qlora__has_several(t->m)
+    return qlora__has_several(t->m) && t->m->wide == NULL
                ? qlora__micro_run(t->ctx, t)
                : qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]);
 }
@@ -42655,8 +43923,8 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     // An exchange that breaks ends those before it, whose updates may be queued already.
     t->spoilt = t->spoilt || (summed != QLORA_OK && t->world > 1 && t->comm.device);
     QLORA__TRY(summed);
-    QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
-    char* memory = slot->memory + m->batch.all.bytes;
+    QLORA__TRY(qlora__ring_take(ctx, t->ring.count > 0 ? &t->ring : &m->ring, &slot));
+    char* memory = slot->memory + (t->ring.count > 0 ? 0 : m->batch.all.bytes);
     const qlora__adamw_numbers numbers = {qlora__schedule_lr(&t->desc, t->step), t->desc.beta1,
                                           t->desc.beta2, t->desc.eps, t->desc.weight_decay};
     memcpy(memory, &numbers, sizeof numbers);
@@ -42703,8 +43971,8 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->step = step;
     out->pending = t->step - step;
     out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx) &&
-                  !qlora__has_several(t->m);
-    out->waits = t->m->ring.waits;
+                  (!qlora__has_several(t->m) || t->m->wide != NULL);
+    out->waits = t->m->ring.waits + t->ring.waits;
     if (step == 0 || report->step != step) {
         return;
     }
@@ -44613,4 +45881,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 5618bece137fdfd0
+//@@ end d632b9e5df9ce737

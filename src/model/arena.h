@@ -100,6 +100,9 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
             qlora__arena_tensor(arena, QLORA_F32, 1, p->out * p->in / QLORA__STREAM_STEP,
                                 &p->ready);
         }
+    } else if (p->is_fp8) {
+        qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora__fp8_weight_bytes(p->out, p->in),
+                            &p->fp8.memory);
     } else {
         qlora__layout_weight(arena, m, &p->mapped, p->out, p->in, &p->dense);
     }
@@ -737,7 +740,8 @@ typedef struct qlora__decode_text {
 // Whether the kernels of a decoding step can read a weight.
 static bool qlora__decode_reads(const qlora__projection* p) {
     int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : 64;
-    return p->is_nf4 ? p->in % 64 == 0 && block >= 64 : p->in % 8 == 0;
+    return p->is_fp8   ? false
+           : p->is_nf4 ? p->in % 64 == 0 && block >= 64 : p->in % 8 == 0;
 }
 
 // Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples

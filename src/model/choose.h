@@ -264,8 +264,8 @@ static void qlora__plan_fill(qlora_model* m, uint64_t bytes, bool fill, qlora__c
     if (free_to && fill && !attention_first) {
         qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, choices->recompute, choices);
     }
-    bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && has_nf4 && !whole) {
+    bool coded = qlora__is_coded(&m->layers[0].projections[0]) && qlora__computes(m);
+    if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && coded && !whole) {
         qlora__plan_most(m, bytes, QLORA__COUNT_CACHED, 0, layers, choices);
     }
 }
@@ -282,7 +282,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
     qlora__choices choices;
     memset(&choices, 0, sizeof choices);
     choices.recompute = d->recompute == QLORA_CHOICE_AUTO && trains ? layers : low;
-    choices.cached = d->cache == QLORA_CHOICE_ON ? layers : 0;
+    choices.cached = d->cache == QLORA_CHOICE_ON && qlora__computes(m) ? layers : 0;
     qlora__squeeze_at(m, 0, &choices);
     QLORA__TRY(qlora__choices_check(ctx, m, &choices));
     if (!qlora__plan_squeeze(m, machine, &choices)) {

@@ -157,6 +157,61 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
     return r;
 }
 
+// FP8 codes and scales, as the file has them.
+static qlora_result qlora__load_fp8(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
+                                    const qlora__linear_source* source,
+                                    const qlora__projection* p) {
+    uint64_t count = qlora__st_elements(source->scales);
+    QLORA__TRY(qlora__fp8_values(&ctx->env, folder, source));
+    float* scales = (float*)qlora__alloc(ctx, (size_t)count * sizeof *scales);
+    if (scales == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__st_read_f32(source->scales, 0, count, scales);
+    qlora_result r = qlora__copy_in(ctx, p->fp8.scales, scales, (size_t)count * sizeof *scales);
+    qlora__free(ctx, scales, (size_t)count * sizeof *scales);
+    s->done += source->scales->bytes;
+    return r == QLORA_OK
+               ? qlora__stage(ctx, s, p->fp8.codes, source->weight->data, source->weight->bytes)
+               : r;
+}
+
+// Refuses a weight with values that are not finite: they have made a scale that is not.
+static qlora_result qlora__load_fp8_check(qlora_ctx* ctx, const char* name,
+                                          const qlora__fp8_weight* w) {
+    int64_t across = qlora__fp8_blocks(w->cols);
+    int64_t count = qlora__fp8_blocks(w->rows) * across;
+    float* scales = (float*)qlora__alloc(ctx, (size_t)count * sizeof *scales);
+    if (scales == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__copy_out(ctx, scales, w->scales, (size_t)count * sizeof *scales);
+    for (int64_t i = 0; i < count && r == QLORA_OK; i++) {
+        int64_t row = i / across * QLORA__FP8_BLOCK;
+        int64_t col = i % across * QLORA__FP8_BLOCK;
+        if (!qlora__finite(scales[i])) {
+            r = qlora__fail(ctx, QLORA_ERR_FORMAT,
+                            "%s has a value that is not finite between [%lld,%lld] and "
+                            "[%lld,%lld]; FP8 cannot represent it",
+                            name, (long long)row, (long long)col,
+                            (long long)(qlora__min(w->rows, row + QLORA__FP8_BLOCK) - 1),
+                            (long long)(qlora__min(w->cols, col + QLORA__FP8_BLOCK) - 1));
+        }
+    }
+    qlora__free(ctx, scales, (size_t)count * sizeof *scales);
+    return r;
+}
+
+// Quantises a matrix as the projection wants it.
+static qlora_result qlora__load_codes(qlora_ctx* ctx, const char* name, const qlora_tensor* w,
+                                      const qlora__projection* p) {
+    if (p->is_nf4) {
+        return qlora_nf4_quantise(ctx, w, &p->nf4);
+    }
+    QLORA__TRY(qlora__fp8_weight_quantise(ctx, w, &p->fp8));
+    return qlora__load_fp8_check(ctx, name, &p->fp8);
+}
+
 // Weights in f32 are first rounded to bf16, as transformers does for bitsandbytes, so that the
 // codes are the same.
 static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
@@ -181,7 +236,7 @@ static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
     qlora_tensor raw;
     qlora_result r = qlora__load_raw(ctx, s, &rounded, p->out, p->in, &raw);
     if (r == QLORA_OK) {
-        r = qlora_nf4_quantise(ctx, &raw, &p->nf4);
+        r = qlora__load_codes(ctx, t->name, &raw, p);
     }
     qlora__free(ctx, half, n * 2);
     return r;
@@ -199,11 +254,13 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
     }
     if (kept) {
-        const qlora_tensor* to = &p->nf4.memory;
+        const qlora_tensor* to = qlora__codes_memory(p);
         QLORA__TRY(qlora__stage(ctx, s, to->data, qlora__keep_next(s->keep, to->bytes), to->bytes));
     } else if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
-    } else if (p->is_nf4) {
+    } else if (source.fp8) {
+        QLORA__TRY(qlora__load_fp8(ctx, s, folder, &source, p));
+    } else if (qlora__is_coded(p)) {
         QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, p));
     } else if (p->mapped.data == NULL) {
         QLORA__TRY(qlora__load_dense(ctx, s, source.weight, &p->dense));
@@ -289,6 +346,11 @@ static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+            if (source.fp8 && !(p->stored && p->is_fp8)) {
+                return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                   "%s: %s is in FP8, but config.json has no quantization_config",
+                                   m->dir, name);
+            }
         }
     }
     return QLORA_OK;
@@ -350,11 +412,11 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
             qlora__arena_window(&m->operand, 0, p->out, p->in, &w);
-            const qlora_tensor* to = p->is_nf4 ? &w : &p->dense;
+            const qlora_tensor* to = qlora__is_coded(p) ? &w : &p->dense;
             uint32_t stream = (uint32_t)(2 + l * QLORA__PROJECTIONS + i);
             QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, to));
-            if (p->is_nf4) {
-                QLORA__TRY(qlora_nf4_quantise(ctx, &w, &p->nf4));
+            if (qlora__is_coded(p)) {
+                QLORA__TRY(qlora__load_codes(ctx, "a random weight", &w, p));
             }
             if (p->has_bias) {
                 QLORA__TRY(qlora__tensor_zero(ctx, &p->bias));

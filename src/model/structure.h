@@ -10,11 +10,13 @@ typedef struct qlora__projection {
     int64_t in;
     int64_t out;
     bool is_nf4;
-    bool stored; // it is 4-bit in the files
+    bool is_fp8;
+    bool stored; // it is 4-bit, or FP8, in the files
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
+    qlora__fp8_weight fp8;
     qlora_tensor ready; // f32: scales for products with few rows on the CPU; may be empty
-    qlora_tensor dense; // unless is_nf4; in the compute type, unless it is mapped
+    qlora_tensor dense; // unless is_nf4 or is_fp8; in the compute type, unless it is mapped
     qlora__mapped mapped;
     bool has_bias;
     qlora_tensor bias;
@@ -31,6 +33,20 @@ typedef struct qlora__projection {
     qlora_tensor magnitude; // [1, out]: views of the parameters and the gradients
     qlora_tensor dm;
 } qlora__projection;
+
+// Whether the weight has codes, which products dequantise.
+static bool qlora__is_coded(const qlora__projection* p) {
+    return p->is_nf4 || p->is_fp8;
+}
+
+static qlora__coded qlora__codes_of(const qlora__projection* p) {
+    return qlora__coded_of(p->is_nf4 ? &p->nf4 : NULL, p->is_fp8 ? &p->fp8 : NULL);
+}
+
+// The memory of the codes and their scales.
+static const qlora_tensor* qlora__codes_memory(const qlora__projection* p) {
+    return p->is_nf4 ? &p->nf4.memory : &p->fp8.memory;
+}
 
 // The activations of a layer that the backward pass needs.
 typedef struct qlora__kept {

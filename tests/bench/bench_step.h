@@ -90,7 +90,7 @@ static const char step_help[] =
     "  --backend any|cpu|cuda    backend (default any)\n"
     "  --mode auto|f32|tf32|bf16|fp8\n"
     "                            arithmetic (default auto)\n"
-    "  --base nf4|16bit|32bit    format of the frozen weights (default nf4)\n"
+    "  --base nf4|16bit|32bit|fp8  format of the frozen weights (default nf4)\n"
     "  --threads N               CPU threads (default: one per core)\n"
     "  --tier NAME               CPU tier, such as avx2 (default: the best)\n"
     "  --no-cublas               use the library's own products\n"
@@ -150,7 +150,7 @@ static bool step_option(step_options* o, const char* name, const char* value) {
                    {"--graph", &o->graph, "on|off", 1},
                    {"--backend", &o->backend, "any|cpu|cuda", 0},
                    {"--mode", &o->mode, "auto|f32|tf32|bf16|fp8", 0},
-                   {"--base", &o->base, "nf4|16bit|32bit", 0}};
+                   {"--base", &o->base, "nf4|16bit|32bit|fp8", 0}};
     double number = 0.0;
     for (size_t i = 0; i < sizeof wholes / sizeof wholes[0]; i++) {
         if (strcmp(name, wholes[i].name) == 0) {
