@@ -593,6 +593,15 @@ typedef enum qlora_base_format {
     QLORA_BASE_32BIT = 2
 } qlora_base_format;
 
+// The output head, if it is a matrix of its own.
+typedef enum qlora_head_format {
+    QLORA_HEAD_FULL = 0, // the type of the arithmetic: 16 bits on most GPUs
+    // 4 bits in blocks of 64 with f32 scales, 28 % of 16 bits. It must not be trained, and must not
+    // be the embedding (a tied head). Logits change: by 7 % of their size with random weights. See
+    // docs/methods.md for losses.
+    QLORA_HEAD_NF4 = 1
+} qlora_head_format;
+
 typedef enum qlora_rope_type {
     QLORA_ROPE_DEFAULT = 0,
     QLORA_ROPE_LINEAR,
@@ -769,6 +778,7 @@ typedef struct qlora_model_desc {
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
     qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
+    qlora_head_format head;           // 0 = not quantised
     bool single_quant;                // keep the fp32 block scales instead of quantising them
     // Keeps the 4-bit weights in a file, and reads them from it next time if dir and these settings
     // are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4.
@@ -22027,14 +22037,26 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
 
 #define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
+// How a product is computed.
+typedef struct qlora__nf4_way {
+    qlora_math math;
+    bool backward;
+    uint32_t flags;
+    float alpha; // a factor of the result
+    // Memory for dequantised weights that is used instead of scratch where it holds more; NULL =
+    // none. Its type is that of x.
+    const qlora_tensor* room;
+} qlora__nf4_way;
+
 // On the CPU: the tiers with kernels of their own dequantise while they pack.
-static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                      const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+static qlora_result qlora__nf4_packed(qlora_ctx* ctx, const qlora__nf4_way* way,
+                                      const qlora_tensor* x, const qlora_nf4* w,
+                                      const qlora_tensor* y) {
     qlora_path path = QLORA_PATH_AUTO;
-    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(flags), &path));
+    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(way->flags), &path));
     qlora__gemm g;
     memset(&g, 0, sizeof g);
-    g.tb = !backward;
+    g.tb = !way->backward;
     g.M = x->rows;
     g.N = y->cols;
     g.K = x->cols;
@@ -22047,28 +22069,42 @@ static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora
     g.b_type = QLORA_BF16;
     g.nf4 = w;
     g.out = y->dtype;
-    g.alpha = 1.0f;
-    g.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    g.alpha = way->alpha;
+    g.beta = (way->flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
     ctx->last_path = path;
     return qlora__gemm_cpu(ctx, &g);
 }
 
-static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
+// Finds memory for dequantised weights: `slice` of `count` rows or columns of `bytes` each.
+static qlora_result qlora__nf4_room(qlora_ctx* ctx, const qlora_tensor* room, int64_t count,
+                                    size_t bytes, int64_t* slice, void** data) {
+    int64_t fit = room != NULL && bytes > 0 ? (int64_t)(room->bytes / bytes) : 0;
+    fit = fit >= count ? count : fit / 64 * 64;
+    if (fit > 0 && (fit == count || fit >= (int64_t)(qlora__scratch_free(ctx) / bytes))) {
+        *slice = fit;
+        *data = room->data;
+        return qlora__capture_note(ctx, room->data);
+    }
+    return qlora__scratch_slice(ctx, count, bytes, 64, slice, data);
+}
+
+static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, const qlora__nf4_way* way,
                                        const qlora_tensor* x, const qlora_nf4* w,
-                                       const qlora_tensor* y, uint32_t flags) {
+                                       const qlora_tensor* y) {
+    bool backward = way->backward;
     int64_t count = backward ? w->cols : w->rows;
     int64_t other = backward ? w->rows : w->cols;
     int64_t slice = 0;
     qlora_tensor window;
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
-    QLORA__TRY(qlora__scratch_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64,
-                                    &slice, &window.data));
+    QLORA__TRY(qlora__nf4_room(ctx, way->room, count, (size_t)other * qlora_dtype_bytes(x->dtype),
+                               &slice, &window.data));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_b = !backward;
-    d.alpha = 1.0f;
-    d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
-    d.path = qlora__product_path(flags);
+    d.alpha = way->alpha;
+    d.beta = (way->flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.path = qlora__product_path(way->flags);
     for (int64_t done = 0; done < count; done += slice) {
         int64_t now = qlora__min(slice, count - done);
         window.rows = backward ? other : now;
@@ -22079,7 +22115,7 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool bac
                                      x->dtype == QLORA_F32));
         qlora_tensor part;
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
-        QLORA__TRY(qlora__gemm_run(ctx, math, backward, &d, x, &window, &part));
+        QLORA__TRY(qlora__gemm_run(ctx, way->math, backward, &d, x, &window, &part));
     }
     return QLORA_OK;
 }
@@ -22275,18 +22311,26 @@ static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, 
     return (flags & other) == 0 && qlora__nf4_fused_lacks(ctx, x, w) == NULL;
 }
 
-static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
-                                    const qlora_tensor* x, const qlora_nf4* w,
-                                    const qlora_tensor* y, uint32_t flags) {
-    QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
-    if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
+static qlora_result qlora__nf4_multiply(qlora_ctx* ctx, const qlora__nf4_way* way,
+                                        const qlora_tensor* x, const qlora_nf4* w,
+                                        const qlora_tensor* y) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, way->backward, x, w, y, way->flags));
+    bool plain = way->alpha == 1.0f && !way->backward;
+    if (plain && qlora__nf4_wants_fused(ctx, x, w, way->flags)) {
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
     }
     if (qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL) {
-        return qlora__nf4_packed(ctx, backward, x, w, y, flags);
+        return qlora__nf4_packed(ctx, way, x, w, y);
     }
-    return qlora__nf4_unfused(ctx, math, backward, x, w, y, flags);
+    return qlora__nf4_unfused(ctx, way, x, w, y);
+}
+
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
+                                    const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
+    const qlora__nf4_way way = {math, backward, flags, 1.0f, NULL};
+    return qlora__nf4_multiply(ctx, &way, x, w, y);
 }
 
 qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
@@ -29739,7 +29783,10 @@ struct qlora_model {
     qlora__mapped embed_mapped;
     qlora__mapped head_mapped;
     qlora_tensor embed; // [V, H]
-    qlora_tensor head;  // [V, H]; the embedding if tied
+    qlora_tensor head;  // [V, H]; the embedding if tied; none if it is 4-bit
+    bool head_is_nf4;
+    qlora_nf4_desc head_desc;
+    qlora_nf4 head_nf4;
     qlora_tensor final_norm;
     int64_t final_norm_at;
     qlora_tensor d_final_norm;
@@ -30114,7 +30161,11 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
         qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
     }
     m->head = m->embed;
-    if (!c->tied) {
+    if (m->head_is_nf4) {
+        int64_t bytes = (int64_t)qlora_nf4_bytes(&m->head_desc);
+        memset(&m->head, 0, sizeof m->head);
+        qlora__arena_tensor(arena, QLORA_U8, 1, bytes, &m->head_nf4.memory);
+    } else if (!c->tied) {
         qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
     }
     qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
@@ -30440,6 +30491,9 @@ static int64_t qlora__operand_most(const qlora_model* m, int group) {
     return (int64_t)qlora__align_up((size_t)most, 128);
 }
 
+// A 4-bit head is quantised in slices of multiples of this many rows, which are whole blocks.
+#define QLORA__HEAD_ROWS 64
+
 // The shared operand must also hold the largest weight while it is being quantised. With tiles,
 // it holds o, gate/up and down at once.
 static int64_t qlora__operand_elements(qlora_model* m) {
@@ -30458,7 +30512,8 @@ static int64_t qlora__operand_elements(qlora_model* m) {
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
-    return most;
+    int64_t head = m->head_is_nf4 ? QLORA__HEAD_ROWS * m->plan.config.hidden : 0;
+    return qlora__max(most, 2 * head); // rows of the head to quantise, in f32
 }
 
 // What the FP8 products of all stacks share.
@@ -30655,7 +30710,8 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
-                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m);
+                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m) &&
+                (!m->head_is_nf4 || c->hidden % 64 == 0);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
@@ -30883,7 +30939,7 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
         qlora__map_weight(folder, "model.embed_tokens.weight", c->vocab, c->hidden, m,
                           &m->embed_mapped);
     }
-    if (frozen && !c->tied) {
+    if (frozen && !c->tied && !m->head_is_nf4) {
         qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->head_mapped);
     }
     for (int64_t l = 0; l < c->layers; l++) {
@@ -31441,6 +31497,12 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
 
+// Whether the head has gradients.
+static bool qlora__trains_head(const qlora_model* m) {
+    return m->saved_head || m->saved_tied ||
+           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice || m->head_rows));
+}
+
 //@@ src/model/plan.h
 
 // ---- plan ---------------------------------------------------------------------------------------
@@ -31786,6 +31848,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.new_token_count", d->new_token_count, 0, 1 << 24},
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
+                  {"desc.head", (int64_t)d->head, 0, QLORA_HEAD_NF4},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
                   {"desc.optimizer", (int64_t)d->optimizer, 0, QLORA_OPTIMIZER_ADAMW_8BIT},
@@ -32143,6 +32206,26 @@ static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc*
     return QLORA_OK;
 }
 
+// A 4-bit head is a copy that nothing else reads and nothing changes.
+static qlora_result qlora__skeleton_head_format(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                                qlora_model* m) {
+    if (desc->head != QLORA_HEAD_NF4 || !qlora__computes(m)) {
+        return QLORA_OK;
+    }
+    const char* why = qlora__trains_head(m) ? "is trained"
+                      : m->plan.config.tied ? "is its embedding (a tied head)"
+                                            : NULL;
+    if (why != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.head is NF4, but the head of this model %s; it must be FULL", why);
+    }
+    m->head_is_nf4 = true;
+    m->head_desc.rows = m->plan.config.vocab;
+    m->head_desc.cols = m->plan.config.hidden;
+    m->head_desc.plain_scales = true; // so that it can be quantised in slices
+    return QLORA_OK;
+}
+
 // Decides which weights are 4-bit: all of an NF4 base, and those that are 4-bit in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
@@ -32193,6 +32276,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
+    r = r == QLORA_OK ? qlora__skeleton_head_format(ctx, desc, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }
@@ -33118,10 +33202,10 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
 // Weights in f32 are first rounded to bf16, as transformers does for bitsandbytes, so that the
 // codes are the same.
 static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
-                                          const qlora__st_tensor* t, const qlora__projection* p) {
+                                          const qlora__st_tensor* t, const qlora_nf4* to) {
     qlora__st_tensor rounded = *t;
     uint16_t* half = NULL;
-    size_t n = (size_t)(p->out * p->in);
+    size_t n = (size_t)(to->rows * to->cols);
     if (t->dtype == QLORA__ST_F32) {
         half = (uint16_t*)qlora__alloc(ctx, n * 2);
         if (half == NULL) {
@@ -33137,9 +33221,9 @@ static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
         rounded.bytes = n * 2;
     }
     qlora_tensor raw;
-    qlora_result r = qlora__load_raw(ctx, s, &rounded, p->out, p->in, &raw);
+    qlora_result r = qlora__load_raw(ctx, s, &rounded, to->rows, to->cols, &raw);
     if (r == QLORA_OK) {
-        r = qlora_nf4_quantise(ctx, &raw, &p->nf4);
+        r = qlora_nf4_quantise(ctx, &raw, to);
     }
     qlora__free(ctx, half, n * 2);
     return r;
@@ -33162,7 +33246,7 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     } else if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
     } else if (p->is_nf4) {
-        QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, p));
+        QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, &p->nf4));
     } else if (p->mapped.data == NULL) {
         QLORA__TRY(qlora__load_dense(ctx, s, source.weight, &p->dense));
     } else {
@@ -33211,6 +33295,34 @@ static qlora_result qlora__load_table(qlora_ctx* ctx, const qlora_model* m,
     return qlora__tensor_view(ctx, table, 0, m->plan.base_vocab, 0, m->plan.config.hidden, rows);
 }
 
+// Rows of a 4-bit head; they start with a block, and their scales are their own.
+static qlora_nf4 qlora__head_slice(const qlora_model* m, int64_t first, int64_t rows) {
+    qlora_nf4 w = m->head_nf4;
+    int64_t at = first * w.cols;
+    w.codes += at / 2;
+    w.absmax += at / w.block;
+    w.rows = rows;
+    return w;
+}
+
+static qlora_result qlora__load_head(qlora_ctx* ctx, qlora__stager* s,
+                                     const qlora__folder* folder) {
+    const qlora_nf4* head = &s->m->head_nf4;
+    const qlora__st_tensor* t = NULL;
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, "lm_head.weight", head->rows, head->cols, &t));
+    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &t));
+    uint64_t row_bytes = (uint64_t)head->cols * (qlora__st_dtypes[t->dtype].bits / 8);
+    int64_t most = (int64_t)(s->m->operand.bytes / row_bytes) / QLORA__HEAD_ROWS * QLORA__HEAD_ROWS;
+    for (int64_t row = 0; row < head->rows; row += most) {
+        qlora_nf4 to = qlora__head_slice(s->m, row, qlora__min(most, head->rows - row));
+        qlora__st_tensor slice = *t;
+        slice.data = t->data + (uint64_t)row * row_bytes;
+        slice.bytes = (uint64_t)to.rows * row_bytes;
+        QLORA__TRY(qlora__load_quantised(ctx, s, &slice, &to));
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
                                        const qlora__folder* folder) {
     qlora_model* m = s->m;
@@ -33223,7 +33335,9 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
         QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &rows));
     }
-    if (!m->plan.config.tied && m->head_mapped.data == NULL) {
+    if (m->head_is_nf4) {
+        QLORA__TRY(qlora__load_head(ctx, s, folder));
+    } else if (!m->plan.config.tied && m->head_mapped.data == NULL) {
         QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &rows));
     }
@@ -33287,6 +33401,21 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
+// A random 4-bit head, in slices of one size, each with its own stream of random numbers.
+static qlora_result qlora__load_random_head(qlora_ctx* ctx, qlora_model* m, uint64_t seed,
+                                            float deviation) {
+    for (int64_t row = 0; row < m->head_nf4.rows; row += QLORA__HEAD_ROWS) {
+        qlora_nf4 to =
+            qlora__head_slice(m, row, qlora__min(QLORA__HEAD_ROWS, m->head_nf4.rows - row));
+        uint32_t stream = 0x80000000u + (uint32_t)(row / QLORA__HEAD_ROWS);
+        qlora_tensor w;
+        qlora__arena_window(&m->operand, 0, to.rows, to.cols, &w);
+        QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, &w));
+        QLORA__TRY(qlora_nf4_quantise(ctx, &w, &to));
+    }
+    return QLORA_OK;
+}
+
 // Random weights: each matrix has its own stream of random numbers; norms are 1 and biases 0.
 static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -33297,7 +33426,9 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     m->base_weights = qlora__identity_random(seed, deviation);
     QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
     QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &rows));
-    if (!c->tied) {
+    if (m->head_is_nf4) {
+        QLORA__TRY(qlora__load_random_head(ctx, m, seed, deviation));
+    } else if (!c->tied) {
         QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
         QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &rows));
     }
@@ -33404,12 +33535,6 @@ static const qlora_tensor* qlora__head_table(const qlora_model* m) {
 // Whether the gradient of the residual stream below layer 0 is needed.
 static bool qlora__trains_embedding(const qlora_model* m) {
     return m->saved_embed || m->token_count > 0;
-}
-
-// Whether the head has gradients.
-static bool qlora__trains_head(const qlora_model* m) {
-    return m->saved_head || m->saved_tied ||
-           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice || m->head_rows));
 }
 
 // Writes the trained rows, or those of the base, into the embedding and a head that also has them,
@@ -34853,10 +34978,17 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
 static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
                                         const qlora_tensor* from, const qlora_tensor* to) {
     const qlora_model* m = pass->m;
+    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    if (m->head_is_nf4) {
+        // No weights of a layer are needed until the next layer begins.
+        const qlora__nf4_way way = {pass->math, backward, 0, alpha, &m->operand};
+        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
+        return qlora__nf4_multiply(pass->ctx, &way, from, &m->head_nf4, to);
+    }
     qlora_gemm_desc gemm;
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = !backward;
-    gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    gemm.alpha = alpha;
     return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
 }
 
@@ -35993,12 +36125,14 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
 static qlora_result qlora__decode_head(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
-    const qlora_tensor* head = qlora__head_table(m);
+    qlora_linear_part head;
     qlora__decode_product p;
+    memset(&head, 0, sizeof head);
     memset(&p, 0, sizeof p);
-    p.parts[0].w = head->data;
-    p.parts[0].ld = head->ld;
-    p.parts[0].N = (int32_t)c->vocab;
+    head.nf4 = m->head_is_nf4 ? &m->head_nf4 : NULL;
+    head.dense = qlora__head_table(m);
+    p.parts[0] = qlora__decode_part_of(&head, 0, c->vocab, 0);
+    p.maps = m->head_is_nf4 ? m->head_nf4.maps : NULL;
     p.count = 1;
     p.x = d->x.data;
     p.ldx = d->x.ld;
@@ -36009,7 +36143,7 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     p.rows = (int32_t)d->texts;
     p.alpha = (float)(1.0 / c->logits_divisor);
     p.cap = (float)c->logits_cap;
-    return qlora__decode_multiply(m, false, &p);
+    return qlora__decode_multiply(m, m->head_is_nf4, &p);
 }
 
 // Enqueues the kernels of a step.
@@ -36140,7 +36274,8 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
             }
         }
     }
-    return QLORA_OK;
+    qlora_tensor head = m->head_nf4.memory;
+    return m->head_is_nf4 ? qlora_nf4_wrap(ctx, &m->head_desc, &head, &m->head_nf4) : QLORA_OK;
 }
 
 typedef struct qlora__ready_job {
@@ -36368,7 +36503,8 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool 
 static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
-        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
+        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4 ||
+                   m->head_is_nf4;
         // The kernels that only decoding uses are loaded by the dry run.
         const qlora_model_config* c = &m->plan.config;
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
@@ -40177,6 +40313,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
     qlora__state_add_later(s, "tile", QLORA__NOTED, (double)m->plan.tile);
     qlora__state_add_method(s, d);
+    qlora__state_add_later(s, "head", QLORA__SAME, (double)m->desc.head);
     qlora__state_add_later(s, "optimizer", QLORA__SAME, (double)m->desc.optimizer);
     qlora__state_add_machine(s, t->ctx);
     qlora__state_add_back(s, "step", &s->step);
@@ -44549,4 +44686,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a4b8c52324dee1d2
+//@@ end f47a2533bea484e8

@@ -10,6 +10,15 @@ typedef enum qlora_base_format {
     QLORA_BASE_32BIT = 2
 } qlora_base_format;
 
+// The output head, if it is a matrix of its own.
+typedef enum qlora_head_format {
+    QLORA_HEAD_FULL = 0, // the type of the arithmetic: 16 bits on most GPUs
+    // 4 bits in blocks of 64 with f32 scales, 28 % of 16 bits. It must not be trained, and must not
+    // be the embedding (a tied head). Logits change: by 7 % of their size with random weights. See
+    // docs/methods.md for losses.
+    QLORA_HEAD_NF4 = 1
+} qlora_head_format;
+
 typedef enum qlora_rope_type {
     QLORA_ROPE_DEFAULT = 0,
     QLORA_ROPE_LINEAR,
@@ -186,6 +195,7 @@ typedef struct qlora_model_desc {
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
     qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
+    qlora_head_format head;           // 0 = not quantised
     bool single_quant;                // keep the fp32 block scales instead of quantising them
     // Keeps the 4-bit weights in a file, and reads them from it next time if dir and these settings
     // are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4.

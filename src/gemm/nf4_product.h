@@ -7,14 +7,26 @@
 
 #define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
+// How a product is computed.
+typedef struct qlora__nf4_way {
+    qlora_math math;
+    bool backward;
+    uint32_t flags;
+    float alpha; // a factor of the result
+    // Memory for dequantised weights that is used instead of scratch where it holds more; NULL =
+    // none. Its type is that of x.
+    const qlora_tensor* room;
+} qlora__nf4_way;
+
 // On the CPU: the tiers with kernels of their own dequantise while they pack.
-static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                      const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+static qlora_result qlora__nf4_packed(qlora_ctx* ctx, const qlora__nf4_way* way,
+                                      const qlora_tensor* x, const qlora_nf4* w,
+                                      const qlora_tensor* y) {
     qlora_path path = QLORA_PATH_AUTO;
-    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(flags), &path));
+    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(way->flags), &path));
     qlora__gemm g;
     memset(&g, 0, sizeof g);
-    g.tb = !backward;
+    g.tb = !way->backward;
     g.M = x->rows;
     g.N = y->cols;
     g.K = x->cols;
@@ -27,28 +39,42 @@ static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora
     g.b_type = QLORA_BF16;
     g.nf4 = w;
     g.out = y->dtype;
-    g.alpha = 1.0f;
-    g.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    g.alpha = way->alpha;
+    g.beta = (way->flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
     ctx->last_path = path;
     return qlora__gemm_cpu(ctx, &g);
 }
 
-static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
+// Finds memory for dequantised weights: `slice` of `count` rows or columns of `bytes` each.
+static qlora_result qlora__nf4_room(qlora_ctx* ctx, const qlora_tensor* room, int64_t count,
+                                    size_t bytes, int64_t* slice, void** data) {
+    int64_t fit = room != NULL && bytes > 0 ? (int64_t)(room->bytes / bytes) : 0;
+    fit = fit >= count ? count : fit / 64 * 64;
+    if (fit > 0 && (fit == count || fit >= (int64_t)(qlora__scratch_free(ctx) / bytes))) {
+        *slice = fit;
+        *data = room->data;
+        return qlora__capture_note(ctx, room->data);
+    }
+    return qlora__scratch_slice(ctx, count, bytes, 64, slice, data);
+}
+
+static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, const qlora__nf4_way* way,
                                        const qlora_tensor* x, const qlora_nf4* w,
-                                       const qlora_tensor* y, uint32_t flags) {
+                                       const qlora_tensor* y) {
+    bool backward = way->backward;
     int64_t count = backward ? w->cols : w->rows;
     int64_t other = backward ? w->rows : w->cols;
     int64_t slice = 0;
     qlora_tensor window;
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
-    QLORA__TRY(qlora__scratch_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64,
-                                    &slice, &window.data));
+    QLORA__TRY(qlora__nf4_room(ctx, way->room, count, (size_t)other * qlora_dtype_bytes(x->dtype),
+                               &slice, &window.data));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_b = !backward;
-    d.alpha = 1.0f;
-    d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
-    d.path = qlora__product_path(flags);
+    d.alpha = way->alpha;
+    d.beta = (way->flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.path = qlora__product_path(way->flags);
     for (int64_t done = 0; done < count; done += slice) {
         int64_t now = qlora__min(slice, count - done);
         window.rows = backward ? other : now;
@@ -59,7 +85,7 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool bac
                                      x->dtype == QLORA_F32));
         qlora_tensor part;
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
-        QLORA__TRY(qlora__gemm_run(ctx, math, backward, &d, x, &window, &part));
+        QLORA__TRY(qlora__gemm_run(ctx, way->math, backward, &d, x, &window, &part));
     }
     return QLORA_OK;
 }
@@ -255,18 +281,26 @@ static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, 
     return (flags & other) == 0 && qlora__nf4_fused_lacks(ctx, x, w) == NULL;
 }
 
-static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
-                                    const qlora_tensor* x, const qlora_nf4* w,
-                                    const qlora_tensor* y, uint32_t flags) {
-    QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
-    if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
+static qlora_result qlora__nf4_multiply(qlora_ctx* ctx, const qlora__nf4_way* way,
+                                        const qlora_tensor* x, const qlora_nf4* w,
+                                        const qlora_tensor* y) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, way->backward, x, w, y, way->flags));
+    bool plain = way->alpha == 1.0f && !way->backward;
+    if (plain && qlora__nf4_wants_fused(ctx, x, w, way->flags)) {
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
     }
     if (qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL) {
-        return qlora__nf4_packed(ctx, backward, x, w, y, flags);
+        return qlora__nf4_packed(ctx, way, x, w, y);
     }
-    return qlora__nf4_unfused(ctx, math, backward, x, w, y, flags);
+    return qlora__nf4_unfused(ctx, way, x, w, y);
+}
+
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
+                                    const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
+    const qlora__nf4_way way = {math, backward, flags, 1.0f, NULL};
+    return qlora__nf4_multiply(ctx, &way, x, w, y);
 }
 
 qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,

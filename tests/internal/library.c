@@ -19,6 +19,7 @@
 
 #include "internal/stream.c"
 #include "internal/fp8.c"
+#include "internal/head.c"
 #include "internal/step.c"
 #include "internal/optimizer.c"
 #include "internal/tree.c"
