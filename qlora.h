@@ -597,8 +597,9 @@ typedef enum qlora_base_format {
 typedef enum qlora_head_format {
     QLORA_HEAD_FULL = 0, // the type of the arithmetic: 16 bits on most GPUs
     // 4 bits in blocks of 64 with f32 scales, 28 % of 16 bits. It must not be trained, and must not
-    // be the embedding (a tied head). Logits change: by 7 % of their size with random weights. See
-    // docs/methods.md for losses.
+    // be the embedding (a tied head). Its error is that of NF4: 9 % of the logits (relative L2) of
+    // models with random weights, 4 % of those of stories260K, whose loss on TinyStories rises from
+    // 1.333 to 1.389 (a 4-bit base alone: 1.439).
     QLORA_HEAD_NF4 = 1
 } qlora_head_format;
 
@@ -22043,8 +22044,8 @@ typedef struct qlora__nf4_way {
     bool backward;
     uint32_t flags;
     float alpha; // a factor of the result
-    // Memory for dequantised weights that is used instead of scratch where it holds more; NULL =
-    // none. Its type is that of x.
+    // Memory for dequantised weights, of the type of x, that is used instead of scratch where it
+    // holds more; may be NULL.
     const qlora_tensor* room;
 } qlora__nf4_way;
 
@@ -44686,4 +44687,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end f47a2533bea484e8
+//@@ end d969b1aebf95f113

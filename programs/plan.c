@@ -427,6 +427,9 @@ static bool options_check(const options* o) {
     if (o->rope_scale != NULL && o->model == NULL && o->shape == NULL) {
         return fail("--rope-scale needs --model or --shape");
     }
+    if (o->head != 0 && o->model == NULL && o->shape == NULL) {
+        return fail("--head nf4 needs --model or --shape"); // many shapes have no head of their own
+    }
     if (o->model != NULL && o->shape != NULL) {
         return fail("--model and --shape cannot be used together");
     }

@@ -14,8 +14,9 @@ typedef enum qlora_base_format {
 typedef enum qlora_head_format {
     QLORA_HEAD_FULL = 0, // the type of the arithmetic: 16 bits on most GPUs
     // 4 bits in blocks of 64 with f32 scales, 28 % of 16 bits. It must not be trained, and must not
-    // be the embedding (a tied head). Logits change: by 7 % of their size with random weights. See
-    // docs/methods.md for losses.
+    // be the embedding (a tied head). Its error is that of NF4: 9 % of the logits (relative L2) of
+    // models with random weights, 4 % of those of stories260K, whose loss on TinyStories rises from
+    // 1.333 to 1.389 (a 4-bit base alone: 1.439).
     QLORA_HEAD_NF4 = 1
 } qlora_head_format;
 

@@ -13,8 +13,8 @@ typedef struct qlora__nf4_way {
     bool backward;
     uint32_t flags;
     float alpha; // a factor of the result
-    // Memory for dequantised weights that is used instead of scratch where it holds more; NULL =
-    // none. Its type is that of x.
+    // Memory for dequantised weights, of the type of x, that is used instead of scratch where it
+    // holds more; may be NULL.
     const qlora_tensor* room;
 } qlora__nf4_way;
 
