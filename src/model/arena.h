@@ -416,7 +416,7 @@ static void qlora__layout_host(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__arena host;
     host.ctx = m->ctx;
-    host.base = (char*)m->host;
+    host.base = (char*)m->host.data;
     host.used = 0;
     if (m->plan.offloaded_embedding) {
         qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->embed);

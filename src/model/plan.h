@@ -416,7 +416,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__source_close(m);
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
-    qlora__pinned_free(ctx, m->host, (size_t)m->plan.host);
+    qlora__away_free(ctx, &m->host);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);

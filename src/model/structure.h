@@ -197,7 +197,7 @@ struct qlora_model {
     uint64_t base_config; // hashes that tell one base model from another
     uint64_t base_weights;
     qlora__buffer* arena;
-    void* host; // pinned: the embedding and the inputs of layers that are offloaded
+    qlora__away_memory host; // pinned: the embedding and the inputs of layers that are offloaded
     qlora__layer* layers;
     // base
     qlora__mapped embed_mapped;
