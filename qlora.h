@@ -613,6 +613,16 @@ typedef enum qlora_base_format {
     QLORA_BASE_FP8 = 3 // e4m3 with a scale per 128 x 128 block
 } qlora_base_format;
 
+// The output head, if it is a matrix of its own.
+typedef enum qlora_head_format {
+    QLORA_HEAD_FULL = 0, // the type of the arithmetic: 16 bits on most GPUs
+    // 4 bits in blocks of 64 with f32 scales, 28 % of 16 bits. It must not be trained, and must not
+    // be the embedding (a tied head). Its error is that of NF4: 9 % of the logits (relative L2) of
+    // models with random weights, 4 % of those of stories260K, whose loss on TinyStories rises from
+    // 1.333 to 1.389 (a 4-bit base alone: 1.439).
+    QLORA_HEAD_NF4 = 1
+} qlora_head_format;
+
 typedef enum qlora_rope_type {
     QLORA_ROPE_DEFAULT = 0,
     QLORA_ROPE_LINEAR,
@@ -789,6 +799,7 @@ typedef struct qlora_model_desc {
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
     qlora_base_format base;           // 0 = NF4; what is 4-bit or FP8 in the folder stays so
+    qlora_head_format head;           // 0 = not quantised
     bool single_quant;                // keep the fp32 block scales instead of quantising them
     // Keeps the 4-bit or FP8 weights in a file, and reads them from it next time if dir and these
     // settings are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4; FP8: ...qlora-fp8.
@@ -17339,6 +17350,7 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR 75
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR 76
+#define QLORA__CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM 91
 #define QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN 97
 #define QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES 8
 #define QLORA__CU_STREAM_NON_BLOCKING 1
@@ -17428,6 +17440,8 @@ typedef int qlora__cublasStatus;
     X(1, qlora__CUresult, MemFree, "cuMemFree_v2", (qlora__CUdeviceptr))                           \
     X(1, qlora__CUresult, MemHostAlloc, "cuMemHostAlloc", (void**, size_t, unsigned))              \
     X(1, qlora__CUresult, MemFreeHost, "cuMemFreeHost", (void*))                                   \
+    X(0, qlora__CUresult, MemHostRegister, "cuMemHostRegister_v2", (void*, size_t, unsigned))      \
+    X(0, qlora__CUresult, MemHostUnregister, "cuMemHostUnregister", (void*))                       \
     X(1, qlora__CUresult, MemGetInfo, "cuMemGetInfo_v2", (size_t*, size_t*))                       \
     X(1, qlora__CUresult, MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                 \
       (qlora__CUdeviceptr, const void*, size_t, void*))                                            \
@@ -19307,8 +19321,16 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 // are part of the stream. The host memory must live as long as the graph: it is the one host
 // address that a graph may hold, and the host never touches it.
 
-// CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address.
+// CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address; also the flag of
+// memory that is registered.
 #define QLORA__CU_MEMHOSTALLOC_DEVICEMAP 2u
+
+// Pinned host memory.
+typedef struct qlora__away_memory {
+    void* data;
+    void* own; // what it lies in, if it is ordinary memory that is registered; NULL = the driver's
+    size_t own_bytes;
+} qlora__away_memory;
 
 #ifndef QLORA_NO_CUDA
 
@@ -19328,22 +19350,83 @@ static QLORA__UNUSED qlora_result qlora__away_open(qlora_ctx* ctx) {
     return qlora__stream_create(ctx, &b->copies);
 }
 
-// Allocates host memory for copies; NULL with an error of the context if it is refused.
-static QLORA__UNUSED void* qlora__away_alloc(qlora_ctx* ctx, size_t bytes) {
-    void* p = NULL;
-    if (ctx->gpu == NULL) {
-        return NULL;
+// From this size on, the memory is ordinary memory that is registered: the driver takes long to
+// allocate it (12 GiB beside an H200: 6.8 s, against 1.2 s with 16 threads).
+#define QLORA__AWAY_LARGE ((size_t)256 << 20)
+#define QLORA__AWAY_PAGE ((size_t)4096)
+
+// Makes the system provide pages, which is most of the work.
+static void qlora__away_touch(void* user, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+        ((volatile char*)user)[(size_t)i * QLORA__AWAY_PAGE] = 0;
     }
-    int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, QLORA__CU_MEMHOSTALLOC_DEVICEMAP);
+}
+
+// Whether large memory can be registered, is then seen by kernels at the host's address, and is
+// free now: the system may promise more than it has, and end the program later.
+static bool qlora__away_can_register(qlora_ctx* ctx, size_t bytes) {
+    qlora__gpu* gpu = ctx->gpu;
+    int same = 0;
+    return bytes >= QLORA__AWAY_LARGE && gpu->cu.MemHostRegister != NULL &&
+           gpu->cu.MemHostUnregister != NULL &&
+           gpu->cu.DeviceGetAttribute(
+               &same, QLORA__CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+               gpu->device) == 0 &&
+           same != 0 && qlora__os_memory("") >= bytes + bytes / 16;
+}
+
+static bool qlora__away_register(qlora_ctx* ctx, size_t bytes, qlora__away_memory* out) {
+    out->own_bytes = bytes + QLORA__AWAY_PAGE;
+    out->own = qlora__away_can_register(ctx, bytes) ? qlora__alloc(ctx, out->own_bytes) : NULL;
+    if (out->own == NULL) {
+        return false;
+    }
+    uintptr_t start = ((uintptr_t)out->own + QLORA__AWAY_PAGE - 1) / QLORA__AWAY_PAGE;
+    char* data = (char*)out->own + (start * QLORA__AWAY_PAGE - (uintptr_t)out->own);
+    int64_t pages = (int64_t)((bytes + QLORA__AWAY_PAGE - 1) / QLORA__AWAY_PAGE);
+    if (qlora__pool_create(ctx, ctx->desc.threads) == QLORA_OK) { // a GPU needs none otherwise
+        qlora__parallel(ctx, pages, 4096, qlora__away_touch, data);
+    }
+    qlora__pool_destroy(ctx);
+    out->data = data;
+    if (ctx->gpu->cu.MemHostRegister(data, bytes, QLORA__CU_MEMHOSTALLOC_DEVICEMAP) == 0) {
+        return true;
+    }
+    qlora__free(ctx, out->own, out->own_bytes);
+    return false;
+}
+
+static QLORA__UNUSED void qlora__away_free(qlora_ctx* ctx, qlora__away_memory* memory) {
+    if (ctx->gpu != NULL && memory->data != NULL) {
+        if (memory->own != NULL) {
+            ctx->gpu->cu.MemHostUnregister(memory->data);
+            qlora__free(ctx, memory->own, memory->own_bytes);
+        } else {
+            ctx->gpu->cu.MemFreeHost(memory->data);
+        }
+    }
+    memset(memory, 0, sizeof *memory);
+}
+
+// Allocates host memory for copies; fails with an error of the context if it is refused.
+static QLORA__UNUSED qlora_result qlora__away_alloc(qlora_ctx* ctx, size_t bytes,
+                                                    qlora__away_memory* out) {
+    memset(out, 0, sizeof *out);
+    if (qlora__away_register(ctx, bytes, out)) {
+        return QLORA_OK;
+    }
+    memset(out, 0, sizeof *out);
+    int code = ctx->gpu->cu.MemHostAlloc(&out->data, bytes, QLORA__CU_MEMHOSTALLOC_DEVICEMAP);
     if (qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK) {
-        return p;
+        return QLORA_OK;
     }
+    out->data = NULL;
     char why[128];
     snprintf(why, sizeof why, "%.120s", ctx->env.error);
     qlora__fail(ctx, QLORA_ERR_MEMORY,
                 "offloading needs %.2f GiB of pinned host memory, which were refused: %s",
                 (double)bytes / 1073741824.0, why);
-    return NULL;
+    return ctx->dead[0] != '\0' ? QLORA_ERR_DEVICE_LOST : QLORA_ERR_MEMORY;
 }
 
 // Copies between device and host; `back` says in which direction.
@@ -19393,10 +19476,16 @@ static QLORA__UNUSED qlora_result qlora__away_open(qlora_ctx* ctx) {
     return QLORA_OK;
 }
 
-static QLORA__UNUSED void* qlora__away_alloc(qlora_ctx* ctx, size_t bytes) {
+static QLORA__UNUSED void qlora__away_free(qlora_ctx* ctx, qlora__away_memory* memory) {
     (void)ctx;
+    memset(memory, 0, sizeof *memory);
+}
+
+static QLORA__UNUSED qlora_result qlora__away_alloc(qlora_ctx* ctx, size_t bytes,
+                                                    qlora__away_memory* out) {
     (void)bytes;
-    return NULL;
+    memset(out, 0, sizeof *out);
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "offloading needs a GPU");
 }
 
 static QLORA__UNUSED qlora_result qlora__away_copy(qlora_ctx* ctx, int slot, bool back,
@@ -22498,15 +22587,26 @@ static qlora_result qlora__coded_window(qlora_ctx* ctx, qlora__coded w, int64_t 
                          : qlora__fp8_weight_window(ctx, w.fp8, row0, col0, out);
 }
 
-// y = x W^T or dx = dy W on the CPU, where the tiers with kernels of their own dequantise while
-// they pack.
-static qlora_result qlora__coded_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                        qlora__coded w, const qlora_tensor* y, uint32_t flags) {
+// How a product is computed.
+typedef struct qlora__coded_way {
+    qlora_math math;
+    bool backward; // dx = dy W instead of y = x W^T
+    uint32_t flags;
+    float alpha; // a factor of the result
+    // Memory for dequantised weights, of the type of x, that is used instead of scratch where it
+    // holds more; may be NULL.
+    const qlora_tensor* room;
+} qlora__coded_way;
+
+// On the CPU: the tiers with kernels of their own dequantise while they pack.
+static qlora_result qlora__coded_packed(qlora_ctx* ctx, const qlora__coded_way* way,
+                                        const qlora_tensor* x, qlora__coded w,
+                                        const qlora_tensor* y) {
     qlora_path path = QLORA_PATH_AUTO;
-    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(flags), &path));
+    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(way->flags), &path));
     qlora__gemm g;
     memset(&g, 0, sizeof g);
-    g.tb = !backward;
+    g.tb = !way->backward;
     g.M = x->rows;
     g.N = y->cols;
     g.K = x->cols;
@@ -22520,30 +22620,45 @@ static qlora_result qlora__coded_packed(qlora_ctx* ctx, bool backward, const qlo
     g.nf4 = w.nf4;
     g.fp8 = w.fp8;
     g.out = y->dtype;
-    g.alpha = 1.0f;
-    g.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    g.alpha = way->alpha;
+    g.beta = (way->flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
     ctx->last_path = path;
     return qlora__gemm_cpu(ctx, &g);
 }
 
-// The same with parts of W that are dequantised in scratch: rows for y, columns for dx, so that no
-// sum is ever split.
-static qlora_result qlora__coded_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
+// Finds memory for dequantised weights: `slice` of `count` rows or columns of `bytes` each.
+static qlora_result qlora__coded_room(qlora_ctx* ctx, const qlora_tensor* room, int64_t count,
+                                      size_t bytes, int64_t* slice, void** data) {
+    int64_t fit = room != NULL && bytes > 0 ? (int64_t)(room->bytes / bytes) : 0;
+    fit = fit >= count ? count : fit / 64 * 64;
+    if (fit > 0 && (fit == count || fit >= (int64_t)(qlora__scratch_free(ctx) / bytes))) {
+        *slice = fit;
+        *data = room->data;
+        return qlora__capture_note(ctx, room->data);
+    }
+    return qlora__scratch_slice(ctx, count, bytes, 64, slice, data);
+}
+
+// With parts of W that are dequantised first: rows for y, columns for dx, so that no sum is ever
+// split.
+static qlora_result qlora__coded_unfused(qlora_ctx* ctx, const qlora__coded_way* way,
                                          const qlora_tensor* x, qlora__coded w,
-                                         const qlora_tensor* y, uint32_t flags) {
+                                         const qlora_tensor* y) {
+    bool backward = way->backward;
     int64_t count = y->cols;
     int64_t other = x->cols;
     int64_t slice = 0;
     qlora_tensor window;
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
-    QLORA__TRY(qlora__scratch_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64,
-                                    &slice, &window.data));
+    QLORA__TRY(qlora__coded_room(ctx, way->room, count,
+                                 (size_t)other * qlora_dtype_bytes(x->dtype), &slice,
+                                 &window.data));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_b = !backward;
-    d.alpha = 1.0f;
-    d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
-    d.path = qlora__product_path(flags);
+    d.alpha = way->alpha;
+    d.beta = (way->flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.path = qlora__product_path(way->flags);
     for (int64_t done = 0; done < count; done += slice) {
         int64_t now = qlora__min(slice, count - done);
         window.rows = backward ? other : now;
@@ -22553,18 +22668,16 @@ static qlora_result qlora__coded_unfused(qlora_ctx* ctx, qlora_math math, bool b
         QLORA__TRY(qlora__coded_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window));
         qlora_tensor part;
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
-        QLORA__TRY(qlora__gemm_run(ctx, math, backward, &d, x, &window, &part));
+        QLORA__TRY(qlora__gemm_run(ctx, way->math, backward, &d, x, &window, &part));
     }
     return QLORA_OK;
 }
 
-// y = x W^T, or dx = dy W, dequantised on the way or in scratch.
-static qlora_result qlora__coded_product(qlora_ctx* ctx, qlora_math math, bool backward,
+static qlora_result qlora__coded_product(qlora_ctx* ctx, const qlora__coded_way* way,
                                          const qlora_tensor* x, qlora__coded w,
-                                         const qlora_tensor* y, uint32_t flags) {
-    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL
-               ? qlora__coded_packed(ctx, backward, x, w, y, flags)
-               : qlora__coded_unfused(ctx, math, backward, x, w, y, flags);
+                                         const qlora_tensor* y) {
+    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL ? qlora__coded_packed(ctx, way, x, w, y)
+                                                        : qlora__coded_unfused(ctx, way, x, w, y);
 }
 
 //@@ src/gemm/nf4_product.h
@@ -22769,15 +22882,23 @@ static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, 
     return (flags & other) == 0 && qlora__nf4_fused_lacks(ctx, x, w) == NULL;
 }
 
-static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
-                                    const qlora_tensor* x, const qlora_nf4* w,
-                                    const qlora_tensor* y, uint32_t flags) {
-    QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
-    if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
+static qlora_result qlora__nf4_multiply(qlora_ctx* ctx, const qlora__coded_way* way,
+                                        const qlora_tensor* x, const qlora_nf4* w,
+                                        const qlora_tensor* y) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, way->backward, x, w, y, way->flags));
+    bool plain = way->alpha == 1.0f && !way->backward;
+    if (plain && qlora__nf4_wants_fused(ctx, x, w, way->flags)) {
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
     }
-    return qlora__coded_product(ctx, math, backward, x, qlora__coded_of(w, NULL), y, flags);
+    return qlora__coded_product(ctx, way, x, qlora__coded_of(w, NULL), y);
+}
+
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
+                                    const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
+    const qlora__coded_way way = {math, backward, flags, 1.0f, NULL};
+    return qlora__nf4_multiply(ctx, &way, x, w, y);
 }
 
 qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
@@ -27120,9 +27241,9 @@ static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool bac
 static qlora_result qlora__linear_coded(qlora_ctx* ctx, qlora_math math, bool backward,
                                         const qlora_tensor* x, const qlora_linear_part* p,
                                         const qlora_tensor* y, uint32_t flags) {
-    return p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, backward, x, p->nf4, y, flags)
-                          : qlora__coded_product(ctx, math, backward, x,
-                                                 qlora__coded_of(NULL, p->fp8), y, flags);
+    const qlora__coded_way way = {math, backward, flags, 1.0f, NULL};
+    return p->nf4 != NULL ? qlora__nf4_multiply(ctx, &way, x, p->nf4, y)
+                          : qlora__coded_product(ctx, &way, x, qlora__coded_of(NULL, p->fp8), y);
 }
 
 // ---- bias and placement -------------------------------------------------------------------------
@@ -30485,13 +30606,16 @@ struct qlora_model {
     uint64_t base_config; // hashes that tell one base model from another
     uint64_t base_weights;
     qlora__buffer* arena;
-    void* host; // pinned: the embedding and the inputs of layers that are offloaded
+    qlora__away_memory host; // pinned: the embedding and the inputs of layers that are offloaded
     qlora__layer* layers;
     // base
     qlora__mapped embed_mapped;
     qlora__mapped head_mapped;
     qlora_tensor embed; // [V, H]
-    qlora_tensor head;  // [V, H]; the embedding if tied
+    qlora_tensor head;  // [V, H]; the embedding if tied; none if it is 4-bit
+    bool head_is_nf4;
+    qlora_nf4_desc head_desc;
+    qlora_nf4 head_nf4;
     qlora_tensor final_norm;
     int64_t final_norm_at;
     qlora_tensor d_final_norm;
@@ -30824,7 +30948,7 @@ static int64_t qlora__wide_pad(const qlora_model* m, int64_t layer, int group) {
 static bool qlora__wide_in_operand(const qlora_model* m, const qlora__layer* layer, int group) {
     bool any = false;
     for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
-        any = any || layer->projections[m->arch->layout->groups[group].first + i].is_nf4;
+        any = any || qlora__is_coded(&layer->projections[m->arch->layout->groups[group].first + i]);
     }
     return any && layer->cached;
 }
@@ -31054,7 +31178,11 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
         qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
     }
     m->head = m->embed;
-    if (!c->tied) {
+    if (m->head_is_nf4) {
+        int64_t bytes = (int64_t)qlora_nf4_bytes(&m->head_desc);
+        memset(&m->head, 0, sizeof m->head);
+        qlora__arena_tensor(arena, QLORA_U8, 1, bytes, &m->head_nf4.memory);
+    } else if (!c->tied) {
         qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
     }
     qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
@@ -31352,7 +31480,7 @@ static void qlora__layout_host(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__arena host;
     host.ctx = m->ctx;
-    host.base = (char*)m->host;
+    host.base = (char*)m->host.data;
     host.used = 0;
     if (m->plan.offloaded_embedding) {
         qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->embed);
@@ -31391,6 +31519,9 @@ static int64_t qlora__operand_most(const qlora_model* m, int group) {
     return (int64_t)qlora__align_up((size_t)most, 128);
 }
 
+// A 4-bit head is quantised in slices of multiples of this many rows, which are whole blocks.
+#define QLORA__HEAD_ROWS 64
+
 // The shared operand must also hold the largest weight while it is being quantised. With tiles,
 // it holds o, gate/up and down at once.
 static int64_t qlora__operand_elements(qlora_model* m) {
@@ -31409,7 +31540,8 @@ static int64_t qlora__operand_elements(qlora_model* m) {
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
-    return most;
+    int64_t head = m->head_is_nf4 ? QLORA__HEAD_ROWS * m->plan.config.hidden : 0;
+    return qlora__max(most, 2 * head); // rows of the head to quantise, in f32
 }
 
 // Tables and matrices of adapters that stand side by side.
@@ -31687,7 +31819,8 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
-                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m);
+                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m) &&
+                (!m->head_is_nf4 || c->hidden % 64 == 0);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
@@ -31920,7 +32053,7 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
         qlora__map_weight(folder, "model.embed_tokens.weight", c->vocab, c->hidden, m,
                           &m->embed_mapped);
     }
-    if (frozen && !c->tied) {
+    if (frozen && !c->tied && !m->head_is_nf4) {
         qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->head_mapped);
     }
     for (int64_t l = 0; l < c->layers; l++) {
@@ -32478,6 +32611,12 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
 
+// Whether the head has gradients.
+static bool qlora__trains_head(const qlora_model* m) {
+    return m->saved_head || m->saved_tied ||
+           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice || m->head_rows));
+}
+
 //@@ src/model/plan.h
 
 // ---- plan ---------------------------------------------------------------------------------------
@@ -32825,6 +32964,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.new_token_count", d->new_token_count, 0, 1 << 24},
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_FP8},
+                  {"desc.head", (int64_t)d->head, 0, QLORA_HEAD_NF4},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
                   {"desc.optimizer", (int64_t)d->optimizer, 0, QLORA_OPTIMIZER_ADAMW_8BIT},
@@ -32899,7 +33039,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__source_close(m);
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
-    qlora__pinned_free(ctx, m->host, (size_t)m->plan.host);
+    qlora__away_free(ctx, &m->host);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
@@ -33187,6 +33327,26 @@ static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc*
     return QLORA_OK;
 }
 
+// A 4-bit head is a copy that nothing else reads and nothing changes.
+static qlora_result qlora__skeleton_head_format(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                                qlora_model* m) {
+    if (desc->head != QLORA_HEAD_NF4 || !qlora__computes(m)) {
+        return QLORA_OK;
+    }
+    const char* why = qlora__trains_head(m) ? "is trained"
+                      : m->plan.config.tied ? "is its embedding (a tied head)"
+                                            : NULL;
+    if (why != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.head is NF4, but the head of this model %s; it must be FULL", why);
+    }
+    m->head_is_nf4 = true;
+    m->head_desc.rows = m->plan.config.vocab;
+    m->head_desc.cols = m->plan.config.hidden;
+    m->head_desc.plain_scales = true; // so that it can be quantised in slices
+    return QLORA_OK;
+}
+
 // Decides which weights are 4-bit or FP8: all of such a base, and those that are so in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
@@ -33244,6 +33404,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
+    r = r == QLORA_OK ? qlora__skeleton_head_format(ctx, desc, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }
@@ -34269,23 +34430,25 @@ static qlora_result qlora__load_fp8_check(qlora_ctx* ctx, const char* name,
     return r;
 }
 
-// Quantises a matrix as the projection wants it.
+// Quantises a matrix.
 static qlora_result qlora__load_codes(qlora_ctx* ctx, const char* name, const qlora_tensor* w,
-                                      const qlora__projection* p) {
-    if (p->is_nf4) {
-        return qlora_nf4_quantise(ctx, w, &p->nf4);
+                                      qlora__coded to) {
+    if (to.nf4 != NULL) {
+        return qlora_nf4_quantise(ctx, w, to.nf4);
     }
-    QLORA__TRY(qlora__fp8_weight_quantise(ctx, w, &p->fp8));
-    return qlora__load_fp8_check(ctx, name, &p->fp8);
+    QLORA__TRY(qlora__fp8_weight_quantise(ctx, w, to.fp8));
+    return qlora__load_fp8_check(ctx, name, to.fp8);
 }
 
 // Weights in f32 are first rounded to bf16, as transformers does for bitsandbytes, so that the
 // codes are the same.
 static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
-                                          const qlora__st_tensor* t, const qlora__projection* p) {
+                                          const qlora__st_tensor* t, qlora__coded to) {
+    int64_t rows = to.nf4 != NULL ? to.nf4->rows : to.fp8->rows;
+    int64_t cols = to.nf4 != NULL ? to.nf4->cols : to.fp8->cols;
     qlora__st_tensor rounded = *t;
     uint16_t* half = NULL;
-    size_t n = (size_t)(p->out * p->in);
+    size_t n = (size_t)(rows * cols);
     if (t->dtype == QLORA__ST_F32) {
         half = (uint16_t*)qlora__alloc(ctx, n * 2);
         if (half == NULL) {
@@ -34301,9 +34464,9 @@ static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
         rounded.bytes = n * 2;
     }
     qlora_tensor raw;
-    qlora_result r = qlora__load_raw(ctx, s, &rounded, p->out, p->in, &raw);
+    qlora_result r = qlora__load_raw(ctx, s, &rounded, rows, cols, &raw);
     if (r == QLORA_OK) {
-        r = qlora__load_codes(ctx, t->name, &raw, p);
+        r = qlora__load_codes(ctx, t->name, &raw, to);
     }
     qlora__free(ctx, half, n * 2);
     return r;
@@ -34328,7 +34491,7 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     } else if (source.fp8) {
         QLORA__TRY(qlora__load_fp8(ctx, s, folder, &source, p));
     } else if (qlora__is_coded(p)) {
-        QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, p));
+        QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, qlora__codes_of(p)));
     } else if (p->mapped.data == NULL) {
         QLORA__TRY(qlora__load_dense(ctx, s, source.weight, &p->dense));
     } else {
@@ -34377,6 +34540,34 @@ static qlora_result qlora__load_table(qlora_ctx* ctx, const qlora_model* m,
     return qlora__tensor_view(ctx, table, 0, m->plan.base_vocab, 0, m->plan.config.hidden, rows);
 }
 
+// Rows of a 4-bit head; they start with a block, and their scales are their own.
+static qlora_nf4 qlora__head_slice(const qlora_model* m, int64_t first, int64_t rows) {
+    qlora_nf4 w = m->head_nf4;
+    int64_t at = first * w.cols;
+    w.codes += at / 2;
+    w.absmax += at / w.block;
+    w.rows = rows;
+    return w;
+}
+
+static qlora_result qlora__load_head(qlora_ctx* ctx, qlora__stager* s,
+                                     const qlora__folder* folder) {
+    const qlora_nf4* head = &s->m->head_nf4;
+    const qlora__st_tensor* t = NULL;
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, "lm_head.weight", head->rows, head->cols, &t));
+    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &t));
+    uint64_t row_bytes = (uint64_t)head->cols * (qlora__st_dtypes[t->dtype].bits / 8);
+    int64_t most = (int64_t)(s->m->operand.bytes / row_bytes) / QLORA__HEAD_ROWS * QLORA__HEAD_ROWS;
+    for (int64_t row = 0; row < head->rows; row += most) {
+        qlora_nf4 to = qlora__head_slice(s->m, row, qlora__min(most, head->rows - row));
+        qlora__st_tensor slice = *t;
+        slice.data = t->data + (uint64_t)row * row_bytes;
+        slice.bytes = (uint64_t)to.rows * row_bytes;
+        QLORA__TRY(qlora__load_quantised(ctx, s, &slice, qlora__coded_of(&to, NULL)));
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
                                        const qlora__folder* folder) {
     qlora_model* m = s->m;
@@ -34389,7 +34580,9 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
         QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &rows));
     }
-    if (!m->plan.config.tied && m->head_mapped.data == NULL) {
+    if (m->head_is_nf4) {
+        QLORA__TRY(qlora__load_head(ctx, s, folder));
+    } else if (!m->plan.config.tied && m->head_mapped.data == NULL) {
         QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &rows));
     }
@@ -34458,6 +34651,21 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
+// A random 4-bit head, in slices of one size, each with its own stream of random numbers.
+static qlora_result qlora__load_random_head(qlora_ctx* ctx, qlora_model* m, uint64_t seed,
+                                            float deviation) {
+    for (int64_t row = 0; row < m->head_nf4.rows; row += QLORA__HEAD_ROWS) {
+        qlora_nf4 to =
+            qlora__head_slice(m, row, qlora__min(QLORA__HEAD_ROWS, m->head_nf4.rows - row));
+        uint32_t stream = 0x80000000u + (uint32_t)(row / QLORA__HEAD_ROWS);
+        qlora_tensor w;
+        qlora__arena_window(&m->operand, 0, to.rows, to.cols, &w);
+        QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, &w));
+        QLORA__TRY(qlora_nf4_quantise(ctx, &w, &to));
+    }
+    return QLORA_OK;
+}
+
 // Random weights: each matrix has its own stream of random numbers; norms are 1 and biases 0.
 static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -34468,7 +34676,9 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     m->base_weights = qlora__identity_random(seed, deviation);
     QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
     QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &rows));
-    if (!c->tied) {
+    if (m->head_is_nf4) {
+        QLORA__TRY(qlora__load_random_head(ctx, m, seed, deviation));
+    } else if (!c->tied) {
         QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
         QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &rows));
     }
@@ -34483,7 +34693,7 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
             uint32_t stream = (uint32_t)(2 + l * QLORA__PROJECTIONS + i);
             QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, to));
             if (qlora__is_coded(p)) {
-                QLORA__TRY(qlora__load_codes(ctx, "a random weight", &w, p));
+                QLORA__TRY(qlora__load_codes(ctx, "a random weight", &w, qlora__codes_of(p)));
             }
             if (p->has_bias) {
                 QLORA__TRY(qlora__tensor_zero(ctx, &p->bias));
@@ -34576,12 +34786,6 @@ static const qlora_tensor* qlora__head_table(const qlora_model* m) {
 // Whether the gradient of the residual stream below layer 0 is needed.
 static bool qlora__trains_embedding(const qlora_model* m) {
     return m->saved_embed || m->token_count > 0;
-}
-
-// Whether the head has gradients.
-static bool qlora__trains_head(const qlora_model* m) {
-    return m->saved_head || m->saved_tied ||
-           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice || m->head_rows));
 }
 
 // Writes the trained rows, or those of the base, into the embedding and a head that also has them,
@@ -36110,10 +36314,17 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
 static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
                                         const qlora_tensor* from, const qlora_tensor* to) {
     const qlora_model* m = pass->m;
+    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    if (m->head_is_nf4) {
+        // No weights of a layer are needed until the next layer begins.
+        const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->operand};
+        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
+        return qlora__nf4_multiply(pass->ctx, &way, from, &m->head_nf4, to);
+    }
     qlora_gemm_desc gemm;
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = !backward;
-    gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    gemm.alpha = alpha;
     return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
 }
 
@@ -37278,12 +37489,14 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
 static qlora_result qlora__decode_head(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
-    const qlora_tensor* head = qlora__head_table(m);
+    qlora_linear_part head;
     qlora__decode_product p;
+    memset(&head, 0, sizeof head);
     memset(&p, 0, sizeof p);
-    p.parts[0].w = head->data;
-    p.parts[0].ld = head->ld;
-    p.parts[0].N = (int32_t)c->vocab;
+    head.nf4 = m->head_is_nf4 ? &m->head_nf4 : NULL;
+    head.dense = qlora__head_table(m);
+    p.parts[0] = qlora__decode_part_of(&head, 0, c->vocab, 0);
+    p.maps = m->head_is_nf4 ? m->head_nf4.maps : NULL;
     p.count = 1;
     p.x = d->x.data;
     p.ldx = d->x.ld;
@@ -37294,7 +37507,7 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     p.rows = (int32_t)d->texts;
     p.alpha = (float)(1.0 / c->logits_divisor);
     p.cap = (float)c->logits_cap;
-    return qlora__decode_multiply(m, false, &p);
+    return qlora__decode_multiply(m, m->head_is_nf4, &p);
 }
 
 // Enqueues the kernels of a step.
@@ -37427,7 +37640,8 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
             }
         }
     }
-    return QLORA_OK;
+    qlora_tensor head = m->head_nf4.memory;
+    return m->head_is_nf4 ? qlora_nf4_wrap(ctx, &m->head_desc, &head, &m->head_nf4) : QLORA_OK;
 }
 
 typedef struct qlora__ready_job {
@@ -37656,7 +37870,8 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool 
 static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
-        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
+        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4 ||
+                   m->head_is_nf4;
         bool fp8 = m->layers[0].projections[0].is_fp8 || m->desc.base == QLORA_BASE_FP8;
         // The kernels that only decoding uses are loaded by the dry run.
         const qlora_model_config* c = &m->plan.config;
@@ -38039,10 +38254,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
     if (m->plan.host > 0) {
         QLORA__TRY(qlora__away_open(ctx));
-        m->host = qlora__away_alloc(ctx, (size_t)m->plan.host);
-        if (m->host == NULL) {
-            return ctx->dead[0] != '\0' ? QLORA_ERR_DEVICE_LOST : QLORA_ERR_MEMORY;
-        }
+        QLORA__TRY(qlora__away_alloc(ctx, (size_t)m->plan.host, &m->host));
     }
     qlora__model_layout(m, (char*)m->arena->data);
     qlora__model_operands(m);
@@ -41505,6 +41717,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
     qlora__state_add_later(s, "tile", QLORA__NOTED, (double)m->plan.tile);
     qlora__state_add_method(s, d);
+    qlora__state_add_later(s, "head", QLORA__SAME, (double)m->desc.head);
     qlora__state_add_later(s, "optimizer", QLORA__SAME, (double)m->desc.optimizer);
     qlora__state_add_machine(s, t->ctx);
     qlora__state_add_back(s, "step", &s->step);
@@ -45881,4 +46094,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d632b9e5df9ce737
+//@@ end e929052b39f95535

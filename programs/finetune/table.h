@@ -65,6 +65,7 @@ typedef struct options {
     const char* lr_factors;
     double neftune;
     int64_t optimizer;
+    int64_t head;
     double alpha;
     double dropout;
     double lr;
@@ -278,6 +279,9 @@ static const option option_table[] = {
     {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit|fp8",
         "storage format of the frozen weights; fp8 has less than a third of the error of nf4 and "
         "twice its size (default nf4)"},
+    {"head", OPT_CHOICE, AT(head), true, 0, 0, "full|nf4",
+        "nf4 keeps an output head that is neither trained nor the embedding in 4 bits, which "
+        "changes the logits a little (default full)"},
     {"recompute", OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off",
         "recompute activations in the backward pass to save memory; auto recomputes as few "
         "layers as possible (default auto)"},

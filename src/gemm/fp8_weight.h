@@ -170,15 +170,26 @@ static qlora_result qlora__coded_window(qlora_ctx* ctx, qlora__coded w, int64_t 
                          : qlora__fp8_weight_window(ctx, w.fp8, row0, col0, out);
 }
 
-// y = x W^T or dx = dy W on the CPU, where the tiers with kernels of their own dequantise while
-// they pack.
-static qlora_result qlora__coded_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                        qlora__coded w, const qlora_tensor* y, uint32_t flags) {
+// How a product is computed.
+typedef struct qlora__coded_way {
+    qlora_math math;
+    bool backward; // dx = dy W instead of y = x W^T
+    uint32_t flags;
+    float alpha; // a factor of the result
+    // Memory for dequantised weights, of the type of x, that is used instead of scratch where it
+    // holds more; may be NULL.
+    const qlora_tensor* room;
+} qlora__coded_way;
+
+// On the CPU: the tiers with kernels of their own dequantise while they pack.
+static qlora_result qlora__coded_packed(qlora_ctx* ctx, const qlora__coded_way* way,
+                                        const qlora_tensor* x, qlora__coded w,
+                                        const qlora_tensor* y) {
     qlora_path path = QLORA_PATH_AUTO;
-    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(flags), &path));
+    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(way->flags), &path));
     qlora__gemm g;
     memset(&g, 0, sizeof g);
-    g.tb = !backward;
+    g.tb = !way->backward;
     g.M = x->rows;
     g.N = y->cols;
     g.K = x->cols;
@@ -192,30 +203,45 @@ static qlora_result qlora__coded_packed(qlora_ctx* ctx, bool backward, const qlo
     g.nf4 = w.nf4;
     g.fp8 = w.fp8;
     g.out = y->dtype;
-    g.alpha = 1.0f;
-    g.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    g.alpha = way->alpha;
+    g.beta = (way->flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
     ctx->last_path = path;
     return qlora__gemm_cpu(ctx, &g);
 }
 
-// The same with parts of W that are dequantised in scratch: rows for y, columns for dx, so that no
-// sum is ever split.
-static qlora_result qlora__coded_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
+// Finds memory for dequantised weights: `slice` of `count` rows or columns of `bytes` each.
+static qlora_result qlora__coded_room(qlora_ctx* ctx, const qlora_tensor* room, int64_t count,
+                                      size_t bytes, int64_t* slice, void** data) {
+    int64_t fit = room != NULL && bytes > 0 ? (int64_t)(room->bytes / bytes) : 0;
+    fit = fit >= count ? count : fit / 64 * 64;
+    if (fit > 0 && (fit == count || fit >= (int64_t)(qlora__scratch_free(ctx) / bytes))) {
+        *slice = fit;
+        *data = room->data;
+        return qlora__capture_note(ctx, room->data);
+    }
+    return qlora__scratch_slice(ctx, count, bytes, 64, slice, data);
+}
+
+// With parts of W that are dequantised first: rows for y, columns for dx, so that no sum is ever
+// split.
+static qlora_result qlora__coded_unfused(qlora_ctx* ctx, const qlora__coded_way* way,
                                          const qlora_tensor* x, qlora__coded w,
-                                         const qlora_tensor* y, uint32_t flags) {
+                                         const qlora_tensor* y) {
+    bool backward = way->backward;
     int64_t count = y->cols;
     int64_t other = x->cols;
     int64_t slice = 0;
     qlora_tensor window;
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
-    QLORA__TRY(qlora__scratch_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64,
-                                    &slice, &window.data));
+    QLORA__TRY(qlora__coded_room(ctx, way->room, count,
+                                 (size_t)other * qlora_dtype_bytes(x->dtype), &slice,
+                                 &window.data));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_b = !backward;
-    d.alpha = 1.0f;
-    d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
-    d.path = qlora__product_path(flags);
+    d.alpha = way->alpha;
+    d.beta = (way->flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.path = qlora__product_path(way->flags);
     for (int64_t done = 0; done < count; done += slice) {
         int64_t now = qlora__min(slice, count - done);
         window.rows = backward ? other : now;
@@ -225,16 +251,14 @@ static qlora_result qlora__coded_unfused(qlora_ctx* ctx, qlora_math math, bool b
         QLORA__TRY(qlora__coded_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window));
         qlora_tensor part;
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
-        QLORA__TRY(qlora__gemm_run(ctx, math, backward, &d, x, &window, &part));
+        QLORA__TRY(qlora__gemm_run(ctx, way->math, backward, &d, x, &window, &part));
     }
     return QLORA_OK;
 }
 
-// y = x W^T, or dx = dy W, dequantised on the way or in scratch.
-static qlora_result qlora__coded_product(qlora_ctx* ctx, qlora_math math, bool backward,
+static qlora_result qlora__coded_product(qlora_ctx* ctx, const qlora__coded_way* way,
                                          const qlora_tensor* x, qlora__coded w,
-                                         const qlora_tensor* y, uint32_t flags) {
-    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL
-               ? qlora__coded_packed(ctx, backward, x, w, y, flags)
-               : qlora__coded_unfused(ctx, math, backward, x, w, y, flags);
+                                         const qlora_tensor* y) {
+    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL ? qlora__coded_packed(ctx, way, x, w, y)
+                                                        : qlora__coded_unfused(ctx, way, x, w, y);
 }

@@ -198,15 +198,23 @@ static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, 
     return (flags & other) == 0 && qlora__nf4_fused_lacks(ctx, x, w) == NULL;
 }
 
-static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
-                                    const qlora_tensor* x, const qlora_nf4* w,
-                                    const qlora_tensor* y, uint32_t flags) {
-    QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
-    if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
+static qlora_result qlora__nf4_multiply(qlora_ctx* ctx, const qlora__coded_way* way,
+                                        const qlora_tensor* x, const qlora_nf4* w,
+                                        const qlora_tensor* y) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, way->backward, x, w, y, way->flags));
+    bool plain = way->alpha == 1.0f && !way->backward;
+    if (plain && qlora__nf4_wants_fused(ctx, x, w, way->flags)) {
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
     }
-    return qlora__coded_product(ctx, math, backward, x, qlora__coded_of(w, NULL), y, flags);
+    return qlora__coded_product(ctx, way, x, qlora__coded_of(w, NULL), y);
+}
+
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
+                                    const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
+    const qlora__coded_way way = {math, backward, flags, 1.0f, NULL};
+    return qlora__nf4_multiply(ctx, &way, x, w, y);
 }
 
 qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,

@@ -117,7 +117,11 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
         qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
     }
     m->head = m->embed;
-    if (!c->tied) {
+    if (m->head_is_nf4) {
+        int64_t bytes = (int64_t)qlora_nf4_bytes(&m->head_desc);
+        memset(&m->head, 0, sizeof m->head);
+        qlora__arena_tensor(arena, QLORA_U8, 1, bytes, &m->head_nf4.memory);
+    } else if (!c->tied) {
         qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
     }
     qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
@@ -415,7 +419,7 @@ static void qlora__layout_host(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__arena host;
     host.ctx = m->ctx;
-    host.base = (char*)m->host;
+    host.base = (char*)m->host.data;
     host.used = 0;
     if (m->plan.offloaded_embedding) {
         qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->embed);
@@ -454,6 +458,9 @@ static int64_t qlora__operand_most(const qlora_model* m, int group) {
     return (int64_t)qlora__align_up((size_t)most, 128);
 }
 
+// A 4-bit head is quantised in slices of multiples of this many rows, which are whole blocks.
+#define QLORA__HEAD_ROWS 64
+
 // The shared operand must also hold the largest weight while it is being quantised. With tiles,
 // it holds o, gate/up and down at once.
 static int64_t qlora__operand_elements(qlora_model* m) {
@@ -472,7 +479,8 @@ static int64_t qlora__operand_elements(qlora_model* m) {
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
-    return most;
+    int64_t head = m->head_is_nf4 ? QLORA__HEAD_ROWS * m->plan.config.hidden : 0;
+    return qlora__max(most, 2 * head); // rows of the head to quantise, in f32
 }
 
 // Tables and matrices of adapters that stand side by side.
@@ -750,7 +758,8 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
-                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m);
+                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m) &&
+                (!m->head_is_nf4 || c->hidden % 64 == 0);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];

@@ -70,12 +70,6 @@ static bool qlora__trains_embedding(const qlora_model* m) {
     return m->saved_embed || m->token_count > 0;
 }
 
-// Whether the head has gradients.
-static bool qlora__trains_head(const qlora_model* m) {
-    return m->saved_head || m->saved_tied ||
-           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice || m->head_rows));
-}
-
 // Writes the trained rows, or those of the base, into the embedding and a head that also has them,
 // before a pass reads it.
 static qlora_result qlora__tokens_place(qlora_ctx* ctx, qlora_model* m) {

@@ -106,7 +106,7 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
         qlora__map_weight(folder, "model.embed_tokens.weight", c->vocab, c->hidden, m,
                           &m->embed_mapped);
     }
-    if (frozen && !c->tied) {
+    if (frozen && !c->tied && !m->head_is_nf4) {
         qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->head_mapped);
     }
     for (int64_t l = 0; l < c->layers; l++) {

@@ -343,6 +343,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.new_token_count", d->new_token_count, 0, 1 << 24},
                   {"desc.base", (int64_t)d->base, 0, QLORA_BASE_FP8},
+                  {"desc.head", (int64_t)d->head, 0, QLORA_HEAD_NF4},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
                   {"desc.optimizer", (int64_t)d->optimizer, 0, QLORA_OPTIMIZER_ADAMW_8BIT},
@@ -417,7 +418,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__source_close(m);
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
-    qlora__pinned_free(ctx, m->host, (size_t)m->plan.host);
+    qlora__away_free(ctx, &m->host);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
@@ -705,6 +706,26 @@ static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc*
     return QLORA_OK;
 }
 
+// A 4-bit head is a copy that nothing else reads and nothing changes.
+static qlora_result qlora__skeleton_head_format(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                                qlora_model* m) {
+    if (desc->head != QLORA_HEAD_NF4 || !qlora__computes(m)) {
+        return QLORA_OK;
+    }
+    const char* why = qlora__trains_head(m) ? "is trained"
+                      : m->plan.config.tied ? "is its embedding (a tied head)"
+                                            : NULL;
+    if (why != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.head is NF4, but the head of this model %s; it must be FULL", why);
+    }
+    m->head_is_nf4 = true;
+    m->head_desc.rows = m->plan.config.vocab;
+    m->head_desc.cols = m->plan.config.hidden;
+    m->head_desc.plain_scales = true; // so that it can be quantised in slices
+    return QLORA_OK;
+}
+
 // Decides which weights are 4-bit or FP8: all of such a base, and those that are so in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
@@ -762,6 +783,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
+    r = r == QLORA_OK ? qlora__skeleton_head_format(ctx, desc, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }

@@ -14,7 +14,8 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
             }
         }
     }
-    return QLORA_OK;
+    qlora_tensor head = m->head_nf4.memory;
+    return m->head_is_nf4 ? qlora_nf4_wrap(ctx, &m->head_desc, &head, &m->head_nf4) : QLORA_OK;
 }
 
 typedef struct qlora__ready_job {
@@ -243,7 +244,8 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool 
 static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
-        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
+        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4 ||
+                   m->head_is_nf4;
         bool fp8 = m->layers[0].projections[0].is_fp8 || m->desc.base == QLORA_BASE_FP8;
         // The kernels that only decoding uses are loaded by the dry run.
         const qlora_model_config* c = &m->plan.config;

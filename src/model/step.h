@@ -497,12 +497,14 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
 static qlora_result qlora__decode_head(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
-    const qlora_tensor* head = qlora__head_table(m);
+    qlora_linear_part head;
     qlora__decode_product p;
+    memset(&head, 0, sizeof head);
     memset(&p, 0, sizeof p);
-    p.parts[0].w = head->data;
-    p.parts[0].ld = head->ld;
-    p.parts[0].N = (int32_t)c->vocab;
+    head.nf4 = m->head_is_nf4 ? &m->head_nf4 : NULL;
+    head.dense = qlora__head_table(m);
+    p.parts[0] = qlora__decode_part_of(&head, 0, c->vocab, 0);
+    p.maps = m->head_is_nf4 ? m->head_nf4.maps : NULL;
     p.count = 1;
     p.x = d->x.data;
     p.ldx = d->x.ld;
@@ -513,7 +515,7 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     p.rows = (int32_t)d->texts;
     p.alpha = (float)(1.0 / c->logits_divisor);
     p.cap = (float)c->logits_cap;
-    return qlora__decode_multiply(m, false, &p);
+    return qlora__decode_multiply(m, m->head_is_nf4, &p);
 }
 
 // Enqueues the kernels of a step.

@@ -225,13 +225,16 @@ struct qlora_model {
     uint64_t base_config; // hashes that tell one base model from another
     uint64_t base_weights;
     qlora__buffer* arena;
-    void* host; // pinned: the embedding and the inputs of layers that are offloaded
+    qlora__away_memory host; // pinned: the embedding and the inputs of layers that are offloaded
     qlora__layer* layers;
     // base
     qlora__mapped embed_mapped;
     qlora__mapped head_mapped;
     qlora_tensor embed; // [V, H]
-    qlora_tensor head;  // [V, H]; the embedding if tied
+    qlora_tensor head;  // [V, H]; the embedding if tied; none if it is 4-bit
+    bool head_is_nf4;
+    qlora_nf4_desc head_desc;
+    qlora_nf4 head_nf4;
     qlora_tensor final_norm;
     int64_t final_norm_at;
     qlora_tensor d_final_norm;

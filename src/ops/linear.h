@@ -137,9 +137,9 @@ static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool bac
 static qlora_result qlora__linear_coded(qlora_ctx* ctx, qlora_math math, bool backward,
                                         const qlora_tensor* x, const qlora_linear_part* p,
                                         const qlora_tensor* y, uint32_t flags) {
-    return p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, backward, x, p->nf4, y, flags)
-                          : qlora__coded_product(ctx, math, backward, x,
-                                                 qlora__coded_of(NULL, p->fp8), y, flags);
+    const qlora__coded_way way = {math, backward, flags, 1.0f, NULL};
+    return p->nf4 != NULL ? qlora__nf4_multiply(ctx, &way, x, p->nf4, y)
+                          : qlora__coded_product(ctx, &way, x, qlora__coded_of(NULL, p->fp8), y);
 }
 
 // ---- bias and placement -------------------------------------------------------------------------

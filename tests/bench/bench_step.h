@@ -56,6 +56,7 @@ typedef struct step_options {
     int backend;
     int mode;
     int base; // a qlora_base_format
+    int head; // a qlora_head_format
     int tier; // a qlora_cpu_tier; 0 = the best
     bool no_cublas;
     bool compare_graph;
@@ -91,6 +92,7 @@ static const char step_help[] =
     "  --mode auto|f32|tf32|bf16|fp8\n"
     "                            arithmetic (default auto)\n"
     "  --base nf4|16bit|32bit|fp8  format of the frozen weights (default nf4)\n"
+    "  --head full|nf4           format of the output head (default full)\n"
     "  --threads N               CPU threads (default: one per core)\n"
     "  --tier NAME               CPU tier, such as avx2 (default: the best)\n"
     "  --no-cublas               use the library's own products\n"
@@ -150,7 +152,8 @@ static bool step_option(step_options* o, const char* name, const char* value) {
                    {"--graph", &o->graph, "on|off", 1},
                    {"--backend", &o->backend, "any|cpu|cuda", 0},
                    {"--mode", &o->mode, "auto|f32|tf32|bf16|fp8", 0},
-                   {"--base", &o->base, "nf4|16bit|32bit|fp8", 0}};
+                   {"--base", &o->base, "nf4|16bit|32bit|fp8", 0},
+                   {"--head", &o->head, "full|nf4", 0}};
     double number = 0.0;
     for (size_t i = 0; i < sizeof wholes / sizeof wholes[0]; i++) {
         if (strcmp(name, wholes[i].name) == 0) {
@@ -368,6 +371,7 @@ static bool step_open(step_run* s) {
     desc.weight_std = 0.02f;
     desc.mode = o->mode == 2 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // 2: tf32, of the context
     desc.base = (qlora_base_format)o->base;
+    desc.head = (qlora_head_format)o->head;
     desc.rank = (int32_t)o->rank;
     memset(slots, 0, sizeof slots);
     for (int64_t i = 0; i < o->adapters; i++) {

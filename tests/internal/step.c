@@ -32,6 +32,7 @@ static const step_kind step_kinds[] = {
     {"olmo2", QLORA_FAMILY_OLMO2, 64, 4, 4, 16, 0, 3, false, true, false, QLORA_BASE_NF4},
     {"granite", QLORA_FAMILY_GRANITE, 64, 4, 2, 16, 0, 8, false, false, true, QLORA_BASE_NF4},
     {"glm4", QLORA_FAMILY_GLM4, 64, 2, 1, 64, 0, -1, true, false, false, QLORA_BASE_NF4},
+    {"4-bit head", QLORA_FAMILY_LLAMA, 64, 4, 2, 16, 0, 4, false, false, false, QLORA_BASE_16BIT},
 };
 
 static qlora_model_config step_config(const step_kind* k) {
@@ -109,6 +110,7 @@ static qlora_result step_open_texts(qlora_ctx* ctx, const step_kind* k, qlora_mo
     desc.seed = 5;
     desc.weight_std = 0.2f;
     desc.base = k->base;
+    desc.head = strcmp(k->name, "4-bit head") == 0 ? QLORA_HEAD_NF4 : QLORA_HEAD_FULL;
     desc.mode = mode;
     desc.rank = k->rank;
     desc.tokens = tokens;

@@ -108,6 +108,13 @@ static const mutant mutants[] = {
      "setp.le.f32 *,0f3F800000;", "clip_one_norm_sm_90"},
     {"clipping by an infinite norm", "qlora_clip_scale", 0, "setp.ge.f32 *,0f00000000;",
      "setp.ne.f32 *,0f7F800001;", "clip_groups_and_infinity_sm_90"},
+    // What a product of 32 bits would give: its lower half, extended.
+    {"an offset of 32 bits", "qlora_elementwise_scale_f32", 1, "mul.lo.s64 *,*,*;",
+     "mul.lo.s64 *,*,*;shl.b64 ^,^,32;shr.s64 ^,^,32;", "far_rows_are_reached_sm_90"},
+    {"an offset of 32 bits", "qlora_norm_rms_fwd_bf16", 0, "mul.lo.s64 *,*,*;",
+     "mul.lo.s64 *,*,*;shl.b64 ^,^,32;shr.s64 ^,^,32;", "far_rows_are_reached_sm_90"},
+    {"an offset of 32 bits", "qlora_gemm_mid_f32", 0, "mul.lo.s64 *,*,*;",
+     "mul.lo.s64 *,*,*;shl.b64 ^,^,32;shr.s64 ^,^,32;", "far_rows_are_reached_sm_90"},
     {"halves rounded up", "qlora_cast_f32_bf16", 0, "add.s32 *,32767;", "add.s32 *,32768;",
      "cast_rounds_to_nearest_even_sm_90"},
     {"columns of other adapters are kept", "qlora_linear_keep_own_f32", 0, "setp.eq.s32 *",
