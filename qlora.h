@@ -17051,6 +17051,7 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR 76
 #define QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN 97
 #define QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES 8
+#define QLORA__CU_FUNC_ATTRIBUTE_SHARED_MEMORY_CARVEOUT 9 // preferred, in percent
 #define QLORA__CU_STREAM_NON_BLOCKING 1
 #define QLORA__CU_EVENT_DISABLE_TIMING 2
 #define QLORA__CUDA_ERROR_NOT_READY 600
@@ -19697,6 +19698,13 @@ static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void
         snprintf(entry, sizeof entry, "qlora_%s", row->name);
         QLORA__TRY(
             qlora__kernel_resolve(ctx, handle, entry, row->shared, &cache->kernels[i].function));
+        // Kernels that begin early share a multiprocessor with the one before, which they can only
+        // if both want the same division of its memory.
+        if (cache->kernels[i].waits) {
+            int code = ctx->gpu->cu.FuncSetAttribute(
+                cache->kernels[i].function, QLORA__CU_FUNC_ATTRIBUTE_SHARED_MEMORY_CARVEOUT, 100);
+            QLORA__TRY(qlora__cu(ctx, code, "cuFuncSetAttribute"));
+        }
         cache->kernels[i].owner = ctx;
         cache->kernels[i].key = row->name;
         cache->kernels[i].shared_allowed = row->shared > 48 * 1024 ? row->shared : 48 * 1024;
@@ -30630,8 +30638,7 @@ typedef struct qlora__decode_text {
 #define QLORA__DECODE_EARLY 2u // kernels may begin before the one before them has ended
 #define QLORA__DECODE_MANY 4u  // kernels of their own for products of more than 8 rows
 #define QLORA__DECODE_ALL 7u
-#define QLORA__DECODE_LONG 8u // the kernel for a single row, only where it was faster
-#define QLORA__DECODE_USED (QLORA__DECODE_EARLY | QLORA__DECODE_MANY | QLORA__DECODE_LONG)
+#define QLORA__DECODE_USED QLORA__DECODE_ALL
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
 #define QLORA__DECODE_ROWS 8
@@ -35643,10 +35650,13 @@ typedef struct qlora__decode_kind {
 static const qlora__decode_kind qlora__decode_kinds[3] = {
     {QLORA__K_decode_dense, 128, 0, 4},
     {QLORA__K_decode_nf4, 256, 256 * 32 * 4 + 256 * 4, 4},
-    {QLORA__K_decode_row_nf4, 128, 256 * 256 + 256 * 4, 3},
+    {QLORA__K_decode_row_nf4, 256, 256 * 32 * 4 + 256 * 4 + 8 * 3 * 2048, 1},
 };
 
-// The shared memory of a product of one row without the sums of its tiles: table, map, x and z.
+#define QLORA__DECODE_ONE_WARPS 8
+
+// The shared memory of a product of one row without the sums of its tiles: table, map, rings, x and
+// z.
 static int64_t qlora__decode_one_fixed(const qlora__decode_kind* kind,
                                        const qlora__decode_product* p) {
     int64_t z = 0;
@@ -35654,41 +35664,38 @@ static int64_t qlora__decode_one_fixed(const qlora__decode_kind* kind,
         int64_t end = p->parts[i].sb != NULL ? p->parts[i].z_at + p->parts[i].rank - p->K : 0;
         z = qlora__max(z, end);
     }
-    return (int64_t)kind->shared + 64 + qlora__ceil_div(p->K, kind->step) * kind->step * 2 +
+    return (int64_t)kind->shared + qlora__ceil_div(p->K, kind->step) * kind->step * 2 +
            (z + 3) / 4 * 16;
 }
 
-// A product of one row. The warps of a block divide the pieces of K evenly, so that as many of the
-// 16 that a multiprocessor runs at a time are busy; long runs of pieces are better.
+// The shared memory of a product of one row whose blocks have `units` tiles each: as above, and the
+// sums of warps that share a tile.
+static int64_t qlora__decode_one_shared(const qlora__decode_kind* kind,
+                                        const qlora__decode_product* p, int64_t units) {
+    int64_t pieces = qlora__ceil_div(p->K, kind->step);
+    int64_t tiles = units * (p->gated != 0 ? 2 : 1);
+    int64_t each = qlora__ceil_div(tiles * pieces, QLORA__DECODE_ONE_WARPS);
+    int64_t slots = (pieces - 1 + each - 1) / each + 1; // as in kernels/decode_row.cuh
+    return qlora__decode_one_fixed(kind, p) + tiles * slots * 64;
+}
+
+// A product of one row: a block on every multiprocessor, more only if the sums of its tiles would
+// not fit.
 static qlora_result qlora__decode_one(const qlora_model* m, const qlora__decode_kind* kind,
                                       qlora__decode_product* p) {
-    int64_t pieces = qlora__ceil_div(p->K, kind->step);
-    int64_t warps = 1;
-    int64_t together = 1;
-    double best = 0.0;
-    for (int64_t each = qlora__ceil_div(pieces, 16); each <= pieces && each < 16; each++) {
-        int64_t w = qlora__ceil_div(pieces, each);
-        int64_t blocks = qlora__min(16 / w, kind->together);
-        double busy = (double)(blocks * pieces) / (double)each;
-        if (busy >= best) {
-            best = busy;
-            warps = w;
-            together = blocks;
-        }
-    }
-    if (best <= 0.0) { // very long rows
-        warps = qlora__ceil_div(pieces, qlora__ceil_div(pieces, 16));
-    }
     int64_t units = qlora__decode_units(p);
-    int64_t fixed = qlora__decode_one_fixed(kind, p);
-    int64_t tile = warps * 64 * (p->gated != 0 ? 2 : 1);
-    together = qlora__max(1, qlora__min(together, m->ctx->gpu->max_shared / (fixed + 4 * tile)));
-    int64_t blocks = qlora__min(units, m->ctx->gpu->sm_count * together);
-    int64_t room = m->ctx->gpu->max_shared / together - 2048 - fixed;
-    blocks = qlora__max(blocks, qlora__ceil_div(units, qlora__max(1, room / tile)));
-    int64_t shared = fixed + qlora__ceil_div(units, blocks) * tile;
+    int64_t each = qlora__ceil_div(units, m->ctx->gpu->sm_count);
+    while (each > 1 && qlora__decode_one_shared(kind, p, each) > m->ctx->gpu->max_shared) {
+        each--;
+    }
+    int64_t blocks = qlora__min(units, qlora__max(m->ctx->gpu->sm_count,
+                                                  qlora__ceil_div(units, each)));
+    int64_t shared = 0;
+    for (int64_t i = qlora__max(1, units / blocks); i <= each; i++) { // of every block
+        shared = qlora__max(shared, qlora__decode_one_shared(kind, p, i));
+    }
     void* args[] = {p};
-    return qlora__decode_launch(m, kind->kernel, blocks, 1, 1, (uint32_t)warps * 32,
+    return qlora__decode_launch(m, kind->kernel, blocks, 1, 1, QLORA__DECODE_ONE_WARPS * 32,
                                 (uint32_t)shared, args);
 }
 
@@ -35750,17 +35757,12 @@ static qlora_result qlora__decode_low(const qlora_model* m, const qlora_linear_d
     return qlora__decode_all(m, false, &p);
 }
 
-// Whether a product of a single row has a kernel of its own. On an H200 it is faster for long rows
-// and for stacks whose adapter is left to the next kernel, and slower for the others. The whole row
-// must fit in shared memory, of which many devices have 99 KB.
+// Whether a product of a single row has a kernel of its own. The whole row must fit in shared
+// memory, of which many devices have 99 KB.
 static bool qlora__decode_is_one(const qlora_model* m, bool nf4, const qlora__decode_product* p) {
     uint32_t v = m->decode.variants;
-    bool pays = p->K >= 1024 || p->a != NULL;
-    int64_t sums = 16 * 64 * 2 * 4; // of a gated tile of 16 warps, more than once
-    bool fits = qlora__decode_one_fixed(&qlora__decode_kinds[2], p) + sums + 2048 <=
-                m->ctx->gpu->max_shared;
-    return p->rows == 1 && nf4 && fits &&
-           ((v & QLORA__DECODE_ONE) != 0 || (pays && (v & QLORA__DECODE_LONG) != 0));
+    bool fits = qlora__decode_one_shared(&qlora__decode_kinds[2], p, 1) <= m->ctx->gpu->max_shared;
+    return p->rows == 1 && nf4 && fits && (v & QLORA__DECODE_ONE) != 0;
 }
 
 static qlora_result qlora__decode_multiply(const qlora_model* m, bool nf4,
@@ -44549,4 +44551,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a4b8c52324dee1d2
+//@@ end 5dac55704ead78a1

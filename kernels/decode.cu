@@ -281,11 +281,18 @@ QLORA_KERNEL __launch_bounds__(1024) qlora_decode_norm(const __grid_constant__ d
 // q, k and v of the new position are in a row of qkv; bias, norm and rotation come first. k and v
 // are stored in the cache, whose rows are in pages of `chunk` positions: row i of page pages[i].
 // Each block takes one page and up to 8 query heads of a key head; the block that arrives last
-// joins the pages in their order, so timing does not matter.
+// joins the pages in their order, so timing does not matter. Keys and values come to shared memory
+// a tile at a time, those of the first tile before the kernel before has ended: they are older.
 //
 // Launch: grid (kv_heads * groups, pages of a text, rows), 256 threads, with one group for every 8
-// query heads of a key head. dim is a multiple of 8 up to 256.
-enum { ATTENTION_HEADS = 8, ATTENTION_TILE = 128, ATTENTION_DIM = 256 };
+// query heads of a key head; 4 dim bytes of dynamic shared memory per position of a tile, at least
+// 16 KB. dim is a multiple of 8 up to 256.
+enum {
+    ATTENTION_HEADS = 8,
+    ATTENTION_TILE = 128, // positions, at most; 64 if dim > 128
+    ATTENTION_DIM = 256,
+    ATTENTION_ROW = 12 // floats from position to position in p
+};
 
 struct decode_attention {
     const bf16* qkv;
@@ -318,9 +325,9 @@ struct decode_attention {
 
 struct attention_shared {
     float q[ATTENTION_HEADS][ATTENTION_DIM];
-    float p[ATTENTION_HEADS][ATTENTION_TILE];
-    float sums[16 * 256];
-    float key[ATTENTION_DIM];
+    float p[ATTENTION_TILE * ATTENTION_ROW]; // [position][head]
+    float turns[2][ATTENTION_DIM]; // of k and of q
+    uint4 raw[(ATTENTION_HEADS + 2) * ATTENTION_DIM / 8]; // q heads, k, v
     float top[ATTENTION_HEADS];
     float total[ATTENTION_HEADS];
     float factor[ATTENTION_HEADS];
@@ -328,136 +335,244 @@ struct attention_shared {
     int32_t last;
 };
 
-// q of the block's heads and, as head number `heads`, k: bias or norm, and rotation, all rounded.
-// One pass over pairs of columns; norms need the sums of squares first.
-__device__ __forceinline__ void attention_heads(const decode_attention& p, const bf16* x,
-                                                int32_t first_head, int32_t heads, int32_t kv,
-                                                bool key, int32_t position, attention_shared* s) {
-    int64_t q_width = (int64_t)p.heads * p.dim;
-    int32_t all = heads + (key ? 1 : 0);
-    if (p.q_norm) {
-#pragma unroll 1
-        for (int32_t h = (int32_t)threadIdx.x / 32; h < all; h += 8) {
-            bool is_key = h == heads;
-            int64_t from = is_key ? q_width : 0;
-            int32_t width = (is_key ? p.kv_heads : p.heads) * p.dim;
-            if (p.norm_heads != 0) {
-                from += (int64_t)(is_key ? kv : first_head + h) * p.dim;
-                width = p.dim;
-            }
-            float squares = 0.0f;
-            for (int32_t c = (int32_t)threadIdx.x % 32; c < width; c += 32) {
-                float v = to_float(x[from + c]);
-                squares += v * v;
-            }
-            squares = warp_sum(squares);
-            if (threadIdx.x % 32 == 0) {
-                s->rstd[h] = 1.0f / sqrtf(squares / (float)width + p.eps);
-            }
+// What a block works on.
+struct attention_place {
+    int64_t n;
+    int32_t position;
+    int32_t begin; // first position within the window
+    int32_t page;
+    int32_t first_page;
+    int32_t last_page;
+    int32_t kv;
+    int32_t first_head;
+    int32_t heads;
+    int32_t tile; // positions
+    bool inside;
+};
+
+__device__ __forceinline__ attention_place attention_find(const decode_attention& p) {
+    attention_place w;
+    w.n = blockIdx.z;
+    w.position = p.texts[w.n].position;
+    w.begin = p.window > 0 && w.position + 1 > p.window ? w.position + 1 - p.window : 0;
+    w.page = (int32_t)blockIdx.y;
+    w.first_page = w.begin / p.chunk;
+    w.last_page = w.position / p.chunk;
+    int32_t group = p.heads / p.kv_heads;
+    int32_t groups = (group + ATTENTION_HEADS - 1) / ATTENTION_HEADS;
+    int32_t skipped = (int32_t)blockIdx.x % groups * ATTENTION_HEADS;
+    w.kv = (int32_t)blockIdx.x / groups;
+    w.first_head = w.kv * group + skipped;
+    w.heads = group - skipped < ATTENTION_HEADS ? group - skipped : ATTENTION_HEADS;
+    w.tile = p.dim <= 128 ? ATTENTION_TILE : ATTENTION_TILE / 2;
+    w.inside = w.page >= w.first_page && w.page <= w.last_page && p.texts[w.n].alive != 0;
+    return w;
+}
+
+// Requests the keys (or values) of a tile of the page, from position `tile` of the page on; those
+// of the new position are not in memory yet.
+__device__ __forceinline__ void attention_request(const decode_attention& p,
+                                                  const attention_place& w, const bf16* from,
+                                                  int32_t tile, bf16* to) {
+    int32_t pieces = p.dim / 8;
+    int32_t first = w.page * p.chunk + tile;
+#pragma unroll 4
+    for (int32_t i = (int32_t)threadIdx.x; i < w.tile * pieces; i += 256) {
+        int32_t row = i / pieces;
+        int32_t c = i % pieces * 8;
+        if (tile < p.chunk && first + row < w.position && first + row >= w.begin) {
+            uint32_t at = (uint32_t)__cvta_generic_to_shared(to + row * p.dim + c);
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at),
+                         "l"(from + (tile + row) * p.ld_cache + c)
+                         : "memory");
         }
-        __syncthreads();
     }
-    // It is long because a pair is read, normalised, rotated and rounded in one pass.
-    int32_t pairs = p.dim / 2;
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// The turns of the new position.
+__device__ __forceinline__ void attention_turns(const decode_attention& p, int32_t position,
+                                                attention_shared* s) {
+    for (int32_t i = (int32_t)threadIdx.x; p.turn && i < 2 * p.half; i += 256) {
+        s->turns[0][i] = p.turn[(int64_t)position * 2 * p.half + i];
+        s->turns[1][i] = p.turn_q[(int64_t)position * 2 * p.half + i];
+    }
+}
+
+// The rows of q of the block's heads, of k and of v, as they are.
+__device__ __forceinline__ void attention_raw(const decode_attention& p, const attention_place& w,
+                                              attention_shared* s) {
+    int32_t pieces = p.dim / 8;
+    const bf16* x = p.qkv + w.n * p.ld;
+#pragma unroll 2
+    for (int32_t i = (int32_t)threadIdx.x; i < (w.heads + 2) * pieces; i += 256) {
+        int32_t head = i / pieces;
+        head = head < w.heads ? w.first_head + head
+                              : p.heads + (head - w.heads) * p.kv_heads + w.kv;
+        s->raw[i] = *(const uint4*)(x + (int64_t)head * p.dim + i % pieces * 8);
+    }
+    __syncthreads();
+}
+
+// Norms of the heads and of k, head number `heads`: the factors.
+__device__ __forceinline__ void attention_norms(const decode_attention& p, const attention_place& w,
+                                                attention_shared* s) {
+    const bf16* own = (const bf16*)s->raw;
+    const bf16* all = p.qkv + w.n * p.ld;
 #pragma unroll 1
-    for (int32_t i = (int32_t)threadIdx.x; i < all * pairs; i += (int32_t)blockDim.x) {
+    for (int32_t h = (int32_t)threadIdx.x / 32; h <= w.heads; h += 8) {
+        bool is_key = h == w.heads;
+        const bf16* from = own + h * p.dim;
+        int32_t width = p.dim;
+        if (p.norm_heads == 0) {
+            from = all + (is_key ? (int64_t)p.heads * p.dim : 0);
+            width = (is_key ? p.kv_heads : p.heads) * p.dim;
+        }
+        float squares = 0.0f;
+#pragma unroll 4
+        for (int32_t c = (int32_t)threadIdx.x % 32; c < width; c += 32) {
+            float v = to_float(from[c]);
+            squares += v * v;
+        }
+        squares = warp_sum(squares);
+        if (threadIdx.x % 32 == 0) {
+            s->rstd[h] = 1.0f / sqrtf(squares / (float)width + p.eps);
+        }
+    }
+    __syncthreads();
+}
+
+// q of the block's heads and, in the tile of the new position, k, which also goes to the cache:
+// bias or norm, and rotation, all rounded. One pass over pairs of columns.
+__device__ __forceinline__ void attention_heads(const decode_attention& p, const attention_place& w,
+                                                attention_shared* s, bf16* tile_key, bf16* key) {
+    const bf16* x = (const bf16*)s->raw;
+    int32_t pairs = p.dim / 2;
+#pragma unroll 2
+    for (int32_t i = (int32_t)threadIdx.x; i < (w.heads + (key ? 1 : 0)) * pairs; i += 256) {
         int32_t h = i / pairs;
         int32_t k = i % pairs;
-        bool is_key = h == heads;
-        bool turned = p.turn && k < p.half;
+        bool is_key = h == w.heads;
         // Of a head, the first 2 half columns are rotated; the pairs after them are neighbours.
         int32_t at[2] = {2 * k, 2 * k + 1};
         if (p.neighbours == 0 && k < p.half) {
             at[0] = k;
             at[1] = k + p.half;
         }
-        int64_t head = is_key ? q_width + (int64_t)kv * p.dim : (int64_t)(first_head + h) * p.dim;
+        int32_t head = is_key ? w.kv : w.first_head + h;
         const float* norm = is_key ? p.k_norm : p.q_norm;
-        int32_t skipped = p.norm_heads != 0 ? 0 : (is_key ? kv : first_head + h) * p.dim;
+        norm = norm && p.norm_heads == 0 ? norm + head * p.dim : norm;
+        const bf16* bias = p.bias ? p.bias + (int64_t)(is_key ? p.heads + head : head) * p.dim : 0;
         float v[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            v[j] = to_float(x[head + at[j]]);
+            v[j] = to_float(x[h * p.dim + at[j]]);
             if (norm) {
-                v[j] = to_float(to_bf16(v[j] * s->rstd[h] * norm[skipped + at[j]]));
-            } else if (p.bias) {
-                v[j] += to_float(p.bias[head + at[j]]);
+                v[j] = to_float(to_bf16(v[j] * s->rstd[h] * norm[at[j]]));
+            } else if (bias) {
+                v[j] += to_float(bias[at[j]]);
             }
         }
-        if (turned) {
-            const float* turn = (is_key ? p.turn : p.turn_q) + (int64_t)position * 2 * p.half;
+        if (p.turn && k < p.half) {
+            const float* turn = s->turns[is_key ? 0 : 1];
             float cosine = turn[k];
             float sine = turn[p.half + k];
             float a = __fmaf_rn(v[0], cosine, -__fmul_rn(v[1], sine));
             v[1] = __fmaf_rn(v[1], cosine, __fmul_rn(v[0], sine));
             v[0] = a;
         }
-        float* out = is_key ? s->key : s->q[h];
-        out[at[0]] = to_float(to_bf16(v[0]));
-        out[at[1]] = to_float(to_bf16(v[1]));
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            bf16 rounded = to_bf16(v[j]);
+            if (is_key) {
+                tile_key[at[j]] = rounded;
+                key[at[j]] = rounded;
+            } else {
+                s->q[h][at[j]] = to_float(rounded);
+            }
+        }
     }
-    __syncthreads();
 }
 
-// The scores of up to 128 positions, from `first` on, in s->p: eight lanes per position.
-__device__ __forceinline__ void attention_scores(const decode_attention& p, attention_shared* s,
-                                                 const bf16* keys, int32_t first, int32_t begin,
-                                                 int32_t end, int32_t heads) {
+// v of the new position, in the tile and in the cache.
+__device__ __forceinline__ void attention_value(const decode_attention& p, const attention_place& w,
+                                                const attention_shared* s, bf16* tile_value,
+                                                bf16* value) {
+    const bf16* x = (const bf16*)s->raw + (w.heads + 1) * p.dim;
+    int64_t column = (int64_t)(p.heads + p.kv_heads + w.kv) * p.dim;
+    for (int32_t c = (int32_t)threadIdx.x; c < p.dim; c += 256) {
+        float v = to_float(x[c]);
+        v += p.bias ? to_float(p.bias[column + c]) : 0.0f;
+        tile_value[c] = to_bf16(v);
+        value[c] = to_bf16(v);
+    }
+}
+
+// The sums over eight lanes of four values each; a lane gets that of value part / 2.
+__device__ __forceinline__ float attention_fold(const float* v, int32_t part) {
+    bool upper = (part & 4) != 0;
+    bool odd = (part & 2) != 0;
+    float a = upper ? v[2] : v[0];
+    float b = upper ? v[3] : v[1];
+    a += __shfl_xor_sync(QLORA_FULL_WARP, upper ? v[0] : v[2], 4);
+    b += __shfl_xor_sync(QLORA_FULL_WARP, upper ? v[1] : v[3], 4);
+    float c = odd ? b : a;
+    c += __shfl_xor_sync(QLORA_FULL_WARP, odd ? a : b, 2);
+    return c + __shfl_xor_sync(QLORA_FULL_WARP, c, 1);
+}
+
+// The scores of a tile, whose first position is `first`, in s->p: eight lanes per position, four
+// heads at a time.
+__device__ __forceinline__ void attention_scores(const decode_attention& p,
+                                                 const attention_place& w, attention_shared* s,
+                                                 const bf16* keys, int32_t first) {
     int32_t part = (int32_t)threadIdx.x % 8;
     int32_t own_row = (int32_t)threadIdx.x / 8;
-    uint4 ahead[ATTENTION_TILE / 32][2]; // the first 128 columns of all rows, at once
+#pragma unroll 1
+    for (int32_t h0 = 0; h0 < w.heads; h0 += 4) {
+        float dot[4][4];
 #pragma unroll
-    for (int j = 0; j < ATTENTION_TILE / 32; j++) {
-        int32_t i = own_row + 32 * j;
-        bool inside = first + i >= begin && first + i < end;
+        for (int j = 0; j < 4; j++) {
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            ahead[j][e] = make_uint4(0, 0, 0, 0);
-            if (inside && part * 8 + 64 * e < p.dim) {
-                ahead[j][e] = *(const uint4*)(keys + i * p.ld_cache + part * 8 + 64 * e);
+            for (int h = 0; h < 4; h++) {
+                dot[j][h] = 0.0f;
             }
         }
-    }
+#pragma unroll 1
+        for (int32_t c = part * 8; c < p.dim; c += 64) {
+            float q[4][8];
 #pragma unroll
-    for (int j = 0; j < ATTENTION_TILE / 32; j++) {
-        int32_t i = own_row + 32 * j;
-        bool inside = first + i >= begin && first + i < end;
-        float dot[ATTENTION_HEADS];
-#pragma unroll
-        for (int h = 0; h < ATTENTION_HEADS; h++) {
-            dot[h] = 0.0f;
-        }
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            int32_t c = part * 8 + 64 * e;
-            if (!inside || c >= p.dim) {
-                continue;
+            for (int h = 0; h < 4; h++) {
+                // Heads beyond the last are computed, too, and left out later.
+                *(float4*)q[h] = *(const float4*)&s->q[h0 + h][c];
+                *(float4*)(q[h] + 4) = *(const float4*)&s->q[h0 + h][c + 4];
             }
-            float k[8];
-            unpack(e < 2 ? ahead[j][e % 2] : *(const uint4*)(keys + i * p.ld_cache + c), k);
 #pragma unroll
-            for (int h = 0; h < ATTENTION_HEADS; h++) {
-                if (h < heads) {
-                    const float* q = &s->q[h][c];
+            for (int j = 0; j < 4; j++) {
+                int32_t i = own_row + 32 * j;
+                if (i < w.tile) {
+                    float k[8];
+                    unpack(*(const uint4*)(keys + i * p.dim + c), k);
 #pragma unroll
-                    for (int j = 0; j < 8; j++) {
-                        dot[h] += q[j] * k[j];
+                    for (int h = 0; h < 4; h++) {
+#pragma unroll
+                        for (int e = 0; e < 8; e++) {
+                            dot[j][h] += q[h][e] * k[e];
+                        }
                     }
                 }
             }
         }
-        float own = 0.0f; // lane h of the eight keeps that of head h
 #pragma unroll
-        for (int h = 0; h < ATTENTION_HEADS; h++) {
-            float v = dot[h];
-            v += __shfl_xor_sync(QLORA_FULL_WARP, v, 4);
-            v += __shfl_xor_sync(QLORA_FULL_WARP, v, 2);
-            v += __shfl_xor_sync(QLORA_FULL_WARP, v, 1);
-            own = part == h ? v : own;
+        for (int j = 0; j < 4; j++) {
+            int32_t i = own_row + 32 * j;
+            bool inside = i < w.tile && first + i >= w.begin && first + i <= w.position;
+            float v = attention_fold(dot[j], part) * p.scale;
+            v = p.cap > 0.0f ? p.cap * tanhf(v / p.cap) : v;
+            if (part % 2 == 0) {
+                s->p[i * ATTENTION_ROW + h0 + part / 2] = inside ? v : -INFINITY;
+            }
         }
-        own *= p.scale;
-        own = p.cap > 0.0f ? p.cap * tanhf(own / p.cap) : own;
-        s->p[part][i] = inside ? own : -INFINITY;
     }
 }
 
@@ -471,7 +586,7 @@ __device__ __forceinline__ void attention_softmax(attention_shared* s, int32_t h
         float top = -INFINITY;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            v[i] = s->p[h][lane + 32 * i];
+            v[i] = s->p[(lane + 32 * i) * ATTENTION_ROW + h];
             top = fmaxf(top, v[i]);
         }
         top = fmaxf(warp_max(top), s->top[h]);
@@ -479,7 +594,7 @@ __device__ __forceinline__ void attention_softmax(attention_shared* s, int32_t h
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             v[i] = v[i] > -INFINITY ? exp_of(v[i] - top, (const bf16*)0) : 0.0f;
-            s->p[h][lane + 32 * i] = v[i];
+            s->p[(lane + 32 * i) * ATTENTION_ROW + h] = v[i];
             sum += v[i];
         }
         sum = warp_sum(sum);
@@ -503,127 +618,66 @@ __device__ __forceinline__ void attention_values(const decode_attention& p,
         acc[h][0] *= factor;
         acc[h][1] *= factor;
     }
-#pragma unroll 16
+#pragma unroll 4
     for (int32_t i = from + share; i < to; i += shares) {
         float lo;
         float hi;
-        unpack_pair(*(const uint32_t*)(values + i * p.ld_cache), lo, hi);
+        unpack_pair(*(const uint32_t*)(values + i * p.dim), lo, hi);
 #pragma unroll
-        for (int h = 0; h < ATTENTION_HEADS; h++) {
-            if (h < heads) {
-                acc[h][0] += s->p[h][i] * lo;
-                acc[h][1] += s->p[h][i] * hi;
+        for (int h = 0; h < ATTENTION_HEADS; h += 4) {
+            if (h < heads) { // what is beyond the last head is never written
+                float4 f = *(const float4*)&s->p[i * ATTENTION_ROW + h];
+                acc[h][0] += f.x * lo;
+                acc[h][1] += f.x * hi;
+                acc[h + 1][0] += f.y * lo;
+                acc[h + 1][1] += f.y * hi;
+                acc[h + 2][0] += f.z * lo;
+                acc[h + 2][1] += f.z * hi;
+                acc[h + 3][0] += f.w * lo;
+                acc[h + 3][1] += f.w * hi;
             }
         }
     }
 }
 
-// The results of all pages of a text, in their order.
+// The results of all pages of a text, in their order; a thread has pairs of columns.
 __device__ __forceinline__ void attention_join(const decode_attention& p, int32_t first_head,
                                                int32_t heads, int32_t first_page, int32_t pages) {
     int64_t n = blockIdx.z;
     int64_t width = p.dim + 2;
-    for (int32_t i = (int32_t)threadIdx.x; i < heads * p.dim; i += (int32_t)blockDim.x) {
+#pragma unroll 1
+    for (int32_t i = (int32_t)threadIdx.x * 2; i < heads * p.dim; i += 512) {
         int32_t h = first_head + i / p.dim;
         int32_t c = i % p.dim;
         const float* from = p.partials + ((n * p.heads + h) * gridDim.y + first_page) * width;
         float top = -INFINITY;
-        float total = 0.0f;
-        float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
         for (int32_t j = 0; j < pages; j++) {
-            float t = __ldcg(from + j * width);
-            float l = __ldcg(from + j * width + 1);
-            float v = __ldcg(from + j * width + 2 + c);
-            float higher = fmaxf(top, t);
-            float old = top > -INFINITY ? exp_of(top - higher, (const bf16*)0) : 0.0f;
-            float fresh = exp_of(t - higher, (const bf16*)0);
-            total = total * old + l * fresh;
-            sum = sum * old + v * fresh;
-            top = higher;
+            top = fmaxf(top, __ldcg(from + j * width));
         }
-        p.o[n * p.ldo + (int64_t)h * p.dim + c] = to_bf16(sum / total);
-    }
-}
-
-// What a block works on.
-struct attention_place {
-    int64_t n;
-    int32_t position;
-    int32_t begin; // first position within the window
-    int32_t page;
-    int32_t first_page;
-    int32_t last_page;
-    int32_t kv;
-    int32_t first_head;
-    int32_t heads;
-    bool inside;
-};
-
-__device__ __forceinline__ attention_place attention_find(const decode_attention& p) {
-    attention_place w;
-    w.n = blockIdx.z;
-    w.position = p.texts[w.n].position;
-    w.begin = p.window > 0 && w.position + 1 > p.window ? w.position + 1 - p.window : 0;
-    w.page = (int32_t)blockIdx.y;
-    w.first_page = w.begin / p.chunk;
-    w.last_page = w.position / p.chunk;
-    int32_t group = p.heads / p.kv_heads;
-    int32_t groups = (group + ATTENTION_HEADS - 1) / ATTENTION_HEADS;
-    int32_t skipped = (int32_t)blockIdx.x % groups * ATTENTION_HEADS;
-    w.kv = (int32_t)blockIdx.x / groups;
-    w.first_head = w.kv * group + skipped;
-    w.heads = group - skipped < ATTENTION_HEADS ? group - skipped : ATTENTION_HEADS;
-    w.inside = w.page >= w.first_page && w.page <= w.last_page && p.texts[w.n].alive != 0;
-    return w;
-}
-
-// Brings the rows of a tile of the page, from `tile` on, as far as L2: a thread for the keys of
-// each position, and one for its values.
-__device__ __forceinline__ void attention_ahead(const decode_attention& p, const attention_place& w,
-                                                const bf16* keys, int32_t tile) {
-    int32_t at = tile + (int32_t)threadIdx.x / 2;
-    int32_t position = w.page * p.chunk + at;
-    if (at >= p.chunk || position >= w.position || position < w.begin) {
-        return;
-    }
-    const bf16* from = keys + at * p.ld_cache;
-    from += threadIdx.x % 2 == 0 ? 0 : (int64_t)p.kv_heads * p.dim;
-    for (int32_t c = 0; c < p.dim; c += 64) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + c));
-    }
-}
-
-// The query heads, and in the last page also k and v of the new position, which go to the cache.
-__device__ __forceinline__ void attention_begin(const decode_attention& p, const attention_place& w,
-                                                attention_shared* s, bf16* keys) {
-    int64_t q_width = (int64_t)p.heads * p.dim;
-    int64_t kv_width = (int64_t)p.kv_heads * p.dim;
-    const bf16* x = p.qkv + w.n * p.ld;
-    attention_heads(p, x, w.first_head, w.heads, w.kv, w.page == w.last_page, w.position, s);
-    if (w.page == w.last_page) {
-        int64_t to = (w.position - w.page * p.chunk) * p.ld_cache;
-        int64_t column = q_width + kv_width + (int64_t)w.kv * p.dim;
-        for (int32_t c = (int32_t)threadIdx.x; c < p.dim; c += (int32_t)blockDim.x) {
-            float v = to_float(x[column + c]);
-            v += p.bias ? to_float(p.bias[column + c]) : 0.0f;
-            store(keys + to + c, s->key[c]);
-            store(keys + kv_width + to + c, v);
+        float total = 0.0f;
+        float sums[2] = {0.0f, 0.0f};
+#pragma unroll 8
+        for (int32_t j = 0; j < pages; j++) {
+            float2 own = __ldcg((const float2*)(from + j * width));
+            float2 v = __ldcg((const float2*)(from + j * width + 2 + c));
+            float weight = exp_of(own.x - top, (const bf16*)0);
+            total += own.y * weight;
+            sums[0] += v.x * weight;
+            sums[1] += v.y * weight;
         }
+        *(uint32_t*)(p.o + n * p.ldo + (int64_t)h * p.dim + c) =
+            pack_bf16(sums[0] / total, sums[1] / total);
     }
-    if (threadIdx.x < ATTENTION_HEADS) {
-        s->top[threadIdx.x] = -INFINITY;
-        s->total[threadIdx.x] = 0.0f;
-    }
-    __syncthreads(); // this block's stores to the cache as well
 }
 
-// softmax(q K^T) V of the page, not divided by the total, in s->sums: one sum per share of the
-// positions.
+// softmax(q K^T) V of the page, not divided by the total, in the place of
+// the tiles: one sum per share of the positions. The first tile has been requested, and the query heads are in s->q.
 __device__ __forceinline__ int32_t attention_page(const decode_attention& p,
                                                   const attention_place& w, attention_shared* s,
-                                                  const bf16* keys) {
-    const bf16* values = keys + (int64_t)p.kv_heads * p.dim;
+                                                  bf16* keys, bf16* tiles) {
+    bf16* values = keys + (int64_t)p.kv_heads * p.dim;
+    bf16* tile_values = tiles + w.tile * p.dim;
     int32_t pairs = p.dim / 2;
     int32_t shares = 256 / pairs;
     int32_t share = (int32_t)threadIdx.x / pairs;
@@ -636,59 +690,81 @@ __device__ __forceinline__ int32_t attention_page(const decode_attention& p,
     }
     int32_t start = w.page * p.chunk;
 #pragma unroll 1
-    for (int32_t tile = 0; tile < p.chunk && start + tile <= w.position; tile += ATTENTION_TILE) {
-        attention_ahead(p, w, keys, tile + ATTENTION_TILE);
-        if (start + tile + ATTENTION_TILE <= w.begin) {
-            continue;
+    for (int32_t tile = 0; tile < p.chunk && start + tile <= w.position; tile += w.tile) {
+        asm volatile("cp.async.wait_group 1;" ::: "memory"); // the keys
+        // The last tile has the new position: its key and value come from this block.
+        int32_t fresh = w.position - start - tile;
+        if (fresh < w.tile && w.page == w.last_page) {
+            attention_heads(p, w, s, tiles + fresh * p.dim, keys + (tile + fresh) * p.ld_cache);
+        } else if (tile == 0) {
+            attention_heads(p, w, s, 0, 0);
         }
-        attention_scores(p, s, keys + tile * p.ld_cache, start + tile, w.begin, w.position + 1,
-                         w.heads);
         __syncthreads();
+        attention_scores(p, w, s, tiles, start + tile);
+        __syncthreads();
+        attention_request(p, w, keys, tile + w.tile, tiles);
         attention_softmax(s, w.heads);
+        asm volatile("cp.async.wait_group 1;" ::: "memory"); // the values
+        if (fresh < w.tile && w.page == w.last_page) {
+            attention_value(p, w, s, tile_values + fresh * p.dim,
+                            values + (tile + fresh) * p.ld_cache);
+        }
         __syncthreads();
         int32_t from = w.begin - start - tile > 0 ? w.begin - start - tile : 0;
-        int32_t to = w.position + 1 - start - tile;
+        int32_t to = fresh + 1 < w.tile ? fresh + 1 : w.tile;
         if (share < shares) {
-            attention_values(p, s, values + tile * p.ld_cache + 2 * pair, from,
-                             to < ATTENTION_TILE ? to : ATTENTION_TILE, share, shares, w.heads,
-                             acc);
+            attention_values(p, s, tile_values + 2 * pair, from, to, share, shares, w.heads, acc);
         }
         __syncthreads();
+        attention_request(p, w, values, tile + w.tile, tile_values);
     }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    float* sums = (float*)tiles;
 #pragma unroll
     for (int h = 0; h < ATTENTION_HEADS; h++) {
         if (share < shares && h < w.heads) {
-            s->sums[(share * w.heads + h) * p.dim + 2 * pair] = acc[h][0];
-            s->sums[(share * w.heads + h) * p.dim + 2 * pair + 1] = acc[h][1];
+            sums[(share * w.heads + h) * p.dim + 2 * pair] = acc[h][0];
+            sums[(share * w.heads + h) * p.dim + 2 * pair + 1] = acc[h][1];
         }
     }
     __syncthreads();
     return shares;
 }
 
-QLORA_KERNEL __launch_bounds__(256)
+QLORA_KERNEL __launch_bounds__(256, 2)
     qlora_decode_attention(const __grid_constant__ decode_attention p) {
+    extern __shared__ __align__(16) uint4 tiles[];
     __shared__ attention_shared s;
     // The states of the texts change at the end of a step; what a step before wrote to the cache
-    // can be requested already.
+    // can be read already.
     early_next();
     attention_place w = attention_find(p);
     int32_t row = w.inside ? p.pages[w.n * gridDim.y + w.page] * p.chunk : 0;
     bf16* keys = p.cache + row * p.ld_cache + (int64_t)w.kv * p.dim;
     if (w.inside) {
-        attention_ahead(p, w, keys, 0);
+        attention_request(p, w, keys, 0, (bf16*)tiles);
+        attention_request(p, w, keys + (int64_t)p.kv_heads * p.dim, 0,
+                          (bf16*)tiles + w.tile * p.dim);
+        attention_turns(p, w.position, &s);
     }
     early_wait();
     if (!w.inside) {
         return;
     }
-    attention_begin(p, w, &s, keys);
-    int32_t shares = attention_page(p, w, &s, keys);
+    if (threadIdx.x < ATTENTION_HEADS) {
+        s.top[threadIdx.x] = -INFINITY;
+        s.total[threadIdx.x] = 0.0f;
+    }
+    attention_raw(p, w, &s);
+    if (p.q_norm) {
+        attention_norms(p, w, &s);
+    }
+    int32_t shares = attention_page(p, w, &s, keys, (bf16*)tiles);
     bool alone = w.first_page == w.last_page;
     for (int32_t i = (int32_t)threadIdx.x; i < w.heads * p.dim; i += (int32_t)blockDim.x) {
         float sum = 0.0f;
         for (int32_t j = 0; j < shares; j++) {
-            sum += s.sums[j * w.heads * p.dim + i];
+            sum += ((const float*)tiles)[j * w.heads * p.dim + i];
         }
         int32_t h = i / p.dim;
         int64_t at = ((w.n * p.heads + w.first_head + h) * gridDim.y + w.page) * (p.dim + 2);

@@ -3,7 +3,7 @@
 // groups: bf16 nf4
 #include "decode_row.cuh"
 
-QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
+QLORA_KERNEL __launch_bounds__(ROW_WARPS * 32, 2)
     qlora_decode_row_nf4(const __grid_constant__ decode_product p) {
     extern __shared__ __align__(128) uint8_t shared[];
     early_next();
@@ -14,5 +14,5 @@ QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
         middle[1] = p.count > 1 ? *p.parts[1].offset : 0.0f;
         middle[2] = p.count > 2 ? *p.parts[2].offset : 0.0f;
     }
-    row_run<row_nf4, row_nf4_state>(p, shared, middle[0], middle[1], middle[2]);
+    row_run(p, shared, middle[0], middle[1], middle[2]);
 }
