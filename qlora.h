@@ -19173,7 +19173,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
     X(decode_dense, decode, 16896, STEP)                                                           \
     X(decode_norm, decode, 69632, STEP)                                                            \
-    X(decode_attention, decode, 0, STEP)                                                           \
+    X(decode_attention, decode, 65536, STEP)                                                       \
     X(sample_parts, sample, 0, STEP)                                                               \
     X(sample_choose, sample, 0, STEP)
 
@@ -35971,8 +35971,10 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
     p.cap = (float)c->attention_cap;
     p.eps = (float)c->rms_eps;
     void* args[] = {&p};
+    uint32_t tile = c->head_dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
+    uint32_t shared = (uint32_t)qlora__max(tile * c->head_dim * 4, 16384);
     return qlora__decode_launch(m, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
-                                256, 0, args);
+                                256, shared, args);
 }
 
 // Chooses the next tokens from the logits.
@@ -44551,4 +44553,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 5dac55704ead78a1
+//@@ end be72b8d7736f83ed

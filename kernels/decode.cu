@@ -281,7 +281,8 @@ QLORA_KERNEL __launch_bounds__(1024) qlora_decode_norm(const __grid_constant__ d
 // q, k and v of the new position are in a row of qkv; bias, norm and rotation come first. k and v
 // are stored in the cache, whose rows are in pages of `chunk` positions: row i of page pages[i].
 // Each block takes one page and up to 8 query heads of a key head; the block that arrives last
-// joins the pages in their order, so timing does not matter. Keys and values come to shared memory
+// joins the pages in their order, so timing does not matter. With `a`, it also leaves its part of z
+// of the stack that follows, z[block][r] = sum over its columns of o of o A[r]. Keys and values come to shared memory
 // a tile at a time, those of the first tile before the kernel before has ended: they are older.
 //
 // Launch: grid (kv_heads * groups, pages of a text, rows), 256 threads, with one group for every 8
@@ -321,6 +322,9 @@ struct decode_attention {
     float scale;
     float cap;
     float eps;
+    int32_t a_rank;
+    const bf16* a; // [a_rank, heads * dim]; null: no z
+    float* z;      // [gridDim.x, a_rank], of one row
 };
 
 struct attention_shared {
@@ -642,7 +646,8 @@ __device__ __forceinline__ void attention_values(const decode_attention& p,
 
 // The results of all pages of a text, in their order; a thread has pairs of columns.
 __device__ __forceinline__ void attention_join(const decode_attention& p, int32_t first_head,
-                                               int32_t heads, int32_t first_page, int32_t pages) {
+                                               int32_t heads, int32_t first_page, int32_t pages,
+                                               bf16* out) {
     int64_t n = blockIdx.z;
     int64_t width = p.dim + 2;
 #pragma unroll 1
@@ -666,8 +671,45 @@ __device__ __forceinline__ void attention_join(const decode_attention& p, int32_
             sums[0] += v.x * weight;
             sums[1] += v.y * weight;
         }
-        *(uint32_t*)(p.o + n * p.ldo + (int64_t)h * p.dim + c) =
-            pack_bf16(sums[0] / total, sums[1] / total);
+        uint32_t pair = pack_bf16(sums[0] / total, sums[1] / total);
+        *(uint32_t*)(p.o + n * p.ldo + (int64_t)h * p.dim + c) = pair;
+        *(uint32_t*)(out + i) = pair;
+    }
+}
+
+// The columns of A that belong to the heads of the block, brought as far as L2.
+__device__ __forceinline__ void attention_ahead(const decode_attention& p,
+                                                const attention_place& w) {
+    int32_t lines = (w.heads * p.dim + 63) / 64; // of a row
+    for (int32_t i = (int32_t)threadIdx.x; i < p.a_rank * lines; i += 256) {
+        const bf16* from = p.a + (int64_t)(i / lines * p.heads + w.first_head) * p.dim;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i % lines * 64));
+    }
+}
+
+// The block's part of z, from its columns of o.
+__device__ __forceinline__ void attention_low(const decode_attention& p, const attention_place& w,
+                                              const bf16* o) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+#pragma unroll 2
+    for (int32_t r = (int32_t)threadIdx.x / 32; r < p.a_rank; r += 8) {
+        const bf16* a = p.a + (int64_t)(r * p.heads + w.first_head) * p.dim;
+        float sum = 0.0f;
+#pragma unroll 2
+        for (int32_t c = lane * 8; c < w.heads * p.dim; c += 256) {
+            float v[8];
+            float b[8];
+            unpack(*(const uint4*)(a + c), b);
+            unpack(*(const uint4*)(o + c), v);
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                sum += v[k] * b[k];
+            }
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) {
+            p.z[(int64_t)blockIdx.x * p.a_rank + r] = sum;
+        }
     }
 }
 
@@ -746,6 +788,9 @@ QLORA_KERNEL __launch_bounds__(256, 2)
         attention_request(p, w, keys + (int64_t)p.kv_heads * p.dim, 0,
                           (bf16*)tiles + w.tile * p.dim);
         attention_turns(p, w.position, &s);
+        if (p.a && w.page == w.last_page) {
+            attention_ahead(p, w);
+        }
     }
     early_wait();
     if (!w.inside) {
@@ -769,7 +814,9 @@ QLORA_KERNEL __launch_bounds__(256, 2)
         int32_t h = i / p.dim;
         int64_t at = ((w.n * p.heads + w.first_head + h) * gridDim.y + w.page) * (p.dim + 2);
         if (alone) {
-            p.o[w.n * p.ldo + (int64_t)w.first_head * p.dim + i] = to_bf16(sum / s.total[h]);
+            bf16 v = to_bf16(sum / s.total[h]);
+            p.o[w.n * p.ldo + (int64_t)w.first_head * p.dim + i] = v;
+            ((bf16*)s.raw)[i] = v;
         } else {
             p.partials[at + 2 + i % p.dim] = sum;
             if (i % p.dim == 0) {
@@ -778,21 +825,26 @@ QLORA_KERNEL __launch_bounds__(256, 2)
             }
         }
     }
-    if (alone) {
-        return;
-    }
-    __threadfence();
-    __syncthreads();
-    uint32_t* counter = p.counters + w.n * gridDim.x + blockIdx.x;
-    if (threadIdx.x == 0) {
-        s.last = atomicAdd(counter, 1u) == (uint32_t)(w.last_page - w.first_page) ? 1 : 0;
-    }
-    __syncthreads();
-    if (s.last != 0) {
+    if (!alone) {
         __threadfence();
-        attention_join(p, w.first_head, w.heads, w.first_page, w.last_page - w.first_page + 1);
+        __syncthreads();
+        uint32_t* counter = p.counters + w.n * gridDim.x + blockIdx.x;
+        if (threadIdx.x == 0) {
+            s.last = atomicAdd(counter, 1u) == (uint32_t)(w.last_page - w.first_page) ? 1 : 0;
+        }
+        __syncthreads();
+        if (s.last == 0) {
+            return;
+        }
+        __threadfence();
+        attention_join(p, w.first_head, w.heads, w.first_page, w.last_page - w.first_page + 1,
+                       (bf16*)s.raw);
         if (threadIdx.x == 0) {
             *counter = 0; // for the next layer
         }
+    }
+    if (p.a) {
+        __syncthreads();
+        attention_low(p, w, (const bf16*)s.raw);
     }
 }

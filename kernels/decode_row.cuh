@@ -15,6 +15,10 @@
 // scale it has fetched. What the other columns hold does not matter. A byte of codes becomes a pair
 // of levels by one look-up in shared memory; the table has a copy for every lane.
 //
+// The adapters of o and down need a whole row of x before z is known. The kernels that make the row
+// leave partial sums of it: low, [slices, rank]. For down, this kernel does: with `a` and gate and
+// up, z[block][r] = sum over the block's columns of y of y A[r]. N is a multiple of 16 then.
+//
 // Weights do not depend on the kernel before: the first pieces are requested, and the tables are
 // made, before its end is awaited. A block takes so little of a multiprocessor that one of the next
 // kernel fits beside it.
@@ -92,12 +96,10 @@ struct row_nf4 {
 
 // Where a warp is: piece `piece` of tile `tile` of the block's list.
 struct row_walk {
-    const uint8_t* codes; // of the part
-    int32_t first;        // row of the part that is row 0 of the tile
-    int32_t last;         // row of the part
     int32_t tile;
     int32_t piece;
-    int32_t which;
+    int32_t which; // part of the tile
+    int32_t first; // row of the part that is row 0 of the tile
 };
 
 // How the pieces of a block are divided.
@@ -123,74 +125,99 @@ __device__ __forceinline__ row_share row_divide(const decode_product& p, int32_t
     return s;
 }
 
+// Finds the part and the rows of the tile.
 __device__ __forceinline__ void row_enter(const decode_product& p, const row_share& s,
                                           row_walk& w) {
     row_cursor c;
     int32_t half = w.tile >= s.units ? 1 : 0; // of gate and up
     row_start(p, c, (int32_t)blockIdx.x + (w.tile - half * s.units) * (int32_t)gridDim.x);
     w.which = half + c.which;
-    decode_part part = decode_pick(p, w.which);
-    w.codes = (const uint8_t*)part.w + (int64_t)part.first * (p.K / 2);
     w.first = c.unit * 16;
-    w.last = part.N - 1;
 }
 
-__device__ __forceinline__ void row_next(const decode_product& p, const row_share& s, row_walk& w) {
-    if (++w.piece == s.pieces) {
-        w.piece = 0;
-        w.tile++;
-        if (w.tile < s.units * (p.gated != 0 ? 2 : 1)) {
-            row_enter(p, s, w);
+// Steps to the next piece; true if it belongs to another tile.
+__device__ __forceinline__ bool row_next(const row_share& s, row_walk& w) {
+    if (++w.piece < s.pieces) {
+        return false;
+    }
+    w.piece = 0;
+    w.tile++;
+    return true;
+}
+
+// A lane's part of the codes of a tile: 16 bytes of a line in rows lane / 8, + 4, ...
+struct row_source {
+    const uint8_t* rows[4];
+    uint32_t to; // in a stage of the ring
+
+    __device__ __forceinline__ void enter(const decode_product& p, const row_walk& w) {
+        decode_part part = decode_pick(p, w.which);
+        int32_t lane = (int32_t)threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int32_t row = w.first + lane / 8 + 4 * i;
+            row = row < part.N ? row : part.N - 1; // results past the last row are never written
+            rows[i] = (const uint8_t*)part.w + (int64_t)(part.first + row) * (p.K / 2) +
+                      lane % 8 * 16;
+        }
+        // Odd rows are turned by half a line, so that two rows can be read at once.
+        to = (uint32_t)(lane / 8 * 128 + (lane % 8 ^ (lane / 8 & 1) << 2) * 16);
+    }
+
+    // Requests a piece: eight lanes a row, so that memory is read in whole lines.
+    __device__ __forceinline__ void request(const decode_product& p, int32_t piece,
+                                            uint32_t stage) const {
+        int32_t lane = (int32_t)threadIdx.x % 32;
+        int32_t at = piece * (ROW_COLUMNS / 2);
+        uint32_t bytes = at + lane % 8 * 16 < p.K / 2 ? 16u : 0u; // the rest is zeros
+        at = bytes != 0 ? at : 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(stage + to +
+                                                                              512u * i),
+                         "l"(rows[i] + at), "r"(bytes)
+                         : "memory");
         }
     }
-}
-
-// Requests the codes of a piece: eight lanes a row, so that memory is read in whole lines. Odd rows
-// are turned by half a line, so that two rows can be read at once.
-__device__ __forceinline__ void row_request(const decode_product& p, const row_walk& w,
-                                            uint32_t to) {
-    int32_t lane = (int32_t)threadIdx.x % 32;
-    int32_t at = w.piece * (ROW_COLUMNS / 2) + lane % 8 * 16;
-    uint32_t bytes = at < p.K / 2 ? 16u : 0u; // the rest is filled with zeros
-    at = bytes != 0 ? at : 0;
-    to += (uint32_t)(lane / 8 * 128 + (lane % 8 ^ (lane / 8 & 1) << 2) * 16);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int32_t row = w.first + lane / 8 + 4 * i;
-        row = row < w.last ? row : w.last; // results past the last row are never written
-        const uint8_t* from = w.codes + (int64_t)row * (p.K / 2) + at;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + 512u * i),
-                     "l"(from), "r"(bytes)
-                     : "memory");
-    }
-}
-
-__device__ __forceinline__ void row_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
+};
 
 // The scales of block t of a piece, rows g and g + 8, as they are stored.
 struct row_scales {
     float s[2];
     uint32_t q[2];
+};
 
-    __device__ __forceinline__ void load(const decode_product& p, const row_walk& w) {
+// Where a lane finds them in a tile.
+struct row_scale_source {
+    const float* scales;
+    const uint8_t* q; // null = plain scales
+    int32_t at[2];    // block of 64
+    int32_t shift;
+    int32_t group;
+
+    __device__ __forceinline__ void enter(const decode_product& p, const row_walk& w) {
         decode_part part = decode_pick(p, w.which);
-        int32_t lane = (int32_t)threadIdx.x % 32;
-        int32_t block = w.piece * (ROW_COLUMNS / 64) + lane % 4;
-        int32_t shift = part.block_shift - 6;
-        block = block < p.K / 64 ? block : 0; // codes and x are zeros there
+        shift = part.block_shift - 6;
+        group = part.absmax ? shift : shift + part.group_shift;
+        scales = part.absmax ? part.absmax : part.scales;
+        q = part.absmax ? 0 : part.q;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            int32_t row = w.first + lane / 4 + 8 * r;
-            row = row < w.last ? row : w.last;
-            int32_t at = ((part.first + row) * (p.K / 64) + block) >> shift;
-            q[r] = 0;
-            if (part.absmax) {
-                s[r] = __ldg(part.absmax + at);
-            } else {
-                s[r] = __ldg(part.scales + (at >> part.group_shift));
-                q[r] = __ldg(part.q + at);
+            int32_t row = w.first + (int32_t)threadIdx.x % 32 / 4 + 8 * r;
+            row = row < part.N ? row : part.N - 1;
+            at[r] = (part.first + row) * (p.K / 64);
+        }
+    }
+
+    __device__ __forceinline__ void load(int32_t piece, int32_t blocks, row_scales& to) const {
+        int32_t block = piece * (ROW_COLUMNS / 64) + (int32_t)threadIdx.x % 4;
+        block = block < blocks ? block : blocks - 1; // x is zero there
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            to.q[r] = 0;
+            to.s[r] = __ldg(scales + ((at[r] + block) >> group));
+            if (q) {
+                to.q[r] = __ldg(q + ((at[r] + block) >> shift));
             }
         }
     }
@@ -274,7 +301,7 @@ __device__ __forceinline__ float row_output(const decode_product& p, const decod
     v *= p.alpha;
     if (part.sb) {
         const bf16* b = part.sb + (int64_t)column * part.rank;
-        const float* z = zs + (part.z_at - p.K);
+        const float* z = zs + (p.low ? 0 : part.z_at - p.K);
         int32_t r = 0;
         float sum = 0.0f;
 #pragma unroll 2
@@ -303,7 +330,7 @@ __device__ __forceinline__ float row_output(const decode_product& p, const decod
 
 // Adds the sums of the warps and writes the results of the block.
 __device__ __forceinline__ void row_finish(const decode_product& p, const row_share& share,
-                                           const float* sums, const float* zs) {
+                                           const float* sums, const float* zs, float* outs) {
     int32_t tile = share.slots * 16; // floats
     int32_t units = share.units;
 #pragma unroll 1
@@ -330,6 +357,9 @@ __device__ __forceinline__ void row_finish(const decode_product& p, const row_sh
             float u = p.gated == 1 ? g : 1.5957691216057308f * (g + 0.044715f * g * g * g);
             float s = 1.0f / (1.0f + exp_of(-u, (const bf16*)0));
             rounded = to_bf16(g * s * to_float(to_bf16(up)));
+            if (p.a) {
+                outs[i] = to_float(rounded);
+            }
         }
         ((bf16*)p.y)[to] = rounded;
     }
@@ -354,33 +384,52 @@ __device__ __forceinline__ void row_prefetch(const decode_product& p) {
     }
 }
 
-// z of the adapter that is left to the next kernel, from x in shared memory: one warp per row of A,
-// one slice of K per turn.
-__device__ __forceinline__ void row_slices(const decode_product& p, const bf16* x) {
-    int32_t warps = (int32_t)blockDim.x / 32;
+// Requests the columns of A that belong to the block's columns of y: [tile][r][16].
+__device__ __forceinline__ void row_low_request(const decode_product& p, const row_share& share,
+                                                const bf16* to) {
+    for (int32_t i = (int32_t)threadIdx.x; i < share.units * p.a_rank * 2;
+         i += (int32_t)blockDim.x) {
+        int32_t tile = i / (2 * p.a_rank);
+        int32_t r = i / 2 % p.a_rank;
+        int32_t column = ((int32_t)blockIdx.x + tile * (int32_t)gridDim.x) * 16 + i % 2 * 8;
+        uint32_t at = (uint32_t)__cvta_generic_to_shared(to + i * 8);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at),
+                     "l"(p.a + (int64_t)r * p.parts[0].N + column)
+                     : "memory");
+    }
+}
+
+// The block's share of z of the next stack.
+__device__ __forceinline__ void row_low(const decode_product& p, const row_share& share,
+                                        const bf16* a, const float* outs) {
     int32_t lane = (int32_t)threadIdx.x % 32;
-    int32_t width = ((p.K + DECODE_SLICES - 1) / DECODE_SLICES + 7) / 8 * 8;
 #pragma unroll 1
-    for (int32_t slice = (int32_t)blockIdx.x; slice < DECODE_SLICES; slice += (int32_t)gridDim.x) {
-        int32_t begin = slice * width;
-        int32_t end = begin + width < p.K ? begin + width : p.K;
-#pragma unroll 1
-        for (int32_t r = (int32_t)threadIdx.x / 32; r < p.a_rank; r += warps) {
-            float sum = 0.0f;
-            for (int32_t k = begin + lane * 8; k < end; k += 256) {
-                float a[8];
-                float v[8];
-                unpack(*(const uint4*)(p.a + (int64_t)r * p.K + k), a);
-                unpack(*(const uint4*)(x + k), v);
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    sum += a[j] * v[j];
-                }
-            }
-            sum = warp_sum(sum);
-            if (lane == 0) {
-                p.z[(int64_t)slice * p.a_rank + r] = sum;
-            }
+    for (int32_t r = (int32_t)threadIdx.x / 32; r < p.a_rank; r += (int32_t)blockDim.x / 32) {
+        float sum = 0.0f;
+        for (int32_t i = lane; i < share.units * 16; i += 32) {
+            sum += outs[i] * to_float(a[(i / 16 * p.a_rank + r) * 16 + i % 16]);
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) {
+            p.z[(int64_t)blockIdx.x * p.a_rank + r] = sum;
+        }
+    }
+}
+
+// z from its partial sums.
+__device__ __forceinline__ void row_z_join(const decode_product& p, float* zs) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t rank = p.parts[0].rank;
+#pragma unroll 2
+    for (int32_t r = (int32_t)threadIdx.x / 32; r < rank; r += (int32_t)blockDim.x / 32) {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (int32_t k = lane; k < p.slices; k += 32) {
+            sum += p.low[(int64_t)k * rank + r];
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) {
+            zs[r] = to_float(to_bf16(sum));
         }
     }
 }
@@ -391,14 +440,21 @@ __device__ __forceinline__ void row_stage(const decode_product& p, uint4* x, int
     for (int32_t i = (int32_t)threadIdx.x; i < wide / 8; i += (int32_t)blockDim.x) {
         x[i] = i * 8 < p.K ? *(const uint4*)(p.x + i * 8) : make_uint4(0, 0, 0, 0);
     }
+    if (p.low) {
+        row_z_join(p, zs);
+        return;
+    }
     for (int32_t i = (int32_t)threadIdx.x; i < z_count; i += (int32_t)blockDim.x) {
         zs[i] = to_float(p.x[p.K + i]);
     }
 }
 
-// Columns of x after K that the adapters of the parts read.
+// Values of z that the adapters of the parts read.
 __device__ __forceinline__ int32_t row_z(const decode_product& p) {
     int32_t most = 0;
+    if (p.low) {
+        return p.parts[0].rank;
+    }
 #pragma unroll
     for (int i = 0; i < 3; i++) {
         int32_t end = i < p.count && p.parts[i].sb ? p.parts[i].z_at + p.parts[i].rank - p.K : 0;
@@ -407,8 +463,23 @@ __device__ __forceinline__ int32_t row_z(const decode_product& p) {
     return most;
 }
 
+// Requests the next piece, if there is one left.
+__device__ __forceinline__ void row_ahead(const decode_product& p, const row_share& share,
+                                          row_walk& ahead, row_source& source, int32_t& left,
+                                          uint32_t stage) {
+    if (left > 0) {
+        left--;
+        source.request(p, ahead.piece, stage);
+        if (row_next(share, ahead) && left > 0) {
+            row_enter(p, share, ahead);
+            source.enter(p, ahead);
+        }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
 // Dynamic shared memory: table and map; the rings; x, rounded up to whole pieces; z, rounded up to
-// 16 bytes; 16 floats per slot and tile of the block.
+// 16 bytes; 16 floats per slot and tile of the block; with `a`, 16 a_rank bf16 and 16 floats per tile.
 __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared, float middle0,
                                         float middle1, float middle2) {
     int32_t warps = (int32_t)blockDim.x / 32;
@@ -420,25 +491,31 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
     bf16* x = (bf16*)(shared + DECODE_TABLE + DECODE_MAP + warps * ROW_STAGES * ROW_PIECE);
     float* zs = (float*)(x + share.pieces * ROW_COLUMNS);
     float* sums = zs + (z_count + 3) / 4 * 4;
+    bf16* low = (bf16*)(sums + tiles * share.slots * 16);
+    float* outs = (float*)(low + (p.a ? share.units * p.a_rank * 16 : 0));
     uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
     // It is long because requests and their use belong to one loop.
     row_walk ahead;
+    row_source source;
+    row_scale_source scale_source;
     row_scales scales;
     row_piece piece;
     ahead.tile = share.begin / share.pieces;
     ahead.piece = share.begin % share.pieces;
     if (share.count > 0) {
         row_enter(p, share, ahead);
-        scales.load(p, ahead);
+        source.enter(p, ahead);
+        scale_source.enter(p, ahead);
+        scale_source.load(ahead.piece, p.K / 64, scales);
     }
     row_walk now = ahead;
-#pragma unroll
+    if (p.a) {
+        row_low_request(p, share, low); // in the group of the first piece
+    }
+    int32_t left = share.count; // to be requested
+#pragma unroll 1
     for (int i = 0; i < ROW_STAGES; i++) {
-        if (i < share.count) {
-            row_request(p, ahead, ring_at + (uint32_t)i * ROW_PIECE);
-            row_next(p, share, ahead);
-        }
-        row_commit();
+        row_ahead(p, share, ahead, source, left, ring_at + (uint32_t)i * ROW_PIECE);
     }
     row_prefetch(p);
     decode_nf4::tables(p, shared);
@@ -449,9 +526,6 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
     early_wait();
     row_stage(p, (uint4*)x, share.pieces * ROW_COLUMNS, zs, z_count);
     __syncthreads();
-    if (p.a) {
-        row_slices(p, x);
-    }
     piece.clear();
     const float* map = (const float*)(shared + DECODE_TABLE);
     float acc[2] = {0.0f, 0.0f};
@@ -465,16 +539,17 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
         bool plain = p.parts[0].absmax != 0;
         float middle = now.which == 0 ? middle0 : now.which == 1 ? middle1 : middle2;
         int32_t tile = now.tile;
-        row_next(p, share, now);
-        if (i + 1 < share.count) {
-            scales.load(p, now);
+        bool last = i + 1 == share.count;
+        bool ends = row_next(share, now) || last;
+        if (!last) {
+            if (ends) {
+                row_enter(p, share, now);
+                scale_source.enter(p, now);
+            }
+            scale_source.load(now.piece, p.K / 64, scales);
         }
         __syncwarp(); // the stage has been read
-        if (i + ROW_STAGES < share.count) {
-            row_request(p, ahead, ring_at + (uint32_t)stage * ROW_PIECE);
-            row_next(p, share, ahead);
-        }
-        row_commit();
+        row_ahead(p, share, ahead, source, left, ring_at + (uint32_t)stage * ROW_PIECE);
         stage = stage + 1 < ROW_STAGES ? stage + 1 : 0;
         float c[2];
         piece.multiply(shared, c);
@@ -483,7 +558,7 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
             float s = plain ? own.s[r] : __fadd_rn(__fmul_rn(map[own.q[r]], own.s[r]), middle);
             acc[r] += s * c[r];
         }
-        if (now.tile != tile || i + 1 == share.count) {
+        if (ends) {
             float* to = sums + (tile * share.slots + warp - tile * share.pieces / share.each) * 16;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
@@ -496,8 +571,13 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
             }
         }
     }
+    asm volatile("cp.async.wait_group 0;" ::: "memory"); // also if it had no piece
     __syncthreads();
-    row_finish(p, share, sums, zs);
+    row_finish(p, share, sums, zs, outs);
+    if (p.a) {
+        __syncthreads();
+        row_low(p, share, low, outs);
+    }
 }
 
 #endif
