@@ -30641,6 +30641,7 @@ typedef struct qlora__decode_text {
 #define QLORA__DECODE_USED QLORA__DECODE_ALL
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
+#define QLORA__DECODE_LOW 256 // partial sums of z of a single text, at most
 #define QLORA__DECODE_ROWS 8
 #define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
@@ -30703,7 +30704,8 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, n, qlora__q_width(c), &d->o);
     qlora__arena_tensor(arena, m->compute, n, c->intermediate, &d->s);
     qlora__arena_tensor(arena, QLORA_F32, n, c->hidden, &d->y);
-    qlora__arena_tensor(arena, QLORA_F32, QLORA__DECODE_SLICES * n, d->z_rank, &d->z);
+    qlora__arena_tensor(arena, QLORA_F32, qlora__max(QLORA__DECODE_SLICES * n, QLORA__DECODE_LOW),
+                        d->z_rank, &d->z);
     qlora__arena_tensor(arena, m->compute, n, c->vocab, &d->logits);
     qlora__arena_tensor(arena, QLORA_F32, n * c->heads * d->pages, c->head_dim + 2, &d->partials);
     int64_t blocks = c->kv_heads * qlora__ceil_div(group, QLORA__DECODE_HEADS);
@@ -35553,6 +35555,9 @@ typedef struct qlora__decode_product {
     int32_t a_rank;
     float alpha;
     float cap;
+    const void* low;
+    int32_t slices;
+    int32_t unused;
 } qlora__decode_product;
 
 // Same layout as decode_many in kernels/decode_many.cuh.
@@ -35617,7 +35622,9 @@ typedef struct qlora__decode_attention {
     float scale;
     float cap;
     float eps;
-    int32_t unused;
+    int32_t a_rank;
+    const void* a;
+    void* z;
 } qlora__decode_attention;
 
 // Launches a kernel of a step. The first one of a step waits for everything before it: what the
@@ -35659,8 +35666,8 @@ static const qlora__decode_kind qlora__decode_kinds[3] = {
 // z.
 static int64_t qlora__decode_one_fixed(const qlora__decode_kind* kind,
                                        const qlora__decode_product* p) {
-    int64_t z = 0;
-    for (int i = 0; i < p->count; i++) {
+    int64_t z = p->low != NULL ? p->parts[0].rank : 0;
+    for (int i = 0; i < p->count && p->low == NULL; i++) {
         int64_t end = p->parts[i].sb != NULL ? p->parts[i].z_at + p->parts[i].rank - p->K : 0;
         z = qlora__max(z, end);
     }
@@ -35676,22 +35683,29 @@ static int64_t qlora__decode_one_shared(const qlora__decode_kind* kind,
     int64_t tiles = units * (p->gated != 0 ? 2 : 1);
     int64_t each = qlora__ceil_div(tiles * pieces, QLORA__DECODE_ONE_WARPS);
     int64_t slots = (pieces - 1 + each - 1) / each + 1; // as in kernels/decode_row.cuh
-    return qlora__decode_one_fixed(kind, p) + tiles * slots * 64;
+    int64_t low = p->a != NULL ? units * (p->a_rank * 32 + 64) : 0;
+    return qlora__decode_one_fixed(kind, p) + tiles * slots * 64 + low;
 }
 
-// A product of one row: a block on every multiprocessor, more only if the sums of its tiles would
-// not fit.
+// Blocks of a product of one row: one on every multiprocessor, more only if the sums of its tiles
+// would not fit.
+static int64_t qlora__decode_one_blocks(const qlora_model* m, const qlora__decode_product* p) {
+    const qlora__decode_kind* kind = &qlora__decode_kinds[2];
+    int64_t units = qlora__decode_units(p);
+    int64_t most = qlora__ceil_div(units, m->ctx->gpu->sm_count);
+    while (most > 1 && qlora__decode_one_shared(kind, p, most) > m->ctx->gpu->max_shared) {
+        most--;
+    }
+    int64_t blocks = qlora__max(m->ctx->gpu->sm_count, qlora__ceil_div(units, most));
+    return qlora__min(units, blocks);
+}
+
 static qlora_result qlora__decode_one(const qlora_model* m, const qlora__decode_kind* kind,
                                       qlora__decode_product* p) {
     int64_t units = qlora__decode_units(p);
-    int64_t each = qlora__ceil_div(units, m->ctx->gpu->sm_count);
-    while (each > 1 && qlora__decode_one_shared(kind, p, each) > m->ctx->gpu->max_shared) {
-        each--;
-    }
-    int64_t blocks = qlora__min(units, qlora__max(m->ctx->gpu->sm_count,
-                                                  qlora__ceil_div(units, each)));
+    int64_t blocks = qlora__decode_one_blocks(m, p);
     int64_t shared = 0;
-    for (int64_t i = qlora__max(1, units / blocks); i <= each; i++) { // of every block
+    for (int64_t i = units / blocks; i <= qlora__ceil_div(units, blocks); i++) { // of every block
         shared = qlora__max(shared, qlora__decode_one_shared(kind, p, i));
     }
     void* args[] = {p};
@@ -35761,16 +35775,16 @@ static qlora_result qlora__decode_low(const qlora_model* m, const qlora_linear_d
 // memory, of which many devices have 99 KB.
 static bool qlora__decode_is_one(const qlora_model* m, bool nf4, const qlora__decode_product* p) {
     uint32_t v = m->decode.variants;
-    bool fits = qlora__decode_one_shared(&qlora__decode_kinds[2], p, 1) <= m->ctx->gpu->max_shared;
-    return p->rows == 1 && nf4 && fits && (v & QLORA__DECODE_ONE) != 0;
+    return p->rows == 1 && nf4 && (v & QLORA__DECODE_ONE) != 0 &&
+           qlora__decode_one_shared(&qlora__decode_kinds[2], p, 1) <= m->ctx->gpu->max_shared &&
+           qlora__decode_one_blocks(m, p) <= QLORA__DECODE_LOW;
 }
 
-static qlora_result qlora__decode_multiply(const qlora_model* m, bool nf4,
+static qlora_result qlora__decode_multiply(const qlora_model* m, bool nf4, bool one,
                                            qlora__decode_product* p) {
     if (qlora__decode_is_many(m)) {
         return qlora__decode_all(m, nf4, p);
     }
-    bool one = qlora__decode_is_one(m, nf4, p);
     const qlora__decode_kind* kind = &qlora__decode_kinds[one ? 2 : nf4 ? 1 : 0];
     if (one) {
         return qlora__decode_one(m, kind, p);
@@ -35850,11 +35864,58 @@ static void qlora__decode_stack(const qlora_model* m, const qlora__layer* layer,
     }
 }
 
+static bool qlora__decode_is_later(int group) {
+    return group == QLORA__O || group == QLORA__DOWN;
+}
+
+// Whether the stacks of a layer, all of them, are multiplied by the kernel for a single row. The
+// adapters of o and down then need no other kernel.
+static bool qlora__decode_row_fits(const qlora_model* m, const qlora__layer* layer) {
+    bool fits = m->decode.texts == 1 && m->plan.config.intermediate % 16 == 0;
+    for (int g = 0; g < QLORA__GROUPS && fits; g++) {
+        qlora__decode_product p;
+        qlora__decode_stack(m, layer, g, false, &p);
+        if (g == QLORA__GATE_UP) { // which also leaves z of down
+            p.gated = 1;
+            p.a = m->decode.z.data;
+            p.a_rank = (int32_t)m->decode.z_rank;
+        }
+        fits = qlora__decode_is_one(m, layer->linears[g].parts[0].nf4 != NULL, &p);
+    }
+    return fits;
+}
+
+// The adapters of o and down in products of one row: z of down is left by gate and up, that of o by
+// attention.
+static void qlora__decode_row_low(const qlora_model* m, const qlora__layer* layer, int group,
+                                  qlora__decode_product* p) {
+    const qlora_linear_part* down = &layer->linears[QLORA__DOWN].parts[0];
+    if (!m->use_adapters) {
+        return;
+    }
+    if (group == QLORA__GATE_UP && down->rank > 0) {
+        p->a = down->a->data;
+        p->a_rank = (int32_t)down->rank;
+        p->z = m->decode.z.data;
+    } else if (qlora__decode_is_later(group) && p->parts[0].rank > 0) {
+        p->low = m->decode.z.data;
+        p->slices = (int32_t)m->decode.counters.cols;
+        if (group == QLORA__DOWN) {
+            qlora__decode_product before;
+            qlora__decode_stack(m, layer, QLORA__GATE_UP, false, &before);
+            before.gated = 1;
+            qlora__decode_row_low(m, layer, QLORA__GATE_UP, &before);
+            p->slices = (int32_t)qlora__decode_one_blocks(m, &before);
+        }
+    }
+}
+
 static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora__layer* layer,
                                               int group, const qlora_tensor* x,
                                               const qlora_tensor* y) {
     qlora__decode_product p;
-    bool later = group == QLORA__O || group == QLORA__DOWN;
+    bool row = qlora__decode_row_fits(m, layer);
+    bool later = qlora__decode_is_later(group) && !row;
     qlora__decode_stack(m, layer, group, later, &p);
     if (later && qlora__decode_is_many(m)) {
         QLORA__TRY(qlora__decode_low(m, &layer->linears[group], x, m->decode.z.data,
@@ -35868,7 +35929,10 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     if (group == QLORA__GATE_UP) {
         p.gated = (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
     }
-    return qlora__decode_multiply(m, layer->linears[group].parts[0].nf4 != NULL, &p);
+    if (row) {
+        qlora__decode_row_low(m, layer, group, &p);
+    }
+    return qlora__decode_multiply(m, layer->linears[group].parts[0].nf4 != NULL, row, &p);
 }
 
 // The norm before a stack (`next`; NULL = the head). `before` is the stack whose output is added to
@@ -35904,6 +35968,9 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
         p.z = d->z.data;
         p.z_rank = m->use_adapters ? (int32_t)part->rank : 0;
         p.sb = part->rank > 0 ? part->sb->data : NULL;
+        if (qlora__decode_row_fits(m, b->layer)) { // y has the adapter already
+            p.z_rank = 0;
+        }
         p.after = b->after != NULL ? b->after->data : NULL;
         p.scale = (float)c->residual_scale;
     } else {
@@ -35923,11 +35990,12 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     int64_t blocks = qlora__max(1, qlora__min(rank, m->ctx->gpu->sm_count / d->texts));
     void* args[] = {&p};
     uint32_t shared = (uint32_t)(p.hidden + p.z_rank) * 4;
-    qlora_result r =
-        b->layer == NULL
-            ? qlora__launch(m->ctx, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared, args)
-            : qlora__decode_launch(m, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared,
-                                   args);
+    // Few enough for a block of the next product to fit beside one.
+    uint32_t threads = p.z_rank == 0 && d->texts == 1 ? 512 : 1024;
+    qlora_result r = b->layer == NULL ? qlora__launch(m->ctx, QLORA__K_decode_norm, blocks,
+                                                      d->texts, 1, threads, shared, args)
+                                      : qlora__decode_launch(m, QLORA__K_decode_norm, blocks,
+                                                             d->texts, 1, threads, shared, args);
     if (r != QLORA_OK || !many || b->next == NULL) {
         return r;
     }
@@ -35970,6 +36038,12 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
         c->attention_scale > 0.0 ? (float)c->attention_scale : 1.0f / sqrtf((float)c->head_dim);
     p.cap = (float)c->attention_cap;
     p.eps = (float)c->rms_eps;
+    const qlora_linear_part* o = &layer->linears[QLORA__O].parts[0];
+    if (m->use_adapters && o->rank > 0 && qlora__decode_row_fits(m, layer)) {
+        p.a = o->a->data;
+        p.a_rank = (int32_t)o->rank;
+        p.z = d->z.data;
+    }
     void* args[] = {&p};
     uint32_t tile = c->head_dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
     uint32_t shared = (uint32_t)qlora__max(tile * c->head_dim * 4, 16384);
@@ -36013,7 +36087,7 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     p.rows = (int32_t)d->texts;
     p.alpha = (float)(1.0 / c->logits_divisor);
     p.cap = (float)c->logits_cap;
-    return qlora__decode_multiply(m, false, &p);
+    return qlora__decode_multiply(m, false, false, &p);
 }
 
 // Enqueues the kernels of a step.
@@ -44553,4 +44627,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end be72b8d7736f83ed
+//@@ end fbbbb83bc92a5ff7

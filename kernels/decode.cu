@@ -22,8 +22,8 @@ QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
 // multiplied by scale. z has up to DECODE_SLICES partial sums, which are added in order. Every
 // value is rounded to bf16 where the operators of training round it.
 //
-// Launch: grid (at least 1, rows), 1024 threads, (hidden + z_rank) * 4 bytes of dynamic shared
-// memory. Every block computes x; the blocks of a row share z', block 0 writes h' and x. h and h'
+// Launch: grid (at least 1, rows), 1024 threads, or fewer if there is no z; (hidden + z_rank) * 4
+// bytes of dynamic shared memory. Every block computes x; the blocks of a row share z', block 0 writes h' and x. h and h'
 // are different memory. hidden is a multiple of 8, rows are 16-byte aligned.
 struct decode_norm {
     const bf16* h;
@@ -71,11 +71,13 @@ __device__ __forceinline__ void decode_join(const decode_norm& p, float* room, f
     }
 }
 
-// What a thread requests for its four columns before z is there.
+// What a thread requests for four of its columns before z is there, and how many times.
 struct decode_columns {
     float h[4];
     float y[4];
 };
+
+enum { NORM_AHEAD = 2 };
 
 __device__ __forceinline__ void decode_request(const decode_norm& p, int32_t c, decode_columns* v) {
     int64_t n = blockIdx.y;
@@ -145,15 +147,16 @@ __device__ __forceinline__ float decode_delta(const decode_norm& p, float d, int
 // The stream before the norm, in `row` and, from block 0, in memory; with `after`, first the output
 // of the stack in `row`. Returns the thread's share of the sum of squares.
 __device__ __forceinline__ float decode_stream(const decode_norm& p, const float* zs, float* row,
-                                               const decode_columns& ahead, float rstd,
+                                               const decode_columns* ahead, float rstd,
                                                bool first) {
     int64_t n = blockIdx.y;
     bool lifted = decode_lifts(p);
     float squares = 0.0f;
+    int32_t turn = 0;
 #pragma unroll 1
     for (int32_t c = (int32_t)threadIdx.x * 4; c < p.hidden; c += (int32_t)blockDim.x * 4) {
-        decode_columns v = ahead;
-        if (c >= (int32_t)blockDim.x * 4) {
+        decode_columns v = turn == 0 ? ahead[0] : ahead[1];
+        if (turn++ >= NORM_AHEAD) {
             decode_request(p, c, &v);
         }
 #pragma unroll
@@ -201,24 +204,32 @@ QLORA_KERNEL __launch_bounds__(1024) qlora_decode_norm(const __grid_constant__ d
     int32_t ranks = p.ranks[0] + p.ranks[1] + p.ranks[2];
     // It is long because what does not depend on z is requested before z is there, and the weights
     // before the kernel before has ended; the adapter's come as far as L2.
-    decode_columns ahead;
-    float4 gain = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-    uint2 first = make_uint2(0, 0);
+    decode_columns ahead[NORM_AHEAD];
+    float4 gain[NORM_AHEAD];
+    uint2 first[NORM_AHEAD];
     early_next();
-    if (own < p.hidden) {
-        if (p.w) {
-            gain = *(const float4*)(p.w + own);
+#pragma unroll
+    for (int i = 0; i < NORM_AHEAD; i++) {
+        int32_t c = own + i * (int32_t)blockDim.x * 4;
+        gain[i] = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+        first[i] = make_uint2(0, 0);
+        if (c < p.hidden && p.w) {
+            gain[i] = *(const float4*)(p.w + c);
         }
-        if ((int32_t)blockIdx.x < ranks) {
-            first = *(const uint2*)(decode_row_of(p, (int32_t)blockIdx.x) + own);
+        if (c < p.hidden && (int32_t)blockIdx.x < ranks) {
+            first[i] = *(const uint2*)(decode_row_of(p, (int32_t)blockIdx.x) + c);
         }
-        if (p.y && p.z_rank > 0) {
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(p.sb + (int64_t)own * p.z_rank));
+        if (c < p.hidden && p.y && p.z_rank > 0) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(p.sb + (int64_t)c * p.z_rank));
         }
     }
     early_wait();
-    if (own < p.hidden) {
-        decode_request(p, own, &ahead);
+#pragma unroll
+    for (int i = 0; i < NORM_AHEAD; i++) {
+        int32_t c = own + i * (int32_t)blockDim.x * 4;
+        if (c < p.hidden) {
+            decode_request(p, c, &ahead[i]);
+        }
     }
     if (p.y) {
         decode_join(p, room, zs);
@@ -239,12 +250,14 @@ QLORA_KERNEL __launch_bounds__(1024) qlora_decode_norm(const __grid_constant__ d
          r += (int32_t)gridDim.x) {
         bool begins = r == (int32_t)blockIdx.x;
         float dot = 0.0f;
+        int32_t turn = 0;
 #pragma unroll 1
-        for (int32_t c = own; c < p.hidden; c += (int32_t)blockDim.x * 4) {
+        for (int32_t c = own; c < p.hidden; c += (int32_t)blockDim.x * 4, turn++) {
             float v[4];
             *(float4*)v = *(const float4*)(row + c);
             if (begins) {
-                float4 w = c == own || !p.w ? gain : *(const float4*)(p.w + c);
+                float4 w = turn == 0 ? gain[0] : gain[1];
+                w = turn < NORM_AHEAD || !p.w ? w : *(const float4*)(p.w + c);
                 v[0] = p.w ? v[0] * rstd * w.x : v[0];
                 v[1] = p.w ? v[1] * rstd * w.y : v[1];
                 v[2] = p.w ? v[2] * rstd * w.z : v[2];
@@ -260,7 +273,10 @@ QLORA_KERNEL __launch_bounds__(1024) qlora_decode_norm(const __grid_constant__ d
                 }
             }
             if (r < ranks) {
-                uint2 raw = begins && c == own ? first : *(const uint2*)(decode_row_of(p, r) + c);
+                uint2 raw = turn == 0 ? first[0] : first[1];
+                if (!begins || turn >= NORM_AHEAD) {
+                    raw = *(const uint2*)(decode_row_of(p, r) + c);
+                }
                 float b[4];
                 unpack_pair(raw.x, b[0], b[1]);
                 unpack_pair(raw.y, b[2], b[3]);

@@ -370,9 +370,11 @@ static bool qlora__decode_row_fits(const qlora_model* m, const qlora__layer* lay
     for (int g = 0; g < QLORA__GROUPS && fits; g++) {
         qlora__decode_product p;
         qlora__decode_stack(m, layer, g, false, &p);
-        p.a = layer; // room for z of the next stack
-        p.a_rank = (int32_t)m->decode.z_rank;
-        p.gated = g == QLORA__GATE_UP ? 1 : 0;
+        if (g == QLORA__GATE_UP) { // which also leaves z of down
+            p.gated = 1;
+            p.a = m->decode.z.data;
+            p.a_rank = (int32_t)m->decode.z_rank;
+        }
         fits = qlora__decode_is_one(m, layer->linears[g].parts[0].nf4 != NULL, &p);
     }
     return fits;
@@ -483,11 +485,12 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     int64_t blocks = qlora__max(1, qlora__min(rank, m->ctx->gpu->sm_count / d->texts));
     void* args[] = {&p};
     uint32_t shared = (uint32_t)(p.hidden + p.z_rank) * 4;
-    qlora_result r =
-        b->layer == NULL
-            ? qlora__launch(m->ctx, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared, args)
-            : qlora__decode_launch(m, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared,
-                                   args);
+    // Few enough for a block of the next product to fit beside one.
+    uint32_t threads = p.z_rank == 0 && d->texts == 1 ? 512 : 1024;
+    qlora_result r = b->layer == NULL ? qlora__launch(m->ctx, QLORA__K_decode_norm, blocks,
+                                                      d->texts, 1, threads, shared, args)
+                                      : qlora__decode_launch(m, QLORA__K_decode_norm, blocks,
+                                                             d->texts, 1, threads, shared, args);
     if (r != QLORA_OK || !many || b->next == NULL) {
         return r;
     }
