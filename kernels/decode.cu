@@ -194,7 +194,7 @@ __device__ __forceinline__ const bf16* decode_row_of(const decode_norm& p, int32
                            : p.a[0] + (int64_t)r * p.hidden;
 }
 
-QLORA_KERNEL __launch_bounds__(1024) qlora_decode_norm(const __grid_constant__ decode_norm p) {
+QLORA_KERNEL __maxnreg__(56) qlora_decode_norm(const __grid_constant__ decode_norm p) {
     extern __shared__ __align__(16) float row[];
     __shared__ float sums[32];
     __shared__ float room[DECODE_SLICES * 16];
@@ -789,7 +789,7 @@ __device__ __forceinline__ int32_t attention_page(const decode_attention& p,
     return shares;
 }
 
-QLORA_KERNEL __launch_bounds__(256, 2)
+QLORA_KERNEL __maxnreg__(96)
     qlora_decode_attention(const __grid_constant__ decode_attention p) {
     extern __shared__ __align__(16) uint4 tiles[];
     __shared__ attention_shared s;

@@ -17,22 +17,21 @@
 //
 // The adapters of o and down need a whole row of x before z is known. The kernels that make the row
 // leave partial sums of it: low, [slices, rank]. For down, this kernel does: with `a` and gate and
-// up, z[block][r] = sum over the block's columns of y of y A[r]. N is a multiple of 16 then.
+// up, z[block][r] = sum over the block's columns of y of y A[r].
 //
 // Weights do not depend on the kernel before: the first pieces are requested, and the tables are
-// made, before its end is awaited. A block takes so little of a multiprocessor that one of the next
-// kernel fits beside it.
+// made, before its end is awaited. A block leaves room beside it for one of attention or a norm, but
+// not for another one of its kind: blocks that begin early would not be spread evenly otherwise.
 //
-// Launch: grid any number of blocks, 32 * warps threads. The order of every sum depends only on the
-// shapes, grid and warps. Determinism: one writer per output, fixed order.
+// Launch: grid any number of blocks, 32 * warps threads; N of every part is a multiple of 16. The
+// order of every sum depends only on the shapes, grid and warps. Determinism: one writer per output, fixed order.
 #ifndef QLORA_DECODE_ROW_CUH
 #define QLORA_DECODE_ROW_CUH
 
 #include "decode.cuh"
 
 enum {
-    ROW_WARPS = 8,
-    ROW_STAGES = 3,
+    ROW_STAGES = 2,
     ROW_COLUMNS = 256, // of a piece
     ROW_PIECE = 2048,  // bytes
     ROW_TABLE = 256 * 256,
@@ -92,14 +91,28 @@ struct row_nf4 {
     }
 };
 
+// The same for look-ups at 128 byte + 4 lane: two loads and eight stores per thread, in an order in
+// which neighbours do not meet in a bank.
+__device__ __forceinline__ void row_table(const decode_product& p, uint8_t* shared) {
+    for (int32_t i = (int32_t)threadIdx.x; i < 256 * 2; i += (int32_t)blockDim.x) {
+        uint32_t pair = pack_bf16(p.maps[i / 2 / 16], p.maps[i / 2 % 16]);
+#pragma unroll
+        for (int32_t k = 0; k < 4; k++) {
+            int32_t chunk = (i % 2 * 4 + k + i / 2) % 8;
+            *(uint4*)(shared + i / 2 * 128 + chunk * 16) = make_uint4(pair, pair, pair, pair);
+        }
+    }
+    for (int32_t i = (int32_t)threadIdx.x; i < 256; i += (int32_t)blockDim.x) {
+        ((float*)(shared + DECODE_TABLE))[i] = p.maps[16 + i];
+    }
+}
+
 // ---- the pieces of a warp
 
 // Where a warp is: piece `piece` of tile `tile` of the block's list.
 struct row_walk {
     int32_t tile;
     int32_t piece;
-    int32_t which; // part of the tile
-    int32_t first; // row of the part that is row 0 of the tile
 };
 
 // How the pieces of a block are divided.
@@ -125,14 +138,14 @@ __device__ __forceinline__ row_share row_divide(const decode_product& p, int32_t
     return s;
 }
 
-// Finds the part and the rows of the tile.
-__device__ __forceinline__ void row_enter(const decode_product& p, const row_share& s,
-                                          row_walk& w) {
+// The part of a tile; `first` is the row of the part that is row 0 of the tile.
+__device__ __forceinline__ decode_part row_part(const decode_product& p, const row_share& s,
+                                                int32_t tile, int32_t& first) {
     row_cursor c;
-    int32_t half = w.tile >= s.units ? 1 : 0; // of gate and up
-    row_start(p, c, (int32_t)blockIdx.x + (w.tile - half * s.units) * (int32_t)gridDim.x);
-    w.which = half + c.which;
-    w.first = c.unit * 16;
+    int32_t half = tile >= s.units ? 1 : 0; // of gate and up
+    row_start(p, c, (int32_t)blockIdx.x + (tile - half * s.units) * (int32_t)gridDim.x);
+    first = c.unit * 16;
+    return decode_pick(p, half + c.which);
 }
 
 // Steps to the next piece; true if it belongs to another tile.
@@ -147,36 +160,32 @@ __device__ __forceinline__ bool row_next(const row_share& s, row_walk& w) {
 
 // A lane's part of the codes of a tile: 16 bytes of a line in rows lane / 8, + 4, ...
 struct row_source {
-    const uint8_t* rows[4];
-    uint32_t to; // in a stage of the ring
+    const uint8_t* row;
 
-    __device__ __forceinline__ void enter(const decode_product& p, const row_walk& w) {
-        decode_part part = decode_pick(p, w.which);
+    __device__ __forceinline__ void enter(const decode_product& p, const row_share& s,
+                                          int32_t tile) {
+        int32_t first;
+        decode_part part = row_part(p, s, tile, first);
         int32_t lane = (int32_t)threadIdx.x % 32;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int32_t row = w.first + lane / 8 + 4 * i;
-            row = row < part.N ? row : part.N - 1; // results past the last row are never written
-            rows[i] = (const uint8_t*)part.w + (int64_t)(part.first + row) * (p.K / 2) +
-                      lane % 8 * 16;
-        }
-        // Odd rows are turned by half a line, so that two rows can be read at once.
-        to = (uint32_t)(lane / 8 * 128 + (lane % 8 ^ (lane / 8 & 1) << 2) * 16);
+        row = (const uint8_t*)part.w + (int64_t)(part.first + first + lane / 8) * (p.K / 2) +
+              lane % 8 * 16;
     }
 
-    // Requests a piece: eight lanes a row, so that memory is read in whole lines.
+    // Requests a piece: eight lanes a row, so that memory is read in whole lines. Odd rows are
+    // turned by half a line, so that two rows can be read at once.
     __device__ __forceinline__ void request(const decode_product& p, int32_t piece,
                                             uint32_t stage) const {
         int32_t lane = (int32_t)threadIdx.x % 32;
         int32_t at = piece * (ROW_COLUMNS / 2);
         uint32_t bytes = at + lane % 8 * 16 < p.K / 2 ? 16u : 0u; // the rest is zeros
-        at = bytes != 0 ? at : 0;
+        const uint8_t* from = row + (bytes != 0 ? at : 0);
+        stage += (uint32_t)(lane / 8 * 128 + (lane % 8 ^ (lane / 8 & 1) << 2) * 16);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(stage + to +
-                                                                              512u * i),
-                         "l"(rows[i] + at), "r"(bytes)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(stage + 512u * i),
+                         "l"(from), "r"(bytes)
                          : "memory");
+            from += 2 * p.K;
         }
     }
 };
@@ -191,34 +200,34 @@ struct row_scales {
 struct row_scale_source {
     const float* scales;
     const uint8_t* q; // null = plain scales
-    int32_t at[2];    // block of 64
+    int32_t at;       // block of 64 of row g
     int32_t shift;
     int32_t group;
+    float middle;
 
-    __device__ __forceinline__ void enter(const decode_product& p, const row_walk& w) {
-        decode_part part = decode_pick(p, w.which);
+    __device__ __forceinline__ void enter(const decode_product& p, const row_share& s,
+                                          int32_t tile) {
+        int32_t first;
+        decode_part part = row_part(p, s, tile, first);
         shift = part.block_shift - 6;
         group = part.absmax ? shift : shift + part.group_shift;
         scales = part.absmax ? part.absmax : part.scales;
         q = part.absmax ? 0 : part.q;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int32_t row = w.first + (int32_t)threadIdx.x % 32 / 4 + 8 * r;
-            row = row < part.N ? row : part.N - 1;
-            at[r] = (part.first + row) * (p.K / 64);
-        }
+        middle = part.absmax ? 0.0f : __ldg(part.offset);
+        at = (part.first + first + (int32_t)threadIdx.x % 32 / 4) * (p.K / 64);
     }
 
     __device__ __forceinline__ void load(int32_t piece, int32_t blocks, row_scales& to) const {
         int32_t block = piece * (ROW_COLUMNS / 64) + (int32_t)threadIdx.x % 4;
-        block = block < blocks ? block : blocks - 1; // x is zero there
+        block = at + (block < blocks ? block : blocks - 1); // x is zero there
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             to.q[r] = 0;
-            to.s[r] = __ldg(scales + ((at[r] + block) >> group));
+            to.s[r] = __ldg(scales + (block >> group));
             if (q) {
-                to.q[r] = __ldg(q + ((at[r] + block) >> shift));
+                to.q[r] = __ldg(q + (block >> shift));
             }
+            block += 8 * blocks;
         }
     }
 };
@@ -231,23 +240,13 @@ __device__ __forceinline__ uint32_t row_pair(const uint8_t* table, uint4 codes, 
     return *(const uint32_t*)(table + ((at & 0x7f80u) | lane4));
 }
 
-// What a lane holds of a piece.
+// The products of a piece.
 struct row_piece {
     uint4 codes[2][2]; // half, rows g and g + 8
-    uint4 x[4];
 
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            x[j] = make_uint4(0, 0, 0, 0);
-        }
-    }
-
-    // x of the columns of the lane, if it holds a part of B that is not zero: see above.
-    __device__ __forceinline__ void fetch(const uint8_t* stage, const bf16* x_piece) {
-        uint32_t lane = threadIdx.x % 32;
-        uint32_t g = lane / 4;
-        uint32_t t = lane % 4;
+    __device__ __forceinline__ void fetch(const uint8_t* stage) {
+        uint32_t g = threadIdx.x % 32 / 4;
+        uint32_t t = threadIdx.x % 4;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
 #pragma unroll
@@ -256,29 +255,26 @@ struct row_piece {
                                               ((t + 4 * h) ^ (g & 1u) << 2) * 16);
             }
         }
-        if ((g & 1u) == 0 && (g >> 1 & 1u) == t >> 1) {
-            const uint4* from = (const uint4*)(x_piece + (g >> 2) * 128 + t * 32);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                x[j] = from[j];
-            }
-        }
     }
 
-    // The sums of block t, for rows g and g + 8.
-    __device__ __forceinline__ void multiply(const uint8_t* table, float* sums) const {
+    // The sums of block t, for rows g and g + 8. `from` is x of the lane's columns, or null if the
+    // lane holds a part of B that is zero, as `x` is then.
+    __device__ __forceinline__ void multiply(const uint8_t* table, const uint4* from, uint4& x,
+                                             float* sums) const {
         uint32_t lane4 = threadIdx.x % 32 * 4;
         float c[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            uint4 v = x[i / 2];
+            if (i % 2 == 0 && from) {
+                x = from[i / 2];
+            }
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 decode_multiply(c[h], row_pair(table, codes[h][0], 2 * i, lane4),
                                 row_pair(table, codes[h][1], 2 * i, lane4),
                                 row_pair(table, codes[h][0], 2 * i + 1, lane4),
                                 row_pair(table, codes[h][1], 2 * i + 1, lane4),
-                                i % 2 == 0 ? v.x : v.z, i % 2 == 0 ? v.y : v.w);
+                                i % 2 == 0 ? x.x : x.z, i % 2 == 0 ? x.y : x.w);
             }
         }
         bool second = (threadIdx.x & 2u) != 0;
@@ -471,8 +467,7 @@ __device__ __forceinline__ void row_ahead(const decode_product& p, const row_sha
         left--;
         source.request(p, ahead.piece, stage);
         if (row_next(share, ahead) && left > 0) {
-            row_enter(p, share, ahead);
-            source.enter(p, ahead);
+            source.enter(p, share, ahead.tile);
         }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -480,8 +475,7 @@ __device__ __forceinline__ void row_ahead(const decode_product& p, const row_sha
 
 // Dynamic shared memory: table and map; the rings; x, rounded up to whole pieces; z, rounded up to
 // 16 bytes; 16 floats per slot and tile of the block; with `a`, 16 a_rank bf16 and 16 floats per tile.
-__device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared, float middle0,
-                                        float middle1, float middle2) {
+__device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared) {
     int32_t warps = (int32_t)blockDim.x / 32;
     int32_t warp = (int32_t)threadIdx.x / 32;
     row_share share = row_divide(p, warp, warps);
@@ -503,9 +497,8 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
     ahead.tile = share.begin / share.pieces;
     ahead.piece = share.begin % share.pieces;
     if (share.count > 0) {
-        row_enter(p, share, ahead);
-        source.enter(p, ahead);
-        scale_source.enter(p, ahead);
+        source.enter(p, share, ahead.tile);
+        scale_source.enter(p, share, ahead.tile);
         scale_source.load(ahead.piece, p.K / 64, scales);
     }
     row_walk now = ahead;
@@ -518,7 +511,7 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
         row_ahead(p, share, ahead, source, left, ring_at + (uint32_t)i * ROW_PIECE);
     }
     row_prefetch(p);
-    decode_nf4::tables(p, shared);
+    row_table(p, shared);
     for (int32_t i = (int32_t)threadIdx.x; i < tiles * share.slots * 16;
          i += (int32_t)blockDim.x) {
         sums[i] = 0.0f;
@@ -526,7 +519,11 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
     early_wait();
     row_stage(p, (uint4*)x, share.pieces * ROW_COLUMNS, zs, z_count);
     __syncthreads();
-    piece.clear();
+    // See above; lane 4 g + t holds column g of B.
+    uint32_t g = threadIdx.x % 32 / 4;
+    bool real = (g & 1u) == 0 && (g >> 1 & 1u) == threadIdx.x % 4 / 2;
+    const uint4* own_x = (const uint4*)(x + (g >> 2) * 128 + threadIdx.x % 4 * 32);
+    uint4 x_now = make_uint4(0, 0, 0, 0);
     const float* map = (const float*)(shared + DECODE_TABLE);
     float acc[2] = {0.0f, 0.0f};
     int32_t stage = 0;
@@ -534,17 +531,16 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
     for (int32_t i = 0; i < share.count; i++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(ROW_STAGES - 1) : "memory");
         __syncwarp();
-        piece.fetch(ring + stage * ROW_PIECE, x + now.piece * ROW_COLUMNS);
+        piece.fetch(ring + stage * ROW_PIECE);
+        const uint4* from = real ? own_x + now.piece * (ROW_COLUMNS / 8) : 0;
         row_scales own = scales;
-        bool plain = p.parts[0].absmax != 0;
-        float middle = now.which == 0 ? middle0 : now.which == 1 ? middle1 : middle2;
+        float middle = scale_source.middle;
         int32_t tile = now.tile;
         bool last = i + 1 == share.count;
         bool ends = row_next(share, now) || last;
         if (!last) {
             if (ends) {
-                row_enter(p, share, now);
-                scale_source.enter(p, now);
+                scale_source.enter(p, share, now.tile);
             }
             scale_source.load(now.piece, p.K / 64, scales);
         }
@@ -552,10 +548,10 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
         row_ahead(p, share, ahead, source, left, ring_at + (uint32_t)stage * ROW_PIECE);
         stage = stage + 1 < ROW_STAGES ? stage + 1 : 0;
         float c[2];
-        piece.multiply(shared, c);
+        piece.multiply(shared, from, x_now, c);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float s = plain ? own.s[r] : __fadd_rn(__fmul_rn(map[own.q[r]], own.s[r]), middle);
+            float s = p.parts[0].absmax ? own.s[r] : __fadd_rn(__fmul_rn(map[own.q[r]], own.s[r]), middle);
             acc[r] += s * c[r];
         }
         if (ends) {
