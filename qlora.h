@@ -19173,7 +19173,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
     X(decode_dense, decode, 16896, STEP)                                                           \
     X(decode_norm, decode, 69632, STEP)                                                            \
-    X(decode_attention, decode, 65536, STEP)                                                       \
+    X(decode_attention, decode, 69632, STEP)                                                       \
     X(sample_parts, sample, 0, STEP)                                                               \
     X(sample_choose, sample, 0, STEP)
 
@@ -19698,9 +19698,11 @@ static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void
         snprintf(entry, sizeof entry, "qlora_%s", row->name);
         QLORA__TRY(
             qlora__kernel_resolve(ctx, handle, entry, row->shared, &cache->kernels[i].function));
-        // Kernels that begin early share a multiprocessor with the one before, which they can only
-        // if both want the same division of its memory.
-        if (cache->kernels[i].waits) {
+        // These share a multiprocessor with the one before, which they can only if both want the
+        // same division of its memory. The others need much of it as a cache.
+        if (cache->kernels[i].waits &&
+            (i == QLORA__K_decode_row_nf4 || i == QLORA__K_decode_norm ||
+             i == QLORA__K_decode_attention)) {
             int code = ctx->gpu->cu.FuncSetAttribute(
                 cache->kernels[i].function, QLORA__CU_FUNC_ATTRIBUTE_SHARED_MEMORY_CARVEOUT, 100);
             QLORA__TRY(qlora__cu(ctx, code, "cuFuncSetAttribute"));
@@ -35657,60 +35659,68 @@ typedef struct qlora__decode_kind {
 static const qlora__decode_kind qlora__decode_kinds[3] = {
     {QLORA__K_decode_dense, 128, 0, 4},
     {QLORA__K_decode_nf4, 256, 256 * 32 * 4 + 256 * 4, 4},
-    {QLORA__K_decode_row_nf4, 256, 256 * 32 * 4 + 256 * 4 + 8 * 3 * 2048, 1},
+    {QLORA__K_decode_row_nf4, 256, 256 * 32 * 4 + 256 * 4, 1},
 };
 
-#define QLORA__DECODE_ONE_WARPS 8
+// How a product of one row is launched.
+typedef struct qlora__decode_one_form {
+    int64_t warps;
+    int64_t blocks;
+    int64_t shared;
+} qlora__decode_one_form;
 
-// The shared memory of a product of one row without the sums of its tiles: table, map, rings, x and
-// z.
-static int64_t qlora__decode_one_fixed(const qlora__decode_kind* kind,
-                                       const qlora__decode_product* p) {
+// The shared memory of a block with `units` tiles: table, map, rings, x, z, the sums of warps that
+// share a tile, and what z of the next stack needs.
+static int64_t qlora__decode_one_shared(const qlora__decode_product* p, int64_t warps,
+                                        int64_t units) {
+    const qlora__decode_kind* kind = &qlora__decode_kinds[2];
     int64_t z = p->low != NULL ? p->parts[0].rank : 0;
     for (int i = 0; i < p->count && p->low == NULL; i++) {
         int64_t end = p->parts[i].sb != NULL ? p->parts[i].z_at + p->parts[i].rank - p->K : 0;
         z = qlora__max(z, end);
     }
-    return (int64_t)kind->shared + qlora__ceil_div(p->K, kind->step) * kind->step * 2 +
-           (z + 3) / 4 * 16;
-}
-
-// The shared memory of a product of one row whose blocks have `units` tiles each: as above, and the
-// sums of warps that share a tile.
-static int64_t qlora__decode_one_shared(const qlora__decode_kind* kind,
-                                        const qlora__decode_product* p, int64_t units) {
     int64_t pieces = qlora__ceil_div(p->K, kind->step);
     int64_t tiles = units * (p->gated != 0 ? 2 : 1);
-    int64_t each = qlora__ceil_div(tiles * pieces, QLORA__DECODE_ONE_WARPS);
+    int64_t each = qlora__ceil_div(tiles * pieces, warps);
     int64_t slots = (pieces - 1 + each - 1) / each + 1; // as in kernels/decode_row.cuh
     int64_t low = p->a != NULL ? units * (p->a_rank * 32 + 64) : 0;
-    return qlora__decode_one_fixed(kind, p) + tiles * slots * 64 + low;
+    return (int64_t)kind->shared + warps * 2 * 2048 + pieces * kind->step * 2 + (z + 3) / 4 * 16 +
+           tiles * slots * 64 + low;
 }
 
-// Blocks of a product of one row: one on every multiprocessor, more only if the sums of its tiles
-// would not fit.
-static int64_t qlora__decode_one_blocks(const qlora_model* m, const qlora__decode_product* p) {
-    const qlora__decode_kind* kind = &qlora__decode_kinds[2];
+// A block on every multiprocessor, more only if the sums of its tiles would not fit. 16 warps, or 8
+// on devices with little shared memory. False if one row is too long.
+static bool qlora__decode_one_find(const qlora_model* m, const qlora__decode_product* p,
+                                   qlora__decode_one_form* f) {
+    const qlora__gpu* gpu = m->ctx->gpu;
     int64_t units = qlora__decode_units(p);
-    int64_t most = qlora__ceil_div(units, m->ctx->gpu->sm_count);
-    while (most > 1 && qlora__decode_one_shared(kind, p, most) > m->ctx->gpu->max_shared) {
-        most--;
+    for (f->warps = 16; f->warps >= 8; f->warps /= 2) {
+        int64_t most = qlora__ceil_div(units, gpu->sm_count);
+        while (most > 1 && qlora__decode_one_shared(p, f->warps, most) > gpu->max_shared) {
+            most--;
+        }
+        f->blocks = qlora__min(units, qlora__max(gpu->sm_count, qlora__ceil_div(units, most)));
+        // More than half of what a multiprocessor has: its blocks are to be spread evenly.
+        f->shared = gpu->max_shared / 2;
+        for (int64_t i = units / f->blocks; i <= qlora__ceil_div(units, f->blocks); i++) {
+            f->shared = qlora__max(f->shared, qlora__decode_one_shared(p, f->warps, i));
+        }
+        if (f->shared <= gpu->max_shared) {
+            return f->blocks <= QLORA__DECODE_LOW;
+        }
     }
-    int64_t blocks = qlora__max(m->ctx->gpu->sm_count, qlora__ceil_div(units, most));
-    return qlora__min(units, blocks);
+    return false;
 }
 
-static qlora_result qlora__decode_one(const qlora_model* m, const qlora__decode_kind* kind,
-                                      qlora__decode_product* p) {
-    int64_t units = qlora__decode_units(p);
-    int64_t blocks = qlora__decode_one_blocks(m, p);
-    int64_t shared = 0;
-    for (int64_t i = units / blocks; i <= qlora__ceil_div(units, blocks); i++) { // of every block
-        shared = qlora__max(shared, qlora__decode_one_shared(kind, p, i));
+static qlora_result qlora__decode_one(const qlora_model* m, qlora__decode_product* p) {
+    qlora__decode_one_form f;
+    if (!qlora__decode_one_find(m, p, &f)) {
+        return qlora__fail(m->ctx, QLORA_ERR_STATE, "a product of %d columns has no kernel",
+                           (int)p->K);
     }
     void* args[] = {p};
-    return qlora__decode_launch(m, kind->kernel, blocks, 1, 1, QLORA__DECODE_ONE_WARPS * 32,
-                                (uint32_t)shared, args);
+    return qlora__decode_launch(m, qlora__decode_kinds[2].kernel, f.blocks, 1, 1,
+                                (uint32_t)f.warps * 32, (uint32_t)f.shared, args);
 }
 
 // Whether the products of a step are those of many rows.
@@ -35775,9 +35785,11 @@ static qlora_result qlora__decode_low(const qlora_model* m, const qlora_linear_d
 // memory, of which many devices have 99 KB.
 static bool qlora__decode_is_one(const qlora_model* m, bool nf4, const qlora__decode_product* p) {
     uint32_t v = m->decode.variants;
-    return p->rows == 1 && nf4 && (v & QLORA__DECODE_ONE) != 0 &&
-           qlora__decode_one_shared(&qlora__decode_kinds[2], p, 1) <= m->ctx->gpu->max_shared &&
-           qlora__decode_one_blocks(m, p) <= QLORA__DECODE_LOW;
+    for (int i = 0; i < p->count; i++) {
+        nf4 = nf4 && p->parts[i].N % 16 == 0;
+    }
+    qlora__decode_one_form f;
+    return p->rows == 1 && nf4 && (v & QLORA__DECODE_ONE) != 0 && qlora__decode_one_find(m, p, &f);
 }
 
 static qlora_result qlora__decode_multiply(const qlora_model* m, bool nf4, bool one,
@@ -35785,10 +35797,10 @@ static qlora_result qlora__decode_multiply(const qlora_model* m, bool nf4, bool 
     if (qlora__decode_is_many(m)) {
         return qlora__decode_all(m, nf4, p);
     }
-    const qlora__decode_kind* kind = &qlora__decode_kinds[one ? 2 : nf4 ? 1 : 0];
     if (one) {
-        return qlora__decode_one(m, kind, p);
+        return qlora__decode_one(m, p);
     }
+    const qlora__decode_kind* kind = &qlora__decode_kinds[nf4 ? 1 : 0];
     int64_t steps = qlora__ceil_div(p->K, kind->step);
     int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 8));
     // As many blocks as run at once: registers allow 16 warps, shared memory a few tables. Two
@@ -35871,7 +35883,7 @@ static bool qlora__decode_is_later(int group) {
 // Whether the stacks of a layer, all of them, are multiplied by the kernel for a single row. The
 // adapters of o and down then need no other kernel.
 static bool qlora__decode_row_fits(const qlora_model* m, const qlora__layer* layer) {
-    bool fits = m->decode.texts == 1 && m->plan.config.intermediate % 16 == 0;
+    bool fits = m->decode.texts == 1;
     for (int g = 0; g < QLORA__GROUPS && fits; g++) {
         qlora__decode_product p;
         qlora__decode_stack(m, layer, g, false, &p);
@@ -35905,7 +35917,8 @@ static void qlora__decode_row_low(const qlora_model* m, const qlora__layer* laye
             qlora__decode_stack(m, layer, QLORA__GATE_UP, false, &before);
             before.gated = 1;
             qlora__decode_row_low(m, layer, QLORA__GATE_UP, &before);
-            p->slices = (int32_t)qlora__decode_one_blocks(m, &before);
+            qlora__decode_one_form f;
+            p->slices = qlora__decode_one_find(m, &before, &f) ? (int32_t)f.blocks : 0;
         }
     }
 }
@@ -36045,8 +36058,9 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
         p.z = d->z.data;
     }
     void* args[] = {&p};
-    uint32_t tile = c->head_dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
-    uint32_t shared = (uint32_t)qlora__max(tile * c->head_dim * 4, 16384);
+    int64_t tile = c->head_dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
+    int64_t row = qlora__ceil_div(c->head_dim, 16) * 16 + 8; // as in kernels/decode.cu
+    uint32_t shared = (uint32_t)(2 * tile * row * 2);
     return qlora__decode_launch(m, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
                                 256, shared, args);
 }
@@ -44627,4 +44641,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end fbbbb83bc92a5ff7
+//@@ end 7c3bbf626a3b3701

@@ -302,13 +302,16 @@ QLORA_KERNEL __maxnreg__(56) qlora_decode_norm(const __grid_constant__ decode_no
 // a tile at a time, those of the first tile before the kernel before has ended: they are older.
 //
 // Launch: grid (kv_heads * groups, pages of a text, rows), 256 threads, with one group for every 8
-// query heads of a key head; 4 dim bytes of dynamic shared memory per position of a tile, at least
-// 16 KB. dim is a multiple of 8 up to 256.
+// query heads of a key head; dynamic shared memory: keys and values of a tile, whose rows have
+// ATTENTION_PAD elements more than dim, rounded up to 16. dim is a multiple of 8 up to 256.
+//
+// Both products are made by m16n8k16: positions times heads, and heads times columns of V. What
+// heads, positions and columns that are not there would contribute is zero.
 enum {
     ATTENTION_HEADS = 8,
     ATTENTION_TILE = 128, // positions, at most; 64 if dim > 128
     ATTENTION_DIM = 256,
-    ATTENTION_ROW = 12 // floats from position to position in p
+    ATTENTION_PAD = 8 // elements after each row in shared memory, against bank conflicts
 };
 
 struct decode_attention {
@@ -344,9 +347,10 @@ struct decode_attention {
 };
 
 struct attention_shared {
-    float q[ATTENTION_HEADS][ATTENTION_DIM];
-    float p[ATTENTION_TILE * ATTENTION_ROW]; // [position][head]
-    float turns[2][ATTENTION_DIM]; // of k and of q
+    bf16 q[ATTENTION_HEADS][ATTENTION_DIM + ATTENTION_PAD];
+    bf16 p[ATTENTION_HEADS][ATTENTION_TILE + ATTENTION_PAD];
+    float scores[ATTENTION_HEADS][ATTENTION_TILE + 4];
+    float turns[2][ATTENTION_DIM];                        // of k and of q
     uint4 raw[(ATTENTION_HEADS + 2) * ATTENTION_DIM / 8]; // q heads, k, v
     float top[ATTENTION_HEADS];
     float total[ATTENTION_HEADS];
@@ -366,7 +370,9 @@ struct attention_place {
     int32_t kv;
     int32_t first_head;
     int32_t heads;
-    int32_t tile; // positions
+    int32_t tile;  // positions
+    int32_t width; // dim, rounded up to 16
+    int32_t ld;    // of the rows of a tile
     bool inside;
 };
 
@@ -385,34 +391,68 @@ __device__ __forceinline__ attention_place attention_find(const decode_attention
     w.first_head = w.kv * group + skipped;
     w.heads = group - skipped < ATTENTION_HEADS ? group - skipped : ATTENTION_HEADS;
     w.tile = p.dim <= 128 ? ATTENTION_TILE : ATTENTION_TILE / 2;
+    w.width = (p.dim + 15) / 16 * 16;
+    w.ld = w.width + ATTENTION_PAD;
     w.inside = w.page >= w.first_page && w.page <= w.last_page && p.texts[w.n].alive != 0;
     return w;
 }
 
-// Requests the keys (or values) of a tile of the page, from position `tile` of the page on; those
-// of the new position are not in memory yet.
+// Requests the keys and the values of a tile of the page, from position `tile` of the page on: a
+// group for the keys, one for the values. Positions outside become zeros; the new one is not in
+// memory yet and is left out.
 __device__ __forceinline__ void attention_request(const decode_attention& p,
-                                                  const attention_place& w, const bf16* from,
-                                                  int32_t tile, bf16* to) {
-    int32_t pieces = p.dim / 8;
+                                                  const attention_place& w, const bf16* keys,
+                                                  int32_t tile, const bf16* tiles) {
+    int32_t pieces = w.width / 8;
     int32_t first = w.page * p.chunk + tile;
-#pragma unroll 4
-    for (int32_t i = (int32_t)threadIdx.x; i < w.tile * pieces; i += 256) {
-        int32_t row = i / pieces;
-        int32_t c = i % pieces * 8;
-        if (tile < p.chunk && first + row < w.position && first + row >= w.begin) {
-            uint32_t at = (uint32_t)__cvta_generic_to_shared(to + row * p.dim + c);
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at),
-                         "l"(from + (tile + row) * p.ld_cache + c)
-                         : "memory");
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(tiles);
+    const bf16* from = keys + tile * p.ld_cache;
+#pragma unroll 1
+    for (int which = 0; which < 2; which++) {
+        int32_t row = (int32_t)threadIdx.x / pieces;
+        int32_t c = (int32_t)threadIdx.x % pieces;
+#pragma unroll 2
+        while (row < w.tile) {
+            int32_t position = first + row;
+            bool there = position < w.position && position >= w.begin && c * 8 < p.dim;
+            if (position != w.position || c * 8 >= p.dim) {
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                                 to + (uint32_t)(row * w.ld + c * 8) * 2),
+                             "l"(there ? from + row * p.ld_cache + c * 8 : keys),
+                             "r"(there ? 16u : 0u)
+                             : "memory");
+            }
+            row += 256 / pieces;
+            c += 256 % pieces;
+            if (c >= pieces) {
+                c -= pieces;
+                row++;
+            }
         }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        from += (int64_t)p.kv_heads * p.dim;
+        to += (uint32_t)(w.tile * w.ld * 2);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Zeros where heads and columns are missing, and nothing summed yet.
+__device__ __forceinline__ void attention_clear(attention_shared* s) {
+    uint32_t* q = (uint32_t*)s->q;
+#pragma unroll 1
+    for (int32_t i = (int32_t)threadIdx.x; i < (int32_t)(sizeof s->q + sizeof s->p) / 4;
+         i += 256) {
+        q[i] = 0; // p follows
+    }
+    if (threadIdx.x < ATTENTION_HEADS) {
+        s->top[threadIdx.x] = -INFINITY;
+        s->total[threadIdx.x] = 0.0f;
+    }
 }
 
 // The turns of the new position.
 __device__ __forceinline__ void attention_turns(const decode_attention& p, int32_t position,
                                                 attention_shared* s) {
+#pragma unroll 1
     for (int32_t i = (int32_t)threadIdx.x; p.turn && i < 2 * p.half; i += 256) {
         s->turns[0][i] = p.turn[(int64_t)position * 2 * p.half + i];
         s->turns[1][i] = p.turn_q[(int64_t)position * 2 * p.half + i];
@@ -449,7 +489,7 @@ __device__ __forceinline__ void attention_norms(const decode_attention& p, const
             width = (is_key ? p.kv_heads : p.heads) * p.dim;
         }
         float squares = 0.0f;
-#pragma unroll 4
+#pragma unroll 1
         for (int32_t c = (int32_t)threadIdx.x % 32; c < width; c += 32) {
             float v = to_float(from[c]);
             squares += v * v;
@@ -468,7 +508,7 @@ __device__ __forceinline__ void attention_heads(const decode_attention& p, const
                                                 attention_shared* s, bf16* tile_key, bf16* key) {
     const bf16* x = (const bf16*)s->raw;
     int32_t pairs = p.dim / 2;
-#pragma unroll 2
+#pragma unroll 1
     for (int32_t i = (int32_t)threadIdx.x; i < (w.heads + (key ? 1 : 0)) * pairs; i += 256) {
         int32_t h = i / pairs;
         int32_t k = i % pairs;
@@ -508,7 +548,7 @@ __device__ __forceinline__ void attention_heads(const decode_attention& p, const
                 tile_key[at[j]] = rounded;
                 key[at[j]] = rounded;
             } else {
-                s->q[h][at[j]] = to_float(rounded);
+                s->q[h][at[j]] = rounded;
             }
         }
     }
@@ -520,6 +560,7 @@ __device__ __forceinline__ void attention_value(const decode_attention& p, const
                                                 bf16* value) {
     const bf16* x = (const bf16*)s->raw + (w.heads + 1) * p.dim;
     int64_t column = (int64_t)(p.heads + p.kv_heads + w.kv) * p.dim;
+#pragma unroll 1
     for (int32_t c = (int32_t)threadIdx.x; c < p.dim; c += 256) {
         float v = to_float(x[c]);
         v += p.bias ? to_float(p.bias[column + c]) : 0.0f;
@@ -528,95 +569,67 @@ __device__ __forceinline__ void attention_value(const decode_attention& p, const
     }
 }
 
-// The sums over eight lanes of four values each; a lane gets that of value part / 2.
-__device__ __forceinline__ float attention_fold(const float* v, int32_t part) {
-    bool upper = (part & 4) != 0;
-    bool odd = (part & 2) != 0;
-    float a = upper ? v[2] : v[0];
-    float b = upper ? v[3] : v[1];
-    a += __shfl_xor_sync(QLORA_FULL_WARP, upper ? v[0] : v[2], 4);
-    b += __shfl_xor_sync(QLORA_FULL_WARP, upper ? v[1] : v[3], 4);
-    float c = odd ? b : a;
-    c += __shfl_xor_sync(QLORA_FULL_WARP, odd ? a : b, 2);
-    return c + __shfl_xor_sync(QLORA_FULL_WARP, c, 1);
+// Four 8 x 8 matrices of 16-bit elements, whose rows are at the addresses of the lanes.
+__device__ __forceinline__ void attention_matrices(uint32_t* v, const bf16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
 }
 
-// The scores of a tile, whose first position is `first`, in s->p: eight lanes per position, four
-// heads at a time.
+__device__ __forceinline__ void attention_turned(uint32_t* v, const bf16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+// The scores of a tile, whose first position is `first`: 16 positions per warp.
 __device__ __forceinline__ void attention_scores(const decode_attention& p,
                                                  const attention_place& w, attention_shared* s,
                                                  const bf16* keys, int32_t first) {
-    int32_t part = (int32_t)threadIdx.x % 8;
-    int32_t own_row = (int32_t)threadIdx.x / 8;
-#pragma unroll 1
-    for (int32_t h0 = 0; h0 < w.heads; h0 += 4) {
-        float dot[4][4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-#pragma unroll
-            for (int h = 0; h < 4; h++) {
-                dot[j][h] = 0.0f;
-            }
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t from = (int32_t)threadIdx.x / 32 * 16;
+    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (from < w.tile) {
+        const bf16* row = keys + (from + lane % 16) * w.ld + lane / 16 * 8;
+        const bf16* q = &s->q[lane / 4][lane % 4 * 2];
+#pragma unroll 2
+        for (int32_t k = 0; k < w.width; k += 16) {
+            uint32_t a[4];
+            attention_matrices(a, row + k);
+            decode_multiply(c, a[0], a[1], a[2], a[3], *(const uint32_t*)(q + k),
+                            *(const uint32_t*)(q + k + 8));
         }
-#pragma unroll 1
-        for (int32_t c = part * 8; c < p.dim; c += 64) {
-            float q[4][8];
+    }
 #pragma unroll
-            for (int h = 0; h < 4; h++) {
-                // Heads beyond the last are computed, too, and left out later.
-                *(float4*)q[h] = *(const float4*)&s->q[h0 + h][c];
-                *(float4*)(q[h] + 4) = *(const float4*)&s->q[h0 + h][c + 4];
-            }
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                int32_t i = own_row + 32 * j;
-                if (i < w.tile) {
-                    float k[8];
-                    unpack(*(const uint4*)(keys + i * p.dim + c), k);
-#pragma unroll
-                    for (int h = 0; h < 4; h++) {
-#pragma unroll
-                        for (int e = 0; e < 8; e++) {
-                            dot[j][h] += q[h][e] * k[e];
-                        }
-                    }
-                }
-            }
+    for (int j = 0; j < 4; j++) {
+        int32_t i = from + lane / 4 + j / 2 * 8;
+        bool inside = i < w.tile && first + i >= w.begin && first + i <= w.position;
+        float v = c[j] * p.scale;
+        if (p.cap > 0.0f) {
+            v = p.cap * tanhf(v / p.cap);
         }
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int32_t i = own_row + 32 * j;
-            bool inside = i < w.tile && first + i >= w.begin && first + i <= w.position;
-            float v = attention_fold(dot[j], part) * p.scale;
-            v = p.cap > 0.0f ? p.cap * tanhf(v / p.cap) : v;
-            if (part % 2 == 0) {
-                s->p[i * ATTENTION_ROW + h0 + part / 2] = inside ? v : -INFINITY;
-            }
-        }
+        s->scores[lane % 4 * 2 + j % 2][i] = inside ? v : -INFINITY;
     }
 }
 
-// exp(s - top) in place of the scores, the new top and total, and the factor of earlier sums; warp
-// h takes head h.
+// p = exp(s - top), the new top and total, and the factor of earlier sums; warp h takes head h.
 __device__ __forceinline__ void attention_softmax(attention_shared* s, int32_t heads) {
     int32_t h = (int32_t)threadIdx.x / 32;
     int32_t lane = (int32_t)threadIdx.x % 32;
     if (h < heads) {
         float v[4];
-        float top = -INFINITY;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            v[i] = s->p[(lane + 32 * i) * ATTENTION_ROW + h];
-            top = fmaxf(top, v[i]);
-        }
+        *(float4*)v = *(const float4*)&s->scores[h][lane * 4];
+        float top = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
         top = fmaxf(warp_max(top), s->top[h]);
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             v[i] = v[i] > -INFINITY ? exp_of(v[i] - top, (const bf16*)0) : 0.0f;
-            s->p[(lane + 32 * i) * ATTENTION_ROW + h] = v[i];
             sum += v[i];
         }
+        *(uint2*)&s->p[h][lane * 4] = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
         sum = warp_sum(sum);
         if (lane == 0) {
             float factor = s->top[h] > -INFINITY ? exp_of(s->top[h] - top, (const bf16*)0) : 0.0f;
@@ -627,36 +640,26 @@ __device__ __forceinline__ void attention_softmax(attention_shared* s, int32_t h
     }
 }
 
-// acc[h] += p[h] V for the pair of columns of this thread, over its share of the positions.
-__device__ __forceinline__ void attention_values(const decode_attention& p,
+// acc += p V for 16 columns from `column` on: of head lane / 4, those at 2 (lane % 4) and 8 further.
+__device__ __forceinline__ void attention_values(const attention_place& w,
                                                  const attention_shared* s, const bf16* values,
-                                                 int32_t from, int32_t to, int32_t share,
-                                                 int32_t shares, int32_t heads, float (*acc)[2]) {
+                                                 int32_t column, float (*acc)[4]) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    const bf16* row = values + lane % 16 * w.ld + column + lane / 16 * 8;
+    const bf16* p = &s->p[lane / 4][lane % 4 * 2];
 #pragma unroll
-    for (int h = 0; h < ATTENTION_HEADS; h++) {
-        float factor = h < heads ? s->factor[h] : 0.0f;
-        acc[h][0] *= factor;
-        acc[h][1] *= factor;
+    for (int j = 0; j < 2; j++) {
+        acc[j][0] *= s->factor[lane / 4];
+        acc[j][1] *= s->factor[lane / 4];
     }
-#pragma unroll 4
-    for (int32_t i = from + share; i < to; i += shares) {
-        float lo;
-        float hi;
-        unpack_pair(*(const uint32_t*)(values + i * p.dim), lo, hi);
-#pragma unroll
-        for (int h = 0; h < ATTENTION_HEADS; h += 4) {
-            if (h < heads) { // what is beyond the last head is never written
-                float4 f = *(const float4*)&s->p[i * ATTENTION_ROW + h];
-                acc[h][0] += f.x * lo;
-                acc[h][1] += f.x * hi;
-                acc[h + 1][0] += f.y * lo;
-                acc[h + 1][1] += f.y * hi;
-                acc[h + 2][0] += f.z * lo;
-                acc[h + 2][1] += f.z * hi;
-                acc[h + 3][0] += f.w * lo;
-                acc[h + 3][1] += f.w * hi;
-            }
-        }
+#pragma unroll 2
+    for (int32_t i = 0; i < w.tile; i += 16) {
+        uint32_t b[4];
+        uint32_t low = *(const uint32_t*)(p + i);
+        uint32_t high = *(const uint32_t*)(p + i + 8);
+        attention_turned(b, row + i * w.ld);
+        decode_multiply(acc[0], low, 0, high, 0, b[0], b[1]);
+        decode_multiply(acc[1], low, 0, high, 0, b[2], b[3]);
     }
 }
 
@@ -672,13 +675,13 @@ __device__ __forceinline__ void attention_join(const decode_attention& p, int32_
         int32_t c = i % p.dim;
         const float* from = p.partials + ((n * p.heads + h) * gridDim.y + first_page) * width;
         float top = -INFINITY;
-#pragma unroll 8
+#pragma unroll 4
         for (int32_t j = 0; j < pages; j++) {
             top = fmaxf(top, __ldcg(from + j * width));
         }
         float total = 0.0f;
         float sums[2] = {0.0f, 0.0f};
-#pragma unroll 8
+#pragma unroll 4
         for (int32_t j = 0; j < pages; j++) {
             float2 own = __ldcg((const float2*)(from + j * width));
             float2 v = __ldcg((const float2*)(from + j * width + 2 + c));
@@ -697,6 +700,7 @@ __device__ __forceinline__ void attention_join(const decode_attention& p, int32_
 __device__ __forceinline__ void attention_ahead(const decode_attention& p,
                                                 const attention_place& w) {
     int32_t lines = (w.heads * p.dim + 63) / 64; // of a row
+#pragma unroll 1
     for (int32_t i = (int32_t)threadIdx.x; i < p.a_rank * lines; i += 256) {
         const bf16* from = p.a + (int64_t)(i / lines * p.heads + w.first_head) * p.dim;
         asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i % lines * 64));
@@ -729,64 +733,78 @@ __device__ __forceinline__ void attention_low(const decode_attention& p, const a
     }
 }
 
-// softmax(q K^T) V of the page, not divided by the total, in the place of
-// the tiles: one sum per share of the positions. The first tile has been requested, and the query heads are in s->q.
-__device__ __forceinline__ int32_t attention_page(const decode_attention& p,
-                                                  const attention_place& w, attention_shared* s,
-                                                  bf16* keys, bf16* tiles) {
+// softmax(q K^T) V of the page, not divided by the total, in acc: see attention_values; a warp has
+// columns 16 warp and 128 further. The first tile has been requested.
+__device__ __forceinline__ void attention_page(const decode_attention& p, const attention_place& w,
+                                               attention_shared* s, bf16* keys, bf16* tiles,
+                                               float (*acc)[2][4]) {
     bf16* values = keys + (int64_t)p.kv_heads * p.dim;
-    bf16* tile_values = tiles + w.tile * p.dim;
-    int32_t pairs = p.dim / 2;
-    int32_t shares = 256 / pairs;
-    int32_t share = (int32_t)threadIdx.x / pairs;
-    int32_t pair = (int32_t)threadIdx.x % pairs;
-    float acc[ATTENTION_HEADS][2];
-#pragma unroll
-    for (int h = 0; h < ATTENTION_HEADS; h++) {
-        acc[h][0] = 0.0f;
-        acc[h][1] = 0.0f;
-    }
+    bf16* tile_values = tiles + w.tile * w.ld;
+    int32_t column = (int32_t)threadIdx.x / 32 * 16;
     int32_t start = w.page * p.chunk;
 #pragma unroll 1
     for (int32_t tile = 0; tile < p.chunk && start + tile <= w.position; tile += w.tile) {
+        if (tile > 0) {
+            attention_request(p, w, keys, tile, tiles);
+        }
         asm volatile("cp.async.wait_group 1;" ::: "memory"); // the keys
         // The last tile has the new position: its key and value come from this block.
         int32_t fresh = w.position - start - tile;
-        if (fresh < w.tile && w.page == w.last_page) {
-            attention_heads(p, w, s, tiles + fresh * p.dim, keys + (tile + fresh) * p.ld_cache);
-        } else if (tile == 0) {
-            attention_heads(p, w, s, 0, 0);
+        bool fresh_here = fresh < w.tile && w.page == w.last_page;
+        if (fresh_here || tile == 0) {
+            attention_heads(p, w, s, tiles + fresh * w.ld,
+                            fresh_here ? keys + (tile + fresh) * p.ld_cache : 0);
         }
         __syncthreads();
         attention_scores(p, w, s, tiles, start + tile);
         __syncthreads();
-        attention_request(p, w, keys, tile + w.tile, tiles);
         attention_softmax(s, w.heads);
-        asm volatile("cp.async.wait_group 1;" ::: "memory"); // the values
-        if (fresh < w.tile && w.page == w.last_page) {
-            attention_value(p, w, s, tile_values + fresh * p.dim,
+        asm volatile("cp.async.wait_group 0;" ::: "memory"); // the values
+        if (fresh_here) {
+            attention_value(p, w, s, tile_values + fresh * w.ld,
                             values + (tile + fresh) * p.ld_cache);
         }
         __syncthreads();
-        int32_t from = w.begin - start - tile > 0 ? w.begin - start - tile : 0;
-        int32_t to = fresh + 1 < w.tile ? fresh + 1 : w.tile;
-        if (share < shares) {
-            attention_values(p, s, tile_values + 2 * pair, from, to, share, shares, w.heads, acc);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            if (column + 128 * k < w.width) {
+                attention_values(w, s, tile_values, column + 128 * k, acc[k]);
+            }
         }
         __syncthreads();
-        attention_request(p, w, values, tile + w.tile, tile_values);
     }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-    float* sums = (float*)tiles;
+}
+
+// Writes what attention_page left: to o and `out` if this is the only page, otherwise to memory.
+__device__ __forceinline__ void attention_store(const decode_attention& p,
+                                                const attention_place& w,
+                                                const attention_shared* s,
+                                                const float (*acc)[2][4], bool alone, bf16* out) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t h = lane / 4;
+    if (h >= w.heads) {
+        return;
+    }
+    int64_t head = w.n * p.heads + w.first_head + h;
+    float* to = p.partials + (head * gridDim.y + w.page) * (p.dim + 2);
 #pragma unroll
-    for (int h = 0; h < ATTENTION_HEADS; h++) {
-        if (share < shares && h < w.heads) {
-            sums[(share * w.heads + h) * p.dim + 2 * pair] = acc[h][0];
-            sums[(share * w.heads + h) * p.dim + 2 * pair + 1] = acc[h][1];
+    for (int j = 0; j < 4; j++) {
+        int32_t c = (int32_t)threadIdx.x / 32 * 16 + j / 2 * 128 + j % 2 * 8 + lane % 4 * 2;
+        const float* v = acc[j / 2][j % 2];
+        if (c >= p.dim) {
+            continue;
+        }
+        if (alone) {
+            uint32_t pair = pack_bf16(v[0] / s->total[h], v[1] / s->total[h]);
+            *(uint32_t*)(p.o + w.n * p.ldo + (int64_t)(w.first_head + h) * p.dim + c) = pair;
+            *(uint32_t*)(out + h * p.dim + c) = pair;
+        } else {
+            *(float2*)(to + 2 + c) = make_float2(v[0], v[1]);
+        }
+        if (c == 0 && !alone) {
+            *(float2*)to = make_float2(s->top[h], s->total[h]);
         }
     }
-    __syncthreads();
-    return shares;
 }
 
 QLORA_KERNEL __maxnreg__(96)
@@ -800,9 +818,8 @@ QLORA_KERNEL __maxnreg__(96)
     int32_t row = w.inside ? p.pages[w.n * gridDim.y + w.page] * p.chunk : 0;
     bf16* keys = p.cache + row * p.ld_cache + (int64_t)w.kv * p.dim;
     if (w.inside) {
-        attention_request(p, w, keys, 0, (bf16*)tiles);
-        attention_request(p, w, keys + (int64_t)p.kv_heads * p.dim, 0,
-                          (bf16*)tiles + w.tile * p.dim);
+        attention_request(p, w, keys, 0, (const bf16*)tiles);
+        attention_clear(&s);
         attention_turns(p, w.position, &s);
         if (p.a && w.page == w.last_page) {
             attention_ahead(p, w);
@@ -812,35 +829,14 @@ QLORA_KERNEL __maxnreg__(96)
     if (!w.inside) {
         return;
     }
-    if (threadIdx.x < ATTENTION_HEADS) {
-        s.top[threadIdx.x] = -INFINITY;
-        s.total[threadIdx.x] = 0.0f;
-    }
     attention_raw(p, w, &s);
     if (p.q_norm) {
         attention_norms(p, w, &s);
     }
-    int32_t shares = attention_page(p, w, &s, keys, (bf16*)tiles);
+    float acc[2][2][4] = {};
+    attention_page(p, w, &s, keys, (bf16*)tiles, acc);
     bool alone = w.first_page == w.last_page;
-    for (int32_t i = (int32_t)threadIdx.x; i < w.heads * p.dim; i += (int32_t)blockDim.x) {
-        float sum = 0.0f;
-        for (int32_t j = 0; j < shares; j++) {
-            sum += ((const float*)tiles)[j * w.heads * p.dim + i];
-        }
-        int32_t h = i / p.dim;
-        int64_t at = ((w.n * p.heads + w.first_head + h) * gridDim.y + w.page) * (p.dim + 2);
-        if (alone) {
-            bf16 v = to_bf16(sum / s.total[h]);
-            p.o[w.n * p.ldo + (int64_t)w.first_head * p.dim + i] = v;
-            ((bf16*)s.raw)[i] = v;
-        } else {
-            p.partials[at + 2 + i % p.dim] = sum;
-            if (i % p.dim == 0) {
-                p.partials[at] = s.top[h];
-                p.partials[at + 1] = s.total[h];
-            }
-        }
-    }
+    attention_store(p, w, &s, acc, alone, (bf16*)s.raw);
     if (!alone) {
         __threadfence();
         __syncthreads();

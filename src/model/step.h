@@ -551,8 +551,9 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
         p.z = d->z.data;
     }
     void* args[] = {&p};
-    uint32_t tile = c->head_dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
-    uint32_t shared = (uint32_t)qlora__max(tile * c->head_dim * 4, 16384);
+    int64_t tile = c->head_dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
+    int64_t row = qlora__ceil_div(c->head_dim, 16) * 16 + 8; // as in kernels/decode.cu
+    uint32_t shared = (uint32_t)(2 * tile * row * 2);
     return qlora__decode_launch(m, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
                                 256, shared, args);
 }
