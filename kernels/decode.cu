@@ -23,8 +23,9 @@ QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
 // value is rounded to bf16 where the operators of training round it.
 //
 // Launch: grid (at least 1, rows), 1024 threads, or fewer if there is no z; (hidden + z_rank) * 4
-// bytes of dynamic shared memory. Every block computes x; the blocks of a row share z', block 0 writes h' and x. h and h'
-// are different memory. hidden is a multiple of 8, rows are 16-byte aligned.
+// bytes of dynamic shared memory. Every block computes x; the blocks of a row share z', block 0
+// writes h' and x. h and h' are different memory. hidden is a multiple of 8, rows are 16-byte
+// aligned.
 struct decode_norm {
     const bf16* h;
     bf16* h_out;
@@ -298,8 +299,9 @@ QLORA_KERNEL __maxnreg__(56) qlora_decode_norm(const __grid_constant__ decode_no
 // are stored in the cache, whose rows are in pages of `chunk` positions: row i of page pages[i].
 // Each block takes one page and up to 8 query heads of a key head; the block that arrives last
 // joins the pages in their order, so timing does not matter. With `a`, it also leaves its part of z
-// of the stack that follows, z[block][r] = sum over its columns of o of o A[r]. Keys and values come to shared memory
-// a tile at a time, those of the first tile before the kernel before has ended: they are older.
+// of the stack that follows, z[block][r] = sum over its columns of o of o A[r]. Keys and values
+// come to shared memory a tile at a time, those of the first tile before the kernel before has
+// ended: they are older.
 //
 // Launch: grid (kv_heads * groups, pages of a text, rows), 256 threads, with one group for every 8
 // query heads of a key head; dynamic shared memory: keys and values of a tile, whose rows have
@@ -640,7 +642,8 @@ __device__ __forceinline__ void attention_softmax(attention_shared* s, int32_t h
     }
 }
 
-// acc += p V for 16 columns from `column` on: of head lane / 4, those at 2 (lane % 4) and 8 further.
+// acc += p V for 16 columns from `column` on: of head lane / 4, those at 2 (lane % 4) and 8
+// further.
 __device__ __forceinline__ void attention_values(const attention_place& w,
                                                  const attention_shared* s, const bf16* values,
                                                  int32_t column, float (*acc)[4]) {

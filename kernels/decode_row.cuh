@@ -20,11 +20,13 @@
 // up, z[block][r] = sum over the block's columns of y of y A[r].
 //
 // Weights do not depend on the kernel before: the first pieces are requested, and the tables are
-// made, before its end is awaited. A block leaves room beside it for one of attention or a norm, but
-// not for another one of its kind: blocks that begin early would not be spread evenly otherwise.
+// made, before its end is awaited. A block leaves room beside it for one of attention or a norm,
+// but not for another one of its kind: blocks that begin early would not be spread evenly
+// otherwise.
 //
 // Launch: grid any number of blocks, 32 * warps threads; N of every part is a multiple of 16. The
-// order of every sum depends only on the shapes, grid and warps. Determinism: one writer per output, fixed order.
+// order of every sum depends only on the shapes, grid and warps. Determinism: one writer per
+// output, fixed order.
 #ifndef QLORA_DECODE_ROW_CUH
 #define QLORA_DECODE_ROW_CUH
 
@@ -38,8 +40,8 @@ enum {
     ROW_MAP = 256 * 4
 };
 
-// A tile. The list of a block: tiles blockIdx.x, + gridDim.x, ... of
-// the parts, one after the other; for gate and up, of gate, then the same ones of up.
+// A tile. The list of a block: tiles blockIdx.x, + gridDim.x, ... of the parts, one after the
+// other; for gate and up, of gate, then the same ones of up.
 struct row_cursor {
     int32_t which; // part
     int32_t unit;  // tile of the part
@@ -240,46 +242,34 @@ __device__ __forceinline__ uint32_t row_pair(const uint8_t* table, uint4 codes, 
     return *(const uint32_t*)(table + ((at & 0x7f80u) | lane4));
 }
 
-// The products of a piece.
-struct row_piece {
-    uint4 codes[2][2]; // half, rows g and g + 8
+// The products of half a piece.
+struct row_half {
+    uint4 codes[2]; // rows g and g + 8
 
-    __device__ __forceinline__ void fetch(const uint8_t* stage) {
+    __device__ __forceinline__ void fetch(const uint8_t* stage, uint32_t h) {
         uint32_t g = threadIdx.x % 32 / 4;
         uint32_t t = threadIdx.x % 4;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                codes[h][r] = *(const uint4*)(stage + (g + 8 * r) * 128 +
-                                              ((t + 4 * h) ^ (g & 1u) << 2) * 16);
-            }
-        }
+        const uint8_t* row = stage + g * 128 + ((t + 4 * h) ^ (g & 1u) << 2) * 16;
+        codes[0] = *(const uint4*)row;
+        codes[1] = *(const uint4*)(row + 8 * 128);
     }
 
-    // The sums of block t, for rows g and g + 8. `from` is x of the lane's columns, or null if the
-    // lane holds a part of B that is zero, as `x` is then.
-    __device__ __forceinline__ void multiply(const uint8_t* table, const uint4* from, uint4& x,
-                                             float* sums) const {
+    // `from` is x of the lane's columns; if the lane holds a part of B that is zero, it is not
+    // `real`, and `x` stays zero.
+    __device__ __forceinline__ void multiply(const uint8_t* table, const uint4* from, bool real,
+                                             uint4& x, float* c) const {
         uint32_t lane4 = threadIdx.x % 32 * 4;
-        float c[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            if (i % 2 == 0 && from) {
+            if (i % 2 == 0 && real) {
                 x = from[i / 2];
             }
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                decode_multiply(c[h], row_pair(table, codes[h][0], 2 * i, lane4),
-                                row_pair(table, codes[h][1], 2 * i, lane4),
-                                row_pair(table, codes[h][0], 2 * i + 1, lane4),
-                                row_pair(table, codes[h][1], 2 * i + 1, lane4),
-                                i % 2 == 0 ? x.x : x.z, i % 2 == 0 ? x.y : x.w);
-            }
+            decode_multiply(c, row_pair(table, codes[0], 2 * i, lane4),
+                            row_pair(table, codes[1], 2 * i, lane4),
+                            row_pair(table, codes[0], 2 * i + 1, lane4),
+                            row_pair(table, codes[1], 2 * i + 1, lane4),
+                            i % 2 == 0 ? x.x : x.z, i % 2 == 0 ? x.y : x.w);
         }
-        bool second = (threadIdx.x & 2u) != 0;
-        sums[0] = second ? c[1][0] : c[0][0];
-        sums[1] = second ? c[1][2] : c[0][2];
     }
 };
 
@@ -474,7 +464,8 @@ __device__ __forceinline__ void row_ahead(const decode_product& p, const row_sha
 }
 
 // Dynamic shared memory: table and map; the rings; x, rounded up to whole pieces; z, rounded up to
-// 16 bytes; 16 floats per slot and tile of the block; with `a`, 16 a_rank bf16 and 16 floats per tile.
+// 16 bytes; 16 floats per slot and tile of the block; with `a`, 16 a_rank bf16 and 16 floats per
+// tile.
 __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared) {
     int32_t warps = (int32_t)blockDim.x / 32;
     int32_t warp = (int32_t)threadIdx.x / 32;
@@ -493,7 +484,7 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
     row_source source;
     row_scale_source scale_source;
     row_scales scales;
-    row_piece piece;
+    row_half half;
     ahead.tile = share.begin / share.pieces;
     ahead.piece = share.begin % share.pieces;
     if (share.count > 0) {
@@ -526,15 +517,21 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
     uint4 x_now = make_uint4(0, 0, 0, 0);
     const float* map = (const float*)(shared + DECODE_TABLE);
     float acc[2] = {0.0f, 0.0f};
-    int32_t stage = 0;
 #pragma unroll 1
     for (int32_t i = 0; i < share.count; i++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(ROW_STAGES - 1) : "memory");
         __syncwarp();
-        piece.fetch(ring + stage * ROW_PIECE);
-        const uint4* from = real ? own_x + now.piece * (ROW_COLUMNS / 8) : 0;
-        row_scales own = scales;
-        float middle = scale_source.middle;
+        int32_t stage = i % ROW_STAGES;
+        const uint8_t* at = ring + stage * ROW_PIECE;
+        const uint4* from = own_x + now.piece * (ROW_COLUMNS / 8);
+        float s[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            s[r] = scales.s[r];
+            if (!p.parts[0].absmax) {
+                s[r] = __fadd_rn(__fmul_rn(map[scales.q[r]], s[r]), scale_source.middle);
+            }
+        }
         int32_t tile = now.tile;
         bool last = i + 1 == share.count;
         bool ends = row_next(share, now) || last;
@@ -544,16 +541,17 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
             }
             scale_source.load(now.piece, p.K / 64, scales);
         }
+        float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        half.fetch(at, 0);
+        half.multiply(shared, from, real, x_now, c);
+        half.fetch(at, 1);
         __syncwarp(); // the stage has been read
         row_ahead(p, share, ahead, source, left, ring_at + (uint32_t)stage * ROW_PIECE);
-        stage = stage + 1 < ROW_STAGES ? stage + 1 : 0;
-        float c[2];
-        piece.multiply(shared, from, x_now, c);
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float s = p.parts[0].absmax ? own.s[r] : __fadd_rn(__fmul_rn(map[own.q[r]], own.s[r]), middle);
-            acc[r] += s * c[r];
-        }
+        half.multiply(shared, from, real, x_now, d);
+        bool second = (threadIdx.x & 2u) != 0;
+        acc[0] += s[0] * (second ? d[0] : c[0]);
+        acc[1] += s[1] * (second ? d[2] : c[2]);
         if (ends) {
             float* to = sums + (tile * share.slots + warp - tile * share.pieces / share.each) * 16;
 #pragma unroll

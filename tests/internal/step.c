@@ -396,8 +396,8 @@ TEST a_row_may_be_longer_than_shared_memory(const test_machine* machine) {
     PASS();
 }
 
-// On a small device, a block of the kernel for a single row has many pieces: its ring is filled more
-// than once, rows end within a piece, and tiles are shared by warps.
+// On a small device, a block of the kernel for a single row has many pieces: its ring is filled
+// more than once, rows end within a piece, and tiles are shared by warps.
 TEST a_block_may_have_many_pieces(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) {
