@@ -8,7 +8,8 @@
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
-// With more than 8 texts, z of every stack is a product of its own.
+// With more than 8 texts, z of every stack is a product of its own. With one text, attention and
+// gate and up leave partial sums of z of o and down, which are complete with them.
 
 #ifndef QLORA_NO_CUDA
 
@@ -376,7 +377,7 @@ static bool qlora__decode_is_later(int group) {
 // Whether the stacks of a layer, all of them, are multiplied by the kernel for a single row. The
 // adapters of o and down then need no other kernel.
 static bool qlora__decode_row_fits(const qlora_model* m, const qlora__layer* layer) {
-    bool fits = m->decode.texts == 1;
+    bool fits = m->decode.texts == 1 && m->decode.counters.cols <= QLORA__DECODE_LOW;
     for (int g = 0; g < QLORA__GROUPS && fits; g++) {
         qlora__decode_product p;
         qlora__decode_stack(m, layer, g, false, &p);
