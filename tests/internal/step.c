@@ -414,6 +414,21 @@ TEST a_block_may_have_many_pieces(const test_machine* machine) {
     PASS();
 }
 
+// Keys of wide heads come half a page at a time.
+TEST a_head_may_be_wide(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    static const step_kind kind = {"llama, wide heads", QLORA_FAMILY_LLAMA, 64, 2, 1, 192, 0, 8,
+                                   false,               false,              false,
+                                   QLORA_BASE_NF4};
+    step_now = step_ways[0];
+    ASSERT(step_kind_holds(ctx, &kind, 2));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // Where no graph can be captured, a text is generated without one.
 TEST a_text_needs_no_graph(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -601,6 +616,7 @@ SUITE(step_suite) {
     RUN_ON(TEST_ONE_FAKE, a_graph_has_the_bits_of_its_kernels);
     RUN_ON(TEST_ONE_FAKE, adapters_go_off_and_on);
     RUN_ON(TEST_ONE_FAKE, a_block_may_have_many_pieces);
+    RUN_ON(TEST_ONE_FAKE, a_head_may_be_wide);
     RUN_ON(TEST_ONE_FAKE, a_text_needs_no_graph);
     RUN_ON(TEST_ONE_FAKE, a_row_may_be_longer_than_shared_memory);
 }
