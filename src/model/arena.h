@@ -732,10 +732,10 @@ typedef struct qlora__decode_text {
 #define QLORA__DECODE_EARLY 2u // kernels may begin before the one before them has ended
 #define QLORA__DECODE_MANY 4u  // kernels of their own for products of more than 8 rows
 #define QLORA__DECODE_ALL 7u
-#define QLORA__DECODE_LONG 8u // the kernel for a single row, only where it was faster
-#define QLORA__DECODE_USED (QLORA__DECODE_EARLY | QLORA__DECODE_MANY | QLORA__DECODE_LONG)
+#define QLORA__DECODE_USED QLORA__DECODE_ALL
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
+#define QLORA__DECODE_LOW 256 // partial sums of z of a single text, at most
 #define QLORA__DECODE_ROWS 8
 #define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
@@ -800,7 +800,8 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, n, qlora__q_width(c), &d->o);
     qlora__arena_tensor(arena, m->compute, n, c->intermediate, &d->s);
     qlora__arena_tensor(arena, QLORA_F32, n, c->hidden, &d->y);
-    qlora__arena_tensor(arena, QLORA_F32, QLORA__DECODE_SLICES * n, d->z_rank, &d->z);
+    qlora__arena_tensor(arena, QLORA_F32, qlora__max(QLORA__DECODE_SLICES * n, QLORA__DECODE_LOW),
+                        d->z_rank, &d->z);
     qlora__arena_tensor(arena, m->compute, n, c->vocab, &d->logits);
     qlora__arena_tensor(arena, QLORA_F32, n * c->heads * d->pages, c->head_dim + 2, &d->partials);
     int64_t blocks = c->kv_heads * qlora__ceil_div(group, QLORA__DECODE_HEADS);
