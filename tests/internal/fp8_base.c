@@ -258,9 +258,10 @@ static double base_loops(const base_weight* b, const float* x, int t, bool backw
 
 static qlora_result base_product(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
                                  const qlora__fp8_weight* w, const qlora_tensor* y) {
+    const qlora__coded_way way = {QLORA_MATH_F32, backward, 0, 1.0f, NULL};
     qlora__coded coded = qlora__coded_of(NULL, w);
     QLORA__ENTER(ctx, "base_product"); // frees the scratch on return
-    return qlora__leave(ctx, qlora__coded_product(ctx, QLORA_MATH_F32, backward, x, coded, y, 0));
+    return qlora__leave(ctx, qlora__coded_product(ctx, &way, x, coded, y));
 }
 
 // Products of few rows (decoding) and of many, in both directions.

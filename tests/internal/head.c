@@ -119,7 +119,7 @@ static void head_little_scratch(qlora_ctx_desc* desc) {
     desc->scratch_bytes = (size_t)192 << 10;
 }
 
-static qlora_result head_multiply(qlora_ctx* ctx, const qlora__nf4_way* way, const qlora_tensor* x,
+static qlora_result head_multiply(qlora_ctx* ctx, const qlora__coded_way* way, const qlora_tensor* x,
                                   const qlora_nf4* w, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "head_multiply"); // frees the scratch on return
     return qlora__leave(ctx, qlora__nf4_multiply(ctx, way, x, w, y));
@@ -155,7 +155,7 @@ TEST rooms_are_used(const test_machine* machine) {
         size_t n = (size_t)(backward != 0 ? M * K : M * N);
         ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &room));
         for (int i = 0; i < 2; i++) {
-            const qlora__nf4_way way = {QLORA_MATH_F32, backward != 0, 0, 0.25f,
+            const qlora__coded_way way = {QLORA_MATH_F32, backward != 0, 0, 0.25f,
                                         i == 0 ? NULL : &room};
             ASSERT_EQ(QLORA_OK, head_multiply(ctx, &way, &x[backward], &nf4, &y[backward]));
             ASSERT_EQ(QLORA_OK, qlora_tensor_read(ctx, &y[backward], got[i], n * sizeof(float)));
