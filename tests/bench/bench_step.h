@@ -57,10 +57,13 @@ typedef struct step_options {
     int mode;
     int base; // a qlora_base_format
     int head; // a qlora_head_format
+    int method; // a qlora_method: SFT or DPO
+    int reference; // of DPO: 1 = given with the batch, 2 = computed in the step
     int tier; // a qlora_cpu_tier; 0 = the best
     bool no_cublas;
     bool compare_graph;
     bool compare_adapters;
+    bool compare_sft;
     bool once;
     bool json;
     bool verbose;
@@ -76,6 +79,11 @@ static const char step_help[] =
     "  --adapters N              train N adapters at once, B / N sequences each (default 1)\n"
     "  --compare-adapters        then run one adapter with the same batch, and one with the\n"
     "                            sequences of one adapter, and print the ratios\n"
+    "  --method sft|dpo          what is trained (default sft); with dpo, sequences are pairs\n"
+    "  --reference precompute|beside\n"
+    "                            the references of dpo: given, or computed in every step\n"
+    "                            (default precompute)\n"
+    "  --compare-sft             then run sft with the same batch, and print the ratio\n"
     "  --recompute auto|none|full\n"
     "                            layers to recompute (default auto)\n"
     "  --cache auto|on|off       keep 16-bit copies of the 4-bit weights (default auto)\n"
@@ -153,7 +161,9 @@ static bool step_option(step_options* o, const char* name, const char* value) {
                    {"--backend", &o->backend, "any|cpu|cuda", 0},
                    {"--mode", &o->mode, "auto|f32|tf32|bf16|fp8", 0},
                    {"--base", &o->base, "nf4|16bit|32bit|fp8", 0},
-                   {"--head", &o->head, "full|nf4", 0}};
+                   {"--head", &o->head, "full|nf4", 0},
+                   {"--method", &o->method, "sft|dpo", 0},
+                   {"--reference", &o->reference, "precompute|beside", 1}};
     double number = 0.0;
     for (size_t i = 0; i < sizeof wholes / sizeof wholes[0]; i++) {
         if (strcmp(name, wholes[i].name) == 0) {
@@ -201,6 +211,7 @@ static bool step_parse(step_options* o, int argc, char** argv) {
                      : strcmp(argv[i], "--once") == 0          ? &o->once
                      : strcmp(argv[i], "--no-cublas") == 0     ? &o->no_cublas
                      : strcmp(argv[i], "--compare-graph") == 0 ? &o->compare_graph
+                     : strcmp(argv[i], "--compare-sft") == 0   ? &o->compare_sft
                      : strcmp(argv[i], "--compare-adapters") == 0
                          ? &o->compare_adapters
                          : NULL;
@@ -223,6 +234,16 @@ static bool step_parse(step_options* o, int argc, char** argv) {
     }
     if (o->batch % o->adapters != 0) {
         fprintf(stderr, "bench step: --batch must be a multiple of --adapters\n");
+        return false;
+    }
+    bool dpo = o->method == QLORA_METHOD_DPO;
+    if (dpo && (o->batch % 2 != 0 || o->adapters > 1 || o->accumulate > 1)) {
+        fprintf(stderr, "bench step: --method dpo needs an even --batch, one adapter, and no "
+                        "--accumulate\n");
+        return false;
+    }
+    if (!dpo && (o->reference != 0 || o->compare_sft)) {
+        fprintf(stderr, "bench step: --reference and --compare-sft need --method dpo\n");
         return false;
     }
     return true;
@@ -266,6 +287,10 @@ static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
     double widened_again = again < widened ? again : widened;
     f.bytes = widened * 2.0 * once + widened_again * once * (linear - H * I) / linear;
     f.bytes += T * (L * (forward + backward) + again * forward + 6.0 * V);
+    if (o->method == QLORA_METHOD_DPO && o->reference == 2) { // the base runs forward once more
+        f.flops += T * (L * (2.0 * linear + attention) + 2.0 * H * V);
+        f.bytes += widened * once + T * (L * forward + 4.0 * V);
+    }
     double more = (double)o->accumulate;
     f.flops *= more;
     f.bytes = f.bytes * more + 12.0 * (more - 1.0) * (double)plan->parameters; // sums of gradients
@@ -286,6 +311,7 @@ typedef struct step_run {
     int32_t* ids; // STEP_BATCHES different batches
     int32_t* lengths;
     int32_t* adapters; // of the sequences
+    double* references; // of the sequences of all batches
     double* times;
     double* host;
     double open_start;
@@ -355,6 +381,22 @@ static bool step_trainers(step_run* s, qlora_train_desc* train) {
     return true;
 }
 
+// The log-probabilities of all batches by the base.
+static bool step_references(step_run* s) {
+    const step_options* o = s->o;
+    bool ok = step_ok(s, qlora_adapter_use(s->model, false));
+    for (int64_t i = 0; i < STEP_BATCHES && ok; i++) {
+        qlora_batch b;
+        memset(&b, 0, sizeof b);
+        b.ids = s->ids + i * o->batch * o->seq;
+        b.labels = b.ids;
+        b.lengths = s->lengths;
+        b.count = o->batch;
+        ok = step_ok(s, qlora_eval_sequences(s->model, &b, s->references + i * o->batch));
+    }
+    return ok && step_ok(s, qlora_adapter_use(s->model, true));
+}
+
 static bool step_open(step_run* s) {
     const step_options* o = s->o;
     qlora_adapter_slot slots[STEP_ADAPTERS];
@@ -391,6 +433,7 @@ static bool step_open(step_run* s) {
     desc.offload = (qlora_choice)o->offload;
     desc.tile = o->tile;
     desc.accumulate = o->accumulate;
+    train.method = (qlora_method)o->method;
     train.eager = !s->graph;
     train.require_graph =
         s->graph && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
@@ -404,7 +447,8 @@ static bool step_open(step_run* s) {
     }
     s->open_s = step_seconds() - s->open_start;
     s->prewarm_s = s->weights_start - s->open_start;
-    return true;
+    bool given = o->method == QLORA_METHOD_DPO && o->reference != 2;
+    return !given || step_references(s);
 }
 
 static bool step_data(step_run* s) {
@@ -412,10 +456,12 @@ static bool step_data(step_run* s) {
     s->ids = (int32_t*)malloc((size_t)(tokens * STEP_BATCHES) * sizeof *s->ids);
     s->lengths = (int32_t*)malloc((size_t)s->o->batch * sizeof *s->lengths);
     s->adapters = (int32_t*)malloc((size_t)s->o->batch * sizeof *s->adapters);
+    s->references =
+        (double*)malloc((size_t)(s->o->batch * STEP_BATCHES) * sizeof *s->references);
     s->times = (double*)malloc((size_t)s->o->steps * sizeof *s->times);
     s->host = (double*)malloc((size_t)s->o->steps * sizeof *s->host);
-    if (s->ids == NULL || s->lengths == NULL || s->adapters == NULL || s->times == NULL ||
-        s->host == NULL) {
+    if (s->ids == NULL || s->lengths == NULL || s->adapters == NULL || s->references == NULL ||
+        s->times == NULL || s->host == NULL) {
         fprintf(stderr, "bench step: out of memory\n");
         return false;
     }
@@ -442,6 +488,13 @@ static bool step_once(step_run* s, int64_t number) {
         b.labels = b.ids;
         b.adapters = s->adapters;
         return step_ok(s, qlora_train_step_each(s->trainers, s->o->adapters, &b, 1, NULL));
+    }
+    if (s->o->method == QLORA_METHOD_DPO) {
+        int64_t batch = number % STEP_BATCHES;
+        b.ids = s->ids + batch * s->o->batch * s->o->seq;
+        b.labels = b.ids;
+        b.references = s->o->reference == 2 ? NULL : s->references + batch * s->o->batch;
+        return step_ok(s, qlora_train_step(s->trainer, &b, 1, NULL));
     }
     double labels = (double)(s->o->batch * (s->o->seq - 1) * s->o->accumulate);
     for (int64_t i = 0; i < s->o->accumulate; i++) {
@@ -526,6 +579,12 @@ static bool step_measure(step_run* s, double process_start) {
 
 // ---- report -------------------------------------------------------------------------------------
 
+static const char* step_method(const step_options* o) {
+    return o->method == QLORA_METHOD_SFT ? "sft"
+           : o->reference == 2           ? "dpo with references beside the step"
+                                         : "dpo with given references";
+}
+
 static void step_print(const step_run* s) {
     const step_options* o = s->o;
     const double gib = 1073741824.0;
@@ -579,14 +638,15 @@ static void step_print(const step_run* s) {
     };
     if (o->json) {
         printf("{\"shape\": \"%s\", \"batch\": %lld, \"seq\": %lld, \"accumulate\": %lld, "
-               "\"rank\": %lld, \"adapters\": %lld, \"backend\": \"%s\", \"graph\": %s",
+               "\"rank\": %lld, \"adapters\": %lld, \"method\": \"%s\", \"backend\": \"%s\", "
+               "\"graph\": %s",
                o->shape->name, (long long)o->batch, (long long)o->seq, (long long)o->accumulate,
-               (long long)o->rank, (long long)o->adapters, cuda ? "cuda" : "cpu",
+               (long long)o->rank, (long long)o->adapters, step_method(o), cuda ? "cuda" : "cpu",
                s->last.graphs ? "true" : "false");
     } else {
-        printf("%s, %lld x %lld x %lld tokens, rank %lld, %s, graph %s\n", o->shape->name,
-               (long long)o->accumulate, (long long)o->batch, (long long)o->seq,
-               (long long)o->rank, cuda ? "CUDA" : "CPU",
+        printf("%s, %lld x %lld x %lld tokens, rank %lld, adapters %lld, %s, %s, graph %s\n",
+               o->shape->name, (long long)o->accumulate, (long long)o->batch, (long long)o->seq,
+               (long long)o->rank, (long long)o->adapters, step_method(o), cuda ? "CUDA" : "CPU",
                s->last.graphs ? "on" : "off");
     }
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -621,6 +681,7 @@ static bool step_close(step_run* s) {
     free(s->ids);
     free(s->lengths);
     free(s->adapters);
+    free(s->references);
     free(s->times);
     free(s->host);
     return ok;
@@ -716,6 +777,12 @@ static int bench_step_main(int argc, char** argv) {
     }
     if (ok && o.compare_adapters) {
         ok = step_compare_adapters(&o, ctx, process_start, first_ms);
+    }
+    if (ok && o.compare_sft) {
+        o.method = QLORA_METHOD_SFT;
+        ok = step_go(&o, ctx, o.graph == 1, process_start, &second_ms);
+        printf(o.json ? "{\"of_sft\": %.4f}\n" : "speed: %.3f x that of sft\n",
+               second_ms / first_ms);
     }
     if (qlora_ctx_destroy(ctx) != QLORA_OK) {
         fprintf(stderr, "bench step: the context could not be destroyed\n");
