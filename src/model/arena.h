@@ -323,6 +323,15 @@ static int64_t qlora__tile_rows(const qlora_model* m) {
     return m->plan.tile > 0 ? qlora__min(m->plan.tile, m->plan.tokens) : m->plan.tokens;
 }
 
+// The output of attention, with room for z of o_proj, and its row statistics.
+static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
+                                    const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t T = m->plan.tokens;
+    qlora__arena_tensor(arena, m->compute, T, qlora__q_width(c) + pads[QLORA__O], &kept->o);
+    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
+}
+
 // Of pads, only those of o and of gate/up are used.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
@@ -335,8 +344,7 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     if (c->qk_norm) {
         qlora__arena_tensor(arena, m->compute, T, q + kv, &kept->qk);
     }
-    qlora__arena_tensor(arena, m->compute, T, q + pads[QLORA__O], &kept->o);
-    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
+    qlora__layout_attention(arena, m, pads, kept);
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
     qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
@@ -386,6 +394,9 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         }
         if (layer->recompute) {
             layer->kept = m->again;
+            if (layer->keeps_attention) {
+                qlora__layout_attention(arena, m, layer->pads, &layer->kept);
+            }
         } else {
             qlora__layout_kept(arena, m, layer->pads, &layer->kept);
         }

@@ -70,6 +70,7 @@ typedef struct qlora__layer {
     qlora_tensor inverses[QLORA__GROUPS]; // 1 / norm
     bool cached;
     bool recompute;
+    bool keeps_attention; // of a recomputed layer: its output and row statistics
     bool sliding;
     bool no_rope;
     qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
