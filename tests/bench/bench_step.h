@@ -49,7 +49,9 @@ typedef struct step_options {
     double host_budget;
     double tflops;
     double tbps;
-    int recompute; // a qlora_choice
+    double labels;       // share of a sequence, at its end
+    const char* lengths; // file; NULL = all sequences have seq tokens
+    int recompute;       // a qlora_choice
     int cache;
     int offload;
     int graph; // 1 = on, 2 = off
@@ -74,6 +76,10 @@ static const char step_help[] =
     "  --shape NAME              a shape that `plan --help` names, such as llama-3.1-8b or\n"
     "                            gemma-3-4b, or tiny (required)\n"
     "  --batch B, --seq S        sequences per step and tokens per sequence (required)\n"
+    "  --labels X                share of each sequence, at its end, that has labels (default 1)\n"
+    "  --lengths FILE            lengths of sequences, one per line, at most S each; as many as\n"
+    "                            fit are packed into B * S tokens, as finetune does; tokens per\n"
+    "                            second are those of sequences, without padding\n"
     "  --accumulate N            micro-batches of B sequences per step (default 1)\n"
     "  --rank R                  LoRA rank (default 16)\n"
     "  --adapters N              train N adapters at once, B / N sequences each (default 1)\n"
@@ -148,7 +154,8 @@ static bool step_option(step_options* o, const char* name, const char* value) {
     } reals[] = {{"--budget", &o->budget},
                  {"--host-budget", &o->host_budget},
                  {"--tflops", &o->tflops},
-                 {"--tbps", &o->tbps}};
+                 {"--tbps", &o->tbps},
+                 {"--labels", &o->labels}};
     const struct {
         const char* name;
         int* to;
@@ -189,6 +196,10 @@ static bool step_option(step_options* o, const char* name, const char* value) {
     if (strcmp(name, "--tier") == 0) {
         return o->tier != 0;
     }
+    if (strcmp(name, "--lengths") == 0) {
+        o->lengths = value;
+        return value[0] != '\0';
+    }
     if (strcmp(name, "--shape") == 0) {
         o->shape = strcmp(value, step_tiny_shape.name) == 0 ? &step_tiny_shape : shape_find(value);
         return o->shape != NULL;
@@ -204,6 +215,7 @@ static bool step_parse(step_options* o, int argc, char** argv) {
     o->accumulate = 1;
     o->tflops = 790.0;
     o->tbps = 4.3;
+    o->labels = 1.0;
     o->graph = 1;
     for (int i = 1; i < argc; i++) {
         bool* flag = strcmp(argv[i], "--json") == 0            ? &o->json
@@ -232,14 +244,19 @@ static bool step_parse(step_options* o, int argc, char** argv) {
         fprintf(stderr, "bench step: --shape, --batch and --seq are required; see --help\n");
         return false;
     }
+    if (o->labels > 1.0 || (o->lengths != NULL && o->adapters > 1)) {
+        fprintf(stderr,
+                "bench step: --labels must be at most 1, and --lengths needs one adapter\n");
+        return false;
+    }
     if (o->batch % o->adapters != 0) {
         fprintf(stderr, "bench step: --batch must be a multiple of --adapters\n");
         return false;
     }
     bool dpo = o->method == QLORA_METHOD_DPO;
-    if (dpo && (o->batch % 2 != 0 || o->adapters > 1 || o->accumulate > 1)) {
+    if (dpo && (o->batch % 2 != 0 || o->adapters > 1 || o->accumulate > 1 || o->lengths != NULL)) {
         fprintf(stderr, "bench step: --method dpo needs an even --batch, one adapter, and no "
-                        "--accumulate\n");
+                        "--accumulate or --lengths\n");
         return false;
     }
     if (!dpo && (o->reference != 0 || o->compare_sft)) {
@@ -301,6 +318,8 @@ static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
 
 // ---- one run ------------------------------------------------------------------------------------
 
+enum { STEP_BATCHES = 4, STEP_WARM_UP = 3, STEP_LINES = 65536 };
+
 typedef struct step_run {
     const step_options* o;
     bool graph;
@@ -308,10 +327,15 @@ typedef struct step_run {
     qlora_model* model;
     qlora_trainer* trainer; // the first one
     qlora_trainer* trainers[STEP_ADAPTERS];
-    int32_t* ids; // STEP_BATCHES different batches
+    int32_t* ids;    // STEP_BATCHES different batches
+    int32_t* labels; // of them; -100 = none
     int32_t* lengths;
-    int32_t* adapters; // of the sequences
-    double* references; // of the sequences of all batches
+    int64_t most;                 // sequences of a batch; those of batch i are from i * most on
+    int64_t counts[STEP_BATCHES]; // of each batch: sequences
+    double used[STEP_BATCHES];    // tokens
+    double weights[STEP_BATCHES]; // labels that count
+    int32_t* adapters;            // of the sequences
+    double* references;           // of the sequences of all batches
     double* times;
     double* host;
     double open_start;
@@ -332,8 +356,6 @@ typedef struct step_run {
     qlora_train_info first;
     qlora_train_info last;
 } step_run;
-
-enum { STEP_BATCHES = 4, STEP_WARM_UP = 3 };
 
 static double step_seconds(void) {
     struct timespec t;
@@ -424,7 +446,7 @@ static bool step_open(step_run* s) {
     desc.progress = step_progress;
     desc.progress_user = s;
     desc.tokens = o->batch * o->seq;
-    desc.max_sequences = o->batch;
+    desc.max_sequences = s->most;
     desc.max_length = o->seq;
     desc.head_chunk = o->head_chunk;
     train.schedule = QLORA_SCHEDULE_CONSTANT;
@@ -451,17 +473,66 @@ static bool step_open(step_run* s) {
     return !given || step_references(s);
 }
 
+// Reads the lengths of a file; 0 if there are none, or if one is not a number from 2 on.
+static int64_t step_lines(const step_options* o, int32_t* out) {
+    FILE* f = fopen(o->lengths, "r");
+    long value = 0;
+    int64_t count = 0;
+    int got = 1;
+    while (f != NULL && count < STEP_LINES && (got = fscanf(f, "%ld", &value)) == 1 && value >= 2) {
+        out[count++] = (int32_t)(value < o->seq ? value : o->seq);
+    }
+    bool good = f != NULL && got != 0 && value >= 2;
+    if (f != NULL) {
+        fclose(f);
+    }
+    return good ? count : 0;
+}
+
+// The sequences of each batch: as many of the file as fit, in its order, which is repeated.
+static bool step_pack(step_run* s) {
+    static int32_t lines[STEP_LINES];
+    int64_t tokens = s->o->batch * s->o->seq;
+    int64_t count = s->o->lengths != NULL ? step_lines(s->o, lines) : 1;
+    int64_t next = 0;
+    if (count == 0) {
+        fprintf(stderr, "bench step: %s has no lengths, or one that is below 2\n", s->o->lengths);
+        return false;
+    }
+    for (int64_t b = 0; b < STEP_BATCHES; b++) {
+        int64_t at = 0;
+        int32_t* labels = s->labels + b * tokens;
+        for (; s->counts[b] < s->most; s->counts[b]++, next++) {
+            int64_t length = s->o->lengths != NULL ? lines[next % count] : s->o->seq;
+            if (at + length > tokens) {
+                break;
+            }
+            int64_t first = length - (int64_t)ceil(s->o->labels * (double)length);
+            for (int64_t i = 0; i < first; i++) {
+                labels[at + i] = -100;
+            }
+            s->lengths[b * s->most + s->counts[b]] = (int32_t)length;
+            s->weights[b] += (double)(length - (first > 1 ? first : 1)); // the first predicts none
+            at += length;
+        }
+        s->used[b] = (double)at;
+    }
+    return true;
+}
+
 static bool step_data(step_run* s) {
     int64_t tokens = s->o->batch * s->o->seq;
+    s->most = s->o->lengths != NULL && tokens / 8 > s->o->batch ? tokens / 8 : s->o->batch;
+    s->labels = (int32_t*)malloc((size_t)(tokens * STEP_BATCHES) * sizeof *s->labels);
     s->ids = (int32_t*)malloc((size_t)(tokens * STEP_BATCHES) * sizeof *s->ids);
-    s->lengths = (int32_t*)malloc((size_t)s->o->batch * sizeof *s->lengths);
+    s->lengths = (int32_t*)malloc((size_t)(s->most * STEP_BATCHES) * sizeof *s->lengths);
     s->adapters = (int32_t*)malloc((size_t)s->o->batch * sizeof *s->adapters);
     s->references =
         (double*)malloc((size_t)(s->o->batch * STEP_BATCHES) * sizeof *s->references);
     s->times = (double*)malloc((size_t)s->o->steps * sizeof *s->times);
     s->host = (double*)malloc((size_t)s->o->steps * sizeof *s->host);
-    if (s->ids == NULL || s->lengths == NULL || s->adapters == NULL || s->references == NULL ||
-        s->times == NULL || s->host == NULL) {
+    if (s->ids == NULL || s->labels == NULL || s->lengths == NULL || s->adapters == NULL ||
+        s->references == NULL || s->times == NULL || s->host == NULL) {
         fprintf(stderr, "bench step: out of memory\n");
         return false;
     }
@@ -469,38 +540,43 @@ static bool step_data(step_run* s) {
     for (int64_t i = 0; i < tokens * STEP_BATCHES; i++) {
         state = state * 6364136223846793005u + 1442695040888963407u;
         s->ids[i] = (int32_t)((state >> 33) % (uint64_t)s->o->shape->vocab);
+        s->labels[i] = s->ids[i];
     }
     for (int64_t i = 0; i < s->o->batch; i++) {
-        s->lengths[i] = (int32_t)s->o->seq;
         s->adapters[i] = (int32_t)(i * s->o->adapters / s->o->batch);
     }
-    return true;
+    return step_pack(s);
+}
+
+static qlora_batch step_batch(const step_run* s, int64_t number) {
+    qlora_batch b;
+    memset(&b, 0, sizeof b);
+    b.ids = s->ids + number * s->o->batch * s->o->seq;
+    b.labels = s->labels + number * s->o->batch * s->o->seq;
+    b.lengths = s->lengths + number * s->most;
+    b.count = s->counts[number];
+    return b;
 }
 
 // The calls of a step; they do not wait for the device.
 static bool step_once(step_run* s, int64_t number) {
-    qlora_batch b;
-    memset(&b, 0, sizeof b);
-    b.lengths = s->lengths;
-    b.count = s->o->batch;
     if (s->o->adapters > 1) {
-        b.ids = s->ids + number % STEP_BATCHES * s->o->batch * s->o->seq;
-        b.labels = b.ids;
+        qlora_batch b = step_batch(s, number % STEP_BATCHES);
         b.adapters = s->adapters;
         return step_ok(s, qlora_train_step_each(s->trainers, s->o->adapters, &b, 1, NULL));
     }
     if (s->o->method == QLORA_METHOD_DPO) {
         int64_t batch = number % STEP_BATCHES;
-        b.ids = s->ids + batch * s->o->batch * s->o->seq;
-        b.labels = b.ids;
+        qlora_batch b = step_batch(s, batch);
         b.references = s->o->reference == 2 ? NULL : s->references + batch * s->o->batch;
         return step_ok(s, qlora_train_step(s->trainer, &b, 1, NULL));
     }
-    double labels = (double)(s->o->batch * (s->o->seq - 1) * s->o->accumulate);
+    double labels = 0.0;
     for (int64_t i = 0; i < s->o->accumulate; i++) {
-        int64_t batch = (number * s->o->accumulate + i) % STEP_BATCHES;
-        b.ids = s->ids + batch * s->o->batch * s->o->seq;
-        b.labels = b.ids;
+        labels += s->weights[(number * s->o->accumulate + i) % STEP_BATCHES];
+    }
+    for (int64_t i = 0; i < s->o->accumulate; i++) {
+        qlora_batch b = step_batch(s, (number * s->o->accumulate + i) % STEP_BATCHES);
         if (!step_ok(s, qlora_train_micro(s->trainer, &b, labels))) {
             return false;
         }
@@ -528,7 +604,8 @@ static bool step_measure(step_run* s, double process_start) {
     }
     bool cpu = qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CPU;
     s->best_cpu_ms = 1e30;
-    for (int64_t i = 0; i < (s->o->once ? 0 : cpu ? 1 : STEP_WARM_UP); i++) {
+    int64_t warm = s->o->lengths != NULL ? STEP_BATCHES : STEP_WARM_UP; // each has its own graph
+    for (int64_t i = 0; i < (s->o->once ? 0 : cpu ? 1 : warm); i++) {
         if (!step_once(s, i) || !step_ok(s, qlora_train_query(s->trainer, &s->last))) {
             return false;
         }
@@ -588,7 +665,12 @@ static const char* step_method(const step_options* o) {
 static void step_print(const step_run* s) {
     const step_options* o = s->o;
     const double gib = 1073741824.0;
-    double tokens = (double)(o->batch * o->seq * o->accumulate);
+    double tokens = 0.0; // mean of the batches
+    double weights = 0.0;
+    for (int i = 0; i < STEP_BATCHES; i++) {
+        tokens += s->used[i] * (double)o->accumulate / STEP_BATCHES;
+        weights += s->weights[i] * (double)o->accumulate / STEP_BATCHES;
+    }
     step_floor f = step_roofline(o, &s->plan);
     double used = (double)(s->memory.device_total - s->memory.device_free);
     bool cuda = qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
@@ -605,6 +687,8 @@ static void step_print(const step_run* s) {
         {"step_ms_best", "ms, best step", 3, s->best_ms},
         {"step_cpu_ms_best", "ms of CPU time, best step", 3, s->best_cpu_ms},
         {"tokens_per_s_best", "tokens/s, best step", 1, tokens / s->best_ms * 1e3},
+        {"tokens", "tokens of a step, without padding", 1, tokens},
+        {"labels", "labels of a step", 1, weights},
         {"peak_gib", "peak GiB allocated by the library", 3, (double)s->memory.device_peak / gib},
         {"device_used_gib", "GiB used on the device", 3, used / gib},
         {"plan_gib", "GiB planned", 3, (double)(s->plan.total + s->plan.context) / gib},
@@ -679,6 +763,7 @@ static bool step_close(step_run* s) {
     }
     ok = step_ok(s, qlora_model_close(s->model)) && ok;
     free(s->ids);
+    free(s->labels);
     free(s->lengths);
     free(s->adapters);
     free(s->references);
@@ -711,6 +796,7 @@ static bool step_seconds_of(qlora_ctx* ctx, const char* shape, int base, int64_t
     o.adapters = 1;
     o.steps = 2;
     o.accumulate = 1;
+    o.labels = 1.0;
     o.base = base;
     bool ok = o.shape != NULL && step_run_all(&s, &o, ctx, false, step_seconds());
     *seconds = ok ? (wall ? s.best_ms : s.best_cpu_ms) * 1e-3 : 0.0;
