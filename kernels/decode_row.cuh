@@ -10,10 +10,10 @@
 // Lane 4 g + t multiplies 32 columns of each half of the piece, of rows g and g + 8. In the first
 // half, lanes t = 0 and 1 have block 0 of 64 and the others block 1; in the second, blocks 2 and 3.
 // Each block is multiplied with a column of B of its own, column 2 b, which is zero where other
-// blocks are. B holds the x of both halves, so that the sums of the first half are right in columns
-// 0 and 2 and those of the second in columns 4 and 6: lane 4 g + t gets the sum of block t, whose
-// scale it has fetched. What the other columns hold does not matter. A byte of codes becomes a pair
-// of levels by one look-up in shared memory; the table has a copy for every lane.
+// blocks are. The sums of the first half are right in columns 0 and 2 and those of the second in
+// columns 4 and 6: lane 4 g + t gets the sum of block t, whose scale it has fetched. What the other
+// columns hold does not matter. A byte of codes becomes a pair of levels by one look-up in shared
+// memory; the table has a copy for every lane.
 //
 // The adapters of o and down need a whole row of x before z is known. The kernels that make the row
 // leave partial sums of it: low, [slices, rank]. For down, this kernel does: with `a` and gate and
@@ -254,8 +254,8 @@ struct row_half {
         codes[1] = *(const uint4*)(row + 8 * 128);
     }
 
-    // `from` is x of the lane's columns; if the lane holds a part of B that is zero, it is not
-    // `real`, and `x` stays zero.
+    // `from` is x of the lane's columns. If the lane holds a part of B that is zero, it is not
+    // `real`, and `x` stays zero; nor is it if its column belongs to the other half.
     __device__ __forceinline__ void multiply(const uint8_t* table, const uint4* from, bool real,
                                              uint4& x, float* c) const {
         uint32_t lane4 = threadIdx.x % 32 * 4;
@@ -544,11 +544,11 @@ __device__ __forceinline__ void row_run(const decode_product& p, uint8_t* shared
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         half.fetch(at, 0);
-        half.multiply(shared, from, real, x_now, c);
+        half.multiply(shared, from, real && g < 4, x_now, c);
         half.fetch(at, 1);
         __syncwarp(); // the stage has been read
         row_ahead(p, share, ahead, source, left, ring_at + (uint32_t)stage * ROW_PIECE);
-        half.multiply(shared, from, real, x_now, d);
+        half.multiply(shared, from, real && g >= 4, x_now, d);
         bool second = (threadIdx.x & 2u) != 0;
         acc[0] += s[0] * (second ? d[0] : c[0]);
         acc[1] += s[1] * (second ? d[2] : c[2]);
