@@ -19167,8 +19167,10 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 // Every kernel of a decoding step waits for the one before it by itself (kernels/early.cuh).
 #define QLORA__KERNELS_STEP(X)                                                                     \
     X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
-    X(decode_many_nf4, decode_many_nf4, 94208, STEP_NF4)                                           \
-    X(decode_many_dense, decode_many, 94208, STEP)                                                 \
+    X(decode_many_nf4, decode_many_nf4, 86016, STEP_NF4)                                           \
+    X(decode_many_dense, decode_many, 86016, STEP)                                                 \
+    X(decode_many_attention_64, decode_many_attention, 50176, STEP)                                \
+    X(decode_many_attention_128, decode_many_attention, 98304, STEP)                               \
     X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
     X(decode_dense, decode, 16896, STEP)                                                           \
     X(decode_norm, decode, 69632, STEP)                                                            \
@@ -35613,6 +35615,13 @@ typedef struct qlora__decode_attention {
     int32_t unused;
 } qlora__decode_attention;
 
+// Same layout as decode_many_attention in kernels/decode_many_attention.cu.
+typedef struct qlora__decode_many_attention {
+    qlora__decode_attention p;
+    int32_t each;
+    int32_t all_pages;
+} qlora__decode_many_attention;
+
 // Launches a kernel of a step. The first one of a step waits for everything before it: what the
 // others read before they wait was written before that.
 static qlora_result qlora__decode_launch(const qlora_model* m, qlora__kernel_id id, int64_t grid_x,
@@ -35711,12 +35720,12 @@ static qlora_result qlora__decode_all(const qlora_model* m, bool nf4,
     many.p = *p;
     many.room = m->decode.room.data;
     many.counters = m->decode.arrivals.data;
-    many.each = (int32_t)qlora__ceil_div(chunks, qlora__max(1, splits));
-    // Tables or sums, then three stages of x.
-    uint32_t shared = 64 * 260 * 4 + 3 * 64 * 144;
+    many.each = (int32_t)(qlora__ceil_div(chunks, 2 * qlora__max(1, splits)) * 2);
+    // Table, map, and three stages of x.
+    uint32_t shared = 256 * 32 * 4 + 256 * 4 + 3 * 64 * 272;
     void* args[] = {&many};
     return qlora__decode_launch(m, nf4 ? QLORA__K_decode_many_nf4 : QLORA__K_decode_many_dense,
-                                tiles, qlora__ceil_div(chunks, many.each), groups, 512, shared,
+                                tiles, qlora__ceil_div(chunks, many.each), groups, 256, shared,
                                 args);
 }
 
@@ -35933,6 +35942,26 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     return qlora__decode_low(m, b->next, &d->x, z, d->x.ld, true);
 }
 
+// Attention of many texts. A block takes several pages, unless blocks would be too few.
+static qlora_result qlora__decode_attend_all(const qlora_model* m,
+                                             const qlora__decode_attention* p) {
+    const qlora__decode* d = &m->decode;
+    int64_t spans = qlora__ceil_div(2 * m->ctx->gpu->sm_count, d->counters.cols * d->texts);
+    qlora__decode_many_attention many;
+    memset(&many, 0, sizeof many);
+    many.p = *p;
+    many.each = (int32_t)qlora__ceil_div(d->pages, qlora__min(spans, d->pages));
+    many.all_pages = (int32_t)d->pages;
+    void* args[] = {&many};
+    // Of four warps, three stages of 16 keys and values each.
+    uint32_t shared = 4 * 3 * 16 * 4 * (uint32_t)p->dim;
+    return qlora__decode_launch(m,
+                                p->dim == 64 ? QLORA__K_decode_many_attention_64
+                                             : QLORA__K_decode_many_attention_128,
+                                d->counters.cols, qlora__ceil_div(d->pages, many.each), d->texts,
+                                128, shared, args);
+}
+
 static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t index) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
@@ -35968,6 +35997,9 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
         c->attention_scale > 0.0 ? (float)c->attention_scale : 1.0f / sqrtf((float)c->head_dim);
     p.cap = (float)c->attention_cap;
     p.eps = (float)c->rms_eps;
+    if (qlora__decode_is_many(m) && (p.dim == 64 || p.dim == 128)) {
+        return qlora__decode_attend_all(m, &p);
+    }
     void* args[] = {&p};
     return qlora__decode_launch(m, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
                                 256, 0, args);
@@ -44549,4 +44581,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a4b8c52324dee1d2
+//@@ end 98708b9a566cee33
