@@ -1,6 +1,7 @@
 // decode_many.cuh - products of many rows of activations with the weights of a stack, for decoding
-// up to 64 texts at a time. The formula is that of decode.cuh; the adapter that is left to the next
-// kernel (`a`) is a product of its own here.
+// up to 64 texts at a time. The formula is that of decode.cuh. `a` is another one here: with gate
+// and up, the adapter of the next product, [a_rank, N]; z[tile][n][r] is the sum over the columns
+// of the block's tile of y[n, k] A[r, k].
 //
 // A block has 16 tiles of 16 rows of W, two per warp, or 8 of gate and the same 8 of up, one of
 // each per warp, and takes `each` chunks of 64 columns. W is read once. x is in shared memory for
@@ -488,6 +489,47 @@ __device__ __forceinline__ void many_write(const decode_product& p, const float*
     }
 }
 
+// z of the next product: 8 rows of x per warp.
+__device__ __forceinline__ void many_low(const decode_product& p, const float* results,
+                                         int32_t first_row, int32_t rows) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t warp = (int32_t)threadIdx.x / 32;
+    int32_t N = p.parts[0].N;
+    const float* own = results + (warp * 8 + lane / 4) * MANY_WIDE + lane % 4 * 8;
+#pragma unroll 1
+    for (int32_t first = 0; first < p.a_rank; first += 16) {
+        uint4 a[4][2];
+        float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            int32_t r = first + lane / 4 + i % 2 * 8;
+            int32_t k = (int32_t)blockIdx.x * 128 + i / 2 * 32 + lane % 4 * 8;
+            a[i / 2][i % 2] = make_uint4(0, 0, 0, 0);
+            if (r < p.a_rank && k < N) {
+                a[i / 2][i % 2] = __ldg((const uint4*)(p.a + (int64_t)r * N + k));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float4 v = *(const float4*)(own + i * 32);
+            float4 w = *(const float4*)(own + i * 32 + 4);
+            uint32_t lo[4] = {a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y};
+            uint32_t hi[4] = {a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w};
+            many_multiply(c, lo, pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+            many_multiply(c, hi, pack_bf16(w.x, w.y), pack_bf16(w.z, w.w));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int32_t r = first + lane / 4 + i / 2 * 8;
+            int32_t n = warp * 8 + lane % 4 * 2 + i % 2;
+            if (r < p.a_rank && n < rows) {
+                int64_t row = (int64_t)blockIdx.x * p.rows + first_row + n;
+                p.z[row * p.a_rank + r] = c[i];
+            }
+        }
+    }
+}
+
 // The chunks of a split: start, and how many.
 struct many_span {
     int32_t start;
@@ -579,6 +621,9 @@ template <class W> __device__ __forceinline__ void many_run(const decode_many& m
     many_place(p, tile, acc, (float*)shared);
     __syncthreads();
     many_write(p, (const float*)shared, first_row, rows);
+    if (p.gated != 0 && p.a) {
+        many_low(p, (const float*)shared, first_row, rows);
+    }
 }
 
 #endif

@@ -4,6 +4,7 @@
 #include "attn_mma.cuh"
 #include "decode_text.cuh"
 #include "early.cuh"
+#include "vec.cuh"
 
 // The formula is that of decode_attention (decode.cu), and so are the arguments: q, k and v of the
 // new position are in a row of qkv, and k and v are stored in the cache.
@@ -14,6 +15,9 @@
 // columns of the second one, O^T = V^T P^T: m16n8k16 with the heads as its eight columns. P is
 // rounded to bf16, as in training. The sums of the warps are joined in their order at the end; so
 // are the spans, by the block that arrives last.
+//
+// The adapter of the next product comes with it: z[block][n][r] is the sum over the block's columns
+// of o[n, k] A[r, k].
 //
 // What steps before have stored is requested before the kernel before has ended; the new position
 // never comes from memory.
@@ -55,8 +59,12 @@ struct decode_attention {
 
 struct decode_many_attention {
     decode_attention p;
-    int32_t each; // pages of a span
+    const bf16* a; // [a_rank, heads * dim]: the adapter of the next product; null = none
+    float* z;      // [gridDim.x, rows, a_rank]: its partial sums
+    int32_t each;  // pages of a span
     int32_t all_pages;
+    int32_t a_rank;
+    int32_t rows;
 };
 
 template <int DIM> struct many_shared {
@@ -324,11 +332,19 @@ __device__ __forceinline__ void many_tile(const decode_attention& p, const many_
     }
 }
 
+// A result: column i of the block's heads.
+__device__ __forceinline__ void many_result(const decode_attention& p, const many_place& w,
+                                            int32_t i, float v, float* results) {
+    bf16 rounded = to_bf16(v);
+    p.o[w.n * p.ldo + (int64_t)w.first_head * p.dim + i] = rounded;
+    results[i] = to_float(rounded);
+}
+
 // The sums of the warps, in their order; a warp that has no positions does not count.
 template <int DIM>
 __device__ __forceinline__ void many_join_warps(const decode_many_attention& m,
                                                 const many_place& w, const many_shared<DIM>* s,
-                                                const float* sums) {
+                                                const float* sums, float* results) {
     const decode_attention& p = m.p;
     bool alone = w.first_span == w.last_span;
     for (int32_t i = (int32_t)threadIdx.x; i < w.heads * DIM; i += MANY_WARPS * 32) {
@@ -348,7 +364,7 @@ __device__ __forceinline__ void many_join_warps(const decode_many_attention& m,
             sum += sums[(j * MANY_HEADS + h) * (DIM + 4) + c] * factor;
         }
         if (alone) {
-            p.o[w.n * p.ldo + (int64_t)(w.first_head + h) * DIM + c] = to_bf16(sum / total);
+            many_result(p, w, i, sum / total, results);
             continue;
         }
         int64_t at = ((w.n * p.heads + w.first_head + h) * gridDim.y + blockIdx.y) * (DIM + 2);
@@ -362,7 +378,8 @@ __device__ __forceinline__ void many_join_warps(const decode_many_attention& m,
 
 // The spans of a text, in their order.
 template <int DIM>
-__device__ __forceinline__ void many_join_spans(const decode_attention& p, const many_place& w) {
+__device__ __forceinline__ void many_join_spans(const decode_attention& p, const many_place& w,
+                                                float* results) {
     for (int32_t i = (int32_t)threadIdx.x; i < w.heads * DIM; i += MANY_WARPS * 32) {
         int32_t h = w.first_head + i / DIM;
         int32_t c = i % DIM;
@@ -380,7 +397,33 @@ __device__ __forceinline__ void many_join_spans(const decode_attention& p, const
             sum = sum * old + __ldcg(from + j * (DIM + 2) + 2 + c) * fresh;
             top = higher;
         }
-        p.o[w.n * p.ldo + (int64_t)h * DIM + c] = to_bf16(sum / total);
+        many_result(p, w, i, sum / total, results);
+    }
+}
+
+// z of the next product, over the block's columns: a warp per row of A.
+template <int DIM>
+__device__ __forceinline__ void many_low(const decode_many_attention& m, const many_place& w,
+                                         const float* results) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t width = m.p.heads * DIM;
+    const bf16* a = m.a + w.first_head * DIM;
+#pragma unroll 4
+    for (int32_t r = (int32_t)threadIdx.x / 32; r < m.a_rank; r += MANY_WARPS) {
+        float sum = 0.0f;
+#pragma unroll 2
+        for (int32_t k = lane * 8; k < w.heads * DIM; k += 256) {
+            float v[8];
+            unpack(__ldg((const uint4*)(a + (int64_t)r * width + k)), v);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                sum += v[i] * results[k + i];
+            }
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) {
+            m.z[((int64_t)blockIdx.x * m.rows + w.n) * m.a_rank + r] = sum;
+        }
     }
 }
 
@@ -450,6 +493,11 @@ __device__ __forceinline__ void many_run(const decode_many_attention& m, uint8_t
     uint8_t* stages = shared + warp * (MANY_STAGES * MANY_TILE * DIM * 4);
     int32_t tile = w.begin / MANY_TILE + warp;
     if (w.inside) {
+        int32_t lines = w.heads * DIM / 64; // of A, as far as L2
+        for (int32_t i = (int32_t)threadIdx.x; m.a && i < m.a_rank * lines; i += MANY_WARPS * 32) {
+            const bf16* a = m.a + (int64_t)(i / lines) * m.p.heads * DIM + w.first_head * DIM;
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(a + i % lines * 64));
+        }
 #pragma unroll
         for (int i = 0; i < MANY_STAGES - 1; i++) {
             many_request<DIM>(m, w, shared_address(stages) + i * MANY_TILE * DIM * 4,
@@ -475,8 +523,13 @@ __device__ __forceinline__ void many_run(const decode_many_attention& m, uint8_t
     __syncthreads(); // the sums take the place of all stages
     many_leave(&s, (float*)shared, &state);
     __syncthreads();
-    many_join_warps(m, w, &s, (const float*)shared);
+    float* results = (float*)shared + MANY_WARPS * MANY_HEADS * (DIM + 4);
+    many_join_warps(m, w, &s, (const float*)shared, results);
     if (w.first_span == w.last_span) {
+        __syncthreads();
+        if (m.a) {
+            many_low<DIM>(m, w, results);
+        }
         return;
     }
     __threadfence();
@@ -488,9 +541,13 @@ __device__ __forceinline__ void many_run(const decode_many_attention& m, uint8_t
     __syncthreads();
     if (s.last != 0) {
         __threadfence();
-        many_join_spans<DIM>(m.p, w);
+        many_join_spans<DIM>(m.p, w, results);
         if (threadIdx.x == 0) {
             *counter = 0; // for the next layer
+        }
+        __syncthreads();
+        if (m.a) {
+            many_low<DIM>(m, w, results);
         }
     }
 }

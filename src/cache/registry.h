@@ -48,6 +48,7 @@
     X(decode_many_dense, decode_many, 86016, STEP)                                                 \
     X(decode_many_attention_64, decode_many_attention, 50176, STEP)                                \
     X(decode_many_attention_128, decode_many_attention, 98304, STEP)                               \
+    X(decode_many_norm, decode_many_norm, 69632, STEP)                                             \
     X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
     X(decode_dense, decode, 16896, STEP)                                                           \
     X(decode_norm, decode, 69632, STEP)                                                            \

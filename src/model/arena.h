@@ -696,7 +696,12 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, n, qlora__q_width(c), &d->o);
     qlora__arena_tensor(arena, m->compute, n, c->intermediate, &d->s);
     qlora__arena_tensor(arena, QLORA_F32, n, c->hidden, &d->y);
-    qlora__arena_tensor(arena, QLORA_F32, QLORA__DECODE_SLICES * n, d->z_rank, &d->z);
+    int64_t slices = QLORA__DECODE_SLICES; // of many texts, one per block of the kernel before
+    if (n > QLORA__DECODE_ROWS) {
+        slices = qlora__max(slices, c->heads);
+        slices = qlora__max(slices, qlora__ceil_div(c->intermediate, QLORA__DECODE_MANY_TILE / 2));
+    }
+    qlora__arena_tensor(arena, QLORA_F32, slices * n, d->z_rank, &d->z);
     qlora__arena_tensor(arena, m->compute, n, c->vocab, &d->logits);
     qlora__arena_tensor(arena, QLORA_F32, n * c->heads * d->pages, c->head_dim + 2, &d->partials);
     int64_t blocks = c->kv_heads * qlora__ceil_div(group, QLORA__DECODE_HEADS);

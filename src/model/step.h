@@ -8,7 +8,7 @@
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
-// With more than 8 texts, z of every stack is a product of its own.
+// With more than 8 texts, the kernel before o and the one before down compute z of these.
 
 #ifndef QLORA_NO_CUDA
 
@@ -120,8 +120,12 @@ typedef struct qlora__decode_attention {
 // Same layout as decode_many_attention in kernels/decode_many_attention.cu.
 typedef struct qlora__decode_many_attention {
     qlora__decode_attention p;
+    const void* a;
+    void* z;
     int32_t each;
     int32_t all_pages;
+    int32_t a_rank;
+    int32_t rows;
 } qlora__decode_many_attention;
 
 // Launches a kernel of a step. The first one of a step waits for everything before it: what the
@@ -206,6 +210,50 @@ static qlora_result qlora__decode_one(const qlora_model* m, const qlora__decode_
 // Whether the products of a step are those of many rows.
 static bool qlora__decode_is_many(const qlora_model* m) {
     return m->decode.texts > QLORA__DECODE_ROWS && (m->decode.variants & QLORA__DECODE_MANY) != 0;
+}
+
+// The shared memory of a norm of many rows: x, the row, sums of the warps, and z.
+static int64_t qlora__decode_norm_shared(const qlora_model* m, const qlora_linear_desc* next,
+                                         int64_t z_rank) {
+    int64_t hidden = m->plan.config.hidden;
+    int64_t ranks = 0;
+    for (int i = 0; next != NULL && i < next->count; i++) {
+        ranks += next->parts[i].rank;
+    }
+    return qlora__ceil_div(hidden, 64) * 128 + hidden * 4 + qlora__ceil_div(ranks, 16) * 2048 +
+           z_rank * 4;
+}
+
+// Whether the norms of a step are those of many rows; rows that are too long do not fit. Then, z of
+// a stack is a product of its own.
+static bool qlora__decode_norms_many(const qlora_model* m) {
+    bool fits = qlora__decode_is_many(m);
+    for (int64_t l = 0; l < m->plan.config.layers && fits; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            const qlora_linear_desc* next = &m->layers[l].linears[g];
+            fits = fits && qlora__decode_norm_shared(m, next, m->decode.z_rank) <= 69632;
+        }
+    }
+    return fits;
+}
+
+// Whether attention is that of many rows.
+static bool qlora__decode_attends_many(const qlora_model* m) {
+    int64_t dim = m->plan.config.head_dim;
+    return qlora__decode_is_many(m) && (dim == 64 || dim == 128) &&
+           m->ctx->gpu->max_shared >= 98304 + 3072;
+}
+
+// The partial sums of z of a stack that the kernel before it leaves: o or down.
+static int64_t qlora__decode_slices(const qlora_model* m, int group) {
+    if (!qlora__decode_is_many(m)) {
+        return QLORA__DECODE_SLICES;
+    }
+    if (!qlora__decode_norms_many(m) || (group == QLORA__O && !qlora__decode_attends_many(m))) {
+        return 1; // a product of its own
+    }
+    return group == QLORA__O ? m->decode.counters.cols
+                             : qlora__ceil_div(m->plan.config.intermediate, 128);
 }
 
 // A product of many rows. Columns are split so that there is about one block per multiprocessor.
@@ -365,7 +413,14 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     qlora__decode_product p;
     bool later = group == QLORA__O || group == QLORA__DOWN;
     qlora__decode_stack(m, layer, group, later, &p);
-    if (later && qlora__decode_is_many(m)) {
+    const qlora_linear_part* down = &layer->linears[QLORA__DOWN].parts[0];
+    if (group == QLORA__GATE_UP && m->use_adapters && down->rank > 0 && qlora__decode_is_many(m) &&
+        qlora__decode_slices(m, QLORA__DOWN) > 1) {
+        p.a = down->a->data;
+        p.a_rank = (int32_t)down->rank;
+        p.z = m->decode.z.data;
+    }
+    if (later && qlora__decode_is_many(m) && qlora__decode_slices(m, group) == 1) {
         QLORA__TRY(qlora__decode_low(m, &layer->linears[group], x, m->decode.z.data,
                                      layer->linears[group].parts[0].rank, false));
     }
@@ -421,23 +476,26 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
         p.scale = (float)c->embedding_scale;
     }
     bool many = qlora__decode_is_many(m);
-    p.slices = many ? 1 : QLORA__DECODE_SLICES;
-    for (int i = 0; b->next != NULL && m->use_adapters && !many && i < b->next->count; i++) {
+    bool whole = qlora__decode_norms_many(m);
+    p.slices = (int32_t)qlora__decode_slices(m, b->before);
+    for (int i = 0; b->next != NULL && m->use_adapters && (whole || !many) && i < b->next->count;
+         i++) {
         const qlora_linear_part* part = &b->next->parts[i];
         p.ranks[i] = (int32_t)part->rank;
         p.a[i] = part->rank > 0 ? part->a->data : NULL;
         rank += part->rank;
     }
     // With many rows, the blocks of one would repeat too much of each other's work.
-    int64_t blocks = qlora__max(1, qlora__min(rank, m->ctx->gpu->sm_count / d->texts));
+    int64_t blocks = qlora__min(whole ? qlora__ceil_div(rank, 16) : rank,
+                                m->ctx->gpu->sm_count / d->texts);
     void* args[] = {&p};
-    uint32_t shared = (uint32_t)(p.hidden + p.z_rank) * 4;
-    qlora_result r =
-        b->layer == NULL
-            ? qlora__launch(m->ctx, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared, args)
-            : qlora__decode_launch(m, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared,
-                                   args);
-    if (r != QLORA_OK || !many || b->next == NULL) {
+    int64_t shared = whole ? qlora__decode_norm_shared(m, b->next, p.z_rank)
+                           : (int64_t)(p.hidden + p.z_rank) * 4;
+    qlora__kernel_id id = whole ? QLORA__K_decode_many_norm : QLORA__K_decode_norm;
+    bool early = b->layer != NULL && (m->decode.variants & QLORA__DECODE_EARLY) != 0;
+    qlora_result r = qlora__launch_as(m->ctx, id, early, qlora__max(1, blocks), d->texts, 1, 1024,
+                                      (uint32_t)shared, args);
+    if (r != QLORA_OK || !many || whole || b->next == NULL) {
         return r;
     }
     void* z = (uint16_t*)d->x.data + c->hidden;
@@ -446,7 +504,8 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
 
 // Attention of many texts. A block takes several pages, unless blocks would be too few.
 static qlora_result qlora__decode_attend_all(const qlora_model* m,
-                                             const qlora__decode_attention* p) {
+                                             const qlora__decode_attention* p,
+                                             const qlora_linear_part* next) {
     const qlora__decode* d = &m->decode;
     int64_t spans = qlora__ceil_div(2 * m->ctx->gpu->sm_count, d->counters.cols * d->texts);
     qlora__decode_many_attention many;
@@ -454,6 +513,12 @@ static qlora_result qlora__decode_attend_all(const qlora_model* m,
     many.p = *p;
     many.each = (int32_t)qlora__ceil_div(d->pages, qlora__min(spans, d->pages));
     many.all_pages = (int32_t)d->pages;
+    many.rows = (int32_t)d->texts;
+    if (m->use_adapters && next->rank > 0 && qlora__decode_slices(m, QLORA__O) > 1) {
+        many.a = next->a->data;
+        many.a_rank = (int32_t)next->rank;
+        many.z = d->z.data;
+    }
     void* args[] = {&many};
     // Of four warps, three stages of 16 keys and values each.
     uint32_t shared = 4 * 3 * 16 * 4 * (uint32_t)p->dim;
@@ -499,8 +564,8 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
         c->attention_scale > 0.0 ? (float)c->attention_scale : 1.0f / sqrtf((float)c->head_dim);
     p.cap = (float)c->attention_cap;
     p.eps = (float)c->rms_eps;
-    if (qlora__decode_is_many(m) && (p.dim == 64 || p.dim == 128)) {
-        return qlora__decode_attend_all(m, &p);
+    if (qlora__decode_attends_many(m)) {
+        return qlora__decode_attend_all(m, &p, &layer->linears[QLORA__O].parts[0]);
     }
     void* args[] = {&p};
     return qlora__decode_launch(m, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
