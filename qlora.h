@@ -19153,6 +19153,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__NEED_TEXTS 524288u // generates, with the kernels of a decoding step
 #define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
+#define QLORA__NEED_STEP_WG (QLORA__NEED_STEP_NF4 | QLORA__NEED_WARPGROUP)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -19168,6 +19169,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__KERNELS_STEP(X)                                                                     \
     X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
     X(decode_many_nf4, decode_many_nf4, 86016, STEP_NF4)                                           \
+    X(decode_many_wg, decode_many_wg, 83968, STEP_WG)                                              \
     X(decode_many_dense, decode_many, 86016, STEP)                                                 \
     X(decode_many_attention_64, decode_many_attention, 50176, STEP)                                \
     X(decode_many_attention_128, decode_many_attention, 98304, STEP)                               \
@@ -30634,7 +30636,9 @@ typedef struct qlora__decode_text {
 #define QLORA__DECODE_MANY 4u  // kernels of their own for products of more than 8 rows
 #define QLORA__DECODE_ALL 7u
 #define QLORA__DECODE_LONG 8u // the kernel for a single row, only where it was faster
-#define QLORA__DECODE_USED (QLORA__DECODE_EARLY | QLORA__DECODE_MANY | QLORA__DECODE_LONG)
+#define QLORA__DECODE_WARPGROUP 16u // warpgroup instructions for NF4 products of more than 8 rows
+#define QLORA__DECODE_USED                                                                         \
+    (QLORA__DECODE_EARLY | QLORA__DECODE_MANY | QLORA__DECODE_LONG | QLORA__DECODE_WARPGROUP)
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
 #define QLORA__DECODE_ROWS 8
@@ -35506,7 +35510,7 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 //
 // One new position of every text in flight: token and position are read from the texts' state, the
 // next token is chosen and stored there, so a step needs nothing from the host and one graph serves
-// all steps. The kernels (decode.cuh, decode_row.cuh, decode_many.cuh, decode.cu, sample.cu) are
+// all steps. The kernels (decode*.cu, sample.cu) are
 // those of few rows; which of them run, and the order of their sums, depends on the device, the
 // shapes of the model, generate_tokens and generate_sequences alone. Each layer is seven of them:
 //
@@ -35760,6 +35764,17 @@ static int64_t qlora__decode_slices(const qlora_model* m, int group) {
                              : qlora__ceil_div(m->plan.config.intermediate, 128);
 }
 
+// Whether the warpgroup instructions can take a product of many rows.
+static bool qlora__decode_is_warpgroup(const qlora_model* m, const qlora__decode_product* p) {
+    bool fits = (m->decode.variants & QLORA__DECODE_WARPGROUP) != 0 &&
+                qlora__has_warpgroups(m->ctx) && p->K % 128 == 0;
+    for (int i = 0; i < p->count; i++) {
+        const qlora__decode_part* part = &p->parts[i];
+        fits = fits && part->block_shift == 6 && (part->absmax != NULL || part->group_shift > 0);
+    }
+    return fits;
+}
+
 // A product of many rows. Columns are split so that there is about one block per multiprocessor.
 static qlora_result qlora__decode_all(const qlora_model* m, bool nf4,
                                       const qlora__decode_product* p) {
@@ -35776,11 +35791,15 @@ static qlora_result qlora__decode_all(const qlora_model* m, bool nf4,
     many.counters = m->decode.arrivals.data;
     many.each = (int32_t)(qlora__ceil_div(chunks, 2 * qlora__max(1, splits)) * 2);
     // Table, map, and three stages of x.
-    uint32_t shared = 256 * 32 * 4 + 256 * 4 + 3 * 64 * 272;
+    uint32_t table = 256 * 32 * 4 + 256 * 4;
     void* args[] = {&many};
+    splits = qlora__ceil_div(chunks, many.each);
+    if (nf4 && qlora__decode_is_warpgroup(m, p)) {
+        return qlora__decode_launch(m, QLORA__K_decode_many_wg, tiles, splits, groups, 512,
+                                    table + 3 * 64 * 256 + 1024, args);
+    }
     return qlora__decode_launch(m, nf4 ? QLORA__K_decode_many_nf4 : QLORA__K_decode_many_dense,
-                                tiles, qlora__ceil_div(chunks, many.each), groups, 256, shared,
-                                args);
+                                tiles, splits, groups, 256, table + 3 * 64 * 272, args);
 }
 
 // z of the adapters of a stack, for products of many rows: x A^T, for all parts one after another.
@@ -44652,4 +44671,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a4a934749e862115
+//@@ end 000fc3ac3eb60202

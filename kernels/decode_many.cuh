@@ -64,8 +64,8 @@ __device__ __forceinline__ int32_t many_tiles(const decode_product& p, int32_t w
     return which < p.count ? (rows + 15) / 16 : 0;
 }
 
-// Tile number `slot` of the block: 2 w and 2 w + 1 belong to warp w. With gate and up, even ones
-// are those of gate.
+// Tile number `slot` of the block. With two tiles per warp, 2 w and 2 w + 1 belong to warp w, so
+// that with gate and up even ones are those of gate.
 __device__ __forceinline__ many_tile many_find(const decode_product& p, int32_t slot) {
     many_tile t;
     int32_t which = 0;
@@ -362,18 +362,20 @@ __device__ __forceinline__ void many_adapter(const decode_product& p, const many
 }
 
 // Adds up the splits, if this block is the last one of its tile; false if it is not. Sums are kept
-// as the lanes hold them; `count` is how many of a warp's two tiles exist.
+// as the lanes hold them, T tiles per warp, of which `count` exist.
+template <int T>
 __device__ __forceinline__ bool many_join(const decode_many& m, float (*acc)[MANY_ROWS / 8][4],
                                           int32_t count, int32_t* last) {
+    constexpr int THREADS = MANY_TILES * 32 / T;
     int32_t tile = (int32_t)(blockIdx.z * gridDim.x + blockIdx.x);
     int32_t splits = (int32_t)gridDim.y;
     float4* room = (float4*)(m.room + (int64_t)tile * splits * (MANY_ROWS * 256)) + threadIdx.x;
     float4* own = room + (int64_t)blockIdx.y * (MANY_ROWS * 64);
 #pragma unroll
-    for (int i = 0; i < MANY_ROWS / 4; i++) {
+    for (int i = 0; i < T * 8; i++) {
         const float* v = acc[i / 8][i % 8];
         if (i / 8 < count) {
-            own[i * (MANY_WARPS * 32)] = make_float4(v[0], v[1], v[2], v[3]);
+            own[i * THREADS] = make_float4(v[0], v[1], v[2], v[3]);
         }
     }
     __threadfence();
@@ -387,24 +389,26 @@ __device__ __forceinline__ bool many_join(const decode_many& m, float (*acc)[MAN
     }
     __threadfence();
 #pragma unroll
-    for (int i = 0; i < MANY_ROWS / 4; i++) {
-        acc[i / 8][i % 8][0] = 0.0f;
-        acc[i / 8][i % 8][1] = 0.0f;
-        acc[i / 8][i % 8][2] = 0.0f;
-        acc[i / 8][i % 8][3] = 0.0f;
+    for (int i = 0; i < T * 32; i++) {
+        acc[i / 32][i / 4 % 8][i % 4] = 0.0f;
     }
-#pragma unroll 1
+#pragma unroll 2
     for (int32_t j = 0; j < splits; j++) {
         const float4* from = room + (int64_t)j * (MANY_ROWS * 64);
+        float4 w[T * 8];
 #pragma unroll
-        for (int i = 0; i < MANY_ROWS / 4; i++) {
+        for (int i = 0; i < T * 8; i++) {
+            w[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (i / 8 < count) {
-                float4 w = __ldcg(from + i * (MANY_WARPS * 32));
-                acc[i / 8][i % 8][0] += w.x;
-                acc[i / 8][i % 8][1] += w.y;
-                acc[i / 8][i % 8][2] += w.z;
-                acc[i / 8][i % 8][3] += w.w;
+                w[i] = __ldcg(from + i * THREADS);
             }
+        }
+#pragma unroll
+        for (int i = 0; i < T * 8; i++) {
+            acc[i / 8][i % 8][0] += w[i].x;
+            acc[i / 8][i % 8][1] += w[i].y;
+            acc[i / 8][i % 8][2] += w[i].z;
+            acc[i / 8][i % 8][3] += w[i].w;
         }
     }
     if (threadIdx.x == 0) {
@@ -465,7 +469,7 @@ __device__ __forceinline__ void many_write(const decode_product& p, const float*
     int32_t count = t.inside ? t.part.N - at : 0;
     int64_t to = first_row * p.ldy + t.part.y_at + at;
     bool whole = count >= 4 && ((to | p.ldy) & 3) == 0;
-    for (int32_t n = (int32_t)threadIdx.x / fours; n < rows; n += MANY_WARPS * 32 / fours) {
+    for (int32_t n = (int32_t)threadIdx.x / fours; n < rows; n += (int32_t)blockDim.x / fours) {
         float4 v = *(const float4*)(results + n * MANY_WIDE + column);
         int64_t place = to + n * p.ldy;
         if (whole && p.y_is_bf16 != 0) {
@@ -493,11 +497,12 @@ __device__ __forceinline__ void many_write(const decode_product& p, const float*
 __device__ __forceinline__ void many_low(const decode_product& p, const float* results,
                                          int32_t first_row, int32_t rows) {
     int32_t lane = (int32_t)threadIdx.x % 32;
-    int32_t warp = (int32_t)threadIdx.x / 32;
+    int32_t warp = (int32_t)threadIdx.x / 32 % 8;
     int32_t N = p.parts[0].N;
     const float* own = results + (warp * 8 + lane / 4) * MANY_WIDE + lane % 4 * 8;
 #pragma unroll 1
-    for (int32_t first = 0; first < p.a_rank; first += 16) {
+    for (int32_t first = (int32_t)threadIdx.x / 256 * 16; first < p.a_rank;
+         first += (int32_t)blockDim.x / 16) {
         uint4 a[4][2];
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -614,7 +619,7 @@ template <class W> __device__ __forceinline__ void many_run(const decode_many& m
         }
     }
     int32_t count = (tile[0].inside ? 1 : 0) + (tile[1].inside ? 1 : 0);
-    if (gridDim.y > 1 && !many_join(m, acc, count, &last)) {
+    if (gridDim.y > 1 && !many_join<2>(m, acc, count, &last)) {
         return;
     }
     __syncthreads(); // tables and stages are free

@@ -30,6 +30,7 @@
 #define QLORA__NEED_TEXTS 524288u // generates, with the kernels of a decoding step
 #define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
+#define QLORA__NEED_STEP_WG (QLORA__NEED_STEP_NF4 | QLORA__NEED_WARPGROUP)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -45,6 +46,7 @@
 #define QLORA__KERNELS_STEP(X)                                                                     \
     X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
     X(decode_many_nf4, decode_many_nf4, 86016, STEP_NF4)                                           \
+    X(decode_many_wg, decode_many_wg, 83968, STEP_WG)                                              \
     X(decode_many_dense, decode_many, 86016, STEP)                                                 \
     X(decode_many_attention_64, decode_many_attention, 50176, STEP)                                \
     X(decode_many_attention_128, decode_many_attention, 98304, STEP)                               \

@@ -2,7 +2,7 @@
 //
 // One new position of every text in flight: token and position are read from the texts' state, the
 // next token is chosen and stored there, so a step needs nothing from the host and one graph serves
-// all steps. The kernels (decode.cuh, decode_row.cuh, decode_many.cuh, decode.cu, sample.cu) are
+// all steps. The kernels (decode*.cu, sample.cu) are
 // those of few rows; which of them run, and the order of their sums, depends on the device, the
 // shapes of the model, generate_tokens and generate_sequences alone. Each layer is seven of them:
 //
@@ -256,6 +256,17 @@ static int64_t qlora__decode_slices(const qlora_model* m, int group) {
                              : qlora__ceil_div(m->plan.config.intermediate, 128);
 }
 
+// Whether the warpgroup instructions can take a product of many rows.
+static bool qlora__decode_is_warpgroup(const qlora_model* m, const qlora__decode_product* p) {
+    bool fits = (m->decode.variants & QLORA__DECODE_WARPGROUP) != 0 &&
+                qlora__has_warpgroups(m->ctx) && p->K % 128 == 0;
+    for (int i = 0; i < p->count; i++) {
+        const qlora__decode_part* part = &p->parts[i];
+        fits = fits && part->block_shift == 6 && (part->absmax != NULL || part->group_shift > 0);
+    }
+    return fits;
+}
+
 // A product of many rows. Columns are split so that there is about one block per multiprocessor.
 static qlora_result qlora__decode_all(const qlora_model* m, bool nf4,
                                       const qlora__decode_product* p) {
@@ -272,11 +283,15 @@ static qlora_result qlora__decode_all(const qlora_model* m, bool nf4,
     many.counters = m->decode.arrivals.data;
     many.each = (int32_t)(qlora__ceil_div(chunks, 2 * qlora__max(1, splits)) * 2);
     // Table, map, and three stages of x.
-    uint32_t shared = 256 * 32 * 4 + 256 * 4 + 3 * 64 * 272;
+    uint32_t table = 256 * 32 * 4 + 256 * 4;
     void* args[] = {&many};
+    splits = qlora__ceil_div(chunks, many.each);
+    if (nf4 && qlora__decode_is_warpgroup(m, p)) {
+        return qlora__decode_launch(m, QLORA__K_decode_many_wg, tiles, splits, groups, 512,
+                                    table + 3 * 64 * 256 + 1024, args);
+    }
     return qlora__decode_launch(m, nf4 ? QLORA__K_decode_many_nf4 : QLORA__K_decode_many_dense,
-                                tiles, qlora__ceil_div(chunks, many.each), groups, 256, shared,
-                                args);
+                                tiles, splits, groups, 256, table + 3 * 64 * 272, args);
 }
 
 // z of the adapters of a stack, for products of many rows: x A^T, for all parts one after another.
