@@ -3,8 +3,7 @@
 // and up, the adapter of the next product, [a_rank, N]; z[tile][n][r] is the sum over the columns
 // of the block's tile of y[n, k] A[r, k].
 //
-// A block has 16 tiles of 16 rows of W, two per warp, or 8 of gate and the same 8 of up, one of
-// each per warp, and takes `each` chunks of 64 columns. W is read once. x is in shared memory for
+// A block has 16 tiles of 16 rows of W, or 8 of gate and the same 8 of up, two per warp, and takes `each` chunks of 64 columns. W is read once. x is in shared memory for
 // all warps, two chunks per stage, MANY_STAGES - 1 stages ahead; what a warp needs of W is in its
 // registers, at least two chunks ahead. If the columns are split over blocks, the block of a tile
 // that arrives last adds the sums in the order of the splits, so timing does not matter.
@@ -64,16 +63,15 @@ __device__ __forceinline__ int32_t many_tiles(const decode_product& p, int32_t w
     return which < p.count ? (rows + 15) / 16 : 0;
 }
 
-// Tile number `slot` of the block. With two tiles per warp, 2 w and 2 w + 1 belong to warp w, so
-// that with gate and up even ones are those of gate.
+// Tile number `slot` of the block. With gate and up, the first 8 are those of gate.
 __device__ __forceinline__ many_tile many_find(const decode_product& p, int32_t slot) {
     many_tile t;
     int32_t which = 0;
     int32_t unit = (int32_t)blockIdx.x * MANY_TILES + slot;
     int32_t end = many_tiles(p, 0);
     if (p.gated != 0) {
-        which = slot % 2;
-        unit = (int32_t)blockIdx.x * (MANY_TILES / 2) + slot / 2;
+        which = slot / 8;
+        unit = (int32_t)blockIdx.x * (MANY_TILES / 2) + slot % 8;
     } else {
         while (unit >= end && which + 1 < p.count) {
             unit -= end;
@@ -329,11 +327,16 @@ __device__ __forceinline__ void many_request(const decode_product& p, uint8_t* s
     }
 }
 
-// Two columns of a row of bf16 as an operand; 0 from `count` on.
-__device__ __forceinline__ uint32_t many_two(const bf16* row, int32_t at, int32_t count) {
-    uint32_t lo = at < count ? row[at].bits : 0u;
-    uint32_t hi = at + 1 < count ? row[at + 1].bits : 0u;
-    return lo | hi << 16;
+// Two columns of a row of bf16 as an operand; 0 from `count` on. With `even`, both are one word.
+__device__ __forceinline__ uint32_t many_two(const bf16* row, int32_t at, int32_t count,
+                                             bool even) {
+    uint32_t v = 0;
+    if (even && at < count) {
+        v = *(const uint32_t*)(row + at);
+    } else if (at < count) {
+        v = row[at].bits | (at + 1 < count ? (uint32_t)row[at + 1].bits << 16 : 0u);
+    }
+    return v;
 }
 
 // [z] [sB]^T
@@ -341,22 +344,23 @@ __device__ __forceinline__ void many_adapter(const decode_product& p, const many
                                              int32_t first_row, int32_t rows, float (*acc)[4]) {
     int32_t g = (int32_t)threadIdx.x % 32 / 4;
     int32_t k = (int32_t)threadIdx.x % 4 * 2;
-    const decode_part& w = t.part;
-    const bf16* b[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int32_t row = t.first + g + 8 * r;
-        b[r] = w.sb + (int64_t)(row < w.N ? row : w.N - 1) * w.rank;
-    }
+    int32_t rank = t.part.rank;
+    int32_t low = t.first + g < t.part.N ? t.first + g : t.part.N - 1;
+    int32_t high = t.first + g + 8 < t.part.N ? t.first + g + 8 : t.part.N - 1;
+    const bf16* b0 = t.part.sb + (int64_t)low * rank;
+    const bf16* b1 = t.part.sb + (int64_t)high * rank;
+    const bf16* z = p.x + first_row * p.ldx + t.part.z_at;
+    bool even = ((rank | t.part.z_at) & 1) == 0;
 #pragma unroll 1
-    for (int32_t at = k; at - k < w.rank; at += 16) {
-        uint32_t a[4] = {many_two(b[0], at, w.rank), many_two(b[1], at, w.rank),
-                         many_two(b[0], at + 8, w.rank), many_two(b[1], at + 8, w.rank)};
+    for (int32_t at = k; at - k < rank; at += 16) {
+        uint32_t a[4] = {many_two(b0, at, rank, even), many_two(b1, at, rank, even),
+                         many_two(b0, at + 8, rank, even), many_two(b1, at + 8, rank, even)};
 #pragma unroll
         for (int n = 0; n < MANY_ROWS / 8; n++) {
             int32_t row = n * 8 + g;
-            const bf16* z = p.x + (first_row + (row < rows ? row : rows - 1)) * p.ldx + w.z_at;
-            many_multiply(acc[n], a, many_two(z, at, w.rank), many_two(z, at + 8, w.rank));
+            const bf16* own = z + (row < rows ? row : rows - 1) * p.ldx;
+            many_multiply(acc[n], a, many_two(own, at, rank, even),
+                          many_two(own, at + 8, rank, even));
         }
     }
 }
@@ -424,39 +428,37 @@ __device__ __forceinline__ float many_act(int32_t kind, float gate, float up) {
     return g * s * to_float(to_bf16(up));
 }
 
-// Bias, cap and activation of a warp's sums, which then go to `results`: a row of 256 columns, or
-// with gate and up of 128, per row of x.
-__device__ __forceinline__ void many_place(const decode_product& p, const many_tile* t,
-                                           float (*acc)[MANY_ROWS / 8][4], float* results) {
-    int32_t warp = (int32_t)threadIdx.x / 32;
+// A warp's sums, with bias, in `results`: tile number `slot` has columns 16 slot to 16 slot + 15.
+__device__ __forceinline__ void many_place(const decode_product& p, const many_tile& t,
+                                           const float (*acc)[4], int32_t slot, float* results) {
     int32_t g = (int32_t)threadIdx.x % 32 / 4;
-    float bias[2][2];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const decode_part& part = t[i / 2].part;
-        int32_t at = t[i / 2].first + g + i % 2 * 8;
-        bias[i / 2][i % 2] = part.bias && t[i / 2].inside && at < part.N ? to_float(part.bias[at])
-                                                                         : 0.0f;
-    }
+    for (int r = 0; r < 2; r++) {
+        int32_t at = t.first + g + r * 8;
+        float bias = t.part.bias && t.inside && at < t.part.N ? to_float(t.part.bias[at]) : 0.0f;
+        float* to = results + (int32_t)threadIdx.x % 4 * 2 * MANY_WIDE + slot * 16 + g + 8 * r;
 #pragma unroll
-    for (int i = 0; i < MANY_ROWS / 2; i++) { // n, rows g and g + 8, two rows of x
-        int n = i / 4;
-        int r = i / 2 % 2;
-        float v[2];
-        v[0] = acc[0][n][i % 4] * p.alpha + bias[0][r];
-        v[1] = acc[1][n][i % 4] * p.alpha + bias[1][r];
-        float* row = results + (n * 8 + (int32_t)threadIdx.x % 4 * 2 + i % 2) * MANY_WIDE;
-        if (p.gated != 0) {
-            row[warp * 16 + g + 8 * r] = many_act(p.gated, v[0], v[1]);
-        } else {
-            if (p.cap > 0.0f) {
-                v[0] = p.cap * tanhf(to_float(to_bf16(v[0])) / p.cap);
-                v[1] = p.cap * tanhf(to_float(to_bf16(v[1])) / p.cap);
-            }
-            row[warp * 32 + g + 8 * r] = v[0];
-            row[warp * 32 + 16 + g + 8 * r] = v[1];
+        for (int i = 0; i < MANY_ROWS / 4; i++) {
+            to[(i / 2 * 8 + i % 2) * MANY_WIDE] = acc[i / 2][r * 2 + i % 2] * p.alpha + bias;
         }
     }
+}
+
+// Gate, columns 0 to 127, and up, those after them, become their product.
+__device__ __forceinline__ void many_gate(int32_t kind, float* results) {
+#pragma unroll 1
+    for (int32_t i = (int32_t)threadIdx.x; i < MANY_ROWS * 32; i += (int32_t)blockDim.x) {
+        float* at = results + i / 32 * MANY_WIDE + i % 32 * 4;
+        float4 gate = *(const float4*)at;
+        float4 up = *(const float4*)(at + 128);
+        *(float4*)at = make_float4(many_act(kind, gate.x, up.x), many_act(kind, gate.y, up.y),
+                                   many_act(kind, gate.z, up.z), many_act(kind, gate.w, up.w));
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ float many_cap(float cap, float v) {
+    return cap * tanhf(to_float(to_bf16(v)) / cap);
 }
 
 // Writes the results, four columns of a row at a time.
@@ -464,13 +466,18 @@ __device__ __forceinline__ void many_write(const decode_product& p, const float*
                                            int32_t first_row, int32_t rows) {
     int32_t fours = p.gated != 0 ? 32 : 64;
     int32_t column = (int32_t)threadIdx.x % fours * 4;
-    many_tile t = many_find(p, p.gated != 0 ? column / 16 * 2 : column / 16);
+    many_tile t = many_find(p, column / 16);
     int32_t at = t.first + column % 16;
     int32_t count = t.inside ? t.part.N - at : 0;
     int64_t to = first_row * p.ldy + t.part.y_at + at;
     bool whole = count >= 4 && ((to | p.ldy) & 3) == 0;
+#pragma unroll 1
     for (int32_t n = (int32_t)threadIdx.x / fours; n < rows; n += (int32_t)blockDim.x / fours) {
         float4 v = *(const float4*)(results + n * MANY_WIDE + column);
+        if (p.cap > 0.0f) {
+            v = make_float4(many_cap(p.cap, v.x), many_cap(p.cap, v.y), many_cap(p.cap, v.z),
+                            many_cap(p.cap, v.w));
+        }
         int64_t place = to + n * p.ldy;
         if (whole && p.y_is_bf16 != 0) {
             *(uint2*)((bf16*)p.y + place) =
@@ -623,8 +630,12 @@ template <class W> __device__ __forceinline__ void many_run(const decode_many& m
         return;
     }
     __syncthreads(); // tables and stages are free
-    many_place(p, tile, acc, (float*)shared);
+    many_place(p, tile[0], acc[0], 2 * warp, (float*)shared);
+    many_place(p, tile[1], acc[1], 2 * warp + 1, (float*)shared);
     __syncthreads();
+    if (p.gated != 0) {
+        many_gate(p.gated, (float*)shared);
+    }
     many_write(p, (const float*)shared, first_row, rows);
     if (p.gated != 0 && p.a) {
         many_low(p, (const float*)shared, first_row, rows);

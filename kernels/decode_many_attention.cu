@@ -158,6 +158,7 @@ __device__ __forceinline__ void many_squares(const decode_attention& p, const ma
             width = DIM;
         }
         float squares = 0.0f;
+#pragma unroll 1
         for (int32_t c = (int32_t)threadIdx.x % 32; c < width; c += 32) {
             float v = to_float(x[from + c]);
             squares += v * v;
@@ -221,10 +222,12 @@ __device__ __forceinline__ void many_begin(const decode_many_attention& m, const
         many_turn(p, w, x, i / (DIM / 2), i % (DIM / 2), s);
     }
     int64_t column = (int64_t)(p.heads + p.kv_heads + w.kv) * DIM;
+#pragma unroll 1
     for (int32_t c = (int32_t)threadIdx.x; w.newest && c < DIM; c += MANY_WARPS * 32) {
         float v = to_float(x[column + c]) + (p.bias ? to_float(p.bias[column + c]) : 0.0f);
         store((bf16*)s->value + c, v);
     }
+#pragma unroll 1
     for (int32_t i = w.heads * (DIM / 2 + 4) + (int32_t)threadIdx.x;
          i < MANY_HEADS * (DIM / 2 + 4); i += MANY_WARPS * 32) {
         s->q[0][i] = 0; // heads that do not exist
@@ -271,6 +274,7 @@ __device__ __forceinline__ void many_scores(const decode_attention& p, const man
                                             many_state<DIM>* state, float* factor, float (&c)[4]) {
     int32_t lane = (int32_t)threadIdx.x % 32;
     float other[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float turns = p.cap > 0.0f ? 2.0f * 1.4426950408889634f / p.cap : 0.0f;
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++) {
         uint32_t a[4];
@@ -281,7 +285,7 @@ __device__ __forceinline__ void many_scores(const decode_attention& p, const man
     for (int i = 0; i < 4; i++) {
         int32_t at = first + lane / 4 + i / 2 * 8;
         float v = (c[i] + other[i]) * p.scale;
-        v = p.cap > 0.0f ? p.cap * tanhf(v / p.cap) : v;
+        v = p.cap > 0.0f ? p.cap * tanh_fast(v * turns) : v;
         c[i] = at >= w.begin && at < w.end ? v : -INFINITY;
     }
 #pragma unroll
@@ -347,6 +351,7 @@ __device__ __forceinline__ void many_join_warps(const decode_many_attention& m,
                                                 const float* sums, float* results) {
     const decode_attention& p = m.p;
     bool alone = w.first_span == w.last_span;
+#pragma unroll 1
     for (int32_t i = (int32_t)threadIdx.x; i < w.heads * DIM; i += MANY_WARPS * 32) {
         int32_t h = i / DIM;
         int32_t c = i % DIM;
@@ -377,24 +382,25 @@ __device__ __forceinline__ void many_join_warps(const decode_many_attention& m,
 }
 
 // The spans of a text, in their order.
-template <int DIM>
 __device__ __forceinline__ void many_join_spans(const decode_attention& p, const many_place& w,
                                                 float* results) {
-    for (int32_t i = (int32_t)threadIdx.x; i < w.heads * DIM; i += MANY_WARPS * 32) {
-        int32_t h = w.first_head + i / DIM;
-        int32_t c = i % DIM;
-        const float* from = p.partials + (w.n * p.heads + h) * (int64_t)gridDim.y * (DIM + 2);
+    int32_t width = p.dim + 2;
+#pragma unroll 1
+    for (int32_t i = (int32_t)threadIdx.x; i < w.heads * p.dim; i += MANY_WARPS * 32) {
+        int32_t h = w.first_head + i / p.dim;
+        int32_t c = i % p.dim;
+        const float* from = p.partials + (w.n * p.heads + h) * (int64_t)gridDim.y * width;
         float top = -INFINITY;
         float total = 0.0f;
         float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 1
         for (int32_t j = w.first_span; j <= w.last_span; j++) {
-            float t = __ldcg(from + j * (DIM + 2));
+            float t = __ldcg(from + j * width);
             float higher = fmaxf(top, t);
             float old = exp2_fast((top - higher) * 1.4426950408889634f);
             float fresh = exp2_fast((t - higher) * 1.4426950408889634f);
-            total = total * old + __ldcg(from + j * (DIM + 2) + 1) * fresh;
-            sum = sum * old + __ldcg(from + j * (DIM + 2) + 2 + c) * fresh;
+            total = total * old + __ldcg(from + j * width + 1) * fresh;
+            sum = sum * old + __ldcg(from + j * width + 2 + c) * fresh;
             top = higher;
         }
         many_result(p, w, i, sum / total, results);
@@ -408,7 +414,7 @@ __device__ __forceinline__ void many_low(const decode_many_attention& m, const m
     int32_t lane = (int32_t)threadIdx.x % 32;
     int32_t width = m.p.heads * DIM;
     const bf16* a = m.a + w.first_head * DIM;
-#pragma unroll 4
+#pragma unroll 2
     for (int32_t r = (int32_t)threadIdx.x / 32; r < m.a_rank; r += MANY_WARPS) {
         float sum = 0.0f;
 #pragma unroll 2
@@ -425,6 +431,27 @@ __device__ __forceinline__ void many_low(const decode_many_attention& m, const m
             m.z[((int64_t)blockIdx.x * m.rows + w.n) * m.a_rank + r] = sum;
         }
     }
+}
+
+// Joins the spans, if this block is the last one of the text; false if it is not.
+__device__ __forceinline__ bool many_last(const decode_many_attention& m, const many_place& w,
+                                          int32_t* last, float* results) {
+    uint32_t* counter = m.p.counters + w.n * gridDim.x + blockIdx.x;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *last = atomicAdd(counter, 1u) == (uint32_t)(w.last_span - w.first_span) ? 1 : 0;
+    }
+    __syncthreads();
+    if (*last == 0) {
+        return false;
+    }
+    __threadfence();
+    many_join_spans(m.p, w, results);
+    if (threadIdx.x == 0) {
+        *counter = 0; // for the next layer
+    }
+    return true;
 }
 
 // All tiles of a warp.
@@ -494,11 +521,12 @@ __device__ __forceinline__ void many_run(const decode_many_attention& m, uint8_t
     int32_t tile = w.begin / MANY_TILE + warp;
     if (w.inside) {
         int32_t lines = w.heads * DIM / 64; // of A, as far as L2
+#pragma unroll 1
         for (int32_t i = (int32_t)threadIdx.x; m.a && i < m.a_rank * lines; i += MANY_WARPS * 32) {
             const bf16* a = m.a + (int64_t)(i / lines) * m.p.heads * DIM + w.first_head * DIM;
             asm volatile("prefetch.global.L2 [%0];" ::"l"(a + i % lines * 64));
         }
-#pragma unroll
+#pragma unroll 1
         for (int i = 0; i < MANY_STAGES - 1; i++) {
             many_request<DIM>(m, w, shared_address(stages) + i * MANY_TILE * DIM * 4,
                               tile + i * MANY_WARPS);
@@ -525,30 +553,12 @@ __device__ __forceinline__ void many_run(const decode_many_attention& m, uint8_t
     __syncthreads();
     float* results = (float*)shared + MANY_WARPS * MANY_HEADS * (DIM + 4);
     many_join_warps(m, w, &s, (const float*)shared, results);
-    if (w.first_span == w.last_span) {
-        __syncthreads();
-        if (m.a) {
-            many_low<DIM>(m, w, results);
-        }
+    if (w.first_span != w.last_span && !many_last(m, w, &s.last, results)) {
         return;
     }
-    __threadfence();
     __syncthreads();
-    uint32_t* counter = m.p.counters + w.n * gridDim.x + blockIdx.x;
-    if (threadIdx.x == 0) {
-        s.last = atomicAdd(counter, 1u) == (uint32_t)(w.last_span - w.first_span) ? 1 : 0;
-    }
-    __syncthreads();
-    if (s.last != 0) {
-        __threadfence();
-        many_join_spans<DIM>(m.p, w, results);
-        if (threadIdx.x == 0) {
-            *counter = 0; // for the next layer
-        }
-        __syncthreads();
-        if (m.a) {
-            many_low<DIM>(m, w, results);
-        }
+    if (m.a) {
+        many_low<DIM>(m, w, results);
     }
 }
 

@@ -67,6 +67,7 @@ __device__ __forceinline__ void norm_prefetch(const decode_norm& p) {
     int32_t lines = (p.hidden + 63) / 64; // of 128 bytes
     int32_t ranks = p.ranks[0] + p.ranks[1] + p.ranks[2];
     int32_t lifted = p.y ? p.z_rank : 0;
+#pragma unroll 1
     for (int32_t i = block * (NORM_WARPS * 32) + (int32_t)threadIdx.x; i < (ranks + lifted) * lines;
          i += threads) {
         const bf16* from = i < ranks * lines
@@ -80,6 +81,7 @@ __device__ __forceinline__ void norm_prefetch(const decode_norm& p) {
 __device__ __forceinline__ void norm_join(const decode_norm& p, float* zs) {
     int32_t lane = (int32_t)threadIdx.x % 32;
     const float* from = p.z + (int64_t)blockIdx.y * p.z_rank;
+#pragma unroll 1
     for (int32_t r = (int32_t)threadIdx.x / 32; r < p.z_rank; r += NORM_WARPS) {
         float sum = 0.0f;
 #pragma unroll 4
@@ -100,6 +102,7 @@ __device__ __forceinline__ void norm_lift(const decode_norm& p, const float* zs,
     int32_t pieces = p.z_rank / 8;
     int32_t total = p.hidden * pieces;
     if (p.z_rank != 8 && p.z_rank != 16 && p.z_rank != 32) {
+#pragma unroll 1
         for (int32_t c = (int32_t)threadIdx.x; c < p.hidden; c += NORM_WARPS * 32) {
             const bf16* b = p.sb + (int64_t)c * p.z_rank;
             float dot = 0.0f;
@@ -138,6 +141,7 @@ __device__ __forceinline__ void norm_lift(const decode_norm& p, const float* zs,
 // The output of the stack before, in `row`, which has the adapter's part, and its squares.
 __device__ __forceinline__ float norm_output(const decode_norm& p, float* row) {
     float squares = 0.0f;
+#pragma unroll 1
     for (int32_t c = (int32_t)threadIdx.x * 4; c < p.hidden; c += NORM_WARPS * 128) {
         float v[4];
         *(float4*)v = *(const float4*)(p.y + (int64_t)blockIdx.y * p.hidden + c);
@@ -157,6 +161,7 @@ __device__ __forceinline__ float norm_stream(const decode_norm& p, float* row, f
     int64_t n = blockIdx.y;
     const bf16* from = p.h ? p.h + n * p.hidden : p.embed + p.texts[n].token * p.ld_embed;
     float squares = 0.0f;
+#pragma unroll 1
     for (int32_t c = (int32_t)threadIdx.x * 4; c < p.hidden; c += NORM_WARPS * 128) {
         float v[4];
         uint2 raw = *(const uint2*)(from + c);
@@ -187,6 +192,7 @@ __device__ __forceinline__ float norm_stream(const decode_norm& p, float* row, f
 __device__ __forceinline__ void norm_scale(const decode_norm& p, const float* row, float rstd,
                                            uint2* xs) {
     int32_t padded = (p.hidden + 63) / 64 * 64;
+#pragma unroll 1
     for (int32_t c = (int32_t)threadIdx.x * 4; c < padded; c += NORM_WARPS * 128) {
         uint2 x = make_uint2(0, 0);
         if (c < p.hidden) {
@@ -281,6 +287,7 @@ QLORA_KERNEL __launch_bounds__(NORM_WARPS * 32)
         }
     }
     __syncthreads();
+#pragma unroll 1
     for (int32_t r = warp; r < ranks; r += NORM_WARPS) {
         if (r / 16 % (int32_t)gridDim.x == (int32_t)blockIdx.x) {
             float sum = warp_sum(parts[r * NORM_WARPS + lane]);

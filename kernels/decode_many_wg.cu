@@ -144,42 +144,6 @@ __device__ __forceinline__ void wg_begin(const uint2* codes, const uint8_t* tabl
     products_commit();
 }
 
-// Gate and up become their product.
-__device__ __forceinline__ void wg_gate(int32_t kind, float* results) {
-    for (int32_t i = (int32_t)threadIdx.x; i < MANY_ROWS * 128; i += WG_THREADS) {
-        float* at = results + i / 128 * MANY_WIDE + i % 128;
-        at[0] = many_act(kind, at[0], at[128]);
-    }
-    __syncthreads();
-}
-
-// Bias and cap of a warp's sums, which then go to `results`.
-__device__ __forceinline__ void wg_place(const decode_product& p, const many_tile& t,
-                                         const float (*acc)[4], float* results) {
-    int32_t warp = (int32_t)threadIdx.x / 32;
-    int32_t g = (int32_t)threadIdx.x % 32 / 4;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int32_t at = t.first + g + r * 8;
-        float bias =
-            t.part.bias && t.inside && at < t.part.N ? to_float(t.part.bias[at]) : 0.0f;
-#pragma unroll
-        for (int i = 0; i < MANY_ROWS / 4; i++) {
-            float v = acc[i / 2][r * 2 + i % 2] * p.alpha + bias;
-            if (p.cap > 0.0f) {
-                v = p.cap * tanhf(to_float(to_bf16(v)) / p.cap);
-            }
-            int32_t n = i / 2 * 8 + (int32_t)threadIdx.x % 4 * 2 + i % 2;
-            results[n * MANY_WIDE + warp * 16 + g + 8 * r] = v;
-        }
-    }
-}
-
-// Tile of a warp: with gate and up, those of the first 8 warps are those of gate.
-__device__ __forceinline__ many_tile wg_tile(const decode_product& p, int32_t warp) {
-    return many_find(p, p.gated != 0 ? warp % 8 * 2 + warp / 8 : warp);
-}
-
 QLORA_KERNEL __launch_bounds__(WG_THREADS, 1)
     qlora_decode_many_wg(const __grid_constant__ decode_many m) {
     extern __shared__ __align__(128) uint8_t room[];
@@ -196,7 +160,7 @@ QLORA_KERNEL __launch_bounds__(WG_THREADS, 1)
     span.chunks = span.chunks < m.each ? span.chunks : m.each;
     uint8_t* table = shared + MANY_STAGES * WG_STAGE;
     uint32_t stages = shared_address(shared);
-    wg_source source = wg_find(wg_tile(p, warp), p.K);
+    wg_source source = wg_find(many_find(p, warp), p.K);
     // It is long because requests and their use belong to one loop.
     uint2 codes[4][2];
     wg_scales next;
@@ -262,7 +226,7 @@ QLORA_KERNEL __launch_bounds__(WG_THREADS, 1)
         }
     }
     asm volatile("" : "+r"(warp)); // nothing that follows is kept in registers during the loop
-    many_tile tile = wg_tile(p, warp);
+    many_tile tile = many_find(p, warp);
     if (tile.inside && tile.part.sb && blockIdx.y == 0) {
         many_adapter(p, tile, first_row, rows, acc[0]);
     }
@@ -271,10 +235,10 @@ QLORA_KERNEL __launch_bounds__(WG_THREADS, 1)
     }
     __syncthreads(); // tables and stages are free
     float* results = (float*)shared;
-    wg_place(p, tile, acc[0], results);
+    many_place(p, tile, acc[0], warp, results);
     __syncthreads();
     if (p.gated != 0) {
-        wg_gate(p.gated, results);
+        many_gate(p.gated, results);
     }
     many_write(p, results, first_row, rows);
     if (p.gated != 0 && p.a) {
