@@ -3,19 +3,19 @@
 // and up, the adapter of the next product, [a_rank, N]; z[tile][n][r] is the sum over the columns
 // of the block's tile of y[n, k] A[r, k].
 //
-// A block has 16 tiles of 16 rows of W, or 8 of gate and the same 8 of up, two per warp, and takes `each` chunks of 64 columns. W is read once. x is in shared memory for
-// all warps, two chunks per stage, MANY_STAGES - 1 stages ahead; what a warp needs of W is in its
-// registers, at least two chunks ahead. If the columns are split over blocks, the block of a tile
-// that arrives last adds the sums in the order of the splits, so timing does not matter.
+// A block has 16 tiles of 16 rows of W, one per warp, or 8 of gate and the same 8 of up, and takes
+// `each` chunks of 64 columns. W is read once; a chunk of x is in shared memory for all warps,
+// MANY_STAGES - 1 chunks ahead, and a warp's W in registers, W::DEPTH chunks ahead. If the columns
+// are split over blocks, the block of a tile that arrives last adds the sums in the order of the
+// splits, so timing does not matter.
 //
 // The rows of W are the rows of m16n8k16, eight rows of x its columns; k is permuted alike for
-// both: lane 4 g + t holds columns 16 t to 16 t + 15 of a chunk. The operands that a warp reads
-// from shared memory serve both of its tiles. NF4: levels are rounded to bf16, and the sum over a
-// block of 64 is multiplied by its scale in f32; lane i has the scales of row i % 16 of tile i / 16
-// and hands them out. The adapter of split 0 follows as further columns, [x | z] [W | sB]^T.
+// both: lane 4 g + t holds columns 16 t to 16 t + 15 of a chunk. NF4: levels are rounded to bf16,
+// and the sum over a block of 64 is multiplied by its scale in f32. A byte of codes becomes a pair
+// of levels by one look-up in shared memory at 256 byte + 4 lane, an address that a single byte
+// permute makes. The adapter of split 0 follows as further columns, [x | z] [W | sB]^T.
 //
-// Launch: grid (tiles, splits, groups of 64 rows), 256 threads, MANY_SHARED bytes of dynamic shared
-// memory; `each` is even. `counters` are 0 before and after.
+// Launch: grid (tiles, splits, groups of 64 rows), 512 threads. `counters` are 0 before and after.
 #ifndef QLORA_DECODE_MANY_CUH
 #define QLORA_DECODE_MANY_CUH
 
@@ -23,21 +23,21 @@
 
 enum {
     MANY_ROWS = 64,
-    MANY_WARPS = 8,
-    MANY_TILES = 16, // of a block
+    MANY_TILES = 16, // of a block, one per warp
+    MANY_THREADS = MANY_TILES * 32,
     MANY_STAGES = 3,
-    MANY_STRIDE = 272, // bytes of a row of x in shared memory: no bank conflicts
+    MANY_STRIDE = 144, // bytes of a row of x in shared memory: no bank conflicts
     MANY_STAGE = MANY_ROWS * MANY_STRIDE,
-    MANY_TABLE = 256 * 32 * 4, // bytes
+    MANY_TABLE = 256 * 256, // bytes
     MANY_MAP = 256 * 4,
-    MANY_WIDE = MANY_TILES * 16 + 4, // floats of a row of results: few bank conflicts
-    MANY_SHARED = MANY_TABLE + MANY_MAP + MANY_STAGES * MANY_STAGE // the results replace it all
+    MANY_WIDE = MANY_TILES * 16 + 4,           // floats of a row of results: no bank conflicts
+    MANY_RESULTS = MANY_ROWS * MANY_WIDE * 4   // bytes; they replace the tables
 };
 
 // Same layout as qlora__decode_many.
 struct decode_many {
     decode_product p;
-    float* room; // [groups, tiles, splits, MANY_ROWS, 256]
+    float* room; // [groups, tiles, splits, MANY_ROWS, 256], as lanes hold it
     uint32_t* counters;
     int32_t each; // chunks of a split
     int32_t unused;
@@ -90,241 +90,173 @@ __device__ __forceinline__ int64_t many_row(const many_tile& t, int32_t i) {
     return t.part.first + (t.inside && row < t.part.N ? row : t.part.N - 1);
 }
 
-// ---- NF4: 4 chunks at a time, so that 128 bytes of every row are requested together
+// The table of pairs of levels, with a copy for every lane, and the map of scales.
+__device__ __forceinline__ void many_tables(const decode_product& p, uint8_t* shared) {
+    for (int32_t i = (int32_t)threadIdx.x; i < 256 * 8; i += MANY_THREADS) {
+        uint32_t pair = pack_bf16(p.maps[i / 8 / 16], p.maps[i / 8 % 16]);
+        *(uint4*)(shared + i / 8 * 256 + i % 8 * 16) = make_uint4(pair, pair, pair, pair);
+    }
+    for (int32_t i = (int32_t)threadIdx.x; i < 256; i += MANY_THREADS) {
+        ((float*)(shared + MANY_TABLE))[i] = p.maps[16 + i];
+    }
+}
+
+// The two levels of a byte of a word.
+__device__ __forceinline__ uint32_t many_pair(const uint8_t* table, uint32_t word, uint32_t byte,
+                                              uint32_t lane4) {
+    return *(const uint32_t*)(table + __byte_perm(word, lane4, 0x5504u | byte << 4));
+}
+
+// ---- NF4
 
 struct many_nf4 {
-    enum { CHUNKS = 4, TABLES = 1 };
+    enum { DEPTH = 4, SHARED = MANY_TABLE + MANY_MAP };
+    uint2 codes[2]; // rows g and g + 8
+    float s[2];
+    uint32_t q[2];
 
     struct source {
-        const uint8_t* codes[2][2]; // tile, rows g and g + 8
-        const float* scales;        // of this lane's row
-        const uint8_t* q;           // null = plain scales
-        int32_t at;
+        const uint8_t* codes[2];
+        const float* scales;
+        const uint8_t* q;
+        int32_t at[2];
         int32_t shift;
         int32_t group;
         float middle;
-        bool pairs; // the scales of two chunks are two bytes side by side
     };
 
-    struct piece {
-        uint2 codes[CHUNKS][2][2]; // chunk, tile, row
-        float s[CHUNKS];           // once it is there, the whole scale
-        uint32_t q[CHUNKS];
-    };
-
-    static __device__ __forceinline__ void tables(const decode_product& p, uint8_t* shared) {
-        for (int32_t i = (int32_t)threadIdx.x; i < 256 * 8; i += MANY_WARPS * 32) {
-            uint32_t pair = pack_bf16(p.maps[i / 8 / 16], p.maps[i / 8 % 16]);
-            ((uint4*)shared)[i] = make_uint4(pair, pair, pair, pair);
-        }
-        for (int32_t i = (int32_t)threadIdx.x; i < 256; i += MANY_WARPS * 32) {
-            ((float*)(shared + MANY_TABLE))[i] = p.maps[16 + i];
-        }
-    }
-
-    // The two tiles from `slot` on.
-    static __device__ __forceinline__ source find(const decode_product& p, int32_t slot) {
-        int32_t lane = (int32_t)threadIdx.x % 32;
-        int32_t K = p.K;
-        many_tile t[2] = {many_find(p, slot), many_find(p, slot + 1)};
+    static __device__ __forceinline__ source find(const many_tile& t, int32_t K) {
+        const decode_part& w = t.part;
         source f;
+        f.shift = w.block_shift - 6;
+        f.group = w.absmax ? f.shift : f.shift + w.group_shift;
+        f.scales = w.absmax ? w.absmax : w.scales;
+        f.q = w.absmax ? 0 : w.q;
+        f.middle = w.absmax ? 0.0f : *w.offset;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                f.codes[i][r] = (const uint8_t*)t[i].part.w +
-                                many_row(t[i], lane / 4 + 8 * r) * (K / 2) + lane % 4 * 8;
-            }
+        for (int r = 0; r < 2; r++) {
+            int32_t row = (int32_t)many_row(t, (int32_t)threadIdx.x % 32 / 4 + 8 * r);
+            f.at[r] = row * (K / 64);
+            f.codes[r] = (const uint8_t*)w.w + (int64_t)row * (K / 2) + threadIdx.x % 4 * 8;
         }
-        // The parts of a stack have the same kind of scales.
-        const decode_part& a = t[0].part;
-        const decode_part& b = t[1].part;
-        bool second = lane >= 16;
-        f.shift = (second ? b.block_shift : a.block_shift) - 6;
-        f.group = f.shift + (a.absmax ? 0 : second ? b.group_shift : a.group_shift);
-        f.scales = a.absmax ? (second ? b.absmax : a.absmax) : (second ? b.scales : a.scales);
-        f.q = a.absmax ? 0 : (second ? b.q : a.q);
-        f.middle = a.absmax ? 0.0f : (second ? *b.offset : *a.offset);
-        f.at = (int32_t)(second ? many_row(t[1], lane % 16) : many_row(t[0], lane % 16)) * (K / 64);
-        f.pairs = !a.absmax && f.shift == 0 && f.group > 0 && K % 128 == 0;
         return f;
     }
 
-    // The chunks from `chunk` on, of which the first `count` exist.
-    static __device__ __forceinline__ void load(piece& v, const source& f, int32_t K,
-                                                int32_t chunk, int32_t count) {
+    __device__ __forceinline__ void load(const source& f, int32_t K, int32_t chunk) {
 #pragma unroll
-        for (int b = 0; b < CHUNKS; b++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if (b < count) {
-                    v.codes[b][i / 2][i % 2] =
-                        __ldg((const uint2*)(f.codes[i / 2][i % 2] + (chunk + b) * 32));
-                }
-            }
-        }
-        int32_t at = f.at + chunk;
-#pragma unroll
-        for (int b = 0; b < CHUNKS; b++) {
-            if (f.pairs && b % 2 == 0 && b < count) {
-                v.q[b] = __ldg((const uint16_t*)(f.q + at + b));
-                v.s[b] = __ldg(f.scales + ((at + b) >> f.group));
-            } else if (!f.pairs && b < count) {
-                v.q[b] = f.q ? __ldg(f.q + ((at + b) >> f.shift)) : 0u;
-                v.s[b] = __ldg(f.scales + ((at + b) >> f.group));
+        for (int r = 0; r < 2; r++) {
+            codes[r] = __ldg((const uint2*)(f.codes[r] + chunk * 32));
+            s[r] = __ldg(f.scales + ((f.at[r] + chunk) >> f.group));
+            q[r] = 0;
+            if (f.q) {
+                q[r] = __ldg(f.q + ((f.at[r] + chunk) >> f.shift));
             }
         }
     }
 
-    // The scales of this lane's row.
-    static __device__ __forceinline__ void arrive(piece& v, const source& f, const uint8_t* table) {
+    __device__ __forceinline__ void add(const source& f, const uint8_t* table, const uint8_t* x,
+                                        float (*acc)[4]) const {
         const float* map = (const float*)(table + MANY_TABLE);
+        uint32_t lane4 = threadIdx.x % 32 * 4;
+        uint32_t a[4][4];
+        float scale[2];
 #pragma unroll
-        for (int b = CHUNKS - 1; b >= 0; b--) { // those that do not exist may be anything
-            uint32_t q = f.pairs ? v.q[b / 2 * 2] >> (b % 2 * 8) : v.q[b];
-            float s = f.pairs ? v.s[b / 2 * 2] : v.s[b];
-            v.s[b] = f.q ? __fadd_rn(__fmul_rn(map[q & 255u], s), f.middle) : s;
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t word = i < 2 ? codes[j % 2].x : codes[j % 2].y;
+                uint32_t byte = (uint32_t)(2 * (i % 2) + j / 2);
+                a[i][j] = many_pair(table, word, byte, lane4);
+            }
         }
-    }
-
-    static __device__ __forceinline__ void add(const piece& v, int b, const uint8_t* table,
-                                               const uint8_t* x, float (*acc)[MANY_ROWS / 8][4]) {
-        uint32_t lane = threadIdx.x % 32;
-        float s[2][2];
-        uint32_t a[2][4][4];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                s[i][r] = __shfl_sync(QLORA_FULL_WARP, v.s[b], (int)(lane / 4) + 8 * r + 16 * i);
-            }
-#pragma unroll
-            for (int j = 0; j < 16; j++) {
-                // Step j / 4 of the chunk: rows g, g + 8 of its first columns, then of the others.
-                a[i][j / 4][j % 4] =
-                    decode_pair(table, v.codes[b][i][j % 2], j / 4 * 2 + j % 4 / 2, lane * 4);
-            }
+        for (int r = 0; r < 2; r++) {
+            scale[r] = f.q ? __fadd_rn(__fmul_rn(map[q[r]], s[r]), f.middle) : s[r];
         }
 #pragma unroll
         for (int n = 0; n < MANY_ROWS / 8; n++) {
             const uint4* from = (const uint4*)(x + n * 8 * MANY_STRIDE);
             uint4 v0 = from[0];
             uint4 v1 = from[1];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                many_multiply(c, a[i][0], v0.x, v0.y);
-                many_multiply(c, a[i][1], v0.z, v0.w);
-                many_multiply(c, a[i][2], v1.x, v1.y);
-                many_multiply(c, a[i][3], v1.z, v1.w);
-                acc[i][n][0] += s[i][0] * c[0];
-                acc[i][n][1] += s[i][0] * c[1];
-                acc[i][n][2] += s[i][1] * c[2];
-                acc[i][n][3] += s[i][1] * c[3];
-            }
+            float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            many_multiply(c, a[0], v0.x, v0.y);
+            many_multiply(c, a[1], v0.z, v0.w);
+            many_multiply(c, a[2], v1.x, v1.y);
+            many_multiply(c, a[3], v1.z, v1.w);
+            acc[n][0] += scale[0] * c[0];
+            acc[n][1] += scale[0] * c[1];
+            acc[n][2] += scale[1] * c[2];
+            acc[n][3] += scale[1] * c[3];
         }
     }
 };
 
-// ---- bf16: 2 chunks at a time, 128 bytes of every row each
+// ---- bf16
 
 struct many_dense {
-    enum { CHUNKS = 2, TABLES = 0 };
+    enum { DEPTH = 2, SHARED = 0 };
+    uint4 v[2][2]; // rows g and g + 8
 
     struct source {
-        const bf16* rows[2][2];
+        const bf16* rows[2];
     };
 
-    struct piece {
-        uint4 v[CHUNKS][2][2][2]; // chunk, tile, row, half
-    };
-
-    static __device__ __forceinline__ void tables(const decode_product&, uint8_t*) {
-    }
-
-    static __device__ __forceinline__ source find(const decode_product& p, int32_t slot) {
-        int32_t lane = (int32_t)threadIdx.x % 32;
-        many_tile t[2] = {many_find(p, slot), many_find(p, slot + 1)};
+    static __device__ __forceinline__ source find(const many_tile& t, int32_t K) {
         source f;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            f.rows[i / 2][i % 2] = (const bf16*)t[i / 2].part.w +
-                                   many_row(t[i / 2], lane / 4 + 8 * (i % 2)) * t[i / 2].part.ld +
-                                   lane % 4 * 16;
+        for (int r = 0; r < 2; r++) {
+            int64_t row = many_row(t, (int32_t)threadIdx.x % 32 / 4 + 8 * r);
+            f.rows[r] = (const bf16*)t.part.w + row * t.part.ld;
         }
         return f;
     }
 
-    static __device__ __forceinline__ void load_chunk(piece& v, const source& f, int32_t K,
-                                                      int32_t chunk, int b) {
+    __device__ __forceinline__ void load(const source& f, int32_t K, int32_t chunk) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            int32_t k = chunk * 64 + i % 2 * 8;
-            uint4& to = v.v[b][i / 4][i / 2 % 2][i % 2];
-            to = make_uint4(0, 0, 0, 0);
-            if (k + (int32_t)threadIdx.x % 4 * 16 < K) {
-                to = __ldg((const uint4*)(f.rows[i / 4][i / 2 % 2] + k));
+        for (int r = 0; r < 2; r++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int32_t k = chunk * 64 + (int32_t)threadIdx.x % 4 * 16 + 8 * i;
+                v[r][i] = make_uint4(0, 0, 0, 0);
+                if (k < K) {
+                    v[r][i] = __ldg((const uint4*)(f.rows[r] + k));
+                }
             }
         }
     }
 
-    static __device__ __forceinline__ void load(piece& v, const source& f, int32_t K,
-                                                int32_t chunk, int32_t count) {
-#pragma unroll
-        for (int b = 0; b < CHUNKS; b++) {
-            if (b < count) {
-                load_chunk(v, f, K, chunk + b, b);
-            }
-        }
-    }
-
-    static __device__ __forceinline__ void arrive(piece&, const source&, const uint8_t*) {
-    }
-
-    static __device__ __forceinline__ void add(const piece& v, int b, const uint8_t*,
-                                               const uint8_t* x, float (*acc)[MANY_ROWS / 8][4]) {
-        uint32_t a[2][4][4];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-#pragma unroll
-            for (int j = 0; j < 16; j++) {
-                const uint4& w = v.v[b][i][j % 2][j / 8];
-                a[i][j / 4][j % 4] = j / 4 % 2 == 0 ? (j % 4 < 2 ? w.x : w.y)
-                                                    : (j % 4 < 2 ? w.z : w.w);
-            }
-        }
+    __device__ __forceinline__ void add(const source& f, const uint8_t* table, const uint8_t* x,
+                                        float (*acc)[4]) const {
+        uint32_t a[4][4] = {{v[0][0].x, v[1][0].x, v[0][0].y, v[1][0].y},
+                            {v[0][0].z, v[1][0].z, v[0][0].w, v[1][0].w},
+                            {v[0][1].x, v[1][1].x, v[0][1].y, v[1][1].y},
+                            {v[0][1].z, v[1][1].z, v[0][1].w, v[1][1].w}};
 #pragma unroll
         for (int n = 0; n < MANY_ROWS / 8; n++) {
             const uint4* from = (const uint4*)(x + n * 8 * MANY_STRIDE);
             uint4 v0 = from[0];
             uint4 v1 = from[1];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                many_multiply(acc[i][n], a[i][0], v0.x, v0.y);
-                many_multiply(acc[i][n], a[i][1], v0.z, v0.w);
-                many_multiply(acc[i][n], a[i][2], v1.x, v1.y);
-                many_multiply(acc[i][n], a[i][3], v1.z, v1.w);
-            }
+            many_multiply(acc[n], a[0], v0.x, v0.y);
+            many_multiply(acc[n], a[1], v0.z, v0.w);
+            many_multiply(acc[n], a[2], v1.x, v1.y);
+            many_multiply(acc[n], a[3], v1.z, v1.w);
         }
     }
 };
 
 // ---- what both share
 
-// Requests a stage of x: two chunks of 64 rows, from chunk number `chunk` on. Rows and columns that
-// do not exist repeat others: their results are never written, or their weights are 0.
+// Requests a chunk of x: 64 rows of 8 pieces. Rows and columns that do not exist repeat others:
+// their results are never written, or their weights are 0.
 __device__ __forceinline__ void many_request(const decode_product& p, uint8_t* stage,
                                              int32_t first_row, int32_t rows, int32_t chunk) {
-#pragma unroll
-    for (int i = 0; i < MANY_ROWS * 16 / (MANY_WARPS * 32); i++) {
-        int32_t row = (int32_t)threadIdx.x / 16 + i * (MANY_WARPS * 2);
-        int32_t k = chunk * 64 + (int32_t)threadIdx.x % 16 * 8;
-        const bf16* from =
-            p.x + (first_row + (row < rows ? row : rows - 1)) * p.ldx + (k < p.K ? k : p.K - 8);
-        uint32_t to = (uint32_t)__cvta_generic_to_shared(stage + row * MANY_STRIDE +
-                                                         threadIdx.x % 16 * 16);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-    }
+    int32_t row = (int32_t)threadIdx.x / 8;
+    int32_t k = chunk * 64 + (int32_t)threadIdx.x % 8 * 8;
+    const bf16* from =
+        p.x + (first_row + (row < rows ? row : rows - 1)) * p.ldx + (k < p.K ? k : p.K - 8);
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(stage + row * MANY_STRIDE +
+                                                     threadIdx.x % 8 * 16);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 // Two columns of a row of bf16 as an operand; 0 from `count` on. With `even`, both are one word.
@@ -366,20 +298,17 @@ __device__ __forceinline__ void many_adapter(const decode_product& p, const many
 }
 
 // Adds up the splits, if this block is the last one of its tile; false if it is not. Sums are kept
-// as the lanes hold them, T tiles per warp, of which `count` exist.
-template <int T>
-__device__ __forceinline__ bool many_join(const decode_many& m, float (*acc)[MANY_ROWS / 8][4],
-                                          int32_t count, int32_t* last) {
-    constexpr int THREADS = MANY_TILES * 32 / T;
+// as the lanes hold them.
+__device__ __forceinline__ bool many_join(const decode_many& m, float (*acc)[4], bool inside,
+                                          int32_t* last) {
     int32_t tile = (int32_t)(blockIdx.z * gridDim.x + blockIdx.x);
     int32_t splits = (int32_t)gridDim.y;
     float4* room = (float4*)(m.room + (int64_t)tile * splits * (MANY_ROWS * 256)) + threadIdx.x;
     float4* own = room + (int64_t)blockIdx.y * (MANY_ROWS * 64);
 #pragma unroll
-    for (int i = 0; i < T * 8; i++) {
-        const float* v = acc[i / 8][i % 8];
-        if (i / 8 < count) {
-            own[i * THREADS] = make_float4(v[0], v[1], v[2], v[3]);
+    for (int i = 0; i < MANY_ROWS / 8; i++) {
+        if (inside) {
+            own[i * MANY_THREADS] = make_float4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
         }
     }
     __threadfence();
@@ -393,26 +322,26 @@ __device__ __forceinline__ bool many_join(const decode_many& m, float (*acc)[MAN
     }
     __threadfence();
 #pragma unroll
-    for (int i = 0; i < T * 32; i++) {
-        acc[i / 32][i / 4 % 8][i % 4] = 0.0f;
+    for (int i = 0; i < MANY_ROWS / 2; i++) {
+        acc[i / 4][i % 4] = 0.0f;
     }
 #pragma unroll 2
     for (int32_t j = 0; j < splits; j++) {
         const float4* from = room + (int64_t)j * (MANY_ROWS * 64);
-        float4 w[T * 8];
+        float4 w[MANY_ROWS / 8];
 #pragma unroll
-        for (int i = 0; i < T * 8; i++) {
+        for (int i = 0; i < MANY_ROWS / 8; i++) {
             w[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (i / 8 < count) {
-                w[i] = __ldcg(from + i * THREADS);
+            if (inside) {
+                w[i] = __ldcg(from + i * MANY_THREADS);
             }
         }
 #pragma unroll
-        for (int i = 0; i < T * 8; i++) {
-            acc[i / 8][i % 8][0] += w[i].x;
-            acc[i / 8][i % 8][1] += w[i].y;
-            acc[i / 8][i % 8][2] += w[i].z;
-            acc[i / 8][i % 8][3] += w[i].w;
+        for (int i = 0; i < MANY_ROWS / 8; i++) {
+            acc[i][0] += w[i].x;
+            acc[i][1] += w[i].y;
+            acc[i][2] += w[i].z;
+            acc[i][3] += w[i].w;
         }
     }
     if (threadIdx.x == 0) {
@@ -504,7 +433,7 @@ __device__ __forceinline__ void many_write(const decode_product& p, const float*
 __device__ __forceinline__ void many_low(const decode_product& p, const float* results,
                                          int32_t first_row, int32_t rows) {
     int32_t lane = (int32_t)threadIdx.x % 32;
-    int32_t warp = (int32_t)threadIdx.x / 32 % 8;
+    int32_t warp = (int32_t)threadIdx.x / 32 % 8; // the others take further rows of A
     int32_t N = p.parts[0].N;
     const float* own = results + (warp * 8 + lane / 4) * MANY_WIDE + lane % 4 * 8;
 #pragma unroll 1
@@ -542,104 +471,102 @@ __device__ __forceinline__ void many_low(const decode_product& p, const float* r
     }
 }
 
-// The chunks of a split: start, and how many.
-struct many_span {
-    int32_t start;
-    int32_t chunks;
-};
-
-// A stage of x is there, and that of the last one is free; one more is requested.
-__device__ __forceinline__ void many_turn(const decode_product& p, uint8_t* stages,
-                                          int32_t first_row, int32_t rows, many_span span,
-                                          int32_t stage) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(MANY_STAGES - 2) : "memory");
-    __syncthreads();
-    int32_t ahead = stage + MANY_STAGES - 1;
-    if (ahead * 2 < span.chunks) {
-        many_request(p, stages + ahead % MANY_STAGES * MANY_STAGE, first_row, rows,
-                     span.start + ahead * 2);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <class W> __device__ __forceinline__ void many_run(const decode_many& m, uint8_t* shared) {
-    __shared__ int32_t last;
+// What is left to do with a warp's sums. `results` may replace all that is in shared memory.
+__device__ __forceinline__ void many_end(const decode_many& m, float (*acc)[4], float* results,
+                                         int32_t first_row, int32_t rows, int32_t* last) {
     const decode_product& p = m.p;
     int32_t warp = (int32_t)threadIdx.x / 32;
-    int32_t lane = (int32_t)threadIdx.x % 32;
-    int32_t first_row = (int32_t)blockIdx.z * MANY_ROWS;
-    int32_t rows = p.rows - first_row < MANY_ROWS ? p.rows - first_row : MANY_ROWS;
-    many_span span;
-    span.start = (int32_t)blockIdx.y * m.each;
-    span.chunks = (p.K + 63) / 64 - span.start;
-    span.chunks = span.chunks < m.each ? span.chunks : m.each;
-    uint8_t* stages = shared + MANY_TABLE + MANY_MAP;
-    typename W::source source = W::find(p, 2 * warp);
-    typename W::piece next;
-    float acc[2][MANY_ROWS / 8][4];
-    bool inside = many_find(p, 2 * warp).inside;
-    // It is long because requests and their use belong to one loop.
-    if (inside) {
-        W::load(next, source, p.K, span.start, span.chunks);
+    asm volatile("" : "+r"(warp)); // the tile is not kept in registers until here
+    many_tile tile = many_find(p, warp);
+    if (tile.inside && tile.part.sb && blockIdx.y == 0) {
+        many_adapter(p, tile, first_row, rows, acc);
     }
-    W::tables(p, shared);
-    early_wait();
-#pragma unroll
-    for (int i = 0; i < MANY_STAGES - 1; i++) {
-        if (i * 2 < span.chunks) {
-            many_request(p, stages + i * MANY_STAGE, first_row, rows, span.start + i * 2);
-        }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-    }
-#pragma unroll
-    for (int i = 0; i < MANY_ROWS; i++) {
-        acc[i / 32][i / 4 % 8][i % 4] = 0.0f;
-    }
-    const uint8_t* own = stages + lane / 4 * MANY_STRIDE + lane % 4 * 32;
-#pragma unroll 1
-    for (int32_t c = 0; c < span.chunks; c += W::CHUNKS) {
-        typename W::piece now = next;
-        if (c == 0) {
-            __syncthreads(); // the tables
-        }
-        W::arrive(now, source, shared);
-        if (inside && c + W::CHUNKS < span.chunks) {
-            W::load(next, source, p.K, span.start + c + W::CHUNKS, span.chunks - c - W::CHUNKS);
-        }
-#pragma unroll
-        for (int b = 0; b < W::CHUNKS; b++) {
-            if (b % 2 == 0 && c + b < span.chunks) {
-                many_turn(p, stages, first_row, rows, span, (c + b) / 2);
-            }
-            if (inside && c + b < span.chunks) {
-                W::add(now, b, shared,
-                       own + (c + b) / 2 % MANY_STAGES * MANY_STAGE + b % 2 * 128, acc);
-            }
-        }
-    }
-    asm volatile("" : "+r"(warp)); // nothing that follows is kept in registers during the loop
-    many_tile tile[2] = {many_find(p, 2 * warp), many_find(p, 2 * warp + 1)};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (tile[i].inside && tile[i].part.sb && blockIdx.y == 0) {
-            many_adapter(p, tile[i], first_row, rows, acc[i]);
-        }
-    }
-    int32_t count = (tile[0].inside ? 1 : 0) + (tile[1].inside ? 1 : 0);
-    if (gridDim.y > 1 && !many_join<2>(m, acc, count, &last)) {
+    if (gridDim.y > 1 && !many_join(m, acc, tile.inside, last)) {
         return;
     }
     __syncthreads(); // tables and stages are free
-    many_place(p, tile[0], acc[0], 2 * warp, (float*)shared);
-    many_place(p, tile[1], acc[1], 2 * warp + 1, (float*)shared);
+    many_place(p, tile, acc, warp, results);
     __syncthreads();
     if (p.gated != 0) {
-        many_gate(p.gated, (float*)shared);
+        many_gate(p.gated, results);
     }
-    many_write(p, (const float*)shared, first_row, rows);
+    many_write(p, results, first_row, rows);
     if (p.gated != 0 && p.a) {
-        many_low(p, (const float*)shared, first_row, rows);
+        many_low(p, results, first_row, rows);
     }
+}
+
+// Dynamic shared memory: the tables of W, or MANY_RESULTS bytes if those are more, then the stages of
+// x.
+template <class W> __device__ __forceinline__ void many_run(const decode_many& m, uint8_t* shared) {
+    __shared__ int32_t last;
+    const decode_product& p = m.p;
+    int32_t first_row = (int32_t)blockIdx.z * MANY_ROWS;
+    int32_t rows = p.rows - first_row < MANY_ROWS ? p.rows - first_row : MANY_ROWS;
+    int32_t chunks = (p.K + 63) / 64 - (int32_t)blockIdx.y * m.each;
+    chunks = chunks < m.each ? chunks : m.each;
+    int32_t start = (int32_t)blockIdx.y * m.each;
+    uint8_t* stages = shared + (W::SHARED > MANY_RESULTS ? W::SHARED : MANY_RESULTS);
+    many_tile tile = many_find(p, (int32_t)threadIdx.x / 32);
+    typename W::source source;
+    W next[W::DEPTH];
+    // It is long because requests and their use belong to one loop.
+    if (tile.inside) {
+        source = W::find(tile, p.K);
+#pragma unroll
+        for (int i = 0; i < W::DEPTH; i++) {
+            if (i < chunks) {
+                next[i].load(source, p.K, start + i);
+            }
+        }
+    }
+    if (W::SHARED > 0) {
+        many_tables(p, shared);
+    }
+    early_wait();
+#pragma unroll
+    for (int i = 0; i < MANY_STAGES - 1; i++) {
+        if (i < chunks) {
+            many_request(p, stages + i * MANY_STAGE, first_row, rows, start + i);
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    float acc[MANY_ROWS / 8][4];
+#pragma unroll
+    for (int n = 0; n < MANY_ROWS / 8; n++) {
+        acc[n][0] = 0.0f;
+        acc[n][1] = 0.0f;
+        acc[n][2] = 0.0f;
+        acc[n][3] = 0.0f;
+    }
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t own = lane / 4 * MANY_STRIDE + lane % 4 * 32;
+    int32_t stage = 0;
+    int32_t ahead = MANY_STAGES - 1;
+#pragma unroll 1
+    for (int32_t c = 0; c < chunks; c += W::DEPTH) {
+#pragma unroll
+        for (int i = 0; i < W::DEPTH; i++) {
+            if (c + i < chunks) {
+                asm volatile("cp.async.wait_group %0;" ::"n"(MANY_STAGES - 2) : "memory");
+                __syncthreads(); // this chunk is there, and the stage of the last one is free
+                if (c + i + MANY_STAGES - 1 < chunks) {
+                    many_request(p, stages + ahead * MANY_STAGE, first_row, rows,
+                                 start + c + i + MANY_STAGES - 1);
+                }
+                asm volatile("cp.async.commit_group;" ::: "memory");
+                if (tile.inside) {
+                    next[i].add(source, shared, stages + stage * MANY_STAGE + own, acc);
+                    if (c + i + W::DEPTH < chunks) {
+                        next[i].load(source, p.K, start + c + i + W::DEPTH);
+                    }
+                }
+                stage = stage + 1 < MANY_STAGES ? stage + 1 : 0;
+                ahead = ahead + 1 < MANY_STAGES ? ahead + 1 : 0;
+            }
+        }
+    }
+    many_end(m, acc, (float*)shared, first_row, rows, &last);
 }
 
 #endif

@@ -17,8 +17,13 @@
 enum {
     WG_PANEL = MANY_ROWS * PANEL_ROW,
     WG_STAGE = 2 * WG_PANEL,
-    WG_THREADS = MANY_TILES * 32,
     WG_SHARED = SWIZZLE_BYTES + MANY_STAGES * WG_STAGE + MANY_TABLE + MANY_MAP
+};
+
+// The chunks of a split: start, and how many.
+struct wg_span {
+    int32_t start;
+    int32_t chunks;
 };
 
 struct wg_source {
@@ -78,8 +83,8 @@ __device__ __forceinline__ void wg_arrive(wg_scales& v, const wg_source& f, cons
 __device__ __forceinline__ void wg_request(const decode_product& p, uint32_t stage,
                                            int32_t first_row, int32_t rows, int32_t chunk) {
 #pragma unroll
-    for (int i = 0; i < MANY_ROWS * 16 / WG_THREADS; i++) {
-        int32_t row = (int32_t)threadIdx.x / 16 + i * (WG_THREADS / 16);
+    for (int i = 0; i < MANY_ROWS * 16 / MANY_THREADS; i++) {
+        int32_t row = (int32_t)threadIdx.x / 16 + i * (MANY_THREADS / 16);
         int32_t unit = (int32_t)threadIdx.x % 16;
         const bf16* from =
             p.x + (first_row + (row < rows ? row : rows - 1)) * p.ldx + chunk * 64 + unit * 8;
@@ -90,7 +95,7 @@ __device__ __forceinline__ void wg_request(const decode_product& p, uint32_t sta
 
 // A stage of x is there, and that of the last one is free; one more is requested.
 __device__ __forceinline__ void wg_turn(const decode_product& p, uint32_t stages,
-                                        int32_t first_row, int32_t rows, many_span span,
+                                        int32_t first_row, int32_t rows, wg_span span,
                                         int32_t stage) {
     asm volatile("cp.async.wait_group %0;" ::"n"(MANY_STAGES - 2) : "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -134,7 +139,7 @@ __device__ __forceinline__ void wg_begin(const uint2* codes, const uint8_t* tabl
     }
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        a[i / 4][i % 4] = decode_pair(table, own[i % 2], i / 4 + i % 4 / 2 * 4, lane4);
+        a[i / 4][i % 4] = many_pair(table, i % 4 < 2 ? own[i % 2].x : own[i % 2].y, (uint32_t)i / 4, lane4);
     }
     products_begin();
 #pragma unroll
@@ -144,7 +149,7 @@ __device__ __forceinline__ void wg_begin(const uint2* codes, const uint8_t* tabl
     products_commit();
 }
 
-QLORA_KERNEL __launch_bounds__(WG_THREADS, 1)
+QLORA_KERNEL __launch_bounds__(MANY_THREADS, 1)
     qlora_decode_many_wg(const __grid_constant__ decode_many m) {
     extern __shared__ __align__(128) uint8_t room[];
     __shared__ int32_t last;
@@ -154,7 +159,7 @@ QLORA_KERNEL __launch_bounds__(WG_THREADS, 1)
     int32_t lane = (int32_t)threadIdx.x % 32;
     int32_t first_row = (int32_t)blockIdx.z * MANY_ROWS;
     int32_t rows = p.rows - first_row < MANY_ROWS ? p.rows - first_row : MANY_ROWS;
-    many_span span;
+    wg_span span;
     span.start = (int32_t)blockIdx.y * m.each;
     span.chunks = p.K / 64 - span.start;
     span.chunks = span.chunks < m.each ? span.chunks : m.each;
@@ -173,7 +178,7 @@ QLORA_KERNEL __launch_bounds__(WG_THREADS, 1)
         }
     }
     wg_load_scales(next, source, span.start, span.chunks);
-    many_nf4::tables(p, table);
+    many_tables(p, table);
     early_wait();
 #pragma unroll
     for (int i = 0; i < MANY_STAGES - 1; i++) {
@@ -182,10 +187,10 @@ QLORA_KERNEL __launch_bounds__(WG_THREADS, 1)
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    float acc[1][MANY_ROWS / 8][4];
+    float acc[MANY_ROWS / 8][4];
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-        acc[0][i / 4][i % 4] = 0.0f;
+        acc[i / 4][i % 4] = 0.0f;
     }
     __syncthreads(); // the tables
 #pragma unroll 1
@@ -220,28 +225,10 @@ QLORA_KERNEL __launch_bounds__(WG_THREADS, 1)
                 products_hold(d);
 #pragma unroll
                 for (int i = 0; i < 32; i++) {
-                    acc[0][i / 4][i % 4] += (i % 4 < 2 ? s0 : s1) * d[i];
+                    acc[i / 4][i % 4] += (i % 4 < 2 ? s0 : s1) * d[i];
                 }
             }
         }
     }
-    asm volatile("" : "+r"(warp)); // nothing that follows is kept in registers during the loop
-    many_tile tile = many_find(p, warp);
-    if (tile.inside && tile.part.sb && blockIdx.y == 0) {
-        many_adapter(p, tile, first_row, rows, acc[0]);
-    }
-    if (gridDim.y > 1 && !many_join<1>(m, acc, tile.inside ? 1 : 0, &last)) {
-        return;
-    }
-    __syncthreads(); // tables and stages are free
-    float* results = (float*)shared;
-    many_place(p, tile, acc[0], warp, results);
-    __syncthreads();
-    if (p.gated != 0) {
-        many_gate(p.gated, results);
-    }
-    many_write(p, results, first_row, rows);
-    if (p.gated != 0 && p.a) {
-        many_low(p, results, first_row, rows);
-    }
+    many_end(m, acc, (float*)shared, first_row, rows, &last);
 }

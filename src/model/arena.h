@@ -632,8 +632,7 @@ typedef struct qlora__decode_text {
 #define QLORA__DECODE_ALL 7u
 #define QLORA__DECODE_LONG 8u // the kernel for a single row, only where it was faster
 #define QLORA__DECODE_WARPGROUP 16u // warpgroup instructions for NF4 products of more than 8 rows
-#define QLORA__DECODE_USED                                                                         \
-    (QLORA__DECODE_EARLY | QLORA__DECODE_MANY | QLORA__DECODE_LONG | QLORA__DECODE_WARPGROUP)
+#define QLORA__DECODE_USED (QLORA__DECODE_EARLY | QLORA__DECODE_MANY | QLORA__DECODE_LONG)
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
 #define QLORA__DECODE_ROWS 8

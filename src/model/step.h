@@ -2,8 +2,7 @@
 //
 // One new position of every text in flight: token and position are read from the texts' state, the
 // next token is chosen and stored there, so a step needs nothing from the host and one graph serves
-// all steps. The kernels (decode*.cu, sample.cu) are
-// those of few rows; which of them run, and the order of their sums, depends on the device, the
+// all steps. The kernels (decode*.cu, sample.cu) are those of few rows; which of them run, and the order of their sums, depends on the device, the
 // shapes of the model, generate_tokens and generate_sequences alone. Each layer is seven of them:
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
@@ -282,16 +281,16 @@ static qlora_result qlora__decode_all(const qlora_model* m, bool nf4,
     many.room = m->decode.room.data;
     many.counters = m->decode.arrivals.data;
     many.each = (int32_t)(qlora__ceil_div(chunks, 2 * qlora__max(1, splits)) * 2);
-    // Table, map, and three stages of x.
-    uint32_t table = 256 * 32 * 4 + 256 * 4;
     void* args[] = {&many};
     splits = qlora__ceil_div(chunks, many.each);
     if (nf4 && qlora__decode_is_warpgroup(m, p)) {
+        // Room to align the stages of two chunks of x, these, table and map.
         return qlora__decode_launch(m, QLORA__K_decode_many_wg, tiles, splits, groups, 512,
-                                    table + 3 * 64 * 256 + 1024, args);
+                                    1024 + 3 * 64 * 256 + 256 * 256 + 256 * 4, args);
     }
+    // Tables or results, then three stages of x.
     return qlora__decode_launch(m, nf4 ? QLORA__K_decode_many_nf4 : QLORA__K_decode_many_dense,
-                                tiles, splits, groups, 256, table + 3 * 64 * 272, args);
+                                tiles, splits, groups, 512, 64 * 260 * 4 + 3 * 64 * 144, args);
 }
 
 // z of the adapters of a stack, for products of many rows: x A^T, for all parts one after another.
