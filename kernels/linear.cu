@@ -4,3 +4,52 @@
 
 LINEAR_PLACE(f32, float)
 LINEAR_BIAS(f32, float)
+LINEAR_KEEP_OWN(f32, float)
+
+// What one adapter has of a gradient of all of them; same layout as qlora__share in
+// src/ops/owners.h.
+struct share {
+    float* to; // [rows, cols], contiguous
+    const float* from;
+    int64_t rows;
+    int64_t cols;
+    int64_t ld; // of from
+    float scale;
+    int32_t adapter;
+};
+
+// For every share whose adapter has rows in the micro-batch (present[adapter] != 0):
+//   to[r,c] = to[r,c] + scale from[r,c]
+// or NaN if a row of the adapter was not finite (present[adapter] == 2). rows cols < 2^31.
+// Launch: 256 threads, grid (any number, number of shares). Element-wise, one writer per output;
+// the product is rounded before the sum, as on the CPU.
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_linear_collect(const share* shares, const int32_t* present) {
+    share s = shares[blockIdx.y];
+    int32_t state = present[s.adapter];
+    if (state == 0) {
+        return;
+    }
+    if (state == 2) {
+        s.scale = __int_as_float(0x7fc00000);
+    }
+    uint32_t step = gridDim.x * 256;
+    uint32_t first = blockIdx.x * 256 + threadIdx.x;
+    uint32_t count = (uint32_t)(s.rows * s.cols);
+    uint32_t cols = (uint32_t)s.cols;
+    bool fours = ((s.cols | s.ld) & 3) == 0 && (((uint64_t)s.to | (uint64_t)s.from) & 15) == 0;
+    for (uint32_t i = first * 4; fours && i < count; i += step * 4) {
+        float4 v = *(const float4*)(s.from + (int64_t)(i / cols) * s.ld + i % cols);
+        float4* to = (float4*)(s.to + i);
+        float4 sum = *to;
+        sum.x = __fadd_rn(sum.x, __fmul_rn(s.scale, v.x));
+        sum.y = __fadd_rn(sum.y, __fmul_rn(s.scale, v.y));
+        sum.z = __fadd_rn(sum.z, __fmul_rn(s.scale, v.z));
+        sum.w = __fadd_rn(sum.w, __fmul_rn(s.scale, v.w));
+        *to = sum;
+    }
+    for (uint32_t i = first; !fours && i < count; i += step) {
+        float v = s.from[(int64_t)(i / cols) * s.ld + i % cols];
+        s.to[i] = __fadd_rn(s.to[i], __fmul_rn(s.scale, v));
+    }
+}

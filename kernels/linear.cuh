@@ -96,4 +96,69 @@ __device__ __forceinline__ void spread(const T* bias, T* y, int64_t rows, int64_
         spread(bias, y, rows, cols, ld, add);                                                      \
     }
 
+// Several adapters stand side by side in the columns of z and u. Sets to zero what belongs to
+// another adapter than the row: x [rows, cols] with leading dimension ld, x[r,c] = 0 unless
+// columns[c] == owners[r]. cols is a multiple of 8, and columns is aligned to 16 bytes. Zeros are
+// stored, not multiplied, so that nothing of the other adapters remains.
+// x is what the first `width` columns of the same rows, at `inner`, were multiplied to. In a
+// product over all rows, a zero does not stop a value there that is not finite. With state, such a
+// row, which has a value that is not finite in its own columns, is set to zero as a whole, and
+// state[owners[r]] = 2; several threads may write the same.
+// Launch: 256 threads, grid ceil(rows cols / 2048): a thread has 8 columns of a row.
+// Element-wise, one writer per output.
+template <typename T>
+__device__ __forceinline__ void keep_own(T* x, int64_t ld, int64_t rows, int32_t cols,
+                                         const int32_t* owners, const int32_t* columns, T* inner,
+                                         int64_t width, int32_t* state) {
+    int64_t piece = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    int64_t row = piece / (cols / 8);
+    int32_t c = (int32_t)(piece - row * (cols / 8)) * 8;
+    if (row >= rows) {
+        return;
+    }
+    int32_t own = owners[row];
+    T* to = x + row * ld + c;
+    T zero;
+    store(&zero, 0.0f);
+    int4 low = *(const int4*)(columns + c);
+    int4 high = *(const int4*)(columns + c + 4);
+    const int32_t whose[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    bool none = true;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        none = none && whose[i] != own;
+    }
+    if (none && ((uint64_t)to & 15) == 0) {
+#pragma unroll
+        for (int i = 0; i < (int)sizeof(T) / 2; i++) {
+            ((uint4*)to)[i] = make_uint4(0, 0, 0, 0);
+        }
+        return;
+    }
+    bool bad = false;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (whose[i] != own) {
+            to[i] = zero;
+        } else if (state != 0 && !(fabsf(to_float(to[i])) <= 3.4028235e38f)) {
+            to[i] = zero;
+            bad = true;
+        }
+    }
+    if (bad) {
+        state[own] = 2;
+        for (int64_t k = 0; k < width; k++) {
+            inner[row * ld + k] = zero;
+        }
+    }
+}
+
+#define LINEAR_KEEP_OWN(name, type)                                                                \
+    QLORA_KERNEL __launch_bounds__(256)                                                            \
+        qlora_linear_keep_own_##name(type* x, int64_t ld, int64_t rows, int32_t cols,              \
+                                     const int32_t* owners, const int32_t* columns, type* inner,   \
+                                     int64_t width, int32_t* state) {                              \
+        keep_own(x, ld, rows, cols, owners, columns, inner, width, state);                         \
+    }
+
 #endif

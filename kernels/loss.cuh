@@ -122,7 +122,8 @@ __device__ __forceinline__ void gradient_of(const row_gradient& g, T* x, int64_t
 //   x = (softmax(x) - onehot(label)) scale weight.
 // With a cap, y = cap tanh(x / cap) takes the place of x, and the gradient is that of x itself.
 // Label -100 gives loss 0 and gradient 0; any other label outside [0, cols) gives the same and sets
-// *bad to 1. scale (one f32 in device memory) and weights [rows] may be null, meaning 1.
+// *bad to 1. scale (in device memory) and weights [rows] may be null, meaning 1; scale is one
+// number, or, with owners [rows], that of row r is scale[owners[r]].
 // cols < 2^31, 64-bit offsets.
 // Launch:
 //   threads = cols / (4 N) rounded up to a multiple of 32, at most 1024
@@ -131,8 +132,9 @@ __device__ __forceinline__ void gradient_of(const row_gradient& g, T* x, int64_t
 template <class T, bool CAP>
 __device__ __forceinline__ void cross_entropy_of(T* logits, int64_t ld, const int32_t* labels,
                                                  const float* weights, const float* scale,
-                                                 float* losses, int64_t cols, int32_t gradient,
-                                                 int32_t* bad, float cap) {
+                                                 const int32_t* owners, float* losses,
+                                                 int64_t cols, int32_t gradient, int32_t* bad,
+                                                 float cap) {
     const int N = lanes<T>::N;
     __shared__ float shared[32];
     int64_t row = blockIdx.x;
@@ -165,7 +167,7 @@ __device__ __forceinline__ void cross_entropy_of(T* logits, int64_t ld, const in
     if (gradient) {
         // All threads read x[label] before any thread overwrites it, even in blocks of one warp.
         __syncthreads();
-        float factor = scale != 0 ? *scale * weight : weight;
+        float factor = scale != 0 ? scale[owners != 0 ? owners[row] : 0] * weight : weight;
         row_gradient g = {label, top, factor / sum, factor, cap};
         gradient_of<T, CAP>(g, x, cols, first, step, vec);
     }
@@ -174,14 +176,14 @@ __device__ __forceinline__ void cross_entropy_of(T* logits, int64_t ld, const in
 template <class T>
 __device__ __forceinline__ void cross_entropy(T* logits, int64_t ld, const int32_t* labels,
                                               const float* weights, const float* scale,
-                                              float* losses, int64_t cols, int32_t gradient,
-                                              int32_t* bad, float cap) {
+                                              const int32_t* owners, float* losses, int64_t cols,
+                                              int32_t gradient, int32_t* bad, float cap) {
     if (cap > 0.0f) {
-        cross_entropy_of<T, true>(logits, ld, labels, weights, scale, losses, cols, gradient, bad,
-                                  cap);
+        cross_entropy_of<T, true>(logits, ld, labels, weights, scale, owners, losses, cols,
+                                  gradient, bad, cap);
     } else {
-        cross_entropy_of<T, false>(logits, ld, labels, weights, scale, losses, cols, gradient, bad,
-                                   cap);
+        cross_entropy_of<T, false>(logits, ld, labels, weights, scale, owners, losses, cols,
+                                   gradient, bad, cap);
     }
 }
 

@@ -51,12 +51,13 @@ QLORA_KERNEL qlora_norm_rms_dw_sum(const float* partial, float* dw, int32_t cols
 
 // Adds to total = {sum, rest, weight}: sum + rest is the sum of the losses (in f32, with the
 // rounding error carried along), and weight is the sum of the weights (1 each if weights is null)
-// of the rows with a label in [0, cols). Launch: 1 block of 256 threads. Determinism: thread t adds
-// rows t, t + 256, ... in ascending order, then the 256 sums are added in a fixed tree;
-// f64 throughout.
+// of the rows with a label in [0, cols). With owners [rows], block k adds the rows that belong to
+// adapter k, to total + k stride. Launch: 256 threads, grid 1, or one block per adapter.
+// Determinism: thread t adds rows t, t + 256, ... in ascending order, then the 256 sums are added
+// in a fixed tree; f64 throughout.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_loss_sum(const float* losses, const int32_t* labels, const float* weights, int64_t rows,
-                   int64_t cols, float* total) {
+                   int64_t cols, float* total, const int32_t* owners, int64_t stride) {
     __shared__ double loss_lane[256];
     __shared__ double weight_lane[256];
     int t = (int)threadIdx.x;
@@ -64,7 +65,8 @@ QLORA_KERNEL __launch_bounds__(256)
     double weight = 0.0;
     for (int64_t row = t; row < rows; row += 256) {
         int64_t label = labels[row];
-        if (label >= 0 && label < cols) {
+        bool own = owners == 0 || owners[row] == (int32_t)blockIdx.x;
+        if (own && label >= 0 && label < cols) {
             loss += (double)losses[row];
             weight += weights != 0 ? (double)weights[row] : 1.0;
         }
@@ -80,6 +82,7 @@ QLORA_KERNEL __launch_bounds__(256)
         __syncthreads();
     }
     if (t == 0) {
+        total += blockIdx.x * stride;
         double sum = (double)total[0] + (double)total[1] + loss_lane[0];
         float high = (float)sum;
         total[0] = high;

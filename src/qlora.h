@@ -161,6 +161,7 @@ extern "C" {
 #include "ops/noise.h"
 #endif // QLORA_NO_MODEL
 
+#include "ops/owners.h"
 #include "ops/linear_cpu.h"
 #include "ops/linear.h"
 #include "ops/attention_cpu.h"
@@ -172,6 +173,7 @@ extern "C" {
 #ifndef QLORA_NO_MODEL
 #include "model/structure.h"
 #include "model/adapters.h"
+#include "model/wide.h"
 #include "model/arena.h"
 #include "model/mapped.h"
 #include "model/peft_copies.h"

@@ -31,6 +31,7 @@
     X(threads_suite)                                                                               \
     X(steps_suite)                                                                                 \
     X(tree_suite)                                                                                  \
+    X(owners_suite)                                                                                \
     X(comm_suite)                                                                                  \
     X(kept_suite)                                                                                  \
     X(page_suite)                                                                                  \

@@ -904,7 +904,7 @@ static void head_write(FILE* out) {
           "#include <stddef.h>\n"
           "#include <stdint.h>\n"
           "\n"
-          "#define QLORA__KERNEL_ABI 2\n"
+          "#define QLORA__KERNEL_ABI 3\n"
           "\n"
           "#if defined(__GNUC__) || defined(__clang__)\n"
           "#define QLORA__PTX_UNUSED __attribute__((unused))\n"

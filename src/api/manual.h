@@ -145,13 +145,22 @@
        are those of each adapter; one that has come to its end is given no more sequences.
        Lengths belong to the model: with longrope, the longest text of any adapter (max_length,
        generate_tokens) chooses the rotary factors of all of them.
+       On the GPU, the adapters stand side by side: every product runs once, over the rows of all
+       adapters, as if they were one whose rank is the sum of their ranks, and what a row has of
+       another adapter is set to zero. Steps are graphs. A sum of ranks that is more than 128 and
+       more than an eighth of the hidden size would cost more than it saves: then, and always on
+       the CPU, the rows of each adapter are computed separately, without graphs.
        An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
        a training of its own with the same micro-batches, if its sequences are next to each other
-       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever the
-       others have, if its sequences and those around them have the same lengths; alone, it differs
-       by rounding. Every token costs the products of its own adapter and no others: the rows of
-       each adapter are computed separately, without graphs. Dropout, NEFTune, DoRA, trained norms,
-       embeddings and rows, DPO and KTO, FP8 and several processes need a model with one adapter.
+       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever tokens
+       the others have and whichever of the others they belong to, if the model has the same slots
+       and sizes, and its own sequences have the same places in the micro-batches, with as many
+       labels before them; alone, or next to other ranks, it differs by rounding. (Computed
+       separately, the sequences around its own must have the same lengths.)
+       If the activations of one adapter are not finite, its update is skipped (last_skipped), and
+       the others have the bits they would have had otherwise. Dropout, NEFTune, DoRA, trained
+       norms, embeddings and rows, DPO and KTO, FP8 and several processes need a model with one
+       adapter.
 
    FP8
        QLORA_MODE_FP8 is BF16 with faster products of 4-bit weights: cuBLASLt (12.9 or later)

@@ -222,7 +222,10 @@ typedef struct qlora_model_desc {
     int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
-    qlora_choice recompute; // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
+    // Layers to recompute: ON = all, OFF = none, AUTO = as few as possible. With AUTO, recomputed
+    // layers keep the output of attention if there is memory for it; long sequences gain more by
+    // that than by whole layers, so it comes first from 4,096 tokens on. Same bits.
+    qlora_choice recompute;
     qlora_choice cache;     // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
                             // the CPU only if a budget is given, since copies gain little there:
                             // products widen each weight once, while they pack it
@@ -276,6 +279,7 @@ struct qlora_plan {
     int64_t head_chunk;
     int64_t parameters;       // number of trained parameters
     int64_t recompute_layers; // the first n layers keep only their input
+    int64_t attention_layers; // of these, the first n also keep the output of attention
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     int64_t offload_every; // of these, only one in n stays there during the step, because the host

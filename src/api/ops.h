@@ -263,6 +263,7 @@ typedef struct qlora_linear_desc {
     qlora_linear_part parts[QLORA_LINEAR_PARTS];
     const qlora_tensor* operand; // may be NULL
     const struct qlora_fp8_operand* fp8; // only models in FP8 mode set it; NULL
+    const struct qlora_linear_owners* owners; // only models with several adapters set it; NULL
     // Dropout on the input of the adapters, with a separate mask for each projection. The other
     // fields are as in qlora_dropout_desc and are used only if dropout is not 0.
     float dropout; // 0 = none

@@ -7,9 +7,9 @@
 #endif
 #include QLORA_KERNELS_HEADER
 
-#if QLORA__KERNEL_ABI != 2
+#if QLORA__KERNEL_ABI != 3
 #error                                                                                             \
-    "kernels_ptx.h does not match this qlora.h (kernel ABI 2 is needed); use one release for both"
+    "kernels_ptx.h does not match this qlora.h (kernel ABI 3 is needed); use one release for both"
 #endif
 
 #define QLORA__PLANNED_MAX 256

@@ -77,7 +77,10 @@
     X(linear_place_f32, linear, 0, LORA)                                                           \
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
     X(linear_bias_f32, linear, 0, ALWAYS)                                                          \
-    X(linear_bias_bf16, linear_bf16, 0, BF16)
+    X(linear_bias_bf16, linear_bf16, 0, BF16)                                                      \
+    X(linear_keep_own_f32, linear, 0, LORA)                                                        \
+    X(linear_keep_own_bf16, linear_bf16, 0, LORA_BF16)                                             \
+    X(linear_collect, linear, 0, LORA)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \

@@ -114,13 +114,18 @@ static qlora_result qlora__adapter_leave(qlora_model* m, qlora_result r) {
     return r;
 }
 
-// The stack of an adapter, which need not be the current one.
+#define QLORA__ALL_ADAPTERS (-1)
+
+// The stack of an adapter, which need not be the current one, or of all of them side by side.
 static qlora_linear_desc qlora__linear_of(const qlora_model* m, const qlora__layer* layer,
                                           int group, int32_t adapter) {
     qlora_linear_desc linear = layer->linears[group];
+    int64_t index = layer - m->layers;
     for (int i = 0; i < linear.count && adapter != m->adapter; i++) {
         int number = m->arch->layout->groups[group].first + i;
-        const qlora__lora* lora = qlora__lora_at(m, adapter, layer - m->layers, number);
+        const qlora__lora* lora = adapter == QLORA__ALL_ADAPTERS
+                                      ? &m->wide[index].loras[number]
+                                      : qlora__lora_at(m, adapter, index, number);
         linear.parts[i].rank = lora->rank;
         linear.parts[i].scale = lora->scale;
         linear.parts[i].a = &lora->a;

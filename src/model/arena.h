@@ -320,6 +320,15 @@ static int64_t qlora__tile_rows(const qlora_model* m) {
     return m->plan.tile > 0 ? qlora__min(m->plan.tile, m->plan.tokens) : m->plan.tokens;
 }
 
+// The output of attention, with room for z of o_proj, and its row statistics.
+static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
+                                    const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t T = m->plan.tokens;
+    qlora__arena_tensor(arena, m->compute, T, qlora__q_width(c) + pads[QLORA__O], &kept->o);
+    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
+}
+
 // Of pads, only those of o and of gate/up are used.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
@@ -332,8 +341,7 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     if (c->qk_norm) {
         qlora__arena_tensor(arena, m->compute, T, q + kv, &kept->qk);
     }
-    qlora__arena_tensor(arena, m->compute, T, q + pads[QLORA__O], &kept->o);
-    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
+    qlora__layout_attention(arena, m, pads, kept);
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
     qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
@@ -383,6 +391,9 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         }
         if (layer->recompute) {
             layer->kept = m->again;
+            if (layer->keeps_attention) {
+                qlora__layout_attention(arena, m, layer->pads, &layer->kept);
+            }
         } else {
             qlora__layout_kept(arena, m, layer->pads, &layer->kept);
         }
@@ -461,6 +472,77 @@ static int64_t qlora__operand_elements(qlora_model* m) {
     return most;
 }
 
+// Tables and matrices of adapters that stand side by side.
+static void qlora__layout_wide(qlora__arena* arena, qlora_model* m) {
+    int64_t most = 0;
+    for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL; l++) {
+        qlora__wide* wide = &m->wide[l];
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            int64_t a_at[QLORA_LINEAR_PARTS];
+            int64_t b_at[QLORA_LINEAR_PARTS];
+            most = qlora__max(most, qlora__wide_places(m, l, g, a_at, b_at));
+            qlora__arena_tensor(arena, QLORA_I32, 1, m->layers[l].pads[g], &wide->columns[g]);
+            wide->share_count[g] = qlora__trains(m) ? qlora__wide_shares(m, l, g) : 0;
+            qlora__arena_tensor(arena, QLORA_U8, 1,
+                                wide->share_count[g] * (int64_t)sizeof(qlora__share),
+                                &wide->shares[g]);
+        }
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            int64_t rank = qlora__wide_first(m, m->adapters, l, i);
+            if (!qlora__wide_in_operand(m, &m->layers[l], m->arch->layout->rows[i].group)) {
+                qlora__arena_tensor(arena, m->compute, rank, p->in, &wide->loras[i].a);
+                qlora__arena_tensor(arena, m->compute, p->out, rank, &wide->loras[i].sb);
+            }
+        }
+    }
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->wide != NULL && qlora__trains(m) ? most : 0,
+                        &m->wide_grads);
+}
+
+// Views of a stack of adapters that stand side by side: of its operand and of the gradients.
+static void qlora__window_wide(qlora_model* m, int64_t index, int group) {
+    qlora__layer* layer = &m->layers[index];
+    int64_t a_at[QLORA_LINEAR_PARTS];
+    int64_t b_at[QLORA_LINEAR_PARTS];
+    qlora_tensor a;
+    qlora_tensor sb;
+    qlora_linear_desc linear = layer->linears[group];
+    linear.operand = qlora__wide_in_operand(m, layer, group) ? &layer->operands[group] : NULL;
+    bool inside = qlora__linear_joined(&linear, layer->pads[group], &a, &sb);
+    size_t size = qlora_dtype_bytes(m->compute);
+    int64_t row = 0;
+    int64_t col = 0;
+    m->wide[index].most[group] = 0;
+    qlora__wide_places(m, index, group, a_at, b_at);
+    for (int i = 0; i < linear.count; i++) {
+        int number = m->arch->layout->groups[group].first + i;
+        const qlora__projection* p = &layer->projections[number];
+        qlora__lora* lora = &m->wide[index].loras[number];
+        lora->rank = qlora__wide_first(m, m->adapters, index, number);
+        lora->scale = 1.0f; // those of the adapters are in sB and in the shares
+        if (inside) {
+            lora->a = a;
+            lora->a.rows = lora->rank;
+            lora->a.data = (char*)a.data + (size_t)(col * a.ld) * size;
+            lora->a.bytes -= (size_t)(col * a.ld) * size;
+            lora->sb = sb;
+            lora->sb.rows = p->out;
+            lora->sb.cols = lora->rank;
+            lora->sb.data = (char*)sb.data + (size_t)(row * sb.ld + col) * size;
+            lora->sb.bytes -= (size_t)(row * sb.ld + col) * size;
+        }
+        if (qlora__trains(m)) {
+            qlora__arena_window(&m->wide_grads, a_at[i], lora->rank, p->in, &lora->da);
+            qlora__arena_window(&m->wide_grads, b_at[i], p->out, lora->rank, &lora->db);
+        }
+        int64_t most = qlora__max(p->in, p->out) * lora->rank;
+        m->wide[index].most[group] = qlora__max(m->wide[index].most[group], most);
+        row += p->out;
+        col += lora->rank;
+    }
+}
+
 // What the FP8 products of all stacks share.
 static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
     int64_t widest = 0;
@@ -519,6 +601,7 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->s);
     qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
+    qlora__layout_wide(arena, m);
     if (qlora__is_fp8(m)) {
         qlora__layout_fp8_shared(arena, m);
     }
@@ -561,6 +644,11 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &b->weights);
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
     qlora__arena_tensor(arena, QLORA_F32, 1, m->adapters, &b->scale);
+    if (m->wide != NULL) {
+        qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->owners);
+        qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->claims);
+        qlora__arena_tensor(arena, QLORA_I32, 1, m->adapters, &b->states);
+    }
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
     int64_t S = m->plan.max_sequences;
     qlora__arena_tensor(arena, QLORA_I32, 1, S + 1, &b->starts);
@@ -579,6 +667,9 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     b->all.cols = (int64_t)b->all.bytes;
     b->all.ld = b->all.cols;
 }
+
+// The totals of several adapters are this many elements apart, as the arena places them.
+#define QLORA__TOTALS_STRIDE 64
 
 static void qlora__layout_totals(qlora__arena* arena, qlora_model* m) {
     for (int32_t k = 0; k < m->adapters; k++) {
@@ -776,5 +867,10 @@ static void qlora__model_layout(qlora_model* m, char* base) {
         qlora__layout_windows(m);
     }
     qlora__adapter_keep(m);
+    for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL && base != NULL; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            qlora__window_wide(m, l, g);
+        }
+    }
     m->plan.total = arena.used;
 }

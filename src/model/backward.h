@@ -22,11 +22,13 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
                                                          : QLORA_OK;
 }
 
-// Recomputes the activations that a layer did not keep; with tiles, only up to attention.
+// Recomputes the activations that a layer did not keep; with tiles, only up to attention. The
+// attention of a long sequence takes as long as all products of its layer, and its output is as
+// small as the layer's input, so that is kept first where there is memory.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     QLORA__TRY(qlora__layer_heads(pass, layer, true));
-    QLORA__TRY(qlora__layer_attention(pass, layer));
+    QLORA__TRY(layer->keeps_attention ? QLORA_OK : qlora__layer_attention(pass, layer));
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(pass, layer);
 }
 
@@ -51,7 +53,13 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     QLORA__TRY(qlora__beside_begin(ctx));
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, x) : QLORA_OK;
     if (r == QLORA_OK) {
-        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x, dy, NULL, 1.0f);
+        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x, dy, NULL,
+                                    stack->linear.owners != NULL ? 0.0f : 1.0f);
+    }
+    if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
+        const qlora__wide* wide = &pass->m->wide[stack->linear.layer];
+        r = qlora__collect(ctx, &wide->shares[group], wide->share_count[group], wide->most[group],
+                           &pass->m->batch.states);
     }
     return qlora__beside_end(ctx, group, r);
 }
@@ -290,6 +298,11 @@ static qlora_result qlora__o_backward_run(const qlora__pass* pass, qlora__layer*
     qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
     if (qlora__stack_is_dora(m, layer, QLORA__O)) {
         QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
+    }
+    if (stack.linear.owners != NULL) { // this z is that of the forward pass
+        qlora_tensor inner = qlora__window(&x, pass->rows, 0, q);
+        qlora_tensor z = qlora__window(&x, pass->rows, q, stack.pad);
+        QLORA__TRY(qlora__linear_keep_own(pass->ctx, &stack.linear, &inner, &z));
     }
     return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
 }

@@ -203,6 +203,34 @@ static int32_t qlora__batch_adapter(const qlora_batch* b, int64_t sequence, int3
     return b->adapters != NULL ? b->adapters[sequence] : usual;
 }
 
+// Writes which rows belong to which of several adapters that stand side by side.
+static void qlora__slot_owners(const qlora_model* m, char* memory, const qlora_batch* b,
+                               int32_t usual) {
+    int32_t* owners = qlora__slot_ints(m, memory, &m->batch.owners);
+    int32_t* claims = qlora__slot_ints(m, memory, &m->batch.claims);
+    int32_t* states = qlora__slot_ints(m, memory, &m->batch.states);
+    const int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
+    int64_t row = 0;
+    int64_t label = 0;
+    memset(states, 0, (size_t)m->adapters * sizeof *states);
+    for (int64_t s = 0; s < b->count; s++) {
+        int32_t adapter = qlora__batch_adapter(b, s, usual);
+        states[adapter] = 1;
+        for (int64_t end = row + b->lengths[s]; row < end; row++) {
+            owners[row] = adapter;
+        }
+        for (; label < starts[s + 1]; label++) {
+            claims[label] = adapter;
+        }
+    }
+    for (; row < m->plan.tokens; row++) { // the rows that fill the micro-batch up
+        owners[row] = -1;
+    }
+    for (; label < m->batch.claims.cols; label++) {
+        claims[label] = 0; // it has no label
+    }
+}
+
 // Notes which rows belong to which adapter, and writes the scale of each.
 static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch* b,
                                  const qlora__micro_desc* desc) {
@@ -213,6 +241,10 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
         scale[k] = total > 0.0 ? (QLORA__REAL)(1.0 / total) : 0;
     }
     m->run_count = 0;
+    if (m->wide != NULL) {
+        qlora__slot_owners(m, memory, b, desc->adapter);
+        return;
+    }
     int64_t row = 0;
     for (int64_t s = 0; s < b->count && qlora__has_several(m); s++) {
         int32_t adapter = qlora__batch_adapter(b, s, desc->adapter);

@@ -59,6 +59,20 @@ static qlora_result qlora__head_runs(const qlora__pass* pass, int64_t first,
     return QLORA_OK;
 }
 
+// The same for adapters that stand side by side, of all rows at once.
+static qlora_result qlora__head_owned(const qlora__pass* pass, int64_t first,
+                                      const qlora_cross_entropy_desc* all) {
+    qlora_model* m = pass->m;
+    qlora_cross_entropy_desc args = *all;
+    qlora_tensor claims = qlora__window(&m->batch.claims, 1, first, all->logits->rows);
+    const qlora_tensor* sums = m->adapter == 0 ? &m->totals : &m->owns[0].totals;
+    qlora_tensor totals = qlora__window(sums, 1, 0, 3);
+    const qlora__loss_owners owners = {&claims, m->adapters, QLORA__TOTALS_STRIDE};
+    args.total = &totals;
+    QLORA__ENTER(pass->ctx, "qlora_cross_entropy"); // frees the scratch on return
+    return qlora__leave(pass->ctx, qlora__cross_entropy(pass->ctx, &args, &owners));
+}
+
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
 // to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
 static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
@@ -85,14 +99,15 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     args.labels = &labels;
     args.weights = &weights;
     qlora_tensor scale = qlora__window(&m->batch.scale, 1, 0, 1);
-    args.scale = gradient && qlora__pass_has_runs(pass) ? &m->batch.scale : &scale;
+    args.scale = gradient && qlora__pass_is_shared(pass) ? &m->batch.scale : &scale;
     args.losses = &losses;
     args.total = totals;
     args.flag = &m->flag;
     args.forward_only = !gradient;
     args.cap = (float)c->logits_cap;
-    QLORA__TRY(gradient && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
-                                                      : qlora_cross_entropy(ctx, &args));
+    QLORA__TRY(gradient && qlora__pass_is_wide(pass)    ? qlora__head_owned(pass, i * C, &args)
+               : gradient && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
+                                                        : qlora_cross_entropy(ctx, &args));
     if (gradient) {
         qlora_tensor dx = m->rows_dx;
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);

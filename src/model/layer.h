@@ -52,9 +52,18 @@ static qlora_tensor qlora__local(const qlora__pass* pass, const qlora_tensor* t,
 }
 
 // Whether the rows of a pass can belong to several adapters. Decoding uses the current one.
-static bool qlora__pass_has_runs(const qlora__pass* pass) {
+static bool qlora__pass_is_shared(const qlora__pass* pass) {
     const qlora_model* m = pass->m;
     return qlora__has_several(m) && m->use_adapters && !pass->decoding;
+}
+
+// Whether they are computed together, or else run by run; see model/wide.h.
+static bool qlora__pass_is_wide(const qlora__pass* pass) {
+    return qlora__pass_is_shared(pass) && pass->m->wide != NULL;
+}
+
+static bool qlora__pass_has_runs(const qlora__pass* pass) {
+    return qlora__pass_is_shared(pass) && pass->m->wide == NULL;
 }
 
 // Sets the part of a pass that belongs to run number `index` of the micro-batch, or, without runs,
@@ -111,14 +120,38 @@ typedef struct qlora__stack {
     qlora_tensor operand;
     qlora_tensor positions; // of the rows of the pass, for dropout
     qlora_tensor sequences;
+    qlora__linear_owners owners;              // of adapters side by side
+    qlora_tensor weights[QLORA_LINEAR_PARTS]; // in the operand, if one of those adapters is alone
     int64_t out;
     int64_t pad;
 } qlora__stack;
 
+// One of several adapters that stand side by side, without the others: its own matrices, next to
+// the weights of the operand if the layer has a copy of them.
+static void qlora__stack_alone(const qlora__layer* layer, int group, qlora__stack* s) {
+    int64_t row = 0;
+    for (int i = 0; i < s->linear.count && s->linear.operand != NULL && layer->cached; i++) {
+        qlora_linear_part* part = &s->linear.parts[i];
+        s->weights[i] = qlora__window(&layer->operands[group], part->out,
+                                      row * layer->operands[group].ld, s->linear.in);
+        part->dense = &s->weights[i];
+        part->nf4 = NULL;
+        row += part->out;
+    }
+    s->linear.operand = NULL;
+}
+
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
-    out->linear = qlora__linear_of(m, layer, group, pass->adapter);
+    bool wide = qlora__pass_is_wide(pass);
+    out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
+    if (wide) {
+        out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
+        out->owners.columns = m->wide[layer - m->layers].columns[group];
+        out->owners.state = backward ? &m->batch.states : NULL;
+        out->linear.owners = &out->owners;
+    }
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
     out->positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
@@ -137,6 +170,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         out->linear.operand = NULL;
         out->linear.fp8 = NULL;
     }
+    if (m->wide != NULL && !wide && out->pad > 0) {
+        qlora__stack_alone(layer, group, out);
+    }
     if (out->linear.fp8 != NULL && !layer->cached) {
         if (qlora__stack_is_placed(pass, out->linear.layer, group, backward)) {
             return QLORA_OK;
@@ -151,7 +187,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->operand =
         qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
     out->linear.operand = &out->operand;
-    if (layer->cached && qlora__has_several(m)) { // the operand has those of the last run
+    if (layer->cached && qlora__has_several(m) && m->wide == NULL) { // it has those of the last run
         QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
         return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_ADAPTERS);
     }

@@ -27,7 +27,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK; // nothing is compiled on the CPU
     }
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
-    if (qlora__has_several(m)) { // all rows belong to the first adapter
+    if (qlora__has_several(m) && m->wide == NULL) { // all rows belong to the first adapter
         memset(m->runs, 0, sizeof *m->runs);
         m->runs[0].end = m->plan.tokens;
         m->runs[0].label_end = m->plan.tokens;
@@ -65,7 +65,9 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
 // scale in FP8.
 static qlora_result qlora__model_place(qlora_ctx* ctx, const qlora_model* m,
                                        const qlora__layer* layer, int group) {
-    const qlora_linear_desc* linear = &layer->linears[group];
+    const qlora_linear_desc all =
+        qlora__linear_of(m, layer, group, m->wide != NULL ? QLORA__ALL_ADAPTERS : m->adapter);
+    const qlora_linear_desc* linear = &all;
     if (linear->fp8 != NULL) {
         QLORA__TRY(qlora__fp8_measure(ctx, linear));
         QLORA__TRY(layer->cached ? qlora__fp8_place(ctx, linear, false) : QLORA_OK);
@@ -122,6 +124,7 @@ static qlora_result qlora__model_fill_adapters(qlora_ctx* ctx, qlora_model* m,
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
                                       const qlora_model_desc* desc) {
     const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
+    QLORA__TRY(qlora__wide_upload(ctx, m));
     for (int32_t k = m->adapters - 1; k >= 0; k--) {
         qlora__adapter_focus(m, k);
         QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
@@ -176,6 +179,7 @@ static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__choices choices;
     choices.recompute = plan->recompute_layers;
+    choices.attention = plan->attention_layers;
     choices.cached = plan->cached_layers;
     choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
     choices.every = plan->offload_every;

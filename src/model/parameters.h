@@ -122,10 +122,27 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     return qlora__trained_saved(m, index - at - (m->desc.train_norms ? 1 : 0), out);
 }
 
+// The place of A or s B of the current adapter among those of all adapters.
+static void qlora__range_copy_wide(const qlora_model* m, const qlora__trained* t,
+                                   qlora_adamw_range* range) {
+    int number = (int)(t->projection - m->layers[t->layer].projections);
+    const qlora__lora* all = &m->wide[t->layer].loras[number];
+    const qlora_tensor* to = t->is_b ? &all->sb : &all->a;
+    int64_t column = qlora__wide_first(m, m->adapter, t->layer, number);
+    size_t at = (size_t)(t->is_b ? column : column * to->ld) * qlora_dtype_bytes(to->dtype);
+    range->copy = (char*)to->data + at;
+    range->copy_cols = t->cols;
+    range->copy_ld = to->ld;
+}
+
 // If the layer has its own operand, AdamW also writes A and s B to their places in it.
 static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
                               qlora_adamw_range* range) {
     const qlora__layer* layer = &m->layers[t->layer];
+    if (m->wide != NULL && t->projection != NULL) {
+        qlora__range_copy_wide(m, t, range);
+        return;
+    }
     if (t->projection == NULL || t->is_magnitude || !layer->cached || qlora__has_several(m)) {
         return; // several adapters are placed when they are used
     }

@@ -250,6 +250,7 @@ static void qlora__slots_free(qlora_model* m) {
     qlora__free(ctx, m->owns, (size_t)m->adapters * sizeof *m->owns);
     qlora__free(ctx, m->loras, qlora__loras_bytes(m));
     qlora__free(ctx, m->runs, (size_t)m->plan.max_sequences * sizeof *m->runs);
+    qlora__free(ctx, m->wide, (size_t)m->plan.config.layers * sizeof *m->wide);
 }
 
 static qlora_result qlora__slots_check(qlora_ctx* ctx, const qlora_model_desc* d) {
@@ -603,7 +604,7 @@ static qlora_result qlora__slots_shape(qlora_ctx* ctx, qlora_model* m,
         r = qlora__adapter_shapes(ctx, m, desc);
     }
     qlora__adapter_focus(m, 0);
-    return r;
+    return r == QLORA_OK ? qlora__wide_choose(ctx, m) : r;
 }
 
 // Assigns a place to every trained tensor of every adapter.
@@ -617,10 +618,15 @@ static void qlora__slots_number(qlora_model* m) {
     m->plan.parameters = parameters;
 }
 
-// The room beside a row of several adapters, whose rows are computed separately: that of the one
-// with the highest ranks.
+// The room beside a row of several adapters: that of all of them if they stand side by side, or
+// that of the one with the highest ranks if their rows are computed separately.
 static void qlora__slots_pads(qlora_model* m) {
-    for (int32_t k = m->adapters - 1; k >= 0 && qlora__has_several(m); k--) {
+    for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            m->layers[l].pads[g] = qlora__wide_pad(m, l, g);
+        }
+    }
+    for (int32_t k = m->adapters - 1; k >= 0 && qlora__has_several(m) && m->wide == NULL; k--) {
         qlora__adapter_focus(m, k);
         for (int64_t l = 0; l < m->plan.config.layers; l++) {
             for (int g = 0; g < QLORA__GROUPS; g++) {

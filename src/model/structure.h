@@ -54,6 +54,7 @@ typedef struct qlora__layer {
     qlora_tensor inverses[QLORA__GROUPS]; // 1 / norm
     bool cached;
     bool recompute;
+    bool keeps_attention; // of a recomputed layer: its output and row statistics
     bool sliding;
     bool no_rope;
     qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
@@ -77,6 +78,9 @@ typedef struct qlora__batch_block {
     qlora_tensor weights;   // [1, R] f32
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
     qlora_tensor scale;     // [1, adapters] f32: 1 / total labels
+    qlora_tensor owners;    // [1, T]: adapter of token t, or -1; only if they stand side by side
+    qlora_tensor claims;    // [1, R]: adapter of labelled row r; the same
+    qlora_tensor states;    // [1, adapters]: 1 if it has rows, see qlora__keep_own; the same
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
     qlora_tensor starts;    // these four are views for qlora__preference
     qlora_tensor roles;
@@ -104,6 +108,15 @@ typedef struct qlora__lora {
     qlora_tensor da;
     qlora_tensor db;
 } qlora__lora;
+
+// The adapters of a layer side by side (model/wide.h).
+typedef struct qlora__wide {
+    qlora__lora loras[QLORA__PROJECTIONS]; // of all adapters: the rank is the sum of theirs
+    qlora_tensor columns[QLORA__GROUPS];   // I32 [1, pad]: adapter of a column of z and u, or -2
+    qlora_tensor shares[QLORA__GROUPS];    // U8: one qlora__share per adapter and matrix
+    int64_t share_count[QLORA__GROUPS];
+    int64_t most[QLORA__GROUPS]; // elements of the largest share
+} qlora__wide;
 
 // What each of several adapters has of its own: the fields of a model that have the same names.
 typedef struct qlora__own {
@@ -296,6 +309,8 @@ struct qlora_model {
     qlora__lora* loras;      // adapters * layers * QLORA__PROJECTIONS
     qlora__owned_rows* runs; // of the last micro-batch, max_sequences of them
     int64_t run_count;
+    qlora__wide* wide;       // one per layer; NULL unless the adapters stand side by side
+    qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
 };
 
 // Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".

@@ -383,6 +383,12 @@ static qlora_result qlora__linear_pad_zero(qlora_ctx* ctx, const qlora_tensor* t
     return qlora__tensor_zero(ctx, &rest);
 }
 
+// Sets what belongs to other adapters than the row to zero, if there are several.
+static qlora_result qlora__linear_keep_own(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                           const qlora_tensor* inner, const qlora_tensor* tail) {
+    return l->owners != NULL ? qlora__keep_own(ctx, l->owners, inner, tail) : QLORA_OK;
+}
+
 // Computes z in the last columns of x.
 static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* x, const qlora_tensor* inner) {
@@ -396,7 +402,9 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
     qlora_tensor sb;
     // all parts at once, including the zero columns
     if (l->dropout == 0.0f && qlora__linear_joined(l, pad, &a, &sb)) {
-        return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
+        QLORA__TRY(
+            qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail));
+        return qlora__linear_keep_own(ctx, l, inner, &tail);
     }
     int64_t at = 0;
     for (int32_t i = 0; i < l->count; i++) {
@@ -410,7 +418,8 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
         }
         at += z.cols;
     }
-    return qlora__linear_pad_zero(ctx, &tail, at);
+    QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, at));
+    return qlora__linear_keep_own(ctx, l, inner, &tail);
 }
 
 static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
@@ -540,6 +549,39 @@ qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linea
 
 // ---- backward -----------------------------------------------------------------------------------
 
+// Whether the parts of a stack of several adapters are alike, so that a batched product computes
+// their u without the zeros beside them. With one adapter those cost next to nothing.
+static bool qlora__linear_parts_alike(const qlora_linear_desc* l) {
+    bool alike = l->owners != NULL && l->count > 1;
+    for (int32_t i = 1; i < l->count; i++) {
+        alike = alike && l->parts[i].out == l->parts[0].out && l->parts[i].rank == l->parts[0].rank;
+    }
+    return alike;
+}
+
+// Computes u of a joined stack: all parts at once, including the zero columns.
+static qlora_result qlora__linear_u_joined(qlora_ctx* ctx, qlora_math math,
+                                           const qlora_linear_desc* l, const qlora_tensor* inner,
+                                           const qlora_tensor* sb, const qlora_tensor* tail) {
+    qlora_tensor dy = *inner;
+    qlora_tensor b = *sb;
+    qlora_tensor u = *tail;
+    if (qlora__linear_parts_alike(l)) { // the columns that pad the ranks are zeroed with the others
+        dy.cols = l->parts[0].out;
+        dy.batch_stride = dy.cols;
+        u.cols = l->parts[0].rank;
+        u.batch_stride = u.cols;
+        b.rows = dy.cols;
+        b.cols = u.cols;
+        b.batch_stride = b.rows * b.ld + b.cols;
+        dy.batch = l->count;
+        b.batch = l->count;
+        u.batch = l->count;
+    }
+    QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &dy, &b, &u));
+    return qlora__linear_keep_own(ctx, l, inner, tail);
+}
+
 // Computes u in the last columns of dy.
 static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* dy, const qlora_tensor* inner) {
@@ -550,7 +592,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
     qlora_tensor a;
     qlora_tensor sb;
     if (qlora__linear_joined(l, pad, &a, &sb)) {
-        return qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
+        return qlora__linear_u_joined(ctx, math, l, inner, &sb, &tail);
     }
     int64_t col = 0;
     int64_t at = 0;
@@ -567,7 +609,8 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
         col += p->out;
         at += p->rank;
     }
-    return qlora__linear_pad_zero(ctx, &tail, at);
+    QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, at));
+    return qlora__linear_keep_own(ctx, l, inner, &tail);
 }
 
 // dx = u A in the type of dy, unless there is dropout, and the base in FP8 on top of it.

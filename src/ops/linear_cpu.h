@@ -18,7 +18,8 @@ static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_des
             return false;
         }
     }
-    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL && l->in > 0 &&
+    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL &&
+           l->owners == NULL && l->in > 0 &&
            x->dtype == QLORA_F32 && x->rows >= 16 &&
            qlora__panels_rows(x->rows, steps + 4) >= qlora__min(x->rows, 384);
 }

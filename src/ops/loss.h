@@ -72,6 +72,18 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 
 #define QLORA__NO_LABEL -100
 
+// Rows that belong to several adapters, each with a scale and a total of its own.
+typedef struct qlora__loss_owners {
+    const qlora_tensor* rows; // I32 [1, rows]: the adapter
+    int32_t count;            // of adapters
+    int64_t stride;           // elements from the total of one to that of the next
+} qlora__loss_owners;
+
+typedef struct qlora__loss_job {
+    const qlora_cross_entropy_desc* a;
+    const qlora__loss_owners* owners; // NULL = one adapter
+} qlora__loss_job;
+
 // Columns [c, c + n) of a row of logits, limited if there is a cap.
 static const QLORA__REAL* qlora__logits_in(const qlora__cpu_rows* rows,
                                            const qlora_cross_entropy_desc* a, int64_t row,
@@ -137,10 +149,12 @@ static void qlora__cross_entropy_gradient(const qlora__cpu_rows* rows,
 }
 
 static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
-    const qlora_cross_entropy_desc* a = (const qlora_cross_entropy_desc*)user;
+    const qlora__loss_job* job = (const qlora__loss_job*)user;
+    const qlora_cross_entropy_desc* a = job->a;
     const qlora__cpu_rows* rows = qlora__rows_of(a->logits->owner);
-    QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, 0) : 1;
     for (int64_t row = begin; row < end; row++) {
+        int32_t owner = job->owners != NULL ? qlora__index_at(job->owners->rows, row) : 0;
+        QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, owner) : 1;
         int64_t label = qlora__index_at(a->labels, row);
         QLORA__REAL weight = a->weights != NULL ? qlora__at(a->weights, 0, row) : 1;
         QLORA__REAL loss = 0;
@@ -159,23 +173,28 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// total += {losses, rounding error of their sum, weights}; summed in double, by ascending row.
-static void qlora__cross_entropy_total(const qlora_cross_entropy_desc* a) {
-    double loss = (double)qlora__at(a->total, 0, 0) + (double)qlora__at(a->total, 0, 1);
-    double weight = (double)qlora__at(a->total, 0, 2);
+// total += {losses, rounding error of their sum, weights}; summed in double, by ascending row: all
+// rows, or those of adapter number `owner`.
+static void qlora__cross_entropy_total(const qlora__loss_job* job, int32_t owner) {
+    const qlora_cross_entropy_desc* a = job->a;
+    int64_t at = job->owners != NULL ? owner * job->owners->stride : 0;
+    double loss = (double)qlora__at(a->total, 0, at) + (double)qlora__at(a->total, 0, at + 1);
+    double weight = (double)qlora__at(a->total, 0, at + 2);
     for (int64_t row = 0; row < a->logits->rows; row++) {
-        if (qlora__index_at(a->labels, row) != QLORA__NO_LABEL) {
+        bool own = job->owners == NULL || qlora__index_at(job->owners->rows, row) == owner;
+        if (own && qlora__index_at(a->labels, row) != QLORA__NO_LABEL) {
             loss += (double)qlora__at(a->losses, 0, row);
             weight += a->weights != NULL ? (double)qlora__at(a->weights, 0, row) : 1;
         }
     }
     QLORA__REAL high = (QLORA__REAL)loss;
-    qlora__put(a->total, 0, 0, high);
-    qlora__put(a->total, 0, 1, (QLORA__REAL)(loss - (double)high));
-    qlora__put(a->total, 0, 2, (QLORA__REAL)weight);
+    qlora__put(a->total, 0, at, high);
+    qlora__put(a->total, 0, at + 1, (QLORA__REAL)(loss - (double)high));
+    qlora__put(a->total, 0, at + 2, (QLORA__REAL)weight);
 }
 
-static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_desc* a) {
+static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_desc* a,
+                                               const qlora__loss_owners* owners) {
     if (a == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
     }
@@ -190,7 +209,8 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
         QLORA__TRY(qlora__need_apart(ctx, "losses", a->losses, "weights", a->weights));
     }
     if (a->scale != NULL) {
-        QLORA__TRY(qlora__need_vector(ctx, a->scale, "scale", QLORA__IS_F32, 1));
+        QLORA__TRY(qlora__need_vector(ctx, a->scale, "scale", QLORA__IS_F32,
+                                      owners != NULL ? owners->count : 1));
     }
     if (a->total != NULL) {
         QLORA__TRY(qlora__need_vector(ctx, a->total, "total", QLORA__IS_F32, 3));
@@ -212,17 +232,23 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
     return QLORA_OK;
 }
 
-static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* a) {
-    QLORA__TRY(qlora__cross_entropy_check(ctx, a));
+static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* a,
+                                         const qlora__loss_owners* owners) {
+    QLORA__TRY(qlora__cross_entropy_check(ctx, a, owners));
     const qlora_tensor* x = a->logits;
+    int32_t count = owners != NULL ? owners->count : 1;
     if (qlora__on_cpu(ctx)) {
-        qlora__parallel(ctx, x->rows, 1 + 1024 / (1 + x->cols), qlora__cross_entropy_rows,
-                        (void*)a);
-        if (a->total != NULL) {
-            qlora__cross_entropy_total(a);
+        qlora__loss_job job;
+        job.a = a;
+        job.owners = owners;
+        qlora__parallel(ctx, x->rows, 1 + 1024 / (1 + x->cols), qlora__cross_entropy_rows, &job);
+        for (int32_t k = 0; k < count && a->total != NULL; k++) {
+            qlora__cross_entropy_total(&job, k);
         }
         return QLORA_OK;
     }
+    void* rows_of = owners != NULL ? owners->rows->data : NULL;
+    int64_t stride = owners != NULL ? owners->stride : 0;
     void* weights = a->weights != NULL ? a->weights->data : NULL;
     void* scale = a->scale != NULL ? a->scale->data : NULL;
     int32_t gradient = a->forward_only ? 0 : 1;
@@ -236,6 +262,7 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
                     (void*)&a->labels->data,
                     &weights,
                     &scale,
+                    &rows_of,
                     (void*)&a->losses->data,
                     (void*)&x->cols,
                     &gradient,
@@ -248,14 +275,14 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
     if (a->total == NULL) {
         return QLORA_OK;
     }
-    void* sum[] = {(void*)&a->losses->data, (void*)&a->labels->data, &weights,
-                   (void*)&x->rows,         (void*)&x->cols,         (void*)&a->total->data};
-    return qlora__launch(ctx, QLORA__K_loss_sum, x->rows > 0 ? 1 : 0, 1, 1, 256, 0, sum);
+    void* sum[] = {(void*)&a->losses->data, (void*)&a->labels->data, &weights, (void*)&x->rows,
+                   (void*)&x->cols,         (void*)&a->total->data,  &rows_of, &stride};
+    return qlora__launch(ctx, QLORA__K_loss_sum, x->rows > 0 ? count : 0, 1, 1, 256, 0, sum);
 }
 
 qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args) {
     QLORA__ENTER(ctx, "qlora_cross_entropy");
-    return qlora__leave(ctx, qlora__cross_entropy(ctx, args));
+    return qlora__leave(ctx, qlora__cross_entropy(ctx, args, NULL));
 }
 
 // ---- arg max ------------------------------------------------------------------------------------

@@ -134,6 +134,13 @@ static QLORA__UNUSED qlora_result qlora__need(qlora_ctx* ctx, const qlora_tensor
     return qlora__need_batch(ctx, t, name, dtypes, 1, rows, cols);
 }
 
+// Columns that the matrices of a tensor take up, from the first one of each row on; 0 if they are
+// not next to each other in the same rows.
+static int64_t qlora__tensor_width(const qlora_tensor* t) {
+    int64_t width = t->batch > 1 ? (t->batch - 1) * t->batch_stride + t->cols : t->cols;
+    return t->batch == 1 || (t->batch_stride >= t->cols && width <= t->ld) ? width : 0;
+}
+
 // Views of one buffer with the same ld and disjoint columns do not overlap.
 static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y) {
     size_t x_bytes = 0;
@@ -148,7 +155,8 @@ static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y)
         return false;
     }
     size_t size = qlora_dtype_bytes(x->dtype);
-    if (size != qlora_dtype_bytes(y->dtype) || x->ld != y->ld || x->batch != 1 || y->batch != 1) {
+    if (size != qlora_dtype_bytes(y->dtype) || x->ld != y->ld || qlora__tensor_width(x) == 0 ||
+        qlora__tensor_width(y) == 0) {
         return true;
     }
     const qlora_tensor* low = x0 <= y0 ? x : y;
@@ -158,7 +166,7 @@ static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y)
         return true;
     }
     int64_t column = (int64_t)(gap / size) % low->ld;
-    return column < low->cols || column + high->cols > low->ld;
+    return column < qlora__tensor_width(low) || column + qlora__tensor_width(high) > low->ld;
 }
 
 static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* out_name,

@@ -215,10 +215,10 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     return QLORA_OK;
 }
 
-// Runs the micro-batch t->micro. With several adapters, the shapes of its products depend on which
-// rows belong to which of them, so there is no graph of it.
+// Runs the micro-batch t->micro. If the rows of several adapters are computed run by run, the
+// shapes of the products depend on which rows belong to which of them, so there is no graph of it.
 static qlora_result qlora__micro_send_off(qlora_trainer* t, int64_t graph) {
-    return qlora__has_several(t->m)
+    return qlora__has_several(t->m) && t->m->wide == NULL
                ? qlora__micro_run(t->ctx, t)
                : qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]);
 }
@@ -332,8 +332,8 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     // An exchange that breaks ends those before it, whose updates may be queued already.
     t->spoilt = t->spoilt || (summed != QLORA_OK && t->world > 1 && t->comm.device);
     QLORA__TRY(summed);
-    QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
-    char* memory = slot->memory + m->batch.all.bytes;
+    QLORA__TRY(qlora__ring_take(ctx, t->ring.count > 0 ? &t->ring : &m->ring, &slot));
+    char* memory = slot->memory + (t->ring.count > 0 ? 0 : m->batch.all.bytes);
     const qlora__adamw_numbers numbers = {qlora__schedule_lr(&t->desc, t->step), t->desc.beta1,
                                           t->desc.beta2, t->desc.eps, t->desc.weight_decay};
     memcpy(memory, &numbers, sizeof numbers);
@@ -380,8 +380,8 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->step = step;
     out->pending = t->step - step;
     out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx) &&
-                  !qlora__has_several(t->m);
-    out->waits = t->m->ring.waits;
+                  (!qlora__has_several(t->m) || t->m->wide != NULL);
+    out->waits = t->m->ring.waits + t->ring.waits;
     if (step == 0 || report->step != step) {
         return;
     }

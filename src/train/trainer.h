@@ -109,6 +109,7 @@ static void qlora__trainer_free(qlora_trainer* t) {
         qlora__buffer_destroy(ctx, t->more[i]);
     }
     qlora__comm_stop(t);
+    qlora__ring_destroy(ctx, &t->ring);
     qlora__free(ctx, t, sizeof *t);
 }
 
@@ -135,6 +136,9 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     }
     const qlora__adamw_numbers numbers = {t->desc.lr, t->desc.beta1, t->desc.beta2, t->desc.eps,
                                           t->desc.weight_decay};
+    if (qlora__has_several(m)) { // the updates of a step must not wait for each other
+        QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS, sizeof numbers, &t->ring));
+    }
     QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.clip == QLORA_CLIP_LAYERS, t->desc.max_norm,
                                       &numbers));
     QLORA__TRY(qlora__ranges_upload(ctx, m, t->desc.loraplus_ratio, t->desc.lr_factors));
@@ -156,8 +160,8 @@ static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
                        : desc->method != QLORA_METHOD_SFT     ? "desc.method is not SFT"
                        : desc->comm != NULL                   ? "desc.comm is set"
                        : desc->neftune > 0.0                  ? "desc.neftune is set"
-                       : desc->require_graph                  ? "desc.require_graph is set"
-                                                              : NULL;
+                       : desc->require_graph && m->wide == NULL ? "desc.require_graph is set"
+                                                                : NULL;
     if (what != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s, which is not supported for a model with %d adapters", what,

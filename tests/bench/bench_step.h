@@ -59,6 +59,7 @@ typedef struct step_options {
     int tier; // a qlora_cpu_tier; 0 = the best
     bool no_cublas;
     bool compare_graph;
+    bool compare_adapters;
     bool once;
     bool json;
     bool verbose;
@@ -72,6 +73,8 @@ static const char step_help[] =
     "  --accumulate N            micro-batches of B sequences per step (default 1)\n"
     "  --rank R                  LoRA rank (default 16)\n"
     "  --adapters N              train N adapters at once, B / N sequences each (default 1)\n"
+    "  --compare-adapters        then run one adapter with the same batch, and one with the\n"
+    "                            sequences of one adapter, and print the ratios\n"
     "  --recompute auto|none|full\n"
     "                            layers to recompute (default auto)\n"
     "  --cache auto|on|off       keep 16-bit copies of the 4-bit weights (default auto)\n"
@@ -195,7 +198,9 @@ static bool step_parse(step_options* o, int argc, char** argv) {
                      : strcmp(argv[i], "--once") == 0          ? &o->once
                      : strcmp(argv[i], "--no-cublas") == 0     ? &o->no_cublas
                      : strcmp(argv[i], "--compare-graph") == 0 ? &o->compare_graph
-                                                               : NULL;
+                     : strcmp(argv[i], "--compare-adapters") == 0
+                         ? &o->compare_adapters
+                         : NULL;
         if (flag != NULL) {
             *flag = true;
             continue;
@@ -248,8 +253,10 @@ static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
     // Forward and the gradients of the inputs; layer 0 needs none below q, k and v. Adapters
     // count 2 + 4.
     f.flops = T * (L * (4.0 * linear + 6.0 * lora + 3.5 * attention) - 2.0 * qkv + 4.0 * H * V);
-    // A recomputed layer runs the forward pass again, except for its last projection.
-    f.flops += T * again * (2.0 * (linear - H * I) + 2.0 * (lora - r * (H + I)) + attention);
+    // A recomputed layer runs the forward pass again, except for its last projection and, if its
+    // output was kept, attention.
+    f.flops += T * again * (2.0 * (linear - H * I) + 2.0 * (lora - r * (H + I)));
+    f.flops += T * (again - (double)plan->attention_layers) * attention;
     double once = (0.516 + 2.0) * linear; // read 4 bits and the scales, write 16
     double forward = 16.0 * H + 4.0 * (q + kv) + 6.0 * I;
     double backward = 16.0 * H + 4.0 * (q + kv) + 12.0 * I + 4.0 * q;
@@ -382,7 +389,7 @@ static bool step_open(step_run* s) {
     desc.accumulate = o->accumulate;
     train.eager = !s->graph;
     train.require_graph =
-        s->graph && o->adapters == 1 && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
+        s->graph && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     budget.bytes = (uint64_t)(o->budget * 1073741824.0);
     budget.host_bytes = (uint64_t)(o->host_budget * 1073741824.0);
     s->open_start = step_seconds();
@@ -559,6 +566,7 @@ static void step_print(const step_run* s) {
         {"cublas_unplanned", "unplanned cuBLAS shapes", 0, (double)s->cache.cublas_unplanned},
         {"allocations", "device allocations in training", 0, (double)s->allocations},
         {"recompute_layers", "layers recomputed", 0, (double)s->plan.recompute_layers},
+        {"attention_layers", "of which keep attention", 0, (double)s->plan.attention_layers},
         {"cached_layers", "layers with 16-bit weights", 0, (double)s->plan.cached_layers},
         {"offloaded_layers", "layers with inputs on the host", 0, (double)s->plan.offloaded_layers},
         {"host_gib", "GiB of pinned host memory", 3, (double)s->plan.host / 1073741824.0},
@@ -644,6 +652,28 @@ static bool step_seconds_of(qlora_ctx* ctx, const char* shape, int base, int64_t
     return o.shape != NULL && step_close(&s) && ok;
 }
 
+// Compares the adapters at once, whose step took ms, with one adapter that has all tokens, and with
+// trainings of each adapter one after another.
+static bool step_compare_adapters(const step_options* all, qlora_ctx* ctx, double process_start,
+                                  double ms) {
+    step_options one = *all;
+    double same_ms = 0.0;
+    double each_ms = 0.0;
+    one.adapters = 1;
+    if (!step_go(&one, ctx, all->graph == 1, process_start, &same_ms)) {
+        return false;
+    }
+    one.batch = all->batch / all->adapters;
+    if (!step_go(&one, ctx, all->graph == 1, process_start, &each_ms)) {
+        return false;
+    }
+    printf(all->json ? "{\"of_one_adapter\": %.4f, \"of_one_after_another\": %.4f}\n"
+                     : "speed: %.3f x that of one adapter with the same tokens, %.3f x that of "
+                       "trainings one after another\n",
+           same_ms / ms, (double)all->adapters * each_ms / ms);
+    return true;
+}
+
 static int bench_step_main(int argc, char** argv) {
     double process_start = step_seconds();
     step_options o;
@@ -679,6 +709,9 @@ static int bench_step_main(int argc, char** argv) {
         ok = step_go(&o, ctx, false, process_start, &second_ms);
         printf(o.json ? "{\"graph_speedup\": %.4f}\n" : "speed-up by graphs: %.3f x\n",
                second_ms / first_ms);
+    }
+    if (ok && o.compare_adapters) {
+        ok = step_compare_adapters(&o, ctx, process_start, first_ms);
     }
     if (qlora_ctx_destroy(ctx) != QLORA_OK) {
         fprintf(stderr, "bench step: the context could not be destroyed\n");

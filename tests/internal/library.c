@@ -22,3 +22,4 @@
 #include "internal/step.c"
 #include "internal/optimizer.c"
 #include "internal/tree.c"
+#include "internal/owners.c"

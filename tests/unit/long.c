@@ -224,6 +224,29 @@ TEST long_sequences_fit(const test_machine* machine) {
     PASS();
 }
 
+// Long sequences keep the output of attention before whole layers, short ones after them.
+TEST attention_is_kept_first(const test_machine* machine) {
+    static const struct {
+        int64_t tokens;
+        double gigabytes;
+        int64_t recompute;
+        int64_t attention;
+    } cases[] = {{32768, 22.5, 32, 3}, {32768, 24, 32, 9}, {32768, 31, 32, 32},
+                 {32768, 40, 29, 29},  {2048, 12, 10, 6}};
+    qlora_ctx* ctx = test_open(machine, NULL);
+    ASSERT(ctx != NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        qlora_plan p;
+        ASSERT_EQ(QLORA_OK, plan_8b(ctx, cases[i].tokens, 16, cases[i].gigabytes * 1e9,
+                                    QLORA_CHOICE_OFF, &p));
+        ASSERT_EQ_FMT((long long)cases[i].recompute, (long long)p.recompute_layers, "%lld");
+        ASSERT_EQ_FMT((long long)cases[i].attention, (long long)p.attention_layers, "%lld");
+        ASSERT((double)(p.total + p.context) <= cases[i].gigabytes * 1e9);
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // Host memory has a limit of its own, and a plan within it is chosen if there is one.
 TEST host_memory_is_limited(const test_machine* machine) {
     setup s = long_setup(machine, QLORA_MODE_F32, false);
@@ -763,6 +786,7 @@ SUITE(long_suite) {
     RUN_ON(TEST_ONE_EACH, tiles_give_the_same_numbers);
     RUN_ON(TEST_ONE_EACH, bf16_tiles_give_the_same_bits);
     RUN_ON(TEST_CPU, long_sequences_fit);
+    RUN_ON(TEST_CPU, attention_is_kept_first);
     RUN_ON(TEST_CPU, host_memory_is_limited);
     RUN_ON(TEST_CPU, attention_of_40000_tokens);
     RUN_ON(TEST_ONE_EACH, offload_is_planned);

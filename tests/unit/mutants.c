@@ -110,6 +110,16 @@ static const mutant mutants[] = {
      "setp.ne.f32 *,0f7F800001;", "clip_groups_and_infinity_sm_90"},
     {"halves rounded up", "qlora_cast_f32_bf16", 0, "add.s32 *,32767;", "add.s32 *,32768;",
      "cast_rounds_to_nearest_even_sm_90"},
+    {"columns of other adapters are kept", "qlora_linear_keep_own_f32", 0, "setp.eq.s32 *",
+     "setp.ge.s32 *", "together_is_as_alone_sm_90"},
+    {"a row that is not finite stays", "qlora_linear_keep_own_bf16", 0,
+     "setp.le.f32 *,0f7F7FFFFF;", "setp.neu.f32 *,0f7F7FFFFF;", "overflow_stays_at_home_sm_90"},
+    {"the gradient of such a row is used", "qlora_linear_collect", 1, "setp.eq.s32 *,2;",
+     "setp.eq.s32 *,3;", "overflow_stays_at_home_sm_90"},
+    {"adapters without rows have gradients", "qlora_linear_collect", 1, "setp.eq.s32 *,0;",
+     "setp.eq.s32 *,4;", "shares_are_added_sm_90"},
+    {"the losses of all adapters are added", "qlora_loss_sum", 0, "setp.ne.s32 *",
+     "setp.lt.s32 *", "losses_are_those_of_each_sm_90"},
 };
 
 #ifdef __linux__
