@@ -145,13 +145,22 @@
        are those of each adapter; one that has come to its end is given no more sequences.
        Lengths belong to the model: with longrope, the longest text of any adapter (max_length,
        generate_tokens) chooses the rotary factors of all of them.
+       On the GPU, the adapters stand side by side: every product runs once, over the rows of all
+       adapters, as if they were one whose rank is the sum of their ranks, and what a row has of
+       another adapter is set to zero. Steps are graphs. A sum of ranks that is more than 128 and
+       more than an eighth of the hidden size would cost more than it saves: then, and always on
+       the CPU, the rows of each adapter are computed separately, without graphs.
        An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
        a training of its own with the same micro-batches, if its sequences are next to each other
-       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever the
-       others have, if its sequences and those around them have the same lengths; alone, it differs
-       by rounding. Every token costs the products of its own adapter and no others: the rows of
-       each adapter are computed separately, without graphs. Dropout, NEFTune, DoRA, trained norms,
-       embeddings and rows, DPO and KTO, FP8 and several processes need a model with one adapter.
+       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever tokens
+       the others have and whichever of the others they belong to, if the model has the same slots
+       and sizes, and its own sequences have the same places in the micro-batches, with as many
+       labels before them; alone, or next to other ranks, it differs by rounding. (Computed
+       separately, the sequences around its own must have the same lengths.)
+       If the activations of one adapter are not finite, its update is skipped (last_skipped), and
+       the others have the bits they would have had otherwise. Dropout, NEFTune, DoRA, trained
+       norms, embeddings and rows, DPO and KTO, FP8 and several processes need a model with one
+       adapter.
 
    FP8
        QLORA_MODE_FP8 is BF16 with faster products of 4-bit weights: cuBLASLt (12.9 or later)
@@ -805,7 +814,10 @@ typedef struct qlora_model_desc {
     int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
-    qlora_choice recompute; // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
+    // Layers to recompute: ON = all, OFF = none, AUTO = as few as possible. With AUTO, recomputed
+    // layers keep the output of attention if there is memory for it; long sequences gain more by
+    // that than by whole layers, so it comes first from 4,096 tokens on. Same bits.
+    qlora_choice recompute;
     qlora_choice cache;     // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
                             // the CPU only if a budget is given, since copies gain little there:
                             // products widen each weight once, while they pack it
@@ -859,6 +871,7 @@ struct qlora_plan {
     int64_t head_chunk;
     int64_t parameters;       // number of trained parameters
     int64_t recompute_layers; // the first n layers keep only their input
+    int64_t attention_layers; // of these, the first n also keep the output of attention
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     int64_t offload_every; // of these, only one in n stays there during the step, because the host
@@ -1796,6 +1809,7 @@ typedef struct qlora_linear_desc {
     qlora_linear_part parts[QLORA_LINEAR_PARTS];
     const qlora_tensor* operand; // may be NULL
     const struct qlora_fp8_operand* fp8; // only models in FP8 mode set it; NULL
+    const struct qlora_linear_owners* owners; // only models with several adapters set it; NULL
     // Dropout on the input of the adapters, with a separate mask for each projection. The other
     // fields are as in qlora_dropout_desc and are used only if dropout is not 0.
     float dropout; // 0 = none
@@ -18124,6 +18138,13 @@ static QLORA__UNUSED qlora_result qlora__need(qlora_ctx* ctx, const qlora_tensor
     return qlora__need_batch(ctx, t, name, dtypes, 1, rows, cols);
 }
 
+// Columns that the matrices of a tensor take up, from the first one of each row on; 0 if they are
+// not next to each other in the same rows.
+static int64_t qlora__tensor_width(const qlora_tensor* t) {
+    int64_t width = t->batch > 1 ? (t->batch - 1) * t->batch_stride + t->cols : t->cols;
+    return t->batch == 1 || (t->batch_stride >= t->cols && width <= t->ld) ? width : 0;
+}
+
 // Views of one buffer with the same ld and disjoint columns do not overlap.
 static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y) {
     size_t x_bytes = 0;
@@ -18138,7 +18159,8 @@ static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y)
         return false;
     }
     size_t size = qlora_dtype_bytes(x->dtype);
-    if (size != qlora_dtype_bytes(y->dtype) || x->ld != y->ld || x->batch != 1 || y->batch != 1) {
+    if (size != qlora_dtype_bytes(y->dtype) || x->ld != y->ld || qlora__tensor_width(x) == 0 ||
+        qlora__tensor_width(y) == 0) {
         return true;
     }
     const qlora_tensor* low = x0 <= y0 ? x : y;
@@ -18148,7 +18170,7 @@ static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y)
         return true;
     }
     int64_t column = (int64_t)(gap / size) % low->ld;
-    return column < low->cols || column + high->cols > low->ld;
+    return column < qlora__tensor_width(low) || column + qlora__tensor_width(high) > low->ld;
 }
 
 static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* out_name,
@@ -19168,9 +19190,9 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 // Every kernel of a decoding step waits for the one before it by itself (kernels/early.cuh).
 #define QLORA__KERNELS_STEP(X)                                                                     \
     X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
-    X(decode_many_nf4, decode_many_nf4, 86016, STEP_NF4)                                           \
-    X(decode_many_wg, decode_many_wg, 83968, STEP_WG)                                              \
-    X(decode_many_dense, decode_many, 86016, STEP)                                                 \
+    X(decode_many_nf4, decode_many_nf4, 94208, STEP_NF4)                                           \
+    X(decode_many_wg, decode_many_wg, 116736, STEP_WG)                                             \
+    X(decode_many_dense, decode_many, 94208, STEP)                                                 \
     X(decode_many_attention_64, decode_many_attention, 50176, STEP)                                \
     X(decode_many_attention_128, decode_many_attention, 98304, STEP)                               \
     X(decode_many_norm, decode_many_norm, 69632, STEP)                                             \
@@ -19200,7 +19222,10 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(linear_place_f32, linear, 0, LORA)                                                           \
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
     X(linear_bias_f32, linear, 0, ALWAYS)                                                          \
-    X(linear_bias_bf16, linear_bf16, 0, BF16)
+    X(linear_bias_bf16, linear_bf16, 0, BF16)                                                      \
+    X(linear_keep_own_f32, linear, 0, LORA)                                                        \
+    X(linear_keep_own_bf16, linear_bf16, 0, LORA_BF16)                                             \
+    X(linear_collect, linear, 0, LORA)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \
@@ -19427,9 +19452,9 @@ static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
 #endif
 #include QLORA_KERNELS_HEADER
 
-#if QLORA__KERNEL_ABI != 2
+#if QLORA__KERNEL_ABI != 3
 #error                                                                                             \
-    "kernels_ptx.h does not match this qlora.h (kernel ABI 2 is needed); use one release for both"
+    "kernels_ptx.h does not match this qlora.h (kernel ABI 3 is needed); use one release for both"
 #endif
 
 #define QLORA__PLANNED_MAX 256
@@ -24687,6 +24712,18 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 
 #define QLORA__NO_LABEL -100
 
+// Rows that belong to several adapters, each with a scale and a total of its own.
+typedef struct qlora__loss_owners {
+    const qlora_tensor* rows; // I32 [1, rows]: the adapter
+    int32_t count;            // of adapters
+    int64_t stride;           // elements from the total of one to that of the next
+} qlora__loss_owners;
+
+typedef struct qlora__loss_job {
+    const qlora_cross_entropy_desc* a;
+    const qlora__loss_owners* owners; // NULL = one adapter
+} qlora__loss_job;
+
 // Columns [c, c + n) of a row of logits, limited if there is a cap.
 static const QLORA__REAL* qlora__logits_in(const qlora__cpu_rows* rows,
                                            const qlora_cross_entropy_desc* a, int64_t row,
@@ -24752,10 +24789,12 @@ static void qlora__cross_entropy_gradient(const qlora__cpu_rows* rows,
 }
 
 static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
-    const qlora_cross_entropy_desc* a = (const qlora_cross_entropy_desc*)user;
+    const qlora__loss_job* job = (const qlora__loss_job*)user;
+    const qlora_cross_entropy_desc* a = job->a;
     const qlora__cpu_rows* rows = qlora__rows_of(a->logits->owner);
-    QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, 0) : 1;
     for (int64_t row = begin; row < end; row++) {
+        int32_t owner = job->owners != NULL ? qlora__index_at(job->owners->rows, row) : 0;
+        QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, owner) : 1;
         int64_t label = qlora__index_at(a->labels, row);
         QLORA__REAL weight = a->weights != NULL ? qlora__at(a->weights, 0, row) : 1;
         QLORA__REAL loss = 0;
@@ -24774,23 +24813,28 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-// total += {losses, rounding error of their sum, weights}; summed in double, by ascending row.
-static void qlora__cross_entropy_total(const qlora_cross_entropy_desc* a) {
-    double loss = (double)qlora__at(a->total, 0, 0) + (double)qlora__at(a->total, 0, 1);
-    double weight = (double)qlora__at(a->total, 0, 2);
+// total += {losses, rounding error of their sum, weights}; summed in double, by ascending row: all
+// rows, or those of adapter number `owner`.
+static void qlora__cross_entropy_total(const qlora__loss_job* job, int32_t owner) {
+    const qlora_cross_entropy_desc* a = job->a;
+    int64_t at = job->owners != NULL ? owner * job->owners->stride : 0;
+    double loss = (double)qlora__at(a->total, 0, at) + (double)qlora__at(a->total, 0, at + 1);
+    double weight = (double)qlora__at(a->total, 0, at + 2);
     for (int64_t row = 0; row < a->logits->rows; row++) {
-        if (qlora__index_at(a->labels, row) != QLORA__NO_LABEL) {
+        bool own = job->owners == NULL || qlora__index_at(job->owners->rows, row) == owner;
+        if (own && qlora__index_at(a->labels, row) != QLORA__NO_LABEL) {
             loss += (double)qlora__at(a->losses, 0, row);
             weight += a->weights != NULL ? (double)qlora__at(a->weights, 0, row) : 1;
         }
     }
     QLORA__REAL high = (QLORA__REAL)loss;
-    qlora__put(a->total, 0, 0, high);
-    qlora__put(a->total, 0, 1, (QLORA__REAL)(loss - (double)high));
-    qlora__put(a->total, 0, 2, (QLORA__REAL)weight);
+    qlora__put(a->total, 0, at, high);
+    qlora__put(a->total, 0, at + 1, (QLORA__REAL)(loss - (double)high));
+    qlora__put(a->total, 0, at + 2, (QLORA__REAL)weight);
 }
 
-static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_desc* a) {
+static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_desc* a,
+                                               const qlora__loss_owners* owners) {
     if (a == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
     }
@@ -24805,7 +24849,8 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
         QLORA__TRY(qlora__need_apart(ctx, "losses", a->losses, "weights", a->weights));
     }
     if (a->scale != NULL) {
-        QLORA__TRY(qlora__need_vector(ctx, a->scale, "scale", QLORA__IS_F32, 1));
+        QLORA__TRY(qlora__need_vector(ctx, a->scale, "scale", QLORA__IS_F32,
+                                      owners != NULL ? owners->count : 1));
     }
     if (a->total != NULL) {
         QLORA__TRY(qlora__need_vector(ctx, a->total, "total", QLORA__IS_F32, 3));
@@ -24827,17 +24872,23 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
     return QLORA_OK;
 }
 
-static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* a) {
-    QLORA__TRY(qlora__cross_entropy_check(ctx, a));
+static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* a,
+                                         const qlora__loss_owners* owners) {
+    QLORA__TRY(qlora__cross_entropy_check(ctx, a, owners));
     const qlora_tensor* x = a->logits;
+    int32_t count = owners != NULL ? owners->count : 1;
     if (qlora__on_cpu(ctx)) {
-        qlora__parallel(ctx, x->rows, 1 + 1024 / (1 + x->cols), qlora__cross_entropy_rows,
-                        (void*)a);
-        if (a->total != NULL) {
-            qlora__cross_entropy_total(a);
+        qlora__loss_job job;
+        job.a = a;
+        job.owners = owners;
+        qlora__parallel(ctx, x->rows, 1 + 1024 / (1 + x->cols), qlora__cross_entropy_rows, &job);
+        for (int32_t k = 0; k < count && a->total != NULL; k++) {
+            qlora__cross_entropy_total(&job, k);
         }
         return QLORA_OK;
     }
+    void* rows_of = owners != NULL ? owners->rows->data : NULL;
+    int64_t stride = owners != NULL ? owners->stride : 0;
     void* weights = a->weights != NULL ? a->weights->data : NULL;
     void* scale = a->scale != NULL ? a->scale->data : NULL;
     int32_t gradient = a->forward_only ? 0 : 1;
@@ -24851,6 +24902,7 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
                     (void*)&a->labels->data,
                     &weights,
                     &scale,
+                    &rows_of,
                     (void*)&a->losses->data,
                     (void*)&x->cols,
                     &gradient,
@@ -24863,14 +24915,14 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
     if (a->total == NULL) {
         return QLORA_OK;
     }
-    void* sum[] = {(void*)&a->losses->data, (void*)&a->labels->data, &weights,
-                   (void*)&x->rows,         (void*)&x->cols,         (void*)&a->total->data};
-    return qlora__launch(ctx, QLORA__K_loss_sum, x->rows > 0 ? 1 : 0, 1, 1, 256, 0, sum);
+    void* sum[] = {(void*)&a->losses->data, (void*)&a->labels->data, &weights, (void*)&x->rows,
+                   (void*)&x->cols,         (void*)&a->total->data,  &rows_of, &stride};
+    return qlora__launch(ctx, QLORA__K_loss_sum, x->rows > 0 ? count : 0, 1, 1, 256, 0, sum);
 }
 
 qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args) {
     QLORA__ENTER(ctx, "qlora_cross_entropy");
-    return qlora__leave(ctx, qlora__cross_entropy(ctx, args));
+    return qlora__leave(ctx, qlora__cross_entropy(ctx, args, NULL));
 }
 
 // ---- arg max ------------------------------------------------------------------------------------
@@ -26149,6 +26201,125 @@ static qlora_result qlora__noise(qlora_ctx* ctx, const qlora_tensor* h,
 #endif // QLORA_NO_MODEL
 
 
+//@@ src/ops/owners.h
+
+// ---- rows of several adapters -------------------------------------------------------------------
+//
+// Adapters that stand side by side share their products: the columns of z and u belong to one
+// adapter each, and so does every row. What a row has in the columns of another adapter is set to
+// zero, so that a product of all rows gives each adapter its own.
+
+// See qlora_linear_desc.owners.
+struct qlora_linear_owners {
+    qlora_tensor rows;         // I32 [1, T]: the adapter of a row; -1 = none
+    qlora_tensor columns;      // I32 [1, pad]: the adapter of a column of z or u; -2 = none
+    const qlora_tensor* state; // in the backward pass: I32 [1, adapters], see qlora__keep_own
+};
+typedef struct qlora_linear_owners qlora__linear_owners;
+
+typedef struct qlora__owned_job {
+    const qlora_tensor* x;
+    const qlora_tensor* inner;
+    const qlora__linear_owners* owners;
+} qlora__owned_job;
+
+static void qlora__keep_own_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__owned_job* job = (const qlora__owned_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        int32_t own = qlora__index_at(&job->owners->rows, r);
+        bool bad = false;
+        for (int64_t c = 0; c < job->x->cols; c++) {
+            bool others = qlora__index_at(&job->owners->columns, c) != own;
+            bool wrong = !others && job->owners->state != NULL &&
+                         !qlora__finite((float)qlora__at(job->x, r, c));
+            if (others || wrong) {
+                qlora__put(job->x, r, c, 0);
+            }
+            bad = bad || wrong;
+        }
+        for (int64_t c = 0; c < job->inner->cols && bad; c++) {
+            qlora__put(job->inner, r, c, 0);
+        }
+        if (bad) {
+            ((int32_t*)job->owners->state->data)[own] = 2;
+        }
+    }
+}
+
+// Sets the columns of z or u, the last ones of a matrix, that do not belong to the adapter of their
+// row to zero. In a product over all rows, a zero does not stop a value in the columns before them,
+// `inner`, that is not finite, and that shows in z and u. With a state, such a row is therefore set
+// to zero as a whole, and the state of its adapter becomes 2, which makes its gradients NaN; those
+// of other adapters are as if it had no such row.
+static qlora_result qlora__keep_own(qlora_ctx* ctx, const qlora__linear_owners* owners,
+                                    const qlora_tensor* inner, const qlora_tensor* x) {
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need(ctx, inner, "inner", 1u << x->dtype, x->rows, -1));
+    QLORA__TRY(qlora__need_vector(ctx, &owners->rows, "owners.rows", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_vector(ctx, &owners->columns, "owners.columns", QLORA__IS_I32, x->cols));
+    if (qlora__on_cpu(ctx)) {
+        qlora__owned_job job;
+        job.x = x;
+        job.inner = inner;
+        job.owners = owners;
+        qlora__keep_own_rows(&job, 0, x->rows);
+        return QLORA_OK;
+    }
+    qlora_tensor t = *x;
+    qlora_tensor front = *inner;
+    void* state = owners->state != NULL ? owners->state->data : NULL;
+    QLORA_ASSERT(front.ld == t.ld);
+    int32_t cols = (int32_t)t.cols;
+    void* rows_of = owners->rows.data;
+    void* columns = owners->columns.data;
+    void* args[] = {&t.data,  &t.ld,       &t.rows,     &cols, &rows_of,
+                    &columns, &front.data, &front.cols, &state};
+    return qlora__launch(
+        ctx, t.dtype == QLORA_F32 ? QLORA__K_linear_keep_own_f32 : QLORA__K_linear_keep_own_bf16,
+        qlora__ceil_div(t.rows * t.cols, 2048), 1, 1, 256, 0, args);
+}
+
+// What one adapter has of a gradient of all of them; same layout as share in kernels/linear.cu.
+typedef struct qlora__share {
+    void* to; // [rows, cols], contiguous
+    const void* from;
+    int64_t rows;
+    int64_t cols;
+    int64_t ld; // of from
+    float scale;
+    int32_t adapter;
+} qlora__share;
+
+// Adds every share to the gradient of its adapter: to += scale from. state, as in
+// qlora__linear_owners, is 0 for an adapter without rows, whose gradient stays, and 1 or 2 for
+// others. shares is a table of `count`; the largest has `most` elements.
+static QLORA__UNUSED qlora_result qlora__collect(qlora_ctx* ctx, const qlora_tensor* shares,
+                                                 int64_t count, int64_t most,
+                                                 const qlora_tensor* state) {
+    if (!qlora__on_cpu(ctx)) {
+        void* table = shares->data;
+        void* flags = state->data;
+        void* args[] = {&table, &flags};
+        int64_t blocks = qlora__min(qlora__max(qlora__ceil_div(most, 4096), 1), 64);
+        return qlora__launch(ctx, QLORA__K_linear_collect, count > 0 ? blocks : 0, count, 1, 256,
+                             0, args);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const qlora__share* s = (const qlora__share*)shares->data + i;
+        int32_t how = qlora__index_at(state, s->adapter);
+        QLORA__REAL scale = how == 2 ? (QLORA__REAL)NAN : (QLORA__REAL)s->scale;
+        if (how == 0) {
+            continue;
+        }
+        for (int64_t j = 0; j < s->rows * s->cols; j++) {
+            QLORA__REAL* to = (QLORA__REAL*)s->to + j;
+            const QLORA__REAL* from = (const QLORA__REAL*)s->from + j / s->cols * s->ld;
+            *to = *to + scale * from[j % s->cols];
+        }
+    }
+    return QLORA_OK;
+}
+
 //@@ src/ops/linear_cpu.h
 
 // ---- LoRA linear on the CPU ---------------------------------------------------------------------
@@ -26171,7 +26342,8 @@ static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_des
             return false;
         }
     }
-    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL && l->in > 0 &&
+    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL &&
+           l->owners == NULL && l->in > 0 &&
            x->dtype == QLORA_F32 && x->rows >= 16 &&
            qlora__panels_rows(x->rows, steps + 4) >= qlora__min(x->rows, 384);
 }
@@ -26711,6 +26883,12 @@ static qlora_result qlora__linear_pad_zero(qlora_ctx* ctx, const qlora_tensor* t
     return qlora__tensor_zero(ctx, &rest);
 }
 
+// Sets what belongs to other adapters than the row to zero, if there are several.
+static qlora_result qlora__linear_keep_own(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                           const qlora_tensor* inner, const qlora_tensor* tail) {
+    return l->owners != NULL ? qlora__keep_own(ctx, l->owners, inner, tail) : QLORA_OK;
+}
+
 // Computes z in the last columns of x.
 static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* x, const qlora_tensor* inner) {
@@ -26724,7 +26902,9 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
     qlora_tensor sb;
     // all parts at once, including the zero columns
     if (l->dropout == 0.0f && qlora__linear_joined(l, pad, &a, &sb)) {
-        return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
+        QLORA__TRY(
+            qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail));
+        return qlora__linear_keep_own(ctx, l, inner, &tail);
     }
     int64_t at = 0;
     for (int32_t i = 0; i < l->count; i++) {
@@ -26738,7 +26918,8 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora
         }
         at += z.cols;
     }
-    return qlora__linear_pad_zero(ctx, &tail, at);
+    QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, at));
+    return qlora__linear_keep_own(ctx, l, inner, &tail);
 }
 
 static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
@@ -26868,6 +27049,39 @@ qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linea
 
 // ---- backward -----------------------------------------------------------------------------------
 
+// Whether the parts of a stack of several adapters are alike, so that a batched product computes
+// their u without the zeros beside them. With one adapter those cost next to nothing.
+static bool qlora__linear_parts_alike(const qlora_linear_desc* l) {
+    bool alike = l->owners != NULL && l->count > 1;
+    for (int32_t i = 1; i < l->count; i++) {
+        alike = alike && l->parts[i].out == l->parts[0].out && l->parts[i].rank == l->parts[0].rank;
+    }
+    return alike;
+}
+
+// Computes u of a joined stack: all parts at once, including the zero columns.
+static qlora_result qlora__linear_u_joined(qlora_ctx* ctx, qlora_math math,
+                                           const qlora_linear_desc* l, const qlora_tensor* inner,
+                                           const qlora_tensor* sb, const qlora_tensor* tail) {
+    qlora_tensor dy = *inner;
+    qlora_tensor b = *sb;
+    qlora_tensor u = *tail;
+    if (qlora__linear_parts_alike(l)) { // the columns that pad the ranks are zeroed with the others
+        dy.cols = l->parts[0].out;
+        dy.batch_stride = dy.cols;
+        u.cols = l->parts[0].rank;
+        u.batch_stride = u.cols;
+        b.rows = dy.cols;
+        b.cols = u.cols;
+        b.batch_stride = b.rows * b.ld + b.cols;
+        dy.batch = l->count;
+        b.batch = l->count;
+        u.batch = l->count;
+    }
+    QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &dy, &b, &u));
+    return qlora__linear_keep_own(ctx, l, inner, tail);
+}
+
 // Computes u in the last columns of dy.
 static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* dy, const qlora_tensor* inner) {
@@ -26878,7 +27092,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
     qlora_tensor a;
     qlora_tensor sb;
     if (qlora__linear_joined(l, pad, &a, &sb)) {
-        return qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
+        return qlora__linear_u_joined(ctx, math, l, inner, &sb, &tail);
     }
     int64_t col = 0;
     int64_t at = 0;
@@ -26895,7 +27109,8 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora
         col += p->out;
         at += p->rank;
     }
-    return qlora__linear_pad_zero(ctx, &tail, at);
+    QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, at));
+    return qlora__linear_keep_own(ctx, l, inner, &tail);
 }
 
 // dx = u A in the type of dy, unless there is dropout, and the base in FP8 on top of it.
@@ -29596,6 +29811,7 @@ typedef struct qlora__layer {
     qlora_tensor inverses[QLORA__GROUPS]; // 1 / norm
     bool cached;
     bool recompute;
+    bool keeps_attention; // of a recomputed layer: its output and row statistics
     bool sliding;
     bool no_rope;
     qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
@@ -29619,6 +29835,9 @@ typedef struct qlora__batch_block {
     qlora_tensor weights;   // [1, R] f32
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
     qlora_tensor scale;     // [1, adapters] f32: 1 / total labels
+    qlora_tensor owners;    // [1, T]: adapter of token t, or -1; only if they stand side by side
+    qlora_tensor claims;    // [1, R]: adapter of labelled row r; the same
+    qlora_tensor states;    // [1, adapters]: 1 if it has rows, see qlora__keep_own; the same
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
     qlora_tensor starts;    // these four are views for qlora__preference
     qlora_tensor roles;
@@ -29646,6 +29865,15 @@ typedef struct qlora__lora {
     qlora_tensor da;
     qlora_tensor db;
 } qlora__lora;
+
+// The adapters of a layer side by side (model/wide.h).
+typedef struct qlora__wide {
+    qlora__lora loras[QLORA__PROJECTIONS]; // of all adapters: the rank is the sum of theirs
+    qlora_tensor columns[QLORA__GROUPS];   // I32 [1, pad]: adapter of a column of z and u, or -2
+    qlora_tensor shares[QLORA__GROUPS];    // U8: one qlora__share per adapter and matrix
+    int64_t share_count[QLORA__GROUPS];
+    int64_t most[QLORA__GROUPS]; // elements of the largest share
+} qlora__wide;
 
 // What each of several adapters has of its own: the fields of a model that have the same names.
 typedef struct qlora__own {
@@ -29838,6 +30066,8 @@ struct qlora_model {
     qlora__lora* loras;      // adapters * layers * QLORA__PROJECTIONS
     qlora__owned_rows* runs; // of the last micro-batch, max_sequences of them
     int64_t run_count;
+    qlora__wide* wide;       // one per layer; NULL unless the adapters stand side by side
+    qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
 };
 
 // Projection number `i` of layer `layer` as PEFT names it, without "base_model.model.".
@@ -29984,13 +30214,18 @@ static qlora_result qlora__adapter_leave(qlora_model* m, qlora_result r) {
     return r;
 }
 
-// The stack of an adapter, which need not be the current one.
+#define QLORA__ALL_ADAPTERS (-1)
+
+// The stack of an adapter, which need not be the current one, or of all of them side by side.
 static qlora_linear_desc qlora__linear_of(const qlora_model* m, const qlora__layer* layer,
                                           int group, int32_t adapter) {
     qlora_linear_desc linear = layer->linears[group];
+    int64_t index = layer - m->layers;
     for (int i = 0; i < linear.count && adapter != m->adapter; i++) {
         int number = m->arch->layout->groups[group].first + i;
-        const qlora__lora* lora = qlora__lora_at(m, adapter, layer - m->layers, number);
+        const qlora__lora* lora = adapter == QLORA__ALL_ADAPTERS
+                                      ? &m->wide[index].loras[number]
+                                      : qlora__lora_at(m, adapter, index, number);
         linear.parts[i].rank = lora->rank;
         linear.parts[i].scale = lora->scale;
         linear.parts[i].a = &lora->a;
@@ -29999,6 +30234,184 @@ static qlora_linear_desc qlora__linear_of(const qlora_model* m, const qlora__lay
         linear.parts[i].db = &lora->db;
     }
     return linear;
+}
+
+//@@ src/model/wide.h
+
+// ---- adapters side by side ----------------------------------------------------------------------
+//
+// How the rows of several adapters are computed:
+//
+//   side by side   on the GPU, if the sum of the ranks is small (qlora__wide_fits). The matrices of
+//                  all adapters are one adapter of that rank, so that every product runs once, over
+//                  all rows; what a row has of other adapters is zero (ops/owners.h). The owners of
+//                  the rows are data, so one graph serves any assignment of rows to adapters.
+//   run by run     otherwise. Neighbouring rows of one adapter are computed with the code for one
+//                  (qlora__run_at), so that on the CPU it has the bits of a training of its own.
+//
+// The columns of z and u are those of the first projection of a stack for all adapters in order,
+// then those of the next one. AdamW writes A and s B of an adapter to their places: in the operand
+// of a layer with a cached one, otherwise in matrices of their own. Gradients of all adapters are
+// computed in memory that all stacks share, and then added to those of each adapter.
+
+// The highest sum of ranks: the wasted part of the products grows with it, and what is saved, base
+// products with few rows, does not. Wider models have more work in the base for each rank.
+static int64_t qlora__wide_limit(const qlora_model* m) {
+    return qlora__max(128, m->plan.config.hidden / 8);
+}
+
+// The first column of an adapter among those of projection `i`; that of number m->adapters is the
+// sum of the ranks.
+static int64_t qlora__wide_first(const qlora_model* m, int32_t adapter, int64_t layer, int i) {
+    int64_t first = 0;
+    for (int32_t k = 0; k < adapter; k++) {
+        first += qlora__lora_at(m, k, layer, i)->rank;
+    }
+    return first;
+}
+
+static bool qlora__wide_fits(const qlora_model* m) {
+    bool fits = qlora__has_several(m) && m->on_gpu && qlora__computes(m) && !qlora__is_fp8(m);
+    for (int64_t l = 0; l < m->plan.config.layers && fits; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            fits = fits && qlora__wide_first(m, m->adapters, l, i) <= qlora__wide_limit(m);
+        }
+    }
+    return fits;
+}
+
+// Chooses the way; the ranks of all adapters are known.
+static qlora_result qlora__wide_choose(qlora_ctx* ctx, qlora_model* m) {
+    qlora__adapter_keep(m);
+    if (!qlora__wide_fits(m)) {
+        return QLORA_OK;
+    }
+    size_t bytes = (size_t)m->plan.config.layers * sizeof *m->wide;
+    m->wide = (qlora__wide*)qlora__alloc_zero(ctx, bytes);
+    return m->wide != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+}
+
+// Columns of z and u of a stack.
+static int64_t qlora__wide_pad(const qlora_model* m, int64_t layer, int group) {
+    int64_t rank = 0;
+    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+        int number = m->arch->layout->groups[group].first + i;
+        rank += qlora__wide_first(m, m->adapters, layer, number);
+    }
+    return (rank + 7) / 8 * 8;
+}
+
+// Whether the matrices of a stack are in the operand of the layer.
+static bool qlora__wide_in_operand(const qlora_model* m, const qlora__layer* layer, int group) {
+    bool any = false;
+    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+        any = any || layer->projections[m->arch->layout->groups[group].first + i].is_nf4;
+    }
+    return any && layer->cached;
+}
+
+// Where the gradients of a stack are in m->wide_grads: dA of its projections without gaps, so that
+// one product computes them, then dB of each. Returns their elements.
+static int64_t qlora__wide_places(const qlora_model* m, int64_t layer, int group,
+                                  int64_t a_at[QLORA_LINEAR_PARTS],
+                                  int64_t b_at[QLORA_LINEAR_PARTS]) {
+    int first = m->arch->layout->groups[group].first;
+    int count = m->arch->layout->groups[group].count;
+    int64_t at = 0;
+    for (int i = 0; i < count; i++) {
+        a_at[i] = at;
+        at += qlora__wide_first(m, m->adapters, layer, first + i) *
+              m->layers[layer].projections[first + i].in;
+    }
+    for (int i = 0; i < count; i++) {
+        at = (int64_t)qlora__align_up((size_t)at, 64);
+        b_at[i] = at;
+        at += qlora__wide_first(m, m->adapters, layer, first + i) *
+              m->layers[layer].projections[first + i].out;
+    }
+    return at;
+}
+
+// Shares of a stack: dA and dB of every adapter and projection that has one.
+static int64_t qlora__wide_shares(const qlora_model* m, int64_t layer, int group) {
+    int64_t count = 0;
+    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+        for (int32_t k = 0; k < m->adapters; k++) {
+            int number = m->arch->layout->groups[group].first + i;
+            count += qlora__lora_at(m, k, layer, number)->rank > 0 ? 2 : 0;
+        }
+    }
+    return count;
+}
+
+// Fills the tables of a stack, on the host.
+static void qlora__wide_fill(const qlora_model* m, int64_t layer, int group, int32_t* columns,
+                             qlora__share* shares) {
+    const qlora__wide* wide = &m->wide[layer];
+    size_t size = qlora_dtype_bytes(QLORA_F32);
+    int64_t column = 0;
+    for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
+        int number = m->arch->layout->groups[group].first + i;
+        const qlora__lora* all = &wide->loras[number];
+        int64_t first = 0;
+        for (int32_t k = 0; k < m->adapters; k++) {
+            const qlora__lora* own = qlora__lora_at(m, k, layer, number);
+            for (int64_t c = 0; c < own->rank; c++) {
+                columns[column++] = k;
+            }
+            if (own->rank == 0 || shares == NULL) {
+                continue;
+            }
+            const qlora__share a = {own->da.data,
+                                    (char*)all->da.data + (size_t)(first * all->da.ld) * size,
+                                    own->rank,
+                                    all->da.cols,
+                                    all->da.ld,
+                                    1.0f,
+                                    k};
+            const qlora__share b = {own->db.data,
+                                    (char*)all->db.data + (size_t)first * size,
+                                    all->db.rows,
+                                    own->rank,
+                                    all->db.ld,
+                                    own->scale,
+                                    k};
+            *shares++ = a;
+            *shares++ = b;
+            first += own->rank;
+        }
+    }
+    for (; column < wide->columns[group].cols; column++) {
+        columns[column] = -2;
+    }
+}
+
+// Writes the tables of all stacks to the device.
+static qlora_result qlora__wide_upload(qlora_ctx* ctx, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            qlora__wide* wide = &m->wide[l];
+            size_t columns = (size_t)wide->columns[g].cols * sizeof(int32_t);
+            size_t shares = (size_t)wide->share_count[g] * sizeof(qlora__share);
+            if (columns == 0) {
+                continue;
+            }
+            char* memory = (char*)qlora__alloc_zero(ctx, shares + columns);
+            if (memory == NULL) {
+                return QLORA_ERR_MEMORY;
+            }
+            qlora__wide_fill(m, l, g, (int32_t*)(void*)(memory + shares),
+                             shares > 0 ? (qlora__share*)(void*)memory : NULL);
+            qlora_result r =
+                qlora__copy_in(ctx, wide->columns[g].data, memory + shares, columns);
+            r = r == QLORA_OK && shares > 0
+                    ? qlora__copy_in(ctx, wide->shares[g].data, memory, shares)
+                    : r;
+            qlora__free(ctx, memory, shares + columns);
+            QLORA__TRY(r);
+        }
+    }
+    return QLORA_OK;
 }
 
 //@@ src/model/arena.h
@@ -30325,6 +30738,15 @@ static int64_t qlora__tile_rows(const qlora_model* m) {
     return m->plan.tile > 0 ? qlora__min(m->plan.tile, m->plan.tokens) : m->plan.tokens;
 }
 
+// The output of attention, with room for z of o_proj, and its row statistics.
+static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
+                                    const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t T = m->plan.tokens;
+    qlora__arena_tensor(arena, m->compute, T, qlora__q_width(c) + pads[QLORA__O], &kept->o);
+    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
+}
+
 // Of pads, only those of o and of gate/up are used.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
@@ -30337,8 +30759,7 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     if (c->qk_norm) {
         qlora__arena_tensor(arena, m->compute, T, q + kv, &kept->qk);
     }
-    qlora__arena_tensor(arena, m->compute, T, q + pads[QLORA__O], &kept->o);
-    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
+    qlora__layout_attention(arena, m, pads, kept);
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
     qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
@@ -30388,6 +30809,9 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         }
         if (layer->recompute) {
             layer->kept = m->again;
+            if (layer->keeps_attention) {
+                qlora__layout_attention(arena, m, layer->pads, &layer->kept);
+            }
         } else {
             qlora__layout_kept(arena, m, layer->pads, &layer->kept);
         }
@@ -30466,6 +30890,77 @@ static int64_t qlora__operand_elements(qlora_model* m) {
     return most;
 }
 
+// Tables and matrices of adapters that stand side by side.
+static void qlora__layout_wide(qlora__arena* arena, qlora_model* m) {
+    int64_t most = 0;
+    for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL; l++) {
+        qlora__wide* wide = &m->wide[l];
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            int64_t a_at[QLORA_LINEAR_PARTS];
+            int64_t b_at[QLORA_LINEAR_PARTS];
+            most = qlora__max(most, qlora__wide_places(m, l, g, a_at, b_at));
+            qlora__arena_tensor(arena, QLORA_I32, 1, m->layers[l].pads[g], &wide->columns[g]);
+            wide->share_count[g] = qlora__trains(m) ? qlora__wide_shares(m, l, g) : 0;
+            qlora__arena_tensor(arena, QLORA_U8, 1,
+                                wide->share_count[g] * (int64_t)sizeof(qlora__share),
+                                &wide->shares[g]);
+        }
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            int64_t rank = qlora__wide_first(m, m->adapters, l, i);
+            if (!qlora__wide_in_operand(m, &m->layers[l], m->arch->layout->rows[i].group)) {
+                qlora__arena_tensor(arena, m->compute, rank, p->in, &wide->loras[i].a);
+                qlora__arena_tensor(arena, m->compute, p->out, rank, &wide->loras[i].sb);
+            }
+        }
+    }
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->wide != NULL && qlora__trains(m) ? most : 0,
+                        &m->wide_grads);
+}
+
+// Views of a stack of adapters that stand side by side: of its operand and of the gradients.
+static void qlora__window_wide(qlora_model* m, int64_t index, int group) {
+    qlora__layer* layer = &m->layers[index];
+    int64_t a_at[QLORA_LINEAR_PARTS];
+    int64_t b_at[QLORA_LINEAR_PARTS];
+    qlora_tensor a;
+    qlora_tensor sb;
+    qlora_linear_desc linear = layer->linears[group];
+    linear.operand = qlora__wide_in_operand(m, layer, group) ? &layer->operands[group] : NULL;
+    bool inside = qlora__linear_joined(&linear, layer->pads[group], &a, &sb);
+    size_t size = qlora_dtype_bytes(m->compute);
+    int64_t row = 0;
+    int64_t col = 0;
+    m->wide[index].most[group] = 0;
+    qlora__wide_places(m, index, group, a_at, b_at);
+    for (int i = 0; i < linear.count; i++) {
+        int number = m->arch->layout->groups[group].first + i;
+        const qlora__projection* p = &layer->projections[number];
+        qlora__lora* lora = &m->wide[index].loras[number];
+        lora->rank = qlora__wide_first(m, m->adapters, index, number);
+        lora->scale = 1.0f; // those of the adapters are in sB and in the shares
+        if (inside) {
+            lora->a = a;
+            lora->a.rows = lora->rank;
+            lora->a.data = (char*)a.data + (size_t)(col * a.ld) * size;
+            lora->a.bytes -= (size_t)(col * a.ld) * size;
+            lora->sb = sb;
+            lora->sb.rows = p->out;
+            lora->sb.cols = lora->rank;
+            lora->sb.data = (char*)sb.data + (size_t)(row * sb.ld + col) * size;
+            lora->sb.bytes -= (size_t)(row * sb.ld + col) * size;
+        }
+        if (qlora__trains(m)) {
+            qlora__arena_window(&m->wide_grads, a_at[i], lora->rank, p->in, &lora->da);
+            qlora__arena_window(&m->wide_grads, b_at[i], p->out, lora->rank, &lora->db);
+        }
+        int64_t most = qlora__max(p->in, p->out) * lora->rank;
+        m->wide[index].most[group] = qlora__max(m->wide[index].most[group], most);
+        row += p->out;
+        col += lora->rank;
+    }
+}
+
 // What the FP8 products of all stacks share.
 static void qlora__layout_fp8_shared(qlora__arena* arena, qlora_model* m) {
     int64_t widest = 0;
@@ -30524,6 +31019,7 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->s);
     qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
+    qlora__layout_wide(arena, m);
     if (qlora__is_fp8(m)) {
         qlora__layout_fp8_shared(arena, m);
     }
@@ -30566,6 +31062,11 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &b->weights);
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
     qlora__arena_tensor(arena, QLORA_F32, 1, m->adapters, &b->scale);
+    if (m->wide != NULL) {
+        qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->owners);
+        qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->claims);
+        qlora__arena_tensor(arena, QLORA_I32, 1, m->adapters, &b->states);
+    }
     qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
     int64_t S = m->plan.max_sequences;
     qlora__arena_tensor(arena, QLORA_I32, 1, S + 1, &b->starts);
@@ -30584,6 +31085,9 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     b->all.cols = (int64_t)b->all.bytes;
     b->all.ld = b->all.cols;
 }
+
+// The totals of several adapters are this many elements apart, as the arena places them.
+#define QLORA__TOTALS_STRIDE 64
 
 static void qlora__layout_totals(qlora__arena* arena, qlora_model* m) {
     for (int32_t k = 0; k < m->adapters; k++) {
@@ -30637,8 +31141,7 @@ typedef struct qlora__decode_text {
 #define QLORA__DECODE_ALL 7u
 #define QLORA__DECODE_LONG 8u // the kernel for a single row, only where it was faster
 #define QLORA__DECODE_WARPGROUP 16u // warpgroup instructions for NF4 products of more than 8 rows
-#define QLORA__DECODE_USED                                                                         \
-    (QLORA__DECODE_EARLY | QLORA__DECODE_MANY | QLORA__DECODE_LONG | QLORA__DECODE_WARPGROUP)
+#define QLORA__DECODE_USED (QLORA__DECODE_EARLY | QLORA__DECODE_MANY | QLORA__DECODE_LONG)
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
 #define QLORA__DECODE_ROWS 8
@@ -30782,6 +31285,11 @@ static void qlora__model_layout(qlora_model* m, char* base) {
         qlora__layout_windows(m);
     }
     qlora__adapter_keep(m);
+    for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL && base != NULL; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            qlora__window_wide(m, l, g);
+        }
+    }
     m->plan.total = arena.used;
 }
 
@@ -31707,6 +32215,7 @@ static void qlora__slots_free(qlora_model* m) {
     qlora__free(ctx, m->owns, (size_t)m->adapters * sizeof *m->owns);
     qlora__free(ctx, m->loras, qlora__loras_bytes(m));
     qlora__free(ctx, m->runs, (size_t)m->plan.max_sequences * sizeof *m->runs);
+    qlora__free(ctx, m->wide, (size_t)m->plan.config.layers * sizeof *m->wide);
 }
 
 static qlora_result qlora__slots_check(qlora_ctx* ctx, const qlora_model_desc* d) {
@@ -32060,7 +32569,7 @@ static qlora_result qlora__slots_shape(qlora_ctx* ctx, qlora_model* m,
         r = qlora__adapter_shapes(ctx, m, desc);
     }
     qlora__adapter_focus(m, 0);
-    return r;
+    return r == QLORA_OK ? qlora__wide_choose(ctx, m) : r;
 }
 
 // Assigns a place to every trained tensor of every adapter.
@@ -32074,10 +32583,15 @@ static void qlora__slots_number(qlora_model* m) {
     m->plan.parameters = parameters;
 }
 
-// The room beside a row of several adapters, whose rows are computed separately: that of the one
-// with the highest ranks.
+// The room beside a row of several adapters: that of all of them if they stand side by side, or
+// that of the one with the highest ranks if their rows are computed separately.
 static void qlora__slots_pads(qlora_model* m) {
-    for (int32_t k = m->adapters - 1; k >= 0 && qlora__has_several(m); k--) {
+    for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            m->layers[l].pads[g] = qlora__wide_pad(m, l, g);
+        }
+    }
+    for (int32_t k = m->adapters - 1; k >= 0 && qlora__has_several(m) && m->wide == NULL; k--) {
         qlora__adapter_focus(m, k);
         for (int64_t l = 0; l < m->plan.config.layers; l++) {
             for (int g = 0; g < QLORA__GROUPS; g++) {
@@ -32277,6 +32791,7 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
 // What the plan of a model chooses.
 typedef struct qlora__choices {
     int64_t recompute;
+    int64_t attention; // the first n layers keep its output, if they are recomputed
     int64_t cached;
     int64_t tile;
     int64_t head_chunk;
@@ -32287,6 +32802,7 @@ typedef struct qlora__choices {
 static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     const qlora_model_config* c = &m->plan.config;
     m->plan.recompute_layers = choices->recompute;
+    m->plan.attention_layers = qlora__min(choices->attention, choices->recompute);
     m->plan.cached_layers = choices->cached;
     m->plan.tile = choices->tile;
     m->plan.head_chunk = choices->head_chunk;
@@ -32297,6 +32813,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;
+        layer->keeps_attention = l < m->plan.attention_layers;
         layer->cached = l < choices->cached;
     }
     qlora__model_layout(m, NULL);
@@ -32443,8 +32960,74 @@ static bool qlora__plan_squeeze(qlora_model* m, const qlora_plan_desc* machine,
     return false;
 }
 
-// Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
-// cached layers as fit. The memory is monotonic in both, so bisection finds them.
+// Sequences from this length on keep the output of attention before whole layers: it is what gains
+// most time for its bytes (8B on an H200: at 2,048 tokens attention takes 5 % of the forward pass
+// of a layer and its output 7 % of the layer's activations, at 32,768 tokens 45 %).
+#define QLORA__LONG_ATTENTION 4096
+
+// Which of the choices is counted.
+typedef enum qlora__count_of {
+    QLORA__COUNT_WHOLE,     // layers that are not recomputed
+    QLORA__COUNT_ATTENTION, // recomputed layers that keep the output of attention
+    QLORA__COUNT_CACHED     // layers with 16-bit copies
+} qlora__count_of;
+
+static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t count,
+                              qlora__choices* choices) {
+    if (what == QLORA__COUNT_WHOLE) {
+        choices->recompute = m->plan.config.layers - count;
+    } else if (what == QLORA__COUNT_ATTENTION) {
+        choices->attention = count;
+    } else {
+        choices->cached = count;
+    }
+    qlora__plan_apply(m, choices);
+}
+
+// Raises a choice as far as the memory goes, which grows with each of them, so bisection finds it.
+// The end is tried first: without any recomputed layer, there is no room for one either.
+static void qlora__plan_most(qlora_model* m, uint64_t bytes, qlora__count_of what, int64_t low,
+                             int64_t high, qlora__choices* choices) {
+    qlora__plan_count(m, what, high, choices);
+    if (qlora__plan_fits(m, bytes)) {
+        return;
+    }
+    high--;
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        qlora__plan_count(m, what, middle, choices);
+        if (qlora__plan_fits(m, bytes)) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    qlora__plan_count(m, what, low, choices);
+}
+
+// Uses the memory that is left for what saves time: the fewest recomputed layers that fit, outputs
+// of attention of the others, then, if the memory is to be filled, cached layers.
+static void qlora__plan_fill(qlora_model* m, uint64_t bytes, bool fill, qlora__choices* choices) {
+    int64_t layers = m->plan.config.layers;
+    const qlora_model_desc* d = &m->desc;
+    bool free_to = d->recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
+    bool whole = choices->offload || choices->tile > 0; // these recompute every layer
+    bool attention_first = whole || m->plan.max_length >= QLORA__LONG_ATTENTION;
+    if (free_to && fill && attention_first) {
+        qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, layers, choices);
+    }
+    if (free_to && !whole && (choices->attention == 0 || choices->attention == layers)) {
+        qlora__plan_most(m, bytes, QLORA__COUNT_WHOLE, 0, layers, choices);
+    }
+    if (free_to && fill && !attention_first) {
+        qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, choices->recompute, choices);
+    }
+    bool has_nf4 = m->layers[0].projections[0].is_nf4;
+    if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && has_nf4 && !whole) {
+        qlora__plan_most(m, bytes, QLORA__COUNT_CACHED, 0, layers, choices);
+    }
+}
+
 static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
                                        const qlora_plan_desc* machine, bool fill) {
     int64_t layers = m->plan.config.layers;
@@ -32465,36 +33048,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
                    ? qlora__plan_host_short(ctx, m, machine->host_bytes)
                    : qlora__plan_too_large(ctx, m, machine->bytes);
     }
-    if (choices.offload || choices.tile > 0) {
-        return QLORA_OK;
-    }
-    int64_t high = choices.recompute;
-    while (low < high) {
-        choices.recompute = (low + high) / 2;
-        qlora__plan_apply(m, &choices);
-        if (qlora__plan_fits(m, machine->bytes)) {
-            high = choices.recompute;
-        } else {
-            low = choices.recompute + 1;
-        }
-    }
-    choices.recompute = low;
-    bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (d->cache == QLORA_CHOICE_AUTO && fill && low == 0 && has_nf4) {
-        int64_t most = layers;
-        int64_t cached = 0;
-        while (cached < most) {
-            choices.cached = (cached + most + 1) / 2;
-            qlora__plan_apply(m, &choices);
-            if (qlora__plan_fits(m, machine->bytes)) {
-                cached = choices.cached;
-            } else {
-                most = choices.cached - 1;
-            }
-        }
-        choices.cached = cached;
-    }
-    qlora__plan_apply(m, &choices);
+    qlora__plan_fill(m, machine->bytes, fill, &choices);
     return QLORA_OK;
 }
 
@@ -32588,6 +33142,11 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
         "%lld cached in %s\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
         (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
+    if (plan->attention_layers > 0) {
+        qlora__append(buffer, size, &used,
+                      "  the output of attention is kept in %lld of the recomputed layers\n",
+                      (long long)plan->attention_layers);
+    }
     if (plan->tile > 0) {
         qlora__append(buffer, size, &used, "  everything but attention in tiles of %lld tokens\n",
                       (long long)plan->tile);
@@ -33705,10 +34264,27 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     return qlora__trained_saved(m, index - at - (m->desc.train_norms ? 1 : 0), out);
 }
 
+// The place of A or s B of the current adapter among those of all adapters.
+static void qlora__range_copy_wide(const qlora_model* m, const qlora__trained* t,
+                                   qlora_adamw_range* range) {
+    int number = (int)(t->projection - m->layers[t->layer].projections);
+    const qlora__lora* all = &m->wide[t->layer].loras[number];
+    const qlora_tensor* to = t->is_b ? &all->sb : &all->a;
+    int64_t column = qlora__wide_first(m, m->adapter, t->layer, number);
+    size_t at = (size_t)(t->is_b ? column : column * to->ld) * qlora_dtype_bytes(to->dtype);
+    range->copy = (char*)to->data + at;
+    range->copy_cols = t->cols;
+    range->copy_ld = to->ld;
+}
+
 // If the layer has its own operand, AdamW also writes A and s B to their places in it.
 static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
                               qlora_adamw_range* range) {
     const qlora__layer* layer = &m->layers[t->layer];
+    if (m->wide != NULL && t->projection != NULL) {
+        qlora__range_copy_wide(m, t, range);
+        return;
+    }
     if (t->projection == NULL || t->is_magnitude || !layer->cached || qlora__has_several(m)) {
         return; // several adapters are placed when they are used
     }
@@ -34142,6 +34718,34 @@ static int32_t qlora__batch_adapter(const qlora_batch* b, int64_t sequence, int3
     return b->adapters != NULL ? b->adapters[sequence] : usual;
 }
 
+// Writes which rows belong to which of several adapters that stand side by side.
+static void qlora__slot_owners(const qlora_model* m, char* memory, const qlora_batch* b,
+                               int32_t usual) {
+    int32_t* owners = qlora__slot_ints(m, memory, &m->batch.owners);
+    int32_t* claims = qlora__slot_ints(m, memory, &m->batch.claims);
+    int32_t* states = qlora__slot_ints(m, memory, &m->batch.states);
+    const int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
+    int64_t row = 0;
+    int64_t label = 0;
+    memset(states, 0, (size_t)m->adapters * sizeof *states);
+    for (int64_t s = 0; s < b->count; s++) {
+        int32_t adapter = qlora__batch_adapter(b, s, usual);
+        states[adapter] = 1;
+        for (int64_t end = row + b->lengths[s]; row < end; row++) {
+            owners[row] = adapter;
+        }
+        for (; label < starts[s + 1]; label++) {
+            claims[label] = adapter;
+        }
+    }
+    for (; row < m->plan.tokens; row++) { // the rows that fill the micro-batch up
+        owners[row] = -1;
+    }
+    for (; label < m->batch.claims.cols; label++) {
+        claims[label] = 0; // it has no label
+    }
+}
+
 // Notes which rows belong to which adapter, and writes the scale of each.
 static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch* b,
                                  const qlora__micro_desc* desc) {
@@ -34152,6 +34756,10 @@ static void qlora__slot_adapters(qlora_model* m, char* memory, const qlora_batch
         scale[k] = total > 0.0 ? (QLORA__REAL)(1.0 / total) : 0;
     }
     m->run_count = 0;
+    if (m->wide != NULL) {
+        qlora__slot_owners(m, memory, b, desc->adapter);
+        return;
+    }
     int64_t row = 0;
     for (int64_t s = 0; s < b->count && qlora__has_several(m); s++) {
         int32_t adapter = qlora__batch_adapter(b, s, desc->adapter);
@@ -34286,9 +34894,18 @@ static qlora_tensor qlora__local(const qlora__pass* pass, const qlora_tensor* t,
 }
 
 // Whether the rows of a pass can belong to several adapters. Decoding uses the current one.
-static bool qlora__pass_has_runs(const qlora__pass* pass) {
+static bool qlora__pass_is_shared(const qlora__pass* pass) {
     const qlora_model* m = pass->m;
     return qlora__has_several(m) && m->use_adapters && !pass->decoding;
+}
+
+// Whether they are computed together, or else run by run; see model/wide.h.
+static bool qlora__pass_is_wide(const qlora__pass* pass) {
+    return qlora__pass_is_shared(pass) && pass->m->wide != NULL;
+}
+
+static bool qlora__pass_has_runs(const qlora__pass* pass) {
+    return qlora__pass_is_shared(pass) && pass->m->wide == NULL;
 }
 
 // Sets the part of a pass that belongs to run number `index` of the micro-batch, or, without runs,
@@ -34345,14 +34962,38 @@ typedef struct qlora__stack {
     qlora_tensor operand;
     qlora_tensor positions; // of the rows of the pass, for dropout
     qlora_tensor sequences;
+    qlora__linear_owners owners;              // of adapters side by side
+    qlora_tensor weights[QLORA_LINEAR_PARTS]; // in the operand, if one of those adapters is alone
     int64_t out;
     int64_t pad;
 } qlora__stack;
 
+// One of several adapters that stand side by side, without the others: its own matrices, next to
+// the weights of the operand if the layer has a copy of them.
+static void qlora__stack_alone(const qlora__layer* layer, int group, qlora__stack* s) {
+    int64_t row = 0;
+    for (int i = 0; i < s->linear.count && s->linear.operand != NULL && layer->cached; i++) {
+        qlora_linear_part* part = &s->linear.parts[i];
+        s->weights[i] = qlora__window(&layer->operands[group], part->out,
+                                      row * layer->operands[group].ld, s->linear.in);
+        part->dense = &s->weights[i];
+        part->nf4 = NULL;
+        row += part->out;
+    }
+    s->linear.operand = NULL;
+}
+
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
-    out->linear = qlora__linear_of(m, layer, group, pass->adapter);
+    bool wide = qlora__pass_is_wide(pass);
+    out->linear = qlora__linear_of(m, layer, group, wide ? QLORA__ALL_ADAPTERS : pass->adapter);
+    if (wide) {
+        out->owners.rows = qlora__window(&m->batch.owners, 1, pass->row, pass->rows);
+        out->owners.columns = m->wide[layer - m->layers].columns[group];
+        out->owners.state = backward ? &m->batch.states : NULL;
+        out->linear.owners = &out->owners;
+    }
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
     out->positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
@@ -34371,6 +35012,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         out->linear.operand = NULL;
         out->linear.fp8 = NULL;
     }
+    if (m->wide != NULL && !wide && out->pad > 0) {
+        qlora__stack_alone(layer, group, out);
+    }
     if (out->linear.fp8 != NULL && !layer->cached) {
         if (qlora__stack_is_placed(pass, out->linear.layer, group, backward)) {
             return QLORA_OK;
@@ -34385,7 +35029,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->operand =
         qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
     out->linear.operand = &out->operand;
-    if (layer->cached && qlora__has_several(m)) { // the operand has those of the last run
+    if (layer->cached && qlora__has_several(m) && m->wide == NULL) { // it has those of the last run
         QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
         return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_ADAPTERS);
     }
@@ -34920,6 +35564,20 @@ static qlora_result qlora__head_runs(const qlora__pass* pass, int64_t first,
     return QLORA_OK;
 }
 
+// The same for adapters that stand side by side, of all rows at once.
+static qlora_result qlora__head_owned(const qlora__pass* pass, int64_t first,
+                                      const qlora_cross_entropy_desc* all) {
+    qlora_model* m = pass->m;
+    qlora_cross_entropy_desc args = *all;
+    qlora_tensor claims = qlora__window(&m->batch.claims, 1, first, all->logits->rows);
+    const qlora_tensor* sums = m->adapter == 0 ? &m->totals : &m->owns[0].totals;
+    qlora_tensor totals = qlora__window(sums, 1, 0, 3);
+    const qlora__loss_owners owners = {&claims, m->adapters, QLORA__TOTALS_STRIDE};
+    args.total = &totals;
+    QLORA__ENTER(pass->ctx, "qlora_cross_entropy"); // frees the scratch on return
+    return qlora__leave(pass->ctx, qlora__cross_entropy(pass->ctx, &args, &owners));
+}
+
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
 // to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
 static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
@@ -34946,14 +35604,15 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     args.labels = &labels;
     args.weights = &weights;
     qlora_tensor scale = qlora__window(&m->batch.scale, 1, 0, 1);
-    args.scale = gradient && qlora__pass_has_runs(pass) ? &m->batch.scale : &scale;
+    args.scale = gradient && qlora__pass_is_shared(pass) ? &m->batch.scale : &scale;
     args.losses = &losses;
     args.total = totals;
     args.flag = &m->flag;
     args.forward_only = !gradient;
     args.cap = (float)c->logits_cap;
-    QLORA__TRY(gradient && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
-                                                      : qlora_cross_entropy(ctx, &args));
+    QLORA__TRY(gradient && qlora__pass_is_wide(pass)    ? qlora__head_owned(pass, i * C, &args)
+               : gradient && qlora__pass_has_runs(pass) ? qlora__head_runs(pass, i * C, &args)
+                                                        : qlora_cross_entropy(ctx, &args));
     if (gradient) {
         qlora_tensor dx = m->rows_dx;
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
@@ -35036,11 +35695,13 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
                                                          : QLORA_OK;
 }
 
-// Recomputes the activations that a layer did not keep; with tiles, only up to attention.
+// Recomputes the activations that a layer did not keep; with tiles, only up to attention. The
+// attention of a long sequence takes as long as all products of its layer, and its output is as
+// small as the layer's input, so that is kept first where there is memory.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     QLORA__TRY(qlora__layer_heads(pass, layer, true));
-    QLORA__TRY(qlora__layer_attention(pass, layer));
+    QLORA__TRY(layer->keeps_attention ? QLORA_OK : qlora__layer_attention(pass, layer));
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(pass, layer);
 }
 
@@ -35065,7 +35726,13 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     QLORA__TRY(qlora__beside_begin(ctx));
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, x) : QLORA_OK;
     if (r == QLORA_OK) {
-        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x, dy, NULL, 1.0f);
+        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x, dy, NULL,
+                                    stack->linear.owners != NULL ? 0.0f : 1.0f);
+    }
+    if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
+        const qlora__wide* wide = &pass->m->wide[stack->linear.layer];
+        r = qlora__collect(ctx, &wide->shares[group], wide->share_count[group], wide->most[group],
+                           &pass->m->batch.states);
     }
     return qlora__beside_end(ctx, group, r);
 }
@@ -35305,6 +35972,11 @@ static qlora_result qlora__o_backward_run(const qlora__pass* pass, qlora__layer*
     if (qlora__stack_is_dora(m, layer, QLORA__O)) {
         QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
     }
+    if (stack.linear.owners != NULL) { // this z is that of the forward pass
+        qlora_tensor inner = qlora__window(&x, pass->rows, 0, q);
+        qlora_tensor z = qlora__window(&x, pass->rows, q, stack.pad);
+        QLORA__TRY(qlora__linear_keep_own(pass->ctx, &stack.linear, &inner, &z));
+    }
     return qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o);
 }
 
@@ -35510,9 +36182,9 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 //
 // One new position of every text in flight: token and position are read from the texts' state, the
 // next token is chosen and stored there, so a step needs nothing from the host and one graph serves
-// all steps. The kernels (decode*.cu, sample.cu) are
-// those of few rows; which of them run, and the order of their sums, depends on the device, the
-// shapes of the model, generate_tokens and generate_sequences alone. Each layer is seven of them:
+// all steps. The kernels (decode*.cu, sample.cu) are those of few rows; which of them run, and the
+// order of their sums, depends on the device, the shapes of the model, generate_tokens and
+// generate_sequences alone. Each layer is seven of them:
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
@@ -35790,16 +36462,16 @@ static qlora_result qlora__decode_all(const qlora_model* m, bool nf4,
     many.room = m->decode.room.data;
     many.counters = m->decode.arrivals.data;
     many.each = (int32_t)(qlora__ceil_div(chunks, 2 * qlora__max(1, splits)) * 2);
-    // Table, map, and three stages of x.
-    uint32_t table = 256 * 32 * 4 + 256 * 4;
     void* args[] = {&many};
     splits = qlora__ceil_div(chunks, many.each);
     if (nf4 && qlora__decode_is_warpgroup(m, p)) {
+        // Room to align the stages of two chunks of x, these, table and map.
         return qlora__decode_launch(m, QLORA__K_decode_many_wg, tiles, splits, groups, 512,
-                                    table + 3 * 64 * 256 + 1024, args);
+                                    1024 + 3 * 64 * 256 + 256 * 256 + 256 * 4, args);
     }
+    // Tables or results, then three stages of x.
     return qlora__decode_launch(m, nf4 ? QLORA__K_decode_many_nf4 : QLORA__K_decode_many_dense,
-                                tiles, splits, groups, 256, table + 3 * 64 * 272, args);
+                                tiles, splits, groups, 512, 64 * 260 * 4 + 3 * 64 * 144, args);
 }
 
 // z of the adapters of a stack, for products of many rows: x A^T, for all parts one after another.
@@ -36750,7 +37422,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK; // nothing is compiled on the CPU
     }
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
-    if (qlora__has_several(m)) { // all rows belong to the first adapter
+    if (qlora__has_several(m) && m->wide == NULL) { // all rows belong to the first adapter
         memset(m->runs, 0, sizeof *m->runs);
         m->runs[0].end = m->plan.tokens;
         m->runs[0].label_end = m->plan.tokens;
@@ -36788,7 +37460,9 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
 // scale in FP8.
 static qlora_result qlora__model_place(qlora_ctx* ctx, const qlora_model* m,
                                        const qlora__layer* layer, int group) {
-    const qlora_linear_desc* linear = &layer->linears[group];
+    const qlora_linear_desc all =
+        qlora__linear_of(m, layer, group, m->wide != NULL ? QLORA__ALL_ADAPTERS : m->adapter);
+    const qlora_linear_desc* linear = &all;
     if (linear->fp8 != NULL) {
         QLORA__TRY(qlora__fp8_measure(ctx, linear));
         QLORA__TRY(layer->cached ? qlora__fp8_place(ctx, linear, false) : QLORA_OK);
@@ -36845,6 +37519,7 @@ static qlora_result qlora__model_fill_adapters(qlora_ctx* ctx, qlora_model* m,
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
                                       const qlora_model_desc* desc) {
     const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
+    QLORA__TRY(qlora__wide_upload(ctx, m));
     for (int32_t k = m->adapters - 1; k >= 0; k--) {
         qlora__adapter_focus(m, k);
         QLORA__TRY(qlora__ranges_upload(ctx, m, 1.0, NULL));
@@ -36899,6 +37574,7 @@ static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__choices choices;
     choices.recompute = plan->recompute_layers;
+    choices.attention = plan->attention_layers;
     choices.cached = plan->cached_layers;
     choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
     choices.every = plan->offload_every;
@@ -39968,6 +40644,7 @@ struct qlora_trainer {
     qlora_ctx* ctx;
     qlora_model* m;
     qlora_train_desc desc; // defaults resolved
+    qlora__ring ring; // for the settings of AdamW; that of the model if it has one adapter
     qlora__record* records;
     qlora__report reports[QLORA__RECORDS];
     bool use_graphs;
@@ -42043,6 +42720,7 @@ static void qlora__trainer_free(qlora_trainer* t) {
         qlora__buffer_destroy(ctx, t->more[i]);
     }
     qlora__comm_stop(t);
+    qlora__ring_destroy(ctx, &t->ring);
     qlora__free(ctx, t, sizeof *t);
 }
 
@@ -42069,6 +42747,9 @@ static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_t
     }
     const qlora__adamw_numbers numbers = {t->desc.lr, t->desc.beta1, t->desc.beta2, t->desc.eps,
                                           t->desc.weight_decay};
+    if (qlora__has_several(m)) { // the updates of a step must not wait for each other
+        QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS, sizeof numbers, &t->ring));
+    }
     QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.clip == QLORA_CLIP_LAYERS, t->desc.max_norm,
                                       &numbers));
     QLORA__TRY(qlora__ranges_upload(ctx, m, t->desc.loraplus_ratio, t->desc.lr_factors));
@@ -42090,8 +42771,8 @@ static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
                        : desc->method != QLORA_METHOD_SFT     ? "desc.method is not SFT"
                        : desc->comm != NULL                   ? "desc.comm is set"
                        : desc->neftune > 0.0                  ? "desc.neftune is set"
-                       : desc->require_graph                  ? "desc.require_graph is set"
-                                                              : NULL;
+                       : desc->require_graph && m->wide == NULL ? "desc.require_graph is set"
+                                                                : NULL;
     if (what != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s, which is not supported for a model with %d adapters", what,
@@ -42596,10 +43277,10 @@ static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch
     return QLORA_OK;
 }
 
-// Runs the micro-batch t->micro. With several adapters, the shapes of its products depend on which
-// rows belong to which of them, so there is no graph of it.
+// Runs the micro-batch t->micro. If the rows of several adapters are computed run by run, the
+// shapes of the products depend on which rows belong to which of them, so there is no graph of it.
 static qlora_result qlora__micro_send_off(qlora_trainer* t, int64_t graph) {
-    return qlora__has_several(t->m)
+    return qlora__has_several(t->m) && t->m->wide == NULL
                ? qlora__micro_run(t->ctx, t)
                : qlora__run(t, (uint64_t)graph, qlora__micro_run, &t->graphs[graph]);
 }
@@ -42713,8 +43394,8 @@ static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     // An exchange that breaks ends those before it, whose updates may be queued already.
     t->spoilt = t->spoilt || (summed != QLORA_OK && t->world > 1 && t->comm.device);
     QLORA__TRY(summed);
-    QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
-    char* memory = slot->memory + m->batch.all.bytes;
+    QLORA__TRY(qlora__ring_take(ctx, t->ring.count > 0 ? &t->ring : &m->ring, &slot));
+    char* memory = slot->memory + (t->ring.count > 0 ? 0 : m->batch.all.bytes);
     const qlora__adamw_numbers numbers = {qlora__schedule_lr(&t->desc, t->step), t->desc.beta1,
                                           t->desc.beta2, t->desc.eps, t->desc.weight_decay};
     memcpy(memory, &numbers, sizeof numbers);
@@ -42761,8 +43442,8 @@ static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_i
     out->step = step;
     out->pending = t->step - step;
     out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx) &&
-                  !qlora__has_several(t->m);
-    out->waits = t->m->ring.waits;
+                  (!qlora__has_several(t->m) || t->m->wide != NULL);
+    out->waits = t->m->ring.waits + t->ring.waits;
     if (step == 0 || report->step != step) {
         return;
     }
@@ -44671,4 +45352,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 000fc3ac3eb60202
+//@@ end 7eb56475ac81a0ac

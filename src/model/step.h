@@ -2,8 +2,9 @@
 //
 // One new position of every text in flight: token and position are read from the texts' state, the
 // next token is chosen and stored there, so a step needs nothing from the host and one graph serves
-// all steps. The kernels (decode*.cu, sample.cu) are those of few rows; which of them run, and the order of their sums, depends on the device, the
-// shapes of the model, generate_tokens and generate_sequences alone. Each layer is seven of them:
+// all steps. The kernels (decode*.cu, sample.cu) are those of few rows; which of them run, and the
+// order of their sums, depends on the device, the shapes of the model, generate_tokens and
+// generate_sequences alone. Each layer is seven of them:
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
