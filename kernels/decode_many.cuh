@@ -30,8 +30,8 @@ enum {
     MANY_STAGE = MANY_ROWS * MANY_STRIDE,
     MANY_TABLE = 256 * 256, // bytes
     MANY_MAP = 256 * 4,
-    MANY_WIDE = MANY_TILES * 16 + 4,           // floats of a row of results: no bank conflicts
-    MANY_RESULTS = MANY_ROWS * MANY_WIDE * 4   // bytes; they replace the tables
+    MANY_WIDE = MANY_TILES * 16 + 4,         // floats of a row of results: no bank conflicts
+    MANY_RESULTS = MANY_ROWS * MANY_WIDE * 4 // bytes; they replace the tables
 };
 
 // Same layout as qlora__decode_many.
@@ -496,8 +496,8 @@ __device__ __forceinline__ void many_end(const decode_many& m, float (*acc)[4], 
     }
 }
 
-// Dynamic shared memory: the tables of W, or MANY_RESULTS bytes if those are more, then the stages of
-// x.
+// Dynamic shared memory: the tables of W, or MANY_RESULTS bytes if those are more, then the stages
+// of x.
 template <class W> __device__ __forceinline__ void many_run(const decode_many& m, uint8_t* shared) {
     __shared__ int32_t last;
     const decode_product& p = m.p;

@@ -139,7 +139,8 @@ __device__ __forceinline__ void wg_begin(const uint2* codes, const uint8_t* tabl
     }
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        a[i / 4][i % 4] = many_pair(table, i % 4 < 2 ? own[i % 2].x : own[i % 2].y, (uint32_t)i / 4, lane4);
+        uint32_t word = i % 4 < 2 ? own[i % 2].x : own[i % 2].y;
+        a[i / 4][i % 4] = many_pair(table, word, (uint32_t)i / 4, lane4);
     }
     products_begin();
 #pragma unroll

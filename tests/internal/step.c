@@ -244,6 +244,25 @@ TEST steps_are_passes(const test_machine* machine) {
     PASS();
 }
 
+// The kernels of many texts for heads of 64 and 128, with and without warpgroup instructions.
+TEST steps_of_many_are_passes(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    size_t count = sizeof step_kinds / sizeof step_kinds[0];
+    for (int way = 0; way < 2; way++) {
+        step_now = step_ways[way == 0 ? 1 : sizeof step_ways / sizeof step_ways[0] - 1];
+        ASSERT_EQ(STEP_TEXTS, (int)step_now.texts);
+        for (size_t i = count - 2; i < count; i++) {
+            ASSERT(step_kind_holds(ctx, &step_kinds[i], 1));
+        }
+    }
+    step_now = step_ways[0];
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // ---- the choice of a token
 
 typedef struct step_choice {
@@ -582,6 +601,7 @@ SUITE(step_suite) {
     RUN_ON(TEST_ONE_FAKE, many_texts_do_not_see_each_other);
     RUN_ON(TEST_ONE_EACH, texts_do_not_see_each_other);
     RUN_ON(TEST_TENSOR_CORES, steps_are_passes);
+    RUN_ON(TEST_ONE_FAKE, steps_of_many_are_passes);
     RUN_ON(TEST_ONE_FAKE, the_device_chooses_as_the_host);
     RUN_ON(TEST_ONE_FAKE, a_graph_has_the_bits_of_its_kernels);
     RUN_ON(TEST_ONE_FAKE, adapters_go_off_and_on);
