@@ -3,7 +3,7 @@
 // groups: bf16 nf4
 #include "decode_many.cuh"
 
-QLORA_KERNEL __launch_bounds__(MANY_WARPS * 32, 1)
+QLORA_KERNEL __launch_bounds__(MANY_THREADS, 1)
     qlora_decode_many_nf4(const __grid_constant__ decode_many m) {
     extern __shared__ __align__(128) uint8_t shared[];
     early_next();

@@ -32,6 +32,7 @@
 #define QLORA__NEED_FP8_BASE_BF16 (QLORA__NEED_FP8_BASE | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
+#define QLORA__NEED_STEP_WG (QLORA__NEED_STEP_NF4 | QLORA__NEED_WARPGROUP)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -47,7 +48,11 @@
 #define QLORA__KERNELS_STEP(X)                                                                     \
     X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
     X(decode_many_nf4, decode_many_nf4, 94208, STEP_NF4)                                           \
+    X(decode_many_wg, decode_many_wg, 116736, STEP_WG)                                             \
     X(decode_many_dense, decode_many, 94208, STEP)                                                 \
+    X(decode_many_attention_64, decode_many_attention, 50176, STEP)                                \
+    X(decode_many_attention_128, decode_many_attention, 98304, STEP)                               \
+    X(decode_many_norm, decode_many_norm, 69632, STEP)                                             \
     X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
     X(decode_dense, decode, 16896, STEP)                                                           \
     X(decode_norm, decode, 69632, STEP)                                                            \

@@ -732,6 +732,7 @@ typedef struct qlora__decode_text {
 #define QLORA__DECODE_EARLY 2u // kernels may begin before the one before them has ended
 #define QLORA__DECODE_MANY 4u  // kernels of their own for products of more than 8 rows
 #define QLORA__DECODE_ALL 7u
+#define QLORA__DECODE_WARPGROUP 8u // warpgroup instructions for NF4 products of more than 8 rows
 #define QLORA__DECODE_USED QLORA__DECODE_ALL
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
@@ -800,8 +801,13 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, n, qlora__q_width(c), &d->o);
     qlora__arena_tensor(arena, m->compute, n, c->intermediate, &d->s);
     qlora__arena_tensor(arena, QLORA_F32, n, c->hidden, &d->y);
-    qlora__arena_tensor(arena, QLORA_F32, qlora__max(QLORA__DECODE_SLICES * n, QLORA__DECODE_LOW),
-                        d->z_rank, &d->z);
+    int64_t slices = QLORA__DECODE_SLICES; // of many texts, one per block of the kernel before
+    if (n > QLORA__DECODE_ROWS) {
+        slices = qlora__max(slices, c->heads);
+        slices = qlora__max(slices, qlora__ceil_div(c->intermediate, QLORA__DECODE_MANY_TILE / 2));
+    }
+    qlora__arena_tensor(arena, QLORA_F32, qlora__max(slices * n, QLORA__DECODE_LOW), d->z_rank,
+                        &d->z);
     qlora__arena_tensor(arena, m->compute, n, c->vocab, &d->logits);
     qlora__arena_tensor(arena, QLORA_F32, n * c->heads * d->pages, c->head_dim + 2, &d->partials);
     int64_t blocks = c->kv_heads * qlora__ceil_div(group, QLORA__DECODE_HEADS);

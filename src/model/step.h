@@ -2,14 +2,14 @@
 //
 // One new position of every text in flight: token and position are read from the texts' state, the
 // next token is chosen and stored there, so a step needs nothing from the host and one graph serves
-// all steps. The kernels (decode.cuh, decode_row.cuh, decode_many.cuh, decode.cu, sample.cu) are
-// those of few rows; which of them run, and the order of their sums, depends on the device, the
-// shapes of the model, generate_tokens and generate_sequences alone. Each layer is seven of them:
+// all steps. The kernels (decode*.cu, sample.cu) are those of few rows; which of them run, and the
+// order of their sums, depends on the device, the shapes of the model, generate_tokens and
+// generate_sequences alone. Each layer is seven of them:
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
-// With more than 8 texts, z of every stack is a product of its own. With one text, attention and
-// gate and up leave partial sums of z of o and down, which are complete with them.
+// With more than 8 texts, the kernel before o and the one before down compute z of these. With one
+// text, attention and gate and up leave partial sums of it, which are complete with them.
 
 #ifndef QLORA_NO_CUDA
 
@@ -123,6 +123,15 @@ typedef struct qlora__decode_attention {
     void* z;
 } qlora__decode_attention;
 
+// Same layout as decode_many_attention in kernels/decode_many_attention.cu.
+typedef struct qlora__decode_many_attention {
+    qlora__decode_attention p;
+    int32_t each;
+    int32_t all_pages;
+    int32_t rows;
+    int32_t unused;
+} qlora__decode_many_attention;
+
 // Launches a kernel of a step. The first one of a step waits for everything before it: what the
 // others read before they wait was written before that.
 static qlora_result qlora__decode_launch(const qlora_model* m, qlora__kernel_id id, int64_t grid_x,
@@ -222,6 +231,61 @@ static bool qlora__decode_is_many(const qlora_model* m) {
     return m->decode.texts > QLORA__DECODE_ROWS && (m->decode.variants & QLORA__DECODE_MANY) != 0;
 }
 
+// The shared memory of a norm of many rows: x, the row, sums of the warps, and z.
+static int64_t qlora__decode_norm_shared(const qlora_model* m, const qlora_linear_desc* next,
+                                         int64_t z_rank) {
+    int64_t hidden = m->plan.config.hidden;
+    int64_t ranks = 0;
+    for (int i = 0; next != NULL && i < next->count; i++) {
+        ranks += next->parts[i].rank;
+    }
+    return qlora__ceil_div(hidden, 64) * 128 + hidden * 4 + qlora__ceil_div(ranks, 16) * 2048 +
+           z_rank * 4;
+}
+
+// Whether the norms of a step are those of many rows; rows that are too long do not fit. Then, z of
+// a stack is a product of its own.
+static bool qlora__decode_norms_many(const qlora_model* m) {
+    bool fits = qlora__decode_is_many(m);
+    for (int64_t l = 0; l < m->plan.config.layers && fits; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            const qlora_linear_desc* next = &m->layers[l].linears[g];
+            fits = fits && qlora__decode_norm_shared(m, next, m->decode.z_rank) <= 69632;
+        }
+    }
+    return fits;
+}
+
+// Whether attention is that of many rows.
+static bool qlora__decode_attends_many(const qlora_model* m) {
+    int64_t dim = m->plan.config.head_dim;
+    return qlora__decode_is_many(m) && (dim == 64 || dim == 128) &&
+           m->ctx->gpu->max_shared >= 98304 + 3072;
+}
+
+// The partial sums of z of a stack that the kernel before it leaves: o or down.
+static int64_t qlora__decode_slices(const qlora_model* m, int group) {
+    if (!qlora__decode_is_many(m)) {
+        return QLORA__DECODE_SLICES;
+    }
+    if (!qlora__decode_norms_many(m) || (group == QLORA__O && !qlora__decode_attends_many(m))) {
+        return 1; // a product of its own
+    }
+    return group == QLORA__O ? m->decode.counters.cols
+                             : qlora__ceil_div(m->plan.config.intermediate, 128);
+}
+
+// Whether the warpgroup instructions can take a product of many rows.
+static bool qlora__decode_is_warpgroup(const qlora_model* m, const qlora__decode_product* p) {
+    bool fits = (m->decode.variants & QLORA__DECODE_WARPGROUP) != 0 &&
+                qlora__has_warpgroups(m->ctx) && p->K % 128 == 0;
+    for (int i = 0; i < p->count; i++) {
+        const qlora__decode_part* part = &p->parts[i];
+        fits = fits && part->block_shift == 6 && (part->absmax != NULL || part->group_shift > 0);
+    }
+    return fits;
+}
+
 // A product of many rows. Columns are split so that there is about one block per multiprocessor.
 static qlora_result qlora__decode_all(const qlora_model* m, bool nf4,
                                       const qlora__decode_product* p) {
@@ -236,13 +300,17 @@ static qlora_result qlora__decode_all(const qlora_model* m, bool nf4,
     many.p = *p;
     many.room = m->decode.room.data;
     many.counters = m->decode.arrivals.data;
-    many.each = (int32_t)qlora__ceil_div(chunks, qlora__max(1, splits));
-    // Tables or sums, then three stages of x.
-    uint32_t shared = 64 * 260 * 4 + 3 * 64 * 144;
+    many.each = (int32_t)(qlora__ceil_div(chunks, 2 * qlora__max(1, splits)) * 2);
     void* args[] = {&many};
+    splits = qlora__ceil_div(chunks, many.each);
+    if (nf4 && qlora__decode_is_warpgroup(m, p)) {
+        // Room to align the stages of two chunks of x, these, table and map.
+        return qlora__decode_launch(m, QLORA__K_decode_many_wg, tiles, splits, groups, 512,
+                                    1024 + 3 * 64 * 256 + 256 * 256 + 256 * 4, args);
+    }
+    // Tables or results, then three stages of x.
     return qlora__decode_launch(m, nf4 ? QLORA__K_decode_many_nf4 : QLORA__K_decode_many_dense,
-                                tiles, qlora__ceil_div(chunks, many.each), groups, 512, shared,
-                                args);
+                                tiles, splits, groups, 512, 64 * 260 * 4 + 3 * 64 * 144, args);
 }
 
 // z of the adapters of a stack, for products of many rows: x A^T, for all parts one after another.
@@ -424,7 +492,14 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     bool row = qlora__decode_row_fits(m, layer);
     bool later = qlora__decode_is_later(group) && !row;
     qlora__decode_stack(m, layer, group, later, &p);
-    if (later && qlora__decode_is_many(m)) {
+    const qlora_linear_part* down = &layer->linears[QLORA__DOWN].parts[0];
+    if (group == QLORA__GATE_UP && m->use_adapters && down->rank > 0 && qlora__decode_is_many(m) &&
+        qlora__decode_slices(m, QLORA__DOWN) > 1) {
+        p.a = down->a->data;
+        p.a_rank = (int32_t)down->rank;
+        p.z = m->decode.z.data;
+    }
+    if (later && qlora__decode_is_many(m) && qlora__decode_slices(m, group) == 1) {
         QLORA__TRY(qlora__decode_low(m, &layer->linears[group], x, m->decode.z.data,
                                      layer->linears[group].parts[0].rank, false));
     }
@@ -486,28 +561,59 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
         p.scale = (float)c->embedding_scale;
     }
     bool many = qlora__decode_is_many(m);
-    p.slices = many ? 1 : QLORA__DECODE_SLICES;
-    for (int i = 0; b->next != NULL && m->use_adapters && !many && i < b->next->count; i++) {
+    bool whole = qlora__decode_norms_many(m);
+    p.slices = (int32_t)qlora__decode_slices(m, b->before);
+    for (int i = 0; b->next != NULL && m->use_adapters && (whole || !many) && i < b->next->count;
+         i++) {
         const qlora_linear_part* part = &b->next->parts[i];
         p.ranks[i] = (int32_t)part->rank;
         p.a[i] = part->rank > 0 ? part->a->data : NULL;
         rank += part->rank;
     }
     // With many rows, the blocks of one would repeat too much of each other's work.
-    int64_t blocks = qlora__max(1, qlora__min(rank, m->ctx->gpu->sm_count / d->texts));
+    int64_t blocks = qlora__min(whole ? qlora__ceil_div(rank, 16) : rank,
+                                m->ctx->gpu->sm_count / d->texts);
     void* args[] = {&p};
-    uint32_t shared = (uint32_t)(p.hidden + p.z_rank) * 4;
+    int64_t shared = whole ? qlora__decode_norm_shared(m, b->next, p.z_rank)
+                           : (int64_t)(p.hidden + p.z_rank) * 4;
+    qlora__kernel_id id = whole ? QLORA__K_decode_many_norm : QLORA__K_decode_norm;
+    bool early = b->layer != NULL && (m->decode.variants & QLORA__DECODE_EARLY) != 0;
     // Few enough for a block of the next product to fit beside one.
     uint32_t threads = p.z_rank == 0 && d->texts == 1 ? 512 : 1024;
-    qlora_result r = b->layer == NULL ? qlora__launch(m->ctx, QLORA__K_decode_norm, blocks,
-                                                      d->texts, 1, threads, shared, args)
-                                      : qlora__decode_launch(m, QLORA__K_decode_norm, blocks,
-                                                             d->texts, 1, threads, shared, args);
-    if (r != QLORA_OK || !many || b->next == NULL) {
+    qlora_result r = qlora__launch_as(m->ctx, id, early, qlora__max(1, blocks), d->texts, 1,
+                                      threads, (uint32_t)shared, args);
+    if (r != QLORA_OK || !many || whole || b->next == NULL) {
         return r;
     }
     void* z = (uint16_t*)d->x.data + c->hidden;
     return qlora__decode_low(m, b->next, &d->x, z, d->x.ld, true);
+}
+
+// Attention of many texts. A block takes several pages, unless blocks would be too few.
+static qlora_result qlora__decode_attend_all(const qlora_model* m,
+                                             const qlora__decode_attention* p,
+                                             const qlora_linear_part* next) {
+    const qlora__decode* d = &m->decode;
+    int64_t spans = qlora__ceil_div(2 * m->ctx->gpu->sm_count, d->counters.cols * d->texts);
+    qlora__decode_many_attention many;
+    memset(&many, 0, sizeof many);
+    many.p = *p;
+    many.each = (int32_t)qlora__ceil_div(d->pages, qlora__min(spans, d->pages));
+    many.all_pages = (int32_t)d->pages;
+    many.rows = (int32_t)d->texts;
+    if (m->use_adapters && next->rank > 0 && qlora__decode_slices(m, QLORA__O) > 1) {
+        many.p.a = next->a->data;
+        many.p.a_rank = (int32_t)next->rank;
+        many.p.z = d->z.data;
+    }
+    void* args[] = {&many};
+    // Of four warps, three stages of 16 keys and values each.
+    uint32_t shared = 4 * 3 * 16 * 4 * (uint32_t)p->dim;
+    return qlora__decode_launch(m,
+                                p->dim == 64 ? QLORA__K_decode_many_attention_64
+                                             : QLORA__K_decode_many_attention_128,
+                                d->counters.cols, qlora__ceil_div(d->pages, many.each), d->texts,
+                                128, shared, args);
 }
 
 static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t index) {
@@ -545,6 +651,9 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
         c->attention_scale > 0.0 ? (float)c->attention_scale : 1.0f / sqrtf((float)c->head_dim);
     p.cap = (float)c->attention_cap;
     p.eps = (float)c->rms_eps;
+    if (qlora__decode_attends_many(m)) {
+        return qlora__decode_attend_all(m, &p, &layer->linears[QLORA__O].parts[0]);
+    }
     const qlora_linear_part* o = &layer->linears[QLORA__O].parts[0];
     if (m->use_adapters && o->rank > 0 && qlora__decode_row_fits(m, layer)) {
         p.a = o->a->data;

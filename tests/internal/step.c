@@ -33,6 +33,7 @@ static const step_kind step_kinds[] = {
     {"granite", QLORA_FAMILY_GRANITE, 64, 4, 2, 16, 0, 8, false, false, true, QLORA_BASE_NF4},
     {"glm4", QLORA_FAMILY_GLM4, 64, 2, 1, 64, 0, -1, true, false, false, QLORA_BASE_NF4},
     {"4-bit head", QLORA_FAMILY_LLAMA, 64, 4, 2, 16, 0, 4, false, false, false, QLORA_BASE_16BIT},
+    {"wide", QLORA_FAMILY_MISTRAL, 192, 12, 1, 128, 40, 16, false, false, false, QLORA_BASE_NF4},
 };
 
 static qlora_model_config step_config(const step_kind* k) {
@@ -83,6 +84,7 @@ static const step_way step_ways[] = {
     {0, 1},
     {QLORA__DECODE_USED, 1},
     {QLORA__DECODE_USED, 3},
+    {QLORA__DECODE_USED | QLORA__DECODE_WARPGROUP, STEP_TEXTS},
 };
 static step_way step_now = {QLORA__DECODE_ALL, 1};
 
@@ -230,8 +232,9 @@ TEST steps_are_passes(const test_machine* machine) {
     for (size_t v = 0; v < sizeof step_ways / sizeof step_ways[0]; v++) {
         step_now = step_ways[v];
         for (size_t i = all ? 0 : 5; i < (all ? count : 6); i++) {
-            // Long prompts cost most: those of windows are enough.
-            size_t cases = step_kinds[i].window == 0 || v > 0 ? 1 : 2;
+            // Long prompts cost most: those of windows are enough, and of many texts the last one.
+            bool last = i + 1 == count && (v == 1 || step_ways[v].texts == STEP_TEXTS);
+            size_t cases = last || (v == 0 && step_kinds[i].window > 0) ? 2 : 1;
             ASSERT(step_kind_holds(ctx, &step_kinds[i], cases));
         }
     }
@@ -239,6 +242,25 @@ TEST steps_are_passes(const test_machine* machine) {
     qlora_cache_info info;
     ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT_EQ(0, (int)info.jit_after_seal);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// The kernels of many texts for heads of 64 and 128, with and without warpgroup instructions.
+TEST steps_of_many_are_passes(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    size_t count = sizeof step_kinds / sizeof step_kinds[0];
+    for (int way = 0; way < 2; way++) {
+        step_now = step_ways[way == 0 ? 1 : sizeof step_ways / sizeof step_ways[0] - 1];
+        ASSERT_EQ(STEP_TEXTS, (int)step_now.texts);
+        for (size_t i = count - 2; i < count; i++) {
+            ASSERT(step_kind_holds(ctx, &step_kinds[i], 1));
+        }
+    }
+    step_now = step_ways[0];
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
@@ -614,6 +636,7 @@ SUITE(step_suite) {
     RUN_ON(TEST_ONE_FAKE, many_texts_do_not_see_each_other);
     RUN_ON(TEST_ONE_EACH, texts_do_not_see_each_other);
     RUN_ON(TEST_TENSOR_CORES, steps_are_passes);
+    RUN_ON(TEST_ONE_FAKE, steps_of_many_are_passes);
     RUN_ON(TEST_ONE_FAKE, the_device_chooses_as_the_host);
     RUN_ON(TEST_ONE_FAKE, a_graph_has_the_bits_of_its_kernels);
     RUN_ON(TEST_ONE_FAKE, adapters_go_off_and_on);
