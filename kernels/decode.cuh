@@ -76,6 +76,9 @@ struct decode_product {
     int32_t a_rank;
     float alpha;
     float cap;
+    const float* low; // decode_row.cuh
+    int32_t slices;
+    int32_t unused;
 };
 
 __device__ __forceinline__ void decode_multiply(float* c, uint32_t a0, uint32_t a1, uint32_t a2,

@@ -1,6 +1,6 @@
-// fp8.cu - operands of FP8 products: rows of activations and gradients, and NF4 weights, in e4m3.
+// fp8.cu - operands of FP8 products: rows of activations and gradients, and weights, in e4m3.
 // targets: 90a
-// groups: bf16 nf4 fp8
+// groups: bf16 fp8
 //
 // e4m3 has 1 bit of sign, 4 of exponent (bias 7) and 3 of mantissa, 448 at most and no infinity.
 // Conversions round to nearest even and saturate; a NaN stays a NaN. Rows of codes have a pitch of
@@ -101,32 +101,37 @@ QLORA_KERNEL __launch_bounds__(512)
     }
 }
 
-// One NF4 weight, as in nf4.cuh.
+// One NF4 weight, as in nf4.cuh. If block_shift is negative, it is an FP8 weight, as in
+// fp8_base.cuh, and of the other parameters only codes, scales, rows and cols are used.
 #define FP8_WEIGHT                                                                                 \
     const uint8_t *codes, const float *absmax, const uint8_t *q, const float *scales,              \
         const float *offset, const float *maps, int64_t rows, int64_t cols, int32_t block_shift,   \
         int32_t group_shift
 
 // factors = {scale, 1 / scale}, scale = max(most / 448, 1e-30), most = the largest scale of a block
-// times the largest level, over all weights of a stack. One launch per weight: the first one (flag
-// 1) starts, every one raises factors[0], and the last one (flag 2) turns it into the result.
+// times the largest level (448 for FP8), over all weights of a stack. One launch per weight: the
+// first one (flag 1) starts, every one raises factors[0], and the last one (flag 2) turns it into
+// the result.
 // Launch: one block of 1024 threads. A maximum does not depend on the order.
 QLORA_KERNEL __launch_bounds__(1024) qlora_fp8_measure(FP8_WEIGHT, int32_t flags, float* factors) {
     __shared__ float shared[32];
-    int64_t blocks = (rows * cols + ((int64_t)1 << block_shift) - 1) >> block_shift;
-    float middle = absmax ? 0.0f : *offset;
+    bool eight = block_shift < 0;
+    int64_t blocks = eight ? ((rows + 127) >> 7) * ((cols + 127) >> 7)
+                           : (rows * cols + ((int64_t)1 << block_shift) - 1) >> block_shift;
+    float middle = absmax || eight ? 0.0f : *offset;
+    const float* plain = eight ? scales : absmax;
     float most = 0.0f;
 #pragma unroll 4
     for (int64_t b = threadIdx.x; b < blocks; b += 1024) {
-        float value = absmax ? absmax[b]
-                             : __fadd_rn(__fmul_rn(maps[16 + q[b]], scales[b >> group_shift]),
-                                         middle);
+        float value = plain
+                          ? plain[b]
+                          : __fadd_rn(__fmul_rn(maps[16 + q[b]], scales[b >> group_shift]), middle);
         most = fmaxf(most, fabsf(value));
     }
     most = row_max(most, shared, 1024);
     if (threadIdx.x == 0) {
-        float level = 0.0f;
-        for (int i = 0; i < 16; i++) {
+        float level = eight ? FP8_MOST : 0.0f;
+        for (int i = 0; i < 16 && !eight; i++) {
             level = fmaxf(level, fabsf(maps[i]));
         }
         most = __fmul_rn(most, level);
@@ -146,7 +151,14 @@ struct fp8_tables {
 };
 
 __device__ __forceinline__ void fill_tables(fp8_tables& t, const float* maps, const float* absmax,
-                                            const float* factors) {
+                                            const float* factors, int32_t block_shift) {
+    if (block_shift < 0) {
+        if (threadIdx.x == 0) {
+            t.level[0] = factors[1];
+        }
+        __syncthreads();
+        return;
+    }
     if (threadIdx.x < 16) {
         t.level[threadIdx.x] = __fmul_rn(maps[threadIdx.x], factors[1]);
     }
@@ -154,16 +166,57 @@ __device__ __forceinline__ void fill_tables(fp8_tables& t, const float* maps, co
     __syncthreads();
 }
 
+// The value of a code: its bits are those of an f16, times 2^-8, subnormal numbers included.
+__device__ __forceinline__ float value_of(uint32_t code) {
+    f16 x;
+    x.bits = (uint16_t)((code & 0x80u) << 8 | (code & 0x7fu) << 7);
+    return __fmul_rn(to_float(x), 256.0f);
+}
+
+// 16 columns of a row of an FP8 weight, from column c on: e4m3(value * (scale * factor)).
+__device__ __forceinline__ uint4 widen_again(float factor, int64_t row, int64_t c,
+                                             const uint8_t* codes, const float* scales,
+                                             int64_t cols) {
+    float scale = __fmul_rn(scales[(row >> 7) * ((cols + 127) >> 7) + (c >> 7)], factor);
+    const uint8_t* from = codes + row * cols + c;
+    uint32_t word[4] = {0, 0, 0, 0};
+    if ((cols & 15) == 0) {
+        uint4 raw = *(const uint4*)from;
+        word[0] = raw.x;
+        word[1] = raw.y;
+        word[2] = raw.z;
+        word[3] = raw.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            uint32_t code = c + i < cols ? from[i] : 0;
+            word[i / 4] |= code << 8 * (i & 3);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float a = __fmul_rn(value_of(word[i] & 255), scale);
+        float b = __fmul_rn(value_of(word[i] >> 8 & 255), scale);
+        float d = __fmul_rn(value_of(word[i] >> 16 & 255), scale);
+        float f = __fmul_rn(value_of(word[i] >> 24), scale);
+        word[i] = pack_e4m3(a, b) | pack_e4m3(d, f) << 16;
+    }
+    return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
 // The codes of 16 columns of a row, from column c on: e4m3(level * absmax), zero outside of W.
 __device__ __forceinline__ uint4 widen(const fp8_tables& t, int64_t row, int64_t c, FP8_WEIGHT) {
     uint32_t word[4] = {0, 0, 0, 0};
+    if (row >= rows || c >= cols) {
+        return make_uint4(0, 0, 0, 0);
+    }
+    if (block_shift < 0) {
+        return widen_again(t.level[0], row, c, codes, scales, cols);
+    }
     float middle = absmax ? 0.0f : *offset;
     const float* source = absmax ? absmax : scales;
     int32_t source_shift = absmax ? block_shift : block_shift + group_shift;
     int64_t e = row * cols + c;
-    if (row >= rows || c >= cols) {
-        return make_uint4(0, 0, 0, 0);
-    }
     if ((cols & 15) == 0 && block_shift >= 4) { // 8 whole bytes of one block
         uint2 raw = *(const uint2*)(codes + (e >> 1));
         float scale = __fadd_rn(
@@ -201,7 +254,7 @@ __device__ __forceinline__ uint4 widen(const fp8_tables& t, int64_t row, int64_t
 QLORA_KERNEL __launch_bounds__(256)
     qlora_fp8_widen(FP8_WEIGHT, const float* factors, uint8_t* out, int64_t ld) {
     __shared__ fp8_tables tables;
-    fill_tables(tables, maps, absmax, factors);
+    fill_tables(tables, maps, absmax, factors, block_shift);
     int64_t row = (int64_t)blockIdx.x * 4 + threadIdx.x / 64;
     int64_t c = (int64_t)blockIdx.y * 1024 + threadIdx.x % 64 * 16;
     if (row < rows && c < ld) {
@@ -236,7 +289,7 @@ QLORA_KERNEL __launch_bounds__(256)
                            int64_t until) {
     __shared__ fp8_tables tables;
     __shared__ uint32_t tile[FP8_TILE_ROWS * FP8_TILE_PITCH];
-    fill_tables(tables, maps, absmax, factors);
+    fill_tables(tables, maps, absmax, factors, block_shift);
     int64_t row0 = (int64_t)blockIdx.x * FP8_TILE_ROWS;
     int64_t col0 = (int64_t)blockIdx.y * FP8_TILE_COLS;
 #pragma unroll

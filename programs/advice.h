@@ -78,7 +78,7 @@ static inline bool advice_size(advice* a) {
 
 // The options that differ from what was wanted, as the user would type them.
 static inline void advice_write(const advice* a, char out[256]) {
-    static const char* const bases[] = {"nf4", "16bit", "32bit"};
+    static const char* const bases[] = {"nf4", "16bit", "32bit", "fp8"};
     const qlora_model_desc* w = a->wanted;
     const qlora_model_desc* n = &a->now;
     size_t used = (size_t)snprintf(out, 256, "it would fit with");

@@ -35,6 +35,8 @@ typedef struct options {
     bool version;
 } options;
 
+#define BASE_FP8 2 // of --base, after the values of qlora_merge_base
+
 #define AT(field) offsetof(options, field)
 // clang-format off
 static const option option_table[] = {
@@ -46,7 +48,7 @@ static const option option_table[] = {
         "empty or new output folder, or a new FILE.gguf"},
     {"gguf", OPT_TEXT, AT(gguf), false, 0, 0, "FILE",
         "write a new GGUF adapter for llama.cpp (--lora) instead"},
-    {"base", OPT_CHOICE, AT(base), false, 0, 0, "original|trained",
+    {"base", OPT_CHOICE, AT(base), false, 0, 0, "original|trained|fp8",
         "weights to merge into, see below (default original)"},
     {"dtype", OPT_CHOICE, AT(dtype), false, 0, 0, "bf16|f16|f32|q8_0|q4_0",
         "type of the merged weights; the last two only for GGUF (default bf16)"},
@@ -330,11 +332,11 @@ static bool run(const options* o, qlora_ctx* ctx) {
     m.rope_scale = o->rope_scale;
     m.train_norms = norms_exist(o->adapter);
     m.mode = QLORA_MODE_F32;
-    m.base = QLORA_BASE_NF4;
+    m.base = o->base == BASE_FP8 ? QLORA_BASE_FP8 : QLORA_BASE_NF4;
     m.progress = on_progress;
     m.progress_user = &p;
     // Nothing is computed. The weights are needed only where they were quantised here.
-    bool weights = o->gguf == NULL && o->base == QLORA_MERGE_TRAINED;
+    bool weights = o->gguf == NULL && o->base != QLORA_MERGE_ORIGINAL;
     m.purpose = weights ? QLORA_PURPOSE_EVALUATE : QLORA_PURPOSE_ADAPTER;
     m.tokens = 1;
     m.cache = QLORA_CHOICE_OFF;
@@ -346,7 +348,7 @@ static bool run(const options* o, qlora_ctx* ctx) {
         d.dir = o->out;
         d.dtype = types[o->dtype].dtype;
         d.gguf = types[o->dtype].gguf;
-        d.base = (qlora_merge_base)o->base;
+        d.base = weights ? QLORA_MERGE_TRAINED : QLORA_MERGE_ORIGINAL;
         d.shard_bytes = (uint64_t)o->shard;
         d.tokenizer_dir = file_missing(o->adapter, "tokenizer.json") ? NULL : o->adapter;
         d.progress = on_progress;
@@ -369,7 +371,8 @@ static void help_print(const option_set* set) {
     printf("usage: merge --model PATH --adapter DIR --out PATH | --gguf FILE [options]\n\n");
     options_print(set, 31);
     printf("\n--base original merges into the weights in --model; --base trained merges into\n"
-           "the dequantised 4-bit weights that the adapter was trained on.\n"
+           "the dequantised 4-bit weights that the adapter was trained on, --base fp8 into those\n"
+           "of finetune --base fp8.\n"
            "An interrupted merge has no config.json; run the same command again.\n"
            "--out FILE.gguf writes one file for llama.cpp, from a folder or a GGUF file.\n"
            "Exit status: 0 on success, 1 on error.\n");

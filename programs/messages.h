@@ -86,6 +86,8 @@ static inline bool message_options(char* text) {
                  {"desc.save_modules", "--save-modules"},
                  {"desc.offload", "--offload"},
                  {"desc.tile", "--tile"},
+                 {"desc.head is NF4", "--head is nf4"},
+                 {"it must be FULL", "use full"},
                  {"desc.recompute", "--recompute"},
                  {"desc.require_backend", "--backend"},
                  {"set the format", "use --format"}};

@@ -11,6 +11,9 @@
     X(linear_suite)                                                                                \
     X(linear_double_suite)                                                                         \
     X(fp8_suite)                                                                                   \
+    X(fp8_base_suite)                                                                              \
+    X(head_suite)                                                                                  \
+    X(away_suite)                                                                                  \
     X(ops_suite)                                                                                   \
     X(stream_suite)                                                                                \
     X(rows_suite)                                                                                  \

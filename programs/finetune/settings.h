@@ -135,6 +135,7 @@ static bool settings_write(const option_set* set, bool hard, blob* out) {
         bool usual = (strcmp(row->name, "method") == 0 && o->method == QLORA_METHOD_SFT) ||
                      (strcmp(row->name, "save-modules") == 0 && o->save_modules == 0) ||
                      (strcmp(row->name, "neftune") == 0 && o->neftune == 0.0) ||
+                     (strcmp(row->name, "head") == 0 && o->head == QLORA_HEAD_FULL) ||
                      (strcmp(row->name, "optimizer") == 0 && o->optimizer == QLORA_OPTIMIZER_ADAMW);
         if (usual || !setting_used(o, row) || (hard && (setting_path(row) || setting_soft(row)))) {
             continue;

@@ -86,6 +86,7 @@ static bool model_describe(app* a) {
     }
     d->seed = (uint64_t)o->seed;
     d->base = (qlora_base_format)o->base;
+    d->head = (qlora_head_format)o->head;
     d->mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode;
     d->adapter = o->adapter;
     d->rank = (int32_t)o->rank;

@@ -2,15 +2,15 @@
 
 // One tensor of the merged model.
 typedef struct qlora__merge_item {
-    const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit
+    const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit or FP8
     const qlora__projection* projection; // NULL if it is not a projection
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t saved_at;                    // the same for a whole trained matrix
     int64_t rows_at;                     // the same for trained rows; -1 if it has none
     int64_t grown;                       // its rows with those of new tokens; 0 = no new ones
     int64_t norm_width;
-    bool nf4;
-    bool foreign;                // a 4-bit weight that the model has not loaded
+    bool coded;                  // the weight of the model, which is 4-bit or FP8
+    bool foreign;                // a 4-bit or FP8 weight that the model has not loaded
     qlora__linear_source source; // of a foreign weight
     bool raw;                    // not floats: the bytes are copied
     int64_t shape[2];
@@ -26,7 +26,7 @@ typedef struct qlora__merge {
     const char* dir;
     const char* tokenizer; // folder of the tokenizer's files; NULL = that of the model
     qlora_dtype dtype;
-    bool trained; // merge into the dequantised 4-bit weights
+    bool trained; // merge into the dequantised 4-bit or FP8 weights
     qlora__folder folder;
     qlora__merge_item* items;
     qlora__st_entry* entries; // of the current shard
@@ -47,7 +47,7 @@ typedef struct qlora__merge {
     uint8_t* packed;
 } qlora__merge;
 
-// The adapter of one module and, if it is 4-bit, its weight, in host memory.
+// The adapter of one module and, if it is 4-bit or FP8, its weight, in host memory.
 typedef struct qlora__merge_module {
     float* a;
     float* b;
@@ -56,6 +56,7 @@ typedef struct qlora__merge_module {
     uint8_t* memory;
     size_t memory_bytes;
     qlora_nf4 nf4; // addresses in memory
+    qlora__fp8_weight fp8;
 } qlora__merge_module;
 
 typedef struct qlora__merge_rows {
@@ -74,7 +75,10 @@ static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
     int64_t cols = job->item->cols;
     for (int64_t row = begin; row < end; row++) {
         float* values = job->values + row * cols;
-        for (int64_t i = 0; i < cols && job->item->nf4; i++) {
+        if (job->item->coded && p->is_fp8) {
+            qlora__fp8_widen(&job->module->fp8, job->first + row, 0, cols, values);
+        }
+        for (int64_t i = 0; i < cols && job->item->coded && p->is_nf4; i++) {
             int64_t e = (job->first + row) * cols + i;
             values[i] =
                 w->maps[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
@@ -132,14 +136,20 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
             QLORA__TRY(qlora__floats_out(ctx, p->magnitude.data, p->out, out->magnitude));
         }
     }
-    if (item->nf4) {
-        const char* from = (const char*)p->nf4.memory.data;
-        out->memory_bytes = p->nf4.memory.bytes;
+    if (item->coded) {
+        const char* from = (const char*)qlora__codes_memory(p)->data;
+        out->memory_bytes = qlora__codes_memory(p)->bytes;
         out->memory = (uint8_t*)qlora__alloc(ctx, out->memory_bytes);
         if (out->memory == NULL) {
             return QLORA_ERR_MEMORY;
         }
         QLORA__TRY(qlora__copy_out(ctx, out->memory, from, out->memory_bytes));
+        if (p->is_fp8) {
+            qlora_tensor memory = p->fp8.memory;
+            memory.data = out->memory;
+            qlora__fp8_weight_wrap(ctx, p->out, p->in, &memory, &out->fp8);
+            return QLORA_OK;
+        }
         out->nf4 = p->nf4;
         struct {
             const void* device;
@@ -177,6 +187,25 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
         memcpy(g->packed + (size_t)i * 2, &half, 2);
     }
     return QLORA_OK;
+}
+
+// The same of an FP8 weight.
+static void qlora__merge_foreign_fp8(const qlora__merge_item* item, int64_t first, int64_t rows,
+                                     float* values) {
+    const qlora__linear_source* s = &item->source;
+    float scale = 0.0f;
+    for (int64_t i = 0; i < rows * item->cols; i++) {
+        int64_t row = first + i / item->cols;
+        int64_t col = i % item->cols;
+        if (col % QLORA__FP8_BLOCK == 0) {
+            qlora__st_read_f32(
+                s->scales,
+                (uint64_t)(row / QLORA__FP8_BLOCK * s->scales->shape[1] + col / QLORA__FP8_BLOCK),
+                1, &scale);
+        }
+        float value = qlora__e4m3_to(s->weight->data[row * item->cols + col]) * scale;
+        values[i] = qlora__bf16_to(qlora__bf16_from(value));
+    }
 }
 
 // Dequantises rows [first, first + rows) of a 4-bit weight that is only in the folder.
@@ -228,9 +257,11 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
                             rows * item->cols, &own);
         return qlora__floats_out(g->ctx, own.data, rows * item->cols, g->values);
     }
-    if (item->foreign) {
+    if (item->foreign && item->source.fp8) {
+        qlora__merge_foreign_fp8(item, first, rows, g->values);
+    } else if (item->foreign) {
         qlora__merge_foreign(item, first, rows, g->values);
-    } else if (!item->nf4) {
+    } else if (!item->coded) {
         // Rows of new tokens are not in the file; all of them are trained.
         int64_t has = item->grown > 0 ? g->m->plan.base_vocab : item->rows;
         int64_t here = qlora__max(0, qlora__min(rows, has - first));
@@ -241,8 +272,8 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         qlora__merge_rows job;
         job.item = item;
         job.module = module;
-        // As in a training step, 4-bit values are rounded to bf16 in every mode.
-        job.via_bf16 = item->nf4 || item->foreign || (g->trained && g->m->compute == QLORA_BF16);
+        // As in a training step, values of codes are rounded to bf16 in every mode.
+        job.via_bf16 = item->coded || item->foreign || (g->trained && g->m->compute == QLORA_BF16);
         job.first = first;
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
@@ -287,11 +318,11 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     return r;
 }
 
-// Whether a tensor is an auxiliary part of a bitsandbytes weight, which the merged weight does not
-// need.
-static bool qlora__is_bnb_part(const char* name) {
-    static const char* const ends[] = {".absmax", ".quant_map", ".nested_absmax",
-                                       ".nested_quant_map", qlora__bnb_suffix};
+// Whether a tensor is an auxiliary part of a bitsandbytes or FP8 weight, which the merged weight
+// does not need.
+static bool qlora__is_code_part(const char* name) {
+    static const char* const ends[] = {".absmax",           ".quant_map",      ".nested_absmax",
+                                       ".nested_quant_map", qlora__bnb_suffix, QLORA__FP8_SUFFIX};
     size_t length = strlen(name);
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
         size_t n = strlen(ends[i]);
@@ -356,16 +387,18 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     }
 }
 
-// Whether a tensor that the model has not loaded is the codes of a 4-bit weight.
+// Whether a tensor that the model has not loaded is the codes of a 4-bit or FP8 weight.
 static qlora_result qlora__merge_find_foreign(const qlora__merge* g,
                                               const qlora__folder_entry* entry,
                                               qlora__merge_item* item) {
     char state[320];
     snprintf(state, sizeof state, "%.280s%s", entry->name, qlora__bnb_suffix);
-    if (qlora__folder_find(&g->folder, state) == NULL) {
+    bool fp8 = entry->tensor->dtype == QLORA__ST_F8_E4M3;
+    if (!fp8 && qlora__folder_find(&g->folder, state) == NULL) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__folder_linear(&g->ctx->env, &g->folder, entry->name, -1, -1, &item->source));
+    QLORA__TRY(fp8 ? qlora__fp8_values(&g->ctx->env, &g->folder, &item->source) : QLORA_OK);
     item->foreign = true;
     item->shape[0] = item->source.rows;
     item->shape[1] = item->source.cols;
@@ -383,9 +416,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     const qlora__projection* p = item->projection;
     bool is_float = qlora__st_is_float(t);
     bool loaded = p != NULL && qlora__computes(g->m);
-    item->nf4 = loaded && p->is_nf4 && (g->trained || !is_float);
+    item->coded = loaded && qlora__is_coded(p) && (g->trained || !is_float);
     QLORA__TRY(!loaded && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
-    item->raw = !item->nf4 && !item->foreign && !is_float;
+    item->raw = !item->coded && !item->foreign && !is_float;
     bool moved =
         item->foreign && p != NULL && (item->shape[0] != p->out || item->shape[1] != p->in);
     if (p != NULL) {
@@ -394,7 +427,7 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     }
     bool changed =
         moved ||
-        (p != NULL && !item->nf4 && !item->foreign &&
+        (p != NULL && !item->coded && !item->foreign &&
          (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
         ((item->saved_at >= 0 || item->rows_at >= 0) &&
          (item->raw || t->rank != 2 || t->shape[0] != g->m->plan.base_vocab ||
@@ -418,7 +451,7 @@ static qlora_result qlora__merge_plan(qlora__merge* g, uint64_t shard_bytes) {
     uint64_t filled = 0;
     for (uint32_t i = 0; i < g->folder.count; i++) {
         const qlora__folder_entry* entry = &g->folder.entries[g->folder.by_name[i]];
-        if (qlora__is_bnb_part(entry->name)) {
+        if (qlora__is_code_part(entry->name)) {
             continue;
         }
         qlora__merge_item* item = &g->items[g->count];

@@ -41,7 +41,7 @@ QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* p
 
 typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
-    QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit weights that the adapter was trained on
+    QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit or FP8 weights that it was trained on
 } qlora_merge_base;
 
 typedef enum qlora_gguf_format {

@@ -67,11 +67,11 @@ typedef struct qlora_prewarm_desc {
 // Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
 // memory, and seals the cache. Covered are, with max_tokens rows: the stacks of qlora_linear; the
 // products of qlora_gemm_forward, _backward_a and _backward_b of each width of the model with the
-// rank, and without 4-bit weights also with the base's own matrices (f32 activations with 16-bit
-// weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of attention;
-// f32 products both exact and in TF32; and the caller's list. A second call, for another model,
-// compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the work
-// for its own products.
+// rank, and without 4-bit or FP8 weights also with the base's own matrices (f32 activations with
+// 16-bit weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of
+// attention; f32 products both exact and in TF32; and the caller's list. A second call, for another
+// model, compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the
+// work for its own products.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
 // silently. Both calls do nothing on the CPU.

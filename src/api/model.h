@@ -7,8 +7,19 @@
 typedef enum qlora_base_format {
     QLORA_BASE_NF4 = 0,
     QLORA_BASE_16BIT = 1,
-    QLORA_BASE_32BIT = 2
+    QLORA_BASE_32BIT = 2,
+    QLORA_BASE_FP8 = 3 // e4m3 with a scale per 128 x 128 block
 } qlora_base_format;
+
+// The output head, if it is a matrix of its own.
+typedef enum qlora_head_format {
+    QLORA_HEAD_FULL = 0, // the type of the arithmetic: 16 bits on most GPUs
+    // 4 bits in blocks of 64 with f32 scales, 28 % of 16 bits. It must not be trained, and must not
+    // be the embedding (a tied head). Its error is that of NF4: 9 % of the logits (relative L2) of
+    // models with random weights, 4 % of those of stories260K, whose loss on TinyStories rises from
+    // 1.333 to 1.389 (a 4-bit base alone: 1.439).
+    QLORA_HEAD_NF4 = 1
+} qlora_head_format;
 
 typedef enum qlora_rope_type {
     QLORA_ROPE_DEFAULT = 0,
@@ -83,7 +94,7 @@ typedef struct qlora_model_config {
     bool mlp_bias;
     bool qk_norm;
     bool wrapped;   // the text part of a multimodal folder; decides the names in PEFT files
-    bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
+    bool quantized; // config.json has a quantization_config (bitsandbytes 4-bit, or FP8)
     // What a family adds to Llama's block. 0 = the default of the family.
     int64_t rope_dims;      // rotated columns of a head; 0 = all, half of them for GLM
     double embedding_scale; // 0 = 1, the root of the hidden size for Gemma
@@ -185,10 +196,11 @@ typedef struct qlora_model_desc {
     const char* rope_scale;
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
-    qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
+    qlora_base_format base;           // 0 = NF4; what is 4-bit or FP8 in the folder stays so
+    qlora_head_format head;           // 0 = not quantised
     bool single_quant;                // keep the fp32 block scales instead of quantising them
-    // Keeps the 4-bit weights in a file, and reads them from it next time if dir and these settings
-    // are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4.
+    // Keeps the 4-bit or FP8 weights in a file, and reads them from it next time if dir and these
+    // settings are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4; FP8: ...qlora-fp8.
     bool keep_quantised;
     const char* quantised_dir; // keep NAME.qlora-nf4 in this folder instead; NULL = next to dir
     qlora_mode mode;           // 0 = AUTO
@@ -222,10 +234,13 @@ typedef struct qlora_model_desc {
     int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
-    qlora_choice recompute; // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
-    qlora_choice cache;     // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
-                            // the CPU only if a budget is given, since copies gain little there:
-                            // products widen each weight once, while they pack it
+    // Layers to recompute: ON = all, OFF = none, AUTO = as few as possible. With AUTO, recomputed
+    // layers keep the output of attention if there is memory for it; long sequences gain more by
+    // that than by whole layers, so it comes first from 4,096 tokens on. Same bits.
+    qlora_choice recompute;
+    qlora_choice cache; // 16-bit copies of 4-bit or FP8 weights; AUTO = as many as fit the memory;
+                        // on the CPU only if a budget is given, since copies gain little there:
+                        // products widen each weight once, while they pack it
     // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
     // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
     // layers. If the host has too little memory, the input of one layer in n stays there, and the
@@ -258,7 +273,7 @@ struct qlora_plan {
     qlora_mode mode;
     // Bytes of the one arena that holds the model.
     uint64_t base;        // frozen weights, embedding, head, norms, tables
-    uint64_t cache;       // 16-bit copies of 4-bit weights
+    uint64_t cache;       // 16-bit copies of 4-bit or FP8 weights
     uint64_t adapters;    // parameters and their 16-bit shadow
     uint64_t optimizer;   // gradients and their partial sums, moments, clip tables
     uint64_t activations; // kept between forward and backward
@@ -276,6 +291,7 @@ struct qlora_plan {
     int64_t head_chunk;
     int64_t parameters;       // number of trained parameters
     int64_t recompute_layers; // the first n layers keep only their input
+    int64_t attention_layers; // of these, the first n also keep the output of attention
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     int64_t offload_every; // of these, only one in n stays there during the step, because the host

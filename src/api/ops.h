@@ -246,6 +246,7 @@ typedef struct qlora_linear_part {
     int32_t projection;        // qlora_dropout_desc.projection of the part
     const qlora_nf4* nf4;      // the frozen weight W_i [out, in]: either this
     const qlora_tensor* dense; // or this, in the type of x; on the CPU, bf16 and f16 go with f32
+    const struct qlora_fp8_weight* fp8; // only models with FP8 weights set it, instead; NULL
     const qlora_tensor* bias;  // [1, out] in the type of x; NULL = none
     const qlora_tensor* a;     // A_i [rank, in] in the type of x
     const qlora_tensor* sb;    // s_i B_i [out, rank] in the type of x

@@ -282,6 +282,15 @@ static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void
         snprintf(entry, sizeof entry, "qlora_%s", row->name);
         QLORA__TRY(
             qlora__kernel_resolve(ctx, handle, entry, row->shared, &cache->kernels[i].function));
+        // These share a multiprocessor with the one before, which they can only if both want the
+        // same division of its memory. The others need much of it as a cache.
+        if (cache->kernels[i].waits &&
+            (i == QLORA__K_decode_row_nf4 || i == QLORA__K_decode_norm ||
+             i == QLORA__K_decode_attention)) {
+            int code = ctx->gpu->cu.FuncSetAttribute(
+                cache->kernels[i].function, QLORA__CU_FUNC_ATTRIBUTE_SHARED_MEMORY_CARVEOUT, 100);
+            QLORA__TRY(qlora__cu(ctx, code, "cuFuncSetAttribute"));
+        }
         cache->kernels[i].owner = ctx;
         cache->kernels[i].key = row->name;
         cache->kernels[i].shared_allowed = row->shared > 48 * 1024 ? row->shared : 48 * 1024;

@@ -23,11 +23,13 @@
 #define QLORA__NEED_HEAD128WG 131072u
 #define QLORA__NEED_GEMM_WG (QLORA__NEED_GEMM | QLORA__NEED_BF16 | QLORA__NEED_WARPGROUP)
 #define QLORA__NEED_FP8_MODE 262144u // computes base products in FP8
-#define QLORA__NEED_FP8 (QLORA__NEED_BF16 | QLORA__NEED_NF4 | QLORA__NEED_FP8_MODE)
+#define QLORA__NEED_FP8 (QLORA__NEED_BF16 | QLORA__NEED_FP8_MODE)
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
 #define QLORA__NEED_TEXTS 524288u // generates, with the kernels of a decoding step
+#define QLORA__NEED_FP8_BASE 1048576u // has an FP8 base
+#define QLORA__NEED_FP8_BASE_BF16 (QLORA__NEED_FP8_BASE | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
 
@@ -49,7 +51,7 @@
     X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
     X(decode_dense, decode, 16896, STEP)                                                           \
     X(decode_norm, decode, 69632, STEP)                                                            \
-    X(decode_attention, decode, 0, STEP)                                                           \
+    X(decode_attention, decode, 69632, STEP)                                                       \
     X(sample_parts, sample, 0, STEP)                                                               \
     X(sample_choose, sample, 0, STEP)
 
@@ -69,6 +71,11 @@
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
     X(fp8_widen_turned, fp8, 0, FP8)                                                               \
+    X(fp8_base_quantise_f32, fp8_base, 0, FP8_BASE)                                                \
+    X(fp8_base_quantise_bf16, fp8_base, 0, FP8_BASE)                                               \
+    X(fp8_base_quantise_f16, fp8_base, 0, FP8_BASE)                                                \
+    X(fp8_base_dequantise_f32, fp8_base, 0, FP8_BASE)                                              \
+    X(fp8_base_dequantise_bf16, fp8_base_bf16, 0, FP8_BASE_BF16)                                   \
     X(linear_place_f32, linear, 0, LORA)                                                           \
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
     X(linear_bias_f32, linear, 0, ALWAYS)                                                          \

@@ -9,7 +9,7 @@
 #define QLORA__FEW_STREAMED 3 // rows up to which dequantising for each row costs least
 #define QLORA__FEW_ROWS 64    // rows of B that are added up at a time
 #define QLORA__FEW_STEPS 512  // steps of a line whose scales are decoded at a time
-#define QLORA__FEW_PART 384   // NF4 weights of a line that are dequantised at a time otherwise
+#define QLORA__FEW_PART 384   // coded weights of a line that are dequantised at a time otherwise
 
 typedef struct qlora__few {
     const qlora__gemm* g;
@@ -27,13 +27,13 @@ static void qlora__few_write(const qlora__gemm* g, int64_t at, float sum) {
     *c = g->beta != 0.0f ? g->beta * *c + g->alpha * sum : g->alpha * sum;
 }
 
-// The sums of four lines of an NF4 weight with each row: the lines are dequantised in parts that
-// stay in the first-level cache.
-static void qlora__few_nf4(const qlora__few* f, const int64_t* lines,
-                           float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
+// The sums of four lines of a weight with codes with each row: the lines are dequantised in parts
+// that stay in the first-level cache.
+static void qlora__few_coded(const qlora__few* f, const int64_t* lines,
+                             float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
     const qlora__gemm* g = f->g;
     float stage[QLORA__STREAM_LINES][QLORA__FEW_PART];
-    qlora__operand b = qlora__operand_of(NULL, QLORA_BF16, g->nf4, 0, true);
+    qlora__operand b = qlora__operand_coded(g->nf4, g->fp8, true);
     memset(sums, 0, (size_t)g->M * sizeof sums[0]);
     for (int64_t k = 0; k < g->K; k += QLORA__FEW_PART) {
         int64_t n = qlora__min(QLORA__FEW_PART, g->K - k);
@@ -107,7 +107,8 @@ static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
     const qlora__few* f = (const qlora__few*)user;
     const qlora__gemm* g = f->g;
     int64_t groups = qlora__ceil_div(g->N, QLORA__STREAM_LINES);
-    int64_t ld = g->nf4 != NULL ? g->nf4->cols : g->ldb;
+    bool coded = qlora__gemm_is_coded(g);
+    int64_t ld = coded ? g->K : g->ldb; // the rows of a weight with codes are contiguous
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t batch = unit / groups;
         int64_t first = unit % groups * QLORA__STREAM_LINES;
@@ -118,17 +119,17 @@ static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
         for (int64_t j = 0; j < QLORA__STREAM_LINES; j++) {
             at[j] = (first + qlora__min(j, count - 1)) * ld;
         }
-        for (int64_t j = 0; g->nf4 == NULL && j < QLORA__STREAM_LINES; j++) {
+        for (int64_t j = 0; !coded && j < QLORA__STREAM_LINES; j++) {
             lines[j] = qlora__operand_at(g->B, g->b_type, batch * g->sB + at[j]);
         }
         if (f->ordered) {
             qlora__few_streamed(f, at, sums);
-        } else if (g->nf4 != NULL) {
-            qlora__few_nf4(f, at, sums);
+        } else if (coded) {
+            qlora__few_coded(f, at, sums);
         }
         for (int64_t i = 0; i < g->M; i++) {
             const float* x = f->x + batch * f->step + i * f->ld;
-            if (g->nf4 == NULL) {
+            if (!coded) {
                 f->stream->dense(lines, g->b_type, g->K, x, sums[i]);
             }
             for (int64_t j = 0; j < count; j++) {
@@ -221,7 +222,7 @@ static void qlora__few_copy(qlora__few* f, float* room) {
 
 // Whether a product goes this way.
 static bool qlora__few_takes(const qlora__gemm* g) {
-    bool rows = g->tb || (g->nf4 == NULL && g->N % QLORA__STREAM_COLS == 0);
+    bool rows = g->tb || (!qlora__gemm_is_coded(g) && g->N % QLORA__STREAM_COLS == 0);
     return rows && g->M <= QLORA__FEW && !g->ta && g->out == QLORA_F32 &&
            g->M * g->batch <= qlora__packing_room() / g->K;
 }

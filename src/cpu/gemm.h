@@ -24,8 +24,14 @@ typedef struct qlora__gemm {
     const float* alpha_dev; // NULL: 1
     const float* beta_dev;  // set together with alpha_dev
     bool tf32;
-    const qlora_nf4* nf4; // if not NULL, B is this weight, in bf16 values; only on the CPU
+    // If one is not NULL, B is this weight, in bf16 values; only on the CPU.
+    const qlora_nf4* nf4;
+    const qlora__fp8_weight* fp8;
 } qlora__gemm;
+
+static bool qlora__gemm_is_coded(const qlora__gemm* g) {
+    return g->nf4 != NULL || g->fp8 != NULL;
+}
 
 // ---- products on the CPU ------------------------------------------------------------------------
 

@@ -64,10 +64,12 @@ static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t most = QLORA__PANELS / height - 7; // the panels may be that much longer
     qlora__panels_open(ctx, qlora__min(g->K, most), &p.left);
     for (int64_t i = 0; i < g->batch; i++) {
-        p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, NULL,
-                                g->lda, !g->ta);
-        p.b = qlora__operand_of(qlora__operand_at(g->B, g->b_type, i * g->sB), g->b_type, g->nf4,
-                                g->ldb, g->tb);
+        p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, g->lda,
+                                !g->ta);
+        p.b = qlora__gemm_is_coded(g)
+                  ? qlora__operand_coded(g->nf4, g->fp8, g->tb)
+                  : qlora__operand_of(qlora__operand_at(g->B, g->b_type, i * g->sB), g->b_type,
+                                      g->ldb, g->tb);
         void* C = (char*)g->C + (size_t)(i * g->sC) * qlora_dtype_bytes(g->out);
         for (p.left.row = 0; p.left.row < g->M; p.left.row += QLORA__MC) {
             p.left.rows = qlora__min(QLORA__MC, g->M - p.left.row);

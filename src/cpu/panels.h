@@ -62,24 +62,40 @@ typedef struct qlora__operand {
     const void* data;
     qlora_dtype dtype;
     const qlora_nf4* nf4;
+    const qlora__fp8_weight* fp8;
     int64_t ld;
     bool lines; // the elements of a line are next to each other; otherwise those of one k
 } qlora__operand;
 
-static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, const qlora_nf4* nf4,
-                                        int64_t ld, bool lines) {
+static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, int64_t ld,
+                                        bool lines) {
     qlora__operand o;
     o.data = data;
     o.dtype = dtype;
-    o.nf4 = nf4;
-    o.ld = nf4 != NULL ? nf4->cols : ld;
+    o.nf4 = NULL;
+    o.fp8 = NULL;
+    o.ld = ld;
     o.lines = lines;
     return o;
 }
 
-// Returns n elements from `first` on as f32: where they are, or in `stage`.
+// A weight with codes: one of the two is not NULL.
+static qlora__operand qlora__operand_coded(const qlora_nf4* nf4, const qlora__fp8_weight* fp8,
+                                           bool lines) {
+    qlora__operand o =
+        qlora__operand_of(NULL, QLORA_BF16, nf4 != NULL ? nf4->cols : fp8->cols, lines);
+    o.nf4 = nf4;
+    o.fp8 = fp8;
+    return o;
+}
+
+// Returns n elements of a row or column from `first` on as f32: where they are, or in `stage`.
 static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__operand* o,
                                        int64_t first, int64_t n, float* stage) {
+    if (o->fp8 != NULL) {
+        qlora__fp8_widen(o->fp8, first / o->ld, first % o->ld, n, stage);
+        return stage;
+    }
     if (o->nf4 == NULL && o->dtype == QLORA_F32) {
         return (const float*)o->data + first;
     }
@@ -130,7 +146,7 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
                               float* out) {
     float stage[8 * QLORA__KC];
     const qlora__operand* o = p->from;
-    bool in_place = o->nf4 == NULL && o->dtype == QLORA_F32;
+    bool in_place = o->dtype == QLORA_F32; // codes have bf16 values
     int64_t padded = qlora__ceil_div(p->count, width) * width;
     int64_t group = cpu->pack8 != NULL && width % 8 == 0 ? 8 : 4;
     for (int64_t i = 0; o->lines && i < padded; i += group) {

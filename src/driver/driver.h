@@ -11,8 +11,10 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR 75
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR 76
+#define QLORA__CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM 91
 #define QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN 97
 #define QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES 8
+#define QLORA__CU_FUNC_ATTRIBUTE_SHARED_MEMORY_CARVEOUT 9 // preferred, in percent
 #define QLORA__CU_STREAM_NON_BLOCKING 1
 #define QLORA__CU_EVENT_DISABLE_TIMING 2
 #define QLORA__CUDA_ERROR_NOT_READY 600
@@ -100,6 +102,8 @@ typedef int qlora__cublasStatus;
     X(1, qlora__CUresult, MemFree, "cuMemFree_v2", (qlora__CUdeviceptr))                           \
     X(1, qlora__CUresult, MemHostAlloc, "cuMemHostAlloc", (void**, size_t, unsigned))              \
     X(1, qlora__CUresult, MemFreeHost, "cuMemFreeHost", (void*))                                   \
+    X(0, qlora__CUresult, MemHostRegister, "cuMemHostRegister_v2", (void*, size_t, unsigned))      \
+    X(0, qlora__CUresult, MemHostUnregister, "cuMemHostUnregister", (void*))                       \
     X(1, qlora__CUresult, MemGetInfo, "cuMemGetInfo_v2", (size_t*, size_t*))                       \
     X(1, qlora__CUresult, MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                 \
       (qlora__CUdeviceptr, const void*, size_t, void*))                                            \

@@ -314,8 +314,60 @@ static qlora_result qlora__config_nope(const qlora__config_reader* r, const qlor
     return QLORA_OK;
 }
 
-// quantization_config: bitsandbytes 4-bit is read tensor by tensor; everything else is rejected by
-// name.
+// An FP8 quantization_config: e4m3 with one scale per 128 x 128 block. What it says beyond that
+// could change the meaning of the weights and is rejected by name. Its list of modules that are not
+// converted is not read: their tensors say so.
+static qlora_result qlora__config_fp8(const qlora__config_reader* q) {
+    static const char* const keys[] = {"quant_method",      "fmt",        "activation_scheme",
+                                       "weight_block_size", "dequantize", "modules_to_not_convert",
+                                       "ignored_layers"};
+    const qlora__json* json = q->json;
+    const struct {
+        const char* key;
+        const char* only;
+    } texts[] = {{"fmt", "e4m3"}, {"activation_scheme", "dynamic"}};
+    uint32_t end = json->tokens[q->object].next;
+    for (uint32_t k = q->object + 1; k < end; k = json->tokens[k + 1].next) {
+        bool known = false;
+        for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+            known = known || qlora__json_is(json, k, keys[i]);
+        }
+        if (!known) {
+            char shown[48];
+            return qlora__env_fail(q->env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: quantization_config: %s is not supported with "
+                                   "quant_method fp8",
+                                   json->label, qlora__config_show(q, k, shown));
+        }
+    }
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        uint32_t value = qlora__config_find(q, texts[i].key);
+        if (value != 0 && !qlora__json_is(json, value, texts[i].only)) {
+            char shown[48];
+            return qlora__env_fail(q->env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: quantization_config: %s is %s; only %s is supported",
+                                   json->label, texts[i].key, qlora__config_show(q, value, shown),
+                                   texts[i].only);
+        }
+    }
+    uint32_t block = qlora__config_find(q, "weight_block_size");
+    int64_t size[2] = {0, 0};
+    bool pair = block != 0 && qlora__json_kind_of(json, block) == QLORA__JSON_ARRAY &&
+                json->tokens[block].count == 2 && qlora__json_int(json, block + 1, &size[0]) &&
+                qlora__json_int(json, block + 2, &size[1]);
+    if (!pair || size[0] != QLORA__FP8_BLOCK || size[1] != QLORA__FP8_BLOCK) {
+        char shown[48];
+        return qlora__env_fail(q->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: quantization_config: weight_block_size is %s; only [128, 128] "
+                               "is supported",
+                               json->label,
+                               block == 0 ? "missing" : qlora__config_show(q, block, shown));
+    }
+    return QLORA_OK;
+}
+
+// quantization_config: bitsandbytes 4-bit and FP8 are read tensor by tensor; everything else is
+// rejected by name.
 static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora_model_config* c) {
     uint32_t dict = qlora__config_find(r, "quantization_config");
     if (dict == 0) {
@@ -325,9 +377,14 @@ static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora
     bool eight = false;
     q.object = dict;
     uint32_t method = qlora__config_find(&q, "quant_method");
+    if (method != 0 && qlora__json_is(r->json, method, "fp8")) {
+        c->quantized = true;
+        return qlora__config_fp8(&q);
+    }
     if (method != 0 && !qlora__json_is(r->json, method, "bitsandbytes")) {
         return qlora__config_refuse(r, "quant_method", method,
-                                    "use the 16-bit model or one in bitsandbytes 4-bit format");
+                                    "use the 16-bit model, or one in bitsandbytes 4-bit format or "
+                                    "in FP8");
     }
     QLORA__TRY(qlora__config_bool(&q, "load_in_8bit", false, &eight));
     if (eight) {

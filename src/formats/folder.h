@@ -473,18 +473,21 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
     return result;
 }
 
-// ---- bitsandbytes 4-bit tensors -----------------------------------------------------------------
+// ---- bitsandbytes 4-bit tensors and FP8 tensors -------------------------------------------------
 
-// The weight of a linear layer as stored in its file. If nf4 is false, `weight` is a 16-bit or
-// 32-bit matrix. Otherwise it is NF4: packed codes, two per byte, high nibble first, with one scale
+// The weight of a linear layer as stored in its file. If nf4 and fp8 are false, `weight` is a
+// 16-bit or 32-bit matrix. If fp8 is true, it is a matrix of e4m3 codes with one scale for every
+// block of 128 x 128. If nf4 is true: packed codes, two per byte, high nibble first, with one scale
 // for every `block` elements. Scale i is absmax[i] (F32, BF16 or F16) or, if nested,
 //   map2[codes[i]] * absmax2[i / block2] + offset
 typedef struct qlora__linear_source {
     int64_t rows;
     int64_t cols;
     bool nf4;
+    bool fp8;
     bool nested;
     const qlora__st_tensor* weight;
+    const qlora__st_tensor* scales;  // fp8; F32, BF16 or F16
     const qlora__st_tensor* absmax;  // nf4; U8 codes when nested
     const qlora__st_tensor* map;     // F32 [16], the NF4 code book
     const qlora__st_tensor* absmax2; // nested: F32
@@ -626,9 +629,59 @@ static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, co
     return qlora__bnb_part(env, f, name, ".nested_absmax", blocks2, QLORA__ST_F32, &w->absmax2);
 }
 
+#define QLORA__FP8_SUFFIX "_scale_inv" // after ".weight"; in spite of the name, codes times it
+
+// Finds the scales of FP8 codes.
+static qlora_result qlora__fp8_parts(qlora__env* env, const qlora__folder* f, const char* name,
+                                     int64_t rows, int64_t cols, qlora__linear_source* w) {
+    const qlora__st_tensor* t = w->weight;
+    char have[96];
+    char want[96];
+    char full[320];
+    int64_t shape[2] = {rows, cols};
+    bool shaped = t->rank == 2 && t->shape[0] > 0 && t->shape[1] > 0;
+    if (!shaped || (rows >= 0 && (t->shape[0] != rows || t->shape[1] != cols))) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has shape %s; it must be %s", f->dir,
+                               name, qlora__shape_text(t->shape, t->rank, have),
+                               rows >= 0 ? qlora__shape_text(shape, 2, want) : "that of a matrix");
+    }
+    w->fp8 = true;
+    w->rows = t->shape[0];
+    w->cols = t->shape[1];
+    w->dtype = QLORA_BF16;
+    snprintf(full, sizeof full, "%s" QLORA__FP8_SUFFIX, name);
+    shape[0] = qlora__fp8_blocks(w->rows);
+    shape[1] = qlora__fp8_blocks(w->cols);
+    return qlora__folder_need(env, f, full, shape[0], shape[1], &w->scales);
+}
+
+// Checks the values of FP8 codes and of their scales, which folders are trusted with otherwise.
+static QLORA__UNUSED qlora_result qlora__fp8_values(qlora__env* env, const qlora__folder* f,
+                                                    const qlora__linear_source* w) {
+    uint64_t n = w->weight->bytes;
+    uint64_t nan = qlora__fp8_first_nan(w->weight->data, n);
+    if (nan < n) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s[%llu,%llu] is a NaN; weights must be finite", f->dir,
+                               w->weight->name, (unsigned long long)(nan / (uint64_t)w->cols),
+                               (unsigned long long)(nan % (uint64_t)w->cols));
+    }
+    for (uint64_t i = 0; i < qlora__st_elements(w->scales); i++) {
+        float scale = 0.0f;
+        qlora__st_read_f32(w->scales, i, 1, &scale);
+        if (!(scale >= 0.0f && scale <= QLORA__FP8_LARGEST)) {
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "%s: %s[%llu,%llu] is %g; it must be from 0 to 1e30", f->dir,
+                w->scales->name, (unsigned long long)(i / (uint64_t)w->scales->shape[1]),
+                (unsigned long long)(i % (uint64_t)w->scales->shape[1]), (double)scale);
+        }
+    }
+    return QLORA_OK;
+}
+
 // Finds the weight [rows, cols] of a linear layer. The tensors themselves determine whether it is
-// plain or 4-bit, because the config's lists of skipped modules are not reliable. `name` ends in
-// ".weight". For a 4-bit weight of unknown shape, rows is -1.
+// plain, 4-bit or FP8, because the config's lists of skipped modules are not reliable. `name` ends
+// in ".weight". For a 4-bit or FP8 weight of unknown shape, rows is -1.
 static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const qlora__folder* f,
                                                        const char* name, int64_t rows, int64_t cols,
                                                        qlora__linear_source* out) {
@@ -644,6 +697,12 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
     }
     snprintf(state_name, sizeof state_name, "%s%s", name, qlora__bnb_suffix);
     const qlora__st_tensor* state = qlora__folder_find(f, state_name);
+    w.weight = qlora__folder_find(f, name);
+    if (state == NULL && w.weight != NULL && w.weight->dtype == QLORA__ST_F8_E4M3) {
+        QLORA__TRY(qlora__fp8_parts(env, f, name, rows, cols, &w));
+        *out = w;
+        return QLORA_OK;
+    }
     if (state == NULL) {
         QLORA__TRY(qlora__folder_need(env, f, name, rows, cols, &w.weight));
         w.rows = rows;
@@ -655,7 +714,6 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
         return QLORA_OK;
     }
     w.nf4 = true;
-    w.weight = qlora__folder_find(f, name);
     if (w.weight == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
     }

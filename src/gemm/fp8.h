@@ -4,10 +4,11 @@
 //   dx = dy W:  the same with dy and the transposed W
 //
 // sx is one scale per row of x, its largest magnitude / 448; sw is one scale per stack of weights,
-// the largest scale of their NF4 blocks / 448: the sum of dx runs over the rows of W, so they must
-// share it. Both operands are contiguous along the sum, so W exists in two forms. Zeros fill rows
-// up to a multiple of 16 bytes. The loops for the CPU are the specification: products of
-// rounded operands, summed without further rounding. On a GPU, cuBLASLt sums in f32.
+// the largest scale of their NF4 blocks / 448, or that of their FP8 blocks: the sum of dx runs over
+// the rows of W, so they must share it. FP8 codes are rounded again, to the shared scale. Both
+// operands are contiguous along the sum, so W exists in two forms. Zeros fill rows up to a multiple
+// of 16 bytes. The loops for the CPU are the specification: products of rounded operands, summed
+// without further rounding. On a GPU, cuBLASLt sums in f32.
 
 // Everything that the FP8 products of a stack use.
 typedef struct qlora_fp8_operand qlora__fp8;
@@ -23,8 +24,6 @@ struct qlora_fp8_operand {
     qlora_tensor ones;   // f32 [1, most columns of a result]
 };
 
-#define QLORA__FP8_SMALLEST 1e-30f // of a scale, so that its inverse is finite
-
 // Columns of a result, in multiples of 16 bytes. Those between cols and this are written as well.
 static QLORA__UNUSED int64_t qlora__fp8_width(int64_t cols) {
     return (int64_t)qlora__align_up((size_t)cols, 8);
@@ -35,14 +34,11 @@ static QLORA__UNUSED int64_t qlora__fp8_pitch(int64_t cols) {
     return (int64_t)qlora__align_up((size_t)cols, 16);
 }
 
-static float qlora__fp8_scale(float most) {
-    float scale = most * (1.0f / QLORA__E4M3_MOST);
-    return scale < QLORA__FP8_SMALLEST ? QLORA__FP8_SMALLEST : scale;
-}
-
 typedef struct qlora__fp8_job {
     const qlora_tensor* x;
-    const qlora_nf4* w;
+    qlora__coded w;
+    int64_t rows; // of w
+    int64_t cols;
     uint8_t* codes;
     int64_t pitch;
     int64_t until; // of a transposed weight: columns to fill with zeros
@@ -76,22 +72,31 @@ static void qlora__fp8_quantise_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
+// Element (r, c) of a weight / sw.
+static float qlora__fp8_element(const qlora__fp8_job* job, const float* levels, int64_t r,
+                                int64_t c) {
+    int64_t e = r * job->cols + c;
+    const qlora_nf4* w = job->w.nf4;
+    if (w != NULL) {
+        return levels[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
+    }
+    int64_t block = r / QLORA__FP8_BLOCK * qlora__fp8_blocks(job->cols) + c / QLORA__FP8_BLOCK;
+    float scale = job->w.fp8->scales[block] * (float)job->factors[1];
+    return qlora__e4m3_to(job->w.fp8->codes[e]) * scale;
+}
+
 static void qlora__fp8_widen_rows(void* user, int64_t begin, int64_t end) {
     const qlora__fp8_job* job = (const qlora__fp8_job*)user;
-    const qlora_nf4* w = job->w;
     float levels[16];
     for (int i = 0; i < 16; i++) {
-        levels[i] = w->maps[i] * (float)job->factors[1];
+        levels[i] = job->w.nf4 != NULL ? job->w.nf4->maps[i] * (float)job->factors[1] : 0.0f;
     }
     for (int64_t r = begin; r < end; r++) {
-        for (int64_t c = 0; c < w->cols; c++) {
-            int64_t e = r * w->cols + c;
-            float value =
-                levels[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
+        for (int64_t c = 0; c < job->cols; c++) {
             job->codes[job->turned ? c * job->pitch + r : r * job->pitch + c] =
-                qlora__e4m3_from(value);
+                qlora__e4m3_from(qlora__fp8_element(job, levels, r, c));
         }
-        for (int64_t c = w->cols; c < job->pitch && !job->turned; c++) {
+        for (int64_t c = job->cols; c < job->pitch && !job->turned; c++) {
             job->codes[r * job->pitch + c] = 0;
         }
     }
@@ -119,22 +124,29 @@ static void qlora__fp8_product_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
+// The largest magnitude that a weight may have: the largest scale times the largest level.
+static float qlora__fp8_most(const qlora_linear_part* p) {
+    const qlora_nf4* w = p->nf4;
+    const qlora__fp8_weight* eight = p->fp8;
+    int64_t blocks = w != NULL ? qlora__ceil_div(w->rows * w->cols, w->block)
+                               : qlora__fp8_blocks(eight->rows) * qlora__fp8_blocks(eight->cols);
+    float most = 0.0f;
+    float level = w != NULL ? 0.0f : QLORA__E4M3_MOST;
+    for (int64_t b = 0; b < blocks; b++) {
+        float size = fabsf(w != NULL ? qlora__nf4_absmax(w, b) : eight->scales[b]);
+        most = size > most ? size : most;
+    }
+    for (int k = 0; k < 16 && w != NULL; k++) {
+        float size = fabsf(w->maps[k]);
+        level = size > level ? size : level;
+    }
+    return most * level;
+}
+
 static void qlora__fp8_measure_cpu(const qlora_linear_desc* l, QLORA__REAL* factors) {
     float most = 0.0f;
     for (int32_t i = 0; i < l->count; i++) {
-        const qlora_nf4* w = l->parts[i].nf4;
-        int64_t blocks = qlora__ceil_div(w->rows * w->cols, w->block);
-        float own = 0.0f;
-        float level = 0.0f;
-        for (int64_t b = 0; b < blocks; b++) {
-            float size = fabsf(qlora__nf4_absmax(w, b));
-            own = size > own ? size : own;
-        }
-        for (int k = 0; k < 16; k++) {
-            float size = fabsf(w->maps[k]);
-            level = size > level ? size : level;
-        }
-        own *= level;
+        float own = qlora__fp8_most(&l->parts[i]);
         most = own > most ? own : most;
     }
     factors[0] = (QLORA__REAL)qlora__fp8_scale(most);
@@ -157,17 +169,26 @@ static qlora_result qlora__fp8_quantise_gpu(qlora_ctx* ctx, const qlora__fp8* f,
     return qlora__launch(ctx, QLORA__K_fp8_quantise, x->rows, 1, 1, (uint32_t)warps * 32, 0, args);
 }
 
-// The first ten parameters of the kernels that read a weight.
+// The first ten parameters of the kernels that read a weight. A block shift of -1 stands for FP8.
 typedef struct qlora__fp8_source {
     qlora_nf4 w;
     int32_t block_shift;
     int32_t group_shift;
 } qlora__fp8_source;
 
-static void qlora__fp8_source_args(const qlora_nf4* w, qlora__fp8_source* s, void** args) {
-    s->w = *w;
-    s->block_shift = qlora__log2(w->block);
-    s->group_shift = qlora__log2(w->block2);
+static void qlora__fp8_source_args(qlora__coded w, qlora__fp8_source* s, void** args) {
+    memset(s, 0, sizeof *s);
+    if (w.nf4 != NULL) {
+        s->w = *w.nf4;
+        s->block_shift = qlora__log2(s->w.block);
+        s->group_shift = qlora__log2(s->w.block2);
+    } else {
+        s->w.codes = w.fp8->codes;
+        s->w.absmax_scales = w.fp8->scales;
+        s->w.rows = w.fp8->rows;
+        s->w.cols = w.fp8->cols;
+        s->block_shift = -1;
+    }
     void* own[] = {&s->w.codes,     &s->w.absmax,   &s->w.absmax_codes, &s->w.absmax_scales,
                    &s->w.offset,    &s->w.maps,     &s->w.rows,         &s->w.cols,
                    &s->block_shift, &s->group_shift};
@@ -180,7 +201,7 @@ static qlora_result qlora__fp8_measure_gpu(qlora_ctx* ctx, const qlora_linear_de
         qlora__fp8_source source;
         int32_t flags = (i == 0 ? 1 : 0) | (i == l->count - 1 ? 2 : 0);
         void* args[12];
-        qlora__fp8_source_args(l->parts[i].nf4, &source, args);
+        qlora__fp8_source_args(qlora__coded_of(l->parts[i].nf4, l->parts[i].fp8), &source, args);
         args[10] = &flags;
         args[11] = &factors;
         QLORA__TRY(qlora__launch(ctx, QLORA__K_fp8_measure, 1, 1, 1, 1024, 0, args));
@@ -201,8 +222,8 @@ static qlora_result qlora__fp8_widen_gpu(qlora_ctx* ctx, const qlora__fp8_job* j
     args[12] = &pitch;
     args[13] = &until;
     return job->turned ? qlora__launch(ctx, QLORA__K_fp8_widen_turned, qlora__ceil_div(until, 64),
-                                       qlora__ceil_div(job->w->cols, 256), 1, 256, 0, args)
-                       : qlora__launch(ctx, QLORA__K_fp8_widen, qlora__ceil_div(job->w->rows, 4),
+                                       qlora__ceil_div(job->cols, 256), 1, 256, 0, args)
+                       : qlora__launch(ctx, QLORA__K_fp8_widen, qlora__ceil_div(job->rows, 4),
                                        qlora__ceil_div(pitch, 1024), 1, 256, 0, args);
 }
 
@@ -277,7 +298,7 @@ static qlora_result qlora__fp8_product_gpu(qlora_ctx* ctx, const qlora__fp8* f,
 
 // ---- the operators ----
 
-// Computes the factors of a stack of NF4 weights.
+// Computes the factors of a stack of weights.
 static QLORA__UNUSED qlora_result qlora__fp8_measure(qlora_ctx* ctx, const qlora_linear_desc* l) {
     const qlora__fp8* f = l->fp8;
     if (!qlora__on_cpu(ctx)) {
@@ -299,19 +320,20 @@ static QLORA__UNUSED qlora_result qlora__fp8_place(qlora_ctx* ctx, const qlora_l
     for (int32_t i = 0; i < l->count; i++) {
         qlora__fp8_job job;
         memset(&job, 0, sizeof job);
-        job.w = l->parts[i].nf4;
+        job.w = qlora__coded_of(l->parts[i].nf4, l->parts[i].fp8);
+        job.rows = l->parts[i].out;
+        job.cols = l->in;
         job.pitch = out->ld;
         job.turned = turned;
-        job.until = i == l->count - 1 ? out->ld - row : job.w->rows;
+        job.until = i == l->count - 1 ? out->ld - row : job.rows;
         job.codes = (uint8_t*)out->data + (turned ? row : row * out->ld);
         job.factors = (const QLORA__REAL*)f->factors.data;
         if (!qlora__on_cpu(ctx)) {
             QLORA__TRY(qlora__fp8_widen_gpu(ctx, &job));
         } else {
-            qlora__parallel(ctx, job.w->rows, 1 + 4096 / (1 + job.w->cols), qlora__fp8_widen_rows,
-                            &job);
+            qlora__parallel(ctx, job.rows, 1 + 4096 / (1 + job.cols), qlora__fp8_widen_rows, &job);
         }
-        row += job.w->rows;
+        row += job.rows;
     }
     return QLORA_OK;
 }

@@ -7,63 +7,6 @@
 
 #define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
-// On the CPU: the tiers with kernels of their own dequantise while they pack.
-static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                      const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
-    qlora_path path = QLORA_PATH_AUTO;
-    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(flags), &path));
-    qlora__gemm g;
-    memset(&g, 0, sizeof g);
-    g.tb = !backward;
-    g.M = x->rows;
-    g.N = y->cols;
-    g.K = x->cols;
-    g.A = x->data;
-    g.C = y->data;
-    g.lda = x->ld;
-    g.ldc = y->ld;
-    g.batch = 1;
-    g.a_type = x->dtype;
-    g.b_type = QLORA_BF16;
-    g.nf4 = w;
-    g.out = y->dtype;
-    g.alpha = 1.0f;
-    g.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
-    ctx->last_path = path;
-    return qlora__gemm_cpu(ctx, &g);
-}
-
-static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
-                                       const qlora_tensor* x, const qlora_nf4* w,
-                                       const qlora_tensor* y, uint32_t flags) {
-    int64_t count = backward ? w->cols : w->rows;
-    int64_t other = backward ? w->rows : w->cols;
-    int64_t slice = 0;
-    qlora_tensor window;
-    QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
-    QLORA__TRY(qlora__scratch_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64,
-                                    &slice, &window.data));
-    qlora_gemm_desc d;
-    memset(&d, 0, sizeof d);
-    d.trans_b = !backward;
-    d.alpha = 1.0f;
-    d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
-    d.path = qlora__product_path(flags);
-    for (int64_t done = 0; done < count; done += slice) {
-        int64_t now = qlora__min(slice, count - done);
-        window.rows = backward ? other : now;
-        window.cols = backward ? now : other;
-        window.ld = window.cols;
-        window.bytes = (size_t)(now * other) * qlora_dtype_bytes(x->dtype);
-        QLORA__TRY(qlora__nf4_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window,
-                                     x->dtype == QLORA_F32));
-        qlora_tensor part;
-        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
-        QLORA__TRY(qlora__gemm_run(ctx, math, backward, &d, x, &window, &part));
-    }
-    return QLORA_OK;
-}
-
 #ifndef QLORA_NO_CUDA
 
 // Returns the first requirement of the fused kernels that is not met, or NULL.
@@ -255,18 +198,23 @@ static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, 
     return (flags & other) == 0 && qlora__nf4_fused_lacks(ctx, x, w) == NULL;
 }
 
-static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
-                                    const qlora_tensor* x, const qlora_nf4* w,
-                                    const qlora_tensor* y, uint32_t flags) {
-    QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
-    if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
+static qlora_result qlora__nf4_multiply(qlora_ctx* ctx, const qlora__coded_way* way,
+                                        const qlora_tensor* x, const qlora_nf4* w,
+                                        const qlora_tensor* y) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, way->backward, x, w, y, way->flags));
+    bool plain = way->alpha == 1.0f && !way->backward;
+    if (plain && qlora__nf4_wants_fused(ctx, x, w, way->flags)) {
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
     }
-    if (qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL) {
-        return qlora__nf4_packed(ctx, backward, x, w, y, flags);
-    }
-    return qlora__nf4_unfused(ctx, math, backward, x, w, y, flags);
+    return qlora__coded_product(ctx, way, x, qlora__coded_of(w, NULL), y);
+}
+
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
+                                    const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
+    const qlora__coded_way way = {math, backward, flags, 1.0f, NULL};
+    return qlora__nf4_multiply(ctx, &way, x, w, y);
 }
 
 qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,

@@ -100,6 +100,9 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
             qlora__arena_tensor(arena, QLORA_F32, 1, p->out * p->in / QLORA__STREAM_STEP,
                                 &p->ready);
         }
+    } else if (p->is_fp8) {
+        qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora__fp8_weight_bytes(p->out, p->in),
+                            &p->fp8.memory);
     } else {
         qlora__layout_weight(arena, m, &p->mapped, p->out, p->in, &p->dense);
     }
@@ -114,7 +117,11 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
         qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
     }
     m->head = m->embed;
-    if (!c->tied) {
+    if (m->head_is_nf4) {
+        int64_t bytes = (int64_t)qlora_nf4_bytes(&m->head_desc);
+        memset(&m->head, 0, sizeof m->head);
+        qlora__arena_tensor(arena, QLORA_U8, 1, bytes, &m->head_nf4.memory);
+    } else if (!c->tied) {
         qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
     }
     qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
@@ -320,6 +327,15 @@ static int64_t qlora__tile_rows(const qlora_model* m) {
     return m->plan.tile > 0 ? qlora__min(m->plan.tile, m->plan.tokens) : m->plan.tokens;
 }
 
+// The output of attention, with room for z of o_proj, and its row statistics.
+static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
+                                    const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t T = m->plan.tokens;
+    qlora__arena_tensor(arena, m->compute, T, qlora__q_width(c) + pads[QLORA__O], &kept->o);
+    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
+}
+
 // Of pads, only those of o and of gate/up are used.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
@@ -332,8 +348,7 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     if (c->qk_norm) {
         qlora__arena_tensor(arena, m->compute, T, q + kv, &kept->qk);
     }
-    qlora__arena_tensor(arena, m->compute, T, q + pads[QLORA__O], &kept->o);
-    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
+    qlora__layout_attention(arena, m, pads, kept);
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
     qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
@@ -383,6 +398,9 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         }
         if (layer->recompute) {
             layer->kept = m->again;
+            if (layer->keeps_attention) {
+                qlora__layout_attention(arena, m, layer->pads, &layer->kept);
+            }
         } else {
             qlora__layout_kept(arena, m, layer->pads, &layer->kept);
         }
@@ -401,7 +419,7 @@ static void qlora__layout_host(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__arena host;
     host.ctx = m->ctx;
-    host.base = (char*)m->host;
+    host.base = (char*)m->host.data;
     host.used = 0;
     if (m->plan.offloaded_embedding) {
         qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->embed);
@@ -440,6 +458,9 @@ static int64_t qlora__operand_most(const qlora_model* m, int group) {
     return (int64_t)qlora__align_up((size_t)most, 128);
 }
 
+// A 4-bit head is quantised in slices of multiples of this many rows, which are whole blocks.
+#define QLORA__HEAD_ROWS 64
+
 // The shared operand must also hold the largest weight while it is being quantised. With tiles,
 // it holds o, gate/up and down at once.
 static int64_t qlora__operand_elements(qlora_model* m) {
@@ -458,7 +479,8 @@ static int64_t qlora__operand_elements(qlora_model* m) {
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
-    return most;
+    int64_t head = m->head_is_nf4 ? QLORA__HEAD_ROWS * m->plan.config.hidden : 0;
+    return qlora__max(most, 2 * head); // rows of the head to quantise, in f32
 }
 
 // Tables and matrices of adapters that stand side by side.
@@ -710,10 +732,10 @@ typedef struct qlora__decode_text {
 #define QLORA__DECODE_EARLY 2u // kernels may begin before the one before them has ended
 #define QLORA__DECODE_MANY 4u  // kernels of their own for products of more than 8 rows
 #define QLORA__DECODE_ALL 7u
-#define QLORA__DECODE_LONG 8u // the kernel for a single row, only where it was faster
-#define QLORA__DECODE_USED (QLORA__DECODE_EARLY | QLORA__DECODE_MANY | QLORA__DECODE_LONG)
+#define QLORA__DECODE_USED QLORA__DECODE_ALL
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
+#define QLORA__DECODE_LOW 256 // partial sums of z of a single text, at most
 #define QLORA__DECODE_ROWS 8
 #define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
@@ -726,7 +748,8 @@ typedef struct qlora__decode_text {
 // Whether the kernels of a decoding step can read a weight.
 static bool qlora__decode_reads(const qlora__projection* p) {
     int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : 64;
-    return p->is_nf4 ? p->in % 64 == 0 && block >= 64 : p->in % 8 == 0;
+    return p->is_fp8   ? false
+           : p->is_nf4 ? p->in % 64 == 0 && block >= 64 : p->in % 8 == 0;
 }
 
 // Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples
@@ -735,7 +758,8 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
-                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m);
+                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m) &&
+                (!m->head_is_nf4 || c->hidden % 64 == 0);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
@@ -776,7 +800,8 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, n, qlora__q_width(c), &d->o);
     qlora__arena_tensor(arena, m->compute, n, c->intermediate, &d->s);
     qlora__arena_tensor(arena, QLORA_F32, n, c->hidden, &d->y);
-    qlora__arena_tensor(arena, QLORA_F32, QLORA__DECODE_SLICES * n, d->z_rank, &d->z);
+    qlora__arena_tensor(arena, QLORA_F32, qlora__max(QLORA__DECODE_SLICES * n, QLORA__DECODE_LOW),
+                        d->z_rank, &d->z);
     qlora__arena_tensor(arena, m->compute, n, c->vocab, &d->logits);
     qlora__arena_tensor(arena, QLORA_F32, n * c->heads * d->pages, c->head_dim + 2, &d->partials);
     int64_t blocks = c->kv_heads * qlora__ceil_div(group, QLORA__DECODE_HEADS);

@@ -22,11 +22,13 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
                                                          : QLORA_OK;
 }
 
-// Recomputes the activations that a layer did not keep; with tiles, only up to attention.
+// Recomputes the activations that a layer did not keep; with tiles, only up to attention. The
+// attention of a long sequence takes as long as all products of its layer, and its output is as
+// small as the layer's input, so that is kept first where there is memory.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     QLORA__TRY(qlora__layer_heads(pass, layer, true));
-    QLORA__TRY(qlora__layer_attention(pass, layer));
+    QLORA__TRY(layer->keeps_attention ? QLORA_OK : qlora__layer_attention(pass, layer));
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(pass, layer);
 }
 

@@ -18,8 +18,9 @@ static bool qlora__stack_is_dora(const qlora_model* m, const qlora__layer* layer
 static qlora_result qlora__dora_weight(qlora_ctx* ctx, const qlora_model* m,
                                        const qlora__projection* p, qlora_tensor* w) {
     qlora__arena_window(&m->operand, 0, p->out, p->in, w);
-    QLORA__TRY(p->is_nf4 ? qlora__nf4_window(ctx, &p->nf4, 0, 0, w, m->compute == QLORA_F32)
-                         : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
+    QLORA__TRY(qlora__is_coded(p)
+                   ? qlora__coded_window(ctx, qlora__codes_of(p), 0, 0, w)
+                   : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
     return qlora__linear_gemm(ctx, m->math, false, false, false, 1.0f, 1.0f, &p->sb, &p->a, w);
 }
 
@@ -67,12 +68,6 @@ static const qlora_tensor* qlora__head_table(const qlora_model* m) {
 // Whether the gradient of the residual stream below layer 0 is needed.
 static bool qlora__trains_embedding(const qlora_model* m) {
     return m->saved_embed || m->token_count > 0;
-}
-
-// Whether the head has gradients.
-static bool qlora__trains_head(const qlora_model* m) {
-    return m->saved_head || m->saved_tied ||
-           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice || m->head_rows));
 }
 
 // Writes the trained rows, or those of the base, into the embedding and a head that also has them,

@@ -4,10 +4,17 @@
 static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
                                         const qlora_tensor* from, const qlora_tensor* to) {
     const qlora_model* m = pass->m;
+    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    if (m->head_is_nf4) {
+        // No weights of a layer are needed until the next layer begins.
+        const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->operand};
+        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
+        return qlora__nf4_multiply(pass->ctx, &way, from, &m->head_nf4, to);
+    }
     qlora_gemm_desc gemm;
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = !backward;
-    gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    gemm.alpha = alpha;
     return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
 }
 

@@ -1,4 +1,4 @@
-// ---- 4-bit weights that are kept in a file ------------------------------------------------------
+// ---- 4-bit and FP8 weights that are kept in a file ----------------------------------------------
 //
 // Quantising takes seconds at every start, so its result can be kept:
 //
@@ -10,10 +10,22 @@
 // checkpoints compare), in this format, for the same block sizes, and is undamaged. Otherwise it is
 // made again.
 
-#define QLORA__KEEP_MAGIC "qloraNF4"
 #define QLORA__KEEP_ORDER 0x01020304u // the data has the byte order of the machine
 #define QLORA__KEEP_FORMAT 1u // raise it when quantising gives other bits, or the file changes
-#define QLORA__KEEP_SUFFIX ".qlora-nf4"
+
+// What differs between the formats.
+typedef struct qlora__keep_kind {
+    char magic[9];
+    const char* suffix;
+    const char* what;
+} qlora__keep_kind;
+
+static const qlora__keep_kind qlora__keep_kinds[2] = {{"qloraNF4", ".qlora-nf4", "4-bit"},
+                                                      {"qloraFP8", ".qlora-fp8", "FP8"}};
+
+static const qlora__keep_kind* qlora__keep_kind_of(const qlora_model* m) {
+    return &qlora__keep_kinds[m->desc.base == QLORA_BASE_FP8 ? 1 : 0];
+}
 
 typedef struct qlora__keep_header {
     char magic[8];
@@ -37,7 +49,7 @@ typedef struct qlora__keep {
 
 // Whether this weight is quantised when it is loaded.
 static bool qlora__keep_takes(const qlora__projection* p) {
-    return p->is_nf4 && !p->stored;
+    return qlora__is_coded(p) && !p->stored;
 }
 
 // In the model folder, next to the GGUF file, or in the folder that the desc names, under the name
@@ -61,7 +73,7 @@ static qlora_result qlora__keep_path(qlora_ctx* ctx, const qlora_model* m, char*
     }
     char file[280];
     char parent[QLORA__PATH_ROOM];
-    snprintf(file, sizeof file, "%s" QLORA__KEEP_SUFFIX, name);
+    snprintf(file, sizeof file, "%s%s", name, qlora__keep_kind_of(m)->suffix);
     if (folder == NULL && gguf) {
         snprintf(parent, sizeof parent, "%.*s", (int)start, m->dir);
         folder = start > 0 ? parent : ".";
@@ -81,7 +93,7 @@ static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
     qlora__keep_header h;
     qlora__hash shapes;
     memset(&h, 0, sizeof h);
-    memcpy(h.magic, QLORA__KEEP_MAGIC, sizeof h.magic);
+    memcpy(h.magic, qlora__keep_kind_of(m)->magic, sizeof h.magic);
     h.order = QLORA__KEEP_ORDER;
     h.format = QLORA__KEEP_FORMAT;
     h.config = m->base_config;
@@ -93,7 +105,7 @@ static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
             const int64_t facts[] = {qlora__keep_takes(p), p->out,        p->in,
                                      p->nf4.block,         p->nf4.block2, p->nf4.absmax != NULL};
             qlora__hash_add(&shapes, facts, sizeof facts);
-            h.bytes += qlora__keep_takes(p) ? p->nf4.memory.bytes : 0;
+            h.bytes += qlora__keep_takes(p) ? qlora__codes_memory(p)->bytes : 0;
         }
     }
     h.shapes = qlora__hash_end(&shapes);
@@ -118,7 +130,7 @@ static const char* qlora__keep_fault(const qlora__keep* k) {
     }
     memcpy(&h, k->map.data, sizeof h);
     if (memcmp(h.magic, want->magic, sizeof h.magic) != 0) {
-        return "it is not a file of 4-bit weights";
+        return "it is not a file of such weights";
     }
     if (h.order != want->order || h.format != want->format) {
         return "it has another format or byte order";
@@ -164,7 +176,7 @@ static qlora_result qlora__keep_open(qlora_ctx* ctx, const qlora_model* m, qlora
         QLORA__LOG(ctx, WARN, MODEL, "%s is not used: %s; it is made again", k->path, fault);
         qlora__map_close(&ctx->env, &k->map);
     } else {
-        QLORA__LOG(ctx, INFO, MODEL, "4-bit weights from %s", k->path);
+        QLORA__LOG(ctx, INFO, MODEL, "%s weights from %s", qlora__keep_kind_of(m)->what, k->path);
     }
     return QLORA_OK;
 }
@@ -205,7 +217,7 @@ static qlora_result qlora__keep_fill(qlora_ctx* ctx, const qlora_model* m, const
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (qlora__keep_takes(p)) {
-                QLORA__TRY(qlora__keep_put(ctx, out, &p->nf4.memory, room, piece, &hash));
+                QLORA__TRY(qlora__keep_put(ctx, out, qlora__codes_memory(p), room, piece, &hash));
             }
         }
     }
@@ -236,7 +248,8 @@ static qlora_result qlora__keep_write(qlora_ctx* ctx, const qlora_model* m, cons
     r = qlora__keep_fill(ctx, m, k, room, piece, &out);
     qlora__free(ctx, room, piece);
     if (r == QLORA_OK) {
-        QLORA__LOG(ctx, INFO, MODEL, "4-bit weights kept in %s", k->path);
+        const char* what = qlora__keep_kind_of(m)->what;
+        QLORA__LOG(ctx, INFO, MODEL, "%s weights kept in %s", what, k->path);
     }
     return r;
 }

@@ -157,13 +157,70 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
     return r;
 }
 
+// FP8 codes and scales, as the file has them.
+static qlora_result qlora__load_fp8(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
+                                    const qlora__linear_source* source,
+                                    const qlora__projection* p) {
+    uint64_t count = qlora__st_elements(source->scales);
+    QLORA__TRY(qlora__fp8_values(&ctx->env, folder, source));
+    float* scales = (float*)qlora__alloc(ctx, (size_t)count * sizeof *scales);
+    if (scales == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__st_read_f32(source->scales, 0, count, scales);
+    qlora_result r = qlora__copy_in(ctx, p->fp8.scales, scales, (size_t)count * sizeof *scales);
+    qlora__free(ctx, scales, (size_t)count * sizeof *scales);
+    s->done += source->scales->bytes;
+    return r == QLORA_OK
+               ? qlora__stage(ctx, s, p->fp8.codes, source->weight->data, source->weight->bytes)
+               : r;
+}
+
+// Refuses a weight with values that are not finite: they have made a scale that is not.
+static qlora_result qlora__load_fp8_check(qlora_ctx* ctx, const char* name,
+                                          const qlora__fp8_weight* w) {
+    int64_t across = qlora__fp8_blocks(w->cols);
+    int64_t count = qlora__fp8_blocks(w->rows) * across;
+    float* scales = (float*)qlora__alloc(ctx, (size_t)count * sizeof *scales);
+    if (scales == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__copy_out(ctx, scales, w->scales, (size_t)count * sizeof *scales);
+    for (int64_t i = 0; i < count && r == QLORA_OK; i++) {
+        int64_t row = i / across * QLORA__FP8_BLOCK;
+        int64_t col = i % across * QLORA__FP8_BLOCK;
+        if (!qlora__finite(scales[i])) {
+            r = qlora__fail(ctx, QLORA_ERR_FORMAT,
+                            "%s has a value that is not finite between [%lld,%lld] and "
+                            "[%lld,%lld]; FP8 cannot represent it",
+                            name, (long long)row, (long long)col,
+                            (long long)(qlora__min(w->rows, row + QLORA__FP8_BLOCK) - 1),
+                            (long long)(qlora__min(w->cols, col + QLORA__FP8_BLOCK) - 1));
+        }
+    }
+    qlora__free(ctx, scales, (size_t)count * sizeof *scales);
+    return r;
+}
+
+// Quantises a matrix.
+static qlora_result qlora__load_codes(qlora_ctx* ctx, const char* name, const qlora_tensor* w,
+                                      qlora__coded to) {
+    if (to.nf4 != NULL) {
+        return qlora_nf4_quantise(ctx, w, to.nf4);
+    }
+    QLORA__TRY(qlora__fp8_weight_quantise(ctx, w, to.fp8));
+    return qlora__load_fp8_check(ctx, name, to.fp8);
+}
+
 // Weights in f32 are first rounded to bf16, as transformers does for bitsandbytes, so that the
 // codes are the same.
 static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
-                                          const qlora__st_tensor* t, const qlora__projection* p) {
+                                          const qlora__st_tensor* t, qlora__coded to) {
+    int64_t rows = to.nf4 != NULL ? to.nf4->rows : to.fp8->rows;
+    int64_t cols = to.nf4 != NULL ? to.nf4->cols : to.fp8->cols;
     qlora__st_tensor rounded = *t;
     uint16_t* half = NULL;
-    size_t n = (size_t)(p->out * p->in);
+    size_t n = (size_t)(rows * cols);
     if (t->dtype == QLORA__ST_F32) {
         half = (uint16_t*)qlora__alloc(ctx, n * 2);
         if (half == NULL) {
@@ -179,9 +236,9 @@ static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
         rounded.bytes = n * 2;
     }
     qlora_tensor raw;
-    qlora_result r = qlora__load_raw(ctx, s, &rounded, p->out, p->in, &raw);
+    qlora_result r = qlora__load_raw(ctx, s, &rounded, rows, cols, &raw);
     if (r == QLORA_OK) {
-        r = qlora_nf4_quantise(ctx, &raw, &p->nf4);
+        r = qlora__load_codes(ctx, t->name, &raw, to);
     }
     qlora__free(ctx, half, n * 2);
     return r;
@@ -199,12 +256,14 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
     }
     if (kept) {
-        const qlora_tensor* to = &p->nf4.memory;
+        const qlora_tensor* to = qlora__codes_memory(p);
         QLORA__TRY(qlora__stage(ctx, s, to->data, qlora__keep_next(s->keep, to->bytes), to->bytes));
     } else if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
-    } else if (p->is_nf4) {
-        QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, p));
+    } else if (source.fp8) {
+        QLORA__TRY(qlora__load_fp8(ctx, s, folder, &source, p));
+    } else if (qlora__is_coded(p)) {
+        QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, qlora__codes_of(p)));
     } else if (p->mapped.data == NULL) {
         QLORA__TRY(qlora__load_dense(ctx, s, source.weight, &p->dense));
     } else {
@@ -253,6 +312,34 @@ static qlora_result qlora__load_table(qlora_ctx* ctx, const qlora_model* m,
     return qlora__tensor_view(ctx, table, 0, m->plan.base_vocab, 0, m->plan.config.hidden, rows);
 }
 
+// Rows of a 4-bit head; they start with a block, and their scales are their own.
+static qlora_nf4 qlora__head_slice(const qlora_model* m, int64_t first, int64_t rows) {
+    qlora_nf4 w = m->head_nf4;
+    int64_t at = first * w.cols;
+    w.codes += at / 2;
+    w.absmax += at / w.block;
+    w.rows = rows;
+    return w;
+}
+
+static qlora_result qlora__load_head(qlora_ctx* ctx, qlora__stager* s,
+                                     const qlora__folder* folder) {
+    const qlora_nf4* head = &s->m->head_nf4;
+    const qlora__st_tensor* t = NULL;
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, "lm_head.weight", head->rows, head->cols, &t));
+    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &t));
+    uint64_t row_bytes = (uint64_t)head->cols * (qlora__st_dtypes[t->dtype].bits / 8);
+    int64_t most = (int64_t)(s->m->operand.bytes / row_bytes) / QLORA__HEAD_ROWS * QLORA__HEAD_ROWS;
+    for (int64_t row = 0; row < head->rows; row += most) {
+        qlora_nf4 to = qlora__head_slice(s->m, row, qlora__min(most, head->rows - row));
+        qlora__st_tensor slice = *t;
+        slice.data = t->data + (uint64_t)row * row_bytes;
+        slice.bytes = (uint64_t)to.rows * row_bytes;
+        QLORA__TRY(qlora__load_quantised(ctx, s, &slice, qlora__coded_of(&to, NULL)));
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
                                        const qlora__folder* folder) {
     qlora_model* m = s->m;
@@ -265,7 +352,9 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
         QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &rows));
     }
-    if (!m->plan.config.tied && m->head_mapped.data == NULL) {
+    if (m->head_is_nf4) {
+        QLORA__TRY(qlora__load_head(ctx, s, folder));
+    } else if (!m->plan.config.tied && m->head_mapped.data == NULL) {
         QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &rows));
     }
@@ -289,6 +378,11 @@ static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+            if (source.fp8 && !(p->stored && p->is_fp8)) {
+                return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                   "%s: %s is in FP8, but config.json has no quantization_config",
+                                   m->dir, name);
+            }
         }
     }
     return QLORA_OK;
@@ -329,6 +423,21 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
+// A random 4-bit head, in slices of one size, each with its own stream of random numbers.
+static qlora_result qlora__load_random_head(qlora_ctx* ctx, qlora_model* m, uint64_t seed,
+                                            float deviation) {
+    for (int64_t row = 0; row < m->head_nf4.rows; row += QLORA__HEAD_ROWS) {
+        qlora_nf4 to =
+            qlora__head_slice(m, row, qlora__min(QLORA__HEAD_ROWS, m->head_nf4.rows - row));
+        uint32_t stream = 0x80000000u + (uint32_t)(row / QLORA__HEAD_ROWS);
+        qlora_tensor w;
+        qlora__arena_window(&m->operand, 0, to.rows, to.cols, &w);
+        QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, &w));
+        QLORA__TRY(qlora_nf4_quantise(ctx, &w, &to));
+    }
+    return QLORA_OK;
+}
+
 // Random weights: each matrix has its own stream of random numbers; norms are 1 and biases 0.
 static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -339,7 +448,9 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     m->base_weights = qlora__identity_random(seed, deviation);
     QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
     QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &rows));
-    if (!c->tied) {
+    if (m->head_is_nf4) {
+        QLORA__TRY(qlora__load_random_head(ctx, m, seed, deviation));
+    } else if (!c->tied) {
         QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
         QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &rows));
     }
@@ -350,11 +461,11 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
             qlora__arena_window(&m->operand, 0, p->out, p->in, &w);
-            const qlora_tensor* to = p->is_nf4 ? &w : &p->dense;
+            const qlora_tensor* to = qlora__is_coded(p) ? &w : &p->dense;
             uint32_t stream = (uint32_t)(2 + l * QLORA__PROJECTIONS + i);
             QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, to));
-            if (p->is_nf4) {
-                QLORA__TRY(qlora_nf4_quantise(ctx, &w, &p->nf4));
+            if (qlora__is_coded(p)) {
+                QLORA__TRY(qlora__load_codes(ctx, "a random weight", &w, qlora__codes_of(p)));
             }
             if (p->has_bias) {
                 QLORA__TRY(qlora__tensor_zero(ctx, &p->bias));

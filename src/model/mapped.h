@@ -106,7 +106,7 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
         qlora__map_weight(folder, "model.embed_tokens.weight", c->vocab, c->hidden, m,
                           &m->embed_mapped);
     }
-    if (frozen && !c->tied) {
+    if (frozen && !c->tied && !m->head_is_nf4) {
         qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->head_mapped);
     }
     for (int64_t l = 0; l < c->layers; l++) {
@@ -115,7 +115,7 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
             char name[160];
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
-            if (!p->is_nf4 && !m->dora) { // DoRA adds adapters to a copy of the weight
+            if (!qlora__is_coded(p) && !m->dora) { // DoRA adds adapters to a copy of the weight
                 qlora__map_weight(folder, name, p->out, p->in, m, &p->mapped);
             }
         }

@@ -148,10 +148,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
     if (m->plan.host > 0) {
         QLORA__TRY(qlora__away_open(ctx));
-        m->host = qlora__away_alloc(ctx, (size_t)m->plan.host);
-        if (m->host == NULL) {
-            return ctx->dead[0] != '\0' ? QLORA_ERR_DEVICE_LOST : QLORA_ERR_MEMORY;
-        }
+        QLORA__TRY(qlora__away_alloc(ctx, (size_t)m->plan.host, &m->host));
     }
     qlora__model_layout(m, (char*)m->arena->data);
     qlora__model_operands(m);
@@ -179,6 +176,7 @@ static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__choices choices;
     choices.recompute = plan->recompute_layers;
+    choices.attention = plan->attention_layers;
     choices.cached = plan->cached_layers;
     choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
     choices.every = plan->offload_every;

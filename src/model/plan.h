@@ -112,7 +112,8 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
             part->scale = p->scale;
             part->projection = m->arch->layout->rows[number].bit;
             part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
-            part->dense = p->is_nf4 ? NULL : &p->dense;
+            part->fp8 = p->is_fp8 ? &p->fp8 : NULL;
+            part->dense = qlora__is_coded(p) ? NULL : &p->dense;
             part->bias = p->has_bias ? &p->bias : NULL;
             part->a = &p->a;
             part->sb = &p->sb;
@@ -341,7 +342,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.save_modules", d->save_modules, 0, QLORA_SAVE_EMBED | QLORA_SAVE_HEAD},
                   {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.new_token_count", d->new_token_count, 0, 1 << 24},
-                  {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
+                  {"desc.base", (int64_t)d->base, 0, QLORA_BASE_FP8},
+                  {"desc.head", (int64_t)d->head, 0, QLORA_HEAD_NF4},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
                   {"desc.optimizer", (int64_t)d->optimizer, 0, QLORA_OPTIMIZER_ADAMW_8BIT},
@@ -416,7 +418,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__source_close(m);
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
-    qlora__pinned_free(ctx, m->host, (size_t)m->plan.host);
+    qlora__away_free(ctx, &m->host);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
@@ -485,7 +487,7 @@ static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t c
     return QLORA_OK;
 }
 
-// FP8 products need 4-bit weights, and rows of results that are aligned to 16 bytes.
+// FP8 products need 4-bit or FP8 weights, and rows of results that are aligned to 16 bytes.
 static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const struct {
@@ -510,12 +512,12 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     }
     for (int64_t l = 0; l < c->layers; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
-            if (!m->layers[l].projections[i].is_nf4) {
+            if (!qlora__is_coded(&m->layers[l].projections[i])) {
                 char module[160];
                 qlora__module_of(m, l, i, module, sizeof module);
                 return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                   "desc.mode is FP8, which needs 4-bit weights, but %s is not "
-                                   "4-bit",
+                                   "desc.mode is FP8, which needs 4-bit or FP8 weights, but %s is "
+                                   "in 16 or 32 bits",
                                    module);
             }
         }
@@ -704,7 +706,27 @@ static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc*
     return QLORA_OK;
 }
 
-// Decides which weights are 4-bit: all of an NF4 base, and those that are 4-bit in the files.
+// A 4-bit head is a copy that nothing else reads and nothing changes.
+static qlora_result qlora__skeleton_head_format(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                                qlora_model* m) {
+    if (desc->head != QLORA_HEAD_NF4 || !qlora__computes(m)) {
+        return QLORA_OK;
+    }
+    const char* why = qlora__trains_head(m) ? "is trained"
+                      : m->plan.config.tied ? "is its embedding (a tied head)"
+                                            : NULL;
+    if (why != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.head is NF4, but the head of this model %s; it must be FULL", why);
+    }
+    m->head_is_nf4 = true;
+    m->head_desc.rows = m->plan.config.vocab;
+    m->head_desc.cols = m->plan.config.hidden;
+    m->head_desc.plain_scales = true; // so that it can be quantised in slices
+    return QLORA_OK;
+}
+
+// Decides which weights are 4-bit or FP8: all of such a base, and those that are so in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
     const qlora__folder* folder = NULL;
@@ -715,6 +737,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             p->is_nf4 = desc->base == QLORA_BASE_NF4;
+            p->is_fp8 = desc->base == QLORA_BASE_FP8;
             p->nf4_desc.rows = p->out;
             p->nf4_desc.cols = p->in;
             p->nf4_desc.plain_scales = desc->single_quant;
@@ -726,8 +749,14 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+            if (source.fp8) {
+                p->is_nf4 = false;
+                p->is_fp8 = true;
+                p->stored = true;
+            }
             if (source.nf4) {
                 p->is_nf4 = true;
+                p->is_fp8 = false;
                 p->stored = true;
                 p->nf4_desc.block = (int32_t)source.block;
                 p->nf4_desc.block2 = (int32_t)source.block2;
@@ -754,6 +783,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
+    r = r == QLORA_OK ? qlora__skeleton_head_format(ctx, desc, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }

@@ -1,6 +1,6 @@
 // ---- preparing a model --------------------------------------------------------------------------
 
-// Sets the pointers and maps of NF4 weights once the arena is allocated.
+// Sets the pointers and maps of weights with codes once the arena is allocated.
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -9,10 +9,13 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
             if (p->is_nf4) {
                 qlora_tensor memory = p->nf4.memory;
                 QLORA__TRY(qlora_nf4_wrap(ctx, &p->nf4_desc, &memory, &p->nf4));
+            } else if (p->is_fp8) {
+                qlora__fp8_weight_wrap(ctx, p->out, p->in, &p->fp8.memory, &p->fp8);
             }
         }
     }
-    return QLORA_OK;
+    qlora_tensor head = m->head_nf4.memory;
+    return m->head_is_nf4 ? qlora_nf4_wrap(ctx, &m->head_desc, &head, &m->head_nf4) : QLORA_OK;
 }
 
 typedef struct qlora__ready_job {
@@ -104,11 +107,11 @@ static void qlora__model_operands(qlora_model* m) {
                 qlora__model_fp8(m, l, g);
                 continue;
             }
-            bool any_nf4 = false;
+            bool any_coded = false;
             for (int i = 0; i < linear->count; i++) {
-                any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
+                any_coded = any_coded || linear->parts[i].dense == NULL;
             }
-            bool needed = any_nf4 && (layer->cached || !qlora__model_reads_weights(m));
+            bool needed = any_coded && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
                 qlora__arena_window(&m->operand, m->operand_at[g],
@@ -132,11 +135,12 @@ static qlora_result qlora__model_use_copies(qlora_ctx* ctx, qlora_model* m) {
             for (int i = 0; i < linear->count; i++) {
                 qlora__projection* p = &layer->projections[m->arch->layout->groups[g].first + i];
                 qlora_linear_part* part = &linear->parts[i];
-                if (part->nf4 != NULL) {
+                if (part->dense == NULL) {
                     QLORA__TRY(qlora__tensor_view(ctx, &layer->operands[g], row, part->out, 0,
                                                   linear->in, &p->dense));
                     part->dense = &p->dense;
                     part->nf4 = NULL;
+                    part->fp8 = NULL;
                 }
                 row += part->out;
             }
@@ -240,12 +244,15 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool 
 static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
-        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
+        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4 ||
+                   m->head_is_nf4;
+        bool fp8 = m->layers[0].projections[0].is_fp8 || m->desc.base == QLORA_BASE_FP8;
         // The kernels that only decoding uses are loaded by the dry run.
         const qlora_model_config* c = &m->plan.config;
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                               nf4, true, m->dir == NULL);
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
+        need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         return qlora__cache_warm(ctx, need | (qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0));
     }
 #else

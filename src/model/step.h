@@ -8,7 +8,8 @@
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
-// With more than 8 texts, z of every stack is a product of its own.
+// With more than 8 texts, z of every stack is a product of its own. With one text, attention and
+// gate and up leave partial sums of z of o and down, which are complete with them.
 
 #ifndef QLORA_NO_CUDA
 
@@ -50,6 +51,9 @@ typedef struct qlora__decode_product {
     int32_t a_rank;
     float alpha;
     float cap;
+    const void* low;
+    int32_t slices;
+    int32_t unused;
 } qlora__decode_product;
 
 // Same layout as decode_many in kernels/decode_many.cuh.
@@ -114,7 +118,9 @@ typedef struct qlora__decode_attention {
     float scale;
     float cap;
     float eps;
-    int32_t unused;
+    int32_t a_rank;
+    const void* a;
+    void* z;
 } qlora__decode_attention;
 
 // Launches a kernel of a step. The first one of a step waits for everything before it: what the
@@ -147,53 +153,68 @@ typedef struct qlora__decode_kind {
 static const qlora__decode_kind qlora__decode_kinds[3] = {
     {QLORA__K_decode_dense, 128, 0, 4},
     {QLORA__K_decode_nf4, 256, 256 * 32 * 4 + 256 * 4, 4},
-    {QLORA__K_decode_row_nf4, 128, 256 * 256 + 256 * 4, 3},
+    {QLORA__K_decode_row_nf4, 256, 256 * 32 * 4 + 256 * 4, 1},
 };
 
-// The shared memory of a product of one row without the sums of its tiles: table, map, x and z.
-static int64_t qlora__decode_one_fixed(const qlora__decode_kind* kind,
-                                       const qlora__decode_product* p) {
-    int64_t z = 0;
-    for (int i = 0; i < p->count; i++) {
+// How a product of one row is launched.
+typedef struct qlora__decode_one_form {
+    int64_t warps;
+    int64_t blocks;
+    int64_t shared;
+} qlora__decode_one_form;
+
+// The shared memory of a block with `units` tiles: table, map, rings, x, z, the sums of warps that
+// share a tile, and what z of the next stack needs.
+static int64_t qlora__decode_one_shared(const qlora__decode_product* p, int64_t warps,
+                                        int64_t units) {
+    const qlora__decode_kind* kind = &qlora__decode_kinds[2];
+    int64_t z = p->low != NULL ? p->parts[0].rank : 0;
+    for (int i = 0; i < p->count && p->low == NULL; i++) {
         int64_t end = p->parts[i].sb != NULL ? p->parts[i].z_at + p->parts[i].rank - p->K : 0;
         z = qlora__max(z, end);
     }
-    return (int64_t)kind->shared + 64 + qlora__ceil_div(p->K, kind->step) * kind->step * 2 +
-           (z + 3) / 4 * 16;
+    int64_t pieces = qlora__ceil_div(p->K, kind->step);
+    int64_t tiles = units * (p->gated != 0 ? 2 : 1);
+    int64_t each = qlora__ceil_div(tiles * pieces, warps);
+    int64_t slots = (pieces - 1 + each - 1) / each + 1; // as in kernels/decode_row.cuh
+    int64_t low = p->a != NULL ? units * (p->a_rank * 32 + 64) : 0;
+    return (int64_t)kind->shared + warps * 2 * 2048 + pieces * kind->step * 2 + (z + 3) / 4 * 16 +
+           tiles * slots * 64 + low;
 }
 
-// A product of one row. The warps of a block divide the pieces of K evenly, so that as many of the
-// 16 that a multiprocessor runs at a time are busy; long runs of pieces are better.
-static qlora_result qlora__decode_one(const qlora_model* m, const qlora__decode_kind* kind,
-                                      qlora__decode_product* p) {
-    int64_t pieces = qlora__ceil_div(p->K, kind->step);
-    int64_t warps = 1;
-    int64_t together = 1;
-    double best = 0.0;
-    for (int64_t each = qlora__ceil_div(pieces, 16); each <= pieces && each < 16; each++) {
-        int64_t w = qlora__ceil_div(pieces, each);
-        int64_t blocks = qlora__min(16 / w, kind->together);
-        double busy = (double)(blocks * pieces) / (double)each;
-        if (busy >= best) {
-            best = busy;
-            warps = w;
-            together = blocks;
+// A block on every multiprocessor, more only if the sums of its tiles would not fit. 16 warps, or 8
+// on devices with little shared memory. False if one row is too long.
+static bool qlora__decode_one_find(const qlora_model* m, const qlora__decode_product* p,
+                                   qlora__decode_one_form* f) {
+    const qlora__gpu* gpu = m->ctx->gpu;
+    int64_t units = qlora__decode_units(p);
+    for (f->warps = 16; f->warps >= 8; f->warps /= 2) {
+        int64_t most = qlora__ceil_div(units, gpu->sm_count);
+        while (most > 1 && qlora__decode_one_shared(p, f->warps, most) > gpu->max_shared) {
+            most--;
+        }
+        f->blocks = qlora__min(units, qlora__max(gpu->sm_count, qlora__ceil_div(units, most)));
+        // More than half of what a multiprocessor has: its blocks are to be spread evenly.
+        f->shared = gpu->max_shared / 2;
+        for (int64_t i = units / f->blocks; i <= qlora__ceil_div(units, f->blocks); i++) {
+            f->shared = qlora__max(f->shared, qlora__decode_one_shared(p, f->warps, i));
+        }
+        if (f->shared <= gpu->max_shared) {
+            return f->blocks <= QLORA__DECODE_LOW;
         }
     }
-    if (best <= 0.0) { // very long rows
-        warps = qlora__ceil_div(pieces, qlora__ceil_div(pieces, 16));
+    return false;
+}
+
+static qlora_result qlora__decode_one(const qlora_model* m, qlora__decode_product* p) {
+    qlora__decode_one_form f;
+    if (!qlora__decode_one_find(m, p, &f)) {
+        return qlora__fail(m->ctx, QLORA_ERR_STATE, "a product of %d columns has no kernel",
+                           (int)p->K);
     }
-    int64_t units = qlora__decode_units(p);
-    int64_t fixed = qlora__decode_one_fixed(kind, p);
-    int64_t tile = warps * 64 * (p->gated != 0 ? 2 : 1);
-    together = qlora__max(1, qlora__min(together, m->ctx->gpu->max_shared / (fixed + 4 * tile)));
-    int64_t blocks = qlora__min(units, m->ctx->gpu->sm_count * together);
-    int64_t room = m->ctx->gpu->max_shared / together - 2048 - fixed;
-    blocks = qlora__max(blocks, qlora__ceil_div(units, qlora__max(1, room / tile)));
-    int64_t shared = fixed + qlora__ceil_div(units, blocks) * tile;
     void* args[] = {p};
-    return qlora__decode_launch(m, kind->kernel, blocks, 1, 1, (uint32_t)warps * 32,
-                                (uint32_t)shared, args);
+    return qlora__decode_launch(m, qlora__decode_kinds[2].kernel, f.blocks, 1, 1,
+                                (uint32_t)f.warps * 32, (uint32_t)f.shared, args);
 }
 
 // Whether the products of a step are those of many rows.
@@ -254,29 +275,26 @@ static qlora_result qlora__decode_low(const qlora_model* m, const qlora_linear_d
     return qlora__decode_all(m, false, &p);
 }
 
-// Whether a product of a single row has a kernel of its own. On an H200 it is faster for long rows
-// and for stacks whose adapter is left to the next kernel, and slower for the others. The whole row
-// must fit in shared memory, of which many devices have 99 KB.
+// Whether a product of a single row has a kernel of its own. The whole row must fit in shared
+// memory, of which many devices have 99 KB.
 static bool qlora__decode_is_one(const qlora_model* m, bool nf4, const qlora__decode_product* p) {
     uint32_t v = m->decode.variants;
-    bool pays = p->K >= 1024 || p->a != NULL;
-    int64_t sums = 16 * 64 * 2 * 4; // of a gated tile of 16 warps, more than once
-    bool fits = qlora__decode_one_fixed(&qlora__decode_kinds[2], p) + sums + 2048 <=
-                m->ctx->gpu->max_shared;
-    return p->rows == 1 && nf4 && fits &&
-           ((v & QLORA__DECODE_ONE) != 0 || (pays && (v & QLORA__DECODE_LONG) != 0));
+    for (int i = 0; i < p->count; i++) {
+        nf4 = nf4 && p->parts[i].N % 16 == 0;
+    }
+    qlora__decode_one_form f;
+    return p->rows == 1 && nf4 && (v & QLORA__DECODE_ONE) != 0 && qlora__decode_one_find(m, p, &f);
 }
 
-static qlora_result qlora__decode_multiply(const qlora_model* m, bool nf4,
+static qlora_result qlora__decode_multiply(const qlora_model* m, bool nf4, bool one,
                                            qlora__decode_product* p) {
     if (qlora__decode_is_many(m)) {
         return qlora__decode_all(m, nf4, p);
     }
-    bool one = qlora__decode_is_one(m, nf4, p);
-    const qlora__decode_kind* kind = &qlora__decode_kinds[one ? 2 : nf4 ? 1 : 0];
     if (one) {
-        return qlora__decode_one(m, kind, p);
+        return qlora__decode_one(m, p);
     }
+    const qlora__decode_kind* kind = &qlora__decode_kinds[nf4 ? 1 : 0];
     int64_t steps = qlora__ceil_div(p->K, kind->step);
     int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 8));
     // As many blocks as run at once: registers allow 16 warps, shared memory a few tables. Two
@@ -352,11 +370,59 @@ static void qlora__decode_stack(const qlora_model* m, const qlora__layer* layer,
     }
 }
 
+static bool qlora__decode_is_later(int group) {
+    return group == QLORA__O || group == QLORA__DOWN;
+}
+
+// Whether the stacks of a layer, all of them, are multiplied by the kernel for a single row. The
+// adapters of o and down then need no other kernel.
+static bool qlora__decode_row_fits(const qlora_model* m, const qlora__layer* layer) {
+    bool fits = m->decode.texts == 1 && m->decode.counters.cols <= QLORA__DECODE_LOW;
+    for (int g = 0; g < QLORA__GROUPS && fits; g++) {
+        qlora__decode_product p;
+        qlora__decode_stack(m, layer, g, false, &p);
+        if (g == QLORA__GATE_UP) { // which also leaves z of down
+            p.gated = 1;
+            p.a = m->decode.z.data;
+            p.a_rank = (int32_t)m->decode.z_rank;
+        }
+        fits = qlora__decode_is_one(m, layer->linears[g].parts[0].nf4 != NULL, &p);
+    }
+    return fits;
+}
+
+// The adapters of o and down in products of one row: z of down is left by gate and up, that of o by
+// attention.
+static void qlora__decode_row_low(const qlora_model* m, const qlora__layer* layer, int group,
+                                  qlora__decode_product* p) {
+    const qlora_linear_part* down = &layer->linears[QLORA__DOWN].parts[0];
+    if (!m->use_adapters) {
+        return;
+    }
+    if (group == QLORA__GATE_UP && down->rank > 0) {
+        p->a = down->a->data;
+        p->a_rank = (int32_t)down->rank;
+        p->z = m->decode.z.data;
+    } else if (qlora__decode_is_later(group) && p->parts[0].rank > 0) {
+        p->low = m->decode.z.data;
+        p->slices = (int32_t)m->decode.counters.cols;
+        if (group == QLORA__DOWN) {
+            qlora__decode_product before;
+            qlora__decode_stack(m, layer, QLORA__GATE_UP, false, &before);
+            before.gated = 1;
+            qlora__decode_row_low(m, layer, QLORA__GATE_UP, &before);
+            qlora__decode_one_form f;
+            p->slices = qlora__decode_one_find(m, &before, &f) ? (int32_t)f.blocks : 0;
+        }
+    }
+}
+
 static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora__layer* layer,
                                               int group, const qlora_tensor* x,
                                               const qlora_tensor* y) {
     qlora__decode_product p;
-    bool later = group == QLORA__O || group == QLORA__DOWN;
+    bool row = qlora__decode_row_fits(m, layer);
+    bool later = qlora__decode_is_later(group) && !row;
     qlora__decode_stack(m, layer, group, later, &p);
     if (later && qlora__decode_is_many(m)) {
         QLORA__TRY(qlora__decode_low(m, &layer->linears[group], x, m->decode.z.data,
@@ -370,7 +436,10 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     if (group == QLORA__GATE_UP) {
         p.gated = (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
     }
-    return qlora__decode_multiply(m, layer->linears[group].parts[0].nf4 != NULL, &p);
+    if (row) {
+        qlora__decode_row_low(m, layer, group, &p);
+    }
+    return qlora__decode_multiply(m, layer->linears[group].parts[0].nf4 != NULL, row, &p);
 }
 
 // The norm before a stack (`next`; NULL = the head). `before` is the stack whose output is added to
@@ -406,6 +475,9 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
         p.z = d->z.data;
         p.z_rank = m->use_adapters ? (int32_t)part->rank : 0;
         p.sb = part->rank > 0 ? part->sb->data : NULL;
+        if (qlora__decode_row_fits(m, b->layer)) { // y has the adapter already
+            p.z_rank = 0;
+        }
         p.after = b->after != NULL ? b->after->data : NULL;
         p.scale = (float)c->residual_scale;
     } else {
@@ -425,11 +497,12 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     int64_t blocks = qlora__max(1, qlora__min(rank, m->ctx->gpu->sm_count / d->texts));
     void* args[] = {&p};
     uint32_t shared = (uint32_t)(p.hidden + p.z_rank) * 4;
-    qlora_result r =
-        b->layer == NULL
-            ? qlora__launch(m->ctx, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared, args)
-            : qlora__decode_launch(m, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared,
-                                   args);
+    // Few enough for a block of the next product to fit beside one.
+    uint32_t threads = p.z_rank == 0 && d->texts == 1 ? 512 : 1024;
+    qlora_result r = b->layer == NULL ? qlora__launch(m->ctx, QLORA__K_decode_norm, blocks,
+                                                      d->texts, 1, threads, shared, args)
+                                      : qlora__decode_launch(m, QLORA__K_decode_norm, blocks,
+                                                             d->texts, 1, threads, shared, args);
     if (r != QLORA_OK || !many || b->next == NULL) {
         return r;
     }
@@ -472,9 +545,18 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
         c->attention_scale > 0.0 ? (float)c->attention_scale : 1.0f / sqrtf((float)c->head_dim);
     p.cap = (float)c->attention_cap;
     p.eps = (float)c->rms_eps;
+    const qlora_linear_part* o = &layer->linears[QLORA__O].parts[0];
+    if (m->use_adapters && o->rank > 0 && qlora__decode_row_fits(m, layer)) {
+        p.a = o->a->data;
+        p.a_rank = (int32_t)o->rank;
+        p.z = d->z.data;
+    }
     void* args[] = {&p};
+    int64_t tile = c->head_dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
+    int64_t row = qlora__ceil_div(c->head_dim, 16) * 16 + 8; // as in kernels/decode.cu
+    uint32_t shared = (uint32_t)(2 * tile * row * 2);
     return qlora__decode_launch(m, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
-                                256, 0, args);
+                                256, shared, args);
 }
 
 // Chooses the next tokens from the logits.
@@ -497,12 +579,14 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
 static qlora_result qlora__decode_head(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
-    const qlora_tensor* head = qlora__head_table(m);
+    qlora_linear_part head;
     qlora__decode_product p;
+    memset(&head, 0, sizeof head);
     memset(&p, 0, sizeof p);
-    p.parts[0].w = head->data;
-    p.parts[0].ld = head->ld;
-    p.parts[0].N = (int32_t)c->vocab;
+    head.nf4 = m->head_is_nf4 ? &m->head_nf4 : NULL;
+    head.dense = qlora__head_table(m);
+    p.parts[0] = qlora__decode_part_of(&head, 0, c->vocab, 0);
+    p.maps = m->head_is_nf4 ? m->head_nf4.maps : NULL;
     p.count = 1;
     p.x = d->x.data;
     p.ldx = d->x.ld;
@@ -513,7 +597,7 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     p.rows = (int32_t)d->texts;
     p.alpha = (float)(1.0 / c->logits_divisor);
     p.cap = (float)c->logits_cap;
-    return qlora__decode_multiply(m, false, &p);
+    return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }
 
 // Enqueues the kernels of a step.

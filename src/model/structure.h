@@ -10,11 +10,13 @@ typedef struct qlora__projection {
     int64_t in;
     int64_t out;
     bool is_nf4;
-    bool stored; // it is 4-bit in the files
+    bool is_fp8;
+    bool stored; // it is 4-bit, or FP8, in the files
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
+    qlora__fp8_weight fp8;
     qlora_tensor ready; // f32: scales for products with few rows on the CPU; may be empty
-    qlora_tensor dense; // unless is_nf4; in the compute type, unless it is mapped
+    qlora_tensor dense; // unless is_nf4 or is_fp8; in the compute type, unless it is mapped
     qlora__mapped mapped;
     bool has_bias;
     qlora_tensor bias;
@@ -31,6 +33,20 @@ typedef struct qlora__projection {
     qlora_tensor magnitude; // [1, out]: views of the parameters and the gradients
     qlora_tensor dm;
 } qlora__projection;
+
+// Whether the weight has codes, which products dequantise.
+static bool qlora__is_coded(const qlora__projection* p) {
+    return p->is_nf4 || p->is_fp8;
+}
+
+static qlora__coded qlora__codes_of(const qlora__projection* p) {
+    return qlora__coded_of(p->is_nf4 ? &p->nf4 : NULL, p->is_fp8 ? &p->fp8 : NULL);
+}
+
+// The memory of the codes and their scales.
+static const qlora_tensor* qlora__codes_memory(const qlora__projection* p) {
+    return p->is_nf4 ? &p->nf4.memory : &p->fp8.memory;
+}
 
 // The activations of a layer that the backward pass needs.
 typedef struct qlora__kept {
@@ -54,6 +70,7 @@ typedef struct qlora__layer {
     qlora_tensor inverses[QLORA__GROUPS]; // 1 / norm
     bool cached;
     bool recompute;
+    bool keeps_attention; // of a recomputed layer: its output and row statistics
     bool sliding;
     bool no_rope;
     qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
@@ -208,13 +225,16 @@ struct qlora_model {
     uint64_t base_config; // hashes that tell one base model from another
     uint64_t base_weights;
     qlora__buffer* arena;
-    void* host; // pinned: the embedding and the inputs of layers that are offloaded
+    qlora__away_memory host; // pinned: the embedding and the inputs of layers that are offloaded
     qlora__layer* layers;
     // base
     qlora__mapped embed_mapped;
     qlora__mapped head_mapped;
     qlora_tensor embed; // [V, H]
-    qlora_tensor head;  // [V, H]; the embedding if tied
+    qlora_tensor head;  // [V, H]; the embedding if tied; none if it is 4-bit
+    bool head_is_nf4;
+    qlora_nf4_desc head_desc;
+    qlora_nf4 head_nf4;
     qlora_tensor final_norm;
     int64_t final_norm_at;
     qlora_tensor d_final_norm;

@@ -415,3 +415,9 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(peft != NULL ? qlora__peft_copies_check(ctx, m, desc->dir, peft) : QLORA_OK);
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
+
+// Whether the head has gradients.
+static bool qlora__trains_head(const qlora_model* m) {
+    return m->saved_head || m->saved_tied ||
+           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice || m->head_rows));
+}

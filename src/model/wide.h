@@ -65,7 +65,7 @@ static int64_t qlora__wide_pad(const qlora_model* m, int64_t layer, int group) {
 static bool qlora__wide_in_operand(const qlora_model* m, const qlora__layer* layer, int group) {
     bool any = false;
     for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
-        any = any || layer->projections[m->arch->layout->groups[group].first + i].is_nf4;
+        any = any || qlora__is_coded(&layer->projections[m->arch->layout->groups[group].first + i]);
     }
     return any && layer->cached;
 }

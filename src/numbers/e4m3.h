@@ -36,3 +36,10 @@ static QLORA__UNUSED float qlora__e4m3_to(uint8_t code) {
     }
     return qlora__from_bits(sign | (exponent + 120) << 23 | mantissa << 20);
 }
+
+#define QLORA__FP8_SMALLEST 1e-30f // of a scale, so that its inverse is finite
+
+static float qlora__fp8_scale(float most) {
+    float scale = most * (1.0f / QLORA__E4M3_MOST);
+    return scale < QLORA__FP8_SMALLEST ? QLORA__FP8_SMALLEST : scale;
+}

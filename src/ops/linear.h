@@ -42,12 +42,15 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
     QLORA__TRY(qlora__need_whole(ctx, name, p->out, 0, INT64_MAX));
     snprintf(name, sizeof name, "parts[%d].rank", (int)i);
     QLORA__TRY(qlora__need_whole(ctx, name, p->rank, 0, 1 << 20));
-    if ((p->nf4 == NULL) == (p->dense == NULL)) {
+    if (p->fp8 == NULL && (p->nf4 == NULL) == (p->dense == NULL)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "parts[%d].nf4 and parts[%d].dense are both %s; set exactly one", (int)i,
                            (int)i, p->nf4 == NULL ? "NULL" : "set");
     }
-    if (p->nf4 != NULL) {
+    if (p->fp8 != NULL) {
+        QLORA_ASSERT(p->nf4 == NULL && p->dense == NULL && p->fp8->owner == ctx &&
+                     p->fp8->rows == p->out && p->fp8->cols == l->in);
+    } else if (p->nf4 != NULL) {
         QLORA__TRY(qlora__nf4_need(ctx, p->nf4, "nf4"));
         if (p->nf4->rows != p->out || p->nf4->cols != l->in) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -128,6 +131,15 @@ static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool bac
     d.alpha = alpha;
     d.beta = beta;
     return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
+}
+
+// y = x W^T, or dx = dy W, of a part whose weight has codes.
+static qlora_result qlora__linear_coded(qlora_ctx* ctx, qlora_math math, bool backward,
+                                        const qlora_tensor* x, const qlora_linear_part* p,
+                                        const qlora_tensor* y, uint32_t flags) {
+    const qlora__coded_way way = {math, backward, flags, 1.0f, NULL};
+    return p->nf4 != NULL ? qlora__nf4_multiply(ctx, &way, x, p->nf4, y)
+                          : qlora__coded_product(ctx, &way, x, qlora__coded_of(NULL, p->fp8), y);
 }
 
 // ---- bias and placement -------------------------------------------------------------------------
@@ -283,12 +295,12 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc*
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor rows;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, row, p->out, 0, l->in, &rows));
-        if (p->nf4 != NULL) {
-            QLORA__TRY(qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32));
+        if (p->dense == NULL) {
+            QLORA__TRY(qlora__coded_window(ctx, qlora__coded_of(p->nf4, p->fp8), 0, 0, &rows));
         } else if (p->dense->dtype == dtype) {
             QLORA__TRY(qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
         }
-        for (int64_t r = 0; p->nf4 == NULL && p->dense->dtype != dtype && r < p->out; r++) {
+        for (int64_t r = 0; p->dense != NULL && p->dense->dtype != dtype && r < p->out; r++) {
             qlora__row_convert(qlora__rows_of(ctx), p->dense, r, 0, l->in, &rows, r, 0);
         }
         row += p->out;
@@ -434,9 +446,9 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
         size_t scratch_before = qlora__scratch_mark(ctx);
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, false, inner, p->nf4, &part, 0)
-                                  : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
-                                                       inner, p->dense, &part));
+        QLORA__TRY(p->dense == NULL ? qlora__linear_coded(ctx, math, false, inner, p, &part, 0)
+                                    : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
+                                                         inner, p->dense, &part));
         qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0) {
             QLORA__TRY(
@@ -652,10 +664,11 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         float beta = i > 0 ? 1.0f : 0.0f;
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, true, &part, p->nf4, dx,
-                                                    i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
-                                  : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta,
-                                                       &part, p->dense, dx));
+        QLORA__TRY(p->dense == NULL
+                       ? qlora__linear_coded(ctx, math, true, &part, p, dx,
+                                             i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
+                       : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta, &part,
+                                            p->dense, dx));
         qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0 && l->dropout == 0.0f) {
             QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));

@@ -25,7 +25,7 @@ static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_des
 }
 
 static qlora__operand qlora__operand_matrix(const qlora_tensor* t, bool lines) {
-    return qlora__operand_of(t->data, t->dtype, NULL, t->ld, lines);
+    return qlora__operand_of(t->data, t->dtype, t->ld, lines);
 }
 
 static qlora__segment qlora__segment_of(qlora__operand from, int64_t steps) {
@@ -38,8 +38,8 @@ static qlora__segment qlora__segment_of(qlora__operand from, int64_t steps) {
 
 // The weight of a part: its rows are lines forward.
 static qlora__operand qlora__linear_weight(const qlora_linear_part* p, bool lines) {
-    return p->nf4 != NULL ? qlora__operand_of(NULL, QLORA_BF16, p->nf4, 0, lines)
-                          : qlora__operand_matrix(p->dense, lines);
+    return p->dense == NULL ? qlora__operand_coded(p->nf4, p->fp8, lines)
+                            : qlora__operand_matrix(p->dense, lines);
 }
 
 // Element (row, col) of an f32 matrix.

@@ -61,7 +61,7 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
                            "shape.heads is %lld; it must be a multiple of shape.kv_heads (%lld)",
                            (long long)s->heads, (long long)s->kv_heads);
     }
-    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT) {
+    if ((int)s->base < 0 || s->base > QLORA_BASE_FP8) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "shape.base is %d; it must be one of qlora_base_format", (int)s->base);
     }
@@ -158,8 +158,14 @@ static void qlora__warm_stacks(const qlora_prewarm_desc* s, qlora__warm_list* li
     }
 }
 
+// Whether the weights of the base have codes.
+static bool qlora__warm_coded(const qlora_prewarm_desc* s) {
+    return s->base == QLORA_BASE_NF4 || s->base == QLORA_BASE_FP8;
+}
+
 // What a program runs that trains such a model by the products of the public API, matrix by matrix:
-// those with LoRA's matrices, and without 4-bit weights also those with the base and its gradient.
+// those with LoRA's matrices, and without 4-bit or FP8 weights also those with the base and its
+// gradient.
 static void qlora__warm_matrices(const qlora_prewarm_desc* s, qlora__warm_list* list) {
     int64_t T = s->max_tokens;
     int64_t r = s->rank;
@@ -176,7 +182,7 @@ static void qlora__warm_matrices(const qlora_prewarm_desc* s, qlora__warm_list* 
             qlora__warm_add(list, QLORA_PREWARM_FORWARD, x, T, r, s->compute, s->compute,
                             QLORA_F32);
         }
-        for (int way = 0; way < 2 && s->base != QLORA_BASE_NF4 && !again; way++) {
+        for (int way = 0; way < 2 && !qlora__warm_coded(s) && !again; way++) {
             int64_t k = way == 0 ? s->hidden : x;
             int64_t n = way == 0 ? x : s->hidden;
             qlora__warm_add_all(list, s->compute, T, k, n);
@@ -327,14 +333,15 @@ static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute,
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     double start = qlora__clock_ms();
-    // Without 4-bit weights, the base itself can be trained, and mixed products also need the
-    // 16-bit kernels.
+    // Without 4-bit or FP8 weights, the base itself can be trained, and mixed products also need
+    // the 16-bit kernels.
     uint32_t have =
         qlora__kernels_needed(ctx, s->compute, s->head_dim, false, s->base == QLORA_BASE_NF4,
-                              s->rank > 0 || s->base != QLORA_BASE_NF4, true);
+                              s->rank > 0 || !qlora__warm_coded(s), true);
     if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
         have |= QLORA__NEED_BF16;
     }
+    have |= s->base == QLORA_BASE_FP8 ? QLORA__NEED_FP8_BASE : 0;
     bool was_sealed = qlora__cache_set_sealed(ctx, false);
     qlora_result r = qlora__cache_warm(ctx, have);
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {

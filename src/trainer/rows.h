@@ -161,6 +161,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
     qlora__state_add_later(s, "tile", QLORA__NOTED, (double)m->plan.tile);
     qlora__state_add_method(s, d);
+    qlora__state_add_later(s, "head", QLORA__SAME, (double)m->desc.head);
     qlora__state_add_later(s, "optimizer", QLORA__SAME, (double)m->desc.optimizer);
     qlora__state_add_machine(s, t->ctx);
     qlora__state_add_back(s, "step", &s->step);

@@ -1,6 +1,6 @@
 // bench.c - measures the kernels on the current GPU and compares them with the project's targets.
 //
-//     build/bench [ops|gemm|products|clip|graph|prewarm|all] [--json] [--quick] [--dry] [--help]
+//     build/bench [ops|long|gemm|products|clip|graph|prewarm|all] [--json] [--quick] [--dry]
 //     build/bench step ...    bench_step.h
 //     build/bench cpu ...     bench_cpu.h
 //     build/bench data ...    bench_data.h
@@ -54,6 +54,7 @@ typedef struct bench {
     double copy_rate; // bytes per second; 0 until measured
     double bf16_rate; // FLOP/s
     double f32_rate;
+    double first_rate; // of the latest row that is only reported
     bool json;
     bool quick;
     bool dry;
@@ -137,7 +138,8 @@ typedef enum against {
     AGAINST_BF16,    // bar: fraction of the rate of the large bf16 product
     AGAINST_F32,
     AGAINST_REFERENCE, // bar: reference time / own time
-    AGAINST_TFLOPS     // bar: TFLOP/s
+    AGAINST_TFLOPS,    // bar: TFLOP/s
+    AGAINST_FIRST      // bar: fraction of the rate of the latest row that is only reported
 } against;
 
 typedef struct row row;
@@ -339,26 +341,31 @@ static qlora_result step_adamw(qlora_ctx* ctx, const row* r, set* s) {
 // heads times head_dim is 2048, or a little less
 #define ATTENTION_HEADS(HD) (2048 / (HD))
 
-enum { CAPPED = 1 };
+// LIKE_8B: the heads of Llama-3.1-8B, four queries to a key
+enum { CAPPED = 1, LIKE_8B = 2, HEADS_8B = 32, KV_HEADS_8B = 8 };
 
 static qlora_attention_desc attention_desc(const row* r) { // m tokens, sequences of n, head_dim k
+    bool grouped = (r->option & LIKE_8B) != 0;
     qlora_attention_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.head_dim = r->k;
-    desc.heads = ATTENTION_HEADS(r->k);
+    desc.heads = grouped ? HEADS_8B : ATTENTION_HEADS(r->k);
+    desc.kv_heads = grouped ? KV_HEADS_8B : desc.heads;
     desc.cap = (r->option & CAPPED) != 0 ? 50.0f : 0.0f;
     return desc;
 }
 
 static int plan_attention(const row* r, plan* out) { // q k v o, seqs, lse, then backward in place
-    int64_t width = ATTENTION_HEADS(r->k) * r->k;
+    qlora_attention_desc desc = attention_desc(r);
+    int64_t width = desc.heads * r->k;
+    int64_t kv_width = desc.kv_heads * r->k;
     for (int i = 0; i < 4; i++) {
-        const plan p = {r->dtype, r->m, width, FILL_RANDOM};
+        const plan p = {r->dtype, r->m, i == 1 || i == 2 ? kv_width : width, FILL_RANDOM};
         out[i] = p;
     }
     const plan seqs = {QLORA_I32, 1, r->m / r->n + 1, FILL_SEQUENCES};
-    const plan lse = {QLORA_F32, ATTENTION_HEADS(r->k), r->m, FILL_ZERO};
-    const plan gradient = {r->dtype, r->m, 4 * width, FILL_RANDOM};
+    const plan lse = {QLORA_F32, desc.heads, r->m, FILL_ZERO};
+    const plan gradient = {r->dtype, r->m, 2 * (width + kv_width), FILL_RANDOM};
     out[4] = seqs;
     out[5] = lse;
     out[6] = gradient;
@@ -373,13 +380,15 @@ static qlora_result step_attention_forward(qlora_ctx* ctx, const row* r, set* s)
 
 static qlora_result step_attention_backward(qlora_ctx* ctx, const row* r, set* s) {
     qlora_attention_desc desc = attention_desc(r);
-    int64_t width = ATTENTION_HEADS(r->k) * r->k;
     qlora_tensor d[4]; // dO, dQ, dK, dV: views of one packed buffer
+    int64_t at = 0;
     for (int i = 0; i < 4; i++) {
-        qlora_result result = qlora_tensor_view(ctx, &s->t[6], 0, r->m, i * width, width, &d[i]);
+        int64_t width = (i < 2 ? desc.heads : desc.kv_heads) * r->k;
+        qlora_result result = qlora_tensor_view(ctx, &s->t[6], 0, r->m, at, width, &d[i]);
         if (result != QLORA_OK) {
             return result;
         }
+        at += width;
     }
     return qlora_attention_backward(ctx, &desc, &s->t[0], &s->t[1], &s->t[2], &s->t[4], &s->t[3],
                                     &s->t[5], &d[0], &d[1], &d[2], &d[3]);
@@ -601,6 +610,9 @@ static qlora_result step_bare_backward(qlora_ctx* ctx, const row* r, set* s) {
               FORWARD),                                                                            \
     ATTENTION("attention backward hd" #HD " seq 2048", 2048, HD, step_attention_backward, 5.0,     \
               BACKWARD)
+#define LONG(NAME, TOKENS, SEQ, STEP, PER, AGAINST, BAR)                                           \
+    {"long", NAME, TOKENS, SEQ, 128, QLORA_BF16, plan_attention, step_attention_forward, STEP,     \
+     NULL, PER * (double)HEADS_8B, AGAINST, BAR, LIKE_8B, false, 0}
 #define LINEAR(NAME, N, K, PARTS, STEP, BARE)                                                      \
     {"ops", NAME, 8192, N, K, QLORA_BF16, plan_linear, setup_linear, STEP, BARE, 2.0,              \
      AGAINST_REFERENCE, 0.0, PARTS, false, 0}
@@ -678,6 +690,19 @@ static const row ROWS[] = {
     ATTENTION_BOTH(96, 230.0, 150.0),
     ATTENTION_BOTH(80, 0.0, 0.0),
     ATTENTION_BOTH(32, 0.0, 0.0),
+
+    LONG("8B attention forward, 8 texts",  16384, 2048, step_attention_forward, 2.0,
+         AGAINST_NOTHING, 0.0),
+    LONG("8B attention forward, one text", 32768, 32768, step_attention_forward, 2.0,
+         AGAINST_FIRST, 0.9),
+    LONG("8B attention forward, one text", 131072, 131072, step_attention_forward, 2.0,
+         AGAINST_FIRST, 0.9),
+    LONG("8B attention backward, 8 texts",  16384, 2048, step_attention_backward, 5.0,
+         AGAINST_NOTHING, 0.0),
+    LONG("8B attention backward, one text", 32768, 32768, step_attention_backward, 5.0,
+         AGAINST_FIRST, 0.9),
+    LONG("8B attention backward, one text", 131072, 131072, step_attention_backward, 5.0,
+         AGAINST_FIRST, 0.9),
 
     GEMM("PTX f32 projection",       2048, 1536, 1536, QLORA_F32, 0,       0.25),
     GEMM("PTX f32 LoRA X A",         2048,   16, 1536, QLORA_F32, 0,       0.60),
@@ -855,12 +880,14 @@ static qlora_result measure(bench* b, pass* p, double* us) {
         return r;
     }
     double rough = b->dry ? 1e9 : events_us(b) / p->count;
+    bool slow = rough > 1e5 && !b->dry; // a tenth of a second needs neither warm-up nor repeats
+    replays = slow ? 3 : replays;
     while (p->steps < 256 && p->steps * rough < 2000.0) {
         p->steps += p->count; // long enough that the start of a graph is negligible
     }
     qlora_graph* graph = NULL;
     r = qlora_graph_capture(b->ctx, 1, pass_run, p, &graph);
-    for (int i = -3; i < replays && r == QLORA_OK && !b->dry; i++) {
+    for (int i = slow ? 0 : -3; i < replays && r == QLORA_OK && !b->dry; i++) {
         event_record(b, b->clock.from);
         r = qlora_graph_replay(graph, 1);
         event_record(b, b->clock.to);
@@ -989,7 +1016,8 @@ static void row_line(const bench* b, const row* r, double us, double reference, 
                     {b->f32_rate, "cuBLAS f32"},
                     {reference > 0.0 ? l->work / (reference * 1e-6) : 0.0,
                      r->reference == step_nf4_unfused ? "unfused" : "cuBLAS"},
-                    {b->bf16_rate, "cuBLAS bf16"}};
+                    {b->bf16_rate, "cuBLAS bf16"},
+                    {b->first_rate, "8 x 2048"}};
     double ceiling = ceilings[r->against].ceiling;
     l->share = ceiling > 0.0 ? rate / ceiling : -1.0;
     l->of = ceilings[r->against].name;
@@ -1069,6 +1097,8 @@ static void rows_run(bench* b, const row* rows, size_t count, const char* group)
         } else if (row_measure(b, &r, &us, &reference) == QLORA_OK) {
             row_line(b, &r, us, reference, &l);
             sums_add(&sums, us, reference, l.work);
+            b->first_rate = r.against == AGAINST_NOTHING && us > 0.0 ? l.work / (us * 1e-6)
+                                                                     : b->first_rate;
         } else {
             sums_add(&sums, 0.0, 0.0, 0.0);
             continue;
@@ -1216,7 +1246,8 @@ static int cpu_only(qlora_ctx* ctx) {
     return r == QLORA_OK ? 0 : 1;
 }
 
-static const char* const GROUPS[] = {"ops", "gemm", "products", "clip", "graph", "prewarm", "all"};
+static const char* const GROUPS[] = {"ops",  "long",  "gemm",    "products",
+                                     "clip", "graph", "prewarm", "all"};
 
 // 0: continue; otherwise the exit status plus 1.
 static int arguments(bench* b, int argc, char** argv, const char** group) {
@@ -1237,8 +1268,8 @@ static int arguments(bench* b, int argc, char** argv, const char** group) {
                 strcmp(argv[i], "--quick") == 0 || strcmp(argv[i], "--dry") == 0;
         if (help || !known) {
             fprintf(known ? stdout : stderr,
-                    "usage: bench [ops|gemm|products|clip|graph|prewarm|all] [--json] [--quick] "
-                    "[--dry]\n"
+                    "usage: bench [ops|long|gemm|products|clip|graph|prewarm|all] [--json]\n"
+                    "             [--quick] [--dry]\n"
                     "       bench step --shape NAME --batch B --seq S ... (bench step --help)\n"
                     "       bench cpu [--tier NAME] [--threads N] [--quick] [--json]\n"
                     "       bench decode [--model PATH] [--threads N] ... (bench decode --help)\n"

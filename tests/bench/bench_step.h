@@ -56,6 +56,7 @@ typedef struct step_options {
     int backend;
     int mode;
     int base; // a qlora_base_format
+    int head; // a qlora_head_format
     int method; // a qlora_method: SFT or DPO
     int reference; // of DPO: 1 = given with the batch, 2 = computed in the step
     int tier; // a qlora_cpu_tier; 0 = the best
@@ -98,7 +99,8 @@ static const char step_help[] =
     "  --backend any|cpu|cuda    backend (default any)\n"
     "  --mode auto|f32|tf32|bf16|fp8\n"
     "                            arithmetic (default auto)\n"
-    "  --base nf4|16bit|32bit    format of the frozen weights (default nf4)\n"
+    "  --base nf4|16bit|32bit|fp8  format of the frozen weights (default nf4)\n"
+    "  --head full|nf4           format of the output head (default full)\n"
     "  --threads N               CPU threads (default: one per core)\n"
     "  --tier NAME               CPU tier, such as avx2 (default: the best)\n"
     "  --no-cublas               use the library's own products\n"
@@ -158,7 +160,8 @@ static bool step_option(step_options* o, const char* name, const char* value) {
                    {"--graph", &o->graph, "on|off", 1},
                    {"--backend", &o->backend, "any|cpu|cuda", 0},
                    {"--mode", &o->mode, "auto|f32|tf32|bf16|fp8", 0},
-                   {"--base", &o->base, "nf4|16bit|32bit", 0},
+                   {"--base", &o->base, "nf4|16bit|32bit|fp8", 0},
+                   {"--head", &o->head, "full|nf4", 0},
                    {"--method", &o->method, "sft|dpo", 0},
                    {"--reference", &o->reference, "precompute|beside", 1}};
     double number = 0.0;
@@ -274,8 +277,10 @@ static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
     // Forward and the gradients of the inputs; layer 0 needs none below q, k and v. Adapters
     // count 2 + 4.
     f.flops = T * (L * (4.0 * linear + 6.0 * lora + 3.5 * attention) - 2.0 * qkv + 4.0 * H * V);
-    // A recomputed layer runs the forward pass again, except for its last projection.
-    f.flops += T * again * (2.0 * (linear - H * I) + 2.0 * (lora - r * (H + I)) + attention);
+    // A recomputed layer runs the forward pass again, except for its last projection and, if its
+    // output was kept, attention.
+    f.flops += T * again * (2.0 * (linear - H * I) + 2.0 * (lora - r * (H + I)));
+    f.flops += T * (again - (double)plan->attention_layers) * attention;
     double once = (0.516 + 2.0) * linear; // read 4 bits and the scales, write 16
     double forward = 16.0 * H + 4.0 * (q + kv) + 6.0 * I;
     double backward = 16.0 * H + 4.0 * (q + kv) + 12.0 * I + 4.0 * q;
@@ -408,6 +413,7 @@ static bool step_open(step_run* s) {
     desc.weight_std = 0.02f;
     desc.mode = o->mode == 2 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // 2: tf32, of the context
     desc.base = (qlora_base_format)o->base;
+    desc.head = (qlora_head_format)o->head;
     desc.rank = (int32_t)o->rank;
     memset(slots, 0, sizeof slots);
     for (int64_t i = 0; i < o->adapters; i++) {
@@ -623,6 +629,7 @@ static void step_print(const step_run* s) {
         {"cublas_unplanned", "unplanned cuBLAS shapes", 0, (double)s->cache.cublas_unplanned},
         {"allocations", "device allocations in training", 0, (double)s->allocations},
         {"recompute_layers", "layers recomputed", 0, (double)s->plan.recompute_layers},
+        {"attention_layers", "of which keep attention", 0, (double)s->plan.attention_layers},
         {"cached_layers", "layers with 16-bit weights", 0, (double)s->plan.cached_layers},
         {"offloaded_layers", "layers with inputs on the host", 0, (double)s->plan.offloaded_layers},
         {"host_gib", "GiB of pinned host memory", 3, (double)s->plan.host / 1073741824.0},

@@ -646,6 +646,9 @@ static bool block_back(block* b, size_t bytes, size_t front) {
 }
 
 static bool guards_whole(const block* b) {
+    if (!b->base) { // the caller's memory
+        return true;
+    }
     for (size_t i = 0; i < b->front; i++) {
         if (b->base[i] != GUARD_BYTE) {
             return false;
@@ -673,7 +676,7 @@ static void block_remove(blocks* from, size_t i, const char* kind) {
     if (!guards_whole(b)) {
         broken("%s#%u (%zu bytes): written outside its bounds", kind, b->id, b->bytes);
     }
-    if (b->bytes < HUGE_BLOCK) {
+    if (b->bytes < HUGE_BLOCK && b->base) {
         memset(b->host, POISON, b->bytes);
     }
     free(b->base);
@@ -1688,6 +1691,7 @@ static int device_attribute(const fake_device* d, int device, int attribute, int
                 {81, (int)shared_optin(d) + 1024},
                 {82, 65536},
                 {83, 1},
+                {91, 1},
                 {95, 1},
                 {97, (int)shared_optin(d)},
                 {106, 32},
@@ -3171,25 +3175,63 @@ int cuMemAllocHost_v2(void** pointer, size_t bytes) {
     return host_alloc_call(F_cuMemAllocHost_v2, pointer, bytes, 0);
 }
 
-int cuMemFreeHost(void* pointer) {
-    int code = enter(F_cuMemFreeHost, NEED_CONTEXT);
+// Ends the use of pinned memory that was allocated, or of memory that was registered.
+static int pinned_end(int function, const char* call, void* pointer, bool registered) {
+    int code = enter(function, NEED_CONTEXT);
     const char* name = tag_pointer(pointer);
     uint64_t address = (uint64_t)(uintptr_t)pointer;
     if (!code) {
-        code = capture_forbids(F_cuMemFreeHost);
+        code = capture_forbids(function);
     }
     if (!code) {
         context_run(current());
         size_t i = block_above(&g.pinned, address);
-        if (!i || g.pinned.list[i - 1].address != address) {
-            broken("cuMemFreeHost of %s: not the start of pinned memory", name);
+        const block* b = i ? &g.pinned.list[i - 1] : NULL;
+        if (!b || b->address != address || registered != !b->base) {
+            broken("%s of %s: not the start of %s memory", call, name,
+                   registered ? "registered" : "pinned");
             code = INVALID_VALUE;
         } else {
             pinned_drop(i - 1);
             code = g.late ? OK : current()->sticky;
         }
     }
-    return leave(F_cuMemFreeHost, code, "%s", name);
+    return leave(function, code, "%s", name);
+}
+
+int cuMemFreeHost(void* pointer) {
+    return pinned_end(F_cuMemFreeHost, "cuMemFreeHost", pointer, false);
+}
+
+int cuMemHostUnregister(void* pointer) {
+    return pinned_end(F_cuMemHostUnregister, "cuMemHostUnregister", pointer, true);
+}
+
+int cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) {
+    int code = enter(F_cuMemHostRegister_v2, NEED_CONTEXT);
+    uint64_t address = (uint64_t)(uintptr_t)pointer;
+    if (!code) {
+        code = capture_forbids(F_cuMemHostRegister_v2);
+    }
+    if (!code && (!pointer || !bytes || address % 4096)) {
+        code = INVALID_VALUE;
+    }
+    if (!code && (bytes > g.config.host_bytes || block_at(&g.pinned, address))) {
+        code = OUT_OF_MEMORY;
+    }
+    if (!code) {
+        block made;
+        memset(&made, 0, sizeof made);
+        made.address = address;
+        made.bytes = bytes;
+        made.host = (unsigned char*)pointer;
+        made.owner = current();
+        made.id = ++g.ids[KIND_PINNED];
+        made.mapped = (flags & HOST_MAPPED) != 0;
+        *block_insert(&g.pinned, made.address) = made;
+        g.stats.live_pinned += bytes;
+    }
+    return leave(F_cuMemHostRegister_v2, code, "%zu", bytes);
 }
 
 int cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {

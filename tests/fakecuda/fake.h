@@ -151,6 +151,8 @@ typedef struct fake_stats {
     X(cuMemHostAlloc, ALLOC, N, (void** pointer, size_t bytes, unsigned flags))                    \
     X(cuMemAllocHost_v2, ALLOC, N, (void** pointer, size_t bytes))                                 \
     X(cuMemFreeHost, ALLOC, R, (void* pointer))                                                    \
+    X(cuMemHostRegister_v2, ALLOC, N, (void* pointer, size_t bytes, unsigned flags))               \
+    X(cuMemHostUnregister, ALLOC, R, (void* pointer))                                              \
     X(cuMemcpyHtoD_v2, COPY, N, (uint64_t dst, const void* src, size_t bytes))                     \
     X(cuMemcpyDtoH_v2, COPY, N, (void* dst, uint64_t src, size_t bytes))                           \
     X(cuMemcpyHtoDAsync_v2, COPY, N, (uint64_t dst, const void* src, size_t bytes, void* stream))  \

@@ -73,6 +73,9 @@ static char* line_write(char* out, const char* replace, const piece* holes) {
             memcpy(out, holes[hole].begin, holes[hole].length);
             out += holes[hole].length;
             hole++;
+        } else if (*replace == '^') { // the first one once more
+            memcpy(out, holes[0].begin, holes[0].length);
+            out += holes[0].length;
         } else if (*replace == '~') { // leaves one out
             hole++;
         } else {

@@ -74,6 +74,15 @@ static const folder_config folder_configs[] = {
      {MATTERS_SIZES "partial_rotary_factor sliding_window original_max_position_embeddings "
                     "rope_theta rope_scaling/type rope_scaling/long_factor ",
       "", "rope_scaling/short_factor max_position_embeddings "}},
+    {"{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"]," CONFIG_SIZES
+     "\"num_key_value_heads\":1,\"head_dim\":12,\"rope_theta\":300.0,"
+     "\"tie_word_embeddings\":false,\"quantization_config\":{\"quant_method\":\"fp8\","
+     "\"fmt\":\"e4m3\",\"activation_scheme\":\"dynamic\",\"weight_block_size\":[128,128],"
+     "\"modules_to_not_convert\":[\"lm_head\"]}}",
+     {MATTERS_SIZES "head_dim rope_theta ",
+      "quantization_config/quant_method quantization_config/fmt "
+      "quantization_config/activation_scheme quantization_config/weight_block_size ",
+      "tie_word_embeddings "}},
 };
 #define FOLDER_CONFIGS (sizeof folder_configs / sizeof folder_configs[0])
 
@@ -124,6 +133,25 @@ static void tensors_add(tensors* t, const char* name, int64_t rows, int64_t cols
     t->used += (size_t)n;
 }
 
+// A weight in FP8: codes without NaNs, and one scale per block, of which there is one.
+static void tensors_add_fp8(tensors* t, const char* name, int64_t rows, int64_t cols) {
+    size_t begin = t->bytes;
+    const float scale = 0.3f;
+    for (int64_t i = 0; i < rows * cols; i++) {
+        t->state = t->state * 1664525u + 1013904223u;
+        t->data[t->bytes++] = (unsigned char)(t->state >> 24 & 0xbfu);
+    }
+    size_t middle = t->bytes;
+    memcpy(t->data + t->bytes, &scale, sizeof scale);
+    t->bytes += sizeof scale;
+    int n = snprintf(
+        t->header + t->used, sizeof t->header - t->used,
+        ",\"%s\":{\"dtype\":\"F8_E4M3\",\"shape\":[%d,%d],\"data_offsets\":[%d,%d]},"
+        "\"%s_scale_inv\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[%d,%d]}",
+        name, (int)rows, (int)cols, (int)begin, (int)middle, name, (int)middle, (int)t->bytes);
+    t->used += (size_t)n;
+}
+
 static buffer tensors_file(tensors* t) {
     unsigned char length[8];
     t->header[t->used++] = '}';
@@ -170,7 +198,11 @@ static buffer model_file(const qlora_model_config* c) {
                                                  : c->mlp_bias;
             projection_size(c, row->bit, &rows, &cols);
             snprintf(name, sizeof name, "model.layers.%d.%s.weight", l, row->module);
-            tensors_add(&t, name, rows, cols);
+            if (c->quantized) {
+                tensors_add_fp8(&t, name, rows, cols);
+            } else {
+                tensors_add(&t, name, rows, cols);
+            }
             if (bias) {
                 snprintf(name, sizeof name, "model.layers.%d.%s.bias", l, row->module);
                 tensors_add(&t, name, rows, 0);

@@ -530,6 +530,32 @@ lone_texts() { # texts and pairs that do not fit into a step, or are alone in it
     check "are counted as one" grep -q '^{"samples": 10,' out
 }
 
+heads() { # --head nf4, on the model with a head of its own, which is in a second file
+    local size=$((257 * 32 * 2)) length names
+    local header="{\"lm_head.weight\":{\"dtype\":\"BF16\",\"shape\":[257,32],"
+    header+="\"data_offsets\":[0,$size]}}"
+    length=$(printf %03o ${#header})
+    rm -rf untied
+    cp -r model untied
+    mv untied/model.safetensors untied/a.safetensors
+    {
+        printf '%b' "\\0$length\\0\\0\\0\\0\\0\\0\\0$header"
+        head -c $size data.bin
+    } >untied/b.safetensors
+    names=$(head -c 3000 untied/a.safetensors | grep -ao '"model[a-z0-9_.]*"' |
+        sed 's/$/: "a.safetensors", /' | tr -d '\n')
+    echo "{\"weight_map\": {$names\"lm_head.weight\": \"b.safetensors\"}}" \
+        >untied/model.safetensors.index.json
+    works "a 4-bit head" "${one[@]}" --model untied --data sums.jsonl --head nf4 --steps 2 \
+        --out kto --resume never
+    refuses "another head" "it used --head nf4" "${one[@]}" --model untied --data sums.jsonl \
+        --steps 2 --out kto
+    refuses "a trained 4-bit head" "--head is nf4, but the head of this model is trained; use" \
+        "${one[@]}" --model untied --data sums.jsonl --head nf4 --save-modules head --out o
+    refuses "a tied 4-bit head" "--head is nf4, but the head of this model is its embedding" \
+        "${one[@]}" --data sums.jsonl --head nf4 --out o
+}
+
 preferences() { # --method dpo and kto
     local i
     for i in 1 2 3 4 5 6 7 8 9 10; do
@@ -573,6 +599,7 @@ preferences() { # --method dpo and kto
     check "is the same as in one" cmp -s whole.safetensors kto/adapter/adapter_model.safetensors
     refuses "other moments" "it used --optimizer adamw8bit" "${one[@]}" "${steps[@]}" \
         --data sums.jsonl --neftune 5 --out kto --steps 4
+    heads
     refuses "rows that are no ids" "is not a list" "${one[@]}" --data sums.jsonl \
         --train-tokens 5,x --out o
     works "kto once more" "${one[@]}" "${steps[@]}" --data judged.jsonl --method kto --steps 4 \

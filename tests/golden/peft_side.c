@@ -1,4 +1,4 @@
-// peft_side.c - for tests/peft_diff.py and rope_check.py: our side of the comparison.
+// peft_side.c - for tests/peft_diff.py, rope_check.py and fp8_check.py: our side of the comparison.
 //
 //   peft_side [--rope-scale TYPE:F] MODEL ADAPTER|- OUT ID...
 //

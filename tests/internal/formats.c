@@ -980,7 +980,44 @@ static const struct {
      "quant_method \"gptq\" is not supported"},
     {{"quantization_config", "{\"quant_method\":\"bitsandbytes\",\"load_in_8bit\":true}", NULL},
      "load_in_8bit is not supported"},
+    {{"quantization_config", "{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\"}", NULL},
+     "quantization_config: weight_block_size is missing; only [128, 128] is supported"},
+    {{"quantization_config", "{\"quant_method\":\"fp8\",\"weight_block_size\":[64,128]}", NULL},
+     "weight_block_size is [64,128]; only [128, 128] is supported"},
+    {{"quantization_config", "{\"quant_method\":\"fp8\",\"weight_block_size\":[128]}", NULL},
+     "weight_block_size is [128]; only [128, 128] is supported"},
+    {{"quantization_config", "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128,1]}", NULL},
+     "weight_block_size is [128,128,1]; only [128, 128] is supported"},
+    {{"quantization_config",
+      "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128],\"fmt\":\"e5m2\"}", NULL},
+     "quantization_config: fmt is e5m2; only e4m3 is supported"},
+    {{"quantization_config",
+      "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128],\"activation_scheme\":"
+      "\"static\"}",
+      NULL},
+     "quantization_config: activation_scheme is static; only dynamic is supported"},
+    {{"quantization_config",
+      "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128],\"scale_fmt\":\"ue8m0\"}", NULL},
+     "quantization_config: scale_fmt is not supported with quant_method fp8"},
 };
+
+TEST config_reads_fp8(void) {
+    static const char* const good[] = {
+        "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}",
+        "{\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\",\"quant_method\":\"fp8\","
+        "\"weight_block_size\":[128,128],\"modules_to_not_convert\":[\"lm_head\"],"
+        "\"dequantize\":false}"};
+    world w;
+    world_begin(&w);
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        const char* const changes[] = {"quantization_config", good[i], NULL};
+        qlora_model_config config;
+        ASSERT_EQ(QLORA_OK, config_try(&w, changes, &config));
+        ASSERT(config.quantized);
+    }
+    ASSERT(world_end(&w));
+    PASS();
+}
 
 TEST config_names_each_impossible_value(void) {
     world w;
@@ -1485,8 +1522,8 @@ TEST folder_is_exported(void) {
     world w;
     static qlora__folder f;
     world_begin(&w);
-    ASSERT(refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16", 0, NULL),
-                   "m/config.json"));
+    ASSERT(
+        refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16", 0, NULL), "m/config.json"));
     world_put(&w, "m/config.json", from, sizeof from - 1);
     ASSERT_EQ(QLORA_OK, qlora__config_export(&w.env, "m", "n", "bfloat16", 0, NULL));
     world_file* file = world_slot(w.files, "n/config.json");
@@ -2574,6 +2611,7 @@ SUITE(formats_suite) {
     RUN_TEST(safetensors_writer_counts_bytes);
     RUN_TEST(safetensors_checksum_sees_every_bit);
     RUN_TEST(checksum_is_the_same_in_pieces);
+    RUN_TEST(config_reads_fp8);
     RUN_TEST(config_names_each_impossible_value);
     RUN_TEST(config_reads_the_old_dialect);
     RUN_TEST(config_reads_the_new_dialect);

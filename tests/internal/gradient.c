@@ -30,6 +30,10 @@ typedef struct variant {
 static const variant variants[] = {
     {"llama", QLORA_FAMILY_LLAMA, false, false, false, false, 0, QLORA_BASE_NF4, false, false, 0.0f,
      0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF, false, 0, 0},
+    {"fp8_base", QLORA_FAMILY_QWEN3, false, false, false, true, 0, QLORA_BASE_FP8, false, false,
+     0.0f, 0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF, false, 0, 0},
+    {"fp8_base_dora", QLORA_FAMILY_LLAMA, false, false, false, false, 0, QLORA_BASE_FP8, false,
+     false, 0.0f, 0, QLORA_CHOICE_ON, QLORA_CHOICE_ON, true, 0, 0},
     {"llama_biases", QLORA_FAMILY_LLAMA, true, true, true, false, 0, QLORA_BASE_32BIT, false, false,
      0.0f, 0, QLORA_CHOICE_ON, QLORA_CHOICE_OFF, false, 0, 0},
     {"qwen2_tied", QLORA_FAMILY_QWEN2, true, true, false, false, 0, QLORA_BASE_NF4, true, false,

@@ -19,6 +19,9 @@
 
 #include "internal/stream.c"
 #include "internal/fp8.c"
+#include "internal/fp8_base.c"
+#include "internal/head.c"
+#include "internal/away.c"
 #include "internal/step.c"
 #include "internal/optimizer.c"
 #include "internal/tree.c"

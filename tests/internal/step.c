@@ -32,6 +32,7 @@ static const step_kind step_kinds[] = {
     {"olmo2", QLORA_FAMILY_OLMO2, 64, 4, 4, 16, 0, 3, false, true, false, QLORA_BASE_NF4},
     {"granite", QLORA_FAMILY_GRANITE, 64, 4, 2, 16, 0, 8, false, false, true, QLORA_BASE_NF4},
     {"glm4", QLORA_FAMILY_GLM4, 64, 2, 1, 64, 0, -1, true, false, false, QLORA_BASE_NF4},
+    {"4-bit head", QLORA_FAMILY_LLAMA, 64, 4, 2, 16, 0, 4, false, false, false, QLORA_BASE_16BIT},
 };
 
 static qlora_model_config step_config(const step_kind* k) {
@@ -40,7 +41,7 @@ static qlora_model_config step_config(const step_kind* k) {
     c.family = k->family;
     c.vocab = STEP_VOCAB;
     c.hidden = k->hidden;
-    c.intermediate = 192;
+    c.intermediate = k->hidden > 256 ? 704 : 192;
     c.layers = 2;
     c.heads = k->heads;
     c.kv_heads = k->kv_heads;
@@ -109,6 +110,7 @@ static qlora_result step_open_texts(qlora_ctx* ctx, const step_kind* k, qlora_mo
     desc.seed = 5;
     desc.weight_std = 0.2f;
     desc.base = k->base;
+    desc.head = strcmp(k->name, "4-bit head") == 0 ? QLORA_HEAD_NF4 : QLORA_HEAD_FULL;
     desc.mode = mode;
     desc.rank = k->rank;
     desc.tokens = tokens;
@@ -396,6 +398,39 @@ TEST a_row_may_be_longer_than_shared_memory(const test_machine* machine) {
     PASS();
 }
 
+// On a small device, a block of the kernel for a single row has many pieces: its ring is filled
+// more than once, rows end within a piece, and tiles are shared by warps.
+TEST a_block_may_have_many_pieces(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    static const step_kind kind = {"llama, wide", QLORA_FAMILY_LLAMA, 320, 5, 1, 64, 0, 16, false,
+                                   false,         false,              QLORA_BASE_NF4};
+    ctx->gpu->sm_count = 1;
+    step_now = step_ways[0];
+    ASSERT(step_kind_holds(ctx, &kind, 1));
+    ctx->gpu->sm_count = 3;
+    ASSERT(step_kind_holds(ctx, &kind, 1));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// Keys of wide heads come half a page at a time.
+TEST a_head_may_be_wide(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    static const step_kind kind = {"llama, wide heads", QLORA_FAMILY_LLAMA, 64, 2, 1, 192, 0, 8,
+                                   false,               false,              false,
+                                   QLORA_BASE_NF4};
+    step_now = step_ways[0];
+    ASSERT(step_kind_holds(ctx, &kind, 2));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // Where no graph can be captured, a text is generated without one.
 TEST a_text_needs_no_graph(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -582,6 +617,8 @@ SUITE(step_suite) {
     RUN_ON(TEST_ONE_FAKE, the_device_chooses_as_the_host);
     RUN_ON(TEST_ONE_FAKE, a_graph_has_the_bits_of_its_kernels);
     RUN_ON(TEST_ONE_FAKE, adapters_go_off_and_on);
+    RUN_ON(TEST_ONE_FAKE, a_block_may_have_many_pieces);
+    RUN_ON(TEST_ONE_FAKE, a_head_may_be_wide);
     RUN_ON(TEST_ONE_FAKE, a_text_needs_no_graph);
     RUN_ON(TEST_ONE_FAKE, a_row_may_be_longer_than_shared_memory);
 }

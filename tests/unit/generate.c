@@ -33,6 +33,7 @@ static const kind kinds[] = {
     {"qwen3", QLORA_FAMILY_QWEN3, 4, 4, 32, 0, false, true, true, QLORA_BASE_NF4, QLORA_CHOICE_OFF},
     {"mistral", QLORA_FAMILY_MISTRAL, 4, 1, 16, 5, false, false, false, QLORA_BASE_16BIT,
      QLORA_CHOICE_OFF},
+    {"fp8", QLORA_FAMILY_LLAMA, 4, 2, 16, 0, false, false, false, QLORA_BASE_FP8, QLORA_CHOICE_OFF},
     {"head of 64", QLORA_FAMILY_LLAMA, 2, 1, 64, 7, false, false, false, QLORA_BASE_NF4,
      QLORA_CHOICE_OFF},
 };

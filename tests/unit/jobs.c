@@ -268,13 +268,14 @@ static bool on_cpu(const test_machine* machine) {
 TEST together_is_as_alone(const test_machine* machine) {
     setup s = jobs_setup(machine);
     job_outcome together[JOBS];
-    for (int kind = 0; kind < 5; kind++) {
+    for (int kind = 0; kind < 6; kind++) {
         if (!on_cpu(machine) && kind == 3) {
             continue; // the same on both
         }
+        s.model.base = kind == 5 ? QLORA_BASE_FP8 : QLORA_BASE_NF4;
         s.model.slots = all_slots[kind == 4 ? 1 : 0];
         s.model.recompute = kind == 1 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
-        s.model.cache = kind == 2 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
+        s.model.cache = kind == 2 || kind == 5 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
         s.model.tile = kind == 1 ? 8 : 0; // runs that go across tiles
         s.model.optimizer = kind == 3 ? QLORA_OPTIMIZER_ADAMW_8BIT : QLORA_OPTIMIZER_ADAMW;
         ASSERT(jobs_together(&s, WITHOUT, together));

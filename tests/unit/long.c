@@ -161,6 +161,83 @@ TEST bf16_tiles_give_the_same_bits(const test_machine* machine) {
     PASS();
 }
 
+// ---- 4,096 tokens
+
+enum { MANY = 4096, MANY_TILE = 1024 };
+
+// As little as possible beside the tokens.
+static setup many_setup(const test_machine* machine) {
+    setup s = long_setup(machine, QLORA_MODE_F32, false);
+    s.config.layers = 2;
+    s.config.hidden = 8;
+    s.config.intermediate = 8;
+    s.config.heads = 1;
+    s.config.head_dim = 2;
+    s.config.max_positions = MANY;
+    bool is_fake = strcmp(machine->backend, "fake") == 0;
+    s.config.window = 64; // where it is interpreted: neither tiles nor copies change attention
+    s.config.sliding[0] = s.config.sliding[1] = is_fake ? 1 : 0;
+    s.model.rank = 1;
+    s.model.tokens = MANY;
+    s.model.max_sequences = 1;
+    s.model.head_chunk = MANY;
+    return s;
+}
+
+// Loss and gradients of one sequence.
+static bool many_run(const setup* s, outcome* out) {
+    static int32_t ids[MANY];
+    static const int32_t length = MANY;
+    test_random random = test_random_start("many");
+    qlora_batch batch;
+    qlora_train_info info;
+    rig r;
+    memset(out, 0, sizeof *out);
+    memset(&batch, 0, sizeof batch);
+    for (int i = 0; i < MANY; i++) {
+        ids[i] = (int32_t)test_random_below(&random, VOCAB);
+    }
+    batch.ids = ids;
+    batch.labels = ids;
+    batch.lengths = &length;
+    batch.count = 1;
+    bool ok = rig_open(&r, s) &&
+              qlora_train_micro(r.trainer, &batch, qlora_batch_labels(&batch)) == QLORA_OK &&
+              (out->values = rig_read(&r, true, &out->count)) != NULL &&
+              qlora_train_update(r.trainer) == QLORA_OK &&
+              qlora_train_query(r.trainer, &info) == QLORA_OK;
+    out->losses[0] = ok ? info.loss : 0.0;
+    out->norms[0] = ok ? info.grad_norm : 0.0f;
+    return (ok || rig_says(&r, "4,096 tokens")) && rig_close(&r, s);
+}
+
+// Inputs on the host give the same bits, tiles the same numbers, in a sequence of 4,096 tokens.
+TEST many_tokens_give_the_same(const test_machine* machine) {
+    bool gpu = strcmp(machine->backend, "cpu") != 0;
+    if (test_brief()) {
+        SKIPm("takes long");
+    }
+    setup s = many_setup(machine);
+    outcome all;
+    outcome tiled;
+    outcome away;
+    ASSERT(many_run(&s, &all));
+    ASSERT(all.losses[0] > 1.0 && all.count > 0);
+    s.model.tile = MANY_TILE;
+    ASSERT(many_run(&s, &tiled));
+    ASSERT(numbers_are_same(&all, &tiled));
+    for (int i = 0; i < 2 && gpu; i++) {
+        s.model.offload = QLORA_CHOICE_ON;
+        s.model.tile = i == 0 ? 0 : MANY_TILE;
+        ASSERT(many_run(&s, &away));
+        ASSERT(outcome_same(i == 0 ? &all : &tiled, &away));
+        outcome_free(&away);
+    }
+    outcome_free(&all);
+    outcome_free(&tiled);
+    PASS();
+}
+
 // ---- plans
 
 static qlora_model_config llama_8b(void) {
@@ -220,6 +297,29 @@ TEST long_sequences_fit(const test_machine* machine) {
     ASSERT(p.tile == 0 && p.host == 0 && p.recompute_layers == 0);
     ASSERT_EQ(QLORA_OK, plan_8b(ctx, 8192, 16, 7.5 * 1073741824.0, QLORA_CHOICE_AUTO, &p));
     ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, plan_8b(ctx, 160000, 32, 23.5e9, QLORA_CHOICE_OFF, &p));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// Long sequences keep the output of attention before whole layers, short ones after them.
+TEST attention_is_kept_first(const test_machine* machine) {
+    static const struct {
+        int64_t tokens;
+        double gigabytes;
+        int64_t recompute;
+        int64_t attention;
+    } cases[] = {{32768, 22.5, 32, 3}, {32768, 24, 32, 9}, {32768, 31, 32, 32},
+                 {32768, 40, 29, 29},  {2048, 12, 10, 6}};
+    qlora_ctx* ctx = test_open(machine, NULL);
+    ASSERT(ctx != NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        qlora_plan p;
+        ASSERT_EQ(QLORA_OK, plan_8b(ctx, cases[i].tokens, 16, cases[i].gigabytes * 1e9,
+                                    QLORA_CHOICE_OFF, &p));
+        ASSERT_EQ_FMT((long long)cases[i].recompute, (long long)p.recompute_layers, "%lld");
+        ASSERT_EQ_FMT((long long)cases[i].attention, (long long)p.attention_layers, "%lld");
+        ASSERT((double)(p.total + p.context) <= cases[i].gigabytes * 1e9);
+    }
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
@@ -762,7 +862,9 @@ SUITE(long_suite) {
     RUN_ON(TEST_CPU, groups_fit_the_host);
     RUN_ON(TEST_ONE_EACH, tiles_give_the_same_numbers);
     RUN_ON(TEST_ONE_EACH, bf16_tiles_give_the_same_bits);
+    RUN_ON(TEST_ONE_EACH, many_tokens_give_the_same);
     RUN_ON(TEST_CPU, long_sequences_fit);
+    RUN_ON(TEST_CPU, attention_is_kept_first);
     RUN_ON(TEST_CPU, host_memory_is_limited);
     RUN_ON(TEST_CPU, attention_of_40000_tokens);
     RUN_ON(TEST_ONE_EACH, offload_is_planned);

@@ -18,6 +18,9 @@ static void vary_threads(setup* s) {
     s->change = one_thread;
 }
 
+// Replaced by find_budget.
+enum { BUDGET_SOME = 1, BUDGET_ATTENTION };
+
 static void vary_order(setup* s) {
     s->machine.order = s->machine.order == FAKE_REVERSE ? FAKE_RANDOM : FAKE_REVERSE;
 }
@@ -69,7 +72,13 @@ static void vary_eval(setup* s) {
 // One of the two layers recomputed, one of them cached: what a memory budget could lead to.
 static void vary_some(setup* s) {
     s->model.recompute = QLORA_CHOICE_AUTO;
-    s->budget = 1; // replaced by find_budget
+    s->budget = BUDGET_SOME;
+}
+
+// Every layer recomputed, with memory left for the output of attention.
+static void vary_attention(setup* s) {
+    s->model.recompute = QLORA_CHOICE_AUTO;
+    s->budget = BUDGET_ATTENTION;
 }
 
 typedef struct way {
@@ -87,6 +96,7 @@ static const way ways[] = {
     {"eager", vary_eager, "cuda", true},
     {"every layer recomputed", vary_recompute, NULL, true},
     {"some layers recomputed", vary_some, NULL, false},
+    {"attention kept", vary_attention, NULL, true},
     {"cached weights", vary_cache, NULL, true},
     {"evaluation in between", vary_eval, NULL, false},
 };
@@ -102,8 +112,13 @@ static const way beside_ways[] = {
     {"recomputed, cached, random order", vary_random_recomputed, "fake", true},
 };
 
-// A budget between those with no recomputed layer and with all of them; it must give a number
-// in between.
+static bool is_meant(const qlora_plan* plan, uint64_t meant) {
+    bool all = plan->recompute_layers == plan->config.layers;
+    return meant == BUDGET_SOME ? plan->recompute_layers > 0 && !all
+                                : all && plan->attention_layers > 0;
+}
+
+// A budget between those with no recomputed layer and with all of them that gives what is meant.
 static uint64_t find_budget(const setup* s) {
     uint64_t bytes[2] = {0, 0};
     qlora_plan plan;
@@ -122,12 +137,15 @@ static uint64_t find_budget(const setup* s) {
     }
     setup middle = *s;
     qlora_plan_desc budget;
+    bool found = false;
     memset(&budget, 0, sizeof budget);
-    budget.bytes = (bytes[0] + bytes[1]) / 2;
     middle.model.config = &middle.config;
-    bool some = qlora_plan_make(r.ctx, &middle.model, &budget, &plan) == QLORA_OK &&
-                plan.recompute_layers > 0 && plan.recompute_layers < plan.config.layers;
-    return test_close_ctx(&s->machine, r.ctx) && some ? budget.bytes : 0;
+    for (uint64_t part = 1; part < 64 && !found && r.ctx != NULL; part++) {
+        budget.bytes = bytes[1] + (bytes[0] - bytes[1]) * part / 64;
+        found = qlora_plan_make(r.ctx, &middle.model, &budget, &plan) == QLORA_OK &&
+                is_meant(&plan, s->budget);
+    }
+    return test_close_ctx(&s->machine, r.ctx) && found ? budget.bytes : 0;
 }
 
 TEST every_way_gives_the_same_bits(const test_machine* machine, qlora_mode mode, bool beside,
@@ -1237,7 +1255,7 @@ SPOIL(targets_fused, s->model.targets = QLORA_TARGET_QKV);
 SPOIL(alpha, s->model.alpha = (float)NAN);
 SPOIL(std, s->model.weight_std = (float)NAN);
 SPOIL(std_negative, s->model.weight_std = -1.0f);
-SPOIL(base, s->model.base = (qlora_base_format)3);
+SPOIL(base, s->model.base = (qlora_base_format)4);
 SPOIL(mode, s->model.mode = (qlora_mode)5);
 SPOIL(vocab, s->config.vocab = 0);
 SPOIL(hidden, s->config.hidden = -1);
