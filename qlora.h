@@ -133,9 +133,9 @@
        on the number of processes either. Tiers (qlora_cpu_tier) differ from each other by rounding,
        and those with vectors compute e^x by a polynomial (at most 1.1 units in the last place). F32
        is exact fp32 unless the context's math asks for TF32, which a model adopts when it is
-       opened; 16-bit operands accumulate in fp32. 4-bit weights are dequantised to bf16 values in
-       every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU results are
-       unspecified.
+       opened; 16-bit operands accumulate in fp32. 4-bit and FP8 weights are dequantised to bf16
+       values in every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU
+       results are unspecified.
 
    SEVERAL ADAPTERS
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and
@@ -163,14 +163,24 @@
        adapter.
 
    FP8
-       QLORA_MODE_FP8 is BF16 with faster products of 4-bit weights: cuBLASLt (12.9 or later)
+       Two things, which do not need each other.
+       QLORA_BASE_FP8 stores the frozen weights in e4m3, with one f32 scale per block of 128 x 128
+       (its largest magnitude / 448): twice the memory of NF4 and less than a third of its error
+       (2.7 % of a normally distributed weight instead of 9.2 %). Published FP8 folders of this form
+       (quant_method fp8, fmt e4m3, weight_block_size [128, 128], activation_scheme dynamic;
+       NAME.weight with NAME.weight_scale_inv) are read as they are, whatever desc.base is; any
+       other setting of their quantization_config is refused by name, and so is a NaN. Products
+       dequantise to bf16 values, on the CPU while they pack; generating reads the weights through
+       such a copy as well, so with 16-bit copies (cache) or NF4 it is faster on a GPU.
+       QLORA_MODE_FP8 is BF16 with faster products of 4-bit or FP8 weights: cuBLASLt (12.9 or later)
        multiplies e4m3 numbers, with one scale per token and one per stack of weights (q, k and v;
        gate and up). Adapters, embedding, head, norms, attention and loss stay as in BF16, and so
        does a token that is generated. It is approximate and never chosen automatically: one
        product is about 3.5 % away from the exact one; on 24 small models, the losses of 20 steps
        were within 2.5 % of those in fp32, and their means within 0.3 %. DoRA is refused. It needs
-       compute capability 9.0, 4-bit weights and widths that are multiples of 8 (intermediate: 4);
-       the CPU computes the same products in fp32 as a slow reference.
+       compute capability 9.0, 4-bit or FP8 weights and widths that are multiples of 8
+       (intermediate: 4); FP8 weights are rounded once more, to the scale of their stack. The CPU
+       computes the same products in fp32 as a slow reference.
 
    LIMITS
        Rows, columns and leading dimensions of a GEMM fit in 31 bits; buffers in 63.
@@ -599,8 +609,19 @@ QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 typedef enum qlora_base_format {
     QLORA_BASE_NF4 = 0,
     QLORA_BASE_16BIT = 1,
-    QLORA_BASE_32BIT = 2
+    QLORA_BASE_32BIT = 2,
+    QLORA_BASE_FP8 = 3 // e4m3 with a scale per 128 x 128 block
 } qlora_base_format;
+
+// The output head, if it is a matrix of its own.
+typedef enum qlora_head_format {
+    QLORA_HEAD_FULL = 0, // the type of the arithmetic: 16 bits on most GPUs
+    // 4 bits in blocks of 64 with f32 scales, 28 % of 16 bits. It must not be trained, and must not
+    // be the embedding (a tied head). Its error is that of NF4: 9 % of the logits (relative L2) of
+    // models with random weights, 4 % of those of stories260K, whose loss on TinyStories rises from
+    // 1.333 to 1.389 (a 4-bit base alone: 1.439).
+    QLORA_HEAD_NF4 = 1
+} qlora_head_format;
 
 typedef enum qlora_rope_type {
     QLORA_ROPE_DEFAULT = 0,
@@ -675,7 +696,7 @@ typedef struct qlora_model_config {
     bool mlp_bias;
     bool qk_norm;
     bool wrapped;   // the text part of a multimodal folder; decides the names in PEFT files
-    bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
+    bool quantized; // config.json has a quantization_config (bitsandbytes 4-bit, or FP8)
     // What a family adds to Llama's block. 0 = the default of the family.
     int64_t rope_dims;      // rotated columns of a head; 0 = all, half of them for GLM
     double embedding_scale; // 0 = 1, the root of the hidden size for Gemma
@@ -777,10 +798,11 @@ typedef struct qlora_model_desc {
     const char* rope_scale;
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
-    qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
+    qlora_base_format base;           // 0 = NF4; what is 4-bit or FP8 in the folder stays so
+    qlora_head_format head;           // 0 = not quantised
     bool single_quant;                // keep the fp32 block scales instead of quantising them
-    // Keeps the 4-bit weights in a file, and reads them from it next time if dir and these settings
-    // are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4.
+    // Keeps the 4-bit or FP8 weights in a file, and reads them from it next time if dir and these
+    // settings are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4; FP8: ...qlora-fp8.
     bool keep_quantised;
     const char* quantised_dir; // keep NAME.qlora-nf4 in this folder instead; NULL = next to dir
     qlora_mode mode;           // 0 = AUTO
@@ -814,10 +836,13 @@ typedef struct qlora_model_desc {
     int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
-    qlora_choice recompute; // layers to recompute: ON = all, OFF = none, AUTO = as few as possible
-    qlora_choice cache;     // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory; on
-                            // the CPU only if a budget is given, since copies gain little there:
-                            // products widen each weight once, while they pack it
+    // Layers to recompute: ON = all, OFF = none, AUTO = as few as possible. With AUTO, recomputed
+    // layers keep the output of attention if there is memory for it; long sequences gain more by
+    // that than by whole layers, so it comes first from 4,096 tokens on. Same bits.
+    qlora_choice recompute;
+    qlora_choice cache; // 16-bit copies of 4-bit or FP8 weights; AUTO = as many as fit the memory;
+                        // on the CPU only if a budget is given, since copies gain little there:
+                        // products widen each weight once, while they pack it
     // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
     // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
     // layers. If the host has too little memory, the input of one layer in n stays there, and the
@@ -850,7 +875,7 @@ struct qlora_plan {
     qlora_mode mode;
     // Bytes of the one arena that holds the model.
     uint64_t base;        // frozen weights, embedding, head, norms, tables
-    uint64_t cache;       // 16-bit copies of 4-bit weights
+    uint64_t cache;       // 16-bit copies of 4-bit or FP8 weights
     uint64_t adapters;    // parameters and their 16-bit shadow
     uint64_t optimizer;   // gradients and their partial sums, moments, clip tables
     uint64_t activations; // kept between forward and backward
@@ -868,6 +893,7 @@ struct qlora_plan {
     int64_t head_chunk;
     int64_t parameters;       // number of trained parameters
     int64_t recompute_layers; // the first n layers keep only their input
+    int64_t attention_layers; // of these, the first n also keep the output of attention
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     int64_t offload_every; // of these, only one in n stays there during the step, because the host
@@ -1354,7 +1380,7 @@ QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* p
 
 typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // into the original weights of the model folder
-    QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit weights that the adapter was trained on
+    QLORA_MERGE_TRAINED = 1   // into the dequantised 4-bit or FP8 weights that it was trained on
 } qlora_merge_base;
 
 typedef enum qlora_gguf_format {
@@ -1788,6 +1814,7 @@ typedef struct qlora_linear_part {
     int32_t projection;        // qlora_dropout_desc.projection of the part
     const qlora_nf4* nf4;      // the frozen weight W_i [out, in]: either this
     const qlora_tensor* dense; // or this, in the type of x; on the CPU, bf16 and f16 go with f32
+    const struct qlora_fp8_weight* fp8; // only models with FP8 weights set it, instead; NULL
     const qlora_tensor* bias;  // [1, out] in the type of x; NULL = none
     const qlora_tensor* a;     // A_i [rank, in] in the type of x
     const qlora_tensor* sb;    // s_i B_i [out, rank] in the type of x
@@ -1969,11 +1996,11 @@ typedef struct qlora_prewarm_desc {
 // Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
 // memory, and seals the cache. Covered are, with max_tokens rows: the stacks of qlora_linear; the
 // products of qlora_gemm_forward, _backward_a and _backward_b of each width of the model with the
-// rank, and without 4-bit weights also with the base's own matrices (f32 activations with 16-bit
-// weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of attention;
-// f32 products both exact and in TF32; and the caller's list. A second call, for another model,
-// compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the work
-// for its own products.
+// rank, and without 4-bit or FP8 weights also with the base's own matrices (f32 activations with
+// 16-bit weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of
+// attention; f32 products both exact and in TF32; and the caller's list. A second call, for another
+// model, compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the
+// work for its own products.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
 // silently. Both calls do nothing on the CPU.
@@ -4281,6 +4308,130 @@ static QLORA__UNUSED float qlora__e4m3_to(uint8_t code) {
         return sign != 0 ? -subnormal : subnormal;
     }
     return qlora__from_bits(sign | (exponent + 120) << 23 | mantissa << 20);
+}
+
+#define QLORA__FP8_SMALLEST 1e-30f // of a scale, so that its inverse is finite
+
+static float qlora__fp8_scale(float most) {
+    float scale = most * (1.0f / QLORA__E4M3_MOST);
+    return scale < QLORA__FP8_SMALLEST ? QLORA__FP8_SMALLEST : scale;
+}
+
+//@@ src/numbers/fp8_weight.h
+
+// ---- weights in FP8 -----------------------------------------------------------------------------
+//
+// A frozen weight in e4m3 with one scale per block of 128 x 128 elements; at the right and lower
+// edges, blocks are smaller. This is also the form of published FP8 checkpoints.
+//
+//   quantise     scale = max |w| of the block / 448, code = e4m3(w * (1 / scale))
+//   dequantise   W = bf16(code * scale), the product rounded to f32 first, on every path
+
+#define QLORA__FP8_BLOCK 128
+#define QLORA__FP8_LARGEST 1e30f // of a scale, so that 448 times it is finite
+
+typedef struct qlora_fp8_weight qlora__fp8_weight;
+struct qlora_fp8_weight {
+    uint8_t* codes; // [rows, cols]
+    float* scales;  // [rows / 128, cols / 128], both rounded up
+    int64_t rows;
+    int64_t cols;
+    qlora_tensor memory; // both: device addresses on CUDA, host addresses on the CPU
+    qlora_ctx* owner;
+};
+
+static int64_t qlora__fp8_blocks(int64_t n) {
+    return (n + QLORA__FP8_BLOCK - 1) / QLORA__FP8_BLOCK;
+}
+
+// 16 weights that share a scale, in steps that compilers turn into vectors. A code below 8 is
+// subnormal: with the exponent of 2^-6 it is too large by exactly that.
+static void qlora__fp8_widen16(const uint8_t* codes, float scale, float* out) {
+    for (int i = 0; i < 16; i++) {
+        uint32_t code = codes[i];
+        uint32_t size = code & 0x7fu;
+        bool low = size < 8;
+        float value = qlora__from_bits((size << 20) + (low ? 121u << 23 : 120u << 23));
+        value -= low ? 0.015625f : 0.0f;
+        uint32_t u = qlora__bits(value * scale) | (code & 0x80u) << 24;
+        u += 0x7fffu + (u >> 16 & 1u);
+        out[i] = qlora__from_bits(u & 0xffff0000u);
+    }
+}
+
+// Elements [col, col + n) of a row, in f32 with bf16 values.
+static void qlora__fp8_widen(const qlora__fp8_weight* w, int64_t row, int64_t col, int64_t n,
+                             float* out) {
+    const uint8_t* codes = w->codes + row * w->cols;
+    const float* scales = w->scales + row / QLORA__FP8_BLOCK * qlora__fp8_blocks(w->cols);
+    int64_t end = col + n;
+    while (col < end) {
+        float scale = scales[col / QLORA__FP8_BLOCK];
+        int64_t stop = (col / QLORA__FP8_BLOCK + 1) * QLORA__FP8_BLOCK;
+        stop = stop < end ? stop : end;
+        for (; col + 16 <= stop; col += 16, out += 16) {
+            qlora__fp8_widen16(codes + col, scale, out);
+        }
+        if (col < stop) {
+            uint8_t few[16];
+            float values[16];
+            size_t left = (size_t)(stop - col);
+            memset(few, 0, sizeof few);
+            memcpy(few, codes + col, left);
+            qlora__fp8_widen16(few, scale, values);
+            memcpy(out, values, left * sizeof *out);
+            out += left;
+            col = stop;
+        }
+    }
+}
+
+// Quantises block (i, j) of a matrix with the size of the weight. A value that is not finite makes
+// the scale a NaN.
+static void qlora__fp8_quantise_block(const qlora_tensor* source, const qlora__fp8_weight* w,
+                                      int64_t i, int64_t j) {
+    int64_t first = i * QLORA__FP8_BLOCK;
+    int64_t left = j * QLORA__FP8_BLOCK;
+    int64_t last = qlora__min(w->rows, first + QLORA__FP8_BLOCK);
+    int64_t right = qlora__min(w->cols, left + QLORA__FP8_BLOCK);
+    uint32_t most = 0; // bits of magnitudes have their order, and those of a NaN come last
+    for (int64_t r = first; r < last; r++) {
+        for (int64_t c = left; c < right; c++) {
+            float x = (float)qlora__load(source->data, source->dtype, r * source->ld + c);
+            uint32_t size = qlora__bits(x) & 0x7fffffffu;
+            most = size > most ? size : most;
+        }
+    }
+    float scale = qlora__from_bits(0x7fc00000u);
+    float inverse = 0.0f;
+    if (most < 0x7f800000u) {
+        scale = qlora__fp8_scale(qlora__from_bits(most));
+        inverse = 1.0f / scale;
+    }
+    for (int64_t r = first; r < last; r++) {
+        for (int64_t c = left; c < right; c++) {
+            float x = (float)qlora__load(source->data, source->dtype, r * source->ld + c);
+            w->codes[r * w->cols + c] = qlora__e4m3_from(x * inverse);
+        }
+    }
+    w->scales[i * qlora__fp8_blocks(w->cols) + j] = scale;
+}
+
+// The first NaN among n codes; n if there is none.
+static QLORA__UNUSED uint64_t qlora__fp8_first_nan(const uint8_t* codes, uint64_t n) {
+    uint64_t at = 0;
+    for (; at + 8 <= n; at += 8) {
+        uint64_t eight = 0;
+        memcpy(&eight, codes + at, sizeof eight);
+        eight = (eight & 0x7f7f7f7f7f7f7f7fu) + 0x0101010101010101u;
+        if ((eight & 0x8080808080808080u) != 0) {
+            break;
+        }
+    }
+    while (at < n && (codes[at] & 0x7fu) != 0x7fu) {
+        at++;
+    }
+    return at;
 }
 
 //@@ src/numbers/nf4.h
@@ -8550,8 +8701,14 @@ typedef struct qlora__gemm {
     const float* alpha_dev; // NULL: 1
     const float* beta_dev;  // set together with alpha_dev
     bool tf32;
-    const qlora_nf4* nf4; // if not NULL, B is this weight, in bf16 values; only on the CPU
+    // If one is not NULL, B is this weight, in bf16 values; only on the CPU.
+    const qlora_nf4* nf4;
+    const qlora__fp8_weight* fp8;
 } qlora__gemm;
+
+static bool qlora__gemm_is_coded(const qlora__gemm* g) {
+    return g->nf4 != NULL || g->fp8 != NULL;
+}
 
 // ---- products on the CPU ------------------------------------------------------------------------
 
@@ -8776,24 +8933,40 @@ typedef struct qlora__operand {
     const void* data;
     qlora_dtype dtype;
     const qlora_nf4* nf4;
+    const qlora__fp8_weight* fp8;
     int64_t ld;
     bool lines; // the elements of a line are next to each other; otherwise those of one k
 } qlora__operand;
 
-static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, const qlora_nf4* nf4,
-                                        int64_t ld, bool lines) {
+static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, int64_t ld,
+                                        bool lines) {
     qlora__operand o;
     o.data = data;
     o.dtype = dtype;
-    o.nf4 = nf4;
-    o.ld = nf4 != NULL ? nf4->cols : ld;
+    o.nf4 = NULL;
+    o.fp8 = NULL;
+    o.ld = ld;
     o.lines = lines;
     return o;
 }
 
-// Returns n elements from `first` on as f32: where they are, or in `stage`.
+// A weight with codes: one of the two is not NULL.
+static qlora__operand qlora__operand_coded(const qlora_nf4* nf4, const qlora__fp8_weight* fp8,
+                                           bool lines) {
+    qlora__operand o =
+        qlora__operand_of(NULL, QLORA_BF16, nf4 != NULL ? nf4->cols : fp8->cols, lines);
+    o.nf4 = nf4;
+    o.fp8 = fp8;
+    return o;
+}
+
+// Returns n elements of a row or column from `first` on as f32: where they are, or in `stage`.
 static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__operand* o,
                                        int64_t first, int64_t n, float* stage) {
+    if (o->fp8 != NULL) {
+        qlora__fp8_widen(o->fp8, first / o->ld, first % o->ld, n, stage);
+        return stage;
+    }
     if (o->nf4 == NULL && o->dtype == QLORA_F32) {
         return (const float*)o->data + first;
     }
@@ -8844,7 +9017,7 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
                               float* out) {
     float stage[8 * QLORA__KC];
     const qlora__operand* o = p->from;
-    bool in_place = o->nf4 == NULL && o->dtype == QLORA_F32;
+    bool in_place = o->dtype == QLORA_F32; // codes have bf16 values
     int64_t padded = qlora__ceil_div(p->count, width) * width;
     int64_t group = cpu->pack8 != NULL && width % 8 == 0 ? 8 : 4;
     for (int64_t i = 0; o->lines && i < padded; i += group) {
@@ -9200,10 +9373,12 @@ static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t most = QLORA__PANELS / height - 7; // the panels may be that much longer
     qlora__panels_open(ctx, qlora__min(g->K, most), &p.left);
     for (int64_t i = 0; i < g->batch; i++) {
-        p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, NULL,
-                                g->lda, !g->ta);
-        p.b = qlora__operand_of(qlora__operand_at(g->B, g->b_type, i * g->sB), g->b_type, g->nf4,
-                                g->ldb, g->tb);
+        p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, g->lda,
+                                !g->ta);
+        p.b = qlora__gemm_is_coded(g)
+                  ? qlora__operand_coded(g->nf4, g->fp8, g->tb)
+                  : qlora__operand_of(qlora__operand_at(g->B, g->b_type, i * g->sB), g->b_type,
+                                      g->ldb, g->tb);
         void* C = (char*)g->C + (size_t)(i * g->sC) * qlora_dtype_bytes(g->out);
         for (p.left.row = 0; p.left.row < g->M; p.left.row += QLORA__MC) {
             p.left.rows = qlora__min(QLORA__MC, g->M - p.left.row);
@@ -9242,7 +9417,7 @@ static int64_t qlora__packing_room(void) {
 #define QLORA__FEW_STREAMED 3 // rows up to which dequantising for each row costs least
 #define QLORA__FEW_ROWS 64    // rows of B that are added up at a time
 #define QLORA__FEW_STEPS 512  // steps of a line whose scales are decoded at a time
-#define QLORA__FEW_PART 384   // NF4 weights of a line that are dequantised at a time otherwise
+#define QLORA__FEW_PART 384   // coded weights of a line that are dequantised at a time otherwise
 
 typedef struct qlora__few {
     const qlora__gemm* g;
@@ -9260,13 +9435,13 @@ static void qlora__few_write(const qlora__gemm* g, int64_t at, float sum) {
     *c = g->beta != 0.0f ? g->beta * *c + g->alpha * sum : g->alpha * sum;
 }
 
-// The sums of four lines of an NF4 weight with each row: the lines are dequantised in parts that
-// stay in the first-level cache.
-static void qlora__few_nf4(const qlora__few* f, const int64_t* lines,
-                           float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
+// The sums of four lines of a weight with codes with each row: the lines are dequantised in parts
+// that stay in the first-level cache.
+static void qlora__few_coded(const qlora__few* f, const int64_t* lines,
+                             float sums[QLORA__FEW][QLORA__STREAM_LINES]) {
     const qlora__gemm* g = f->g;
     float stage[QLORA__STREAM_LINES][QLORA__FEW_PART];
-    qlora__operand b = qlora__operand_of(NULL, QLORA_BF16, g->nf4, 0, true);
+    qlora__operand b = qlora__operand_coded(g->nf4, g->fp8, true);
     memset(sums, 0, (size_t)g->M * sizeof sums[0]);
     for (int64_t k = 0; k < g->K; k += QLORA__FEW_PART) {
         int64_t n = qlora__min(QLORA__FEW_PART, g->K - k);
@@ -9340,7 +9515,8 @@ static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
     const qlora__few* f = (const qlora__few*)user;
     const qlora__gemm* g = f->g;
     int64_t groups = qlora__ceil_div(g->N, QLORA__STREAM_LINES);
-    int64_t ld = g->nf4 != NULL ? g->nf4->cols : g->ldb;
+    bool coded = qlora__gemm_is_coded(g);
+    int64_t ld = coded ? g->K : g->ldb; // the rows of a weight with codes are contiguous
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t batch = unit / groups;
         int64_t first = unit % groups * QLORA__STREAM_LINES;
@@ -9351,17 +9527,17 @@ static void qlora__few_lines(void* user, int64_t begin, int64_t end) {
         for (int64_t j = 0; j < QLORA__STREAM_LINES; j++) {
             at[j] = (first + qlora__min(j, count - 1)) * ld;
         }
-        for (int64_t j = 0; g->nf4 == NULL && j < QLORA__STREAM_LINES; j++) {
+        for (int64_t j = 0; !coded && j < QLORA__STREAM_LINES; j++) {
             lines[j] = qlora__operand_at(g->B, g->b_type, batch * g->sB + at[j]);
         }
         if (f->ordered) {
             qlora__few_streamed(f, at, sums);
-        } else if (g->nf4 != NULL) {
-            qlora__few_nf4(f, at, sums);
+        } else if (coded) {
+            qlora__few_coded(f, at, sums);
         }
         for (int64_t i = 0; i < g->M; i++) {
             const float* x = f->x + batch * f->step + i * f->ld;
-            if (g->nf4 == NULL) {
+            if (!coded) {
                 f->stream->dense(lines, g->b_type, g->K, x, sums[i]);
             }
             for (int64_t j = 0; j < count; j++) {
@@ -9454,7 +9630,7 @@ static void qlora__few_copy(qlora__few* f, float* room) {
 
 // Whether a product goes this way.
 static bool qlora__few_takes(const qlora__gemm* g) {
-    bool rows = g->tb || (g->nf4 == NULL && g->N % QLORA__STREAM_COLS == 0);
+    bool rows = g->tb || (!qlora__gemm_is_coded(g) && g->N % QLORA__STREAM_COLS == 0);
     return rows && g->M <= QLORA__FEW && !g->ta && g->out == QLORA_F32 &&
            g->M * g->batch <= qlora__packing_room() / g->K;
 }
@@ -13804,8 +13980,60 @@ static qlora_result qlora__config_nope(const qlora__config_reader* r, const qlor
     return QLORA_OK;
 }
 
-// quantization_config: bitsandbytes 4-bit is read tensor by tensor; everything else is rejected by
-// name.
+// An FP8 quantization_config: e4m3 with one scale per 128 x 128 block. What it says beyond that
+// could change the meaning of the weights and is rejected by name. Its list of modules that are not
+// converted is not read: their tensors say so.
+static qlora_result qlora__config_fp8(const qlora__config_reader* q) {
+    static const char* const keys[] = {"quant_method",      "fmt",        "activation_scheme",
+                                       "weight_block_size", "dequantize", "modules_to_not_convert",
+                                       "ignored_layers"};
+    const qlora__json* json = q->json;
+    const struct {
+        const char* key;
+        const char* only;
+    } texts[] = {{"fmt", "e4m3"}, {"activation_scheme", "dynamic"}};
+    uint32_t end = json->tokens[q->object].next;
+    for (uint32_t k = q->object + 1; k < end; k = json->tokens[k + 1].next) {
+        bool known = false;
+        for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+            known = known || qlora__json_is(json, k, keys[i]);
+        }
+        if (!known) {
+            char shown[48];
+            return qlora__env_fail(q->env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: quantization_config: %s is not supported with "
+                                   "quant_method fp8",
+                                   json->label, qlora__config_show(q, k, shown));
+        }
+    }
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        uint32_t value = qlora__config_find(q, texts[i].key);
+        if (value != 0 && !qlora__json_is(json, value, texts[i].only)) {
+            char shown[48];
+            return qlora__env_fail(q->env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: quantization_config: %s is %s; only %s is supported",
+                                   json->label, texts[i].key, qlora__config_show(q, value, shown),
+                                   texts[i].only);
+        }
+    }
+    uint32_t block = qlora__config_find(q, "weight_block_size");
+    int64_t size[2] = {0, 0};
+    bool pair = block != 0 && qlora__json_kind_of(json, block) == QLORA__JSON_ARRAY &&
+                json->tokens[block].count == 2 && qlora__json_int(json, block + 1, &size[0]) &&
+                qlora__json_int(json, block + 2, &size[1]);
+    if (!pair || size[0] != QLORA__FP8_BLOCK || size[1] != QLORA__FP8_BLOCK) {
+        char shown[48];
+        return qlora__env_fail(q->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: quantization_config: weight_block_size is %s; only [128, 128] "
+                               "is supported",
+                               json->label,
+                               block == 0 ? "missing" : qlora__config_show(q, block, shown));
+    }
+    return QLORA_OK;
+}
+
+// quantization_config: bitsandbytes 4-bit and FP8 are read tensor by tensor; everything else is
+// rejected by name.
 static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora_model_config* c) {
     uint32_t dict = qlora__config_find(r, "quantization_config");
     if (dict == 0) {
@@ -13815,9 +14043,14 @@ static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora
     bool eight = false;
     q.object = dict;
     uint32_t method = qlora__config_find(&q, "quant_method");
+    if (method != 0 && qlora__json_is(r->json, method, "fp8")) {
+        c->quantized = true;
+        return qlora__config_fp8(&q);
+    }
     if (method != 0 && !qlora__json_is(r->json, method, "bitsandbytes")) {
         return qlora__config_refuse(r, "quant_method", method,
-                                    "use the 16-bit model or one in bitsandbytes 4-bit format");
+                                    "use the 16-bit model, or one in bitsandbytes 4-bit format or "
+                                    "in FP8");
     }
     QLORA__TRY(qlora__config_bool(&q, "load_in_8bit", false, &eight));
     if (eight) {
@@ -14670,18 +14903,21 @@ static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const ch
     return result;
 }
 
-// ---- bitsandbytes 4-bit tensors -----------------------------------------------------------------
+// ---- bitsandbytes 4-bit tensors and FP8 tensors -------------------------------------------------
 
-// The weight of a linear layer as stored in its file. If nf4 is false, `weight` is a 16-bit or
-// 32-bit matrix. Otherwise it is NF4: packed codes, two per byte, high nibble first, with one scale
+// The weight of a linear layer as stored in its file. If nf4 and fp8 are false, `weight` is a
+// 16-bit or 32-bit matrix. If fp8 is true, it is a matrix of e4m3 codes with one scale for every
+// block of 128 x 128. If nf4 is true: packed codes, two per byte, high nibble first, with one scale
 // for every `block` elements. Scale i is absmax[i] (F32, BF16 or F16) or, if nested,
 //   map2[codes[i]] * absmax2[i / block2] + offset
 typedef struct qlora__linear_source {
     int64_t rows;
     int64_t cols;
     bool nf4;
+    bool fp8;
     bool nested;
     const qlora__st_tensor* weight;
+    const qlora__st_tensor* scales;  // fp8; F32, BF16 or F16
     const qlora__st_tensor* absmax;  // nf4; U8 codes when nested
     const qlora__st_tensor* map;     // F32 [16], the NF4 code book
     const qlora__st_tensor* absmax2; // nested: F32
@@ -14823,9 +15059,59 @@ static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, co
     return qlora__bnb_part(env, f, name, ".nested_absmax", blocks2, QLORA__ST_F32, &w->absmax2);
 }
 
+#define QLORA__FP8_SUFFIX "_scale_inv" // after ".weight"; in spite of the name, codes times it
+
+// Finds the scales of FP8 codes.
+static qlora_result qlora__fp8_parts(qlora__env* env, const qlora__folder* f, const char* name,
+                                     int64_t rows, int64_t cols, qlora__linear_source* w) {
+    const qlora__st_tensor* t = w->weight;
+    char have[96];
+    char want[96];
+    char full[320];
+    int64_t shape[2] = {rows, cols};
+    bool shaped = t->rank == 2 && t->shape[0] > 0 && t->shape[1] > 0;
+    if (!shaped || (rows >= 0 && (t->shape[0] != rows || t->shape[1] != cols))) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s has shape %s; it must be %s", f->dir,
+                               name, qlora__shape_text(t->shape, t->rank, have),
+                               rows >= 0 ? qlora__shape_text(shape, 2, want) : "that of a matrix");
+    }
+    w->fp8 = true;
+    w->rows = t->shape[0];
+    w->cols = t->shape[1];
+    w->dtype = QLORA_BF16;
+    snprintf(full, sizeof full, "%s" QLORA__FP8_SUFFIX, name);
+    shape[0] = qlora__fp8_blocks(w->rows);
+    shape[1] = qlora__fp8_blocks(w->cols);
+    return qlora__folder_need(env, f, full, shape[0], shape[1], &w->scales);
+}
+
+// Checks the values of FP8 codes and of their scales, which folders are trusted with otherwise.
+static QLORA__UNUSED qlora_result qlora__fp8_values(qlora__env* env, const qlora__folder* f,
+                                                    const qlora__linear_source* w) {
+    uint64_t n = w->weight->bytes;
+    uint64_t nan = qlora__fp8_first_nan(w->weight->data, n);
+    if (nan < n) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s[%llu,%llu] is a NaN; weights must be finite", f->dir,
+                               w->weight->name, (unsigned long long)(nan / (uint64_t)w->cols),
+                               (unsigned long long)(nan % (uint64_t)w->cols));
+    }
+    for (uint64_t i = 0; i < qlora__st_elements(w->scales); i++) {
+        float scale = 0.0f;
+        qlora__st_read_f32(w->scales, i, 1, &scale);
+        if (!(scale >= 0.0f && scale <= QLORA__FP8_LARGEST)) {
+            return qlora__env_fail(
+                env, QLORA_ERR_FORMAT, "%s: %s[%llu,%llu] is %g; it must be from 0 to 1e30", f->dir,
+                w->scales->name, (unsigned long long)(i / (uint64_t)w->scales->shape[1]),
+                (unsigned long long)(i % (uint64_t)w->scales->shape[1]), (double)scale);
+        }
+    }
+    return QLORA_OK;
+}
+
 // Finds the weight [rows, cols] of a linear layer. The tensors themselves determine whether it is
-// plain or 4-bit, because the config's lists of skipped modules are not reliable. `name` ends in
-// ".weight". For a 4-bit weight of unknown shape, rows is -1.
+// plain, 4-bit or FP8, because the config's lists of skipped modules are not reliable. `name` ends
+// in ".weight". For a 4-bit or FP8 weight of unknown shape, rows is -1.
 static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const qlora__folder* f,
                                                        const char* name, int64_t rows, int64_t cols,
                                                        qlora__linear_source* out) {
@@ -14841,6 +15127,12 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
     }
     snprintf(state_name, sizeof state_name, "%s%s", name, qlora__bnb_suffix);
     const qlora__st_tensor* state = qlora__folder_find(f, state_name);
+    w.weight = qlora__folder_find(f, name);
+    if (state == NULL && w.weight != NULL && w.weight->dtype == QLORA__ST_F8_E4M3) {
+        QLORA__TRY(qlora__fp8_parts(env, f, name, rows, cols, &w));
+        *out = w;
+        return QLORA_OK;
+    }
     if (state == NULL) {
         QLORA__TRY(qlora__folder_need(env, f, name, rows, cols, &w.weight));
         w.rows = rows;
@@ -14852,7 +15144,6 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const ql
         return QLORA_OK;
     }
     w.nf4 = true;
-    w.weight = qlora__folder_find(f, name);
     if (w.weight == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
     }
@@ -17059,8 +17350,10 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR 75
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR 76
+#define QLORA__CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM 91
 #define QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN 97
 #define QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES 8
+#define QLORA__CU_FUNC_ATTRIBUTE_SHARED_MEMORY_CARVEOUT 9 // preferred, in percent
 #define QLORA__CU_STREAM_NON_BLOCKING 1
 #define QLORA__CU_EVENT_DISABLE_TIMING 2
 #define QLORA__CUDA_ERROR_NOT_READY 600
@@ -17148,6 +17441,8 @@ typedef int qlora__cublasStatus;
     X(1, qlora__CUresult, MemFree, "cuMemFree_v2", (qlora__CUdeviceptr))                           \
     X(1, qlora__CUresult, MemHostAlloc, "cuMemHostAlloc", (void**, size_t, unsigned))              \
     X(1, qlora__CUresult, MemFreeHost, "cuMemFreeHost", (void*))                                   \
+    X(0, qlora__CUresult, MemHostRegister, "cuMemHostRegister_v2", (void*, size_t, unsigned))      \
+    X(0, qlora__CUresult, MemHostUnregister, "cuMemHostUnregister", (void*))                       \
     X(1, qlora__CUresult, MemGetInfo, "cuMemGetInfo_v2", (size_t*, size_t*))                       \
     X(1, qlora__CUresult, MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                 \
       (qlora__CUdeviceptr, const void*, size_t, void*))                                            \
@@ -19027,8 +19322,16 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 // are part of the stream. The host memory must live as long as the graph: it is the one host
 // address that a graph may hold, and the host never touches it.
 
-// CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address.
+// CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address; also the flag of
+// memory that is registered.
 #define QLORA__CU_MEMHOSTALLOC_DEVICEMAP 2u
+
+// Pinned host memory.
+typedef struct qlora__away_memory {
+    void* data;
+    void* own; // what it lies in, if it is ordinary memory that is registered; NULL = the driver's
+    size_t own_bytes;
+} qlora__away_memory;
 
 #ifndef QLORA_NO_CUDA
 
@@ -19048,22 +19351,83 @@ static QLORA__UNUSED qlora_result qlora__away_open(qlora_ctx* ctx) {
     return qlora__stream_create(ctx, &b->copies);
 }
 
-// Allocates host memory for copies; NULL with an error of the context if it is refused.
-static QLORA__UNUSED void* qlora__away_alloc(qlora_ctx* ctx, size_t bytes) {
-    void* p = NULL;
-    if (ctx->gpu == NULL) {
-        return NULL;
+// From this size on, the memory is ordinary memory that is registered: the driver takes long to
+// allocate it (12 GiB beside an H200: 6.8 s, against 1.2 s with 16 threads).
+#define QLORA__AWAY_LARGE ((size_t)256 << 20)
+#define QLORA__AWAY_PAGE ((size_t)4096)
+
+// Makes the system provide pages, which is most of the work.
+static void qlora__away_touch(void* user, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+        ((volatile char*)user)[(size_t)i * QLORA__AWAY_PAGE] = 0;
     }
-    int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, QLORA__CU_MEMHOSTALLOC_DEVICEMAP);
+}
+
+// Whether large memory can be registered, is then seen by kernels at the host's address, and is
+// free now: the system may promise more than it has, and end the program later.
+static bool qlora__away_can_register(qlora_ctx* ctx, size_t bytes) {
+    qlora__gpu* gpu = ctx->gpu;
+    int same = 0;
+    return bytes >= QLORA__AWAY_LARGE && gpu->cu.MemHostRegister != NULL &&
+           gpu->cu.MemHostUnregister != NULL &&
+           gpu->cu.DeviceGetAttribute(
+               &same, QLORA__CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+               gpu->device) == 0 &&
+           same != 0 && qlora__os_memory("") >= bytes + bytes / 16;
+}
+
+static bool qlora__away_register(qlora_ctx* ctx, size_t bytes, qlora__away_memory* out) {
+    out->own_bytes = bytes + QLORA__AWAY_PAGE;
+    out->own = qlora__away_can_register(ctx, bytes) ? qlora__alloc(ctx, out->own_bytes) : NULL;
+    if (out->own == NULL) {
+        return false;
+    }
+    uintptr_t start = ((uintptr_t)out->own + QLORA__AWAY_PAGE - 1) / QLORA__AWAY_PAGE;
+    char* data = (char*)out->own + (start * QLORA__AWAY_PAGE - (uintptr_t)out->own);
+    int64_t pages = (int64_t)((bytes + QLORA__AWAY_PAGE - 1) / QLORA__AWAY_PAGE);
+    if (qlora__pool_create(ctx, ctx->desc.threads) == QLORA_OK) { // a GPU needs none otherwise
+        qlora__parallel(ctx, pages, 4096, qlora__away_touch, data);
+    }
+    qlora__pool_destroy(ctx);
+    out->data = data;
+    if (ctx->gpu->cu.MemHostRegister(data, bytes, QLORA__CU_MEMHOSTALLOC_DEVICEMAP) == 0) {
+        return true;
+    }
+    qlora__free(ctx, out->own, out->own_bytes);
+    return false;
+}
+
+static QLORA__UNUSED void qlora__away_free(qlora_ctx* ctx, qlora__away_memory* memory) {
+    if (ctx->gpu != NULL && memory->data != NULL) {
+        if (memory->own != NULL) {
+            ctx->gpu->cu.MemHostUnregister(memory->data);
+            qlora__free(ctx, memory->own, memory->own_bytes);
+        } else {
+            ctx->gpu->cu.MemFreeHost(memory->data);
+        }
+    }
+    memset(memory, 0, sizeof *memory);
+}
+
+// Allocates host memory for copies; fails with an error of the context if it is refused.
+static QLORA__UNUSED qlora_result qlora__away_alloc(qlora_ctx* ctx, size_t bytes,
+                                                    qlora__away_memory* out) {
+    memset(out, 0, sizeof *out);
+    if (qlora__away_register(ctx, bytes, out)) {
+        return QLORA_OK;
+    }
+    memset(out, 0, sizeof *out);
+    int code = ctx->gpu->cu.MemHostAlloc(&out->data, bytes, QLORA__CU_MEMHOSTALLOC_DEVICEMAP);
     if (qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK) {
-        return p;
+        return QLORA_OK;
     }
+    out->data = NULL;
     char why[128];
     snprintf(why, sizeof why, "%.120s", ctx->env.error);
     qlora__fail(ctx, QLORA_ERR_MEMORY,
                 "offloading needs %.2f GiB of pinned host memory, which were refused: %s",
                 (double)bytes / 1073741824.0, why);
-    return NULL;
+    return ctx->dead[0] != '\0' ? QLORA_ERR_DEVICE_LOST : QLORA_ERR_MEMORY;
 }
 
 // Copies between device and host; `back` says in which direction.
@@ -19113,10 +19477,16 @@ static QLORA__UNUSED qlora_result qlora__away_open(qlora_ctx* ctx) {
     return QLORA_OK;
 }
 
-static QLORA__UNUSED void* qlora__away_alloc(qlora_ctx* ctx, size_t bytes) {
+static QLORA__UNUSED void qlora__away_free(qlora_ctx* ctx, qlora__away_memory* memory) {
     (void)ctx;
+    memset(memory, 0, sizeof *memory);
+}
+
+static QLORA__UNUSED qlora_result qlora__away_alloc(qlora_ctx* ctx, size_t bytes,
+                                                    qlora__away_memory* out) {
     (void)bytes;
-    return NULL;
+    memset(out, 0, sizeof *out);
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "offloading needs a GPU");
 }
 
 static QLORA__UNUSED qlora_result qlora__away_copy(qlora_ctx* ctx, int slot, bool back,
@@ -19164,11 +19534,13 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__NEED_HEAD128WG 131072u
 #define QLORA__NEED_GEMM_WG (QLORA__NEED_GEMM | QLORA__NEED_BF16 | QLORA__NEED_WARPGROUP)
 #define QLORA__NEED_FP8_MODE 262144u // computes base products in FP8
-#define QLORA__NEED_FP8 (QLORA__NEED_BF16 | QLORA__NEED_NF4 | QLORA__NEED_FP8_MODE)
+#define QLORA__NEED_FP8 (QLORA__NEED_BF16 | QLORA__NEED_FP8_MODE)
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
 #define QLORA__NEED_TEXTS 524288u // generates, with the kernels of a decoding step
+#define QLORA__NEED_FP8_BASE 1048576u // has an FP8 base
+#define QLORA__NEED_FP8_BASE_BF16 (QLORA__NEED_FP8_BASE | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
 
@@ -19190,7 +19562,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
     X(decode_dense, decode, 16896, STEP)                                                           \
     X(decode_norm, decode, 69632, STEP)                                                            \
-    X(decode_attention, decode, 0, STEP)                                                           \
+    X(decode_attention, decode, 69632, STEP)                                                       \
     X(sample_parts, sample, 0, STEP)                                                               \
     X(sample_choose, sample, 0, STEP)
 
@@ -19210,6 +19582,11 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(fp8_measure, fp8, 0, FP8)                                                                    \
     X(fp8_widen, fp8, 0, FP8)                                                                      \
     X(fp8_widen_turned, fp8, 0, FP8)                                                               \
+    X(fp8_base_quantise_f32, fp8_base, 0, FP8_BASE)                                                \
+    X(fp8_base_quantise_bf16, fp8_base, 0, FP8_BASE)                                               \
+    X(fp8_base_quantise_f16, fp8_base, 0, FP8_BASE)                                                \
+    X(fp8_base_dequantise_f32, fp8_base, 0, FP8_BASE)                                              \
+    X(fp8_base_dequantise_bf16, fp8_base_bf16, 0, FP8_BASE_BF16)                                   \
     X(linear_place_f32, linear, 0, LORA)                                                           \
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
     X(linear_bias_f32, linear, 0, ALWAYS)                                                          \
@@ -19718,6 +20095,15 @@ static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void
         snprintf(entry, sizeof entry, "qlora_%s", row->name);
         QLORA__TRY(
             qlora__kernel_resolve(ctx, handle, entry, row->shared, &cache->kernels[i].function));
+        // These share a multiprocessor with the one before, which they can only if both want the
+        // same division of its memory. The others need much of it as a cache.
+        if (cache->kernels[i].waits &&
+            (i == QLORA__K_decode_row_nf4 || i == QLORA__K_decode_norm ||
+             i == QLORA__K_decode_attention)) {
+            int code = ctx->gpu->cu.FuncSetAttribute(
+                cache->kernels[i].function, QLORA__CU_FUNC_ATTRIBUTE_SHARED_MEMORY_CARVEOUT, 100);
+            QLORA__TRY(qlora__cu(ctx, code, "cuFuncSetAttribute"));
+        }
         cache->kernels[i].owner = ctx;
         cache->kernels[i].key = row->name;
         cache->kernels[i].shared_allowed = row->shared > 48 * 1024 ? row->shared : 48 * 1024;
@@ -22037,25 +22423,200 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
     return qlora__leave(ctx, qlora__nf4_dequantise(ctx, weight, out, via_bf16));
 }
 
-//@@ src/gemm/nf4_product.h
+//@@ src/gemm/fp8_weight.h
 
-// ---- NF4 products: y = x W^T, dx = dy W ---------------------------------------------------------
-//
-// W[n,k] is bf16(level[code] * absmax) on every path. The unfused path dequantises parts of W in
-// scratch: rows of W for y, columns for dx, so that no sum is ever split. The fused path
-// (nf4_gemm.cu) dequantises the weights on the way to the tensor cores. It is faster as long as
-// reading W costs more than multiplying, up to 32 rows (on an H200 at 64 rows: 71 us against 77).
+// ---- FP8 weights (formulas: numbers/fp8_weight.h) -----------------------------------------------
 
-#define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
+// Bytes up to the scales, and in all.
+static size_t qlora__fp8_weight_codes(int64_t rows, int64_t cols) {
+    return qlora__align_up((size_t)rows * (size_t)cols, 256);
+}
+
+static size_t qlora__fp8_weight_scales(int64_t rows, int64_t cols) {
+    return (size_t)(qlora__fp8_blocks(rows) * qlora__fp8_blocks(cols)) * sizeof(float);
+}
+
+static QLORA__UNUSED size_t qlora__fp8_weight_bytes(int64_t rows, int64_t cols) {
+    return qlora__fp8_weight_codes(rows, cols) +
+           qlora__align_up(qlora__fp8_weight_scales(rows, cols), 256);
+}
+
+// Places a weight in memory of qlora__fp8_weight_bytes bytes, aligned to 16 bytes.
+static QLORA__UNUSED void qlora__fp8_weight_wrap(qlora_ctx* ctx, int64_t rows, int64_t cols,
+                                                 const qlora_tensor* memory,
+                                                 qlora__fp8_weight* out) {
+    char* base = (char*)memory->data;
+    qlora_tensor own = *memory; // may be that of `out`
+    memset(out, 0, sizeof *out);
+    out->codes = (uint8_t*)base;
+    out->scales = (float*)(void*)(base + qlora__fp8_weight_codes(rows, cols));
+    out->rows = rows;
+    out->cols = cols;
+    out->memory = own;
+    out->owner = ctx;
+}
+
+typedef struct qlora__fp8_weight_job {
+    const qlora__fp8_weight* w;
+    const qlora_tensor* source;
+    const qlora_tensor* out; // only for dequantise: the part of the weight
+    int64_t row0;
+    int64_t col0;
+} qlora__fp8_weight_job;
+
+static void qlora__fp8_quantise_blocks(void* user, int64_t begin, int64_t end) {
+    const qlora__fp8_weight_job* job = (const qlora__fp8_weight_job*)user;
+    int64_t across = qlora__fp8_blocks(job->w->cols);
+    for (int64_t b = begin; b < end; b++) {
+        qlora__fp8_quantise_block(job->source, job->w, b / across, b % across);
+    }
+}
+
+static void qlora__fp8_dequantise_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__fp8_weight_job* job = (const qlora__fp8_weight_job*)user;
+    const qlora_tensor* out = job->out;
+    float values[256];
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < out->cols; c += 256) {
+            int64_t n = qlora__min(256, out->cols - c);
+            qlora__fp8_widen(job->w, job->row0 + r, job->col0 + c, n, values);
+            for (int64_t i = 0; i < n; i++) {
+                qlora__put(out, r, c + i, (QLORA__REAL)values[i]);
+            }
+        }
+    }
+}
+
+#ifndef QLORA_NO_CUDA
+
+static qlora_result qlora__fp8_weight_quantise_gpu(qlora_ctx* ctx,
+                                                   const qlora__fp8_weight_job* job) {
+    qlora__fp8_weight w = *job->w; // parameters are passed by address
+    qlora_tensor from = *job->source;
+    qlora__kernel_id kernel = from.dtype == QLORA_F32    ? QLORA__K_fp8_base_quantise_f32
+                              : from.dtype == QLORA_BF16 ? QLORA__K_fp8_base_quantise_bf16
+                                                         : QLORA__K_fp8_base_quantise_f16;
+    void* args[] = {&from.data, &from.ld, &w.rows, &w.cols, &w.codes, &w.scales};
+    return qlora__launch(ctx, kernel, qlora__fp8_blocks(w.cols), qlora__fp8_blocks(w.rows), 1, 256,
+                         0, args);
+}
+
+static qlora_result qlora__fp8_weight_dequantise_gpu(qlora_ctx* ctx,
+                                                     const qlora__fp8_weight_job* job) {
+    qlora__fp8_weight w = *job->w;
+    qlora_tensor out = *job->out;
+    int64_t row0 = job->row0;
+    int64_t col0 = job->col0;
+    int32_t width = 1; // threads per row, eight columns each
+    while (width < 256 && 8 * width < out.cols) {
+        width *= 2;
+    }
+    void* args[] = {&w.codes,  &w.scales, &w.cols,   &row0,   &col0,
+                    &out.data, &out.rows, &out.cols, &out.ld, &width};
+    return qlora__launch(ctx,
+                         out.dtype == QLORA_F32 ? QLORA__K_fp8_base_dequantise_f32
+                                                : QLORA__K_fp8_base_dequantise_bf16,
+                         qlora__ceil_div(out.rows, 4 * 256 / width),
+                         qlora__ceil_div(out.cols, 8 * width), 1, 256, 0, args);
+}
+
+#else
+
+static qlora_result qlora__fp8_weight_quantise_gpu(qlora_ctx* ctx,
+                                                   const qlora__fp8_weight_job* job) {
+    (void)job;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__fp8_weight_dequantise_gpu(qlora_ctx* ctx,
+                                                     const qlora__fp8_weight_job* job) {
+    (void)job;
+    return qlora__no_kernels(ctx);
+}
+
+#endif // QLORA_NO_CUDA
+
+// Quantises an f32, bf16 or f16 matrix. A block with a value that is not finite gets a NaN as its
+// scale: qlora__fp8_weight_check finds it.
+static QLORA__UNUSED qlora_result qlora__fp8_weight_quantise(qlora_ctx* ctx,
+                                                             const qlora_tensor* source,
+                                                             const qlora__fp8_weight* w) {
+    qlora__fp8_weight_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.source = source;
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__fp8_weight_quantise_gpu(ctx, &job);
+    }
+    qlora__parallel(ctx, qlora__fp8_blocks(w->rows) * qlora__fp8_blocks(w->cols), 1,
+                    qlora__fp8_quantise_blocks, &job);
+    return QLORA_OK;
+}
+
+// Dequantises the part of the weight that starts at (row0, col0) and has the size of out, which is
+// f32 or bf16.
+static qlora_result qlora__fp8_weight_window(qlora_ctx* ctx, const qlora__fp8_weight* w,
+                                             int64_t row0, int64_t col0, const qlora_tensor* out) {
+    qlora__fp8_weight_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.out = out;
+    job.row0 = row0;
+    job.col0 = col0;
+    QLORA__TRY(qlora__capture_note(ctx, w->memory.data));
+    if (out->rows == 0 || out->cols == 0) {
+        return QLORA_OK;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__fp8_weight_dequantise_gpu(ctx, &job);
+    }
+    qlora__parallel(ctx, out->rows, 1 + 4096 / out->cols, qlora__fp8_dequantise_rows, &job);
+    return QLORA_OK;
+}
+
+// ---- weights with codes -------------------------------------------------------------------------
+
+// A frozen weight whose elements are codes with scales; one of the two is not NULL. Products
+// dequantise it to bf16 values.
+typedef struct qlora__coded {
+    const qlora_nf4* nf4;
+    const qlora__fp8_weight* fp8;
+} qlora__coded;
+
+static qlora__coded qlora__coded_of(const qlora_nf4* nf4, const qlora__fp8_weight* fp8) {
+    qlora__coded w;
+    w.nf4 = nf4;
+    w.fp8 = fp8;
+    return w;
+}
+
+// Dequantises the part that starts at (row0, col0) and has the size of out.
+static qlora_result qlora__coded_window(qlora_ctx* ctx, qlora__coded w, int64_t row0, int64_t col0,
+                                        const qlora_tensor* out) {
+    return w.nf4 != NULL ? qlora__nf4_window(ctx, w.nf4, row0, col0, out, out->dtype == QLORA_F32)
+                         : qlora__fp8_weight_window(ctx, w.fp8, row0, col0, out);
+}
+
+// How a product is computed.
+typedef struct qlora__coded_way {
+    qlora_math math;
+    bool backward; // dx = dy W instead of y = x W^T
+    uint32_t flags;
+    float alpha; // a factor of the result
+    // Memory for dequantised weights, of the type of x, that is used instead of scratch where it
+    // holds more; may be NULL.
+    const qlora_tensor* room;
+} qlora__coded_way;
 
 // On the CPU: the tiers with kernels of their own dequantise while they pack.
-static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                      const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+static qlora_result qlora__coded_packed(qlora_ctx* ctx, const qlora__coded_way* way,
+                                        const qlora_tensor* x, qlora__coded w,
+                                        const qlora_tensor* y) {
     qlora_path path = QLORA_PATH_AUTO;
-    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(flags), &path));
+    QLORA__TRY(qlora__gemm_choose_path(ctx, qlora__product_path(way->flags), &path));
     qlora__gemm g;
     memset(&g, 0, sizeof g);
-    g.tb = !backward;
+    g.tb = !way->backward;
     g.M = x->rows;
     g.N = y->cols;
     g.K = x->cols;
@@ -22066,44 +22627,79 @@ static qlora_result qlora__nf4_packed(qlora_ctx* ctx, bool backward, const qlora
     g.batch = 1;
     g.a_type = x->dtype;
     g.b_type = QLORA_BF16;
-    g.nf4 = w;
+    g.nf4 = w.nf4;
+    g.fp8 = w.fp8;
     g.out = y->dtype;
-    g.alpha = 1.0f;
-    g.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    g.alpha = way->alpha;
+    g.beta = (way->flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
     ctx->last_path = path;
     return qlora__gemm_cpu(ctx, &g);
 }
 
-static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
-                                       const qlora_tensor* x, const qlora_nf4* w,
-                                       const qlora_tensor* y, uint32_t flags) {
-    int64_t count = backward ? w->cols : w->rows;
-    int64_t other = backward ? w->rows : w->cols;
+// Finds memory for dequantised weights: `slice` of `count` rows or columns of `bytes` each.
+static qlora_result qlora__coded_room(qlora_ctx* ctx, const qlora_tensor* room, int64_t count,
+                                      size_t bytes, int64_t* slice, void** data) {
+    int64_t fit = room != NULL && bytes > 0 ? (int64_t)(room->bytes / bytes) : 0;
+    fit = fit >= count ? count : fit / 64 * 64;
+    if (fit > 0 && (fit == count || fit >= (int64_t)(qlora__scratch_free(ctx) / bytes))) {
+        *slice = fit;
+        *data = room->data;
+        return qlora__capture_note(ctx, room->data);
+    }
+    return qlora__scratch_slice(ctx, count, bytes, 64, slice, data);
+}
+
+// With parts of W that are dequantised first: rows for y, columns for dx, so that no sum is ever
+// split.
+static qlora_result qlora__coded_unfused(qlora_ctx* ctx, const qlora__coded_way* way,
+                                         const qlora_tensor* x, qlora__coded w,
+                                         const qlora_tensor* y) {
+    bool backward = way->backward;
+    int64_t count = y->cols;
+    int64_t other = x->cols;
     int64_t slice = 0;
     qlora_tensor window;
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
-    QLORA__TRY(qlora__scratch_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64,
-                                    &slice, &window.data));
+    QLORA__TRY(qlora__coded_room(ctx, way->room, count,
+                                 (size_t)other * qlora_dtype_bytes(x->dtype), &slice,
+                                 &window.data));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_b = !backward;
-    d.alpha = 1.0f;
-    d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
-    d.path = qlora__product_path(flags);
+    d.alpha = way->alpha;
+    d.beta = (way->flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.path = qlora__product_path(way->flags);
     for (int64_t done = 0; done < count; done += slice) {
         int64_t now = qlora__min(slice, count - done);
         window.rows = backward ? other : now;
         window.cols = backward ? now : other;
         window.ld = window.cols;
         window.bytes = (size_t)(now * other) * qlora_dtype_bytes(x->dtype);
-        QLORA__TRY(qlora__nf4_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window,
-                                     x->dtype == QLORA_F32));
+        QLORA__TRY(qlora__coded_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window));
         qlora_tensor part;
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
-        QLORA__TRY(qlora__gemm_run(ctx, math, backward, &d, x, &window, &part));
+        QLORA__TRY(qlora__gemm_run(ctx, way->math, backward, &d, x, &window, &part));
     }
     return QLORA_OK;
 }
+
+static qlora_result qlora__coded_product(qlora_ctx* ctx, const qlora__coded_way* way,
+                                         const qlora_tensor* x, qlora__coded w,
+                                         const qlora_tensor* y) {
+    return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL ? qlora__coded_packed(ctx, way, x, w, y)
+                                                        : qlora__coded_unfused(ctx, way, x, w, y);
+}
+
+//@@ src/gemm/nf4_product.h
+
+// ---- NF4 products: y = x W^T, dx = dy W ---------------------------------------------------------
+//
+// W[n,k] is bf16(level[code] * absmax) on every path. The unfused path dequantises parts of W in
+// scratch: rows of W for y, columns for dx, so that no sum is ever split. The fused path
+// (nf4_gemm.cu) dequantises the weights on the way to the tensor cores. It is faster as long as
+// reading W costs more than multiplying, up to 32 rows (on an H200 at 64 rows: 71 us against 77).
+
+#define QLORA__NF4_FUSED_ROWS 32 // also in the message of qlora__nf4_fused_lacks
 
 #ifndef QLORA_NO_CUDA
 
@@ -22296,18 +22892,23 @@ static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, 
     return (flags & other) == 0 && qlora__nf4_fused_lacks(ctx, x, w) == NULL;
 }
 
-static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
-                                    const qlora_tensor* x, const qlora_nf4* w,
-                                    const qlora_tensor* y, uint32_t flags) {
-    QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
-    if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
+static qlora_result qlora__nf4_multiply(qlora_ctx* ctx, const qlora__coded_way* way,
+                                        const qlora_tensor* x, const qlora_nf4* w,
+                                        const qlora_tensor* y) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, way->backward, x, w, y, way->flags));
+    bool plain = way->alpha == 1.0f && !way->backward;
+    if (plain && qlora__nf4_wants_fused(ctx, x, w, way->flags)) {
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
     }
-    if (qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL) {
-        return qlora__nf4_packed(ctx, backward, x, w, y, flags);
-    }
-    return qlora__nf4_unfused(ctx, math, backward, x, w, y, flags);
+    return qlora__coded_product(ctx, way, x, qlora__coded_of(w, NULL), y);
+}
+
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
+                                    const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
+    const qlora__coded_way way = {math, backward, flags, 1.0f, NULL};
+    return qlora__nf4_multiply(ctx, &way, x, w, y);
 }
 
 qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
@@ -22354,10 +22955,11 @@ qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, cons
 //   dx = dy W:  the same with dy and the transposed W
 //
 // sx is one scale per row of x, its largest magnitude / 448; sw is one scale per stack of weights,
-// the largest scale of their NF4 blocks / 448: the sum of dx runs over the rows of W, so they must
-// share it. Both operands are contiguous along the sum, so W exists in two forms. Zeros fill rows
-// up to a multiple of 16 bytes. The loops for the CPU are the specification: products of
-// rounded operands, summed without further rounding. On a GPU, cuBLASLt sums in f32.
+// the largest scale of their NF4 blocks / 448, or that of their FP8 blocks: the sum of dx runs over
+// the rows of W, so they must share it. FP8 codes are rounded again, to the shared scale. Both
+// operands are contiguous along the sum, so W exists in two forms. Zeros fill rows up to a multiple
+// of 16 bytes. The loops for the CPU are the specification: products of rounded operands, summed
+// without further rounding. On a GPU, cuBLASLt sums in f32.
 
 // Everything that the FP8 products of a stack use.
 typedef struct qlora_fp8_operand qlora__fp8;
@@ -22373,8 +22975,6 @@ struct qlora_fp8_operand {
     qlora_tensor ones;   // f32 [1, most columns of a result]
 };
 
-#define QLORA__FP8_SMALLEST 1e-30f // of a scale, so that its inverse is finite
-
 // Columns of a result, in multiples of 16 bytes. Those between cols and this are written as well.
 static QLORA__UNUSED int64_t qlora__fp8_width(int64_t cols) {
     return (int64_t)qlora__align_up((size_t)cols, 8);
@@ -22385,14 +22985,11 @@ static QLORA__UNUSED int64_t qlora__fp8_pitch(int64_t cols) {
     return (int64_t)qlora__align_up((size_t)cols, 16);
 }
 
-static float qlora__fp8_scale(float most) {
-    float scale = most * (1.0f / QLORA__E4M3_MOST);
-    return scale < QLORA__FP8_SMALLEST ? QLORA__FP8_SMALLEST : scale;
-}
-
 typedef struct qlora__fp8_job {
     const qlora_tensor* x;
-    const qlora_nf4* w;
+    qlora__coded w;
+    int64_t rows; // of w
+    int64_t cols;
     uint8_t* codes;
     int64_t pitch;
     int64_t until; // of a transposed weight: columns to fill with zeros
@@ -22426,22 +23023,31 @@ static void qlora__fp8_quantise_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
+// Element (r, c) of a weight / sw.
+static float qlora__fp8_element(const qlora__fp8_job* job, const float* levels, int64_t r,
+                                int64_t c) {
+    int64_t e = r * job->cols + c;
+    const qlora_nf4* w = job->w.nf4;
+    if (w != NULL) {
+        return levels[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
+    }
+    int64_t block = r / QLORA__FP8_BLOCK * qlora__fp8_blocks(job->cols) + c / QLORA__FP8_BLOCK;
+    float scale = job->w.fp8->scales[block] * (float)job->factors[1];
+    return qlora__e4m3_to(job->w.fp8->codes[e]) * scale;
+}
+
 static void qlora__fp8_widen_rows(void* user, int64_t begin, int64_t end) {
     const qlora__fp8_job* job = (const qlora__fp8_job*)user;
-    const qlora_nf4* w = job->w;
     float levels[16];
     for (int i = 0; i < 16; i++) {
-        levels[i] = w->maps[i] * (float)job->factors[1];
+        levels[i] = job->w.nf4 != NULL ? job->w.nf4->maps[i] * (float)job->factors[1] : 0.0f;
     }
     for (int64_t r = begin; r < end; r++) {
-        for (int64_t c = 0; c < w->cols; c++) {
-            int64_t e = r * w->cols + c;
-            float value =
-                levels[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
+        for (int64_t c = 0; c < job->cols; c++) {
             job->codes[job->turned ? c * job->pitch + r : r * job->pitch + c] =
-                qlora__e4m3_from(value);
+                qlora__e4m3_from(qlora__fp8_element(job, levels, r, c));
         }
-        for (int64_t c = w->cols; c < job->pitch && !job->turned; c++) {
+        for (int64_t c = job->cols; c < job->pitch && !job->turned; c++) {
             job->codes[r * job->pitch + c] = 0;
         }
     }
@@ -22469,22 +23075,29 @@ static void qlora__fp8_product_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
+// The largest magnitude that a weight may have: the largest scale times the largest level.
+static float qlora__fp8_most(const qlora_linear_part* p) {
+    const qlora_nf4* w = p->nf4;
+    const qlora__fp8_weight* eight = p->fp8;
+    int64_t blocks = w != NULL ? qlora__ceil_div(w->rows * w->cols, w->block)
+                               : qlora__fp8_blocks(eight->rows) * qlora__fp8_blocks(eight->cols);
+    float most = 0.0f;
+    float level = w != NULL ? 0.0f : QLORA__E4M3_MOST;
+    for (int64_t b = 0; b < blocks; b++) {
+        float size = fabsf(w != NULL ? qlora__nf4_absmax(w, b) : eight->scales[b]);
+        most = size > most ? size : most;
+    }
+    for (int k = 0; k < 16 && w != NULL; k++) {
+        float size = fabsf(w->maps[k]);
+        level = size > level ? size : level;
+    }
+    return most * level;
+}
+
 static void qlora__fp8_measure_cpu(const qlora_linear_desc* l, QLORA__REAL* factors) {
     float most = 0.0f;
     for (int32_t i = 0; i < l->count; i++) {
-        const qlora_nf4* w = l->parts[i].nf4;
-        int64_t blocks = qlora__ceil_div(w->rows * w->cols, w->block);
-        float own = 0.0f;
-        float level = 0.0f;
-        for (int64_t b = 0; b < blocks; b++) {
-            float size = fabsf(qlora__nf4_absmax(w, b));
-            own = size > own ? size : own;
-        }
-        for (int k = 0; k < 16; k++) {
-            float size = fabsf(w->maps[k]);
-            level = size > level ? size : level;
-        }
-        own *= level;
+        float own = qlora__fp8_most(&l->parts[i]);
         most = own > most ? own : most;
     }
     factors[0] = (QLORA__REAL)qlora__fp8_scale(most);
@@ -22507,17 +23120,26 @@ static qlora_result qlora__fp8_quantise_gpu(qlora_ctx* ctx, const qlora__fp8* f,
     return qlora__launch(ctx, QLORA__K_fp8_quantise, x->rows, 1, 1, (uint32_t)warps * 32, 0, args);
 }
 
-// The first ten parameters of the kernels that read a weight.
+// The first ten parameters of the kernels that read a weight. A block shift of -1 stands for FP8.
 typedef struct qlora__fp8_source {
     qlora_nf4 w;
     int32_t block_shift;
     int32_t group_shift;
 } qlora__fp8_source;
 
-static void qlora__fp8_source_args(const qlora_nf4* w, qlora__fp8_source* s, void** args) {
-    s->w = *w;
-    s->block_shift = qlora__log2(w->block);
-    s->group_shift = qlora__log2(w->block2);
+static void qlora__fp8_source_args(qlora__coded w, qlora__fp8_source* s, void** args) {
+    memset(s, 0, sizeof *s);
+    if (w.nf4 != NULL) {
+        s->w = *w.nf4;
+        s->block_shift = qlora__log2(s->w.block);
+        s->group_shift = qlora__log2(s->w.block2);
+    } else {
+        s->w.codes = w.fp8->codes;
+        s->w.absmax_scales = w.fp8->scales;
+        s->w.rows = w.fp8->rows;
+        s->w.cols = w.fp8->cols;
+        s->block_shift = -1;
+    }
     void* own[] = {&s->w.codes,     &s->w.absmax,   &s->w.absmax_codes, &s->w.absmax_scales,
                    &s->w.offset,    &s->w.maps,     &s->w.rows,         &s->w.cols,
                    &s->block_shift, &s->group_shift};
@@ -22530,7 +23152,7 @@ static qlora_result qlora__fp8_measure_gpu(qlora_ctx* ctx, const qlora_linear_de
         qlora__fp8_source source;
         int32_t flags = (i == 0 ? 1 : 0) | (i == l->count - 1 ? 2 : 0);
         void* args[12];
-        qlora__fp8_source_args(l->parts[i].nf4, &source, args);
+        qlora__fp8_source_args(qlora__coded_of(l->parts[i].nf4, l->parts[i].fp8), &source, args);
         args[10] = &flags;
         args[11] = &factors;
         QLORA__TRY(qlora__launch(ctx, QLORA__K_fp8_measure, 1, 1, 1, 1024, 0, args));
@@ -22551,8 +23173,8 @@ static qlora_result qlora__fp8_widen_gpu(qlora_ctx* ctx, const qlora__fp8_job* j
     args[12] = &pitch;
     args[13] = &until;
     return job->turned ? qlora__launch(ctx, QLORA__K_fp8_widen_turned, qlora__ceil_div(until, 64),
-                                       qlora__ceil_div(job->w->cols, 256), 1, 256, 0, args)
-                       : qlora__launch(ctx, QLORA__K_fp8_widen, qlora__ceil_div(job->w->rows, 4),
+                                       qlora__ceil_div(job->cols, 256), 1, 256, 0, args)
+                       : qlora__launch(ctx, QLORA__K_fp8_widen, qlora__ceil_div(job->rows, 4),
                                        qlora__ceil_div(pitch, 1024), 1, 256, 0, args);
 }
 
@@ -22627,7 +23249,7 @@ static qlora_result qlora__fp8_product_gpu(qlora_ctx* ctx, const qlora__fp8* f,
 
 // ---- the operators ----
 
-// Computes the factors of a stack of NF4 weights.
+// Computes the factors of a stack of weights.
 static QLORA__UNUSED qlora_result qlora__fp8_measure(qlora_ctx* ctx, const qlora_linear_desc* l) {
     const qlora__fp8* f = l->fp8;
     if (!qlora__on_cpu(ctx)) {
@@ -22649,19 +23271,20 @@ static QLORA__UNUSED qlora_result qlora__fp8_place(qlora_ctx* ctx, const qlora_l
     for (int32_t i = 0; i < l->count; i++) {
         qlora__fp8_job job;
         memset(&job, 0, sizeof job);
-        job.w = l->parts[i].nf4;
+        job.w = qlora__coded_of(l->parts[i].nf4, l->parts[i].fp8);
+        job.rows = l->parts[i].out;
+        job.cols = l->in;
         job.pitch = out->ld;
         job.turned = turned;
-        job.until = i == l->count - 1 ? out->ld - row : job.w->rows;
+        job.until = i == l->count - 1 ? out->ld - row : job.rows;
         job.codes = (uint8_t*)out->data + (turned ? row : row * out->ld);
         job.factors = (const QLORA__REAL*)f->factors.data;
         if (!qlora__on_cpu(ctx)) {
             QLORA__TRY(qlora__fp8_widen_gpu(ctx, &job));
         } else {
-            qlora__parallel(ctx, job.w->rows, 1 + 4096 / (1 + job.w->cols), qlora__fp8_widen_rows,
-                            &job);
+            qlora__parallel(ctx, job.rows, 1 + 4096 / (1 + job.cols), qlora__fp8_widen_rows, &job);
         }
-        row += job.w->rows;
+        row += job.rows;
     }
     return QLORA_OK;
 }
@@ -26340,7 +26963,7 @@ static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_des
 }
 
 static qlora__operand qlora__operand_matrix(const qlora_tensor* t, bool lines) {
-    return qlora__operand_of(t->data, t->dtype, NULL, t->ld, lines);
+    return qlora__operand_of(t->data, t->dtype, t->ld, lines);
 }
 
 static qlora__segment qlora__segment_of(qlora__operand from, int64_t steps) {
@@ -26353,8 +26976,8 @@ static qlora__segment qlora__segment_of(qlora__operand from, int64_t steps) {
 
 // The weight of a part: its rows are lines forward.
 static qlora__operand qlora__linear_weight(const qlora_linear_part* p, bool lines) {
-    return p->nf4 != NULL ? qlora__operand_of(NULL, QLORA_BF16, p->nf4, 0, lines)
-                          : qlora__operand_matrix(p->dense, lines);
+    return p->dense == NULL ? qlora__operand_coded(p->nf4, p->fp8, lines)
+                            : qlora__operand_matrix(p->dense, lines);
 }
 
 // Element (row, col) of an f32 matrix.
@@ -26533,12 +27156,15 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_
     QLORA__TRY(qlora__need_whole(ctx, name, p->out, 0, INT64_MAX));
     snprintf(name, sizeof name, "parts[%d].rank", (int)i);
     QLORA__TRY(qlora__need_whole(ctx, name, p->rank, 0, 1 << 20));
-    if ((p->nf4 == NULL) == (p->dense == NULL)) {
+    if (p->fp8 == NULL && (p->nf4 == NULL) == (p->dense == NULL)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "parts[%d].nf4 and parts[%d].dense are both %s; set exactly one", (int)i,
                            (int)i, p->nf4 == NULL ? "NULL" : "set");
     }
-    if (p->nf4 != NULL) {
+    if (p->fp8 != NULL) {
+        QLORA_ASSERT(p->nf4 == NULL && p->dense == NULL && p->fp8->owner == ctx &&
+                     p->fp8->rows == p->out && p->fp8->cols == l->in);
+    } else if (p->nf4 != NULL) {
         QLORA__TRY(qlora__nf4_need(ctx, p->nf4, "nf4"));
         if (p->nf4->rows != p->out || p->nf4->cols != l->in) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -26619,6 +27245,15 @@ static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool bac
     d.alpha = alpha;
     d.beta = beta;
     return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
+}
+
+// y = x W^T, or dx = dy W, of a part whose weight has codes.
+static qlora_result qlora__linear_coded(qlora_ctx* ctx, qlora_math math, bool backward,
+                                        const qlora_tensor* x, const qlora_linear_part* p,
+                                        const qlora_tensor* y, uint32_t flags) {
+    const qlora__coded_way way = {math, backward, flags, 1.0f, NULL};
+    return p->nf4 != NULL ? qlora__nf4_multiply(ctx, &way, x, p->nf4, y)
+                          : qlora__coded_product(ctx, &way, x, qlora__coded_of(NULL, p->fp8), y);
 }
 
 // ---- bias and placement -------------------------------------------------------------------------
@@ -26774,12 +27409,12 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc*
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor rows;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, row, p->out, 0, l->in, &rows));
-        if (p->nf4 != NULL) {
-            QLORA__TRY(qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32));
+        if (p->dense == NULL) {
+            QLORA__TRY(qlora__coded_window(ctx, qlora__coded_of(p->nf4, p->fp8), 0, 0, &rows));
         } else if (p->dense->dtype == dtype) {
             QLORA__TRY(qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
         }
-        for (int64_t r = 0; p->nf4 == NULL && p->dense->dtype != dtype && r < p->out; r++) {
+        for (int64_t r = 0; p->dense != NULL && p->dense->dtype != dtype && r < p->out; r++) {
             qlora__row_convert(qlora__rows_of(ctx), p->dense, r, 0, l->in, &rows, r, 0);
         }
         row += p->out;
@@ -26925,9 +27560,9 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
         size_t scratch_before = qlora__scratch_mark(ctx);
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, false, inner, p->nf4, &part, 0)
-                                  : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
-                                                       inner, p->dense, &part));
+        QLORA__TRY(p->dense == NULL ? qlora__linear_coded(ctx, math, false, inner, p, &part, 0)
+                                    : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
+                                                         inner, p->dense, &part));
         qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0) {
             QLORA__TRY(
@@ -27143,10 +27778,11 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
         float beta = i > 0 ? 1.0f : 0.0f;
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, true, &part, p->nf4, dx,
-                                                    i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
-                                  : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta,
-                                                       &part, p->dense, dx));
+        QLORA__TRY(p->dense == NULL
+                       ? qlora__linear_coded(ctx, math, true, &part, p, dx,
+                                             i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
+                       : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta, &part,
+                                            p->dense, dx));
         qlora__scratch_release(ctx, scratch_before);
         if (p->rank > 0 && l->dropout == 0.0f) {
             QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
@@ -29062,7 +29698,7 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
                            "shape.heads is %lld; it must be a multiple of shape.kv_heads (%lld)",
                            (long long)s->heads, (long long)s->kv_heads);
     }
-    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT) {
+    if ((int)s->base < 0 || s->base > QLORA_BASE_FP8) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "shape.base is %d; it must be one of qlora_base_format", (int)s->base);
     }
@@ -29159,8 +29795,14 @@ static void qlora__warm_stacks(const qlora_prewarm_desc* s, qlora__warm_list* li
     }
 }
 
+// Whether the weights of the base have codes.
+static bool qlora__warm_coded(const qlora_prewarm_desc* s) {
+    return s->base == QLORA_BASE_NF4 || s->base == QLORA_BASE_FP8;
+}
+
 // What a program runs that trains such a model by the products of the public API, matrix by matrix:
-// those with LoRA's matrices, and without 4-bit weights also those with the base and its gradient.
+// those with LoRA's matrices, and without 4-bit or FP8 weights also those with the base and its
+// gradient.
 static void qlora__warm_matrices(const qlora_prewarm_desc* s, qlora__warm_list* list) {
     int64_t T = s->max_tokens;
     int64_t r = s->rank;
@@ -29177,7 +29819,7 @@ static void qlora__warm_matrices(const qlora_prewarm_desc* s, qlora__warm_list* 
             qlora__warm_add(list, QLORA_PREWARM_FORWARD, x, T, r, s->compute, s->compute,
                             QLORA_F32);
         }
-        for (int way = 0; way < 2 && s->base != QLORA_BASE_NF4 && !again; way++) {
+        for (int way = 0; way < 2 && !qlora__warm_coded(s) && !again; way++) {
             int64_t k = way == 0 ? s->hidden : x;
             int64_t n = way == 0 ? x : s->hidden;
             qlora__warm_add_all(list, s->compute, T, k, n);
@@ -29328,14 +29970,15 @@ static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute,
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     double start = qlora__clock_ms();
-    // Without 4-bit weights, the base itself can be trained, and mixed products also need the
-    // 16-bit kernels.
+    // Without 4-bit or FP8 weights, the base itself can be trained, and mixed products also need
+    // the 16-bit kernels.
     uint32_t have =
         qlora__kernels_needed(ctx, s->compute, s->head_dim, false, s->base == QLORA_BASE_NF4,
-                              s->rank > 0 || s->base != QLORA_BASE_NF4, true);
+                              s->rank > 0 || !qlora__warm_coded(s), true);
     if (s->base == QLORA_BASE_16BIT && qlora__gpu_takes(ctx, 80)) {
         have |= QLORA__NEED_BF16;
     }
+    have |= s->base == QLORA_BASE_FP8 ? QLORA__NEED_FP8_BASE : 0;
     bool was_sealed = qlora__cache_set_sealed(ctx, false);
     qlora_result r = qlora__cache_warm(ctx, have);
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
@@ -29758,11 +30401,13 @@ typedef struct qlora__projection {
     int64_t in;
     int64_t out;
     bool is_nf4;
-    bool stored; // it is 4-bit in the files
+    bool is_fp8;
+    bool stored; // it is 4-bit, or FP8, in the files
     qlora_nf4_desc nf4_desc;
     qlora_nf4 nf4;
+    qlora__fp8_weight fp8;
     qlora_tensor ready; // f32: scales for products with few rows on the CPU; may be empty
-    qlora_tensor dense; // unless is_nf4; in the compute type, unless it is mapped
+    qlora_tensor dense; // unless is_nf4 or is_fp8; in the compute type, unless it is mapped
     qlora__mapped mapped;
     bool has_bias;
     qlora_tensor bias;
@@ -29779,6 +30424,20 @@ typedef struct qlora__projection {
     qlora_tensor magnitude; // [1, out]: views of the parameters and the gradients
     qlora_tensor dm;
 } qlora__projection;
+
+// Whether the weight has codes, which products dequantise.
+static bool qlora__is_coded(const qlora__projection* p) {
+    return p->is_nf4 || p->is_fp8;
+}
+
+static qlora__coded qlora__codes_of(const qlora__projection* p) {
+    return qlora__coded_of(p->is_nf4 ? &p->nf4 : NULL, p->is_fp8 ? &p->fp8 : NULL);
+}
+
+// The memory of the codes and their scales.
+static const qlora_tensor* qlora__codes_memory(const qlora__projection* p) {
+    return p->is_nf4 ? &p->nf4.memory : &p->fp8.memory;
+}
 
 // The activations of a layer that the backward pass needs.
 typedef struct qlora__kept {
@@ -29802,6 +30461,7 @@ typedef struct qlora__layer {
     qlora_tensor inverses[QLORA__GROUPS]; // 1 / norm
     bool cached;
     bool recompute;
+    bool keeps_attention; // of a recomputed layer: its output and row statistics
     bool sliding;
     bool no_rope;
     qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
@@ -29956,13 +30616,16 @@ struct qlora_model {
     uint64_t base_config; // hashes that tell one base model from another
     uint64_t base_weights;
     qlora__buffer* arena;
-    void* host; // pinned: the embedding and the inputs of layers that are offloaded
+    qlora__away_memory host; // pinned: the embedding and the inputs of layers that are offloaded
     qlora__layer* layers;
     // base
     qlora__mapped embed_mapped;
     qlora__mapped head_mapped;
     qlora_tensor embed; // [V, H]
-    qlora_tensor head;  // [V, H]; the embedding if tied
+    qlora_tensor head;  // [V, H]; the embedding if tied; none if it is 4-bit
+    bool head_is_nf4;
+    qlora_nf4_desc head_desc;
+    qlora_nf4 head_nf4;
     qlora_tensor final_norm;
     int64_t final_norm_at;
     qlora_tensor d_final_norm;
@@ -30295,7 +30958,7 @@ static int64_t qlora__wide_pad(const qlora_model* m, int64_t layer, int group) {
 static bool qlora__wide_in_operand(const qlora_model* m, const qlora__layer* layer, int group) {
     bool any = false;
     for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
-        any = any || layer->projections[m->arch->layout->groups[group].first + i].is_nf4;
+        any = any || qlora__is_coded(&layer->projections[m->arch->layout->groups[group].first + i]);
     }
     return any && layer->cached;
 }
@@ -30508,6 +31171,9 @@ static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora_
             qlora__arena_tensor(arena, QLORA_F32, 1, p->out * p->in / QLORA__STREAM_STEP,
                                 &p->ready);
         }
+    } else if (p->is_fp8) {
+        qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora__fp8_weight_bytes(p->out, p->in),
+                            &p->fp8.memory);
     } else {
         qlora__layout_weight(arena, m, &p->mapped, p->out, p->in, &p->dense);
     }
@@ -30522,7 +31188,11 @@ static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
         qlora__layout_weight(arena, m, &m->embed_mapped, c->vocab, c->hidden, &m->embed);
     }
     m->head = m->embed;
-    if (!c->tied) {
+    if (m->head_is_nf4) {
+        int64_t bytes = (int64_t)qlora_nf4_bytes(&m->head_desc);
+        memset(&m->head, 0, sizeof m->head);
+        qlora__arena_tensor(arena, QLORA_U8, 1, bytes, &m->head_nf4.memory);
+    } else if (!c->tied) {
         qlora__layout_weight(arena, m, &m->head_mapped, c->vocab, c->hidden, &m->head);
     }
     qlora__arena_tensor(arena, QLORA_F32, m->positions, c->rope_dims, &m->rope);
@@ -30728,6 +31398,15 @@ static int64_t qlora__tile_rows(const qlora_model* m) {
     return m->plan.tile > 0 ? qlora__min(m->plan.tile, m->plan.tokens) : m->plan.tokens;
 }
 
+// The output of attention, with room for z of o_proj, and its row statistics.
+static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
+                                    const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t T = m->plan.tokens;
+    qlora__arena_tensor(arena, m->compute, T, qlora__q_width(c) + pads[QLORA__O], &kept->o);
+    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
+}
+
 // Of pads, only those of o and of gate/up are used.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
                                const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
@@ -30740,8 +31419,7 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     if (c->qk_norm) {
         qlora__arena_tensor(arena, m->compute, T, q + kv, &kept->qk);
     }
-    qlora__arena_tensor(arena, m->compute, T, q + pads[QLORA__O], &kept->o);
-    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
+    qlora__layout_attention(arena, m, pads, kept);
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
     qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
@@ -30791,6 +31469,9 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         }
         if (layer->recompute) {
             layer->kept = m->again;
+            if (layer->keeps_attention) {
+                qlora__layout_attention(arena, m, layer->pads, &layer->kept);
+            }
         } else {
             qlora__layout_kept(arena, m, layer->pads, &layer->kept);
         }
@@ -30809,7 +31490,7 @@ static void qlora__layout_host(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__arena host;
     host.ctx = m->ctx;
-    host.base = (char*)m->host;
+    host.base = (char*)m->host.data;
     host.used = 0;
     if (m->plan.offloaded_embedding) {
         qlora__arena_tensor(&host, m->compute, c->vocab, c->hidden, &m->embed);
@@ -30848,6 +31529,9 @@ static int64_t qlora__operand_most(const qlora_model* m, int group) {
     return (int64_t)qlora__align_up((size_t)most, 128);
 }
 
+// A 4-bit head is quantised in slices of multiples of this many rows, which are whole blocks.
+#define QLORA__HEAD_ROWS 64
+
 // The shared operand must also hold the largest weight while it is being quantised. With tiles,
 // it holds o, gate/up and down at once.
 static int64_t qlora__operand_elements(qlora_model* m) {
@@ -30866,7 +31550,8 @@ static int64_t qlora__operand_elements(qlora_model* m) {
             most = qlora__max(most, p->in * p->out); // a weight to quantise, from a file or random
         }
     }
-    return most;
+    int64_t head = m->head_is_nf4 ? QLORA__HEAD_ROWS * m->plan.config.hidden : 0;
+    return qlora__max(most, 2 * head); // rows of the head to quantise, in f32
 }
 
 // Tables and matrices of adapters that stand side by side.
@@ -31118,10 +31803,10 @@ typedef struct qlora__decode_text {
 #define QLORA__DECODE_EARLY 2u // kernels may begin before the one before them has ended
 #define QLORA__DECODE_MANY 4u  // kernels of their own for products of more than 8 rows
 #define QLORA__DECODE_ALL 7u
-#define QLORA__DECODE_LONG 8u // the kernel for a single row, only where it was faster
-#define QLORA__DECODE_USED (QLORA__DECODE_EARLY | QLORA__DECODE_MANY | QLORA__DECODE_LONG)
+#define QLORA__DECODE_USED QLORA__DECODE_ALL
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
+#define QLORA__DECODE_LOW 256 // partial sums of z of a single text, at most
 #define QLORA__DECODE_ROWS 8
 #define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
@@ -31134,7 +31819,8 @@ typedef struct qlora__decode_text {
 // Whether the kernels of a decoding step can read a weight.
 static bool qlora__decode_reads(const qlora__projection* p) {
     int64_t block = p->nf4_desc.block != 0 ? p->nf4_desc.block : 64;
-    return p->is_nf4 ? p->in % 64 == 0 && block >= 64 : p->in % 8 == 0;
+    return p->is_fp8   ? false
+           : p->is_nf4 ? p->in % 64 == 0 && block >= 64 : p->in % 8 == 0;
 }
 
 // Whether the kernels of a decoding step fit the model: bf16, heads and widths that are multiples
@@ -31143,7 +31829,8 @@ static bool qlora__decode_reads(const qlora__projection* p) {
 static bool qlora__decode_fits(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     bool fits = m->desc.generate_tokens > 0 && m->compute == QLORA_BF16 && c->head_dim % 8 == 0 &&
-                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m);
+                c->hidden % 8 == 0 && c->hidden <= 16384 && !m->dora && !qlora__has_several(m) &&
+                (!m->head_is_nf4 || c->hidden % 64 == 0);
     for (int64_t l = 0; l < c->layers && fits; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
@@ -31184,7 +31871,8 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, n, qlora__q_width(c), &d->o);
     qlora__arena_tensor(arena, m->compute, n, c->intermediate, &d->s);
     qlora__arena_tensor(arena, QLORA_F32, n, c->hidden, &d->y);
-    qlora__arena_tensor(arena, QLORA_F32, QLORA__DECODE_SLICES * n, d->z_rank, &d->z);
+    qlora__arena_tensor(arena, QLORA_F32, qlora__max(QLORA__DECODE_SLICES * n, QLORA__DECODE_LOW),
+                        d->z_rank, &d->z);
     qlora__arena_tensor(arena, m->compute, n, c->vocab, &d->logits);
     qlora__arena_tensor(arena, QLORA_F32, n * c->heads * d->pages, c->head_dim + 2, &d->partials);
     int64_t blocks = c->kv_heads * qlora__ceil_div(group, QLORA__DECODE_HEADS);
@@ -31376,7 +32064,7 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
         qlora__map_weight(folder, "model.embed_tokens.weight", c->vocab, c->hidden, m,
                           &m->embed_mapped);
     }
-    if (frozen && !c->tied) {
+    if (frozen && !c->tied && !m->head_is_nf4) {
         qlora__map_weight(folder, "lm_head.weight", c->vocab, c->hidden, m, &m->head_mapped);
     }
     for (int64_t l = 0; l < c->layers; l++) {
@@ -31385,7 +32073,7 @@ static qlora_result qlora__map_weights(qlora_ctx* ctx, const char* dir, qlora_mo
             char name[160];
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
-            if (!p->is_nf4 && !m->dora) { // DoRA adds adapters to a copy of the weight
+            if (!qlora__is_coded(p) && !m->dora) { // DoRA adds adapters to a copy of the weight
                 qlora__map_weight(folder, name, p->out, p->in, m, &p->mapped);
             }
         }
@@ -31934,6 +32622,12 @@ static qlora_result qlora__saved_shapes(qlora_ctx* ctx, qlora_model* m,
     return peft != NULL ? qlora__adapter_all_used(ctx, m, peft) : QLORA_OK;
 }
 
+// Whether the head has gradients.
+static bool qlora__trains_head(const qlora_model* m) {
+    return m->saved_head || m->saved_tied ||
+           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice || m->head_rows));
+}
+
 //@@ src/model/plan.h
 
 // ---- plan ---------------------------------------------------------------------------------------
@@ -32050,7 +32744,8 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
             part->scale = p->scale;
             part->projection = m->arch->layout->rows[number].bit;
             part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
-            part->dense = p->is_nf4 ? NULL : &p->dense;
+            part->fp8 = p->is_fp8 ? &p->fp8 : NULL;
+            part->dense = qlora__is_coded(p) ? NULL : &p->dense;
             part->bias = p->has_bias ? &p->bias : NULL;
             part->a = &p->a;
             part->sb = &p->sb;
@@ -32279,7 +32974,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.save_modules", d->save_modules, 0, QLORA_SAVE_EMBED | QLORA_SAVE_HEAD},
                   {"desc.token_row_count", d->token_row_count, 0, 1 << 24},
                   {"desc.new_token_count", d->new_token_count, 0, 1 << 24},
-                  {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
+                  {"desc.base", (int64_t)d->base, 0, QLORA_BASE_FP8},
+                  {"desc.head", (int64_t)d->head, 0, QLORA_HEAD_NF4},
                   {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_FP8},
                   {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_ADAPTER},
                   {"desc.optimizer", (int64_t)d->optimizer, 0, QLORA_OPTIMIZER_ADAMW_8BIT},
@@ -32354,7 +33050,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__source_close(m);
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
-    qlora__pinned_free(ctx, m->host, (size_t)m->plan.host);
+    qlora__away_free(ctx, &m->host);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
@@ -32423,7 +33119,7 @@ static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t c
     return QLORA_OK;
 }
 
-// FP8 products need 4-bit weights, and rows of results that are aligned to 16 bytes.
+// FP8 products need 4-bit or FP8 weights, and rows of results that are aligned to 16 bytes.
 static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const struct {
@@ -32448,12 +33144,12 @@ static qlora_result qlora__fp8_check(qlora_ctx* ctx, const qlora_model* m) {
     }
     for (int64_t l = 0; l < c->layers; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
-            if (!m->layers[l].projections[i].is_nf4) {
+            if (!qlora__is_coded(&m->layers[l].projections[i])) {
                 char module[160];
                 qlora__module_of(m, l, i, module, sizeof module);
                 return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                                   "desc.mode is FP8, which needs 4-bit weights, but %s is not "
-                                   "4-bit",
+                                   "desc.mode is FP8, which needs 4-bit or FP8 weights, but %s is "
+                                   "in 16 or 32 bits",
                                    module);
             }
         }
@@ -32642,7 +33338,27 @@ static qlora_result qlora__skeleton_head(qlora_ctx* ctx, const qlora_model_desc*
     return QLORA_OK;
 }
 
-// Decides which weights are 4-bit: all of an NF4 base, and those that are 4-bit in the files.
+// A 4-bit head is a copy that nothing else reads and nothing changes.
+static qlora_result qlora__skeleton_head_format(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                                qlora_model* m) {
+    if (desc->head != QLORA_HEAD_NF4 || !qlora__computes(m)) {
+        return QLORA_OK;
+    }
+    const char* why = qlora__trains_head(m) ? "is trained"
+                      : m->plan.config.tied ? "is its embedding (a tied head)"
+                                            : NULL;
+    if (why != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.head is NF4, but the head of this model %s; it must be FULL", why);
+    }
+    m->head_is_nf4 = true;
+    m->head_desc.rows = m->plan.config.vocab;
+    m->head_desc.cols = m->plan.config.hidden;
+    m->head_desc.plain_scales = true; // so that it can be quantised in slices
+    return QLORA_OK;
+}
+
+// Decides which weights are 4-bit or FP8: all of such a base, and those that are so in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
     const qlora__folder* folder = NULL;
@@ -32653,6 +33369,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         for (int i = 0; i < m->arch->layout->count; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             p->is_nf4 = desc->base == QLORA_BASE_NF4;
+            p->is_fp8 = desc->base == QLORA_BASE_FP8;
             p->nf4_desc.rows = p->out;
             p->nf4_desc.cols = p->in;
             p->nf4_desc.plain_scales = desc->single_quant;
@@ -32664,8 +33381,14 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+            if (source.fp8) {
+                p->is_nf4 = false;
+                p->is_fp8 = true;
+                p->stored = true;
+            }
             if (source.nf4) {
                 p->is_nf4 = true;
+                p->is_fp8 = false;
                 p->stored = true;
                 p->nf4_desc.block = (int32_t)source.block;
                 p->nf4_desc.block2 = (int32_t)source.block2;
@@ -32692,6 +33415,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
     r = r == QLORA_OK ? qlora__skeleton_head(ctx, desc, m) : r;
     r = r == QLORA_OK ? qlora__saved_shapes(ctx, m, desc) : r;
+    r = r == QLORA_OK ? qlora__skeleton_head_format(ctx, desc, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }
@@ -32764,6 +33488,7 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
 // What the plan of a model chooses.
 typedef struct qlora__choices {
     int64_t recompute;
+    int64_t attention; // the first n layers keep its output, if they are recomputed
     int64_t cached;
     int64_t tile;
     int64_t head_chunk;
@@ -32774,6 +33499,7 @@ typedef struct qlora__choices {
 static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     const qlora_model_config* c = &m->plan.config;
     m->plan.recompute_layers = choices->recompute;
+    m->plan.attention_layers = qlora__min(choices->attention, choices->recompute);
     m->plan.cached_layers = choices->cached;
     m->plan.tile = choices->tile;
     m->plan.head_chunk = choices->head_chunk;
@@ -32784,6 +33510,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;
+        layer->keeps_attention = l < m->plan.attention_layers;
         layer->cached = l < choices->cached;
     }
     qlora__model_layout(m, NULL);
@@ -32930,8 +33657,74 @@ static bool qlora__plan_squeeze(qlora_model* m, const qlora_plan_desc* machine,
     return false;
 }
 
-// Chooses the fewest recomputed layers that fit, then, if the memory is to be filled, as many
-// cached layers as fit. The memory is monotonic in both, so bisection finds them.
+// Sequences from this length on keep the output of attention before whole layers: it is what gains
+// most time for its bytes (8B on an H200: at 2,048 tokens attention takes 5 % of the forward pass
+// of a layer and its output 7 % of the layer's activations, at 32,768 tokens 45 %).
+#define QLORA__LONG_ATTENTION 4096
+
+// Which of the choices is counted.
+typedef enum qlora__count_of {
+    QLORA__COUNT_WHOLE,     // layers that are not recomputed
+    QLORA__COUNT_ATTENTION, // recomputed layers that keep the output of attention
+    QLORA__COUNT_CACHED     // layers with 16-bit copies
+} qlora__count_of;
+
+static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t count,
+                              qlora__choices* choices) {
+    if (what == QLORA__COUNT_WHOLE) {
+        choices->recompute = m->plan.config.layers - count;
+    } else if (what == QLORA__COUNT_ATTENTION) {
+        choices->attention = count;
+    } else {
+        choices->cached = count;
+    }
+    qlora__plan_apply(m, choices);
+}
+
+// Raises a choice as far as the memory goes, which grows with each of them, so bisection finds it.
+// The end is tried first: without any recomputed layer, there is no room for one either.
+static void qlora__plan_most(qlora_model* m, uint64_t bytes, qlora__count_of what, int64_t low,
+                             int64_t high, qlora__choices* choices) {
+    qlora__plan_count(m, what, high, choices);
+    if (qlora__plan_fits(m, bytes)) {
+        return;
+    }
+    high--;
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        qlora__plan_count(m, what, middle, choices);
+        if (qlora__plan_fits(m, bytes)) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    qlora__plan_count(m, what, low, choices);
+}
+
+// Uses the memory that is left for what saves time: the fewest recomputed layers that fit, outputs
+// of attention of the others, then, if the memory is to be filled, cached layers.
+static void qlora__plan_fill(qlora_model* m, uint64_t bytes, bool fill, qlora__choices* choices) {
+    int64_t layers = m->plan.config.layers;
+    const qlora_model_desc* d = &m->desc;
+    bool free_to = d->recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
+    bool whole = choices->offload || choices->tile > 0; // these recompute every layer
+    bool attention_first = whole || m->plan.max_length >= QLORA__LONG_ATTENTION;
+    if (free_to && fill && attention_first) {
+        qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, layers, choices);
+    }
+    if (free_to && !whole && (choices->attention == 0 || choices->attention == layers)) {
+        qlora__plan_most(m, bytes, QLORA__COUNT_WHOLE, 0, layers, choices);
+    }
+    if (free_to && fill && !attention_first) {
+        qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, choices->recompute, choices);
+    }
+    bool coded = qlora__is_coded(&m->layers[0].projections[0]) && qlora__computes(m);
+    if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && coded && !whole) {
+        qlora__plan_most(m, bytes, QLORA__COUNT_CACHED, 0, layers, choices);
+    }
+}
+
 static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
                                        const qlora_plan_desc* machine, bool fill) {
     int64_t layers = m->plan.config.layers;
@@ -32944,7 +33737,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
     qlora__choices choices;
     memset(&choices, 0, sizeof choices);
     choices.recompute = d->recompute == QLORA_CHOICE_AUTO && trains ? layers : low;
-    choices.cached = d->cache == QLORA_CHOICE_ON ? layers : 0;
+    choices.cached = d->cache == QLORA_CHOICE_ON && qlora__computes(m) ? layers : 0;
     qlora__squeeze_at(m, 0, &choices);
     QLORA__TRY(qlora__choices_check(ctx, m, &choices));
     if (!qlora__plan_squeeze(m, machine, &choices)) {
@@ -32952,36 +33745,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
                    ? qlora__plan_host_short(ctx, m, machine->host_bytes)
                    : qlora__plan_too_large(ctx, m, machine->bytes);
     }
-    if (choices.offload || choices.tile > 0) {
-        return QLORA_OK;
-    }
-    int64_t high = choices.recompute;
-    while (low < high) {
-        choices.recompute = (low + high) / 2;
-        qlora__plan_apply(m, &choices);
-        if (qlora__plan_fits(m, machine->bytes)) {
-            high = choices.recompute;
-        } else {
-            low = choices.recompute + 1;
-        }
-    }
-    choices.recompute = low;
-    bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (d->cache == QLORA_CHOICE_AUTO && fill && low == 0 && has_nf4) {
-        int64_t most = layers;
-        int64_t cached = 0;
-        while (cached < most) {
-            choices.cached = (cached + most + 1) / 2;
-            qlora__plan_apply(m, &choices);
-            if (qlora__plan_fits(m, machine->bytes)) {
-                cached = choices.cached;
-            } else {
-                most = choices.cached - 1;
-            }
-        }
-        choices.cached = cached;
-    }
-    qlora__plan_apply(m, &choices);
+    qlora__plan_fill(m, machine->bytes, fill, &choices);
     return QLORA_OK;
 }
 
@@ -33075,6 +33839,11 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
         "%lld cached in %s\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
         (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
+    if (plan->attention_layers > 0) {
+        qlora__append(buffer, size, &used,
+                      "  the output of attention is kept in %lld of the recomputed layers\n",
+                      (long long)plan->attention_layers);
+    }
     if (plan->tile > 0) {
         qlora__append(buffer, size, &used, "  everything but attention in tiles of %lld tokens\n",
                       (long long)plan->tile);
@@ -33206,7 +33975,7 @@ static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
 
 //@@ src/model/kept.h
 
-// ---- 4-bit weights that are kept in a file ------------------------------------------------------
+// ---- 4-bit and FP8 weights that are kept in a file ----------------------------------------------
 //
 // Quantising takes seconds at every start, so its result can be kept:
 //
@@ -33218,10 +33987,22 @@ static uint64_t qlora__identity_random(uint64_t seed, float deviation) {
 // checkpoints compare), in this format, for the same block sizes, and is undamaged. Otherwise it is
 // made again.
 
-#define QLORA__KEEP_MAGIC "qloraNF4"
 #define QLORA__KEEP_ORDER 0x01020304u // the data has the byte order of the machine
 #define QLORA__KEEP_FORMAT 1u // raise it when quantising gives other bits, or the file changes
-#define QLORA__KEEP_SUFFIX ".qlora-nf4"
+
+// What differs between the formats.
+typedef struct qlora__keep_kind {
+    char magic[9];
+    const char* suffix;
+    const char* what;
+} qlora__keep_kind;
+
+static const qlora__keep_kind qlora__keep_kinds[2] = {{"qloraNF4", ".qlora-nf4", "4-bit"},
+                                                      {"qloraFP8", ".qlora-fp8", "FP8"}};
+
+static const qlora__keep_kind* qlora__keep_kind_of(const qlora_model* m) {
+    return &qlora__keep_kinds[m->desc.base == QLORA_BASE_FP8 ? 1 : 0];
+}
 
 typedef struct qlora__keep_header {
     char magic[8];
@@ -33245,7 +34026,7 @@ typedef struct qlora__keep {
 
 // Whether this weight is quantised when it is loaded.
 static bool qlora__keep_takes(const qlora__projection* p) {
-    return p->is_nf4 && !p->stored;
+    return qlora__is_coded(p) && !p->stored;
 }
 
 // In the model folder, next to the GGUF file, or in the folder that the desc names, under the name
@@ -33269,7 +34050,7 @@ static qlora_result qlora__keep_path(qlora_ctx* ctx, const qlora_model* m, char*
     }
     char file[280];
     char parent[QLORA__PATH_ROOM];
-    snprintf(file, sizeof file, "%s" QLORA__KEEP_SUFFIX, name);
+    snprintf(file, sizeof file, "%s%s", name, qlora__keep_kind_of(m)->suffix);
     if (folder == NULL && gguf) {
         snprintf(parent, sizeof parent, "%.*s", (int)start, m->dir);
         folder = start > 0 ? parent : ".";
@@ -33289,7 +34070,7 @@ static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
     qlora__keep_header h;
     qlora__hash shapes;
     memset(&h, 0, sizeof h);
-    memcpy(h.magic, QLORA__KEEP_MAGIC, sizeof h.magic);
+    memcpy(h.magic, qlora__keep_kind_of(m)->magic, sizeof h.magic);
     h.order = QLORA__KEEP_ORDER;
     h.format = QLORA__KEEP_FORMAT;
     h.config = m->base_config;
@@ -33301,7 +34082,7 @@ static qlora__keep_header qlora__keep_header_of(const qlora_model* m) {
             const int64_t facts[] = {qlora__keep_takes(p), p->out,        p->in,
                                      p->nf4.block,         p->nf4.block2, p->nf4.absmax != NULL};
             qlora__hash_add(&shapes, facts, sizeof facts);
-            h.bytes += qlora__keep_takes(p) ? p->nf4.memory.bytes : 0;
+            h.bytes += qlora__keep_takes(p) ? qlora__codes_memory(p)->bytes : 0;
         }
     }
     h.shapes = qlora__hash_end(&shapes);
@@ -33326,7 +34107,7 @@ static const char* qlora__keep_fault(const qlora__keep* k) {
     }
     memcpy(&h, k->map.data, sizeof h);
     if (memcmp(h.magic, want->magic, sizeof h.magic) != 0) {
-        return "it is not a file of 4-bit weights";
+        return "it is not a file of such weights";
     }
     if (h.order != want->order || h.format != want->format) {
         return "it has another format or byte order";
@@ -33372,7 +34153,7 @@ static qlora_result qlora__keep_open(qlora_ctx* ctx, const qlora_model* m, qlora
         QLORA__LOG(ctx, WARN, MODEL, "%s is not used: %s; it is made again", k->path, fault);
         qlora__map_close(&ctx->env, &k->map);
     } else {
-        QLORA__LOG(ctx, INFO, MODEL, "4-bit weights from %s", k->path);
+        QLORA__LOG(ctx, INFO, MODEL, "%s weights from %s", qlora__keep_kind_of(m)->what, k->path);
     }
     return QLORA_OK;
 }
@@ -33413,7 +34194,7 @@ static qlora_result qlora__keep_fill(qlora_ctx* ctx, const qlora_model* m, const
         for (int i = 0; i < m->arch->layout->count; i++) {
             const qlora__projection* p = &m->layers[l].projections[i];
             if (qlora__keep_takes(p)) {
-                QLORA__TRY(qlora__keep_put(ctx, out, &p->nf4.memory, room, piece, &hash));
+                QLORA__TRY(qlora__keep_put(ctx, out, qlora__codes_memory(p), room, piece, &hash));
             }
         }
     }
@@ -33444,7 +34225,8 @@ static qlora_result qlora__keep_write(qlora_ctx* ctx, const qlora_model* m, cons
     r = qlora__keep_fill(ctx, m, k, room, piece, &out);
     qlora__free(ctx, room, piece);
     if (r == QLORA_OK) {
-        QLORA__LOG(ctx, INFO, MODEL, "4-bit weights kept in %s", k->path);
+        const char* what = qlora__keep_kind_of(m)->what;
+        QLORA__LOG(ctx, INFO, MODEL, "%s weights kept in %s", what, k->path);
     }
     return r;
 }
@@ -33614,13 +34396,70 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
     return r;
 }
 
+// FP8 codes and scales, as the file has them.
+static qlora_result qlora__load_fp8(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
+                                    const qlora__linear_source* source,
+                                    const qlora__projection* p) {
+    uint64_t count = qlora__st_elements(source->scales);
+    QLORA__TRY(qlora__fp8_values(&ctx->env, folder, source));
+    float* scales = (float*)qlora__alloc(ctx, (size_t)count * sizeof *scales);
+    if (scales == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__st_read_f32(source->scales, 0, count, scales);
+    qlora_result r = qlora__copy_in(ctx, p->fp8.scales, scales, (size_t)count * sizeof *scales);
+    qlora__free(ctx, scales, (size_t)count * sizeof *scales);
+    s->done += source->scales->bytes;
+    return r == QLORA_OK
+               ? qlora__stage(ctx, s, p->fp8.codes, source->weight->data, source->weight->bytes)
+               : r;
+}
+
+// Refuses a weight with values that are not finite: they have made a scale that is not.
+static qlora_result qlora__load_fp8_check(qlora_ctx* ctx, const char* name,
+                                          const qlora__fp8_weight* w) {
+    int64_t across = qlora__fp8_blocks(w->cols);
+    int64_t count = qlora__fp8_blocks(w->rows) * across;
+    float* scales = (float*)qlora__alloc(ctx, (size_t)count * sizeof *scales);
+    if (scales == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__copy_out(ctx, scales, w->scales, (size_t)count * sizeof *scales);
+    for (int64_t i = 0; i < count && r == QLORA_OK; i++) {
+        int64_t row = i / across * QLORA__FP8_BLOCK;
+        int64_t col = i % across * QLORA__FP8_BLOCK;
+        if (!qlora__finite(scales[i])) {
+            r = qlora__fail(ctx, QLORA_ERR_FORMAT,
+                            "%s has a value that is not finite between [%lld,%lld] and "
+                            "[%lld,%lld]; FP8 cannot represent it",
+                            name, (long long)row, (long long)col,
+                            (long long)(qlora__min(w->rows, row + QLORA__FP8_BLOCK) - 1),
+                            (long long)(qlora__min(w->cols, col + QLORA__FP8_BLOCK) - 1));
+        }
+    }
+    qlora__free(ctx, scales, (size_t)count * sizeof *scales);
+    return r;
+}
+
+// Quantises a matrix.
+static qlora_result qlora__load_codes(qlora_ctx* ctx, const char* name, const qlora_tensor* w,
+                                      qlora__coded to) {
+    if (to.nf4 != NULL) {
+        return qlora_nf4_quantise(ctx, w, to.nf4);
+    }
+    QLORA__TRY(qlora__fp8_weight_quantise(ctx, w, to.fp8));
+    return qlora__load_fp8_check(ctx, name, to.fp8);
+}
+
 // Weights in f32 are first rounded to bf16, as transformers does for bitsandbytes, so that the
 // codes are the same.
 static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
-                                          const qlora__st_tensor* t, const qlora__projection* p) {
+                                          const qlora__st_tensor* t, qlora__coded to) {
+    int64_t rows = to.nf4 != NULL ? to.nf4->rows : to.fp8->rows;
+    int64_t cols = to.nf4 != NULL ? to.nf4->cols : to.fp8->cols;
     qlora__st_tensor rounded = *t;
     uint16_t* half = NULL;
-    size_t n = (size_t)(p->out * p->in);
+    size_t n = (size_t)(rows * cols);
     if (t->dtype == QLORA__ST_F32) {
         half = (uint16_t*)qlora__alloc(ctx, n * 2);
         if (half == NULL) {
@@ -33636,9 +34475,9 @@ static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
         rounded.bytes = n * 2;
     }
     qlora_tensor raw;
-    qlora_result r = qlora__load_raw(ctx, s, &rounded, p->out, p->in, &raw);
+    qlora_result r = qlora__load_raw(ctx, s, &rounded, rows, cols, &raw);
     if (r == QLORA_OK) {
-        r = qlora_nf4_quantise(ctx, &raw, &p->nf4);
+        r = qlora__load_codes(ctx, t->name, &raw, to);
     }
     qlora__free(ctx, half, n * 2);
     return r;
@@ -33656,12 +34495,14 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__folder_make(&ctx->env, folder, &source.weight));
     }
     if (kept) {
-        const qlora_tensor* to = &p->nf4.memory;
+        const qlora_tensor* to = qlora__codes_memory(p);
         QLORA__TRY(qlora__stage(ctx, s, to->data, qlora__keep_next(s->keep, to->bytes), to->bytes));
     } else if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
-    } else if (p->is_nf4) {
-        QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, p));
+    } else if (source.fp8) {
+        QLORA__TRY(qlora__load_fp8(ctx, s, folder, &source, p));
+    } else if (qlora__is_coded(p)) {
+        QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, qlora__codes_of(p)));
     } else if (p->mapped.data == NULL) {
         QLORA__TRY(qlora__load_dense(ctx, s, source.weight, &p->dense));
     } else {
@@ -33710,6 +34551,34 @@ static qlora_result qlora__load_table(qlora_ctx* ctx, const qlora_model* m,
     return qlora__tensor_view(ctx, table, 0, m->plan.base_vocab, 0, m->plan.config.hidden, rows);
 }
 
+// Rows of a 4-bit head; they start with a block, and their scales are their own.
+static qlora_nf4 qlora__head_slice(const qlora_model* m, int64_t first, int64_t rows) {
+    qlora_nf4 w = m->head_nf4;
+    int64_t at = first * w.cols;
+    w.codes += at / 2;
+    w.absmax += at / w.block;
+    w.rows = rows;
+    return w;
+}
+
+static qlora_result qlora__load_head(qlora_ctx* ctx, qlora__stager* s,
+                                     const qlora__folder* folder) {
+    const qlora_nf4* head = &s->m->head_nf4;
+    const qlora__st_tensor* t = NULL;
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, "lm_head.weight", head->rows, head->cols, &t));
+    QLORA__TRY(qlora__folder_make(&ctx->env, folder, &t));
+    uint64_t row_bytes = (uint64_t)head->cols * (qlora__st_dtypes[t->dtype].bits / 8);
+    int64_t most = (int64_t)(s->m->operand.bytes / row_bytes) / QLORA__HEAD_ROWS * QLORA__HEAD_ROWS;
+    for (int64_t row = 0; row < head->rows; row += most) {
+        qlora_nf4 to = qlora__head_slice(s->m, row, qlora__min(most, head->rows - row));
+        qlora__st_tensor slice = *t;
+        slice.data = t->data + (uint64_t)row * row_bytes;
+        slice.bytes = (uint64_t)to.rows * row_bytes;
+        QLORA__TRY(qlora__load_quantised(ctx, s, &slice, qlora__coded_of(&to, NULL)));
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
                                        const qlora__folder* folder) {
     qlora_model* m = s->m;
@@ -33722,7 +34591,9 @@ static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
         QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
         QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &rows));
     }
-    if (!m->plan.config.tied && m->head_mapped.data == NULL) {
+    if (m->head_is_nf4) {
+        QLORA__TRY(qlora__load_head(ctx, s, folder));
+    } else if (!m->plan.config.tied && m->head_mapped.data == NULL) {
         QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
         QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &rows));
     }
@@ -33746,6 +34617,11 @@ static qlora_result qlora__load_check(qlora_ctx* ctx, qlora_model* m) {
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+            if (source.fp8 && !(p->stored && p->is_fp8)) {
+                return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                   "%s: %s is in FP8, but config.json has no quantization_config",
+                                   m->dir, name);
+            }
         }
     }
     return QLORA_OK;
@@ -33786,6 +34662,21 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
+// A random 4-bit head, in slices of one size, each with its own stream of random numbers.
+static qlora_result qlora__load_random_head(qlora_ctx* ctx, qlora_model* m, uint64_t seed,
+                                            float deviation) {
+    for (int64_t row = 0; row < m->head_nf4.rows; row += QLORA__HEAD_ROWS) {
+        qlora_nf4 to =
+            qlora__head_slice(m, row, qlora__min(QLORA__HEAD_ROWS, m->head_nf4.rows - row));
+        uint32_t stream = 0x80000000u + (uint32_t)(row / QLORA__HEAD_ROWS);
+        qlora_tensor w;
+        qlora__arena_window(&m->operand, 0, to.rows, to.cols, &w);
+        QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, &w));
+        QLORA__TRY(qlora_nf4_quantise(ctx, &w, &to));
+    }
+    return QLORA_OK;
+}
+
 // Random weights: each matrix has its own stream of random numbers; norms are 1 and biases 0.
 static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -33796,7 +34687,9 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     m->base_weights = qlora__identity_random(seed, deviation);
     QLORA__TRY(qlora__load_table(ctx, m, &m->embed, &rows));
     QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &rows));
-    if (!c->tied) {
+    if (m->head_is_nf4) {
+        QLORA__TRY(qlora__load_random_head(ctx, m, seed, deviation));
+    } else if (!c->tied) {
         QLORA__TRY(qlora__load_table(ctx, m, &m->head, &rows));
         QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &rows));
     }
@@ -33807,11 +34700,11 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
             qlora__projection* p = &layer->projections[i];
             qlora_tensor w;
             qlora__arena_window(&m->operand, 0, p->out, p->in, &w);
-            const qlora_tensor* to = p->is_nf4 ? &w : &p->dense;
+            const qlora_tensor* to = qlora__is_coded(p) ? &w : &p->dense;
             uint32_t stream = (uint32_t)(2 + l * QLORA__PROJECTIONS + i);
             QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, to));
-            if (p->is_nf4) {
-                QLORA__TRY(qlora_nf4_quantise(ctx, &w, &p->nf4));
+            if (qlora__is_coded(p)) {
+                QLORA__TRY(qlora__load_codes(ctx, "a random weight", &w, qlora__codes_of(p)));
             }
             if (p->has_bias) {
                 QLORA__TRY(qlora__tensor_zero(ctx, &p->bias));
@@ -33854,8 +34747,9 @@ static bool qlora__stack_is_dora(const qlora_model* m, const qlora__layer* layer
 static qlora_result qlora__dora_weight(qlora_ctx* ctx, const qlora_model* m,
                                        const qlora__projection* p, qlora_tensor* w) {
     qlora__arena_window(&m->operand, 0, p->out, p->in, w);
-    QLORA__TRY(p->is_nf4 ? qlora__nf4_window(ctx, &p->nf4, 0, 0, w, m->compute == QLORA_F32)
-                         : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
+    QLORA__TRY(qlora__is_coded(p)
+                   ? qlora__coded_window(ctx, qlora__codes_of(p), 0, 0, w)
+                   : qlora__point(ctx, QLORA__POINT_SCALE, &p->dense, NULL, 1.0f, w));
     return qlora__linear_gemm(ctx, m->math, false, false, false, 1.0f, 1.0f, &p->sb, &p->a, w);
 }
 
@@ -33903,12 +34797,6 @@ static const qlora_tensor* qlora__head_table(const qlora_model* m) {
 // Whether the gradient of the residual stream below layer 0 is needed.
 static bool qlora__trains_embedding(const qlora_model* m) {
     return m->saved_embed || m->token_count > 0;
-}
-
-// Whether the head has gradients.
-static bool qlora__trains_head(const qlora_model* m) {
-    return m->saved_head || m->saved_tied ||
-           (m->token_count > 0 && (m->plan.config.tied || m->tokens_twice || m->head_rows));
 }
 
 // Writes the trained rows, or those of the base, into the embedding and a head that also has them,
@@ -34906,6 +35794,7 @@ static void qlora__stack_alone(const qlora__layer* layer, int group, qlora__stac
                                       row * layer->operands[group].ld, s->linear.in);
         part->dense = &s->weights[i];
         part->nf4 = NULL;
+        part->fp8 = NULL;
         row += part->out;
     }
     s->linear.operand = NULL;
@@ -35437,10 +36326,17 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
 static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
                                         const qlora_tensor* from, const qlora_tensor* to) {
     const qlora_model* m = pass->m;
+    float alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    if (m->head_is_nf4) {
+        // No weights of a layer are needed until the next layer begins.
+        const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->operand};
+        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
+        return qlora__nf4_multiply(pass->ctx, &way, from, &m->head_nf4, to);
+    }
     qlora_gemm_desc gemm;
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = !backward;
-    gemm.alpha = (float)(1.0 / m->plan.config.logits_divisor);
+    gemm.alpha = alpha;
     return qlora__gemm_run(pass->ctx, pass->math, backward, &gemm, from, qlora__head_table(m), to);
 }
 
@@ -35623,11 +36519,13 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
                                                          : QLORA_OK;
 }
 
-// Recomputes the activations that a layer did not keep; with tiles, only up to attention.
+// Recomputes the activations that a layer did not keep; with tiles, only up to attention. The
+// attention of a long sequence takes as long as all products of its layer, and its output is as
+// small as the layer's input, so that is kept first where there is memory.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     QLORA__TRY(qlora__layer_heads(pass, layer, true));
-    QLORA__TRY(qlora__layer_attention(pass, layer));
+    QLORA__TRY(layer->keeps_attention ? QLORA_OK : qlora__layer_attention(pass, layer));
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(pass, layer);
 }
 
@@ -36114,7 +37012,8 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
-// With more than 8 texts, z of every stack is a product of its own.
+// With more than 8 texts, z of every stack is a product of its own. With one text, attention and
+// gate and up leave partial sums of z of o and down, which are complete with them.
 
 #ifndef QLORA_NO_CUDA
 
@@ -36156,6 +37055,9 @@ typedef struct qlora__decode_product {
     int32_t a_rank;
     float alpha;
     float cap;
+    const void* low;
+    int32_t slices;
+    int32_t unused;
 } qlora__decode_product;
 
 // Same layout as decode_many in kernels/decode_many.cuh.
@@ -36220,7 +37122,9 @@ typedef struct qlora__decode_attention {
     float scale;
     float cap;
     float eps;
-    int32_t unused;
+    int32_t a_rank;
+    const void* a;
+    void* z;
 } qlora__decode_attention;
 
 // Launches a kernel of a step. The first one of a step waits for everything before it: what the
@@ -36253,53 +37157,68 @@ typedef struct qlora__decode_kind {
 static const qlora__decode_kind qlora__decode_kinds[3] = {
     {QLORA__K_decode_dense, 128, 0, 4},
     {QLORA__K_decode_nf4, 256, 256 * 32 * 4 + 256 * 4, 4},
-    {QLORA__K_decode_row_nf4, 128, 256 * 256 + 256 * 4, 3},
+    {QLORA__K_decode_row_nf4, 256, 256 * 32 * 4 + 256 * 4, 1},
 };
 
-// The shared memory of a product of one row without the sums of its tiles: table, map, x and z.
-static int64_t qlora__decode_one_fixed(const qlora__decode_kind* kind,
-                                       const qlora__decode_product* p) {
-    int64_t z = 0;
-    for (int i = 0; i < p->count; i++) {
+// How a product of one row is launched.
+typedef struct qlora__decode_one_form {
+    int64_t warps;
+    int64_t blocks;
+    int64_t shared;
+} qlora__decode_one_form;
+
+// The shared memory of a block with `units` tiles: table, map, rings, x, z, the sums of warps that
+// share a tile, and what z of the next stack needs.
+static int64_t qlora__decode_one_shared(const qlora__decode_product* p, int64_t warps,
+                                        int64_t units) {
+    const qlora__decode_kind* kind = &qlora__decode_kinds[2];
+    int64_t z = p->low != NULL ? p->parts[0].rank : 0;
+    for (int i = 0; i < p->count && p->low == NULL; i++) {
         int64_t end = p->parts[i].sb != NULL ? p->parts[i].z_at + p->parts[i].rank - p->K : 0;
         z = qlora__max(z, end);
     }
-    return (int64_t)kind->shared + 64 + qlora__ceil_div(p->K, kind->step) * kind->step * 2 +
-           (z + 3) / 4 * 16;
+    int64_t pieces = qlora__ceil_div(p->K, kind->step);
+    int64_t tiles = units * (p->gated != 0 ? 2 : 1);
+    int64_t each = qlora__ceil_div(tiles * pieces, warps);
+    int64_t slots = (pieces - 1 + each - 1) / each + 1; // as in kernels/decode_row.cuh
+    int64_t low = p->a != NULL ? units * (p->a_rank * 32 + 64) : 0;
+    return (int64_t)kind->shared + warps * 2 * 2048 + pieces * kind->step * 2 + (z + 3) / 4 * 16 +
+           tiles * slots * 64 + low;
 }
 
-// A product of one row. The warps of a block divide the pieces of K evenly, so that as many of the
-// 16 that a multiprocessor runs at a time are busy; long runs of pieces are better.
-static qlora_result qlora__decode_one(const qlora_model* m, const qlora__decode_kind* kind,
-                                      qlora__decode_product* p) {
-    int64_t pieces = qlora__ceil_div(p->K, kind->step);
-    int64_t warps = 1;
-    int64_t together = 1;
-    double best = 0.0;
-    for (int64_t each = qlora__ceil_div(pieces, 16); each <= pieces && each < 16; each++) {
-        int64_t w = qlora__ceil_div(pieces, each);
-        int64_t blocks = qlora__min(16 / w, kind->together);
-        double busy = (double)(blocks * pieces) / (double)each;
-        if (busy >= best) {
-            best = busy;
-            warps = w;
-            together = blocks;
+// A block on every multiprocessor, more only if the sums of its tiles would not fit. 16 warps, or 8
+// on devices with little shared memory. False if one row is too long.
+static bool qlora__decode_one_find(const qlora_model* m, const qlora__decode_product* p,
+                                   qlora__decode_one_form* f) {
+    const qlora__gpu* gpu = m->ctx->gpu;
+    int64_t units = qlora__decode_units(p);
+    for (f->warps = 16; f->warps >= 8; f->warps /= 2) {
+        int64_t most = qlora__ceil_div(units, gpu->sm_count);
+        while (most > 1 && qlora__decode_one_shared(p, f->warps, most) > gpu->max_shared) {
+            most--;
+        }
+        f->blocks = qlora__min(units, qlora__max(gpu->sm_count, qlora__ceil_div(units, most)));
+        // More than half of what a multiprocessor has: its blocks are to be spread evenly.
+        f->shared = gpu->max_shared / 2;
+        for (int64_t i = units / f->blocks; i <= qlora__ceil_div(units, f->blocks); i++) {
+            f->shared = qlora__max(f->shared, qlora__decode_one_shared(p, f->warps, i));
+        }
+        if (f->shared <= gpu->max_shared) {
+            return f->blocks <= QLORA__DECODE_LOW;
         }
     }
-    if (best <= 0.0) { // very long rows
-        warps = qlora__ceil_div(pieces, qlora__ceil_div(pieces, 16));
+    return false;
+}
+
+static qlora_result qlora__decode_one(const qlora_model* m, qlora__decode_product* p) {
+    qlora__decode_one_form f;
+    if (!qlora__decode_one_find(m, p, &f)) {
+        return qlora__fail(m->ctx, QLORA_ERR_STATE, "a product of %d columns has no kernel",
+                           (int)p->K);
     }
-    int64_t units = qlora__decode_units(p);
-    int64_t fixed = qlora__decode_one_fixed(kind, p);
-    int64_t tile = warps * 64 * (p->gated != 0 ? 2 : 1);
-    together = qlora__max(1, qlora__min(together, m->ctx->gpu->max_shared / (fixed + 4 * tile)));
-    int64_t blocks = qlora__min(units, m->ctx->gpu->sm_count * together);
-    int64_t room = m->ctx->gpu->max_shared / together - 2048 - fixed;
-    blocks = qlora__max(blocks, qlora__ceil_div(units, qlora__max(1, room / tile)));
-    int64_t shared = fixed + qlora__ceil_div(units, blocks) * tile;
     void* args[] = {p};
-    return qlora__decode_launch(m, kind->kernel, blocks, 1, 1, (uint32_t)warps * 32,
-                                (uint32_t)shared, args);
+    return qlora__decode_launch(m, qlora__decode_kinds[2].kernel, f.blocks, 1, 1,
+                                (uint32_t)f.warps * 32, (uint32_t)f.shared, args);
 }
 
 // Whether the products of a step are those of many rows.
@@ -36360,29 +37279,26 @@ static qlora_result qlora__decode_low(const qlora_model* m, const qlora_linear_d
     return qlora__decode_all(m, false, &p);
 }
 
-// Whether a product of a single row has a kernel of its own. On an H200 it is faster for long rows
-// and for stacks whose adapter is left to the next kernel, and slower for the others. The whole row
-// must fit in shared memory, of which many devices have 99 KB.
+// Whether a product of a single row has a kernel of its own. The whole row must fit in shared
+// memory, of which many devices have 99 KB.
 static bool qlora__decode_is_one(const qlora_model* m, bool nf4, const qlora__decode_product* p) {
     uint32_t v = m->decode.variants;
-    bool pays = p->K >= 1024 || p->a != NULL;
-    int64_t sums = 16 * 64 * 2 * 4; // of a gated tile of 16 warps, more than once
-    bool fits = qlora__decode_one_fixed(&qlora__decode_kinds[2], p) + sums + 2048 <=
-                m->ctx->gpu->max_shared;
-    return p->rows == 1 && nf4 && fits &&
-           ((v & QLORA__DECODE_ONE) != 0 || (pays && (v & QLORA__DECODE_LONG) != 0));
+    for (int i = 0; i < p->count; i++) {
+        nf4 = nf4 && p->parts[i].N % 16 == 0;
+    }
+    qlora__decode_one_form f;
+    return p->rows == 1 && nf4 && (v & QLORA__DECODE_ONE) != 0 && qlora__decode_one_find(m, p, &f);
 }
 
-static qlora_result qlora__decode_multiply(const qlora_model* m, bool nf4,
+static qlora_result qlora__decode_multiply(const qlora_model* m, bool nf4, bool one,
                                            qlora__decode_product* p) {
     if (qlora__decode_is_many(m)) {
         return qlora__decode_all(m, nf4, p);
     }
-    bool one = qlora__decode_is_one(m, nf4, p);
-    const qlora__decode_kind* kind = &qlora__decode_kinds[one ? 2 : nf4 ? 1 : 0];
     if (one) {
-        return qlora__decode_one(m, kind, p);
+        return qlora__decode_one(m, p);
     }
+    const qlora__decode_kind* kind = &qlora__decode_kinds[nf4 ? 1 : 0];
     int64_t steps = qlora__ceil_div(p->K, kind->step);
     int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 8));
     // As many blocks as run at once: registers allow 16 warps, shared memory a few tables. Two
@@ -36458,11 +37374,59 @@ static void qlora__decode_stack(const qlora_model* m, const qlora__layer* layer,
     }
 }
 
+static bool qlora__decode_is_later(int group) {
+    return group == QLORA__O || group == QLORA__DOWN;
+}
+
+// Whether the stacks of a layer, all of them, are multiplied by the kernel for a single row. The
+// adapters of o and down then need no other kernel.
+static bool qlora__decode_row_fits(const qlora_model* m, const qlora__layer* layer) {
+    bool fits = m->decode.texts == 1 && m->decode.counters.cols <= QLORA__DECODE_LOW;
+    for (int g = 0; g < QLORA__GROUPS && fits; g++) {
+        qlora__decode_product p;
+        qlora__decode_stack(m, layer, g, false, &p);
+        if (g == QLORA__GATE_UP) { // which also leaves z of down
+            p.gated = 1;
+            p.a = m->decode.z.data;
+            p.a_rank = (int32_t)m->decode.z_rank;
+        }
+        fits = qlora__decode_is_one(m, layer->linears[g].parts[0].nf4 != NULL, &p);
+    }
+    return fits;
+}
+
+// The adapters of o and down in products of one row: z of down is left by gate and up, that of o by
+// attention.
+static void qlora__decode_row_low(const qlora_model* m, const qlora__layer* layer, int group,
+                                  qlora__decode_product* p) {
+    const qlora_linear_part* down = &layer->linears[QLORA__DOWN].parts[0];
+    if (!m->use_adapters) {
+        return;
+    }
+    if (group == QLORA__GATE_UP && down->rank > 0) {
+        p->a = down->a->data;
+        p->a_rank = (int32_t)down->rank;
+        p->z = m->decode.z.data;
+    } else if (qlora__decode_is_later(group) && p->parts[0].rank > 0) {
+        p->low = m->decode.z.data;
+        p->slices = (int32_t)m->decode.counters.cols;
+        if (group == QLORA__DOWN) {
+            qlora__decode_product before;
+            qlora__decode_stack(m, layer, QLORA__GATE_UP, false, &before);
+            before.gated = 1;
+            qlora__decode_row_low(m, layer, QLORA__GATE_UP, &before);
+            qlora__decode_one_form f;
+            p->slices = qlora__decode_one_find(m, &before, &f) ? (int32_t)f.blocks : 0;
+        }
+    }
+}
+
 static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora__layer* layer,
                                               int group, const qlora_tensor* x,
                                               const qlora_tensor* y) {
     qlora__decode_product p;
-    bool later = group == QLORA__O || group == QLORA__DOWN;
+    bool row = qlora__decode_row_fits(m, layer);
+    bool later = qlora__decode_is_later(group) && !row;
     qlora__decode_stack(m, layer, group, later, &p);
     if (later && qlora__decode_is_many(m)) {
         QLORA__TRY(qlora__decode_low(m, &layer->linears[group], x, m->decode.z.data,
@@ -36476,7 +37440,10 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     if (group == QLORA__GATE_UP) {
         p.gated = (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
     }
-    return qlora__decode_multiply(m, layer->linears[group].parts[0].nf4 != NULL, &p);
+    if (row) {
+        qlora__decode_row_low(m, layer, group, &p);
+    }
+    return qlora__decode_multiply(m, layer->linears[group].parts[0].nf4 != NULL, row, &p);
 }
 
 // The norm before a stack (`next`; NULL = the head). `before` is the stack whose output is added to
@@ -36512,6 +37479,9 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
         p.z = d->z.data;
         p.z_rank = m->use_adapters ? (int32_t)part->rank : 0;
         p.sb = part->rank > 0 ? part->sb->data : NULL;
+        if (qlora__decode_row_fits(m, b->layer)) { // y has the adapter already
+            p.z_rank = 0;
+        }
         p.after = b->after != NULL ? b->after->data : NULL;
         p.scale = (float)c->residual_scale;
     } else {
@@ -36531,11 +37501,12 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     int64_t blocks = qlora__max(1, qlora__min(rank, m->ctx->gpu->sm_count / d->texts));
     void* args[] = {&p};
     uint32_t shared = (uint32_t)(p.hidden + p.z_rank) * 4;
-    qlora_result r =
-        b->layer == NULL
-            ? qlora__launch(m->ctx, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared, args)
-            : qlora__decode_launch(m, QLORA__K_decode_norm, blocks, d->texts, 1, 1024, shared,
-                                   args);
+    // Few enough for a block of the next product to fit beside one.
+    uint32_t threads = p.z_rank == 0 && d->texts == 1 ? 512 : 1024;
+    qlora_result r = b->layer == NULL ? qlora__launch(m->ctx, QLORA__K_decode_norm, blocks,
+                                                      d->texts, 1, threads, shared, args)
+                                      : qlora__decode_launch(m, QLORA__K_decode_norm, blocks,
+                                                             d->texts, 1, threads, shared, args);
     if (r != QLORA_OK || !many || b->next == NULL) {
         return r;
     }
@@ -36578,9 +37549,18 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
         c->attention_scale > 0.0 ? (float)c->attention_scale : 1.0f / sqrtf((float)c->head_dim);
     p.cap = (float)c->attention_cap;
     p.eps = (float)c->rms_eps;
+    const qlora_linear_part* o = &layer->linears[QLORA__O].parts[0];
+    if (m->use_adapters && o->rank > 0 && qlora__decode_row_fits(m, layer)) {
+        p.a = o->a->data;
+        p.a_rank = (int32_t)o->rank;
+        p.z = d->z.data;
+    }
     void* args[] = {&p};
+    int64_t tile = c->head_dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
+    int64_t row = qlora__ceil_div(c->head_dim, 16) * 16 + 8; // as in kernels/decode.cu
+    uint32_t shared = (uint32_t)(2 * tile * row * 2);
     return qlora__decode_launch(m, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
-                                256, 0, args);
+                                256, shared, args);
 }
 
 // Chooses the next tokens from the logits.
@@ -36603,12 +37583,14 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
 static qlora_result qlora__decode_head(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
-    const qlora_tensor* head = qlora__head_table(m);
+    qlora_linear_part head;
     qlora__decode_product p;
+    memset(&head, 0, sizeof head);
     memset(&p, 0, sizeof p);
-    p.parts[0].w = head->data;
-    p.parts[0].ld = head->ld;
-    p.parts[0].N = (int32_t)c->vocab;
+    head.nf4 = m->head_is_nf4 ? &m->head_nf4 : NULL;
+    head.dense = qlora__head_table(m);
+    p.parts[0] = qlora__decode_part_of(&head, 0, c->vocab, 0);
+    p.maps = m->head_is_nf4 ? m->head_nf4.maps : NULL;
     p.count = 1;
     p.x = d->x.data;
     p.ldx = d->x.ld;
@@ -36619,7 +37601,7 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     p.rows = (int32_t)d->texts;
     p.alpha = (float)(1.0 / c->logits_divisor);
     p.cap = (float)c->logits_cap;
-    return qlora__decode_multiply(m, false, &p);
+    return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }
 
 // Enqueues the kernels of a step.
@@ -36738,7 +37720,7 @@ static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
 
 // ---- preparing a model --------------------------------------------------------------------------
 
-// Sets the pointers and maps of NF4 weights once the arena is allocated.
+// Sets the pointers and maps of weights with codes once the arena is allocated.
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -36747,10 +37729,13 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
             if (p->is_nf4) {
                 qlora_tensor memory = p->nf4.memory;
                 QLORA__TRY(qlora_nf4_wrap(ctx, &p->nf4_desc, &memory, &p->nf4));
+            } else if (p->is_fp8) {
+                qlora__fp8_weight_wrap(ctx, p->out, p->in, &p->fp8.memory, &p->fp8);
             }
         }
     }
-    return QLORA_OK;
+    qlora_tensor head = m->head_nf4.memory;
+    return m->head_is_nf4 ? qlora_nf4_wrap(ctx, &m->head_desc, &head, &m->head_nf4) : QLORA_OK;
 }
 
 typedef struct qlora__ready_job {
@@ -36842,11 +37827,11 @@ static void qlora__model_operands(qlora_model* m) {
                 qlora__model_fp8(m, l, g);
                 continue;
             }
-            bool any_nf4 = false;
+            bool any_coded = false;
             for (int i = 0; i < linear->count; i++) {
-                any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
+                any_coded = any_coded || linear->parts[i].dense == NULL;
             }
-            bool needed = any_nf4 && (layer->cached || !qlora__model_reads_weights(m));
+            bool needed = any_coded && (layer->cached || !qlora__model_reads_weights(m));
             linear->operand = needed ? &layer->operands[g] : NULL;
             if (!layer->cached) {
                 qlora__arena_window(&m->operand, m->operand_at[g],
@@ -36870,11 +37855,12 @@ static qlora_result qlora__model_use_copies(qlora_ctx* ctx, qlora_model* m) {
             for (int i = 0; i < linear->count; i++) {
                 qlora__projection* p = &layer->projections[m->arch->layout->groups[g].first + i];
                 qlora_linear_part* part = &linear->parts[i];
-                if (part->nf4 != NULL) {
+                if (part->dense == NULL) {
                     QLORA__TRY(qlora__tensor_view(ctx, &layer->operands[g], row, part->out, 0,
                                                   linear->in, &p->dense));
                     part->dense = &p->dense;
                     part->nf4 = NULL;
+                    part->fp8 = NULL;
                 }
                 row += part->out;
             }
@@ -36978,12 +37964,15 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool 
 static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
-        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
+        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4 ||
+                   m->head_is_nf4;
+        bool fp8 = m->layers[0].projections[0].is_fp8 || m->desc.base == QLORA_BASE_FP8;
         // The kernels that only decoding uses are loaded by the dry run.
         const qlora_model_config* c = &m->plan.config;
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                               nf4, true, m->dir == NULL);
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
+        need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         return qlora__cache_warm(ctx, need | (qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0));
     }
 #else
@@ -37359,10 +38348,7 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
     if (m->plan.host > 0) {
         QLORA__TRY(qlora__away_open(ctx));
-        m->host = qlora__away_alloc(ctx, (size_t)m->plan.host);
-        if (m->host == NULL) {
-            return ctx->dead[0] != '\0' ? QLORA_ERR_DEVICE_LOST : QLORA_ERR_MEMORY;
-        }
+        QLORA__TRY(qlora__away_alloc(ctx, (size_t)m->plan.host, &m->host));
     }
     qlora__model_layout(m, (char*)m->arena->data);
     qlora__model_operands(m);
@@ -37390,6 +38376,7 @@ static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__choices choices;
     choices.recompute = plan->recompute_layers;
+    choices.attention = plan->attention_layers;
     choices.cached = plan->cached_layers;
     choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
     choices.every = plan->offload_every;
@@ -38468,15 +39455,15 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
 
 // One tensor of the merged model.
 typedef struct qlora__merge_item {
-    const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit
+    const qlora__st_tensor* tensor;      // of the folder; the codes if the weight is 4-bit or FP8
     const qlora__projection* projection; // NULL if it is not a projection
     int64_t norm_at;                     // offset in the parameter arena; -1 if not a trained norm
     int64_t saved_at;                    // the same for a whole trained matrix
     int64_t rows_at;                     // the same for trained rows; -1 if it has none
     int64_t grown;                       // its rows with those of new tokens; 0 = no new ones
     int64_t norm_width;
-    bool nf4;
-    bool foreign;                // a 4-bit weight that the model has not loaded
+    bool coded;                  // the weight of the model, which is 4-bit or FP8
+    bool foreign;                // a 4-bit or FP8 weight that the model has not loaded
     qlora__linear_source source; // of a foreign weight
     bool raw;                    // not floats: the bytes are copied
     int64_t shape[2];
@@ -38492,7 +39479,7 @@ typedef struct qlora__merge {
     const char* dir;
     const char* tokenizer; // folder of the tokenizer's files; NULL = that of the model
     qlora_dtype dtype;
-    bool trained; // merge into the dequantised 4-bit weights
+    bool trained; // merge into the dequantised 4-bit or FP8 weights
     qlora__folder folder;
     qlora__merge_item* items;
     qlora__st_entry* entries; // of the current shard
@@ -38513,7 +39500,7 @@ typedef struct qlora__merge {
     uint8_t* packed;
 } qlora__merge;
 
-// The adapter of one module and, if it is 4-bit, its weight, in host memory.
+// The adapter of one module and, if it is 4-bit or FP8, its weight, in host memory.
 typedef struct qlora__merge_module {
     float* a;
     float* b;
@@ -38522,6 +39509,7 @@ typedef struct qlora__merge_module {
     uint8_t* memory;
     size_t memory_bytes;
     qlora_nf4 nf4; // addresses in memory
+    qlora__fp8_weight fp8;
 } qlora__merge_module;
 
 typedef struct qlora__merge_rows {
@@ -38540,7 +39528,10 @@ static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
     int64_t cols = job->item->cols;
     for (int64_t row = begin; row < end; row++) {
         float* values = job->values + row * cols;
-        for (int64_t i = 0; i < cols && job->item->nf4; i++) {
+        if (job->item->coded && p->is_fp8) {
+            qlora__fp8_widen(&job->module->fp8, job->first + row, 0, cols, values);
+        }
+        for (int64_t i = 0; i < cols && job->item->coded && p->is_nf4; i++) {
             int64_t e = (job->first + row) * cols + i;
             values[i] =
                 w->maps[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
@@ -38598,14 +39589,20 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
             QLORA__TRY(qlora__floats_out(ctx, p->magnitude.data, p->out, out->magnitude));
         }
     }
-    if (item->nf4) {
-        const char* from = (const char*)p->nf4.memory.data;
-        out->memory_bytes = p->nf4.memory.bytes;
+    if (item->coded) {
+        const char* from = (const char*)qlora__codes_memory(p)->data;
+        out->memory_bytes = qlora__codes_memory(p)->bytes;
         out->memory = (uint8_t*)qlora__alloc(ctx, out->memory_bytes);
         if (out->memory == NULL) {
             return QLORA_ERR_MEMORY;
         }
         QLORA__TRY(qlora__copy_out(ctx, out->memory, from, out->memory_bytes));
+        if (p->is_fp8) {
+            qlora_tensor memory = p->fp8.memory;
+            memory.data = out->memory;
+            qlora__fp8_weight_wrap(ctx, p->out, p->in, &memory, &out->fp8);
+            return QLORA_OK;
+        }
         out->nf4 = p->nf4;
         struct {
             const void* device;
@@ -38643,6 +39640,25 @@ static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_
         memcpy(g->packed + (size_t)i * 2, &half, 2);
     }
     return QLORA_OK;
+}
+
+// The same of an FP8 weight.
+static void qlora__merge_foreign_fp8(const qlora__merge_item* item, int64_t first, int64_t rows,
+                                     float* values) {
+    const qlora__linear_source* s = &item->source;
+    float scale = 0.0f;
+    for (int64_t i = 0; i < rows * item->cols; i++) {
+        int64_t row = first + i / item->cols;
+        int64_t col = i % item->cols;
+        if (col % QLORA__FP8_BLOCK == 0) {
+            qlora__st_read_f32(
+                s->scales,
+                (uint64_t)(row / QLORA__FP8_BLOCK * s->scales->shape[1] + col / QLORA__FP8_BLOCK),
+                1, &scale);
+        }
+        float value = qlora__e4m3_to(s->weight->data[row * item->cols + col]) * scale;
+        values[i] = qlora__bf16_to(qlora__bf16_from(value));
+    }
 }
 
 // Dequantises rows [first, first + rows) of a 4-bit weight that is only in the folder.
@@ -38694,9 +39710,11 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
                             rows * item->cols, &own);
         return qlora__floats_out(g->ctx, own.data, rows * item->cols, g->values);
     }
-    if (item->foreign) {
+    if (item->foreign && item->source.fp8) {
+        qlora__merge_foreign_fp8(item, first, rows, g->values);
+    } else if (item->foreign) {
         qlora__merge_foreign(item, first, rows, g->values);
-    } else if (!item->nf4) {
+    } else if (!item->coded) {
         // Rows of new tokens are not in the file; all of them are trained.
         int64_t has = item->grown > 0 ? g->m->plan.base_vocab : item->rows;
         int64_t here = qlora__max(0, qlora__min(rows, has - first));
@@ -38707,8 +39725,8 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         qlora__merge_rows job;
         job.item = item;
         job.module = module;
-        // As in a training step, 4-bit values are rounded to bf16 in every mode.
-        job.via_bf16 = item->nf4 || item->foreign || (g->trained && g->m->compute == QLORA_BF16);
+        // As in a training step, values of codes are rounded to bf16 in every mode.
+        job.via_bf16 = item->coded || item->foreign || (g->trained && g->m->compute == QLORA_BF16);
         job.first = first;
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
@@ -38753,11 +39771,11 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     return r;
 }
 
-// Whether a tensor is an auxiliary part of a bitsandbytes weight, which the merged weight does not
-// need.
-static bool qlora__is_bnb_part(const char* name) {
-    static const char* const ends[] = {".absmax", ".quant_map", ".nested_absmax",
-                                       ".nested_quant_map", qlora__bnb_suffix};
+// Whether a tensor is an auxiliary part of a bitsandbytes or FP8 weight, which the merged weight
+// does not need.
+static bool qlora__is_code_part(const char* name) {
+    static const char* const ends[] = {".absmax",           ".quant_map",      ".nested_absmax",
+                                       ".nested_quant_map", qlora__bnb_suffix, QLORA__FP8_SUFFIX};
     size_t length = strlen(name);
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
         size_t n = strlen(ends[i]);
@@ -38822,16 +39840,18 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain,
     }
 }
 
-// Whether a tensor that the model has not loaded is the codes of a 4-bit weight.
+// Whether a tensor that the model has not loaded is the codes of a 4-bit or FP8 weight.
 static qlora_result qlora__merge_find_foreign(const qlora__merge* g,
                                               const qlora__folder_entry* entry,
                                               qlora__merge_item* item) {
     char state[320];
     snprintf(state, sizeof state, "%.280s%s", entry->name, qlora__bnb_suffix);
-    if (qlora__folder_find(&g->folder, state) == NULL) {
+    bool fp8 = entry->tensor->dtype == QLORA__ST_F8_E4M3;
+    if (!fp8 && qlora__folder_find(&g->folder, state) == NULL) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__folder_linear(&g->ctx->env, &g->folder, entry->name, -1, -1, &item->source));
+    QLORA__TRY(fp8 ? qlora__fp8_values(&g->ctx->env, &g->folder, &item->source) : QLORA_OK);
     item->foreign = true;
     item->shape[0] = item->source.rows;
     item->shape[1] = item->source.cols;
@@ -38849,9 +39869,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     const qlora__projection* p = item->projection;
     bool is_float = qlora__st_is_float(t);
     bool loaded = p != NULL && qlora__computes(g->m);
-    item->nf4 = loaded && p->is_nf4 && (g->trained || !is_float);
+    item->coded = loaded && qlora__is_coded(p) && (g->trained || !is_float);
     QLORA__TRY(!loaded && !is_float ? qlora__merge_find_foreign(g, entry, item) : QLORA_OK);
-    item->raw = !item->nf4 && !item->foreign && !is_float;
+    item->raw = !item->coded && !item->foreign && !is_float;
     bool moved =
         item->foreign && p != NULL && (item->shape[0] != p->out || item->shape[1] != p->in);
     if (p != NULL) {
@@ -38860,7 +39880,7 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
     }
     bool changed =
         moved ||
-        (p != NULL && !item->nf4 && !item->foreign &&
+        (p != NULL && !item->coded && !item->foreign &&
          (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
         ((item->saved_at >= 0 || item->rows_at >= 0) &&
          (item->raw || t->rank != 2 || t->shape[0] != g->m->plan.base_vocab ||
@@ -38884,7 +39904,7 @@ static qlora_result qlora__merge_plan(qlora__merge* g, uint64_t shard_bytes) {
     uint64_t filled = 0;
     for (uint32_t i = 0; i < g->folder.count; i++) {
         const qlora__folder_entry* entry = &g->folder.entries[g->folder.by_name[i]];
-        if (qlora__is_bnb_part(entry->name)) {
+        if (qlora__is_code_part(entry->name)) {
             continue;
         }
         qlora__merge_item* item = &g->items[g->count];
@@ -40791,6 +41811,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
     qlora__state_add_later(s, "tile", QLORA__NOTED, (double)m->plan.tile);
     qlora__state_add_method(s, d);
+    qlora__state_add_later(s, "head", QLORA__SAME, (double)m->desc.head);
     qlora__state_add_later(s, "optimizer", QLORA__SAME, (double)m->desc.optimizer);
     qlora__state_add_machine(s, t->ctx);
     qlora__state_add_back(s, "step", &s->step);
@@ -45167,4 +46188,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end bf35f216ef6598ad
+//@@ end e2e06ad3aa1dd713
