@@ -487,7 +487,7 @@ static int64_t qlora__operand_elements(qlora_model* m) {
 static void qlora__layout_wide(qlora__arena* arena, qlora_model* m) {
     int64_t most = 0;
     for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL; l++) {
-        qlora__wide* wide = &m->wide[l];
+        qlora__wide_layer* wide = &m->wide[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
             int64_t a_at[QLORA_LINEAR_PARTS];
             int64_t b_at[QLORA_LINEAR_PARTS];

@@ -57,7 +57,7 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
                                     stack->linear.owners != NULL ? 0.0f : 1.0f);
     }
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
-        const qlora__wide* wide = &pass->m->wide[stack->linear.layer];
+        const qlora__wide_layer* wide = &pass->m->wide[stack->linear.layer];
         r = qlora__collect(ctx, &wide->shares[group], wide->share_count[group], wide->most[group],
                            &pass->m->batch.states);
     }

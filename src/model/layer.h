@@ -136,6 +136,7 @@ static void qlora__stack_alone(const qlora__layer* layer, int group, qlora__stac
                                       row * layer->operands[group].ld, s->linear.in);
         part->dense = &s->weights[i];
         part->nf4 = NULL;
+        part->fp8 = NULL;
         row += part->out;
     }
     s->linear.operand = NULL;

@@ -126,13 +126,13 @@ typedef struct qlora__lora {
 } qlora__lora;
 
 // The adapters of a layer side by side (model/wide.h).
-typedef struct qlora__wide {
+typedef struct qlora__wide_layer {
     qlora__lora loras[QLORA__PROJECTIONS]; // of all adapters: the rank is the sum of theirs
     qlora_tensor columns[QLORA__GROUPS];   // I32 [1, pad]: adapter of a column of z and u, or -2
     qlora_tensor shares[QLORA__GROUPS];    // U8: one qlora__share per adapter and matrix
     int64_t share_count[QLORA__GROUPS];
     int64_t most[QLORA__GROUPS]; // elements of the largest share
-} qlora__wide;
+} qlora__wide_layer;
 
 // What each of several adapters has of its own: the fields of a model that have the same names.
 typedef struct qlora__own {
@@ -328,7 +328,7 @@ struct qlora_model {
     qlora__lora* loras;      // adapters * layers * QLORA__PROJECTIONS
     qlora__owned_rows* runs; // of the last micro-batch, max_sequences of them
     int64_t run_count;
-    qlora__wide* wide;       // one per layer; NULL unless the adapters stand side by side
+    qlora__wide_layer* wide; // one per layer; NULL unless the adapters stand side by side
     qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
 };
 

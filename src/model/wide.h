@@ -47,7 +47,7 @@ static qlora_result qlora__wide_choose(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK;
     }
     size_t bytes = (size_t)m->plan.config.layers * sizeof *m->wide;
-    m->wide = (qlora__wide*)qlora__alloc_zero(ctx, bytes);
+    m->wide = (qlora__wide_layer*)qlora__alloc_zero(ctx, bytes);
     return m->wide != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
 }
 
@@ -107,7 +107,7 @@ static int64_t qlora__wide_shares(const qlora_model* m, int64_t layer, int group
 // Fills the tables of a stack, on the host.
 static void qlora__wide_fill(const qlora_model* m, int64_t layer, int group, int32_t* columns,
                              qlora__share* shares) {
-    const qlora__wide* wide = &m->wide[layer];
+    const qlora__wide_layer* wide = &m->wide[layer];
     size_t size = qlora_dtype_bytes(QLORA_F32);
     int64_t column = 0;
     for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
@@ -150,7 +150,7 @@ static void qlora__wide_fill(const qlora_model* m, int64_t layer, int group, int
 static qlora_result qlora__wide_upload(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL; l++) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
-            qlora__wide* wide = &m->wide[l];
+            qlora__wide_layer* wide = &m->wide[l];
             size_t columns = (size_t)wide->columns[g].cols * sizeof(int32_t);
             size_t shares = (size_t)wide->share_count[g] * sizeof(qlora__share);
             if (columns == 0) {

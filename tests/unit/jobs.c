@@ -641,6 +641,8 @@ TEST generates_by_adapter(const test_machine* machine) {
     double logprobs[JOBS + 1];
     s.model.generate_tokens = 16;
     for (int i = 0; i < JOBS; i++) {
+        s.model.cache = i == 0 ? QLORA_CHOICE_OFF : QLORA_CHOICE_ON;
+        s.model.base = i == 2 ? QLORA_BASE_FP8 : QLORA_BASE_NF4;
         for (int alone = 0; alone < 2; alone++) {
             jobs j;
             qlora_generation* g = NULL;
