@@ -321,7 +321,7 @@ static int64_t tensor_bits(const qlora__json* j, uint32_t entry) {
     static const struct {
         const char* name;
         int64_t bits;
-    } rows[] = {{"F32", 32}, {"F16", 16}, {"BF16", 16}};
+    } rows[] = {{"F32", 32}, {"F16", 16}, {"BF16", 16}, {"F8_E4M3", 8}};
     uint32_t dtype = qlora__json_find(j, entry, "dtype");
     for (size_t i = 0; dtype != 0 && i < sizeof rows / sizeof rows[0]; i++) {
         if (qlora__json_is(j, dtype, rows[i].name)) {
