@@ -30522,13 +30522,13 @@ typedef struct qlora__lora {
 } qlora__lora;
 
 // The adapters of a layer side by side (model/wide.h).
-typedef struct qlora__wide {
+typedef struct qlora__wide_layer {
     qlora__lora loras[QLORA__PROJECTIONS]; // of all adapters: the rank is the sum of theirs
     qlora_tensor columns[QLORA__GROUPS];   // I32 [1, pad]: adapter of a column of z and u, or -2
     qlora_tensor shares[QLORA__GROUPS];    // U8: one qlora__share per adapter and matrix
     int64_t share_count[QLORA__GROUPS];
     int64_t most[QLORA__GROUPS]; // elements of the largest share
-} qlora__wide;
+} qlora__wide_layer;
 
 // What each of several adapters has of its own: the fields of a model that have the same names.
 typedef struct qlora__own {
@@ -30724,7 +30724,7 @@ struct qlora_model {
     qlora__lora* loras;      // adapters * layers * QLORA__PROJECTIONS
     qlora__owned_rows* runs; // of the last micro-batch, max_sequences of them
     int64_t run_count;
-    qlora__wide* wide;       // one per layer; NULL unless the adapters stand side by side
+    qlora__wide_layer* wide; // one per layer; NULL unless the adapters stand side by side
     qlora_tensor wide_grads; // f32: the gradients of one stack, all adapters
 };
 
@@ -30945,7 +30945,7 @@ static qlora_result qlora__wide_choose(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK;
     }
     size_t bytes = (size_t)m->plan.config.layers * sizeof *m->wide;
-    m->wide = (qlora__wide*)qlora__alloc_zero(ctx, bytes);
+    m->wide = (qlora__wide_layer*)qlora__alloc_zero(ctx, bytes);
     return m->wide != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
 }
 
@@ -31005,7 +31005,7 @@ static int64_t qlora__wide_shares(const qlora_model* m, int64_t layer, int group
 // Fills the tables of a stack, on the host.
 static void qlora__wide_fill(const qlora_model* m, int64_t layer, int group, int32_t* columns,
                              qlora__share* shares) {
-    const qlora__wide* wide = &m->wide[layer];
+    const qlora__wide_layer* wide = &m->wide[layer];
     size_t size = qlora_dtype_bytes(QLORA_F32);
     int64_t column = 0;
     for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
@@ -31048,7 +31048,7 @@ static void qlora__wide_fill(const qlora_model* m, int64_t layer, int group, int
 static qlora_result qlora__wide_upload(qlora_ctx* ctx, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL; l++) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
-            qlora__wide* wide = &m->wide[l];
+            qlora__wide_layer* wide = &m->wide[l];
             size_t columns = (size_t)wide->columns[g].cols * sizeof(int32_t);
             size_t shares = (size_t)wide->share_count[g] * sizeof(qlora__share);
             if (columns == 0) {
@@ -31563,7 +31563,7 @@ static int64_t qlora__operand_elements(qlora_model* m) {
 static void qlora__layout_wide(qlora__arena* arena, qlora_model* m) {
     int64_t most = 0;
     for (int64_t l = 0; l < m->plan.config.layers && m->wide != NULL; l++) {
-        qlora__wide* wide = &m->wide[l];
+        qlora__wide_layer* wide = &m->wide[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
             int64_t a_at[QLORA_LINEAR_PARTS];
             int64_t b_at[QLORA_LINEAR_PARTS];
@@ -35805,6 +35805,7 @@ static void qlora__stack_alone(const qlora__layer* layer, int group, qlora__stac
                                       row * layer->operands[group].ld, s->linear.in);
         part->dense = &s->weights[i];
         part->nf4 = NULL;
+        part->fp8 = NULL;
         row += part->out;
     }
     s->linear.operand = NULL;
@@ -36564,7 +36565,7 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
                                     stack->linear.owners != NULL ? 0.0f : 1.0f);
     }
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
-        const qlora__wide* wide = &pass->m->wide[stack->linear.layer];
+        const qlora__wide_layer* wide = &pass->m->wide[stack->linear.layer];
         r = qlora__collect(ctx, &wide->shares[group], wide->share_count[group], wide->most[group],
                            &pass->m->batch.states);
     }
@@ -46307,4 +46308,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end f0cc4abc20a15288
+//@@ end 00493b3cf4a299b9

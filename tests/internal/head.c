@@ -119,8 +119,9 @@ static void head_little_scratch(qlora_ctx_desc* desc) {
     desc->scratch_bytes = (size_t)192 << 10;
 }
 
-static qlora_result head_multiply(qlora_ctx* ctx, const qlora__coded_way* way, const qlora_tensor* x,
-                                  const qlora_nf4* w, const qlora_tensor* y) {
+static qlora_result head_multiply(qlora_ctx* ctx, const qlora__coded_way* way,
+                                  const qlora_tensor* x, const qlora_nf4* w,
+                                  const qlora_tensor* y) {
     QLORA__ENTER(ctx, "head_multiply"); // frees the scratch on return
     return qlora__leave(ctx, qlora__nf4_multiply(ctx, way, x, w, y));
 }
