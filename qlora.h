@@ -158,7 +158,8 @@
        labels before them; alone, or next to other ranks, it differs by rounding. (Computed
        separately, the sequences around its own must have the same lengths.)
        If the activations of one adapter are not finite, its update is skipped (last_skipped), and
-       the others have the bits they would have had otherwise. Dropout, NEFTune, DoRA, trained
+       the others have the bits they would have had otherwise. Parameters that are not finite, from
+       a file or written by the program, spoil all adapters that stand side by side. Dropout, NEFTune, DoRA, trained
        norms, embeddings and rows, DPO and KTO, FP8 and several processes need a model with one
        adapter.
 
@@ -798,13 +799,13 @@ typedef struct qlora_model_desc {
     const char* rope_scale;
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
-    qlora_base_format base;           // 0 = NF4; what is 4-bit or FP8 in the folder stays so
+    qlora_base_format base;           // 0 = NF4; a quantised folder stays as it is
     qlora_head_format head;           // 0 = not quantised
     bool single_quant;                // keep the fp32 block scales instead of quantising them
     // Keeps the 4-bit or FP8 weights in a file, and reads them from it next time if dir and these
     // settings are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4; FP8: ...qlora-fp8.
     bool keep_quantised;
-    const char* quantised_dir; // keep NAME.qlora-nf4 in this folder instead; NULL = next to dir
+    const char* quantised_dir; // keep NAME.qlora-nf4 (-fp8) in this folder; NULL = next to dir
     qlora_mode mode;           // 0 = AUTO
     // Its adapters.
     const char* adapter;       // PEFT folder: ranks, targets, scales and weights come from there
@@ -13981,20 +13982,23 @@ static qlora_result qlora__config_nope(const qlora__config_reader* r, const qlor
 }
 
 // An FP8 quantization_config: e4m3 with one scale per 128 x 128 block. What it says beyond that
-// could change the meaning of the weights and is rejected by name. Its list of modules that are not
-// converted is not read: their tensors say so.
+// could change the meaning of the weights and is rejected by name, unless it is null. Its lists of
+// modules that are converted or not are not read: their tensors say so.
 static qlora_result qlora__config_fp8(const qlora__config_reader* q) {
     static const char* const keys[] = {"quant_method",      "fmt",        "activation_scheme",
                                        "weight_block_size", "dequantize", "modules_to_not_convert",
-                                       "ignored_layers"};
+                                       "ignored_layers",    "scale_fmt",  "expert_dtype"};
     const qlora__json* json = q->json;
     const struct {
         const char* key;
         const char* only;
-    } texts[] = {{"fmt", "e4m3"}, {"activation_scheme", "dynamic"}};
+    } texts[] = {{"fmt", "e4m3"},
+                 {"activation_scheme", "dynamic"},
+                 {"scale_fmt", "float"},
+                 {"expert_dtype", "fp8"}};
     uint32_t end = json->tokens[q->object].next;
     for (uint32_t k = q->object + 1; k < end; k = json->tokens[k + 1].next) {
-        bool known = false;
+        bool known = qlora__json_kind_of(json, k + 1) == QLORA__JSON_NULL;
         for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
             known = known || qlora__json_is(json, k, keys[i]);
         }
@@ -31804,11 +31808,11 @@ typedef struct qlora__decode_text {
 } qlora__decode_text;
 
 // How a step is made; models use QLORA__DECODE_USED, tests and measurements other sets as well.
-#define QLORA__DECODE_ONE 1u   // a kernel of its own for NF4 products of a single row
-#define QLORA__DECODE_EARLY 2u // kernels may begin before the one before them has ended
-#define QLORA__DECODE_MANY 4u  // kernels of their own for products of more than 8 rows
-#define QLORA__DECODE_ALL 7u
+#define QLORA__DECODE_ONE 1u       // a kernel of its own for NF4 products of a single row
+#define QLORA__DECODE_EARLY 2u     // kernels may begin before the one before them has ended
+#define QLORA__DECODE_MANY 4u      // kernels of their own for products of more than 8 rows
 #define QLORA__DECODE_WARPGROUP 8u // warpgroup instructions for NF4 products of more than 8 rows
+#define QLORA__DECODE_ALL 15u
 #define QLORA__DECODE_USED QLORA__DECODE_ALL
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
@@ -33369,7 +33373,7 @@ static qlora_result qlora__skeleton_head_format(qlora_ctx* ctx, const qlora_mode
     return QLORA_OK;
 }
 
-// Decides which weights are 4-bit or FP8: all of such a base, and those that are so in the files.
+// Decides which weights are 4-bit or FP8: all of such a base, or those that are so in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
     const qlora__folder* folder = NULL;
@@ -33392,15 +33396,11 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
-            if (source.fp8) {
-                p->is_nf4 = false;
-                p->is_fp8 = true;
-                p->stored = true;
-            }
+            // What the folder left in 16 bits when it was quantised stays so, as in transformers.
+            p->is_nf4 = source.nf4;
+            p->is_fp8 = source.fp8;
+            p->stored = source.nf4 || source.fp8;
             if (source.nf4) {
-                p->is_nf4 = true;
-                p->is_fp8 = false;
-                p->stored = true;
                 p->nf4_desc.block = (int32_t)source.block;
                 p->nf4_desc.block2 = (int32_t)source.block2;
                 p->nf4_desc.plain_scales = !source.nested;
@@ -36283,6 +36283,9 @@ static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* la
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
     QLORA__TRY(qlora__input_away(pass, index));
+    if (pass->group && layer->keeps_attention) { // its output is there
+        return QLORA_OK;
+    }
     QLORA__TRY(qlora__layer_heads(pass, layer, false));
     if (pass->decoding) {
         QLORA__TRY(qlora__cache_store(pass, index));
@@ -36342,7 +36345,10 @@ static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
         // No weights of a layer are needed until the next layer begins.
         const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->operand};
         QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
-        return qlora__nf4_multiply(pass->ctx, &way, from, &m->head_nf4, to);
+        size_t before = qlora__scratch_mark(pass->ctx);
+        qlora_result r = qlora__nf4_multiply(pass->ctx, &way, from, &m->head_nf4, to);
+        qlora__scratch_release(pass->ctx, before);
+        return r;
     }
     qlora_gemm_desc gemm;
     memset(&gemm, 0, sizeof gemm);
@@ -38084,11 +38090,15 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool 
 static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
-        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4 ||
-                   m->head_is_nf4;
-        bool fp8 = m->layers[0].projections[0].is_fp8 || m->desc.base == QLORA_BASE_FP8;
+        bool nf4 = m->desc.base == QLORA_BASE_NF4 || m->head_is_nf4;
+        bool fp8 = m->desc.base == QLORA_BASE_FP8;
         // The kernels that only decoding uses are loaded by the dry run.
         const qlora_model_config* c = &m->plan.config;
+        for (int64_t i = 0; i < c->layers * m->arch->layout->count; i++) {
+            int64_t n = m->arch->layout->count;
+            nf4 = nf4 || m->layers[i / n].projections[i % n].is_nf4;
+            fp8 = fp8 || m->layers[i / n].projections[i % n].is_fp8;
+        }
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                               nf4, true, m->dir == NULL);
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
@@ -43727,11 +43737,17 @@ static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
                        : desc->method != QLORA_METHOD_SFT     ? "desc.method is not SFT"
                        : desc->comm != NULL                   ? "desc.comm is set"
                        : desc->neftune > 0.0                  ? "desc.neftune is set"
-                       : desc->require_graph && m->wide == NULL ? "desc.require_graph is set"
-                                                                : NULL;
+                                                              : NULL;
     if (what != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s, which is not supported for a model with %d adapters", what,
+                           (int)m->adapters);
+    }
+    if (desc != NULL && desc->require_graph && qlora__has_several(m) && m->wide == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.require_graph is set, but the %d adapters of this model run one "
+                           "after another, without graphs: that needs a GPU and ranks whose sum is "
+                           "at most 128 or an eighth of the hidden size",
                            (int)m->adapters);
     }
     qlora__adapter_focus(m, adapter);
@@ -46308,4 +46324,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 00493b3cf4a299b9
+//@@ end 0bb55726b55c41d0

@@ -78,7 +78,7 @@ static const option option_table[] = {
         "needs compute capability 9.0 (default auto)"},
     {"recompute", OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off",
         "recompute activations in the backward pass; auto recomputes as few layers as "
-        "possible (default auto)"},
+        "possible, but from 4,096 tokens on first keeps what attention computed (default auto)"},
     {"offload", OPT_CHOICE, AT(offload), false, 0, 0, "auto|on|off",
         "keep the inputs of recomputed layers, and an embedding that is not the head, in host "
         "memory; auto does it only if the memory requires it (default auto)"},

@@ -274,7 +274,7 @@ static const option option_table[] = {
         "wait two hours longer for rank 0 while it saves or answers prompts (default 600)"},
     {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16|fp8",
         "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; fp8 is bf16 "
-        "with faster, approximate products of 4-bit weights, on compute capability 9.0 (default "
+        "with faster, approximate products of 4-bit and FP8 weights, on compute capability 9.0 (default "
         "auto)"},
     {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit|fp8",
         "storage format of the frozen weights; fp8 has less than a third of the error of nf4 and "
@@ -284,7 +284,8 @@ static const option option_table[] = {
         "changes the logits a little (default full)"},
     {"recompute", OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off",
         "recompute activations in the backward pass to save memory; auto recomputes as few "
-        "layers as possible (default auto)"},
+        "layers as possible, but from 4,096 tokens on first keeps what attention computed "
+        "(default auto)"},
     {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
         "keep 16-bit copies of 4-bit or FP8 weights; auto copies as many as fit (default auto)"},
     {"offload", OPT_CHOICE, AT(offload), false, 0, 0, "auto|on|off",

@@ -196,13 +196,13 @@ typedef struct qlora_model_desc {
     const char* rope_scale;
     uint64_t seed;                    // for random weights and new adapters
     float weight_std;                 // standard deviation of random weights; 0 = 0.02
-    qlora_base_format base;           // 0 = NF4; what is 4-bit or FP8 in the folder stays so
+    qlora_base_format base;           // 0 = NF4; a quantised folder stays as it is
     qlora_head_format head;           // 0 = not quantised
     bool single_quant;                // keep the fp32 block scales instead of quantising them
     // Keeps the 4-bit or FP8 weights in a file, and reads them from it next time if dir and these
     // settings are the same: DIR/model.qlora-nf4, or FILE.gguf.qlora-nf4; FP8: ...qlora-fp8.
     bool keep_quantised;
-    const char* quantised_dir; // keep NAME.qlora-nf4 in this folder instead; NULL = next to dir
+    const char* quantised_dir; // keep NAME.qlora-nf4 (-fp8) in this folder; NULL = next to dir
     qlora_mode mode;           // 0 = AUTO
     // Its adapters.
     const char* adapter;       // PEFT folder: ranks, targets, scales and weights come from there

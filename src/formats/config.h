@@ -315,20 +315,23 @@ static qlora_result qlora__config_nope(const qlora__config_reader* r, const qlor
 }
 
 // An FP8 quantization_config: e4m3 with one scale per 128 x 128 block. What it says beyond that
-// could change the meaning of the weights and is rejected by name. Its list of modules that are not
-// converted is not read: their tensors say so.
+// could change the meaning of the weights and is rejected by name, unless it is null. Its lists of
+// modules that are converted or not are not read: their tensors say so.
 static qlora_result qlora__config_fp8(const qlora__config_reader* q) {
     static const char* const keys[] = {"quant_method",      "fmt",        "activation_scheme",
                                        "weight_block_size", "dequantize", "modules_to_not_convert",
-                                       "ignored_layers"};
+                                       "ignored_layers",    "scale_fmt",  "expert_dtype"};
     const qlora__json* json = q->json;
     const struct {
         const char* key;
         const char* only;
-    } texts[] = {{"fmt", "e4m3"}, {"activation_scheme", "dynamic"}};
+    } texts[] = {{"fmt", "e4m3"},
+                 {"activation_scheme", "dynamic"},
+                 {"scale_fmt", "float"},
+                 {"expert_dtype", "fp8"}};
     uint32_t end = json->tokens[q->object].next;
     for (uint32_t k = q->object + 1; k < end; k = json->tokens[k + 1].next) {
-        bool known = false;
+        bool known = qlora__json_kind_of(json, k + 1) == QLORA__JSON_NULL;
         for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
             known = known || qlora__json_is(json, k, keys[i]);
         }

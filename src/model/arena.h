@@ -728,11 +728,11 @@ typedef struct qlora__decode_text {
 } qlora__decode_text;
 
 // How a step is made; models use QLORA__DECODE_USED, tests and measurements other sets as well.
-#define QLORA__DECODE_ONE 1u   // a kernel of its own for NF4 products of a single row
-#define QLORA__DECODE_EARLY 2u // kernels may begin before the one before them has ended
-#define QLORA__DECODE_MANY 4u  // kernels of their own for products of more than 8 rows
-#define QLORA__DECODE_ALL 7u
+#define QLORA__DECODE_ONE 1u       // a kernel of its own for NF4 products of a single row
+#define QLORA__DECODE_EARLY 2u     // kernels may begin before the one before them has ended
+#define QLORA__DECODE_MANY 4u      // kernels of their own for products of more than 8 rows
 #define QLORA__DECODE_WARPGROUP 8u // warpgroup instructions for NF4 products of more than 8 rows
+#define QLORA__DECODE_ALL 15u
 #define QLORA__DECODE_USED QLORA__DECODE_ALL
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh

@@ -75,6 +75,9 @@ static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* la
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
     QLORA__TRY(qlora__input_away(pass, index));
+    if (pass->group && layer->keeps_attention) { // its output is there
+        return QLORA_OK;
+    }
     QLORA__TRY(qlora__layer_heads(pass, layer, false));
     if (pass->decoding) {
         QLORA__TRY(qlora__cache_store(pass, index));

@@ -726,7 +726,7 @@ static qlora_result qlora__skeleton_head_format(qlora_ctx* ctx, const qlora_mode
     return QLORA_OK;
 }
 
-// Decides which weights are 4-bit or FP8: all of such a base, and those that are so in the files.
+// Decides which weights are 4-bit or FP8: all of such a base, or those that are so in the files.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
     const qlora__folder* folder = NULL;
@@ -749,15 +749,11 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      m->arch->layout->rows[i].module);
             QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
-            if (source.fp8) {
-                p->is_nf4 = false;
-                p->is_fp8 = true;
-                p->stored = true;
-            }
+            // What the folder left in 16 bits when it was quantised stays so, as in transformers.
+            p->is_nf4 = source.nf4;
+            p->is_fp8 = source.fp8;
+            p->stored = source.nf4 || source.fp8;
             if (source.nf4) {
-                p->is_nf4 = true;
-                p->is_fp8 = false;
-                p->stored = true;
                 p->nf4_desc.block = (int32_t)source.block;
                 p->nf4_desc.block2 = (int32_t)source.block2;
                 p->nf4_desc.plain_scales = !source.nested;

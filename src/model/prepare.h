@@ -244,11 +244,15 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, bool 
 static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
-        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4 ||
-                   m->head_is_nf4;
-        bool fp8 = m->layers[0].projections[0].is_fp8 || m->desc.base == QLORA_BASE_FP8;
+        bool nf4 = m->desc.base == QLORA_BASE_NF4 || m->head_is_nf4;
+        bool fp8 = m->desc.base == QLORA_BASE_FP8;
         // The kernels that only decoding uses are loaded by the dry run.
         const qlora_model_config* c = &m->plan.config;
+        for (int64_t i = 0; i < c->layers * m->arch->layout->count; i++) {
+            int64_t n = m->arch->layout->count;
+            nf4 = nf4 || m->layers[i / n].projections[i % n].is_nf4;
+            fp8 = fp8 || m->layers[i / n].projections[i % n].is_fp8;
+        }
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                               nf4, true, m->dir == NULL);
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;

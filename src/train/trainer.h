@@ -160,11 +160,17 @@ static qlora_result qlora__trainer_adapter(qlora_ctx* ctx, qlora_model* m,
                        : desc->method != QLORA_METHOD_SFT     ? "desc.method is not SFT"
                        : desc->comm != NULL                   ? "desc.comm is set"
                        : desc->neftune > 0.0                  ? "desc.neftune is set"
-                       : desc->require_graph && m->wide == NULL ? "desc.require_graph is set"
-                                                                : NULL;
+                                                              : NULL;
     if (what != NULL) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "%s, which is not supported for a model with %d adapters", what,
+                           (int)m->adapters);
+    }
+    if (desc != NULL && desc->require_graph && qlora__has_several(m) && m->wide == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "desc.require_graph is set, but the %d adapters of this model run one "
+                           "after another, without graphs: that needs a GPU and ranks whose sum is "
+                           "at most 128 or an eighth of the hidden size",
                            (int)m->adapters);
     }
     qlora__adapter_focus(m, adapter);

@@ -457,8 +457,10 @@ static bool step_open(step_run* s) {
     desc.accumulate = o->accumulate;
     train.method = (qlora_method)o->method;
     train.eager = !s->graph;
-    train.require_graph =
-        s->graph && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
+    // Adapters whose ranks are too large to stand side by side have no graphs.
+    bool wide = o->adapters * o->rank <= (config.hidden > 1024 ? config.hidden / 8 : 128);
+    train.require_graph = s->graph && (o->adapters == 1 || wide) &&
+                          qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     budget.bytes = (uint64_t)(o->budget * 1073741824.0);
     budget.host_bytes = (uint64_t)(o->host_budget * 1073741824.0);
     s->open_start = step_seconds();

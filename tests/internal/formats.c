@@ -998,7 +998,10 @@ static const struct {
      "quantization_config: activation_scheme is static; only dynamic is supported"},
     {{"quantization_config",
       "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128],\"scale_fmt\":\"ue8m0\"}", NULL},
-     "quantization_config: scale_fmt is not supported with quant_method fp8"},
+     "quantization_config: scale_fmt is ue8m0; only float is supported"},
+    {{"quantization_config",
+      "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128],\"kv_cache_scheme\":{}}", NULL},
+     "quantization_config: kv_cache_scheme is not supported with quant_method fp8"},
 };
 
 TEST config_reads_fp8(void) {

@@ -119,6 +119,15 @@ static void head_little_scratch(qlora_ctx_desc* desc) {
     desc->scratch_bytes = (size_t)192 << 10;
 }
 
+// The products of many chunks in one call leave the scratch as it was.
+TEST four_bit_heads_return_scratch(const test_machine* machine) {
+    setup s = head_setup(machine, QLORA_MODE_F32);
+    s.change = head_little_scratch;
+    s.model.head_chunk = 1;
+    ASSERT(head_is_its_copy(&s, 2e-6f));
+    PASS();
+}
+
 static qlora_result head_multiply(qlora_ctx* ctx, const qlora__coded_way* way,
                                   const qlora_tensor* x, const qlora_nf4* w,
                                   const qlora_tensor* y) {
@@ -157,7 +166,7 @@ TEST rooms_are_used(const test_machine* machine) {
         ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &room));
         for (int i = 0; i < 2; i++) {
             const qlora__coded_way way = {QLORA_MATH_F32, backward != 0, 0, 0.25f,
-                                        i == 0 ? NULL : &room};
+                                          i == 0 ? NULL : &room};
             ASSERT_EQ(QLORA_OK, head_multiply(ctx, &way, &x[backward], &nf4, &y[backward]));
             ASSERT_EQ(QLORA_OK, qlora_tensor_read(ctx, &y[backward], got[i], n * sizeof(float)));
         }
@@ -288,6 +297,7 @@ TEST four_bit_heads_are_remembered(const test_machine* machine) {
 SUITE(head_suite) {
     RUN_ON(TEST_ONE_EACH, rooms_are_used);
     RUN_ON(TEST_ONE_EACH, four_bit_heads_are_their_copies);
+    RUN_ON(TEST_ONE_EACH, four_bit_heads_return_scratch);
     RUN_ON(TEST_ONE_EACH, four_bit_heads_are_repeatable);
     RUN_ON(TEST_CPU, four_bit_heads_are_planned);
     RUN_ON(TEST_CPU, four_bit_heads_are_refused);

@@ -84,7 +84,7 @@ static const step_way step_ways[] = {
     {0, 1},
     {QLORA__DECODE_USED, 1},
     {QLORA__DECODE_USED, 3},
-    {QLORA__DECODE_USED | QLORA__DECODE_WARPGROUP, STEP_TEXTS},
+    {QLORA__DECODE_ALL & ~QLORA__DECODE_WARPGROUP, STEP_TEXTS},
 };
 static step_way step_now = {QLORA__DECODE_ALL, 1};
 
