@@ -159,9 +159,9 @@
        separately, the sequences around its own must have the same lengths.)
        If the activations of one adapter are not finite, its update is skipped (last_skipped), and
        the others have the bits they would have had otherwise. Parameters that are not finite, from
-       a file or written by the program, spoil all adapters that stand side by side. Dropout, NEFTune, DoRA, trained
-       norms, embeddings and rows, DPO and KTO, FP8 and several processes need a model with one
-       adapter.
+       a file or written by the program, spoil all adapters that stand side by side. Dropout,
+       NEFTune, DoRA, trained norms, embeddings and rows, DPO and KTO, FP8 and several processes
+       need a model with one adapter.
 
    FP8
        Two things, which do not need each other.
@@ -17357,7 +17357,7 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM 91
 #define QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN 97
 #define QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES 8
-#define QLORA__CU_FUNC_ATTRIBUTE_SHARED_MEMORY_CARVEOUT 9 // preferred, in percent
+#define QLORA__CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT 9 // in percent
 #define QLORA__CU_STREAM_NON_BLOCKING 1
 #define QLORA__CU_EVENT_DISABLE_TIMING 2
 #define QLORA__CUDA_ERROR_NOT_READY 600
@@ -20110,7 +20110,8 @@ static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void
             (i == QLORA__K_decode_row_nf4 || i == QLORA__K_decode_norm ||
              i == QLORA__K_decode_attention)) {
             int code = ctx->gpu->cu.FuncSetAttribute(
-                cache->kernels[i].function, QLORA__CU_FUNC_ATTRIBUTE_SHARED_MEMORY_CARVEOUT, 100);
+                cache->kernels[i].function,
+                QLORA__CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
             QLORA__TRY(qlora__cu(ctx, code, "cuFuncSetAttribute"));
         }
         cache->kernels[i].owner = ctx;
@@ -46324,4 +46325,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 0bb55726b55c41d0
+//@@ end fcfd6b1dfca2d6f7

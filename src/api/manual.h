@@ -159,9 +159,9 @@
        separately, the sequences around its own must have the same lengths.)
        If the activations of one adapter are not finite, its update is skipped (last_skipped), and
        the others have the bits they would have had otherwise. Parameters that are not finite, from
-       a file or written by the program, spoil all adapters that stand side by side. Dropout, NEFTune, DoRA, trained
-       norms, embeddings and rows, DPO and KTO, FP8 and several processes need a model with one
-       adapter.
+       a file or written by the program, spoil all adapters that stand side by side. Dropout,
+       NEFTune, DoRA, trained norms, embeddings and rows, DPO and KTO, FP8 and several processes
+       need a model with one adapter.
 
    FP8
        Two things, which do not need each other.

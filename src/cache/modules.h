@@ -288,7 +288,8 @@ static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void
             (i == QLORA__K_decode_row_nf4 || i == QLORA__K_decode_norm ||
              i == QLORA__K_decode_attention)) {
             int code = ctx->gpu->cu.FuncSetAttribute(
-                cache->kernels[i].function, QLORA__CU_FUNC_ATTRIBUTE_SHARED_MEMORY_CARVEOUT, 100);
+                cache->kernels[i].function,
+                QLORA__CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
             QLORA__TRY(qlora__cu(ctx, code, "cuFuncSetAttribute"));
         }
         cache->kernels[i].owner = ctx;
