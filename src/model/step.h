@@ -459,26 +459,31 @@ static bool qlora__decode_row_fits(const qlora_model* m, const qlora__layer* lay
     return fits;
 }
 
+// Gate and up of one row leave z of down.
+static void qlora__decode_row_leave(const qlora_model* m, const qlora__layer* layer,
+                                    qlora__decode_product* p) {
+    const qlora_linear_part* down = &layer->linears[QLORA__DOWN].parts[0];
+    if (m->use_adapters && down->rank > 0) {
+        p->a = down->a->data;
+        p->a_rank = (int32_t)down->rank;
+        p->z = m->decode.z.data;
+    }
+}
+
 // The adapters of o and down in products of one row: z of down is left by gate and up, that of o by
 // attention.
 static void qlora__decode_row_low(const qlora_model* m, const qlora__layer* layer, int group,
                                   qlora__decode_product* p) {
-    const qlora_linear_part* down = &layer->linears[QLORA__DOWN].parts[0];
-    if (!m->use_adapters) {
-        return;
-    }
-    if (group == QLORA__GATE_UP && down->rank > 0) {
-        p->a = down->a->data;
-        p->a_rank = (int32_t)down->rank;
-        p->z = m->decode.z.data;
-    } else if (qlora__decode_is_later(group) && p->parts[0].rank > 0) {
+    if (group == QLORA__GATE_UP) {
+        qlora__decode_row_leave(m, layer, p);
+    } else if (m->use_adapters && qlora__decode_is_later(group) && p->parts[0].rank > 0) {
         p->low = m->decode.z.data;
         p->slices = (int32_t)m->decode.counters.cols;
         if (group == QLORA__DOWN) {
             qlora__decode_product before;
             qlora__decode_stack(m, layer, QLORA__GATE_UP, false, &before);
             before.gated = 1;
-            qlora__decode_row_low(m, layer, QLORA__GATE_UP, &before);
+            qlora__decode_row_leave(m, layer, &before);
             qlora__decode_one_form f;
             p->slices = qlora__decode_one_find(m, &before, &f) ? (int32_t)f.blocks : 0;
         }
