@@ -41946,6 +41946,9 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
     qlora__state_add_later(s, "tile", QLORA__NOTED, (double)m->plan.tile);
+    // Columns of z of the first stack, with those of the adapters that stand beside this one.
+    qlora__state_add_later(s, "side_by_side", QLORA__NOTED,
+                           m->wide != NULL ? (double)qlora__wide_pad(m, 0, QLORA__QKV) : 0.0);
     qlora__state_add_method(s, d);
     qlora__state_add_later(s, "head", QLORA__SAME, (double)m->desc.head);
     qlora__state_add_later(s, "optimizer", QLORA__SAME, (double)m->desc.optimizer);
@@ -44790,6 +44793,14 @@ static qlora_result qlora__each_trainers(qlora_ctx* ctx, qlora_trainer* const* t
                 ctx, QLORA_ERR_UNSUPPORTED, "trainers[%lld] %s; use qlora_train_step", (long long)i,
                 t->world > 1 ? "trains together with other processes" : "trains with preferences");
         }
+        // The pass of all adapters is one graph, or none.
+        if (t->desc.eager != trainers[0]->desc.eager ||
+            t->desc.require_graph != trainers[0]->desc.require_graph) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "trainers[%lld] has another desc.%s than trainers[0]", (long long)i,
+                               t->desc.eager != trainers[0]->desc.eager ? "eager"
+                                                                        : "require_graph");
+        }
         if (t->tokens > 0) {
             return qlora__fail(ctx, QLORA_ERR_STATE,
                                "trainers[%lld] has a step in progress; finish it with "
@@ -46330,4 +46341,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6d2099723120abef
+//@@ end 20efa991197a37a0

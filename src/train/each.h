@@ -56,6 +56,14 @@ static qlora_result qlora__each_trainers(qlora_ctx* ctx, qlora_trainer* const* t
                 ctx, QLORA_ERR_UNSUPPORTED, "trainers[%lld] %s; use qlora_train_step", (long long)i,
                 t->world > 1 ? "trains together with other processes" : "trains with preferences");
         }
+        // The pass of all adapters is one graph, or none.
+        if (t->desc.eager != trainers[0]->desc.eager ||
+            t->desc.require_graph != trainers[0]->desc.require_graph) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "trainers[%lld] has another desc.%s than trainers[0]", (long long)i,
+                               t->desc.eager != trainers[0]->desc.eager ? "eager"
+                                                                        : "require_graph");
+        }
         if (t->tokens > 0) {
             return qlora__fail(ctx, QLORA_ERR_STATE,
                                "trainers[%lld] has a step in progress; finish it with "

@@ -160,6 +160,9 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
     qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
     qlora__state_add_later(s, "tile", QLORA__NOTED, (double)m->plan.tile);
+    // Columns of z of the first stack, with those of the adapters that stand beside this one.
+    qlora__state_add_later(s, "side_by_side", QLORA__NOTED,
+                           m->wide != NULL ? (double)qlora__wide_pad(m, 0, QLORA__QKV) : 0.0);
     qlora__state_add_method(s, d);
     qlora__state_add_later(s, "head", QLORA__SAME, (double)m->desc.head);
     qlora__state_add_later(s, "optimizer", QLORA__SAME, (double)m->desc.optimizer);

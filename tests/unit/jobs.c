@@ -625,6 +625,13 @@ TEST jobs_are_checked(const test_machine* machine) {
     ASSERT_REFUSED(j.r, QLORA_ERR_UNSUPPORTED, "neftune",
                    qlora_trainer_create(j.r.model, &d, &trainer));
     d.neftune = 0.0;
+    d.eager = true;
+    ASSERT_OK(j.r, qlora_trainer_create(j.r.model, &d, &j.trainers[2]));
+    ASSERT_REFUSED(j.r, QLORA_ERR_ARGUMENT, "trainers[2] has another desc.eager",
+                   qlora_train_step_each(j.trainers, JOBS, t.batches, t.count, NULL));
+    ASSERT_OK(j.r, qlora_trainer_destroy(j.trainers[2]));
+    j.trainers[2] = NULL;
+    d.eager = false;
     d.require_graph = true;
     if (on_cpu(machine)) {
         ASSERT_REFUSED(j.r, QLORA_ERR_UNSUPPORTED, "require_graph",
