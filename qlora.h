@@ -30585,7 +30585,8 @@ typedef struct qlora__decode {
     qlora_tensor qkv;                 // [texts, q + 2 kv]
     qlora_tensor o;                   // [texts, q]
     qlora_tensor s;                   // [texts, I]
-    qlora_tensor y;                   // f32 [texts, H]: output of o and down without the adapter
+    qlora_tensor y;                   // f32 [texts, H]: output of o and down; of more than one text,
+                                      // without the adapter
     qlora_tensor z;                   // f32 [slices * texts, z_rank]
     qlora_tensor logits;              // [texts, V]
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
@@ -37030,8 +37031,10 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
-// With more than 8 texts, the kernel before o and the one before down compute z of these. With one
-// text, attention and gate and up leave partial sums of it, which are complete with them.
+// With more than 8 texts, the kernel before o and the one before down compute z of these, where they
+// have kernels for it (heads of 64 and 128, ranks that fit the norm); otherwise z is a product of
+// its own. With one text, attention and gate and up leave partial sums of it, which are complete
+// with them.
 
 #ifndef QLORA_NO_CUDA
 
@@ -46341,4 +46344,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 20efa991197a37a0
+//@@ end c3f160fcd41f9f77

@@ -35,9 +35,7 @@
 enum {
     ROW_STAGES = 2,
     ROW_COLUMNS = 256, // of a piece
-    ROW_PIECE = 2048,  // bytes
-    ROW_TABLE = 256 * 256,
-    ROW_MAP = 256 * 4
+    ROW_PIECE = 2048   // bytes
 };
 
 // A tile. The list of a block: tiles blockIdx.x, + gridDim.x, ... of the parts, one after the
@@ -80,20 +78,7 @@ __device__ __forceinline__ int32_t row_units(const decode_product& p) {
     return (units - (int32_t)blockIdx.x + (int32_t)gridDim.x - 1) / (int32_t)gridDim.x;
 }
 
-// The table of levels for look-ups at 256 byte + 4 lane, then the map of scales.
-struct row_nf4 {
-    static __device__ __forceinline__ void tables(const decode_product& p, uint8_t* shared) {
-        for (int32_t i = (int32_t)threadIdx.x; i < 256 * 8; i += (int32_t)blockDim.x) {
-            uint32_t pair = pack_bf16(p.maps[i / 8 / 16], p.maps[i / 8 % 16]);
-            *(uint4*)(shared + i / 8 * 256 + i % 8 * 16) = make_uint4(pair, pair, pair, pair);
-        }
-        for (int32_t i = (int32_t)threadIdx.x; i < 256; i += (int32_t)blockDim.x) {
-            ((float*)(shared + ROW_TABLE))[i] = p.maps[16 + i];
-        }
-    }
-};
-
-// The same for look-ups at 128 byte + 4 lane: two loads and eight stores per thread, in an order in
+// The table of levels for look-ups at 128 byte + 4 lane: two loads and eight stores per thread, in an order in
 // which neighbours do not meet in a bank.
 __device__ __forceinline__ void row_table(const decode_product& p, uint8_t* shared) {
     for (int32_t i = (int32_t)threadIdx.x; i < 256 * 2; i += (int32_t)blockDim.x) {

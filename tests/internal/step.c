@@ -82,7 +82,7 @@ static const step_way step_ways[] = {
     {QLORA__DECODE_ALL, 1},
     {QLORA__DECODE_ALL, STEP_TEXTS},
     {0, 1},
-    {QLORA__DECODE_USED, 1},
+    {QLORA__DECODE_ALL & ~QLORA__DECODE_ONE, 1},
     {QLORA__DECODE_USED, 3},
     {QLORA__DECODE_ALL & ~QLORA__DECODE_WARPGROUP, STEP_TEXTS},
 };
