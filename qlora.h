@@ -30585,7 +30585,7 @@ typedef struct qlora__decode {
     qlora_tensor qkv;                 // [texts, q + 2 kv]
     qlora_tensor o;                   // [texts, q]
     qlora_tensor s;                   // [texts, I]
-    qlora_tensor y;                   // f32 [texts, H]: output of o and down; of more than one text,
+    qlora_tensor y;                   // f32 [texts, H]: output of o and down; of several texts,
                                       // without the adapter
     qlora_tensor z;                   // f32 [slices * texts, z_rank]
     qlora_tensor logits;              // [texts, V]
@@ -46344,4 +46344,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end c3f160fcd41f9f77
+//@@ end 82ea112138f01d26
