@@ -37031,9 +37031,9 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
-// With more than 8 texts, the kernel before o and the one before down compute z of these, where they
-// have kernels for it (heads of 64 and 128, ranks that fit the norm); otherwise z is a product of
-// its own. With one text, attention and gate and up leave partial sums of it, which are complete
+// With more than 8 texts, the kernel before o and the one before down compute z of these, where
+// there are kernels for it (heads of 64 and 128, ranks that fit the norm); otherwise z is a product
+// of its own. With one text, attention and gate and up leave partial sums of it, which are complete
 // with them.
 
 #ifndef QLORA_NO_CUDA
@@ -46344,4 +46344,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 82ea112138f01d26
+//@@ end bd316ef1a9275050

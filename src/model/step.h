@@ -8,9 +8,9 @@
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
-// With more than 8 texts, the kernel before o and the one before down compute z of these, where they
-// have kernels for it (heads of 64 and 128, ranks that fit the norm); otherwise z is a product of
-// its own. With one text, attention and gate and up leave partial sums of it, which are complete
+// With more than 8 texts, the kernel before o and the one before down compute z of these, where
+// there are kernels for it (heads of 64 and 128, ranks that fit the norm); otherwise z is a product
+// of its own. With one text, attention and gate and up leave partial sums of it, which are complete
 // with them.
 
 #ifndef QLORA_NO_CUDA
