@@ -136,10 +136,10 @@
        "response" is accepted for "completion", "output" and "answer", and "context" for "input"
        (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or
        false means that this turn is not trained. Padding that an "attention_mask" marks is
-       dropped. null is the same as no value. A name above with another type is an error, and so is
-       a record that fits two forms, unless desc.format names one of them; all other names have no
-       effect and are listed by qlora_text_data_query. What would change the text or its training
-       but is not supported (other weights, images) is an error.
+       dropped. null is the same as no value. A name that a form uses is an error with another type,
+       "system" in every form; so is a record that fits two forms, unless desc.format names one of
+       them. All other names have no effect and are listed by qlora_text_data_query. What would
+       change the text or its training but is not supported (other weights, images) is an error.
        With a model's own template, messages may have tool_calls, tool_call_id, name,
        reasoning_content and thinking, roles may be "tool", and "tools", "documents",
        "enable_thinking" and "chat_template_kwargs" of a record are variables of the template.
@@ -210,8 +210,9 @@
        split into tokens where an answer begins and ends, as in generation.
 
    STOP IDS
-       As in transformers: those of generation_config.json if it has an "eos_token_id", else those
-       of config.json; also EOS and the marker with which the template ends an answer.
+       As in transformers: where there is a generation_config.json, the "eos_token_id" in it, and
+       none if it has none; without that file, the one in config.json. Also EOS and the marker with
+       which the template ends an answer.
 
    ERRORS
        Every call that can fail returns a qlora_result and writes its outputs only on success;
@@ -29873,6 +29874,8 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
         return qlora__text_record_unknown(env, loader, record);
     }
     QLORA__TRY(qlora__text_record_judged(env, loader, record, form));
+    // Of the wrong type, it is an error in every form, also in those that do not use it.
+    QLORA__TRY(qlora__text_record_string(env, loader, record, "system", &text));
     QLORA__TRY(qlora__text_record_names(env, loader, record, form));
     switch (form->kind) {
     case QLORA__TEXT_R_IDS:
@@ -32057,4 +32060,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 2df323777444d222
+//@@ end faba8059bbf53a49

@@ -136,10 +136,10 @@
        "response" is accepted for "completion", "output" and "answer", and "context" for "input"
        (Dolly, SQuAD). "system" becomes the first message. In a message, "weight" or "train" 0 or
        false means that this turn is not trained. Padding that an "attention_mask" marks is
-       dropped. null is the same as no value. A name above with another type is an error, and so is
-       a record that fits two forms, unless desc.format names one of them; all other names have no
-       effect and are listed by qlora_text_data_query. What would change the text or its training
-       but is not supported (other weights, images) is an error.
+       dropped. null is the same as no value. A name that a form uses is an error with another type,
+       "system" in every form; so is a record that fits two forms, unless desc.format names one of
+       them. All other names have no effect and are listed by qlora_text_data_query. What would
+       change the text or its training but is not supported (other weights, images) is an error.
        With a model's own template, messages may have tool_calls, tool_call_id, name,
        reasoning_content and thinking, roles may be "tool", and "tools", "documents",
        "enable_thinking" and "chat_template_kwargs" of a record are variables of the template.
@@ -210,8 +210,9 @@
        split into tokens where an answer begins and ends, as in generation.
 
    STOP IDS
-       As in transformers: those of generation_config.json if it has an "eos_token_id", else those
-       of config.json; also EOS and the marker with which the template ends an answer.
+       As in transformers: where there is a generation_config.json, the "eos_token_id" in it, and
+       none if it has none; without that file, the one in config.json. Also EOS and the marker with
+       which the template ends an answer.
 
    ERRORS
        Every call that can fail returns a qlora_result and writes its outputs only on success;

@@ -538,6 +538,8 @@ static qlora_result qlora__text_record_read(qlora__env* env, qlora__text_loader*
         return qlora__text_record_unknown(env, loader, record);
     }
     QLORA__TRY(qlora__text_record_judged(env, loader, record, form));
+    // Of the wrong type, it is an error in every form, also in those that do not use it.
+    QLORA__TRY(qlora__text_record_string(env, loader, record, "system", &text));
     QLORA__TRY(qlora__text_record_names(env, loader, record, form));
     switch (form->kind) {
     case QLORA__TEXT_R_IDS:

@@ -1866,6 +1866,8 @@ TEST peft_selects_modules(void) {
         {LORA("\"init_lora_weights\":\"mica\",\"target_modules\":[\"q_proj\"]"), Q0, 8, 2.0},
         {LORA("\"megatron_core\":\"megatron.core\",\"qalora_group_size\":16,\"peft_version\":\"9\","
               "\"auto_mapping\":{\"a\":1},\"revision\":\"x\",\"loftq_config\":{\"b\":4},"
+              "\"corda_config\":{\"cache_file\":\"c\"},\"lora_ga_config\":{\"direction\":\"x\"},"
+              "\"runtime_config\":{\"ephemeral_gpu_offload\":true},"
               "\"new_switch\":false,\"new_list\":[],\"target_modules\":[\"q_proj\"]"),
          Q0, 8, 2.0},
     };

@@ -329,19 +329,25 @@ static qlora_result seed_others(qlora_ctx* ctx, qlora_dtype type) {
     for (int i = 0; i < 5 && r == QLORA_OK; i++) {
         qlora_nf4_desc desc;
         qlora_nf4 w;
-        qlora_tensor x, y;
+        qlora_tensor x, y, other;
         memset(&desc, 0, sizeof desc);
         desc.rows = weights[i][1];
         desc.cols = weights[i][0];
         r = qlora_nf4_create(ctx, &desc, &w);
         r = r == QLORA_OK ? test_tensor(ctx, type, S, desc.cols, NULL, &x) : r;
         r = r == QLORA_OK ? test_tensor(ctx, type, S, desc.rows, NULL, &y) : r;
-        r = r == QLORA_OK ? qlora_random_normal(ctx, 1, 2, 0.1f, &x) : r;
+        r = r == QLORA_OK ? test_tensor(ctx, type, S, desc.rows, NULL, &other) : r;
+        r = r == QLORA_OK ? qlora_tensor_zero(ctx, &x) : r;
         r = r == QLORA_OK ? qlora_tensor_zero(ctx, &w.memory) : r;
-        r = r == QLORA_OK ? qlora_nf4_gemm_forward(ctx, &x, &w, &y, QLORA_PRODUCT_UNFUSED) : r;
+        for (int fused = 0; fused < 2 && r == QLORA_OK; fused++) {
+            uint32_t flags = fused ? 0 : QLORA_PRODUCT_UNFUSED;
+            r = qlora_nf4_gemm_forward(ctx, &x, &w, &y, flags);
+            r = r == QLORA_OK ? qlora_nf4_gemm_forward2(ctx, &x, &w, &w, &y, &other, flags) : r;
+        }
         r = r == QLORA_OK ? qlora_nf4_gemm_backward(ctx, &y, &w, &x, 0) : r;
         r = r == QLORA_OK ? qlora_tensor_destroy(ctx, &x) : r;
         r = r == QLORA_OK ? qlora_tensor_destroy(ctx, &y) : r;
+        r = r == QLORA_OK ? qlora_tensor_destroy(ctx, &other) : r;
         r = r == QLORA_OK ? qlora_nf4_destroy(ctx, &w) : r;
     }
     for (int i = 0; i < 3 && r == QLORA_OK; i++) {
@@ -366,8 +372,67 @@ static qlora_result seed_others(qlora_ctx* ctx, qlora_dtype type) {
     return r;
 }
 
-// After pre-warm, everything that the public products run has been planned, in every precision, and
-// nothing is compiled.
+// The operators that those systems warm up: all that a layer runs between its products, and the
+// start values of the weights.
+enum { X, Y, Z, U, NORM, DNORM, BATCH, TURNED, PLACES, TABLE, FLAG, OPERANDS };
+
+static qlora_result seed_layer(qlora_ctx* ctx, const qlora_tensor* t) {
+    qlora_result r = qlora_random_normal(ctx, 1, 2, 0.1f, &t[X]);
+    r = r == QLORA_OK ? qlora_rmsnorm_forward(ctx, &t[X], &t[NORM], 1e-5f, &t[Y]) : r;
+    r = r == QLORA_OK
+            ? qlora_rmsnorm_residual_forward(ctx, &t[X], &t[Y], &t[NORM], 1e-5f, &t[X], &t[Z])
+            : r;
+    r = r == QLORA_OK
+            ? qlora_rmsnorm_backward(ctx, &t[Y], &t[X], &t[NORM], 1e-5f, &t[Z], &t[U], &t[DNORM])
+            : r;
+    r = r == QLORA_OK ? qlora_rope_forward(ctx, &t[X], HEADS, &t[PLACES], &t[TABLE], NULL, &t[FLAG])
+                      : r;
+    r = r == QLORA_OK ? qlora_rope_backward(ctx, &t[X], HEADS, &t[PLACES], &t[TABLE], &t[FLAG]) : r;
+    r = r == QLORA_OK ? qlora_swiglu_forward(ctx, &t[X], &t[Y], &t[Z]) : r;
+    r = r == QLORA_OK ? qlora_swiglu_backward(ctx, &t[Z], &t[X], &t[Y], &t[X], &t[Y], NULL) : r;
+    r = r == QLORA_OK ? qlora_silu_forward(ctx, &t[X], &t[Y]) : r;
+    r = r == QLORA_OK ? qlora_silu_backward(ctx, &t[X], &t[Y], &t[Z]) : r;
+    r = r == QLORA_OK ? qlora_add(ctx, &t[X], &t[Y], &t[Z]) : r;
+    r = r == QLORA_OK ? qlora_mul(ctx, &t[X], &t[Y], &t[Z]) : r;
+    r = r == QLORA_OK ? qlora_scale(ctx, 0.5f, &t[X], &t[Y]) : r;
+    r = r == QLORA_OK ? qlora_heads_split(ctx, &t[X], &t[BATCH]) : r;
+    r = r == QLORA_OK ? qlora_transpose(ctx, &t[BATCH], &t[TURNED]) : r;
+    r = r == QLORA_OK ? qlora_heads_join(ctx, &t[BATCH], &t[Y]) : r;
+    r = r == QLORA_OK ? qlora_scores_mask(ctx, &t[BATCH], 0.25f, true, 0) : r;
+    r = r == QLORA_OK ? qlora_softmax_forward(ctx, &t[X], &t[Y]) : r;
+    return r == QLORA_OK ? qlora_softmax_backward(ctx, &t[Y], &t[X], &t[Z]) : r;
+}
+
+static qlora_result seed_operators(qlora_ctx* ctx, qlora_dtype type) {
+    const struct {
+        qlora_dtype type;
+        int64_t batch;
+        int64_t rows;
+        int64_t cols;
+    } sizes[OPERANDS] = {{type, 1, S, QD},       {type, 1, S, QD},      {type, 1, S, QD},
+                         {type, 1, S, QD},       {QLORA_F32, 1, 1, QD}, {QLORA_F32, 1, 1, QD},
+                         {type, HEADS, S, DIM},  {type, HEADS, DIM, S}, {QLORA_I32, 1, 1, S},
+                         {QLORA_F32, 1, S, DIM}, {QLORA_I32, 1, 1, 1}};
+    qlora_tensor t[OPERANDS];
+    memset(t, 0, sizeof t);
+    qlora_result r = QLORA_OK;
+    for (int i = 0; i < OPERANDS && r == QLORA_OK; i++) {
+        r = qlora_tensor_create_batched(ctx, sizes[i].type, sizes[i].batch, sizes[i].rows,
+                                        sizes[i].cols, &t[i]);
+        r = r == QLORA_OK ? qlora_tensor_zero(ctx, &t[i]) : r;
+    }
+    r = r == QLORA_OK ? seed_layer(ctx, t) : r;
+    if (r != QLORA_OK) {
+        fprintf(stderr, "operators: %s\n", qlora_last_error(ctx));
+    }
+    for (int i = 0; i < OPERANDS; i++) {
+        r = qlora_tensor_destroy(ctx, &t[i]) == QLORA_OK ? r : QLORA_ERR_STATE;
+    }
+    return r;
+}
+
+// After pre-warm, everything that the public products and operators run has been planned, in every
+// precision, and nothing is compiled.
 TEST prewarm_covers_the_products(const test_machine* machine) {
     static const qlora_base_format bases[] = {QLORA_BASE_NF4, QLORA_BASE_16BIT, QLORA_BASE_32BIT};
     for (int k = 0; k < 6; k++) {
@@ -407,6 +472,7 @@ TEST prewarm_covers_the_products(const test_machine* machine) {
             if (base == QLORA_BASE_NF4) {
                 ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, seed_others(ctx, type));
             }
+            ASSERT_EQ(QLORA_OK, seed_operators(ctx, type));
         }
         qlora_cache_info info;
         ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));

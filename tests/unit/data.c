@@ -266,6 +266,25 @@ TEST refused(void) {
         {"{\"instruction\":\"i\",\"context\":1,\"response\":\"o\"}", "\"context\" is not a string"},
         {"{\"instruction\":\"i\",\"output\":\"o\",\"system\":5}", "\"system\" is not a string"},
         {"{\"messages\":[],\"system\":5}", "\"system\" is not a string"},
+        {"{\"conversations\":[],\"system\":5}", "x.jsonl:1: \"system\" is not a string"},
+        {"{\"prompt\":\"p\",\"completion\":\"c\",\"system\":5}", "\"system\" is not a string"},
+        {"{\"prompt\":[],\"completion\":[],\"system\":[]}", "\"system\" is not a string"},
+        {"{\"question\":\"q\",\"answer\":\"a\",\"system\":5}", "\"system\" is not a string"},
+        {"{\"input\":\"q\",\"output\":\"a\",\"system\":{}}", "\"system\" is not a string"},
+        {"\n{\"text\":\"t\",\"system\":5}", "x.jsonl:2: \"system\" is not a string"},
+        {"{\"text\":\"t\",\"system\":false}", "x.jsonl:1: \"system\" is not a string"},
+        {"{\"input_ids\":[1,2],\"system\":5}", "x.jsonl:1: \"system\" is not a string"},
+        {"{\"instruction\":\"i\",\"output\":5}", "x.jsonl:1: \"output\" is not a string"},
+        {"{\"instruction\":\"i\",\"response\":[]}", "\"response\" is not a string"},
+        {"{\"question\":5,\"answer\":\"a\"}", "\"question\" is not a string"},
+        {"{\"question\":\"q\",\"answer\":true}", "\"answer\" is not a string"},
+        {"{\"question\":\"q\",\"response\":{}}", "\"response\" is not a string"},
+        {"{\"input\":5,\"output\":\"a\"}", "\"input\" is not a string"},
+        {"{\"prompt\":\"p\",\"response\":5}", "\"prompt\" and \"response\" must be two strings"},
+        {"{\"conversations\":\"c\"}", "\"conversations\" is not a list"},
+        {"{\"instruction\":\"i\",\"output\":\"o\",\"history\":5}", "\"history\" is not a list of"},
+        {"{\"instruction\":\"i\",\"output\":\"o\",\"history\":[[\"u\",5]]}",
+         "\"history\" is not a list of [user, assistant]"},
         {"{\"prompt\":\"p\",\"completion\":\"c\",\"system\":\"s\"}", "\"system\" cannot be used"},
         {"{\"system\":\"s\",\"messages\":[{\"role\":\"system\",\"content\":\"t\"}]}",
          "\"system\" is given beside a system message"},
@@ -333,6 +352,9 @@ TEST preferences(void) {
                  "x.jsonl:1: \"prompt\" and \"chosen\" must be two strings", NULL},
                 {"plain", QLORA_TEXT_PAIRS, "{\"prompt\":\"p\",\"chosen\":\"c\",\"rejected\":[]}",
                  "\"prompt\" and \"rejected\" must be", NULL},
+                {"plain", QLORA_TEXT_PAIRS,
+                 "{\"prompt\":\"p\",\"chosen\":\"c\",\"rejected\":\"r\",\"system\":5}",
+                 "x.jsonl:1: \"system\" is not a string", NULL},
                 {"plain", QLORA_TEXT_PAIRS, "{\"text\":\"t\"}", "the record is not a pair", NULL},
                 {"plain", QLORA_TEXT_JUDGED, "{\"text\":\"t\",\"label\":true}",
                  "not a judged answer", NULL},
@@ -399,10 +421,10 @@ TEST ignored_names(void) {
     ASSERT(rig_open(&r, "plain"));
     ASSERT(rig_load(&r, "x.jsonl",
                     "{\"text\":\"a\",\"id\":1,\"source\":\"s\",\"none\":null,\"empty\":\"\"}\n"
-                    "{\"text\":\"b\",\"id\":2}\n"
+                    "{\"text\":\"b\",\"id\":2,\"system\":\"y\"}\n"
                     "{\"messages\":[{\"role\":\"user\",\"content\":\"c\",\"name\":\"n\"}]}\n"));
     ASSERT_EQ(QLORA_OK, qlora_text_data_query(r.data, &info));
-    ASSERT_STR_EQ("id, source, messages/name", info.ignored);
+    ASSERT_STR_EQ("id, source, system, messages/name", info.ignored);
     ASSERT_EQ((size_t)3, info.count);
     ASSERT(rig_load(&r, "x.jsonl", "{\"question\":\"q\",\"answer\":\"a\",\"context\":\"c\"}"));
     ASSERT_EQ(QLORA_OK, qlora_text_data_query(r.data, &info));

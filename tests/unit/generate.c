@@ -636,8 +636,27 @@ static products products_count(const fake_api* fake) {
     return p;
 }
 
+// Whether the context has this math, and its own products use it.
+static bool context_math_is(qlora_ctx* ctx, qlora_math math) {
+    qlora_ctx_info info;
+    qlora_tensor in, out;
+    if (qlora_ctx_query(ctx, &info) != QLORA_OK || info.desc->math != math ||
+        test_tensor(ctx, QLORA_F32, 4, 4, NULL, &in) != QLORA_OK ||
+        test_tensor(ctx, QLORA_F32, 4, 4, NULL, &out) != QLORA_OK) {
+        return false;
+    }
+    test_fake()->log_clear();
+    bool good = qlora_gemm_forward(ctx, &in, &in, &out, 0) == QLORA_OK;
+    products p = products_count(test_fake());
+    good = good && p.all == 1 && p.tf32 == (math != QLORA_MATH_F32 ? 1 : 0);
+    good = qlora_tensor_destroy(ctx, &in) == QLORA_OK && good;
+    good = qlora_tensor_destroy(ctx, &out) == QLORA_OK && good;
+    test_fake()->log_clear();
+    return good;
+}
+
 // A model keeps the math that its context had when it was opened: evaluation, generation and
-// training agree about it, whatever the context says later.
+// training agree about it, whatever the context says later, and leave the context's as it is.
 TEST math_is_the_models(const test_machine* machine) {
     static const qlora_math maths[] = {QLORA_MATH_F32, QLORA_MATH_TF32, QLORA_MATH_TF32_ALL};
     static const int32_t ids[6] = {1, 17, 42, 3, 3, 58};
@@ -666,7 +685,7 @@ TEST math_is_the_models(const test_machine* machine) {
         products eval = products_count(fake);
         ASSERT(eval.all > 0 && eval.batched == 0);
         ASSERT_EQ_FMT(rounds ? eval.all : 0, eval.tf32, "%d");
-        fake->log_clear();
+        ASSERT(context_math_is(ctx, maths[2 - i]));
         qlora_generate_desc d = desc_of(ids, 3);
         d.max_tokens = 2;
         ASSERT_EQ(QLORA_OK, qlora_generate(w.model, &d, take, &t));
@@ -674,7 +693,7 @@ TEST math_is_the_models(const test_machine* machine) {
         ASSERT(generate.batched > 0 && generate.all > generate.batched);
         ASSERT_EQ_FMT(0, generate.batched_tf32, "%d");
         ASSERT_EQ_FMT(rounds ? generate.all - generate.batched : 0, generate.tf32, "%d");
-        fake->log_clear();
+        ASSERT(context_math_is(ctx, maths[2 - i]));
         qlora_trainer* trainer = NULL;
         ASSERT_EQ(QLORA_OK, qlora_trainer_create(w.model, NULL, &trainer));
         fake->log_clear();
@@ -686,6 +705,8 @@ TEST math_is_the_models(const test_machine* machine) {
         } else {
             ASSERT_EQ_FMT(rounds ? train.all : 0, train.tf32, "%d");
         }
+        ASSERT_EQ(QLORA_OK, qlora_train_update(trainer));
+        ASSERT(context_math_is(ctx, maths[2 - i]));
         ASSERT_EQ(QLORA_OK, qlora_trainer_destroy(trainer));
         ASSERT(world_close(&w));
     }
