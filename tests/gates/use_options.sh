@@ -190,6 +190,18 @@ notes() {
         --device 5 --out o
     refuses "a GGUF adapter" "x.gguf is a GGUF file" "${one[@]:0:4}" --data sums.jsonl --out o \
         --adapter x.gguf
+    printf 'GGUF0000' >x.gguf
+    cp x.gguf unnamed
+    refuses "a GGUF file as data" "--data x.gguf is a GGUF file" "${one[@]}" --data x.gguf --out o
+    refuses "with a weight" "--data x.gguf is a GGUF file" "${one[@]}" --data x.gguf:0.5 --out o
+    refuses "with a form" "--data x.gguf is a GGUF file" "${one[@]}" --data x.gguf --format jsonl \
+        --out o
+    refuses "without its ending" "--data unnamed is a GGUF file" "${one[@]}" --data unnamed --out o
+    refuses "a GGUF file for evaluation" "--eval-data x.gguf is a GGUF file" "${one[@]}" \
+        --data sums.jsonl --eval-data x.gguf --out o
+    echo "GGUF is a format for files. This is a text about it." >about.txt
+    works "a text about GGUF" "${one[@]}" --data about.txt --eval 0 --steps 1 --out noted \
+        --resume never
     refuses "a GGUF model that is missing" "--model none.gguf: no such file" --model none.gguf \
         --data sums.jsonl --out o
     refuses "nearest option" "unknown option --modle; did you mean --model" --modle model
@@ -229,6 +241,8 @@ resuming() {
         check "is the same model" grep -q "resumed after step 6 of 6" out
     fi
     resuming_other
+    resuming_places
+    resuming_files
     rm -rf again elsewhere other
     works "a run" --model model --data sums.jsonl "${common[@]}" --out again
     works "another spelling" --model ./model --data "$PWD/sums.jsonl" "${common[@]}" --out ./again
@@ -283,6 +297,63 @@ resuming_other() {
     done
     refuses "a line end" "--data: the value contains a line end" "${same[@]}" --data $'a\nb.jsonl' \
         --out o
+}
+
+# A run is the same from another folder and with other spellings, however long its paths are.
+resuming_places() {
+    local run=(--tokens 256 --rank 2 --steps 2 --eval 0 --backend cpu --threads 1) long
+    rm -rf again place deep
+    works "a run" --model model --data sums.jsonl "${run[@]}" --out again
+    works "an absolute model" --model "$PWD/model" --data sums.jsonl "${run[@]}" --out again
+    check "is the same run" grep -q "resumed after step 2 of 2" out
+    mkdir place
+    finetune_at() { (cd "$1" && "$finetune" "${@:2}"); }
+    run finetune_at place --model ../model --data ../sums.jsonl "${run[@]}" --out ../again
+    check "another working directory ($status)" grep -q "resumed after step 2 of 2" out
+    long=deep/$(printf 'x%.0s' {1..120})/$(printf 'y%.0s' {1..120})
+    mkdir -p "$long"
+    cp -r model "$long/a"
+    cp -r model "$long/b"
+    printf 'XX' | dd of="$long/b/model.safetensors" bs=1 seek=9000 conv=notrunc 2>/dev/null
+    works "a long path" --model "$long/a" --data sums.jsonl "${run[@]}" --out again --resume never
+    works "again" --model "$long/a" --data sums.jsonl "${run[@]}" --out again
+    check "is the same run" grep -q "resumed after step 2 of 2" out
+    run "$finetune" --model "$long/b" --data sums.jsonl "${run[@]}" --out again
+    check "one that differs at its end ($status)" grep -q "/b has other weights than the run" err
+    rm -rf deep
+}
+
+# Files that change the text are compared by what they say.
+resuming_files() {
+    local run=(--model model --tokens 256 --rank 2 --steps 2 --eval 0 --backend cpu --threads 1)
+    local line='{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content":'
+    rm -rf again place
+    mkdir place
+    echo "$line \"b\"}]}" >chat.jsonl
+    printf '%s' "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}" \
+        "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}" \
+        "{% endfor %}" >t.jinja
+    printf '<|new|>\n' >names.txt
+    local all=("${run[@]}" --data chat.jsonl --out again)
+    works "a template and tokens" "${all[@]}" --chat-template t.jinja --add-tokens names.txt
+    works "other spellings" "${all[@]}" --chat-template ./t.jinja --add-tokens "$PWD/names.txt"
+    check "are the same run" grep -q "resumed after step 2 of 2" out
+    cp t.jinja place/u.jinja
+    cp names.txt place/other.txt
+    works "copies" "${all[@]}" --chat-template place/u.jinja --add-tokens place/other.txt
+    check "are the same run" grep -q "resumed after step 2 of 2" out
+    sed -i 's/:/;/' place/u.jinja
+    run "$finetune" "${all[@]}" --chat-template place/u.jinja --add-tokens names.txt
+    check "another template is refused ($status)" grep -q "the data or a weight has changed" err
+    echo '<|old|>' >place/other.txt
+    run "$finetune" "${all[@]}" --chat-template t.jinja --add-tokens place/other.txt
+    check "other tokens are refused ($status)" grep -q "the data or a weight has changed" err
+    run "$finetune" "${all[@]}"
+    check "neither of them ($status)" grep -q -- "it used --chat-template place/u.jinja \
+--add-tokens place/other.txt, this command has no --chat-template no --add-tokens; use the" err
+    works "without tokens" "${all[@]}" --chat-template t.jinja --resume never
+    run "$finetune" "${all[@]}" --chat-template t.jinja --add-tokens names.txt
+    check "with tokens ($status)" grep -q "used no --add-tokens, .* has --add-tokens names.txt;" err
 }
 
 extending() {

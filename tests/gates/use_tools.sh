@@ -75,6 +75,7 @@ wrong_use() {
     echo x >plain
     refuses "--model plain: this is a file; give its folder" generate --model plain --prompt x
     refuses "--adapter base.gguf is a GGUF file" merge --model x --adapter base.gguf --out o
+    refuses "--adapter base.gguf is a GGUF file" generate --model x --adapter base.gguf --prompt x
     refuses "--system can only be used with --chat" generate --model x --prompt x --system x
     refuses "--model nowhere: config.json not found" generate --model nowhere --prompt x
     refuses "--temperature: 'warm' is not a number$" generate --model x --prompt x \
@@ -470,10 +471,14 @@ batches() { # batches MODEL
     head -c $(($(head -n 3 one.jsonl | wc -c) - 7)) one.jsonl >part.jsonl
     "${run[@]}" --out part.jsonl --batch 2 2>err && cmp -s one.jsonl part.jsonl
     note $? "--data: goes on after two answers and a part"
+    rm -rf deep
+    printf '{"mine": 1}' >mine.json
+    "${run[@]}" --out deep/er/x.jsonl 2>err && cmp -s one.jsonl deep/er/x.jsonl
+    note $? "--data: folders above --out are created"
+    refuses "--out mine.json/x.jsonl: Not a directory" generate "${run[@]:1}" --out mine.json/x.jsonl
     "${run[@]}" --out part.jsonl 2>err && grep -q "all 5 answers are there already" err
     note $? "--data: nothing is left"
     refuses "has something else in line 1" generate "${run[@]:1}" --out part.jsonl --stop x
-    printf '{"mine": 1}' >mine.json
     refuses "has something else in line 1" generate "${run[@]:1}" --out mine.json
     [[ $(cat mine.json) == '{"mine": 1}' ]]
     note $? "--data: a file of somebody else is not touched"
