@@ -4,6 +4,8 @@
 
 one=(--model model --tokens 256 --rank 1 --backend cpu --threads 1)
 
+once() { [[ $(grep -cE -- "$1" out) -eq 1 ]]; } # once PATTERN: one line of the output has it
+
 several() { # --data and --eval-data may be repeated
     head -20 sums.jsonl >first.jsonl
     tail -15 sums.jsonl >second.jsonl
@@ -15,7 +17,7 @@ several() { # --data and --eval-data may be repeated
         --eval-data second.jsonl --steps 2 --out both --resume never
     check "both are evaluated" grep -q "^evaluation data: 35 samples" out
     check "common samples are counted" \
-        grep -q "35 of 35 evaluation samples also found in the training data" out
+        once "35 of 35 evaluation samples also found in the training data"
     works "the first samples" "${one[@]}" --data first.jsonl --data second.jsonl --eval 0 \
         --max-samples 25 --steps 2 --out both --resume never
     check "as many as asked for" grep -q "^data: 25 samples" out
@@ -165,16 +167,16 @@ notes() {
     rm -rf noted
     works "much that may surprise" "${few[@]}" --model model --out noted --resume never --steps 3 \
         --epochs 2 --warmup 100 --max-norm 0
-    check "--steps wins" grep -q "note: --steps 3 overrides --epochs 2" out
-    check "a long warm-up" grep -q "warm-up of 100 steps is at least as long as" out
-    check "no clipping" grep -q -- "--max-norm 0: gradients are not clipped" out
+    check "--steps wins" once "note: --steps 3 overrides --epochs 2"
+    check "a long warm-up" once "warm-up of 100 steps is at least as long as"
+    check "no clipping" once "--max-norm 0: gradients are not clipped"
     for ((i = 0; i < 300; i++)); do cat sums.jsonl; done | head -400 >many.jsonl
     works "a large fraction" "${one[@]}" --data many.jsonl --eval 0.9 --steps 1 --out noted \
         --resume never
-    check "is capped and said so" grep -q "note: --eval 0.9 would be 360 samples; 200 are held" out
-    check "separate counts" grep -q "^held out: 200 samples, [0-9]* tokens" out
+    check "is capped and said so" once "note: --eval 0.9 would be 360 samples; 200 are held"
+    check "separate counts" once "^held out: 200 samples, [0-9]* tokens"
     works "doctor and plan" --model model --data sums.jsonl --doctor --plan
-    check "the doctor wins" grep -q "note: --plan is ignored beside --doctor" out
+    check "the doctor wins" once "note: --plan is ignored beside --doctor"
     works "beta2 0" "${few[@]}" --model model --steps 9 --beta2 0 --lr 1e-2 --out noted \
         --resume never
     cp -r noted/adapter zero
@@ -356,6 +358,10 @@ resuming_files() {
     check "with tokens ($status)" grep -q "used no --add-tokens, .* has --add-tokens names.txt;" err
 }
 
+rates() { # the steps and learning rates of a log
+    sed -n 's/^{"step":\([0-9]*\),.*"lr":\([^,}]*\).*/\1 \2/p' "$1/log.jsonl"
+}
+
 extending() {
     local common=(--model model --data sums.jsonl --tokens 256 --rank 2 --eval 0 --backend cpu
         --threads 1 --schedule constant --warmup 0)
@@ -381,6 +387,15 @@ extending() {
     works "no step is left" "${common[@]}" --steps 20 --lr 5e-3 --out longer --extend
     check "it is told" grep -q "note: no step is left, so the changed options have no effect" out
     check "and not noted" cmp -s kept.txt longer/settings.txt
+    rm -rf longer straight
+    works "ten steps of a cosine" "${common[@]}" --schedule cosine --steps 10 --out longer
+    check "end at zero" awk 'END { exit !($2 < 1e-5) }' <(rates longer)
+    works "five more" "${common[@]}" --schedule cosine --steps 15 --out longer
+    works "fifteen at once" "${common[@]}" --schedule cosine --steps 15 --out straight
+    check "the rates from then on are those of fifteen" \
+        cmp <(rates longer | tail -5) <(rates straight | tail -5)
+    check "they rise again" awk '{ rate[$1] = $2 } END { exit !(rate[11] > rate[10] + 1e-5) }' \
+        <(rates longer)
     rm -rf longer
     works "one epoch" "${common[@]}" --epochs 1 --out longer
     works "two epochs" "${common[@]}" --epochs 2 --out longer

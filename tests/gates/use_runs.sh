@@ -121,6 +121,16 @@ closing() {
         check "SIGHUP: status 130" [ $status -eq 130 ]
     fi
 
+    begin ended
+    kill -TERM $pid
+    check "SIGTERM ends a run" soon 10 gone $pid
+    kill -KILL $pid 2>/dev/null
+    wait $pid
+    status=$?
+    check "SIGTERM saves ($status)" [ -s ended/adapter/adapter_model.safetensors ]
+    check "and a checkpoint" [ -s ended/checkpoint/latest ]
+    check "SIGTERM: status 130" [ $status -eq 130 ]
+
     rm -rf piped
     "$finetune" "${few[@]}" --model model --steps 20000 --out piped 2>err | head -8 >out
     status=${PIPESTATUS[0]}

@@ -196,6 +196,11 @@ plans() {
     says "^qwen2.5-0.5b, rank 16, in 8.00 GiB$" plan --shape QWEN2.5-0.5B --memory 8G
     grep -q "a longer sequence can show a smaller number" out
     note $? "plan explains +"
+    for hint in gemma-3-4b phi-4-mini qwen3-4b smollm3-3b ministral-3-8b olmo-3-7b; do
+        says "^$hint, rank 16, in 24.00 GiB$" plan --shape $hint --memory 24G
+        grep -qE "^  1 +[0-9]+\.[0-9]+" out
+        note $? "plan has numbers for $hint"
+    done
     refuses "--mode bf16 needs compute capability 8.0 or higher; --capability is 7.5" plan \
         --memory 8G --mode bf16 --capability 7.5
     refuses "--mode fp8 needs compute capability 9.0; --capability is 8.9" plan \
@@ -292,6 +297,7 @@ texts() {
     refuses "--dtype q4_0 needs --out FILE.gguf" merge --model "$fixture/model" \
         --adapter "$fixture/adapter20" --out o --dtype q4_0
     says "[GM]iB" plan --model whole.gguf --memory 8G
+    says "^MiB for one micro-batch" plan --model "$fixture/model" --memory 8G
     for words in byte spm; do # a folder with a tokenizer: its file gives the same ids
         rm -rf spoken spoken.gguf
         cp -r "${fixture%/*}/qwen2/model" spoken # it has more ids than these tokenizers
@@ -581,6 +587,9 @@ vocabularies() {
     [[ -d $model ]] || return
     refuses "belongs to another model: the prompt has token [0-9]+; the vocabulary has 512" \
         generate --model "$model" --tokenizer big.json --prompt "$(printf '\xff')"
+    says "^Once" generate --model "$model" --tokenizer big.json --prompt "Once" --max-tokens 3
+    [[ $(cat err) == "[the tokenizer has 657 tokens, the model's vocabulary only 512]" ]]
+    note $? "a tokenizer with more tokens is reported, once"
     cp "$model/config.json" "$model/model.safetensors" small/
     says "^Once" generate --model small --prompt "Once" --max-tokens 200 --temperature 3 --top-p 1
     grep -q "vocabulary has 512 tokens, the tokenizer 257; .* U.FFFD" err
