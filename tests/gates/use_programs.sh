@@ -193,6 +193,11 @@ wrong_use() {
         --backend cpu --mode bf16
     refuses "long prompt" "--prompt has 200 tokens; the limit is 127" "${all[@]}" \
         --prompt "$(printf 'x%.0s' {1..200})"
+    mkdir -p bare # without weights: what is said comes before they are read
+    cp model/config.json model/tokenizer.json bare
+    refuses "long prompt, before loading" "--prompt has 200 tokens; the limit is 127" "${all[@]}" \
+        --model bare --prompt "$(printf 'x%.0s' {1..200})"
+    refuses "no weights" "model.safetensors" "${all[@]}" --model bare
 }
 
 # A model of 16 TiB: more than any machine has. It needs no weights, as it is planned before they

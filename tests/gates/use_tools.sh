@@ -481,7 +481,7 @@ batches() { # batches MODEL
     printf '{"mine": 1}' >mine.json
     "${run[@]}" --out deep/er/x.jsonl 2>err && cmp -s one.jsonl deep/er/x.jsonl
     note $? "--data: folders above --out are created"
-    refuses "--out mine.json/x.jsonl: Not a directory" generate "${run[@]:1}" --out mine.json/x.jsonl
+    refuses "--out mine.json/x: Not a directory" generate "${run[@]:1}" --out mine.json/x
     "${run[@]}" --out part.jsonl 2>err && grep -q "all 5 answers are there already" err
     note $? "--data: nothing is left"
     refuses "has something else in line 1" generate "${run[@]:1}" --out part.jsonl --stop x
