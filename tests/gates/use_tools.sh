@@ -383,6 +383,13 @@ merging() {
     text=$(cd left && find . -name '*safetensors*' -o -name '.merge*')
     [[ $text == ./model.safetensors ]]
     note $? "its leftovers are gone ($text)"
+    rm -rf left # a merge that is killed while it writes the weights
+    { (ulimit -f 64 && exec "${merge[@]}" --model whole --out left) >out 2>err; } 2>/dev/null
+    [[ $? -gt 128 && -s left/model.safetensors.tmp && -e left/.merge-unfinished &&
+        ! -e left/config.json ]]
+    note $? "a merge that is killed leaves no config"
+    "${merge[@]}" --model whole --out left >out 2>err && diff -r o left >out
+    note $? "run again, it gives what a merge without interruption gives"
     for name in model-00001-of-00002.safetensors consolidated.safetensors pytorch_model.bin; do
         rm -rf left
         mkdir left
