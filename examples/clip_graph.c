@@ -12,11 +12,8 @@
 
 enum { TOKENS = 24, WIDTH = 32, RANK = 4, N = 2 * WIDTH * RANK };
 enum { X, H, DY, DH, PARAM, GRAD, M, V, COUNT }; // A and B, dA and dB lie one after the other
-
-static const int64_t SHAPES[COUNT][2] = {
-    {TOKENS, WIDTH}, {TOKENS, RANK}, {TOKENS, WIDTH}, {TOKENS, RANK},
-    {1, N},          {1, N},         {1, N},          {1, N},
-};
+static const int64_t ROWS[COUNT] = {TOKENS, TOKENS, TOKENS, TOKENS, 1, 1, 1, 1};
+static const int64_t COLUMNS[COUNT] = {WIDTH, RANK, WIDTH, RANK, N, N, N, N};
 
 typedef struct state {
     qlora_tensor t[COUNT];
@@ -62,11 +59,11 @@ static qlora_result prepare(qlora_ctx* ctx, state* s) {
     r = r == QLORA_OK ? qlora_tensor_write(ctx, &s->ranges, &range, sizeof range) : r;
     r = r == QLORA_OK ? qlora_tensor_write(ctx, &s->adamw, &adamw, sizeof adamw) : r;
     for (int i = 0; r == QLORA_OK && i < COUNT; i++) {
-        size_t n = (size_t)(SHAPES[i][0] * SHAPES[i][1]);
+        size_t n = (size_t)(ROWS[i] * COLUMNS[i]);
         for (size_t j = 0; j < n; j++) {
             values[j] = i <= PARAM ? (float)sin((double)(j * j + 1)) : 0.0f; // M and V start at 0
         }
-        r = qlora_tensor_create(ctx, QLORA_F32, SHAPES[i][0], SHAPES[i][1], &s->t[i]);
+        r = qlora_tensor_create(ctx, QLORA_F32, ROWS[i], COLUMNS[i], &s->t[i]);
         r = r == QLORA_OK ? qlora_tensor_write(ctx, &s->t[i], values, n * sizeof(float)) : r;
     }
     const qlora_tensor* gradients[] = {&s->t[GRAD]};
@@ -98,6 +95,9 @@ static qlora_result run(qlora_ctx* ctx, state* s, qlora_graph** graph) {
             printf("step %d: norm %9.4f  scale %.6f  A[0] %+.6f%s\n", i, (double)clip.norm,
                    (double)clip.scale, (double)param[0], clip.finite ? "" : "  (left out)");
         }
+    }
+    for (int i = 0; r == QLORA_OK && i < N; i++) { // a NaN would have stayed
+        r = isfinite(param[i]) ? r : QLORA_ERR_STATE;
     }
     return r;
 }

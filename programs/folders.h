@@ -20,17 +20,21 @@
 
 #define FOLDER_PATH 4096
 
-// Creates the folders above a path. Faults show up when the path itself is created.
-static inline void folder_parents(const char* path) {
+// Creates the folders above a path. Faults show up when the path itself is created. Returns the
+// length of the first one that was created, 0 if there was none.
+static inline size_t folder_parents(const char* path) {
     char part[FOLDER_PATH];
     size_t length = strlen(path);
+    size_t first = 0;
     for (size_t i = 1; i < length && i < sizeof part; i++) {
         if (strchr(FOLDER_SEPARATORS, path[i]) != NULL) {
             memcpy(part, path, i);
             part[i] = '\0';
-            (void)FOLDER_MAKE(part);
+            bool made = FOLDER_MAKE(part) == 0;
+            first = first == 0 && made ? i : first;
         }
     }
+    return first;
 }
 
 // Called with each name in a folder; return false to stop.

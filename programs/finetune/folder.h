@@ -321,24 +321,14 @@ static bool out_check(app* a, const char* first) {
 // Creates the folder and its parents and locks it, which also shows that it can be written to,
 // before the long start.
 static bool out_make(app* a) {
-    char path[PATH_SIZE];
     char first[256];
-    snprintf(path, sizeof path, "%s", a->o.out);
     if (strlen(a->o.out) + 64 > PATH_SIZE) {
         return error_set(a->error, "--out: the path is longer than %d characters", PATH_SIZE - 64);
     }
     int before = out_look(a, first);
     int code = before;
     if (before != 0) {
-        for (size_t i = 1; path[i] != '\0'; i++) {
-            if (strchr(FOLDER_SEPARATORS, path[i]) != NULL) {
-                char keep = path[i];
-                path[i] = '\0';
-                a->parents = a->parents == 0 && !path_exists(path) ? i : a->parents;
-                a->files.make_dir(path, a->files.user); // errors show up in the last call
-                path[i] = keep;
-            }
-        }
+        a->parents = folder_parents(a->o.out);
         code = a->files.make_dir(a->o.out, a->files.user);
         if (code != 0) {
             return error_set(a->error, "cannot create the output folder %s: %s", a->o.out,
@@ -591,6 +581,21 @@ static void demo_unmake(app* a) {
     (void)folder_remove(path);
 }
 
+// Removes the folders that folder_parents has created above a path, if they are empty.
+static void parents_unmake(const char* path, size_t first) {
+    char part[PATH_SIZE];
+    if (first == 0) { // there may be no path
+        return;
+    }
+    snprintf(part, sizeof part, "%s", path);
+    for (size_t i = strlen(part); i >= first; i--) {
+        if (strchr(FOLDER_SEPARATORS, part[i]) != NULL) {
+            part[i] = '\0';
+            (void)folder_remove(part);
+        }
+    }
+}
+
 // Removes what a failed start has created and nothing else; a run that has started keeps its files.
 static void out_unmake(app* a) {
     char path[PATH_SIZE];
@@ -602,6 +607,7 @@ static void out_unmake(app* a) {
     if (a->events_folder_made) { // only if it is empty
         (void)folder_remove(a->o.tensorboard);
     }
+    parents_unmake(a->o.tensorboard, a->events_parents);
     if (a->files_made) {
         out_path(a, "log.jsonl", path);
         remove(path);
@@ -617,13 +623,7 @@ static void out_unmake(app* a) {
     if (a->out_made) { // only if it is empty
         (void)folder_remove(a->o.out);
     }
-    snprintf(path, sizeof path, "%s", a->o.out);
-    for (size_t i = strlen(path); a->parents > 0 && i >= a->parents; i--) {
-        if (strchr(FOLDER_SEPARATORS, path[i]) != NULL) {
-            path[i] = '\0';
-            (void)folder_remove(path); // only if it is empty
-        }
-    }
+    parents_unmake(a->o.out, a->parents);
 }
 
 #endif

@@ -152,6 +152,9 @@ static bool inputs_make(app* a, const option_texts* texts, bool weighted, input_
             return error_set(a->error, "--%s %s: %s", weighted ? "data" : "eval-data", path,
                              strerror(errno));
         }
+        if (!data_is_not_gguf(&a->o, !weighted, path, a->error)) {
+            return false; // with a weight, it was not looked at before
+        }
         if (!(path_is_folder(path) ? folder_add(a, list, path, weight)
                                    : input_add(a, list, path, weight))) {
             return false;

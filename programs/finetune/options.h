@@ -151,6 +151,18 @@ static bool inputs_check(const options* o, char error[1024]) {
     return inputs < 2 || error_set(error, "standard input (-) can be given only once");
 }
 
+// A GGUF file is a model. A pipe is not looked into, as what is read from it is gone, nor is a file
+// of a known form, as a text may begin with these letters.
+static bool data_is_not_gguf(const options* o, bool eval, const char* path, char error[1024]) {
+    bool named = ends_in(path, ".gguf");
+    bool unknown = o->format == NULL && !qlora_text_data_known(path);
+    if (path_is_file(path) && ((named && unknown) || ((named || unknown) && file_is_gguf(path)))) {
+        return error_set(error, "--%s %s is a GGUF file, which contains a model and not data",
+                         eval ? "eval-data" : "data", path);
+    }
+    return true;
+}
+
 // Whether the library knows the form of the data. The names of whole files are also endings.
 static bool format_check(const options* o, char error[1024]) {
     char names[256] = "";
@@ -172,11 +184,16 @@ static bool format_check(const options* o, char error[1024]) {
         return error_set(error, "--format: '%.60s' is not one of %s", o->format, names);
     }
     const option_texts* lists[2] = {&o->data, &o->eval_data};
-    for (int64_t i = 0; o->format == NULL && i < o->data.count + o->eval_data.count; i++) {
+    for (int64_t i = 0; i < o->data.count + o->eval_data.count; i++) {
         bool eval = i >= o->data.count;
         const char* path = lists[eval]->items[eval ? i - o->data.count : i];
-        if (strcmp(path, "-") != 0 && path_exists(path) && !path_is_folder(path) &&
-            !qlora_text_data_known(path)) {
+        if (strcmp(path, "-") == 0 || !path_exists(path) || path_is_folder(path)) {
+            continue;
+        }
+        if (!data_is_not_gguf(o, eval, path, error)) {
+            return false;
+        }
+        if (o->format == NULL && !qlora_text_data_known(path)) {
             return error_set(error, "--%s %s: the name must end in %s, or --format must be given",
                              eval ? "eval-data" : "data", path, endings);
         }

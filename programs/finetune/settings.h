@@ -23,7 +23,8 @@ static bool name_among(const char* name, const char* const* names, size_t count)
 }
 
 static bool setting_path(const option* row) { // compared by content
-    static const char* const names[] = {"model", "adapter", "data", "eval-data"};
+    static const char* const names[] = {"model",     "adapter",       "data",
+                                        "eval-data", "chat-template", "add-tokens"};
     return name_among(row->name, names, sizeof names / sizeof names[0]);
 }
 
@@ -215,7 +216,17 @@ static bool eval_files_same(const options* then, const options* now, const optio
     return strcmp(row->name, "eval") == 0 && (a->count > 0 || b->count > 0);
 }
 
-// Collects every option that differs, except for paths.
+// What these files say shows in the tokenised data, which is compared, but a run has them or has
+// not.
+static void text_files_compare(const option* row, const char* then, const char* now,
+                               differences* d) {
+    static const char* const names[] = {"chat-template", "add-tokens"};
+    if (name_among(row->name, names, 2) && (then == NULL) != (now == NULL)) {
+        difference_add(d, row, then, now);
+    }
+}
+
+// Collects every option that differs; paths are compared by content.
 static void settings_compare(const option_set* then, const option_set* now, differences* d) {
     char room_then[256];
     char room_now[256];
@@ -224,12 +235,14 @@ static void settings_compare(const option_set* then, const option_set* now, diff
     for (size_t i = 0; i < now->count; i++) {
         const option* row = &now->rows[i];
         if (!setting_used(o, row) || eval_files_same(before, o, row, d) || row->kind == OPT_TEXTS ||
-            setting_path(row) || setting_higher(before, o, row) || alpha_same(before, o, row)) {
+            setting_higher(before, o, row) || alpha_same(before, o, row)) {
             continue;
         }
         const char* a = setting_text(then, row, room_then);
         const char* b = setting_text(now, row, room_now);
-        if ((a == NULL) != (b == NULL) || (a != NULL && strcmp(a, b) != 0)) {
+        if (setting_path(row)) {
+            text_files_compare(row, a, b, d);
+        } else if ((a == NULL) != (b == NULL) || (a != NULL && strcmp(a, b) != 0)) {
             difference_add(d, row, a, b);
         }
     }

@@ -275,6 +275,7 @@ typedef struct app {
     bool out_empty;   // the folder was empty when the run started
     bool files_made;  // this process created settings.txt and the log
     bool events_made; // and the file of events
+    size_t events_parents;
     bool events_folder_made;
     bool demo_made; // this process created the demo's model
     bool best_lost; // the adapter of the best evaluation could not be written

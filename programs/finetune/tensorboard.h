@@ -47,6 +47,7 @@ static bool events_open(app* a) {
                          PATH_SIZE - 64);
     }
     snprintf(g->path, sizeof g->path, "%s/" EVENTS_NAME, a->o.tensorboard);
+    a->events_parents = folder_parents(a->o.tensorboard);
     a->events_folder_made = !path_exists(a->o.tensorboard);
     int code = a->files.make_dir(a->o.tensorboard, a->files.user);
     if (code != 0) {

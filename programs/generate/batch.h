@@ -440,6 +440,7 @@ static bool batch_open(app* a, batch* b) {
     size_t left = b->count - b->written;
     b->width = left < (size_t)a->o.batch ? left : (size_t)a->o.batch;
     b->texts = (spoken*)calloc(b->width, sizeof *b->texts);
+    (void)folder_parents(a->o.out);
     b->out = fopen(a->o.out, "ab");
     if (b->texts == NULL || b->out == NULL) {
         return b->texts == NULL ? fail("out of memory")

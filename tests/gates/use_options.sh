@@ -4,6 +4,8 @@
 
 one=(--model model --tokens 256 --rank 1 --backend cpu --threads 1)
 
+once() { [[ $(grep -cE -- "$1" out) -eq 1 ]]; } # once PATTERN: one line of the output has it
+
 several() { # --data and --eval-data may be repeated
     head -20 sums.jsonl >first.jsonl
     tail -15 sums.jsonl >second.jsonl
@@ -15,7 +17,7 @@ several() { # --data and --eval-data may be repeated
         --eval-data second.jsonl --steps 2 --out both --resume never
     check "both are evaluated" grep -q "^evaluation data: 35 samples" out
     check "common samples are counted" \
-        grep -q "35 of 35 evaluation samples also found in the training data" out
+        once "35 of 35 evaluation samples also found in the training data"
     works "the first samples" "${one[@]}" --data first.jsonl --data second.jsonl --eval 0 \
         --max-samples 25 --steps 2 --out both --resume never
     check "as many as asked for" grep -q "^data: 25 samples" out
@@ -165,16 +167,16 @@ notes() {
     rm -rf noted
     works "much that may surprise" "${few[@]}" --model model --out noted --resume never --steps 3 \
         --epochs 2 --warmup 100 --max-norm 0
-    check "--steps wins" grep -q "note: --steps 3 overrides --epochs 2" out
-    check "a long warm-up" grep -q "warm-up of 100 steps is at least as long as" out
-    check "no clipping" grep -q -- "--max-norm 0: gradients are not clipped" out
+    check "--steps wins" once "note: --steps 3 overrides --epochs 2"
+    check "a long warm-up" once "warm-up of 100 steps is at least as long as"
+    check "no clipping" once "--max-norm 0: gradients are not clipped"
     for ((i = 0; i < 300; i++)); do cat sums.jsonl; done | head -400 >many.jsonl
     works "a large fraction" "${one[@]}" --data many.jsonl --eval 0.9 --steps 1 --out noted \
         --resume never
-    check "is capped and said so" grep -q "note: --eval 0.9 would be 360 samples; 200 are held" out
-    check "separate counts" grep -q "^held out: 200 samples, [0-9]* tokens" out
+    check "is capped and said so" once "note: --eval 0.9 would be 360 samples; 200 are held"
+    check "separate counts" once "^held out: 200 samples, [0-9]* tokens"
     works "doctor and plan" --model model --data sums.jsonl --doctor --plan
-    check "the doctor wins" grep -q "note: --plan is ignored beside --doctor" out
+    check "the doctor wins" once "note: --plan is ignored beside --doctor"
     works "beta2 0" "${few[@]}" --model model --steps 9 --beta2 0 --lr 1e-2 --out noted \
         --resume never
     cp -r noted/adapter zero
@@ -190,6 +192,18 @@ notes() {
         --device 5 --out o
     refuses "a GGUF adapter" "x.gguf is a GGUF file" "${one[@]:0:4}" --data sums.jsonl --out o \
         --adapter x.gguf
+    printf 'GGUF0000' >x.gguf
+    cp x.gguf unnamed
+    refuses "a GGUF file as data" "--data x.gguf is a GGUF file" "${one[@]}" --data x.gguf --out o
+    refuses "with a weight" "--data x.gguf is a GGUF file" "${one[@]}" --data x.gguf:0.5 --out o
+    refuses "with a form" "--data x.gguf is a GGUF file" "${one[@]}" --data x.gguf --format jsonl \
+        --out o
+    refuses "without its ending" "--data unnamed is a GGUF file" "${one[@]}" --data unnamed --out o
+    refuses "a GGUF file for evaluation" "--eval-data x.gguf is a GGUF file" "${one[@]}" \
+        --data sums.jsonl --eval-data x.gguf --out o
+    echo "GGUF is a format for files. This is a text about it." >about.txt
+    works "a text about GGUF" "${one[@]}" --data about.txt --eval 0 --steps 1 --out noted \
+        --resume never
     refuses "a GGUF model that is missing" "--model none.gguf: no such file" --model none.gguf \
         --data sums.jsonl --out o
     refuses "nearest option" "unknown option --modle; did you mean --model" --modle model
@@ -229,6 +243,8 @@ resuming() {
         check "is the same model" grep -q "resumed after step 6 of 6" out
     fi
     resuming_other
+    resuming_places
+    resuming_files
     rm -rf again elsewhere other
     works "a run" --model model --data sums.jsonl "${common[@]}" --out again
     works "another spelling" --model ./model --data "$PWD/sums.jsonl" "${common[@]}" --out ./again
@@ -285,6 +301,67 @@ resuming_other() {
         --out o
 }
 
+# A run is the same from another folder and with other spellings, however long its paths are.
+resuming_places() {
+    local run=(--tokens 256 --rank 2 --steps 2 --eval 0 --backend cpu --threads 1) long
+    rm -rf again place deep
+    works "a run" --model model --data sums.jsonl "${run[@]}" --out again
+    works "an absolute model" --model "$PWD/model" --data sums.jsonl "${run[@]}" --out again
+    check "is the same run" grep -q "resumed after step 2 of 2" out
+    mkdir place
+    finetune_at() { (cd "$1" && "$finetune" "${@:2}"); }
+    run finetune_at place --model ../model --data ../sums.jsonl "${run[@]}" --out ../again
+    check "another working directory ($status)" grep -q "resumed after step 2 of 2" out
+    long=deep/$(printf 'x%.0s' {1..120})/$(printf 'y%.0s' {1..120})
+    mkdir -p "$long"
+    cp -r model "$long/a"
+    cp -r model "$long/b"
+    printf 'XX' | dd of="$long/b/model.safetensors" bs=1 seek=9000 conv=notrunc 2>/dev/null
+    works "a long path" --model "$long/a" --data sums.jsonl "${run[@]}" --out again --resume never
+    works "again" --model "$long/a" --data sums.jsonl "${run[@]}" --out again
+    check "is the same run" grep -q "resumed after step 2 of 2" out
+    run "$finetune" --model "$long/b" --data sums.jsonl "${run[@]}" --out again
+    check "one that differs at its end ($status)" grep -q "/b has other weights than the run" err
+    rm -rf deep
+}
+
+# Files that change the text are compared by what they say.
+resuming_files() {
+    local run=(--model model --tokens 256 --rank 2 --steps 2 --eval 0 --backend cpu --threads 1)
+    local line='{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content":'
+    rm -rf again place
+    mkdir place
+    echo "$line \"b\"}]}" >chat.jsonl
+    printf '%s' "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}" \
+        "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}" \
+        "{% endfor %}" >t.jinja
+    printf '<|new|>\n' >names.txt
+    local all=("${run[@]}" --data chat.jsonl --out again)
+    works "a template and tokens" "${all[@]}" --chat-template t.jinja --add-tokens names.txt
+    works "other spellings" "${all[@]}" --chat-template ./t.jinja --add-tokens "$PWD/names.txt"
+    check "are the same run" grep -q "resumed after step 2 of 2" out
+    cp t.jinja place/u.jinja
+    cp names.txt place/other.txt
+    works "copies" "${all[@]}" --chat-template place/u.jinja --add-tokens place/other.txt
+    check "are the same run" grep -q "resumed after step 2 of 2" out
+    sed -i 's/:/;/' place/u.jinja
+    run "$finetune" "${all[@]}" --chat-template place/u.jinja --add-tokens names.txt
+    check "another template is refused ($status)" grep -q "the data or a weight has changed" err
+    echo '<|old|>' >place/other.txt
+    run "$finetune" "${all[@]}" --chat-template t.jinja --add-tokens place/other.txt
+    check "other tokens are refused ($status)" grep -q "the data or a weight has changed" err
+    run "$finetune" "${all[@]}"
+    check "neither of them ($status)" grep -q -- "it used --chat-template place/u.jinja \
+--add-tokens place/other.txt, this command has no --chat-template no --add-tokens; use the" err
+    works "without tokens" "${all[@]}" --chat-template t.jinja --resume never
+    run "$finetune" "${all[@]}" --chat-template t.jinja --add-tokens names.txt
+    check "with tokens ($status)" grep -q "used no --add-tokens, .* has --add-tokens names.txt;" err
+}
+
+rates() { # the steps and learning rates of a log
+    sed -n 's/^{"step":\([0-9]*\),.*"lr":\([^,}]*\).*/\1 \2/p' "$1/log.jsonl"
+}
+
 extending() {
     local common=(--model model --data sums.jsonl --tokens 256 --rank 2 --eval 0 --backend cpu
         --threads 1 --schedule constant --warmup 0)
@@ -310,6 +387,15 @@ extending() {
     works "no step is left" "${common[@]}" --steps 20 --lr 5e-3 --out longer --extend
     check "it is told" grep -q "note: no step is left, so the changed options have no effect" out
     check "and not noted" cmp -s kept.txt longer/settings.txt
+    rm -rf longer straight
+    works "ten steps of a cosine" "${common[@]}" --schedule cosine --steps 10 --out longer
+    check "end at zero" awk 'END { exit !($2 < 1e-5) }' <(rates longer)
+    works "five more" "${common[@]}" --schedule cosine --steps 15 --out longer
+    works "fifteen at once" "${common[@]}" --schedule cosine --steps 15 --out straight
+    check "the rates from then on are those of fifteen" \
+        cmp <(rates longer | tail -5) <(rates straight | tail -5)
+    check "they rise again" awk '{ rate[$1] = $2 } END { exit !(rate[11] > rate[10] + 1e-5) }' \
+        <(rates longer)
     rm -rf longer
     works "one epoch" "${common[@]}" --epochs 1 --out longer
     works "two epochs" "${common[@]}" --epochs 2 --out longer

@@ -105,6 +105,14 @@ events() { # --tensorboard
     works "unless they are to be replaced" "${run[@]}" --steps 2 --tensorboard board --out evented \
         --resume never
     check "then they are" [ "$(times $file train/loss)" -eq 2 ]
+    rm -rf deep
+    works "a folder in folders that are missing" "${run[@]}" --steps 2 --tensorboard deep/er/board \
+        --out evented --resume never
+    check "has the events" [ "$(times deep/er/$file train/loss)" -eq 2 ]
+    rm -rf deep
+    refuses "a name that is too long" "--tensorboard: cannot create deep/er/xxx" "${run[@]}" \
+        --steps 2 --tensorboard "deep/er/$(printf 'x%.0s' {1..300})" --out o
+    check "leaves no folders" [ ! -e deep ]
     refuses "a folder that cannot be made" "--tensorboard: cannot create plain/board" \
         "${run[@]}" --steps 2 --tensorboard plain/board --out o
 }

@@ -187,11 +187,43 @@ wrong_use() {
     refuses "adapter missing" "--adapter nowhere: adapter_config.json not found" \
         "${all[@]}" --adapter nowhere
     refuses "memory too small" "not enough memory: " "${all[@]}" --memory 1M
+    vast_model
     refuses "nothing to resume" "no checkpoint found" "${all[@]}" --resume must
     refuses "bf16 without a GPU" "--mode bf16 needs a GPU .*; use --mode f32 or auto" "${all[@]}" \
         --backend cpu --mode bf16
     refuses "long prompt" "--prompt has 200 tokens; the limit is 127" "${all[@]}" \
         --prompt "$(printf 'x%.0s' {1..200})"
+    mkdir -p bare # without weights: what is said comes before they are read
+    cp model/config.json model/tokenizer.json bare
+    refuses "long prompt, before loading" "--prompt has 200 tokens; the limit is 127" "${all[@]}" \
+        --model bare --prompt "$(printf 'x%.0s' {1..200})"
+    refuses "no weights" "model.safetensors" "${all[@]}" --model bare
+}
+
+# A model of 16 TiB: more than any machine has. It needs no weights, as it is planned before they
+# are read. Also sizes and --name=value, which decide what is said.
+vast_model() {
+    local size big=(--model vast --base 32bit --tokens 256 --backend cpu)
+    mkdir -p vast
+    cp model/tokenizer.json vast
+    sed -e 's/"hidden_size": 32/"hidden_size": 32768/; s/_heads": 2,/_heads": 256,/' \
+        -e 's/"intermediate_size": 64/"intermediate_size": 131072/' \
+        -e 's/_layers": 2,/_layers": 256,/' model/config.json >vast/config.json
+    local fault="not enough memory: the model needs 16[0-9.]+ GiB even with .*, but only"
+    refuses "more than the machine has" "$fault [0-9.]+ GiB are available \(base 16[0-9.]+," \
+        "${big[@]}" --data sums.jsonl --steps 1 --out o
+    refuses "a plan of more" "$fault [0-9.]+ GiB are available \(base 16[0-9.]+," "${big[@]}" --plan
+    for size in 8GB 8gb; do
+        refuses "--memory=$size" "$fault 7.45 GiB are" "${big[@]}" --plan --memory=$size
+    done
+    for size in 8G 8gib; do
+        refuses "--memory $size" "$fault 8.00 GiB are" "${big[@]}" --plan --memory $size
+    done
+    [[ -x $root/$B/plan ]] || return
+    run "$root/$B/plan" --model vast --base 32bit --batch 1 --length 32
+    check "the program plan ($status)" grep -qE "^plan: $fault [0-9.]+ GiB are available" err
+    run "$root/$B/plan" --model vast --base 32bit
+    check "a table of plans ($status)" grep -qE "^  1 +- +$" out
 }
 
 # ---- looking first ----
@@ -202,6 +234,11 @@ looking() {
     check "help is at most 80 columns wide" [ "$(awk 'length > 80' out | wc -l)" -eq 0 ]
     check "help shows the defaults" grep -qE "^  --rank N +LoRA rank \(default 16\)" out
     rm -rf o
+    rm -rf written
+    works "--name=value" --model=model --data=sums.jsonl --tokens=256 --rank=1 --eval=0 \
+        --backend=cpu --threads=1 --steps=3 --memory=8gb --out=written
+    check "has its meaning" grep -qE "^step 3/3" out
+    check "also in the settings" grep -qx "rank 1" written/settings.txt
     works "plan" --model model --plan
     check "plan shows a total" grep -q "total.*MiB" out
     check "no data, no time" [ "$(grep -c '^time: ' out)" -eq 0 ]
@@ -406,6 +443,8 @@ saving_fails() {
     check "Ctrl-C, saving fails: status 1 ($status)" [ $status -eq 1 ]
     check "the checkpoint error is reported" grep -q "^finetune: saving a checkpoint: " err
     check "the adapter error is reported" grep -q "^finetune: saving the adapter: " err
+    check "the checkpoint comes first" [ "$(sed -n 's/^finetune: saving \([a-z ]*\):.*/\1/p' err |
+        head -1)" = "a checkpoint" ]
     check "the other adapter is saved" [ -s fails/adapter.gguf ]
     check "and the plot" [ -s fails/training.svg ]
 

@@ -121,6 +121,16 @@ closing() {
         check "SIGHUP: status 130" [ $status -eq 130 ]
     fi
 
+    begin ended
+    kill -TERM $pid
+    check "SIGTERM ends a run" soon 10 gone $pid
+    kill -KILL $pid 2>/dev/null
+    wait $pid
+    status=$?
+    check "SIGTERM saves ($status)" [ -s ended/adapter/adapter_model.safetensors ]
+    check "and a checkpoint" [ -s ended/checkpoint/latest ]
+    check "SIGTERM: status 130" [ $status -eq 130 ]
+
     rm -rf piped
     "$finetune" "${few[@]}" --model model --steps 20000 --out piped 2>err | head -8 >out
     status=${PIPESTATUS[0]}
@@ -160,8 +170,13 @@ closing() {
         check "it is reported" grep -q "cannot write to standard output: No space left" err
     done
     line="$finetune ${few[*]} --model model --steps 3 --out closed --resume never"
-    TERM=dumb script -qec "$line" /dev/null >out 2>err
-    check "no escape sequences on a dumb terminal" [ -z "$(grep -l $'\033' out)" ]
+    if command -v script >/dev/null; then
+        TERM=xterm script -qec "$line" /dev/null >out 2>err
+        check "escape sequences on a terminal" grep -q $'\033' out
+        TERM=dumb script -qec "$line" /dev/null >out 2>err
+        check "the output of a dumb terminal" grep -q "^step 3/3" out
+        check "has no escape sequences" [ -z "$(grep -l $'\033' out)" ]
+    fi
     rm -rf 'a\b'
     works "a backslash in a name" "${few[@]}" --model model --steps 1 --out 'a\b'
     check "makes one folder" [ -d 'a\b' ]

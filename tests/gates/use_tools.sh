@@ -75,6 +75,7 @@ wrong_use() {
     echo x >plain
     refuses "--model plain: this is a file; give its folder" generate --model plain --prompt x
     refuses "--adapter base.gguf is a GGUF file" merge --model x --adapter base.gguf --out o
+    refuses "--adapter base.gguf is a GGUF file" generate --model x --adapter base.gguf --prompt x
     refuses "--system can only be used with --chat" generate --model x --prompt x --system x
     refuses "--model nowhere: config.json not found" generate --model nowhere --prompt x
     refuses "--temperature: 'warm' is not a number$" generate --model x --prompt x \
@@ -195,6 +196,11 @@ plans() {
     says "^qwen2.5-0.5b, rank 16, in 8.00 GiB$" plan --shape QWEN2.5-0.5B --memory 8G
     grep -q "a longer sequence can show a smaller number" out
     note $? "plan explains +"
+    for hint in gemma-3-4b phi-4-mini qwen3-4b smollm3-3b ministral-3-8b olmo-3-7b; do
+        says "^$hint, rank 16, in 24.00 GiB$" plan --shape $hint --memory 24G
+        grep -qE "^  1 +[0-9]+\.[0-9]+" out
+        note $? "plan has numbers for $hint"
+    done
     refuses "--mode bf16 needs compute capability 8.0 or higher; --capability is 7.5" plan \
         --memory 8G --mode bf16 --capability 7.5
     refuses "--mode fp8 needs compute capability 9.0; --capability is 8.9" plan \
@@ -291,6 +297,7 @@ texts() {
     refuses "--dtype q4_0 needs --out FILE.gguf" merge --model "$fixture/model" \
         --adapter "$fixture/adapter20" --out o --dtype q4_0
     says "[GM]iB" plan --model whole.gguf --memory 8G
+    says "^MiB for one micro-batch" plan --model "$fixture/model" --memory 8G
     for words in byte spm; do # a folder with a tokenizer: its file gives the same ids
         rm -rf spoken spoken.gguf
         cp -r "${fixture%/*}/qwen2/model" spoken # it has more ids than these tokenizers
@@ -376,6 +383,13 @@ merging() {
     text=$(cd left && find . -name '*safetensors*' -o -name '.merge*')
     [[ $text == ./model.safetensors ]]
     note $? "its leftovers are gone ($text)"
+    rm -rf left # a merge that is killed while it writes the weights
+    { (ulimit -f 64 && exec "${merge[@]}" --model whole --out left) >out 2>err; } 2>/dev/null
+    [[ $? -gt 128 && -s left/model.safetensors.tmp && -e left/.merge-unfinished &&
+        ! -e left/config.json ]]
+    note $? "a merge that is killed leaves no config"
+    "${merge[@]}" --model whole --out left >out 2>err && diff -r o left >out
+    note $? "run again, it gives what a merge without interruption gives"
     for name in model-00001-of-00002.safetensors consolidated.safetensors pytorch_model.bin; do
         rm -rf left
         mkdir left
@@ -470,10 +484,14 @@ batches() { # batches MODEL
     head -c $(($(head -n 3 one.jsonl | wc -c) - 7)) one.jsonl >part.jsonl
     "${run[@]}" --out part.jsonl --batch 2 2>err && cmp -s one.jsonl part.jsonl
     note $? "--data: goes on after two answers and a part"
+    rm -rf deep
+    printf '{"mine": 1}' >mine.json
+    "${run[@]}" --out deep/er/x.jsonl 2>err && cmp -s one.jsonl deep/er/x.jsonl
+    note $? "--data: folders above --out are created"
+    refuses "--out mine.json/x: Not a directory" generate "${run[@]:1}" --out mine.json/x
     "${run[@]}" --out part.jsonl 2>err && grep -q "all 5 answers are there already" err
     note $? "--data: nothing is left"
     refuses "has something else in line 1" generate "${run[@]:1}" --out part.jsonl --stop x
-    printf '{"mine": 1}' >mine.json
     refuses "has something else in line 1" generate "${run[@]:1}" --out mine.json
     [[ $(cat mine.json) == '{"mine": 1}' ]]
     note $? "--data: a file of somebody else is not touched"
@@ -576,6 +594,9 @@ vocabularies() {
     [[ -d $model ]] || return
     refuses "belongs to another model: the prompt has token [0-9]+; the vocabulary has 512" \
         generate --model "$model" --tokenizer big.json --prompt "$(printf '\xff')"
+    says "^Once" generate --model "$model" --tokenizer big.json --prompt "Once" --max-tokens 3
+    [[ $(cat err) == "[the tokenizer has 657 tokens, the model's vocabulary only 512]" ]]
+    note $? "a tokenizer with more tokens is reported, once"
     cp "$model/config.json" "$model/model.safetensors" small/
     says "^Once" generate --model small --prompt "Once" --max-tokens 200 --temperature 3 --top-p 1
     grep -q "vocabulary has 512 tokens, the tokenizer 257; .* U.FFFD" err
