@@ -371,13 +371,8 @@ static void help_print(const option_set* set) {
     printf("usage: merge --model PATH --adapter DIR --out PATH | --gguf FILE [options]\n\n");
     options_print(set, 31);
     printf("\n--base original merges into the weights in --model; --base trained merges into\n"
-<<<<<<< HEAD
            "the dequantised 4-bit weights that the adapter was trained on (in a folder with\n"
            "FP8 weights, these), --base fp8 into those of finetune --base fp8.\n"
-=======
-           "the dequantised 4-bit weights that the adapter was trained on, --base fp8\n"
-           "into those of finetune --base fp8.\n"
->>>>>>> progs
            "An interrupted merge has no config.json; run the same command again.\n"
            "--out FILE.gguf writes one file for llama.cpp, from a folder or a GGUF file.\n"
            "Exit status: 0 on success, 1 on error.\n");
