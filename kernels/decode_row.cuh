@@ -78,8 +78,8 @@ __device__ __forceinline__ int32_t row_units(const decode_product& p) {
     return (units - (int32_t)blockIdx.x + (int32_t)gridDim.x - 1) / (int32_t)gridDim.x;
 }
 
-// The table of levels for look-ups at 128 byte + 4 lane: two loads and eight stores per thread, in an order in
-// which neighbours do not meet in a bank.
+// The table of levels for look-ups at 128 byte + 4 lane: two loads and eight stores per thread, in
+// an order in which neighbours do not meet in a bank.
 __device__ __forceinline__ void row_table(const decode_product& p, uint8_t* shared) {
     for (int32_t i = (int32_t)threadIdx.x; i < 256 * 2; i += (int32_t)blockDim.x) {
         uint32_t pair = pack_bf16(p.maps[i / 2 / 16], p.maps[i / 2 % 16]);
