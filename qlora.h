@@ -33715,6 +33715,18 @@ static void qlora__plan_most(qlora_model* m, uint64_t bytes, qlora__count_of wha
     qlora__plan_count(m, what, low, choices);
 }
 
+// Whether any weight has codes: a folder may leave some projections in 16 bits.
+static bool qlora__any_coded(const qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            if (qlora__is_coded(&m->layers[l].projections[i])) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 // Uses the memory that is left for what saves time: the fewest recomputed layers that fit, outputs
 // of attention of the others, then, if the memory is to be filled, cached layers.
 static void qlora__plan_fill(qlora_model* m, uint64_t bytes, bool fill, qlora__choices* choices) {
@@ -33732,7 +33744,7 @@ static void qlora__plan_fill(qlora_model* m, uint64_t bytes, bool fill, qlora__c
     if (free_to && fill && !attention_first) {
         qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, choices->recompute, choices);
     }
-    bool coded = qlora__is_coded(&m->layers[0].projections[0]) && qlora__computes(m);
+    bool coded = qlora__any_coded(m) && qlora__computes(m);
     if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && coded && !whole) {
         qlora__plan_most(m, bytes, QLORA__COUNT_CACHED, 0, layers, choices);
     }
@@ -46344,4 +46356,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end bd316ef1a9275050
+//@@ end 38dd1dd38d7f6884

@@ -30,6 +30,10 @@ bool test_wants(const char* backend);
 // that run the same code again and again, for a statement about numbers, then do less of it.
 bool test_brief(void);
 
+// The name of a scratch file or folder under build/, one per process: gates that run at the same
+// time do not share it. The same name gives the same pointer.
+const char* test_path(const char* name);
+
 // xorshift64*; a stream depends on --seed (printed at the start of a run) and on its name.
 typedef struct test_random {
     uint64_t state;

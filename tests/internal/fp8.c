@@ -11,17 +11,17 @@ static double fp8_value(int code) { // of the 127 codes that are not negative
     return exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, exponent - 10);
 }
 
-// The nearest code by search; of two equally near ones, the even one.
+// The nearest code by halving (values of codes ascend); of two equally near ones, the even one.
 static int fp8_nearest(double size) {
-    int best = 0;
-    for (int code = 1; code < 127; code++) {
-        double now = fabs(fp8_value(code) - size);
-        double before = fabs(fp8_value(best) - size);
-        if (now < before || (now <= before && code % 2 == 0)) {
-            best = code;
-        }
+    int below = 0;
+    int above = 126;
+    while (above - below > 1) {
+        int middle = (below + above) / 2;
+        *(fp8_value(middle) <= size ? &below : &above) = middle;
     }
-    return best;
+    double down = fabs(fp8_value(below) - size);
+    double up = fabs(fp8_value(above) - size);
+    return down < up || (down <= up && below % 2 == 0) ? below : above;
 }
 
 TEST e4m3_rounds_to_the_nearest(void) {

@@ -476,7 +476,7 @@ TEST fp8_base_is_near(void) {
 
 // ---- folders
 
-#define BASE_DIR "build/test-fp8-base"
+#define BASE_DIR test_path("fp8")
 #define BASE_CONFIG                                                                                \
     "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":160,"      \
     "\"intermediate_size\":200,\"num_hidden_layers\":2,\"num_attention_heads\":4,"                 \
@@ -625,6 +625,12 @@ static void base_tensors(base_file* f, base_form form, base_fault fault) {
     }
 }
 
+static const char* base_path(const char* name) {
+    static char path[128];
+    snprintf(path, sizeof path, "%s/%s", BASE_DIR, name);
+    return path;
+}
+
 static bool base_write_text(const char* path, const char* text) {
     FILE* f = fopen(path, "wb");
     bool ok = f != NULL && fputs(text, f) >= 0;
@@ -637,13 +643,13 @@ static bool base_folder(qlora_ctx* ctx, base_form form, base_fault fault) {
     bool codes = form != BASE_ORIGINAL && form != BASE_WIDENED && fault != BASE_NO_CONFIG;
     mkdir(BASE_DIR, 0777);
     base_tensors(f, form, fault);
-    bool ok = qlora__st_write_begin(&ctx->env, BASE_DIR "/model.safetensors", f->entries, f->count,
-                                    NULL, false, &w) == QLORA_OK;
+    bool ok = qlora__st_write_begin(&ctx->env, base_path("model.safetensors"), f->entries,
+                                    f->count, NULL, false, &w) == QLORA_OK;
     for (uint32_t i = 0; i < f->count && ok; i++) {
         ok = qlora__st_write(&ctx->env, &w, f->data[w.order[i]], f->bytes[w.order[i]]) == QLORA_OK;
     }
     ok = ok && qlora__st_write_commit(&ctx->env, &w) == QLORA_OK &&
-         base_write_text(BASE_DIR "/config.json",
+         base_write_text(base_path("config.json"),
                          codes ? BASE_CONFIG BASE_QUANTIZED "}" : BASE_CONFIG "}");
     for (uint32_t i = 0; i < f->count; i++) {
         free(f->data[i]);
@@ -787,7 +793,7 @@ TEST fp8_base_trains(const test_machine* machine) {
         for (int again = 0; again < 2; again++) {
             ASSERT(base_train(ctx, &eight, &other) && base_same(&published, &other));
         }
-        ASSERT(remove(BASE_DIR "/model.qlora-fp8") == 0);
+        ASSERT(remove(base_path("model.qlora-fp8")) == 0);
         eight.keep_quantised = false;
         eight.dora = true;
         BASE_TRAIN(BASE_PUBLISHED, &eight, &other);
@@ -841,14 +847,21 @@ TEST fp8_base_is_planned(void) {
     int64_t saved = (int64_t)plans[QLORA_BASE_16BIT].base - (int64_t)plans[QLORA_BASE_FP8].base;
     ASSERT(saved <= weights - 4 * blocks && saved > weights - 14 * 2 * 256);
     ASSERT(plans[QLORA_BASE_FP8].base > plans[QLORA_BASE_NF4].base);
+    // The first projection has no codes, the others are worth a cache.
+    ASSERT(base_folder(ctx, BASE_PARTLY, BASE_GOOD));
+    machine.bytes = (uint64_t)1 << 30;
+    qlora_model_desc d = base_desc(QLORA_BASE_FP8, QLORA_MODE_BF16);
+    ASSERT_EQ(QLORA_OK, qlora_plan_make(ctx, &d, &machine, &plans[0]));
+    ASSERT_EQ(2, plans[0].cached_layers);
     ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
     PASS();
 }
 
 static void base_empty(const char* dir) {
-    static const char* const names[] = {"config.json", "model.safetensors", "model.gguf"};
+    static const char* const names[] = {"config.json", "model.safetensors", "model.gguf",
+                                        "adapter_config.json", "adapter_model.safetensors"};
     char path[128];
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         snprintf(path, sizeof path, "%s/%s", dir, names[i]);
         remove(path);
     }
@@ -858,7 +871,7 @@ static void base_empty(const char* dir) {
 // Merging writes the dequantised weights in 16 bits: from a folder, with and without its weights in
 // memory, and from a base that was quantised here.
 TEST fp8_base_is_merged(const test_machine* machine) {
-#define BASE_MERGED "build/test-fp8-merged"
+#define BASE_MERGED test_path("fp8-merged")
     static const struct {
         base_form form;
         qlora_base_format base;
@@ -887,9 +900,9 @@ TEST fp8_base_is_merged(const test_machine* machine) {
         if (d.purpose == QLORA_PURPOSE_ADAPTER) { // which comes from a folder
             qlora_model_desc whole = base_desc(QLORA_BASE_NF4, QLORA_MODE_F32);
             ASSERT_EQ(QLORA_OK, qlora_model_open(ctx, &whole, &model));
-            ASSERT_EQ(QLORA_OK, qlora_adapter_save(model, "build/test-fp8-adapter", NULL));
+            ASSERT_EQ(QLORA_OK, qlora_adapter_save(model, test_path("fp8-adapter"), NULL));
             ASSERT_EQ(QLORA_OK, qlora_model_close(model));
-            d.adapter = "build/test-fp8-adapter";
+            d.adapter = test_path("fp8-adapter");
             d.rank = 0;
         }
         ASSERTm(qlora_last_error(ctx), qlora_model_open(ctx, &d, &model) == QLORA_OK);
@@ -921,6 +934,8 @@ TEST fp8_base_is_merged(const test_machine* machine) {
         ASSERT_FALSE(config.quantized);
     }
     base_empty(BASE_MERGED);
+    base_empty(test_path("fp8-adapter"));
+    base_empty(BASE_DIR);
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }

@@ -781,7 +781,7 @@ TEST gguf_models_are_merged(void) {
                  {"F16", QLORA_F16, QLORA_GGUF_AS_DTYPE, 0.02},
                  {"Q8_0", QLORA_F32, QLORA_GGUF_Q8_0, 0.15},
                  {"Q4_0", QLORA_F32, QLORA_GGUF_Q4_0, 1.5}};
-    static const char* const out = "build/test_merged.gguf";
+    const char* out = test_path("merged.gguf");
     static float want[16 * 1024];
     static float got[16 * 1024];
     test_random random = test_random_start("gguf_models_are_merged");
@@ -853,7 +853,7 @@ TEST gguf_models_are_merged(void) {
     }
     qlora_merge_desc merge;
     memset(&merge, 0, sizeof merge);
-    merge.dir = "build/test_merged";
+    merge.dir = test_path("merged");
     ASSERT(qlora_merge_save(model, &merge) == QLORA_ERR_UNSUPPORTED);
     ASSERT(strstr(qlora_last_error(ctx), "can only be merged into a GGUF file"));
     merge.gguf = QLORA_GGUF_Q8_0;
@@ -886,7 +886,7 @@ TEST gguf_files_from_folders(void) {
                 {"seed_oss", NULL},
                 {"gemma2", "(the attention scale)"},
                 {"gemma3", "(the attention scale)"}};
-    static const char* const out = "build/test_folder.gguf";
+    const char* out = test_path("folder.gguf");
     qlora_ctx_desc machine;
     qlora_ctx* ctx = NULL;
     world w;
@@ -961,7 +961,7 @@ static void gguf_log_add(void* user, qlora_log_level level, qlora_log_item item,
 static qlora_result gguf_changed(qlora_ctx* ctx, const char* folder,
                                  void (*change)(qlora_model_config*), qlora_model_config* got,
                                  char* error, size_t size) {
-    static const char* const out = "build/test_changed.gguf";
+    const char* out = test_path("changed.gguf");
     char name[200];
     char path[512];
     qlora_model_desc desc;

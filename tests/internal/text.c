@@ -81,7 +81,7 @@ static bool lib_open(void) {
 }
 
 #define GOLDEN "tests/golden/"
-#define FOLDER "build/test_text_folder"
+#define FOLDER test_path("text")
 
 // ---- helpers ----
 
@@ -151,7 +151,7 @@ static qlora_text_tok* shared_tok(const char* name) {
         return NULL;
     }
     char to[64];
-    snprintf(to, sizeof(to), "build/test_text_%s.json", name);
+    snprintf(to, sizeof(to), "%s-%s.json", test_path("text"), name);
     snprintf(command, sizeof(command), "gzip -dc '%s' > %s", shared_path(from), to);
     if (system(command) != 0 || !OK(qlora_text_tok_open(lib, to, &tok))) {
         printf("%s: %s\n", name, WHY);
@@ -324,15 +324,16 @@ TEST json_depth_and_lines(void) {
 
 // JSONTestSuite: the file names give the expected outcome.
 TEST json_suite_files(void) {
-    char list[1100];
-    snprintf(list, sizeof(list), "ls '%s' > build/test_text_list.txt 2>/dev/null",
-             shared_path("json/test_parsing"));
+    const char* all = test_path("list");
+    char list[1200];
+    snprintf(list, sizeof(list), "ls '%s' > %s 2>/dev/null", shared_path("json/test_parsing"),
+             all);
     if (system(list) != 0) {
         SKIPm("no shared folder");
     }
     qlora_text_bytes names = {0};
-    ASSERT(file_read("build/test_text_list.txt", &names));
-    remove("build/test_text_list.txt");
+    ASSERT(file_read(all, &names));
+    remove(all);
     size_t tried = 0;
     for (char* name = strtok(names.data, "\n"); name; name = strtok(NULL, "\n")) {
         char path[300];
@@ -732,7 +733,7 @@ static qlora_text_tok* gguf_tok(const char* name) {
     if (!shared_is_there(from)) {
         return NULL;
     }
-    snprintf(to, sizeof(to), "build/test_text_%s.gguf", name);
+    snprintf(to, sizeof(to), "%s-%s.gguf", test_path("text"), name);
     snprintf(command, sizeof(command), "gzip -dc '%s' > %s", shared_path(from), to);
     if (system(command) != 0 || !OK(qlora_text_tok_open(lib, to, &tok))) {
         printf("%s: %s\n", name, WHY);
@@ -1440,7 +1441,7 @@ TEST text_files(void) {
 // A model folder is a few files; the chat formats are recognised by their contents.
 static bool folder_write(const char* name, const char* text) {
     char path[100];
-    snprintf(path, sizeof(path), FOLDER "/%s", name);
+    snprintf(path, sizeof(path), "%s/%s", FOLDER, name);
     FILE* file = qlora__os_make_dir(FOLDER, NULL) == 0 ? fopen(path, "wb") : NULL;
     bool good = file && fputs(text, file) >= 0;
     return file && fclose(file) == 0 && good;
@@ -1455,7 +1456,7 @@ static void folder_clear(void) {
                                         "bad.txt"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         char path[100];
-        snprintf(path, sizeof(path), FOLDER "/%s", names[i]);
+        snprintf(path, sizeof(path), "%s/%s", FOLDER, names[i]);
         remove(path);
     }
     remove(FOLDER);
@@ -1749,7 +1750,9 @@ static qlora_result everything(const char* path, const char* folder) {
     r = r == QLORA_OK ? qlora_text_data_load(lib, &w.desc, lines, strlen(lines), &w.data) : r;
     (void)qlora_text_data_close(r == QLORA_OK ? w.data : NULL);
     w.data = NULL;
-    w.desc.path = FOLDER "/data.txt";
+    char data[100];
+    snprintf(data, sizeof data, "%s/data.txt", folder);
+    w.desc.path = data;
     r = r == QLORA_OK ? qlora_text_data_open(lib, &w.desc, &w.data) : r;
     char message[QLORA__ERROR_SIZE];
     snprintf(message, sizeof message, "%s", WHY);

@@ -511,7 +511,7 @@ TEST gguf_tokenizer_faults(void) {
 // The chat template and the special tokens of a file on disk.
 TEST gguf_chat(void) {
     static bytes b;
-    const char* path = "build/test_tokens.gguf";
+    const char* path = test_path("tokens.gguf");
     qlora_text_bytes text = {0};
     bool found = false;
     spm_file(&b, "", 6);

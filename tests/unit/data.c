@@ -927,7 +927,7 @@ TEST long_documents(void) {
 
 // Another process makes the file of a stream shorter: an error, not a signal that ends the process.
 TEST shortened(void) {
-    static const char path[] = "build/test_data_shortened.jsonl";
+    const char* path = test_path("shortened.jsonl");
     rig r;
     qlora_text_sample sample;
     FILE* file = fopen(path, "wb");

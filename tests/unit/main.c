@@ -16,8 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef _WIN32
+#ifdef _WIN32
+#include <process.h>
+#define getpid _getpid
+#else
 #include <dlfcn.h>
+#include <unistd.h>
 #endif
 
 GREATEST_MAIN_DEFS();
@@ -79,6 +83,18 @@ bool test_wants(const char* backend) {
 
 bool test_brief(void) {
     return getenv("QLORA_TEST_BRIEF") != NULL;
+}
+
+const char* test_path(const char* name) {
+    static char paths[32][64];
+    char path[64];
+    int at = 0;
+    (void)snprintf(path, sizeof(path), "build/test-%ld-%s", (long)getpid(), name);
+    while (at < 31 && paths[at][0] != '\0' && strcmp(paths[at], path) != 0) {
+        at++;
+    }
+    memcpy(paths[at], path, sizeof(path));
+    return paths[at];
 }
 
 // ---- random numbers ----

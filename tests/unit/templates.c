@@ -712,7 +712,7 @@ static const struct {
 TEST tokens_of_a_text(size_t index) {
     char got[512] = "";
     char talk[512];
-    const char* path = "build/tokens_of_a_text.jinja";
+    const char* path = test_path("tokens.jinja");
     qlora_text_chat_desc desc;
     qlora_text_chat* chat = NULL;
     qlora_text_ids ids = {0};
@@ -752,7 +752,7 @@ TEST tokens_of_a_text(size_t index) {
 
 // A chain of elif is long, not deep: it must not exhaust the stack.
 TEST long_chains(void) {
-    const char* path = "build/long_chains.jinja";
+    const char* path = test_path("chains.jinja");
     const int links = 150000; // more than a stack of 8 MB holds, 64 bytes each
     size_t room = (size_t)links * 12 + 200;
     char* source = (char*)malloc(room);
