@@ -36,8 +36,11 @@ enum {
     CHUNK_MAX = 4000, // C99 guarantees 4,095 bytes per literal; MSVC counts one more per piece
     COLUMNS = 100,
     JOINED_MAX = 1000,
-    GROUPS_MAX = 4,   // of a module
-    BASE_TARGET = 75, // the oldest device; its texts have no macro of their own
+    GROUPS_MAX = 4,            // of a module
+    REGISTERS_NAMED = 100,     // with one letter
+    REGISTER_FILES = 16,       // of a kernel
+    DECLARATION_MAX = 1 << 15, // characters
+    BASE_TARGET = 75,          // the oldest device; its texts have no macro of their own
     LINES_OF_MARKER = 5,
     FILES_MAX = 512
 };
@@ -445,8 +448,7 @@ static bool in_name(char c) {
 }
 
 // Writes the short form of a name of the compiler's: labels are unique in their kernel without its
-// number, parameters without its name, and %rd registers with one letter. Returns its length; 0
-// keeps the name.
+// number, parameters without its name. Returns its length; 0 keeps the name.
 static size_t name_short(const char* name, size_t length, char out[80]) {
     const char* tail = name + length;
     while (tail > name && isdigit((unsigned char)tail[-1])) {
@@ -459,8 +461,6 @@ static size_t name_short(const char* name, size_t length, char out[80]) {
     } else if (digits > 0 && starts_with(name, "qlora_") && tail - name > 7 &&
                memcmp(tail - 7, "_param_", 7) == 0) {
         before = "_";
-    } else if (starts_with(name, "%rd") && tail - name == 3) { // also %rd<20>
-        before = "%d";
     }
     return before == NULL ? 0 : (size_t)snprintf(out, 80, "%s%.*s", before, (int)digits, tail);
 }
@@ -485,6 +485,115 @@ static void names_shorten(char* text) {
         p += length;
     }
     *out = 0;
+}
+
+// Registers as the compiler declares them, %r<1300>, and the names they get instead.
+typedef struct register_file {
+    char name[8]; // after the %
+    int count;
+    int first; // index of the letter of the first REGISTERS_NAMED
+} register_file;
+
+// The letter, or two letters, before the number of a register. Those with which PTX's types begin
+// are left out: f32 would be a register.
+static void register_letters(int index, char out[4]) {
+    static const char letters[] = "acdghijklmnopqrtvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    int count = (int)sizeof(letters) - 1;
+    int before = index / count;
+    snprintf(out, 4, "%.*s%c", before > 0 ? 1 : 0, &letters[before > 0 ? before - 1 : 0],
+             letters[index % count]);
+    if (before > count) {
+        die("contains a kernel with too many registers", NULL);
+    }
+}
+
+// Up to 63 characters of the line at p: sscanf reads all of its string first.
+static void start_copy(const char* p, char out[64]) {
+    size_t n = 0;
+    for (; n < 63 && p[n] && p[n] != '\n'; n++) {
+        out[n] = p[n];
+    }
+    out[n] = 0;
+}
+
+// ".reg .b32 %r<130>;" at p becomes ".reg .b32 a<100>,c<30>;". Returns what was read of it; 0 if
+// it is no such declaration.
+static size_t registers_declare(const char* p, register_file* f, int* letters, char** out) {
+    char type[8];
+    char start[64];
+    int length = 0;
+    start_copy(p, start);
+    if (sscanf(start, ".reg .%7[a-z0-9] %%%7[a-z]<%d>;%n", type, f->name, &f->count, &length) !=
+            3 ||
+        length == 0) {
+        return 0;
+    }
+    f->first = *letters;
+    *out += sprintf(*out, ".reg .%s ", type);
+    for (int at = 0; at < f->count; at += REGISTERS_NAMED) {
+        int rest = f->count - at;
+        char letter[4];
+        register_letters((*letters)++, letter);
+        *out += sprintf(*out, "%s%s<%d>", at > 0 ? "," : "", letter,
+                        rest < REGISTERS_NAMED ? rest : REGISTERS_NAMED);
+    }
+    *out += sprintf(*out, ";");
+    return (size_t)length;
+}
+
+// "%r123" at p becomes "c23". Returns what was read of it; 0 if it is no such register.
+static size_t register_rename(const char* p, const register_file* files, int count, char** out) {
+    char name[8];
+    char start[64];
+    int number = 0;
+    int length = 0;
+    start_copy(p, start);
+    if (sscanf(start, "%%%7[a-z]%d%n", name, &number, &length) != 2) {
+        return 0;
+    }
+    for (int i = 0; i < count; i++) {
+        if (strcmp(files[i].name, name) == 0 && number < files[i].count) {
+            char letter[4];
+            register_letters(files[i].first + number / REGISTERS_NAMED, letter);
+            *out += sprintf(*out, "%s%d", letter, number % REGISTERS_NAMED);
+            return (size_t)length;
+        }
+    }
+    return 0;
+}
+
+// Names of registers are half of the text: gives them short ones. Returns a new text.
+static char* registers_shorten(const char* text) {
+    register_file files[REGISTER_FILES];
+    int count = 0;
+    int letters = 0;
+    size_t room = 2 * strlen(text) + DECLARATION_MAX; // declarations may grow, uses never do
+    char* result = (char*)need_memory(malloc(room));
+    char* out = result;
+    bool quoted = false;
+    for (const char* p = text; *p;) {
+        quoted = quoted != (*p == '"');
+        if (starts_with(p, ".visible .entry")) {
+            count = 0;
+            letters = 0;
+        }
+        size_t used = 0;
+        if (!quoted && *p == '.' && count < REGISTER_FILES) {
+            used = registers_declare(p, &files[count], &letters, &out);
+            count += used > 0 ? 1 : 0;
+        } else if (!quoted && *p == '%') {
+            used = register_rename(p, files, count, &out);
+        }
+        if (used == 0) {
+            *out++ = *p;
+        }
+        p += used > 0 ? used : 1;
+        if ((size_t)(out - result) > room - DECLARATION_MAX) {
+            die("contains more declarations than code", NULL);
+        }
+    }
+    *out = 0;
+    return result;
 }
 
 // Instructions and labels need no line of their own: joins them to lines of up to JOINED_MAX
@@ -551,6 +660,9 @@ static void text_load(const char* path, ptx_text* t) {
     lines_strip(t->text);
     blanks_squeeze(t->text, path);
     names_shorten(t->text);
+    char* longer = t->text;
+    t->text = registers_shorten(longer);
+    free(longer);
     lines_join(t->text);
     if (!strstr(t->text, ".visible .entry")) {
         die("contains no kernel", path);
