@@ -161,6 +161,21 @@ static void qlora__neon_pack4(const float* const* lines, int64_t steps, int64_t 
     }
 }
 
+// Pieces of 12 for the tile above, of 8 for the narrow one.
+static void qlora__neon_spread(const float* from, int64_t n, int64_t width, int64_t jump,
+                               float* out) {
+    int64_t i = 0;
+    for (; width == 12 && i + 12 <= n; i += 12, out += jump) {
+        vst1q_f32(out, vld1q_f32(from + i));
+        vst1q_f32(out + 4, vld1q_f32(from + i + 4));
+        vst1q_f32(out + 8, vld1q_f32(from + i + 8));
+    }
+    for (; width == 8 && i + 8 <= n; i += 8, out += jump) {
+        vst1q_f32(out, vld1q_f32(from + i));
+        vst1q_f32(out + 4, vld1q_f32(from + i + 4));
+    }
+}
+
 static void qlora__neon_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -229,7 +244,7 @@ static const qlora__cpu_gemm qlora__neon_gemm = {
     qlora__neon_narrow,
     qlora__neon_pack4,
     NULL,
-    NULL,
+    qlora__neon_spread,
     qlora__neon_widen,
     qlora__neon_nf4,
 };
