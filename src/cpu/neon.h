@@ -2,12 +2,33 @@
 
 // ---- NEON: products -----------------------------------------------------------------------------
 
+// sum += b times one lane of a. The instruction itself, because compilers move the intrinsic: with
+// two steps in a loop, gcc then runs out of registers.
+#define QLORA__FMA(sum, b, a, lane)                                                                \
+    __asm__("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(b), "w"(a))
+
 // One row of a tile: three vectors of sums. The sums need names, because compilers keep an array of
 // vectors in memory.
 #define QLORA__ROW(i, a, lane)                                                                     \
-    c##i##0 = vfmaq_laneq_f32(c##i##0, b0, a, lane);                                               \
-    c##i##1 = vfmaq_laneq_f32(c##i##1, b1, a, lane);                                               \
-    c##i##2 = vfmaq_laneq_f32(c##i##2, b2, a, lane)
+    QLORA__FMA(c##i##0, b0, a, lane);                                                              \
+    QLORA__FMA(c##i##1, b1, a, lane);                                                              \
+    QLORA__FMA(c##i##2, b2, a, lane)
+#define QLORA__STEP(k)                                                                             \
+    do {                                                                                           \
+        float32x4_t b0 = vld1q_f32(b + 12 * (k));                                                  \
+        float32x4_t b1 = vld1q_f32(b + 12 * (k) + 4);                                              \
+        float32x4_t b2 = vld1q_f32(b + 12 * (k) + 8);                                              \
+        float32x4_t a0 = vld1q_f32(a + 8 * (k));                                                   \
+        float32x4_t a4 = vld1q_f32(a + 8 * (k) + 4);                                               \
+        QLORA__ROW(0, a0, 0);                                                                      \
+        QLORA__ROW(1, a0, 1);                                                                      \
+        QLORA__ROW(2, a0, 2);                                                                      \
+        QLORA__ROW(3, a0, 3);                                                                      \
+        QLORA__ROW(4, a4, 0);                                                                      \
+        QLORA__ROW(5, a4, 1);                                                                      \
+        QLORA__ROW(6, a4, 2);                                                                      \
+        QLORA__ROW(7, a4, 3);                                                                      \
+    } while (0)
 #define QLORA__ROW_LOAD(i)                                                                         \
     c##i##0 = vld1q_f32(c + i * ldc);                                                              \
     c##i##1 = vld1q_f32(c + i * ldc + 4);                                                          \
@@ -34,22 +55,15 @@ static void qlora__neon_tile(int64_t steps, const float* a, const float* b, floa
         QLORA__ROW_LOAD(6);
         QLORA__ROW_LOAD(7);
     }
-    for (int64_t k = 0; k < steps; k++) {
-        float32x4_t b0 = vld1q_f32(b);
-        float32x4_t b1 = vld1q_f32(b + 4);
-        float32x4_t b2 = vld1q_f32(b + 8);
-        float32x4_t a0 = vld1q_f32(a);
-        float32x4_t a4 = vld1q_f32(a + 4);
-        b += 12;
-        a += 8;
-        QLORA__ROW(0, a0, 0);
-        QLORA__ROW(1, a0, 1);
-        QLORA__ROW(2, a0, 2);
-        QLORA__ROW(3, a0, 3);
-        QLORA__ROW(4, a4, 0);
-        QLORA__ROW(5, a4, 1);
-        QLORA__ROW(6, a4, 2);
-        QLORA__ROW(7, a4, 3);
+    int64_t k = 0;
+    for (; k + 2 <= steps; k += 2) {
+        QLORA__STEP(0);
+        QLORA__STEP(1);
+        b += 24;
+        a += 16;
+    }
+    if (k < steps) {
+        QLORA__STEP(0);
     }
     QLORA__ROW_STORE(0);
     QLORA__ROW_STORE(1);
@@ -61,6 +75,7 @@ static void qlora__neon_tile(int64_t steps, const float* a, const float* b, floa
     QLORA__ROW_STORE(7);
 }
 
+#undef QLORA__STEP
 #undef QLORA__ROW
 #undef QLORA__ROW_LOAD
 #undef QLORA__ROW_STORE
@@ -146,6 +161,21 @@ static void qlora__neon_pack4(const float* const* lines, int64_t steps, int64_t 
     }
 }
 
+// Pieces of 12 for the tile above, of 8 for the narrow one.
+static void qlora__neon_spread(const float* from, int64_t n, int64_t width, int64_t jump,
+                               float* out) {
+    int64_t i = 0;
+    for (; width == 12 && i + 12 <= n; i += 12, out += jump) {
+        vst1q_f32(out, vld1q_f32(from + i));
+        vst1q_f32(out + 4, vld1q_f32(from + i + 4));
+        vst1q_f32(out + 8, vld1q_f32(from + i + 8));
+    }
+    for (; width == 8 && i + 8 <= n; i += 8, out += jump) {
+        vst1q_f32(out, vld1q_f32(from + i));
+        vst1q_f32(out + 4, vld1q_f32(from + i + 4));
+    }
+}
+
 static void qlora__neon_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -214,7 +244,7 @@ static const qlora__cpu_gemm qlora__neon_gemm = {
     qlora__neon_narrow,
     qlora__neon_pack4,
     NULL,
-    NULL,
+    qlora__neon_spread,
     qlora__neon_widen,
     qlora__neon_nf4,
 };

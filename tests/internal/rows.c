@@ -1,5 +1,5 @@
 // rows.c - white-box tests of the row functions: every tier that this processor has against the
-// portable one, the polynomials against double, and attention in blocks.
+// portable one, the polynomials against double, attention in blocks, and the tiles of products.
 #include "test.h"
 
 #include <math.h>
@@ -619,7 +619,75 @@ TEST attention_keeps_poison_where_it_belongs(void) {
     PASS();
 }
 
+// ---- tiles and panels of the packed products ----
+
+// Whether a tile, cut after `cut` steps, has the bits of fused multiply-adds in ascending k.
+static bool tile_in_order(qlora__tile_fn tile, int64_t rows, int64_t cols, int64_t steps,
+                          int64_t cut, const float* a, const float* b) {
+    float c[1024]; // more than any tile has
+    memset(c, 0, sizeof c);
+    tile(cut, a, b, c, cols, false);
+    tile(steps - cut, a + cut * rows, b + cut * cols, c, cols, true);
+    bool same = true;
+    for (int64_t i = 0; i < rows * cols; i++) {
+        float sum = 0.0f;
+        for (int64_t k = 0; k < steps; k++) {
+            sum = fmaf(a[k * rows + i / cols], b[k * cols + i % cols], sum);
+        }
+        same = same && memcmp(&sum, &c[i], sizeof sum) == 0;
+    }
+    return same;
+}
+
+TEST tiles_sum_in_order(void) {
+    enum { STEPS = 9, WIDEST = 64 };
+    static float a[STEPS * WIDEST];
+    static float b[STEPS * WIDEST];
+    test_random random = test_random_start("tiles");
+    test_random_fill(&random, a, STEPS * WIDEST, 1.0f);
+    test_random_fill(&random, b, STEPS * WIDEST, 1.0f);
+    for (size_t t = 0; t < sizeof qlora__cpu_tables / sizeof qlora__cpu_tables[0]; t++) {
+        const qlora__cpu_table* table = &qlora__cpu_tables[t];
+        const qlora__cpu_gemm* g = table->gemm;
+        for (int64_t n = 0; g != NULL && table->present() && n < STEPS * STEPS; n++) {
+            int64_t steps = n / STEPS + 1;
+            int64_t cut = n % STEPS;
+            bool ok = cut > steps ||
+                      (tile_in_order(g->tile, g->rows, g->cols, steps, cut, a, b) &&
+                       tile_in_order(g->narrow_tile, g->rows, g->narrow, steps, cut, a, b));
+            ASSERTm(table->name, ok);
+        }
+    }
+    PASS();
+}
+
+TEST pieces_are_spread(void) {
+    enum { N = 100, JUMP = 40 };
+    float from[N];
+    float out[N * JUMP];
+    test_random random = test_random_start("pieces");
+    test_random_fill(&random, from, N, 1.0f);
+    for (size_t t = 0; t < sizeof qlora__cpu_tables / sizeof qlora__cpu_tables[0]; t++) {
+        const qlora__cpu_table* table = &qlora__cpu_tables[t];
+        bool has = table->gemm != NULL && table->gemm->spread != NULL && table->present();
+        for (int narrow = 0; has && narrow < 2; narrow++) {
+            int64_t width = narrow != 0 ? table->gemm->narrow : table->gemm->cols;
+            memset(out, 0, sizeof out);
+            table->gemm->spread(from, N, width, JUMP, out);
+            // Whole pieces only; what is between them stays as it is.
+            for (int64_t i = 0; i < (N / width + 1) * JUMP; i++) {
+                bool piece = i < N / width * JUMP && i % JUMP < width;
+                float expected = piece ? from[i / JUMP * width + i % JUMP] : 0.0f;
+                ASSERTm(table->name, memcmp(&expected, &out[i], sizeof expected) == 0);
+            }
+        }
+    }
+    PASS();
+}
+
 SUITE(rows_suite) {
+    RUN_TEST(tiles_sum_in_order);
+    RUN_TEST(pieces_are_spread);
     RUN_TEST(tiers_follow_the_portable_rows);
     RUN_TEST(curves_hold_their_limits);
     RUN_TEST(exps_have_ends);
