@@ -1115,8 +1115,9 @@ gate_fuzz() {
     for f in "${targets[@]}"; do
         name=$(basename "$f")
         mkdir -p "build/$name.corpus"
-        "build/$name" -max_total_time=5 -artifact_prefix="build/$name." "build/$name.corpus" \
-            >"$OUT/$name.out" 2>&1 || fault "$name: $(tail -20 "$OUT/$name.out")"
+        "build/$name" -max_total_time=5 -timeout=5 -artifact_prefix="build/$name." \
+            "build/$name.corpus" >"$OUT/$name.out" 2>&1 ||
+            fault "$name: $(tail -20 "$OUT/$name.out")"
     done
 }
 
