@@ -282,6 +282,37 @@ gate_scripts() {
     done
 }
 
+# Libraries are opened in src/platform alone. On Windows the search leaves out the current folder;
+# what the code there tries is tested with stand-ins for the system's functions. On POSIX the suite
+# runtime has the test; here, only that the check comes before the call.
+gate_libraries() {
+    local part=$OUT/part.h cc words
+    need_file src/platform/windows.h src/platform/posix.h
+    words='LoadLibrary|LoadPackagedLibrary|LoadModule|SetDllDirectory|AddDllDirectory|dlm?open'
+    faults "opens a library outside src/platform: " < <(
+        grep -nE "($words)[A-Za-z]* *\(" -r src programs examples |
+            grep -vE '^src/platform/(posix|windows)\.h:')
+    faults "not LoadLibraryExA: " < <(
+        grep -nE "($words)[A-Za-z]* *\(" src/platform/windows.h |
+            grep -vE '[^A-Za-z]LoadLibraryExA\(')
+    awk '/[(]name, .\/.[)]/ { checked = 1 } /dlopen[(]/ { calls++; unchecked += !checked }
+        END { exit calls != 1 || unchecked }' src/platform/posix.h ||
+        fault "src/platform/posix.h: not one dlopen after the check for relative paths"
+    cc=$(compilers | head -n 1)
+    [[ -n $cc ]] || skip "neither gcc nor $CLANG found"
+    sed -n '/qlora__path_is_whole(const char/,/^static.*qlora__library_symbol(/p' \
+        src/platform/windows.h | sed '$d' >"$part"
+    # shellcheck disable=SC2086
+    $cc -std=c99 $WARN_C -DPART="\"$part\"" -I. -o $OUT/libraries \
+        tests/gates/compile/windows_libraries.c || fault "windows_libraries.c does not compile"
+    [[ $bad -ne 0 ]] || $OUT/libraries || bad=1
+}
+
+# The script for compute-sanitizer, with stand-ins for the tool and the tests.
+gate_sanitize() {
+    tests/gates/use_sanitize.sh "$OUT" || bad=1
+}
+
 # ---- compiling ----
 
 macro_flag() {
@@ -1275,10 +1306,10 @@ gate_msvc() {
 # ---- the list, fast gates first; programs builds what others use ----
 # `make soak` also runs use_clang.
 
-GATES="assembled text paths scripts comments contents layers abi functions words embed"
-GATES="$GATES ptx_fresh link symbols text_header macros recursion programs groups shared"
-GATES="$GATES interpreter warnings ptx_assemble ptx_same contract examples use use_gcc page mpi"
-GATES="$GATES readme install packaging msvc mingw wine musl"
+GATES="assembled text paths scripts libraries sanitize comments contents layers abi functions"
+GATES="$GATES words embed ptx_fresh link symbols text_header macros recursion programs groups"
+GATES="$GATES shared interpreter warnings ptx_assemble ptx_same contract examples use use_gcc page"
+GATES="$GATES mpi readme install packaging msvc mingw wine musl"
 GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
 
 if [[ ${1:-} == --list ]]; then
