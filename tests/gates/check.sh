@@ -341,11 +341,12 @@ warning_lines() {
     echo "$run $all tests/gates/compile/config.c"
 }
 
-# Warnings of the optimizer: the gate `programs` compiles both headers with -O2, this one with -O3.
-# The other compilations do without: clang has no such warnings.
+# Warnings of the optimizer: the gate `programs` compiles both headers with -O2, this one with -O3:
+# finetune together with both implementations, where the compiler sees the sizes of what they return,
+# and the other programs by themselves. The other compilations do without: clang has no such warnings.
 gate_warnings() {
     need_file qlora.h
-    local cc c cxx o3
+    local cc c cxx o3 f
     [[ -n $(compilers) ]] || skip "neither gcc nor $CLANG found"
     for cc in $(compilers); do
         c="$cc -I. -std=c99 $WARN_C -o /dev/null -c"
@@ -360,8 +361,11 @@ gate_warnings() {
         # Flags that users may set.
         o3="$cc -I. -std=c99 -O3 -Wall -Wextra -Werror -o /dev/null -c"
         if [[ $cc == gcc ]]; then
-            echo "$o3 tests/gates/compile/config.c"
-            echo "$o3 -x c -DQLORA_TEXT_IMPLEMENTATION qlora_text.h"
+            echo "$o3 programs/finetune.c"
+            for f in programs/*.c; do
+                [[ $f == programs/finetune.c ]] ||
+                    echo "$o3 -DQLORA_IMPLEMENTATION_DONE -DQLORA_TEXT_IMPLEMENTATION_DONE $f"
+            done
             echo "$c -O1 -ffast-math -funsigned-char tests/gates/compile/config.c"
         else
             echo "${c% -c} -ffast-math -funsigned-char -fsyntax-only tests/gates/compile/config.c"

@@ -261,6 +261,8 @@ defect warnings "a loss of sign" \
     'core "unsigned qlora_c(int a);\nunsigned qlora_c(int a) { return a; }"'
 defect warnings "only with optimisation" \
     'core "int qlora_c(int n);\nint qlora_c(int n) { int v; if (n > 3) { v = n; } return v; }"'
+defect warnings "only with -O3, in a program" \
+    'sed -i "s/: %.500s/: %s/" programs/finetune/state.h'
 defect contract "a wrong value" 'sed -i "s/^\(#define QLORA__CUBLAS_OP_T\) 1/\1 2/" src/driver/*.h'
 defect contract "a wrong symbol" 'sed -i "s/\"cuMemAlloc_v2\"/\"cuMemAlloc\"/" src/driver/*.h'
 defect contract "a wrong parameter" \
