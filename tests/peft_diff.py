@@ -8,7 +8,8 @@ Each case (peft_cases.py) is a small random model and a random LoRA adapter, cre
 transformers and PEFT and saved as folders. Both sides compute the logits of a random text and the
 merged weights. A case that qlora.h refuses counts as refused; at least 90 % of those that
 transformers reads must be compared. The cases in tests/golden/peft_accepted.jsonl must not be
-refused; --write-accepted N replaces them by N compared cases of this run.
+refused, and there must be one of every family; --write-accepted N adds cases that were compared in
+this run until every family has N of them.
 
 Where the logits differ by more than LOGITS, both sides are compared with transformers in float64.
 Single errors vary by an order of magnitude in both directions (rounding that a saturated softmax
@@ -264,6 +265,22 @@ def accepted_read():
         return [(f"accepted {i + 1}", json.loads(line)) for i, line in enumerate(f)]
 
 
+def accepted_write(outcomes, wanted):
+    """Adds compared cases to the list until every family has as many as wanted."""
+    have = [case["model"]["family"] for _, case in accepted_read()]
+    with open(ACCEPTED, "a", encoding="utf-8") as f:
+        for what, _, case in outcomes:
+            if what == "compared" and have.count(case["model"]["family"]) < wanted:
+                have.append(case["model"]["family"])
+                f.write(json.dumps(case) + "\n")
+
+
+def families_missing():
+    """The families without a case that must be accepted."""
+    have = {case["model"]["family"] for _, case in accepted_read()}
+    return [family for family in FAMILIES if family not in have]
+
+
 def families_print(outcomes):
     """One line per family: how many cases were compared, and the largest difference."""
     for family in FAMILIES:
@@ -308,16 +325,16 @@ def main():
           f"largest difference: logits {max((a for a, _ in good), default=0):.1e}, "
           f"weights {max((b for _, b in good), default=0):.1e}")
     if o.write_accepted:
-        kept = [c for w, _, c in outcomes if w == "compared"][: o.write_accepted]
-        with open(ACCEPTED, "w", encoding="utf-8") as f:
-            f.writelines(json.dumps(c) + "\n" for c in kept)
+        accepted_write(outcomes, o.write_accepted)
     mean = math.exp(sum(map(math.log, RATIOS)) / len(RATIOS)) if RATIOS else 0.0
     if RATIOS:
         print(f"{len(RATIOS)} cases beyond {LOGITS}: our error against float64 is {mean:.2f} times "
               "that of transformers in float32 (geometric mean)")
+    for family in families_missing():
+        print(f"{os.path.relpath(ACCEPTED, ROOT)} has no case of the family {family}")
     readable = o.count - count["unreadable"]
     ok = all(w == "compared" for w, _, _ in must) and not count["different"]
-    ok = ok and (len(RATIOS) < 4 or mean <= MEAN_RATIO)
+    ok = ok and not families_missing() and (len(RATIOS) < 4 or mean <= MEAN_RATIO)
     return 0 if ok and not count["failed"] and 10 * count["compared"] >= 9 * readable else 1
 
 

@@ -11,7 +11,8 @@ static void bad_add(app* a, const char* path, size_t line, const char* what) {
     if (b->count < BAD_SHOWN) {
         b->shown[b->count].path = path;
         b->shown[b->count].line = line;
-        snprintf(b->shown[b->count].what, sizeof b->shown[b->count].what, "%s", what);
+        size_t room = sizeof b->shown[b->count].what;
+        snprintf(b->shown[b->count].what, room, "%.*s", (int)room - 1, what); // what fits
     }
     b->count++;
 }

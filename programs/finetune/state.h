@@ -355,7 +355,8 @@ static bool lib(app* a, qlora_result result, const char* doing) {
 
 // Why this backend was chosen, in the words of a user.
 static const char* backend_reason(const app* a, char out[512]) {
-    snprintf(out, 512, "%s: %s", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
+    snprintf(out, 512, "%s: %.500s", // what fits
+             qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
              qlora_ctx_reason(a->ctx));
     (void)message_options(out);
     return out;

@@ -21,6 +21,7 @@ typedef struct folder_rules {
 typedef struct folder_config {
     const char* text;
     folder_rules rules;
+    bool extras; // the adapter has DoRA's magnitudes and trained norms
 } folder_config;
 
 #define CONFIG_SIZES                                                                               \
@@ -40,7 +41,8 @@ static const folder_config folder_configs[] = {
      {MATTERS_SIZES "head_dim attention_bias mlp_bias rope_theta rope_scaling/factor "
                     "rope_scaling/low_freq_factor rope_scaling/high_freq_factor "
                     "rope_scaling/rope_type rope_scaling/original_max_position_embeddings ",
-      "hidden_act ", "tie_word_embeddings rope_parameters "}},
+      "hidden_act ", "tie_word_embeddings rope_parameters "},
+     false},
     {"{\"model_type\":\"qwen3\",\"architectures\":[\"Qwen3ForCausalLM\"]," CONFIG_SIZES
      "\"num_key_value_heads\":1,\"head_dim\":8,\"use_sliding_window\":true,\"sliding_window\":3,"
      "\"max_window_layers\":1,\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":300.0,"
@@ -51,7 +53,8 @@ static const folder_config folder_configs[] = {
       "rope_parameters/factor rope_parameters/attention_factor rope_parameters/rope_type ",
       "",
       "tie_word_embeddings rope_parameters/beta_fast rope_parameters/beta_slow " // rounded
-      "rope_parameters/original_max_position_embeddings "}},
+      "rope_parameters/original_max_position_embeddings "},
+     false},
     {"{\"model_type\":\"gemma2\",\"architectures\":[\"Gemma2ForCausalLM\"]," CONFIG_SIZES
      "\"num_key_value_heads\":1,\"head_dim\":8,\"query_pre_attn_scalar\":5,"
      "\"attn_logit_softcapping\":0.7,\"final_logit_softcapping\":3.0,\"sliding_window\":3,"
@@ -59,21 +62,24 @@ static const folder_config folder_configs[] = {
      "\"hidden_activation\":\"gelu_pytorch_tanh\"}",
      {MATTERS_SIZES "head_dim query_pre_attn_scalar attn_logit_softcapping sliding_window "
                     "final_logit_softcapping layer_types rope_theta ",
-      "hidden_activation ", ""}},
+      "hidden_activation ", ""},
+     false},
     {"{\"model_type\":\"granite\",\"architectures\":[\"GraniteForCausalLM\"]," CONFIG_SIZES
      "\"num_key_value_heads\":1,\"embedding_multiplier\":1.7,\"residual_multiplier\":0.6,"
      "\"attention_multiplier\":0.4,\"logits_scaling\":1.9,\"rope_theta\":300.0,"
      "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5}}",
      {MATTERS_SIZES "embedding_multiplier residual_multiplier attention_multiplier "
                     "logits_scaling rope_theta rope_scaling/type rope_scaling/factor ",
-      "", ""}},
+      "", ""},
+     false},
     {"{\"model_type\":\"phi3\",\"architectures\":[\"Phi3ForCausalLM\"]," CONFIG_SIZES
      "\"num_key_value_heads\":1,\"partial_rotary_factor\":0.5,\"sliding_window\":4,"
      "\"original_max_position_embeddings\":8,\"rope_theta\":300.0,\"rope_scaling\":"
      "{\"type\":\"longrope\",\"short_factor\":[1.5,1.25],\"long_factor\":[3.5,2.5]}}",
      {MATTERS_SIZES "partial_rotary_factor sliding_window original_max_position_embeddings "
                     "rope_theta rope_scaling/type rope_scaling/long_factor ",
-      "", "rope_scaling/short_factor max_position_embeddings "}},
+      "", "rope_scaling/short_factor max_position_embeddings "},
+     false},
     {"{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"]," CONFIG_SIZES
      "\"num_key_value_heads\":1,\"head_dim\":12,\"rope_theta\":300.0,"
      "\"tie_word_embeddings\":false,\"quantization_config\":{\"quant_method\":\"fp8\","
@@ -82,22 +88,32 @@ static const folder_config folder_configs[] = {
      {MATTERS_SIZES "head_dim rope_theta ",
       "quantization_config/quant_method quantization_config/fmt "
       "quantization_config/activation_scheme quantization_config/weight_block_size ",
-      "tie_word_embeddings "}},
+      "tie_word_embeddings "},
+     false},
+    {"{\"model_type\":\"qwen3\",\"architectures\":[\"Qwen3ForCausalLM\"]," CONFIG_SIZES
+     "\"num_key_value_heads\":1,\"head_dim\":8,\"rope_theta\":300.0,\"tie_word_embeddings\":true}",
+     {MATTERS_SIZES "head_dim rope_theta ", "", "tie_word_embeddings rope_parameters "},
+     true},
 };
 #define FOLDER_CONFIGS (sizeof folder_configs / sizeof folder_configs[0])
 
-static const char adapter_text[] =
-    "{\"peft_type\":\"LORA\",\"task_type\":\"CAUSAL_LM\",\"base_model_name_or_path\":\"x\","
-    "\"bias\":\"none\",\"fan_in_fan_out\":false,\"inference_mode\":true,"
-    "\"init_lora_weights\":true,\"r\":2,\"lora_alpha\":5,\"lora_dropout\":0.0,"
-    "\"use_rslora\":true,\"use_dora\":false,\"lora_bias\":false,\"modules_to_save\":null,"
-    "\"target_modules\":[\"o_proj\",\"down_proj\"],\"exclude_modules\":[\"up_proj\"],"
-    "\"rank_pattern\":{\"down_proj\":3},\"alpha_pattern\":{\"down_proj\":7},"
-    "\"layers_to_transform\":[1],\"peft_version\":\"0.21.2\"}";
-static const folder_rules adapter_rules = {
-    "r lora_alpha use_rslora rank_pattern/down_proj alpha_pattern/down_proj ",
-    "peft_type bias fan_in_fan_out use_dora lora_bias modules_to_save ",
-    "target_modules exclude_modules layers_to_transform "};
+#define ADAPTER_TEXT(dora)                                                                         \
+    "{\"peft_type\":\"LORA\",\"task_type\":\"CAUSAL_LM\",\"base_model_name_or_path\":\"x\","       \
+    "\"bias\":\"none\",\"fan_in_fan_out\":false,\"inference_mode\":true,"                          \
+    "\"init_lora_weights\":true,\"r\":2,\"lora_alpha\":5,\"lora_dropout\":0.0,"                    \
+    "\"use_rslora\":true,\"use_dora\":" dora ",\"lora_bias\":false,\"modules_to_save\":null,"      \
+    "\"target_modules\":[\"o_proj\",\"down_proj\"],\"exclude_modules\":[\"up_proj\"],"             \
+    "\"rank_pattern\":{\"down_proj\":3},\"alpha_pattern\":{\"down_proj\":7},"                      \
+    "\"layers_to_transform\":[1],\"peft_version\":\"0.21.2\"}"
+#define ADAPTER_MATTERS "r lora_alpha use_rslora rank_pattern/down_proj alpha_pattern/down_proj "
+#define ADAPTER_REFUSED "peft_type bias fan_in_fan_out lora_bias modules_to_save "
+#define ADAPTER_MAY "target_modules exclude_modules layers_to_transform "
+
+// Without extras and with them.
+static const char* const adapter_texts[2] = {ADAPTER_TEXT("false"), ADAPTER_TEXT("true")};
+static const folder_rules adapter_rules[2] = {
+    {ADAPTER_MATTERS, ADAPTER_REFUSED "use_dora ", ADAPTER_MAY},
+    {ADAPTER_MATTERS "use_dora ", ADAPTER_REFUSED, ADAPTER_MAY}};
 
 // A safetensors file in the making.
 typedef struct tensors {
@@ -181,6 +197,18 @@ static void projection_size(const qlora_model_config* c, int bit, int64_t* rows,
     *cols = sizes[bit][1];
 }
 
+static void norms_add(tensors* t, const qlora_model_config* c, int layer) {
+    const qlora__arch* arch = qlora__arch_of(c->family);
+    char name[128];
+    for (int i = 0; i < QLORA__NORMS; i++) {
+        if (qlora__arch_norm(arch, c, i) != NULL) {
+            snprintf(name, sizeof name, "model.layers.%d.%s.weight", layer,
+                     qlora__arch_norm(arch, c, i));
+            tensors_add(t, name, qlora__arch_norm_width(arch, c, i), 0);
+        }
+    }
+}
+
 static buffer model_file(const qlora_model_config* c) {
     static tensors t;
     const qlora__arch* arch = qlora__arch_of(c->family);
@@ -208,13 +236,7 @@ static buffer model_file(const qlora_model_config* c) {
                 tensors_add(&t, name, rows, 0);
             }
         }
-        for (int i = 0; i < QLORA__NORMS; i++) {
-            if (qlora__arch_norm(arch, c, i) != NULL) {
-                snprintf(name, sizeof name, "model.layers.%d.%s.weight", l,
-                         qlora__arch_norm(arch, c, i));
-                tensors_add(&t, name, qlora__arch_norm_width(arch, c, i), 0);
-            }
-        }
+        norms_add(&t, c, l);
     }
     if (!c->tied) {
         tensors_add(&t, "lm_head.weight", c->vocab, c->hidden);
@@ -222,8 +244,8 @@ static buffer model_file(const qlora_model_config* c) {
     return tensors_file(&t);
 }
 
-// The adapter that adapter_text describes: layer 1 only, o_proj and down_proj.
-static buffer adapter_file(const qlora_model_config* c) {
+// The adapter that adapter_texts describes: layer 1 only, o_proj and down_proj.
+static buffer adapter_file(const qlora_model_config* c, bool dora) {
     static const struct {
         const char* module;
         int bit;
@@ -241,6 +263,23 @@ static buffer adapter_file(const qlora_model_config* c) {
                      rows[i].module, b ? 'B' : 'A');
             tensors_add(&t, name, b ? out : rows[i].rank, b ? rows[i].rank : in);
         }
+        if (dora) {
+            snprintf(name, sizeof name, "base_model.model.model.layers.1.%s.lora_magnitude_vector",
+                     rows[i].module);
+            tensors_add(&t, name, out, 0);
+        }
+    }
+    return tensors_file(&t);
+}
+
+// Every norm of the model, trained.
+static buffer norms_file(const qlora_model_config* c) {
+    static tensors t;
+    memset(&t, 0, sizeof t);
+    t.state = 1;
+    tensors_add(&t, "model.norm.weight", c->hidden, 0);
+    for (int l = 0; l < (int)c->layers; l++) {
+        norms_add(&t, c, l);
     }
     return tensors_file(&t);
 }

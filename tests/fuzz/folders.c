@@ -36,6 +36,7 @@ typedef struct folders {
     int first[KINDS + 1]; // of each folder's files; the last is their end
     size_t peak[KINDS];
     uint64_t print[KINDS]; // of the results
+    bool extras;           // as in folder_config
     bool ready;
 } folders;
 
@@ -114,7 +115,8 @@ static qlora_result logits_print(qlora_model* model, uint64_t* print) {
 }
 
 // Opens the model, with the adapter or not, and a trainer for a checkpoint; loads what there is.
-static qlora_result folder_open(world* w, qlora_ctx* ctx, int kind, bool save, uint64_t* print) {
+static qlora_result folder_open(world* w, qlora_ctx* ctx, int kind, bool extras, bool save,
+                                uint64_t* print) {
     qlora_model_desc d;
     qlora_model* model = NULL;
     qlora_trainer* trainer = NULL;
@@ -122,6 +124,8 @@ static qlora_result folder_open(world* w, qlora_ctx* ctx, int kind, bool save, u
     d.dir = "m";
     d.adapter = kind == ADAPTER ? "a" : NULL;
     d.rank = kind == CHECKPOINT ? 2 : kind == ADAPTER ? 0 : -1;
+    d.train_norms = extras && kind != MODEL;
+    d.dora = extras && kind == CHECKPOINT;
     d.base = QLORA_BASE_32BIT;
     d.mode = QLORA_MODE_F32;
     d.tokens = TOKENS;
@@ -167,7 +171,7 @@ static attempt folder_try(folders* f, int kind, int changed, const buffer* inste
     w.fail_at = fault;
     a.result = ctx_open(&w, &ctx);
     if (a.result == QLORA_OK) {
-        a.result = folder_open(&w, ctx, kind, false, &a.print);
+        a.result = folder_open(&w, ctx, kind, f->extras, false, &a.print);
         must(qlora_ctx_destroy(ctx) == QLORA_OK, "the context cannot be destroyed", "");
     }
     a.peak = memory_peak;
@@ -185,19 +189,25 @@ static void folders_make(folders* f, const folder_config* config) {
     must(qlora__config_parse(&w.env, "valid", text.data, text.size, &c) == QLORA_OK, "valid",
          w.env.error);
     buffer weights = model_file(&c);
-    buffer adapter = adapter_file(&c);
-    buffer lora = buffer_make(adapter_text, sizeof adapter_text - 1);
+    buffer adapter = adapter_file(&c, config->extras);
+    buffer norms = norms_file(&c);
+    const char* lora_text = adapter_texts[config->extras ? 1 : 0];
+    buffer lora = buffer_make(lora_text, strlen(lora_text));
+    f->extras = config->extras;
     files_add(f, "m/config.json", &text);
     files_add(f, "m/model.safetensors", &weights);
     f->first[ADAPTER] = f->count;
     files_add(f, "a/adapter_config.json", &lora);
     files_add(f, "a/adapter_model.safetensors", &adapter);
+    if (config->extras) {
+        files_add(f, "a/trained_norms.safetensors", &norms);
+    }
     f->first[CHECKPOINT] = f->count;
     for (int i = 0; i < f->count; i++) {
         world_put(&w, f->files[i].name, f->files[i].bytes.data, f->files[i].bytes.size);
     }
     must(ctx_open(&w, &ctx) == QLORA_OK, "valid", "context");
-    qlora_result r = folder_open(&w, ctx, CHECKPOINT, true, &print);
+    qlora_result r = folder_open(&w, ctx, CHECKPOINT, f->extras, true, &print);
     must(r == QLORA_OK, "valid checkpoint", qlora_result_name(r));
     must(qlora_ctx_destroy(ctx) == QLORA_OK, "valid", "context");
     for (int i = 0; i < WORLD_FILES; i++) {
@@ -210,6 +220,7 @@ static void folders_make(folders* f, const folder_config* config) {
     free(text.data);
     free(weights.data);
     free(adapter.data);
+    free(norms.data);
     free(lora.data);
     must(world_end(&w), "memory was not given back", "");
     for (int kind = 0; kind < KINDS; kind++) {
@@ -396,7 +407,9 @@ static void judge(const folders* f, const folder_config* config, int kind, int c
     if (kind == CHECKPOINT) {
         must(same, "a changed checkpoint was accepted", f->files[changed].name);
     } else if (changed == f->first[kind]) {
-        config_judge(&w.env, kind == MODEL ? &config->rules : &adapter_rules, before, b, same);
+        const folder_rules* rules =
+            kind == MODEL ? &config->rules : &adapter_rules[config->extras ? 1 : 0];
+        config_judge(&w.env, rules, before, b, same);
     } else {
         tensors_judge(&w.env, before, b, same);
     }

@@ -282,6 +282,37 @@ gate_scripts() {
     done
 }
 
+# Libraries are opened in src/platform alone. On Windows the search leaves out the current folder;
+# what the code there tries is tested with stand-ins for the system's functions. On POSIX the suite
+# runtime has the test; here, only that the check comes before the call.
+gate_libraries() {
+    local part=$OUT/part.h cc words
+    need_file src/platform/windows.h src/platform/posix.h
+    words='LoadLibrary|LoadPackagedLibrary|LoadModule|SetDllDirectory|AddDllDirectory|dlm?open'
+    faults "opens a library outside src/platform: " < <(
+        grep -nE "($words)[A-Za-z]* *\(" -r src programs examples |
+            grep -vE '^src/platform/(posix|windows)\.h:')
+    faults "not LoadLibraryExA: " < <(
+        grep -nE "($words)[A-Za-z]* *\(" src/platform/windows.h |
+            grep -vE '[^A-Za-z]LoadLibraryExA\(')
+    awk '/[(]name, .\/.[)]/ { checked = 1 } /dlopen[(]/ { calls++; unchecked += !checked }
+        END { exit calls != 1 || unchecked }' src/platform/posix.h ||
+        fault "src/platform/posix.h: not one dlopen after the check for relative paths"
+    cc=$(compilers | head -n 1)
+    [[ -n $cc ]] || skip "neither gcc nor $CLANG found"
+    sed -n '/qlora__path_is_whole(const char/,/^static.*qlora__library_symbol(/p' \
+        src/platform/windows.h | sed '$d' >"$part"
+    # shellcheck disable=SC2086
+    $cc -std=c99 $WARN_C -DPART="\"$part\"" -I. -o $OUT/libraries \
+        tests/gates/compile/windows_libraries.c || fault "windows_libraries.c does not compile"
+    [[ $bad -ne 0 ]] || $OUT/libraries || bad=1
+}
+
+# The script for compute-sanitizer, with stand-ins for the tool and the tests.
+gate_sanitize() {
+    tests/gates/use_sanitize.sh "$OUT" || bad=1
+}
+
 # ---- compiling ----
 
 macro_flag() {
@@ -310,11 +341,12 @@ warning_lines() {
     echo "$run $all tests/gates/compile/config.c"
 }
 
-# Warnings of the optimizer: the gate `programs` compiles both headers with -O2, this one with -O3.
-# The other compilations do without: clang has no such warnings.
+# Warnings of the optimizer: the gate `programs` compiles both headers with -O2, this one with -O3:
+# finetune together with both implementations, where the compiler sees the sizes of what they return,
+# and the other programs by themselves. The other compilations do without: clang has no such warnings.
 gate_warnings() {
     need_file qlora.h
-    local cc c cxx o3
+    local cc c cxx o3 f
     [[ -n $(compilers) ]] || skip "neither gcc nor $CLANG found"
     for cc in $(compilers); do
         c="$cc -I. -std=c99 $WARN_C -o /dev/null -c"
@@ -329,8 +361,11 @@ gate_warnings() {
         # Flags that users may set.
         o3="$cc -I. -std=c99 -O3 -Wall -Wextra -Werror -o /dev/null -c"
         if [[ $cc == gcc ]]; then
-            echo "$o3 tests/gates/compile/config.c"
-            echo "$o3 -x c -DQLORA_TEXT_IMPLEMENTATION qlora_text.h"
+            echo "$o3 programs/finetune.c"
+            for f in programs/*.c; do
+                [[ $f == programs/finetune.c ]] ||
+                    echo "$o3 -DQLORA_IMPLEMENTATION_DONE -DQLORA_TEXT_IMPLEMENTATION_DONE $f"
+            done
             echo "$c -O1 -ffast-math -funsigned-char tests/gates/compile/config.c"
         else
             echo "${c% -c} -ffast-math -funsigned-char -fsyntax-only tests/gates/compile/config.c"
@@ -1115,8 +1150,9 @@ gate_fuzz() {
     for f in "${targets[@]}"; do
         name=$(basename "$f")
         mkdir -p "build/$name.corpus"
-        "build/$name" -max_total_time=5 -artifact_prefix="build/$name." "build/$name.corpus" \
-            >"$OUT/$name.out" 2>&1 || fault "$name: $(tail -20 "$OUT/$name.out")"
+        "build/$name" -max_total_time=5 -timeout=5 -artifact_prefix="build/$name." \
+            "build/$name.corpus" >"$OUT/$name.out" 2>&1 ||
+            fault "$name: $(tail -20 "$OUT/$name.out")"
     done
 }
 
@@ -1274,10 +1310,10 @@ gate_msvc() {
 # ---- the list, fast gates first; programs builds what others use ----
 # `make soak` also runs use_clang.
 
-GATES="assembled text paths scripts comments contents layers abi functions words embed"
-GATES="$GATES ptx_fresh link symbols text_header macros recursion programs groups shared"
-GATES="$GATES interpreter warnings ptx_assemble ptx_same contract examples use use_gcc page mpi"
-GATES="$GATES readme install packaging msvc mingw wine musl"
+GATES="assembled text paths scripts libraries sanitize comments contents layers abi functions"
+GATES="$GATES words embed ptx_fresh link symbols text_header macros recursion programs groups"
+GATES="$GATES shared interpreter warnings ptx_assemble ptx_same contract examples use use_gcc page"
+GATES="$GATES mpi readme install packaging msvc mingw wine musl"
 GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
 
 if [[ ${1:-} == --list ]]; then
