@@ -1268,6 +1268,11 @@ QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, 
 //@@ src/api/generate.h
 
 // ---- generation ---------------------------------------------------------------------------------
+// One text, generated token by token. A model has up to generate_sequences of them at a time, each
+// with its own prompt, settings and seed; one that ends makes room for another. Training and
+// evaluation may run between two tokens. All calls wait for the device.
+typedef struct qlora_generation qlora_generation;
+
 // Zero it before setting fields: 0 is the default of every field except the prompt.
 typedef struct qlora_generate_desc {
     uint32_t reserved_must_be_zero0;
@@ -1284,13 +1289,17 @@ typedef struct qlora_generate_desc {
     uint64_t seed;        // for sampling
     const int32_t* stops; // ids that end a turn; NULL = the model's own, a single -1 = none
     int32_t stop_count;
+    // A text of the same model that begins like this one; NULL = none. The keys and values of the
+    // tokens with which both begin are taken from it. If the prompt is the whole text that it had
+    // when its turn began, nothing is computed, and the tokens are those of a text that computed
+    // the prompt itself, to the bit, if that one did so in a single call: k samples of a prompt
+    // cost one prompt. If the prompt goes on differently, the rest is computed like that of
+    // qlora_generate_prompt, and may differ by rounding. Either text may end first. After training,
+    // begin without it: its keys and values come from the earlier weights.
+    qlora_generation* share;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
 
-// One text, generated token by token. A model has up to generate_sequences of them at a time, each
-// with its own prompt, settings and seed; one that ends makes room for another. Training and
-// evaluation may run between two tokens. All calls wait for the device.
-typedef struct qlora_generation qlora_generation;
 // Runs the prompt. The desc, its prompt and its stops are not needed afterwards.
 QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
                                             qlora_generation** out);
@@ -18572,6 +18581,22 @@ static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* so
     return qlora__sync(ctx);
 }
 
+// Copies between two places of the memory that the context computes in; they must not overlap.
+static QLORA__UNUSED qlora_result qlora__copy_within(qlora_ctx* ctx, void* target,
+                                                     const void* source, size_t bytes) {
+    if (bytes == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__on_cpu(ctx)) {
+        memcpy(target, source, bytes);
+        return QLORA_OK;
+    }
+    int code = ctx->gpu->cu.MemcpyDtoDAsync((qlora__CUdeviceptr)(uintptr_t)target,
+                                            (qlora__CUdeviceptr)(uintptr_t)source, bytes,
+                                            ctx->gpu->stream);
+    return qlora__cu(ctx, code, "cuMemcpyDtoDAsync");
+}
+
 // Zeroes height rows of width bytes, pitch bytes apart.
 static qlora_result qlora__zero(qlora_ctx* ctx, void* data, size_t pitch, size_t width,
                                 size_t height) {
@@ -18610,6 +18635,11 @@ static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* sou
 
 static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source,
                                     size_t bytes) {
+    return qlora__copy_in(ctx, target, source, bytes);
+}
+
+static QLORA__UNUSED qlora_result qlora__copy_within(qlora_ctx* ctx, void* target,
+                                                     const void* source, size_t bytes) {
     return qlora__copy_in(ctx, target, source, bytes);
 }
 
@@ -30568,6 +30598,7 @@ typedef struct qlora__owned_rows {
 } qlora__owned_rows;
 
 #define QLORA__MOST_TEXTS 1024 // that are generated at the same time
+#define QLORA__MOST_PAGES 64   // of a text
 
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
@@ -30598,6 +30629,7 @@ typedef struct qlora__decode {
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
     uint8_t alive[QLORA__MOST_TEXTS]; // by slot: whether the device runs the text
+    uint8_t lent[QLORA__MOST_TEXTS];  // by slot: whether its row of the table has pages of others
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
 
@@ -31869,8 +31901,8 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     }
     qlora__most_pads(m, pads);
     int64_t n = m->desc.generate_sequences;
-    // At most 64 pages, so that joining them stays cheap.
-    int64_t tiles = qlora__ceil_div(room, 64 * QLORA__DECODE_TILE);
+    // Not more pages, so that joining them stays cheap.
+    int64_t tiles = qlora__ceil_div(room, QLORA__MOST_PAGES * QLORA__DECODE_TILE);
     d->texts = n;
     d->chunk = tiles * QLORA__DECODE_TILE;
     d->pages = qlora__ceil_div(room, d->chunk);
@@ -37814,7 +37846,7 @@ static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     const qlora__decode* d = &m->decode;
     for (int64_t n = 0; d->planned && n < d->texts; n++) {
-        int32_t pages[64];
+        int32_t pages[QLORA__MOST_PAGES];
         for (int64_t i = 0; i < d->pages; i++) {
             pages[i] = (int32_t)(n * d->pages + i);
         }
@@ -45564,7 +45596,7 @@ qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out)
     return qlora__leave(ctx, qlora__checkpoint_exists(ctx, dir, out));
 }
 
-//@@ src/generate.h
+//@@ src/generate/choice.h
 
 // ---- the choice of a token ----------------------------------------------------------------------
 
@@ -45578,6 +45610,7 @@ struct qlora_generation {
     int64_t stop_count;
     int64_t slot;     // which of the model's texts it is
     int64_t length;   // tokens in the cache
+    int64_t asked;    // the same when its turn began: the prompt, whose logits are `first`
     int64_t made;     // new tokens in this turn
     int64_t computed; // positions that were run, in all turns
     int32_t waiting;  // the last token returned, if it is not in the cache yet; -1 = none
@@ -45587,10 +45620,12 @@ struct qlora_generation {
     bool pending;   // it takes part in the step that is being prepared
     bool chose;     // the device chose the last token, whose log-probability is `logprob`
     double logprob;
-    bool broken;  // a pass failed, so the contents of the cache are unknown
-    char* memory; // of the arrays below and stops
+    bool broken;                       // a pass failed, so the contents of the cache are unknown
+    int32_t owners[QLORA__MOST_PAGES]; // of its pages in the cache: the slots they belong to
+    char* memory;                      // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]
+    float* first;   // [V]: the logits after `asked` tokens; NULL if the model has a single text
     float* weights; // [V], for sampling
     int32_t* order; // [V]
     uint16_t* raw;  // [V]
@@ -45718,6 +45753,154 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
     return token; // if rounding left a remainder, the last token that can be chosen
 }
 
+//@@ src/generate/shared.h
+
+// ---- texts that share a prompt ------------------------------------------------------------------
+//
+// The cache of a text is made of pages. Page i of a text is page i of its own slot or, if it shares
+// a prompt, of the slot of another text: owners[i]. Steps on the device find pages by a table.
+// Passes of operators need the rows of a text one after the other, in its own slot, so a text that
+// is changed by such a pass gets copies of the pages that it shares. Pages that are shared are
+// full, and nobody writes to them: a text that begins in a slot, or goes back to fewer tokens, first
+// leaves a copy of the pages that others use to one of those. A text never needs more pages than its
+// slot has, so the plan has room for all of this.
+
+// Positions of a page.
+static int64_t qlora__page_size(const qlora_model* m) {
+    return m->decode.planned && m->desc.generate_sequences > 1 ? m->decode.chunk : m->cache_rows;
+}
+
+static int64_t qlora__page_count(const qlora_model* m) {
+    return qlora__ceil_div(m->cache_rows, qlora__page_size(m));
+}
+
+// Copies the first `rows` rows of page `page` from one slot to another, in every layer.
+static qlora_result qlora__page_copy(qlora_model* m, int64_t page, int64_t rows, int64_t from,
+                                     int64_t to) {
+    int64_t first = page * qlora__page_size(m);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora_tensor source = qlora__cache_rows(m, l, from, first, rows);
+        qlora_tensor target = qlora__cache_rows(m, l, to, first, rows);
+        size_t bytes = (size_t)(rows * source.ld) * qlora_dtype_bytes(source.dtype);
+        QLORA__TRY(qlora__copy_within(m->ctx, target.data, source.data, bytes));
+    }
+    return QLORA_OK;
+}
+
+// Tells the device where the pages of the text in `slot` are.
+static qlora_result qlora__pages_upload(qlora_model* m, int64_t slot, const int32_t* owners) {
+    qlora__decode* d = &m->decode;
+    int32_t pages[QLORA__MOST_PAGES];
+    bool lent = false;
+    if (!d->planned) {
+        return QLORA_OK;
+    }
+    for (int64_t i = 0; i < d->pages; i++) {
+        pages[i] = (int32_t)(owners[i] * d->pages + i);
+        lent = lent || owners[i] != slot;
+    }
+    size_t bytes = (size_t)d->pages * 4;
+    d->lent[slot] = 1; // until the device is known to have the new row
+    QLORA__TRY(qlora__copy_in(m->ctx, (char*)d->table.data + (size_t)slot * bytes, pages, bytes));
+    d->lent[slot] = lent ? 1 : 0;
+    return QLORA_OK;
+}
+
+// Whether the text uses page `page` of another text's slot.
+static bool qlora__page_is_of(const qlora_generation* g, int64_t page, int64_t slot) {
+    return g != NULL && g->slot != slot && g->owners[page] == slot;
+}
+
+// A text that uses a page of a slot and is not the one of that slot; NULL if there is none.
+static qlora_generation* qlora__page_user(const qlora_model* m, int64_t page, int64_t slot) {
+    for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
+        if (qlora__page_is_of(m->in_flight[i], page, slot)) {
+            return m->in_flight[i];
+        }
+    }
+    return NULL;
+}
+
+// Makes the pages of a slot, from number `first` on, free to be written: one of the texts that use
+// a page gets a copy, which the others use from then on.
+static qlora_result qlora__pages_vacate(qlora_model* m, int64_t slot, int64_t first) {
+    int64_t count = qlora__page_count(m);
+    for (int64_t page = first; page < count; page++) {
+        qlora_generation* heir = qlora__page_user(m, page, slot);
+        if (heir == NULL) {
+            continue;
+        }
+        QLORA__TRY(qlora__page_copy(m, page, qlora__page_size(m), slot, heir->slot));
+        for (qlora_generation* g = heir; g != NULL; g = qlora__page_user(m, page, slot)) {
+            int32_t owners[QLORA__MOST_PAGES];
+            memcpy(owners, g->owners, sizeof owners);
+            owners[page] = (int32_t)heir->slot;
+            QLORA__TRY(qlora__pages_upload(m, g->slot, owners));
+            g->owners[page] = owners[page];
+        }
+    }
+    return QLORA_OK;
+}
+
+// Prepares a text for a pass of operators that writes from its end on: its pages are in its slot,
+// and those that are written belong to it alone.
+static qlora_result qlora__pages_settle(qlora_generation* g) {
+    qlora_model* m = g->m;
+    int64_t size = qlora__page_size(m);
+    int64_t count = qlora__page_count(m);
+    bool moved = false;
+    QLORA__TRY(qlora__pages_vacate(m, g->slot, g->length / size));
+    for (int64_t page = 0; page < count; page++) {
+        int64_t rows = qlora__min(g->length - page * size, size);
+        if (g->owners[page] != g->slot && rows > 0) {
+            QLORA__TRY(qlora__page_copy(m, page, rows, g->owners[page], g->slot));
+        }
+        moved = moved || g->owners[page] != g->slot;
+        g->owners[page] = (int32_t)g->slot;
+    }
+    return moved || m->decode.lent[g->slot] != 0 ? qlora__pages_upload(m, g->slot, g->owners)
+                                                 : QLORA_OK;
+}
+
+// Gives a new text the first `count` positions of another one. With `refer`, it uses the pages that
+// are full; what remains is copied.
+static qlora_result qlora__pages_share(qlora_generation* g, const qlora_generation* from,
+                                       int64_t count, bool refer) {
+    qlora_model* m = g->m;
+    int64_t size = qlora__page_size(m);
+    int64_t full = refer ? count / size : 0;
+    QLORA__TRY(qlora__pages_vacate(m, g->slot, 0));
+    for (int64_t page = 0; page * size < count; page++) {
+        if (page < full) {
+            g->owners[page] = from->owners[page];
+        } else {
+            QLORA__TRY(qlora__page_copy(m, page, qlora__min(count - page * size, size),
+                                        from->owners[page], g->slot));
+        }
+    }
+    return full > 0 || m->decode.lent[g->slot] != 0 ? qlora__pages_upload(m, g->slot, g->owners)
+                                                    : QLORA_OK;
+}
+
+// The slot of a new text; there is one. Best is one whose pages nobody uses.
+static int64_t qlora__pages_slot(const qlora_model* m) {
+    int64_t count = qlora__page_count(m);
+    int64_t first = -1;
+    for (int64_t slot = 0; slot < m->desc.generate_sequences; slot++) {
+        bool used = false;
+        for (int64_t page = 0; page < count && m->in_flight[slot] == NULL && !used; page++) {
+            used = qlora__page_user(m, page, slot) != NULL;
+        }
+        if (m->in_flight[slot] == NULL && !used) {
+            return slot;
+        }
+        first = first < 0 && m->in_flight[slot] == NULL ? slot : first;
+    }
+    return first;
+}
+
+//@@ src/generate/texts.h
+
 // ---- a text, token by token ---------------------------------------------------------------------
 
 // Checks ids that are to follow `length` tokens of a text.
@@ -45762,6 +45945,25 @@ static qlora_result qlora__generate_stops_check(qlora_ctx* ctx, const qlora_gene
                                "desc.stops[%d] is %d; it must not be negative", (int)i,
                                (int)d->stops[i]);
         }
+    }
+    return QLORA_OK;
+}
+
+// A text whose prompt is shared exists, belongs to the model, and its cache is known.
+static qlora_result qlora__generate_share_check(qlora_ctx* ctx, const qlora_model* m,
+                                                const qlora_generate_desc* d) {
+    bool found = d->share == NULL;
+    for (int64_t i = 0; i < m->desc.generate_sequences && !found; i++) {
+        found = m->in_flight[i] == d->share;
+    }
+    if (!found) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.share is not a text of this model; it must be one that was begun "
+                           "and has not ended, or NULL");
+    }
+    if (d->share != NULL && d->share->broken) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "an earlier call on desc.share failed, so its prompt cannot be shared");
     }
     return QLORA_OK;
 }
@@ -45811,16 +46013,8 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
     }
     QLORA__TRY(
         qlora__need_real(ctx, "desc.repetition_penalty", (double)d->repetition_penalty, 0.0, 1e6));
+    QLORA__TRY(qlora__generate_share_check(ctx, m, d));
     return qlora__generate_stops_check(ctx, d);
-}
-
-// The first text of the model that does not exist yet; there is one.
-static int64_t qlora__generate_slot(const qlora_model* m) {
-    int64_t slot = 0;
-    while (m->in_flight[slot] != NULL) {
-        slot++;
-    }
-    return slot;
 }
 
 // Counts a generation that has begun, or one that ends.
@@ -45847,15 +46041,20 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     }
     g->ctx = ctx;
     g->m = m;
-    g->slot = qlora__generate_slot(m);
+    g->slot = qlora__pages_slot(m);
     g->desc = *d;
     g->desc.prompt = NULL;
     g->desc.stops = NULL;
+    g->desc.share = NULL;
+    for (int64_t i = 0; i < QLORA__MOST_PAGES; i++) {
+        g->owners[i] = (int32_t)g->slot;
+    }
     g->waiting = -1;
     g->chosen = -1;
     size_t room = (size_t)m->desc.generate_tokens;
     size_t states = (size_t)m->desc.generate_sequences * sizeof *g->states;
-    g->bytes = states + (vocab * 3 + ints + room + stop_count) * 4 + vocab * 3;
+    size_t shared = m->desc.generate_sequences > 1 ? vocab : 0;
+    g->bytes = states + (vocab * 3 + shared + ints + room + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
@@ -45863,7 +46062,8 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     }
     g->states = (qlora__decode_text*)(void*)g->memory;
     g->logits = (float*)(void*)(g->memory + states);
-    g->weights = g->logits + vocab;
+    g->first = shared > 0 ? g->logits + vocab : NULL;
+    g->weights = g->logits + vocab + shared;
     g->order = (int32_t*)(void*)(g->weights + vocab);
     g->ints = g->order + vocab;
     g->text = g->ints + ints;
@@ -45954,6 +46154,7 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     for (int64_t i = g->length; i < end; i++) {
         g->seen[g->text[i]] = 1;
     }
+    QLORA__TRY(qlora__pages_settle(g));
     while (g->length < end) {
         rows = qlora__min(end - g->length, g->m->plan.tokens);
         QLORA__TRY(qlora__generate_run(g, g->text + g->length, rows));
@@ -46008,6 +46209,43 @@ static qlora_result qlora__generate_ready(const qlora_generation* g) {
     return qlora__model_idle(g->ctx, g->m, "generating");
 }
 
+// Starts a turn: others may share the text as it is now.
+static void qlora__generate_turn(qlora_generation* g) {
+    g->made = 0;
+    g->stopped = false;
+    g->asked = g->length;
+    if (g->first != NULL) {
+        memcpy(g->first, g->logits, (size_t)g->m->plan.config.vocab * sizeof *g->first);
+    }
+}
+
+// Runs the prompt of a new text, except what it shares with another one.
+static qlora_result qlora__generate_start(qlora_generation* g, const qlora_generate_desc* d) {
+    const qlora_generation* from = d->share;
+    int64_t most = from != NULL ? qlora__min(from->length, d->prompt_tokens) : 0;
+    int64_t same = 0;
+    while (same < most && from->text[same] == d->prompt[same]) {
+        same++;
+    }
+    bool whole = same == d->prompt_tokens && same == from->asked; // `same` is not 0 then
+    same = whole ? same : qlora__min(same, d->prompt_tokens - 1);
+    if (same > 0) {
+        QLORA__TRY(qlora__pages_share(g, from, same, whole && qlora__decode_ready(g->m)));
+    }
+    for (int64_t i = 0; i < same; i++) {
+        g->text[i] = d->prompt[i];
+        g->seen[d->prompt[i]] = 1;
+    }
+    g->length = same;
+    if (whole) {
+        memcpy(g->logits, from->first, (size_t)g->m->plan.config.vocab * sizeof *g->logits);
+    } else {
+        QLORA__TRY(qlora__generate_append(g, d->prompt + same, d->prompt_tokens - same));
+    }
+    qlora__generate_turn(g);
+    return QLORA_OK;
+}
+
 static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_generate_desc* desc, qlora_generation** out) {
     if (out == NULL) {
@@ -46016,7 +46254,7 @@ static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__generate_need(ctx, m, desc));
     qlora_generation* g = NULL;
     QLORA__TRY(qlora__generation_create(ctx, m, desc, &g));
-    qlora_result r = qlora__generate_append(g, desc->prompt, desc->prompt_tokens);
+    qlora_result r = qlora__generate_start(g, desc);
     if (r != QLORA_OK) {
         qlora__generation_free(g);
         return r;
@@ -46209,8 +46447,7 @@ static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
     QLORA__TRY(qlora__generate_append(g, ids, count));
-    g->made = 0;
-    g->stopped = false;
+    qlora__generate_turn(g);
     return QLORA_OK;
 }
 
@@ -46236,8 +46473,7 @@ static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* i
         g->seen[g->text[i]] = 1;
     }
     QLORA__TRY(qlora__generate_append(g, ids + same, count - same));
-    g->made = 0;
-    g->stopped = false;
+    qlora__generate_turn(g);
     if (kept != NULL) {
         *kept = same;
     }
@@ -46344,4 +46580,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end bd316ef1a9275050
+//@@ end ad6bcd9b715315fd
