@@ -137,12 +137,22 @@
        values in every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU
        results are unspecified.
 
+   TEXTS
+       A model generates up to generate_sequences texts at a time, each with its own prompt,
+       settings, seed and adapter; qlora_generate_next_each has the bits of one text at a time. A
+       prompt that is longer than the tokens of a micro-batch is computed in pieces of that size,
+       each over the keys and values of those before: the text is that of a model with larger
+       micro-batches up to rounding. A text of more than generate_tokens, or a generate_tokens of
+       more than max_positions, is refused. Texts can share a prompt (qlora_generate_desc.share),
+       and a chat keeps its keys and values from turn to turn (qlora_generate_prompt).
+
    SEVERAL ADAPTERS
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and
        seed, its own trainer (desc.adapter: learning rate, schedule, clip, checkpoints) and its own
        files (qlora_adapter_select). qlora_train_step_each runs a step of all of them in one pass
        over the base: batch.adapters tells which one a sequence belongs to. Sums, norms and losses
-       are those of each adapter; one that has come to its end is given no more sequences.
+       are those of each adapter; one that has come to its end is given no more sequences. Texts of
+       several adapters can be generated at the same time (qlora_generate_desc.adapter).
        Lengths belong to the model: with longrope, the longest text of any adapter (max_length,
        generate_tokens) chooses the rotary factors of all of them.
        On the GPU, the adapters stand side by side: every product runs once, over the rows of all
@@ -1289,13 +1299,20 @@ typedef struct qlora_generate_desc {
     uint64_t seed;        // for sampling
     const int32_t* stops; // ids that end a turn; NULL = the model's own, a single -1 = none
     int32_t stop_count;
+    // Whether the text is computed with adapters. AUTO: as qlora_adapter_use says at each call, with
+    // the selected one. ON: with adapter number `adapter`, whatever is selected or switched off.
+    // OFF: with the base alone. Texts with and without adapters in one qlora_generate_next_each
+    // take a pass each.
+    qlora_choice adapters;
+    int32_t adapter; // for ON, less than qlora_model_info.adapters; otherwise 0
     // A text of the same model that begins like this one; NULL = none. The keys and values of the
     // tokens with which both begin are taken from it. If the prompt is the whole text that it had
     // when its turn began, nothing is computed, and the tokens are those of a text that computed
     // the prompt itself, to the bit, if that one did so in a single call: k samples of a prompt
     // cost one prompt. If the prompt goes on differently, the rest is computed like that of
-    // qlora_generate_prompt, and may differ by rounding. Either text may end first. After training,
-    // begin without it: its keys and values come from the earlier weights.
+    // qlora_generate_prompt, and may differ by rounding. Both must have the same adapter, and either
+    // may end first. After training, begin without it: its keys and values come from the earlier
+    // weights.
     qlora_generation* share;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
@@ -1359,9 +1376,9 @@ typedef struct qlora_adapter_desc {
 // base; training requires them on. A change invalidates all graphs. Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // Chooses one of several adapters, by its index in desc.slots; 0 after opening. The calls for
-// parameters, saving, loading, copying and merging, those for generation, and evaluations of
-// batches without `adapters` use the chosen one. Refused while a text is being generated. Does not
-// wait for the device.
+// parameters, saving, loading, copying and merging, texts whose desc names no adapter, and
+// evaluations of batches without `adapters` use the chosen one. Refused while a text is being
+// generated. Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_select(qlora_model* model, int64_t index);
 // Gives the chosen adapter the values of a new one with this seed: A random, B zero, magnitudes of
 // the base. Destroy its trainer before. Waits for the device.
@@ -39337,8 +39354,8 @@ static qlora_result qlora__adapter_select(qlora_ctx* ctx, qlora_model* m, int64_
     QLORA__TRY(qlora__model_idle(ctx, m, "selecting an adapter"));
     if (m->generations > 0 && index != m->chosen) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model has a text that was begun with adapter %d; end it with "
-                           "qlora_generate_end before selecting another adapter",
+                           "the model has a text that was begun while adapter %d was selected; end "
+                           "it with qlora_generate_end before selecting another adapter",
                            (int)m->chosen);
     }
     m->chosen = (int32_t)index;
@@ -45618,6 +45635,7 @@ struct qlora_generation {
     bool stopped;   // the turn has ended
     bool on_device; // the device has the state of the text: its next step needs nothing
     bool pending;   // it takes part in the step that is being prepared
+    bool stepped;   // it had its token in this call before the step on the device
     bool chose;     // the device chose the last token, whose log-probability is `logprob`
     double logprob;
     bool broken;                       // a pass failed, so the contents of the cache are unknown
@@ -45949,6 +45967,24 @@ static qlora_result qlora__generate_stops_check(qlora_ctx* ctx, const qlora_gene
     return QLORA_OK;
 }
 
+// What a text is computed with: the base alone (-1), or the adapter with this number.
+static int32_t qlora__generate_adapter(const qlora_model* m, const qlora_generate_desc* d) {
+    bool on = d->adapters == QLORA_CHOICE_AUTO ? m->use_adapters : d->adapters == QLORA_CHOICE_ON;
+    return !on ? -1 : d->adapters == QLORA_CHOICE_ON ? d->adapter : m->chosen;
+}
+
+static qlora_result qlora__generate_adapter_check(qlora_ctx* ctx, const qlora_model* m,
+                                                  const qlora_generate_desc* d) {
+    QLORA__TRY(qlora__need_whole(ctx, "desc.adapters", (int64_t)d->adapters, 0, QLORA_CHOICE_OFF));
+    if (d->adapters != QLORA_CHOICE_ON && d->adapter != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.adapter is %d; without desc.adapters = QLORA_CHOICE_ON it must "
+                           "be 0",
+                           (int)d->adapter);
+    }
+    return qlora__need_whole(ctx, "desc.adapter", d->adapter, 0, m->adapters - 1);
+}
+
 // A text whose prompt is shared exists, belongs to the model, and its cache is known.
 static qlora_result qlora__generate_share_check(qlora_ctx* ctx, const qlora_model* m,
                                                 const qlora_generate_desc* d) {
@@ -45964,6 +46000,12 @@ static qlora_result qlora__generate_share_check(qlora_ctx* ctx, const qlora_mode
     if (d->share != NULL && d->share->broken) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "an earlier call on desc.share failed, so its prompt cannot be shared");
+    }
+    if (d->share != NULL &&
+        qlora__generate_adapter(m, d) != qlora__generate_adapter(m, &d->share->desc)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.share is computed with another adapter; desc.adapters and "
+                           "desc.adapter must be the same for both");
     }
     return QLORA_OK;
 }
@@ -46013,6 +46055,7 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
     }
     QLORA__TRY(
         qlora__need_real(ctx, "desc.repetition_penalty", (double)d->repetition_penalty, 0.0, 1e6));
+    QLORA__TRY(qlora__generate_adapter_check(ctx, m, d));
     QLORA__TRY(qlora__generate_share_check(ctx, m, d));
     return qlora__generate_stops_check(ctx, d);
 }
@@ -46135,9 +46178,23 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     return QLORA_OK;
 }
 
+// Switches the model to an adapter, or to none (-1). Returns whether adapters were on.
+static bool qlora__generate_wear(qlora_model* m, int32_t adapter) {
+    bool before = m->use_adapters;
+    m->use_adapters = adapter >= 0;
+    qlora__adapter_focus(m, adapter >= 0 ? adapter : m->chosen);
+    return before;
+}
+
+// Ends what qlora__generate_wear began.
+static qlora_result qlora__generate_bare(qlora_model* m, bool before, qlora_result r) {
+    m->use_adapters = before;
+    return qlora__adapter_leave(m, r);
+}
+
 // Appends the token that was returned last, if it is not in the cache, and `count` more to the
 // text: as many as fit in each pass.
-static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
+static qlora_result qlora__generate_extend(qlora_generation* g, const int32_t* ids, int64_t count) {
     int64_t end = g->length;
     int64_t rows = 0;
     g->broken = true;
@@ -46162,6 +46219,11 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     QLORA__TRY(qlora__generate_logits(g, rows));
     g->broken = false;
     return QLORA_OK;
+}
+
+static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
+    bool before = qlora__generate_wear(g->m, qlora__generate_adapter(g->m, &g->desc));
+    return qlora__generate_bare(g->m, before, qlora__generate_extend(g, ids, count));
 }
 
 // The state of the text, with the token that was returned last, for the steps on the device.
@@ -46336,9 +46398,10 @@ static qlora_result qlora__generate_result(qlora_generation* g, const qlora__dec
     return QLORA_OK;
 }
 
-// One step on the device for the pending texts of `list`; all others of the model rest.
+// One step on the device for the pending texts of `list`, which have the same adapter; all others
+// of the model rest.
 static qlora_result qlora__generate_together(qlora_generation* const* list, int64_t count,
-                                             int32_t* tokens, bool* stopped) {
+                                             int32_t adapter, int32_t* tokens, bool* stopped) {
     qlora_generation* first = list[0];
     qlora_ctx* ctx = first->ctx;
     qlora_model* m = first->m;
@@ -46352,7 +46415,8 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
         }
     }
     QLORA__TRY(qlora__generate_enlist(ctx, m));
-    QLORA__TRY(qlora__decode_step(ctx, m));
+    bool before = qlora__generate_wear(m, adapter);
+    QLORA__TRY(qlora__generate_bare(m, before, qlora__decode_step(ctx, m)));
     size_t bytes = (size_t)m->desc.generate_sequences * sizeof(qlora__decode_text);
     qlora__decode_text* state = first->states;
     QLORA__TRY(qlora__copy_out(ctx, state, m->decode.state.data, bytes));
@@ -46368,33 +46432,50 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
     return r;
 }
 
-static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t count,
-                                         int32_t* tokens, bool* stopped) {
+// Marks the texts that take part in a step on the device with this adapter. Returns their number.
+static int64_t qlora__generate_mark(qlora_generation* const* list, int64_t count, int32_t adapter,
+                                    const bool* stopped) {
     const qlora_model* m = list[0]->m;
-    qlora_result r = QLORA_OK; // the first error; texts after it still get their tokens
     int64_t pending = 0;
     for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
         if (m->in_flight[i] != NULL) { // a step that failed may have left it
             m->in_flight[i]->pending = false;
         }
     }
+    for (int64_t i = 0; i < count && qlora__decode_ready(m); i++) {
+        qlora_generation* g = list[i];
+        g->pending = !stopped[i] && g->waiting >= 0 && !g->stepped &&
+                     qlora__generate_adapter(m, &g->desc) == adapter;
+        pending += g->pending ? 1 : 0;
+    }
+    return pending;
+}
+
+static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t count,
+                                         int32_t* tokens, bool* stopped) {
+    const qlora_model* m = list[0]->m;
+    qlora_result r = QLORA_OK; // the first error; texts after it still get their tokens
     for (int64_t i = 0; i < count; i++) {
         QLORA__TRY(qlora__generate_may(list[i], &tokens[i], &stopped[i]));
     }
     for (int64_t i = 0; i < count; i++) {
         qlora_generation* g = list[i];
         g->stopped = stopped[i];
-        if (!stopped[i] && g->waiting >= 0 && qlora__decode_ready(m)) {
-            g->pending = true;
-            pending++;
-        } else if (!stopped[i]) {
+        g->stepped = false;
+        if (!stopped[i] && (g->waiting < 0 || !qlora__decode_ready(m))) {
             qlora_result own = qlora__generate_alone(g, &tokens[i], &stopped[i]);
+            g->stepped = true;
             r = r != QLORA_OK ? r : own;
         }
     }
-    qlora_result last =
-        pending > 0 ? qlora__generate_together(list, count, tokens, stopped) : QLORA_OK;
-    return r != QLORA_OK ? r : last;
+    // On the device there are two ways: with the one adapter, and without.
+    for (int32_t adapter = 0; adapter >= -1; adapter--) {
+        qlora_result own = qlora__generate_mark(list, count, adapter, stopped) > 0
+                               ? qlora__generate_together(list, count, adapter, tokens, stopped)
+                               : QLORA_OK;
+        r = r != QLORA_OK ? r : own;
+    }
+    return r;
 }
 
 static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {
@@ -46580,4 +46661,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ad6bcd9b715315fd
+//@@ end 2900e8dd04a3c1ab

@@ -18,6 +18,7 @@ struct qlora_generation {
     bool stopped;   // the turn has ended
     bool on_device; // the device has the state of the text: its next step needs nothing
     bool pending;   // it takes part in the step that is being prepared
+    bool stepped;   // it had its token in this call before the step on the device
     bool chose;     // the device chose the last token, whose log-probability is `logprob`
     double logprob;
     bool broken;                       // a pass failed, so the contents of the cache are unknown

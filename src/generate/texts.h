@@ -46,6 +46,24 @@ static qlora_result qlora__generate_stops_check(qlora_ctx* ctx, const qlora_gene
     return QLORA_OK;
 }
 
+// What a text is computed with: the base alone (-1), or the adapter with this number.
+static int32_t qlora__generate_adapter(const qlora_model* m, const qlora_generate_desc* d) {
+    bool on = d->adapters == QLORA_CHOICE_AUTO ? m->use_adapters : d->adapters == QLORA_CHOICE_ON;
+    return !on ? -1 : d->adapters == QLORA_CHOICE_ON ? d->adapter : m->chosen;
+}
+
+static qlora_result qlora__generate_adapter_check(qlora_ctx* ctx, const qlora_model* m,
+                                                  const qlora_generate_desc* d) {
+    QLORA__TRY(qlora__need_whole(ctx, "desc.adapters", (int64_t)d->adapters, 0, QLORA_CHOICE_OFF));
+    if (d->adapters != QLORA_CHOICE_ON && d->adapter != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.adapter is %d; without desc.adapters = QLORA_CHOICE_ON it must "
+                           "be 0",
+                           (int)d->adapter);
+    }
+    return qlora__need_whole(ctx, "desc.adapter", d->adapter, 0, m->adapters - 1);
+}
+
 // A text whose prompt is shared exists, belongs to the model, and its cache is known.
 static qlora_result qlora__generate_share_check(qlora_ctx* ctx, const qlora_model* m,
                                                 const qlora_generate_desc* d) {
@@ -61,6 +79,12 @@ static qlora_result qlora__generate_share_check(qlora_ctx* ctx, const qlora_mode
     if (d->share != NULL && d->share->broken) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "an earlier call on desc.share failed, so its prompt cannot be shared");
+    }
+    if (d->share != NULL &&
+        qlora__generate_adapter(m, d) != qlora__generate_adapter(m, &d->share->desc)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.share is computed with another adapter; desc.adapters and "
+                           "desc.adapter must be the same for both");
     }
     return QLORA_OK;
 }
@@ -110,6 +134,7 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
     }
     QLORA__TRY(
         qlora__need_real(ctx, "desc.repetition_penalty", (double)d->repetition_penalty, 0.0, 1e6));
+    QLORA__TRY(qlora__generate_adapter_check(ctx, m, d));
     QLORA__TRY(qlora__generate_share_check(ctx, m, d));
     return qlora__generate_stops_check(ctx, d);
 }
@@ -232,9 +257,23 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     return QLORA_OK;
 }
 
+// Switches the model to an adapter, or to none (-1). Returns whether adapters were on.
+static bool qlora__generate_wear(qlora_model* m, int32_t adapter) {
+    bool before = m->use_adapters;
+    m->use_adapters = adapter >= 0;
+    qlora__adapter_focus(m, adapter >= 0 ? adapter : m->chosen);
+    return before;
+}
+
+// Ends what qlora__generate_wear began.
+static qlora_result qlora__generate_bare(qlora_model* m, bool before, qlora_result r) {
+    m->use_adapters = before;
+    return qlora__adapter_leave(m, r);
+}
+
 // Appends the token that was returned last, if it is not in the cache, and `count` more to the
 // text: as many as fit in each pass.
-static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
+static qlora_result qlora__generate_extend(qlora_generation* g, const int32_t* ids, int64_t count) {
     int64_t end = g->length;
     int64_t rows = 0;
     g->broken = true;
@@ -259,6 +298,11 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     QLORA__TRY(qlora__generate_logits(g, rows));
     g->broken = false;
     return QLORA_OK;
+}
+
+static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
+    bool before = qlora__generate_wear(g->m, qlora__generate_adapter(g->m, &g->desc));
+    return qlora__generate_bare(g->m, before, qlora__generate_extend(g, ids, count));
 }
 
 // The state of the text, with the token that was returned last, for the steps on the device.
@@ -433,9 +477,10 @@ static qlora_result qlora__generate_result(qlora_generation* g, const qlora__dec
     return QLORA_OK;
 }
 
-// One step on the device for the pending texts of `list`; all others of the model rest.
+// One step on the device for the pending texts of `list`, which have the same adapter; all others
+// of the model rest.
 static qlora_result qlora__generate_together(qlora_generation* const* list, int64_t count,
-                                             int32_t* tokens, bool* stopped) {
+                                             int32_t adapter, int32_t* tokens, bool* stopped) {
     qlora_generation* first = list[0];
     qlora_ctx* ctx = first->ctx;
     qlora_model* m = first->m;
@@ -449,7 +494,8 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
         }
     }
     QLORA__TRY(qlora__generate_enlist(ctx, m));
-    QLORA__TRY(qlora__decode_step(ctx, m));
+    bool before = qlora__generate_wear(m, adapter);
+    QLORA__TRY(qlora__generate_bare(m, before, qlora__decode_step(ctx, m)));
     size_t bytes = (size_t)m->desc.generate_sequences * sizeof(qlora__decode_text);
     qlora__decode_text* state = first->states;
     QLORA__TRY(qlora__copy_out(ctx, state, m->decode.state.data, bytes));
@@ -465,33 +511,50 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
     return r;
 }
 
-static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t count,
-                                         int32_t* tokens, bool* stopped) {
+// Marks the texts that take part in a step on the device with this adapter. Returns their number.
+static int64_t qlora__generate_mark(qlora_generation* const* list, int64_t count, int32_t adapter,
+                                    const bool* stopped) {
     const qlora_model* m = list[0]->m;
-    qlora_result r = QLORA_OK; // the first error; texts after it still get their tokens
     int64_t pending = 0;
     for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
         if (m->in_flight[i] != NULL) { // a step that failed may have left it
             m->in_flight[i]->pending = false;
         }
     }
+    for (int64_t i = 0; i < count && qlora__decode_ready(m); i++) {
+        qlora_generation* g = list[i];
+        g->pending = !stopped[i] && g->waiting >= 0 && !g->stepped &&
+                     qlora__generate_adapter(m, &g->desc) == adapter;
+        pending += g->pending ? 1 : 0;
+    }
+    return pending;
+}
+
+static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t count,
+                                         int32_t* tokens, bool* stopped) {
+    const qlora_model* m = list[0]->m;
+    qlora_result r = QLORA_OK; // the first error; texts after it still get their tokens
     for (int64_t i = 0; i < count; i++) {
         QLORA__TRY(qlora__generate_may(list[i], &tokens[i], &stopped[i]));
     }
     for (int64_t i = 0; i < count; i++) {
         qlora_generation* g = list[i];
         g->stopped = stopped[i];
-        if (!stopped[i] && g->waiting >= 0 && qlora__decode_ready(m)) {
-            g->pending = true;
-            pending++;
-        } else if (!stopped[i]) {
+        g->stepped = false;
+        if (!stopped[i] && (g->waiting < 0 || !qlora__decode_ready(m))) {
             qlora_result own = qlora__generate_alone(g, &tokens[i], &stopped[i]);
+            g->stepped = true;
             r = r != QLORA_OK ? r : own;
         }
     }
-    qlora_result last =
-        pending > 0 ? qlora__generate_together(list, count, tokens, stopped) : QLORA_OK;
-    return r != QLORA_OK ? r : last;
+    // On the device there are two ways: with the one adapter, and without.
+    for (int32_t adapter = 0; adapter >= -1; adapter--) {
+        qlora_result own = qlora__generate_mark(list, count, adapter, stopped) > 0
+                               ? qlora__generate_together(list, count, adapter, tokens, stopped)
+                               : QLORA_OK;
+        r = r != QLORA_OK ? r : own;
+    }
+    return r;
 }
 
 static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {

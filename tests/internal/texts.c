@@ -196,17 +196,54 @@ TEST a_part_of_a_prompt_is_shared(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_generate_query(a, &info));
     ASSERT_EQ(1, (int)info.computed);
     ASSERT_EQ(QLORA_OK, qlora_generate_end(a));
+    // A text that shares a page and is fed while it does.
+    ASSERT_EQ(QLORA_OK, qlora_generate_end(b));
+    memset(runs, 0, sizeof runs);
+    for (int shares = 0; shares < 2; shares++) {
+        d = texts_desc(1, prompt, TEXTS_LONG);
+        ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &a));
+        d.share = a;
+        ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &b));
+        ASSERT_EQ(bf16 ? 0 : 1, (int)b->owners[0]);
+        qlora_generation* fed = shares == 1 ? b : a;
+        ASSERT_EQ(QLORA_OK, qlora_generate_feed(fed, prompt, 2));
+        ASSERT_EQ(fed->slot, (int64_t)fed->owners[0]);
+        ASSERT(texts_more(fed, &runs[shares]));
+        ASSERT_EQ(QLORA_OK, qlora_generate_end(a));
+        ASSERT_EQ(QLORA_OK, qlora_generate_end(b));
+    }
+    ASSERT(texts_same(&runs[0], &runs[1]));
+    d = texts_desc(1, prompt, TEXTS_LONG);
+    ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &b));
     // Nothing in common: all of it is computed.
     d = texts_desc(1, prompt + 1, 2);
     ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &a));
     ASSERT(texts_more(a, &runs[3]));
     ASSERT_EQ(QLORA_OK, qlora_generate_end(a));
-    d.share = b;
-    ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &a));
-    ASSERT(texts_more(a, &runs[4]));
-    ASSERT(texts_same(&runs[3], &runs[4]));
+    // The same in a slot whose last text ended while it used pages of another one, and then with a
+    // prompt that is shared but shorter than a page.
+    qlora_generation* c = NULL;
+    for (int whole = 0; whole < 2; whole++) {
+        qlora_generate_desc lent = texts_desc(1, prompt, TEXTS_LONG);
+        lent.share = b;
+        ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &lent, &a));
+        ASSERT_EQ(bf16 ? 1 : 0, (int)m->decode.lent[1]);
+        ASSERT_EQ(QLORA_OK, qlora_generate_end(a));
+        if (whole == 1) {
+            ASSERT_EQ(QLORA_OK, qlora_generate_end(b));
+            ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &b));
+        }
+        memset(&runs[4], 0, sizeof runs[4]);
+        d.share = b;
+        ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &c));
+        ASSERT_EQ(1, (int)c->slot);
+        ASSERT_EQ(0, (int)m->decode.lent[1]);
+        ASSERT(texts_more(c, &runs[4]));
+        ASSERT(texts_same(&runs[3], &runs[4]));
+        ASSERT_EQ(QLORA_OK, qlora_generate_end(c));
+        d.share = NULL;
+    }
     // What is not a text of the model is refused without being read, and so is a broken text.
-    ASSERT_EQ(QLORA_OK, qlora_generate_end(a));
     d.share = (qlora_generation*)(void*)&info;
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate_begin(m, &d, &a));
     ASSERT(strstr(qlora_last_error(ctx), "desc.share is not a text of this model") != NULL);
@@ -263,7 +300,7 @@ TEST sharing_survives_failures(const test_machine* machine) {
     }
     ASSERT_EQ(0, (int)list[2]->owners[0]);
     ASSERT_EQ(QLORA_OK, qlora_generate_end(list[0]));
-    qlora_generate_desc d = texts_desc(0, prompt, 1);
+    qlora_generate_desc d = texts_desc(0, prompt + 1, 20); // overwrites what was shared
     bool done = false;
     for (uint64_t nth = 1; !done; nth++) {
         fake->fail_at("ANY", nth, 2, false);
@@ -376,6 +413,126 @@ TEST a_text_fails_alone_on_the_device(const test_machine* machine) {
     return texts_fail(machine, true);
 }
 
+// ---- adapters on or off for each text
+
+typedef struct texts_worn {
+    qlora_choice adapters;
+    bool model; // what the model is set to
+} texts_worn;
+
+// A text with its adapters, or four of them together; texts and logits after the prompt.
+static bool texts_wear(qlora_model* m, const texts_worn* worn, int count, texts_run* runs,
+                       float (*logits)[STEP_VOCAB]) {
+    int32_t prompt[8];
+    qlora_generation* list[4];
+    texts_run* to[4];
+    step_prompt(prompt, 8);
+    memset(runs, 0, (size_t)count * sizeof *runs);
+    bool ok = qlora_adapter_use(m, worn[0].model) == QLORA_OK;
+    for (int i = 0; ok && i < count; i++) {
+        qlora_generate_desc d = texts_desc(1, prompt, 5);
+        d.adapters = worn[i].adapters;
+        to[i] = &runs[i];
+        ok = qlora_generate_begin(m, &d, &list[i]) == QLORA_OK;
+        if (ok) {
+            memcpy(logits[i], list[i]->logits, sizeof logits[i]);
+        }
+    }
+    for (int i = 0; ok && i < TEXTS_FRESH; i++) {
+        ok = texts_next(list, to, count);
+    }
+    for (int i = 0; ok && i < count; i++) {
+        ok = qlora_generate_feed(list[i], prompt, 2) == QLORA_OK;
+    }
+    for (int i = 0; ok && i < TEXTS_FRESH; i++) {
+        ok = texts_next(list, to, count);
+    }
+    for (int i = 0; ok && i < count; i++) {
+        ok = qlora_generate_end(list[i]) == QLORA_OK;
+    }
+    if (!ok) {
+        printf("%s\n", qlora_last_error(m->ctx));
+    }
+    return ok;
+}
+
+// A text without adapters is that of the base, to the bit, next to others that have them.
+static enum greatest_test_res texts_adapters(const test_machine* machine, bool bf16) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    qlora_model* m = texts_open(ctx, bf16, 4);
+    ASSERT(m != NULL);
+    static const texts_worn alone[2] = {{QLORA_CHOICE_AUTO, false}, {QLORA_CHOICE_AUTO, true}};
+    texts_run want[2];
+    float want_logits[2][STEP_VOCAB];
+    for (int on = 0; on < 2; on++) {
+        ASSERT(texts_wear(m, &alone[on], 1, &want[on], &want_logits[on]));
+    }
+    ASSERT(!texts_same(&want[0], &want[1]));
+    for (int i = 0; i < 4; i++) { // also judged by evaluation, with and without adapters
+        int32_t ids[5 + TEXTS_FRESH];
+        double below = 0.0;
+        step_prompt(ids, 5);
+        memcpy(ids + 5, want[i / 2].tokens, TEXTS_FRESH * 4);
+        ASSERT_EQ(QLORA_OK, qlora_adapter_use(m, i % 2 == 1));
+        // The first token, which comes from the prompt, is not judged here.
+        double off = step_off(m, ids, 6, TEXTS_FRESH - 1, want[i / 2].logprobs + 1, &below);
+        ASSERT(i / 2 == i % 2 ? off <= 0.02 : off > 0.03);
+    }
+    ASSERT(memcmp(want_logits[0], want_logits[1], sizeof want_logits[0]) != 0);
+    for (int model = 0; model < 2; model++) {
+        texts_worn mixed[4] = {{QLORA_CHOICE_OFF, false},
+                               {QLORA_CHOICE_ON, false},
+                               {QLORA_CHOICE_AUTO, false},
+                               {QLORA_CHOICE_OFF, false}};
+        const int on[4] = {0, 1, model, 0};
+        texts_run runs[4];
+        float logits[4][STEP_VOCAB];
+        mixed[0].model = model == 1;
+        ASSERT(texts_wear(m, mixed, 4, runs, logits));
+        for (int i = 0; i < 4; i++) {
+            ASSERT_MEM_EQ(want_logits[on[i]], logits[i], sizeof logits[i]);
+            ASSERT(texts_same(&want[on[i]], &runs[i]));
+        }
+        ASSERT_EQ(model == 1, m->use_adapters);
+    }
+    // What is refused.
+    int32_t prompt[4] = {1, 2, 3, 4};
+    qlora_generation* a = NULL;
+    qlora_generation* b = NULL;
+    qlora_generate_desc d = texts_desc(0, prompt, 4);
+    d.adapter = 1;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate_begin(m, &d, &a));
+    ASSERT(strstr(qlora_last_error(ctx), "desc.adapter is 1; without") != NULL);
+    d.adapters = QLORA_CHOICE_ON;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate_begin(m, &d, &a));
+    ASSERT(strstr(qlora_last_error(ctx), "desc.adapter is 1; ") != NULL);
+    d.adapter = 0;
+    d.adapters = (qlora_choice)3;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate_begin(m, &d, &a));
+    ASSERT(strstr(qlora_last_error(ctx), "desc.adapters is 3; ") != NULL);
+    d.adapters = QLORA_CHOICE_OFF;
+    ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &a));
+    d.share = a;
+    d.adapters = QLORA_CHOICE_ON;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate_begin(m, &d, &b));
+    ASSERT(strstr(qlora_last_error(ctx), "desc.share is computed with another adapter") != NULL);
+    ASSERT_EQ(QLORA_OK, qlora_generate_end(a));
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+TEST adapters_belong_to_texts(const test_machine* machine) {
+    return texts_adapters(machine, false);
+}
+
+TEST adapters_belong_to_texts_on_the_device(const test_machine* machine) {
+    return texts_adapters(machine, true);
+}
+
 SUITE(texts_suite) {
     RUN_ON(TEST_EVERYWHERE, samples_share_a_prompt);
     RUN_ON(TEST_TENSOR_CORES, samples_share_pages);
@@ -383,4 +540,6 @@ SUITE(texts_suite) {
     RUN_ON(TEST_ONE_FAKE, sharing_survives_failures);
     RUN_ON(TEST_CPU | TEST_FAKES, a_text_fails_alone);
     RUN_ON(TEST_ONE_FAKE, a_text_fails_alone_on_the_device);
+    RUN_ON(TEST_EVERYWHERE, adapters_belong_to_texts);
+    RUN_ON(TEST_TENSOR_CORES, adapters_belong_to_texts_on_the_device);
 }
