@@ -1299,10 +1299,10 @@ typedef struct qlora_generate_desc {
     uint64_t seed;        // for sampling
     const int32_t* stops; // ids that end a turn; NULL = the model's own, a single -1 = none
     int32_t stop_count;
-    // Whether the text is computed with adapters. AUTO: as qlora_adapter_use says at each call, with
-    // the selected one. ON: with adapter number `adapter`, whatever is selected or switched off.
-    // OFF: with the base alone. Texts with and without adapters in one qlora_generate_next_each
-    // take a pass each.
+    // Whether the text is computed with adapters. AUTO: as qlora_adapter_use says at each call,
+    // with the selected one. ON: with adapter number `adapter`, whatever is selected or switched
+    // off. OFF: with the base alone. In one qlora_generate_next_each, texts with and without
+    // adapters take a pass each.
     qlora_choice adapters;
     int32_t adapter; // for ON, less than qlora_model_info.adapters; otherwise 0
     // A text of the same model that begins like this one; NULL = none. The keys and values of the
@@ -1310,9 +1310,9 @@ typedef struct qlora_generate_desc {
     // when its turn began, nothing is computed, and the tokens are those of a text that computed
     // the prompt itself, to the bit, if that one did so in a single call: k samples of a prompt
     // cost one prompt. If the prompt goes on differently, the rest is computed like that of
-    // qlora_generate_prompt, and may differ by rounding. Both must have the same adapter, and either
-    // may end first. After training, begin without it: its keys and values come from the earlier
-    // weights.
+    // qlora_generate_prompt, and may differ by rounding. Both must have the same adapter, and
+    // either may end first. After training, begin without it: its keys and values come from the
+    // earlier weights.
     qlora_generation* share;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
@@ -45779,9 +45779,9 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
 // a prompt, of the slot of another text: owners[i]. Steps on the device find pages by a table.
 // Passes of operators need the rows of a text one after the other, in its own slot, so a text that
 // is changed by such a pass gets copies of the pages that it shares. Pages that are shared are
-// full, and nobody writes to them: a text that begins in a slot, or goes back to fewer tokens, first
-// leaves a copy of the pages that others use to one of those. A text never needs more pages than its
-// slot has, so the plan has room for all of this.
+// full, and nobody writes to them: a text that begins in a slot, or goes back to fewer tokens,
+// first leaves a copy of the pages that others use to one of those. A text never needs more pages
+// than its slot has, so the plan has room for all of this.
 
 // Positions of a page.
 static int64_t qlora__page_size(const qlora_model* m) {
@@ -46661,4 +46661,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 2900e8dd04a3c1ab
+//@@ end 576604b2e18e6adb

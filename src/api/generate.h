@@ -20,10 +20,10 @@ typedef struct qlora_generate_desc {
     uint64_t seed;        // for sampling
     const int32_t* stops; // ids that end a turn; NULL = the model's own, a single -1 = none
     int32_t stop_count;
-    // Whether the text is computed with adapters. AUTO: as qlora_adapter_use says at each call, with
-    // the selected one. ON: with adapter number `adapter`, whatever is selected or switched off.
-    // OFF: with the base alone. Texts with and without adapters in one qlora_generate_next_each
-    // take a pass each.
+    // Whether the text is computed with adapters. AUTO: as qlora_adapter_use says at each call,
+    // with the selected one. ON: with adapter number `adapter`, whatever is selected or switched
+    // off. OFF: with the base alone. In one qlora_generate_next_each, texts with and without
+    // adapters take a pass each.
     qlora_choice adapters;
     int32_t adapter; // for ON, less than qlora_model_info.adapters; otherwise 0
     // A text of the same model that begins like this one; NULL = none. The keys and values of the
@@ -31,9 +31,9 @@ typedef struct qlora_generate_desc {
     // when its turn began, nothing is computed, and the tokens are those of a text that computed
     // the prompt itself, to the bit, if that one did so in a single call: k samples of a prompt
     // cost one prompt. If the prompt goes on differently, the rest is computed like that of
-    // qlora_generate_prompt, and may differ by rounding. Both must have the same adapter, and either
-    // may end first. After training, begin without it: its keys and values come from the earlier
-    // weights.
+    // qlora_generate_prompt, and may differ by rounding. Both must have the same adapter, and
+    // either may end first. After training, begin without it: its keys and values come from the
+    // earlier weights.
     qlora_generation* share;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;

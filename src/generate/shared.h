@@ -4,9 +4,9 @@
 // a prompt, of the slot of another text: owners[i]. Steps on the device find pages by a table.
 // Passes of operators need the rows of a text one after the other, in its own slot, so a text that
 // is changed by such a pass gets copies of the pages that it shares. Pages that are shared are
-// full, and nobody writes to them: a text that begins in a slot, or goes back to fewer tokens, first
-// leaves a copy of the pages that others use to one of those. A text never needs more pages than its
-// slot has, so the plan has room for all of this.
+// full, and nobody writes to them: a text that begins in a slot, or goes back to fewer tokens,
+// first leaves a copy of the pages that others use to one of those. A text never needs more pages
+// than its slot has, so the plan has room for all of this.
 
 // Positions of a page.
 static int64_t qlora__page_size(const qlora_model* m) {

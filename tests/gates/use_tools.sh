@@ -481,7 +481,8 @@ samples() { # samples MODEL
     "${run[@]}" --data repeated.jsonl --out repeated.out 2>err &&
         cmp -s <(head -n 3 many.jsonl | sed 's/.*"text"//') <(sed 's/.*"text"//' repeated.out)
     note $? "--samples: as if the prompt stood there several times"
-    refuses "--samples: 0 is out of range" generate "${run[@]:1}" --data prompts.jsonl --samples 0 --out x
+    refuses "--samples: 0 is out of range" generate "${run[@]:1}" --data prompts.jsonl \
+        --samples 0 --out x
     refuses "has something else in line 1" generate "${run[@]:1}" --data prompts.jsonl \
         --samples 2 --out many.jsonl
 }

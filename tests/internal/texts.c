@@ -151,8 +151,7 @@ TEST samples_share_pages(const test_machine* machine) {
     return texts_share(machine, true);
 }
 
-// A text that shares pages and is fed gets them for itself; one that ends leaves them to the others;
-// a prompt that goes on differently shares what is the same.
+// A prompt that goes on differently shares what is the same.
 TEST a_part_of_a_prompt_is_shared(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) {
@@ -163,7 +162,7 @@ TEST a_part_of_a_prompt_is_shared(const test_machine* machine) {
     ASSERT(m != NULL);
     int32_t prompt[TEXTS_LONG + 3];
     step_prompt(prompt, TEXTS_LONG + 3);
-    texts_run runs[5];
+    texts_run runs[3];
     memset(runs, 0, sizeof runs);
     // What is computed after the shared part has the bits of a text that goes on.
     qlora_generation* a = NULL;
@@ -196,12 +195,37 @@ TEST a_part_of_a_prompt_is_shared(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_generate_query(a, &info));
     ASSERT_EQ(1, (int)info.computed);
     ASSERT_EQ(QLORA_OK, qlora_generate_end(a));
-    // A text that shares a page and is fed while it does.
     ASSERT_EQ(QLORA_OK, qlora_generate_end(b));
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// A text that shares a page and is fed while it does gets it for itself, one that ends leaves its
+// slot as others need it, and what cannot be shared is refused.
+TEST shared_pages_come_and_go(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    bool bf16 = qlora_ctx_backend(ctx) == QLORA_BACKEND_CUDA;
+    qlora_model* m = texts_open(ctx, bf16, 2);
+    ASSERT(m != NULL);
+    int32_t prompt[TEXTS_LONG + 3];
+    step_prompt(prompt, TEXTS_LONG + 3);
+    texts_run runs[5];
+    qlora_generation* a = NULL;
+    qlora_generation* b = NULL;
+    qlora_generation_info info;
+    qlora_generate_desc d;
     memset(runs, 0, sizeof runs);
     for (int shares = 0; shares < 2; shares++) {
         d = texts_desc(1, prompt, TEXTS_LONG);
         ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &a));
+        d.prompt = prompt + 1; // the page must not be there from an earlier text
+        ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &b));
+        ASSERT_EQ(QLORA_OK, qlora_generate_end(b));
+        d.prompt = prompt;
         d.share = a;
         ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &b));
         ASSERT_EQ(bf16 ? 0 : 1, (int)b->owners[0]);
@@ -537,6 +561,7 @@ SUITE(texts_suite) {
     RUN_ON(TEST_EVERYWHERE, samples_share_a_prompt);
     RUN_ON(TEST_TENSOR_CORES, samples_share_pages);
     RUN_ON(TEST_ONE_EACH, a_part_of_a_prompt_is_shared);
+    RUN_ON(TEST_ONE_EACH, shared_pages_come_and_go);
     RUN_ON(TEST_ONE_FAKE, sharing_survives_failures);
     RUN_ON(TEST_CPU | TEST_FAKES, a_text_fails_alone);
     RUN_ON(TEST_ONE_FAKE, a_text_fails_alone_on_the_device);
