@@ -38,6 +38,7 @@ typedef struct options {
     const char* data;
     const char* out;
     int64_t batch;
+    int64_t samples;
     const char* system;
     const char* template_name;
     const char* chat_template;
@@ -89,6 +90,9 @@ static const option option_table[] = {
         "has the random seed --seed + i. The same command goes on where it was stopped"},
     {"batch", OPT_WHOLE, AT(batch), false, 1, 64, "N",
         "for --data: texts at the same time (default 16)"},
+    {"samples", OPT_WHOLE, AT(samples), false, 1, 1e6, "N",
+        "for --data: answers to every prompt, one after the other in --out; a prompt is computed "
+        "once for those that are generated at the same time (default 1)"},
     {"rope-scale", OPT_TEXT, AT(rope_scale), false, 0, 0, "TYPE:F",
         "scale the rotary positions for texts longer than the model's limit: yarn:F or linear:F, "
         "as in yarn:4; an adapter needs the scaling that it was trained with (default: none)"},
@@ -838,8 +842,11 @@ static bool batch_check(options* o) {
                         : o->context != 0        ? "context"
                                                  : NULL;
     if (o->data == NULL) {
-        return (o->out == NULL && o->batch == 0) ||
-               fail("--%s can only be used with --data", o->out != NULL ? "out" : "batch");
+        const char* only = o->out != NULL    ? "out"
+                           : o->batch != 0   ? "batch"
+                           : o->samples != 0 ? "samples"
+                                             : NULL;
+        return only == NULL || fail("--%s can only be used with --data", only);
     }
     o->batch = o->batch > 0 ? o->batch : 16;
     if (o->out == NULL) {

@@ -230,7 +230,9 @@ extern "C" {
 #include "train/slice.h"
 #include "train/each.h"
 #include "train/checkpoint.h"
-#include "generate.h"
+#include "generate/choice.h"
+#include "generate/shared.h"
+#include "generate/texts.h"
 #endif // QLORA_NO_MODEL
 
 #if defined(__clang__)

@@ -43,5 +43,6 @@
     X(new_tokens_suite)                                                                            \
     X(generate_suite)                                                                              \
     X(step_suite)                                                                                  \
+    X(texts_suite)                                                                                 \
     X(mutant_suite)                                                                                \
     X(adapter_suite)

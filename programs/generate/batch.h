@@ -6,9 +6,10 @@
 
 typedef enum answer_end { END_STOP, END_LENGTH, END_TEXT } answer_end;
 
-// A prompt of the file, and its answer until that is written.
+// A prompt of the file, and its answer until that is written; with --samples, one of its answers.
 typedef struct asked {
     size_t line;
+    int64_t sample;
     qlora_text_ids ids;
     char id[BATCH_ID_SIZE]; // of the prompt and the options, to recognise its answer
     char* answer;           // a line of JSON; NULL = not there yet
@@ -107,6 +108,10 @@ static void asked_name(const app* a, asked* p) {
     hash = id_add(hash, p->ids.data, p->ids.count * sizeof *p->ids.data);
     hash = id_add(hash, numbers, sizeof numbers);
     hash = id_add(hash, whole, sizeof whole);
+    if (o->samples > 1) { // so that answers of earlier versions are recognised
+        const int64_t sample[] = {o->samples, p->sample};
+        hash = id_add(hash, sample, sizeof sample);
+    }
     for (int64_t i = 0; i < o->stops.count; i++) {
         hash = id_add(hash, o->stops.items[i], strlen(o->stops.items[i]) + 1);
     }
@@ -138,14 +143,13 @@ static bool asked_encode(app* a, asked* p, prompt_kind kind, const char* text, s
     return qlora_text_chat_encode(a->chat, messages, count, true, &p->ids, NULL) == QLORA_OK;
 }
 
-static bool asked_add(app* a, batch* b, size_t line, prompt_kind kind, const char* text,
-                      size_t size) {
-    char place[FOLDER_PATH + 32];
+// Room for one more; NULL if there is no memory.
+static asked* asked_next(batch* b, size_t line) {
     if (b->count == b->room) {
         size_t room = b->room > 0 ? 2 * b->room : 64;
         asked* more = (asked*)realloc(b->prompts, room * sizeof *more);
         if (more == NULL) {
-            return fail("out of memory");
+            return NULL;
         }
         b->prompts = more;
         b->room = room;
@@ -153,6 +157,34 @@ static bool asked_add(app* a, batch* b, size_t line, prompt_kind kind, const cha
     asked* p = &b->prompts[b->count++];
     memset(p, 0, sizeof *p);
     p->line = line;
+    return p;
+}
+
+// The other samples of the prompt that was added last.
+static bool asked_repeat(app* a, batch* b) {
+    size_t first = b->count - 1;
+    for (int64_t sample = 1; sample < a->o.samples; sample++) {
+        asked* p = asked_next(b, b->prompts[first].line);
+        bool ok = p != NULL;
+        for (size_t i = 0; ok && i < b->prompts[first].ids.count; i++) {
+            ok = qlora_text_ids_add(a->text, &p->ids, b->prompts[first].ids.data[i]) == QLORA_OK;
+        }
+        if (!ok) {
+            return fail("out of memory");
+        }
+        p->sample = sample;
+        asked_name(a, p);
+    }
+    return true;
+}
+
+static bool asked_add(app* a, batch* b, size_t line, prompt_kind kind, const char* text,
+                      size_t size) {
+    char place[FOLDER_PATH + 32];
+    asked* p = asked_next(b, line);
+    if (p == NULL) {
+        return fail("out of memory");
+    }
     snprintf(place, sizeof place, "%.900s:%zu: ", a->o.data, line);
     if (kind == PROMPT_CHAT && a->o.system != NULL) {
         return fail("%s--system cannot be used for a conversation; add it to its messages", place);
@@ -172,7 +204,7 @@ static bool asked_add(app* a, batch* b, size_t line, prompt_kind kind, const cha
                     place, p->ids.count, (long long)a->limit);
     }
     asked_name(a, p);
-    return tokenizer_check(a, &p->ids);
+    return tokenizer_check(a, &p->ids) && asked_repeat(a, b);
 }
 
 static bool batch_read(app* a, batch* b) {
@@ -264,6 +296,18 @@ static bool batch_write(const app* a, batch* b) {
     return true;
 }
 
+// A text in the making that has the same prompt; NULL if there is none.
+static qlora_generation* spoken_alike(const batch* b, const asked* p) {
+    for (size_t i = 0; i < b->width; i++) {
+        const qlora_text_ids* ids = &b->prompts[b->texts[i].index].ids;
+        if (b->texts[i].generation != NULL && ids->count == p->ids.count &&
+            memcmp(ids->data, p->ids.data, ids->count * sizeof *ids->data) == 0) {
+            return b->texts[i].generation;
+        }
+    }
+    return NULL;
+}
+
 static bool spoken_begin(app* a, batch* b, spoken* s) {
     qlora_generate_desc d = generate_desc(a);
     s->index = b->next++;
@@ -273,6 +317,7 @@ static bool spoken_begin(app* a, batch* b, spoken* s) {
     d.prompt_tokens = (int64_t)p->ids.count;
     d.max_tokens = a->o.max_tokens < room ? a->o.max_tokens : room;
     d.seed = (uint64_t)a->o.seed + s->index; // so that equal prompts have different answers
+    d.share = spoken_alike(b, p);
     s->made = 0;
     s->text.count = 0;
     memset(&s->stream, 0, sizeof s->stream);
@@ -289,13 +334,17 @@ static bool spoken_begin(app* a, batch* b, spoken* s) {
 static bool spoken_end(app* a, batch* b, spoken* s, answer_end end) {
     static const char* const ends[] = {"stop", "length", "text"};
     asked* p = &b->prompts[s->index];
-    char head[160];
+    char head[192];
+    char sample[32] = "";
     blob line;
     memset(&line, 0, sizeof line);
+    if (a->o.samples > 1) {
+        snprintf(sample, sizeof sample, "\"sample\":%lld,", (long long)p->sample);
+    }
     snprintf(head, sizeof head,
-             "{\"id\":\"%s\",\"line\":%zu,\"prompt_tokens\":%zu,\"new_tokens\":%lld,\"end\":\"%s\","
-             "\"text\":",
-             p->id, p->line, p->ids.count, (long long)s->made, ends[end]);
+             "{\"id\":\"%s\",\"line\":%zu,%s\"prompt_tokens\":%zu,\"new_tokens\":%lld,"
+             "\"end\":\"%s\",\"text\":",
+             p->id, p->line, sample, p->ids.count, (long long)s->made, ends[end]);
     bool ok = blob_add(&line, head, strlen(head)) &&
               json_quote(s->text.data != NULL ? s->text.data : "", s->text.count, &line) &&
               blob_add(&line, "}\n", 2);

@@ -510,8 +510,8 @@ static qlora_result qlora__adapter_select(qlora_ctx* ctx, qlora_model* m, int64_
     QLORA__TRY(qlora__model_idle(ctx, m, "selecting an adapter"));
     if (m->generations > 0 && index != m->chosen) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model has a text that was begun with adapter %d; end it with "
-                           "qlora_generate_end before selecting another adapter",
+                           "the model has a text that was begun while adapter %d was selected; end "
+                           "it with qlora_generate_end before selecting another adapter",
                            (int)m->chosen);
     }
     m->chosen = (int32_t)index;

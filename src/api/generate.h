@@ -1,4 +1,9 @@
 // ---- generation ---------------------------------------------------------------------------------
+// One text, generated token by token. A model has up to generate_sequences of them at a time, each
+// with its own prompt, settings and seed; one that ends makes room for another. Training and
+// evaluation may run between two tokens. All calls wait for the device.
+typedef struct qlora_generation qlora_generation;
+
 // Zero it before setting fields: 0 is the default of every field except the prompt.
 typedef struct qlora_generate_desc {
     uint32_t reserved_must_be_zero0;
@@ -15,13 +20,24 @@ typedef struct qlora_generate_desc {
     uint64_t seed;        // for sampling
     const int32_t* stops; // ids that end a turn; NULL = the model's own, a single -1 = none
     int32_t stop_count;
+    // Whether the text is computed with adapters. AUTO: as qlora_adapter_use says at each call,
+    // with the selected one. ON: with adapter number `adapter`, whatever is selected or switched
+    // off. OFF: with the base alone. In one qlora_generate_next_each, texts with and without
+    // adapters take a pass each.
+    qlora_choice adapters;
+    int32_t adapter; // for ON, less than qlora_model_info.adapters; otherwise 0
+    // A text of the same model that begins like this one; NULL = none. The keys and values of the
+    // tokens with which both begin are taken from it. If the prompt is the whole text that it had
+    // when its turn began, nothing is computed, and the tokens are those of a text that computed
+    // the prompt itself, to the bit, if that one did so in a single call: k samples of a prompt
+    // cost one prompt. If the prompt goes on differently, the rest is computed like that of
+    // qlora_generate_prompt, and may differ by rounding. Both must have the same adapter, and
+    // either may end first. After training, begin without it: its keys and values come from the
+    // earlier weights.
+    qlora_generation* share;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
 
-// One text, generated token by token. A model has up to generate_sequences of them at a time, each
-// with its own prompt, settings and seed; one that ends makes room for another. Training and
-// evaluation may run between two tokens. All calls wait for the device.
-typedef struct qlora_generation qlora_generation;
 // Runs the prompt. The desc, its prompt and its stops are not needed afterwards.
 QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
                                             qlora_generation** out);

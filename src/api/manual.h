@@ -137,12 +137,22 @@
        values in every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU
        results are unspecified.
 
+   TEXTS
+       A model generates up to generate_sequences texts at a time, each with its own prompt,
+       settings, seed and adapter; qlora_generate_next_each has the bits of one text at a time. A
+       prompt that is longer than the tokens of a micro-batch is computed in pieces of that size,
+       each over the keys and values of those before: the text is that of a model with larger
+       micro-batches up to rounding. A text of more than generate_tokens, or a generate_tokens of
+       more than max_positions, is refused. Texts can share a prompt (qlora_generate_desc.share),
+       and a chat keeps its keys and values from turn to turn (qlora_generate_prompt).
+
    SEVERAL ADAPTERS
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and
        seed, its own trainer (desc.adapter: learning rate, schedule, clip, checkpoints) and its own
        files (qlora_adapter_select). qlora_train_step_each runs a step of all of them in one pass
        over the base: batch.adapters tells which one a sequence belongs to. Sums, norms and losses
-       are those of each adapter; one that has come to its end is given no more sequences.
+       are those of each adapter; one that has come to its end is given no more sequences. Texts of
+       several adapters can be generated at the same time (qlora_generate_desc.adapter).
        Lengths belong to the model: with longrope, the longest text of any adapter (max_length,
        generate_tokens) chooses the rotary factors of all of them.
        On the GPU, the adapters stand side by side: every product runs once, over the rows of all

@@ -787,8 +787,8 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     }
     qlora__most_pads(m, pads);
     int64_t n = m->desc.generate_sequences;
-    // At most 64 pages, so that joining them stays cheap.
-    int64_t tiles = qlora__ceil_div(room, 64 * QLORA__DECODE_TILE);
+    // Not more pages, so that joining them stays cheap.
+    int64_t tiles = qlora__ceil_div(room, QLORA__MOST_PAGES * QLORA__DECODE_TILE);
     d->texts = n;
     d->chunk = tiles * QLORA__DECODE_TILE;
     d->pages = qlora__ceil_div(room, d->chunk);

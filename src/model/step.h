@@ -791,7 +791,7 @@ static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     const qlora__decode* d = &m->decode;
     for (int64_t n = 0; d->planned && n < d->texts; n++) {
-        int32_t pages[64];
+        int32_t pages[QLORA__MOST_PAGES];
         for (int64_t i = 0; i < d->pages; i++) {
             pages[i] = (int32_t)(n * d->pages + i);
         }

@@ -167,6 +167,7 @@ typedef struct qlora__owned_rows {
 } qlora__owned_rows;
 
 #define QLORA__MOST_TEXTS 1024 // that are generated at the same time
+#define QLORA__MOST_PAGES 64   // of a text
 
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
@@ -197,6 +198,7 @@ typedef struct qlora__decode {
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
     uint8_t alive[QLORA__MOST_TEXTS]; // by slot: whether the device runs the text
+    uint8_t lent[QLORA__MOST_TEXTS];  // by slot: whether its row of the table has pages of others
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
 

@@ -91,6 +91,22 @@ static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* so
     return qlora__sync(ctx);
 }
 
+// Copies between two places of the memory that the context computes in; they must not overlap.
+static QLORA__UNUSED qlora_result qlora__copy_within(qlora_ctx* ctx, void* target,
+                                                     const void* source, size_t bytes) {
+    if (bytes == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__on_cpu(ctx)) {
+        memcpy(target, source, bytes);
+        return QLORA_OK;
+    }
+    int code = ctx->gpu->cu.MemcpyDtoDAsync((qlora__CUdeviceptr)(uintptr_t)target,
+                                            (qlora__CUdeviceptr)(uintptr_t)source, bytes,
+                                            ctx->gpu->stream);
+    return qlora__cu(ctx, code, "cuMemcpyDtoDAsync");
+}
+
 // Zeroes height rows of width bytes, pitch bytes apart.
 static qlora_result qlora__zero(qlora_ctx* ctx, void* data, size_t pitch, size_t width,
                                 size_t height) {
@@ -129,6 +145,11 @@ static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* sou
 
 static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source,
                                     size_t bytes) {
+    return qlora__copy_in(ctx, target, source, bytes);
+}
+
+static QLORA__UNUSED qlora_result qlora__copy_within(qlora_ctx* ctx, void* target,
+                                                     const void* source, size_t bytes) {
     return qlora__copy_in(ctx, target, source, bytes);
 }
 

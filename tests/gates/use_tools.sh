@@ -464,6 +464,29 @@ token_lines() { # token_lines MODEL
     note $? "--logprobs"
 }
 
+# --samples: the answers to a prompt follow each other, differ, and do not depend on how many of
+# them share the prompt. They are those of a prompt that stands in the file several times.
+samples() { # samples MODEL
+    local run=("$root/$B/generate" --model "$1" --temperature 1 --max-tokens 12 --seed 3)
+    printf '{"prompt": "%s"}\n' "Once upon" "The dog" >prompts.jsonl
+    printf '{"prompt": "%s"}\n' "Once upon" "Once upon" "Once upon" >repeated.jsonl
+    rm -f one.jsonl many.jsonl repeated.out
+    "${run[@]}" --data prompts.jsonl --samples 3 --out one.jsonl --batch 1 2>err &&
+        "${run[@]}" --data prompts.jsonl --samples 3 --out many.jsonl --batch 4 2>err &&
+        cmp -s one.jsonl many.jsonl &&
+        [[ $(grep -o '"line":[12],"sample":[012]' many.jsonl | tr -dc '0-9\n' | paste -sd' ' -) == \
+            "10 11 12 20 21 22" ]] &&
+        [[ $(sed 's/.*"text"//' many.jsonl | sort -u | wc -l) -eq 6 ]]
+    note $? "--samples: every prompt has its answers, the same in any batch"
+    "${run[@]}" --data repeated.jsonl --out repeated.out 2>err &&
+        cmp -s <(head -n 3 many.jsonl | sed 's/.*"text"//') <(sed 's/.*"text"//' repeated.out)
+    note $? "--samples: as if the prompt stood there several times"
+    refuses "--samples: 0 is out of range" generate "${run[@]:1}" --data prompts.jsonl \
+        --samples 0 --out x
+    refuses "has something else in line 1" generate "${run[@]:1}" --data prompts.jsonl \
+        --samples 2 --out many.jsonl
+}
+
 # --data: answers in the order of the prompts, the same in any batch and after an interruption, and
 # those of single prompts.
 batches() { # batches MODEL
@@ -499,6 +522,8 @@ batches() { # batches MODEL
     refuses "--data needs --out" generate "${run[@]:1}"
     refuses "--data and --prompt cannot be used together" generate "${run[@]:1}" --prompt x --out x
     refuses "--batch can only be used with --data" generate --model "$1" --prompt x --batch 2
+    refuses "--samples can only be used with --data" generate --model "$1" --prompt x --samples 2
+    samples "$1"
     echo '{"prompt": 3}' >prompts.jsonl
     refuses 'prompts.jsonl:1: "prompt": a string was expected' generate "${run[@]:1}" --out x
     echo '[1]' >prompts.jsonl

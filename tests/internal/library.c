@@ -23,6 +23,7 @@
 #include "internal/head.c"
 #include "internal/away.c"
 #include "internal/step.c"
+#include "internal/texts.c"
 #include "internal/optimizer.c"
 #include "internal/tree.c"
 #include "internal/owners.c"

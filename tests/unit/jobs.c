@@ -679,6 +679,68 @@ TEST generates_by_adapter(const test_machine* machine) {
     PASS();
 }
 
+// Texts of different adapters in one call have the tokens of texts of the selected adapter.
+TEST texts_by_adapter(const test_machine* machine) {
+    setup s = jobs_setup(machine);
+    static const int32_t prompt[] = {3, 1, 4, 1, 5};
+    enum { TEXTS = JOBS + 1, FRESH = 3 }; // the last one has none
+    s.model.generate_tokens = 16;
+    s.model.generate_sequences = TEXTS;
+    for (int cached = 0; cached < 2; cached++) {
+        jobs j;
+        qlora_generation* list[TEXTS];
+        int32_t alone[TEXTS][FRESH];
+        double logprobs[TEXTS][FRESH];
+        qlora_generate_desc d;
+        bool stopped[TEXTS];
+        s.model.cache = cached == 1 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
+        memset(&d, 0, sizeof d);
+        d.prompt = prompt;
+        d.prompt_tokens = 5;
+        d.temperature = 1.0f;
+        ASSERT(jobs_open(&j, &s, WITHOUT));
+        for (int i = 0; i < TEXTS; i++) {
+            ASSERT_OK(j.r, qlora_adapter_select(j.r.model, i % JOBS));
+            ASSERT_OK(j.r, qlora_adapter_use(j.r.model, i < JOBS));
+            ASSERT_OK(j.r, qlora_generate_begin(j.r.model, &d, &list[0]));
+            for (int n = 0; n < FRESH; n++) {
+                ASSERT_OK(j.r, qlora_generate_next(list[0], &alone[i][n], stopped));
+                ASSERT_OK(j.r, qlora_generate_logprob(list[0], &logprobs[i][n]));
+            }
+            ASSERT_OK(j.r, qlora_generate_end(list[0]));
+        }
+        ASSERT_OK(j.r, qlora_adapter_use(j.r.model, true));
+        ASSERT_OK(j.r, qlora_adapter_select(j.r.model, 1));
+        for (int i = 0; i < TEXTS; i++) {
+            d.adapters = i < JOBS ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
+            d.adapter = i < JOBS ? i : 0;
+            ASSERT_OK(j.r, qlora_generate_begin(j.r.model, &d, &list[i]));
+        }
+        for (int n = 0; n < FRESH; n++) {
+            int32_t tokens[TEXTS];
+            ASSERT_OK(j.r, qlora_generate_next_each(list, TEXTS, tokens, stopped));
+            for (int i = 0; i < TEXTS; i++) {
+                double logprob = 0.0;
+                ASSERT_OK(j.r, qlora_generate_logprob(list[i], &logprob));
+                ASSERT_EQ(alone[i][n], tokens[i]);
+                ASSERT_MEM_EQ(&logprobs[i][n], &logprob, sizeof logprob);
+            }
+        }
+        for (int i = 0; i < TEXTS; i++) {
+            for (int k = 0; k < i; k++) {
+                ASSERT(memcmp(&logprobs[i][0], &logprobs[k][0], sizeof logprobs[0][0]) != 0);
+            }
+            ASSERT_OK(j.r, qlora_generate_end(list[i]));
+        }
+        d.adapters = QLORA_CHOICE_ON;
+        d.adapter = JOBS;
+        ASSERT_REFUSED(j.r, QLORA_ERR_ARGUMENT, "desc.adapter",
+                       qlora_generate_begin(j.r.model, &d, &list[0]));
+        ASSERT(jobs_close(&j, &s));
+    }
+    PASS();
+}
+
 SUITE(jobs_suite) {
     RUN_ON(TEST_ONE_EACH, together_is_as_alone);
     RUN_ON(TEST_ONE_EACH, others_do_not_matter);
@@ -690,4 +752,5 @@ SUITE(jobs_suite) {
     RUN_ON(TEST_ONE_EACH, jobs_resume);
     RUN_ON(TEST_ONE_EACH, jobs_are_checked);
     RUN_ON(TEST_ONE_EACH, generates_by_adapter);
+    RUN_ON(TEST_ONE_EACH, texts_by_adapter);
 }

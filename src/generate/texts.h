@@ -1,155 +1,3 @@
-// ---- the choice of a token ----------------------------------------------------------------------
-
-// One text. Its keys and values are in the model's cache. Its logits are kept on the host, so that
-// training and evaluation can use the model between two tokens.
-struct qlora_generation {
-    qlora_ctx* ctx;
-    qlora_model* m;
-    qlora_generate_desc desc; // its pointers are NULL
-    int32_t* stops;           // a copy
-    int64_t stop_count;
-    int64_t slot;     // which of the model's texts it is
-    int64_t length;   // tokens in the cache
-    int64_t made;     // new tokens in this turn
-    int64_t computed; // positions that were run, in all turns
-    int32_t waiting;  // the last token returned, if it is not in the cache yet; -1 = none
-    int32_t chosen; // the last token returned, if `logits` are those it was chosen from; -1 = none
-    bool stopped;   // the turn has ended
-    bool on_device; // the device has the state of the text: its next step needs nothing
-    bool pending;   // it takes part in the step that is being prepared
-    bool chose;     // the device chose the last token, whose log-probability is `logprob`
-    double logprob;
-    bool broken;  // a pass failed, so the contents of the cache are unknown
-    char* memory; // of the arrays below and stops
-    size_t bytes;
-    float* logits;  // [V]
-    float* weights; // [V], for sampling
-    int32_t* order; // [V]
-    uint16_t* raw;  // [V]
-    uint8_t* seen;  // [V]: 1 if the text contains the token
-    int32_t* ints;
-    int32_t* text;              // [generate_tokens]: the tokens in the cache
-    qlora__decode_text* states; // [generate_sequences], as read from the device
-};
-
-// Orders tokens by weight, largest first, and equal weights by id.
-static bool qlora__sample_before(const float* w, int32_t a, int32_t b) {
-    return w[a] > w[b] || (!(w[a] < w[b]) && a < b);
-}
-
-static void qlora__sample_sift(const float* w, int32_t* heap, int64_t count, int64_t at) {
-    int32_t moved = heap[at];
-    for (int64_t child = 2 * at + 1; child < count; child = 2 * at + 1) {
-        if (child + 1 < count && qlora__sample_before(w, heap[child + 1], heap[child])) {
-            child++;
-        }
-        if (!qlora__sample_before(w, heap[child], moved)) {
-            break;
-        }
-        heap[at] = heap[child];
-        at = child;
-    }
-    heap[at] = moved;
-}
-
-// Selects the tokens to sample from: the top_k largest weights, and of these the fewest that make
-// up top_p of their sum. They are stored from the end of g->order backwards, largest first. Returns
-// their number.
-static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, double* sum) {
-    const float* w = g->weights;
-    int32_t* heap = g->order;
-    int64_t most = g->desc.top_k > 0 ? qlora__min(g->desc.top_k, vocab) : vocab;
-    double part = g->desc.top_p > 0.0f ? (double)g->desc.top_p : 1.0;
-    double whole = 0.0;
-    for (int64_t i = 0; i < vocab; i++) {
-        heap[i] = (int32_t)i;
-        whole += (double)w[i];
-    }
-    for (int64_t i = vocab / 2 - 1; i >= 0; i--) {
-        qlora__sample_sift(w, heap, vocab, i);
-    }
-    // The sum of the top_k weights is known only once all of them are selected; without top_k, the
-    // selection can stop early.
-    double stop_at = g->desc.top_k > 0 ? 1e300 : part * whole;
-    int64_t kept = 0;
-    double out = 0.0;
-    while (kept < most &&
-           (kept == 0 || (out < stop_at && (g->desc.top_k > 0 || w[heap[0]] >= g->desc.min_p)))) {
-        int64_t last = vocab - 1 - kept;
-        int32_t top = heap[0];
-        heap[0] = heap[last];
-        heap[last] = top;
-        qlora__sample_sift(w, heap, last, 0);
-        out += (double)w[top];
-        kept++;
-    }
-    double run = 0.0;
-    int64_t count = 0;
-    while (count < kept && (count == 0 || run < (g->desc.top_k > 0 ? part * out : stop_at))) {
-        run += (double)w[heap[vocab - 1 - count]];
-        count++;
-    }
-    while (count > 1 && w[heap[vocab - count]] < g->desc.min_p) { // the largest weight is 1
-        count--;
-        run -= (double)w[heap[vocab - 1 - count]];
-    }
-    *sum = run;
-    return count;
-}
-
-// A number in [0, 1) that depends on the seed and the position alone.
-static double qlora__sample_number(uint64_t seed, int64_t position) {
-    const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
-    const uint32_t counter[4] = {(uint32_t)position, (uint32_t)((uint64_t)position >> 32),
-                                 0x67656eu, 0};
-    uint32_t words[4];
-    qlora__philox(counter, key, words);
-    return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
-}
-
-// Copies the logits to g->weights, with the repetition penalty.
-static void qlora__sample_penalise(const qlora_generation* g, int64_t vocab) {
-    float penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
-    for (int64_t i = 0; i < vocab; i++) {
-        float logit = g->logits[i];
-        g->weights[i] = g->seen[i] == 0 ? logit : logit > 0.0f ? logit / penalty : logit * penalty;
-    }
-}
-
-// Chooses the token after `position` from g->logits.
-static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
-    qlora__sample_penalise(g, vocab);
-    float* w = g->weights;
-    int32_t best = 0;
-    for (int64_t i = 1; i < vocab; i++) {
-        best = w[i] > w[best] ? (int32_t)i : best;
-    }
-    if (!(g->desc.temperature > 0.0f)) {
-        return best;
-    }
-    double top = (double)w[best];
-    double sum = 0.0;
-    for (int64_t i = 0; i < vocab; i++) {
-        w[i] = (float)exp(((double)w[i] - top) / (double)g->desc.temperature);
-        sum += (double)w[i];
-    }
-    bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f) && !(g->desc.min_p > 0.0f);
-    int64_t count = all ? vocab : qlora__sample_keep(g, vocab, &sum);
-    double left = qlora__sample_number(g->desc.seed, position) * sum;
-    int32_t token = best;
-    for (int64_t i = 0; i < count; i++) {
-        int32_t candidate = all ? (int32_t)i : g->order[vocab - 1 - i];
-        if (w[candidate] > 0.0f) {
-            token = candidate;
-            left -= (double)w[candidate];
-        }
-        if (left < 0.0) {
-            break;
-        }
-    }
-    return token; // if rounding left a remainder, the last token that can be chosen
-}
-
 // ---- a text, token by token ---------------------------------------------------------------------
 
 // Checks ids that are to follow `length` tokens of a text.
@@ -194,6 +42,49 @@ static qlora_result qlora__generate_stops_check(qlora_ctx* ctx, const qlora_gene
                                "desc.stops[%d] is %d; it must not be negative", (int)i,
                                (int)d->stops[i]);
         }
+    }
+    return QLORA_OK;
+}
+
+// What a text is computed with: the base alone (-1), or the adapter with this number.
+static int32_t qlora__generate_adapter(const qlora_model* m, const qlora_generate_desc* d) {
+    bool on = d->adapters == QLORA_CHOICE_AUTO ? m->use_adapters : d->adapters == QLORA_CHOICE_ON;
+    return !on ? -1 : d->adapters == QLORA_CHOICE_ON ? d->adapter : m->chosen;
+}
+
+static qlora_result qlora__generate_adapter_check(qlora_ctx* ctx, const qlora_model* m,
+                                                  const qlora_generate_desc* d) {
+    QLORA__TRY(qlora__need_whole(ctx, "desc.adapters", (int64_t)d->adapters, 0, QLORA_CHOICE_OFF));
+    if (d->adapters != QLORA_CHOICE_ON && d->adapter != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.adapter is %d; without desc.adapters = QLORA_CHOICE_ON it must "
+                           "be 0",
+                           (int)d->adapter);
+    }
+    return qlora__need_whole(ctx, "desc.adapter", d->adapter, 0, m->adapters - 1);
+}
+
+// A text whose prompt is shared exists, belongs to the model, and its cache is known.
+static qlora_result qlora__generate_share_check(qlora_ctx* ctx, const qlora_model* m,
+                                                const qlora_generate_desc* d) {
+    bool found = d->share == NULL;
+    for (int64_t i = 0; i < m->desc.generate_sequences && !found; i++) {
+        found = m->in_flight[i] == d->share;
+    }
+    if (!found) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.share is not a text of this model; it must be one that was begun "
+                           "and has not ended, or NULL");
+    }
+    if (d->share != NULL && d->share->broken) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "an earlier call on desc.share failed, so its prompt cannot be shared");
+    }
+    if (d->share != NULL &&
+        qlora__generate_adapter(m, d) != qlora__generate_adapter(m, &d->share->desc)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.share is computed with another adapter; desc.adapters and "
+                           "desc.adapter must be the same for both");
     }
     return QLORA_OK;
 }
@@ -243,16 +134,9 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
     }
     QLORA__TRY(
         qlora__need_real(ctx, "desc.repetition_penalty", (double)d->repetition_penalty, 0.0, 1e6));
+    QLORA__TRY(qlora__generate_adapter_check(ctx, m, d));
+    QLORA__TRY(qlora__generate_share_check(ctx, m, d));
     return qlora__generate_stops_check(ctx, d);
-}
-
-// The first text of the model that does not exist yet; there is one.
-static int64_t qlora__generate_slot(const qlora_model* m) {
-    int64_t slot = 0;
-    while (m->in_flight[slot] != NULL) {
-        slot++;
-    }
-    return slot;
 }
 
 // Counts a generation that has begun, or one that ends.
@@ -279,15 +163,20 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     }
     g->ctx = ctx;
     g->m = m;
-    g->slot = qlora__generate_slot(m);
+    g->slot = qlora__pages_slot(m);
     g->desc = *d;
     g->desc.prompt = NULL;
     g->desc.stops = NULL;
+    g->desc.share = NULL;
+    for (int64_t i = 0; i < QLORA__MOST_PAGES; i++) {
+        g->owners[i] = (int32_t)g->slot;
+    }
     g->waiting = -1;
     g->chosen = -1;
     size_t room = (size_t)m->desc.generate_tokens;
     size_t states = (size_t)m->desc.generate_sequences * sizeof *g->states;
-    g->bytes = states + (vocab * 3 + ints + room + stop_count) * 4 + vocab * 3;
+    size_t shared = m->desc.generate_sequences > 1 ? vocab : 0;
+    g->bytes = states + (vocab * 3 + shared + ints + room + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
@@ -295,7 +184,8 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     }
     g->states = (qlora__decode_text*)(void*)g->memory;
     g->logits = (float*)(void*)(g->memory + states);
-    g->weights = g->logits + vocab;
+    g->first = shared > 0 ? g->logits + vocab : NULL;
+    g->weights = g->logits + vocab + shared;
     g->order = (int32_t*)(void*)(g->weights + vocab);
     g->ints = g->order + vocab;
     g->text = g->ints + ints;
@@ -367,9 +257,23 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     return QLORA_OK;
 }
 
+// Switches the model to an adapter, or to none (-1). Returns whether adapters were on.
+static bool qlora__generate_wear(qlora_model* m, int32_t adapter) {
+    bool before = m->use_adapters;
+    m->use_adapters = adapter >= 0;
+    qlora__adapter_focus(m, adapter >= 0 ? adapter : m->chosen);
+    return before;
+}
+
+// Ends what qlora__generate_wear began.
+static qlora_result qlora__generate_bare(qlora_model* m, bool before, qlora_result r) {
+    m->use_adapters = before;
+    return qlora__adapter_leave(m, r);
+}
+
 // Appends the token that was returned last, if it is not in the cache, and `count` more to the
 // text: as many as fit in each pass.
-static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
+static qlora_result qlora__generate_extend(qlora_generation* g, const int32_t* ids, int64_t count) {
     int64_t end = g->length;
     int64_t rows = 0;
     g->broken = true;
@@ -386,6 +290,7 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     for (int64_t i = g->length; i < end; i++) {
         g->seen[g->text[i]] = 1;
     }
+    QLORA__TRY(qlora__pages_settle(g));
     while (g->length < end) {
         rows = qlora__min(end - g->length, g->m->plan.tokens);
         QLORA__TRY(qlora__generate_run(g, g->text + g->length, rows));
@@ -393,6 +298,11 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     QLORA__TRY(qlora__generate_logits(g, rows));
     g->broken = false;
     return QLORA_OK;
+}
+
+static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
+    bool before = qlora__generate_wear(g->m, qlora__generate_adapter(g->m, &g->desc));
+    return qlora__generate_bare(g->m, before, qlora__generate_extend(g, ids, count));
 }
 
 // The state of the text, with the token that was returned last, for the steps on the device.
@@ -440,6 +350,43 @@ static qlora_result qlora__generate_ready(const qlora_generation* g) {
     return qlora__model_idle(g->ctx, g->m, "generating");
 }
 
+// Starts a turn: others may share the text as it is now.
+static void qlora__generate_turn(qlora_generation* g) {
+    g->made = 0;
+    g->stopped = false;
+    g->asked = g->length;
+    if (g->first != NULL) {
+        memcpy(g->first, g->logits, (size_t)g->m->plan.config.vocab * sizeof *g->first);
+    }
+}
+
+// Runs the prompt of a new text, except what it shares with another one.
+static qlora_result qlora__generate_start(qlora_generation* g, const qlora_generate_desc* d) {
+    const qlora_generation* from = d->share;
+    int64_t most = from != NULL ? qlora__min(from->length, d->prompt_tokens) : 0;
+    int64_t same = 0;
+    while (same < most && from->text[same] == d->prompt[same]) {
+        same++;
+    }
+    bool whole = same == d->prompt_tokens && same == from->asked; // `same` is not 0 then
+    same = whole ? same : qlora__min(same, d->prompt_tokens - 1);
+    if (same > 0) {
+        QLORA__TRY(qlora__pages_share(g, from, same, whole && qlora__decode_ready(g->m)));
+    }
+    for (int64_t i = 0; i < same; i++) {
+        g->text[i] = d->prompt[i];
+        g->seen[d->prompt[i]] = 1;
+    }
+    g->length = same;
+    if (whole) {
+        memcpy(g->logits, from->first, (size_t)g->m->plan.config.vocab * sizeof *g->logits);
+    } else {
+        QLORA__TRY(qlora__generate_append(g, d->prompt + same, d->prompt_tokens - same));
+    }
+    qlora__generate_turn(g);
+    return QLORA_OK;
+}
+
 static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_generate_desc* desc, qlora_generation** out) {
     if (out == NULL) {
@@ -448,7 +395,7 @@ static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__generate_need(ctx, m, desc));
     qlora_generation* g = NULL;
     QLORA__TRY(qlora__generation_create(ctx, m, desc, &g));
-    qlora_result r = qlora__generate_append(g, desc->prompt, desc->prompt_tokens);
+    qlora_result r = qlora__generate_start(g, desc);
     if (r != QLORA_OK) {
         qlora__generation_free(g);
         return r;
@@ -530,9 +477,10 @@ static qlora_result qlora__generate_result(qlora_generation* g, const qlora__dec
     return QLORA_OK;
 }
 
-// One step on the device for the pending texts of `list`; all others of the model rest.
+// One step on the device for the pending texts of `list`, which have the same adapter; all others
+// of the model rest.
 static qlora_result qlora__generate_together(qlora_generation* const* list, int64_t count,
-                                             int32_t* tokens, bool* stopped) {
+                                             int32_t adapter, int32_t* tokens, bool* stopped) {
     qlora_generation* first = list[0];
     qlora_ctx* ctx = first->ctx;
     qlora_model* m = first->m;
@@ -546,7 +494,8 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
         }
     }
     QLORA__TRY(qlora__generate_enlist(ctx, m));
-    QLORA__TRY(qlora__decode_step(ctx, m));
+    bool before = qlora__generate_wear(m, adapter);
+    QLORA__TRY(qlora__generate_bare(m, before, qlora__decode_step(ctx, m)));
     size_t bytes = (size_t)m->desc.generate_sequences * sizeof(qlora__decode_text);
     qlora__decode_text* state = first->states;
     QLORA__TRY(qlora__copy_out(ctx, state, m->decode.state.data, bytes));
@@ -562,33 +511,50 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
     return r;
 }
 
-static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t count,
-                                         int32_t* tokens, bool* stopped) {
+// Marks the texts that take part in a step on the device with this adapter. Returns their number.
+static int64_t qlora__generate_mark(qlora_generation* const* list, int64_t count, int32_t adapter,
+                                    const bool* stopped) {
     const qlora_model* m = list[0]->m;
-    qlora_result r = QLORA_OK; // the first error; texts after it still get their tokens
     int64_t pending = 0;
     for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
         if (m->in_flight[i] != NULL) { // a step that failed may have left it
             m->in_flight[i]->pending = false;
         }
     }
+    for (int64_t i = 0; i < count && qlora__decode_ready(m); i++) {
+        qlora_generation* g = list[i];
+        g->pending = !stopped[i] && g->waiting >= 0 && !g->stepped &&
+                     qlora__generate_adapter(m, &g->desc) == adapter;
+        pending += g->pending ? 1 : 0;
+    }
+    return pending;
+}
+
+static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t count,
+                                         int32_t* tokens, bool* stopped) {
+    const qlora_model* m = list[0]->m;
+    qlora_result r = QLORA_OK; // the first error; texts after it still get their tokens
     for (int64_t i = 0; i < count; i++) {
         QLORA__TRY(qlora__generate_may(list[i], &tokens[i], &stopped[i]));
     }
     for (int64_t i = 0; i < count; i++) {
         qlora_generation* g = list[i];
         g->stopped = stopped[i];
-        if (!stopped[i] && g->waiting >= 0 && qlora__decode_ready(m)) {
-            g->pending = true;
-            pending++;
-        } else if (!stopped[i]) {
+        g->stepped = false;
+        if (!stopped[i] && (g->waiting < 0 || !qlora__decode_ready(m))) {
             qlora_result own = qlora__generate_alone(g, &tokens[i], &stopped[i]);
+            g->stepped = true;
             r = r != QLORA_OK ? r : own;
         }
     }
-    qlora_result last =
-        pending > 0 ? qlora__generate_together(list, count, tokens, stopped) : QLORA_OK;
-    return r != QLORA_OK ? r : last;
+    // On the device there are two ways: with the one adapter, and without.
+    for (int32_t adapter = 0; adapter >= -1; adapter--) {
+        qlora_result own = qlora__generate_mark(list, count, adapter, stopped) > 0
+                               ? qlora__generate_together(list, count, adapter, tokens, stopped)
+                               : QLORA_OK;
+        r = r != QLORA_OK ? r : own;
+    }
+    return r;
 }
 
 static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {
@@ -641,8 +607,7 @@ static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
     QLORA__TRY(qlora__generate_append(g, ids, count));
-    g->made = 0;
-    g->stopped = false;
+    qlora__generate_turn(g);
     return QLORA_OK;
 }
 
@@ -668,8 +633,7 @@ static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* i
         g->seen[g->text[i]] = 1;
     }
     QLORA__TRY(qlora__generate_append(g, ids + same, count - same));
-    g->made = 0;
-    g->stopped = false;
+    qlora__generate_turn(g);
     if (kept != NULL) {
         *kept = same;
     }
