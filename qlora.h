@@ -137,12 +137,22 @@
        values in every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU
        results are unspecified.
 
+   TEXTS
+       A model generates up to generate_sequences texts at a time, each with its own prompt,
+       settings, seed and adapter; qlora_generate_next_each has the bits of one text at a time. A
+       prompt that is longer than the tokens of a micro-batch is computed in pieces of that size,
+       each over the keys and values of those before: the text is that of a model with larger
+       micro-batches up to rounding. A text of more than generate_tokens, or a generate_tokens of
+       more than max_positions, is refused. Texts can share a prompt (qlora_generate_desc.share),
+       and a chat keeps its keys and values from turn to turn (qlora_generate_prompt).
+
    SEVERAL ADAPTERS
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and
        seed, its own trainer (desc.adapter: learning rate, schedule, clip, checkpoints) and its own
        files (qlora_adapter_select). qlora_train_step_each runs a step of all of them in one pass
        over the base: batch.adapters tells which one a sequence belongs to. Sums, norms and losses
-       are those of each adapter; one that has come to its end is given no more sequences.
+       are those of each adapter; one that has come to its end is given no more sequences. Texts of
+       several adapters can be generated at the same time (qlora_generate_desc.adapter).
        Lengths belong to the model: with longrope, the longest text of any adapter (max_length,
        generate_tokens) chooses the rotary factors of all of them.
        On the GPU, the adapters stand side by side: every product runs once, over the rows of all
@@ -1268,6 +1278,11 @@ QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, 
 //@@ src/api/generate.h
 
 // ---- generation ---------------------------------------------------------------------------------
+// One text, generated token by token. A model has up to generate_sequences of them at a time, each
+// with its own prompt, settings and seed; one that ends makes room for another. Training and
+// evaluation may run between two tokens. All calls wait for the device.
+typedef struct qlora_generation qlora_generation;
+
 // Zero it before setting fields: 0 is the default of every field except the prompt.
 typedef struct qlora_generate_desc {
     uint32_t reserved_must_be_zero0;
@@ -1284,13 +1299,24 @@ typedef struct qlora_generate_desc {
     uint64_t seed;        // for sampling
     const int32_t* stops; // ids that end a turn; NULL = the model's own, a single -1 = none
     int32_t stop_count;
+    // Whether the text is computed with adapters. AUTO: as qlora_adapter_use says at each call,
+    // with the selected one. ON: with adapter number `adapter`, whatever is selected or switched
+    // off. OFF: with the base alone. In one qlora_generate_next_each, texts with and without
+    // adapters take a pass each.
+    qlora_choice adapters;
+    int32_t adapter; // for ON, less than qlora_model_info.adapters; otherwise 0
+    // A text of the same model that begins like this one; NULL = none. The keys and values of the
+    // tokens with which both begin are taken from it. If the prompt is the whole text that it had
+    // when its turn began, nothing is computed, and the tokens are those of a text that computed
+    // the prompt itself, to the bit, if that one did so in a single call: k samples of a prompt
+    // cost one prompt. If the prompt goes on differently, the rest is computed like that of
+    // qlora_generate_prompt, and may differ by rounding. Both must have the same adapter, and
+    // either may end first. After training, begin without it: its keys and values come from the
+    // earlier weights.
+    qlora_generation* share;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
 
-// One text, generated token by token. A model has up to generate_sequences of them at a time, each
-// with its own prompt, settings and seed; one that ends makes room for another. Training and
-// evaluation may run between two tokens. All calls wait for the device.
-typedef struct qlora_generation qlora_generation;
 // Runs the prompt. The desc, its prompt and its stops are not needed afterwards.
 QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
                                             qlora_generation** out);
@@ -1350,9 +1376,9 @@ typedef struct qlora_adapter_desc {
 // base; training requires them on. A change invalidates all graphs. Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // Chooses one of several adapters, by its index in desc.slots; 0 after opening. The calls for
-// parameters, saving, loading, copying and merging, those for generation, and evaluations of
-// batches without `adapters` use the chosen one. Refused while a text is being generated. Does not
-// wait for the device.
+// parameters, saving, loading, copying and merging, texts whose desc names no adapter, and
+// evaluations of batches without `adapters` use the chosen one. Refused while a text is being
+// generated. Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_select(qlora_model* model, int64_t index);
 // Gives the chosen adapter the values of a new one with this seed: A random, B zero, magnitudes of
 // the base. Destroy its trainer before. Waits for the device.
@@ -7141,12 +7167,33 @@ static const qlora__cpu_rows qlora__rows_avx512 = {
 
 // ---- NEON: products -----------------------------------------------------------------------------
 
+// sum += b times one lane of a. The instruction itself, because compilers move the intrinsic: with
+// two steps in a loop, gcc then runs out of registers.
+#define QLORA__FMA(sum, b, a, lane)                                                                \
+    __asm__("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(b), "w"(a))
+
 // One row of a tile: three vectors of sums. The sums need names, because compilers keep an array of
 // vectors in memory.
 #define QLORA__ROW(i, a, lane)                                                                     \
-    c##i##0 = vfmaq_laneq_f32(c##i##0, b0, a, lane);                                               \
-    c##i##1 = vfmaq_laneq_f32(c##i##1, b1, a, lane);                                               \
-    c##i##2 = vfmaq_laneq_f32(c##i##2, b2, a, lane)
+    QLORA__FMA(c##i##0, b0, a, lane);                                                              \
+    QLORA__FMA(c##i##1, b1, a, lane);                                                              \
+    QLORA__FMA(c##i##2, b2, a, lane)
+#define QLORA__STEP(k)                                                                             \
+    do {                                                                                           \
+        float32x4_t b0 = vld1q_f32(b + 12 * (k));                                                  \
+        float32x4_t b1 = vld1q_f32(b + 12 * (k) + 4);                                              \
+        float32x4_t b2 = vld1q_f32(b + 12 * (k) + 8);                                              \
+        float32x4_t a0 = vld1q_f32(a + 8 * (k));                                                   \
+        float32x4_t a4 = vld1q_f32(a + 8 * (k) + 4);                                               \
+        QLORA__ROW(0, a0, 0);                                                                      \
+        QLORA__ROW(1, a0, 1);                                                                      \
+        QLORA__ROW(2, a0, 2);                                                                      \
+        QLORA__ROW(3, a0, 3);                                                                      \
+        QLORA__ROW(4, a4, 0);                                                                      \
+        QLORA__ROW(5, a4, 1);                                                                      \
+        QLORA__ROW(6, a4, 2);                                                                      \
+        QLORA__ROW(7, a4, 3);                                                                      \
+    } while (0)
 #define QLORA__ROW_LOAD(i)                                                                         \
     c##i##0 = vld1q_f32(c + i * ldc);                                                              \
     c##i##1 = vld1q_f32(c + i * ldc + 4);                                                          \
@@ -7173,22 +7220,15 @@ static void qlora__neon_tile(int64_t steps, const float* a, const float* b, floa
         QLORA__ROW_LOAD(6);
         QLORA__ROW_LOAD(7);
     }
-    for (int64_t k = 0; k < steps; k++) {
-        float32x4_t b0 = vld1q_f32(b);
-        float32x4_t b1 = vld1q_f32(b + 4);
-        float32x4_t b2 = vld1q_f32(b + 8);
-        float32x4_t a0 = vld1q_f32(a);
-        float32x4_t a4 = vld1q_f32(a + 4);
-        b += 12;
-        a += 8;
-        QLORA__ROW(0, a0, 0);
-        QLORA__ROW(1, a0, 1);
-        QLORA__ROW(2, a0, 2);
-        QLORA__ROW(3, a0, 3);
-        QLORA__ROW(4, a4, 0);
-        QLORA__ROW(5, a4, 1);
-        QLORA__ROW(6, a4, 2);
-        QLORA__ROW(7, a4, 3);
+    int64_t k = 0;
+    for (; k + 2 <= steps; k += 2) {
+        QLORA__STEP(0);
+        QLORA__STEP(1);
+        b += 24;
+        a += 16;
+    }
+    if (k < steps) {
+        QLORA__STEP(0);
     }
     QLORA__ROW_STORE(0);
     QLORA__ROW_STORE(1);
@@ -7200,6 +7240,7 @@ static void qlora__neon_tile(int64_t steps, const float* a, const float* b, floa
     QLORA__ROW_STORE(7);
 }
 
+#undef QLORA__STEP
 #undef QLORA__ROW
 #undef QLORA__ROW_LOAD
 #undef QLORA__ROW_STORE
@@ -7285,6 +7326,21 @@ static void qlora__neon_pack4(const float* const* lines, int64_t steps, int64_t 
     }
 }
 
+// Pieces of 12 for the tile above, of 8 for the narrow one.
+static void qlora__neon_spread(const float* from, int64_t n, int64_t width, int64_t jump,
+                               float* out) {
+    int64_t i = 0;
+    for (; width == 12 && i + 12 <= n; i += 12, out += jump) {
+        vst1q_f32(out, vld1q_f32(from + i));
+        vst1q_f32(out + 4, vld1q_f32(from + i + 4));
+        vst1q_f32(out + 8, vld1q_f32(from + i + 8));
+    }
+    for (; width == 8 && i + 8 <= n; i += 8, out += jump) {
+        vst1q_f32(out, vld1q_f32(from + i));
+        vst1q_f32(out + 4, vld1q_f32(from + i + 4));
+    }
+}
+
 static void qlora__neon_widen(const uint16_t* from, qlora_dtype dtype, int64_t n, float* out) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -7353,7 +7409,7 @@ static const qlora__cpu_gemm qlora__neon_gemm = {
     qlora__neon_narrow,
     qlora__neon_pack4,
     NULL,
-    NULL,
+    qlora__neon_spread,
     qlora__neon_widen,
     qlora__neon_nf4,
 };
@@ -18572,6 +18628,22 @@ static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* so
     return qlora__sync(ctx);
 }
 
+// Copies between two places of the memory that the context computes in; they must not overlap.
+static QLORA__UNUSED qlora_result qlora__copy_within(qlora_ctx* ctx, void* target,
+                                                     const void* source, size_t bytes) {
+    if (bytes == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__on_cpu(ctx)) {
+        memcpy(target, source, bytes);
+        return QLORA_OK;
+    }
+    int code = ctx->gpu->cu.MemcpyDtoDAsync((qlora__CUdeviceptr)(uintptr_t)target,
+                                            (qlora__CUdeviceptr)(uintptr_t)source, bytes,
+                                            ctx->gpu->stream);
+    return qlora__cu(ctx, code, "cuMemcpyDtoDAsync");
+}
+
 // Zeroes height rows of width bytes, pitch bytes apart.
 static qlora_result qlora__zero(qlora_ctx* ctx, void* data, size_t pitch, size_t width,
                                 size_t height) {
@@ -18610,6 +18682,11 @@ static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* sou
 
 static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source,
                                     size_t bytes) {
+    return qlora__copy_in(ctx, target, source, bytes);
+}
+
+static QLORA__UNUSED qlora_result qlora__copy_within(qlora_ctx* ctx, void* target,
+                                                     const void* source, size_t bytes) {
     return qlora__copy_in(ctx, target, source, bytes);
 }
 
@@ -30568,6 +30645,7 @@ typedef struct qlora__owned_rows {
 } qlora__owned_rows;
 
 #define QLORA__MOST_TEXTS 1024 // that are generated at the same time
+#define QLORA__MOST_PAGES 64   // of a text
 
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
@@ -30598,6 +30676,7 @@ typedef struct qlora__decode {
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
     uint8_t alive[QLORA__MOST_TEXTS]; // by slot: whether the device runs the text
+    uint8_t lent[QLORA__MOST_TEXTS];  // by slot: whether its row of the table has pages of others
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
 
@@ -31869,8 +31948,8 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     }
     qlora__most_pads(m, pads);
     int64_t n = m->desc.generate_sequences;
-    // At most 64 pages, so that joining them stays cheap.
-    int64_t tiles = qlora__ceil_div(room, 64 * QLORA__DECODE_TILE);
+    // Not more pages, so that joining them stays cheap.
+    int64_t tiles = qlora__ceil_div(room, QLORA__MOST_PAGES * QLORA__DECODE_TILE);
     d->texts = n;
     d->chunk = tiles * QLORA__DECODE_TILE;
     d->pages = qlora__ceil_div(room, d->chunk);
@@ -37826,7 +37905,7 @@ static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
 static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     const qlora__decode* d = &m->decode;
     for (int64_t n = 0; d->planned && n < d->texts; n++) {
-        int32_t pages[64];
+        int32_t pages[QLORA__MOST_PAGES];
         for (int64_t i = 0; i < d->pages; i++) {
             pages[i] = (int32_t)(n * d->pages + i);
         }
@@ -39317,8 +39396,8 @@ static qlora_result qlora__adapter_select(qlora_ctx* ctx, qlora_model* m, int64_
     QLORA__TRY(qlora__model_idle(ctx, m, "selecting an adapter"));
     if (m->generations > 0 && index != m->chosen) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model has a text that was begun with adapter %d; end it with "
-                           "qlora_generate_end before selecting another adapter",
+                           "the model has a text that was begun while adapter %d was selected; end "
+                           "it with qlora_generate_end before selecting another adapter",
                            (int)m->chosen);
     }
     m->chosen = (int32_t)index;
@@ -45576,7 +45655,7 @@ qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out)
     return qlora__leave(ctx, qlora__checkpoint_exists(ctx, dir, out));
 }
 
-//@@ src/generate.h
+//@@ src/generate/choice.h
 
 // ---- the choice of a token ----------------------------------------------------------------------
 
@@ -45590,6 +45669,7 @@ struct qlora_generation {
     int64_t stop_count;
     int64_t slot;     // which of the model's texts it is
     int64_t length;   // tokens in the cache
+    int64_t asked;    // the same when its turn began: the prompt, whose logits are `first`
     int64_t made;     // new tokens in this turn
     int64_t computed; // positions that were run, in all turns
     int32_t waiting;  // the last token returned, if it is not in the cache yet; -1 = none
@@ -45597,12 +45677,15 @@ struct qlora_generation {
     bool stopped;   // the turn has ended
     bool on_device; // the device has the state of the text: its next step needs nothing
     bool pending;   // it takes part in the step that is being prepared
+    bool stepped;   // it had its token in this call before the step on the device
     bool chose;     // the device chose the last token, whose log-probability is `logprob`
     double logprob;
-    bool broken;  // a pass failed, so the contents of the cache are unknown
-    char* memory; // of the arrays below and stops
+    bool broken;                       // a pass failed, so the contents of the cache are unknown
+    int32_t owners[QLORA__MOST_PAGES]; // of its pages in the cache: the slots they belong to
+    char* memory;                      // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]
+    float* first;   // [V]: the logits after `asked` tokens; NULL if the model has a single text
     float* weights; // [V], for sampling
     int32_t* order; // [V]
     uint16_t* raw;  // [V]
@@ -45730,6 +45813,154 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
     return token; // if rounding left a remainder, the last token that can be chosen
 }
 
+//@@ src/generate/shared.h
+
+// ---- texts that share a prompt ------------------------------------------------------------------
+//
+// The cache of a text is made of pages. Page i of a text is page i of its own slot or, if it shares
+// a prompt, of the slot of another text: owners[i]. Steps on the device find pages by a table.
+// Passes of operators need the rows of a text one after the other, in its own slot, so a text that
+// is changed by such a pass gets copies of the pages that it shares. Pages that are shared are
+// full, and nobody writes to them: a text that begins in a slot, or goes back to fewer tokens,
+// first leaves a copy of the pages that others use to one of those. A text never needs more pages
+// than its slot has, so the plan has room for all of this.
+
+// Positions of a page.
+static int64_t qlora__page_size(const qlora_model* m) {
+    return m->decode.planned && m->desc.generate_sequences > 1 ? m->decode.chunk : m->cache_rows;
+}
+
+static int64_t qlora__page_count(const qlora_model* m) {
+    return qlora__ceil_div(m->cache_rows, qlora__page_size(m));
+}
+
+// Copies the first `rows` rows of page `page` from one slot to another, in every layer.
+static qlora_result qlora__page_copy(qlora_model* m, int64_t page, int64_t rows, int64_t from,
+                                     int64_t to) {
+    int64_t first = page * qlora__page_size(m);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora_tensor source = qlora__cache_rows(m, l, from, first, rows);
+        qlora_tensor target = qlora__cache_rows(m, l, to, first, rows);
+        size_t bytes = (size_t)(rows * source.ld) * qlora_dtype_bytes(source.dtype);
+        QLORA__TRY(qlora__copy_within(m->ctx, target.data, source.data, bytes));
+    }
+    return QLORA_OK;
+}
+
+// Tells the device where the pages of the text in `slot` are.
+static qlora_result qlora__pages_upload(qlora_model* m, int64_t slot, const int32_t* owners) {
+    qlora__decode* d = &m->decode;
+    int32_t pages[QLORA__MOST_PAGES];
+    bool lent = false;
+    if (!d->planned) {
+        return QLORA_OK;
+    }
+    for (int64_t i = 0; i < d->pages; i++) {
+        pages[i] = (int32_t)(owners[i] * d->pages + i);
+        lent = lent || owners[i] != slot;
+    }
+    size_t bytes = (size_t)d->pages * 4;
+    d->lent[slot] = 1; // until the device is known to have the new row
+    QLORA__TRY(qlora__copy_in(m->ctx, (char*)d->table.data + (size_t)slot * bytes, pages, bytes));
+    d->lent[slot] = lent ? 1 : 0;
+    return QLORA_OK;
+}
+
+// Whether the text uses page `page` of another text's slot.
+static bool qlora__page_is_of(const qlora_generation* g, int64_t page, int64_t slot) {
+    return g != NULL && g->slot != slot && g->owners[page] == slot;
+}
+
+// A text that uses a page of a slot and is not the one of that slot; NULL if there is none.
+static qlora_generation* qlora__page_user(const qlora_model* m, int64_t page, int64_t slot) {
+    for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
+        if (qlora__page_is_of(m->in_flight[i], page, slot)) {
+            return m->in_flight[i];
+        }
+    }
+    return NULL;
+}
+
+// Makes the pages of a slot, from number `first` on, free to be written: one of the texts that use
+// a page gets a copy, which the others use from then on.
+static qlora_result qlora__pages_vacate(qlora_model* m, int64_t slot, int64_t first) {
+    int64_t count = qlora__page_count(m);
+    for (int64_t page = first; page < count; page++) {
+        qlora_generation* heir = qlora__page_user(m, page, slot);
+        if (heir == NULL) {
+            continue;
+        }
+        QLORA__TRY(qlora__page_copy(m, page, qlora__page_size(m), slot, heir->slot));
+        for (qlora_generation* g = heir; g != NULL; g = qlora__page_user(m, page, slot)) {
+            int32_t owners[QLORA__MOST_PAGES];
+            memcpy(owners, g->owners, sizeof owners);
+            owners[page] = (int32_t)heir->slot;
+            QLORA__TRY(qlora__pages_upload(m, g->slot, owners));
+            g->owners[page] = owners[page];
+        }
+    }
+    return QLORA_OK;
+}
+
+// Prepares a text for a pass of operators that writes from its end on: its pages are in its slot,
+// and those that are written belong to it alone.
+static qlora_result qlora__pages_settle(qlora_generation* g) {
+    qlora_model* m = g->m;
+    int64_t size = qlora__page_size(m);
+    int64_t count = qlora__page_count(m);
+    bool moved = false;
+    QLORA__TRY(qlora__pages_vacate(m, g->slot, g->length / size));
+    for (int64_t page = 0; page < count; page++) {
+        int64_t rows = qlora__min(g->length - page * size, size);
+        if (g->owners[page] != g->slot && rows > 0) {
+            QLORA__TRY(qlora__page_copy(m, page, rows, g->owners[page], g->slot));
+        }
+        moved = moved || g->owners[page] != g->slot;
+        g->owners[page] = (int32_t)g->slot;
+    }
+    return moved || m->decode.lent[g->slot] != 0 ? qlora__pages_upload(m, g->slot, g->owners)
+                                                 : QLORA_OK;
+}
+
+// Gives a new text the first `count` positions of another one. With `refer`, it uses the pages that
+// are full; what remains is copied.
+static qlora_result qlora__pages_share(qlora_generation* g, const qlora_generation* from,
+                                       int64_t count, bool refer) {
+    qlora_model* m = g->m;
+    int64_t size = qlora__page_size(m);
+    int64_t full = refer ? count / size : 0;
+    QLORA__TRY(qlora__pages_vacate(m, g->slot, 0));
+    for (int64_t page = 0; page * size < count; page++) {
+        if (page < full) {
+            g->owners[page] = from->owners[page];
+        } else {
+            QLORA__TRY(qlora__page_copy(m, page, qlora__min(count - page * size, size),
+                                        from->owners[page], g->slot));
+        }
+    }
+    return full > 0 || m->decode.lent[g->slot] != 0 ? qlora__pages_upload(m, g->slot, g->owners)
+                                                    : QLORA_OK;
+}
+
+// The slot of a new text; there is one. Best is one whose pages nobody uses.
+static int64_t qlora__pages_slot(const qlora_model* m) {
+    int64_t count = qlora__page_count(m);
+    int64_t first = -1;
+    for (int64_t slot = 0; slot < m->desc.generate_sequences; slot++) {
+        bool used = false;
+        for (int64_t page = 0; page < count && m->in_flight[slot] == NULL && !used; page++) {
+            used = qlora__page_user(m, page, slot) != NULL;
+        }
+        if (m->in_flight[slot] == NULL && !used) {
+            return slot;
+        }
+        first = first < 0 && m->in_flight[slot] == NULL ? slot : first;
+    }
+    return first;
+}
+
+//@@ src/generate/texts.h
+
 // ---- a text, token by token ---------------------------------------------------------------------
 
 // Checks ids that are to follow `length` tokens of a text.
@@ -45774,6 +46005,49 @@ static qlora_result qlora__generate_stops_check(qlora_ctx* ctx, const qlora_gene
                                "desc.stops[%d] is %d; it must not be negative", (int)i,
                                (int)d->stops[i]);
         }
+    }
+    return QLORA_OK;
+}
+
+// What a text is computed with: the base alone (-1), or the adapter with this number.
+static int32_t qlora__generate_adapter(const qlora_model* m, const qlora_generate_desc* d) {
+    bool on = d->adapters == QLORA_CHOICE_AUTO ? m->use_adapters : d->adapters == QLORA_CHOICE_ON;
+    return !on ? -1 : d->adapters == QLORA_CHOICE_ON ? d->adapter : m->chosen;
+}
+
+static qlora_result qlora__generate_adapter_check(qlora_ctx* ctx, const qlora_model* m,
+                                                  const qlora_generate_desc* d) {
+    QLORA__TRY(qlora__need_whole(ctx, "desc.adapters", (int64_t)d->adapters, 0, QLORA_CHOICE_OFF));
+    if (d->adapters != QLORA_CHOICE_ON && d->adapter != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.adapter is %d; without desc.adapters = QLORA_CHOICE_ON it must "
+                           "be 0",
+                           (int)d->adapter);
+    }
+    return qlora__need_whole(ctx, "desc.adapter", d->adapter, 0, m->adapters - 1);
+}
+
+// A text whose prompt is shared exists, belongs to the model, and its cache is known.
+static qlora_result qlora__generate_share_check(qlora_ctx* ctx, const qlora_model* m,
+                                                const qlora_generate_desc* d) {
+    bool found = d->share == NULL;
+    for (int64_t i = 0; i < m->desc.generate_sequences && !found; i++) {
+        found = m->in_flight[i] == d->share;
+    }
+    if (!found) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.share is not a text of this model; it must be one that was begun "
+                           "and has not ended, or NULL");
+    }
+    if (d->share != NULL && d->share->broken) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "an earlier call on desc.share failed, so its prompt cannot be shared");
+    }
+    if (d->share != NULL &&
+        qlora__generate_adapter(m, d) != qlora__generate_adapter(m, &d->share->desc)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.share is computed with another adapter; desc.adapters and "
+                           "desc.adapter must be the same for both");
     }
     return QLORA_OK;
 }
@@ -45823,16 +46097,9 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
     }
     QLORA__TRY(
         qlora__need_real(ctx, "desc.repetition_penalty", (double)d->repetition_penalty, 0.0, 1e6));
+    QLORA__TRY(qlora__generate_adapter_check(ctx, m, d));
+    QLORA__TRY(qlora__generate_share_check(ctx, m, d));
     return qlora__generate_stops_check(ctx, d);
-}
-
-// The first text of the model that does not exist yet; there is one.
-static int64_t qlora__generate_slot(const qlora_model* m) {
-    int64_t slot = 0;
-    while (m->in_flight[slot] != NULL) {
-        slot++;
-    }
-    return slot;
 }
 
 // Counts a generation that has begun, or one that ends.
@@ -45859,15 +46126,20 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     }
     g->ctx = ctx;
     g->m = m;
-    g->slot = qlora__generate_slot(m);
+    g->slot = qlora__pages_slot(m);
     g->desc = *d;
     g->desc.prompt = NULL;
     g->desc.stops = NULL;
+    g->desc.share = NULL;
+    for (int64_t i = 0; i < QLORA__MOST_PAGES; i++) {
+        g->owners[i] = (int32_t)g->slot;
+    }
     g->waiting = -1;
     g->chosen = -1;
     size_t room = (size_t)m->desc.generate_tokens;
     size_t states = (size_t)m->desc.generate_sequences * sizeof *g->states;
-    g->bytes = states + (vocab * 3 + ints + room + stop_count) * 4 + vocab * 3;
+    size_t shared = m->desc.generate_sequences > 1 ? vocab : 0;
+    g->bytes = states + (vocab * 3 + shared + ints + room + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
@@ -45875,7 +46147,8 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     }
     g->states = (qlora__decode_text*)(void*)g->memory;
     g->logits = (float*)(void*)(g->memory + states);
-    g->weights = g->logits + vocab;
+    g->first = shared > 0 ? g->logits + vocab : NULL;
+    g->weights = g->logits + vocab + shared;
     g->order = (int32_t*)(void*)(g->weights + vocab);
     g->ints = g->order + vocab;
     g->text = g->ints + ints;
@@ -45947,9 +46220,23 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     return QLORA_OK;
 }
 
+// Switches the model to an adapter, or to none (-1). Returns whether adapters were on.
+static bool qlora__generate_wear(qlora_model* m, int32_t adapter) {
+    bool before = m->use_adapters;
+    m->use_adapters = adapter >= 0;
+    qlora__adapter_focus(m, adapter >= 0 ? adapter : m->chosen);
+    return before;
+}
+
+// Ends what qlora__generate_wear began.
+static qlora_result qlora__generate_bare(qlora_model* m, bool before, qlora_result r) {
+    m->use_adapters = before;
+    return qlora__adapter_leave(m, r);
+}
+
 // Appends the token that was returned last, if it is not in the cache, and `count` more to the
 // text: as many as fit in each pass.
-static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
+static qlora_result qlora__generate_extend(qlora_generation* g, const int32_t* ids, int64_t count) {
     int64_t end = g->length;
     int64_t rows = 0;
     g->broken = true;
@@ -45966,6 +46253,7 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     for (int64_t i = g->length; i < end; i++) {
         g->seen[g->text[i]] = 1;
     }
+    QLORA__TRY(qlora__pages_settle(g));
     while (g->length < end) {
         rows = qlora__min(end - g->length, g->m->plan.tokens);
         QLORA__TRY(qlora__generate_run(g, g->text + g->length, rows));
@@ -45973,6 +46261,11 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
     QLORA__TRY(qlora__generate_logits(g, rows));
     g->broken = false;
     return QLORA_OK;
+}
+
+static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
+    bool before = qlora__generate_wear(g->m, qlora__generate_adapter(g->m, &g->desc));
+    return qlora__generate_bare(g->m, before, qlora__generate_extend(g, ids, count));
 }
 
 // The state of the text, with the token that was returned last, for the steps on the device.
@@ -46020,6 +46313,43 @@ static qlora_result qlora__generate_ready(const qlora_generation* g) {
     return qlora__model_idle(g->ctx, g->m, "generating");
 }
 
+// Starts a turn: others may share the text as it is now.
+static void qlora__generate_turn(qlora_generation* g) {
+    g->made = 0;
+    g->stopped = false;
+    g->asked = g->length;
+    if (g->first != NULL) {
+        memcpy(g->first, g->logits, (size_t)g->m->plan.config.vocab * sizeof *g->first);
+    }
+}
+
+// Runs the prompt of a new text, except what it shares with another one.
+static qlora_result qlora__generate_start(qlora_generation* g, const qlora_generate_desc* d) {
+    const qlora_generation* from = d->share;
+    int64_t most = from != NULL ? qlora__min(from->length, d->prompt_tokens) : 0;
+    int64_t same = 0;
+    while (same < most && from->text[same] == d->prompt[same]) {
+        same++;
+    }
+    bool whole = same == d->prompt_tokens && same == from->asked; // `same` is not 0 then
+    same = whole ? same : qlora__min(same, d->prompt_tokens - 1);
+    if (same > 0) {
+        QLORA__TRY(qlora__pages_share(g, from, same, whole && qlora__decode_ready(g->m)));
+    }
+    for (int64_t i = 0; i < same; i++) {
+        g->text[i] = d->prompt[i];
+        g->seen[d->prompt[i]] = 1;
+    }
+    g->length = same;
+    if (whole) {
+        memcpy(g->logits, from->first, (size_t)g->m->plan.config.vocab * sizeof *g->logits);
+    } else {
+        QLORA__TRY(qlora__generate_append(g, d->prompt + same, d->prompt_tokens - same));
+    }
+    qlora__generate_turn(g);
+    return QLORA_OK;
+}
+
 static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_generate_desc* desc, qlora_generation** out) {
     if (out == NULL) {
@@ -46028,7 +46358,7 @@ static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__generate_need(ctx, m, desc));
     qlora_generation* g = NULL;
     QLORA__TRY(qlora__generation_create(ctx, m, desc, &g));
-    qlora_result r = qlora__generate_append(g, desc->prompt, desc->prompt_tokens);
+    qlora_result r = qlora__generate_start(g, desc);
     if (r != QLORA_OK) {
         qlora__generation_free(g);
         return r;
@@ -46110,9 +46440,10 @@ static qlora_result qlora__generate_result(qlora_generation* g, const qlora__dec
     return QLORA_OK;
 }
 
-// One step on the device for the pending texts of `list`; all others of the model rest.
+// One step on the device for the pending texts of `list`, which have the same adapter; all others
+// of the model rest.
 static qlora_result qlora__generate_together(qlora_generation* const* list, int64_t count,
-                                             int32_t* tokens, bool* stopped) {
+                                             int32_t adapter, int32_t* tokens, bool* stopped) {
     qlora_generation* first = list[0];
     qlora_ctx* ctx = first->ctx;
     qlora_model* m = first->m;
@@ -46126,7 +46457,8 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
         }
     }
     QLORA__TRY(qlora__generate_enlist(ctx, m));
-    QLORA__TRY(qlora__decode_step(ctx, m));
+    bool before = qlora__generate_wear(m, adapter);
+    QLORA__TRY(qlora__generate_bare(m, before, qlora__decode_step(ctx, m)));
     size_t bytes = (size_t)m->desc.generate_sequences * sizeof(qlora__decode_text);
     qlora__decode_text* state = first->states;
     QLORA__TRY(qlora__copy_out(ctx, state, m->decode.state.data, bytes));
@@ -46142,33 +46474,50 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
     return r;
 }
 
-static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t count,
-                                         int32_t* tokens, bool* stopped) {
+// Marks the texts that take part in a step on the device with this adapter. Returns their number.
+static int64_t qlora__generate_mark(qlora_generation* const* list, int64_t count, int32_t adapter,
+                                    const bool* stopped) {
     const qlora_model* m = list[0]->m;
-    qlora_result r = QLORA_OK; // the first error; texts after it still get their tokens
     int64_t pending = 0;
     for (int64_t i = 0; i < m->desc.generate_sequences; i++) {
         if (m->in_flight[i] != NULL) { // a step that failed may have left it
             m->in_flight[i]->pending = false;
         }
     }
+    for (int64_t i = 0; i < count && qlora__decode_ready(m); i++) {
+        qlora_generation* g = list[i];
+        g->pending = !stopped[i] && g->waiting >= 0 && !g->stepped &&
+                     qlora__generate_adapter(m, &g->desc) == adapter;
+        pending += g->pending ? 1 : 0;
+    }
+    return pending;
+}
+
+static qlora_result qlora__generate_step(qlora_generation* const* list, int64_t count,
+                                         int32_t* tokens, bool* stopped) {
+    const qlora_model* m = list[0]->m;
+    qlora_result r = QLORA_OK; // the first error; texts after it still get their tokens
     for (int64_t i = 0; i < count; i++) {
         QLORA__TRY(qlora__generate_may(list[i], &tokens[i], &stopped[i]));
     }
     for (int64_t i = 0; i < count; i++) {
         qlora_generation* g = list[i];
         g->stopped = stopped[i];
-        if (!stopped[i] && g->waiting >= 0 && qlora__decode_ready(m)) {
-            g->pending = true;
-            pending++;
-        } else if (!stopped[i]) {
+        g->stepped = false;
+        if (!stopped[i] && (g->waiting < 0 || !qlora__decode_ready(m))) {
             qlora_result own = qlora__generate_alone(g, &tokens[i], &stopped[i]);
+            g->stepped = true;
             r = r != QLORA_OK ? r : own;
         }
     }
-    qlora_result last =
-        pending > 0 ? qlora__generate_together(list, count, tokens, stopped) : QLORA_OK;
-    return r != QLORA_OK ? r : last;
+    // On the device there are two ways: with the one adapter, and without.
+    for (int32_t adapter = 0; adapter >= -1; adapter--) {
+        qlora_result own = qlora__generate_mark(list, count, adapter, stopped) > 0
+                               ? qlora__generate_together(list, count, adapter, tokens, stopped)
+                               : QLORA_OK;
+        r = r != QLORA_OK ? r : own;
+    }
+    return r;
 }
 
 static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {
@@ -46221,8 +46570,7 @@ static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
     QLORA__TRY(qlora__generate_append(g, ids, count));
-    g->made = 0;
-    g->stopped = false;
+    qlora__generate_turn(g);
     return QLORA_OK;
 }
 
@@ -46248,8 +46596,7 @@ static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* i
         g->seen[g->text[i]] = 1;
     }
     QLORA__TRY(qlora__generate_append(g, ids + same, count - same));
-    g->made = 0;
-    g->stopped = false;
+    qlora__generate_turn(g);
     if (kept != NULL) {
         *kept = same;
     }
@@ -46356,4 +46703,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 38dd1dd38d7f6884
+//@@ end 3aa67b0476675436
