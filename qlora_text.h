@@ -10047,16 +10047,24 @@ static bool qlora__text_json_is(const qlora__json* json, const qlora__json_token
     return value != NULL && qlora__json_is(json, (uint32_t)(value - json->tokens), string);
 }
 
-static bool qlora__text_json_true(const qlora__json_token* value) {
-    return value != NULL && value->kind == QLORA__JSON_TRUE;
-}
-
-static bool qlora__text_json_false(const qlora__json_token* value) {
-    return value != NULL && value->kind == QLORA__JSON_FALSE;
-}
-
 static bool qlora__text_json_absent(const qlora__json_token* value) {
     return value == NULL || value->kind == QLORA__JSON_NULL;
+}
+
+// A member that is true or false; *out stays as it is if there is none. `tokenizers` refuses
+// anything else.
+static qlora_result qlora__text_json_switch(qlora__env* env, const qlora__json* json,
+                                            const qlora__json_token* node, const char* name,
+                                            bool* out) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, name);
+    if (qlora__text_json_absent(value)) {
+        return QLORA_OK;
+    }
+    if (value->kind != QLORA__JSON_TRUE && value->kind != QLORA__JSON_FALSE) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"%s\" is neither true nor false", name);
+    }
+    *out = value->kind == QLORA__JSON_TRUE;
+    return QLORA_OK;
 }
 
 // A whole number without a point and without an exponent.
@@ -13447,7 +13455,7 @@ static qlora_result qlora__text_load_unigram(qlora__env* env, qlora_text_tok* to
                                "a Unigram model after ByteLevel is not supported");
     }
     tok->unigram = true;
-    tok->byte_fallback = qlora__text_json_true(qlora__text_json_get(json, model, "byte_fallback"));
+    QLORA__TRY(qlora__text_json_switch(env, json, model, "byte_fallback", &tok->byte_fallback));
     QLORA__TRY(qlora__text_load_scores(env, tok, json, qlora__text_json_get(json, model, "vocab")));
     int64_t id = -1;
     if (!qlora__text_json_absent(unknown) && (!qlora__text_json_integer(json, unknown, &id) ||
@@ -13489,9 +13497,9 @@ static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
         !(qlora__text_json_integer(json, dropout, &rate) && rate == 0)) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "model.dropout is not supported");
     }
-    tok->byte_fallback = qlora__text_json_true(qlora__text_json_get(json, model, "byte_fallback"));
-    tok->fuse_unknown = qlora__text_json_true(qlora__text_json_get(json, model, "fuse_unk"));
-    tok->ignore_merges = qlora__text_json_true(qlora__text_json_get(json, model, "ignore_merges"));
+    QLORA__TRY(qlora__text_json_switch(env, json, model, "byte_fallback", &tok->byte_fallback));
+    QLORA__TRY(qlora__text_json_switch(env, json, model, "fuse_unk", &tok->fuse_unknown));
+    QLORA__TRY(qlora__text_json_switch(env, json, model, "ignore_merges", &tok->ignore_merges));
     QLORA__TRY(qlora__text_load_vocab(env, tok, json, qlora__text_json_get(json, model, "vocab")));
     QLORA__TRY(
         qlora__text_load_merges(env, tok, json, qlora__text_json_get(json, model, "merges")));
@@ -13719,8 +13727,12 @@ static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok*
         } else if (step->kind == QLORA__TEXT_N_CHARSMAP) {
             QLORA__TRY(qlora__text_step_charsmap(env, json, nodes[i], step));
         } else if (step->kind == QLORA__TEXT_N_STRIP) {
-            step->start = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_left"));
-            step->stop = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_right"));
+            bool left = false;
+            bool right = false;
+            QLORA__TRY(qlora__text_json_switch(env, json, nodes[i], "strip_left", &left));
+            QLORA__TRY(qlora__text_json_switch(env, json, nodes[i], "strip_right", &right));
+            step->start = left;
+            step->stop = right;
         }
     }
     return QLORA_OK;
@@ -13744,8 +13756,10 @@ static qlora_result qlora__text_load_metaspace(qlora__env* env, const qlora__jso
                                                const qlora__json_token* node,
                                                qlora__text_step* step, bool decoder) {
     const qlora__json_token* scheme = qlora__text_json_get(json, node, "prepend_scheme");
-    const qlora__json_token* legacy = qlora__text_json_get(json, node, "add_prefix_space");
-    const qlora__json_token* split = qlora__text_json_get(json, node, "split");
+    bool legacy = true;
+    bool split = true;
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "add_prefix_space", &legacy));
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "split", &split));
     QLORA__TRY(qlora__text_step_string(env, json, node, "replacement", &step->a, &step->a_size));
     if (step->a_size == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "Metaspace: the replacement is empty");
@@ -13755,24 +13769,26 @@ static qlora_result qlora__text_load_metaspace(qlora__env* env, const qlora__jso
     if (!step->always && !step->never && !qlora__text_json_is(json, scheme, "first")) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "Metaspace: unknown prepend_scheme");
     }
-    if (scheme == NULL && qlora__text_json_false(legacy)) {
+    if (scheme == NULL && !legacy) {
         step->always = false;
         step->never = true;
     }
-    step->invert = !decoder && !qlora__text_json_false(split); // splits
+    step->invert = !decoder && split; // splits
     return QLORA_OK;
 }
 
 static qlora_result qlora__text_load_bytelevel(qlora__env* env, qlora_text_tok* tok,
                                                const qlora__json* json,
                                                const qlora__json_token* node) {
-    const qlora__json_token* prefix = qlora__text_json_get(json, node, "add_prefix_space");
-    const qlora__json_token* regex = qlora__text_json_get(json, node, "use_regex");
+    bool prefix = true;
+    bool regex = true;
     qlora__text_step* step = NULL;
-    if (!qlora__text_json_false(prefix)) {
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "add_prefix_space", &prefix));
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "use_regex", &regex));
+    if (prefix) {
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_PREFIX_SPACE, &step));
     }
-    if (!qlora__text_json_false(regex)) {
+    if (regex) {
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
         step->pattern = &qlora__text_patterns[0];
     }
@@ -13810,7 +13826,9 @@ static qlora_result qlora__text_load_classes(qlora__env* env, qlora_text_tok* to
         step->pattern = qlora__text_pattern_find("Whitespace");
         step->invert = true;
     }
-    if (qlora__text_json_true(qlora__text_json_get(json, node, "individual_digits"))) {
+    bool digits = false;
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "individual_digits", &digits));
+    if (digits) {
         step->behavior = QLORA__TEXT_B_ISOLATED;
     }
     if (step->kind == QLORA__TEXT_P_PUNCTUATION &&
@@ -13839,7 +13857,7 @@ static qlora_result qlora__text_load_splitter_step(qlora__env* env, qlora_text_t
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
         QLORA__TRY(qlora__text_step_pattern(env, json, node, tok, step));
         step->kind = step->a == NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
-        step->invert = qlora__text_json_true(qlora__text_json_get(json, node, "invert"));
+        QLORA__TRY(qlora__text_json_switch(env, json, node, "invert", &step->invert));
         if (tok->byte_level && step->kind == QLORA__TEXT_P_STRING) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                    "pre_tokenizer: a Split on a string after ByteLevel is not "
@@ -14082,16 +14100,18 @@ static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok
     // the id of the vocabulary takes precedence over the one given here
     int32_t known = qlora__text_model_find(tok, text, size);
     int64_t use = known >= 0 ? known : given;
-    added->special = qlora__text_json_true(qlora__text_json_get(json, node, "special"));
-    added->single_word = qlora__text_json_true(qlora__text_json_get(json, node, "single_word"));
-    added->strip_left = qlora__text_json_true(qlora__text_json_get(json, node, "lstrip"));
-    added->strip_right = qlora__text_json_true(qlora__text_json_get(json, node, "rstrip"));
+    bool normalized = false;
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "special", &added->special));
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "single_word", &added->single_word));
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "lstrip", &added->strip_left));
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "rstrip", &added->strip_right));
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "normalized", &normalized));
     unsigned kind = QLORA__TEXT_K_ADDED | (added->special ? (unsigned)QLORA__TEXT_K_SPECIAL : 0u);
     QLORA__TRY(qlora__text_tok_name(env, tok, use, text, size, kind));
     added->id = (int32_t)use;
     added->name = tok->spans[use];
     tok->added_count++;
-    if (!qlora__text_json_true(qlora__text_json_get(json, node, "normalized"))) {
+    if (!normalized) {
         return qlora__text_trie_add(env, &tok->raw_trie, text, size,
                                     (uint32_t)tok->added_count - 1);
     }
@@ -32060,4 +32080,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end faba8059bbf53a49
+//@@ end f88f16c52e51838b

@@ -207,8 +207,12 @@ static qlora_result qlora__text_load_normalizer(qlora__env* env, qlora_text_tok*
         } else if (step->kind == QLORA__TEXT_N_CHARSMAP) {
             QLORA__TRY(qlora__text_step_charsmap(env, json, nodes[i], step));
         } else if (step->kind == QLORA__TEXT_N_STRIP) {
-            step->start = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_left"));
-            step->stop = qlora__text_json_true(qlora__text_json_get(json, nodes[i], "strip_right"));
+            bool left = false;
+            bool right = false;
+            QLORA__TRY(qlora__text_json_switch(env, json, nodes[i], "strip_left", &left));
+            QLORA__TRY(qlora__text_json_switch(env, json, nodes[i], "strip_right", &right));
+            step->start = left;
+            step->stop = right;
         }
     }
     return QLORA_OK;
@@ -232,8 +236,10 @@ static qlora_result qlora__text_load_metaspace(qlora__env* env, const qlora__jso
                                                const qlora__json_token* node,
                                                qlora__text_step* step, bool decoder) {
     const qlora__json_token* scheme = qlora__text_json_get(json, node, "prepend_scheme");
-    const qlora__json_token* legacy = qlora__text_json_get(json, node, "add_prefix_space");
-    const qlora__json_token* split = qlora__text_json_get(json, node, "split");
+    bool legacy = true;
+    bool split = true;
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "add_prefix_space", &legacy));
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "split", &split));
     QLORA__TRY(qlora__text_step_string(env, json, node, "replacement", &step->a, &step->a_size));
     if (step->a_size == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "Metaspace: the replacement is empty");
@@ -243,24 +249,26 @@ static qlora_result qlora__text_load_metaspace(qlora__env* env, const qlora__jso
     if (!step->always && !step->never && !qlora__text_json_is(json, scheme, "first")) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "Metaspace: unknown prepend_scheme");
     }
-    if (scheme == NULL && qlora__text_json_false(legacy)) {
+    if (scheme == NULL && !legacy) {
         step->always = false;
         step->never = true;
     }
-    step->invert = !decoder && !qlora__text_json_false(split); // splits
+    step->invert = !decoder && split; // splits
     return QLORA_OK;
 }
 
 static qlora_result qlora__text_load_bytelevel(qlora__env* env, qlora_text_tok* tok,
                                                const qlora__json* json,
                                                const qlora__json_token* node) {
-    const qlora__json_token* prefix = qlora__text_json_get(json, node, "add_prefix_space");
-    const qlora__json_token* regex = qlora__text_json_get(json, node, "use_regex");
+    bool prefix = true;
+    bool regex = true;
     qlora__text_step* step = NULL;
-    if (!qlora__text_json_false(prefix)) {
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "add_prefix_space", &prefix));
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "use_regex", &regex));
+    if (prefix) {
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_PREFIX_SPACE, &step));
     }
-    if (!qlora__text_json_false(regex)) {
+    if (regex) {
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
         step->pattern = &qlora__text_patterns[0];
     }
@@ -298,7 +306,9 @@ static qlora_result qlora__text_load_classes(qlora__env* env, qlora_text_tok* to
         step->pattern = qlora__text_pattern_find("Whitespace");
         step->invert = true;
     }
-    if (qlora__text_json_true(qlora__text_json_get(json, node, "individual_digits"))) {
+    bool digits = false;
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "individual_digits", &digits));
+    if (digits) {
         step->behavior = QLORA__TEXT_B_ISOLATED;
     }
     if (step->kind == QLORA__TEXT_P_PUNCTUATION &&
@@ -327,7 +337,7 @@ static qlora_result qlora__text_load_splitter_step(qlora__env* env, qlora_text_t
         QLORA__TRY(qlora__text_steps_add(env, &tok->splitter, QLORA__TEXT_P_REGEX, &step));
         QLORA__TRY(qlora__text_step_pattern(env, json, node, tok, step));
         step->kind = step->a == NULL ? QLORA__TEXT_P_REGEX : QLORA__TEXT_P_STRING;
-        step->invert = qlora__text_json_true(qlora__text_json_get(json, node, "invert"));
+        QLORA__TRY(qlora__text_json_switch(env, json, node, "invert", &step->invert));
         if (tok->byte_level && step->kind == QLORA__TEXT_P_STRING) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                    "pre_tokenizer: a Split on a string after ByteLevel is not "
@@ -570,16 +580,18 @@ static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok
     // the id of the vocabulary takes precedence over the one given here
     int32_t known = qlora__text_model_find(tok, text, size);
     int64_t use = known >= 0 ? known : given;
-    added->special = qlora__text_json_true(qlora__text_json_get(json, node, "special"));
-    added->single_word = qlora__text_json_true(qlora__text_json_get(json, node, "single_word"));
-    added->strip_left = qlora__text_json_true(qlora__text_json_get(json, node, "lstrip"));
-    added->strip_right = qlora__text_json_true(qlora__text_json_get(json, node, "rstrip"));
+    bool normalized = false;
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "special", &added->special));
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "single_word", &added->single_word));
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "lstrip", &added->strip_left));
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "rstrip", &added->strip_right));
+    QLORA__TRY(qlora__text_json_switch(env, json, node, "normalized", &normalized));
     unsigned kind = QLORA__TEXT_K_ADDED | (added->special ? (unsigned)QLORA__TEXT_K_SPECIAL : 0u);
     QLORA__TRY(qlora__text_tok_name(env, tok, use, text, size, kind));
     added->id = (int32_t)use;
     added->name = tok->spans[use];
     tok->added_count++;
-    if (!qlora__text_json_true(qlora__text_json_get(json, node, "normalized"))) {
+    if (!normalized) {
         return qlora__text_trie_add(env, &tok->raw_trie, text, size,
                                     (uint32_t)tok->added_count - 1);
     }

@@ -404,7 +404,7 @@ static qlora_result qlora__text_load_unigram(qlora__env* env, qlora_text_tok* to
                                "a Unigram model after ByteLevel is not supported");
     }
     tok->unigram = true;
-    tok->byte_fallback = qlora__text_json_true(qlora__text_json_get(json, model, "byte_fallback"));
+    QLORA__TRY(qlora__text_json_switch(env, json, model, "byte_fallback", &tok->byte_fallback));
     QLORA__TRY(qlora__text_load_scores(env, tok, json, qlora__text_json_get(json, model, "vocab")));
     int64_t id = -1;
     if (!qlora__text_json_absent(unknown) && (!qlora__text_json_integer(json, unknown, &id) ||
@@ -446,9 +446,9 @@ static qlora_result qlora__text_load_model(qlora__env* env, qlora_text_tok* tok,
         !(qlora__text_json_integer(json, dropout, &rate) && rate == 0)) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "model.dropout is not supported");
     }
-    tok->byte_fallback = qlora__text_json_true(qlora__text_json_get(json, model, "byte_fallback"));
-    tok->fuse_unknown = qlora__text_json_true(qlora__text_json_get(json, model, "fuse_unk"));
-    tok->ignore_merges = qlora__text_json_true(qlora__text_json_get(json, model, "ignore_merges"));
+    QLORA__TRY(qlora__text_json_switch(env, json, model, "byte_fallback", &tok->byte_fallback));
+    QLORA__TRY(qlora__text_json_switch(env, json, model, "fuse_unk", &tok->fuse_unknown));
+    QLORA__TRY(qlora__text_json_switch(env, json, model, "ignore_merges", &tok->ignore_merges));
     QLORA__TRY(qlora__text_load_vocab(env, tok, json, qlora__text_json_get(json, model, "vocab")));
     QLORA__TRY(
         qlora__text_load_merges(env, tok, json, qlora__text_json_get(json, model, "merges")));

@@ -54,16 +54,24 @@ static bool qlora__text_json_is(const qlora__json* json, const qlora__json_token
     return value != NULL && qlora__json_is(json, (uint32_t)(value - json->tokens), string);
 }
 
-static bool qlora__text_json_true(const qlora__json_token* value) {
-    return value != NULL && value->kind == QLORA__JSON_TRUE;
-}
-
-static bool qlora__text_json_false(const qlora__json_token* value) {
-    return value != NULL && value->kind == QLORA__JSON_FALSE;
-}
-
 static bool qlora__text_json_absent(const qlora__json_token* value) {
     return value == NULL || value->kind == QLORA__JSON_NULL;
+}
+
+// A member that is true or false; *out stays as it is if there is none. `tokenizers` refuses
+// anything else.
+static qlora_result qlora__text_json_switch(qlora__env* env, const qlora__json* json,
+                                            const qlora__json_token* node, const char* name,
+                                            bool* out) {
+    const qlora__json_token* value = qlora__text_json_get(json, node, name);
+    if (qlora__text_json_absent(value)) {
+        return QLORA_OK;
+    }
+    if (value->kind != QLORA__JSON_TRUE && value->kind != QLORA__JSON_FALSE) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "\"%s\" is neither true nor false", name);
+    }
+    *out = value->kind == QLORA__JSON_TRUE;
+    return QLORA_OK;
 }
 
 // A whole number without a point and without an exponent.

@@ -342,8 +342,9 @@ warning_lines() {
 }
 
 # Warnings of the optimizer: the gate `programs` compiles both headers with -O2, this one with -O3:
-# finetune together with both implementations, where the compiler sees the sizes of what they return,
-# and the other programs by themselves. The other compilations do without: clang has no such warnings.
+# finetune together with both implementations, so that the compiler sees the sizes of what they
+# return, and the other programs by themselves. The other compilations do without: clang has no such
+# warnings.
 gate_warnings() {
     need_file qlora.h
     local cc c cxx o3 f

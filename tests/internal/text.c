@@ -1133,6 +1133,27 @@ TEST refused_tokenizers(void) {
         {MINI("\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[],"
               "\"special_tokens\":{}}"),
          "no text"},
+        {MINI("\"added_tokens\":[{\"id\":1,\"content\":\"x\",\"special\":1}]"),
+         "\"special\" is neither true nor false"},
+        {MINI("\"added_tokens\":[{\"id\":1,\"content\":\"x\",\"lstrip\":\"true\"}]"),
+         "\"lstrip\" is neither"},
+        {MINI("\"added_tokens\":[{\"id\":1,\"content\":\"x\",\"normalized\":[]}]"),
+         "\"normalized\" is neither"},
+        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[],\"byte_fallback\":1}}",
+         "\"byte_fallback\" is neither"},
+        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[],\"ignore_merges\":\"no\"}}",
+         "\"ignore_merges\" is neither"},
+        {MINI("\"normalizer\":{\"type\":\"Strip\",\"strip_left\":0,\"strip_right\":true}"),
+         "\"strip_left\" is neither"},
+        {MINI("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},"
+              "\"behavior\":\"Isolated\",\"invert\":1}"),
+         "\"invert\" is neither"},
+        {MINI("\"pre_tokenizer\":{\"type\":\"Digits\",\"individual_digits\":2}"),
+         "\"individual_digits\" is neither"},
+        {MINI("\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":0}"),
+         "\"add_prefix_space\" is neither"},
+        {MINI("\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"use_regex\":\"x\"}"),
+         "\"use_regex\" is neither"},
         {MINI("\"added_tokens\":[{\"content\":\"x\"}]"), "added_tokens"}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         qlora_text_tok* tok = NULL;
