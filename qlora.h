@@ -140,11 +140,12 @@
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,
        settings, seed and adapter; qlora_generate_next_each has the bits of one text at a time. A
-       prompt that is longer than the tokens of a micro-batch is computed in pieces of that size,
-       each over the keys and values of those before: the text is that of a model with larger
-       micro-batches up to rounding. A text of more than generate_tokens, or a generate_tokens of
-       more than max_positions, is refused. Texts can share a prompt (qlora_generate_desc.share),
-       and a chat keeps its keys and values from turn to turn (qlora_generate_prompt).
+       prompt with more tokens than a micro-batch is computed in pieces of that size, each over the
+       keys and values of those before; up to rounding, the text is the same as with larger
+       micro-batches. A text of more than generate_tokens tokens is refused, and so is a
+       generate_tokens larger than max_positions. Texts can share a prompt
+       (qlora_generate_desc.share), and a chat keeps its keys and values from turn to turn
+       (qlora_generate_prompt).
 
    SEVERAL ADAPTERS
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and
@@ -1311,8 +1312,8 @@ typedef struct qlora_generate_desc {
     // the prompt itself, to the bit, if that one did so in a single call: k samples of a prompt
     // cost one prompt. If the prompt goes on differently, the rest is computed like that of
     // qlora_generate_prompt, and may differ by rounding. Both must have the same adapter, and
-    // either may end first. After training, begin without it: its keys and values come from the
-    // earlier weights.
+    // either may end first. After training or another change of the adapter's parameters, begin
+    // without it: its keys and values come from the earlier ones.
     qlora_generation* share;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
@@ -1348,7 +1349,9 @@ QLORA_API qlora_result qlora_generate_prompt(qlora_generation* generation, const
 QLORA_API qlora_result qlora_generate_logprob(qlora_generation* generation, double* out);
 typedef struct qlora_generation_info {
     int64_t tokens;   // in the text, including the last one returned
-    int64_t computed; // positions run through the model since qlora_generate_begin, prompt included
+    // Positions run through the model since qlora_generate_begin, with those of the prompt that
+    // were not shared.
+    int64_t computed;
 } qlora_generation_info;
 QLORA_API qlora_result qlora_generate_query(qlora_generation* generation,
                                             qlora_generation_info* out);
@@ -7241,6 +7244,7 @@ static void qlora__neon_tile(int64_t steps, const float* a, const float* b, floa
 }
 
 #undef QLORA__STEP
+#undef QLORA__FMA
 #undef QLORA__ROW
 #undef QLORA__ROW_LOAD
 #undef QLORA__ROW_STORE
@@ -30676,7 +30680,8 @@ typedef struct qlora__decode {
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
     uint8_t alive[QLORA__MOST_TEXTS]; // by slot: whether the device runs the text
-    uint8_t lent[QLORA__MOST_TEXTS];  // by slot: whether its row of the table has pages of others
+    // By slot: whether its row of the table has pages of others; 2 if the row is not known.
+    uint8_t lent[QLORA__MOST_TEXTS];
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
 
@@ -45659,6 +45664,8 @@ qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out)
 
 // ---- the choice of a token ----------------------------------------------------------------------
 
+enum { QLORA__WORN_NONE = -1, QLORA__WORN_MIXED = -2 };
+
 // One text. Its keys and values are in the model's cache. Its logits are kept on the host, so that
 // training and evaluation can use the model between two tokens.
 struct qlora_generation {
@@ -45672,6 +45679,8 @@ struct qlora_generation {
     int64_t asked;    // the same when its turn began: the prompt, whose logits are `first`
     int64_t made;     // new tokens in this turn
     int64_t computed; // positions that were run, in all turns
+    // What they were run with: an adapter's number, QLORA__WORN_NONE or, if several, _MIXED.
+    int32_t worn;
     int32_t waiting;  // the last token returned, if it is not in the cache yet; -1 = none
     int32_t chosen; // the last token returned, if `logits` are those it was chosen from; -1 = none
     bool stopped;   // the turn has ended
@@ -45860,7 +45869,7 @@ static qlora_result qlora__pages_upload(qlora_model* m, int64_t slot, const int3
         lent = lent || owners[i] != slot;
     }
     size_t bytes = (size_t)d->pages * 4;
-    d->lent[slot] = 1; // until the device is known to have the new row
+    d->lent[slot] = 2; // until the device is known to have the new row
     QLORA__TRY(qlora__copy_in(m->ctx, (char*)d->table.data + (size_t)slot * bytes, pages, bytes));
     d->lent[slot] = lent ? 1 : 0;
     return QLORA_OK;
@@ -46009,10 +46018,10 @@ static qlora_result qlora__generate_stops_check(qlora_ctx* ctx, const qlora_gene
     return QLORA_OK;
 }
 
-// What a text is computed with: the base alone (-1), or the adapter with this number.
+// What a text is computed with next: the adapter with this number, or QLORA__WORN_NONE.
 static int32_t qlora__generate_adapter(const qlora_model* m, const qlora_generate_desc* d) {
     bool on = d->adapters == QLORA_CHOICE_AUTO ? m->use_adapters : d->adapters == QLORA_CHOICE_ON;
-    return !on ? -1 : d->adapters == QLORA_CHOICE_ON ? d->adapter : m->chosen;
+    return !on ? QLORA__WORN_NONE : d->adapters == QLORA_CHOICE_ON ? d->adapter : m->chosen;
 }
 
 static qlora_result qlora__generate_adapter_check(qlora_ctx* ctx, const qlora_model* m,
@@ -46043,11 +46052,10 @@ static qlora_result qlora__generate_share_check(qlora_ctx* ctx, const qlora_mode
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "an earlier call on desc.share failed, so its prompt cannot be shared");
     }
-    if (d->share != NULL &&
-        qlora__generate_adapter(m, d) != qlora__generate_adapter(m, &d->share->desc)) {
+    if (d->share != NULL && qlora__generate_adapter(m, d) != d->share->worn) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.share is computed with another adapter; desc.adapters and "
-                           "desc.adapter must be the same for both");
+                           "desc.share was computed with another adapter; begin without it, or "
+                           "with the same desc.adapters and desc.adapter");
     }
     return QLORA_OK;
 }
@@ -46220,7 +46228,12 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     return QLORA_OK;
 }
 
-// Switches the model to an adapter, or to none (-1). Returns whether adapters were on.
+// The next positions are run with this adapter, or with none.
+static void qlora__generate_worn(qlora_generation* g, int32_t adapter) {
+    g->worn = g->length == 0 || g->worn == adapter ? adapter : QLORA__WORN_MIXED;
+}
+
+// Switches the model to an adapter, or to none. Returns whether adapters were on.
 static bool qlora__generate_wear(qlora_model* m, int32_t adapter) {
     bool before = m->use_adapters;
     m->use_adapters = adapter >= 0;
@@ -46264,7 +46277,9 @@ static qlora_result qlora__generate_extend(qlora_generation* g, const int32_t* i
 }
 
 static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
-    bool before = qlora__generate_wear(g->m, qlora__generate_adapter(g->m, &g->desc));
+    int32_t adapter = qlora__generate_adapter(g->m, &g->desc);
+    qlora__generate_worn(g, adapter);
+    bool before = qlora__generate_wear(g->m, adapter);
     return qlora__generate_bare(g->m, before, qlora__generate_extend(g, ids, count));
 }
 
@@ -46341,6 +46356,7 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
         g->seen[d->prompt[i]] = 1;
     }
     g->length = same;
+    g->worn = same > 0 ? from->worn : g->worn;
     if (whole) {
         memcpy(g->logits, from->first, (size_t)g->m->plan.config.vocab * sizeof *g->logits);
     } else {
@@ -46451,9 +46467,13 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
         qlora_generation* g = list[i];
         if (g->pending) {
             g->broken = true;
+            qlora__generate_worn(g, adapter);
             g->text[g->length] = g->waiting;
             g->seen[g->waiting] = 1;
             QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
+            if (m->decode.lent[g->slot] == 2) { // an earlier call failed
+                QLORA__TRY(qlora__pages_upload(m, g->slot, g->owners));
+            }
         }
     }
     QLORA__TRY(qlora__generate_enlist(ctx, m));
@@ -46703,4 +46723,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 3aa67b0476675436
+//@@ end 193f5f19cbdea9d1

@@ -90,7 +90,7 @@ static const option option_table[] = {
         "has the random seed --seed + i. The same command goes on where it was stopped"},
     {"batch", OPT_WHOLE, AT(batch), false, 1, 64, "N",
         "for --data: texts at the same time (default 16)"},
-    {"samples", OPT_WHOLE, AT(samples), false, 1, 1e6, "N",
+    {"samples", OPT_WHOLE, AT(samples), false, 1, 1e4, "N",
         "for --data: answers to every prompt, one after the other in --out; a prompt is computed "
         "once for those that are generated at the same time (default 1)"},
     {"rope-scale", OPT_TEXT, AT(rope_scale), false, 0, 0, "TYPE:F",
@@ -851,6 +851,11 @@ static bool batch_check(options* o) {
     o->batch = o->batch > 0 ? o->batch : 16;
     if (o->out == NULL) {
         return fail("--data needs --out FILE for the answers");
+    }
+    if (o->samples > 1 && o->temperature <= 0.0) {
+        return fail("--samples %lld: with --temperature 0 all answers to a prompt would be the "
+                    "same; give a temperature above 0",
+                    (long long)o->samples);
     }
     return other == NULL || fail("--data and --%s cannot be used together", other);
 }

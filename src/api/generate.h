@@ -32,8 +32,8 @@ typedef struct qlora_generate_desc {
     // the prompt itself, to the bit, if that one did so in a single call: k samples of a prompt
     // cost one prompt. If the prompt goes on differently, the rest is computed like that of
     // qlora_generate_prompt, and may differ by rounding. Both must have the same adapter, and
-    // either may end first. After training, begin without it: its keys and values come from the
-    // earlier weights.
+    // either may end first. After training or another change of the adapter's parameters, begin
+    // without it: its keys and values come from the earlier ones.
     qlora_generation* share;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
@@ -69,7 +69,9 @@ QLORA_API qlora_result qlora_generate_prompt(qlora_generation* generation, const
 QLORA_API qlora_result qlora_generate_logprob(qlora_generation* generation, double* out);
 typedef struct qlora_generation_info {
     int64_t tokens;   // in the text, including the last one returned
-    int64_t computed; // positions run through the model since qlora_generate_begin, prompt included
+    // Positions run through the model since qlora_generate_begin, with those of the prompt that
+    // were not shared.
+    int64_t computed;
 } qlora_generation_info;
 QLORA_API qlora_result qlora_generate_query(qlora_generation* generation,
                                             qlora_generation_info* out);

@@ -140,11 +140,12 @@
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,
        settings, seed and adapter; qlora_generate_next_each has the bits of one text at a time. A
-       prompt that is longer than the tokens of a micro-batch is computed in pieces of that size,
-       each over the keys and values of those before: the text is that of a model with larger
-       micro-batches up to rounding. A text of more than generate_tokens, or a generate_tokens of
-       more than max_positions, is refused. Texts can share a prompt (qlora_generate_desc.share),
-       and a chat keeps its keys and values from turn to turn (qlora_generate_prompt).
+       prompt with more tokens than a micro-batch is computed in pieces of that size, each over the
+       keys and values of those before; up to rounding, the text is the same as with larger
+       micro-batches. A text of more than generate_tokens tokens is refused, and so is a
+       generate_tokens larger than max_positions. Texts can share a prompt
+       (qlora_generate_desc.share), and a chat keeps its keys and values from turn to turn
+       (qlora_generate_prompt).
 
    SEVERAL ADAPTERS
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and

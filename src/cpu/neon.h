@@ -76,6 +76,7 @@ static void qlora__neon_tile(int64_t steps, const float* a, const float* b, floa
 }
 
 #undef QLORA__STEP
+#undef QLORA__FMA
 #undef QLORA__ROW
 #undef QLORA__ROW_LOAD
 #undef QLORA__ROW_STORE

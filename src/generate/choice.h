@@ -1,5 +1,7 @@
 // ---- the choice of a token ----------------------------------------------------------------------
 
+enum { QLORA__WORN_NONE = -1, QLORA__WORN_MIXED = -2 };
+
 // One text. Its keys and values are in the model's cache. Its logits are kept on the host, so that
 // training and evaluation can use the model between two tokens.
 struct qlora_generation {
@@ -13,6 +15,8 @@ struct qlora_generation {
     int64_t asked;    // the same when its turn began: the prompt, whose logits are `first`
     int64_t made;     // new tokens in this turn
     int64_t computed; // positions that were run, in all turns
+    // What they were run with: an adapter's number, QLORA__WORN_NONE or, if several, _MIXED.
+    int32_t worn;
     int32_t waiting;  // the last token returned, if it is not in the cache yet; -1 = none
     int32_t chosen; // the last token returned, if `logits` are those it was chosen from; -1 = none
     bool stopped;   // the turn has ended

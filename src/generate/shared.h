@@ -43,7 +43,7 @@ static qlora_result qlora__pages_upload(qlora_model* m, int64_t slot, const int3
         lent = lent || owners[i] != slot;
     }
     size_t bytes = (size_t)d->pages * 4;
-    d->lent[slot] = 1; // until the device is known to have the new row
+    d->lent[slot] = 2; // until the device is known to have the new row
     QLORA__TRY(qlora__copy_in(m->ctx, (char*)d->table.data + (size_t)slot * bytes, pages, bytes));
     d->lent[slot] = lent ? 1 : 0;
     return QLORA_OK;

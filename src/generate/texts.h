@@ -46,10 +46,10 @@ static qlora_result qlora__generate_stops_check(qlora_ctx* ctx, const qlora_gene
     return QLORA_OK;
 }
 
-// What a text is computed with: the base alone (-1), or the adapter with this number.
+// What a text is computed with next: the adapter with this number, or QLORA__WORN_NONE.
 static int32_t qlora__generate_adapter(const qlora_model* m, const qlora_generate_desc* d) {
     bool on = d->adapters == QLORA_CHOICE_AUTO ? m->use_adapters : d->adapters == QLORA_CHOICE_ON;
-    return !on ? -1 : d->adapters == QLORA_CHOICE_ON ? d->adapter : m->chosen;
+    return !on ? QLORA__WORN_NONE : d->adapters == QLORA_CHOICE_ON ? d->adapter : m->chosen;
 }
 
 static qlora_result qlora__generate_adapter_check(qlora_ctx* ctx, const qlora_model* m,
@@ -80,11 +80,10 @@ static qlora_result qlora__generate_share_check(qlora_ctx* ctx, const qlora_mode
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "an earlier call on desc.share failed, so its prompt cannot be shared");
     }
-    if (d->share != NULL &&
-        qlora__generate_adapter(m, d) != qlora__generate_adapter(m, &d->share->desc)) {
+    if (d->share != NULL && qlora__generate_adapter(m, d) != d->share->worn) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "desc.share is computed with another adapter; desc.adapters and "
-                           "desc.adapter must be the same for both");
+                           "desc.share was computed with another adapter; begin without it, or "
+                           "with the same desc.adapters and desc.adapter");
     }
     return QLORA_OK;
 }
@@ -257,7 +256,12 @@ static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
     return QLORA_OK;
 }
 
-// Switches the model to an adapter, or to none (-1). Returns whether adapters were on.
+// The next positions are run with this adapter, or with none.
+static void qlora__generate_worn(qlora_generation* g, int32_t adapter) {
+    g->worn = g->length == 0 || g->worn == adapter ? adapter : QLORA__WORN_MIXED;
+}
+
+// Switches the model to an adapter, or to none. Returns whether adapters were on.
 static bool qlora__generate_wear(qlora_model* m, int32_t adapter) {
     bool before = m->use_adapters;
     m->use_adapters = adapter >= 0;
@@ -301,7 +305,9 @@ static qlora_result qlora__generate_extend(qlora_generation* g, const int32_t* i
 }
 
 static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
-    bool before = qlora__generate_wear(g->m, qlora__generate_adapter(g->m, &g->desc));
+    int32_t adapter = qlora__generate_adapter(g->m, &g->desc);
+    qlora__generate_worn(g, adapter);
+    bool before = qlora__generate_wear(g->m, adapter);
     return qlora__generate_bare(g->m, before, qlora__generate_extend(g, ids, count));
 }
 
@@ -378,6 +384,7 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
         g->seen[d->prompt[i]] = 1;
     }
     g->length = same;
+    g->worn = same > 0 ? from->worn : g->worn;
     if (whole) {
         memcpy(g->logits, from->first, (size_t)g->m->plan.config.vocab * sizeof *g->logits);
     } else {
@@ -488,9 +495,13 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
         qlora_generation* g = list[i];
         if (g->pending) {
             g->broken = true;
+            qlora__generate_worn(g, adapter);
             g->text[g->length] = g->waiting;
             g->seen[g->waiting] = 1;
             QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
+            if (m->decode.lent[g->slot] == 2) { // an earlier call failed
+                QLORA__TRY(qlora__pages_upload(m, g->slot, g->owners));
+            }
         }
     }
     QLORA__TRY(qlora__generate_enlist(ctx, m));

@@ -198,7 +198,8 @@ typedef struct qlora__decode {
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
     uint8_t alive[QLORA__MOST_TEXTS]; // by slot: whether the device runs the text
-    uint8_t lent[QLORA__MOST_TEXTS];  // by slot: whether its row of the table has pages of others
+    // By slot: whether its row of the table has pages of others; 2 if the row is not known.
+    uint8_t lent[QLORA__MOST_TEXTS];
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
 

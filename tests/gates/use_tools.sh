@@ -485,6 +485,8 @@ samples() { # samples MODEL
         --samples 0 --out x
     refuses "has something else in line 1" generate "${run[@]:1}" --data prompts.jsonl \
         --samples 2 --out many.jsonl
+    refuses "all answers to a prompt would be the same" generate --model "$1" --temperature 0 \
+        --data prompts.jsonl --samples 2 --out x
 }
 
 # --data: answers in the order of the prompts, the same in any batch and after an interruption, and

@@ -281,6 +281,20 @@ TEST shared_pages_come_and_go(const test_machine* machine) {
     PASS();
 }
 
+// The device gets a row of the table with pages of slot 0, in a call that reports an error.
+static qlora_result texts_spoil(qlora_generation* g) {
+    qlora_ctx* ctx = g->ctx;
+    int32_t wrong[QLORA__MOST_PAGES];
+    for (int32_t i = 0; i < QLORA__MOST_PAGES; i++) {
+        wrong[i] = i;
+    }
+    size_t bytes = (size_t)g->m->decode.pages * 4;
+    char* row = (char*)g->m->decode.table.data + (size_t)g->slot * bytes;
+    g->m->decode.lent[g->slot] = 2;
+    QLORA__ENTER(ctx, "texts_spoil");
+    return qlora__leave(ctx, qlora__copy_in(ctx, row, wrong, bytes));
+}
+
 // Every driver call of a text that shares a prompt, or begins where others have pages, fails once.
 // The others keep their tokens, and the next attempt succeeds.
 TEST sharing_survives_failures(const test_machine* machine) {
@@ -333,6 +347,8 @@ TEST sharing_survives_failures(const test_machine* machine) {
     }
     ASSERT_EQ(0, (int)list[0]->slot);
     ASSERT(list[1]->owners[0] != 0 && list[2]->owners[0] != 0);
+    // A row of the table that the device may or may not have is sent again.
+    ASSERT_EQ(QLORA_OK, texts_spoil(list[1]));
     // list[1] samples as alone[1] did, list[2] as alone[0].
     qlora_generation* const both[2] = {list[2], list[1]};
     for (int i = 0; i < TEXTS_FRESH; i++) {
@@ -542,11 +558,62 @@ static enum greatest_test_res texts_adapters(const test_machine* machine, bool b
     d.share = a;
     d.adapters = QLORA_CHOICE_ON;
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate_begin(m, &d, &b));
-    ASSERT(strstr(qlora_last_error(ctx), "desc.share is computed with another adapter") != NULL);
+    ASSERT(strstr(qlora_last_error(ctx), "desc.share was computed with another adapter") != NULL);
     ASSERT_EQ(QLORA_OK, qlora_generate_end(a));
     ASSERT_EQ(QLORA_OK, qlora_model_close(m));
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
+}
+
+// What a text was computed with decides whether its prompt can be shared, not what it would be
+// computed with now.
+static enum greatest_test_res texts_switched(const test_machine* machine, bool bf16) {
+    static const struct {
+        qlora_choice adapters;
+        bool shares;
+    } rows[] = {{QLORA_CHOICE_AUTO, false}, {QLORA_CHOICE_OFF, false}, {QLORA_CHOICE_ON, true}};
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    qlora_model* m = texts_open(ctx, bf16, 2);
+    ASSERT(m != NULL);
+    int32_t prompt[5];
+    int32_t token = -1;
+    bool stopped = false;
+    qlora_generation* a = NULL;
+    qlora_generation* b = NULL;
+    step_prompt(prompt, 5);
+    qlora_generate_desc d = texts_desc(0, prompt, 5);
+    ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &a)); // with adapters
+    ASSERT_EQ(QLORA_OK, qlora_adapter_use(m, false));
+    d.share = a;
+    for (int i = 0; i < 3; i++) {
+        d.adapters = rows[i].adapters;
+        qlora_result r = qlora_generate_begin(m, &d, &b);
+        ASSERT_EQ(rows[i].shares ? QLORA_OK : QLORA_ERR_ARGUMENT, r);
+        ASSERT_EQ(QLORA_OK, rows[i].shares ? qlora_generate_end(b) : QLORA_OK);
+    }
+    for (int i = 0; i < 2; i++) { // the second one is run without
+        ASSERT_EQ(QLORA_OK, qlora_generate_next(a, &token, &stopped));
+    }
+    for (int i = 0; i < 3; i++) {
+        d.adapters = rows[i].adapters;
+        ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_generate_begin(m, &d, &b));
+        ASSERT(strstr(qlora_last_error(ctx), "was computed with another adapter") != NULL);
+    }
+    ASSERT_EQ(QLORA_OK, qlora_generate_end(a));
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+TEST adapters_are_switched_between_texts(const test_machine* machine) {
+    return texts_switched(machine, false);
+}
+
+TEST adapters_are_switched_on_the_device(const test_machine* machine) {
+    return texts_switched(machine, true);
 }
 
 TEST adapters_belong_to_texts(const test_machine* machine) {
@@ -567,4 +634,6 @@ SUITE(texts_suite) {
     RUN_ON(TEST_ONE_FAKE, a_text_fails_alone_on_the_device);
     RUN_ON(TEST_EVERYWHERE, adapters_belong_to_texts);
     RUN_ON(TEST_TENSOR_CORES, adapters_belong_to_texts_on_the_device);
+    RUN_ON(TEST_ONE_EACH, adapters_are_switched_between_texts);
+    RUN_ON(TEST_TENSOR_CORES, adapters_are_switched_on_the_device);
 }
