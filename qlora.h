@@ -30651,6 +30651,13 @@ typedef struct qlora__owned_rows {
 #define QLORA__MOST_TEXTS 1024 // that are generated at the same time
 #define QLORA__MOST_PAGES 64   // of a text
 
+// What the device knows of the pages of a text, in its row of the table.
+enum {
+    QLORA__PAGES_OWN,
+    QLORA__PAGES_LENT,   // some belong to other texts
+    QLORA__PAGES_UNKNOWN // a copy to the device failed
+};
+
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
 typedef struct qlora__decode {
@@ -30680,8 +30687,7 @@ typedef struct qlora__decode {
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
     uint8_t alive[QLORA__MOST_TEXTS]; // by slot: whether the device runs the text
-    // By slot: whether its row of the table has pages of others; 2 if the row is not known.
-    uint8_t lent[QLORA__MOST_TEXTS];
+    uint8_t lent[QLORA__MOST_TEXTS];  // by slot: QLORA__PAGES_*
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
 
@@ -45869,9 +45875,9 @@ static qlora_result qlora__pages_upload(qlora_model* m, int64_t slot, const int3
         lent = lent || owners[i] != slot;
     }
     size_t bytes = (size_t)d->pages * 4;
-    d->lent[slot] = 2; // until the device is known to have the new row
+    d->lent[slot] = QLORA__PAGES_UNKNOWN; // until the device is known to have the new row
     QLORA__TRY(qlora__copy_in(m->ctx, (char*)d->table.data + (size_t)slot * bytes, pages, bytes));
-    d->lent[slot] = lent ? 1 : 0;
+    d->lent[slot] = lent ? QLORA__PAGES_LENT : QLORA__PAGES_OWN;
     return QLORA_OK;
 }
 
@@ -45927,8 +45933,9 @@ static qlora_result qlora__pages_settle(qlora_generation* g) {
         moved = moved || g->owners[page] != g->slot;
         g->owners[page] = (int32_t)g->slot;
     }
-    return moved || m->decode.lent[g->slot] != 0 ? qlora__pages_upload(m, g->slot, g->owners)
-                                                 : QLORA_OK;
+    return moved || m->decode.lent[g->slot] != QLORA__PAGES_OWN
+               ? qlora__pages_upload(m, g->slot, g->owners)
+               : QLORA_OK;
 }
 
 // Gives a new text the first `count` positions of another one. With `refer`, it uses the pages that
@@ -45947,8 +45954,9 @@ static qlora_result qlora__pages_share(qlora_generation* g, const qlora_generati
                                         from->owners[page], g->slot));
         }
     }
-    return full > 0 || m->decode.lent[g->slot] != 0 ? qlora__pages_upload(m, g->slot, g->owners)
-                                                    : QLORA_OK;
+    return full > 0 || m->decode.lent[g->slot] != QLORA__PAGES_OWN
+               ? qlora__pages_upload(m, g->slot, g->owners)
+               : QLORA_OK;
 }
 
 // The slot of a new text; there is one. Best is one whose pages nobody uses.
@@ -46471,7 +46479,7 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
             g->text[g->length] = g->waiting;
             g->seen[g->waiting] = 1;
             QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
-            if (m->decode.lent[g->slot] == 2) { // an earlier call failed
+            if (m->decode.lent[g->slot] == QLORA__PAGES_UNKNOWN) {
                 QLORA__TRY(qlora__pages_upload(m, g->slot, g->owners));
             }
         }
@@ -46723,4 +46731,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 193f5f19cbdea9d1
+//@@ end b0ddb01821469a2a

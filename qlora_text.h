@@ -10051,8 +10051,8 @@ static bool qlora__text_json_absent(const qlora__json_token* value) {
     return value == NULL || value->kind == QLORA__JSON_NULL;
 }
 
-// A member that is true or false; *out stays as it is if there is none. `tokenizers` refuses
-// anything else.
+// A member that is true or false; *out stays as it is if there is none, or null. `tokenizers`
+// refuses other types.
 static qlora_result qlora__text_json_switch(qlora__env* env, const qlora__json* json,
                                             const qlora__json_token* node, const char* name,
                                             bool* out) {
@@ -32080,4 +32080,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end f88f16c52e51838b
+//@@ end 2265e1e092d475c5

@@ -43,9 +43,9 @@ static qlora_result qlora__pages_upload(qlora_model* m, int64_t slot, const int3
         lent = lent || owners[i] != slot;
     }
     size_t bytes = (size_t)d->pages * 4;
-    d->lent[slot] = 2; // until the device is known to have the new row
+    d->lent[slot] = QLORA__PAGES_UNKNOWN; // until the device is known to have the new row
     QLORA__TRY(qlora__copy_in(m->ctx, (char*)d->table.data + (size_t)slot * bytes, pages, bytes));
-    d->lent[slot] = lent ? 1 : 0;
+    d->lent[slot] = lent ? QLORA__PAGES_LENT : QLORA__PAGES_OWN;
     return QLORA_OK;
 }
 
@@ -101,8 +101,9 @@ static qlora_result qlora__pages_settle(qlora_generation* g) {
         moved = moved || g->owners[page] != g->slot;
         g->owners[page] = (int32_t)g->slot;
     }
-    return moved || m->decode.lent[g->slot] != 0 ? qlora__pages_upload(m, g->slot, g->owners)
-                                                 : QLORA_OK;
+    return moved || m->decode.lent[g->slot] != QLORA__PAGES_OWN
+               ? qlora__pages_upload(m, g->slot, g->owners)
+               : QLORA_OK;
 }
 
 // Gives a new text the first `count` positions of another one. With `refer`, it uses the pages that
@@ -121,8 +122,9 @@ static qlora_result qlora__pages_share(qlora_generation* g, const qlora_generati
                                         from->owners[page], g->slot));
         }
     }
-    return full > 0 || m->decode.lent[g->slot] != 0 ? qlora__pages_upload(m, g->slot, g->owners)
-                                                    : QLORA_OK;
+    return full > 0 || m->decode.lent[g->slot] != QLORA__PAGES_OWN
+               ? qlora__pages_upload(m, g->slot, g->owners)
+               : QLORA_OK;
 }
 
 // The slot of a new text; there is one. Best is one whose pages nobody uses.

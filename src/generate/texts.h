@@ -499,7 +499,7 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
             g->text[g->length] = g->waiting;
             g->seen[g->waiting] = 1;
             QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
-            if (m->decode.lent[g->slot] == 2) { // an earlier call failed
+            if (m->decode.lent[g->slot] == QLORA__PAGES_UNKNOWN) {
                 QLORA__TRY(qlora__pages_upload(m, g->slot, g->owners));
             }
         }

@@ -169,6 +169,13 @@ typedef struct qlora__owned_rows {
 #define QLORA__MOST_TEXTS 1024 // that are generated at the same time
 #define QLORA__MOST_PAGES 64   // of a text
 
+// What the device knows of the pages of a text, in its row of the table.
+enum {
+    QLORA__PAGES_OWN,
+    QLORA__PAGES_LENT,   // some belong to other texts
+    QLORA__PAGES_UNKNOWN // a copy to the device failed
+};
+
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
 typedef struct qlora__decode {
@@ -198,8 +205,7 @@ typedef struct qlora__decode {
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
     uint8_t alive[QLORA__MOST_TEXTS]; // by slot: whether the device runs the text
-    // By slot: whether its row of the table has pages of others; 2 if the row is not known.
-    uint8_t lent[QLORA__MOST_TEXTS];
+    uint8_t lent[QLORA__MOST_TEXTS];  // by slot: QLORA__PAGES_*
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
 

@@ -58,8 +58,8 @@ static bool qlora__text_json_absent(const qlora__json_token* value) {
     return value == NULL || value->kind == QLORA__JSON_NULL;
 }
 
-// A member that is true or false; *out stays as it is if there is none. `tokenizers` refuses
-// anything else.
+// A member that is true or false; *out stays as it is if there is none, or null. `tokenizers`
+// refuses other types.
 static qlora_result qlora__text_json_switch(qlora__env* env, const qlora__json* json,
                                             const qlora__json_token* node, const char* name,
                                             bool* out) {

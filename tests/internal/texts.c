@@ -290,7 +290,7 @@ static qlora_result texts_spoil(qlora_generation* g) {
     }
     size_t bytes = (size_t)g->m->decode.pages * 4;
     char* row = (char*)g->m->decode.table.data + (size_t)g->slot * bytes;
-    g->m->decode.lent[g->slot] = 2;
+    g->m->decode.lent[g->slot] = QLORA__PAGES_UNKNOWN;
     QLORA__ENTER(ctx, "texts_spoil");
     return qlora__leave(ctx, qlora__copy_in(ctx, row, wrong, bytes));
 }
