@@ -4423,7 +4423,7 @@ static bool qlora__inflate_build(qlora__inflate_code* code, const uint8_t* lengt
         code->symbols[place[n]++] = (uint16_t)i;
         unsigned reversed = 0;
         for (unsigned k = 0; k < n; k++) {
-            reversed |= (next[n] >> k & 1u) << (n - 1 - k);
+            reversed |= ((unsigned)next[n] >> k & 1u) << (n - 1 - k);
         }
         next[n]++;
         for (unsigned k = reversed; n <= QLORA__INFLATE_FAST && k < 1u << QLORA__INFLATE_FAST;
@@ -32080,4 +32080,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 2265e1e092d475c5
+//@@ end d4a844e423fb3747

@@ -144,7 +144,7 @@ static bool qlora__inflate_build(qlora__inflate_code* code, const uint8_t* lengt
         code->symbols[place[n]++] = (uint16_t)i;
         unsigned reversed = 0;
         for (unsigned k = 0; k < n; k++) {
-            reversed |= (next[n] >> k & 1u) << (n - 1 - k);
+            reversed |= ((unsigned)next[n] >> k & 1u) << (n - 1 - k);
         }
         next[n]++;
         for (unsigned k = reversed; n <= QLORA__INFLATE_FAST && k < 1u << QLORA__INFLATE_FAST;

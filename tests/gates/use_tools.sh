@@ -470,10 +470,10 @@ samples() { # samples MODEL
     local run=("$root/$B/generate" --model "$1" --temperature 1 --max-tokens 12 --seed 3)
     printf '{"prompt": "%s"}\n' "Once upon" "The dog" >prompts.jsonl
     printf '{"prompt": "%s"}\n' "Once upon" "Once upon" "Once upon" >repeated.jsonl
-    rm -f one.jsonl many.jsonl repeated.out
-    "${run[@]}" --data prompts.jsonl --samples 3 --out one.jsonl --batch 1 2>err &&
+    rm -f each.jsonl many.jsonl repeated.out
+    "${run[@]}" --data prompts.jsonl --samples 3 --out each.jsonl --batch 1 2>err &&
         "${run[@]}" --data prompts.jsonl --samples 3 --out many.jsonl --batch 4 2>err &&
-        cmp -s one.jsonl many.jsonl &&
+        cmp -s each.jsonl many.jsonl &&
         [[ $(grep -o '"line":[12],"sample":[012]' many.jsonl | tr -dc '0-9\n' | paste -sd' ' -) == \
             "10 11 12 20 21 22" ]] &&
         [[ $(sed 's/.*"text"//' many.jsonl | sort -u | wc -l) -eq 6 ]]
