@@ -336,9 +336,11 @@ static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
 }
 
-// Of pads, only those of o and of gate/up are used.
+// Of pads, only those of o and of gate/up are used. attention: the output of attention is one of
+// the activations.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
-                               const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
+                               const int64_t pads[QLORA__GROUPS], bool attention,
+                               qlora__kept* kept) {
     const qlora_model_config* c = &m->plan.config;
     int64_t T = m->plan.tokens;
     int64_t some = qlora__tile_rows(m);
@@ -348,7 +350,9 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
     if (c->qk_norm) {
         qlora__arena_tensor(arena, m->compute, T, q + kv, &kept->qk);
     }
-    qlora__layout_attention(arena, m, pads, kept);
+    if (attention) {
+        qlora__layout_attention(arena, m, pads, kept);
+    }
     qlora__arena_tensor(arena, m->compute, some, c->hidden, &kept->h2);
     qlora__arena_tensor(arena, m->compute, some, 2 * c->intermediate + pads[QLORA__GATE_UP],
                         &kept->gu);
@@ -386,7 +390,9 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     }
     memset(&m->again, 0, sizeof m->again);
     if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
-        qlora__layout_kept(arena, m, pads, &m->again);
+        // Without a layer that uses it, the shared output of attention has no memory.
+        bool attention = !qlora__trains(m) || m->plan.attention_layers < m->plan.recompute_layers;
+        qlora__layout_kept(arena, m, pads, attention, &m->again);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -402,7 +408,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
                 qlora__layout_attention(arena, m, layer->pads, &layer->kept);
             }
         } else {
-            qlora__layout_kept(arena, m, layer->pads, &layer->kept);
+            qlora__layout_kept(arena, m, layer->pads, true, &layer->kept);
         }
         if (away) {
             layer->kept.h = m->streams[l % 2];

@@ -308,7 +308,7 @@ TEST attention_is_kept_first(const test_machine* machine) {
         double gigabytes;
         int64_t recompute;
         int64_t attention;
-    } cases[] = {{32768, 22.5, 32, 3}, {32768, 24, 32, 9}, {32768, 31, 32, 32},
+    } cases[] = {{32768, 22.5, 32, 3}, {32768, 24, 32, 9}, {32768, 30.1, 32, 32},
                  {32768, 40, 29, 29},  {2048, 12, 10, 6}};
     qlora_ctx* ctx = test_open(machine, NULL);
     ASSERT(ctx != NULL);
