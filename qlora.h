@@ -28050,6 +28050,7 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* line
 
 typedef struct qlora__attention {
     int64_t tokens;
+    int64_t before; // keys before that of the first query; 0 but for forward passes on the CPU
     int64_t n_seqs;
     int64_t heads;
     int64_t kv_heads;
@@ -28168,9 +28169,10 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
     QLORA__REAL top = (QLORA__REAL)-3.0e38; // below every score, and finite for -ffast-math
     QLORA__REAL sum = 0;
     memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
-    int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
-    for (; j0 <= i; j0 += QLORA__KEY_BLOCK) {
-        int64_t n = i + 1 - j0 < QLORA__KEY_BLOCK ? i + 1 - j0 : QLORA__KEY_BLOCK;
+    int64_t own = a->before + i; // the key of the query
+    int64_t j0 = a->window > 0 && own - a->window + 1 > begin ? own - a->window + 1 : begin;
+    for (; j0 <= own; j0 += QLORA__KEY_BLOCK) {
+        int64_t n = own + 1 - j0 < QLORA__KEY_BLOCK ? own + 1 - j0 : QLORA__KEY_BLOCK;
         QLORA__REAL peak = top;
         for (int64_t j = 0; j < n; j++) {
             const QLORA__REAL* k = qlora__head_get(a->k, j0 + j, kv_head, a->hd, room);
@@ -28465,8 +28467,9 @@ static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, in
 // The keys [*from, *to) of the block [j0, j0 + n) that query i sees, counted from j0.
 static void qlora__block_seen(const qlora__attention* a, int64_t i, int64_t j0, int64_t n,
                               int64_t* from, int64_t* to) {
-    int64_t low = a->window > 0 ? i - a->window + 1 - j0 : 0;
-    *to = qlora__max(0, qlora__min(n, i + 1 - j0));
+    int64_t own = a->before + i;
+    int64_t low = a->window > 0 ? own - a->window + 1 - j0 : 0;
+    *to = qlora__max(0, qlora__min(n, own + 1 - j0));
     *from = qlora__min(qlora__max(0, low), *to);
 }
 
@@ -28540,7 +28543,7 @@ static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_
 
 // The first block of keys that a block of queries sees.
 static int64_t qlora__block_first_key(const qlora__attention* a, int64_t query, int64_t begin) {
-    int64_t low = a->window > 0 ? query - a->window + 1 : begin;
+    int64_t low = a->window > 0 ? a->before + query - a->window + 1 : begin;
     return begin + qlora__max(0, low - begin) / QLORA__BLOCK * QLORA__BLOCK;
 }
 
@@ -28575,7 +28578,7 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
     const qlora__attention* a = job->a;
     int64_t kv_head = b->head / (a->heads / a->kv_heads);
     int64_t width = room->width;
-    int64_t end = b->first + b->queries;
+    int64_t end = a->before + b->first + b->queries;
     qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[0]);
     qlora__block_clear(room->at[3], 0, QLORA__BLOCK * width);
     for (int64_t r = 0; r < b->rows; r++) {
@@ -29491,8 +29494,9 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
     QLORA__TRY(qlora__need(ctx, a->q, "q", QLORA__IS_F32 | QLORA__IS_BF16, -1, a->heads * a->hd));
     unsigned dtype = 1u << a->q->dtype;
     a->tokens = a->q->rows;
-    QLORA__TRY(qlora__need(ctx, a->k, "k", dtype, a->tokens, a->kv_heads * a->hd));
-    QLORA__TRY(qlora__need(ctx, a->v, "v", dtype, a->tokens, a->kv_heads * a->hd));
+    int64_t keys = a->before + a->tokens;
+    QLORA__TRY(qlora__need(ctx, a->k, "k", dtype, keys, a->kv_heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->v, "v", dtype, keys, a->kv_heads * a->hd));
     QLORA__TRY(qlora__need(ctx, a->seqs, "seqs", QLORA__IS_I32, 1, -1));
     QLORA__TRY(qlora__need(ctx, a->o, "o", dtype, a->tokens, a->heads * a->hd));
     QLORA__TRY(qlora__need(ctx, a->lse, "lse", QLORA__IS_F32, a->heads, a->tokens));
@@ -29505,7 +29509,7 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
     }
     a->n_seqs = a->seqs->cols - 1;
     // A window that covers all tokens is the same as none. Kernels may then add to it safely.
-    a->window = a->window >= a->tokens ? 0 : a->window;
+    a->window = a->window >= keys ? 0 : a->window;
     return QLORA_OK;
 }
 
@@ -36265,6 +36269,31 @@ static qlora_tensor qlora__one_row(const qlora_tensor* t, int64_t row) {
     return v;
 }
 
+// Attention of all rows of the pass over the cache, on the CPU.
+static qlora_result qlora__cache_attention_rows(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    int64_t keys = pass->first + pass->rows;
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor rows = qlora__cache_rows(m, index, pass->text, 0, keys);
+    qlora_tensor k = qlora__window(&rows, keys, 0, heads.k.cols);
+    qlora_tensor v = qlora__window(&rows, keys, heads.k.cols, heads.k.cols);
+    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, heads.q.cols);
+    qlora_tensor lse = layer->kept.lse;
+    lse.cols = pass->rows;
+    lse.ld = pass->rows;
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.before = pass->first;
+    a.q = &heads.q;
+    a.k = &k;
+    a.v = &v;
+    a.seqs = &m->batch.seqs;
+    a.o = &o;
+    a.lse = &lse;
+    return qlora__attention_forward(pass->ctx, &heads.desc, &a);
+}
+
 // Attention of one query, row `row` of the pass, over the cache. Query heads that share a key head
 // are the rows of one matrix, so that one product per key head is enough:
 //
@@ -36389,7 +36418,8 @@ static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* la
 }
 
 // When decoding, several rows at the beginning of a text see only each other. Rows that continue a
-// text see the cache, which already has the keys and values of all of them: one query at a time.
+// text see the cache, which already has the keys and values of all of them: on a GPU, one query at
+// a time.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
     QLORA__TRY(qlora__input_away(pass, index));
@@ -36402,6 +36432,9 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     }
     if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
         return qlora__layer_attention(pass, layer);
+    }
+    if (pass->rows > 1 && qlora__on_cpu(pass->ctx)) {
+        return qlora__cache_attention_rows(pass, index);
     }
     for (int64_t row = 0; row < pass->rows; row++) {
         QLORA__TRY(qlora__cache_attention(pass, index, row));
@@ -46737,4 +46770,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 2dd14f677d380349
+//@@ end ba9554623029e4d5

@@ -44,6 +44,31 @@ static qlora_tensor qlora__one_row(const qlora_tensor* t, int64_t row) {
     return v;
 }
 
+// Attention of all rows of the pass over the cache, on the CPU.
+static qlora_result qlora__cache_attention_rows(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    int64_t keys = pass->first + pass->rows;
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor rows = qlora__cache_rows(m, index, pass->text, 0, keys);
+    qlora_tensor k = qlora__window(&rows, keys, 0, heads.k.cols);
+    qlora_tensor v = qlora__window(&rows, keys, heads.k.cols, heads.k.cols);
+    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, heads.q.cols);
+    qlora_tensor lse = layer->kept.lse;
+    lse.cols = pass->rows;
+    lse.ld = pass->rows;
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.before = pass->first;
+    a.q = &heads.q;
+    a.k = &k;
+    a.v = &v;
+    a.seqs = &m->batch.seqs;
+    a.o = &o;
+    a.lse = &lse;
+    return qlora__attention_forward(pass->ctx, &heads.desc, &a);
+}
+
 // Attention of one query, row `row` of the pass, over the cache. Query heads that share a key head
 // are the rows of one matrix, so that one product per key head is enough:
 //

@@ -71,7 +71,8 @@ static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* la
 }
 
 // When decoding, several rows at the beginning of a text see only each other. Rows that continue a
-// text see the cache, which already has the keys and values of all of them: one query at a time.
+// text see the cache, which already has the keys and values of all of them: on a GPU, one query at
+// a time.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
     QLORA__TRY(qlora__input_away(pass, index));
@@ -84,6 +85,9 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     }
     if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
         return qlora__layer_attention(pass, layer);
+    }
+    if (pass->rows > 1 && qlora__on_cpu(pass->ctx)) {
+        return qlora__cache_attention_rows(pass, index);
     }
     for (int64_t row = 0; row < pass->rows; row++) {
         QLORA__TRY(qlora__cache_attention(pass, index, row));

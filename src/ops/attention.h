@@ -560,8 +560,9 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
     QLORA__TRY(qlora__need(ctx, a->q, "q", QLORA__IS_F32 | QLORA__IS_BF16, -1, a->heads * a->hd));
     unsigned dtype = 1u << a->q->dtype;
     a->tokens = a->q->rows;
-    QLORA__TRY(qlora__need(ctx, a->k, "k", dtype, a->tokens, a->kv_heads * a->hd));
-    QLORA__TRY(qlora__need(ctx, a->v, "v", dtype, a->tokens, a->kv_heads * a->hd));
+    int64_t keys = a->before + a->tokens;
+    QLORA__TRY(qlora__need(ctx, a->k, "k", dtype, keys, a->kv_heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->v, "v", dtype, keys, a->kv_heads * a->hd));
     QLORA__TRY(qlora__need(ctx, a->seqs, "seqs", QLORA__IS_I32, 1, -1));
     QLORA__TRY(qlora__need(ctx, a->o, "o", dtype, a->tokens, a->heads * a->hd));
     QLORA__TRY(qlora__need(ctx, a->lse, "lse", QLORA__IS_F32, a->heads, a->tokens));
@@ -574,7 +575,7 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
     }
     a->n_seqs = a->seqs->cols - 1;
     // A window that covers all tokens is the same as none. Kernels may then add to it safely.
-    a->window = a->window >= a->tokens ? 0 : a->window;
+    a->window = a->window >= keys ? 0 : a->window;
     return QLORA_OK;
 }
 

@@ -150,8 +150,9 @@ static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, in
 // The keys [*from, *to) of the block [j0, j0 + n) that query i sees, counted from j0.
 static void qlora__block_seen(const qlora__attention* a, int64_t i, int64_t j0, int64_t n,
                               int64_t* from, int64_t* to) {
-    int64_t low = a->window > 0 ? i - a->window + 1 - j0 : 0;
-    *to = qlora__max(0, qlora__min(n, i + 1 - j0));
+    int64_t own = a->before + i;
+    int64_t low = a->window > 0 ? own - a->window + 1 - j0 : 0;
+    *to = qlora__max(0, qlora__min(n, own + 1 - j0));
     *from = qlora__min(qlora__max(0, low), *to);
 }
 
@@ -225,7 +226,7 @@ static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_
 
 // The first block of keys that a block of queries sees.
 static int64_t qlora__block_first_key(const qlora__attention* a, int64_t query, int64_t begin) {
-    int64_t low = a->window > 0 ? query - a->window + 1 : begin;
+    int64_t low = a->window > 0 ? a->before + query - a->window + 1 : begin;
     return begin + qlora__max(0, low - begin) / QLORA__BLOCK * QLORA__BLOCK;
 }
 
@@ -260,7 +261,7 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
     const qlora__attention* a = job->a;
     int64_t kv_head = b->head / (a->heads / a->kv_heads);
     int64_t width = room->width;
-    int64_t end = b->first + b->queries;
+    int64_t end = a->before + b->first + b->queries;
     qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[0]);
     qlora__block_clear(room->at[3], 0, QLORA__BLOCK * width);
     for (int64_t r = 0; r < b->rows; r++) {

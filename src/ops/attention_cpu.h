@@ -16,6 +16,7 @@
 
 typedef struct qlora__attention {
     int64_t tokens;
+    int64_t before; // keys before that of the first query; 0 but for forward passes on the CPU
     int64_t n_seqs;
     int64_t heads;
     int64_t kv_heads;
@@ -134,9 +135,10 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
     QLORA__REAL top = (QLORA__REAL)-3.0e38; // below every score, and finite for -ffast-math
     QLORA__REAL sum = 0;
     memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
-    int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
-    for (; j0 <= i; j0 += QLORA__KEY_BLOCK) {
-        int64_t n = i + 1 - j0 < QLORA__KEY_BLOCK ? i + 1 - j0 : QLORA__KEY_BLOCK;
+    int64_t own = a->before + i; // the key of the query
+    int64_t j0 = a->window > 0 && own - a->window + 1 > begin ? own - a->window + 1 : begin;
+    for (; j0 <= own; j0 += QLORA__KEY_BLOCK) {
+        int64_t n = own + 1 - j0 < QLORA__KEY_BLOCK ? own + 1 - j0 : QLORA__KEY_BLOCK;
         QLORA__REAL peak = top;
         for (int64_t j = 0; j < n; j++) {
             const QLORA__REAL* k = qlora__head_get(a->k, j0 + j, kv_head, a->hd, room);

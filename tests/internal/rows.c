@@ -588,6 +588,109 @@ TEST attention_blocks_are_right(void) {
     PASS();
 }
 
+// Rows [first, first + rows) of a tensor.
+static qlora_tensor attention_part(const qlora_tensor* t, int64_t first, int64_t rows) {
+    qlora_tensor part = *t;
+    size_t offset = (size_t)(first * t->ld) * qlora_dtype_bytes(t->dtype);
+    part.data = (char*)t->data + offset;
+    part.bytes -= offset;
+    part.rows = rows;
+    return part;
+}
+
+// Attention of the queries from `before` on. t: q, k, v and o of all tokens, and the statistics of
+// these queries.
+static bool attention_after(qlora_ctx* ctx, const attention_shape* s, const qlora_tensor t[5],
+                            int64_t before) {
+    int64_t rows = ATTENTION_TOKENS - before;
+    int32_t offsets[2] = {0, (int32_t)rows};
+    qlora_tensor seqs;
+    qlora_tensor q = attention_part(&t[0], before, rows);
+    qlora_tensor o = attention_part(&t[3], before, rows);
+    qlora_tensor lse = t[4];
+    qlora_attention_desc d;
+    qlora__attention a;
+    memset(&d, 0, sizeof d);
+    memset(&a, 0, sizeof a);
+    d.heads = s->heads;
+    d.kv_heads = s->kv_heads;
+    d.head_dim = s->hd;
+    d.window = s->window;
+    d.cap = s->cap;
+    lse.cols = rows;
+    lse.ld = rows;
+    a.before = before;
+    a.q = &q;
+    a.k = &t[1];
+    a.v = &t[2];
+    a.seqs = &seqs;
+    a.o = &o;
+    a.lse = &lse;
+    return qlora_tensor_wrap(ctx, offsets, sizeof offsets, QLORA_I32, 1, 2, 0, &seqs) == QLORA_OK &&
+           qlora__attention_forward(ctx, &d, &a) == QLORA_OK;
+}
+
+// The queries after a cut, with the keys before it, have the bits that they have in one pass. t: q,
+// k, v, o, their statistics, and o and statistics of the whole.
+static bool attention_is_cut(qlora_ctx* ctx, const attention_shape* s, qlora_tensor t[7]) {
+    static const int64_t cuts[] = {1, 37, 64, 100, 149};
+    const qlora_tensor whole[5] = {t[0], t[1], t[2], t[5], t[6]};
+    size_t row = (size_t)t[3].ld * qlora_dtype_bytes(s->dtype);
+    bool same = attention_after(ctx, s, whole, 0);
+    for (size_t c = 0; c < sizeof cuts / sizeof cuts[0]; c++) {
+        int64_t rows = ATTENTION_TOKENS - cuts[c];
+        size_t offset = (size_t)cuts[c] * row;
+        memset(t[3].data, 0xff, (size_t)ATTENTION_TOKENS * row);
+        same = same && attention_after(ctx, s, t, cuts[c]) &&
+               memcmp((char*)t[3].data + offset, (char*)t[5].data + offset, (size_t)rows * row) == 0;
+        for (int64_t h = 0; h < s->heads; h++) {
+            const float* here = (const float*)t[4].data + h * rows;
+            const float* there = (const float*)t[6].data + h * ATTENTION_TOKENS + cuts[c];
+            same = same && memcmp(here, there, (size_t)rows * sizeof *here) == 0;
+        }
+    }
+    return same;
+}
+
+TEST attention_goes_on_after_a_cut(void) {
+    enum { DATA = ATTENTION_TOKENS * ATTENTION_WIDTH };
+    float* data = (float*)malloc(DATA * sizeof *data);
+    ASSERT(data != NULL);
+    test_random random = test_random_start("attention cut");
+    test_random_fill(&random, data, DATA, 1.0f);
+    for (size_t c = 0; c < sizeof attention_shapes / sizeof attention_shapes[0]; c++) {
+        const attention_shape* s = &attention_shapes[c];
+        for (int i = 0; i < QLORA__CPU_TABLES; i++) {
+            qlora_ctx_desc desc;
+            qlora_ctx* ctx = NULL;
+            qlora_tensor t[7];
+            memset(&desc, 0, sizeof desc);
+            desc.require_backend = QLORA_BACKEND_CPU;
+            desc.cpu_tier = qlora__cpu_tables[i].tier;
+            desc.threads = 2;
+            if (!qlora__cpu_tables[i].present()) {
+                continue;
+            }
+            ASSERT_EQ(QLORA_OK, qlora_ctx_create(&desc, &ctx));
+            for (int k = 0; k < 7; k++) {
+                bool stats = k == 4 || k == 6;
+                int64_t heads = k == 1 || k == 2 ? s->kv_heads : s->heads;
+                ASSERT(attention_tensor(ctx, stats ? QLORA_F32 : s->dtype,
+                                        stats ? s->heads : ATTENTION_TOKENS,
+                                        stats ? ATTENTION_TOKENS : heads * s->hd,
+                                        k < 3 ? data + k * 1009 : NULL, &t[k]));
+            }
+            ASSERTm(qlora__cpu_tables[i].name, attention_is_cut(ctx, s, t));
+            for (int k = 0; k < 7; k++) {
+                ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &t[k]));
+            }
+            ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+        }
+    }
+    free(data);
+    PASS();
+}
+
 // What is not finite in one token reaches the same outputs in every tier: in no tier a query that
 // does not see the token.
 TEST attention_keeps_poison_where_it_belongs(void) {
@@ -694,5 +797,6 @@ SUITE(rows_suite) {
     RUN_TEST(block_products_are_right);
     RUN_TEST(blocks_turn);
     RUN_TEST(attention_blocks_are_right);
+    RUN_TEST(attention_goes_on_after_a_cut);
     RUN_TEST(attention_keeps_poison_where_it_belongs);
 }
