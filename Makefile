@@ -192,15 +192,14 @@ $(B)/obj/qlora_text.o: Makefile | $(HEADERS)
 		> $(@:.o=.c)
 	$(COMPILE) -c -o $@ $(@:.o=.c)
 
-# Suites have to be correct, not fast: only those that compute references are optimised. qlora.h is
-# compiled as for programs, and without the positions of optimised variables, which take a tenth of
-# the time and change no instruction. qlora_text.h and the CPU loops in double do with -O1.
+# Suites have to be correct, not fast: only those that compute references are optimised. The library
+# does with -O1, which takes half the time of -O2 (programs have that, and the gates run them), and
+# without the positions of optimised variables, which take a tenth and change no instruction.
 $(TESTS): TEST_CFLAGS = -O0
 $(TESTS): INCLUDES += $(TEST_INCLUDES)
 $(patsubst %,$(B)/obj/unit/%.o,ops attention gemm linear nf4): TEST_CFLAGS = -O1
 # Suites in the same unit have no optimisation, for which checked library functions are not meant.
-$(B)/obj/internal/library.o: TEST_CFLAGS = -fno-var-tracking -U_FORTIFY_SOURCE
-$(B)/obj/internal/text_library.o $(B)/obj/internal/double.o: TEST_CFLAGS = \
+$(patsubst %,$(B)/obj/internal/%.o,library text_library double): TEST_CFLAGS = \
 	-O1 -fno-var-tracking -U_FORTIFY_SOURCE
 $(B)/obj/fakecuda/cuda.o $(B)/obj/fakecuda/cublas.o: TEST_CFLAGS = -O1
 $(B)/obj/fakecuda/ptx.o: TEST_CFLAGS = -fno-var-tracking
