@@ -17399,6 +17399,370 @@ static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora__env* env, qlora__ggu
 
 #ifndef QLORA_NO_CUDA
 
+//@@ src/formats/inflate.h
+
+#ifndef QLORA__PART_INFLATE
+#define QLORA__PART_INFLATE
+
+// ---- deflate ------------------------------------------------------------------------------------
+
+static uint32_t qlora__load32(const uint8_t* p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+#define QLORA__INFLATE_WINDOW 32768u
+#define QLORA__INFLATE_FAST 10
+
+// A prefix code. Codes of up to QLORA__INFLATE_FAST bits are looked up, longer ones are counted.
+typedef struct qlora__inflate_code {
+    uint16_t fast[1 << QLORA__INFLATE_FAST]; // symbol << 4 | length; 0: not here
+    uint16_t symbols[288];                   // in the order of their codes
+    uint16_t count[16];                      // codes of each length
+} qlora__inflate_code;
+
+typedef enum qlora__inflate_mode {
+    QLORA__INFLATE_HEADER, // a block begins
+    QLORA__INFLATE_STORED,
+    QLORA__INFLATE_CODES,
+    QLORA__INFLATE_DONE
+} qlora__inflate_mode;
+
+// A deflate stream that lies in memory. It can be decoded in pieces: the state is kept between
+// calls.
+typedef struct qlora__inflate {
+    const uint8_t* at;
+    const uint8_t* end;
+    uint64_t bits; // taken from `at` and not used yet, the next one lowest
+    unsigned bit_count;
+    qlora__inflate_mode mode;
+    bool last;         // this block is the last one
+    uint32_t stored;   // bytes of a stored block that are still to come
+    uint32_t length;   // of a match that is still to be copied
+    uint32_t distance; // its distance
+    uint64_t total;    // bytes written so far
+    qlora__inflate_code literals;
+    qlora__inflate_code distances;
+} qlora__inflate;
+
+static QLORA__UNUSED void qlora__inflate_begin(qlora__inflate* s, const uint8_t* data, size_t size) {
+    s->at = data;
+    s->end = data + size;
+    s->bits = 0;
+    s->bit_count = 0;
+    s->mode = QLORA__INFLATE_HEADER;
+    s->last = false;
+    s->stored = 0;
+    s->length = 0;
+    s->distance = 0;
+    s->total = 0;
+}
+
+static void qlora__inflate_fill(qlora__inflate* s) {
+    while (s->bit_count <= 56 && s->at < s->end) {
+        s->bits |= (uint64_t)*s->at++ << s->bit_count;
+        s->bit_count += 8;
+    }
+}
+
+// The next n bits (at most 16), or -1 at the end of the data.
+static int32_t qlora__inflate_bits(qlora__inflate* s, unsigned n) {
+    if (s->bit_count < n) {
+        qlora__inflate_fill(s);
+    }
+    if (s->bit_count < n) {
+        return -1;
+    }
+    int32_t value = (int32_t)(s->bits & (((uint64_t)1 << n) - 1));
+    s->bits >>= n;
+    s->bit_count -= n;
+    return value;
+}
+
+// Builds the code with these lengths. False if they contradict each other. As in zlib, a code that
+// leaves bit patterns unused is valid only if it has at most one symbol, of one bit.
+static bool qlora__inflate_build(qlora__inflate_code* code, const uint8_t* lengths, int symbols) {
+    uint16_t next[16];
+    uint16_t bits = 0;
+    int left = 1;
+    int used = 0;
+    memset(code->count, 0, sizeof code->count);
+    memset(code->fast, 0, sizeof code->fast);
+    for (int i = 0; i < symbols; i++) {
+        code->count[lengths[i]]++;
+    }
+    used = symbols - code->count[0];
+    code->count[0] = 0;
+    uint16_t place[16];
+    next[0] = 0;
+    place[0] = 0;
+    for (int n = 1; n < 16; n++) {
+        left = 2 * left - code->count[n];
+        if (left < 0) {
+            return false;
+        }
+        bits = (uint16_t)((bits + code->count[n - 1]) << 1);
+        next[n] = bits;
+        place[n] = (uint16_t)(place[n - 1] + code->count[n - 1]);
+    }
+    if (left > 0 && (used > 1 || (used == 1 && code->count[1] != 1))) {
+        return false;
+    }
+    for (int i = 0; i < symbols; i++) {
+        unsigned n = lengths[i];
+        if (n == 0) {
+            continue;
+        }
+        code->symbols[place[n]++] = (uint16_t)i;
+        unsigned reversed = 0;
+        for (unsigned k = 0; k < n; k++) {
+            reversed |= ((unsigned)next[n] >> k & 1u) << (n - 1 - k);
+        }
+        next[n]++;
+        for (unsigned k = reversed; n <= QLORA__INFLATE_FAST && k < 1u << QLORA__INFLATE_FAST;
+             k += 1u << n) {
+            code->fast[k] = (uint16_t)((unsigned)i << 4 | n);
+        }
+    }
+    return true;
+}
+
+// The next symbol, or -1 for bits that are no code or that the data do not have.
+static int32_t qlora__inflate_symbol(qlora__inflate* s, const qlora__inflate_code* code) {
+    if (s->bit_count < 15) {
+        qlora__inflate_fill(s);
+    }
+    unsigned entry = code->fast[s->bits & ((1u << QLORA__INFLATE_FAST) - 1)];
+    unsigned n = entry & 15;
+    int32_t symbol = (int32_t)(entry >> 4);
+    if (entry == 0) {
+        int32_t first = 0; // the first code of n bits
+        int32_t place = 0; // its symbol
+        int32_t bits = 0;
+        for (n = 1; n < 16; n++) {
+            bits |= (int32_t)(s->bits >> (n - 1) & 1);
+            int32_t count = code->count[n];
+            if (bits - first < count) {
+                break;
+            }
+            place += count;
+            first = (first + count) << 1;
+            bits <<= 1;
+        }
+        if (n == 16) {
+            return -1;
+        }
+        symbol = code->symbols[place + bits - first];
+    }
+    if (n > s->bit_count) {
+        return -1;
+    }
+    s->bits >>= n;
+    s->bit_count -= n;
+    return symbol;
+}
+
+// The lengths of both codes of a dynamic block, which are themselves compressed.
+static bool qlora__inflate_lengths(qlora__inflate* s, int32_t literals, int32_t distances,
+                                   uint8_t* lengths) {
+    int32_t count = 0;
+    while (count < literals + distances) {
+        int32_t symbol = qlora__inflate_symbol(s, &s->literals);
+        if (symbol < 0) {
+            return false;
+        }
+        if (symbol < 16) {
+            lengths[count++] = (uint8_t)symbol;
+            continue;
+        }
+        static const uint8_t extra[3] = {2, 3, 7};
+        static const uint8_t base[3] = {3, 3, 11};
+        int32_t more = qlora__inflate_bits(s, extra[symbol - 16]);
+        int32_t repeat = base[symbol - 16] + more;
+        if (more < 0 || repeat > literals + distances - count || (symbol == 16 && count == 0)) {
+            return false;
+        }
+        uint8_t value = symbol == 16 ? lengths[count - 1] : 0;
+        memset(lengths + count, value, (size_t)repeat);
+        count += repeat;
+    }
+    return true;
+}
+
+static bool qlora__inflate_dynamic(qlora__inflate* s) {
+    static const uint8_t order[19] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
+                                      11, 4,  12, 3, 13, 2, 14, 1, 15};
+    uint8_t lengths[320];
+    int32_t literals = qlora__inflate_bits(s, 5) + 257;
+    int32_t distances = qlora__inflate_bits(s, 5) + 1;
+    int32_t count = qlora__inflate_bits(s, 4) + 4;
+    if (literals < 257 || distances < 1 || count < 4 || literals > 286 || distances > 30) {
+        return false;
+    }
+    memset(lengths, 0, sizeof lengths);
+    for (int32_t i = 0; i < count; i++) {
+        int32_t length = qlora__inflate_bits(s, 3);
+        if (length < 0) {
+            return false;
+        }
+        lengths[order[i]] = (uint8_t)length;
+    }
+    if (!qlora__inflate_build(&s->literals, lengths, 19)) {
+        return false;
+    }
+    return qlora__inflate_lengths(s, literals, distances, lengths) && lengths[256] != 0 &&
+           qlora__inflate_build(&s->literals, lengths, literals) &&
+           qlora__inflate_build(&s->distances, lengths + literals, distances);
+}
+
+static bool qlora__inflate_fixed(qlora__inflate* s) {
+    uint8_t lengths[288];
+    for (int i = 0; i < 288; i++) {
+        lengths[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : 8;
+    }
+    bool ok = qlora__inflate_build(&s->literals, lengths, 288);
+    memset(lengths, 5, 32);
+    return ok && qlora__inflate_build(&s->distances, lengths, 32);
+}
+
+// Gives back the whole bytes among the bits, and drops the rest of the current byte.
+static void qlora__inflate_align(qlora__inflate* s) {
+    s->at -= s->bit_count / 8;
+    s->bits = 0;
+    s->bit_count = 0;
+}
+
+static bool qlora__inflate_header(qlora__inflate* s) {
+    if (s->last) {
+        qlora__inflate_align(s);
+        s->mode = QLORA__INFLATE_DONE;
+        return true;
+    }
+    int32_t header = qlora__inflate_bits(s, 3);
+    if (header < 0 || header >> 1 == 3) {
+        return false;
+    }
+    s->last = (header & 1) != 0;
+    s->mode = QLORA__INFLATE_CODES;
+    if (header >> 1 == 1) {
+        return qlora__inflate_fixed(s);
+    }
+    if (header >> 1 == 2) {
+        return qlora__inflate_dynamic(s);
+    }
+    qlora__inflate_align(s);
+    if (s->end - s->at < 4) {
+        return false;
+    }
+    uint32_t sizes = qlora__load32(s->at);
+    s->at += 4;
+    s->stored = sizes & 0xFFFF;
+    s->mode = QLORA__INFLATE_STORED;
+    return (sizes >> 16 ^ 0xFFFF) == s->stored && s->stored <= (size_t)(s->end - s->at);
+}
+
+// Reads the length and the distance of a match, whose symbol is at least 257.
+static bool qlora__inflate_match(qlora__inflate* s, int32_t symbol) {
+    static const uint16_t length_base[29] = {3,  4,  5,  6,   7,   8,   9,   10,  11, 13,
+                                             15, 17, 19, 23,  27,  31,  35,  43,  51, 59,
+                                             67, 83, 99, 115, 131, 163, 195, 227, 258};
+    static const uint8_t length_bits[29] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
+                                            2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
+    static const uint16_t base[30] = {
+        1,   2,   3,   4,   5,   7,    9,    13,   17,   25,   33,   49,   65,    97,    129,
+        193, 257, 385, 513, 769, 1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
+    if (symbol > 285) {
+        return false;
+    }
+    int32_t more = qlora__inflate_bits(s, length_bits[symbol - 257]);
+    int32_t code = more < 0 ? -1 : qlora__inflate_symbol(s, &s->distances);
+    if (code < 0 || code > 29) {
+        return false;
+    }
+    int32_t further = qlora__inflate_bits(s, code < 2 ? 0 : (unsigned)(code / 2 - 1));
+    s->length = (uint32_t)(length_base[symbol - 257] + more);
+    s->distance = (uint32_t)(base[code] + further);
+    return further >= 0 && s->distance <= s->total;
+}
+
+// Literals and matches, up to the end of the block or of the room.
+static bool qlora__inflate_codes(qlora__inflate* s, uint8_t* out, size_t* at, size_t capacity) {
+    size_t begin = *at;
+    size_t place = begin;
+    uint64_t before = s->total;
+    bool ok = true;
+    while (place < capacity) {
+        if (s->length > 0) {
+            if (s->distance > place) {
+                ok = false; // the caller kept less than a window
+                break;
+            }
+            size_t count = s->length < capacity - place ? s->length : capacity - place;
+            const uint8_t* from = out + place - s->distance;
+            for (size_t i = 0; i < count; i++) { // they may overlap: byte by byte
+                out[place + i] = from[i];
+            }
+            place += count;
+            s->length -= (uint32_t)count;
+            continue;
+        }
+        int32_t symbol = qlora__inflate_symbol(s, &s->literals);
+        if (symbol < 256) {
+            ok = symbol >= 0;
+            if (!ok) {
+                break;
+            }
+            out[place++] = (uint8_t)symbol;
+            continue;
+        }
+        if (symbol == 256) {
+            s->mode = QLORA__INFLATE_HEADER;
+            break;
+        }
+        s->total = before + (place - begin);
+        ok = qlora__inflate_match(s, symbol);
+        if (!ok) {
+            break;
+        }
+    }
+    s->total = before + (place - begin);
+    *at = place;
+    return ok;
+}
+
+// Continues to write at out[*at], up to out[capacity]; before *at lies what was written already (at
+// least the last 32 KiB of it). The stream has ended when its mode is QLORA__INFLATE_DONE. False:
+// the data are damaged or end too early.
+static QLORA__UNUSED bool qlora__inflate_run(qlora__inflate* s, uint8_t* out, size_t* at,
+                                             size_t capacity) {
+    while (s->mode != QLORA__INFLATE_DONE) {
+        if (s->mode == QLORA__INFLATE_HEADER) {
+            if (!qlora__inflate_header(s)) {
+                return false;
+            }
+            continue;
+        }
+        if (*at == capacity) {
+            return true;
+        }
+        if (s->mode == QLORA__INFLATE_CODES) {
+            if (!qlora__inflate_codes(s, out, at, capacity)) {
+                return false;
+            }
+            continue;
+        }
+        size_t count = s->stored < capacity - *at ? s->stored : capacity - *at;
+        memcpy(out + *at, s->at, count);
+        s->at += count;
+        *at += count;
+        s->total += count;
+        s->stored -= (uint32_t)count;
+        s->mode = s->stored == 0 ? QLORA__INFLATE_HEADER : QLORA__INFLATE_STORED;
+    }
+    return true;
+}
+
+#endif // QLORA__PART_INFLATE
+
 //@@ src/driver/driver.h
 
 // ---- the CUDA driver and cuBLAS: values, entry points, error texts ------------------------------
@@ -19899,6 +20263,132 @@ static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
                        "kernels need CUDA, but this context runs on the CPU (%s)", ctx->reason);
 }
 
+//@@ src/cache/unpack.h
+
+// ---- packed PTX: what `embed --packed` writes ---------------------------------------------------
+
+#ifndef QLORA_NO_CUDA
+
+// Bytes stand in string literals, 13 bits in two characters. The characters are the 91 that need no
+// escape and are not blank; the first of a pair is the low digit. The bytes are the length of a
+// part, in four of them, and the part as a deflate stream.
+//
+// The chunks of a text are those of its own part, NULL, those of the part that all texts of its
+// module share, NULL. The shared part is a list of runs with a mark between them; a mark in the own
+// part stands for the next run. PTX does not contain the mark.
+#define QLORA__UNPACK_MARK 1
+
+// The digit that a character stands for; 91 if it is none.
+static unsigned qlora__unpack_digit(char c) {
+    if (c < '!' || c > '~' || c == '"' || c == '?' || c == '\\') {
+        return 91;
+    }
+    return (unsigned)(c - '!') - (c > '"' ? 1u : 0u) - (c > '?' ? 1u : 0u) - (c > '\\' ? 1u : 0u);
+}
+
+// How many bytes the chunks up to a NULL stand for.
+static QLORA__UNUSED size_t qlora__unpack_size(const char* const* chunks) {
+    size_t pairs = 0;
+    for (; *chunks != NULL; chunks++) {
+        pairs += strlen(*chunks) / 2;
+    }
+    return pairs / 8 * 13 + pairs % 8 * 13 / 8;
+}
+
+// Writes these bytes. False if a character is wrong.
+static QLORA__UNUSED bool qlora__unpack_bytes(const char* const* chunks, uint8_t* out,
+                                              size_t size) {
+    uint32_t bits = 0;
+    unsigned count = 0;
+    size_t at = 0;
+    for (; *chunks != NULL; chunks++) {
+        for (const char* c = *chunks; *c != '\0'; c += 2) {
+            unsigned low = qlora__unpack_digit(c[0]);
+            unsigned high = qlora__unpack_digit(c[1]); // of a chunk that is cut: its final zero
+            if (low > 90 || high > 90 || low + 91 * high > 8191) {
+                return false;
+            }
+            bits |= (uint32_t)(low + 91 * high) << count;
+            count += 13;
+            for (; count >= 8 && at < size; count -= 8) {
+                out[at++] = (uint8_t)(bits & 255);
+                bits >>= 8;
+            }
+        }
+    }
+    return at == size;
+}
+
+// The length of the part in these bytes; 0 if there is none.
+static QLORA__UNUSED size_t qlora__unpack_length(const uint8_t* bytes, size_t size) {
+    return size < 4 ? 0 : qlora__load32(bytes);
+}
+
+// Decompresses the part, which has `length` bytes, into room for one more: only then is the end of
+// the stream read. False if it is damaged.
+static QLORA__UNUSED bool qlora__unpack_part(const uint8_t* bytes, size_t size, uint8_t* out,
+                                             size_t length) {
+    qlora__inflate s;
+    size_t at = 0;
+    qlora__inflate_begin(&s, bytes + 4, size - 4);
+    return qlora__inflate_run(&s, out, &at, length + 1) && s.mode == QLORA__INFLATE_DONE &&
+           at == length;
+}
+
+// What is still to be copied of a part.
+typedef struct qlora__unpack_rest {
+    const uint8_t* at;
+    const uint8_t* end;
+    bool more; // a run begins at `at`
+} qlora__unpack_rest;
+
+// Copies a run to out[*at]. False if it does not fit into `length` bytes.
+static bool qlora__unpack_run(qlora__unpack_rest* rest, char* out, size_t* at, size_t length) {
+    size_t size = (size_t)(rest->end - rest->at);
+    const void* mark = memchr(rest->at, QLORA__UNPACK_MARK, size);
+    rest->more = mark != NULL;
+    size_t n = rest->more ? (size_t)((const uint8_t*)mark - rest->at) : size;
+    if (n > length - *at) {
+        return false;
+    }
+    memcpy(out + *at, rest->at, n);
+    *at += n;
+    rest->at += rest->more ? n + 1 : n;
+    return true;
+}
+
+// Puts the runs of the shared part where the own part has marks. False if the result does not have
+// this length, or if a run or a mark is left over.
+static QLORA__UNUSED bool qlora__unpack_merge(const uint8_t* own, size_t own_length,
+                                              const uint8_t* shared, size_t shared_length,
+                                              char* out, size_t length) {
+    qlora__unpack_rest a = {own, own + own_length, true};
+    qlora__unpack_rest b = {shared, shared + shared_length, shared_length > 0};
+    size_t at = 0;
+    for (;;) {
+        if (!qlora__unpack_run(&a, out, &at, length)) {
+            return false;
+        }
+        if (!a.more) {
+            return at == length && !b.more;
+        }
+        if (!b.more || !qlora__unpack_run(&b, out, &at, length)) {
+            return false;
+        }
+    }
+}
+
+// FNV-1a in 32 bits, as in the table.
+static QLORA__UNUSED uint32_t qlora__unpack_hash(const char* text, size_t length) {
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < length; i++) {
+        hash = (hash ^ (uint8_t)text[i]) * 16777619u;
+    }
+    return hash;
+}
+
+#endif // QLORA_NO_CUDA
+
 //@@ src/cache/modules.h
 
 // ---- the kernel cache: PTX, modules, launches, lookup -------------------------------------------
@@ -19910,10 +20400,12 @@ static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
 #endif
 #include QLORA_KERNELS_HEADER
 
-#if QLORA__KERNEL_ABI != 3
+// Packed texts (embed --packed) have a number of their own: they must not pass for plain ones.
+#if QLORA__KERNEL_ABI != 3 && QLORA__KERNEL_ABI != 103
 #error                                                                                             \
     "kernels_ptx.h does not match this qlora.h (kernel ABI 3 is needed); use one release for both"
 #endif
+#define QLORA__PTX_PACKED (QLORA__KERNEL_ABI == 103)
 
 #define QLORA__PLANNED_MAX 256
 
@@ -19958,10 +20450,89 @@ static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const cha
     return best != NULL ? best : left_out;
 }
 
-// Joins the chunks of a module's PTX after a header that names the target of qlora_ctx_target. The
-// caller frees *out, which has *bytes bytes.
-static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, char** out,
-                                    size_t* bytes) {
+// One of the two parts of a packed text.
+typedef struct qlora__ptx_part {
+    uint8_t* bytes; // compressed
+    size_t size;
+    uint8_t* data;
+    size_t length;
+    size_t room; // of data
+} qlora__ptx_part;
+
+static void qlora__ptx_part_free(qlora_ctx* ctx, qlora__ptx_part* part) {
+    qlora__free(ctx, part->bytes, part->size);
+    qlora__free(ctx, part->data, part->room);
+}
+
+static qlora_result qlora__ptx_damaged(qlora_ctx* ctx, const qlora__ptx_text* text,
+                                       const char* what) {
+    return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                       "kernel module %s: its packed PTX for sm_%d%.*s is damaged: %s; write the "
+                       "header again with embed --packed",
+                       text->module, text->target, text->suffix != '\0' ? 1 : 0, &text->suffix,
+                       what);
+}
+
+// Decompresses a part. The caller frees it, also on failure.
+static qlora_result qlora__ptx_part_read(qlora_ctx* ctx, const qlora__ptx_text* text,
+                                         const char* const* chunks, qlora__ptx_part* part) {
+    size_t size = qlora__unpack_size(chunks);
+    if (size > 0) {
+        part->bytes = (uint8_t*)qlora__alloc(ctx, size);
+        if (part->bytes == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        part->size = size;
+        if (!qlora__unpack_bytes(chunks, part->bytes, size)) {
+            return qlora__ptx_damaged(ctx, text, "a character stands for nothing");
+        }
+        part->length = qlora__unpack_length(part->bytes, size);
+        // Every mark stands for a run, which is not empty.
+        if (part->length == 0 || part->length / 2 > text->length) {
+            return qlora__ptx_damaged(ctx, text, "the length of a part is wrong");
+        }
+    }
+    part->data = (uint8_t*)qlora__alloc(ctx, part->length + 1);
+    if (part->data == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    part->room = part->length + 1;
+    if (size > 0 && !qlora__unpack_part(part->bytes, size, part->data, part->length)) {
+        return qlora__ptx_damaged(ctx, text, "a part cannot be decompressed");
+    }
+    return QLORA_OK;
+}
+
+// Writes text->length bytes, checked against the table.
+static qlora_result qlora__ptx_unpack(qlora_ctx* ctx, const qlora__ptx_text* text, char* out) {
+    qlora__ptx_part own;
+    qlora__ptx_part shared;
+    const char* const* chunks = text->chunks;
+    memset(&own, 0, sizeof own);
+    memset(&shared, 0, sizeof shared);
+    qlora_result r = qlora__ptx_part_read(ctx, text, chunks, &own);
+    if (r == QLORA_OK) {
+        while (*chunks != NULL) {
+            chunks++;
+        }
+        r = qlora__ptx_part_read(ctx, text, chunks + 1, &shared);
+    }
+    if (r == QLORA_OK && !qlora__unpack_merge(own.data, own.length, shared.data, shared.length, out,
+                                              text->length)) {
+        r = qlora__ptx_damaged(ctx, text, "its parts do not fit together");
+    }
+    if (r == QLORA_OK && qlora__unpack_hash(out, text->length) != text->hash) {
+        r = qlora__ptx_damaged(ctx, text, "its hash is wrong");
+    }
+    qlora__ptx_part_free(ctx, &own);
+    qlora__ptx_part_free(ctx, &shared);
+    return r;
+}
+
+// Joins the chunks of a module's PTX, or unpacks them, after a header that names the target of
+// qlora_ctx_target. The caller frees *out, which has *bytes bytes.
+static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, bool packed,
+                                    char** out, size_t* bytes) {
     const qlora__gpu* gpu = ctx->gpu;
     int target_version = text->suffix != '\0' ? 80 : qlora__target_version(gpu->target_number);
     int version = text->version > target_version ? text->version : target_version;
@@ -19976,7 +20547,15 @@ static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text,
     }
     memcpy(p, header, (size_t)used);
     size_t at = (size_t)used;
-    for (const char* const* chunk = text->chunks; *chunk != NULL; chunk++) {
+    if (packed) {
+        qlora_result r = qlora__ptx_unpack(ctx, text, p + at);
+        if (r != QLORA_OK) {
+            qlora__free(ctx, p, *bytes);
+            return r;
+        }
+        at += text->length;
+    }
+    for (const char* const* chunk = text->chunks; !packed && *chunk != NULL; chunk++) {
         size_t n = strlen(*chunk);
         QLORA_ASSERT(at + n < *bytes);
         memcpy(p + at, *chunk, n);
@@ -20268,7 +20847,7 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* 
     }
     char* ptx = NULL;
     size_t bytes = 0;
-    QLORA__TRY(qlora__ptx_join(ctx, text, &ptx, &bytes));
+    QLORA__TRY(qlora__ptx_join(ctx, text, QLORA__PTX_PACKED, &ptx, &bytes));
     void* handle = NULL;
     qlora_result r = qlora__module_load(ctx, name, ptx, &handle);
     qlora__free(ctx, ptx, bytes);
@@ -46731,4 +47310,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b0ddb01821469a2a
+//@@ end 9154e0751993661f
