@@ -63,7 +63,7 @@ FAKES := $(addprefix $(B)/,$(addsuffix /libcuda.so.1,fake fake-stub fake-omit) \
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: all test demo programs examples headers static shared where ptx ptx-header ptx-packed \
-	ptx-report 	bench check mutants soak install uninstall clean help FORCE
+	ptx-report bench check mutants soak install uninstall clean help FORCE
 
 all: $(B)/tests $(FAKES) programs examples ## build the tests, the programs and the examples
 

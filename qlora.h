@@ -77,7 +77,7 @@
        QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2 and AVX-512
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
        QLORA_ASSERT(x)       checks our own invariants only; never files, arguments or devices
-       QLORA_KERNELS_HEADER  another name for "kernels_ptx.h"
+       QLORA_KERNELS_HEADER  another name for "kernels_ptx.h", which may be packed (make ptx-packed)
        QLORA_DEBUG           synchronise after every launch, so that a fault names its kernel
 
    OBJECTS
@@ -17444,7 +17444,8 @@ typedef struct qlora__inflate {
     qlora__inflate_code distances;
 } qlora__inflate;
 
-static QLORA__UNUSED void qlora__inflate_begin(qlora__inflate* s, const uint8_t* data, size_t size) {
+static QLORA__UNUSED void qlora__inflate_begin(qlora__inflate* s, const uint8_t* data,
+                                               size_t size) {
     s->at = data;
     s->end = data + size;
     s->bits = 0;
@@ -20305,7 +20306,7 @@ static QLORA__UNUSED bool qlora__unpack_bytes(const char* const* chunks, uint8_t
         for (const char* c = *chunks; *c != '\0'; c += 2) {
             unsigned low = qlora__unpack_digit(c[0]);
             unsigned high = qlora__unpack_digit(c[1]); // of a chunk that is cut: its final zero
-            if (low > 90 || high > 90 || low + 91 * high > 8191) {
+            if (low > 90 || low + 91 * high > 8191) {
                 return false;
             }
             bits |= (uint32_t)(low + 91 * high) << count;
@@ -20324,15 +20325,14 @@ static QLORA__UNUSED size_t qlora__unpack_length(const uint8_t* bytes, size_t si
     return size < 4 ? 0 : qlora__load32(bytes);
 }
 
-// Decompresses the part, which has `length` bytes, into room for one more: only then is the end of
-// the stream read. False if it is damaged.
+// Decompresses the part, which has `length` bytes, into room for one more: where room is left, the
+// stream has been read to its end. False if it is damaged.
 static QLORA__UNUSED bool qlora__unpack_part(const uint8_t* bytes, size_t size, uint8_t* out,
                                              size_t length) {
     qlora__inflate s;
     size_t at = 0;
     qlora__inflate_begin(&s, bytes + 4, size - 4);
-    return qlora__inflate_run(&s, out, &at, length + 1) && s.mode == QLORA__INFLATE_DONE &&
-           at == length;
+    return qlora__inflate_run(&s, out, &at, length + 1) && at == length;
 }
 
 // What is still to be copied of a part.
@@ -20517,8 +20517,8 @@ static qlora_result qlora__ptx_unpack(qlora_ctx* ctx, const qlora__ptx_text* tex
         }
         r = qlora__ptx_part_read(ctx, text, chunks + 1, &shared);
     }
-    if (r == QLORA_OK && !qlora__unpack_merge(own.data, own.length, shared.data, shared.length, out,
-                                              text->length)) {
+    if (r == QLORA_OK &&
+        !qlora__unpack_merge(own.data, own.length, shared.data, shared.length, out, text->length)) {
         r = qlora__ptx_damaged(ctx, text, "its parts do not fit together");
     }
     if (r == QLORA_OK && qlora__unpack_hash(out, text->length) != text->hash) {
@@ -47310,4 +47310,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 9154e0751993661f
+//@@ end 1a3cc6f12e1cd1df

@@ -4320,7 +4320,8 @@ typedef struct qlora__inflate {
     qlora__inflate_code distances;
 } qlora__inflate;
 
-static QLORA__UNUSED void qlora__inflate_begin(qlora__inflate* s, const uint8_t* data, size_t size) {
+static QLORA__UNUSED void qlora__inflate_begin(qlora__inflate* s, const uint8_t* data,
+                                               size_t size) {
     s->at = data;
     s->end = data + size;
     s->bits = 0;
@@ -32088,4 +32089,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 19ddde1c1ea0dbad
+//@@ end 202d1c2e86cd841d

@@ -1,4 +1,4 @@
-// deflate.h - compresses with deflate (RFC 1951), for embed.c; src/formats/inflate.h is the inverse.
+// deflate.h - compresses with deflate (RFC 1951), for embed.c; src/formats/inflate.h reads it.
 //
 // Slow and thorough: every position gets the nearest match of each length, and each block is the
 // cheapest path through them, under the code lengths of the path before. The output depends only on
@@ -341,8 +341,8 @@ static void deflate_path(deflate_block* b, const deflate_matches* m, const defla
         size_t length = DEFLATE_SHORTEST;
         for (size_t k = m->first[b->begin + i]; k < m->first[b->begin + i + 1]; k++) {
             const deflate_step* s = &m->items[k];
-            uint32_t far_off = cost[i] + c->distance[deflate_distance_symbol(s->distance, &extra,
-                                                                             &value)];
+            uint32_t far_off =
+                cost[i] + c->distance[deflate_distance_symbol(s->distance, &extra, &value)];
             for (; length <= s->length && length <= size - i; length++) {
                 if (far_off + c->length[length] < cost[i + length]) {
                     cost[i + length] = far_off + c->length[length];

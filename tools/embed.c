@@ -1361,8 +1361,8 @@ static void block_read(const pack_header* h, const char* line, pack_block* b) {
     }
     b->end = line_next(line);
     if (!b->body || !*line ||
-        (!b->shared && sscanf(row, "#define QLORA__PTX_%95s qlora__ptx_%*s %luu, 0x%xu, 0",
-                              b->name, &length, &hash) != 3)) {
+        (!b->shared && sscanf(row, "#define QLORA__PTX_%95s qlora__ptx_%*s %luu, 0x%xu, 0", b->name,
+                              &length, &hash) != 3)) {
         die("its block is not as make ptx writes it", b->module);
     }
     b->length = length;
@@ -1498,7 +1498,7 @@ static void part_pack(buffer* part) {
 }
 
 // Unpacks chunks into a new text. NULL if they are damaged.
-static char* text_unpack(const char* const* chunks, size_t length) {
+static char* text_unpack(const char* const* chunks, size_t length, uint32_t hash) {
     uint8_t* data[2] = {NULL, NULL};
     size_t sizes[2] = {0, 0};
     bool ok = true;
@@ -1518,6 +1518,7 @@ static char* text_unpack(const char* const* chunks, size_t length) {
     }
     char* text = (char*)need_memory(malloc(length + 1));
     ok = ok && qlora__unpack_merge(data[0], sizes[0], data[1], sizes[1], text, length);
+    ok = ok && qlora__unpack_hash(text, length) == hash;
     text[length] = 0;
     free(data[0]);
     free(data[1]);
@@ -1575,9 +1576,8 @@ static int module_pack(pack_header* h, pack_block* first, int most, buffer* out)
         part_pack(&b->own);
         const char* chunks[4] = {b->own.data, NULL, shared && shared->size ? shared->data : NULL,
                                  NULL};
-        char* again = text_unpack(chunks, b->length);
-        if (!again || memcmp(again, b->text.data, b->length) != 0 ||
-            qlora__unpack_hash(again, b->length) != b->hash) {
+        char* again = text_unpack(chunks, b->length, b->hash);
+        if (!again || memcmp(again, b->text.data, b->length) != 0) {
             die("does not become itself again", b->name);
         }
         free(again);
@@ -1629,7 +1629,8 @@ static void other_line(const pack_header* h, const char* text, const char* line,
         buffer_add(out, line, line_length(line));
     }
     if (line == text) {
-        buffer_print(out, "// Packed by: embed --packed. qlora.h unpacks a text when it needs it.\n");
+        buffer_print(out, "// Packed by: embed --packed. qlora.h unpacks a module's text when it "
+                          "loads it.\n");
     }
 }
 
@@ -1762,7 +1763,7 @@ static int command_sources(const char* header, char** files, int count) {
 // The chunks of a text, joined or unpacked. NULL if they are damaged; the caller frees it.
 static char* text_join(const qlora__ptx_text* t) {
     if (TABLE_PACKED) {
-        return text_unpack(t->chunks, t->length);
+        return text_unpack(t->chunks, t->length, t->hash);
     }
     buffer b = {NULL, 0, 0};
     for (const char* const* chunk = t->chunks; *chunk; chunk++) {

@@ -124,8 +124,8 @@ static qlora_result qlora__ptx_unpack(qlora_ctx* ctx, const qlora__ptx_text* tex
         }
         r = qlora__ptx_part_read(ctx, text, chunks + 1, &shared);
     }
-    if (r == QLORA_OK && !qlora__unpack_merge(own.data, own.length, shared.data, shared.length, out,
-                                              text->length)) {
+    if (r == QLORA_OK &&
+        !qlora__unpack_merge(own.data, own.length, shared.data, shared.length, out, text->length)) {
         r = qlora__ptx_damaged(ctx, text, "its parts do not fit together");
     }
     if (r == QLORA_OK && qlora__unpack_hash(out, text->length) != text->hash) {

@@ -38,7 +38,7 @@ static QLORA__UNUSED bool qlora__unpack_bytes(const char* const* chunks, uint8_t
         for (const char* c = *chunks; *c != '\0'; c += 2) {
             unsigned low = qlora__unpack_digit(c[0]);
             unsigned high = qlora__unpack_digit(c[1]); // of a chunk that is cut: its final zero
-            if (low > 90 || high > 90 || low + 91 * high > 8191) {
+            if (low > 90 || low + 91 * high > 8191) {
                 return false;
             }
             bits |= (uint32_t)(low + 91 * high) << count;
@@ -57,15 +57,14 @@ static QLORA__UNUSED size_t qlora__unpack_length(const uint8_t* bytes, size_t si
     return size < 4 ? 0 : qlora__load32(bytes);
 }
 
-// Decompresses the part, which has `length` bytes, into room for one more: only then is the end of
-// the stream read. False if it is damaged.
+// Decompresses the part, which has `length` bytes, into room for one more: where room is left, the
+// stream has been read to its end. False if it is damaged.
 static QLORA__UNUSED bool qlora__unpack_part(const uint8_t* bytes, size_t size, uint8_t* out,
                                              size_t length) {
     qlora__inflate s;
     size_t at = 0;
     qlora__inflate_begin(&s, bytes + 4, size - 4);
-    return qlora__inflate_run(&s, out, &at, length + 1) && s.mode == QLORA__INFLATE_DONE &&
-           at == length;
+    return qlora__inflate_run(&s, out, &at, length + 1) && at == length;
 }
 
 // What is still to be copied of a part.

@@ -41,7 +41,8 @@ typedef struct qlora__inflate {
     qlora__inflate_code distances;
 } qlora__inflate;
 
-static QLORA__UNUSED void qlora__inflate_begin(qlora__inflate* s, const uint8_t* data, size_t size) {
+static QLORA__UNUSED void qlora__inflate_begin(qlora__inflate* s, const uint8_t* data,
+                                               size_t size) {
     s->at = data;
     s->end = data + size;
     s->bits = 0;
