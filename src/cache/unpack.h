@@ -31,13 +31,17 @@ static QLORA__UNUSED size_t qlora__unpack_size(const char* const* chunks) {
 // Writes these bytes. False if a character is wrong.
 static QLORA__UNUSED bool qlora__unpack_bytes(const char* const* chunks, uint8_t* out,
                                               size_t size) {
+    uint8_t digits[256];
     uint32_t bits = 0;
     unsigned count = 0;
     size_t at = 0;
+    for (int i = 0; i < 256; i++) {
+        digits[i] = (uint8_t)qlora__unpack_digit((char)i);
+    }
     for (; *chunks != NULL; chunks++) {
         for (const char* c = *chunks; *c != '\0'; c += 2) {
-            unsigned low = qlora__unpack_digit(c[0]);
-            unsigned high = qlora__unpack_digit(c[1]); // of a chunk that is cut: its final zero
+            unsigned low = digits[(uint8_t)c[0]];
+            unsigned high = digits[(uint8_t)c[1]]; // of a chunk that is cut: its final zero
             if (low > 90 || low + 91 * high > 8191) {
                 return false;
             }

@@ -835,8 +835,8 @@ gate_embed_packed() {
     done
     for n in "3 5" "3SM80 5SM80" "3TWO 5TWO" "4 7" "4 8"; do
         $d/tool${n% *} --emit plain sm_86 >$d/plain.out 2>&1
-        diff <($d/tool${n% *} --list) <($d/tool${n#* } --list) &&
-            $d/tool${n#* } --emit plain sm_86 2>&1 | cmp $d/plain.out ||
+        $d/tool${n#* } --emit plain sm_86 >$d/packed.out 2>&1
+        diff <($d/tool${n% *} --list) <($d/tool${n#* } --list) && cmp $d/plain.out $d/packed.out ||
             fault "--packed: the text is another one: $n"
     done
     $d/tool5 --check $d/5.h $d/plain.cu || fault "a packed header fails the check"
@@ -857,7 +857,8 @@ gate_embed_packed() {
     $d/tool_real --check $d/real/kernels_ptx.h kernels/* || fault "the packed header: wrong texts"
     while read -r module target _; do
         build/ptx-tool --emit "$module" "$target" >$d/plain.out
-        $d/tool_real --emit "$module" "$target" | cmp $d/plain.out ||
+        $d/tool_real --emit "$module" "$target" >$d/packed.out
+        cmp $d/plain.out $d/packed.out ||
             fault "$module for $target is another text when packed"
     done < <(build/ptx-tool --list)
 }
@@ -991,10 +992,18 @@ gate_groups_packed() {
     LD_LIBRARY_PATH=build/fake $d/packed64 get attn64_bwd_q attention 20 >$d/packed64.out || bad=1
     grep -q 'its module attn64 was left out by QLORA_PTX_NO_HEAD64$' $d/packed64.out &&
         grep -q '^attention 20: OK' $d/packed64.out || fault "packed: $(cat $d/packed64.out)"
+    for n in $(compilers); do
+        eval "${cc/gcc/$n} -fsyntax-only tests/gates/compile/text_both.c" &&
+            eval "${cc/gcc/$n} -DTEXT_FIRST -fsyntax-only tests/gates/compile/text_both.c" &&
+            eval "${cc/gcc -I. -std=c99 -O0 $WARN_C/$n -I. -x c++ -std=c++11 $WARN}" \
+                -fsyntax-only tests/gates/compile/text_both.c ||
+            fault "$n: packed texts do not compile"
+    done
     # A character of every chunk is another one.
     sed '/^static const char qlora__ptx_[0-9]/{n;y/abcdefgh/bcdefgha/}' $d/packed.h >$d/damaged.h
     eval "${cc/packed.h/damaged.h} -o $d/damaged $t $LIBS" || bad=1
-    LD_LIBRARY_PATH=build/fake $d/damaged get attn64_fwd get norm_rms_fwd_f32 >$d/damaged.out || bad=1
+    LD_LIBRARY_PATH=build/fake $d/damaged get attn64_fwd get norm_rms_fwd_f32 >$d/damaged.out ||
+        bad=1
     [[ $(grep -c 'kernel module [a-z0-9]*: its packed PTX for sm_.* is damaged: ' $d/damaged.out) \
         -eq 2 ]] || fault "damaged texts: $(cat $d/damaged.out)"
     # Neither form may pass for the other.

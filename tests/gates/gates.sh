@@ -183,7 +183,7 @@ defect embed "damage to packed texts is not seen" \
 defect groups "packed texts are taken for plain ones" \
     'sed -i "s/(QLORA__KERNEL_ABI == 103)/(QLORA__KERNEL_ABI == 203)/" src/cache/modules.h'
 defect groups "a packed header lists the bytes of a plain one" \
-    'sed -i "s/^        macro_line(h, line, out);/        buffer_add(out, line, line_length(line));/" \
+    'sed -i "s/^        macro_line(h, line, out);/buffer_add(out, line, line_length(line));/" \
         tools/embed.c'
 defect groups "a macro that leaves nothing out" \
     'sed -i "s/defined(QLORA_PTX_NO_HEAD64)/defined(NEVER)/" kernels_ptx.h'
