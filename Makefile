@@ -62,8 +62,8 @@ FAKES := $(addprefix $(B)/,$(addsuffix /libcuda.so.1,fake fake-stub fake-omit) \
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: all test demo programs examples headers static shared where ptx ptx-header ptx-report \
-	bench check mutants soak install uninstall clean help FORCE
+.PHONY: all test demo programs examples headers static shared where ptx ptx-header ptx-packed \
+	ptx-report bench check mutants soak install uninstall clean help FORCE
 
 all: $(B)/tests $(FAKES) programs examples ## build the tests, the programs and the examples
 
@@ -95,6 +95,9 @@ ptx-header: $(TEXTS)
 		--nvcc "$$($(NVCC) --version | sed -n 's/.*, V\([0-9.]*\).*/\1/p')" \
 		$(KERNELS) $(sort $(wildcard kernels/*.cuh)) $(TEXTS)
 	mv $(B)/kernels_ptx.h.new $(OUT)
+
+ptx-packed: $(B)/embed ## [ONLY="WORD..."]: write build/kernels_ptx.h, kernels_ptx.h compressed
+	$(B)/embed --packed $(if $(ONLY),--only "$(ONLY)") kernels_ptx.h $(B)/kernels_ptx.h
 
 ptx-report: $(B)/ptx-tool ## print registers, shared memory and spills of every kernel (needs ptxas)
 	@B=$(B) PTXAS="$(PTXAS)" tools/ptx_report.sh

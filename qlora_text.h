@@ -4277,46 +4277,14 @@ static QLORA__UNUSED bool qlora__gguf_path(const char* path) {
 
 //@@ src/formats/inflate.h
 
-// ---- CRC-32 of gzip and of Parquet's pages ------------------------------------------------------
+#ifndef QLORA__PART_INFLATE
+#define QLORA__PART_INFLATE
 
-typedef struct qlora__crc32 {
-    uint32_t table[4][256];
-} qlora__crc32;
-
-static void qlora__crc32_begin(qlora__crc32* c) {
-    for (uint32_t i = 0; i < 256; i++) {
-        uint32_t value = i;
-        for (int k = 0; k < 8; k++) {
-            value = value >> 1 ^ ((value & 1) != 0 ? 0xEDB88320u : 0u);
-        }
-        c->table[0][i] = value;
-    }
-    for (uint32_t i = 0; i < 3 * 256; i++) {
-        uint32_t before = c->table[i / 256][i % 256];
-        c->table[i / 256 + 1][i % 256] = before >> 8 ^ c->table[0][before & 255];
-    }
-}
+// ---- deflate ------------------------------------------------------------------------------------
 
 static uint32_t qlora__load32(const uint8_t* p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
-
-// Continues a checksum, which starts at 0.
-static uint32_t qlora__crc32_add(const qlora__crc32* c, uint32_t crc, const uint8_t* p,
-                                 size_t size) {
-    crc = ~crc;
-    for (; size >= 4; size -= 4, p += 4) {
-        crc ^= qlora__load32(p);
-        crc = c->table[3][crc & 255] ^ c->table[2][crc >> 8 & 255] ^ c->table[1][crc >> 16 & 255] ^
-              c->table[0][crc >> 24];
-    }
-    for (; size > 0; size--, p++) {
-        crc = crc >> 8 ^ c->table[0][(crc ^ *p) & 255];
-    }
-    return ~crc;
-}
-
-// ---- deflate ------------------------------------------------------------------------------------
 
 #define QLORA__INFLATE_WINDOW 32768u
 #define QLORA__INFLATE_FAST 10
@@ -4352,7 +4320,8 @@ typedef struct qlora__inflate {
     qlora__inflate_code distances;
 } qlora__inflate;
 
-static void qlora__inflate_begin(qlora__inflate* s, const uint8_t* data, size_t size) {
+static QLORA__UNUSED void qlora__inflate_begin(qlora__inflate* s, const uint8_t* data,
+                                               size_t size) {
     s->at = data;
     s->end = data + size;
     s->bits = 0;
@@ -4640,7 +4609,8 @@ static bool qlora__inflate_codes(qlora__inflate* s, uint8_t* out, size_t* at, si
 // Continues to write at out[*at], up to out[capacity]; before *at lies what was written already (at
 // least the last 32 KiB of it). The stream has ended when its mode is QLORA__INFLATE_DONE. False:
 // the data are damaged or end too early.
-static bool qlora__inflate_run(qlora__inflate* s, uint8_t* out, size_t* at, size_t capacity) {
+static QLORA__UNUSED bool qlora__inflate_run(qlora__inflate* s, uint8_t* out, size_t* at,
+                                             size_t capacity) {
     while (s->mode != QLORA__INFLATE_DONE) {
         if (s->mode == QLORA__INFLATE_HEADER) {
             if (!qlora__inflate_header(s)) {
@@ -4666,6 +4636,45 @@ static bool qlora__inflate_run(qlora__inflate* s, uint8_t* out, size_t* at, size
         s->mode = s->stored == 0 ? QLORA__INFLATE_HEADER : QLORA__INFLATE_STORED;
     }
     return true;
+}
+
+#endif // QLORA__PART_INFLATE
+
+//@@ src/formats/gzip.h
+
+// ---- CRC-32 of gzip and of Parquet's pages ------------------------------------------------------
+
+typedef struct qlora__crc32 {
+    uint32_t table[4][256];
+} qlora__crc32;
+
+static void qlora__crc32_begin(qlora__crc32* c) {
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t value = i;
+        for (int k = 0; k < 8; k++) {
+            value = value >> 1 ^ ((value & 1) != 0 ? 0xEDB88320u : 0u);
+        }
+        c->table[0][i] = value;
+    }
+    for (uint32_t i = 0; i < 3 * 256; i++) {
+        uint32_t before = c->table[i / 256][i % 256];
+        c->table[i / 256 + 1][i % 256] = before >> 8 ^ c->table[0][before & 255];
+    }
+}
+
+// Continues a checksum, which starts at 0.
+static uint32_t qlora__crc32_add(const qlora__crc32* c, uint32_t crc, const uint8_t* p,
+                                 size_t size) {
+    crc = ~crc;
+    for (; size >= 4; size -= 4, p += 4) {
+        crc ^= qlora__load32(p);
+        crc = c->table[3][crc & 255] ^ c->table[2][crc >> 8 & 255] ^ c->table[1][crc >> 16 & 255] ^
+              c->table[0][crc >> 24];
+    }
+    for (; size > 0; size--, p++) {
+        crc = crc >> 8 ^ c->table[0][(crc ^ *p) & 255];
+    }
+    return ~crc;
 }
 
 // ---- gzip and zlib: deflate with a header and a checksum ----------------------------------------
@@ -32080,4 +32089,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end d4a844e423fb3747
+//@@ end 202d1c2e86cd841d

@@ -121,6 +121,7 @@ extern "C" {
 #endif // QLORA_NO_MODEL
 
 #ifndef QLORA_NO_CUDA
+#include "formats/inflate.h"
 #include "driver/driver.h"
 #include "driver/device.h"
 #include "driver/cublaslt.h"
@@ -135,6 +136,7 @@ extern "C" {
 #include "tensor/beside.h"
 #include "tensor/away.h"
 #include "cache/registry.h"
+#include "cache/unpack.h"
 #include "cache/modules.h"
 #include "context.h"
 #include "gemm/warpgroup.h"

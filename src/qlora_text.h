@@ -46,6 +46,7 @@ extern "C" {
 #include "formats/stop_ids.h"
 #include "formats/gguf_read.h"
 #include "formats/inflate.h"
+#include "formats/gzip.h"
 #include "formats/snappy.h"
 #include "formats/zstd.h"
 #include "formats/thrift.h"

@@ -4,6 +4,7 @@
     X(fake_suite)                                                                                  \
     X(runtime_suite)                                                                               \
     X(contracts_suite)                                                                             \
+    X(packed_suite)                                                                                \
     X(faults_suite)                                                                                \
     X(tiers_suite)                                                                                 \
     X(gemm_suite)                                                                                  \

@@ -5,6 +5,8 @@
 //   embed --write OUT.h --nvcc VERSION FILE.cu... FILE.cuh... FILE.sm_NN.ptx...
 //   embed --sources HEADER FILE...     check the sources against the hashes in the banner
 //   embed --only "WORD..." HEADER OUT.h   HEADER with fewer texts; needs neither nvcc nor kernels/
+//   embed --packed HEADER OUT.h        HEADER with compressed texts, a third of its size; the same
+//   embed --packed --only "WORD..." HEADER OUT.h
 //
 // A line "// groups: bf16 nf4" among the first lines of a source says which groups its module
 // belongs to; without it, the module belongs to "core". In the header, QLORA_PTX_NO_BF16 leaves out
@@ -22,11 +24,20 @@
 // path.
 
 #include <ctype.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "deflate.h"
+
+// What unpacks texts in qlora.h reads them here, too.
+#define QLORA__UNUSED
+#include "../src/formats/inflate.h"
+
+#include "../src/cache/unpack.h"
 
 #ifdef EMBED_TABLE
 #include EMBED_TABLE
@@ -35,6 +46,7 @@
 enum {
     CHUNK_MAX = 4000, // C99 guarantees 4,095 bytes per literal; MSVC counts one more per piece
     COLUMNS = 100,
+    PACKED_COLUMNS = 96, // characters of packed text in a line; even
     JOINED_MAX = 1000,
     GROUPS_MAX = 4,            // of a module
     REGISTERS_NAMED = 100,     // with one letter
@@ -100,6 +112,48 @@ static bool starts_with(const char* s, const char* head) {
 static const char* base_name(const char* path) {
     const char* slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
+}
+
+// Text that grows.
+typedef struct buffer {
+    char* data; // a 0 follows
+    size_t size;
+    size_t room;
+} buffer;
+
+static void buffer_add(buffer* b, const char* text, size_t size) {
+    if (b->room - b->size <= size) {
+        b->room = 2 * (b->room + size) + 4096;
+        b->data = (char*)need_memory(realloc(b->data, b->room));
+    }
+    memcpy(b->data + b->size, text, size);
+    b->size += size;
+    b->data[b->size] = 0;
+}
+
+// Up to 999 characters.
+static void buffer_print(buffer* b, const char* format, ...) {
+    char line[1000];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    if (n < 0 || (size_t)n >= sizeof(line)) {
+        die("a line is too long", NULL);
+    }
+    buffer_add(b, line, (size_t)n);
+}
+
+static void file_write(const char* path, const buffer* b) {
+    FILE* out = fopen(path, "wb");
+    if (!out) {
+        die("cannot write", path);
+    }
+    bool bad = fwrite(b->data, 1, b->size, out) != b->size;
+    if (fclose(out) != 0 || bad) {
+        remove(path); // rather none than half a header
+        die("cannot write", path);
+    }
 }
 
 static bool is_source(const char* path) {
@@ -1153,17 +1207,12 @@ static void words_check(const char* text, const char* words) {
     }
 }
 
-static int command_only(const char* words, const char* header, const char* path) {
-    size_t size;
-    char* text = file_read(header, &size);
+// The header without the texts that no word names.
+static void header_only(const char* words, const char* text, buffer* out) {
     if (strlen(words) > 200 || strpbrk(words, "\"\\\n?") || strspn(words, ", ") == strlen(words)) {
         die("--only wants up to 200 characters of names", NULL);
     }
     words_check(text, words);
-    FILE* out = fopen(path, "wb");
-    if (!out) {
-        die("cannot write", path);
-    }
     bool drop = false;
     for (const char* line = text; *line; line += line_length(line)) {
         size_t n = line_length(line);
@@ -1173,23 +1222,498 @@ static int command_only(const char* words, const char* header, const char* path)
             size_t name = strcspn(module, " ");
             const char* scope = module + name + 1;
             if (drop && starts_with(scope, "sm_")) {
-                fprintf(out, "#define QLORA__PTX_%.*s_%.*s 0, 0u, 0u, \"embed --only %s\"\n",
-                        (int)name, module, (int)strcspn(scope, ":") - 3, scope + 3, words);
+                buffer_print(out, "#define QLORA__PTX_%.*s_%.*s 0, 0u, 0u, \"embed --only %s\"\n",
+                             (int)name, module, (int)strcspn(scope, ":") - 3, scope + 3, words);
             }
         }
         if (!drop) {
-            fwrite(line, 1, n, out);
+            buffer_add(out, line, n);
         }
         if (line == text) {
-            fprintf(out, "// Made smaller by: embed --only \"%s\"\n", words);
+            buffer_print(out, "// Made smaller by: embed --only \"%s\"\n", words);
         }
         drop = drop && !starts_with(line, "// end");
     }
-    bool bad = ferror(out) != 0;
-    free(text);
-    if (fclose(out) != 0 || bad) {
-        die("cannot write", path);
+}
+
+// ---- a packed kernels_ptx.h ----
+//
+// src/cache/unpack.h has the format. Texts that share chunks share a part, so that the texts of a
+// module for several targets cost little more than one of them.
+
+// A block of the header, and what becomes of it.
+typedef struct pack_block {
+    const char* begin; // "// texts MODULE SCOPE: GROUP..."
+    const char* body;  // after "#else" or, of a shared one, after "#if"
+    const char* end;   // after "// end"
+    char module[64];
+    bool shared;
+    char name[96]; // of a text: MODULE_NN
+    int* numbers;  // of its chunks
+    int count;
+    buffer text; // what it consists of
+    buffer own;  // the part, and then the characters that it becomes
+    size_t length;
+    uint32_t hash;
+} pack_block;
+
+typedef struct pack_header {
+    const char* path;
+    buffer* chunks; // by number
+    int chunk_count;
+    pack_block* blocks;
+    int block_count;
+    int numbers; // of chunks in the output
+} pack_header;
+
+// The line after the one at `line`.
+static const char* line_next(const char* line) {
+    size_t n = strcspn(line, "\n");
+    return line + n + (line[n] == '\n');
+}
+
+// The number in a chunk's name "qlora__ptx_12" at p; -1 if it is none.
+static int chunk_number(const char* p) {
+    int number = -1;
+    int length = 0;
+    char start[64];
+    start_copy(p, start);
+    bool ok = sscanf(start, "qlora__ptx_%d%n", &number, &length) == 1 && length > 0;
+    return ok && number >= 0 && !in_name(start[length]) ? number : -1;
+}
+
+// Reads the literals of a chunk, from the line after its name. Returns the line after them.
+static const char* literals_read(const char* line, buffer* out) {
+    for (; *line == '"'; line = line_next(line)) {
+        const char* p = line + 1;
+        for (; *p && *p != '"' && *p != '\n'; p++) {
+            char c = *p;
+            if (c == '\\') {
+                c = *++p == 'n' ? '\n' : *p;
+            }
+            if (!*p) {
+                break;
+            }
+            buffer_add(out, &c, 1);
+        }
     }
+    return line;
+}
+
+static void chunks_read(pack_header* h, const char* text) {
+    static const char start[] = "static const char qlora__ptx_";
+    for (const char* line = text; *line; line = line_next(line)) {
+        int number = starts_with(line, start) ? chunk_number(strchr(line, 'q')) : -1;
+        if (number < 0) {
+            continue;
+        }
+        if (number >= h->chunk_count) {
+            size_t count = (size_t)number + 1;
+            size_t old = (size_t)h->chunk_count;
+            h->chunks = (buffer*)need_memory(realloc(h->chunks, count * sizeof(buffer)));
+            memset(h->chunks + old, 0, (count - old) * sizeof(buffer));
+            h->chunk_count = number + 1;
+        }
+        if (h->chunks[number].size > 0) {
+            die("two chunks have the same number", h->path);
+        }
+        literals_read(line_next(line), &h->chunks[number]);
+    }
+}
+
+// The names of the chunks of a text, up to "0};". Returns the line after them.
+static const char* numbers_read(const pack_header* h, const char* line, pack_block* b) {
+    for (; starts_with(line, "qlora__ptx_"); line = line_next(line)) {
+        int number = chunk_number(line);
+        if (number < 0 || number >= h->chunk_count || h->chunks[number].size == 0) {
+            die("names a chunk that does not exist", b->module);
+        }
+        size_t bytes = ((size_t)b->count + 1) * sizeof(b->numbers[0]);
+        b->numbers = (int*)need_memory(realloc(b->numbers, bytes));
+        b->numbers[b->count++] = number;
+        buffer_add(&b->text, h->chunks[number].data, h->chunks[number].size);
+    }
+    return line_next(line);
+}
+
+// Reads the block that begins at a line.
+static void block_read(const pack_header* h, const char* line, pack_block* b) {
+    unsigned long length = 0;
+    unsigned hash = 0;
+    char row[256] = "";
+    char scope[24];
+    memset(b, 0, sizeof(*b));
+    b->begin = line;
+    snprintf(row, sizeof(row), "%.*s", (int)strcspn(line, "\n"), line);
+    if (sscanf(row, "// texts %63s %23[a-z0-9_]:", b->module, scope) != 2) {
+        die("contains a line '// texts' without module and target", h->path);
+    }
+    b->shared = strcmp(scope, "shared") == 0;
+    const char* open = b->shared ? "#if" : "#else";
+    while (*line && !starts_with(line, "// end")) {
+        bool names = starts_with(line, "static const char* const qlora__ptx_");
+        b->body = !b->body && starts_with(line, open) ? line_next(line) : b->body;
+        line = line_next(line);
+        if (names) {
+            line = numbers_read(h, line, b);
+            snprintf(row, sizeof(row), "%.*s", (int)strcspn(line, "\n"), line);
+        }
+    }
+    b->end = line_next(line);
+    if (!b->body || !*line ||
+        (!b->shared && sscanf(row, "#define QLORA__PTX_%95s qlora__ptx_%*s %luu, 0x%xu, 0", b->name,
+                              &length, &hash) != 3)) {
+        die("its block is not as make ptx writes it", b->module);
+    }
+    b->length = length;
+    b->hash = hash;
+    if (!b->shared &&
+        (b->text.size != length || fnv1a(FNV_START, b->text.data, b->text.size) != hash)) {
+        die("its text has been edited: length or hash is wrong", b->name);
+    }
+}
+
+static void blocks_read(pack_header* h, const char* text) {
+    for (const char* line = text; *line; line = line_next(line)) {
+        if (starts_with(line, "// texts ")) {
+            size_t bytes = ((size_t)h->block_count + 1) * sizeof(h->blocks[0]);
+            h->blocks = (pack_block*)need_memory(realloc(h->blocks, bytes));
+            block_read(h, line, &h->blocks[h->block_count++]);
+        }
+    }
+    if (h->block_count == 0) {
+        die("contains no texts", h->path);
+    }
+}
+
+// How often a text has a chunk.
+static int chunk_uses(const pack_block* b, int number) {
+    int uses = 0;
+    for (int i = 0; i < b->count; i++) {
+        uses += b->numbers[i] == number;
+    }
+    return uses;
+}
+
+// The chunks that each of the texts has once and in the same order, the anchors, become the runs of
+// the shared part. Sets begins[i] where a run begins at anchor i: in some text, something else is
+// before it. Returns how many anchors there are; 0 if their order differs.
+static int anchors_find(const pack_block* texts, int count, int* anchors, bool* begins) {
+    int used = 0;
+    for (int i = 0; i < texts[0].count; i++) {
+        bool all = true;
+        for (int t = 0; t < count; t++) {
+            all = all && chunk_uses(&texts[t], texts[0].numbers[i]) == 1;
+        }
+        if (all) {
+            begins[used] = used == 0;
+            anchors[used++] = texts[0].numbers[i];
+        }
+    }
+    for (int t = 0; t < count; t++) {
+        int next = 0;
+        bool apart = false;
+        for (int i = 0; i < texts[t].count; i++) {
+            if (next < used && texts[t].numbers[i] == anchors[next]) {
+                begins[next] = begins[next] || apart;
+                apart = false;
+                next++;
+            } else {
+                apart = true;
+            }
+        }
+        if (next < used) {
+            return 0;
+        }
+    }
+    return used;
+}
+
+// Divides the texts of a module, which stand in a row, into their own parts and the shared one.
+static void parts_make(const pack_header* h, pack_block* texts, int count, buffer* shared) {
+    static const char mark = QLORA__UNPACK_MARK;
+    size_t most = (size_t)texts[0].count + 1;
+    int* anchors = (int*)need_memory(malloc(most * sizeof(anchors[0])));
+    bool* begins = (bool*)need_memory(malloc(most * sizeof(begins[0])));
+    int used = shared ? anchors_find(texts, count, anchors, begins) : 0;
+    for (int i = 0; i < used; i++) {
+        if (begins[i] && i > 0) {
+            buffer_add(shared, &mark, 1);
+        }
+        buffer_add(shared, h->chunks[anchors[i]].data, h->chunks[anchors[i]].size);
+    }
+    for (int t = 0; t < count; t++) {
+        int next = 0;
+        for (int i = 0; i < texts[t].count; i++) {
+            const buffer* chunk = &h->chunks[texts[t].numbers[i]];
+            bool anchor = next < used && texts[t].numbers[i] == anchors[next];
+            if (!anchor) {
+                buffer_add(&texts[t].own, chunk->data, chunk->size);
+            } else if (begins[next++]) {
+                buffer_add(&texts[t].own, &mark, 1);
+            }
+        }
+    }
+    free(anchors);
+    free(begins);
+}
+
+// Adds two characters for 13 bits.
+static void pair_add(buffer* out, uint32_t value) {
+    char digits[96];
+    int used = 0;
+    for (char c = '!'; c <= '~'; c++) {
+        if (qlora__unpack_digit(c) < 91) {
+            digits[used++] = c;
+        }
+    }
+    char pair[2] = {digits[value % 91], digits[value / 91]};
+    buffer_add(out, pair, 2);
+}
+
+// Replaces a part by the characters that stand for it.
+static void part_pack(buffer* part) {
+    uint8_t* packed = NULL;
+    size_t size = 0;
+    if (!deflate((const uint8_t*)part->data, part->size, &packed, &size)) {
+        die("out of memory", NULL);
+    }
+    uint32_t bits = 0;
+    unsigned count = 0;
+    size_t length = part->size;
+    part->size = 0;
+    for (size_t i = 0; i < size + 4; i++) {
+        bits |= (i < 4 ? (uint32_t)(length >> 8 * i & 255) : packed[i - 4]) << count;
+        count += 8;
+        if (count >= 13) {
+            pair_add(part, bits & 8191);
+            bits >>= 13;
+            count -= 13;
+        }
+    }
+    if (count > 0) {
+        pair_add(part, bits);
+    }
+    free(packed);
+}
+
+// Unpacks chunks into a new text. NULL if they are damaged.
+static char* text_unpack(const char* const* chunks, size_t length, uint32_t hash) {
+    uint8_t* data[2] = {NULL, NULL};
+    size_t sizes[2] = {0, 0};
+    bool ok = true;
+    for (int i = 0; i < 2 && ok; i++) {
+        size_t size = qlora__unpack_size(chunks);
+        uint8_t* bytes = (uint8_t*)need_memory(malloc(size + 1));
+        ok = qlora__unpack_bytes(chunks, bytes, size);
+        sizes[i] = qlora__unpack_length(bytes, size);
+        ok = ok && sizes[i] / 2 <= length && (sizes[i] > 0 || size == 0);
+        data[i] = (uint8_t*)need_memory(malloc(ok ? sizes[i] + 1 : 1));
+        ok = ok && (size == 0 || qlora__unpack_part(bytes, size, data[i], sizes[i]));
+        free(bytes);
+        while (*chunks) {
+            chunks++;
+        }
+        chunks++;
+    }
+    char* text = (char*)need_memory(malloc(length + 1));
+    ok = ok && qlora__unpack_merge(data[0], sizes[0], data[1], sizes[1], text, length);
+    ok = ok && qlora__unpack_hash(text, length) == hash;
+    text[length] = 0;
+    free(data[0]);
+    free(data[1]);
+    if (!ok) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+// The characters as chunks, and the first and last number of them.
+static void packed_chunks(pack_header* h, const buffer* part, const char* unused, buffer* out,
+                          int numbers[2]) {
+    numbers[0] = h->numbers;
+    for (size_t at = 0; at < part->size; h->numbers++) {
+        size_t end = part->size - at < CHUNK_MAX ? part->size : at + CHUNK_MAX;
+        buffer_print(out, "static const char qlora__ptx_%d[]%s =\n", h->numbers, unused);
+        while (at < end) {
+            size_t n = end - at < PACKED_COLUMNS ? end - at : PACKED_COLUMNS;
+            buffer_print(out, "\"%.*s\"%s\n", (int)n, part->data + at, at + n < end ? "" : ";");
+            at += n;
+        }
+    }
+    numbers[1] = h->numbers;
+}
+
+static void names_write(const int numbers[2], buffer* out) {
+    for (int i = numbers[0]; i < numbers[1]; i++) {
+        buffer_print(out, "qlora__ptx_%d,\n", i);
+    }
+}
+
+// The texts of a module, from the first of its blocks on; `out` has a buffer for each block.
+// Returns how many blocks it has.
+static int module_pack(pack_header* h, pack_block* first, int most, buffer* out) {
+    int count = 1;
+    while (count < most && strcmp(first[count].module, first[0].module) == 0) {
+        count++;
+    }
+    int begin = first[0].shared ? 1 : 0;
+    int shared_numbers[2] = {0, 0};
+    buffer* shared = begin == 1 && count > 2 ? &first[0].own : NULL;
+    if (count > begin) {
+        parts_make(h, first + begin, count - begin, shared);
+    }
+    if (shared && shared->size > 0) {
+        part_pack(shared);
+        buffer_add(out, first[0].begin, (size_t)(first[0].body - first[0].begin));
+        packed_chunks(h, shared, " QLORA__PTX_UNUSED", out, shared_numbers);
+        buffer_print(out, "#endif\n// end\n");
+    }
+    for (int i = begin; i < count; i++) {
+        pack_block* b = &first[i];
+        int numbers[2];
+        part_pack(&b->own);
+        const char* chunks[4] = {b->own.data, NULL, shared && shared->size ? shared->data : NULL,
+                                 NULL};
+        char* again = text_unpack(chunks, b->length, b->hash);
+        if (!again || memcmp(again, b->text.data, b->length) != 0) {
+            die("does not become itself again", b->name);
+        }
+        free(again);
+        buffer_add(&out[i], b->begin, (size_t)(b->body - b->begin));
+        packed_chunks(h, &b->own, "", &out[i], numbers);
+        buffer_print(&out[i], "static const char* const qlora__ptx_%s[] = {\n", b->name);
+        names_write(numbers, &out[i]);
+        buffer_print(&out[i], "0,\n");
+        names_write(shared_numbers, &out[i]);
+        buffer_print(&out[i],
+                     "0};\n#define QLORA__PTX_%s qlora__ptx_%s, %luu, 0x%08xu, 0\n#endif\n// end\n",
+                     b->name, b->name, (unsigned long)b->length, (unsigned)b->hash);
+    }
+    return count;
+}
+
+// A line "//   QLORA_PTX_NO_BF16  123 bytes: attn128 ..." with the bytes of the packed texts.
+static void macro_line(const pack_header* h, const char* line, buffer* out) {
+    char macro[48];
+    unsigned long bytes = 0;
+    const char* name = strchr(line, 'Q');
+    const char* rest = strstr(line, " bytes:");
+    snprintf(macro, sizeof(macro), "(%.*s)", (int)strcspn(name, " \n"), name);
+    for (int i = 0; i < h->block_count; i++) {
+        const pack_block* b = &h->blocks[i];
+        const char* found = strstr(b->begin, macro);
+        bytes += found && found < b->body ? (unsigned long)b->own.size : 0;
+    }
+    if (!rest || rest > line + line_length(line)) {
+        die("contains a macro without its bytes", h->path);
+    }
+    macro[strlen(macro) - 1] = 0;
+    buffer_print(out, "//   %-21s %7lu", macro + 1, bytes);
+    buffer_add(out, rest, (size_t)(line + line_length(line) - rest));
+}
+
+// Everything that is not a block.
+static void other_line(const pack_header* h, const char* text, const char* line, buffer* out) {
+    if (starts_with(line, "//   QLORA_PTX_NO_")) {
+        macro_line(h, line, out);
+    } else if (starts_with(line, "#define QLORA__KERNEL_ABI ")) {
+        buffer_print(out, "#define QLORA__KERNEL_ABI 103 // 3, packed\n");
+    } else if (starts_with(line, "    const char* const* chunks;")) {
+        buffer_print(out, "    const char* const* chunks; // its own, NULL, its module's, NULL; "
+                          "itself NULL when left out\n");
+    } else if (starts_with(line, "    size_t length; ")) {
+        buffer_print(out, "    size_t length;             // of the unpacked text\n");
+    } else {
+        buffer_add(out, line, line_length(line));
+    }
+    if (line == text) {
+        buffer_print(out, "// Packed by: embed --packed. qlora.h unpacks a module's text when it "
+                          "loads it.\n");
+    }
+}
+
+// The header with packed texts.
+static void header_packed(const char* path, const char* text, buffer* out) {
+    pack_header h;
+    memset(&h, 0, sizeof(h));
+    h.path = path;
+    if (strstr(text, "\n#define QLORA__KERNEL_ABI 103")) {
+        die("is already packed", path);
+    }
+    if (!strstr(text, "\n#define QLORA__KERNEL_ABI 3\n")) {
+        die("is not a kernels_ptx.h of this version", path);
+    }
+    chunks_read(&h, text);
+    blocks_read(&h, text);
+    size_t count = (size_t)h.block_count;
+    buffer* packed = (buffer*)need_memory(calloc(count, sizeof(buffer)));
+    for (int i = 0; i < h.block_count;) {
+        i += module_pack(&h, &h.blocks[i], h.block_count - i, &packed[i]);
+    }
+    int next = 0;
+    for (const char* line = text; *line;) {
+        if (next < h.block_count && line == h.blocks[next].begin) {
+            const buffer* b = &packed[next];
+            line = h.blocks[next++].end;
+            if (b->size > 0) {
+                buffer_add(out, b->data, b->size);
+            } else if (*line == '\n') {
+                line++; // and the blank line after a block that is gone
+            }
+            continue;
+        }
+        other_line(&h, text, line, out);
+        line = line_next(line);
+    }
+    for (int i = 0; i < h.block_count; i++) {
+        free(h.blocks[i].numbers);
+        free(h.blocks[i].text.data);
+        free(h.blocks[i].own.data);
+        free(packed[i].data);
+    }
+    for (int i = 0; i < h.chunk_count; i++) {
+        free(h.chunks[i].data);
+    }
+    free(h.chunks);
+    free(h.blocks);
+    free(packed);
+}
+
+// embed [--packed] [--only "WORD..."] HEADER OUT.h
+static int command_smaller(char** arguments, int count) {
+    const char* words = NULL;
+    bool packed = false;
+    int at = 0;
+    for (; at < count && starts_with(arguments[at], "--"); at++) {
+        if (strcmp(arguments[at], "--packed") == 0) {
+            packed = true;
+        } else if (strcmp(arguments[at], "--only") == 0 && at + 1 < count) {
+            words = arguments[++at];
+        } else {
+            die("unknown option", arguments[at]);
+        }
+    }
+    if (count - at != 2) {
+        die("--packed and --only want a header and the file to write", NULL);
+    }
+    size_t size;
+    char* text = file_read(arguments[at], &size);
+    buffer out = {text, size, size + 1};
+    if (words) {
+        memset(&out, 0, sizeof(out));
+        header_only(words, text, &out);
+        free(text);
+        text = out.data;
+    }
+    if (packed) {
+        memset(&out, 0, sizeof(out));
+        header_packed(arguments[at], text, &out);
+        free(text);
+    }
+    file_write(arguments[at + 1], &out);
+    free(out.data);
     return 0;
 }
 
@@ -1230,29 +1754,55 @@ static int command_sources(const char* header, char** files, int count) {
 
 #ifdef EMBED_TABLE
 
+#if QLORA__KERNEL_ABI == 103
+#define TABLE_PACKED true
+#else
+#define TABLE_PACKED false
+#endif
+
+// The chunks of a text, joined or unpacked. NULL if they are damaged; the caller frees it.
+static char* text_join(const qlora__ptx_text* t) {
+    if (TABLE_PACKED) {
+        return text_unpack(t->chunks, t->length, t->hash);
+    }
+    buffer b = {NULL, 0, 0};
+    for (const char* const* chunk = t->chunks; *chunk; chunk++) {
+        buffer_add(&b, *chunk, strlen(*chunk));
+    }
+    return b.data;
+}
+
 static int check_text(const qlora__ptx_text* t) {
     if (!t->chunks) {
         return 0; // left out
     }
-    size_t length = 0;
-    uint32_t hash = FNV_START;
     int bad = 0;
-    for (const char* const* chunk = t->chunks; *chunk; chunk++) {
-        size_t n = strlen(*chunk);
-        if (n > CHUNK_MAX) {
-            printf("%s sm_%d: chunk of %lu bytes is too long\n", t->module, t->target,
-                   (unsigned long)n);
-            bad++;
+    const char* const* chunk = t->chunks;
+    for (int part = 0; part < (TABLE_PACKED ? 2 : 1); part++) {
+        for (; *chunk; chunk++) {
+            size_t n = strlen(*chunk);
+            if (n > CHUNK_MAX) {
+                printf("%s sm_%d: chunk of %lu bytes is too long\n", t->module, t->target,
+                       (unsigned long)n);
+                bad++;
+            }
         }
-        length += n;
-        hash = fnv1a(hash, *chunk, n);
+        chunk++;
     }
+    char* text = text_join(t);
+    if (!text) {
+        printf("%s sm_%d: the packed text is damaged\n", t->module, t->target);
+        return bad + 1;
+    }
+    size_t length = strlen(text);
+    uint32_t hash = fnv1a(FNV_START, text, length);
     if (length != t->length || hash != t->hash) {
         printf("%s sm_%d: edited: %lu bytes, hash %08x; expected %lu bytes, hash %08x\n", t->module,
                t->target, (unsigned long)length, (unsigned)hash, (unsigned long)t->length,
                (unsigned)t->hash);
         bad++;
     }
+    free(text);
     return bad;
 }
 
@@ -1313,11 +1863,14 @@ static int command_emit(const char* module, const char* target) {
         fprintf(stderr, "embed: no PTX of %s for %s\n", module, target);
         return 2;
     }
+    char* text = text_join(best);
+    if (!text) {
+        die("the packed text is damaged", module);
+    }
     version = best->version > version ? best->version : version;
     printf(".version %d.%d\n.target sm_%s\n.address_size 64\n", version / 10, version % 10, name);
-    for (const char* const* chunk = best->chunks; *chunk; chunk++) {
-        fputs(*chunk, stdout);
-    }
+    fputs(text, stdout);
+    free(text);
     return 0;
 }
 
@@ -1340,8 +1893,8 @@ int main(int argc, char** argv) {
     if (strcmp(command, "--write") == 0 && argc > 5 && strcmp(argv[3], "--nvcc") == 0) {
         return command_write(argv[2], argv[4], argv + 5, argc - 5);
     }
-    if (strcmp(command, "--only") == 0 && argc == 5) {
-        return command_only(argv[2], argv[3], argv[4]);
+    if (strcmp(command, "--only") == 0 || strcmp(command, "--packed") == 0) {
+        return command_smaller(argv + 1, argc - 1);
     }
     if (strcmp(command, "--sources") == 0 && argc > 3) {
         return command_sources(argv[2], argv + 3, argc - 3);

@@ -77,7 +77,7 @@
        QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2 and AVX-512
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
        QLORA_ASSERT(x)       checks our own invariants only; never files, arguments or devices
-       QLORA_KERNELS_HEADER  another name for "kernels_ptx.h"
+       QLORA_KERNELS_HEADER  another name for "kernels_ptx.h", which may be packed (make ptx-packed)
        QLORA_DEBUG           synchronise after every launch, so that a fault names its kernel
 
    OBJECTS

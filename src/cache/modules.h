@@ -7,10 +7,12 @@
 #endif
 #include QLORA_KERNELS_HEADER
 
-#if QLORA__KERNEL_ABI != 3
+// Packed texts (embed --packed) have a number of their own: they must not pass for plain ones.
+#if QLORA__KERNEL_ABI != 3 && QLORA__KERNEL_ABI != 103
 #error                                                                                             \
     "kernels_ptx.h does not match this qlora.h (kernel ABI 3 is needed); use one release for both"
 #endif
+#define QLORA__PTX_PACKED (QLORA__KERNEL_ABI == 103)
 
 #define QLORA__PLANNED_MAX 256
 
@@ -55,10 +57,89 @@ static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const cha
     return best != NULL ? best : left_out;
 }
 
-// Joins the chunks of a module's PTX after a header that names the target of qlora_ctx_target. The
-// caller frees *out, which has *bytes bytes.
-static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, char** out,
-                                    size_t* bytes) {
+// One of the two parts of a packed text.
+typedef struct qlora__ptx_part {
+    uint8_t* bytes; // compressed
+    size_t size;
+    uint8_t* data;
+    size_t length;
+    size_t room; // of data
+} qlora__ptx_part;
+
+static void qlora__ptx_part_free(qlora_ctx* ctx, qlora__ptx_part* part) {
+    qlora__free(ctx, part->bytes, part->size);
+    qlora__free(ctx, part->data, part->room);
+}
+
+static qlora_result qlora__ptx_damaged(qlora_ctx* ctx, const qlora__ptx_text* text,
+                                       const char* what) {
+    return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                       "kernel module %s: its packed PTX for sm_%d%.*s is damaged: %s; write the "
+                       "header again with embed --packed",
+                       text->module, text->target, text->suffix != '\0' ? 1 : 0, &text->suffix,
+                       what);
+}
+
+// Decompresses a part. The caller frees it, also on failure.
+static qlora_result qlora__ptx_part_read(qlora_ctx* ctx, const qlora__ptx_text* text,
+                                         const char* const* chunks, qlora__ptx_part* part) {
+    size_t size = qlora__unpack_size(chunks);
+    if (size > 0) {
+        part->bytes = (uint8_t*)qlora__alloc(ctx, size);
+        if (part->bytes == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        part->size = size;
+        if (!qlora__unpack_bytes(chunks, part->bytes, size)) {
+            return qlora__ptx_damaged(ctx, text, "a character stands for nothing");
+        }
+        part->length = qlora__unpack_length(part->bytes, size);
+        // Every mark stands for a run, which is not empty.
+        if (part->length == 0 || part->length / 2 > text->length) {
+            return qlora__ptx_damaged(ctx, text, "the length of a part is wrong");
+        }
+    }
+    part->data = (uint8_t*)qlora__alloc(ctx, part->length + 1);
+    if (part->data == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    part->room = part->length + 1;
+    if (size > 0 && !qlora__unpack_part(part->bytes, size, part->data, part->length)) {
+        return qlora__ptx_damaged(ctx, text, "a part cannot be decompressed");
+    }
+    return QLORA_OK;
+}
+
+// Writes text->length bytes, checked against the table.
+static qlora_result qlora__ptx_unpack(qlora_ctx* ctx, const qlora__ptx_text* text, char* out) {
+    qlora__ptx_part own;
+    qlora__ptx_part shared;
+    const char* const* chunks = text->chunks;
+    memset(&own, 0, sizeof own);
+    memset(&shared, 0, sizeof shared);
+    qlora_result r = qlora__ptx_part_read(ctx, text, chunks, &own);
+    if (r == QLORA_OK) {
+        while (*chunks != NULL) {
+            chunks++;
+        }
+        r = qlora__ptx_part_read(ctx, text, chunks + 1, &shared);
+    }
+    if (r == QLORA_OK &&
+        !qlora__unpack_merge(own.data, own.length, shared.data, shared.length, out, text->length)) {
+        r = qlora__ptx_damaged(ctx, text, "its parts do not fit together");
+    }
+    if (r == QLORA_OK && qlora__unpack_hash(out, text->length) != text->hash) {
+        r = qlora__ptx_damaged(ctx, text, "its hash is wrong");
+    }
+    qlora__ptx_part_free(ctx, &own);
+    qlora__ptx_part_free(ctx, &shared);
+    return r;
+}
+
+// Joins the chunks of a module's PTX, or unpacks them, after a header that names the target of
+// qlora_ctx_target. The caller frees *out, which has *bytes bytes.
+static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, bool packed,
+                                    char** out, size_t* bytes) {
     const qlora__gpu* gpu = ctx->gpu;
     int target_version = text->suffix != '\0' ? 80 : qlora__target_version(gpu->target_number);
     int version = text->version > target_version ? text->version : target_version;
@@ -73,7 +154,15 @@ static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text,
     }
     memcpy(p, header, (size_t)used);
     size_t at = (size_t)used;
-    for (const char* const* chunk = text->chunks; *chunk != NULL; chunk++) {
+    if (packed) {
+        qlora_result r = qlora__ptx_unpack(ctx, text, p + at);
+        if (r != QLORA_OK) {
+            qlora__free(ctx, p, *bytes);
+            return r;
+        }
+        at += text->length;
+    }
+    for (const char* const* chunk = text->chunks; !packed && *chunk != NULL; chunk++) {
         size_t n = strlen(*chunk);
         QLORA_ASSERT(at + n < *bytes);
         memcpy(p + at, *chunk, n);
@@ -365,7 +454,7 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* 
     }
     char* ptx = NULL;
     size_t bytes = 0;
-    QLORA__TRY(qlora__ptx_join(ctx, text, &ptx, &bytes));
+    QLORA__TRY(qlora__ptx_join(ctx, text, QLORA__PTX_PACKED, &ptx, &bytes));
     void* handle = NULL;
     qlora_result r = qlora__module_load(ctx, name, ptx, &handle);
     qlora__free(ctx, ptx, bytes);

@@ -794,6 +794,7 @@ gate_embed() {
     [[ $($d/tool4 --list) == "plain sm_80 "* ]] && $d/tool4 --check $d/4.h $d/plain.cu ||
         fault "--only sm_80 loses what both texts share"
     $d/tool3TWO --list | grep -q . && fault "a module of the group two stays"
+    gate_embed_packed "$d"
     printf '// targets: 80\n// groups: Big\n' >$d/plain.cu
     build/embed --write $d/x.h --nvcc 1 $d/plain.cu $d/plain.sm_80.ptx 2>/dev/null &&
         fault "a group that cannot be a macro passes"
@@ -812,6 +813,54 @@ gate_embed() {
     build/embed --write $d/x.h --nvcc 1 $d/plain.cu $d/bad.sm_80.ptx 2>/dev/null &&
         fault "PTX that is not ASCII passes"
     return 0
+}
+
+# embed --packed: the same texts, with the macros and --only, of a small header and of the real one;
+# damage and headers that it does not understand are refused.
+gate_embed_packed() {
+    local d=$1 n module target
+    for n in 5 6; do
+        build/embed --packed $d/3.h $d/$n.h || fault "--packed fails"
+    done
+    cmp $d/5.h $d/6.h || fault "--packed: two runs differ"
+    build/embed --only "plain sm_80" $d/5.h $d/7.h || bad=1
+    build/embed --packed $d/4.h $d/8.h || bad=1
+    build/embed --packed --only "plain sm_80" $d/3.h $d/9.h && cmp $d/8.h $d/9.h ||
+        fault "--packed --only differs from one after the other"
+    for n in "5" "5 SM80" "5 TWO" 7 8; do
+        # shellcheck disable=SC2086
+        set -- $n
+        gcc -std=c99 $WARN_C ${2:+-DQLORA_PTX_NO_$2} -DEMBED_TABLE="\"$PWD/$d/$1.h\"" \
+            -o $d/tool$1${2:-} tools/embed.c || bad=1
+    done
+    for n in "3 5" "3SM80 5SM80" "3TWO 5TWO" "4 7" "4 8"; do
+        $d/tool${n% *} --emit plain sm_86 >$d/plain.out 2>&1
+        $d/tool${n#* } --emit plain sm_86 >$d/packed.out 2>&1
+        diff <($d/tool${n% *} --list) <($d/tool${n#* } --list) && cmp $d/plain.out $d/packed.out ||
+            fault "--packed: the text is another one: $n"
+    done
+    $d/tool5 --check $d/5.h $d/plain.cu || fault "a packed header fails the check"
+    sed '/^static const char qlora__ptx_2/{n;y/abcdefgh/bcdefgha/}' $d/5.h >$d/damaged.h
+    gcc -std=c99 -DEMBED_TABLE="\"$PWD/$d/damaged.h\"" -o $d/tool_damaged tools/embed.c || bad=1
+    $d/tool_damaged --check $d/damaged.h $d/plain.cu >/dev/null && fault "damage passes the check"
+    $d/tool_damaged --emit plain sm_80 >/dev/null 2>&1 && fault "damaged PTX is printed"
+    build/embed --packed $d/5.h $d/x.h 2>/dev/null && fault "a packed header is packed again"
+    sed 's/%ntid.x/%ntid.y/' $d/3.h >$d/edited.h
+    build/embed --packed $d/edited.h $d/x.h 2>/dev/null && fault "an edited text is packed"
+    build/embed --packed Makefile $d/x.h 2>/dev/null && fault "a file without texts is packed"
+    mkdir -p $d/real
+    build build/ptx-tool ptx-packed B=$d/real || return
+    n=$(wc -c <$d/real/kernels_ptx.h)
+    [[ $((10 * n)) -lt $((3 * $(wc -c <kernels_ptx.h))) ]] || fault "the packed header has $n bytes"
+    gcc -std=c99 $WARN_C -DEMBED_TABLE="\"$PWD/$d/real/kernels_ptx.h\"" -o $d/tool_real \
+        tools/embed.c || bad=1
+    $d/tool_real --check $d/real/kernels_ptx.h kernels/* || fault "the packed header: wrong texts"
+    while read -r module target _; do
+        build/ptx-tool --emit "$module" "$target" >$d/plain.out
+        $d/tool_real --emit "$module" "$target" >$d/packed.out
+        cmp $d/plain.out $d/packed.out ||
+            fault "$module for $target is another text when packed"
+    done < <(build/ptx-tool --list)
 }
 
 # The groups that a module must be in, from the needs of its kernels in the registry.
@@ -885,6 +934,7 @@ gate_groups() {
     LD_LIBRARY_PATH=build/fake $d/none get cast_scale | grep -q 'left out by QLORA_PTX_NO_CORE$' ||
         fault "all groups left out: no clear error"
     gate_groups_only "$d" "$cc"
+    gate_groups_packed "$d" "$cc"
 }
 
 gate_groups_only() {
@@ -907,6 +957,58 @@ gate_groups_only() {
     grep -qE '^static.*qlora__ptx_(norm|norm_bf16)_' $d/two.h && fault "--only: too much is left"
     build/embed --only "gemm frob" kernels_ptx.h $d/x.h 2>/dev/null &&
         fault "--only takes a word that names nothing"
+    return 0
+}
+
+# The library with packed texts: every kernel loads on every device as from plain ones, a macro
+# leaves out its bytes and is named, damage is an error that names the module.
+gate_groups_packed() {
+    local d=$1 cc=$2 t=tests/gates/compile/left_out.c macro bytes whole left n
+    local -a kernels
+    build/embed --packed kernels_ptx.h $d/packed.h || return
+    cc="$cc -DQLORA_KERNELS_HEADER=\"\\\"$PWD/$d/packed.h\\\"\""
+    eval "$cc -c -o $d/packed.o $t" || return
+    whole=$(size $d/packed.o | awk 'END { print $1 + $2 }')
+    for macro in QLORA_PTX_NO_HEAD64 QLORA_PTX_NO_SM80 QLORA_PTX_NO_BF16; do
+        bytes=$(sed -n "s,^//  *$macro  *\([0-9]*\) bytes.*,\1,p" $d/packed.h)
+        eval "$cc -D$macro -c -o $d/packed.$macro.o $t" || bad=1
+        left=$(size $d/packed.$macro.o | awk 'END { print $1 + $2 }')
+        [[ ${bytes:-0} -gt 10000 && $((whole - left)) -ge $bytes ]] ||
+            fault "packed, $macro: $whole bytes become $left; its texts have ${bytes:-no bytes}"
+    done
+    # shellcheck disable=SC2086
+    { gcc -o $d/packed $d/packed.o $LIBS && gcc -o $d/whole $d/whole.o $LIBS &&
+        gcc -o $d/packed64 $d/packed.QLORA_PTX_NO_HEAD64.o $LIBS; } || bad=1
+    mapfile -t kernels < <(sed -n 's/^    X(\([a-z0-9_]*\), .*/get\n\1/p' src/cache/registry.h)
+    [[ ${#kernels[@]} -gt 200 ]] || fault "too few kernels in the registry"
+    for n in 80 90; do
+        FAKECUDA_CC=$n LD_LIBRARY_PATH=build/fake $d/packed "${kernels[@]}" >$d/packed.$n.out ||
+            fault "packed, sm_$n: status $?"
+        FAKECUDA_CC=$n LD_LIBRARY_PATH=build/fake $d/whole "${kernels[@]}" >$d/whole.$n.out
+        diff $d/whole.$n.out $d/packed.$n.out || fault "packed texts load differently on sm_$n"
+    done
+    [[ $(grep -c ': OK' $d/packed.90.out) -eq $((${#kernels[@]} / 2)) ]] ||
+        fault "packed: not every kernel loads on sm_90"
+    LD_LIBRARY_PATH=build/fake $d/packed64 get attn64_bwd_q attention 20 >$d/packed64.out || bad=1
+    grep -q 'its module attn64 was left out by QLORA_PTX_NO_HEAD64$' $d/packed64.out &&
+        grep -q '^attention 20: OK' $d/packed64.out || fault "packed: $(cat $d/packed64.out)"
+    for n in $(compilers); do
+        eval "${cc/gcc/$n} -fsyntax-only tests/gates/compile/text_both.c" &&
+            eval "${cc/gcc/$n} -DTEXT_FIRST -fsyntax-only tests/gates/compile/text_both.c" &&
+            eval "${cc/gcc -I. -std=c99 -O0 $WARN_C/$n -I. -x c++ -std=c++11 $WARN}" \
+                -fsyntax-only tests/gates/compile/text_both.c ||
+            fault "$n: packed texts do not compile"
+    done
+    # A character of every chunk is another one.
+    sed '/^static const char qlora__ptx_[0-9]/{n;y/abcdefgh/bcdefgha/}' $d/packed.h >$d/damaged.h
+    eval "${cc/packed.h/damaged.h} -o $d/damaged $t $LIBS" || bad=1
+    LD_LIBRARY_PATH=build/fake $d/damaged get attn64_fwd get norm_rms_fwd_f32 >$d/damaged.out ||
+        bad=1
+    [[ $(grep -c 'kernel module [a-z0-9]*: its packed PTX for sm_.* is damaged: ' $d/damaged.out) \
+        -eq 2 ]] || fault "damaged texts: $(cat $d/damaged.out)"
+    # Neither form may pass for the other.
+    sed 's/^\(#define QLORA__KERNEL_ABI\) 103.*/\1 104/' $d/packed.h >$d/damaged.h
+    eval "${cc/packed.h/damaged.h} -fsyntax-only $t" 2>/dev/null && fault "another ABI compiles"
     return 0
 }
 
@@ -1000,6 +1102,10 @@ FetchContent_MakeAvailable(qlora)"
     have g++ && how="CXX"
     cmake_project "$d/fetch" $how "$fetch" qlora::qlora
     cmake_runs "$d/fetch" "-DQLORA_DEFINITIONS=QLORA_NO_CUDA;QLORA_NO_MODEL"
+    cmake_project "$d/packed" C "add_subdirectory($PWD qlora)" qlora::qlora
+    cmake_runs "$d/packed" -DQLORA_PACKED=ON
+    grep -rq --include=libqlora.a 'visible .entry' "$d/packed/build" &&
+        fault "QLORA_PACKED does not pack"
     cmake_project "$d/headers" C "add_subdirectory($PWD qlora)" qlora::headers
     cmake_runs "$d/headers"
     # By itself: everything, installed, then found.

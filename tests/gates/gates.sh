@@ -172,6 +172,19 @@ defect embed "the wrong version for a target" \
     'sed -i "s/{\"121\", 88}/{\"121\", 87}/" tools/embed.c'
 defect embed "a kernel that two targets share is lost with one" \
     'sed -i "s/list->items\[i\].users < 2/list->items[i].users < 9/" tools/embed.c'
+defect embed "wrong codes in a packed text" \
+    'sed -i "s/return 257 + 4 \* (top - 1)/return 257 + 4 * top/" tools/deflate.h'
+defect embed "an edited text is packed" \
+    'sed -i "s/fnv1a(FNV_START, b->text.data, b->text.size) != hash/false/" tools/embed.c'
+defect embed "packed texts of a module share nothing" \
+    'sed -i "s/int used = shared ? anchors_find/int used = !shared ? anchors_find/" tools/embed.c'
+defect embed "damage to packed texts is not seen" \
+    'sed -i "s/return bad + 1;/return bad;/" tools/embed.c'
+defect groups "packed texts are taken for plain ones" \
+    'sed -i "s/(QLORA__KERNEL_ABI == 103)/(QLORA__KERNEL_ABI == 203)/" src/cache/modules.h'
+defect groups "a packed header lists the bytes of a plain one" \
+    'sed -i "s/^        macro_line(h, line, out);/buffer_add(out, line, line_length(line));/" \
+        tools/embed.c'
 defect groups "a macro that leaves nothing out" \
     'sed -i "s/defined(QLORA_PTX_NO_HEAD64)/defined(NEVER)/" kernels_ptx.h'
 defect groups "a module in the wrong group" \
@@ -196,6 +209,8 @@ defect install "uninstall forgets a file" \
 defect install "qlora.pc with the wrong folder" 'sed -i "s,-I..includedir.,-I/nowhere," qlora.pc.in'
 defect packaging "a target without its folder" \
     'sed -i "s/BUILD_INTERFACE:/BUILD_LOCAL:/" CMakeLists.txt'
+defect packaging "an option that packs nothing" \
+    'sed -i "/QLORA_KERNELS_HEADER=/d" CMakeLists.txt'
 defect packaging "no dependency on threads" 'sed -i "/find_dependency(Threads)/d" CMakeLists.txt'
 defect packaging "programs for everybody" \
     'sed -i "s/^set(top_level OFF)/set(top_level ON)/" CMakeLists.txt'

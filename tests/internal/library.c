@@ -27,3 +27,4 @@
 #include "internal/optimizer.c"
 #include "internal/tree.c"
 #include "internal/owners.c"
+#include "internal/packed.c"
