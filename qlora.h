@@ -1380,8 +1380,8 @@ typedef struct qlora_adapter_desc {
 QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // Chooses one of several adapters, by its index in desc.slots; 0 after opening. The calls for
 // parameters, saving, loading, copying and merging, texts whose desc names no adapter, and
-// evaluations of batches without `adapters` use the chosen one. Refused while a text is being
-// generated. Does not wait for the device.
+// evaluations of batches without `adapters` use the chosen one. Refused while there is a text that
+// uses it (qlora_generate_desc.adapters = AUTO). Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_select(qlora_model* model, int64_t index);
 // Gives the chosen adapter the values of a new one with this seed: A random, B zero, magnitudes of
 // the base. Destroy its trainer before. Waits for the device.
@@ -30658,6 +30658,22 @@ enum {
     QLORA__PAGES_UNKNOWN // a copy to the device failed
 };
 
+// A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
+typedef struct qlora__decode_text {
+    int32_t token;    // to be run
+    int32_t position; // of that token
+    int32_t alive;
+    int32_t top_k;
+    float temperature;
+    float top_p;
+    float min_p;
+    float penalty;
+    uint32_t seed[2];
+    int32_t chosen; // the results of the step
+    int32_t bad;    // a logit that is not finite, or -1
+    double logprob;
+} qlora__decode_text;
+
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
 typedef struct qlora__decode {
@@ -30686,7 +30702,8 @@ typedef struct qlora__decode {
     qlora_tensor state;               // U8: one qlora__decode_text per text
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
-    uint8_t alive[QLORA__MOST_TEXTS]; // by slot: whether the device runs the text
+    qlora__decode_text* host;         // a copy of `state`
+    uint8_t stale[QLORA__MOST_TEXTS]; // by slot: the device does not have this row of it yet
     uint8_t lent[QLORA__MOST_TEXTS];  // by slot: QLORA__PAGES_*
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
@@ -30704,6 +30721,7 @@ struct qlora_model {
     int64_t trainers;    // number that exist
     float neftune;       // of the trainer
     int64_t generations; // number that exist
+    int64_t followers;   // those among them that use the selected adapter
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // rows of the rope tables
@@ -31882,22 +31900,6 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, QLORA_F32, 1, m->plan.max_sequences, &m->preference.factors);
     }
 }
-
-// A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
-typedef struct qlora__decode_text {
-    int32_t token;    // to be run
-    int32_t position; // of that token
-    int32_t alive;
-    int32_t top_k;
-    float temperature;
-    float top_p;
-    float min_p;
-    float penalty;
-    uint32_t seed[2];
-    int32_t chosen; // the results of the step
-    int32_t bad;    // a logit that is not finite, or -1
-    double logprob;
-} qlora__decode_text;
 
 // How a step is made; models use QLORA__DECODE_USED, tests and measurements other sets as well.
 #define QLORA__DECODE_ONE 1u       // a kernel of its own for NF4 products of a single row
@@ -33158,6 +33160,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
     qlora__away_free(ctx, &m->host);
+    qlora__free(ctx, m->decode.host, (size_t)m->decode.texts * sizeof *m->decode.host);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
@@ -37914,8 +37917,16 @@ static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
 
 // Prepares the tables of the texts. The pages of a text follow each other.
 static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
-    const qlora__decode* d = &m->decode;
-    for (int64_t n = 0; d->planned && n < d->texts; n++) {
+    qlora__decode* d = &m->decode;
+    if (!d->planned) {
+        return QLORA_OK;
+    }
+    size_t room = (size_t)d->texts * sizeof *d->host;
+    d->host = (qlora__decode_text*)qlora__alloc_zero(ctx, room);
+    if (d->host == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    for (int64_t n = 0; n < d->texts; n++) {
         int32_t pages[QLORA__MOST_PAGES];
         for (int64_t i = 0; i < d->pages; i++) {
             pages[i] = (int32_t)(n * d->pages + i);
@@ -39405,10 +39416,11 @@ qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
 static qlora_result qlora__adapter_select(qlora_ctx* ctx, qlora_model* m, int64_t index) {
     QLORA__TRY(qlora__need_whole(ctx, "index", index, 0, m->adapters - 1));
     QLORA__TRY(qlora__model_idle(ctx, m, "selecting an adapter"));
-    if (m->generations > 0 && index != m->chosen) {
+    if (m->followers > 0 && index != m->chosen) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model has a text that was begun while adapter %d was selected; end "
-                           "it with qlora_generate_end before selecting another adapter",
+                           "the model has a text that uses the selected adapter, %d; end it with "
+                           "qlora_generate_end before selecting another one, or begin such texts "
+                           "with desc.adapters = QLORA_CHOICE_ON or QLORA_CHOICE_OFF",
                            (int)m->chosen);
     }
     m->chosen = (int32_t)index;
@@ -45706,8 +45718,7 @@ struct qlora_generation {
     uint16_t* raw;  // [V]
     uint8_t* seen;  // [V]: 1 if the text contains the token
     int32_t* ints;
-    int32_t* text;              // [generate_tokens]: the tokens in the cache
-    qlora__decode_text* states; // [generate_sequences], as read from the device
+    int32_t* text;  // [generate_tokens]: the tokens in the cache
 };
 
 // Orders tokens by weight, largest first, and equal weights by id.
@@ -46122,6 +46133,7 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
 static void qlora__generate_count(qlora_generation* g, bool begins) {
     g->m->in_flight[g->slot] = begins ? g : NULL;
     g->m->generations += begins ? 1 : -1;
+    g->m->followers += g->desc.adapters != QLORA_CHOICE_AUTO ? 0 : begins ? 1 : -1;
     g->ctx->living[QLORA__GENERATIONS] += begins ? 1 : -1;
 }
 
@@ -46153,16 +46165,14 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->waiting = -1;
     g->chosen = -1;
     size_t room = (size_t)m->desc.generate_tokens;
-    size_t states = (size_t)m->desc.generate_sequences * sizeof *g->states;
     size_t shared = m->desc.generate_sequences > 1 ? vocab : 0;
-    g->bytes = states + (vocab * 3 + shared + ints + room + stop_count) * 4 + vocab * 3;
+    g->bytes = (vocab * 3 + shared + ints + room + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
         return QLORA_ERR_MEMORY;
     }
-    g->states = (qlora__decode_text*)(void*)g->memory;
-    g->logits = (float*)(void*)(g->memory + states);
+    g->logits = (float*)(void*)g->memory;
     g->first = shared > 0 ? g->logits + vocab : NULL;
     g->weights = g->logits + vocab + shared;
     g->order = (int32_t*)(void*)(g->weights + vocab);
@@ -46293,38 +46303,45 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
 
 // The state of the text, with the token that was returned last, for the steps on the device.
 static qlora_result qlora__generate_upload(qlora_generation* g) {
-    qlora_ctx* ctx = g->ctx;
-    const qlora__decode* d = &g->m->decode;
+    qlora__decode* d = &g->m->decode;
     size_t vocab = (size_t)g->m->plan.config.vocab;
-    qlora__decode_text text;
-    memset(&text, 0, sizeof text);
-    text.token = g->waiting;
-    text.position = (int32_t)g->length;
-    text.alive = 1;
-    text.top_k = g->desc.top_k;
-    text.temperature = g->desc.temperature;
-    text.top_p = g->desc.top_p;
-    text.min_p = g->desc.min_p;
-    text.penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
-    text.seed[0] = (uint32_t)g->desc.seed;
-    text.seed[1] = (uint32_t)(g->desc.seed >> 32);
-    qlora__decode_text* state = (qlora__decode_text*)d->state.data + g->slot;
-    QLORA__TRY(qlora__copy_in(ctx, state, &text, sizeof text));
-    g->m->decode.alive[g->slot] = 1;
-    return qlora__copy_in(ctx, (uint8_t*)d->seen.data + (size_t)g->slot * vocab, g->seen, vocab);
+    qlora__decode_text* text = &d->host[g->slot];
+    memset(text, 0, sizeof *text);
+    text->token = g->waiting;
+    text->position = (int32_t)g->length;
+    text->top_k = g->desc.top_k;
+    text->temperature = g->desc.temperature;
+    text->top_p = g->desc.top_p;
+    text->min_p = g->desc.min_p;
+    text->penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
+    text->seed[0] = (uint32_t)g->desc.seed;
+    text->seed[1] = (uint32_t)(g->desc.seed >> 32);
+    d->stale[g->slot] = 1; // qlora__generate_enlist sends it
+    return qlora__copy_in(g->ctx, (uint8_t*)d->seen.data + (size_t)g->slot * vocab, g->seen, vocab);
 }
 
-// Tells the device which texts take part in the next step.
+// Tells the device which texts take part in the next step, and what it does not know of them: one
+// copy of the rows from the first that has changed to the last.
 static qlora_result qlora__generate_enlist(qlora_ctx* ctx, qlora_model* m) {
     qlora__decode* d = &m->decode;
+    int64_t first = d->texts;
+    int64_t end = 0;
     for (int64_t i = 0; i < d->texts; i++) {
         int32_t value = m->in_flight[i] != NULL && m->in_flight[i]->pending ? 1 : 0;
-        char* state = (char*)((qlora__decode_text*)d->state.data + i);
-        if (d->alive[i] != value) {
-            QLORA__TRY(qlora__copy_in(ctx, state + offsetof(qlora__decode_text, alive), &value, 4));
-            d->alive[i] = (uint8_t)value;
+        if (d->host[i].alive != value || d->stale[i] != 0) {
+            d->host[i].alive = value;
+            d->stale[i] = 1;
+            first = qlora__min(first, i);
+            end = i + 1;
         }
     }
+    if (first >= end) {
+        return QLORA_OK;
+    }
+    qlora__decode_text* rows = (qlora__decode_text*)d->state.data + first;
+    size_t count = (size_t)(end - first);
+    QLORA__TRY(qlora__copy_in(ctx, rows, d->host + first, count * sizeof *rows));
+    memset(d->stale + first, 0, count);
     return QLORA_OK;
 }
 
@@ -46468,9 +46485,8 @@ static qlora_result qlora__generate_result(qlora_generation* g, const qlora__dec
 // of the model rest.
 static qlora_result qlora__generate_together(qlora_generation* const* list, int64_t count,
                                              int32_t adapter, int32_t* tokens, bool* stopped) {
-    qlora_generation* first = list[0];
-    qlora_ctx* ctx = first->ctx;
-    qlora_model* m = first->m;
+    qlora_ctx* ctx = list[0]->ctx;
+    qlora_model* m = list[0]->m;
     for (int64_t i = 0; i < count; i++) {
         qlora_generation* g = list[i];
         if (g->pending) {
@@ -46488,8 +46504,8 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
     bool before = qlora__generate_wear(m, adapter);
     QLORA__TRY(qlora__generate_bare(m, before, qlora__decode_step(ctx, m)));
     size_t bytes = (size_t)m->desc.generate_sequences * sizeof(qlora__decode_text);
-    qlora__decode_text* state = first->states;
-    QLORA__TRY(qlora__copy_out(ctx, state, m->decode.state.data, bytes));
+    const qlora__decode_text* state = m->decode.host;
+    QLORA__TRY(qlora__copy_out(ctx, m->decode.host, m->decode.state.data, bytes));
     qlora_result r = QLORA_OK;
     for (int64_t i = 0; i < count; i++) { // every text, even if one of them failed
         qlora_generation* g = list[i];
@@ -46731,4 +46747,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b0ddb01821469a2a
+//@@ end 083696e345e0f201

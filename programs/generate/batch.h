@@ -486,8 +486,11 @@ static bool batch_open(app* a, batch* b) {
     for (size_t i = 0; i < b->count; i++) {
         longest = b->prompts[i].ids.count > longest ? b->prompts[i].ids.count : longest;
     }
-    size_t left = b->count - b->written;
-    b->width = left < (size_t)a->o.batch ? left : (size_t)a->o.batch;
+    // As many as without an interruption: on a GPU, the bits depend on this number.
+    b->width = b->count < (size_t)a->o.batch ? b->count : (size_t)a->o.batch;
+    if (a->o.verbose) {
+        fprintf(stderr, "[up to %zu texts at the same time]\n", b->width);
+    }
     b->texts = (spoken*)calloc(b->width, sizeof *b->texts);
     (void)folder_parents(a->o.out);
     b->out = fopen(a->o.out, "ab");

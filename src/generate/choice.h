@@ -36,8 +36,7 @@ struct qlora_generation {
     uint16_t* raw;  // [V]
     uint8_t* seen;  // [V]: 1 if the text contains the token
     int32_t* ints;
-    int32_t* text;              // [generate_tokens]: the tokens in the cache
-    qlora__decode_text* states; // [generate_sequences], as read from the device
+    int32_t* text;  // [generate_tokens]: the tokens in the cache
 };
 
 // Orders tokens by weight, largest first, and equal weights by id.

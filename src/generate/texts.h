@@ -142,6 +142,7 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
 static void qlora__generate_count(qlora_generation* g, bool begins) {
     g->m->in_flight[g->slot] = begins ? g : NULL;
     g->m->generations += begins ? 1 : -1;
+    g->m->followers += g->desc.adapters != QLORA_CHOICE_AUTO ? 0 : begins ? 1 : -1;
     g->ctx->living[QLORA__GENERATIONS] += begins ? 1 : -1;
 }
 
@@ -173,16 +174,14 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->waiting = -1;
     g->chosen = -1;
     size_t room = (size_t)m->desc.generate_tokens;
-    size_t states = (size_t)m->desc.generate_sequences * sizeof *g->states;
     size_t shared = m->desc.generate_sequences > 1 ? vocab : 0;
-    g->bytes = states + (vocab * 3 + shared + ints + room + stop_count) * 4 + vocab * 3;
+    g->bytes = (vocab * 3 + shared + ints + room + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
         return QLORA_ERR_MEMORY;
     }
-    g->states = (qlora__decode_text*)(void*)g->memory;
-    g->logits = (float*)(void*)(g->memory + states);
+    g->logits = (float*)(void*)g->memory;
     g->first = shared > 0 ? g->logits + vocab : NULL;
     g->weights = g->logits + vocab + shared;
     g->order = (int32_t*)(void*)(g->weights + vocab);
@@ -313,38 +312,45 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
 
 // The state of the text, with the token that was returned last, for the steps on the device.
 static qlora_result qlora__generate_upload(qlora_generation* g) {
-    qlora_ctx* ctx = g->ctx;
-    const qlora__decode* d = &g->m->decode;
+    qlora__decode* d = &g->m->decode;
     size_t vocab = (size_t)g->m->plan.config.vocab;
-    qlora__decode_text text;
-    memset(&text, 0, sizeof text);
-    text.token = g->waiting;
-    text.position = (int32_t)g->length;
-    text.alive = 1;
-    text.top_k = g->desc.top_k;
-    text.temperature = g->desc.temperature;
-    text.top_p = g->desc.top_p;
-    text.min_p = g->desc.min_p;
-    text.penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
-    text.seed[0] = (uint32_t)g->desc.seed;
-    text.seed[1] = (uint32_t)(g->desc.seed >> 32);
-    qlora__decode_text* state = (qlora__decode_text*)d->state.data + g->slot;
-    QLORA__TRY(qlora__copy_in(ctx, state, &text, sizeof text));
-    g->m->decode.alive[g->slot] = 1;
-    return qlora__copy_in(ctx, (uint8_t*)d->seen.data + (size_t)g->slot * vocab, g->seen, vocab);
+    qlora__decode_text* text = &d->host[g->slot];
+    memset(text, 0, sizeof *text);
+    text->token = g->waiting;
+    text->position = (int32_t)g->length;
+    text->top_k = g->desc.top_k;
+    text->temperature = g->desc.temperature;
+    text->top_p = g->desc.top_p;
+    text->min_p = g->desc.min_p;
+    text->penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
+    text->seed[0] = (uint32_t)g->desc.seed;
+    text->seed[1] = (uint32_t)(g->desc.seed >> 32);
+    d->stale[g->slot] = 1; // qlora__generate_enlist sends it
+    return qlora__copy_in(g->ctx, (uint8_t*)d->seen.data + (size_t)g->slot * vocab, g->seen, vocab);
 }
 
-// Tells the device which texts take part in the next step.
+// Tells the device which texts take part in the next step, and what it does not know of them: one
+// copy of the rows from the first that has changed to the last.
 static qlora_result qlora__generate_enlist(qlora_ctx* ctx, qlora_model* m) {
     qlora__decode* d = &m->decode;
+    int64_t first = d->texts;
+    int64_t end = 0;
     for (int64_t i = 0; i < d->texts; i++) {
         int32_t value = m->in_flight[i] != NULL && m->in_flight[i]->pending ? 1 : 0;
-        char* state = (char*)((qlora__decode_text*)d->state.data + i);
-        if (d->alive[i] != value) {
-            QLORA__TRY(qlora__copy_in(ctx, state + offsetof(qlora__decode_text, alive), &value, 4));
-            d->alive[i] = (uint8_t)value;
+        if (d->host[i].alive != value || d->stale[i] != 0) {
+            d->host[i].alive = value;
+            d->stale[i] = 1;
+            first = qlora__min(first, i);
+            end = i + 1;
         }
     }
+    if (first >= end) {
+        return QLORA_OK;
+    }
+    qlora__decode_text* rows = (qlora__decode_text*)d->state.data + first;
+    size_t count = (size_t)(end - first);
+    QLORA__TRY(qlora__copy_in(ctx, rows, d->host + first, count * sizeof *rows));
+    memset(d->stale + first, 0, count);
     return QLORA_OK;
 }
 
@@ -488,9 +494,8 @@ static qlora_result qlora__generate_result(qlora_generation* g, const qlora__dec
 // of the model rest.
 static qlora_result qlora__generate_together(qlora_generation* const* list, int64_t count,
                                              int32_t adapter, int32_t* tokens, bool* stopped) {
-    qlora_generation* first = list[0];
-    qlora_ctx* ctx = first->ctx;
-    qlora_model* m = first->m;
+    qlora_ctx* ctx = list[0]->ctx;
+    qlora_model* m = list[0]->m;
     for (int64_t i = 0; i < count; i++) {
         qlora_generation* g = list[i];
         if (g->pending) {
@@ -508,8 +513,8 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
     bool before = qlora__generate_wear(m, adapter);
     QLORA__TRY(qlora__generate_bare(m, before, qlora__decode_step(ctx, m)));
     size_t bytes = (size_t)m->desc.generate_sequences * sizeof(qlora__decode_text);
-    qlora__decode_text* state = first->states;
-    QLORA__TRY(qlora__copy_out(ctx, state, m->decode.state.data, bytes));
+    const qlora__decode_text* state = m->decode.host;
+    QLORA__TRY(qlora__copy_out(ctx, m->decode.host, m->decode.state.data, bytes));
     qlora_result r = QLORA_OK;
     for (int64_t i = 0; i < count; i++) { // every text, even if one of them failed
         qlora_generation* g = list[i];

@@ -711,22 +711,6 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
-typedef struct qlora__decode_text {
-    int32_t token;    // to be run
-    int32_t position; // of that token
-    int32_t alive;
-    int32_t top_k;
-    float temperature;
-    float top_p;
-    float min_p;
-    float penalty;
-    uint32_t seed[2];
-    int32_t chosen; // the results of the step
-    int32_t bad;    // a logit that is not finite, or -1
-    double logprob;
-} qlora__decode_text;
-
 // How a step is made; models use QLORA__DECODE_USED, tests and measurements other sets as well.
 #define QLORA__DECODE_ONE 1u       // a kernel of its own for NF4 products of a single row
 #define QLORA__DECODE_EARLY 2u     // kernels may begin before the one before them has ended

@@ -789,8 +789,16 @@ static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
 
 // Prepares the tables of the texts. The pages of a text follow each other.
 static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
-    const qlora__decode* d = &m->decode;
-    for (int64_t n = 0; d->planned && n < d->texts; n++) {
+    qlora__decode* d = &m->decode;
+    if (!d->planned) {
+        return QLORA_OK;
+    }
+    size_t room = (size_t)d->texts * sizeof *d->host;
+    d->host = (qlora__decode_text*)qlora__alloc_zero(ctx, room);
+    if (d->host == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    for (int64_t n = 0; n < d->texts; n++) {
         int32_t pages[QLORA__MOST_PAGES];
         for (int64_t i = 0; i < d->pages; i++) {
             pages[i] = (int32_t)(n * d->pages + i);

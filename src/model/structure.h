@@ -176,6 +176,22 @@ enum {
     QLORA__PAGES_UNKNOWN // a copy to the device failed
 };
 
+// A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
+typedef struct qlora__decode_text {
+    int32_t token;    // to be run
+    int32_t position; // of that token
+    int32_t alive;
+    int32_t top_k;
+    float temperature;
+    float top_p;
+    float min_p;
+    float penalty;
+    uint32_t seed[2];
+    int32_t chosen; // the results of the step
+    int32_t bad;    // a logit that is not finite, or -1
+    double logprob;
+} qlora__decode_text;
+
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
 typedef struct qlora__decode {
@@ -204,7 +220,8 @@ typedef struct qlora__decode {
     qlora_tensor state;               // U8: one qlora__decode_text per text
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
-    uint8_t alive[QLORA__MOST_TEXTS]; // by slot: whether the device runs the text
+    qlora__decode_text* host;         // a copy of `state`
+    uint8_t stale[QLORA__MOST_TEXTS]; // by slot: the device does not have this row of it yet
     uint8_t lent[QLORA__MOST_TEXTS];  // by slot: QLORA__PAGES_*
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
@@ -222,6 +239,7 @@ struct qlora_model {
     int64_t trainers;    // number that exist
     float neftune;       // of the trainer
     int64_t generations; // number that exist
+    int64_t followers;   // those among them that use the selected adapter
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // rows of the rope tables

@@ -309,7 +309,9 @@ static bool step_choice_holds(qlora_model* m, const step_choice* c, const uint16
     g->length = 41;
     g->seen[7] = 1;
     qlora__decode_text text;
-    bool ok = qlora__enter(ctx, "test") == QLORA_OK && qlora__generate_upload(g) == QLORA_OK;
+    g->pending = true;
+    bool ok = qlora__enter(ctx, "test") == QLORA_OK && qlora__generate_upload(g) == QLORA_OK &&
+              qlora__generate_enlist(ctx, m) == QLORA_OK;
     int32_t want = qlora__sample(g, STEP_VOCAB, 41);
     ok = ok && qlora__copy_in(ctx, d->logits.data, logits, STEP_VOCAB * 2) == QLORA_OK;
     ok = ok && qlora__decode_pick(m) == QLORA_OK;
@@ -385,7 +387,9 @@ TEST a_graph_has_the_bits_of_its_kernels(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_generate_next(g, &token, &stopped));
     ASSERT_EQ(ids[5], token);
     ASSERT_EQ(QLORA_OK, qlora__enter(ctx, "test"));
+    g->pending = true;
     ASSERT_EQ(QLORA_OK, qlora__generate_upload(g));
+    ASSERT_EQ(QLORA_OK, qlora__generate_enlist(ctx, m));
     for (int i = 1; i < 4; i++) {
         qlora__decode_text text;
         ASSERT_EQ(QLORA_OK, qlora__decode_enqueue(ctx, m));
