@@ -146,6 +146,17 @@
        generate_tokens larger than max_positions. Texts can share a prompt
        (qlora_generate_desc.share), and a chat keeps its keys and values from turn to turn
        (qlora_generate_prompt).
+       Without generate_positions, the cache has room for generate_sequences texts of
+       generate_tokens tokens. With it, the texts share a pool of that many positions, in pages of
+       128 or a multiple of it on a GPU that computes in bf16 and of 16 or more otherwise, and one
+       page more. When a turn begins (qlora_generate_begin, _feed, _prompt), the text reserves the
+       pages for its tokens and max_tokens more (0: up to generate_tokens), less the full pages of a
+       prompt that it shares. So a turn that has begun always comes to its end, and no text is ever
+       removed for another one. If too few pages are free, the call returns QLORA_ERR_FULL and
+       nothing has changed: call it again when another text has ended or begun a shorter turn. A
+       text that would not fit an empty pool is refused with QLORA_ERR_ARGUMENT.
+       qlora_model_info.free_positions is what is free. Pages may be moved to make room, but the
+       bits are those of a model without a pool.
 
    SEVERAL ADAPTERS
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and
@@ -298,6 +309,7 @@ extern "C" {
     X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
     X(ERR_VERSION,       -7,    "the program and the library use different headers")        \
     X(ERR_COMM,          -8,    "the exchange with other processes failed")                 \
+    X(ERR_FULL,          -9,    "there is no room until something else ends")               \
     X(ERR_FILE,          -100,  "a file could not be read or written")                      \
     X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
     X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
@@ -848,6 +860,9 @@ typedef struct qlora_model_desc {
     int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
+    // Positions that all texts together can have in the cache, see TEXTS. 0 = all of them can have
+    // generate_tokens.
+    int64_t generate_positions;
     // Layers to recompute: ON = all, OFF = none, AUTO = as few as possible. With AUTO, recomputed
     // layers keep the output of attention if there is memory for it; long sequences gain more by
     // that than by whole layers, so it comes first from 4,096 tokens on. Same bits.
@@ -913,6 +928,7 @@ struct qlora_plan {
     bool offloaded_embedding;
     int64_t tile;       // tokens at a time, or 0: all at once
     int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens
+    int64_t generate_positions; // that all texts together can have; 0 = as many as they can need
 };
 
 // Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any
@@ -956,6 +972,8 @@ typedef struct qlora_model_info {
     qlora_purpose purpose;
     int64_t generate_tokens;
     int64_t generate_sequences;
+    int64_t generate_positions; // that all texts together can have
+    int64_t free_positions;     // those that no text has reserved
     int64_t parameters; // number of trained tensors of an adapter
     bool use_adapters;
     int64_t trainers;    // number of trainers that exist, at most one per adapter
@@ -1318,7 +1336,8 @@ typedef struct qlora_generate_desc {
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
 
-// Runs the prompt. The desc, its prompt and its stops are not needed afterwards.
+// Runs the prompt. The desc, its prompt and its stops are not needed afterwards. Fails with
+// QLORA_ERR_FULL if the model's generate_positions have no room for the text until others end.
 QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
                                             qlora_generation** out);
 // Returns the next token. *stopped is true at the end of a turn: *token is then the stop token, or
@@ -1334,7 +1353,9 @@ QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t
 QLORA_API qlora_result qlora_generate_next_each(qlora_generation* const* generations, int64_t count,
                                                 int32_t* tokens, bool* stopped);
 // Appends ids to the text, after the last token that qlora_generate_next returned (including a stop
-// token), and starts the next turn. The keys and values of the text so far are kept.
+// token), and starts the next turn. The keys and values of the text so far are kept. Fails with
+// QLORA_ERR_FULL, like qlora_generate_prompt, if there is no room for the turn; the text is then as
+// it was.
 QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,
                                            int64_t count);
 // Replaces the text by a new prompt and starts the next turn. The keys and values of the tokens
@@ -30658,6 +30679,14 @@ enum {
     QLORA__PAGES_UNKNOWN // a copy to the device failed
 };
 
+// Pages that texts share, see generate/paging.h.
+typedef struct qlora__paging {
+    int64_t size;   // positions of a page; 0 = every text has rows of its own
+    int64_t pages;  // that texts can have; there is one more, so that pages can always be moved
+    int64_t free;   // how many of them nobody uses
+    int32_t* users; // [pages + 1]: how many texts use a page
+} qlora__paging;
+
 // A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
 typedef struct qlora__decode_text {
     int32_t token;    // to be run
@@ -30823,8 +30852,10 @@ struct qlora_model {
     qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
     qlora__preference preference;
     // generation
-    qlora_tensor kv_cache;                          // [layers * texts * cache_rows, 2 kv]
-    int64_t cache_rows;                             // of a text
+    qlora_tensor kv_cache;                          // [layers * cache_all, 2 kv]
+    int64_t cache_rows;                             // of a text, unless there is a pool
+    int64_t cache_all;                              // of all texts
+    qlora__paging paging;
     qlora_generation* in_flight[QLORA__MOST_TEXTS]; // by slot; NULL = free
     qlora_tensor scores;                            // f32 [heads, generate_tokens]
     qlora_tensor chances; // their softmax in the compute type; the same memory if that is f32
@@ -32007,8 +32038,18 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     if (n > 0) {
         // Texts begin with a page, if there are several.
         m->cache_rows = m->decode.planned && texts > 1 ? m->decode.pages * m->decode.chunk : n;
-        qlora__arena_tensor(arena, m->compute, c->layers * texts * m->cache_rows,
-                            2 * qlora__kv_width(c), &m->kv_cache);
+        m->cache_all = texts * m->cache_rows;
+        if (m->desc.generate_positions > 0) {
+            qlora__paging* pool = &m->paging;
+            pool->size = m->decode.planned ? m->decode.chunk
+                                           : qlora__max(16, qlora__ceil_div(n, QLORA__MOST_PAGES));
+            pool->pages = qlora__ceil_div(m->desc.generate_positions, pool->size);
+            pool->free = pool->pages;
+            m->cache_all = (pool->pages + 1) * pool->size;
+            m->plan.generate_positions = pool->pages * pool->size;
+        }
+        qlora__arena_tensor(arena, m->compute, c->layers * m->cache_all, 2 * qlora__kv_width(c),
+                            &m->kv_cache);
         int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned
         qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->scores);
         m->chances = m->scores;
@@ -33098,7 +33139,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.head_chunk", d->head_chunk, 0, 1 << 24},
                   {"desc.generate_tokens", d->generate_tokens, 0, 1 << 24},
                   {"desc.accumulate", d->accumulate, 0, 1 << 24},
-                  {"desc.generate_sequences", d->generate_sequences, 0, QLORA__MOST_TEXTS}};
+                  {"desc.generate_sequences", d->generate_sequences, 0, QLORA__MOST_TEXTS},
+                  {"desc.generate_positions", d->generate_positions, 0, INT32_MAX}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         QLORA__TRY(qlora__need_whole(ctx, fields[i].name, fields[i].value, fields[i].least,
                                      fields[i].most));
@@ -33134,6 +33176,9 @@ static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, const qlora_model_co
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
     d->max_length = d->max_length != 0 ? d->max_length : qlora__min(d->tokens, positions);
     d->generate_sequences = d->generate_sequences != 0 ? d->generate_sequences : 1;
+    if (d->generate_positions >= d->generate_sequences * d->generate_tokens) {
+        d->generate_positions = 0; // all texts have room at full length
+    }
     d->head_chunk = qlora__min(d->head_chunk != 0 ? d->head_chunk : 1024, d->tokens);
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_sequences", d->max_sequences, 1, d->tokens));
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_length", d->max_length, 1, d->tokens));
@@ -33160,6 +33205,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
     qlora__away_free(ctx, &m->host);
+    qlora__free(ctx, m->paging.users, (size_t)(m->paging.pages + 1) * sizeof *m->paging.users);
     qlora__free(ctx, m->decode.host, (size_t)m->decode.texts * sizeof *m->decode.host);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
@@ -33961,6 +34007,10 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
         qlora__append(buffer, size, &used,
                       "  the output of attention is kept in %lld of the recomputed layers\n",
                       (long long)plan->attention_layers);
+    }
+    if (plan->generate_positions > 0) {
+        qlora__append(buffer, size, &used, "  the texts have room for %lld positions together\n",
+                      (long long)plan->generate_positions);
     }
     if (plan->tile > 0) {
         qlora__append(buffer, size, &used, "  everything but attention in tiles of %lld tokens\n",
@@ -35787,7 +35837,7 @@ typedef struct qlora__pass {
     qlora_math math; // of f32 products
     bool decoding;   // keys and values are stored in the cache
     int64_t first;   // position of the first row when decoding
-    int64_t text;    // whose cache is used when decoding
+    int64_t cache;   // row of the cache that position 0 has when decoding
     int64_t at;      // first row in buffers of a tile, if the rows are a run of one
     int32_t adapter;
 } qlora__pass;
@@ -36218,11 +36268,11 @@ static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t in
 
 // ---- the key/value cache of decoding ------------------------------------------------------------
 
-// Rows of the cache of a layer and a text: row p has the keys, then the values, of position p.
-static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t text,
-                                      int64_t first, int64_t rows) {
+// Rows of the cache of a layer: each has the keys, then the values, of a position of a text.
+static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
+                                      int64_t rows) {
     qlora_tensor t = m->kv_cache;
-    int64_t row = (layer * m->desc.generate_sequences + text) * m->cache_rows + first;
+    int64_t row = layer * m->cache_all + first;
     size_t offset = (size_t)(row * t.ld) * qlora_dtype_bytes(t.dtype);
     t.data = (char*)t.data + offset;
     t.bytes -= offset;
@@ -36232,7 +36282,7 @@ static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64
 
 static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index) {
     qlora__heads heads = qlora__heads_of(pass, &pass->m->layers[index]);
-    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->text, pass->first, pass->rows);
+    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->cache + pass->first, pass->rows);
     int64_t kv = heads.k.cols;
     qlora_tensor keys = qlora__window(&rows, pass->rows, 0, kv);
     qlora_tensor values = qlora__window(&rows, pass->rows, kv, kv);
@@ -36281,7 +36331,7 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     qlora_tensor output = qlora__one_row(&layer->kept.o, row);
     int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
     int64_t seen = qlora__min(position + 1, window);
-    qlora_tensor rows = qlora__cache_rows(m, index, pass->text, position + 1 - seen, seen);
+    qlora_tensor rows = qlora__cache_rows(m, index, pass->cache + position + 1 - seen, seen);
     qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
     qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
     qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
@@ -37756,7 +37806,7 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
     const qlora__decode* d = &m->decode;
     const qlora__layer* layer = &m->layers[index];
     const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
-    qlora_tensor rows = qlora__cache_rows(m, index, 0, 0, 1);
+    qlora_tensor rows = qlora__cache_rows(m, index, 0, 1);
     qlora__decode_attention p;
     memset(&p, 0, sizeof p);
     p.qkv = d->qkv.data;
@@ -37915,7 +37965,8 @@ static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Prepares the tables of the texts. The pages of a text follow each other.
+// Prepares the tables of the texts. The pages of a text follow each other; those of a pool are
+// given to texts when they begin.
 static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     qlora__decode* d = &m->decode;
     if (!d->planned) {
@@ -37926,7 +37977,7 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     if (d->host == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    for (int64_t n = 0; n < d->texts; n++) {
+    for (int64_t n = 0; n < d->texts && m->paging.size == 0; n++) {
         int32_t pages[QLORA__MOST_PAGES];
         for (int64_t i = 0; i < d->pages; i++) {
             pages[i] = (int32_t)(n * d->pages + i);
@@ -38546,6 +38597,11 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_ready(ctx, m));
     QLORA__TRY(qlora__decode_check(ctx, m));
     QLORA__TRY(qlora__decode_start(ctx, m));
+    if (m->paging.size > 0) {
+        size_t bytes = (size_t)(m->paging.pages + 1) * sizeof *m->paging.users;
+        m->paging.users = (int32_t*)qlora__alloc_zero(ctx, bytes);
+        QLORA__TRY(m->paging.users != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
+    }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
             QLORA__TRY(qlora__model_place(ctx, m, &m->layers[l], g));
@@ -38726,6 +38782,12 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->purpose = model->desc.purpose;
     out->generate_tokens = model->desc.generate_tokens;
     out->generate_sequences = model->desc.generate_sequences;
+    bool pooled = model->paging.size > 0;
+    int64_t each = pooled ? model->paging.size : model->desc.generate_tokens;
+    int64_t left = model->desc.generate_sequences - model->generations;
+    int64_t all = pooled ? model->paging.pages : model->desc.generate_sequences;
+    out->generate_positions = each * all;
+    out->free_positions = each * (pooled ? model->paging.free : left);
     out->parameters = model->range_count;
     out->use_adapters = model->use_adapters;
     out->trainers = model->trainers;
@@ -45709,6 +45771,10 @@ struct qlora_generation {
     double logprob;
     bool broken;                       // a pass failed, so the contents of the cache are unknown
     int32_t owners[QLORA__MOST_PAGES]; // of its pages in the cache: the slots they belong to
+    // If the model has a pool: its pages, and where the first of them was, see generate/paging.h.
+    int32_t pages[QLORA__MOST_PAGES];
+    int64_t page_count;
+    int32_t placed;
     char* memory;                      // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]
@@ -45839,6 +45905,280 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
     return token; // if rounding left a remainder, the last token that can be chosen
 }
 
+//@@ src/generate/paging.h
+
+// ---- a pool of pages for the texts --------------------------------------------------------------
+//
+// With desc.generate_positions, the texts of a model share a pool of pages that need not have room
+// for all of them at full length. A text gets the pages for its tokens and those of a turn when the
+// turn begins, so it never stops in the middle; if they are not free, the call fails and nothing
+// has changed. Steps on the device find pages by a table. Passes of operators need the pages of
+// their text in a row, so pages are moved to make room: a move is a copy to a free page, after
+// which all texts that use the page find it there. If the copy fails, they still have the page that
+// they had. There is always a free page, because the pool has one more than texts can have.
+
+static bool qlora__paged(const qlora_model* m) {
+    return m->paging.size > 0;
+}
+
+// Positions that a text of `tokens` tokens can need before its turn ends.
+static int64_t qlora__paging_need(const qlora_generation* g, int64_t tokens) {
+    int64_t most = g->m->desc.generate_tokens;
+    return g->desc.max_tokens > 0 ? qlora__min(tokens + g->desc.max_tokens, most) : most;
+}
+
+static void qlora__paging_use(qlora_model* m, int32_t page) {
+    m->paging.free -= m->paging.users[page] == 0 ? 1 : 0;
+    m->paging.users[page]++;
+}
+
+static void qlora__paging_leave(qlora_model* m, int32_t page) {
+    m->paging.users[page]--;
+    m->paging.free += m->paging.users[page] == 0 ? 1 : 0;
+}
+
+// Changes a page of a text. The device is told before its next step.
+static void qlora__paging_set(qlora_generation* g, int64_t index, int32_t page) {
+    g->pages[index] = page;
+    g->m->decode.lent[g->slot] = QLORA__PAGES_UNKNOWN;
+}
+
+// Ends the use of all pages from number `count` on.
+static void qlora__paging_release(qlora_generation* g, int64_t count) {
+    while (g->page_count > count) {
+        qlora__paging_leave(g->m, g->pages[--g->page_count]);
+    }
+}
+
+// Copies the first rows of a page to another page, in every layer.
+static qlora_result qlora__paging_copy(qlora_model* m, int32_t from, int32_t to, int64_t rows) {
+    int64_t size = m->paging.size;
+    for (int64_t l = 0; l < m->plan.config.layers && rows > 0; l++) {
+        qlora_tensor source = qlora__cache_rows(m, l, from * size, rows);
+        qlora_tensor target = qlora__cache_rows(m, l, to * size, rows);
+        size_t bytes = (size_t)(rows * source.ld) * qlora_dtype_bytes(source.dtype);
+        QLORA__TRY(qlora__copy_within(m->ctx, target.data, source.data, bytes));
+    }
+    return QLORA_OK;
+}
+
+// Moves a page that is used to one that is free.
+static qlora_result qlora__paging_move(qlora_model* m, int32_t from, int32_t to) {
+    int64_t rows = 0; // that have keys and values
+    for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
+        const qlora_generation* g = m->in_flight[n];
+        for (int64_t i = 0; g != NULL && i < g->page_count; i++) {
+            int64_t own = qlora__min(g->length - i * m->paging.size, m->paging.size);
+            rows = g->pages[i] == from ? qlora__max(rows, own) : rows;
+        }
+    }
+    QLORA__TRY(qlora__paging_copy(m, from, to, rows));
+    for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
+        qlora_generation* g = m->in_flight[n];
+        for (int64_t i = 0; g != NULL && i < g->page_count; i++) {
+            if (g->pages[i] == from) {
+                qlora__paging_set(g, i, to);
+            }
+        }
+    }
+    m->paging.users[to] = m->paging.users[from];
+    m->paging.users[from] = 0;
+    return QLORA_OK;
+}
+
+// The first of `count` free pages in a row: of the shortest such row. -1 if there is none.
+static int32_t qlora__paging_row(const qlora_model* m, int64_t count) {
+    int64_t best = INT64_MAX;
+    int32_t found = -1;
+    int64_t length = 0;
+    for (int64_t page = 0; page <= m->paging.pages + 1; page++) {
+        if (page <= m->paging.pages && m->paging.users[page] == 0) {
+            length++;
+            continue;
+        }
+        if (length >= count && length < best) {
+            best = length;
+            found = (int32_t)(page - length);
+        }
+        length = 0;
+    }
+    return found;
+}
+
+// The last free page; there is one.
+static int32_t qlora__paging_last(const qlora_model* m) {
+    int32_t page = (int32_t)m->paging.pages;
+    while (page > 0 && m->paging.users[page] > 0) {
+        page--;
+    }
+    return page;
+}
+
+static bool qlora__paging_has(const qlora_generation* g, int32_t page) {
+    for (int64_t i = 0; i < g->page_count; i++) {
+        if (g->pages[i] == page) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool qlora__paging_in_a_row(const qlora_generation* g) {
+    for (int64_t i = 1; i < g->page_count; i++) {
+        if (g->pages[i] != g->pages[0] + i) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// The text after `g` by the place of its first page, other than `last`; NULL if there is none.
+static qlora_generation* qlora__paging_after(const qlora_model* m, const qlora_generation* g,
+                                           const qlora_generation* last) {
+    qlora_generation* best = NULL;
+    for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
+        qlora_generation* t = m->in_flight[n];
+        if (t == NULL || t == last || t->page_count == 0) {
+            continue;
+        }
+        bool later = g == NULL || t->placed > g->placed ||
+                     (t->placed == g->placed && t->slot > g->slot);
+        if (later && (best == NULL || t->placed < best->placed)) {
+            best = t;
+        }
+    }
+    return best;
+}
+
+// Moves the pages of all texts to the beginning of the pool, those of a text one after the other,
+// and those of `last`, of which the others skip what they share with it, after all others.
+static qlora_result qlora__paging_compact(qlora_model* m, qlora_generation* last) {
+    int32_t end = 0; // of the pages that are in their places
+    for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
+        qlora_generation* g = m->in_flight[n];
+        if (g != NULL && g->page_count > 0) {
+            g->placed = g->pages[0]; // where it was: moves change it
+        }
+    }
+    qlora_generation* g = NULL;
+    while (g != last) {
+        qlora_generation* next = qlora__paging_after(m, g, last);
+        g = next != NULL ? next : last;
+        for (int64_t i = 0; i < g->page_count; i++) {
+            int32_t page = g->pages[i];
+            if (page < end || (g != last && qlora__paging_has(last, page))) {
+                continue;
+            }
+            if (page != end) {
+                if (m->paging.users[end] > 0) {
+                    QLORA__TRY(qlora__paging_move(m, end, qlora__paging_last(m)));
+                }
+                QLORA__TRY(qlora__paging_move(m, g->pages[i], end));
+            }
+            end++;
+        }
+    }
+    return QLORA_OK;
+}
+
+// Puts the pages of a text in a row.
+static qlora_result qlora__paging_arrange(qlora_generation* g) {
+    qlora_model* m = g->m;
+    if (qlora__paging_in_a_row(g)) {
+        return QLORA_OK;
+    }
+    int32_t row = qlora__paging_row(m, g->page_count);
+    for (int64_t i = 0; row >= 0 && i < g->page_count; i++) {
+        QLORA__TRY(qlora__paging_move(m, g->pages[i], row + (int32_t)i));
+    }
+    return row >= 0 ? QLORA_OK : qlora__paging_compact(m, g);
+}
+
+static qlora_result qlora__paging_short(const qlora_generation* g, int64_t need, int64_t count,
+                                      int64_t wanted, int64_t room) {
+    const qlora__paging* pool = &g->m->paging;
+    if (count > pool->pages) {
+        return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT,
+                           "the text can need %lld positions, %lld pages of %lld, but the model "
+                           "has %lld pages; set desc.max_tokens to a smaller number, or open the "
+                           "model with a larger generate_positions (%lld)",
+                           (long long)need, (long long)count, (long long)pool->size,
+                           (long long)pool->pages, (long long)g->m->desc.generate_positions);
+    }
+    return qlora__fail(g->ctx, QLORA_ERR_FULL,
+                       "the text needs %lld more pages of %lld positions, and %lld of %lld are "
+                       "free; try again when other texts have ended",
+                       (long long)wanted, (long long)pool->size, (long long)room,
+                       (long long)pool->pages);
+}
+
+// Pages that a text must get to have `count` of them, those from number `first` on for itself
+// alone; *freed are those that it gives back.
+static int64_t qlora__paging_wanted(const qlora_generation* g, int64_t first, int64_t count,
+                                  int64_t* freed) {
+    int64_t wanted = qlora__max(count - g->page_count, 0);
+    *freed = 0;
+    for (int64_t i = first; i < g->page_count; i++) {
+        bool alone = g->m->paging.users[g->pages[i]] == 1;
+        wanted += i < count && !alone ? 1 : 0;
+        *freed += i >= count && alone ? 1 : 0;
+    }
+    return wanted;
+}
+
+// Gives a text the pages for `need` positions, of which it keeps the first `keep` as they are and
+// may write to the others; with `row`, one after the other. If too few are free, nothing changes.
+static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int64_t need,
+                                          bool row) {
+    qlora_model* m = g->m;
+    int64_t size = m->paging.size;
+    int64_t count = qlora__ceil_div(need, size);
+    int64_t freed = 0;
+    int64_t wanted = qlora__paging_wanted(g, keep / size, count, &freed);
+    if (count > m->paging.pages || wanted > m->paging.free + freed) {
+        return qlora__paging_short(g, need, count, wanted, m->paging.free + freed);
+    }
+    qlora__paging_release(g, count);
+    for (int64_t i = keep / size; i < g->page_count; i++) {
+        int32_t old = g->pages[i];
+        if (m->paging.users[old] > 1) {
+            int32_t page = qlora__paging_last(m);
+            QLORA__TRY(qlora__paging_copy(m, old, page, qlora__min(keep - i * size, size)));
+            qlora__paging_use(m, page);
+            qlora__paging_set(g, i, page);
+            qlora__paging_leave(m, old);
+        }
+    }
+    int32_t next = g->page_count == 0 ? qlora__paging_row(m, count)
+                                      : g->pages[g->page_count - 1] + 1;
+    for (; g->page_count < count; next++) {
+        bool taken = next < 0 || next > m->paging.pages || m->paging.users[next] > 0;
+        next = taken ? qlora__paging_last(m) : next;
+        qlora__paging_use(m, next);
+        qlora__paging_set(g, g->page_count++, next);
+    }
+    return row ? qlora__paging_arrange(g) : QLORA_OK;
+}
+
+// Reserves the pages of a new text, whose first `full` pages are those of `from`, and copies the
+// other rows of the `same` positions that both have.
+static qlora_result qlora__paging_begin(qlora_generation* g, const qlora_generation* from,
+                                      int64_t same, int64_t full, int64_t tokens) {
+    qlora_model* m = g->m;
+    int64_t size = m->paging.size;
+    for (int64_t i = 0; i < full; i++) {
+        qlora__paging_use(m, from->pages[i]);
+        qlora__paging_set(g, g->page_count++, from->pages[i]);
+    }
+    // A text that shares its whole prompt is not run by operators.
+    QLORA__TRY(qlora__paging_reserve(g, full * size, qlora__paging_need(g, tokens), full == 0));
+    for (int64_t i = full; i * size < same; i++) {
+        QLORA__TRY(qlora__paging_copy(m, from->pages[i], g->pages[i],
+                                    qlora__min(same - i * size, size)));
+    }
+    return QLORA_OK;
+}
+
 //@@ src/generate/shared.h
 
 // ---- texts that share a prompt ------------------------------------------------------------------
@@ -45864,18 +46204,31 @@ static int64_t qlora__page_count(const qlora_model* m) {
 static qlora_result qlora__page_copy(qlora_model* m, int64_t page, int64_t rows, int64_t from,
                                      int64_t to) {
     int64_t first = page * qlora__page_size(m);
+    int64_t source_row = from * m->cache_rows + first;
+    int64_t target_row = to * m->cache_rows + first;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        qlora_tensor source = qlora__cache_rows(m, l, from, first, rows);
-        qlora_tensor target = qlora__cache_rows(m, l, to, first, rows);
+        qlora_tensor source = qlora__cache_rows(m, l, source_row, rows);
+        qlora_tensor target = qlora__cache_rows(m, l, target_row, rows);
         size_t bytes = (size_t)(rows * source.ld) * qlora_dtype_bytes(source.dtype);
         QLORA__TRY(qlora__copy_within(m->ctx, target.data, source.data, bytes));
     }
     return QLORA_OK;
 }
 
+// Sends a row of the table to the device.
+static qlora_result qlora__pages_send(qlora_model* m, int64_t slot, const int32_t* pages,
+                                      bool lent) {
+    qlora__decode* d = &m->decode;
+    size_t bytes = (size_t)d->pages * 4;
+    d->lent[slot] = QLORA__PAGES_UNKNOWN; // until the device is known to have the new row
+    QLORA__TRY(qlora__copy_in(m->ctx, (char*)d->table.data + (size_t)slot * bytes, pages, bytes));
+    d->lent[slot] = lent ? QLORA__PAGES_LENT : QLORA__PAGES_OWN;
+    return QLORA_OK;
+}
+
 // Tells the device where the pages of the text in `slot` are.
 static qlora_result qlora__pages_upload(qlora_model* m, int64_t slot, const int32_t* owners) {
-    qlora__decode* d = &m->decode;
+    const qlora__decode* d = &m->decode;
     int32_t pages[QLORA__MOST_PAGES];
     bool lent = false;
     if (!d->planned) {
@@ -45885,11 +46238,27 @@ static qlora_result qlora__pages_upload(qlora_model* m, int64_t slot, const int3
         pages[i] = (int32_t)(owners[i] * d->pages + i);
         lent = lent || owners[i] != slot;
     }
-    size_t bytes = (size_t)d->pages * 4;
-    d->lent[slot] = QLORA__PAGES_UNKNOWN; // until the device is known to have the new row
-    QLORA__TRY(qlora__copy_in(m->ctx, (char*)d->table.data + (size_t)slot * bytes, pages, bytes));
-    d->lent[slot] = lent ? QLORA__PAGES_LENT : QLORA__PAGES_OWN;
-    return QLORA_OK;
+    return qlora__pages_send(m, slot, pages, lent);
+}
+
+// The same, if the device may not know it.
+static qlora_result qlora__pages_ensure(qlora_generation* g) {
+    int32_t pages[QLORA__MOST_PAGES];
+    if (g->m->decode.lent[g->slot] != QLORA__PAGES_UNKNOWN) {
+        return QLORA_OK;
+    }
+    if (!qlora__paged(g->m)) {
+        return qlora__pages_upload(g->m, g->slot, g->owners);
+    }
+    for (int64_t i = 0; i < QLORA__MOST_PAGES; i++) { // pages that it does not have are not used
+        pages[i] = i < g->page_count ? g->pages[i] : 0;
+    }
+    return qlora__pages_send(g->m, g->slot, pages, true);
+}
+
+// The row of the cache that position 0 has, if the pages follow each other.
+static int64_t qlora__pages_row(const qlora_generation* g) {
+    return qlora__paged(g->m) ? g->pages[0] * g->m->paging.size : g->slot * g->m->cache_rows;
 }
 
 // Whether the text uses page `page` of another text's slot.
@@ -45932,6 +46301,9 @@ static qlora_result qlora__pages_vacate(qlora_model* m, int64_t slot, int64_t fi
 // and those that are written belong to it alone.
 static qlora_result qlora__pages_settle(qlora_generation* g) {
     qlora_model* m = g->m;
+    if (qlora__paged(m)) { // the turn has its pages
+        return qlora__paging_reserve(g, g->length, g->page_count * m->paging.size, true);
+    }
     int64_t size = qlora__page_size(m);
     int64_t count = qlora__page_count(m);
     bool moved = false;
@@ -46131,6 +46503,7 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
 
 // Counts a generation that has begun, or one that ends.
 static void qlora__generate_count(qlora_generation* g, bool begins) {
+    qlora__paging_release(g, 0);
     g->m->in_flight[g->slot] = begins ? g : NULL;
     g->m->generations += begins ? 1 : -1;
     g->m->followers += g->desc.adapters != QLORA_CHOICE_AUTO ? 0 : begins ? 1 : -1;
@@ -46209,7 +46582,7 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     qlora__pass pass = qlora__pass_of(m, rows, false);
     pass.decoding = true;
     pass.first = g->length;
-    pass.text = g->slot;
+    pass.cache = qlora__pages_row(g);
     QLORA__TRY(qlora__forward(&pass));
     g->length += rows;
     g->computed += rows;
@@ -46373,8 +46746,12 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
     }
     bool whole = same == d->prompt_tokens && same == from->asked; // `same` is not 0 then
     same = whole ? same : qlora__min(same, d->prompt_tokens - 1);
-    if (same > 0) {
-        QLORA__TRY(qlora__pages_share(g, from, same, whole && qlora__decode_ready(g->m)));
+    bool refer = whole && qlora__decode_ready(g->m);
+    if (qlora__paged(g->m)) {
+        int64_t full = refer ? same / g->m->paging.size : 0;
+        QLORA__TRY(qlora__paging_begin(g, from, same, full, d->prompt_tokens));
+    } else if (same > 0) {
+        QLORA__TRY(qlora__pages_share(g, from, same, refer));
     }
     for (int64_t i = 0; i < same; i++) {
         g->text[i] = d->prompt[i];
@@ -46399,12 +46776,13 @@ static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__generate_need(ctx, m, desc));
     qlora_generation* g = NULL;
     QLORA__TRY(qlora__generation_create(ctx, m, desc, &g));
+    qlora__generate_count(g, true); // so that its pages are known
     qlora_result r = qlora__generate_start(g, desc);
     if (r != QLORA_OK) {
+        qlora__generate_count(g, false);
         qlora__generation_free(g);
         return r;
     }
-    qlora__generate_count(g, true);
     *out = g;
     return QLORA_OK;
 }
@@ -46495,9 +46873,7 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
             g->text[g->length] = g->waiting;
             g->seen[g->waiting] = 1;
             QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
-            if (m->decode.lent[g->slot] == QLORA__PAGES_UNKNOWN) {
-                QLORA__TRY(qlora__pages_upload(m, g->slot, g->owners));
-            }
+            QLORA__TRY(qlora__pages_ensure(g));
         }
     }
     QLORA__TRY(qlora__generate_enlist(ctx, m));
@@ -46609,10 +46985,18 @@ qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, b
     return qlora__leave(generation->ctx, qlora__generate_next(generation, token, stopped));
 }
 
+// Reserves the pages of a turn of a text that has `tokens` tokens when it begins, and keeps the
+// first `keep` of those in the cache.
+static qlora_result qlora__generate_reserve(qlora_generation* g, int64_t keep, int64_t tokens) {
+    return qlora__paged(g->m) ? qlora__paging_reserve(g, keep, qlora__paging_need(g, tokens), true)
+                               : QLORA_OK;
+}
+
 static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids, int64_t count) {
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
+    QLORA__TRY(qlora__generate_reserve(g, g->length, length + count));
     QLORA__TRY(qlora__generate_append(g, ids, count));
     qlora__generate_turn(g);
     return QLORA_OK;
@@ -46633,6 +47017,7 @@ static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* i
     while (same < most && g->text[same] == ids[same]) {
         same++;
     }
+    QLORA__TRY(qlora__generate_reserve(g, same, count));
     g->length = same;
     g->waiting = -1;
     memset(g->seen, 0, (size_t)g->m->plan.config.vocab);
@@ -46747,4 +47132,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 083696e345e0f201
+//@@ end 3620a42f3ef4ce5e

@@ -27,6 +27,10 @@ struct qlora_generation {
     double logprob;
     bool broken;                       // a pass failed, so the contents of the cache are unknown
     int32_t owners[QLORA__MOST_PAGES]; // of its pages in the cache: the slots they belong to
+    // If the model has a pool: its pages, and where the first of them was, see generate/paging.h.
+    int32_t pages[QLORA__MOST_PAGES];
+    int64_t page_count;
+    int32_t placed;
     char* memory;                      // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]

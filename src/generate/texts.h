@@ -140,6 +140,7 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
 
 // Counts a generation that has begun, or one that ends.
 static void qlora__generate_count(qlora_generation* g, bool begins) {
+    qlora__paging_release(g, 0);
     g->m->in_flight[g->slot] = begins ? g : NULL;
     g->m->generations += begins ? 1 : -1;
     g->m->followers += g->desc.adapters != QLORA_CHOICE_AUTO ? 0 : begins ? 1 : -1;
@@ -218,7 +219,7 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     qlora__pass pass = qlora__pass_of(m, rows, false);
     pass.decoding = true;
     pass.first = g->length;
-    pass.text = g->slot;
+    pass.cache = qlora__pages_row(g);
     QLORA__TRY(qlora__forward(&pass));
     g->length += rows;
     g->computed += rows;
@@ -382,8 +383,12 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
     }
     bool whole = same == d->prompt_tokens && same == from->asked; // `same` is not 0 then
     same = whole ? same : qlora__min(same, d->prompt_tokens - 1);
-    if (same > 0) {
-        QLORA__TRY(qlora__pages_share(g, from, same, whole && qlora__decode_ready(g->m)));
+    bool refer = whole && qlora__decode_ready(g->m);
+    if (qlora__paged(g->m)) {
+        int64_t full = refer ? same / g->m->paging.size : 0;
+        QLORA__TRY(qlora__paging_begin(g, from, same, full, d->prompt_tokens));
+    } else if (same > 0) {
+        QLORA__TRY(qlora__pages_share(g, from, same, refer));
     }
     for (int64_t i = 0; i < same; i++) {
         g->text[i] = d->prompt[i];
@@ -408,12 +413,13 @@ static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__generate_need(ctx, m, desc));
     qlora_generation* g = NULL;
     QLORA__TRY(qlora__generation_create(ctx, m, desc, &g));
+    qlora__generate_count(g, true); // so that its pages are known
     qlora_result r = qlora__generate_start(g, desc);
     if (r != QLORA_OK) {
+        qlora__generate_count(g, false);
         qlora__generation_free(g);
         return r;
     }
-    qlora__generate_count(g, true);
     *out = g;
     return QLORA_OK;
 }
@@ -504,9 +510,7 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
             g->text[g->length] = g->waiting;
             g->seen[g->waiting] = 1;
             QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
-            if (m->decode.lent[g->slot] == QLORA__PAGES_UNKNOWN) {
-                QLORA__TRY(qlora__pages_upload(m, g->slot, g->owners));
-            }
+            QLORA__TRY(qlora__pages_ensure(g));
         }
     }
     QLORA__TRY(qlora__generate_enlist(ctx, m));
@@ -618,10 +622,18 @@ qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, b
     return qlora__leave(generation->ctx, qlora__generate_next(generation, token, stopped));
 }
 
+// Reserves the pages of a turn of a text that has `tokens` tokens when it begins, and keeps the
+// first `keep` of those in the cache.
+static qlora_result qlora__generate_reserve(qlora_generation* g, int64_t keep, int64_t tokens) {
+    return qlora__paged(g->m) ? qlora__paging_reserve(g, keep, qlora__paging_need(g, tokens), true)
+                               : QLORA_OK;
+}
+
 static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids, int64_t count) {
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
+    QLORA__TRY(qlora__generate_reserve(g, g->length, length + count));
     QLORA__TRY(qlora__generate_append(g, ids, count));
     qlora__generate_turn(g);
     return QLORA_OK;
@@ -642,6 +654,7 @@ static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* i
     while (same < most && g->text[same] == ids[same]) {
         same++;
     }
+    QLORA__TRY(qlora__generate_reserve(g, same, count));
     g->length = same;
     g->waiting = -1;
     memset(g->seen, 0, (size_t)g->m->plan.config.vocab);

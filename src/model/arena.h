@@ -817,8 +817,18 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     if (n > 0) {
         // Texts begin with a page, if there are several.
         m->cache_rows = m->decode.planned && texts > 1 ? m->decode.pages * m->decode.chunk : n;
-        qlora__arena_tensor(arena, m->compute, c->layers * texts * m->cache_rows,
-                            2 * qlora__kv_width(c), &m->kv_cache);
+        m->cache_all = texts * m->cache_rows;
+        if (m->desc.generate_positions > 0) {
+            qlora__paging* pool = &m->paging;
+            pool->size = m->decode.planned ? m->decode.chunk
+                                           : qlora__max(16, qlora__ceil_div(n, QLORA__MOST_PAGES));
+            pool->pages = qlora__ceil_div(m->desc.generate_positions, pool->size);
+            pool->free = pool->pages;
+            m->cache_all = (pool->pages + 1) * pool->size;
+            m->plan.generate_positions = pool->pages * pool->size;
+        }
+        qlora__arena_tensor(arena, m->compute, c->layers * m->cache_all, 2 * qlora__kv_width(c),
+                            &m->kv_cache);
         int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned
         qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->scores);
         m->chances = m->scores;

@@ -401,6 +401,10 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
                       "  the output of attention is kept in %lld of the recomputed layers\n",
                       (long long)plan->attention_layers);
     }
+    if (plan->generate_positions > 0) {
+        qlora__append(buffer, size, &used, "  the texts have room for %lld positions together\n",
+                      (long long)plan->generate_positions);
+    }
     if (plan->tile > 0) {
         qlora__append(buffer, size, &used, "  everything but attention in tiles of %lld tokens\n",
                       (long long)plan->tile);

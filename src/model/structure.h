@@ -176,6 +176,14 @@ enum {
     QLORA__PAGES_UNKNOWN // a copy to the device failed
 };
 
+// Pages that texts share, see generate/paging.h.
+typedef struct qlora__paging {
+    int64_t size;   // positions of a page; 0 = every text has rows of its own
+    int64_t pages;  // that texts can have; there is one more, so that pages can always be moved
+    int64_t free;   // how many of them nobody uses
+    int32_t* users; // [pages + 1]: how many texts use a page
+} qlora__paging;
+
 // A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
 typedef struct qlora__decode_text {
     int32_t token;    // to be run
@@ -341,8 +349,10 @@ struct qlora_model {
     qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
     qlora__preference preference;
     // generation
-    qlora_tensor kv_cache;                          // [layers * texts * cache_rows, 2 kv]
-    int64_t cache_rows;                             // of a text
+    qlora_tensor kv_cache;                          // [layers * cache_all, 2 kv]
+    int64_t cache_rows;                             // of a text, unless there is a pool
+    int64_t cache_all;                              // of all texts
+    qlora__paging paging;
     qlora_generation* in_flight[QLORA__MOST_TEXTS]; // by slot; NULL = free
     qlora_tensor scores;                            // f32 [heads, generate_tokens]
     qlora_tensor chances; // their softmax in the compute type; the same memory if that is f32

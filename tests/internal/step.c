@@ -87,6 +87,8 @@ static const step_way step_ways[] = {
     {QLORA__DECODE_ALL & ~QLORA__DECODE_WARPGROUP, STEP_TEXTS},
 };
 static step_way step_now = {QLORA__DECODE_ALL, 1};
+static int64_t step_room = STEP_ROOM; // generate_tokens
+static int64_t step_positions = 0;    // generate_positions
 
 static bool step_fill_adapters(qlora_model* model) {
     test_random random = test_random_start("adapters of a decoding step");
@@ -117,8 +119,9 @@ static qlora_result step_open_texts(qlora_ctx* ctx, const step_kind* k, qlora_mo
     desc.rank = k->rank;
     desc.tokens = tokens;
     desc.max_sequences = 2;
-    desc.generate_tokens = STEP_ROOM;
+    desc.generate_tokens = step_room;
     desc.generate_sequences = texts;
+    desc.generate_positions = step_positions;
     desc.purpose = QLORA_PURPOSE_EVALUATE;
     qlora_result r = qlora_model_open(ctx, &desc, out);
     if (r == QLORA_OK) {
