@@ -33140,7 +33140,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.generate_tokens", d->generate_tokens, 0, 1 << 24},
                   {"desc.accumulate", d->accumulate, 0, 1 << 24},
                   {"desc.generate_sequences", d->generate_sequences, 0, QLORA__MOST_TEXTS},
-                  {"desc.generate_positions", d->generate_positions, 0, INT32_MAX}};
+                  {"desc.generate_positions", d->generate_positions, 0, 1 << 30}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         QLORA__TRY(qlora__need_whole(ctx, fields[i].name, fields[i].value, fields[i].least,
                                      fields[i].most));
@@ -33956,6 +33956,23 @@ qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
     return qlora__leave(ctx, qlora__plan_make(ctx, model, desc, out));
 }
 
+// The lines of a plan about what only some plans have.
+static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size, size_t* used) {
+    if (plan->attention_layers > 0) {
+        qlora__append(buffer, size, used,
+                      "  the output of attention is kept in %lld of the recomputed layers\n",
+                      (long long)plan->attention_layers);
+    }
+    if (plan->generate_positions > 0) {
+        qlora__append(buffer, size, used, "  the texts have room for %lld positions together\n",
+                      (long long)plan->generate_positions);
+    }
+    if (plan->tile > 0) {
+        qlora__append(buffer, size, used, "  everything but attention in tiles of %lld tokens\n",
+                      (long long)plan->tile);
+    }
+}
+
 size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     size_t used = 0;
     if (buffer != NULL && size > 0) {
@@ -34003,19 +34020,7 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
         "%lld cached in %s\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
         (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
-    if (plan->attention_layers > 0) {
-        qlora__append(buffer, size, &used,
-                      "  the output of attention is kept in %lld of the recomputed layers\n",
-                      (long long)plan->attention_layers);
-    }
-    if (plan->generate_positions > 0) {
-        qlora__append(buffer, size, &used, "  the texts have room for %lld positions together\n",
-                      (long long)plan->generate_positions);
-    }
-    if (plan->tile > 0) {
-        qlora__append(buffer, size, &used, "  everything but attention in tiles of %lld tokens\n",
-                      (long long)plan->tile);
-    }
+    qlora__plan_notes(plan, buffer, size, &used);
     return used + 1;
 }
 
@@ -46034,15 +46039,15 @@ static bool qlora__paging_in_a_row(const qlora_generation* g) {
 
 // The text after `g` by the place of its first page, other than `last`; NULL if there is none.
 static qlora_generation* qlora__paging_after(const qlora_model* m, const qlora_generation* g,
-                                           const qlora_generation* last) {
+                                             const qlora_generation* last) {
     qlora_generation* best = NULL;
     for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
         qlora_generation* t = m->in_flight[n];
         if (t == NULL || t == last || t->page_count == 0) {
             continue;
         }
-        bool later = g == NULL || t->placed > g->placed ||
-                     (t->placed == g->placed && t->slot > g->slot);
+        bool later =
+            g == NULL || t->placed > g->placed || (t->placed == g->placed && t->slot > g->slot);
         if (later && (best == NULL || t->placed < best->placed)) {
             best = t;
         }
@@ -46095,7 +46100,7 @@ static qlora_result qlora__paging_arrange(qlora_generation* g) {
 }
 
 static qlora_result qlora__paging_short(const qlora_generation* g, int64_t need, int64_t count,
-                                      int64_t wanted, int64_t room) {
+                                        int64_t wanted, int64_t room) {
     const qlora__paging* pool = &g->m->paging;
     if (count > pool->pages) {
         return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT,
@@ -46115,7 +46120,7 @@ static qlora_result qlora__paging_short(const qlora_generation* g, int64_t need,
 // Pages that a text must get to have `count` of them, those from number `first` on for itself
 // alone; *freed are those that it gives back.
 static int64_t qlora__paging_wanted(const qlora_generation* g, int64_t first, int64_t count,
-                                  int64_t* freed) {
+                                    int64_t* freed) {
     int64_t wanted = qlora__max(count - g->page_count, 0);
     *freed = 0;
     for (int64_t i = first; i < g->page_count; i++) {
@@ -46149,8 +46154,8 @@ static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int
             qlora__paging_leave(m, old);
         }
     }
-    int32_t next = g->page_count == 0 ? qlora__paging_row(m, count)
-                                      : g->pages[g->page_count - 1] + 1;
+    int32_t next =
+        g->page_count == 0 ? qlora__paging_row(m, count) : g->pages[g->page_count - 1] + 1;
     for (; g->page_count < count; next++) {
         bool taken = next < 0 || next > m->paging.pages || m->paging.users[next] > 0;
         next = taken ? qlora__paging_last(m) : next;
@@ -46163,7 +46168,7 @@ static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int
 // Reserves the pages of a new text, whose first `full` pages are those of `from`, and copies the
 // other rows of the `same` positions that both have.
 static qlora_result qlora__paging_begin(qlora_generation* g, const qlora_generation* from,
-                                      int64_t same, int64_t full, int64_t tokens) {
+                                        int64_t same, int64_t full, int64_t tokens) {
     qlora_model* m = g->m;
     int64_t size = m->paging.size;
     for (int64_t i = 0; i < full; i++) {
@@ -46173,8 +46178,8 @@ static qlora_result qlora__paging_begin(qlora_generation* g, const qlora_generat
     // A text that shares its whole prompt is not run by operators.
     QLORA__TRY(qlora__paging_reserve(g, full * size, qlora__paging_need(g, tokens), full == 0));
     for (int64_t i = full; i * size < same; i++) {
-        QLORA__TRY(qlora__paging_copy(m, from->pages[i], g->pages[i],
-                                    qlora__min(same - i * size, size)));
+        QLORA__TRY(
+            qlora__paging_copy(m, from->pages[i], g->pages[i], qlora__min(same - i * size, size)));
     }
     return QLORA_OK;
 }
@@ -46989,7 +46994,7 @@ qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, b
 // first `keep` of those in the cache.
 static qlora_result qlora__generate_reserve(qlora_generation* g, int64_t keep, int64_t tokens) {
     return qlora__paged(g->m) ? qlora__paging_reserve(g, keep, qlora__paging_need(g, tokens), true)
-                               : QLORA_OK;
+                              : QLORA_OK;
 }
 
 static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids, int64_t count) {
@@ -47132,4 +47137,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 3620a42f3ef4ce5e
+//@@ end 86026f2ecf9eb852

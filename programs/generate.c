@@ -91,7 +91,7 @@ static const option option_table[] = {
         "has the random seed --seed + i. The same command goes on where it was stopped"},
     {"batch", OPT_WHOLE, AT(batch), false, 1, 64, "N",
         "for --data: texts at the same time (default 16)"},
-    {"positions", OPT_WHOLE, AT(positions), false, 1, 2147483647, "N",
+    {"positions", OPT_WHOLE, AT(positions), false, 1, 1e9, "N",
         "for --data: tokens that the texts at the same time can have together, with their prompts; "
         "one that does not fit waits until others end (default: all of --batch at the length of "
         "the longest)"},

@@ -440,8 +440,7 @@ static bool batch_step(app* a, batch* b, qlora_generation** generations, int32_t
     bool full = false; // texts begin in the order of their prompts, so the others wait as well
     for (size_t i = 0; i < b->width; i++) {
         spoken* s = &b->texts[i];
-        if (s->generation == NULL && b->next < b->count && !full &&
-            !spoken_begin(a, b, s, &full)) {
+        if (s->generation == NULL && b->next < b->count && !full && !spoken_begin(a, b, s, &full)) {
             return false;
         }
         if (s->generation != NULL) {

@@ -125,15 +125,15 @@ static bool qlora__paging_in_a_row(const qlora_generation* g) {
 
 // The text after `g` by the place of its first page, other than `last`; NULL if there is none.
 static qlora_generation* qlora__paging_after(const qlora_model* m, const qlora_generation* g,
-                                           const qlora_generation* last) {
+                                             const qlora_generation* last) {
     qlora_generation* best = NULL;
     for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
         qlora_generation* t = m->in_flight[n];
         if (t == NULL || t == last || t->page_count == 0) {
             continue;
         }
-        bool later = g == NULL || t->placed > g->placed ||
-                     (t->placed == g->placed && t->slot > g->slot);
+        bool later =
+            g == NULL || t->placed > g->placed || (t->placed == g->placed && t->slot > g->slot);
         if (later && (best == NULL || t->placed < best->placed)) {
             best = t;
         }
@@ -186,7 +186,7 @@ static qlora_result qlora__paging_arrange(qlora_generation* g) {
 }
 
 static qlora_result qlora__paging_short(const qlora_generation* g, int64_t need, int64_t count,
-                                      int64_t wanted, int64_t room) {
+                                        int64_t wanted, int64_t room) {
     const qlora__paging* pool = &g->m->paging;
     if (count > pool->pages) {
         return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT,
@@ -206,7 +206,7 @@ static qlora_result qlora__paging_short(const qlora_generation* g, int64_t need,
 // Pages that a text must get to have `count` of them, those from number `first` on for itself
 // alone; *freed are those that it gives back.
 static int64_t qlora__paging_wanted(const qlora_generation* g, int64_t first, int64_t count,
-                                  int64_t* freed) {
+                                    int64_t* freed) {
     int64_t wanted = qlora__max(count - g->page_count, 0);
     *freed = 0;
     for (int64_t i = first; i < g->page_count; i++) {
@@ -240,8 +240,8 @@ static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int
             qlora__paging_leave(m, old);
         }
     }
-    int32_t next = g->page_count == 0 ? qlora__paging_row(m, count)
-                                      : g->pages[g->page_count - 1] + 1;
+    int32_t next =
+        g->page_count == 0 ? qlora__paging_row(m, count) : g->pages[g->page_count - 1] + 1;
     for (; g->page_count < count; next++) {
         bool taken = next < 0 || next > m->paging.pages || m->paging.users[next] > 0;
         next = taken ? qlora__paging_last(m) : next;
@@ -254,7 +254,7 @@ static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int
 // Reserves the pages of a new text, whose first `full` pages are those of `from`, and copies the
 // other rows of the `same` positions that both have.
 static qlora_result qlora__paging_begin(qlora_generation* g, const qlora_generation* from,
-                                      int64_t same, int64_t full, int64_t tokens) {
+                                        int64_t same, int64_t full, int64_t tokens) {
     qlora_model* m = g->m;
     int64_t size = m->paging.size;
     for (int64_t i = 0; i < full; i++) {
@@ -264,8 +264,8 @@ static qlora_result qlora__paging_begin(qlora_generation* g, const qlora_generat
     // A text that shares its whole prompt is not run by operators.
     QLORA__TRY(qlora__paging_reserve(g, full * size, qlora__paging_need(g, tokens), full == 0));
     for (int64_t i = full; i * size < same; i++) {
-        QLORA__TRY(qlora__paging_copy(m, from->pages[i], g->pages[i],
-                                    qlora__min(same - i * size, size)));
+        QLORA__TRY(
+            qlora__paging_copy(m, from->pages[i], g->pages[i], qlora__min(same - i * size, size)));
     }
     return QLORA_OK;
 }

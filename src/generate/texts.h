@@ -626,7 +626,7 @@ qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, b
 // first `keep` of those in the cache.
 static qlora_result qlora__generate_reserve(qlora_generation* g, int64_t keep, int64_t tokens) {
     return qlora__paged(g->m) ? qlora__paging_reserve(g, keep, qlora__paging_need(g, tokens), true)
-                               : QLORA_OK;
+                              : QLORA_OK;
 }
 
 static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids, int64_t count) {

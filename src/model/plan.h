@@ -358,7 +358,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.generate_tokens", d->generate_tokens, 0, 1 << 24},
                   {"desc.accumulate", d->accumulate, 0, 1 << 24},
                   {"desc.generate_sequences", d->generate_sequences, 0, QLORA__MOST_TEXTS},
-                  {"desc.generate_positions", d->generate_positions, 0, INT32_MAX}};
+                  {"desc.generate_positions", d->generate_positions, 0, 1 << 30}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         QLORA__TRY(qlora__need_whole(ctx, fields[i].name, fields[i].value, fields[i].least,
                                      fields[i].most));

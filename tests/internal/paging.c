@@ -194,17 +194,16 @@ TEST pages_keep_their_texts(const test_machine* machine) {
 
 enum { PAGING_TEXTS = 5, PAGING_FRESH = 6, PAGING_ROOM = 400 };
 
-// Texts one after the other, as far as they fit, in a model with `positions` positions: a text
-// begins when it can, and the fourth one shares the prompt of the third. The second one has a
-// second turn. Returns whether all of them have had their tokens.
+// Texts that begin in this order, each as soon as there is room for it.
 typedef struct paging_text {
     int64_t prompt;
     int64_t fresh;
     int64_t share; // the text before it that it shares with; -1 = none
+    int64_t fed;   // tokens with which its second turn begins; 0 = it has one turn
 } paging_text;
 
 static const paging_text paging_texts[PAGING_TEXTS] = {
-    {140, 5, -1}, {30, 3, -1}, {260, 4, -1}, {260, 6, 2}, {9, 6, -1}};
+    {140, 5, -1, 0}, {30, 3, -1, 120}, {260, 6, -1, 0}, {260, 3, 2, 2}, {9, 6, -1, 0}};
 
 typedef struct paging_run {
     int32_t tokens[2 * PAGING_FRESH];
@@ -255,8 +254,8 @@ static bool paging_step(const int32_t* prompt, qlora_generation** list, paging_r
             continue;
         }
         qlora_result r = QLORA_OK;
-        if (n == 1 && !runs[n].second) {
-            r = qlora_generate_feed(list[n], prompt + 7, 120);
+        if (paging_texts[n].fed > 0 && !runs[n].second) {
+            r = qlora_generate_feed(list[n], prompt + 7, paging_texts[n].fed);
             runs[n].second = r == QLORA_OK;
             *full += r == QLORA_ERR_FULL ? 1 : 0;
             r = r == QLORA_ERR_FULL ? QLORA_OK : r;
@@ -272,7 +271,9 @@ static bool paging_step(const int32_t* prompt, qlora_generation** list, paging_r
     return true;
 }
 
-static bool paging_all(qlora_model* m, paging_run* runs, int* full) {
+// Runs all texts; *full counts how often one had to wait, *shared is whether one had pages of
+// another.
+static bool paging_all(qlora_model* m, paging_run* runs, int* full, bool* shared) {
     int32_t prompt[PAGING_ROOM];
     qlora_generation* list[PAGING_TEXTS] = {NULL, NULL, NULL, NULL, NULL};
     int next = 0;
@@ -280,6 +281,7 @@ static bool paging_all(qlora_model* m, paging_run* runs, int* full) {
     step_prompt(prompt, PAGING_ROOM);
     memset(runs, 0, PAGING_TEXTS * sizeof *runs);
     *full = 0;
+    *shared = false;
     for (int i = 0; ok && i < 100; i++) {
         while (ok && next < PAGING_TEXTS) {
             qlora_result r = paging_begin(m, next, prompt, list, &list[next]);
@@ -289,6 +291,9 @@ static bool paging_all(qlora_model* m, paging_run* runs, int* full) {
             }
             ok = r == QLORA_OK;
             next++;
+        }
+        for (int64_t page = 0; page < m->paging.pages; page++) {
+            *shared = *shared || m->paging.users[page] > 1;
         }
         ok = ok && paging_step(prompt, list, runs, full);
     }
@@ -333,11 +338,12 @@ static enum greatest_test_res paging_tokens(const test_machine* machine, bool bf
     paging_run runs[PAGING_TEXTS];
     qlora_model_info info;
     int full = 0;
+    bool shared = false;
     qlora_model* m = paging_open(ctx, bf16, 0);
     ASSERT(m != NULL);
     ASSERT_EQ(bf16 && qlora_ctx_backend(ctx) == QLORA_BACKEND_CUDA, qlora__decode_ready(m));
     uint64_t bytes = m->plan.generation;
-    ASSERT(paging_all(m, want, &full));
+    ASSERT(paging_all(m, want, &full, &shared));
     ASSERT_EQ(0, full);
     ASSERT_EQ(QLORA_OK, qlora_model_query(m, &info));
     ASSERT_EQ(PAGING_TEXTS * PAGING_ROOM, (int)info.free_positions);
@@ -346,8 +352,9 @@ static enum greatest_test_res paging_tokens(const test_machine* machine, bool bf
         m = paging_open(ctx, bf16, positions[i]);
         ASSERT(m != NULL);
         ASSERT(m->plan.generation < bytes);
-        ASSERT(paging_all(m, runs, &full));
+        ASSERT(paging_all(m, runs, &full, &shared));
         ASSERT(full > 0);
+        ASSERT_EQ(qlora__decode_ready(m) && positions[i] >= 512, shared);
         ASSERT(paging_same(want, runs));
         ASSERT_EQ(QLORA_OK, qlora_model_query(m, &info));
         ASSERT_EQ(info.generate_positions, info.free_positions);
@@ -385,8 +392,8 @@ static int paging_fail(qlora_model* m, const char* what, const qlora_generate_de
         if (fake != NULL) {
             fake->fail_at(what, nth, 2, false);
         }
-        qlora_result r = fed != NULL ? qlora_generate_feed(fed, d->prompt, 2)
-                                     : qlora_generate_begin(m, d, out);
+        qlora_result r =
+            fed != NULL ? qlora_generate_feed(fed, d->prompt, 2) : qlora_generate_begin(m, d, out);
         if (fake != NULL) {
             fake->fail_clear();
         }
