@@ -77,7 +77,7 @@
        QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2 and AVX-512
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
        QLORA_ASSERT(x)       checks our own invariants only; never files, arguments or devices
-       QLORA_KERNELS_HEADER  another name for "kernels_ptx.h"
+       QLORA_KERNELS_HEADER  another name for "kernels_ptx.h", which may be packed (make ptx-packed)
        QLORA_DEBUG           synchronise after every launch, so that a fault names its kernel
 
    OBJECTS
@@ -146,6 +146,17 @@
        generate_tokens larger than max_positions. Texts can share a prompt
        (qlora_generate_desc.share), and a chat keeps its keys and values from turn to turn
        (qlora_generate_prompt).
+       Without generate_positions, the cache has room for generate_sequences texts of
+       generate_tokens tokens. With it, the texts share a pool of that many positions, in pages of
+       128 or a multiple of it on a GPU that computes in bf16 and of 16 or more otherwise, and one
+       page more. When a turn begins (qlora_generate_begin, _feed, _prompt), the text reserves the
+       pages for its tokens and max_tokens more (0: up to generate_tokens), less the full pages of a
+       prompt that it shares. So a turn that has begun always comes to its end, and no text is ever
+       removed for another one. If too few pages are free, the call returns QLORA_ERR_FULL and
+       nothing has changed: call it again when another text has ended or begun a shorter turn. A
+       text that would not fit an empty pool is refused with QLORA_ERR_ARGUMENT.
+       qlora_model_info.free_positions is what is free. Pages may be moved to make room, but the
+       bits are those of a model without a pool.
 
    SEVERAL ADAPTERS
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and
@@ -298,6 +309,7 @@ extern "C" {
     X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
     X(ERR_VERSION,       -7,    "the program and the library use different headers")        \
     X(ERR_COMM,          -8,    "the exchange with other processes failed")                 \
+    X(ERR_FULL,          -9,    "there is no room until something else ends")               \
     X(ERR_FILE,          -100,  "a file could not be read or written")                      \
     X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
     X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
@@ -848,6 +860,9 @@ typedef struct qlora_model_desc {
     int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
+    // Positions that all texts together can have in the cache, see TEXTS. 0 = all of them can have
+    // generate_tokens.
+    int64_t generate_positions;
     // Layers to recompute: ON = all, OFF = none, AUTO = as few as possible. With AUTO, recomputed
     // layers keep the output of attention if there is memory for it; long sequences gain more by
     // that than by whole layers, so it comes first from 4,096 tokens on. Same bits.
@@ -913,6 +928,7 @@ struct qlora_plan {
     bool offloaded_embedding;
     int64_t tile;       // tokens at a time, or 0: all at once
     int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens
+    int64_t generate_positions; // that all texts together can have; 0 = as many as they can need
 };
 
 // Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any
@@ -956,6 +972,8 @@ typedef struct qlora_model_info {
     qlora_purpose purpose;
     int64_t generate_tokens;
     int64_t generate_sequences;
+    int64_t generate_positions; // that all texts together can have
+    int64_t free_positions;     // those that no text has reserved
     int64_t parameters; // number of trained tensors of an adapter
     bool use_adapters;
     int64_t trainers;    // number of trainers that exist, at most one per adapter
@@ -1318,7 +1336,8 @@ typedef struct qlora_generate_desc {
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
 
-// Runs the prompt. The desc, its prompt and its stops are not needed afterwards.
+// Runs the prompt. The desc, its prompt and its stops are not needed afterwards. Fails with
+// QLORA_ERR_FULL if the model's generate_positions have no room for the text until others end.
 QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
                                             qlora_generation** out);
 // Returns the next token. *stopped is true at the end of a turn: *token is then the stop token, or
@@ -1334,7 +1353,9 @@ QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t
 QLORA_API qlora_result qlora_generate_next_each(qlora_generation* const* generations, int64_t count,
                                                 int32_t* tokens, bool* stopped);
 // Appends ids to the text, after the last token that qlora_generate_next returned (including a stop
-// token), and starts the next turn. The keys and values of the text so far are kept.
+// token), and starts the next turn. The keys and values of the text so far are kept. Fails with
+// QLORA_ERR_FULL, like qlora_generate_prompt, if there is no room for the turn; the text is then as
+// it was.
 QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,
                                            int64_t count);
 // Replaces the text by a new prompt and starts the next turn. The keys and values of the tokens
@@ -1380,8 +1401,8 @@ typedef struct qlora_adapter_desc {
 QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // Chooses one of several adapters, by its index in desc.slots; 0 after opening. The calls for
 // parameters, saving, loading, copying and merging, texts whose desc names no adapter, and
-// evaluations of batches without `adapters` use the chosen one. Refused while a text is being
-// generated. Does not wait for the device.
+// evaluations of batches without `adapters` use the chosen one. Refused while there is a text that
+// uses it (qlora_generate_desc.adapters = AUTO). Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_select(qlora_model* model, int64_t index);
 // Gives the chosen adapter the values of a new one with this seed: A random, B zero, magnitudes of
 // the base. Destroy its trainer before. Waits for the device.
@@ -17399,6 +17420,371 @@ static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora__env* env, qlora__ggu
 
 #ifndef QLORA_NO_CUDA
 
+//@@ src/formats/inflate.h
+
+#ifndef QLORA__PART_INFLATE
+#define QLORA__PART_INFLATE
+
+// ---- deflate ------------------------------------------------------------------------------------
+
+static uint32_t qlora__load32(const uint8_t* p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+#define QLORA__INFLATE_WINDOW 32768u
+#define QLORA__INFLATE_FAST 10
+
+// A prefix code. Codes of up to QLORA__INFLATE_FAST bits are looked up, longer ones are counted.
+typedef struct qlora__inflate_code {
+    uint16_t fast[1 << QLORA__INFLATE_FAST]; // symbol << 4 | length; 0: not here
+    uint16_t symbols[288];                   // in the order of their codes
+    uint16_t count[16];                      // codes of each length
+} qlora__inflate_code;
+
+typedef enum qlora__inflate_mode {
+    QLORA__INFLATE_HEADER, // a block begins
+    QLORA__INFLATE_STORED,
+    QLORA__INFLATE_CODES,
+    QLORA__INFLATE_DONE
+} qlora__inflate_mode;
+
+// A deflate stream that lies in memory. It can be decoded in pieces: the state is kept between
+// calls.
+typedef struct qlora__inflate {
+    const uint8_t* at;
+    const uint8_t* end;
+    uint64_t bits; // taken from `at` and not used yet, the next one lowest
+    unsigned bit_count;
+    qlora__inflate_mode mode;
+    bool last;         // this block is the last one
+    uint32_t stored;   // bytes of a stored block that are still to come
+    uint32_t length;   // of a match that is still to be copied
+    uint32_t distance; // its distance
+    uint64_t total;    // bytes written so far
+    qlora__inflate_code literals;
+    qlora__inflate_code distances;
+} qlora__inflate;
+
+static QLORA__UNUSED void qlora__inflate_begin(qlora__inflate* s, const uint8_t* data,
+                                               size_t size) {
+    s->at = data;
+    s->end = data + size;
+    s->bits = 0;
+    s->bit_count = 0;
+    s->mode = QLORA__INFLATE_HEADER;
+    s->last = false;
+    s->stored = 0;
+    s->length = 0;
+    s->distance = 0;
+    s->total = 0;
+}
+
+static void qlora__inflate_fill(qlora__inflate* s) {
+    while (s->bit_count <= 56 && s->at < s->end) {
+        s->bits |= (uint64_t)*s->at++ << s->bit_count;
+        s->bit_count += 8;
+    }
+}
+
+// The next n bits (at most 16), or -1 at the end of the data.
+static int32_t qlora__inflate_bits(qlora__inflate* s, unsigned n) {
+    if (s->bit_count < n) {
+        qlora__inflate_fill(s);
+    }
+    if (s->bit_count < n) {
+        return -1;
+    }
+    int32_t value = (int32_t)(s->bits & (((uint64_t)1 << n) - 1));
+    s->bits >>= n;
+    s->bit_count -= n;
+    return value;
+}
+
+// Builds the code with these lengths. False if they contradict each other. As in zlib, a code that
+// leaves bit patterns unused is valid only if it has at most one symbol, of one bit.
+static bool qlora__inflate_build(qlora__inflate_code* code, const uint8_t* lengths, int symbols) {
+    uint16_t next[16];
+    uint16_t bits = 0;
+    int left = 1;
+    int used = 0;
+    memset(code->count, 0, sizeof code->count);
+    memset(code->fast, 0, sizeof code->fast);
+    for (int i = 0; i < symbols; i++) {
+        code->count[lengths[i]]++;
+    }
+    used = symbols - code->count[0];
+    code->count[0] = 0;
+    uint16_t place[16];
+    next[0] = 0;
+    place[0] = 0;
+    for (int n = 1; n < 16; n++) {
+        left = 2 * left - code->count[n];
+        if (left < 0) {
+            return false;
+        }
+        bits = (uint16_t)((bits + code->count[n - 1]) << 1);
+        next[n] = bits;
+        place[n] = (uint16_t)(place[n - 1] + code->count[n - 1]);
+    }
+    if (left > 0 && (used > 1 || (used == 1 && code->count[1] != 1))) {
+        return false;
+    }
+    for (int i = 0; i < symbols; i++) {
+        unsigned n = lengths[i];
+        if (n == 0) {
+            continue;
+        }
+        code->symbols[place[n]++] = (uint16_t)i;
+        unsigned reversed = 0;
+        for (unsigned k = 0; k < n; k++) {
+            reversed |= ((unsigned)next[n] >> k & 1u) << (n - 1 - k);
+        }
+        next[n]++;
+        for (unsigned k = reversed; n <= QLORA__INFLATE_FAST && k < 1u << QLORA__INFLATE_FAST;
+             k += 1u << n) {
+            code->fast[k] = (uint16_t)((unsigned)i << 4 | n);
+        }
+    }
+    return true;
+}
+
+// The next symbol, or -1 for bits that are no code or that the data do not have.
+static int32_t qlora__inflate_symbol(qlora__inflate* s, const qlora__inflate_code* code) {
+    if (s->bit_count < 15) {
+        qlora__inflate_fill(s);
+    }
+    unsigned entry = code->fast[s->bits & ((1u << QLORA__INFLATE_FAST) - 1)];
+    unsigned n = entry & 15;
+    int32_t symbol = (int32_t)(entry >> 4);
+    if (entry == 0) {
+        int32_t first = 0; // the first code of n bits
+        int32_t place = 0; // its symbol
+        int32_t bits = 0;
+        for (n = 1; n < 16; n++) {
+            bits |= (int32_t)(s->bits >> (n - 1) & 1);
+            int32_t count = code->count[n];
+            if (bits - first < count) {
+                break;
+            }
+            place += count;
+            first = (first + count) << 1;
+            bits <<= 1;
+        }
+        if (n == 16) {
+            return -1;
+        }
+        symbol = code->symbols[place + bits - first];
+    }
+    if (n > s->bit_count) {
+        return -1;
+    }
+    s->bits >>= n;
+    s->bit_count -= n;
+    return symbol;
+}
+
+// The lengths of both codes of a dynamic block, which are themselves compressed.
+static bool qlora__inflate_lengths(qlora__inflate* s, int32_t literals, int32_t distances,
+                                   uint8_t* lengths) {
+    int32_t count = 0;
+    while (count < literals + distances) {
+        int32_t symbol = qlora__inflate_symbol(s, &s->literals);
+        if (symbol < 0) {
+            return false;
+        }
+        if (symbol < 16) {
+            lengths[count++] = (uint8_t)symbol;
+            continue;
+        }
+        static const uint8_t extra[3] = {2, 3, 7};
+        static const uint8_t base[3] = {3, 3, 11};
+        int32_t more = qlora__inflate_bits(s, extra[symbol - 16]);
+        int32_t repeat = base[symbol - 16] + more;
+        if (more < 0 || repeat > literals + distances - count || (symbol == 16 && count == 0)) {
+            return false;
+        }
+        uint8_t value = symbol == 16 ? lengths[count - 1] : 0;
+        memset(lengths + count, value, (size_t)repeat);
+        count += repeat;
+    }
+    return true;
+}
+
+static bool qlora__inflate_dynamic(qlora__inflate* s) {
+    static const uint8_t order[19] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
+                                      11, 4,  12, 3, 13, 2, 14, 1, 15};
+    uint8_t lengths[320];
+    int32_t literals = qlora__inflate_bits(s, 5) + 257;
+    int32_t distances = qlora__inflate_bits(s, 5) + 1;
+    int32_t count = qlora__inflate_bits(s, 4) + 4;
+    if (literals < 257 || distances < 1 || count < 4 || literals > 286 || distances > 30) {
+        return false;
+    }
+    memset(lengths, 0, sizeof lengths);
+    for (int32_t i = 0; i < count; i++) {
+        int32_t length = qlora__inflate_bits(s, 3);
+        if (length < 0) {
+            return false;
+        }
+        lengths[order[i]] = (uint8_t)length;
+    }
+    if (!qlora__inflate_build(&s->literals, lengths, 19)) {
+        return false;
+    }
+    return qlora__inflate_lengths(s, literals, distances, lengths) && lengths[256] != 0 &&
+           qlora__inflate_build(&s->literals, lengths, literals) &&
+           qlora__inflate_build(&s->distances, lengths + literals, distances);
+}
+
+static bool qlora__inflate_fixed(qlora__inflate* s) {
+    uint8_t lengths[288];
+    for (int i = 0; i < 288; i++) {
+        lengths[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : 8;
+    }
+    bool ok = qlora__inflate_build(&s->literals, lengths, 288);
+    memset(lengths, 5, 32);
+    return ok && qlora__inflate_build(&s->distances, lengths, 32);
+}
+
+// Gives back the whole bytes among the bits, and drops the rest of the current byte.
+static void qlora__inflate_align(qlora__inflate* s) {
+    s->at -= s->bit_count / 8;
+    s->bits = 0;
+    s->bit_count = 0;
+}
+
+static bool qlora__inflate_header(qlora__inflate* s) {
+    if (s->last) {
+        qlora__inflate_align(s);
+        s->mode = QLORA__INFLATE_DONE;
+        return true;
+    }
+    int32_t header = qlora__inflate_bits(s, 3);
+    if (header < 0 || header >> 1 == 3) {
+        return false;
+    }
+    s->last = (header & 1) != 0;
+    s->mode = QLORA__INFLATE_CODES;
+    if (header >> 1 == 1) {
+        return qlora__inflate_fixed(s);
+    }
+    if (header >> 1 == 2) {
+        return qlora__inflate_dynamic(s);
+    }
+    qlora__inflate_align(s);
+    if (s->end - s->at < 4) {
+        return false;
+    }
+    uint32_t sizes = qlora__load32(s->at);
+    s->at += 4;
+    s->stored = sizes & 0xFFFF;
+    s->mode = QLORA__INFLATE_STORED;
+    return (sizes >> 16 ^ 0xFFFF) == s->stored && s->stored <= (size_t)(s->end - s->at);
+}
+
+// Reads the length and the distance of a match, whose symbol is at least 257.
+static bool qlora__inflate_match(qlora__inflate* s, int32_t symbol) {
+    static const uint16_t length_base[29] = {3,  4,  5,  6,   7,   8,   9,   10,  11, 13,
+                                             15, 17, 19, 23,  27,  31,  35,  43,  51, 59,
+                                             67, 83, 99, 115, 131, 163, 195, 227, 258};
+    static const uint8_t length_bits[29] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
+                                            2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
+    static const uint16_t base[30] = {
+        1,   2,   3,   4,   5,   7,    9,    13,   17,   25,   33,   49,   65,    97,    129,
+        193, 257, 385, 513, 769, 1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
+    if (symbol > 285) {
+        return false;
+    }
+    int32_t more = qlora__inflate_bits(s, length_bits[symbol - 257]);
+    int32_t code = more < 0 ? -1 : qlora__inflate_symbol(s, &s->distances);
+    if (code < 0 || code > 29) {
+        return false;
+    }
+    int32_t further = qlora__inflate_bits(s, code < 2 ? 0 : (unsigned)(code / 2 - 1));
+    s->length = (uint32_t)(length_base[symbol - 257] + more);
+    s->distance = (uint32_t)(base[code] + further);
+    return further >= 0 && s->distance <= s->total;
+}
+
+// Literals and matches, up to the end of the block or of the room.
+static bool qlora__inflate_codes(qlora__inflate* s, uint8_t* out, size_t* at, size_t capacity) {
+    size_t begin = *at;
+    size_t place = begin;
+    uint64_t before = s->total;
+    bool ok = true;
+    while (place < capacity) {
+        if (s->length > 0) {
+            if (s->distance > place) {
+                ok = false; // the caller kept less than a window
+                break;
+            }
+            size_t count = s->length < capacity - place ? s->length : capacity - place;
+            const uint8_t* from = out + place - s->distance;
+            for (size_t i = 0; i < count; i++) { // they may overlap: byte by byte
+                out[place + i] = from[i];
+            }
+            place += count;
+            s->length -= (uint32_t)count;
+            continue;
+        }
+        int32_t symbol = qlora__inflate_symbol(s, &s->literals);
+        if (symbol < 256) {
+            ok = symbol >= 0;
+            if (!ok) {
+                break;
+            }
+            out[place++] = (uint8_t)symbol;
+            continue;
+        }
+        if (symbol == 256) {
+            s->mode = QLORA__INFLATE_HEADER;
+            break;
+        }
+        s->total = before + (place - begin);
+        ok = qlora__inflate_match(s, symbol);
+        if (!ok) {
+            break;
+        }
+    }
+    s->total = before + (place - begin);
+    *at = place;
+    return ok;
+}
+
+// Continues to write at out[*at], up to out[capacity]; before *at lies what was written already (at
+// least the last 32 KiB of it). The stream has ended when its mode is QLORA__INFLATE_DONE. False:
+// the data are damaged or end too early.
+static QLORA__UNUSED bool qlora__inflate_run(qlora__inflate* s, uint8_t* out, size_t* at,
+                                             size_t capacity) {
+    while (s->mode != QLORA__INFLATE_DONE) {
+        if (s->mode == QLORA__INFLATE_HEADER) {
+            if (!qlora__inflate_header(s)) {
+                return false;
+            }
+            continue;
+        }
+        if (*at == capacity) {
+            return true;
+        }
+        if (s->mode == QLORA__INFLATE_CODES) {
+            if (!qlora__inflate_codes(s, out, at, capacity)) {
+                return false;
+            }
+            continue;
+        }
+        size_t count = s->stored < capacity - *at ? s->stored : capacity - *at;
+        memcpy(out + *at, s->at, count);
+        s->at += count;
+        *at += count;
+        s->total += count;
+        s->stored -= (uint32_t)count;
+        s->mode = s->stored == 0 ? QLORA__INFLATE_HEADER : QLORA__INFLATE_STORED;
+    }
+    return true;
+}
+
+#endif // QLORA__PART_INFLATE
+
 //@@ src/driver/driver.h
 
 // ---- the CUDA driver and cuBLAS: values, entry points, error texts ------------------------------
@@ -19899,6 +20285,135 @@ static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
                        "kernels need CUDA, but this context runs on the CPU (%s)", ctx->reason);
 }
 
+//@@ src/cache/unpack.h
+
+// ---- packed PTX: what `embed --packed` writes ---------------------------------------------------
+
+#ifndef QLORA_NO_CUDA
+
+// Bytes stand in string literals, 13 bits in two characters. The characters are the 91 that need no
+// escape and are not blank; the first of a pair is the low digit. The bytes are the length of a
+// part, in four of them, and the part as a deflate stream.
+//
+// The chunks of a text are those of its own part, NULL, those of the part that all texts of its
+// module share, NULL. The shared part is a list of runs with a mark between them; a mark in the own
+// part stands for the next run. PTX does not contain the mark.
+#define QLORA__UNPACK_MARK 1
+
+// The digit that a character stands for; 91 if it is none.
+static unsigned qlora__unpack_digit(char c) {
+    if (c < '!' || c > '~' || c == '"' || c == '?' || c == '\\') {
+        return 91;
+    }
+    return (unsigned)(c - '!') - (c > '"' ? 1u : 0u) - (c > '?' ? 1u : 0u) - (c > '\\' ? 1u : 0u);
+}
+
+// How many bytes the chunks up to a NULL stand for.
+static QLORA__UNUSED size_t qlora__unpack_size(const char* const* chunks) {
+    size_t pairs = 0;
+    for (; *chunks != NULL; chunks++) {
+        pairs += strlen(*chunks) / 2;
+    }
+    return pairs / 8 * 13 + pairs % 8 * 13 / 8;
+}
+
+// Writes these bytes. False if a character is wrong.
+static QLORA__UNUSED bool qlora__unpack_bytes(const char* const* chunks, uint8_t* out,
+                                              size_t size) {
+    uint8_t digits[256];
+    uint32_t bits = 0;
+    unsigned count = 0;
+    size_t at = 0;
+    for (int i = 0; i < 256; i++) {
+        digits[i] = (uint8_t)qlora__unpack_digit((char)i);
+    }
+    for (; *chunks != NULL; chunks++) {
+        for (const char* c = *chunks; *c != '\0'; c += 2) {
+            unsigned low = digits[(uint8_t)c[0]];
+            unsigned high = digits[(uint8_t)c[1]]; // of a chunk that is cut: its final zero
+            if (low > 90 || low + 91 * high > 8191) {
+                return false;
+            }
+            bits |= (uint32_t)(low + 91 * high) << count;
+            count += 13;
+            for (; count >= 8 && at < size; count -= 8) {
+                out[at++] = (uint8_t)(bits & 255);
+                bits >>= 8;
+            }
+        }
+    }
+    return at == size;
+}
+
+// The length of the part in these bytes; 0 if there is none.
+static QLORA__UNUSED size_t qlora__unpack_length(const uint8_t* bytes, size_t size) {
+    return size < 4 ? 0 : qlora__load32(bytes);
+}
+
+// Decompresses the part, which has `length` bytes, into room for one more: where room is left, the
+// stream has been read to its end. False if it is damaged.
+static QLORA__UNUSED bool qlora__unpack_part(const uint8_t* bytes, size_t size, uint8_t* out,
+                                             size_t length) {
+    qlora__inflate s;
+    size_t at = 0;
+    qlora__inflate_begin(&s, bytes + 4, size - 4);
+    return qlora__inflate_run(&s, out, &at, length + 1) && at == length;
+}
+
+// What is still to be copied of a part.
+typedef struct qlora__unpack_rest {
+    const uint8_t* at;
+    const uint8_t* end;
+    bool more; // a run begins at `at`
+} qlora__unpack_rest;
+
+// Copies a run to out[*at]. False if it does not fit into `length` bytes.
+static bool qlora__unpack_run(qlora__unpack_rest* rest, char* out, size_t* at, size_t length) {
+    size_t size = (size_t)(rest->end - rest->at);
+    const void* mark = memchr(rest->at, QLORA__UNPACK_MARK, size);
+    rest->more = mark != NULL;
+    size_t n = rest->more ? (size_t)((const uint8_t*)mark - rest->at) : size;
+    if (n > length - *at) {
+        return false;
+    }
+    memcpy(out + *at, rest->at, n);
+    *at += n;
+    rest->at += rest->more ? n + 1 : n;
+    return true;
+}
+
+// Puts the runs of the shared part where the own part has marks. False if the result does not have
+// this length, or if a run or a mark is left over.
+static QLORA__UNUSED bool qlora__unpack_merge(const uint8_t* own, size_t own_length,
+                                              const uint8_t* shared, size_t shared_length,
+                                              char* out, size_t length) {
+    qlora__unpack_rest a = {own, own + own_length, true};
+    qlora__unpack_rest b = {shared, shared + shared_length, shared_length > 0};
+    size_t at = 0;
+    for (;;) {
+        if (!qlora__unpack_run(&a, out, &at, length)) {
+            return false;
+        }
+        if (!a.more) {
+            return at == length && !b.more;
+        }
+        if (!b.more || !qlora__unpack_run(&b, out, &at, length)) {
+            return false;
+        }
+    }
+}
+
+// FNV-1a in 32 bits, as in the table.
+static QLORA__UNUSED uint32_t qlora__unpack_hash(const char* text, size_t length) {
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < length; i++) {
+        hash = (hash ^ (uint8_t)text[i]) * 16777619u;
+    }
+    return hash;
+}
+
+#endif // QLORA_NO_CUDA
+
 //@@ src/cache/modules.h
 
 // ---- the kernel cache: PTX, modules, launches, lookup -------------------------------------------
@@ -19910,10 +20425,12 @@ static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
 #endif
 #include QLORA_KERNELS_HEADER
 
-#if QLORA__KERNEL_ABI != 3
+// Packed texts (embed --packed) have a number of their own: they must not pass for plain ones.
+#if QLORA__KERNEL_ABI != 3 && QLORA__KERNEL_ABI != 103
 #error                                                                                             \
     "kernels_ptx.h does not match this qlora.h (kernel ABI 3 is needed); use one release for both"
 #endif
+#define QLORA__PTX_PACKED (QLORA__KERNEL_ABI == 103)
 
 #define QLORA__PLANNED_MAX 256
 
@@ -19958,10 +20475,89 @@ static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const cha
     return best != NULL ? best : left_out;
 }
 
-// Joins the chunks of a module's PTX after a header that names the target of qlora_ctx_target. The
-// caller frees *out, which has *bytes bytes.
-static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, char** out,
-                                    size_t* bytes) {
+// One of the two parts of a packed text.
+typedef struct qlora__ptx_part {
+    uint8_t* bytes; // compressed
+    size_t size;
+    uint8_t* data;
+    size_t length;
+    size_t room; // of data
+} qlora__ptx_part;
+
+static void qlora__ptx_part_free(qlora_ctx* ctx, qlora__ptx_part* part) {
+    qlora__free(ctx, part->bytes, part->size);
+    qlora__free(ctx, part->data, part->room);
+}
+
+static qlora_result qlora__ptx_damaged(qlora_ctx* ctx, const qlora__ptx_text* text,
+                                       const char* what) {
+    return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                       "kernel module %s: its packed PTX for sm_%d%.*s is damaged: %s; write the "
+                       "header again with embed --packed",
+                       text->module, text->target, text->suffix != '\0' ? 1 : 0, &text->suffix,
+                       what);
+}
+
+// Decompresses a part. The caller frees it, also on failure.
+static qlora_result qlora__ptx_part_read(qlora_ctx* ctx, const qlora__ptx_text* text,
+                                         const char* const* chunks, qlora__ptx_part* part) {
+    size_t size = qlora__unpack_size(chunks);
+    if (size > 0) {
+        part->bytes = (uint8_t*)qlora__alloc(ctx, size);
+        if (part->bytes == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        part->size = size;
+        if (!qlora__unpack_bytes(chunks, part->bytes, size)) {
+            return qlora__ptx_damaged(ctx, text, "a character stands for nothing");
+        }
+        part->length = qlora__unpack_length(part->bytes, size);
+        // Every mark stands for a run, which is not empty.
+        if (part->length == 0 || part->length / 2 > text->length) {
+            return qlora__ptx_damaged(ctx, text, "the length of a part is wrong");
+        }
+    }
+    part->data = (uint8_t*)qlora__alloc(ctx, part->length + 1);
+    if (part->data == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    part->room = part->length + 1;
+    if (size > 0 && !qlora__unpack_part(part->bytes, size, part->data, part->length)) {
+        return qlora__ptx_damaged(ctx, text, "a part cannot be decompressed");
+    }
+    return QLORA_OK;
+}
+
+// Writes text->length bytes, checked against the table.
+static qlora_result qlora__ptx_unpack(qlora_ctx* ctx, const qlora__ptx_text* text, char* out) {
+    qlora__ptx_part own;
+    qlora__ptx_part shared;
+    const char* const* chunks = text->chunks;
+    memset(&own, 0, sizeof own);
+    memset(&shared, 0, sizeof shared);
+    qlora_result r = qlora__ptx_part_read(ctx, text, chunks, &own);
+    if (r == QLORA_OK) {
+        while (*chunks != NULL) {
+            chunks++;
+        }
+        r = qlora__ptx_part_read(ctx, text, chunks + 1, &shared);
+    }
+    if (r == QLORA_OK &&
+        !qlora__unpack_merge(own.data, own.length, shared.data, shared.length, out, text->length)) {
+        r = qlora__ptx_damaged(ctx, text, "its parts do not fit together");
+    }
+    if (r == QLORA_OK && qlora__unpack_hash(out, text->length) != text->hash) {
+        r = qlora__ptx_damaged(ctx, text, "its hash is wrong");
+    }
+    qlora__ptx_part_free(ctx, &own);
+    qlora__ptx_part_free(ctx, &shared);
+    return r;
+}
+
+// Joins the chunks of a module's PTX, or unpacks them, after a header that names the target of
+// qlora_ctx_target. The caller frees *out, which has *bytes bytes.
+static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, bool packed,
+                                    char** out, size_t* bytes) {
     const qlora__gpu* gpu = ctx->gpu;
     int target_version = text->suffix != '\0' ? 80 : qlora__target_version(gpu->target_number);
     int version = text->version > target_version ? text->version : target_version;
@@ -19976,7 +20572,15 @@ static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text,
     }
     memcpy(p, header, (size_t)used);
     size_t at = (size_t)used;
-    for (const char* const* chunk = text->chunks; *chunk != NULL; chunk++) {
+    if (packed) {
+        qlora_result r = qlora__ptx_unpack(ctx, text, p + at);
+        if (r != QLORA_OK) {
+            qlora__free(ctx, p, *bytes);
+            return r;
+        }
+        at += text->length;
+    }
+    for (const char* const* chunk = text->chunks; !packed && *chunk != NULL; chunk++) {
         size_t n = strlen(*chunk);
         QLORA_ASSERT(at + n < *bytes);
         memcpy(p + at, *chunk, n);
@@ -20268,7 +20872,7 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const qlora__kernel_row* 
     }
     char* ptx = NULL;
     size_t bytes = 0;
-    QLORA__TRY(qlora__ptx_join(ctx, text, &ptx, &bytes));
+    QLORA__TRY(qlora__ptx_join(ctx, text, QLORA__PTX_PACKED, &ptx, &bytes));
     void* handle = NULL;
     qlora_result r = qlora__module_load(ctx, name, ptx, &handle);
     qlora__free(ctx, ptx, bytes);
@@ -30662,6 +31266,30 @@ enum {
     QLORA__PAGES_UNKNOWN // a copy to the device failed
 };
 
+// Pages that texts share, see generate/paging.h.
+typedef struct qlora__paging {
+    int64_t size;   // positions of a page; 0 = every text has rows of its own
+    int64_t pages;  // that texts can have; there is one more, so that pages can always be moved
+    int64_t free;   // how many of them nobody uses
+    int32_t* users; // [pages + 1]: how many texts use a page
+} qlora__paging;
+
+// A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
+typedef struct qlora__decode_text {
+    int32_t token;    // to be run
+    int32_t position; // of that token
+    int32_t alive;
+    int32_t top_k;
+    float temperature;
+    float top_p;
+    float min_p;
+    float penalty;
+    uint32_t seed[2];
+    int32_t chosen; // the results of the step
+    int32_t bad;    // a logit that is not finite, or -1
+    double logprob;
+} qlora__decode_text;
+
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
 typedef struct qlora__decode {
@@ -30690,7 +31318,8 @@ typedef struct qlora__decode {
     qlora_tensor state;               // U8: one qlora__decode_text per text
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
-    uint8_t alive[QLORA__MOST_TEXTS]; // by slot: whether the device runs the text
+    qlora__decode_text* host;         // a copy of `state`
+    uint8_t stale[QLORA__MOST_TEXTS]; // by slot: the device does not have this row of it yet
     uint8_t lent[QLORA__MOST_TEXTS];  // by slot: QLORA__PAGES_*
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
@@ -30708,6 +31337,7 @@ struct qlora_model {
     int64_t trainers;    // number that exist
     float neftune;       // of the trainer
     int64_t generations; // number that exist
+    int64_t followers;   // those among them that use the selected adapter
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // rows of the rope tables
@@ -30809,8 +31439,10 @@ struct qlora_model {
     qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
     qlora__preference preference;
     // generation
-    qlora_tensor kv_cache;                          // [layers * texts * cache_rows, 2 kv]
-    int64_t cache_rows;                             // of a text
+    qlora_tensor kv_cache;                          // [layers * cache_all, 2 kv]
+    int64_t cache_rows;                             // of a text, unless there is a pool
+    int64_t cache_all;                              // of all texts
+    qlora__paging paging;
     qlora_generation* in_flight[QLORA__MOST_TEXTS]; // by slot; NULL = free
     qlora_tensor scores;                            // f32 [heads, generate_tokens]
     qlora_tensor chances; // their softmax in the compute type; the same memory if that is f32
@@ -31893,22 +32525,6 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
-typedef struct qlora__decode_text {
-    int32_t token;    // to be run
-    int32_t position; // of that token
-    int32_t alive;
-    int32_t top_k;
-    float temperature;
-    float top_p;
-    float min_p;
-    float penalty;
-    uint32_t seed[2];
-    int32_t chosen; // the results of the step
-    int32_t bad;    // a logit that is not finite, or -1
-    double logprob;
-} qlora__decode_text;
-
 // How a step is made; models use QLORA__DECODE_USED, tests and measurements other sets as well.
 #define QLORA__DECODE_ONE 1u       // a kernel of its own for NF4 products of a single row
 #define QLORA__DECODE_EARLY 2u     // kernels may begin before the one before them has ended
@@ -32015,8 +32631,18 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     if (n > 0) {
         // Texts begin with a page, if there are several.
         m->cache_rows = m->decode.planned && texts > 1 ? m->decode.pages * m->decode.chunk : n;
-        qlora__arena_tensor(arena, m->compute, c->layers * texts * m->cache_rows,
-                            2 * qlora__kv_width(c), &m->kv_cache);
+        m->cache_all = texts * m->cache_rows;
+        if (m->desc.generate_positions > 0) {
+            qlora__paging* pool = &m->paging;
+            pool->size = m->decode.planned ? m->decode.chunk
+                                           : qlora__max(16, qlora__ceil_div(n, QLORA__MOST_PAGES));
+            pool->pages = qlora__ceil_div(m->desc.generate_positions, pool->size);
+            pool->free = pool->pages;
+            m->cache_all = (pool->pages + 1) * pool->size;
+            m->plan.generate_positions = pool->pages * pool->size;
+        }
+        qlora__arena_tensor(arena, m->compute, c->layers * m->cache_all, 2 * qlora__kv_width(c),
+                            &m->kv_cache);
         int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned
         qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->scores);
         m->chances = m->scores;
@@ -33106,7 +33732,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.head_chunk", d->head_chunk, 0, 1 << 24},
                   {"desc.generate_tokens", d->generate_tokens, 0, 1 << 24},
                   {"desc.accumulate", d->accumulate, 0, 1 << 24},
-                  {"desc.generate_sequences", d->generate_sequences, 0, QLORA__MOST_TEXTS}};
+                  {"desc.generate_sequences", d->generate_sequences, 0, QLORA__MOST_TEXTS},
+                  {"desc.generate_positions", d->generate_positions, 0, 1 << 30}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         QLORA__TRY(qlora__need_whole(ctx, fields[i].name, fields[i].value, fields[i].least,
                                      fields[i].most));
@@ -33142,6 +33769,9 @@ static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, const qlora_model_co
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
     d->max_length = d->max_length != 0 ? d->max_length : qlora__min(d->tokens, positions);
     d->generate_sequences = d->generate_sequences != 0 ? d->generate_sequences : 1;
+    if (d->generate_positions >= d->generate_sequences * d->generate_tokens) {
+        d->generate_positions = 0; // all texts have room at full length
+    }
     d->head_chunk = qlora__min(d->head_chunk != 0 ? d->head_chunk : 1024, d->tokens);
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_sequences", d->max_sequences, 1, d->tokens));
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_length", d->max_length, 1, d->tokens));
@@ -33168,6 +33798,8 @@ static void qlora__model_free(qlora_model* m) {
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
     qlora__away_free(ctx, &m->host);
+    qlora__free(ctx, m->paging.users, (size_t)(m->paging.pages + 1) * sizeof *m->paging.users);
+    qlora__free(ctx, m->decode.host, (size_t)m->decode.texts * sizeof *m->decode.host);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
@@ -33917,6 +34549,23 @@ qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
     return qlora__leave(ctx, qlora__plan_make(ctx, model, desc, out));
 }
 
+// The lines of a plan about what only some plans have.
+static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size, size_t* used) {
+    if (plan->attention_layers > 0) {
+        qlora__append(buffer, size, used,
+                      "  the output of attention is kept in %lld of the recomputed layers\n",
+                      (long long)plan->attention_layers);
+    }
+    if (plan->generate_positions > 0) {
+        qlora__append(buffer, size, used, "  the texts have room for %lld positions together\n",
+                      (long long)plan->generate_positions);
+    }
+    if (plan->tile > 0) {
+        qlora__append(buffer, size, used, "  everything but attention in tiles of %lld tokens\n",
+                      (long long)plan->tile);
+    }
+}
+
 size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     size_t used = 0;
     if (buffer != NULL && size > 0) {
@@ -33964,15 +34613,7 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
         "%lld cached in %s\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
         (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
-    if (plan->attention_layers > 0) {
-        qlora__append(buffer, size, &used,
-                      "  the output of attention is kept in %lld of the recomputed layers\n",
-                      (long long)plan->attention_layers);
-    }
-    if (plan->tile > 0) {
-        qlora__append(buffer, size, &used, "  everything but attention in tiles of %lld tokens\n",
-                      (long long)plan->tile);
-    }
+    qlora__plan_notes(plan, buffer, size, &used);
     return used + 1;
 }
 
@@ -35794,7 +36435,7 @@ typedef struct qlora__pass {
     qlora_math math; // of f32 products
     bool decoding;   // keys and values are stored in the cache
     int64_t first;   // position of the first row when decoding
-    int64_t text;    // whose cache is used when decoding
+    int64_t cache;   // row of the cache that position 0 has when decoding
     int64_t at;      // first row in buffers of a tile, if the rows are a run of one
     int32_t adapter;
 } qlora__pass;
@@ -36225,11 +36866,11 @@ static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t in
 
 // ---- the key/value cache of decoding ------------------------------------------------------------
 
-// Rows of the cache of a layer and a text: row p has the keys, then the values, of position p.
-static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t text,
-                                      int64_t first, int64_t rows) {
+// Rows of the cache of a layer: each has the keys, then the values, of a position of a text.
+static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
+                                      int64_t rows) {
     qlora_tensor t = m->kv_cache;
-    int64_t row = (layer * m->desc.generate_sequences + text) * m->cache_rows + first;
+    int64_t row = layer * m->cache_all + first;
     size_t offset = (size_t)(row * t.ld) * qlora_dtype_bytes(t.dtype);
     t.data = (char*)t.data + offset;
     t.bytes -= offset;
@@ -36239,7 +36880,7 @@ static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64
 
 static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index) {
     qlora__heads heads = qlora__heads_of(pass, &pass->m->layers[index]);
-    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->text, pass->first, pass->rows);
+    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->cache + pass->first, pass->rows);
     int64_t kv = heads.k.cols;
     qlora_tensor keys = qlora__window(&rows, pass->rows, 0, kv);
     qlora_tensor values = qlora__window(&rows, pass->rows, kv, kv);
@@ -36313,7 +36954,7 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     qlora_tensor output = qlora__one_row(&layer->kept.o, row);
     int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
     int64_t seen = qlora__min(position + 1, window);
-    qlora_tensor rows = qlora__cache_rows(m, index, pass->text, position + 1 - seen, seen);
+    qlora_tensor rows = qlora__cache_rows(m, index, pass->cache + position + 1 - seen, seen);
     qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
     qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
     qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
@@ -37792,7 +38433,7 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
     const qlora__decode* d = &m->decode;
     const qlora__layer* layer = &m->layers[index];
     const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
-    qlora_tensor rows = qlora__cache_rows(m, index, 0, 0, 1);
+    qlora_tensor rows = qlora__cache_rows(m, index, 0, 1);
     qlora__decode_attention p;
     memset(&p, 0, sizeof p);
     p.qkv = d->qkv.data;
@@ -37951,10 +38592,19 @@ static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Prepares the tables of the texts. The pages of a text follow each other.
+// Prepares the tables of the texts. The pages of a text follow each other; those of a pool are
+// given to texts when they begin.
 static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
-    const qlora__decode* d = &m->decode;
-    for (int64_t n = 0; d->planned && n < d->texts; n++) {
+    qlora__decode* d = &m->decode;
+    if (!d->planned) {
+        return QLORA_OK;
+    }
+    size_t room = (size_t)d->texts * sizeof *d->host;
+    d->host = (qlora__decode_text*)qlora__alloc_zero(ctx, room);
+    if (d->host == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    for (int64_t n = 0; n < d->texts && m->paging.size == 0; n++) {
         int32_t pages[QLORA__MOST_PAGES];
         for (int64_t i = 0; i < d->pages; i++) {
             pages[i] = (int32_t)(n * d->pages + i);
@@ -38574,6 +39224,11 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_ready(ctx, m));
     QLORA__TRY(qlora__decode_check(ctx, m));
     QLORA__TRY(qlora__decode_start(ctx, m));
+    if (m->paging.size > 0) {
+        size_t bytes = (size_t)(m->paging.pages + 1) * sizeof *m->paging.users;
+        m->paging.users = (int32_t*)qlora__alloc_zero(ctx, bytes);
+        QLORA__TRY(m->paging.users != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
+    }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
             QLORA__TRY(qlora__model_place(ctx, m, &m->layers[l], g));
@@ -38754,6 +39409,12 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->purpose = model->desc.purpose;
     out->generate_tokens = model->desc.generate_tokens;
     out->generate_sequences = model->desc.generate_sequences;
+    bool pooled = model->paging.size > 0;
+    int64_t each = pooled ? model->paging.size : model->desc.generate_tokens;
+    int64_t left = model->desc.generate_sequences - model->generations;
+    int64_t all = pooled ? model->paging.pages : model->desc.generate_sequences;
+    out->generate_positions = each * all;
+    out->free_positions = each * (pooled ? model->paging.free : left);
     out->parameters = model->range_count;
     out->use_adapters = model->use_adapters;
     out->trainers = model->trainers;
@@ -39444,10 +40105,11 @@ qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
 static qlora_result qlora__adapter_select(qlora_ctx* ctx, qlora_model* m, int64_t index) {
     QLORA__TRY(qlora__need_whole(ctx, "index", index, 0, m->adapters - 1));
     QLORA__TRY(qlora__model_idle(ctx, m, "selecting an adapter"));
-    if (m->generations > 0 && index != m->chosen) {
+    if (m->followers > 0 && index != m->chosen) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model has a text that was begun while adapter %d was selected; end "
-                           "it with qlora_generate_end before selecting another adapter",
+                           "the model has a text that uses the selected adapter, %d; end it with "
+                           "qlora_generate_end before selecting another one, or begin such texts "
+                           "with desc.adapters = QLORA_CHOICE_ON or QLORA_CHOICE_OFF",
                            (int)m->chosen);
     }
     m->chosen = (int32_t)index;
@@ -45736,6 +46398,10 @@ struct qlora_generation {
     double logprob;
     bool broken;                       // a pass failed, so the contents of the cache are unknown
     int32_t owners[QLORA__MOST_PAGES]; // of its pages in the cache: the slots they belong to
+    // If the model has a pool: its pages, and where the first of them was, see generate/paging.h.
+    int32_t pages[QLORA__MOST_PAGES];
+    int64_t page_count;
+    int32_t placed;
     char* memory;                      // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]
@@ -45745,8 +46411,7 @@ struct qlora_generation {
     uint16_t* raw;  // [V]
     uint8_t* seen;  // [V]: 1 if the text contains the token
     int32_t* ints;
-    int32_t* text;              // [generate_tokens]: the tokens in the cache
-    qlora__decode_text* states; // [generate_sequences], as read from the device
+    int32_t* text;  // [generate_tokens]: the tokens in the cache
 };
 
 // Orders tokens by weight, largest first, and equal weights by id.
@@ -45867,6 +46532,280 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
     return token; // if rounding left a remainder, the last token that can be chosen
 }
 
+//@@ src/generate/paging.h
+
+// ---- a pool of pages for the texts --------------------------------------------------------------
+//
+// With desc.generate_positions, the texts of a model share a pool of pages that need not have room
+// for all of them at full length. A text gets the pages for its tokens and those of a turn when the
+// turn begins, so it never stops in the middle; if they are not free, the call fails and nothing
+// has changed. Steps on the device find pages by a table. Passes of operators need the pages of
+// their text in a row, so pages are moved to make room: a move is a copy to a free page, after
+// which all texts that use the page find it there. If the copy fails, they still have the page that
+// they had. There is always a free page, because the pool has one more than texts can have.
+
+static bool qlora__paged(const qlora_model* m) {
+    return m->paging.size > 0;
+}
+
+// Positions that a text of `tokens` tokens can need before its turn ends.
+static int64_t qlora__paging_need(const qlora_generation* g, int64_t tokens) {
+    int64_t most = g->m->desc.generate_tokens;
+    return g->desc.max_tokens > 0 ? qlora__min(tokens + g->desc.max_tokens, most) : most;
+}
+
+static void qlora__paging_use(qlora_model* m, int32_t page) {
+    m->paging.free -= m->paging.users[page] == 0 ? 1 : 0;
+    m->paging.users[page]++;
+}
+
+static void qlora__paging_leave(qlora_model* m, int32_t page) {
+    m->paging.users[page]--;
+    m->paging.free += m->paging.users[page] == 0 ? 1 : 0;
+}
+
+// Changes a page of a text. The device is told before its next step.
+static void qlora__paging_set(qlora_generation* g, int64_t index, int32_t page) {
+    g->pages[index] = page;
+    g->m->decode.lent[g->slot] = QLORA__PAGES_UNKNOWN;
+}
+
+// Ends the use of all pages from number `count` on.
+static void qlora__paging_release(qlora_generation* g, int64_t count) {
+    while (g->page_count > count) {
+        qlora__paging_leave(g->m, g->pages[--g->page_count]);
+    }
+}
+
+// Copies the first rows of a page to another page, in every layer.
+static qlora_result qlora__paging_copy(qlora_model* m, int32_t from, int32_t to, int64_t rows) {
+    int64_t size = m->paging.size;
+    for (int64_t l = 0; l < m->plan.config.layers && rows > 0; l++) {
+        qlora_tensor source = qlora__cache_rows(m, l, from * size, rows);
+        qlora_tensor target = qlora__cache_rows(m, l, to * size, rows);
+        size_t bytes = (size_t)(rows * source.ld) * qlora_dtype_bytes(source.dtype);
+        QLORA__TRY(qlora__copy_within(m->ctx, target.data, source.data, bytes));
+    }
+    return QLORA_OK;
+}
+
+// Moves a page that is used to one that is free.
+static qlora_result qlora__paging_move(qlora_model* m, int32_t from, int32_t to) {
+    int64_t rows = 0; // that have keys and values
+    for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
+        const qlora_generation* g = m->in_flight[n];
+        for (int64_t i = 0; g != NULL && i < g->page_count; i++) {
+            int64_t own = qlora__min(g->length - i * m->paging.size, m->paging.size);
+            rows = g->pages[i] == from ? qlora__max(rows, own) : rows;
+        }
+    }
+    QLORA__TRY(qlora__paging_copy(m, from, to, rows));
+    for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
+        qlora_generation* g = m->in_flight[n];
+        for (int64_t i = 0; g != NULL && i < g->page_count; i++) {
+            if (g->pages[i] == from) {
+                qlora__paging_set(g, i, to);
+            }
+        }
+    }
+    m->paging.users[to] = m->paging.users[from];
+    m->paging.users[from] = 0;
+    return QLORA_OK;
+}
+
+// The first of `count` free pages in a row: of the shortest such row. -1 if there is none.
+static int32_t qlora__paging_row(const qlora_model* m, int64_t count) {
+    int64_t best = INT64_MAX;
+    int32_t found = -1;
+    int64_t length = 0;
+    for (int64_t page = 0; page <= m->paging.pages + 1; page++) {
+        if (page <= m->paging.pages && m->paging.users[page] == 0) {
+            length++;
+            continue;
+        }
+        if (length >= count && length < best) {
+            best = length;
+            found = (int32_t)(page - length);
+        }
+        length = 0;
+    }
+    return found;
+}
+
+// The last free page; there is one.
+static int32_t qlora__paging_last(const qlora_model* m) {
+    int32_t page = (int32_t)m->paging.pages;
+    while (page > 0 && m->paging.users[page] > 0) {
+        page--;
+    }
+    return page;
+}
+
+static bool qlora__paging_has(const qlora_generation* g, int32_t page) {
+    for (int64_t i = 0; i < g->page_count; i++) {
+        if (g->pages[i] == page) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool qlora__paging_in_a_row(const qlora_generation* g) {
+    for (int64_t i = 1; i < g->page_count; i++) {
+        if (g->pages[i] != g->pages[0] + i) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// The text after `g` by the place of its first page, other than `last`; NULL if there is none.
+static qlora_generation* qlora__paging_after(const qlora_model* m, const qlora_generation* g,
+                                             const qlora_generation* last) {
+    qlora_generation* best = NULL;
+    for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
+        qlora_generation* t = m->in_flight[n];
+        if (t == NULL || t == last || t->page_count == 0) {
+            continue;
+        }
+        bool later =
+            g == NULL || t->placed > g->placed || (t->placed == g->placed && t->slot > g->slot);
+        if (later && (best == NULL || t->placed < best->placed)) {
+            best = t;
+        }
+    }
+    return best;
+}
+
+// Moves the pages of all texts to the beginning of the pool, those of a text one after the other,
+// and those of `last`, of which the others skip what they share with it, after all others.
+static qlora_result qlora__paging_compact(qlora_model* m, qlora_generation* last) {
+    int32_t end = 0; // of the pages that are in their places
+    for (int64_t n = 0; n < m->desc.generate_sequences; n++) {
+        qlora_generation* g = m->in_flight[n];
+        if (g != NULL && g->page_count > 0) {
+            g->placed = g->pages[0]; // where it was: moves change it
+        }
+    }
+    qlora_generation* g = NULL;
+    while (g != last) {
+        qlora_generation* next = qlora__paging_after(m, g, last);
+        g = next != NULL ? next : last;
+        for (int64_t i = 0; i < g->page_count; i++) {
+            int32_t page = g->pages[i];
+            if (page < end || (g != last && qlora__paging_has(last, page))) {
+                continue;
+            }
+            if (page != end) {
+                if (m->paging.users[end] > 0) {
+                    QLORA__TRY(qlora__paging_move(m, end, qlora__paging_last(m)));
+                }
+                QLORA__TRY(qlora__paging_move(m, g->pages[i], end));
+            }
+            end++;
+        }
+    }
+    return QLORA_OK;
+}
+
+// Puts the pages of a text in a row.
+static qlora_result qlora__paging_arrange(qlora_generation* g) {
+    qlora_model* m = g->m;
+    if (qlora__paging_in_a_row(g)) {
+        return QLORA_OK;
+    }
+    int32_t row = qlora__paging_row(m, g->page_count);
+    for (int64_t i = 0; row >= 0 && i < g->page_count; i++) {
+        QLORA__TRY(qlora__paging_move(m, g->pages[i], row + (int32_t)i));
+    }
+    return row >= 0 ? QLORA_OK : qlora__paging_compact(m, g);
+}
+
+static qlora_result qlora__paging_short(const qlora_generation* g, int64_t need, int64_t count,
+                                        int64_t wanted, int64_t room) {
+    const qlora__paging* pool = &g->m->paging;
+    if (count > pool->pages) {
+        return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT,
+                           "the text can need %lld positions, %lld pages of %lld, but the model "
+                           "has %lld pages; set desc.max_tokens to a smaller number, or open the "
+                           "model with a larger generate_positions (%lld)",
+                           (long long)need, (long long)count, (long long)pool->size,
+                           (long long)pool->pages, (long long)g->m->desc.generate_positions);
+    }
+    return qlora__fail(g->ctx, QLORA_ERR_FULL,
+                       "the text needs %lld more pages of %lld positions, and %lld of %lld are "
+                       "free; try again when other texts have ended",
+                       (long long)wanted, (long long)pool->size, (long long)room,
+                       (long long)pool->pages);
+}
+
+// Pages that a text must get to have `count` of them, those from number `first` on for itself
+// alone; *freed are those that it gives back.
+static int64_t qlora__paging_wanted(const qlora_generation* g, int64_t first, int64_t count,
+                                    int64_t* freed) {
+    int64_t wanted = qlora__max(count - g->page_count, 0);
+    *freed = 0;
+    for (int64_t i = first; i < g->page_count; i++) {
+        bool alone = g->m->paging.users[g->pages[i]] == 1;
+        wanted += i < count && !alone ? 1 : 0;
+        *freed += i >= count && alone ? 1 : 0;
+    }
+    return wanted;
+}
+
+// Gives a text the pages for `need` positions, of which it keeps the first `keep` as they are and
+// may write to the others; with `row`, one after the other. If too few are free, nothing changes.
+static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int64_t need,
+                                          bool row) {
+    qlora_model* m = g->m;
+    int64_t size = m->paging.size;
+    int64_t count = qlora__ceil_div(need, size);
+    int64_t freed = 0;
+    int64_t wanted = qlora__paging_wanted(g, keep / size, count, &freed);
+    if (count > m->paging.pages || wanted > m->paging.free + freed) {
+        return qlora__paging_short(g, need, count, wanted, m->paging.free + freed);
+    }
+    qlora__paging_release(g, count);
+    for (int64_t i = keep / size; i < g->page_count; i++) {
+        int32_t old = g->pages[i];
+        if (m->paging.users[old] > 1) {
+            int32_t page = qlora__paging_last(m);
+            QLORA__TRY(qlora__paging_copy(m, old, page, qlora__min(keep - i * size, size)));
+            qlora__paging_use(m, page);
+            qlora__paging_set(g, i, page);
+            qlora__paging_leave(m, old);
+        }
+    }
+    int32_t next =
+        g->page_count == 0 ? qlora__paging_row(m, count) : g->pages[g->page_count - 1] + 1;
+    for (; g->page_count < count; next++) {
+        bool taken = next < 0 || next > m->paging.pages || m->paging.users[next] > 0;
+        next = taken ? qlora__paging_last(m) : next;
+        qlora__paging_use(m, next);
+        qlora__paging_set(g, g->page_count++, next);
+    }
+    return row ? qlora__paging_arrange(g) : QLORA_OK;
+}
+
+// Reserves the pages of a new text, whose first `full` pages are those of `from`, and copies the
+// other rows of the `same` positions that both have.
+static qlora_result qlora__paging_begin(qlora_generation* g, const qlora_generation* from,
+                                        int64_t same, int64_t full, int64_t tokens) {
+    qlora_model* m = g->m;
+    int64_t size = m->paging.size;
+    for (int64_t i = 0; i < full; i++) {
+        qlora__paging_use(m, from->pages[i]);
+        qlora__paging_set(g, g->page_count++, from->pages[i]);
+    }
+    // A text that shares its whole prompt is not run by operators.
+    QLORA__TRY(qlora__paging_reserve(g, full * size, qlora__paging_need(g, tokens), full == 0));
+    for (int64_t i = full; i * size < same; i++) {
+        QLORA__TRY(
+            qlora__paging_copy(m, from->pages[i], g->pages[i], qlora__min(same - i * size, size)));
+    }
+    return QLORA_OK;
+}
+
 //@@ src/generate/shared.h
 
 // ---- texts that share a prompt ------------------------------------------------------------------
@@ -45892,18 +46831,31 @@ static int64_t qlora__page_count(const qlora_model* m) {
 static qlora_result qlora__page_copy(qlora_model* m, int64_t page, int64_t rows, int64_t from,
                                      int64_t to) {
     int64_t first = page * qlora__page_size(m);
+    int64_t source_row = from * m->cache_rows + first;
+    int64_t target_row = to * m->cache_rows + first;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        qlora_tensor source = qlora__cache_rows(m, l, from, first, rows);
-        qlora_tensor target = qlora__cache_rows(m, l, to, first, rows);
+        qlora_tensor source = qlora__cache_rows(m, l, source_row, rows);
+        qlora_tensor target = qlora__cache_rows(m, l, target_row, rows);
         size_t bytes = (size_t)(rows * source.ld) * qlora_dtype_bytes(source.dtype);
         QLORA__TRY(qlora__copy_within(m->ctx, target.data, source.data, bytes));
     }
     return QLORA_OK;
 }
 
+// Sends a row of the table to the device.
+static qlora_result qlora__pages_send(qlora_model* m, int64_t slot, const int32_t* pages,
+                                      bool lent) {
+    qlora__decode* d = &m->decode;
+    size_t bytes = (size_t)d->pages * 4;
+    d->lent[slot] = QLORA__PAGES_UNKNOWN; // until the device is known to have the new row
+    QLORA__TRY(qlora__copy_in(m->ctx, (char*)d->table.data + (size_t)slot * bytes, pages, bytes));
+    d->lent[slot] = lent ? QLORA__PAGES_LENT : QLORA__PAGES_OWN;
+    return QLORA_OK;
+}
+
 // Tells the device where the pages of the text in `slot` are.
 static qlora_result qlora__pages_upload(qlora_model* m, int64_t slot, const int32_t* owners) {
-    qlora__decode* d = &m->decode;
+    const qlora__decode* d = &m->decode;
     int32_t pages[QLORA__MOST_PAGES];
     bool lent = false;
     if (!d->planned) {
@@ -45913,11 +46865,27 @@ static qlora_result qlora__pages_upload(qlora_model* m, int64_t slot, const int3
         pages[i] = (int32_t)(owners[i] * d->pages + i);
         lent = lent || owners[i] != slot;
     }
-    size_t bytes = (size_t)d->pages * 4;
-    d->lent[slot] = QLORA__PAGES_UNKNOWN; // until the device is known to have the new row
-    QLORA__TRY(qlora__copy_in(m->ctx, (char*)d->table.data + (size_t)slot * bytes, pages, bytes));
-    d->lent[slot] = lent ? QLORA__PAGES_LENT : QLORA__PAGES_OWN;
-    return QLORA_OK;
+    return qlora__pages_send(m, slot, pages, lent);
+}
+
+// The same, if the device may not know it.
+static qlora_result qlora__pages_ensure(qlora_generation* g) {
+    int32_t pages[QLORA__MOST_PAGES];
+    if (g->m->decode.lent[g->slot] != QLORA__PAGES_UNKNOWN) {
+        return QLORA_OK;
+    }
+    if (!qlora__paged(g->m)) {
+        return qlora__pages_upload(g->m, g->slot, g->owners);
+    }
+    for (int64_t i = 0; i < QLORA__MOST_PAGES; i++) { // pages that it does not have are not used
+        pages[i] = i < g->page_count ? g->pages[i] : 0;
+    }
+    return qlora__pages_send(g->m, g->slot, pages, true);
+}
+
+// The row of the cache that position 0 has, if the pages follow each other.
+static int64_t qlora__pages_row(const qlora_generation* g) {
+    return qlora__paged(g->m) ? g->pages[0] * g->m->paging.size : g->slot * g->m->cache_rows;
 }
 
 // Whether the text uses page `page` of another text's slot.
@@ -45960,6 +46928,9 @@ static qlora_result qlora__pages_vacate(qlora_model* m, int64_t slot, int64_t fi
 // and those that are written belong to it alone.
 static qlora_result qlora__pages_settle(qlora_generation* g) {
     qlora_model* m = g->m;
+    if (qlora__paged(m)) { // the turn has its pages
+        return qlora__paging_reserve(g, g->length, g->page_count * m->paging.size, true);
+    }
     int64_t size = qlora__page_size(m);
     int64_t count = qlora__page_count(m);
     bool moved = false;
@@ -46159,8 +47130,10 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
 
 // Counts a generation that has begun, or one that ends.
 static void qlora__generate_count(qlora_generation* g, bool begins) {
+    qlora__paging_release(g, 0);
     g->m->in_flight[g->slot] = begins ? g : NULL;
     g->m->generations += begins ? 1 : -1;
+    g->m->followers += g->desc.adapters != QLORA_CHOICE_AUTO ? 0 : begins ? 1 : -1;
     g->ctx->living[QLORA__GENERATIONS] += begins ? 1 : -1;
 }
 
@@ -46192,16 +47165,14 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->waiting = -1;
     g->chosen = -1;
     size_t room = (size_t)m->desc.generate_tokens;
-    size_t states = (size_t)m->desc.generate_sequences * sizeof *g->states;
     size_t shared = m->desc.generate_sequences > 1 ? vocab : 0;
-    g->bytes = states + (vocab * 3 + shared + ints + room + stop_count) * 4 + vocab * 3;
+    g->bytes = (vocab * 3 + shared + ints + room + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
         return QLORA_ERR_MEMORY;
     }
-    g->states = (qlora__decode_text*)(void*)g->memory;
-    g->logits = (float*)(void*)(g->memory + states);
+    g->logits = (float*)(void*)g->memory;
     g->first = shared > 0 ? g->logits + vocab : NULL;
     g->weights = g->logits + vocab + shared;
     g->order = (int32_t*)(void*)(g->weights + vocab);
@@ -46238,7 +47209,7 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     qlora__pass pass = qlora__pass_of(m, rows, false);
     pass.decoding = true;
     pass.first = g->length;
-    pass.text = g->slot;
+    pass.cache = qlora__pages_row(g);
     QLORA__TRY(qlora__forward(&pass));
     g->length += rows;
     g->computed += rows;
@@ -46332,38 +47303,45 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
 
 // The state of the text, with the token that was returned last, for the steps on the device.
 static qlora_result qlora__generate_upload(qlora_generation* g) {
-    qlora_ctx* ctx = g->ctx;
-    const qlora__decode* d = &g->m->decode;
+    qlora__decode* d = &g->m->decode;
     size_t vocab = (size_t)g->m->plan.config.vocab;
-    qlora__decode_text text;
-    memset(&text, 0, sizeof text);
-    text.token = g->waiting;
-    text.position = (int32_t)g->length;
-    text.alive = 1;
-    text.top_k = g->desc.top_k;
-    text.temperature = g->desc.temperature;
-    text.top_p = g->desc.top_p;
-    text.min_p = g->desc.min_p;
-    text.penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
-    text.seed[0] = (uint32_t)g->desc.seed;
-    text.seed[1] = (uint32_t)(g->desc.seed >> 32);
-    qlora__decode_text* state = (qlora__decode_text*)d->state.data + g->slot;
-    QLORA__TRY(qlora__copy_in(ctx, state, &text, sizeof text));
-    g->m->decode.alive[g->slot] = 1;
-    return qlora__copy_in(ctx, (uint8_t*)d->seen.data + (size_t)g->slot * vocab, g->seen, vocab);
+    qlora__decode_text* text = &d->host[g->slot];
+    memset(text, 0, sizeof *text);
+    text->token = g->waiting;
+    text->position = (int32_t)g->length;
+    text->top_k = g->desc.top_k;
+    text->temperature = g->desc.temperature;
+    text->top_p = g->desc.top_p;
+    text->min_p = g->desc.min_p;
+    text->penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
+    text->seed[0] = (uint32_t)g->desc.seed;
+    text->seed[1] = (uint32_t)(g->desc.seed >> 32);
+    d->stale[g->slot] = 1; // qlora__generate_enlist sends it
+    return qlora__copy_in(g->ctx, (uint8_t*)d->seen.data + (size_t)g->slot * vocab, g->seen, vocab);
 }
 
-// Tells the device which texts take part in the next step.
+// Tells the device which texts take part in the next step, and what it does not know of them: one
+// copy of the rows from the first that has changed to the last.
 static qlora_result qlora__generate_enlist(qlora_ctx* ctx, qlora_model* m) {
     qlora__decode* d = &m->decode;
+    int64_t first = d->texts;
+    int64_t end = 0;
     for (int64_t i = 0; i < d->texts; i++) {
         int32_t value = m->in_flight[i] != NULL && m->in_flight[i]->pending ? 1 : 0;
-        char* state = (char*)((qlora__decode_text*)d->state.data + i);
-        if (d->alive[i] != value) {
-            QLORA__TRY(qlora__copy_in(ctx, state + offsetof(qlora__decode_text, alive), &value, 4));
-            d->alive[i] = (uint8_t)value;
+        if (d->host[i].alive != value || d->stale[i] != 0) {
+            d->host[i].alive = value;
+            d->stale[i] = 1;
+            first = qlora__min(first, i);
+            end = i + 1;
         }
     }
+    if (first >= end) {
+        return QLORA_OK;
+    }
+    qlora__decode_text* rows = (qlora__decode_text*)d->state.data + first;
+    size_t count = (size_t)(end - first);
+    QLORA__TRY(qlora__copy_in(ctx, rows, d->host + first, count * sizeof *rows));
+    memset(d->stale + first, 0, count);
     return QLORA_OK;
 }
 
@@ -46395,8 +47373,12 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
     }
     bool whole = same == d->prompt_tokens && same == from->asked; // `same` is not 0 then
     same = whole ? same : qlora__min(same, d->prompt_tokens - 1);
-    if (same > 0) {
-        QLORA__TRY(qlora__pages_share(g, from, same, whole && qlora__decode_ready(g->m)));
+    bool refer = whole && qlora__decode_ready(g->m);
+    if (qlora__paged(g->m)) {
+        int64_t full = refer ? same / g->m->paging.size : 0;
+        QLORA__TRY(qlora__paging_begin(g, from, same, full, d->prompt_tokens));
+    } else if (same > 0) {
+        QLORA__TRY(qlora__pages_share(g, from, same, refer));
     }
     for (int64_t i = 0; i < same; i++) {
         g->text[i] = d->prompt[i];
@@ -46421,12 +47403,13 @@ static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__generate_need(ctx, m, desc));
     qlora_generation* g = NULL;
     QLORA__TRY(qlora__generation_create(ctx, m, desc, &g));
+    qlora__generate_count(g, true); // so that its pages are known
     qlora_result r = qlora__generate_start(g, desc);
     if (r != QLORA_OK) {
+        qlora__generate_count(g, false);
         qlora__generation_free(g);
         return r;
     }
-    qlora__generate_count(g, true);
     *out = g;
     return QLORA_OK;
 }
@@ -46507,9 +47490,8 @@ static qlora_result qlora__generate_result(qlora_generation* g, const qlora__dec
 // of the model rest.
 static qlora_result qlora__generate_together(qlora_generation* const* list, int64_t count,
                                              int32_t adapter, int32_t* tokens, bool* stopped) {
-    qlora_generation* first = list[0];
-    qlora_ctx* ctx = first->ctx;
-    qlora_model* m = first->m;
+    qlora_ctx* ctx = list[0]->ctx;
+    qlora_model* m = list[0]->m;
     for (int64_t i = 0; i < count; i++) {
         qlora_generation* g = list[i];
         if (g->pending) {
@@ -46518,17 +47500,15 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
             g->text[g->length] = g->waiting;
             g->seen[g->waiting] = 1;
             QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
-            if (m->decode.lent[g->slot] == QLORA__PAGES_UNKNOWN) {
-                QLORA__TRY(qlora__pages_upload(m, g->slot, g->owners));
-            }
+            QLORA__TRY(qlora__pages_ensure(g));
         }
     }
     QLORA__TRY(qlora__generate_enlist(ctx, m));
     bool before = qlora__generate_wear(m, adapter);
     QLORA__TRY(qlora__generate_bare(m, before, qlora__decode_step(ctx, m)));
     size_t bytes = (size_t)m->desc.generate_sequences * sizeof(qlora__decode_text);
-    qlora__decode_text* state = first->states;
-    QLORA__TRY(qlora__copy_out(ctx, state, m->decode.state.data, bytes));
+    const qlora__decode_text* state = m->decode.host;
+    QLORA__TRY(qlora__copy_out(ctx, m->decode.host, m->decode.state.data, bytes));
     qlora_result r = QLORA_OK;
     for (int64_t i = 0; i < count; i++) { // every text, even if one of them failed
         qlora_generation* g = list[i];
@@ -46632,10 +47612,18 @@ qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, b
     return qlora__leave(generation->ctx, qlora__generate_next(generation, token, stopped));
 }
 
+// Reserves the pages of a turn of a text that has `tokens` tokens when it begins, and keeps the
+// first `keep` of those in the cache.
+static qlora_result qlora__generate_reserve(qlora_generation* g, int64_t keep, int64_t tokens) {
+    return qlora__paged(g->m) ? qlora__paging_reserve(g, keep, qlora__paging_need(g, tokens), true)
+                              : QLORA_OK;
+}
+
 static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids, int64_t count) {
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
+    QLORA__TRY(qlora__generate_reserve(g, g->length, length + count));
     QLORA__TRY(qlora__generate_append(g, ids, count));
     qlora__generate_turn(g);
     return QLORA_OK;
@@ -46656,6 +47644,7 @@ static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* i
     while (same < most && g->text[same] == ids[same]) {
         same++;
     }
+    QLORA__TRY(qlora__generate_reserve(g, same, count));
     g->length = same;
     g->waiting = -1;
     memset(g->seen, 0, (size_t)g->m->plan.config.vocab);
@@ -46770,4 +47759,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ba9554623029e4d5
+//@@ end de9a7df18ba8ce90

@@ -317,6 +317,7 @@ extern "C" {
     X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
     X(ERR_VERSION,       -7,    "the program and the library use different headers")        \
     X(ERR_COMM,          -8,    "the exchange with other processes failed")                 \
+    X(ERR_FULL,          -9,    "there is no room until something else ends")               \
     X(ERR_FILE,          -100,  "a file could not be read or written")                      \
     X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
     X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
@@ -32089,4 +32090,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 202d1c2e86cd841d
+//@@ end 69d255da8cffb2b2

@@ -38,6 +38,7 @@ typedef struct options {
     const char* data;
     const char* out;
     int64_t batch;
+    int64_t positions;
     int64_t samples;
     const char* system;
     const char* template_name;
@@ -90,6 +91,10 @@ static const option option_table[] = {
         "has the random seed --seed + i. The same command goes on where it was stopped"},
     {"batch", OPT_WHOLE, AT(batch), false, 1, 64, "N",
         "for --data: texts at the same time (default 16)"},
+    {"positions", OPT_WHOLE, AT(positions), false, 1, 1e9, "N",
+        "for --data: tokens that the texts at the same time can have together, with their prompts; "
+        "one that does not fit waits until others end (default: all of --batch at the length of "
+        "the longest)"},
     {"samples", OPT_WHOLE, AT(samples), false, 1, 1e4, "N",
         "for --data: answers to every prompt, one after the other in --out; a prompt is computed "
         "once for those that are generated at the same time (default 1)"},
@@ -525,6 +530,7 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
     m.max_sequences = 1;
     m.head_chunk = 16; // only one row of logits is ever needed
     m.generate_tokens = room;
+    m.generate_positions = o->positions;
     m.cache = (qlora_choice)o->cache;
     m.keep_quantised = o->keep_quantised;
     m.quantised_dir = o->quantised_dir;
@@ -534,6 +540,11 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
     qlora_model_info info;
     if (!lib(a, qlora_model_query(a->model, &info))) {
         return false;
+    }
+    if (o->positions > 0 && room > info.generate_positions) {
+        return fail("--positions %lld is too small: the longest prompt and its answer can have "
+                    "%lld tokens; raise it, or lower --max-tokens",
+                    (long long)o->positions, (long long)room);
     }
     a->config.vocab = info.plan->config.vocab;
     stops_collect(a, &a->config);
@@ -842,10 +853,11 @@ static bool batch_check(options* o) {
                         : o->context != 0        ? "context"
                                                  : NULL;
     if (o->data == NULL) {
-        const char* only = o->out != NULL    ? "out"
-                           : o->batch != 0   ? "batch"
-                           : o->samples != 0 ? "samples"
-                                             : NULL;
+        const char* only = o->out != NULL      ? "out"
+                           : o->batch != 0     ? "batch"
+                           : o->positions != 0 ? "positions"
+                           : o->samples != 0   ? "samples"
+                                               : NULL;
         return only == NULL || fail("--%s can only be used with --data", only);
     }
     o->batch = o->batch > 0 ? o->batch : 16;

@@ -233,6 +233,7 @@ extern "C" {
 #include "train/each.h"
 #include "train/checkpoint.h"
 #include "generate/choice.h"
+#include "generate/paging.h"
 #include "generate/shared.h"
 #include "generate/texts.h"
 #endif // QLORA_NO_MODEL

@@ -45,5 +45,6 @@
     X(generate_suite)                                                                              \
     X(step_suite)                                                                                  \
     X(texts_suite)                                                                                 \
+    X(paging_suite)                                                                                \
     X(mutant_suite)                                                                                \
     X(adapter_suite)

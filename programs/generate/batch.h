@@ -308,9 +308,10 @@ static qlora_generation* spoken_alike(const batch* b, const asked* p) {
     return NULL;
 }
 
-static bool spoken_begin(app* a, batch* b, spoken* s) {
+// Begins the next text. If there is no room for it yet, it stays the next one.
+static bool spoken_begin(app* a, batch* b, spoken* s, bool* full) {
     qlora_generate_desc d = generate_desc(a);
-    s->index = b->next++;
+    s->index = b->next;
     asked* p = &b->prompts[s->index];
     int64_t room = a->limit - (int64_t)p->ids.count;
     d.prompt = p->ids.data;
@@ -318,6 +319,12 @@ static bool spoken_begin(app* a, batch* b, spoken* s) {
     d.max_tokens = a->o.max_tokens < room ? a->o.max_tokens : room;
     d.seed = (uint64_t)a->o.seed + s->index; // so that equal prompts have different answers
     d.share = spoken_alike(b, p);
+    qlora_result r = qlora_generate_begin(a->model, &d, &s->generation);
+    *full = r == QLORA_ERR_FULL;
+    if (*full || !lib(a, r)) {
+        return *full;
+    }
+    b->next++;
     s->made = 0;
     s->text.count = 0;
     memset(&s->stream, 0, sizeof s->stream);
@@ -328,7 +335,7 @@ static bool spoken_begin(app* a, batch* b, spoken* s) {
         }
         a->out.count = 0;
     }
-    return lib(a, qlora_generate_begin(a->model, &d, &s->generation));
+    return true;
 }
 
 static bool spoken_end(app* a, batch* b, spoken* s, answer_end end) {
@@ -430,9 +437,10 @@ static void batch_progress(batch* b, bool end) {
 static bool batch_step(app* a, batch* b, qlora_generation** generations, int32_t* tokens,
                        bool* stopped, spoken** active) {
     int64_t count = 0;
+    bool full = false; // texts begin in the order of their prompts, so the others wait as well
     for (size_t i = 0; i < b->width; i++) {
         spoken* s = &b->texts[i];
-        if (s->generation == NULL && b->next < b->count && !spoken_begin(a, b, s)) {
+        if (s->generation == NULL && b->next < b->count && !full && !spoken_begin(a, b, s, &full)) {
             return false;
         }
         if (s->generation != NULL) {
@@ -486,8 +494,11 @@ static bool batch_open(app* a, batch* b) {
     for (size_t i = 0; i < b->count; i++) {
         longest = b->prompts[i].ids.count > longest ? b->prompts[i].ids.count : longest;
     }
-    size_t left = b->count - b->written;
-    b->width = left < (size_t)a->o.batch ? left : (size_t)a->o.batch;
+    // As many as without an interruption: on a GPU, the bits depend on this number.
+    b->width = b->count < (size_t)a->o.batch ? b->count : (size_t)a->o.batch;
+    if (a->o.verbose) {
+        fprintf(stderr, "[up to %zu texts at the same time]\n", b->width);
+    }
     b->texts = (spoken*)calloc(b->width, sizeof *b->texts);
     (void)folder_parents(a->o.out);
     b->out = fopen(a->o.out, "ab");

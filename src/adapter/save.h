@@ -508,10 +508,11 @@ qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
 static qlora_result qlora__adapter_select(qlora_ctx* ctx, qlora_model* m, int64_t index) {
     QLORA__TRY(qlora__need_whole(ctx, "index", index, 0, m->adapters - 1));
     QLORA__TRY(qlora__model_idle(ctx, m, "selecting an adapter"));
-    if (m->generations > 0 && index != m->chosen) {
+    if (m->followers > 0 && index != m->chosen) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model has a text that was begun while adapter %d was selected; end "
-                           "it with qlora_generate_end before selecting another adapter",
+                           "the model has a text that uses the selected adapter, %d; end it with "
+                           "qlora_generate_end before selecting another one, or begin such texts "
+                           "with desc.adapters = QLORA_CHOICE_ON or QLORA_CHOICE_OFF",
                            (int)m->chosen);
     }
     m->chosen = (int32_t)index;

@@ -11,8 +11,8 @@ typedef struct qlora_adapter_desc {
 QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
 // Chooses one of several adapters, by its index in desc.slots; 0 after opening. The calls for
 // parameters, saving, loading, copying and merging, texts whose desc names no adapter, and
-// evaluations of batches without `adapters` use the chosen one. Refused while a text is being
-// generated. Does not wait for the device.
+// evaluations of batches without `adapters` use the chosen one. Refused while there is a text that
+// uses it (qlora_generate_desc.adapters = AUTO). Does not wait for the device.
 QLORA_API qlora_result qlora_adapter_select(qlora_model* model, int64_t index);
 // Gives the chosen adapter the values of a new one with this seed: A random, B zero, magnitudes of
 // the base. Destroy its trainer before. Waits for the device.

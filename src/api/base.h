@@ -14,6 +14,7 @@
     X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
     X(ERR_VERSION,       -7,    "the program and the library use different headers")        \
     X(ERR_COMM,          -8,    "the exchange with other processes failed")                 \
+    X(ERR_FULL,          -9,    "there is no room until something else ends")               \
     X(ERR_FILE,          -100,  "a file could not be read or written")                      \
     X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
     X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \

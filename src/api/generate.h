@@ -38,7 +38,8 @@ typedef struct qlora_generate_desc {
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
 
-// Runs the prompt. The desc, its prompt and its stops are not needed afterwards.
+// Runs the prompt. The desc, its prompt and its stops are not needed afterwards. Fails with
+// QLORA_ERR_FULL if the model's generate_positions have no room for the text until others end.
 QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
                                             qlora_generation** out);
 // Returns the next token. *stopped is true at the end of a turn: *token is then the stop token, or
@@ -54,7 +55,9 @@ QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t
 QLORA_API qlora_result qlora_generate_next_each(qlora_generation* const* generations, int64_t count,
                                                 int32_t* tokens, bool* stopped);
 // Appends ids to the text, after the last token that qlora_generate_next returned (including a stop
-// token), and starts the next turn. The keys and values of the text so far are kept.
+// token), and starts the next turn. The keys and values of the text so far are kept. Fails with
+// QLORA_ERR_FULL, like qlora_generate_prompt, if there is no room for the turn; the text is then as
+// it was.
 QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,
                                            int64_t count);
 // Replaces the text by a new prompt and starts the next turn. The keys and values of the tokens

@@ -146,6 +146,17 @@
        generate_tokens larger than max_positions. Texts can share a prompt
        (qlora_generate_desc.share), and a chat keeps its keys and values from turn to turn
        (qlora_generate_prompt).
+       Without generate_positions, the cache has room for generate_sequences texts of
+       generate_tokens tokens. With it, the texts share a pool of that many positions, in pages of
+       128 or a multiple of it on a GPU that computes in bf16 and of 16 or more otherwise, and one
+       page more. When a turn begins (qlora_generate_begin, _feed, _prompt), the text reserves the
+       pages for its tokens and max_tokens more (0: up to generate_tokens), less the full pages of a
+       prompt that it shares. So a turn that has begun always comes to its end, and no text is ever
+       removed for another one. If too few pages are free, the call returns QLORA_ERR_FULL and
+       nothing has changed: call it again when another text has ended or begun a shorter turn. A
+       text that would not fit an empty pool is refused with QLORA_ERR_ARGUMENT.
+       qlora_model_info.free_positions is what is free. Pages may be moved to make room, but the
+       bits are those of a model without a pool.
 
    SEVERAL ADAPTERS
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and

@@ -234,6 +234,9 @@ typedef struct qlora_model_desc {
     int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
+    // Positions that all texts together can have in the cache, see TEXTS. 0 = all of them can have
+    // generate_tokens.
+    int64_t generate_positions;
     // Layers to recompute: ON = all, OFF = none, AUTO = as few as possible. With AUTO, recomputed
     // layers keep the output of attention if there is memory for it; long sequences gain more by
     // that than by whole layers, so it comes first from 4,096 tokens on. Same bits.
@@ -299,6 +302,7 @@ struct qlora_plan {
     bool offloaded_embedding;
     int64_t tile;       // tokens at a time, or 0: all at once
     int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens
+    int64_t generate_positions; // that all texts together can have; 0 = as many as they can need
 };
 
 // Plans the memory of a model without loading it. No GPU is needed: a CPU context can plan for any
@@ -342,6 +346,8 @@ typedef struct qlora_model_info {
     qlora_purpose purpose;
     int64_t generate_tokens;
     int64_t generate_sequences;
+    int64_t generate_positions; // that all texts together can have
+    int64_t free_positions;     // those that no text has reserved
     int64_t parameters; // number of trained tensors of an adapter
     bool use_adapters;
     int64_t trainers;    // number of trainers that exist, at most one per adapter

@@ -27,6 +27,10 @@ struct qlora_generation {
     double logprob;
     bool broken;                       // a pass failed, so the contents of the cache are unknown
     int32_t owners[QLORA__MOST_PAGES]; // of its pages in the cache: the slots they belong to
+    // If the model has a pool: its pages, and where the first of them was, see generate/paging.h.
+    int32_t pages[QLORA__MOST_PAGES];
+    int64_t page_count;
+    int32_t placed;
     char* memory;                      // of the arrays below and stops
     size_t bytes;
     float* logits;  // [V]
@@ -36,8 +40,7 @@ struct qlora_generation {
     uint16_t* raw;  // [V]
     uint8_t* seen;  // [V]: 1 if the text contains the token
     int32_t* ints;
-    int32_t* text;              // [generate_tokens]: the tokens in the cache
-    qlora__decode_text* states; // [generate_sequences], as read from the device
+    int32_t* text;  // [generate_tokens]: the tokens in the cache
 };
 
 // Orders tokens by weight, largest first, and equal weights by id.

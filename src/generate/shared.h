@@ -21,18 +21,31 @@ static int64_t qlora__page_count(const qlora_model* m) {
 static qlora_result qlora__page_copy(qlora_model* m, int64_t page, int64_t rows, int64_t from,
                                      int64_t to) {
     int64_t first = page * qlora__page_size(m);
+    int64_t source_row = from * m->cache_rows + first;
+    int64_t target_row = to * m->cache_rows + first;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        qlora_tensor source = qlora__cache_rows(m, l, from, first, rows);
-        qlora_tensor target = qlora__cache_rows(m, l, to, first, rows);
+        qlora_tensor source = qlora__cache_rows(m, l, source_row, rows);
+        qlora_tensor target = qlora__cache_rows(m, l, target_row, rows);
         size_t bytes = (size_t)(rows * source.ld) * qlora_dtype_bytes(source.dtype);
         QLORA__TRY(qlora__copy_within(m->ctx, target.data, source.data, bytes));
     }
     return QLORA_OK;
 }
 
+// Sends a row of the table to the device.
+static qlora_result qlora__pages_send(qlora_model* m, int64_t slot, const int32_t* pages,
+                                      bool lent) {
+    qlora__decode* d = &m->decode;
+    size_t bytes = (size_t)d->pages * 4;
+    d->lent[slot] = QLORA__PAGES_UNKNOWN; // until the device is known to have the new row
+    QLORA__TRY(qlora__copy_in(m->ctx, (char*)d->table.data + (size_t)slot * bytes, pages, bytes));
+    d->lent[slot] = lent ? QLORA__PAGES_LENT : QLORA__PAGES_OWN;
+    return QLORA_OK;
+}
+
 // Tells the device where the pages of the text in `slot` are.
 static qlora_result qlora__pages_upload(qlora_model* m, int64_t slot, const int32_t* owners) {
-    qlora__decode* d = &m->decode;
+    const qlora__decode* d = &m->decode;
     int32_t pages[QLORA__MOST_PAGES];
     bool lent = false;
     if (!d->planned) {
@@ -42,11 +55,27 @@ static qlora_result qlora__pages_upload(qlora_model* m, int64_t slot, const int3
         pages[i] = (int32_t)(owners[i] * d->pages + i);
         lent = lent || owners[i] != slot;
     }
-    size_t bytes = (size_t)d->pages * 4;
-    d->lent[slot] = QLORA__PAGES_UNKNOWN; // until the device is known to have the new row
-    QLORA__TRY(qlora__copy_in(m->ctx, (char*)d->table.data + (size_t)slot * bytes, pages, bytes));
-    d->lent[slot] = lent ? QLORA__PAGES_LENT : QLORA__PAGES_OWN;
-    return QLORA_OK;
+    return qlora__pages_send(m, slot, pages, lent);
+}
+
+// The same, if the device may not know it.
+static qlora_result qlora__pages_ensure(qlora_generation* g) {
+    int32_t pages[QLORA__MOST_PAGES];
+    if (g->m->decode.lent[g->slot] != QLORA__PAGES_UNKNOWN) {
+        return QLORA_OK;
+    }
+    if (!qlora__paged(g->m)) {
+        return qlora__pages_upload(g->m, g->slot, g->owners);
+    }
+    for (int64_t i = 0; i < QLORA__MOST_PAGES; i++) { // pages that it does not have are not used
+        pages[i] = i < g->page_count ? g->pages[i] : 0;
+    }
+    return qlora__pages_send(g->m, g->slot, pages, true);
+}
+
+// The row of the cache that position 0 has, if the pages follow each other.
+static int64_t qlora__pages_row(const qlora_generation* g) {
+    return qlora__paged(g->m) ? g->pages[0] * g->m->paging.size : g->slot * g->m->cache_rows;
 }
 
 // Whether the text uses page `page` of another text's slot.
@@ -89,6 +118,9 @@ static qlora_result qlora__pages_vacate(qlora_model* m, int64_t slot, int64_t fi
 // and those that are written belong to it alone.
 static qlora_result qlora__pages_settle(qlora_generation* g) {
     qlora_model* m = g->m;
+    if (qlora__paged(m)) { // the turn has its pages
+        return qlora__paging_reserve(g, g->length, g->page_count * m->paging.size, true);
+    }
     int64_t size = qlora__page_size(m);
     int64_t count = qlora__page_count(m);
     bool moved = false;

@@ -140,8 +140,10 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
 
 // Counts a generation that has begun, or one that ends.
 static void qlora__generate_count(qlora_generation* g, bool begins) {
+    qlora__paging_release(g, 0);
     g->m->in_flight[g->slot] = begins ? g : NULL;
     g->m->generations += begins ? 1 : -1;
+    g->m->followers += g->desc.adapters != QLORA_CHOICE_AUTO ? 0 : begins ? 1 : -1;
     g->ctx->living[QLORA__GENERATIONS] += begins ? 1 : -1;
 }
 
@@ -173,16 +175,14 @@ static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
     g->waiting = -1;
     g->chosen = -1;
     size_t room = (size_t)m->desc.generate_tokens;
-    size_t states = (size_t)m->desc.generate_sequences * sizeof *g->states;
     size_t shared = m->desc.generate_sequences > 1 ? vocab : 0;
-    g->bytes = states + (vocab * 3 + shared + ints + room + stop_count) * 4 + vocab * 3;
+    g->bytes = (vocab * 3 + shared + ints + room + stop_count) * 4 + vocab * 3;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
         qlora__generation_free(g);
         return QLORA_ERR_MEMORY;
     }
-    g->states = (qlora__decode_text*)(void*)g->memory;
-    g->logits = (float*)(void*)(g->memory + states);
+    g->logits = (float*)(void*)g->memory;
     g->first = shared > 0 ? g->logits + vocab : NULL;
     g->weights = g->logits + vocab + shared;
     g->order = (int32_t*)(void*)(g->weights + vocab);
@@ -219,7 +219,7 @@ static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids,
     qlora__pass pass = qlora__pass_of(m, rows, false);
     pass.decoding = true;
     pass.first = g->length;
-    pass.text = g->slot;
+    pass.cache = qlora__pages_row(g);
     QLORA__TRY(qlora__forward(&pass));
     g->length += rows;
     g->computed += rows;
@@ -313,38 +313,45 @@ static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* i
 
 // The state of the text, with the token that was returned last, for the steps on the device.
 static qlora_result qlora__generate_upload(qlora_generation* g) {
-    qlora_ctx* ctx = g->ctx;
-    const qlora__decode* d = &g->m->decode;
+    qlora__decode* d = &g->m->decode;
     size_t vocab = (size_t)g->m->plan.config.vocab;
-    qlora__decode_text text;
-    memset(&text, 0, sizeof text);
-    text.token = g->waiting;
-    text.position = (int32_t)g->length;
-    text.alive = 1;
-    text.top_k = g->desc.top_k;
-    text.temperature = g->desc.temperature;
-    text.top_p = g->desc.top_p;
-    text.min_p = g->desc.min_p;
-    text.penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
-    text.seed[0] = (uint32_t)g->desc.seed;
-    text.seed[1] = (uint32_t)(g->desc.seed >> 32);
-    qlora__decode_text* state = (qlora__decode_text*)d->state.data + g->slot;
-    QLORA__TRY(qlora__copy_in(ctx, state, &text, sizeof text));
-    g->m->decode.alive[g->slot] = 1;
-    return qlora__copy_in(ctx, (uint8_t*)d->seen.data + (size_t)g->slot * vocab, g->seen, vocab);
+    qlora__decode_text* text = &d->host[g->slot];
+    memset(text, 0, sizeof *text);
+    text->token = g->waiting;
+    text->position = (int32_t)g->length;
+    text->top_k = g->desc.top_k;
+    text->temperature = g->desc.temperature;
+    text->top_p = g->desc.top_p;
+    text->min_p = g->desc.min_p;
+    text->penalty = g->desc.repetition_penalty > 0.0f ? g->desc.repetition_penalty : 1.0f;
+    text->seed[0] = (uint32_t)g->desc.seed;
+    text->seed[1] = (uint32_t)(g->desc.seed >> 32);
+    d->stale[g->slot] = 1; // qlora__generate_enlist sends it
+    return qlora__copy_in(g->ctx, (uint8_t*)d->seen.data + (size_t)g->slot * vocab, g->seen, vocab);
 }
 
-// Tells the device which texts take part in the next step.
+// Tells the device which texts take part in the next step, and what it does not know of them: one
+// copy of the rows from the first that has changed to the last.
 static qlora_result qlora__generate_enlist(qlora_ctx* ctx, qlora_model* m) {
     qlora__decode* d = &m->decode;
+    int64_t first = d->texts;
+    int64_t end = 0;
     for (int64_t i = 0; i < d->texts; i++) {
         int32_t value = m->in_flight[i] != NULL && m->in_flight[i]->pending ? 1 : 0;
-        char* state = (char*)((qlora__decode_text*)d->state.data + i);
-        if (d->alive[i] != value) {
-            QLORA__TRY(qlora__copy_in(ctx, state + offsetof(qlora__decode_text, alive), &value, 4));
-            d->alive[i] = (uint8_t)value;
+        if (d->host[i].alive != value || d->stale[i] != 0) {
+            d->host[i].alive = value;
+            d->stale[i] = 1;
+            first = qlora__min(first, i);
+            end = i + 1;
         }
     }
+    if (first >= end) {
+        return QLORA_OK;
+    }
+    qlora__decode_text* rows = (qlora__decode_text*)d->state.data + first;
+    size_t count = (size_t)(end - first);
+    QLORA__TRY(qlora__copy_in(ctx, rows, d->host + first, count * sizeof *rows));
+    memset(d->stale + first, 0, count);
     return QLORA_OK;
 }
 
@@ -376,8 +383,12 @@ static qlora_result qlora__generate_start(qlora_generation* g, const qlora_gener
     }
     bool whole = same == d->prompt_tokens && same == from->asked; // `same` is not 0 then
     same = whole ? same : qlora__min(same, d->prompt_tokens - 1);
-    if (same > 0) {
-        QLORA__TRY(qlora__pages_share(g, from, same, whole && qlora__decode_ready(g->m)));
+    bool refer = whole && qlora__decode_ready(g->m);
+    if (qlora__paged(g->m)) {
+        int64_t full = refer ? same / g->m->paging.size : 0;
+        QLORA__TRY(qlora__paging_begin(g, from, same, full, d->prompt_tokens));
+    } else if (same > 0) {
+        QLORA__TRY(qlora__pages_share(g, from, same, refer));
     }
     for (int64_t i = 0; i < same; i++) {
         g->text[i] = d->prompt[i];
@@ -402,12 +413,13 @@ static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__generate_need(ctx, m, desc));
     qlora_generation* g = NULL;
     QLORA__TRY(qlora__generation_create(ctx, m, desc, &g));
+    qlora__generate_count(g, true); // so that its pages are known
     qlora_result r = qlora__generate_start(g, desc);
     if (r != QLORA_OK) {
+        qlora__generate_count(g, false);
         qlora__generation_free(g);
         return r;
     }
-    qlora__generate_count(g, true);
     *out = g;
     return QLORA_OK;
 }
@@ -488,9 +500,8 @@ static qlora_result qlora__generate_result(qlora_generation* g, const qlora__dec
 // of the model rest.
 static qlora_result qlora__generate_together(qlora_generation* const* list, int64_t count,
                                              int32_t adapter, int32_t* tokens, bool* stopped) {
-    qlora_generation* first = list[0];
-    qlora_ctx* ctx = first->ctx;
-    qlora_model* m = first->m;
+    qlora_ctx* ctx = list[0]->ctx;
+    qlora_model* m = list[0]->m;
     for (int64_t i = 0; i < count; i++) {
         qlora_generation* g = list[i];
         if (g->pending) {
@@ -499,17 +510,15 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
             g->text[g->length] = g->waiting;
             g->seen[g->waiting] = 1;
             QLORA__TRY(g->on_device ? QLORA_OK : qlora__generate_upload(g));
-            if (m->decode.lent[g->slot] == QLORA__PAGES_UNKNOWN) {
-                QLORA__TRY(qlora__pages_upload(m, g->slot, g->owners));
-            }
+            QLORA__TRY(qlora__pages_ensure(g));
         }
     }
     QLORA__TRY(qlora__generate_enlist(ctx, m));
     bool before = qlora__generate_wear(m, adapter);
     QLORA__TRY(qlora__generate_bare(m, before, qlora__decode_step(ctx, m)));
     size_t bytes = (size_t)m->desc.generate_sequences * sizeof(qlora__decode_text);
-    qlora__decode_text* state = first->states;
-    QLORA__TRY(qlora__copy_out(ctx, state, m->decode.state.data, bytes));
+    const qlora__decode_text* state = m->decode.host;
+    QLORA__TRY(qlora__copy_out(ctx, m->decode.host, m->decode.state.data, bytes));
     qlora_result r = QLORA_OK;
     for (int64_t i = 0; i < count; i++) { // every text, even if one of them failed
         qlora_generation* g = list[i];
@@ -613,10 +622,18 @@ qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, b
     return qlora__leave(generation->ctx, qlora__generate_next(generation, token, stopped));
 }
 
+// Reserves the pages of a turn of a text that has `tokens` tokens when it begins, and keeps the
+// first `keep` of those in the cache.
+static qlora_result qlora__generate_reserve(qlora_generation* g, int64_t keep, int64_t tokens) {
+    return qlora__paged(g->m) ? qlora__paging_reserve(g, keep, qlora__paging_need(g, tokens), true)
+                              : QLORA_OK;
+}
+
 static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids, int64_t count) {
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
     QLORA__TRY(qlora__generate_ready(g));
     QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
+    QLORA__TRY(qlora__generate_reserve(g, g->length, length + count));
     QLORA__TRY(qlora__generate_append(g, ids, count));
     qlora__generate_turn(g);
     return QLORA_OK;
@@ -637,6 +654,7 @@ static qlora_result qlora__generate_prompt(qlora_generation* g, const int32_t* i
     while (same < most && g->text[same] == ids[same]) {
         same++;
     }
+    QLORA__TRY(qlora__generate_reserve(g, same, count));
     g->length = same;
     g->waiting = -1;
     memset(g->seen, 0, (size_t)g->m->plan.config.vocab);

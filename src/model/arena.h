@@ -717,22 +717,6 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
-typedef struct qlora__decode_text {
-    int32_t token;    // to be run
-    int32_t position; // of that token
-    int32_t alive;
-    int32_t top_k;
-    float temperature;
-    float top_p;
-    float min_p;
-    float penalty;
-    uint32_t seed[2];
-    int32_t chosen; // the results of the step
-    int32_t bad;    // a logit that is not finite, or -1
-    double logprob;
-} qlora__decode_text;
-
 // How a step is made; models use QLORA__DECODE_USED, tests and measurements other sets as well.
 #define QLORA__DECODE_ONE 1u       // a kernel of its own for NF4 products of a single row
 #define QLORA__DECODE_EARLY 2u     // kernels may begin before the one before them has ended
@@ -839,8 +823,18 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     if (n > 0) {
         // Texts begin with a page, if there are several.
         m->cache_rows = m->decode.planned && texts > 1 ? m->decode.pages * m->decode.chunk : n;
-        qlora__arena_tensor(arena, m->compute, c->layers * texts * m->cache_rows,
-                            2 * qlora__kv_width(c), &m->kv_cache);
+        m->cache_all = texts * m->cache_rows;
+        if (m->desc.generate_positions > 0) {
+            qlora__paging* pool = &m->paging;
+            pool->size = m->decode.planned ? m->decode.chunk
+                                           : qlora__max(16, qlora__ceil_div(n, QLORA__MOST_PAGES));
+            pool->pages = qlora__ceil_div(m->desc.generate_positions, pool->size);
+            pool->free = pool->pages;
+            m->cache_all = (pool->pages + 1) * pool->size;
+            m->plan.generate_positions = pool->pages * pool->size;
+        }
+        qlora__arena_tensor(arena, m->compute, c->layers * m->cache_all, 2 * qlora__kv_width(c),
+                            &m->kv_cache);
         int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned
         qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->scores);
         m->chances = m->scores;

@@ -349,6 +349,23 @@ qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
     return qlora__leave(ctx, qlora__plan_make(ctx, model, desc, out));
 }
 
+// The lines of a plan about what only some plans have.
+static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size, size_t* used) {
+    if (plan->attention_layers > 0) {
+        qlora__append(buffer, size, used,
+                      "  the output of attention is kept in %lld of the recomputed layers\n",
+                      (long long)plan->attention_layers);
+    }
+    if (plan->generate_positions > 0) {
+        qlora__append(buffer, size, used, "  the texts have room for %lld positions together\n",
+                      (long long)plan->generate_positions);
+    }
+    if (plan->tile > 0) {
+        qlora__append(buffer, size, used, "  everything but attention in tiles of %lld tokens\n",
+                      (long long)plan->tile);
+    }
+}
+
 size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     size_t used = 0;
     if (buffer != NULL && size > 0) {
@@ -396,15 +413,7 @@ size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
         "%lld cached in %s\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
         (long long)plan->config.layers, (long long)plan->cached_layers, fp8 ? "FP8" : "16 bits");
-    if (plan->attention_layers > 0) {
-        qlora__append(buffer, size, &used,
-                      "  the output of attention is kept in %lld of the recomputed layers\n",
-                      (long long)plan->attention_layers);
-    }
-    if (plan->tile > 0) {
-        qlora__append(buffer, size, &used, "  everything but attention in tiles of %lld tokens\n",
-                      (long long)plan->tile);
-    }
+    qlora__plan_notes(plan, buffer, size, &used);
     return used + 1;
 }
 

@@ -1,10 +1,10 @@
 // ---- the key/value cache of decoding ------------------------------------------------------------
 
-// Rows of the cache of a layer and a text: row p has the keys, then the values, of position p.
-static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t text,
-                                      int64_t first, int64_t rows) {
+// Rows of the cache of a layer: each has the keys, then the values, of a position of a text.
+static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
+                                      int64_t rows) {
     qlora_tensor t = m->kv_cache;
-    int64_t row = (layer * m->desc.generate_sequences + text) * m->cache_rows + first;
+    int64_t row = layer * m->cache_all + first;
     size_t offset = (size_t)(row * t.ld) * qlora_dtype_bytes(t.dtype);
     t.data = (char*)t.data + offset;
     t.bytes -= offset;
@@ -14,7 +14,7 @@ static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64
 
 static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index) {
     qlora__heads heads = qlora__heads_of(pass, &pass->m->layers[index]);
-    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->text, pass->first, pass->rows);
+    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->cache + pass->first, pass->rows);
     int64_t kv = heads.k.cols;
     qlora_tensor keys = qlora__window(&rows, pass->rows, 0, kv);
     qlora_tensor values = qlora__window(&rows, pass->rows, kv, kv);
@@ -88,7 +88,7 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     qlora_tensor output = qlora__one_row(&layer->kept.o, row);
     int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
     int64_t seen = qlora__min(position + 1, window);
-    qlora_tensor rows = qlora__cache_rows(m, index, pass->text, position + 1 - seen, seen);
+    qlora_tensor rows = qlora__cache_rows(m, index, pass->cache + position + 1 - seen, seen);
     qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
     qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
     qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);

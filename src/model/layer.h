@@ -11,7 +11,7 @@ typedef struct qlora__pass {
     qlora_math math; // of f32 products
     bool decoding;   // keys and values are stored in the cache
     int64_t first;   // position of the first row when decoding
-    int64_t text;    // whose cache is used when decoding
+    int64_t cache;   // row of the cache that position 0 has when decoding
     int64_t at;      // first row in buffers of a tile, if the rows are a run of one
     int32_t adapter;
 } qlora__pass;

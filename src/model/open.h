@@ -94,6 +94,11 @@ static qlora_result qlora__model_fill_base(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__model_ready(ctx, m));
     QLORA__TRY(qlora__decode_check(ctx, m));
     QLORA__TRY(qlora__decode_start(ctx, m));
+    if (m->paging.size > 0) {
+        size_t bytes = (size_t)(m->paging.pages + 1) * sizeof *m->paging.users;
+        m->paging.users = (int32_t*)qlora__alloc_zero(ctx, bytes);
+        QLORA__TRY(m->paging.users != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
+    }
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
             QLORA__TRY(qlora__model_place(ctx, m, &m->layers[l], g));
@@ -274,6 +279,12 @@ qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) 
     out->purpose = model->desc.purpose;
     out->generate_tokens = model->desc.generate_tokens;
     out->generate_sequences = model->desc.generate_sequences;
+    bool pooled = model->paging.size > 0;
+    int64_t each = pooled ? model->paging.size : model->desc.generate_tokens;
+    int64_t left = model->desc.generate_sequences - model->generations;
+    int64_t all = pooled ? model->paging.pages : model->desc.generate_sequences;
+    out->generate_positions = each * all;
+    out->free_positions = each * (pooled ? model->paging.free : left);
     out->parameters = model->range_count;
     out->use_adapters = model->use_adapters;
     out->trainers = model->trainers;

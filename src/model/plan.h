@@ -357,7 +357,8 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                   {"desc.head_chunk", d->head_chunk, 0, 1 << 24},
                   {"desc.generate_tokens", d->generate_tokens, 0, 1 << 24},
                   {"desc.accumulate", d->accumulate, 0, 1 << 24},
-                  {"desc.generate_sequences", d->generate_sequences, 0, QLORA__MOST_TEXTS}};
+                  {"desc.generate_sequences", d->generate_sequences, 0, QLORA__MOST_TEXTS},
+                  {"desc.generate_positions", d->generate_positions, 0, 1 << 30}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         QLORA__TRY(qlora__need_whole(ctx, fields[i].name, fields[i].value, fields[i].least,
                                      fields[i].most));
@@ -393,6 +394,9 @@ static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, const qlora_model_co
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
     d->max_length = d->max_length != 0 ? d->max_length : qlora__min(d->tokens, positions);
     d->generate_sequences = d->generate_sequences != 0 ? d->generate_sequences : 1;
+    if (d->generate_positions >= d->generate_sequences * d->generate_tokens) {
+        d->generate_positions = 0; // all texts have room at full length
+    }
     d->head_chunk = qlora__min(d->head_chunk != 0 ? d->head_chunk : 1024, d->tokens);
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_sequences", d->max_sequences, 1, d->tokens));
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_length", d->max_length, 1, d->tokens));
@@ -419,6 +423,8 @@ static void qlora__model_free(qlora_model* m) {
     qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
     qlora__away_free(ctx, &m->host);
+    qlora__free(ctx, m->paging.users, (size_t)(m->paging.pages + 1) * sizeof *m->paging.users);
+    qlora__free(ctx, m->decode.host, (size_t)m->decode.texts * sizeof *m->decode.host);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);

@@ -628,7 +628,7 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
     const qlora__decode* d = &m->decode;
     const qlora__layer* layer = &m->layers[index];
     const qlora_tensor* table = layer->sliding ? &m->rope_sliding : &m->rope;
-    qlora_tensor rows = qlora__cache_rows(m, index, 0, 0, 1);
+    qlora_tensor rows = qlora__cache_rows(m, index, 0, 1);
     qlora__decode_attention p;
     memset(&p, 0, sizeof p);
     p.qkv = d->qkv.data;
@@ -787,10 +787,19 @@ static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Prepares the tables of the texts. The pages of a text follow each other.
+// Prepares the tables of the texts. The pages of a text follow each other; those of a pool are
+// given to texts when they begin.
 static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
-    const qlora__decode* d = &m->decode;
-    for (int64_t n = 0; d->planned && n < d->texts; n++) {
+    qlora__decode* d = &m->decode;
+    if (!d->planned) {
+        return QLORA_OK;
+    }
+    size_t room = (size_t)d->texts * sizeof *d->host;
+    d->host = (qlora__decode_text*)qlora__alloc_zero(ctx, room);
+    if (d->host == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    for (int64_t n = 0; n < d->texts && m->paging.size == 0; n++) {
         int32_t pages[QLORA__MOST_PAGES];
         for (int64_t i = 0; i < d->pages; i++) {
             pages[i] = (int32_t)(n * d->pages + i);

@@ -176,6 +176,30 @@ enum {
     QLORA__PAGES_UNKNOWN // a copy to the device failed
 };
 
+// Pages that texts share, see generate/paging.h.
+typedef struct qlora__paging {
+    int64_t size;   // positions of a page; 0 = every text has rows of its own
+    int64_t pages;  // that texts can have; there is one more, so that pages can always be moved
+    int64_t free;   // how many of them nobody uses
+    int32_t* users; // [pages + 1]: how many texts use a page
+} qlora__paging;
+
+// A text in flight, on the device; same layout as decode_text in kernels/decode_text.cuh.
+typedef struct qlora__decode_text {
+    int32_t token;    // to be run
+    int32_t position; // of that token
+    int32_t alive;
+    int32_t top_k;
+    float temperature;
+    float top_p;
+    float min_p;
+    float penalty;
+    uint32_t seed[2];
+    int32_t chosen; // the results of the step
+    int32_t bad;    // a logit that is not finite, or -1
+    double logprob;
+} qlora__decode_text;
+
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
 typedef struct qlora__decode {
@@ -204,7 +228,8 @@ typedef struct qlora__decode {
     qlora_tensor state;               // U8: one qlora__decode_text per text
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
-    uint8_t alive[QLORA__MOST_TEXTS]; // by slot: whether the device runs the text
+    qlora__decode_text* host;         // a copy of `state`
+    uint8_t stale[QLORA__MOST_TEXTS]; // by slot: the device does not have this row of it yet
     uint8_t lent[QLORA__MOST_TEXTS];  // by slot: QLORA__PAGES_*
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
 } qlora__decode;
@@ -222,6 +247,7 @@ struct qlora_model {
     int64_t trainers;    // number that exist
     float neftune;       // of the trainer
     int64_t generations; // number that exist
+    int64_t followers;   // those among them that use the selected adapter
     bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;    // of the parameter arena, including gaps
     int64_t positions;   // rows of the rope tables
@@ -323,8 +349,10 @@ struct qlora_model {
     qlora_tensor totals;  // f32 [1, 6]: losses, their rounding error, weights; then for evaluation
     qlora__preference preference;
     // generation
-    qlora_tensor kv_cache;                          // [layers * texts * cache_rows, 2 kv]
-    int64_t cache_rows;                             // of a text
+    qlora_tensor kv_cache;                          // [layers * cache_all, 2 kv]
+    int64_t cache_rows;                             // of a text, unless there is a pool
+    int64_t cache_all;                              // of all texts
+    qlora__paging paging;
     qlora_generation* in_flight[QLORA__MOST_TEXTS]; // by slot; NULL = free
     qlora_tensor scores;                            // f32 [heads, generate_tokens]
     qlora_tensor chances; // their softmax in the compute type; the same memory if that is f32

@@ -509,6 +509,17 @@ batches() { # batches MODEL
     head -c $(($(head -n 3 one.jsonl | wc -c) - 7)) one.jsonl >part.jsonl
     "${run[@]}" --out part.jsonl --batch 2 2>err && cmp -s one.jsonl part.jsonl
     note $? "--data: goes on after two answers and a part"
+    head -n 4 one.jsonl >part.jsonl
+    "${run[@]}" --out part.jsonl --batch 3 --verbose 2>err && cmp -s one.jsonl part.jsonl &&
+        grep -q "up to 3 texts at the same time" err
+    note $? "--data: with as many texts at the same time as if it had not been interrupted"
+    rm -f few.jsonl
+    "${run[@]}" --out few.jsonl --batch 4 --positions 40 2>err && cmp -s one.jsonl few.jsonl
+    note $? "--data: texts wait for --positions"
+    refuses "--positions 3 is too small: .* can have [0-9]+ tokens" generate "${run[@]:1}" --out x \
+        --positions 3
+    refuses "--positions can only be used with --data" generate --model "$1" --prompt x \
+        --positions 64
     rm -rf deep
     printf '{"mine": 1}' >mine.json
     "${run[@]}" --out deep/er/x.jsonl 2>err && cmp -s one.jsonl deep/er/x.jsonl

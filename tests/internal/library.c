@@ -24,6 +24,7 @@
 #include "internal/away.c"
 #include "internal/step.c"
 #include "internal/texts.c"
+#include "internal/paging.c"
 #include "internal/optimizer.c"
 #include "internal/tree.c"
 #include "internal/owners.c"

@@ -87,6 +87,8 @@ static const step_way step_ways[] = {
     {QLORA__DECODE_ALL & ~QLORA__DECODE_WARPGROUP, STEP_TEXTS},
 };
 static step_way step_now = {QLORA__DECODE_ALL, 1};
+static int64_t step_room = STEP_ROOM; // generate_tokens
+static int64_t step_positions = 0;    // generate_positions
 
 static bool step_fill_adapters(qlora_model* model) {
     test_random random = test_random_start("adapters of a decoding step");
@@ -117,8 +119,9 @@ static qlora_result step_open_texts(qlora_ctx* ctx, const step_kind* k, qlora_mo
     desc.rank = k->rank;
     desc.tokens = tokens;
     desc.max_sequences = 2;
-    desc.generate_tokens = STEP_ROOM;
+    desc.generate_tokens = step_room;
     desc.generate_sequences = texts;
+    desc.generate_positions = step_positions;
     desc.purpose = QLORA_PURPOSE_EVALUATE;
     qlora_result r = qlora_model_open(ctx, &desc, out);
     if (r == QLORA_OK) {
@@ -309,7 +312,9 @@ static bool step_choice_holds(qlora_model* m, const step_choice* c, const uint16
     g->length = 41;
     g->seen[7] = 1;
     qlora__decode_text text;
-    bool ok = qlora__enter(ctx, "test") == QLORA_OK && qlora__generate_upload(g) == QLORA_OK;
+    g->pending = true;
+    bool ok = qlora__enter(ctx, "test") == QLORA_OK && qlora__generate_upload(g) == QLORA_OK &&
+              qlora__generate_enlist(ctx, m) == QLORA_OK;
     int32_t want = qlora__sample(g, STEP_VOCAB, 41);
     ok = ok && qlora__copy_in(ctx, d->logits.data, logits, STEP_VOCAB * 2) == QLORA_OK;
     ok = ok && qlora__decode_pick(m) == QLORA_OK;
@@ -385,7 +390,9 @@ TEST a_graph_has_the_bits_of_its_kernels(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_generate_next(g, &token, &stopped));
     ASSERT_EQ(ids[5], token);
     ASSERT_EQ(QLORA_OK, qlora__enter(ctx, "test"));
+    g->pending = true;
     ASSERT_EQ(QLORA_OK, qlora__generate_upload(g));
+    ASSERT_EQ(QLORA_OK, qlora__generate_enlist(ctx, m));
     for (int i = 1; i < 4; i++) {
         qlora__decode_text text;
         ASSERT_EQ(QLORA_OK, qlora__decode_enqueue(ctx, m));

@@ -624,7 +624,51 @@ TEST adapters_belong_to_texts_on_the_device(const test_machine* machine) {
     return texts_adapters(machine, true);
 }
 
+// The texts with adapters and those without take turns on the device: one copy tells it which.
+TEST one_copy_enlists_all_texts(const test_machine* machine) {
+    enum { TEXTS = 4 };
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    qlora_model* m = texts_open(ctx, true, TEXTS);
+    ASSERT(m != NULL);
+    int32_t prompt[8];
+    qlora_generation* list[TEXTS];
+    texts_run alone[TEXTS];
+    texts_run runs[TEXTS];
+    texts_run* to[TEXTS];
+    memset(alone, 0, sizeof alone);
+    memset(runs, 0, sizeof runs);
+    step_prompt(prompt, 8);
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = 0; i < TEXTS; i++) {
+            qlora_generate_desc d = texts_desc(1, prompt + i, 5);
+            d.adapters = i % 2 == 0 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
+            to[i] = &runs[i];
+            ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &list[i]));
+            if (turn == 0) {
+                ASSERT(texts_more(list[i], &alone[i]));
+                ASSERT_EQ(QLORA_OK, qlora_generate_end(list[i]));
+            }
+        }
+    }
+    ASSERT(texts_next(list, to, TEXTS)); // from the prompt
+    ASSERT(texts_next(list, to, TEXTS));
+    uint64_t before = test_fake()->calls("cuMemcpyHtoDAsync_v2");
+    ASSERT(texts_next(list, to, TEXTS));
+    ASSERT_EQ(2, (int)(test_fake()->calls("cuMemcpyHtoDAsync_v2") - before));
+    for (int i = 0; i < TEXTS; i++) {
+        ASSERT(texts_same(&alone[i], &runs[i]));
+        ASSERT_EQ(QLORA_OK, qlora_generate_end(list[i]));
+    }
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 SUITE(texts_suite) {
+    RUN_ON(TEST_ONE_FAKE, one_copy_enlists_all_texts);
     RUN_ON(TEST_EVERYWHERE, samples_share_a_prompt);
     RUN_ON(TEST_TENSOR_CORES, samples_share_pages);
     RUN_ON(TEST_ONE_EACH, a_part_of_a_prompt_is_shared);

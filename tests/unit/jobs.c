@@ -718,6 +718,8 @@ TEST texts_by_adapter(const test_machine* machine) {
         }
         for (int n = 0; n < FRESH; n++) {
             int32_t tokens[TEXTS];
+            // None of these texts uses the selected adapter, so another one can be selected.
+            ASSERT_OK(j.r, qlora_adapter_select(j.r.model, n % JOBS));
             ASSERT_OK(j.r, qlora_generate_next_each(list, TEXTS, tokens, stopped));
             for (int i = 0; i < TEXTS; i++) {
                 double logprob = 0.0;
