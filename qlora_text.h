@@ -12042,6 +12042,7 @@ struct qlora_text_tok {
     size_t count;     // the largest id + 1
     int64_t id_limit; // ids are below it; 0 = the format's own limit
     qlora__text_words words;
+    size_t others; // words of a byte-level vocabulary that do not stand for bytes
     qlora__text_pairs merges;  // (left, right) -> (rank, joined)
     int32_t byte_ids[256];     // one-byte words
     int32_t fallback_ids[256]; // <0x00> ..
@@ -13252,8 +13253,19 @@ static qlora_result qlora__text_tok_word(qlora__env* env, qlora_text_tok* tok, c
     bool known = false;
     raw->count = 0;
     QLORA__TRY(qlora__text_unstand(env, tok, name, size, raw, &known));
+    tok->others += known ? 0 : 1;
     return !known ? QLORA_OK
                   : qlora__text_words_put(env, &tok->words, raw->data, raw->count, (int32_t)id);
+}
+
+// Whether an id is that of a word with another spelling. Merges and texts would be ambiguous.
+static bool qlora__text_id_taken(const qlora_text_tok* tok, int64_t id, const char* name,
+                                 size_t size) {
+    if (id < 0 || (uint64_t)id >= tok->count || (tok->kinds[id] & QLORA__TEXT_K_EXISTS) == 0) {
+        return false;
+    }
+    qlora__text_span other = tok->spans[id];
+    return other.size != size || memcmp(tok->names.data + other.at, name, size) != 0;
 }
 
 static qlora_result qlora__text_load_vocab(qlora__env* env, qlora_text_tok* tok,
@@ -13272,7 +13284,13 @@ static qlora_result qlora__text_load_vocab(qlora__env* env, qlora_text_tok* tok,
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    "model.vocab: the id of \"%.60s\" is not a whole number", name);
         }
-        QLORA__TRY(qlora__text_tok_word(env, tok, name, qlora__text_json_size(key), id));
+        size_t size = qlora__text_json_size(key);
+        if (qlora__text_id_taken(tok, id, name, size)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "model.vocab: \"%.60s\" has id %lld, as another token does", name,
+                                   (long long)id);
+        }
+        QLORA__TRY(qlora__text_tok_word(env, tok, name, size, id));
         key = qlora__text_json_next(json, value);
     }
     for (unsigned b = 0; b < 256; b++) {
@@ -14074,9 +14092,42 @@ static qlora_result qlora__text_load_post(qlora__env* env, qlora_text_tok* tok,
     return r;
 }
 
+// How added tokens are numbered.
+typedef struct qlora__text_numbering {
+    qlora__text_words seen; // the added tokens so far
+    int64_t next;           // the id of the next one that the vocabulary does not have
+} qlora__text_numbering;
+
+// The id of an added token: that of the vocabulary, or of an earlier one with the same content,
+// otherwise the next one. The `tokenizers` library does not look at the id in the file: with any
+// other one, ids would mean other tokens there.
+static qlora_result qlora__text_added_id(qlora__env* env, const qlora_text_tok* tok,
+                                         qlora__text_numbering* numbering, const char* text,
+                                         size_t size, int64_t given, int64_t* out) {
+    *out = qlora__text_model_find(tok, text, size);
+    if (*out < 0) {
+        *out = qlora__text_words_find(&numbering->seen, text, size);
+    }
+    // a word of a byte-level vocabulary that does not stand for bytes
+    if (*out < 0 && given >= 0 && (uint64_t)given < tok->count && tok->spans[given].size == size &&
+        memcmp(tok->names.data + tok->spans[given].at, text, size) == 0) {
+        *out = given;
+    }
+    if (*out < 0 && given != numbering->next) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "added_tokens: \"%.60s\" has id %lld, but added tokens are numbered "
+                               "in their order, and this one would be %lld",
+                               text, (long long)given, (long long)numbering->next);
+    }
+    *out = *out < 0 ? given : *out;
+    numbering->next = *out >= numbering->next ? *out + 1 : numbering->next;
+    return qlora__text_words_put(env, &numbering->seen, text, size, (int32_t)*out);
+}
+
 static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok* tok,
                                                  const qlora__json* json,
-                                                 const qlora__json_token* node, uint32_t number) {
+                                                 const qlora__json_token* node, uint32_t number,
+                                                 qlora__text_numbering* numbering) {
     const qlora__json_token* content = qlora__text_json_get(json, node, "content");
     const qlora__json_token* id = qlora__text_json_get(json, node, "id");
     int64_t given = -1;
@@ -14097,15 +14148,14 @@ static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok
                                QLORA__TEXT_MAX_ADDED);
     }
     qlora__text_added* added = &tok->added[tok->added_count];
-    // the id of the vocabulary takes precedence over the one given here
-    int32_t known = qlora__text_model_find(tok, text, size);
-    int64_t use = known >= 0 ? known : given;
+    int64_t use = -1;
     bool normalized = false;
     QLORA__TRY(qlora__text_json_switch(env, json, node, "special", &added->special));
     QLORA__TRY(qlora__text_json_switch(env, json, node, "single_word", &added->single_word));
     QLORA__TRY(qlora__text_json_switch(env, json, node, "lstrip", &added->strip_left));
     QLORA__TRY(qlora__text_json_switch(env, json, node, "rstrip", &added->strip_right));
     QLORA__TRY(qlora__text_json_switch(env, json, node, "normalized", &normalized));
+    QLORA__TRY(qlora__text_added_id(env, tok, numbering, text, size, given, &use));
     unsigned kind = QLORA__TEXT_K_ADDED | (added->special ? (unsigned)QLORA__TEXT_K_SPECIAL : 0u);
     QLORA__TRY(qlora__text_tok_name(env, tok, use, text, size, kind));
     added->id = (int32_t)use;
@@ -14138,11 +14188,16 @@ static qlora_result qlora__text_load_added(qlora__env* env, qlora_text_tok* tok,
     }
     tok->added_capacity = list->count;
     const qlora__json_token* node = list + 1;
-    for (uint32_t i = 0; i < list->count; i++) {
-        QLORA__TRY(qlora__text_load_added_token(env, tok, json, node, i));
+    qlora_result r = QLORA_OK;
+    qlora__text_numbering numbering;
+    memset(&numbering, 0, sizeof numbering);
+    numbering.next = (int64_t)(tok->unigram ? tok->score_capacity : tok->words.count + tok->others);
+    for (uint32_t i = 0; r == QLORA_OK && i < list->count; i++) {
+        r = qlora__text_load_added_token(env, tok, json, node, i, &numbering);
         node = qlora__text_json_next(json, node);
     }
-    return QLORA_OK;
+    qlora__text_words_free(env, &numbering.seen);
+    return r;
 }
 
 static qlora_result qlora__text_load_parts(qlora__env* env, qlora_text_tok* tok,
@@ -14150,6 +14205,11 @@ static qlora_result qlora__text_load_parts(qlora__env* env, qlora_text_tok* tok,
     const qlora__json_token* root = json->tokens;
     if (root->kind != QLORA__JSON_OBJECT) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "a JSON object was expected");
+    }
+    const qlora__json_token* version = qlora__text_json_get(json, root, "version");
+    if (version != NULL && !qlora__text_json_is(json, version, "1.0")) {
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "the version of the file is not \"1.0\"");
     }
     memcpy(tok->cut, "\xE2\x96\x81", 3); // U+2581, the stand-in for a space
     tok->cut_size = 3;
@@ -14954,7 +15014,11 @@ static int32_t qlora__text_tok_find(const qlora_text_tok* tok, const char* token
             return id;
         }
     }
-    return size == 0 ? -1 : qlora__text_model_find(tok, token, size);
+    int32_t found = size == 0 ? -1 : qlora__text_model_find(tok, token, size);
+    for (size_t id = 0; id < tok->count && found < 0 && tok->others > 0 && size > 0; id++) {
+        found = qlora__text_name_is(tok, (int32_t)id, token, size) ? (int32_t)id : -1;
+    }
+    return found;
 }
 
 int32_t qlora_text_tok_find(const qlora_text_tok* tok, const char* token) {
@@ -29089,11 +29153,11 @@ static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loade
         const qlora__json_token* type = qlora__text_json_get(json, part, "type");
         const qlora__json_token* text = qlora__text_json_get(json, part, "text");
         const char* kind = qlora__text_json_cstring(json, type);
-        if (kind != NULL && strcmp(kind, "text") != 0) {
+        if (!qlora__text_json_absent(type) && !qlora__text_json_is(json, type, "text")) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                    "has a content part of the type \"%.60s\"; only \"text\" is "
                                    "supported",
-                                   kind);
+                                   kind != NULL ? kind : "(not a string)");
         }
         if (!qlora__text_json_string(text)) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
@@ -29214,13 +29278,26 @@ static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loade
     return QLORA_OK;
 }
 
+// A value with two names: the one that is there. With both it is unclear which of them counts.
+static qlora_result qlora__text_message_either(qlora__env* env, const qlora__json* json,
+                                               const qlora__json_token* node, const char* name,
+                                               const char* other, const qlora__json_token** out) {
+    const qlora__json_token* second = qlora__text_json_get(json, node, other);
+    *out = qlora__text_json_get(json, node, name);
+    if (!qlora__text_json_absent(*out) && !qlora__text_json_absent(second)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has both \"%s\" and \"%s\"", name, other);
+    }
+    *out = qlora__text_json_absent(*out) ? second : *out;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader* loader,
                                              const qlora__json_token* node, bool masked) {
     const qlora__json* json = loader->json;
-    const qlora__json_token* role = qlora__text_json_get(json, node, "role");
-    const qlora__json_token* content = qlora__text_json_get(json, node, "content");
-    role = role != NULL ? role : qlora__text_json_get(json, node, "from");
-    content = content != NULL ? content : qlora__text_json_get(json, node, "value");
+    const qlora__json_token* role = NULL;
+    const qlora__json_token* content = NULL;
+    QLORA__TRY(qlora__text_message_either(env, json, node, "role", "from", &role));
+    QLORA__TRY(qlora__text_message_either(env, json, node, "content", "value", &content));
     const char* name = qlora__text_json_cstring(json, role);
     if (name == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
@@ -29231,7 +29308,8 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
                                "\"tool_calls\" of an assistant message",
                                name);
     }
-    const char* known = qlora__text_role_of(name);
+    bool whole = strlen(name) == qlora__text_json_size(role); // it has no zero inside
+    const char* known = whole ? qlora__text_role_of(name) : NULL;
     bool tool = known != NULL && strcmp(known, "tool") == 0;
     if (known == NULL || (tool && loader->desc->chat->built_in)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
@@ -29436,18 +29514,27 @@ static qlora_result qlora__text_record_system(qlora__env* env, qlora__text_loade
                                    qlora__text_json_size(system), false);
 }
 
-// A list of messages, after "system".
-static qlora_result qlora__text_record_chat(qlora__env* env, qlora__text_loader* loader,
-                                            const qlora__json_token* record, const char* name) {
-    QLORA__TRY(qlora__text_record_system(env, loader, record));
-    size_t own = loader->message_count;
-    QLORA__TRY(qlora__text_messages_read(
-        env, loader, qlora__text_json_get(loader->json, record, name), name, false));
-    if (own > 0 && loader->message_count > own &&
-        strcmp(loader->messages[own].role, "system") == 0) {
+// A list of messages, which may follow "system".
+static qlora_result qlora__text_record_messages(qlora__env* env, qlora__text_loader* loader,
+                                                const qlora__json_token* list, const char* name,
+                                                bool masked) {
+    size_t before = loader->message_count;
+    QLORA__TRY(qlora__text_messages_read(env, loader, list, name, masked));
+    if (before == 1 && loader->message_count > 1 &&
+        strcmp(loader->messages[0].role, "system") == 0 &&
+        strcmp(loader->messages[1].role, "system") == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "\"system\" is given beside a system message in \"%s\"", name);
     }
+    return QLORA_OK;
+}
+
+// A conversation, after "system".
+static qlora_result qlora__text_record_chat(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, const char* name) {
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    QLORA__TRY(qlora__text_record_messages(
+        env, loader, qlora__text_json_get(loader->json, record, name), name, false));
     return qlora__text_data_chat(env, loader);
 }
 
@@ -29565,8 +29652,8 @@ static qlora_result qlora__text_record_completion(qlora__env* env, qlora__text_l
             qlora__text_json_text(json, completion), qlora__text_json_size(completion));
     }
     if (prompt->kind == QLORA__JSON_ARRAY && completion->kind == QLORA__JSON_ARRAY) {
-        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, form->first, true));
-        QLORA__TRY(qlora__text_messages_read(env, loader, completion, form->second, false));
+        QLORA__TRY(qlora__text_record_messages(env, loader, prompt, form->first, true));
+        QLORA__TRY(qlora__text_record_messages(env, loader, completion, form->second, false));
         return qlora__text_data_chat(env, loader);
     }
     return qlora__env_fail(env, QLORA_ERR_FORMAT,
@@ -29728,9 +29815,9 @@ static qlora_result qlora__text_record_side(qlora__env* env, qlora__text_loader*
                                name, name);
     }
     if (given) {
-        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, "prompt", true));
+        QLORA__TRY(qlora__text_record_messages(env, loader, prompt, "prompt", true));
     }
-    QLORA__TRY(qlora__text_messages_read(env, loader, side, name, false));
+    QLORA__TRY(qlora__text_record_messages(env, loader, side, name, false));
     return qlora__text_data_chat(env, loader);
 }
 
@@ -32080,4 +32167,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end d4a844e423fb3747
+//@@ end d88c123d5c40f20f

@@ -64,6 +64,7 @@ struct qlora_text_tok {
     size_t count;     // the largest id + 1
     int64_t id_limit; // ids are below it; 0 = the format's own limit
     qlora__text_words words;
+    size_t others; // words of a byte-level vocabulary that do not stand for bytes
     qlora__text_pairs merges;  // (left, right) -> (rank, joined)
     int32_t byte_ids[256];     // one-byte words
     int32_t fallback_ids[256]; // <0x00> ..
