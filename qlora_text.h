@@ -10491,6 +10491,7 @@ typedef struct qlora__pattern {
     qlora__pattern_frame* frames;
     size_t frame_capacity;
     uint64_t left; // steps that the present text may still take
+    bool empty;    // it can match without taking a character
 } qlora__pattern;
 
 static void qlora__pattern_free(qlora__env* env, qlora__pattern* p) {
@@ -11158,6 +11159,7 @@ static qlora_result qlora__pattern_parse(qlora__pattern_parser* p) {
     }
     int64_t width = 0;
     QLORA__TRY(qlora__pattern_end(p, &width));
+    p->out->empty = width == 0;
     return qlora__pattern_append(p, QLORA__PATTERN_MATCH, 0, 0);
 }
 
@@ -12078,6 +12080,7 @@ struct qlora_text_tok {
     int16_t byte_of_code[512];
     qlora__text_cached* cache;
     // scratch
+    bool moved; // normalizing dropped the start of the text
     qlora_text_bytes buffers[4];
     qlora__text_pieces pieces[3];
     qlora__text_marks marks;
@@ -12919,7 +12922,7 @@ static size_t qlora__text_space_before(const qlora_text_tok* tok, const char* te
 }
 
 // Replaces every match of an expression.
-static qlora_result qlora__text_replace_pattern(qlora__env* env, const qlora_text_tok* tok,
+static qlora_result qlora__text_replace_pattern(qlora__env* env, qlora_text_tok* tok,
                                                 const qlora__text_step* step, const char* text,
                                                 size_t size, qlora_text_bytes* out) {
     qlora__text_step regex = *step;
@@ -12937,6 +12940,10 @@ static qlora_result qlora__text_replace_pattern(qlora__env* env, const qlora_tex
             (void)qlora__text_class_at(&view, at, &length);
             at += length;
             continue;
+        }
+        if (at == 0) {
+            (void)qlora__text_class_at(&view, at, &length);
+            tok->moved = tok->moved || step->b_size == 0 || length < end;
         }
         QLORA__TRY(qlora__text_bytes_add(env, out, text + copied, at - copied));
         QLORA__TRY(qlora__text_bytes_add(env, out, step->b, step->b_size));
@@ -13028,11 +13035,39 @@ static qlora_result qlora__text_normalizer_step(qlora__env* env, qlora_text_tok*
     }
 }
 
+// Whether a step drops the start of a text. `tokenizers` then aligns the new start with a later
+// character, and a Metaspace step that prepends only to the start of a text prepends nothing. A
+// replacement is aligned with the last character that it replaces.
+static bool qlora__text_step_moves(const qlora_text_tok* tok, const qlora__text_step* step,
+                                   const char* text, size_t size) {
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    size_t length = 0;
+    uint32_t code = 0;
+    if (size == 0) {
+        return false;
+    }
+    unsigned class_of = qlora__text_class_at(&view, 0, &length);
+    switch (step->kind) {
+    case QLORA__TEXT_N_STRIP:
+        return step->start > 0 && (class_of & QLORA__TEXT_WS) != 0;
+    case QLORA__TEXT_N_REPLACE:
+        return size >= step->a_size && memcmp(text, step->a, step->a_size) == 0 &&
+               (step->b_size == 0 || length < step->a_size);
+    case QLORA__TEXT_N_NMT:
+        code = (unsigned char)text[0];
+        return (code < 0x80 || qlora__text_utf8((const unsigned char*)text, size, &code) > 0) &&
+               code != 0 && qlora__text_nmt(code) == 0;
+    default: // qlora__text_replace_pattern finds out for itself
+        return false;
+    }
+}
+
 // Runs all steps; *out is one of the tokenizer's buffers. `front`: text may be prepended.
 static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok* tok,
                                                  const char* text, size_t size, bool front,
                                                  qlora_text_bytes** out) {
     *out = &tok->buffers[1];
+    tok->moved = false;
     if (tok->normalizer.count == 0) {
         tok->buffers[1].count = 0;
         return qlora__text_bytes_add(env, &tok->buffers[1], text, size);
@@ -13040,8 +13075,9 @@ static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok
     for (size_t i = 0; i < tok->normalizer.count; i++) {
         *out = &tok->buffers[1 + i % 2];
         (*out)->count = 0;
-        QLORA__TRY(qlora__text_normalizer_step(env, tok, &tok->normalizer.data[i], text, size,
-                                               front, *out));
+        const qlora__text_step* step = &tok->normalizer.data[i];
+        tok->moved = tok->moved || qlora__text_step_moves(tok, step, text, size);
+        QLORA__TRY(qlora__text_normalizer_step(env, tok, step, text, size, front, *out));
         text = (*out)->data;
         size = (*out)->count;
     }
@@ -13287,8 +13323,8 @@ static qlora_result qlora__text_load_vocab(qlora__env* env, qlora_text_tok* tok,
         size_t size = qlora__text_json_size(key);
         if (qlora__text_id_taken(tok, id, name, size)) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "model.vocab: \"%.60s\" has id %lld, as another token does", name,
-                                   (long long)id);
+                                   "model.vocab: \"%.60s\" has id %lld, as another token does",
+                                   name, (long long)id);
         }
         QLORA__TRY(qlora__text_tok_word(env, tok, name, size, id));
         key = qlora__text_json_next(json, value);
@@ -13632,7 +13668,13 @@ static qlora_result qlora__text_step_regex(qlora__env* env, const qlora_text_tok
     if (step->pattern != NULL) {
         return QLORA_OK;
     }
-    return qlora__pattern_compile(env, text, size, tok->classes, &step->program);
+    QLORA__TRY(qlora__pattern_compile(env, text, size, tok->classes, &step->program));
+    return !step->program->empty
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                 "the regular expression %.*s can match between two characters, "
+                                 "which is not supported",
+                                 (int)(size < 60 ? size : 60), text);
 }
 
 // {"String": x} goes to step->a; {"Regex": x} to the pattern or the program.
@@ -15622,6 +15664,7 @@ static qlora_result qlora__text_stretch_encode(qlora__env* env, qlora_text_tok* 
         QLORA__TRY(qlora__text_apply_normalizer(env, tok, text, size, open, &normal));
         text = normal->data;
         size = normal->count;
+        first = first && !tok->moved;
     }
     if (tok->normalized_trie.nodes == 0) {
         return size == 0 ? QLORA_OK
@@ -32167,4 +32210,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end d88c123d5c40f20f
+//@@ end 04832b3eb1a9d0eb

@@ -94,7 +94,13 @@ static qlora_result qlora__text_step_regex(qlora__env* env, const qlora_text_tok
     if (step->pattern != NULL) {
         return QLORA_OK;
     }
-    return qlora__pattern_compile(env, text, size, tok->classes, &step->program);
+    QLORA__TRY(qlora__pattern_compile(env, text, size, tok->classes, &step->program));
+    return !step->program->empty
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                 "the regular expression %.*s can match between two characters, "
+                                 "which is not supported",
+                                 (int)(size < 60 ? size : 60), text);
 }
 
 // {"String": x} goes to step->a; {"Regex": x} to the pattern or the program.

@@ -235,8 +235,8 @@ static qlora_result qlora__text_load_vocab(qlora__env* env, qlora_text_tok* tok,
         size_t size = qlora__text_json_size(key);
         if (qlora__text_id_taken(tok, id, name, size)) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                   "model.vocab: \"%.60s\" has id %lld, as another token does", name,
-                                   (long long)id);
+                                   "model.vocab: \"%.60s\" has id %lld, as another token does",
+                                   name, (long long)id);
         }
         QLORA__TRY(qlora__text_tok_word(env, tok, name, size, id));
         key = qlora__text_json_next(json, value);

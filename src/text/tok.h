@@ -100,6 +100,7 @@ struct qlora_text_tok {
     int16_t byte_of_code[512];
     qlora__text_cached* cache;
     // scratch
+    bool moved; // normalizing dropped the start of the text
     qlora_text_bytes buffers[4];
     qlora__text_pieces pieces[3];
     qlora__text_marks marks;

@@ -4,8 +4,8 @@
 // Loading must succeed or fail with a message, leak nothing, and need at most ten times the size of
 // the file beyond what the valid one needs. What is accepted is read a second time, and must mean
 // the same (judge_data.h, judge_tokens.h). How much of what was accepted could be judged is printed
-// at the end; of the valid files it must be nearly everything. Run it in the root of the repository,
-// with -timeout=5.
+// at the end; of the valid files it must be nearly everything. Run it in the root of the
+// repository, with -timeout=5.
 #define QLORA_STATIC // the compiler leaves out what is not used
 #define QLORA_TEXT_IMPLEMENTATION
 #include "qlora_text.h"
@@ -73,42 +73,43 @@ static const char documents[] = "A first document,\nof two lines.\n\n<|endoftext
                                 "<|endoftext|>  \r\n\n<|endoftext|>\nAnd a third one";
 
 // Members that a record or a message may have: the change adds one of them somewhere.
-static const char* const members[] = {"\"weight\":0",
-                                      "\"weight\":0.5",
-                                      "\"train\":false",
-                                      "\"train\":1",
-                                      "\"system\":\"Silence\"",
-                                      "\"system\":\"\"",
-                                      "\"input\":\"Iron\"",
-                                      "\"context\":\"Copper\"",
-                                      "\"history\":[[\"un\",\"deux\"]]",
-                                      "\"prompt\":\"Put\"",
-                                      "\"completion\":\"Cut\"",
-                                      "\"response\":\"Rut\"",
-                                      "\"output\":\"Out\"",
-                                      "\"answer\":\"Ant\"",
-                                      "\"text\":\"Tent\"",
-                                      "\"role\":\"user\"",
-                                      "\"from\":\"gpt\"",
-                                      "\"content\":\"Cork\"",
-                                      "\"content\":[{\"text\":\"Clay\"}]",
-                                      "\"value\":\"Vat\"",
-                                      "\"type\":\"image\"",
-                                      "\"reasoning_content\":\"Reason\"",
-                                      "\"thinking\":\"Think\"",
-                                      "\"tool_calls\":[{\"name\":\"f\"}]",
-                                      "\"label\":true",
-                                      "\"label\":0",
-                                      "\"labels\":[1,2,3]",
-                                      "\"attention_mask\":[0,1,1]",
-                                      "\"position_ids\":[0,1,2]",
-                                      "\"loss_mask\":[0,1,1]",
-                                      "\"tools\":[{\"name\":\"f\"}]",
-                                      "\"images\":[\"a.png\"]",
-                                      "\"messages\":[{\"role\":\"assistant\",\"content\":\"Moss\"}]",
-                                      "\"chosen\":\"Chalk\"",
-                                      "\"rejected\":\"Rye\"",
-                                      "\"data\":[{\"text\":\"Dune\"}]"};
+static const char* const members[] = {
+    "\"weight\":0",
+    "\"weight\":0.5",
+    "\"train\":false",
+    "\"train\":1",
+    "\"system\":\"Silence\"",
+    "\"system\":\"\"",
+    "\"input\":\"Iron\"",
+    "\"context\":\"Copper\"",
+    "\"history\":[[\"un\",\"deux\"]]",
+    "\"prompt\":\"Put\"",
+    "\"completion\":\"Cut\"",
+    "\"response\":\"Rut\"",
+    "\"output\":\"Out\"",
+    "\"answer\":\"Ant\"",
+    "\"text\":\"Tent\"",
+    "\"role\":\"user\"",
+    "\"from\":\"gpt\"",
+    "\"content\":\"Cork\"",
+    "\"content\":[{\"text\":\"Clay\"}]",
+    "\"value\":\"Vat\"",
+    "\"type\":\"image\"",
+    "\"reasoning_content\":\"Reason\"",
+    "\"thinking\":\"Think\"",
+    "\"tool_calls\":[{\"name\":\"f\"}]",
+    "\"label\":true",
+    "\"label\":0",
+    "\"labels\":[1,2,3]",
+    "\"attention_mask\":[0,1,1]",
+    "\"position_ids\":[0,1,2]",
+    "\"loss_mask\":[0,1,1]",
+    "\"tools\":[{\"name\":\"f\"}]",
+    "\"images\":[\"a.png\"]",
+    "\"messages\":[{\"role\":\"assistant\",\"content\":\"Moss\"}]",
+    "\"chosen\":\"Chalk\"",
+    "\"rejected\":\"Rye\"",
+    "\"data\":[{\"text\":\"Dune\"}]"};
 
 // ---- memory
 

@@ -148,13 +148,48 @@ static void talk_text(meaning* m, talk* t, const char* role, const second* v) {
 }
 
 static const char* role_of(const second* v) {
-    static const char* const names[] = {
-        "system", "system", "developer", "system",   "user",      "user",      "human", "user",
-        "input",  "user",   "prompter",  "user",     "assistant", "assistant", "gpt",   "assistant",
-        "model",  "assistant", "bot",    "assistant", "chatgpt",  "assistant", "bing",  "assistant",
-        "bard",   "assistant", "output", "assistant", "tool",     "tool", "observation", "tool",
-        "ipython", "tool", "function",   "tool", "function_response", "tool",
-        "tool_response", "tool", "tool_results", "tool"};
+    static const char* const names[] = {"system",
+                                        "system",
+                                        "developer",
+                                        "system",
+                                        "user",
+                                        "user",
+                                        "human",
+                                        "user",
+                                        "input",
+                                        "user",
+                                        "prompter",
+                                        "user",
+                                        "assistant",
+                                        "assistant",
+                                        "gpt",
+                                        "assistant",
+                                        "model",
+                                        "assistant",
+                                        "bot",
+                                        "assistant",
+                                        "chatgpt",
+                                        "assistant",
+                                        "bing",
+                                        "assistant",
+                                        "bard",
+                                        "assistant",
+                                        "output",
+                                        "assistant",
+                                        "tool",
+                                        "tool",
+                                        "observation",
+                                        "tool",
+                                        "ipython",
+                                        "tool",
+                                        "function",
+                                        "tool",
+                                        "function_response",
+                                        "tool",
+                                        "tool_response",
+                                        "tool",
+                                        "tool_results",
+                                        "tool"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i += 2) {
         if (is_word(v, names[i])) {
             return names[i + 1];
@@ -235,8 +270,9 @@ static void talk_read(meaning* m, const judge_options* o, talk* t, second* list,
     for (; node != NULL; node = node->next) {
         turn_read(m, o, t, node, prompt);
     }
-    refuse(m, before != 1 || t->count < 2 || strcmp(t->list[0].role, "system") != 0 ||
-                  strcmp(t->list[1].role, "system") != 0,
+    refuse(m,
+           before != 1 || t->count < 2 || strcmp(t->list[0].role, "system") != 0 ||
+               strcmp(t->list[1].role, "system") != 0,
            "two system messages");
 }
 
@@ -324,8 +360,16 @@ static void talk_say(meaning* m, const judge_options* o, talk* t) {
 
 // ---- the forms of a record
 
-typedef enum form_kind { FORM_NONE, FORM_IDS, FORM_CHAT, FORM_TWO, FORM_PAIR, FORM_TEXT, FORM_SIDES,
-                         FORM_SEVERAL } form_kind;
+typedef enum form_kind {
+    FORM_NONE,
+    FORM_IDS,
+    FORM_CHAT,
+    FORM_TWO,
+    FORM_PAIR,
+    FORM_TEXT,
+    FORM_SIDES,
+    FORM_SEVERAL
+} form_kind;
 
 typedef struct form {
     form_kind kind;
@@ -338,12 +382,18 @@ static form form_of(second* record) {
         form_kind kind;
         const char* first;
         const char* last;
-    } forms[] = {{FORM_IDS, "input_ids", ""},        {FORM_CHAT, "messages", ""},
-                 {FORM_CHAT, "conversations", ""},   {FORM_TWO, "prompt", "completion"},
-                 {FORM_TWO, "prompt", "response"},   {FORM_PAIR, "instruction", "output"},
-                 {FORM_PAIR, "instruction", "response"}, {FORM_PAIR, "question", "answer"},
-                 {FORM_PAIR, "question", "response"},    {FORM_TEXT, "text", ""},
-                 {FORM_SIDES, "chosen", "rejected"},     {FORM_PAIR, "input", "output"}};
+    } forms[] = {{FORM_IDS, "input_ids", ""},
+                 {FORM_CHAT, "messages", ""},
+                 {FORM_CHAT, "conversations", ""},
+                 {FORM_TWO, "prompt", "completion"},
+                 {FORM_TWO, "prompt", "response"},
+                 {FORM_PAIR, "instruction", "output"},
+                 {FORM_PAIR, "instruction", "response"},
+                 {FORM_PAIR, "question", "answer"},
+                 {FORM_PAIR, "question", "response"},
+                 {FORM_TEXT, "text", ""},
+                 {FORM_SIDES, "chosen", "rejected"},
+                 {FORM_PAIR, "input", "output"}};
     form f = {FORM_NONE, NULL, NULL};
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         second* first = second_find(record, forms[i].first);
@@ -478,8 +528,8 @@ static meaning meaning_of(second* record, const judge_options* o, size_t side) {
 
 static bool ids_list(second* record, const char* name, size_t size, second** out) {
     second* v = second_find(record, name);
-    finding(v == NULL || (v->kind == SECOND_ARRAY && v->size == size), "another list beside the ids",
-            name);
+    finding(v == NULL || (v->kind == SECOND_ARRAY && v->size == size),
+            "another list beside the ids", name);
     *out = v != NULL ? v->first : NULL;
     return v != NULL;
 }
@@ -513,7 +563,8 @@ static void ids_judge(second* record, const qlora_text_sample* s) {
         long long x = ids_next(&id, "input_ids");
         long long y = labelled ? ids_next(&label, "labels") : x;
         long long on = masked ? ids_next(&bit, "attention_mask") : 1;
-        finding(!placed || ids_next(&place, "position_ids") == (long long)i, "another position", "");
+        finding(!placed || ids_next(&place, "position_ids") == (long long)i, "another position",
+                "");
         finding(x >= 0 && (y >= 0 || y == -100), "a negative id or label", "");
         finding((on == 1 && !over) || (on == 0 && (!labelled || y == -100)), "another mask", "");
         over = over || (on == 0 && at > 0);

@@ -1,15 +1,17 @@
-// judge_tokens.h - what an accepted tokenizer.json means, said a second time: the ids of tokens, and
-// those of a few texts, by a slow and simple BPE. Include it after judge_data.h.
+// judge_tokens.h - what an accepted tokenizer.json means, said a second time: the ids of tokens and
+// of a few texts, by a slow and simple BPE. Include it after judge_data.h.
 //
 // Judged are the models and the steps of the two files that files.c changes. Where a change leads
 // to other steps, only the tables are judged; see judged.
 #ifndef QLORA_FUZZ_JUDGE_TOKENS_H
 #define QLORA_FUZZ_JUDGE_TOKENS_H
 
-static const char* const token_texts[] = {
-    "The first differ, they'll be 12345 theirs!",
-    "\n\n  And so\tit's  DON'T been before \r\n x ",
-    " a  b   c", "(def f(x): return x**2)\n\n\n#end", "zZ9", ""};
+static const char* const token_texts[] = {"The first differ, they'll be 12345 theirs!",
+                                          "\n\n  And so\tit's  DON'T been before \r\n x ",
+                                          " a  b   c",
+                                          "(def f(x): return x**2)\n\n\n#end",
+                                          "zZ9",
+                                          ""};
 
 enum { TOKEN_TEXTS = sizeof token_texts / sizeof token_texts[0], TOKEN_ROOM = 256 };
 
@@ -30,7 +32,7 @@ typedef struct slow_tok {
     second* vocab;
     second* added;
     size_t words; // different ones
-    bool shared;  // two of them have the same id: either may come back
+    bool shared;  // an added token has the id of one of them: either may come back
     merge* merges;
     size_t merge_count;
     bool byte_level;
@@ -120,26 +122,14 @@ static bool switch_of(second* node, const char* name) {
     return second_is(v, SECOND_TRUE);
 }
 
-static void slow_read(slow_tok* t, second* file, second* valid) {
-    second* model = second_find(file, "model");
-    second* before = second_find(valid, "pre_tokenizer");
-    second* steps = second_find(second_find(file, "pre_tokenizer"), "pretokenizers");
-    second* normal = second_find(file, "normalizer");
-    const second* type = second_find(model, "type");
-    const second* unknown = second_find(model, "unk_token");
-    memset(t, 0, sizeof *t);
-    t->vocab = second_find(model, "vocab");
-    t->added = second_find(file, "added_tokens");
-    finding(type == NULL || is_word(type, "BPE"), "another model was accepted", "");
-    finding(second_is(t->vocab, SECOND_OBJECT), "a vocabulary that is not an object", "");
+// How many words the vocabulary has, and whether an id is that of two tokens.
+static void words_count(slow_tok* t) {
     for (const second* v = t->vocab->first; v != NULL; v = v->next) {
         bool first = true;
         for (const second* other = t->vocab->first; other != v; other = other->next) {
-            bool same = other->name_size == v->name_size &&
-                        memcmp(other->name, v->name, v->name_size) == 0;
+            bool same =
+                other->name_size == v->name_size && memcmp(other->name, v->name, v->name_size) == 0;
             first = first && !same;
-            t->shared = t->shared || (other->size == v->size && v->text != NULL &&
-                                      other->text != NULL && strcmp(other->text, v->text) == 0);
         }
         t->words += first ? 1 : 0;
     }
@@ -147,11 +137,47 @@ static void slow_read(slow_tok* t, second* file, second* valid) {
         const second* content = second_find(v, "content");
         const second* id = second_find(v, "id");
         for (const second* word = t->vocab->first; word != NULL && id != NULL; word = word->next) {
-            t->shared = t->shared || (word->text != NULL && id->text != NULL &&
-                                      strcmp(word->text, id->text) == 0 &&
-                                      !is_word(content, word->name));
+            t->shared =
+                t->shared || (word->text != NULL && id->text != NULL &&
+                              strcmp(word->text, id->text) == 0 && !is_word(content, word->name));
         }
     }
+}
+
+// Whether the steps before the model are those that are judged.
+static void steps_read(slow_tok* t, second* file, second* valid) {
+    second* before = second_find(valid, "pre_tokenizer");
+    second* steps = second_find(second_find(file, "pre_tokenizer"), "pretokenizers");
+    second* normal = second_find(file, "normalizer");
+    t->byte_level = before != NULL;
+    bool simple = normal == NULL || is_word(second_find(normal, "type"), "NFC") ||
+                  is_word(second_find(normal, "type"), "NFD");
+    simple = simple && t->byte_level; // the texts are ASCII
+    t->steps = (simple || second_same(normal, second_find(valid, "normalizer"))) &&
+               second_same(second_find(file, "pre_tokenizer"), before);
+    // ByteLevel may get a space in front of every piece
+    if (t->byte_level && !t->steps && second_is(steps, SECOND_ARRAY) && steps->size == 2) {
+        second* flag = second_find(steps->first->next, "add_prefix_space");
+        if (second_is(flag, SECOND_TRUE)) {
+            flag->kind = SECOND_FALSE;
+            t->steps = simple && second_same(second_find(file, "pre_tokenizer"), before);
+            flag->kind = SECOND_TRUE;
+            t->prefix_space = t->steps;
+        }
+    }
+    t->decoder = second_same(second_find(file, "decoder"), second_find(valid, "decoder"));
+}
+
+static void slow_read(slow_tok* t, second* file, second* valid) {
+    second* model = second_find(file, "model");
+    const second* type = second_find(model, "type");
+    const second* unknown = second_find(model, "unk_token");
+    memset(t, 0, sizeof *t);
+    t->vocab = second_find(model, "vocab");
+    t->added = second_find(file, "added_tokens");
+    finding(type == NULL || is_word(type, "BPE"), "another model was accepted", "");
+    finding(second_is(t->vocab, SECOND_OBJECT), "a vocabulary that is not an object", "");
+    words_count(t);
     merges_read(t, second_find(model, "merges"));
     t->byte_fallback = switch_of(model, "byte_fallback");
     t->fuse = switch_of(model, "fuse_unk");
@@ -162,24 +188,7 @@ static void slow_read(slow_tok* t, second* file, second* valid) {
         t->unknown = word_id(t, unknown->text, unknown->size);
         finding(t->unknown >= 0, "an unknown token that does not exist", unknown->text);
     }
-    t->byte_level = before != NULL;
-    bool simple = normal == NULL || is_word(second_find(normal, "type"), "NFC") ||
-                  is_word(second_find(normal, "type"), "NFD");
-    t->steps = (second_same(normal, second_find(valid, "normalizer")) ||
-                (t->byte_level && simple)) &&
-               second_same(second_find(file, "pre_tokenizer"), before);
-    // ByteLevel may get a space in front of every piece
-    if (t->byte_level && !t->steps && second_is(steps, SECOND_ARRAY) && steps->size == 2) {
-        second* bytes = steps->first->next;
-        second* flag = second_find(bytes, "add_prefix_space");
-        if (second_is(flag, SECOND_TRUE)) {
-            flag->kind = SECOND_FALSE;
-            t->steps = simple && second_same(second_find(file, "pre_tokenizer"), before);
-            flag->kind = SECOND_TRUE;
-            t->prefix_space = t->steps;
-        }
-    }
-    t->decoder = second_same(second_find(file, "decoder"), second_find(valid, "decoder"));
+    steps_read(t, file, valid);
 }
 
 // ---- a text to ids
@@ -230,8 +239,8 @@ static size_t piece_size(const char* text) {
         return n;
     }
     lead = text[0] == ' ' ? 1 : 0;
-    for (n = lead; text[n] != '\0' && !is_space(text[n]) && !is_letter(text[n]) &&
-                   !is_digit(text[n]); n++) {
+    for (n = lead;
+         text[n] != '\0' && !is_space(text[n]) && !is_letter(text[n]) && !is_digit(text[n]); n++) {
     }
     if (n > lead) {
         for (; is_line(text[n]); n++) {
@@ -423,6 +432,10 @@ static void vocab_judge(const slow_tok* t, qlora_text_tok* tok) {
         long long id = 0;
         finding(second_int(v, &id), "an id that is not a whole number was accepted", v->name);
         finding(id >= 0 && id <= INT32_MAX, "an id out of range was accepted", v->name);
+        for (const second* other = t->vocab->first; other != v; other = other->next) {
+            finding(strcmp(other->text, v->text) != 0 || strcmp(other->name, v->name) == 0,
+                    "two words with the same id were accepted", v->name);
+        }
         if (strlen(v->name) == v->name_size && second_is_utf8(v->name, v->name_size)) {
             finding(qlora_text_tok_find(tok, v->name) == word_id(t, v->name, v->name_size),
                     "a token has another id", v->name);

@@ -351,7 +351,8 @@ static void mutate_json(qlora__env* env, choices* c, buffer* b) {
 }
 
 // JSON: a member is added to one of the objects.
-static QLORA__UNUSED void mutate_member(qlora__env* env, choices* c, buffer* b, const char* member) {
+static QLORA__UNUSED void mutate_member(qlora__env* env, choices* c, buffer* b,
+                                        const char* member) {
     qlora__json json;
     size_t objects = 0;
     memset(&json, 0, sizeof json);

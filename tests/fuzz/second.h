@@ -1,5 +1,5 @@
-// second.h - a second reader of JSON and CSV that shares nothing with the library, to judge what the
-// library accepted. It accepts RFC 8259 and nothing else, and keeps names that occur twice: as in
+// second.h - a second reader of JSON and CSV that shares nothing with the library, to judge what it
+// accepted. It accepts RFC 8259 and nothing else, and keeps names that occur twice: as in
 // Python, the last one counts. A row of a CSV file is an object whose values are strings.
 #ifndef QLORA_FUZZ_SECOND_H
 #define QLORA_FUZZ_SECOND_H
@@ -25,7 +25,7 @@ typedef struct second {
     char* name; // of a member, decoded; ends with a zero
     size_t name_size;
     size_t line; // of a record, from 1
-    char* text; // a string, decoded, or the digits of a number; ends with a zero
+    char* text;  // a string, decoded, or the digits of a number; ends with a zero
     size_t size;
     bool odd; // a string with a half of a pair of surrogates, a zero, or bytes that are not UTF-8
     struct second* first; // of the elements or members
@@ -231,8 +231,7 @@ static bool second_members(second_reader* r, second* v, char close) {
         second_space(r);
         if (close == '}') {
             bool odd = false;
-            member->name =
-                second_take(r, '"') ? second_string(r, &member->name_size, &odd) : NULL;
+            member->name = second_take(r, '"') ? second_string(r, &member->name_size, &odd) : NULL;
             second_space(r);
             if (member->name == NULL || !second_take(r, ':')) {
                 return false;

@@ -326,8 +326,7 @@ TEST json_depth_and_lines(void) {
 TEST json_suite_files(void) {
     const char* all = test_path("list");
     char list[1200];
-    snprintf(list, sizeof(list), "ls '%s' > %s 2>/dev/null", shared_path("json/test_parsing"),
-             all);
+    snprintf(list, sizeof(list), "ls '%s' > %s 2>/dev/null", shared_path("json/test_parsing"), all);
     if (system(list) != 0) {
         SKIPm("no shared folder");
     }
@@ -1000,6 +999,42 @@ TEST added_tokens(void) {
     PASS();
 }
 
+// A prefix for the start of a text only: none if normalizing drops the start, as in `tokenizers`.
+TEST dropped_start(void) {
+#define STEPS(steps)                                                                               \
+    "{\"normalizer\":" steps ",\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"_\","   \
+    "\"prepend_scheme\":\"first\",\"split\":false},\"model\":{\"vocab\":{\"a\":0,\"_\":1,\"x\":2}" \
+    ","                                                                                            \
+    "\"merges\":[]}}"
+    static const struct {
+        const char* json;
+        const char* text;
+        size_t count;
+    } rows[] = {
+        {STEPS("{\"type\":\"Strip\",\"strip_left\":true,\"strip_right\":false}"), "a", 2},
+        {STEPS("{\"type\":\"Strip\",\"strip_left\":true,\"strip_right\":false}"), " a", 1},
+        {STEPS("{\"type\":\"Nmt\"}"),
+         "\x01"
+         "a",
+         1},
+        {STEPS("{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" +\"},\"content\":\"x\"}"), " a", 3},
+        {STEPS("{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" +\"},\"content\":\"x\"}"), "  a",
+         2},
+        {STEPS("{\"type\":\"Replace\",\"pattern\":{\"String\":\"  \"},\"content\":\"x\"}"), "  a",
+         2}};
+#undef STEPS
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        qlora_text_tok* tok = NULL;
+        qlora_text_ids ids = {0};
+        ASSERT(OK(qlora_text_tok_load(lib, "t", rows[i].json, strlen(rows[i].json), &tok)));
+        ASSERT(OK(qlora_text_encode(tok, rows[i].text, strlen(rows[i].text), 0, &ids)));
+        ASSERT_EQm(rows[i].json, rows[i].count, ids.count);
+        qlora_text_ids_free(lib, &ids);
+        qlora_text_tok_close(tok);
+    }
+    PASS();
+}
+
 // Characters missing from the vocabulary: one <unk> each, or one for a run of them; dropped
 // without <unk>.
 TEST unknown_characters(void) {
@@ -1134,6 +1169,9 @@ TEST refused_tokenizers(void) {
         {MINI("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a(?<=b)c\"},"
               "\"behavior\":\"Isolated\",\"invert\":false}"),
          "the regular expression a(?<=b)c has, at byte 2, a (?..) group other than"},
+        {MINI("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a|b*\"},"
+              "\"behavior\":\"Isolated\",\"invert\":false}"),
+         "the regular expression a|b* can match between two characters"},
         {MINI("\"pre_tokenizer\":{\"type\":\"Sequence\"}"), "Sequence"},
         {MINI("\"decoder\":{\"type\":\"CTC\"}"), "CTC"},
         {MINI("\"post_processor\":{\"type\":\"Other\"}"), "Other"},
@@ -1932,6 +1970,7 @@ SUITE(text_suite) {
     RUN_TESTp(streams, "text_byte");
     RUN_TESTp(streams, "text_spm");
     RUN_TEST(added_tokens);
+    RUN_TEST(dropped_start);
     RUN_TEST(unknown_characters);
     RUN_TEST(refused_tokenizers);
     RUN_TEST(bin_format);
