@@ -112,7 +112,9 @@
        the pattern that tokenizer.ggml.pre names); the ids are those of llama.cpp.
        Anything in the file that is not supported is reported by name and rejected when it is
        loaded: a model other than BPE and Unigram, an unknown normalizer (NFKC, NFKD and
-       StripAccents are), a part of a regular expression.
+       StripAccents are), a part of a regular expression, an expression that can match between two
+       characters. Also rejected is what would have other ids in `tokenizers`: an added token that
+       the vocabulary does not have, with another id than the next one, and two words with one id.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
 
    DATA
@@ -138,7 +140,8 @@
        false means that this turn is not trained. Padding that an "attention_mask" marks is
        dropped. null is the same as no value. A name that a form uses is an error with another type,
        "system" in every form; so is a record that fits two forms, unless desc.format names one of
-       them. All other names have no effect and are listed by qlora_text_data_query. What would
+       them, and a message with both "role" and "from", or both "content" and "value". All other
+       names have no effect and are listed by qlora_text_data_query. What would
        change the text or its training but is not supported (other weights, images) is an error.
        With a model's own template, messages may have tool_calls, tool_call_id, name,
        reasoning_content and thinking, roles may be "tool", and "tools", "documents",
@@ -14250,8 +14253,10 @@ static qlora_result qlora__text_load_parts(qlora__env* env, qlora_text_tok* tok,
     }
     const qlora__json_token* version = qlora__text_json_get(json, root, "version");
     if (version != NULL && !qlora__text_json_is(json, version, "1.0")) {
+        const char* text = qlora__text_json_cstring(json, version);
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "the version of the file is not \"1.0\"");
+                               "the version is \"%.60s\"; only \"1.0\" is supported",
+                               text != NULL ? text : "(not a string)");
     }
     memcpy(tok->cut, "\xE2\x96\x81", 3); // U+2581, the stand-in for a space
     tok->cut_size = 3;
@@ -32210,4 +32215,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 04832b3eb1a9d0eb
+//@@ end 01dc414d36fb6c26

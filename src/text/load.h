@@ -676,8 +676,10 @@ static qlora_result qlora__text_load_parts(qlora__env* env, qlora_text_tok* tok,
     }
     const qlora__json_token* version = qlora__text_json_get(json, root, "version");
     if (version != NULL && !qlora__text_json_is(json, version, "1.0")) {
+        const char* text = qlora__text_json_cstring(json, version);
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
-                               "the version of the file is not \"1.0\"");
+                               "the version is \"%.60s\"; only \"1.0\" is supported",
+                               text != NULL ? text : "(not a string)");
     }
     memcpy(tok->cut, "\xE2\x96\x81", 3); // U+2581, the stand-in for a space
     tok->cut_size = 3;

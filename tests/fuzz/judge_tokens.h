@@ -64,7 +64,7 @@ static bool second_same(const second* a, const second* b) {
 static long long word_id(const slow_tok* t, const char* name, size_t size) {
     long long id = -1;
     for (const second* v = t->vocab->first; v != NULL; v = v->next) {
-        if (v->name_size == size && memcmp(v->name, name, size) == 0) {
+        if (v->name_size == size && v->name[0] == name[0] && memcmp(v->name, name, size) == 0) {
             (void)second_int(v, &id);
         }
     }
@@ -433,7 +433,8 @@ static void vocab_judge(const slow_tok* t, qlora_text_tok* tok) {
         finding(second_int(v, &id), "an id that is not a whole number was accepted", v->name);
         finding(id >= 0 && id <= INT32_MAX, "an id out of range was accepted", v->name);
         for (const second* other = t->vocab->first; other != v; other = other->next) {
-            finding(strcmp(other->text, v->text) != 0 || strcmp(other->name, v->name) == 0,
+            bool same = other->size == v->size && memcmp(other->text, v->text, v->size) == 0;
+            finding(!same || strcmp(other->name, v->name) == 0,
                     "two words with the same id were accepted", v->name);
         }
         if (strlen(v->name) == v->name_size && second_is_utf8(v->name, v->name_size)) {

@@ -1149,7 +1149,7 @@ TEST refused_tokenizers(void) {
          "would be 3"},
         {"{\"model\":{\"vocab\":{\"a\":0,\"b\":1,\"c\":1},\"merges\":[]}}",
          "model.vocab: \"c\" has id 1, as another token does"},
-        {MINI("\"version\":\"2.0\""), "the version of the file is not \"1.0\""},
+        {MINI("\"version\":\"2.0\""), "the version is \"2.0\"; only \"1.0\""},
         {"{\"model\":{\"vocab\":{\"a\":0.5},\"merges\":[]}}", "not a whole number"},
         {"{\"model\":{\"vocab\":{\"a\":0}}}", "merges is not an array"},
         {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a b\"]}}",
