@@ -27131,12 +27131,14 @@ typedef struct qlora__text_format {
     const char* source;
 } qlora__text_format;
 
-// Every template starts with this: only three roles have a place in these formats.
+// Every template starts with this: only three roles have a place in these formats, and only texts.
 #define QLORA__TEXT_ROLES                                                                          \
     "{%- for m in messages %}"                                                                     \
     "{%- if m.role not in ['system', 'user', 'assistant'] %}"                                      \
     "{{- raise_exception('the role \"' ~ m.role ~ '\" is not supported; use system, user or "      \
     "assistant') }}"                                                                               \
+    "{%- elif m.content is not string %}"                                                          \
+    "{{- raise_exception('a content that is not a string is not supported') }}"                    \
     "{%- endif %}"                                                                                 \
     "{%- endfor %}"
 // A format without system messages puts them before the next user message.
@@ -32215,4 +32217,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 01dc414d36fb6c26
+//@@ end d63275257dd1ad45
