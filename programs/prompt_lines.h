@@ -7,6 +7,29 @@
 
 typedef enum prompt_kind { PROMPT_WRONG, PROMPT_BLANK, PROMPT_TEXT, PROMPT_CHAT } prompt_kind;
 
+// JSON is UTF-8; anything else would be tokens that nobody means.
+static inline bool prompt_is_utf8(const blob* text) {
+    const unsigned char* s = (const unsigned char*)text->data;
+    for (size_t i = 0, more = 0; i < text->count; i += 1 + more) {
+        unsigned char c = s[i];
+        more = c < 0x80 ? 0 : c < 0xE0 ? 1 : c < 0xF0 ? 2 : 3;
+        if ((c >= 0x80 && c < 0xC2) || c > 0xF4 || text->count - i <= more) {
+            return false;
+        }
+        for (size_t k = 1; k <= more; k++) {
+            if (s[i + k] >> 6 != 2) {
+                return false;
+            }
+        }
+        // longer than needed, half a surrogate pair, or beyond the last character
+        if ((c == 0xE0 && s[i + 1] < 0xA0) || (c == 0xED && s[i + 1] > 0x9F) ||
+            (c == 0xF0 && s[i + 1] < 0x90) || (c == 0xF4 && s[i + 1] > 0x8F)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 // One field of a line; `text` gets that of "prompt".
 static inline bool prompt_field_read(json_reader* r, blob* name, blob* text, prompt_kind* kind) {
     name->count = 0;
@@ -18,6 +41,9 @@ static inline bool prompt_field_read(json_reader* r, blob* name, blob* text, pro
         return json_wrong(r, "':' was expected");
     }
     json_space(r);
+    if (r->end - r->at >= 4 && memcmp(r->at, "null", 4) == 0) { // the same as no field
+        return json_skip(r);
+    }
     if (name->count == 8 && memcmp(name->data, "messages", 8) == 0) {
         *kind = PROMPT_CHAT;
     } else if (name->count == 6 && memcmp(name->data, "prompt", 6) == 0 && *kind != PROMPT_CHAT) {
@@ -54,6 +80,9 @@ static inline prompt_kind prompt_line_read(const char* line, size_t size, blob* 
         error_set(error, "%s%s", at_prompt ? "\"prompt\": " : "", r.wrong);
     } else if (kind == PROMPT_WRONG) {
         error_set(error, "there is neither \"prompt\" nor \"messages\"");
+    } else if (kind == PROMPT_TEXT && !prompt_is_utf8(text)) {
+        error_set(error, "\"prompt\" is not UTF-8");
+        ok = false;
     }
     blob_free(&name);
     return ok ? kind : PROMPT_WRONG;

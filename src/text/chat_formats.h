@@ -15,12 +15,14 @@ typedef struct qlora__text_format {
     const char* source;
 } qlora__text_format;
 
-// Every template starts with this: only three roles have a place in these formats.
+// Every template starts with this: only three roles have a place in these formats, and only texts.
 #define QLORA__TEXT_ROLES                                                                          \
     "{%- for m in messages %}"                                                                     \
     "{%- if m.role not in ['system', 'user', 'assistant'] %}"                                      \
     "{{- raise_exception('the role \"' ~ m.role ~ '\" is not supported; use system, user or "      \
     "assistant') }}"                                                                               \
+    "{%- elif m.content is not string %}"                                                          \
+    "{{- raise_exception('a content that is not a string is not supported') }}"                    \
     "{%- endif %}"                                                                                 \
     "{%- endfor %}"
 // A format without system messages puts them before the next user message.

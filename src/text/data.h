@@ -162,11 +162,11 @@ static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loade
         const qlora__json_token* type = qlora__text_json_get(json, part, "type");
         const qlora__json_token* text = qlora__text_json_get(json, part, "text");
         const char* kind = qlora__text_json_cstring(json, type);
-        if (kind != NULL && strcmp(kind, "text") != 0) {
+        if (!qlora__text_json_absent(type) && !qlora__text_json_is(json, type, "text")) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                    "has a content part of the type \"%.60s\"; only \"text\" is "
                                    "supported",
-                                   kind);
+                                   kind != NULL ? kind : "(not a string)");
         }
         if (!qlora__text_json_string(text)) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
@@ -287,13 +287,26 @@ static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loade
     return QLORA_OK;
 }
 
+// A value with two names: the one that is there. With both it is unclear which of them counts.
+static qlora_result qlora__text_message_either(qlora__env* env, const qlora__json* json,
+                                               const qlora__json_token* node, const char* name,
+                                               const char* other, const qlora__json_token** out) {
+    const qlora__json_token* second = qlora__text_json_get(json, node, other);
+    *out = qlora__text_json_get(json, node, name);
+    if (!qlora__text_json_absent(*out) && !qlora__text_json_absent(second)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has both \"%s\" and \"%s\"", name, other);
+    }
+    *out = qlora__text_json_absent(*out) ? second : *out;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader* loader,
                                              const qlora__json_token* node, bool masked) {
     const qlora__json* json = loader->json;
-    const qlora__json_token* role = qlora__text_json_get(json, node, "role");
-    const qlora__json_token* content = qlora__text_json_get(json, node, "content");
-    role = role != NULL ? role : qlora__text_json_get(json, node, "from");
-    content = content != NULL ? content : qlora__text_json_get(json, node, "value");
+    const qlora__json_token* role = NULL;
+    const qlora__json_token* content = NULL;
+    QLORA__TRY(qlora__text_message_either(env, json, node, "role", "from", &role));
+    QLORA__TRY(qlora__text_message_either(env, json, node, "content", "value", &content));
     const char* name = qlora__text_json_cstring(json, role);
     if (name == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
@@ -304,7 +317,8 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
                                "\"tool_calls\" of an assistant message",
                                name);
     }
-    const char* known = qlora__text_role_of(name);
+    bool whole = strlen(name) == qlora__text_json_size(role); // it has no zero inside
+    const char* known = whole ? qlora__text_role_of(name) : NULL;
     bool tool = known != NULL && strcmp(known, "tool") == 0;
     if (known == NULL || (tool && loader->desc->chat->built_in)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,

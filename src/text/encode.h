@@ -255,6 +255,7 @@ static qlora_result qlora__text_stretch_encode(qlora__env* env, qlora_text_tok* 
         QLORA__TRY(qlora__text_apply_normalizer(env, tok, text, size, open, &normal));
         text = normal->data;
         size = normal->count;
+        first = first && !tok->moved;
     }
     if (tok->normalized_trie.nodes == 0) {
         return size == 0 ? QLORA_OK

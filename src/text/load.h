@@ -94,7 +94,13 @@ static qlora_result qlora__text_step_regex(qlora__env* env, const qlora_text_tok
     if (step->pattern != NULL) {
         return QLORA_OK;
     }
-    return qlora__pattern_compile(env, text, size, tok->classes, &step->program);
+    QLORA__TRY(qlora__pattern_compile(env, text, size, tok->classes, &step->program));
+    return !step->program->empty
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                 "the regular expression %.*s can match between two characters, "
+                                 "which is not supported",
+                                 (int)(size < 60 ? size : 60), text);
 }
 
 // {"String": x} goes to step->a; {"Regex": x} to the pattern or the program.
@@ -554,9 +560,42 @@ static qlora_result qlora__text_load_post(qlora__env* env, qlora_text_tok* tok,
     return r;
 }
 
+// How added tokens are numbered.
+typedef struct qlora__text_numbering {
+    qlora__text_words seen; // the added tokens so far
+    int64_t next;           // the id of the next one that the vocabulary does not have
+} qlora__text_numbering;
+
+// The id of an added token: that of the vocabulary, or of an earlier one with the same content,
+// otherwise the next one. The `tokenizers` library does not look at the id in the file: with any
+// other one, ids would mean other tokens there.
+static qlora_result qlora__text_added_id(qlora__env* env, const qlora_text_tok* tok,
+                                         qlora__text_numbering* numbering, const char* text,
+                                         size_t size, int64_t given, int64_t* out) {
+    *out = qlora__text_model_find(tok, text, size);
+    if (*out < 0) {
+        *out = qlora__text_words_find(&numbering->seen, text, size);
+    }
+    // a word of a byte-level vocabulary that does not stand for bytes
+    if (*out < 0 && given >= 0 && (uint64_t)given < tok->count && tok->spans[given].size == size &&
+        memcmp(tok->names.data + tok->spans[given].at, text, size) == 0) {
+        *out = given;
+    }
+    if (*out < 0 && given != numbering->next) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "added_tokens: \"%.60s\" has id %lld, but added tokens are numbered "
+                               "in their order, and this one would be %lld",
+                               text, (long long)given, (long long)numbering->next);
+    }
+    *out = *out < 0 ? given : *out;
+    numbering->next = *out >= numbering->next ? *out + 1 : numbering->next;
+    return qlora__text_words_put(env, &numbering->seen, text, size, (int32_t)*out);
+}
+
 static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok* tok,
                                                  const qlora__json* json,
-                                                 const qlora__json_token* node, uint32_t number) {
+                                                 const qlora__json_token* node, uint32_t number,
+                                                 qlora__text_numbering* numbering) {
     const qlora__json_token* content = qlora__text_json_get(json, node, "content");
     const qlora__json_token* id = qlora__text_json_get(json, node, "id");
     int64_t given = -1;
@@ -577,15 +616,14 @@ static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok
                                QLORA__TEXT_MAX_ADDED);
     }
     qlora__text_added* added = &tok->added[tok->added_count];
-    // the id of the vocabulary takes precedence over the one given here
-    int32_t known = qlora__text_model_find(tok, text, size);
-    int64_t use = known >= 0 ? known : given;
+    int64_t use = -1;
     bool normalized = false;
     QLORA__TRY(qlora__text_json_switch(env, json, node, "special", &added->special));
     QLORA__TRY(qlora__text_json_switch(env, json, node, "single_word", &added->single_word));
     QLORA__TRY(qlora__text_json_switch(env, json, node, "lstrip", &added->strip_left));
     QLORA__TRY(qlora__text_json_switch(env, json, node, "rstrip", &added->strip_right));
     QLORA__TRY(qlora__text_json_switch(env, json, node, "normalized", &normalized));
+    QLORA__TRY(qlora__text_added_id(env, tok, numbering, text, size, given, &use));
     unsigned kind = QLORA__TEXT_K_ADDED | (added->special ? (unsigned)QLORA__TEXT_K_SPECIAL : 0u);
     QLORA__TRY(qlora__text_tok_name(env, tok, use, text, size, kind));
     added->id = (int32_t)use;
@@ -618,11 +656,16 @@ static qlora_result qlora__text_load_added(qlora__env* env, qlora_text_tok* tok,
     }
     tok->added_capacity = list->count;
     const qlora__json_token* node = list + 1;
-    for (uint32_t i = 0; i < list->count; i++) {
-        QLORA__TRY(qlora__text_load_added_token(env, tok, json, node, i));
+    qlora_result r = QLORA_OK;
+    qlora__text_numbering numbering;
+    memset(&numbering, 0, sizeof numbering);
+    numbering.next = (int64_t)(tok->unigram ? tok->score_capacity : tok->words.count + tok->others);
+    for (uint32_t i = 0; r == QLORA_OK && i < list->count; i++) {
+        r = qlora__text_load_added_token(env, tok, json, node, i, &numbering);
         node = qlora__text_json_next(json, node);
     }
-    return QLORA_OK;
+    qlora__text_words_free(env, &numbering.seen);
+    return r;
 }
 
 static qlora_result qlora__text_load_parts(qlora__env* env, qlora_text_tok* tok,
@@ -630,6 +673,13 @@ static qlora_result qlora__text_load_parts(qlora__env* env, qlora_text_tok* tok,
     const qlora__json_token* root = json->tokens;
     if (root->kind != QLORA__JSON_OBJECT) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "a JSON object was expected");
+    }
+    const qlora__json_token* version = qlora__text_json_get(json, root, "version");
+    if (version != NULL && !qlora__text_json_is(json, version, "1.0")) {
+        const char* text = qlora__text_json_cstring(json, version);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "the version is \"%.60s\"; only \"1.0\" is supported",
+                               text != NULL ? text : "(not a string)");
     }
     memcpy(tok->cut, "\xE2\x96\x81", 3); // U+2581, the stand-in for a space
     tok->cut_size = 3;

@@ -248,7 +248,11 @@ static int32_t qlora__text_tok_find(const qlora_text_tok* tok, const char* token
             return id;
         }
     }
-    return size == 0 ? -1 : qlora__text_model_find(tok, token, size);
+    int32_t found = size == 0 ? -1 : qlora__text_model_find(tok, token, size);
+    for (size_t id = 0; id < tok->count && found < 0 && tok->others > 0 && size > 0; id++) {
+        found = qlora__text_name_is(tok, (int32_t)id, token, size) ? (int32_t)id : -1;
+    }
+    return found;
 }
 
 int32_t qlora_text_tok_find(const qlora_text_tok* tok, const char* token) {

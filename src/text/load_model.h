@@ -201,8 +201,19 @@ static qlora_result qlora__text_tok_word(qlora__env* env, qlora_text_tok* tok, c
     bool known = false;
     raw->count = 0;
     QLORA__TRY(qlora__text_unstand(env, tok, name, size, raw, &known));
+    tok->others += known ? 0 : 1;
     return !known ? QLORA_OK
                   : qlora__text_words_put(env, &tok->words, raw->data, raw->count, (int32_t)id);
+}
+
+// Whether an id is that of a word with another spelling. Merges and texts would be ambiguous.
+static bool qlora__text_id_taken(const qlora_text_tok* tok, int64_t id, const char* name,
+                                 size_t size) {
+    if (id < 0 || (uint64_t)id >= tok->count || (tok->kinds[id] & QLORA__TEXT_K_EXISTS) == 0) {
+        return false;
+    }
+    qlora__text_span other = tok->spans[id];
+    return other.size != size || memcmp(tok->names.data + other.at, name, size) != 0;
 }
 
 static qlora_result qlora__text_load_vocab(qlora__env* env, qlora_text_tok* tok,
@@ -221,7 +232,13 @@ static qlora_result qlora__text_load_vocab(qlora__env* env, qlora_text_tok* tok,
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    "model.vocab: the id of \"%.60s\" is not a whole number", name);
         }
-        QLORA__TRY(qlora__text_tok_word(env, tok, name, qlora__text_json_size(key), id));
+        size_t size = qlora__text_json_size(key);
+        if (qlora__text_id_taken(tok, id, name, size)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "model.vocab: \"%.60s\" has id %lld, as another token does",
+                                   name, (long long)id);
+        }
+        QLORA__TRY(qlora__text_tok_word(env, tok, name, size, id));
         key = qlora__text_json_next(json, value);
     }
     for (unsigned b = 0; b < 256; b++) {

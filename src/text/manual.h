@@ -112,7 +112,9 @@
        the pattern that tokenizer.ggml.pre names); the ids are those of llama.cpp.
        Anything in the file that is not supported is reported by name and rejected when it is
        loaded: a model other than BPE and Unigram, an unknown normalizer (NFKC, NFKD and
-       StripAccents are), a part of a regular expression.
+       StripAccents are), a part of a regular expression, an expression that can match between two
+       characters. Also rejected is what would have other ids in `tokenizers`: an added token that
+       the vocabulary does not have, with another id than the next one, and two words with one id.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
 
    DATA
@@ -138,7 +140,8 @@
        false means that this turn is not trained. Padding that an "attention_mask" marks is
        dropped. null is the same as no value. A name that a form uses is an error with another type,
        "system" in every form; so is a record that fits two forms, unless desc.format names one of
-       them. All other names have no effect and are listed by qlora_text_data_query. What would
+       them, and a message with both "role" and "from", or both "content" and "value". All other
+       names have no effect and are listed by qlora_text_data_query. What would
        change the text or its training but is not supported (other weights, images) is an error.
        With a model's own template, messages may have tool_calls, tool_call_id, name,
        reasoning_content and thinking, roles may be "tool", and "tools", "documents",

@@ -50,7 +50,7 @@ static size_t qlora__text_space_before(const qlora_text_tok* tok, const char* te
 }
 
 // Replaces every match of an expression.
-static qlora_result qlora__text_replace_pattern(qlora__env* env, const qlora_text_tok* tok,
+static qlora_result qlora__text_replace_pattern(qlora__env* env, qlora_text_tok* tok,
                                                 const qlora__text_step* step, const char* text,
                                                 size_t size, qlora_text_bytes* out) {
     qlora__text_step regex = *step;
@@ -68,6 +68,10 @@ static qlora_result qlora__text_replace_pattern(qlora__env* env, const qlora_tex
             (void)qlora__text_class_at(&view, at, &length);
             at += length;
             continue;
+        }
+        if (at == 0) {
+            (void)qlora__text_class_at(&view, at, &length);
+            tok->moved = tok->moved || step->b_size == 0 || length < end;
         }
         QLORA__TRY(qlora__text_bytes_add(env, out, text + copied, at - copied));
         QLORA__TRY(qlora__text_bytes_add(env, out, step->b, step->b_size));
@@ -159,11 +163,39 @@ static qlora_result qlora__text_normalizer_step(qlora__env* env, qlora_text_tok*
     }
 }
 
+// Whether a step drops the start of a text. `tokenizers` then aligns the new start with a later
+// character, and a Metaspace step that prepends only to the start of a text prepends nothing. A
+// replacement is aligned with the last character that it replaces.
+static bool qlora__text_step_moves(const qlora_text_tok* tok, const qlora__text_step* step,
+                                   const char* text, size_t size) {
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    size_t length = 0;
+    uint32_t code = 0;
+    if (size == 0) {
+        return false;
+    }
+    unsigned class_of = qlora__text_class_at(&view, 0, &length);
+    switch (step->kind) {
+    case QLORA__TEXT_N_STRIP:
+        return step->start > 0 && (class_of & QLORA__TEXT_WS) != 0;
+    case QLORA__TEXT_N_REPLACE:
+        return size >= step->a_size && memcmp(text, step->a, step->a_size) == 0 &&
+               (step->b_size == 0 || length < step->a_size);
+    case QLORA__TEXT_N_NMT:
+        code = (unsigned char)text[0];
+        return (code < 0x80 || qlora__text_utf8((const unsigned char*)text, size, &code) > 0) &&
+               code != 0 && qlora__text_nmt(code) == 0;
+    default: // qlora__text_replace_pattern finds out for itself
+        return false;
+    }
+}
+
 // Runs all steps; *out is one of the tokenizer's buffers. `front`: text may be prepended.
 static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok* tok,
                                                  const char* text, size_t size, bool front,
                                                  qlora_text_bytes** out) {
     *out = &tok->buffers[1];
+    tok->moved = false;
     if (tok->normalizer.count == 0) {
         tok->buffers[1].count = 0;
         return qlora__text_bytes_add(env, &tok->buffers[1], text, size);
@@ -171,8 +203,9 @@ static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok
     for (size_t i = 0; i < tok->normalizer.count; i++) {
         *out = &tok->buffers[1 + i % 2];
         (*out)->count = 0;
-        QLORA__TRY(qlora__text_normalizer_step(env, tok, &tok->normalizer.data[i], text, size,
-                                               front, *out));
+        const qlora__text_step* step = &tok->normalizer.data[i];
+        tok->moved = tok->moved || qlora__text_step_moves(tok, step, text, size);
+        QLORA__TRY(qlora__text_normalizer_step(env, tok, step, text, size, front, *out));
         text = (*out)->data;
         size = (*out)->count;
     }

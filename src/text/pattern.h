@@ -133,6 +133,7 @@ typedef struct qlora__pattern {
     qlora__pattern_frame* frames;
     size_t frame_capacity;
     uint64_t left; // steps that the present text may still take
+    bool empty;    // it can match without taking a character
 } qlora__pattern;
 
 static void qlora__pattern_free(qlora__env* env, qlora__pattern* p) {
@@ -800,6 +801,7 @@ static qlora_result qlora__pattern_parse(qlora__pattern_parser* p) {
     }
     int64_t width = 0;
     QLORA__TRY(qlora__pattern_end(p, &width));
+    p->out->empty = width == 0;
     return qlora__pattern_append(p, QLORA__PATTERN_MATCH, 0, 0);
 }
 

@@ -80,18 +80,27 @@ static qlora_result qlora__text_record_system(qlora__env* env, qlora__text_loade
                                    qlora__text_json_size(system), false);
 }
 
-// A list of messages, after "system".
-static qlora_result qlora__text_record_chat(qlora__env* env, qlora__text_loader* loader,
-                                            const qlora__json_token* record, const char* name) {
-    QLORA__TRY(qlora__text_record_system(env, loader, record));
-    size_t own = loader->message_count;
-    QLORA__TRY(qlora__text_messages_read(
-        env, loader, qlora__text_json_get(loader->json, record, name), name, false));
-    if (own > 0 && loader->message_count > own &&
-        strcmp(loader->messages[own].role, "system") == 0) {
+// A list of messages, which may follow "system".
+static qlora_result qlora__text_record_messages(qlora__env* env, qlora__text_loader* loader,
+                                                const qlora__json_token* list, const char* name,
+                                                bool masked) {
+    size_t before = loader->message_count;
+    QLORA__TRY(qlora__text_messages_read(env, loader, list, name, masked));
+    if (before == 1 && loader->message_count > 1 &&
+        strcmp(loader->messages[0].role, "system") == 0 &&
+        strcmp(loader->messages[1].role, "system") == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "\"system\" is given beside a system message in \"%s\"", name);
     }
+    return QLORA_OK;
+}
+
+// A conversation, after "system".
+static qlora_result qlora__text_record_chat(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, const char* name) {
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    QLORA__TRY(qlora__text_record_messages(
+        env, loader, qlora__text_json_get(loader->json, record, name), name, false));
     return qlora__text_data_chat(env, loader);
 }
 
@@ -209,8 +218,8 @@ static qlora_result qlora__text_record_completion(qlora__env* env, qlora__text_l
             qlora__text_json_text(json, completion), qlora__text_json_size(completion));
     }
     if (prompt->kind == QLORA__JSON_ARRAY && completion->kind == QLORA__JSON_ARRAY) {
-        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, form->first, true));
-        QLORA__TRY(qlora__text_messages_read(env, loader, completion, form->second, false));
+        QLORA__TRY(qlora__text_record_messages(env, loader, prompt, form->first, true));
+        QLORA__TRY(qlora__text_record_messages(env, loader, completion, form->second, false));
         return qlora__text_data_chat(env, loader);
     }
     return qlora__env_fail(env, QLORA_ERR_FORMAT,
@@ -372,9 +381,9 @@ static qlora_result qlora__text_record_side(qlora__env* env, qlora__text_loader*
                                name, name);
     }
     if (given) {
-        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, "prompt", true));
+        QLORA__TRY(qlora__text_record_messages(env, loader, prompt, "prompt", true));
     }
-    QLORA__TRY(qlora__text_messages_read(env, loader, side, name, false));
+    QLORA__TRY(qlora__text_record_messages(env, loader, side, name, false));
     return qlora__text_data_chat(env, loader);
 }
 

@@ -64,6 +64,7 @@ struct qlora_text_tok {
     size_t count;     // the largest id + 1
     int64_t id_limit; // ids are below it; 0 = the format's own limit
     qlora__text_words words;
+    size_t others; // words of a byte-level vocabulary that do not stand for bytes
     qlora__text_pairs merges;  // (left, right) -> (rank, joined)
     int32_t byte_ids[256];     // one-byte words
     int32_t fallback_ids[256]; // <0x00> ..
@@ -99,6 +100,7 @@ struct qlora_text_tok {
     int16_t byte_of_code[512];
     qlora__text_cached* cache;
     // scratch
+    bool moved; // normalizing dropped the start of the text
     qlora_text_bytes buffers[4];
     qlora__text_pieces pieces[3];
     qlora__text_marks marks;

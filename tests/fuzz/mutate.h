@@ -350,8 +350,34 @@ static void mutate_json(qlora__env* env, choices* c, buffer* b) {
     qlora__json_free(env, &json);
 }
 
-// JSON lines: one of the lines.
-static void mutate_lines(qlora__env* env, choices* c, buffer* b) {
+// JSON: a member is added to one of the objects.
+static QLORA__UNUSED void mutate_member(qlora__env* env, choices* c, buffer* b,
+                                        const char* member) {
+    qlora__json json;
+    size_t objects = 0;
+    memset(&json, 0, sizeof json);
+    if (qlora__json_parse(env, "valid", b->data, b->size, 0, &json) != QLORA_OK) {
+        return;
+    }
+    for (uint32_t k = 0; k < json.count; k++) {
+        objects += json.tokens[k].kind == QLORA__JSON_OBJECT ? 1 : 0;
+    }
+    size_t wanted = choose(c, objects);
+    for (uint32_t k = 0; k < json.count && objects > 0; k++) {
+        if (json.tokens[k].kind == QLORA__JSON_OBJECT && wanted-- == 0) {
+            char text[256];
+            int size =
+                snprintf(text, sizeof text, "%s%s", member, json.tokens[k].count > 0 ? "," : "");
+            size_t at = json.tokens[k].begin + 1;
+            buffer_splice(b, at, at, text, (size_t)size);
+            break;
+        }
+    }
+    qlora__json_free(env, &json);
+}
+
+// JSON lines: one of the lines gets the member, or is changed like any JSON if there is none.
+static void mutate_line(qlora__env* env, choices* c, buffer* b, const char* member) {
     size_t lines = 0;
     for (size_t i = 0; i < b->size; i++) {
         lines += b->data[i] == '\n' ? 1 : 0;
@@ -369,7 +395,11 @@ static void mutate_lines(qlora__env* env, choices* c, buffer* b) {
         end++;
     }
     buffer line = buffer_make(b->data + begin, end - begin);
-    mutate_json(env, c, &line);
+    if (member != NULL) {
+        mutate_member(env, c, &line, member);
+    } else {
+        mutate_json(env, c, &line);
+    }
     buffer_splice(b, begin, end, line.data, line.size);
     free(line.data);
 }
@@ -433,7 +463,7 @@ static QLORA__UNUSED void mutate_file(qlora__env* env, choices* c, const char* n
     } else if (length > 5 && strcmp(name + length - 5, ".json") == 0) {
         mutate_json(env, c, b);
     } else if (length > 6 && strcmp(name + length - 6, ".jsonl") == 0) {
-        mutate_lines(env, c, b);
+        mutate_line(env, c, b, NULL);
     } else {
         mutate_bytes(c, b);
     }

@@ -1246,20 +1246,22 @@ gate_golden() {
 }
 
 # Runs each fuzzer briefly: it must build, run, and find nothing. `make soak` runs them for long.
-# CHECK_FUZZERS names sources to run instead of all, CHECK_FUZZ_SECONDS another time.
+# CHECK_FUZZERS names sources to run instead of all; "FILE:SECONDS" gives one another time.
 gate_fuzz() {
-    local f name targets=()
+    local f name seconds targets=()
     ls tests/fuzz/*.c >/dev/null 2>&1 || skip "tests/fuzz has no fuzz targets"
     [[ $(compiler_with -fsanitize=address) == "$CLANG" ]] || skip "no clang with libFuzzer found"
     for f in ${CHECK_FUZZERS:-tests/fuzz/*.c}; do
-        targets+=("build/fuzz_$(basename "$f" .c)")
+        targets+=("build/fuzz_$(basename "${f%:*}" .c)")
     done
     build -j2 "${targets[@]}" || return 1
-    for f in "${targets[@]}"; do
-        name=$(basename "$f")
+    for f in ${CHECK_FUZZERS:-tests/fuzz/*.c}; do
+        name=fuzz_$(basename "${f%:*}" .c)
+        seconds=5
+        [[ $f != *:* ]] || seconds=${f##*:}
         mkdir -p "build/$name.corpus"
         # An input may take five seconds, as in make soak, of a machine that other gates share.
-        "build/$name" -max_total_time="${CHECK_FUZZ_SECONDS:-5}" -timeout=25 \
+        "build/$name" -max_total_time="$seconds" -timeout=25 \
             -artifact_prefix="build/$name." "build/$name.corpus" >"$OUT/$name.out" 2>&1 ||
             fault "$name: $(tail -20 "$OUT/$name.out")"
     done

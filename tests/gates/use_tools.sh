@@ -543,9 +543,14 @@ batches() { # batches MODEL
     refuses 'prompts.jsonl:1: an object was expected' generate "${run[@]:1}" --out x
     echo '{"id": 1, "text": "x"}' >prompts.jsonl
     refuses 'neither "prompt" nor "messages"' generate "${run[@]:1}" --out x
+    printf '{"prompt": "\xff"}\n' >prompts.jsonl
+    refuses 'prompts.jsonl:1: "prompt" is not UTF-8' generate "${run[@]:1}" --out x
+    echo '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}' >prompts.jsonl
+    refuses 'a content that is not a string' generate "${run[@]:1}" --out x --template chatml
     echo '{"prompt": "x"' >prompts.jsonl
     refuses "prompts.jsonl:1: .*'}' was expected" generate "${run[@]:1}" --out x
-    echo '{"id": [1, {"prompt": "no"}], "prompt": "He", "n": -1.5e3}' >prompts.jsonl
+    echo '{"id": [1, {"prompt": "no"}], "prompt": "He", "n": -1.5e3, "messages": null}' \
+        >prompts.jsonl
     rm -f field.jsonl
     "${run[@]}" --out field.jsonl 2>err &&
         [[ $(cut -d, -f5- field.jsonl) == "$(tail -n 1 one.jsonl | cut -d, -f5-)" ]]

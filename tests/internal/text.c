@@ -326,8 +326,7 @@ TEST json_depth_and_lines(void) {
 TEST json_suite_files(void) {
     const char* all = test_path("list");
     char list[1200];
-    snprintf(list, sizeof(list), "ls '%s' > %s 2>/dev/null", shared_path("json/test_parsing"),
-             all);
+    snprintf(list, sizeof(list), "ls '%s' > %s 2>/dev/null", shared_path("json/test_parsing"), all);
     if (system(list) != 0) {
         SKIPm("no shared folder");
     }
@@ -971,31 +970,68 @@ TEST streams(const char* name) {
     PASS();
 }
 
-// QLORA_TEXT_LITERAL: special tokens are ordinary text. The id in the vocabulary takes precedence.
+// QLORA_TEXT_LITERAL: special tokens are ordinary text. The id in the vocabulary takes precedence;
+// others are numbered after the words, also where an id is free before.
 TEST added_tokens(void) {
     static const char json[] =
-        "{\"added_tokens\":[{\"id\":9,\"content\":\"ab\",\"special\":true},{\"id\":7,\"content\":"
-        "\"<x>\",\"special\":true}],\"model\":{\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"<\":3,\"x\":4,"
-        "\">\":5},\"merges\":[]}}";
+        "{\"added_tokens\":[{\"id\":9,\"content\":\"ab\",\"special\":true},{\"id\":6,\"content\":"
+        "\"<x>\",\"special\":true},{\"id\":6,\"content\":\"<x>\",\"special\":true}],\"model\":{"
+        "\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"<\":3,\"x\":4,\">\":7},\"merges\":[]}}";
     qlora_text_tok* tok = NULL;
     qlora_text_ids ids = {0};
     ASSERT(OK(qlora_text_tok_load(lib, "t", json, strlen(json), &tok)));
     ASSERT(OK(qlora_text_encode(tok, "ab<x>", 5, 0, &ids)));
     ASSERT(OK(qlora_text_encode(tok, "ab<x>", 5, QLORA_TEXT_LITERAL, &ids)));
-    static const int32_t want[] = {2, 7, 0, 1, 3, 4, 5};
+    static const int32_t want[] = {2, 6, 0, 1, 3, 4, 7};
     ASSERT_EQ(sizeof(want) / sizeof(want[0]), ids.count);
     ASSERT_EQ(0, memcmp(want, ids.data, sizeof(want)));
-    ASSERT_EQ(7, qlora_text_tok_find(tok, "<x>"));
+    ASSERT_EQ(6, qlora_text_tok_find(tok, "<x>"));
     ASSERT_EQ(8, tok_info(tok).count);
     ASSERT(token_info(tok, 2).special && !token_info(tok, 0).special);
-    ASSERT(token_info(tok, 7).added && !token_info(tok, 0).added);
-    ASSERT(token_info(tok, 7).length == 3 && memcmp(token_info(tok, 7).name, "<x>", 3) == 0);
+    ASSERT(token_info(tok, 6).added && !token_info(tok, 0).added);
+    ASSERT(token_info(tok, 6).length == 3 && memcmp(token_info(tok, 6).name, "<x>", 3) == 0);
     qlora_text_token_info info;
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_token_query(tok, 6, &info));
-    ASSERT_STR_EQ("qlora_text_token_query: the tokenizer has no token with id 6", WHY);
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_token_query(tok, 5, &info));
+    ASSERT_STR_EQ("qlora_text_token_query: the tokenizer has no token with id 5", WHY);
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_text_token_query(tok, -1, &info));
     qlora_text_ids_free(lib, &ids);
     qlora_text_tok_close(tok);
+    PASS();
+}
+
+// A prefix for the start of a text only: none if normalizing drops the start, as in `tokenizers`.
+TEST dropped_start(void) {
+#define STEPS(steps)                                                                               \
+    "{\"normalizer\":" steps ",\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"_\","   \
+    "\"prepend_scheme\":\"first\",\"split\":false},\"model\":{\"vocab\":{\"a\":0,\"_\":1,\"x\":2}" \
+    ","                                                                                            \
+    "\"merges\":[]}}"
+    static const struct {
+        const char* json;
+        const char* text;
+        size_t count;
+    } rows[] = {
+        {STEPS("{\"type\":\"Strip\",\"strip_left\":true,\"strip_right\":false}"), "a", 2},
+        {STEPS("{\"type\":\"Strip\",\"strip_left\":true,\"strip_right\":false}"), " a", 1},
+        {STEPS("{\"type\":\"Nmt\"}"),
+         "\x01"
+         "a",
+         1},
+        {STEPS("{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" +\"},\"content\":\"x\"}"), " a", 3},
+        {STEPS("{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" +\"},\"content\":\"x\"}"), "  a",
+         2},
+        {STEPS("{\"type\":\"Replace\",\"pattern\":{\"String\":\"  \"},\"content\":\"x\"}"), "  a",
+         2}};
+#undef STEPS
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        qlora_text_tok* tok = NULL;
+        qlora_text_ids ids = {0};
+        ASSERT(OK(qlora_text_tok_load(lib, "t", rows[i].json, strlen(rows[i].json), &tok)));
+        ASSERT(OK(qlora_text_encode(tok, rows[i].text, strlen(rows[i].text), 0, &ids)));
+        ASSERT_EQm(rows[i].json, rows[i].count, ids.count);
+        qlora_text_ids_free(lib, &ids);
+        qlora_text_tok_close(tok);
+    }
     PASS();
 }
 
@@ -1106,8 +1142,14 @@ TEST refused_tokenizers(void) {
         {"{\"model\":{\"type\":\"WordPiece\",\"vocab\":{}}}", "WordPiece"},
         {"{\"model\":{\"vocab\":{\"a\":-1},\"merges\":[]}}", "id -1"},
         {"{\"model\":{\"vocab\":{\"a\":99999999999},\"merges\":[]}}", "id 99999999999"},
-        {MINI("\"added_tokens\":[{\"id\":16000000,\"content\":\"x\"}]"),
+        {"{\"model\":{\"vocab\":{\"a\":16000000},\"merges\":[]}}",
          "has id 16000000; ids must be 0 to 4"}, // a table for them would be 10,000 times the file
+        {MINI("\"added_tokens\":[{\"id\":4,\"content\":\"x\"}]"),
+         "added_tokens: \"x\" has id 4, but added tokens are numbered in their order, and this one "
+         "would be 3"},
+        {"{\"model\":{\"vocab\":{\"a\":0,\"b\":1,\"c\":1},\"merges\":[]}}",
+         "model.vocab: \"c\" has id 1, as another token does"},
+        {MINI("\"version\":\"2.0\""), "the version is \"2.0\"; only \"1.0\""},
         {"{\"model\":{\"vocab\":{\"a\":0.5},\"merges\":[]}}", "not a whole number"},
         {"{\"model\":{\"vocab\":{\"a\":0}}}", "merges is not an array"},
         {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a b\"]}}",
@@ -1127,6 +1169,9 @@ TEST refused_tokenizers(void) {
         {MINI("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a(?<=b)c\"},"
               "\"behavior\":\"Isolated\",\"invert\":false}"),
          "the regular expression a(?<=b)c has, at byte 2, a (?..) group other than"},
+        {MINI("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a|b*\"},"
+              "\"behavior\":\"Isolated\",\"invert\":false}"),
+         "the regular expression a|b* can match between two characters"},
         {MINI("\"pre_tokenizer\":{\"type\":\"Sequence\"}"), "Sequence"},
         {MINI("\"decoder\":{\"type\":\"CTC\"}"), "CTC"},
         {MINI("\"post_processor\":{\"type\":\"Other\"}"), "Other"},
@@ -1925,6 +1970,7 @@ SUITE(text_suite) {
     RUN_TESTp(streams, "text_byte");
     RUN_TESTp(streams, "text_spm");
     RUN_TEST(added_tokens);
+    RUN_TEST(dropped_start);
     RUN_TEST(unknown_characters);
     RUN_TEST(refused_tokenizers);
     RUN_TEST(bin_format);

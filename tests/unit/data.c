@@ -261,6 +261,15 @@ TEST refused(void) {
          "message 1 has a content part without a string in \"text\""},
         {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\",\"text\":\"v\"}]}]}",
          "has a content part of the type \"image\"; only \"text\""},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":5,\"text\":\"v\"}]}]}",
+         "message 1 has a content part of the type \"(not a string)\"; only \"text\""},
+        {ANSWER("\"from\":\"human\""), "message 1 has both \"role\" and \"from\""},
+        {ANSWER("\"value\":\"b\""), "message 1 has both \"content\" and \"value\""},
+        {"{\"messages\":[{\"role\":\"user\\u0000x\",\"content\":\"c\"}]}",
+         "message 1 has the role \"user\", which is not supported"},
+        {"{\"system\":\"s\",\"prompt\":[{\"role\":\"system\",\"content\":\"t\"}],\"completion\":"
+         "[]}",
+         "\"system\" is given beside a system message in \"prompt\""},
         {"{\"instruction\":5,\"output\":\"o\"}", "x.jsonl:1: \"instruction\" is not a string"},
         {"{\"instruction\":\"i\",\"input\":[],\"output\":\"o\"}", "\"input\" is not a string"},
         {"{\"instruction\":\"i\",\"context\":1,\"response\":\"o\"}", "\"context\" is not a string"},
@@ -1004,7 +1013,28 @@ TEST columns_of_some(void) {
     PASS();
 }
 
+// A built-in format has no place for other contents: as text they would be Python's notation.
+TEST contents_of_a_format(void) {
+    static const char* const rows[] = {
+        "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"}]}]}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":5}]}",
+        "{\"messages\":[{\"role\":\"user\"}]}"};
+    static const char* const formats[] = {"chatml", "llama3", "plain", "alpaca"};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        rig r;
+        qlora_text_ids ids;
+        memset(&ids, 0, sizeof ids);
+        ASSERT(rig_open(&r, formats[i]));
+        ASSERT_EQ(QLORA_ERR_FORMAT, qlora_text_chat_encode_json(r.chat, rows[i], strlen(rows[i]),
+                                                                true, NULL, &ids, NULL));
+        ASSERTm(SAID(r), strstr(SAID(r), "a content that is not a string") != NULL);
+        rig_close(&r);
+    }
+    PASS();
+}
+
 SUITE(data_suite) {
+    RUN_TEST(contents_of_a_format);
     RUN_TEST(long_lists);
     RUN_TEST(long_documents);
     RUN_TEST(shortened);

@@ -477,9 +477,9 @@ TEST wrong_tokens_are_refused(void) {
         {"{" MODEL "}", {"", "x"}, "new token 0 has 0 bytes"},
         {"{" MODEL "}", {"x", "\xFF"}, "new token 1 is not UTF-8"},
         {"{" MODEL ",\"added_tokens\":7}", {"x", "y"}, "added_tokens is not an array"},
-        {"{" MODEL ",\"added_tokens\":[{\"id\":9,\"content\":\"z\"}]}",
+        {"{\"model\":{\"vocab\":{\"a\":0,\"z\":2},\"merges\":[]}}",
          {"x", "y"},
-         "id 4 has no token"},
+         "id 1 has no token"},
         {NULL, {"x", "y"}, "need a folder with tokenizer.json"},
     };
     qlora_text* text = NULL;

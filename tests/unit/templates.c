@@ -526,7 +526,7 @@ static qlora_text_tok* marked_tok(void) {
     size_t size = 0;
     char* data = file_read("tests/golden/text_byte.json", &size);
     char* more = data != NULL ? (char*)malloc(size + 4096) : NULL;
-    char* list = data != NULL ? strstr(data, "\"added_tokens\"") : NULL;
+    char* list = data != NULL ? strstr(data, "],\"normalizer\"") : NULL; // ends added_tokens
     qlora_text_tok* tok = NULL;
     qlora_text_tok_info info;
     if (more == NULL || list == NULL ||
@@ -534,17 +534,20 @@ static qlora_text_tok* marked_tok(void) {
         qlora_text_tok_query(tok, &info) != QLORA_OK) {
         return NULL;
     }
-    qlora_text_tok_close(tok);
-    tok = NULL;
-    size_t head = (size_t)(strchr(list, '[') + 1 - data);
+    size_t head = (size_t)(list - data);
     size_t used = head;
     memcpy(more, data, head);
     for (size_t i = 0; i < sizeof markers / sizeof markers[0]; i++) {
+        if (qlora_text_tok_find(tok, markers[i]) >= 0) {
+            continue;
+        }
         used += (size_t)snprintf(more + used, size + 4096 - used,
-                                 "{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":"
-                                 "false,\"rstrip\":false,\"normalized\":false,\"special\":true},",
-                                 (int)info.count + (int)i, markers[i]);
+                                 ",{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":"
+                                 "false,\"rstrip\":false,\"normalized\":false,\"special\":true}",
+                                 (int)info.count++, markers[i]);
     }
+    qlora_text_tok_close(tok);
+    tok = NULL;
     memcpy(more + used, data + head, size - head);
     used += size - head;
     qlora_text_tok_load(lib, "marked", more, used, &tok);
