@@ -36916,7 +36916,7 @@ static qlora_result qlora__cache_attention_rows(const qlora__pass* pass, int64_t
     qlora__layer* layer = &m->layers[index];
     int64_t keys = pass->first + pass->rows;
     qlora__heads heads = qlora__heads_of(pass, layer);
-    qlora_tensor rows = qlora__cache_rows(m, index, pass->text, 0, keys);
+    qlora_tensor rows = qlora__cache_rows(m, index, pass->cache, keys);
     qlora_tensor k = qlora__window(&rows, keys, 0, heads.k.cols);
     qlora_tensor v = qlora__window(&rows, keys, heads.k.cols, heads.k.cols);
     qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, heads.q.cols);
@@ -47759,4 +47759,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end de9a7df18ba8ce90
+//@@ end 5d83511947918b9d

@@ -112,7 +112,9 @@
        the pattern that tokenizer.ggml.pre names); the ids are those of llama.cpp.
        Anything in the file that is not supported is reported by name and rejected when it is
        loaded: a model other than BPE and Unigram, an unknown normalizer (NFKC, NFKD and
-       StripAccents are), a part of a regular expression.
+       StripAccents are), a part of a regular expression, an expression that can match between two
+       characters. Also rejected is what would have other ids in `tokenizers`: an added token that
+       the vocabulary does not have, with another id than the next one, and two words with one id.
        The file's "truncation" and "padding" settings are ignored: text is encoded in full.
 
    DATA
@@ -138,7 +140,8 @@
        false means that this turn is not trained. Padding that an "attention_mask" marks is
        dropped. null is the same as no value. A name that a form uses is an error with another type,
        "system" in every form; so is a record that fits two forms, unless desc.format names one of
-       them. All other names have no effect and are listed by qlora_text_data_query. What would
+       them, and a message with both "role" and "from", or both "content" and "value". All other
+       names have no effect and are listed by qlora_text_data_query. What would
        change the text or its training but is not supported (other weights, images) is an error.
        With a model's own template, messages may have tool_calls, tool_call_id, name,
        reasoning_content and thinking, roles may be "tool", and "tools", "documents",
@@ -10501,6 +10504,7 @@ typedef struct qlora__pattern {
     qlora__pattern_frame* frames;
     size_t frame_capacity;
     uint64_t left; // steps that the present text may still take
+    bool empty;    // it can match without taking a character
 } qlora__pattern;
 
 static void qlora__pattern_free(qlora__env* env, qlora__pattern* p) {
@@ -11168,6 +11172,7 @@ static qlora_result qlora__pattern_parse(qlora__pattern_parser* p) {
     }
     int64_t width = 0;
     QLORA__TRY(qlora__pattern_end(p, &width));
+    p->out->empty = width == 0;
     return qlora__pattern_append(p, QLORA__PATTERN_MATCH, 0, 0);
 }
 
@@ -12052,6 +12057,7 @@ struct qlora_text_tok {
     size_t count;     // the largest id + 1
     int64_t id_limit; // ids are below it; 0 = the format's own limit
     qlora__text_words words;
+    size_t others; // words of a byte-level vocabulary that do not stand for bytes
     qlora__text_pairs merges;  // (left, right) -> (rank, joined)
     int32_t byte_ids[256];     // one-byte words
     int32_t fallback_ids[256]; // <0x00> ..
@@ -12087,6 +12093,7 @@ struct qlora_text_tok {
     int16_t byte_of_code[512];
     qlora__text_cached* cache;
     // scratch
+    bool moved; // normalizing dropped the start of the text
     qlora_text_bytes buffers[4];
     qlora__text_pieces pieces[3];
     qlora__text_marks marks;
@@ -12928,7 +12935,7 @@ static size_t qlora__text_space_before(const qlora_text_tok* tok, const char* te
 }
 
 // Replaces every match of an expression.
-static qlora_result qlora__text_replace_pattern(qlora__env* env, const qlora_text_tok* tok,
+static qlora_result qlora__text_replace_pattern(qlora__env* env, qlora_text_tok* tok,
                                                 const qlora__text_step* step, const char* text,
                                                 size_t size, qlora_text_bytes* out) {
     qlora__text_step regex = *step;
@@ -12946,6 +12953,10 @@ static qlora_result qlora__text_replace_pattern(qlora__env* env, const qlora_tex
             (void)qlora__text_class_at(&view, at, &length);
             at += length;
             continue;
+        }
+        if (at == 0) {
+            (void)qlora__text_class_at(&view, at, &length);
+            tok->moved = tok->moved || step->b_size == 0 || length < end;
         }
         QLORA__TRY(qlora__text_bytes_add(env, out, text + copied, at - copied));
         QLORA__TRY(qlora__text_bytes_add(env, out, step->b, step->b_size));
@@ -13037,11 +13048,39 @@ static qlora_result qlora__text_normalizer_step(qlora__env* env, qlora_text_tok*
     }
 }
 
+// Whether a step drops the start of a text. `tokenizers` then aligns the new start with a later
+// character, and a Metaspace step that prepends only to the start of a text prepends nothing. A
+// replacement is aligned with the last character that it replaces.
+static bool qlora__text_step_moves(const qlora_text_tok* tok, const qlora__text_step* step,
+                                   const char* text, size_t size) {
+    qlora__text_view view = qlora__text_view_of(tok, text, size);
+    size_t length = 0;
+    uint32_t code = 0;
+    if (size == 0) {
+        return false;
+    }
+    unsigned class_of = qlora__text_class_at(&view, 0, &length);
+    switch (step->kind) {
+    case QLORA__TEXT_N_STRIP:
+        return step->start > 0 && (class_of & QLORA__TEXT_WS) != 0;
+    case QLORA__TEXT_N_REPLACE:
+        return size >= step->a_size && memcmp(text, step->a, step->a_size) == 0 &&
+               (step->b_size == 0 || length < step->a_size);
+    case QLORA__TEXT_N_NMT:
+        code = (unsigned char)text[0];
+        return (code < 0x80 || qlora__text_utf8((const unsigned char*)text, size, &code) > 0) &&
+               code != 0 && qlora__text_nmt(code) == 0;
+    default: // qlora__text_replace_pattern finds out for itself
+        return false;
+    }
+}
+
 // Runs all steps; *out is one of the tokenizer's buffers. `front`: text may be prepended.
 static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok* tok,
                                                  const char* text, size_t size, bool front,
                                                  qlora_text_bytes** out) {
     *out = &tok->buffers[1];
+    tok->moved = false;
     if (tok->normalizer.count == 0) {
         tok->buffers[1].count = 0;
         return qlora__text_bytes_add(env, &tok->buffers[1], text, size);
@@ -13049,8 +13088,9 @@ static qlora_result qlora__text_apply_normalizer(qlora__env* env, qlora_text_tok
     for (size_t i = 0; i < tok->normalizer.count; i++) {
         *out = &tok->buffers[1 + i % 2];
         (*out)->count = 0;
-        QLORA__TRY(qlora__text_normalizer_step(env, tok, &tok->normalizer.data[i], text, size,
-                                               front, *out));
+        const qlora__text_step* step = &tok->normalizer.data[i];
+        tok->moved = tok->moved || qlora__text_step_moves(tok, step, text, size);
+        QLORA__TRY(qlora__text_normalizer_step(env, tok, step, text, size, front, *out));
         text = (*out)->data;
         size = (*out)->count;
     }
@@ -13262,8 +13302,19 @@ static qlora_result qlora__text_tok_word(qlora__env* env, qlora_text_tok* tok, c
     bool known = false;
     raw->count = 0;
     QLORA__TRY(qlora__text_unstand(env, tok, name, size, raw, &known));
+    tok->others += known ? 0 : 1;
     return !known ? QLORA_OK
                   : qlora__text_words_put(env, &tok->words, raw->data, raw->count, (int32_t)id);
+}
+
+// Whether an id is that of a word with another spelling. Merges and texts would be ambiguous.
+static bool qlora__text_id_taken(const qlora_text_tok* tok, int64_t id, const char* name,
+                                 size_t size) {
+    if (id < 0 || (uint64_t)id >= tok->count || (tok->kinds[id] & QLORA__TEXT_K_EXISTS) == 0) {
+        return false;
+    }
+    qlora__text_span other = tok->spans[id];
+    return other.size != size || memcmp(tok->names.data + other.at, name, size) != 0;
 }
 
 static qlora_result qlora__text_load_vocab(qlora__env* env, qlora_text_tok* tok,
@@ -13282,7 +13333,13 @@ static qlora_result qlora__text_load_vocab(qlora__env* env, qlora_text_tok* tok,
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                    "model.vocab: the id of \"%.60s\" is not a whole number", name);
         }
-        QLORA__TRY(qlora__text_tok_word(env, tok, name, qlora__text_json_size(key), id));
+        size_t size = qlora__text_json_size(key);
+        if (qlora__text_id_taken(tok, id, name, size)) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "model.vocab: \"%.60s\" has id %lld, as another token does",
+                                   name, (long long)id);
+        }
+        QLORA__TRY(qlora__text_tok_word(env, tok, name, size, id));
         key = qlora__text_json_next(json, value);
     }
     for (unsigned b = 0; b < 256; b++) {
@@ -13624,7 +13681,13 @@ static qlora_result qlora__text_step_regex(qlora__env* env, const qlora_text_tok
     if (step->pattern != NULL) {
         return QLORA_OK;
     }
-    return qlora__pattern_compile(env, text, size, tok->classes, &step->program);
+    QLORA__TRY(qlora__pattern_compile(env, text, size, tok->classes, &step->program));
+    return !step->program->empty
+               ? QLORA_OK
+               : qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                 "the regular expression %.*s can match between two characters, "
+                                 "which is not supported",
+                                 (int)(size < 60 ? size : 60), text);
 }
 
 // {"String": x} goes to step->a; {"Regex": x} to the pattern or the program.
@@ -14084,9 +14147,42 @@ static qlora_result qlora__text_load_post(qlora__env* env, qlora_text_tok* tok,
     return r;
 }
 
+// How added tokens are numbered.
+typedef struct qlora__text_numbering {
+    qlora__text_words seen; // the added tokens so far
+    int64_t next;           // the id of the next one that the vocabulary does not have
+} qlora__text_numbering;
+
+// The id of an added token: that of the vocabulary, or of an earlier one with the same content,
+// otherwise the next one. The `tokenizers` library does not look at the id in the file: with any
+// other one, ids would mean other tokens there.
+static qlora_result qlora__text_added_id(qlora__env* env, const qlora_text_tok* tok,
+                                         qlora__text_numbering* numbering, const char* text,
+                                         size_t size, int64_t given, int64_t* out) {
+    *out = qlora__text_model_find(tok, text, size);
+    if (*out < 0) {
+        *out = qlora__text_words_find(&numbering->seen, text, size);
+    }
+    // a word of a byte-level vocabulary that does not stand for bytes
+    if (*out < 0 && given >= 0 && (uint64_t)given < tok->count && tok->spans[given].size == size &&
+        memcmp(tok->names.data + tok->spans[given].at, text, size) == 0) {
+        *out = given;
+    }
+    if (*out < 0 && given != numbering->next) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "added_tokens: \"%.60s\" has id %lld, but added tokens are numbered "
+                               "in their order, and this one would be %lld",
+                               text, (long long)given, (long long)numbering->next);
+    }
+    *out = *out < 0 ? given : *out;
+    numbering->next = *out >= numbering->next ? *out + 1 : numbering->next;
+    return qlora__text_words_put(env, &numbering->seen, text, size, (int32_t)*out);
+}
+
 static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok* tok,
                                                  const qlora__json* json,
-                                                 const qlora__json_token* node, uint32_t number) {
+                                                 const qlora__json_token* node, uint32_t number,
+                                                 qlora__text_numbering* numbering) {
     const qlora__json_token* content = qlora__text_json_get(json, node, "content");
     const qlora__json_token* id = qlora__text_json_get(json, node, "id");
     int64_t given = -1;
@@ -14107,15 +14203,14 @@ static qlora_result qlora__text_load_added_token(qlora__env* env, qlora_text_tok
                                QLORA__TEXT_MAX_ADDED);
     }
     qlora__text_added* added = &tok->added[tok->added_count];
-    // the id of the vocabulary takes precedence over the one given here
-    int32_t known = qlora__text_model_find(tok, text, size);
-    int64_t use = known >= 0 ? known : given;
+    int64_t use = -1;
     bool normalized = false;
     QLORA__TRY(qlora__text_json_switch(env, json, node, "special", &added->special));
     QLORA__TRY(qlora__text_json_switch(env, json, node, "single_word", &added->single_word));
     QLORA__TRY(qlora__text_json_switch(env, json, node, "lstrip", &added->strip_left));
     QLORA__TRY(qlora__text_json_switch(env, json, node, "rstrip", &added->strip_right));
     QLORA__TRY(qlora__text_json_switch(env, json, node, "normalized", &normalized));
+    QLORA__TRY(qlora__text_added_id(env, tok, numbering, text, size, given, &use));
     unsigned kind = QLORA__TEXT_K_ADDED | (added->special ? (unsigned)QLORA__TEXT_K_SPECIAL : 0u);
     QLORA__TRY(qlora__text_tok_name(env, tok, use, text, size, kind));
     added->id = (int32_t)use;
@@ -14148,11 +14243,16 @@ static qlora_result qlora__text_load_added(qlora__env* env, qlora_text_tok* tok,
     }
     tok->added_capacity = list->count;
     const qlora__json_token* node = list + 1;
-    for (uint32_t i = 0; i < list->count; i++) {
-        QLORA__TRY(qlora__text_load_added_token(env, tok, json, node, i));
+    qlora_result r = QLORA_OK;
+    qlora__text_numbering numbering;
+    memset(&numbering, 0, sizeof numbering);
+    numbering.next = (int64_t)(tok->unigram ? tok->score_capacity : tok->words.count + tok->others);
+    for (uint32_t i = 0; r == QLORA_OK && i < list->count; i++) {
+        r = qlora__text_load_added_token(env, tok, json, node, i, &numbering);
         node = qlora__text_json_next(json, node);
     }
-    return QLORA_OK;
+    qlora__text_words_free(env, &numbering.seen);
+    return r;
 }
 
 static qlora_result qlora__text_load_parts(qlora__env* env, qlora_text_tok* tok,
@@ -14160,6 +14260,13 @@ static qlora_result qlora__text_load_parts(qlora__env* env, qlora_text_tok* tok,
     const qlora__json_token* root = json->tokens;
     if (root->kind != QLORA__JSON_OBJECT) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "a JSON object was expected");
+    }
+    const qlora__json_token* version = qlora__text_json_get(json, root, "version");
+    if (version != NULL && !qlora__text_json_is(json, version, "1.0")) {
+        const char* text = qlora__text_json_cstring(json, version);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "the version is \"%.60s\"; only \"1.0\" is supported",
+                               text != NULL ? text : "(not a string)");
     }
     memcpy(tok->cut, "\xE2\x96\x81", 3); // U+2581, the stand-in for a space
     tok->cut_size = 3;
@@ -14964,7 +15071,11 @@ static int32_t qlora__text_tok_find(const qlora_text_tok* tok, const char* token
             return id;
         }
     }
-    return size == 0 ? -1 : qlora__text_model_find(tok, token, size);
+    int32_t found = size == 0 ? -1 : qlora__text_model_find(tok, token, size);
+    for (size_t id = 0; id < tok->count && found < 0 && tok->others > 0 && size > 0; id++) {
+        found = qlora__text_name_is(tok, (int32_t)id, token, size) ? (int32_t)id : -1;
+    }
+    return found;
 }
 
 int32_t qlora_text_tok_find(const qlora_text_tok* tok, const char* token) {
@@ -15568,6 +15679,7 @@ static qlora_result qlora__text_stretch_encode(qlora__env* env, qlora_text_tok* 
         QLORA__TRY(qlora__text_apply_normalizer(env, tok, text, size, open, &normal));
         text = normal->data;
         size = normal->count;
+        first = first && !tok->moved;
     }
     if (tok->normalized_trie.nodes == 0) {
         return size == 0 ? QLORA_OK
@@ -27029,12 +27141,14 @@ typedef struct qlora__text_format {
     const char* source;
 } qlora__text_format;
 
-// Every template starts with this: only three roles have a place in these formats.
+// Every template starts with this: only three roles have a place in these formats, and only texts.
 #define QLORA__TEXT_ROLES                                                                          \
     "{%- for m in messages %}"                                                                     \
     "{%- if m.role not in ['system', 'user', 'assistant'] %}"                                      \
     "{{- raise_exception('the role \"' ~ m.role ~ '\" is not supported; use system, user or "      \
     "assistant') }}"                                                                               \
+    "{%- elif m.content is not string %}"                                                          \
+    "{{- raise_exception('a content that is not a string is not supported') }}"                    \
     "{%- endif %}"                                                                                 \
     "{%- endfor %}"
 // A format without system messages puts them before the next user message.
@@ -29099,11 +29213,11 @@ static qlora_result qlora__text_message_parts(qlora__env* env, qlora__text_loade
         const qlora__json_token* type = qlora__text_json_get(json, part, "type");
         const qlora__json_token* text = qlora__text_json_get(json, part, "text");
         const char* kind = qlora__text_json_cstring(json, type);
-        if (kind != NULL && strcmp(kind, "text") != 0) {
+        if (!qlora__text_json_absent(type) && !qlora__text_json_is(json, type, "text")) {
             return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                    "has a content part of the type \"%.60s\"; only \"text\" is "
                                    "supported",
-                                   kind);
+                                   kind != NULL ? kind : "(not a string)");
         }
         if (!qlora__text_json_string(text)) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT,
@@ -29224,13 +29338,26 @@ static qlora_result qlora__text_message_names(qlora__env* env, qlora__text_loade
     return QLORA_OK;
 }
 
+// A value with two names: the one that is there. With both it is unclear which of them counts.
+static qlora_result qlora__text_message_either(qlora__env* env, const qlora__json* json,
+                                               const qlora__json_token* node, const char* name,
+                                               const char* other, const qlora__json_token** out) {
+    const qlora__json_token* second = qlora__text_json_get(json, node, other);
+    *out = qlora__text_json_get(json, node, name);
+    if (!qlora__text_json_absent(*out) && !qlora__text_json_absent(second)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "has both \"%s\" and \"%s\"", name, other);
+    }
+    *out = qlora__text_json_absent(*out) ? second : *out;
+    return QLORA_OK;
+}
+
 static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader* loader,
                                              const qlora__json_token* node, bool masked) {
     const qlora__json* json = loader->json;
-    const qlora__json_token* role = qlora__text_json_get(json, node, "role");
-    const qlora__json_token* content = qlora__text_json_get(json, node, "content");
-    role = role != NULL ? role : qlora__text_json_get(json, node, "from");
-    content = content != NULL ? content : qlora__text_json_get(json, node, "value");
+    const qlora__json_token* role = NULL;
+    const qlora__json_token* content = NULL;
+    QLORA__TRY(qlora__text_message_either(env, json, node, "role", "from", &role));
+    QLORA__TRY(qlora__text_message_either(env, json, node, "content", "value", &content));
     const char* name = qlora__text_json_cstring(json, role);
     if (name == NULL) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT, "has no \"role\" (or \"from\")");
@@ -29241,7 +29368,8 @@ static qlora_result qlora__text_message_read(qlora__env* env, qlora__text_loader
                                "\"tool_calls\" of an assistant message",
                                name);
     }
-    const char* known = qlora__text_role_of(name);
+    bool whole = strlen(name) == qlora__text_json_size(role); // it has no zero inside
+    const char* known = whole ? qlora__text_role_of(name) : NULL;
     bool tool = known != NULL && strcmp(known, "tool") == 0;
     if (known == NULL || (tool && loader->desc->chat->built_in)) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
@@ -29446,18 +29574,27 @@ static qlora_result qlora__text_record_system(qlora__env* env, qlora__text_loade
                                    qlora__text_json_size(system), false);
 }
 
-// A list of messages, after "system".
-static qlora_result qlora__text_record_chat(qlora__env* env, qlora__text_loader* loader,
-                                            const qlora__json_token* record, const char* name) {
-    QLORA__TRY(qlora__text_record_system(env, loader, record));
-    size_t own = loader->message_count;
-    QLORA__TRY(qlora__text_messages_read(
-        env, loader, qlora__text_json_get(loader->json, record, name), name, false));
-    if (own > 0 && loader->message_count > own &&
-        strcmp(loader->messages[own].role, "system") == 0) {
+// A list of messages, which may follow "system".
+static qlora_result qlora__text_record_messages(qlora__env* env, qlora__text_loader* loader,
+                                                const qlora__json_token* list, const char* name,
+                                                bool masked) {
+    size_t before = loader->message_count;
+    QLORA__TRY(qlora__text_messages_read(env, loader, list, name, masked));
+    if (before == 1 && loader->message_count > 1 &&
+        strcmp(loader->messages[0].role, "system") == 0 &&
+        strcmp(loader->messages[1].role, "system") == 0) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "\"system\" is given beside a system message in \"%s\"", name);
     }
+    return QLORA_OK;
+}
+
+// A conversation, after "system".
+static qlora_result qlora__text_record_chat(qlora__env* env, qlora__text_loader* loader,
+                                            const qlora__json_token* record, const char* name) {
+    QLORA__TRY(qlora__text_record_system(env, loader, record));
+    QLORA__TRY(qlora__text_record_messages(
+        env, loader, qlora__text_json_get(loader->json, record, name), name, false));
     return qlora__text_data_chat(env, loader);
 }
 
@@ -29575,8 +29712,8 @@ static qlora_result qlora__text_record_completion(qlora__env* env, qlora__text_l
             qlora__text_json_text(json, completion), qlora__text_json_size(completion));
     }
     if (prompt->kind == QLORA__JSON_ARRAY && completion->kind == QLORA__JSON_ARRAY) {
-        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, form->first, true));
-        QLORA__TRY(qlora__text_messages_read(env, loader, completion, form->second, false));
+        QLORA__TRY(qlora__text_record_messages(env, loader, prompt, form->first, true));
+        QLORA__TRY(qlora__text_record_messages(env, loader, completion, form->second, false));
         return qlora__text_data_chat(env, loader);
     }
     return qlora__env_fail(env, QLORA_ERR_FORMAT,
@@ -29738,9 +29875,9 @@ static qlora_result qlora__text_record_side(qlora__env* env, qlora__text_loader*
                                name, name);
     }
     if (given) {
-        QLORA__TRY(qlora__text_messages_read(env, loader, prompt, "prompt", true));
+        QLORA__TRY(qlora__text_record_messages(env, loader, prompt, "prompt", true));
     }
-    QLORA__TRY(qlora__text_messages_read(env, loader, side, name, false));
+    QLORA__TRY(qlora__text_record_messages(env, loader, side, name, false));
     return qlora__text_data_chat(env, loader);
 }
 
@@ -32090,4 +32227,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 69d255da8cffb2b2
+//@@ end b119e26471fe81aa

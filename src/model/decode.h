@@ -50,7 +50,7 @@ static qlora_result qlora__cache_attention_rows(const qlora__pass* pass, int64_t
     qlora__layer* layer = &m->layers[index];
     int64_t keys = pass->first + pass->rows;
     qlora__heads heads = qlora__heads_of(pass, layer);
-    qlora_tensor rows = qlora__cache_rows(m, index, pass->text, 0, keys);
+    qlora_tensor rows = qlora__cache_rows(m, index, pass->cache, keys);
     qlora_tensor k = qlora__window(&rows, keys, 0, heads.k.cols);
     qlora_tensor v = qlora__window(&rows, keys, heads.k.cols, heads.k.cols);
     qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, heads.q.cols);
