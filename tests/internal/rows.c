@@ -641,8 +641,10 @@ static bool attention_is_cut(qlora_ctx* ctx, const attention_shape* s, qlora_ten
         int64_t rows = ATTENTION_TOKENS - cuts[c];
         size_t offset = (size_t)cuts[c] * row;
         memset(t[3].data, 0xff, (size_t)ATTENTION_TOKENS * row);
+        const char* after = (const char*)t[3].data + offset;
+        const char* all = (const char*)t[5].data + offset;
         same = same && attention_after(ctx, s, t, cuts[c]) &&
-               memcmp((char*)t[3].data + offset, (char*)t[5].data + offset, (size_t)rows * row) == 0;
+               memcmp(after, all, (size_t)rows * row) == 0;
         for (int64_t h = 0; h < s->heads; h++) {
             const float* here = (const float*)t[4].data + h * rows;
             const float* there = (const float*)t[6].data + h * ATTENTION_TOKENS + cuts[c];
