@@ -846,7 +846,9 @@ gate_embed_packed() {
     $d/tool_damaged --emit plain sm_80 >/dev/null 2>&1 && fault "damaged PTX is printed"
     build/embed --packed $d/5.h $d/x.h 2>/dev/null && fault "a packed header is packed again"
     sed 's/%ntid.x/%ntid.y/' $d/3.h >$d/edited.h
-    build/embed --packed $d/edited.h $d/x.h 2>/dev/null && fault "an edited text is packed"
+    build/embed --packed $d/edited.h $d/x.h 2>$d/edited.log && fault "an edited text is packed"
+    grep -q 'plain_80: its text has been edited' $d/edited.log ||
+        fault "an edited text: $(cat $d/edited.log)"
     build/embed --packed Makefile $d/x.h 2>/dev/null && fault "a file without texts is packed"
     mkdir -p $d/real
     build build/ptx-tool ptx-packed B=$d/real || return

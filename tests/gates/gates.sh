@@ -174,7 +174,7 @@ defect embed "a kernel that two targets share is lost with one" \
     'sed -i "s/list->items\[i\].users < 2/list->items[i].users < 9/" tools/embed.c'
 defect embed "wrong codes in a packed text" \
     'sed -i "s/return 257 + 4 \* (top - 1)/return 257 + 4 * top/" tools/deflate.h'
-defect embed "an edited text is packed" \
+defect embed "a text that was edited is not named" \
     'sed -i "s/fnv1a(FNV_START, b->text.data, b->text.size) != hash/false/" tools/embed.c'
 defect embed "packed texts of a module share nothing" \
     'sed -i "s/int used = shared ? anchors_find/int used = !shared ? anchors_find/" tools/embed.c'
