@@ -100,7 +100,8 @@ static inline uint32_t json_hex(const json_reader* r) {
 
 static inline bool json_code(json_reader* r, blob* out) {
     uint32_t code = json_hex(r);
-    r->at += code < 0x10000u ? 4 : 0;
+    bool digits = code < 0x10000u;
+    r->at += digits ? 4 : 0;
     if (code >= 0xD800 && code < 0xDC00 && r->end - r->at >= 6 && memcmp(r->at, "\\u", 2) == 0) {
         r->at += 2;
         uint32_t low = json_hex(r);
@@ -108,7 +109,7 @@ static inline bool json_code(json_reader* r, blob* out) {
         code = low >= 0xDC00 && low < 0xE000 ? 0x10000u + ((code - 0xD800) << 10) + (low - 0xDC00)
                                              : 0xD800;
     }
-    if (code == 0x10000u || (code >= 0xD800 && code < 0xE000)) {
+    if (!digits || (code >= 0xD800 && code < 0xE000)) {
         return json_wrong(r, "\\u without a character");
     }
     char bytes[4];

@@ -203,7 +203,10 @@ static bool job_scalar(job_list* l, job* j, json_reader* r, const char* key, boo
     if (!word) {
         ok = blob_add(&text, start, (size_t)(r->at - start));
     }
-    ok = ok && (text.count == 0 || memchr(text.data, 0, text.count) == NULL);
+    if (text.count > 0 && memchr(text.data, 0, text.count) != NULL) {
+        blob_free(&text);
+        return error_set(error, "%s: a zero byte cannot be in a value", key);
+    }
     const char* copy = ok ? job_text(j, text.count > 0 ? text.data : "", text.count, error) : NULL;
     blob_free(&text);
     return copy != NULL && job_value(l, j, key, copy, word, again, error);
@@ -213,7 +216,8 @@ static bool job_member(job_list* l, job* j, json_reader* r, char error[1024]) {
     blob key;
     memset(&key, 0, sizeof key);
     json_space(r);
-    bool ok = (json_string(r, &key) && blob_add(&key, "", 1)) ||
+    bool ok = (json_string(r, &key) && (key.count == 0 || memchr(key.data, 0, key.count) == NULL) &&
+               blob_add(&key, "", 1)) ||
               error_set(error, "the name of an option was expected");
     ok = ok && (json_take(r, ':') || error_set(error, "%.60s: ':' was expected", key.data));
     json_space(r);

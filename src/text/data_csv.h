@@ -184,6 +184,13 @@ static qlora_result qlora__text_csv_header(qlora__env* env, qlora__text_source* 
         char unnamed[32];
         char room[64];
         const char* name = csv->row.data + csv->places.data[2 * i];
+        size_t length = (size_t)(csv->places.data[2 * i + 1] - csv->places.data[2 * i]);
+        if (strlen(name) != length) { // what is behind it would be lost
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s:%lu: the name of column %lu has a zero byte",
+                                   source->loader->name, (unsigned long)source->line,
+                                   (unsigned long)i + 1);
+        }
         snprintf(unnamed, sizeof unnamed, "Unnamed: %lu", (unsigned long)i);
         name = qlora__text_column_name(source->loader, name[0] != 0 ? name : unnamed, room);
         for (size_t k = 0; k < i; k++) {

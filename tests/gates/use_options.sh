@@ -866,6 +866,7 @@ END
 [{"name": "a", "csv": 1}]|true or false was expected
 [{"name": "a", "lr": true}]|a number or a string was expected
 [{"name": "a"}]|data FILE is required
+[{"name": "a\u0000b", "data": "sums.jsonl"}]|name: a zero byte cannot be in a value
 [{"name": "a", "data": "sums.jsonl"}, {"name": "a"}]|is given twice
 [{"name": "a", "data": "sums.jsonl"}, {"name": "A"}]|differ only in case
 [{"name": "a.", "data": "sums.jsonl"}]|cannot name a folder

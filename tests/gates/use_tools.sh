@@ -543,6 +543,10 @@ batches() { # batches MODEL
     refuses 'prompts.jsonl:1: an object was expected' generate "${run[@]:1}" --out x
     echo '{"id": 1, "text": "x"}' >prompts.jsonl
     refuses 'neither "prompt" nor "messages"' generate "${run[@]:1}" --out x
+    echo '{"prompt": "\ud800\udc00 is one character"}' >prompts.jsonl # the first beyond 16 bits
+    rm -f first.jsonl
+    "${run[@]}" --out first.jsonl 2>err
+    note $? "--data: a pair of escapes is a character"
     printf '{"prompt": "\xff"}\n' >prompts.jsonl
     refuses 'prompts.jsonl:1: "prompt" is not UTF-8' generate "${run[@]:1}" --out x
     echo '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}' >prompts.jsonl

@@ -606,6 +606,10 @@ TEST csv_refused(void) {
         ASSERT_FALSEm(rows[i][0], rig_load(&r, "x.csv", rows[i][0]));
         ASSERTm(SAID(r), strstr(SAID(r), rows[i][1]) != NULL);
     }
+    static const char zero[] = "text\0x\na\n"; // not the column "text"
+    ASSERT_EQ(QLORA_ERR_FORMAT,
+              qlora_text_data_load(r.text, &r.desc, zero, sizeof zero - 1, &r.data));
+    ASSERTm(SAID(r), strstr(SAID(r), "x.csv:1: the name of column 1 has a zero byte") != NULL);
     rig_close(&r);
     PASS();
 }
