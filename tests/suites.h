@@ -12,6 +12,7 @@
     X(linear_double_suite)                                                                         \
     X(fp8_suite)                                                                                   \
     X(fp8_base_suite)                                                                              \
+    X(bf16_suite)                                                                                  \
     X(head_suite)                                                                                  \
     X(away_suite)                                                                                  \
     X(ops_suite)                                                                                   \

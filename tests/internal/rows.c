@@ -653,8 +653,9 @@ TEST tiles_sum_in_order(void) {
             int64_t steps = n / STEPS + 1;
             int64_t cut = n % STEPS;
             bool ok = cut > steps ||
-                      (tile_in_order(g->tile, g->rows, g->cols, steps, cut, a, b) &&
-                       tile_in_order(g->narrow_tile, g->rows, g->narrow, steps, cut, a, b));
+                      (tile_in_order(g->tiles.tile, g->tiles.rows, g->tiles.cols, steps, cut, a, b) &&
+                       tile_in_order(g->tiles.narrow_tile, g->tiles.rows, g->tiles.narrow, steps,
+                                     cut, a, b));
             ASSERTm(table->name, ok);
         }
     }
@@ -671,7 +672,7 @@ TEST pieces_are_spread(void) {
         const qlora__cpu_table* table = &qlora__cpu_tables[t];
         bool has = table->gemm != NULL && table->gemm->spread != NULL && table->present();
         for (int narrow = 0; has && narrow < 2; narrow++) {
-            int64_t width = narrow != 0 ? table->gemm->narrow : table->gemm->cols;
+            int64_t width = narrow != 0 ? table->gemm->tiles.narrow : table->gemm->tiles.cols;
             memset(out, 0, sizeof out);
             table->gemm->spread(from, N, width, JUMP, out);
             // Whole pieces only; what is between them stays as it is.
