@@ -137,6 +137,13 @@
        values in every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU
        results are unspecified.
 
+       Mode BF16 on the CPU rounds both operands of products with weights to the nearest bf16 while
+       they are packed: those of projections, adapters and the head, forward and backward. Sums,
+       and everything else, are fp32, and so is what is stored. Products of at most eight rows, as
+       in decoding, may take their operands as they are. Every tier has the mode, but only
+       neon_bf16 is faster in it; its instructions take numbers below 2^-126 for zero. In mode F32,
+       neon and neon_bf16 have the same bits.
+
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,
        settings, seed and adapter; qlora_generate_next_each has the bits of one text at a time. A
@@ -731,7 +738,8 @@ typedef struct qlora_model_config {
     uint8_t no_rope[QLORA_MAX_LAYERS]; // 1 if q and k of the layer are not rotated
 } qlora_model_config;
 
-// The type in which a model computes. Frozen weights keep their own format.
+// The type in which a model computes. Frozen weights keep their own format. On the CPU, BF16 is for
+// the asking, and only operands of products are bf16; see NUMERICS in the manual.
 typedef enum qlora_mode {
     QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and newer, otherwise F32
     QLORA_MODE_F32 = 1,  // fp32; the context's math decides between exact and TF32 products
@@ -7518,7 +7526,7 @@ static const qlora__cpu_gemm qlora__neon_gemm = {
 // Two rows of four columns, in memory and as two blocks of two columns.
 #define QLORA__PAIR_LOAD(i, left, right, col)                                                      \
     do {                                                                                           \
-        float64x2_t upper = vreinterpretq_f64_f32(vld1q_f32(c + 2 * (i) * ldc + (col)));           \
+        float64x2_t upper = vreinterpretq_f64_f32(vld1q_f32(c + 2 * (i)*ldc + (col)));             \
         float64x2_t lower = vreinterpretq_f64_f32(vld1q_f32(c + (2 * (i) + 1) * ldc + (col)));     \
         left = vreinterpretq_f32_f64(vzip1q_f64(upper, lower));                                    \
         right = vreinterpretq_f32_f64(vzip2q_f64(upper, lower));                                   \
@@ -7527,7 +7535,7 @@ static const qlora__cpu_gemm qlora__neon_gemm = {
     do {                                                                                           \
         float64x2_t l = vreinterpretq_f64_f32(left);                                               \
         float64x2_t r = vreinterpretq_f64_f32(right);                                              \
-        vst1q_f32(c + 2 * (i) * ldc + (col), vreinterpretq_f32_f64(vzip1q_f64(l, r)));             \
+        vst1q_f32(c + 2 * (i)*ldc + (col), vreinterpretq_f32_f64(vzip1q_f64(l, r)));               \
         vst1q_f32(c + (2 * (i) + 1) * ldc + (col), vreinterpretq_f32_f64(vzip2q_f64(l, r)));       \
     } while (0)
 
@@ -9428,6 +9436,16 @@ static bool qlora__lines_rounded(const qlora__lines_piece* p) {
     return p->round && (p->factor != 1.0f || (!coded && o->dtype != QLORA_BF16));
 }
 
+// 16 elements times a factor, rounded to bf16; a fixed number and no branches, so that compilers
+// use vectors. The values are those of qlora__bf16_from. `from` may be `out`.
+static void qlora__lines_round16(const float* from, float factor, float* out) {
+    for (int i = 0; i < 16; i++) {
+        uint32_t u = qlora__bits(from[i] * factor);
+        uint32_t rounded = (u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u;
+        out[i] = qlora__from_bits((u & 0x7fffffffu) > 0x7f800000u ? 0x7fff0000u : rounded);
+    }
+}
+
 // n elements of a piece as f32: where they are, or in `stage`.
 static const float* qlora__lines_run(const qlora__cpu_gemm* cpu, const qlora__lines_piece* p,
                                      int64_t first, int64_t n, float* stage) {
@@ -9435,7 +9453,11 @@ static const float* qlora__lines_run(const qlora__cpu_gemm* cpu, const qlora__li
     if (!qlora__lines_rounded(p)) {
         return from;
     }
-    for (int64_t i = 0; i < n; i++) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        qlora__lines_round16(from + i, p->factor, stage + i);
+    }
+    for (; i < n; i++) {
         stage[i] = qlora__bf16_to(qlora__bf16_from(from[i] * p->factor));
     }
     return stage;
@@ -9488,7 +9510,6 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
         }
     }
 }
-
 
 //@@ src/cpu/operands_bf16.h
 
@@ -9564,6 +9585,14 @@ static void qlora__lines_pack_pairs(const qlora__cpu_gemm* cpu, const qlora__cpu
     }
 }
 
+// The rows of a wide matrix are in different pages, where processors do not look ahead.
+static void qlora__lines_expect(const qlora__operand* o, int64_t first, int64_t n) {
+    int64_t bytes = (int64_t)qlora_dtype_bytes(o->dtype);
+    for (int64_t at = 0; o->data != NULL && at < n * bytes; at += 64) {
+        QLORA__WILL_READ((const char*)o->data + first * bytes + at);
+    }
+}
+
 // Lines whose elements of one k are next to each other, four k at a time.
 static void qlora__lines_pack_quads(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
                                     const qlora__lines_piece* p, int64_t width, int64_t stride,
@@ -9581,6 +9610,9 @@ static void qlora__lines_pack_quads(const qlora__cpu_gemm* cpu, const qlora__cpu
                 int64_t at = (p->k + k + j) * o->ld + p->first + i;
                 const uint16_t* from =
                     have > 0 ? qlora__lines_bf16(cpu, bf16, p, at, n, stage[j]) : stage[j];
+                if (k + j + 8 < p->steps) {
+                    qlora__lines_expect(o, at + 8 * o->ld, n);
+                }
                 if (from != stage[j]) {
                     memcpy(stage[j], from, (size_t)n * sizeof *from);
                 }
@@ -9620,7 +9652,8 @@ static void qlora__lines_pack_bf16(const qlora__cpu_gemm* cpu, const qlora__cpu_
 // threads, nor on how rows, columns and k are divided.
 
 // Floats per line of panels that are next to each other, at least `floats` and at most 7 more: such
-// that the panels are an odd number of cache lines apart. Otherwise many would share few sets of the cache.
+// that the panels are an odd number of cache lines apart. Otherwise many would share few sets of
+// the cache.
 static int64_t qlora__panel_stride(int64_t floats, int64_t width) {
     while (floats * width % 32 != 16) {
         floats++;
@@ -9685,8 +9718,8 @@ static void qlora__panels_open(qlora_ctx* ctx, int64_t steps, bool bf16, qlora__
     p->round = bf16;
     p->row = 0;
     p->rows = 0;
-    p->stride = qlora__panel_stride(qlora__panels_floats(p, qlora__panels_steps(p, steps)),
-                                    p->tiles->rows);
+    p->stride =
+        qlora__panel_stride(qlora__panels_floats(p, qlora__panels_steps(p, steps)), p->tiles->rows);
 }
 
 typedef struct qlora__panels_job {
@@ -9867,8 +9900,9 @@ static void qlora__multiply_divide(qlora__multiply* m) {
     const qlora__cpu_tiles* tiles = m->left->tiles;
     int64_t ranges = qlora__ceil_div(m->steps, tiles->steps);
     m->range = qlora__ceil_div(qlora__ceil_div(m->steps, ranges), 4) * 4;
-    bool narrow = m->cols <= tiles->block / 4 && qlora__ceil_div(m->cols, tiles->narrow) * tiles->narrow <
-                                                   qlora__ceil_div(m->cols, tiles->cols) * tiles->cols;
+    bool narrow =
+        m->cols <= tiles->block / 4 && qlora__ceil_div(m->cols, tiles->narrow) * tiles->narrow <
+                                           qlora__ceil_div(m->cols, tiles->cols) * tiles->cols;
     m->width = narrow ? tiles->narrow : tiles->cols;
     m->tile = narrow ? tiles->narrow_tile : tiles->tile;
     m->stride = qlora__panel_stride(qlora__panels_floats(m->left, m->range), m->width);
@@ -27731,8 +27765,8 @@ static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__pane
                 qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
             qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, qlora__linear_at(dy, p->row, tail),
                                    dy->ld, false);
-            qlora__panels_pack(p, &rows, tail, part->rank,
-                               at + qlora__panels_steps(p, part->out), 1.0f);
+            qlora__panels_pack(p, &rows, tail, part->rank, at + qlora__panels_steps(p, part->out),
+                               1.0f);
             right[segments] = qlora__segment_of(qlora__operand_matrix(part->a, false), part->rank);
             segments++;
         }
@@ -47298,4 +47332,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 73d0cb869e5df6d3
+//@@ end 1dc2bdefc9362e79

@@ -32,6 +32,7 @@
     X(model_suite)                                                                                 \
     X(long_suite)                                                                                  \
     X(gradient_suite)                                                                              \
+    X(modes_suite)                                                                                 \
     X(threads_suite)                                                                               \
     X(steps_suite)                                                                                 \
     X(tree_suite)                                                                                  \

@@ -11,7 +11,7 @@
 // Two rows of four columns, in memory and as two blocks of two columns.
 #define QLORA__PAIR_LOAD(i, left, right, col)                                                      \
     do {                                                                                           \
-        float64x2_t upper = vreinterpretq_f64_f32(vld1q_f32(c + 2 * (i) * ldc + (col)));           \
+        float64x2_t upper = vreinterpretq_f64_f32(vld1q_f32(c + 2 * (i)*ldc + (col)));             \
         float64x2_t lower = vreinterpretq_f64_f32(vld1q_f32(c + (2 * (i) + 1) * ldc + (col)));     \
         left = vreinterpretq_f32_f64(vzip1q_f64(upper, lower));                                    \
         right = vreinterpretq_f32_f64(vzip2q_f64(upper, lower));                                   \
@@ -20,7 +20,7 @@
     do {                                                                                           \
         float64x2_t l = vreinterpretq_f64_f32(left);                                               \
         float64x2_t r = vreinterpretq_f64_f32(right);                                              \
-        vst1q_f32(c + 2 * (i) * ldc + (col), vreinterpretq_f32_f64(vzip1q_f64(l, r)));             \
+        vst1q_f32(c + 2 * (i)*ldc + (col), vreinterpretq_f32_f64(vzip1q_f64(l, r)));               \
         vst1q_f32(c + (2 * (i) + 1) * ldc + (col), vreinterpretq_f32_f64(vzip2q_f64(l, r)));       \
     } while (0)
 

@@ -70,6 +70,14 @@ static void qlora__lines_pack_pairs(const qlora__cpu_gemm* cpu, const qlora__cpu
     }
 }
 
+// The rows of a wide matrix are in different pages, where processors do not look ahead.
+static void qlora__lines_expect(const qlora__operand* o, int64_t first, int64_t n) {
+    int64_t bytes = (int64_t)qlora_dtype_bytes(o->dtype);
+    for (int64_t at = 0; o->data != NULL && at < n * bytes; at += 64) {
+        QLORA__WILL_READ((const char*)o->data + first * bytes + at);
+    }
+}
+
 // Lines whose elements of one k are next to each other, four k at a time.
 static void qlora__lines_pack_quads(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
                                     const qlora__lines_piece* p, int64_t width, int64_t stride,
@@ -87,6 +95,9 @@ static void qlora__lines_pack_quads(const qlora__cpu_gemm* cpu, const qlora__cpu
                 int64_t at = (p->k + k + j) * o->ld + p->first + i;
                 const uint16_t* from =
                     have > 0 ? qlora__lines_bf16(cpu, bf16, p, at, n, stage[j]) : stage[j];
+                if (k + j + 8 < p->steps) {
+                    qlora__lines_expect(o, at + 8 * o->ld, n);
+                }
                 if (from != stage[j]) {
                     memcpy(stage[j], from, (size_t)n * sizeof *from);
                 }

@@ -9,7 +9,8 @@
 // threads, nor on how rows, columns and k are divided.
 
 // Floats per line of panels that are next to each other, at least `floats` and at most 7 more: such
-// that the panels are an odd number of cache lines apart. Otherwise many would share few sets of the cache.
+// that the panels are an odd number of cache lines apart. Otherwise many would share few sets of
+// the cache.
 static int64_t qlora__panel_stride(int64_t floats, int64_t width) {
     while (floats * width % 32 != 16) {
         floats++;
@@ -74,8 +75,8 @@ static void qlora__panels_open(qlora_ctx* ctx, int64_t steps, bool bf16, qlora__
     p->round = bf16;
     p->row = 0;
     p->rows = 0;
-    p->stride = qlora__panel_stride(qlora__panels_floats(p, qlora__panels_steps(p, steps)),
-                                    p->tiles->rows);
+    p->stride =
+        qlora__panel_stride(qlora__panels_floats(p, qlora__panels_steps(p, steps)), p->tiles->rows);
 }
 
 typedef struct qlora__panels_job {
@@ -256,8 +257,9 @@ static void qlora__multiply_divide(qlora__multiply* m) {
     const qlora__cpu_tiles* tiles = m->left->tiles;
     int64_t ranges = qlora__ceil_div(m->steps, tiles->steps);
     m->range = qlora__ceil_div(qlora__ceil_div(m->steps, ranges), 4) * 4;
-    bool narrow = m->cols <= tiles->block / 4 && qlora__ceil_div(m->cols, tiles->narrow) * tiles->narrow <
-                                                   qlora__ceil_div(m->cols, tiles->cols) * tiles->cols;
+    bool narrow =
+        m->cols <= tiles->block / 4 && qlora__ceil_div(m->cols, tiles->narrow) * tiles->narrow <
+                                           qlora__ceil_div(m->cols, tiles->cols) * tiles->cols;
     m->width = narrow ? tiles->narrow : tiles->cols;
     m->tile = narrow ? tiles->narrow_tile : tiles->tile;
     m->stride = qlora__panel_stride(qlora__panels_floats(m->left, m->range), m->width);

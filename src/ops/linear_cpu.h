@@ -151,8 +151,8 @@ static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__pane
                 qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
             qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, qlora__linear_at(dy, p->row, tail),
                                    dy->ld, false);
-            qlora__panels_pack(p, &rows, tail, part->rank,
-                               at + qlora__panels_steps(p, part->out), 1.0f);
+            qlora__panels_pack(p, &rows, tail, part->rank, at + qlora__panels_steps(p, part->out),
+                               1.0f);
             right[segments] = qlora__segment_of(qlora__operand_matrix(part->a, false), part->rank);
             segments++;
         }

@@ -83,8 +83,8 @@ static bool bf16_tensor(bf16_rig* r, test_random* random, qlora_dtype dtype, int
     size_t n = (size_t)(batch * rows * cols);
     *values = (float*)malloc(n * sizeof **values + 4);
     test_random_fill(random, *values, n, 1.0f);
-    bool ok = *values != NULL &&
-              test_tensor(r->ctx, dtype, batch * rows, cols, *values, out) == QLORA_OK;
+    bool ok =
+        *values != NULL && test_tensor(r->ctx, dtype, batch * rows, cols, *values, out) == QLORA_OK;
     for (size_t i = 0; ok && i < n; i++) {
         (*values)[i] = (float)qlora__load(out->data, dtype, (int64_t)i);
     }
@@ -122,14 +122,13 @@ static bool bf16_rig_make(const test_machine* machine, const bf16_case* p, bf16_
     memset(r, 0, sizeof *r);
     r->ctx = test_open(machine, bf16_change);
     bool coded = p->b >= BF16_NF4;
-    bool ok =
-        r->ctx != NULL &&
-        bf16_tensor(r, &random, p->a, p->batch, p->ta ? p->k : p->m, p->ta ? p->m : p->k, &r->a,
-                    &r->values[0]) &&
-        (coded ? bf16_coded(r, p, &random)
-               : bf16_tensor(r, &random, dense[p->b], p->batch, p->tb ? p->n : p->k,
-                             p->tb ? p->k : p->n, &r->b, &r->values[1])) &&
-        bf16_tensor(r, &random, p->c, p->batch, p->m, p->n, &r->c, &r->values[2]);
+    bool ok = r->ctx != NULL &&
+              bf16_tensor(r, &random, p->a, p->batch, p->ta ? p->k : p->m, p->ta ? p->m : p->k,
+                          &r->a, &r->values[0]) &&
+              (coded ? bf16_coded(r, p, &random)
+                     : bf16_tensor(r, &random, dense[p->b], p->batch, p->tb ? p->n : p->k,
+                                   p->tb ? p->k : p->n, &r->b, &r->values[1])) &&
+              bf16_tensor(r, &random, p->c, p->batch, p->m, p->n, &r->c, &r->values[2]);
     if (!ok) {
         return false;
     }
@@ -202,7 +201,8 @@ static bool bf16_is_right(const bf16_rig* r, const bf16_case* p) {
         size += fabs((double)p->beta * (double)r->values[2][at]);
         double got = (double)qlora__load(r->c.data, p->c, at);
         double steps = 4.0 + sqrt((double)p->k); // errors of both signs
-        double bound = steps * size * (1.0 / 8388608) + (p->c == QLORA_BF16 ? fabs(sum) * (1.0 / 256) : 0.0);
+        double bound =
+            steps * size * (1.0 / 8388608) + (p->c == QLORA_BF16 ? fabs(sum) * (1.0 / 256) : 0.0);
         if (!(fabs(got - sum) <= bound)) {
             fprintf(stderr, "row %d, column %d: %.9g, expected %.9g, bound %.3g\n", (int)i, (int)j,
                     got, sum, bound);
@@ -272,8 +272,8 @@ TEST bf16_products_of_random_shapes(const test_machine* machine) {
 
 // A NaN or an infinity in a row of A reaches that row of C, and no other.
 TEST bf16_keeps_what_is_not_finite(const test_machine* machine) {
-    static const bf16_case p = {21, 17, 75, false, true, QLORA_F32, BF16_DENSE_F32, QLORA_F32,
-                                1,  0,  1};
+    static const bf16_case p = {21,        17, 75, false, true, QLORA_F32, BF16_DENSE_F32,
+                                QLORA_F32, 1,  0,  1};
     static const uint32_t spoilt[] = {0x7fffffffu, 0xff800001u, 0x7f800000u, 0x7f7fffffu};
     for (int t = 1; t < QLORA_CPU_TIER_COUNT; t++) {
         bf16_tier = (qlora_cpu_tier)t;
@@ -374,8 +374,7 @@ static qlora_result bf16_linear_run(qlora_ctx* ctx, bf16_linear* l, bool shared)
             ctx, qlora__linear_u_dx(ctx, QLORA__MATH_BF16, &l->linear, &l->dy, &dy, &l->dx));
     }
     QLORA__TRY(qlora__linear_z(ctx, QLORA__MATH_BF16, &l->linear, &l->x, &x));
-    QLORA__TRY(
-        qlora__linear_forward_plain(ctx, QLORA__MATH_BF16, &l->linear, &l->x, &x, &l->y));
+    QLORA__TRY(qlora__linear_forward_plain(ctx, QLORA__MATH_BF16, &l->linear, &l->x, &x, &l->y));
     QLORA__TRY(qlora__linear_u(ctx, QLORA__MATH_BF16, &l->linear, &l->dy, &dy));
     return qlora__leave(ctx,
                         qlora__linear_dx(ctx, QLORA__MATH_BF16, &l->linear, &l->dy, &dy, &l->dx));

@@ -648,14 +648,13 @@ TEST tiles_sum_in_order(void) {
     test_random_fill(&random, b, STEPS * WIDEST, 1.0f);
     for (size_t t = 0; t < sizeof qlora__cpu_tables / sizeof qlora__cpu_tables[0]; t++) {
         const qlora__cpu_table* table = &qlora__cpu_tables[t];
-        const qlora__cpu_gemm* g = table->gemm;
+        const qlora__cpu_tiles* g = table->gemm != NULL ? &table->gemm->tiles : NULL;
         for (int64_t n = 0; g != NULL && table->present() && n < STEPS * STEPS; n++) {
             int64_t steps = n / STEPS + 1;
             int64_t cut = n % STEPS;
             bool ok = cut > steps ||
-                      (tile_in_order(g->tiles.tile, g->tiles.rows, g->tiles.cols, steps, cut, a, b) &&
-                       tile_in_order(g->tiles.narrow_tile, g->tiles.rows, g->tiles.narrow, steps,
-                                     cut, a, b));
+                      (tile_in_order(g->tile, g->rows, g->cols, steps, cut, a, b) &&
+                       tile_in_order(g->narrow_tile, g->rows, g->narrow, steps, cut, a, b));
             ASSERTm(table->name, ok);
         }
     }
