@@ -38,27 +38,27 @@ typedef float (*cpu_fma_fn)(const float* data, int64_t n);
 #if defined(__aarch64__)
 
 // Some processors begin four multiply-adds per cycle and end them four cycles later, so that ten
-// sums are too few: there are 24, as in a tile.
+// sums are too few: there are 24, as in a tile. They start with different values, and the
+// instructions are written out, because compilers compute equal sums once.
 #define FMA_SUMS 24
+#define FMA_EACH(X)                                                                                \
+    X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16)    \
+    X(17) X(18) X(19) X(20) X(21) X(22) X(23)
+#define FMA_START(i) float32x4_t s##i = vdupq_n_f32(data[i]);
+#define FMA_F32(i) __asm__("fmla %0.4s, %1.4s, %2.4s" : "+w"(s##i) : "w"(a), "w"(b));
+#define FMA_BF16(i) __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(s##i) : "w"(a), "w"(b));
+#define FMA_SUM(i) all = vaddq_f32(all, s##i);
 
 static float cpu_fma_neon(const float* data, int64_t n) {
-    float32x4_t s[FMA_SUMS];
-    for (int j = 0; j < FMA_SUMS; j++) {
-        s[j] = vdupq_n_f32(0.0f);
-    }
+    float32x4_t all = vdupq_n_f32(0.0f);
+    FMA_EACH(FMA_START)
     for (int64_t i = 0; i < n; i++) {
-        const float* at = data + i % 16 * 8;
-        float32x4_t a = vld1q_f32(at);
-        float32x4_t b = vld1q_f32(at + 4);
-#pragma GCC unroll 24
-        for (int j = 0; j < FMA_SUMS; j++) {
-            s[j] = vfmaq_f32(s[j], a, b);
-        }
+        float32x4_t a = vld1q_f32(data + i % 16 * 8);
+        float32x4_t b = vld1q_f32(data + i % 16 * 8 + 4);
+        FMA_EACH(FMA_F32)
     }
-    for (int j = 1; j < FMA_SUMS; j++) {
-        s[0] = vaddq_f32(s[0], s[j]);
-    }
-    return vgetq_lane_f32(s[0], 0);
+    FMA_EACH(FMA_SUM)
+    return vgetq_lane_f32(all, 0);
 }
 
 #if defined(__clang__)
@@ -66,25 +66,24 @@ __attribute__((target("bf16")))
 #else
 __attribute__((target("+bf16")))
 #endif
-static float cpu_fma_neon_bf16(const float* data, int64_t n) {
-    float32x4_t s[FMA_SUMS];
-    for (int j = 0; j < FMA_SUMS; j++) {
-        s[j] = vdupq_n_f32(0.0f);
-    }
+static float
+cpu_fma_neon_bf16(const float* data, int64_t n) {
+    float32x4_t all = vdupq_n_f32(0.0f);
+    FMA_EACH(FMA_START)
     for (int64_t i = 0; i < n; i++) {
-        const float* at = data + i % 16 * 8;
-        float32x4_t a = vld1q_f32(at);
-        float32x4_t b = vld1q_f32(at + 4);
-#pragma GCC unroll 24
-        for (int j = 0; j < FMA_SUMS; j++) {
-            __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(s[j]) : "w"(a), "w"(b));
-        }
+        float32x4_t a = vld1q_f32(data + i % 16 * 8);
+        float32x4_t b = vld1q_f32(data + i % 16 * 8 + 4);
+        FMA_EACH(FMA_BF16)
     }
-    for (int j = 1; j < FMA_SUMS; j++) {
-        s[0] = vaddq_f32(s[0], s[j]);
-    }
-    return vgetq_lane_f32(s[0], 0);
+    FMA_EACH(FMA_SUM)
+    return vgetq_lane_f32(all, 0);
 }
+
+#undef FMA_EACH
+#undef FMA_START
+#undef FMA_F32
+#undef FMA_BF16
+#undef FMA_SUM
 
 #elif defined(__x86_64__)
 

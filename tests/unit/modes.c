@@ -112,7 +112,7 @@ static void mode_folder_remove(const char* dir) {
     static const char* const files[] = {"step-10/adapter_model.safetensors",
                                         "step-10/adapter_config.json",
                                         "step-10/state.safetensors",
-                                        "step-10/norms.safetensors",
+                                        "step-10/trained_norms.safetensors",
                                         "step-10",
                                         "latest",
                                         ""};
