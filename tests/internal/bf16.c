@@ -241,7 +241,7 @@ static bool bf16_case_holds(const test_machine* machine, const bf16_case* p) {
 
 TEST bf16_products_are_right(const test_machine* machine) {
     for (size_t i = 0; i < sizeof bf16_cases / sizeof bf16_cases[0]; i++) {
-        char name[32];
+        static char name[32]; // printed after the test has returned
         snprintf(name, sizeof name, "case %d", (int)i);
         ASSERTm(name, bf16_case_holds(machine, &bf16_cases[i]));
     }
@@ -262,7 +262,7 @@ TEST bf16_products_of_random_shapes(const test_machine* machine) {
         p.alpha = test_random_below(&random, 2) != 0 ? 1.0f : -1.7f;
         p.beta = test_random_below(&random, 2) != 0 ? 1.0f : 0.0f;
         p.batch = p.b < BF16_NF4 ? 1 + (int64_t)test_random_below(&random, 2) : 1;
-        char name[96];
+        static char name[96];
         snprintf(name, sizeof name, "%d x %d x %d, weight %d", (int)p.m, (int)p.n, (int)p.k,
                  (int)p.b);
         ASSERTm(name, bf16_case_holds(machine, &p));
