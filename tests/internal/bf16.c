@@ -278,13 +278,15 @@ TEST bf16_keeps_what_is_not_finite(const test_machine* machine) {
     for (int t = 1; t < QLORA_CPU_TIER_COUNT; t++) {
         bf16_tier = (qlora_cpu_tier)t;
         bf16_threads = 1;
-        for (size_t i = 0; qlora_cpu_tier_usable(bf16_tier) && i < 4; i++) {
+        for (size_t n = 0; qlora_cpu_tier_usable(bf16_tier) && n < 8; n++) {
+            size_t i = n % 4;
+            int64_t column = n < 4 ? 3 : 74; // among many, and in the rest behind them
             bf16_rig r;
             float before[21 * 17];
             ASSERT(bf16_rig_make(machine, &p, &r));
             ASSERT_EQ(QLORA_OK, qlora__gemm_cpu(r.ctx, &r.g));
             memcpy(before, r.c.data, sizeof before);
-            memcpy((float*)r.a.data + 5 * 75 + 74, &spoilt[i], 4);
+            memcpy((float*)r.a.data + 5 * 75 + column, &spoilt[i], 4);
             ASSERT_EQ(QLORA_OK, qlora__gemm_cpu(r.ctx, &r.g));
             const float* after = (const float*)r.c.data;
             for (int at = 0; at < 21 * 17; at++) {
