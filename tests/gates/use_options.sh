@@ -34,8 +34,8 @@ modes() { # --mode bf16 on the CPU: another arithmetic, the same run
     works "two steps in bf16 on the CPU" "${one[@]}" --data sums.jsonl --eval 0 --steps 2 \
         --mode bf16 --out modes
     works "two more" "${one[@]}" --data sums.jsonl --eval 0 --steps 4 --mode bf16 --out modes
-    refuses "f32 cannot continue it" "it used --mode bf16, this command has --mode f32" "${one[@]}" \
-        --data sums.jsonl --eval 0 --steps 5 --mode f32 --out modes
+    refuses "f32 cannot continue it" "it used --mode bf16, this command has --mode f32" \
+        "${one[@]}" --data sums.jsonl --eval 0 --steps 5 --mode f32 --out modes
 }
 
 lengthy() { # --length max, --tile, --offload

@@ -42,6 +42,7 @@ static const bf16_case bf16_cases[] = {
     {30, 515, 70, false, false, QLORA_BF16, BF16_DENSE_BF16, QLORA_BF16, 0.7f, 0.5f, 1},
     {24, 20, 1290, false, true, QLORA_F32, BF16_DENSE_BF16, QLORA_F32, 1, 0, 1},
     {200, 16, 2900, false, true, QLORA_F32, BF16_DENSE_F32, QLORA_F32, 1, 0, 1},
+    {1100, 3, 6500, false, true, QLORA_F32, BF16_DENSE_BF16, QLORA_F32, 1, 0, 1}, // slices of K
     {1030, 24, 10, false, true, QLORA_F32, BF16_DENSE_F32, QLORA_F32, 1, 0, 1},
     {11, 5, 70, false, false, QLORA_F32, BF16_DENSE_F32, QLORA_F32, 1, 1, 3},
     {19, 30, 41, true, false, QLORA_F32, BF16_DENSE_F32, QLORA_F32, 3, 1, 2},
