@@ -130,8 +130,9 @@ static const option option_table[] = {
     {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
         "auto uses a GPU if available (default auto)"},
     {"mode", OPT_CHOICE, AT(mode), false, 0, 0, "auto|f32|tf32|bf16|fp8",
-        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; fp8 is bf16 "
-        "with approximate products for prompts (default auto)"},
+        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; on the CPU, "
+        "bf16 rounds the operands of products with weights for prompts; fp8 is bf16 with "
+        "approximate products for prompts (default auto)"},
     {"base", OPT_CHOICE, AT(base), false, 0, 0, "nf4|16bit|32bit|fp8",
         "storage format of the base weights; fp8 has less than a third of the error of nf4 and "
         "twice its size (default nf4)"},
@@ -466,8 +467,7 @@ static bool context_open(app* a) {
         return fail("--mode fp8 needs a GPU of compute capability 9.0 (%s); use --mode f32 or auto",
                     qlora_ctx_reason(a->ctx));
     }
-    return a->o.mode != QLORA_MODE_BF16 ||
-           fail("--mode bf16 needs a GPU (%s); use --mode f32 or auto", qlora_ctx_reason(a->ctx));
+    return true;
 }
 
 // Trained norms are stored next to the adapter.

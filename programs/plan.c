@@ -45,7 +45,7 @@ typedef struct options {
     bool version;
 } options;
 
-enum { MODE_TF32 = 2, MODE_BF16 = 3, MODE_FP8 = 4 }; // their places in the list of --mode
+enum { MODE_TF32 = 2, MODE_FP8 = 4 }; // their places in the list of --mode
 
 #define AT(field) offsetof(options, field)
 // clang-format off
@@ -379,9 +379,8 @@ static bool budget_fill(app* a) {
     }
     a->budget.bytes = a->cpu ? left : left > margin ? left - margin : 1;
     a->budget.capability = a->cpu ? 0 : a->budget.capability;
-    return ok && (!a->cpu || a->o.mode < MODE_BF16 ||
-                  fail("--mode %s needs a GPU; give the memory of one, e.g. --memory 8G",
-                       a->o.mode == MODE_BF16 ? "bf16" : "fp8"));
+    return ok && (!a->cpu || a->o.mode != MODE_FP8 ||
+                  fail("--mode fp8 needs a GPU; give the memory of one, e.g. --memory 8G"));
 }
 
 static bool weights_seen(void* user, const char* name) {

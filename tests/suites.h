@@ -13,6 +13,7 @@
     X(linear_double_suite)                                                                         \
     X(fp8_suite)                                                                                   \
     X(fp8_base_suite)                                                                              \
+    X(bf16_suite)                                                                                  \
     X(head_suite)                                                                                  \
     X(away_suite)                                                                                  \
     X(ops_suite)                                                                                   \
@@ -32,6 +33,7 @@
     X(model_suite)                                                                                 \
     X(long_suite)                                                                                  \
     X(gradient_suite)                                                                              \
+    X(modes_suite)                                                                                 \
     X(threads_suite)                                                                               \
     X(steps_suite)                                                                                 \
     X(tree_suite)                                                                                  \

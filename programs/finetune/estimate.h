@@ -2,16 +2,16 @@
 #ifndef FINETUNE_ESTIMATE_H
 #define FINETUNE_ESTIMATE_H
 
-// Times a small product for a tenth of a second. Returns FLOP/s of the fastest, or 0 if it could
-// not be measured.
-static double probe_rate(app* a) {
+// Times a small product of operands of a type for a tenth of a second. Returns FLOP/s of the
+// fastest, or 0 if it could not be measured.
+static double probe_rate(app* a, qlora_dtype dtype) {
     enum { ROWS = 256 };
     int64_t k = a->config.hidden < 1024 ? a->config.hidden : 1024;
     int64_t n = a->config.intermediate < 1024 ? a->config.intermediate : 1024;
     qlora_tensor t[3];
     memset(t, 0, sizeof t);
-    bool ok = qlora_tensor_create(a->ctx, QLORA_F32, ROWS, k, &t[0]) == QLORA_OK &&
-              qlora_tensor_create(a->ctx, QLORA_F32, k, n, &t[1]) == QLORA_OK &&
+    bool ok = qlora_tensor_create(a->ctx, dtype, ROWS, k, &t[0]) == QLORA_OK &&
+              qlora_tensor_create(a->ctx, dtype, k, n, &t[1]) == QLORA_OK &&
               qlora_tensor_create(a->ctx, QLORA_F32, ROWS, n, &t[2]) == QLORA_OK;
     for (int i = 0; i < 2; i++) {
         ok = ok && qlora_fill(a->ctx, 0.5f, &t[i]) == QLORA_OK;
@@ -48,17 +48,19 @@ static double step_work(app* a) {
     return flop * (1.0 + 0.5 * again);
 }
 
-// The rest of a step, beside its products: an estimate, not a measurement.
-#define ESTIMATE_REST 1.25
+// The rest of a step, beside its products, as a share of their time in f32: an estimate, not a
+// measurement.
+#define ESTIMATE_REST 0.25
 
 // Seconds that the steps still to be done take on the CPU; 0 if that is not known.
 static double run_seconds(app* a) {
     if (qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU || a->total_steps <= a->step) {
         return 0.0;
     }
-    double rate = probe_rate(a);
-    double steps = (double)(a->total_steps - a->step);
-    return rate > 0.0 ? ESTIMATE_REST * steps * step_work(a) / rate : 0.0;
+    double exact = probe_rate(a, QLORA_F32);
+    double rate = a->plan.mode == QLORA_MODE_BF16 ? probe_rate(a, QLORA_BF16) : exact;
+    double work = (double)(a->total_steps - a->step) * step_work(a);
+    return exact > 0.0 && rate > 0.0 ? work / rate + ESTIMATE_REST * work / exact : 0.0;
 }
 
 // For --plan and --doctor.

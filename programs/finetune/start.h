@@ -47,11 +47,6 @@ static bool context_open(app* a) {
                                             message_text(why))
                                 : error_set(a->error, "%s", message_text(why));
     }
-    if (a->o.mode == QLORA_MODE_BF16 && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU &&
-        !a->o.plan && !a->o.doctor) {
-        return error_set(a->error, "--mode bf16 needs a GPU (%s); use --mode f32 or auto",
-                         qlora_ctx_reason(a->ctx));
-    }
     // The CPU computes FP8 products one by one, as a reference: only on request.
     if (a->o.mode == QLORA_MODE_FP8 && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU &&
         a->o.backend != QLORA_BACKEND_CPU && !a->o.plan && !a->o.doctor) {

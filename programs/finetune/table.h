@@ -273,9 +273,10 @@ static const option option_table[] = {
         "several processes: end the run if one of them has not answered for S seconds; the others "
         "wait two hours longer for rank 0 while it saves or answers prompts (default 600)"},
     {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16|fp8",
-        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; fp8 is bf16 "
-        "with faster, approximate products of 4-bit and FP8 weights, on compute capability 9.0 "
-        "(default auto)"},
+        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; on the CPU, "
+        "bf16 rounds the operands of products with weights, which is faster on ARM processors with "
+        "BF16; fp8 is bf16 with faster, approximate products of 4-bit and FP8 weights, on compute "
+        "capability 9.0 (default auto)"},
     {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit|fp8",
         "storage format of the frozen weights; fp8 has less than a third of the error of nf4 and "
         "twice its size (default nf4)"},

@@ -137,6 +137,13 @@
        values in every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU
        results are unspecified.
 
+       Mode BF16 on the CPU rounds both operands of products with weights to the nearest bf16 while
+       they are packed: those of projections, adapters and the head, forward and backward. Sums,
+       and everything else, are fp32, and so is what is stored. Products of at most eight rows, as
+       in decoding, may take their operands as they are. Every tier has the mode, but only
+       neon_bf16 is faster in it; its instructions take numbers below 2^-126 for zero. In mode F32,
+       neon and neon_bf16 have the same bits.
+
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,
        settings, seed and adapter; qlora_generate_next_each has the bits of one text at a time. A

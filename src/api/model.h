@@ -115,7 +115,8 @@ typedef struct qlora_model_config {
     uint8_t no_rope[QLORA_MAX_LAYERS]; // 1 if q and k of the layer are not rotated
 } qlora_model_config;
 
-// The type in which a model computes. Frozen weights keep their own format.
+// The type in which a model computes. Frozen weights keep their own format. On the CPU, BF16 is for
+// the asking, and only operands of products are bf16; see NUMERICS in the manual.
 typedef enum qlora_mode {
     QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and newer, otherwise F32
     QLORA_MODE_F32 = 1,  // fp32; the context's math decides between exact and TF32 products

@@ -185,7 +185,7 @@ static qlora_result qlora__comm_agree(qlora_trainer* t) {
     memset(&mine, 0, sizeof mine);
     qlora__state_fill(t, &state);
     mine.elements = t->m->elements;
-    snprintf(mine.tier, sizeof mine.tier, "%s", qlora__state_tier(ctx));
+    snprintf(mine.tier, sizeof mine.tier, "%s", qlora__state_tier(t->m));
     snprintf(mine.gpu, sizeof mine.gpu, "%s", qlora__facts_gpu(ctx));
     mine.graph = t->swap_graphs ? 1 : 0;
     for (int i = 0; i < state.count; i++) {

@@ -223,13 +223,15 @@ static void qlora__avx2_nf4(const float* levels, float scale, const uint8_t* cod
 }
 
 static const qlora__cpu_gemm qlora__avx2_gemm = {
-    300, // 24 columns of 300 steps are 28 KiB
-    192,
-    4,
-    24,
-    qlora__avx2_tile,
-    16,
-    qlora__avx2_narrow,
+    {
+        300, // 24 columns of 300 steps are 28 KiB
+        192,
+        4,
+        24,
+        qlora__avx2_tile,
+        16,
+        qlora__avx2_narrow,
+    },
     qlora__avx2_pack4,
     qlora__avx2_pack8,
     qlora__avx2_spread,

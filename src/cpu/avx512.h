@@ -148,13 +148,15 @@ static void qlora__avx512_nf4(const float* levels, float scale, const uint8_t* c
 }
 
 static const qlora__cpu_gemm qlora__avx512_gemm = {
-    200, // 48 columns of 200 steps are 38 KiB
-    192,
-    8,
-    48,
-    qlora__avx512_tile,
-    16,
-    qlora__avx512_narrow,
+    {
+        200, // 48 columns of 200 steps are 38 KiB
+        192,
+        8,
+        48,
+        qlora__avx512_tile,
+        16,
+        qlora__avx512_narrow,
+    },
     qlora__avx2_pack4,
     qlora__avx2_pack8,
     qlora__avx512_spread,

@@ -1,3 +1,6 @@
+// The math of a model in QLORA_MODE_BF16 on the CPU: operands of products are rounded to bf16.
+#define QLORA__MATH_BF16 ((qlora_math)(QLORA_MATH_TF32_ALL + 1))
+
 // One matrix product whose arguments have been checked: row-major C[M,N] = alpha alpha_dev op(A)
 // op(B) + beta C for each of `batch` matrices.
 typedef struct qlora__gemm {
@@ -24,6 +27,7 @@ typedef struct qlora__gemm {
     const float* alpha_dev; // NULL: 1
     const float* beta_dev;  // set together with alpha_dev
     bool tf32;
+    bool bf16; // A times alpha, and B, are rounded to bf16; only on the CPU
     // If one is not NULL, B is this weight, in bf16 values; only on the CPU.
     const qlora_nf4* nf4;
     const qlora__fp8_weight* fp8;
@@ -63,6 +67,14 @@ static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, 
         for (int64_t i = count; i < width; i++) {
             to[i] = (QLORA__REAL)0;
         }
+    }
+}
+
+// Rounds packed operands, times a factor, to bf16.
+static void qlora__gemm_round(QLORA__REAL* packed, int64_t n, float factor) {
+    for (int64_t i = 0; i < n; i++) {
+        float value = (float)(packed[i] * (QLORA__REAL)factor);
+        packed[i] = (QLORA__REAL)qlora__bf16_to(qlora__bf16_from(value));
     }
 }
 
@@ -122,15 +134,17 @@ static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_
 }
 #endif
 
-// Writes alpha times the sums of one tile plus beta times the old values.
+// Writes alpha times the sums of one tile plus beta times the old values. Operands that have been
+// rounded have the factor already.
 static void qlora__gemm_write(const qlora__gemm* g, int64_t batch, int64_t i0, int64_t j0,
                               const QLORA__REAL* acc) {
     int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
     int64_t cols = qlora__min(QLORA__TILE, g->N - j0);
+    QLORA__REAL alpha = (QLORA__REAL)(g->bf16 ? 1.0f : g->alpha);
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t j = 0; j < cols; j++) {
             int64_t at = batch * g->sC + (i0 + i) * g->ldc + j0 + j;
-            QLORA__REAL y = (QLORA__REAL)g->alpha * acc[i * QLORA__TILE + j];
+            QLORA__REAL y = alpha * acc[i * QLORA__TILE + j];
             if (g->beta != 0.0f) {
                 y += (QLORA__REAL)g->beta * qlora__load(g->C, g->out, at);
             }
@@ -163,10 +177,16 @@ static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
             int64_t steps = qlora__min(QLORA__STEP, g->K - k0);
             qlora__gemm_pack(g->A, g->a_type, batch * g->sA + i0 * a_i + k0 * a_k, a_k, a_i, steps,
                              rows, QLORA__PANEL, a);
+            if (g->bf16) {
+                qlora__gemm_round(a, steps * QLORA__PANEL, g->alpha);
+            }
             for (int64_t t = 0; t < tiles; t++) {
                 int64_t j = j0 + t * QLORA__TILE;
                 qlora__gemm_pack(g->B, g->b_type, batch * g->sB + j * b_j + k0 * b_k, b_k, b_j,
                                  steps, qlora__min(QLORA__TILE, g->N - j), QLORA__TILE, b);
+                if (g->bf16) {
+                    qlora__gemm_round(b, steps * QLORA__TILE, 1.0f);
+                }
                 for (int64_t i = 0; i < rows; i += 4) {
                     qlora__gemm_micro(a + i, b, steps, acc[t] + i * QLORA__TILE);
                 }

@@ -195,40 +195,57 @@ static void qlora__neon_widen(const uint16_t* from, qlora_dtype dtype, int64_t n
     }
 }
 
-// level[code] * scale, rounded to bf16, for codes of one block; the first code is the high half of
-// a byte. The 16 products are made once; a code then selects their bytes.
-static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* codes, int64_t n,
-                            float* out) {
+// level[code] * scale for all 16 codes, rounded to bf16.
+static QLORA__INLINE uint16x8x2_t qlora__neon_nf4_values(const float* levels, float scale) {
     uint16x4_t part[4];
     for (int i = 0; i < 4; i++) {
-        float32x4_t product = vmulq_n_f32(vld1q_f32(levels + 4 * i), scale);
-        uint32x4_t bits = vreinterpretq_u32_f32(product);
+        uint32x4_t bits = vreinterpretq_u32_f32(vmulq_n_f32(vld1q_f32(levels + 4 * i), scale));
         uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
         bits = vaddq_u32(vaddq_u32(bits, odd), vdupq_n_u32(0x7fff)); // to nearest even
         part[i] = vshrn_n_u32(bits, 16);
     }
-    uint8x16_t first = vreinterpretq_u8_u16(vcombine_u16(part[0], part[1]));
-    uint8x16_t second = vreinterpretq_u8_u16(vcombine_u16(part[2], part[3]));
+    uint16x8x2_t values;
+    values.val[0] = vcombine_u16(part[0], part[1]);
+    values.val[1] = vcombine_u16(part[2], part[3]);
+    return values;
+}
+
+// The values of 16 codes, from the low and the high bytes of all values; the first code is the high
+// half of a byte.
+static QLORA__INLINE uint16x8x2_t qlora__neon_nf4_select(const uint8_t* codes, uint8x16_t low,
+                                                         uint8x16_t high) {
+    uint8x8_t pair = vld1_u8(codes);
+    uint8x8_t before = vshr_n_u8(pair, 4);
+    uint8x8_t after = vand_u8(pair, vdup_n_u8(15));
+    uint8x16_t code = vcombine_u8(vzip1_u8(before, after), vzip2_u8(before, after));
+    uint8x16_t l = vqtbl1q_u8(low, code);
+    uint8x16_t h = vqtbl1q_u8(high, code);
+    uint16x8x2_t values;
+    values.val[0] = vreinterpretq_u16_u8(vzip1q_u8(l, h));
+    values.val[1] = vreinterpretq_u16_u8(vzip2q_u8(l, h));
+    return values;
+}
+
+// The 16 products of a block are made once; a code then selects their bytes.
+static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* codes, int64_t n,
+                            float* out) {
+    uint16x8x2_t all = qlora__neon_nf4_values(levels, scale);
+    uint8x16_t first = vreinterpretq_u8_u16(all.val[0]);
+    uint8x16_t second = vreinterpretq_u8_u16(all.val[1]);
     uint8x16_t low = vuzp1q_u8(first, second);
     uint8x16_t high = vuzp2q_u8(first, second);
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        uint8x8_t pair = vld1_u8(codes + i / 2);
-        uint8x16_t code = vcombine_u8(vzip1_u8(vshr_n_u8(pair, 4), vand_u8(pair, vdup_n_u8(15))),
-                                      vzip2_u8(vshr_n_u8(pair, 4), vand_u8(pair, vdup_n_u8(15))));
-        uint8x16_t l = vqtbl1q_u8(low, code);
-        uint8x16_t h = vqtbl1q_u8(high, code);
-        uint16x8_t w0 = vreinterpretq_u16_u8(vzip1q_u8(l, h));
-        uint16x8_t w1 = vreinterpretq_u16_u8(vzip2q_u8(l, h));
-        vst1q_f32(out + i, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w0), 16)));
-        vst1q_f32(out + i + 4, vreinterpretq_f32_u32(vshll_high_n_u16(w0, 16)));
-        vst1q_f32(out + i + 8, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w1), 16)));
-        vst1q_f32(out + i + 12, vreinterpretq_f32_u32(vshll_high_n_u16(w1, 16)));
+        uint16x8x2_t w = qlora__neon_nf4_select(codes + i / 2, low, high);
+        vst1q_f32(out + i, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w.val[0]), 16)));
+        vst1q_f32(out + i + 4, vreinterpretq_f32_u32(vshll_high_n_u16(w.val[0], 16)));
+        vst1q_f32(out + i + 8, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w.val[1]), 16)));
+        vst1q_f32(out + i + 12, vreinterpretq_f32_u32(vshll_high_n_u16(w.val[1], 16)));
     }
     uint16_t table[16];
     if (i < n) {
-        vst1q_u8((uint8_t*)table, first);
-        vst1q_u8((uint8_t*)table + 16, second);
+        vst1q_u16(table, all.val[0]);
+        vst1q_u16(table + 8, all.val[1]);
     }
     for (; i < n; i++) {
         out[i] = qlora__bf16_to(table[qlora__nf4_code_at(codes, i)]);
@@ -236,13 +253,15 @@ static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* cod
 }
 
 static const qlora__cpu_gemm qlora__neon_gemm = {
-    640,
-    192,
-    8,
-    12,
-    qlora__neon_tile,
-    8,
-    qlora__neon_narrow,
+    {
+        640,
+        192,
+        8,
+        12,
+        qlora__neon_tile,
+        8,
+        qlora__neon_narrow,
+    },
     qlora__neon_pack4,
     NULL,
     qlora__neon_spread,

@@ -37,11 +37,12 @@ static void qlora__packed_slice(qlora__packed* p, void* C) {
     if (g->beta != 0.0f && (!in_place || g->beta != 1.0f)) {
         qlora__packed_move(p, C, true);
     }
-    for (int64_t k = 0; k < g->K; k += p->left.stride) {
+    int64_t room = qlora__panels_room(&p->left);
+    for (int64_t k = 0; k < g->K; k += room) {
         qlora__segment right;
         right.from = p->b;
         right.k = k;
-        right.steps = qlora__min(p->left.stride, g->K - k);
+        right.steps = qlora__min(room, g->K - k);
         qlora__panels_pack(&p->left, &p->a, k, right.steps, 0, g->alpha);
         qlora__panels_multiply(&p->left, 0, &right, 1, p->col, p->cols, p->c, p->ldc,
                                k > 0 || g->beta != 0.0f);
@@ -62,7 +63,9 @@ static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t width = g->out == QLORA_F32 ? g->N : QLORA__PART;
     int64_t height = qlora__min(QLORA__MC, qlora__ceil_div(g->M, QLORA__CHUNK) * QLORA__CHUNK);
     int64_t most = QLORA__PANELS / height - 7; // the panels may be that much longer
-    qlora__panels_open(ctx, qlora__min(g->K, most), &p.left);
+    // Nothing is rounded if both operands are bf16.
+    bool bf16 = g->bf16 || (g->a_type == QLORA_BF16 && g->b_type == QLORA_BF16 && g->alpha == 1.0f);
+    qlora__panels_open(ctx, qlora__min(g->K, most), bf16, &p.left);
     for (int64_t i = 0; i < g->batch; i++) {
         p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, g->lda,
                                 !g->ta);

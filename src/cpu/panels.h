@@ -8,183 +8,14 @@
 // one sum in ascending k, so the bits depend on nothing but the values: not on the number of
 // threads, nor on how rows, columns and k are divided.
 
-#define QLORA__KC 640   // steps per range, at most
-#define QLORA__MC 1024  // rows per slice, at most
-#define QLORA__NC 192   // columns per block of QLORA__KC steps; more if the ranges are shorter
-#define QLORA__PART 512 // columns per slice if the sums cannot stay in C
-#define QLORA__CHUNK 96 // rows whose panels stay in the second-level cache: whole tiles
-#define QLORA__PANELS 0x320000 // elements in panels: QLORA__MC rows of 3200 steps
-#define QLORA__BLOCKS ((QLORA__KC + 4) * QLORA__NC) // elements of a block of columns
-#define QLORA__MOST_TILE 384                        // elements of the largest tile
-
-// Working memory of the packed products, allocated with the context.
-struct qlora__packing {
-    float* a;    // [PANELS]
-    float* c;    // [MC][PART]
-    float* b;    // [BLOCKS] per slot
-    float* zero; // [KC]
-    size_t bytes;
-};
-
-static qlora_result qlora__packing_create(qlora_ctx* ctx) {
-    size_t slots = (size_t)qlora__slots(ctx);
-    size_t floats =
-        (size_t)QLORA__PANELS + (size_t)QLORA__MC * QLORA__PART + QLORA__KC + slots * QLORA__BLOCKS;
-    size_t bytes = sizeof(qlora__packing) + 64 + floats * sizeof(float);
-    if (ctx->cpu->gemm == NULL) {
-        return QLORA_OK;
+// Floats per line of panels that are next to each other, at least `floats` and at most 7 more: such
+// that the panels are an odd number of cache lines apart. Otherwise many would share few sets of
+// the cache.
+static int64_t qlora__panel_stride(int64_t floats, int64_t width) {
+    while (floats * width % 32 != 16) {
+        floats++;
     }
-    qlora__packing* p = (qlora__packing*)qlora__alloc(ctx, bytes);
-    if (p == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    // Panels start at a cache line, so that no vector crosses one.
-    uintptr_t first = (uintptr_t)(p + 1);
-    p->a = (float*)(void*)((char*)(p + 1) + (64 - first % 64) % 64);
-    p->c = p->a + QLORA__PANELS;
-    p->zero = p->c + (size_t)QLORA__MC * QLORA__PART;
-    p->b = p->zero + QLORA__KC;
-    p->bytes = bytes;
-    memset(p->zero, 0, QLORA__KC * sizeof(float));
-    ctx->packing = p;
-    return QLORA_OK;
-}
-
-static void qlora__packing_destroy(qlora_ctx* ctx) {
-    if (ctx->packing != NULL) {
-        qlora__free(ctx, ctx->packing, ctx->packing->bytes);
-        ctx->packing = NULL;
-    }
-}
-
-// An operand: a line is a row of A or a column of B.
-typedef struct qlora__operand {
-    const void* data;
-    qlora_dtype dtype;
-    const qlora_nf4* nf4;
-    const qlora__fp8_weight* fp8;
-    int64_t ld;
-    bool lines; // the elements of a line are next to each other; otherwise those of one k
-} qlora__operand;
-
-static qlora__operand qlora__operand_of(const void* data, qlora_dtype dtype, int64_t ld,
-                                        bool lines) {
-    qlora__operand o;
-    o.data = data;
-    o.dtype = dtype;
-    o.nf4 = NULL;
-    o.fp8 = NULL;
-    o.ld = ld;
-    o.lines = lines;
-    return o;
-}
-
-// A weight with codes: one of the two is not NULL.
-static qlora__operand qlora__operand_coded(const qlora_nf4* nf4, const qlora__fp8_weight* fp8,
-                                           bool lines) {
-    qlora__operand o =
-        qlora__operand_of(NULL, QLORA_BF16, nf4 != NULL ? nf4->cols : fp8->cols, lines);
-    o.nf4 = nf4;
-    o.fp8 = fp8;
-    return o;
-}
-
-// Returns n elements of a row or column from `first` on as f32: where they are, or in `stage`.
-static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__operand* o,
-                                       int64_t first, int64_t n, float* stage) {
-    if (o->fp8 != NULL) {
-        qlora__fp8_widen(o->fp8, first / o->ld, first % o->ld, n, stage);
-        return stage;
-    }
-    if (o->nf4 == NULL && o->dtype == QLORA_F32) {
-        return (const float*)o->data + first;
-    }
-    if (o->nf4 == NULL) {
-        cpu->widen((const uint16_t*)o->data + first, o->dtype, n, stage);
-        return stage;
-    }
-    const qlora_nf4* w = o->nf4;
-    for (int64_t done = 0; done < n;) {
-        int64_t e = first + done;
-        int64_t now = qlora__min(n - done, w->block - e % w->block);
-        float scale = qlora__nf4_absmax(w, e / w->block);
-        bool single = e % 2 != 0 || !qlora__finite(scale); // kernels start at a whole byte
-        now = single ? 1 : now;
-        if (single) {
-            float value = w->maps[qlora__nf4_code_at(w->codes, e)] * scale;
-            stage[done] = qlora__bf16_to(qlora__bf16_from(value));
-        } else {
-            cpu->nf4(w->maps, scale, w->codes + e / 2, now, stage + done);
-        }
-        done += now;
-    }
-    return stage;
-}
-
-// Steps of panels that are next to each other, at least `steps` and at most 7 more: such that the
-// panels are an odd number of cache lines apart. Otherwise many would share few sets of the cache.
-static int64_t qlora__panel_stride(int64_t steps, int64_t width) {
-    while (steps * width % 32 != 16) {
-        steps++;
-    }
-    return steps;
-}
-
-// Part of an operand: lines [first, first + count) and steps [k, k + steps).
-typedef struct qlora__lines_piece {
-    const qlora__operand* from;
-    int64_t first;
-    int64_t count;
-    int64_t k;
-    int64_t steps;
-} qlora__lines_piece;
-
-// Packs a piece into panels of `width` lines and `stride` steps, from step `at` on; lines that are
-// missing in the last panel are zero.
-static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_piece* p,
-                              int64_t width, int64_t stride, int64_t at, const float* zero,
-                              float* out) {
-    float stage[8 * QLORA__KC];
-    const qlora__operand* o = p->from;
-    bool in_place = o->dtype == QLORA_F32; // codes have bf16 values
-    int64_t padded = qlora__ceil_div(p->count, width) * width;
-    int64_t group = cpu->pack8 != NULL && width % 8 == 0 ? 8 : 4;
-    for (int64_t i = 0; o->lines && i < padded; i += group) {
-        float* to = out + (i / width * stride + at) * width + i % width;
-        for (int64_t k = 0; k < p->steps; k += QLORA__KC) {
-            const float* lines[8];
-            int64_t n = qlora__min(QLORA__KC, p->steps - k);
-            for (int64_t j = 0; j < group; j++) {
-                int64_t line = p->first + i + j;
-                lines[j] = i + j < p->count ? qlora__operand_run(cpu, o, line * o->ld + p->k + k, n,
-                                                                 stage + j * QLORA__KC)
-                                            : zero;
-            }
-            (group == 8 ? cpu->pack8 : cpu->pack4)(lines, n, width, to + k * width);
-        }
-    }
-    for (int64_t k = 0; !o->lines && k < p->steps; k++) {
-        const float* from =
-            qlora__operand_run(cpu, o, (p->k + k) * o->ld + p->first, p->count, stage);
-        float* to = out + (at + k) * width;
-        int64_t i = 0;
-        // The rows of a wide matrix are in different pages, where processors do not look ahead.
-        for (int64_t j = 0; in_place && k + 8 < p->steps && j < p->count; j += 16) {
-            QLORA__WILL_READ(from + 8 * o->ld + j);
-        }
-        if (cpu->spread != NULL) {
-            cpu->spread(from, p->count, width, stride * width, to);
-            i = p->count / width * width;
-        }
-        for (; i + width <= p->count; i += width) {
-            for (int64_t j = 0; j < width; j += 4) {
-                memcpy(to + i * stride + j, from + i + j, 4 * sizeof *to);
-            }
-        }
-        for (int64_t j = 0; i < p->count && j < width; j++) {
-            to[i * stride + j] = i + j < p->count ? from[i + j] : 0.0f;
-        }
-    }
+    return floats;
 }
 
 // ---- the left side ------------------------------------------------------------------------------
@@ -193,25 +24,59 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
 typedef struct qlora__panels {
     qlora_ctx* ctx;
     const qlora__cpu_gemm* cpu;
+    const qlora__cpu_tiles* tiles;
+    const qlora__cpu_bf16* bf16; // kernels for panels in bf16; NULL: the panels are f32
     const qlora__packing* memory;
+    bool round; // operands are rounded to bf16
     int64_t row;
     int64_t rows;
-    int64_t stride; // steps of a panel
+    int64_t stride; // floats of a line
 } qlora__panels;
 
-// Rows of a slice whose panels have `stride` steps.
+// Steps that n steps of an operand take in the panels: those in bf16 have whole groups of four, so
+// that the groups do not depend on what comes before.
+static int64_t qlora__panels_steps(const qlora__panels* p, int64_t n) {
+    return p->bf16 != NULL ? qlora__ceil_div(n, 4) * 4 : n;
+}
+
+// Floats of a line that `steps` steps take.
+static int64_t qlora__panels_floats(const qlora__panels* p, int64_t steps) {
+    return p->bf16 != NULL ? steps / 2 : steps;
+}
+
+// Steps that the panels have room for.
+static int64_t qlora__panels_room(const qlora__panels* p) {
+    return p->bf16 != NULL ? p->stride / 2 * 4 : p->stride;
+}
+
+// Packs a piece from step `at` of panels with `stride` floats per line on.
+static void qlora__panels_lines(const qlora__panels* p, const qlora__lines_piece* piece,
+                                int64_t width, int64_t stride, int64_t at, float* out) {
+    if (p->bf16 != NULL) {
+        qlora__lines_pack_bf16(p->cpu, p->bf16, piece, width, stride, at, p->memory->zero, out);
+    } else {
+        qlora__lines_pack(p->cpu, piece, width, stride, at, p->memory->zero, out);
+    }
+}
+
+// Rows of a slice whose panels have `stride` floats per line.
 static int64_t qlora__panels_rows(int64_t rows, int64_t stride) {
     int64_t most = QLORA__PANELS / qlora__max(stride, 1) / QLORA__CHUNK * QLORA__CHUNK;
     return qlora__min(rows, qlora__min(QLORA__MC, most));
 }
 
-static void qlora__panels_open(qlora_ctx* ctx, int64_t stride, qlora__panels* p) {
+// bf16: operands are rounded.
+static void qlora__panels_open(qlora_ctx* ctx, int64_t steps, bool bf16, qlora__panels* p) {
     p->ctx = ctx;
     p->cpu = ctx->cpu->gemm;
+    p->bf16 = bf16 ? ctx->cpu->bf16 : NULL;
+    p->tiles = p->bf16 != NULL ? &p->bf16->tiles : &p->cpu->tiles;
     p->memory = ctx->packing;
+    p->round = bf16;
     p->row = 0;
     p->rows = 0;
-    p->stride = qlora__panel_stride(stride, p->cpu->rows);
+    p->stride =
+        qlora__panel_stride(qlora__panels_floats(p, qlora__panels_steps(p, steps)), p->tiles->rows);
 }
 
 typedef struct qlora__panels_job {
@@ -226,7 +91,7 @@ typedef struct qlora__panels_job {
 static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
     const qlora__panels_job* job = (const qlora__panels_job*)user;
     const qlora__panels* p = job->panels;
-    int64_t width = p->cpu->rows;
+    int64_t width = p->tiles->rows;
     for (int64_t chunk = begin; chunk < end; chunk++) {
         qlora__lines_piece piece;
         int64_t first = chunk * QLORA__CHUNK;
@@ -235,9 +100,11 @@ static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
         piece.count = qlora__min(QLORA__CHUNK, p->rows - first);
         piece.k = job->k;
         piece.steps = job->steps;
+        piece.round = p->round;
+        piece.factor = p->round ? job->alpha : 1.0f;
         float* out = p->memory->a + first * p->stride;
-        qlora__lines_pack(p->cpu, &piece, width, p->stride, job->at, p->memory->zero, out);
-        for (int64_t i = 0; job->alpha != 1.0f && i < piece.count; i += width) {
+        qlora__panels_lines(p, &piece, width, p->stride, job->at, out);
+        for (int64_t i = 0; !p->round && job->alpha != 1.0f && i < piece.count; i += width) {
             float* panel = out + i * p->stride + job->at * width;
             for (int64_t j = 0; j < job->steps * width; j++) {
                 panel[j] *= job->alpha;
@@ -284,7 +151,7 @@ typedef struct qlora__multiply {
     int64_t width;  // columns of a tile
     int64_t steps;  // of all segments
     int64_t range;  // steps per range
-    int64_t stride; // steps from one panel of columns to the next
+    int64_t stride; // floats of a line of the right side
     int64_t block;  // columns per block
     int64_t unit_rows;
     int64_t unit_parts; // units per block
@@ -305,17 +172,18 @@ static void qlora__multiply_pack(const qlora__multiply* m, int64_t col, int64_t 
             piece.count = cols;
             piece.k = s->k + from - begin;
             piece.steps = to - from;
-            qlora__lines_pack(m->left->cpu, &piece, m->width, m->stride, from - k,
-                              m->left->memory->zero, b);
+            piece.round = m->left->round;
+            piece.factor = 1.0f;
+            qlora__panels_lines(m->left, &piece, m->width, m->stride, from - k, b);
         }
-        begin += s->steps;
+        begin += qlora__panels_steps(m->left, s->steps);
     }
 }
 
 // One tile of C at (row, col). At the edges it is computed in a copy.
 static void qlora__multiply_tile(const qlora__multiply* m, int64_t steps, const float* a,
                                  const float* b, int64_t row, int64_t col, bool add) {
-    int64_t height = m->left->cpu->rows;
+    int64_t height = m->left->tiles->rows;
     float* c = m->c + row * m->ldc + col;
     int64_t rows = qlora__min(height, m->left->rows - row);
     int64_t cols = qlora__min(m->width, m->cols - col);
@@ -336,7 +204,7 @@ static void qlora__multiply_tile(const qlora__multiply* m, int64_t steps, const 
 
 // The next tile of C is on its way from memory while this one is computed.
 static void qlora__multiply_expect(const qlora__multiply* m, int64_t row, int64_t col) {
-    int64_t last = qlora__min(row + m->left->cpu->rows, m->left->rows);
+    int64_t last = qlora__min(row + m->left->tiles->rows, m->left->rows);
     int64_t cols = qlora__min(m->width, m->cols - col);
     for (int64_t i = row; i < last; i++) {
         const float* c = m->c + i * m->ldc + col;
@@ -351,9 +219,9 @@ static void qlora__multiply_expect(const qlora__multiply* m, int64_t row, int64_
 static void qlora__multiply_block(const qlora__multiply* m, int64_t k, int64_t steps,
                                   const float* b, int64_t col0, int64_t first, int64_t last) {
     const qlora__panels* left = m->left;
-    int64_t height = left->cpu->rows;
+    int64_t height = left->tiles->rows;
     int64_t end = qlora__min(col0 + m->block, m->cols);
-    const float* a = left->memory->a + (m->at + k) * height;
+    const float* a = left->memory->a + qlora__panels_floats(left, m->at + k) * height;
     for (int64_t top = first; top < last; top += QLORA__CHUNK) {
         int64_t bottom = qlora__min(top + QLORA__CHUNK, last);
         for (int64_t col = col0; col < end; col += m->width) {
@@ -386,17 +254,18 @@ static void qlora__multiply_units(void* user, int slot, int64_t begin, int64_t e
 // Divides the work: ranges of about the same length, tiles that waste few columns, and enough units
 // for all threads, from many blocks of columns or several units per block.
 static void qlora__multiply_divide(qlora__multiply* m) {
-    const qlora__cpu_gemm* cpu = m->left->cpu;
-    int64_t ranges = qlora__ceil_div(m->steps, cpu->steps);
+    const qlora__cpu_tiles* tiles = m->left->tiles;
+    int64_t ranges = qlora__ceil_div(m->steps, tiles->steps);
     m->range = qlora__ceil_div(qlora__ceil_div(m->steps, ranges), 4) * 4;
-    bool narrow = m->cols <= cpu->block / 4 && qlora__ceil_div(m->cols, cpu->narrow) * cpu->narrow <
-                                                   qlora__ceil_div(m->cols, cpu->cols) * cpu->cols;
-    m->width = narrow ? cpu->narrow : cpu->cols;
-    m->tile = narrow ? cpu->narrow_tile : cpu->tile;
-    m->stride = qlora__panel_stride(m->range, m->width);
+    bool narrow =
+        m->cols <= tiles->block / 4 && qlora__ceil_div(m->cols, tiles->narrow) * tiles->narrow <
+                                           qlora__ceil_div(m->cols, tiles->cols) * tiles->cols;
+    m->width = narrow ? tiles->narrow : tiles->cols;
+    m->tile = narrow ? tiles->narrow_tile : tiles->tile;
+    m->stride = qlora__panel_stride(qlora__panels_floats(m->left, m->range), m->width);
     int64_t slots = qlora__slots(m->left->ctx);
     int64_t share = slots > 1 ? qlora__ceil_div(m->cols, 4 * slots) : m->cols;
-    int64_t most = qlora__min(cpu->block, QLORA__BLOCKS / m->stride);
+    int64_t most = qlora__min(tiles->block, QLORA__BLOCKS / m->stride);
     share = qlora__min(most, qlora__max(most / 4, share));
     m->block = qlora__ceil_div(share, m->width) * m->width;
     m->block = m->block > most ? m->block - m->width : m->block;
@@ -425,7 +294,7 @@ static void qlora__panels_multiply(const qlora__panels* p, int64_t at, const qlo
     m.ldc = ldc;
     m.add = add;
     for (int i = 0; i < segments; i++) {
-        m.steps += right[i].steps;
+        m.steps += qlora__panels_steps(p, right[i].steps);
     }
     if (m.steps > 0 && cols > 0 && p->rows > 0) {
         qlora__multiply_divide(&m);

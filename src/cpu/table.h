@@ -11,6 +11,13 @@
 
 #ifdef QLORA__NEON
 #include <arm_neon.h>
+// The instructions are written in assembly: older compilers have no intrinsics for them in a
+// function whose file is compiled without them.
+#if defined(__clang__)
+#define QLORA__TARGET_NEON_BF16 __attribute__((target("bf16")))
+#else
+#define QLORA__TARGET_NEON_BF16 __attribute__((target("+bf16")))
+#endif
 #endif
 #ifdef QLORA__X86
 #include <immintrin.h>
@@ -70,7 +77,7 @@ typedef void (*qlora__tile_fn)(int64_t steps, const float* a, const float* b, fl
 
 // Products: kernels of the loops in cpu/panels.h. A panel has, for each k, `rows` rows of A or
 // `cols` columns of B side by side; both are multiples of four.
-typedef struct qlora__cpu_gemm {
+typedef struct qlora__cpu_tiles {
     int64_t steps; // at most this many per tile, so that both panels stay in the first-level cache
     int64_t block; // columns of B that are packed at a time, at most
     int64_t rows;
@@ -78,6 +85,10 @@ typedef struct qlora__cpu_gemm {
     qlora__tile_fn tile;
     int64_t narrow; // columns of a second tile, for the few columns of adapters
     qlora__tile_fn narrow_tile;
+} qlora__cpu_tiles;
+
+typedef struct qlora__cpu_gemm {
+    qlora__cpu_tiles tiles;
     // out[k * width + i] = lines[i][k] for four lines
     void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
     // The same for eight lines; NULL: only four at a time
@@ -92,6 +103,24 @@ typedef struct qlora__cpu_gemm {
     void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, float* out);
 } qlora__cpu_gemm;
 
+// Products of operands in bf16. A line of a panel takes half the memory: for every four k, two
+// lines are side by side, eight elements together, and `width` of them make the panel. The number
+// of steps is a multiple of four, and the four products of an element are added in one order.
+typedef struct qlora__cpu_bf16 {
+    qlora__cpu_tiles tiles;
+    // to[i] = bf16(from[i] * factor)
+    void (*round)(const float* from, float factor, int64_t n, uint16_t* to);
+    // The same as nf4 above, in bf16.
+    void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, uint16_t* out);
+    // Packs n steps of two lines; steps that the last four lack are zero.
+    void (*pair)(const uint16_t* first, const uint16_t* second, int64_t n, int64_t width,
+                 uint16_t* out);
+    // Packs four steps of n lines: rows[i][j] is step i of line j. n is a multiple of the width,
+    // and panels are `jump` elements apart. May read up to four elements after a row.
+    void (*quad)(const uint16_t* const* rows, int64_t n, int64_t width, int64_t jump,
+                 uint16_t* out);
+} qlora__cpu_bf16;
+
 typedef struct qlora__cpu_rows qlora__cpu_rows;     // operators on rows, attention
 typedef struct qlora__cpu_stream qlora__cpu_stream; // products with few rows
 
@@ -104,4 +133,6 @@ struct qlora__cpu_table {
     const qlora__cpu_gemm* gemm;     // NULL: the portable loops
     const qlora__cpu_rows* rows;     // cpu/rows.h
     const qlora__cpu_stream* stream; // cpu/stream.h; NULL where gemm is
+    const qlora__cpu_bf16* bf16;     // NULL: operands are rounded, and multiplied as f32
+    const char* f32_name;            // the first tier that has the same bits where none is rounded
 };

@@ -82,22 +82,26 @@ static bool qlora__has_everything(void) {
 // From the slowest to the fastest.
 static const qlora__cpu_table qlora__cpu_tables[] = {
     {QLORA_CPU_TIER_PORTABLE, "portable", "nothing", qlora__has_everything, true, NULL,
-     &qlora__rows_portable, NULL},
+     &qlora__rows_portable, NULL, NULL, "portable"},
 #ifdef QLORA__NEON
     {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, &qlora__neon_gemm,
-     &qlora__rows_neon, &qlora__neon_stream},
+     &qlora__rows_neon, &qlora__neon_stream, NULL, "neon"},
+    {QLORA_CPU_TIER_NEON_BF16, "neon_bf16", "NEON with BF16", qlora__os_has_arm_bf16, true,
+     &qlora__neon_gemm, &qlora__rows_neon, &qlora__neon_stream, &qlora__neon_bf16_gemm,
+     "neon"},
 #endif
 #ifdef QLORA__X86
     {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, &qlora__avx2_gemm,
-     &qlora__rows_avx2, &qlora__avx2_stream},
+     &qlora__rows_avx2, &qlora__avx2_stream, NULL, "avx2"},
     {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, true,
-     &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream},
+     &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, NULL, "avx512"},
 #endif
 };
 
 #define QLORA__CPU_TABLES ((int)(sizeof qlora__cpu_tables / sizeof qlora__cpu_tables[0]))
 
-static const char* const qlora__cpu_tier_names[] = {"best", "portable", "neon", "avx2", "avx512"};
+static const char* const qlora__cpu_tier_names[] = {"best", "portable", "neon",
+                                                    "avx2", "avx512",   "neon_bf16"};
 
 const char* qlora_cpu_tier_name(qlora_cpu_tier tier) {
     return (int)tier >= 0 && tier < QLORA_CPU_TIER_COUNT ? qlora__cpu_tier_names[tier] : "unknown";

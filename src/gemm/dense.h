@@ -405,7 +405,7 @@ static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d,
 
 // Returns whether a product of two f32 matrices may use TF32; backward products only with TF32_ALL.
 static bool qlora__math_takes_tf32(qlora_math math, bool backward) {
-    return backward ? math == QLORA_MATH_TF32_ALL : math != QLORA_MATH_F32;
+    return math == QLORA_MATH_TF32_ALL || (math == QLORA_MATH_TF32 && !backward);
 }
 
 static qlora_result qlora__gemm_run(qlora_ctx* ctx, qlora_math math, bool backward,
@@ -421,6 +421,7 @@ static qlora_result qlora__gemm_run(qlora_ctx* ctx, qlora_math math, bool backwa
     QLORA__TRY(qlora__gemm_check(ctx, desc, a, b, c, &g));
     g.tf32 =
         qlora__math_takes_tf32(math, backward) && a->dtype == QLORA_F32 && b->dtype == QLORA_F32;
+    g.bf16 = math == QLORA__MATH_BF16;
     ctx->last_path = path;
     if (g.M == 0 || g.N == 0 || g.batch == 0) {
         return QLORA_OK;

@@ -202,6 +202,7 @@ static qlora_result qlora__coded_packed(qlora_ctx* ctx, const qlora__coded_way* 
     g.b_type = QLORA_BF16;
     g.nf4 = w.nf4;
     g.fp8 = w.fp8;
+    g.bf16 = way->math == QLORA__MATH_BF16;
     g.out = y->dtype;
     g.alpha = way->alpha;
     g.beta = (way->flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;

@@ -8,7 +8,7 @@ typedef struct qlora__pass {
     int64_t row;     // the first of them, if they are a tile of a larger pass
     bool training;   // dropout is on
     bool group;      // layers are computed once more, to have their inputs, see qlora__group_again
-    qlora_math math; // of f32 products
+    qlora_math math; // of products with weights
     bool decoding;   // keys and values are stored in the cache
     int64_t first;   // position of the first row when decoding
     int64_t cache;   // row of the cache that position 0 has when decoding
@@ -23,7 +23,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     pass.m = m;
     pass.rows = rows;
     pass.training = training;
-    pass.math = m->math;
+    pass.math = qlora__model_math(m);
     pass.adapter = m->adapter;
     return pass;
 }

@@ -474,11 +474,7 @@ static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
 
 // capability 0: the CPU.
 static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t capability) {
-    if (mode == QLORA_MODE_BF16 && capability == 0) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "desc.mode is BF16, which needs a GPU; use F32 or AUTO on the CPU");
-    }
-    if (mode == QLORA_MODE_BF16 && capability < 80) {
+    if (mode == QLORA_MODE_BF16 && capability != 0 && capability < 80) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "desc.mode is BF16, which needs compute capability 8.0 or later; this "
                            "is %d.%d; use F32 or AUTO",
@@ -669,11 +665,11 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     qlora__slot_take(m, desc, 0);
     QLORA__TRY(qlora__targets_resolve(ctx, m));
     QLORA__TRY(qlora__mode_check(ctx, desc->mode, machine->capability));
-    bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
-                       (desc->mode != QLORA_MODE_F32 && machine->capability >= 80);
-    m->plan.mode = desc->mode == QLORA_MODE_FP8 ? QLORA_MODE_FP8
-                   : wants_16bit                ? QLORA_MODE_BF16
-                                                : QLORA_MODE_F32;
+    // On the CPU, only operands of products are 16-bit, while they are packed.
+    bool wants_16bit = desc->mode != QLORA_MODE_F32 && machine->capability >= 80;
+    m->plan.mode = desc->mode != QLORA_MODE_AUTO ? desc->mode
+                   : wants_16bit                 ? QLORA_MODE_BF16
+                                                 : QLORA_MODE_F32;
     m->math = ctx->desc.math;
     m->compute = wants_16bit ? QLORA_BF16 : QLORA_F32;
     m->plan.tokens = m->desc.tokens;

@@ -391,6 +391,12 @@ static bool qlora__trains(const qlora_model* m) {
     return m->desc.purpose == QLORA_PURPOSE_TRAIN;
 }
 
+// The math of products with weights. On the CPU, mode BF16 rounds their operands; everything else
+// is f32 there.
+static qlora_math qlora__model_math(const qlora_model* m) {
+    return m->plan.mode == QLORA_MODE_BF16 && m->compute == QLORA_F32 ? QLORA__MATH_BF16 : m->math;
+}
+
 // Whether base products are computed in FP8.
 static bool qlora__is_fp8(const qlora_model* m) {
     return m->plan.mode == QLORA_MODE_FP8;

@@ -517,7 +517,7 @@ static qlora_result qlora__linear_forward_shared(qlora_ctx* ctx, qlora_math math
         QLORA__TRY(qlora__linear_z(ctx, math, l, x, inner));
     }
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, x->cols - l->in, &tail));
-    qlora__linear_forward_panels(ctx, l, x, y, !dropped);
+    qlora__linear_forward_panels(ctx, l, x, y, !dropped, math == QLORA__MATH_BF16);
     QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l)));
     int64_t col = 0;
     for (int32_t i = 0; i < l->count; i++) {
@@ -544,7 +544,8 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
-    if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(l))) {
+    if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(l),
+                                math == QLORA__MATH_BF16)) {
         return qlora__linear_forward_shared(ctx, math, l, x, &inner, y);
     }
     QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
@@ -683,12 +684,13 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
 static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                        const qlora_tensor* dy, const qlora_tensor* inner,
                                        const qlora_tensor* dx) {
+    bool bf16 = math == QLORA__MATH_BF16;
     if (dx != NULL && l->dropout == 0.0f &&
-        qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(l))) {
+        qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(l), bf16)) {
         qlora_tensor tail;
         QLORA__TRY(
             qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, dy->cols - inner->cols, &tail));
-        qlora__linear_dx_panels(ctx, l, dy, inner->cols, dx);
+        qlora__linear_dx_panels(ctx, l, dy, inner->cols, dx, bf16);
         return qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l));
     }
     if (dy->cols > inner->cols) {

@@ -12,16 +12,17 @@
 // Whether panels with `steps` steps are used for x, or for dy. If only few rows fit at a time, the
 // weights would be widened too often.
 static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_desc* l,
-                                    const qlora_tensor* x, int64_t steps) {
+                                    const qlora_tensor* x, int64_t steps, bool bf16) {
     for (int32_t i = 0; i < l->count; i++) {
         if (l->parts[i].out == 0) {
             return false;
         }
     }
+    bool halved = bf16 && qlora__on_cpu(ctx) && ctx->cpu->bf16 != NULL;
     return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL &&
-           l->owners == NULL && l->in > 0 &&
-           x->dtype == QLORA_F32 && x->rows >= 16 &&
-           qlora__panels_rows(x->rows, steps + 4) >= qlora__min(x->rows, 384);
+           l->owners == NULL && l->in > 0 && x->dtype == QLORA_F32 && x->rows >= 16 &&
+           qlora__panels_rows(x->rows, (halved ? steps / 2 : steps) + 4) >=
+               qlora__min(x->rows, 384);
 }
 
 static qlora__operand qlora__operand_matrix(const qlora_tensor* t, bool lines) {
@@ -47,12 +48,13 @@ static float* qlora__linear_at(const qlora_tensor* t, int64_t row, int64_t col) 
     return (float*)t->data + row * t->ld + col;
 }
 
+// With what panels in bf16 add to each part.
 static int64_t qlora__linear_forward_steps(const qlora_linear_desc* l) {
     int64_t rank = 0;
     for (int32_t i = 0; i < l->count; i++) {
         rank = qlora__max(rank, l->parts[i].rank);
     }
-    return l->in + rank;
+    return qlora__ceil_div(l->in, 4) * 4 + rank;
 }
 
 // The sum of the ranks of part i and of those after it whose A follow in memory; *next is the first
@@ -98,7 +100,7 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
         right[0] = qlora__segment_of(qlora__linear_weight(part, true), l->in);
         if (part->rank > 0) {
             right[1] = qlora__segment_of(qlora__operand_matrix(part->sb, true), part->rank);
-            qlora__panels_pack(p, &rows, at, part->rank, l->in, 1.0f);
+            qlora__panels_pack(p, &rows, at, part->rank, qlora__panels_steps(p, l->in), 1.0f);
         }
         qlora__panels_multiply(p, 0, right, part->rank > 0 ? 2 : 1, 0, part->out,
                                qlora__linear_at(y, p->row, col), y->ld, false);
@@ -109,9 +111,9 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
 
 static void qlora__linear_forward_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
                                          const qlora_tensor* x, const qlora_tensor* y,
-                                         bool adapters) {
+                                         bool adapters, bool bf16) {
     qlora__panels p;
-    qlora__panels_open(ctx, qlora__linear_forward_steps(l), &p);
+    qlora__panels_open(ctx, qlora__linear_forward_steps(l), bf16, &p);
     int64_t height = qlora__panels_rows(x->rows, p.stride);
     for (p.row = 0; p.row < x->rows; p.row += height) {
         p.rows = qlora__min(height, x->rows - p.row);
@@ -123,7 +125,8 @@ static void qlora__linear_forward_panels(qlora_ctx* ctx, const qlora_linear_desc
 static int64_t qlora__linear_backward_steps(const qlora_linear_desc* l) {
     int64_t steps = 0;
     for (int32_t i = 0; i < l->count; i++) {
-        steps += l->parts[i].out + l->parts[i].rank;
+        steps += qlora__ceil_div(l->parts[i].out, 4) * 4;
+        steps += qlora__ceil_div(l->parts[i].rank, 4) * 4;
     }
     return steps;
 }
@@ -148,11 +151,12 @@ static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__pane
                 qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
             qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, qlora__linear_at(dy, p->row, tail),
                                    dy->ld, false);
-            qlora__panels_pack(p, &rows, tail, part->rank, at + part->out, 1.0f);
+            qlora__panels_pack(p, &rows, tail, part->rank, at + qlora__panels_steps(p, part->out),
+                               1.0f);
             right[segments] = qlora__segment_of(qlora__operand_matrix(part->a, false), part->rank);
             segments++;
         }
-        at += part->out + part->rank;
+        at += qlora__panels_steps(p, part->out) + qlora__panels_steps(p, part->rank);
         col += part->out;
         tail += part->rank;
     }
@@ -161,9 +165,10 @@ static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__pane
 }
 
 static void qlora__linear_dx_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                    const qlora_tensor* dy, int64_t out, const qlora_tensor* dx) {
+                                    const qlora_tensor* dy, int64_t out, const qlora_tensor* dx,
+                                    bool bf16) {
     qlora__panels p;
-    qlora__panels_open(ctx, qlora__linear_backward_steps(l), &p);
+    qlora__panels_open(ctx, qlora__linear_backward_steps(l), bf16, &p);
     int64_t height = qlora__panels_rows(dy->rows, p.stride);
     for (p.row = 0; p.row < dy->rows; p.row += height) {
         p.rows = qlora__min(height, dy->rows - p.row);

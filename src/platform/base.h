@@ -25,6 +25,9 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#if defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 #ifndef CLOCK_MONOTONIC
 #error "qlora.h: include the implementation before system headers, or use -D_POSIX_C_SOURCE=200809L"
 #endif

@@ -34,6 +34,29 @@ static QLORA__UNUSED void qlora__sleep_us(int64_t us) {
     nanosleep(&t, NULL);
 }
 
+// Whether the processor has ARM's BF16 instructions, as far as the system says so.
+static QLORA__UNUSED bool qlora__os_has_arm_bf16(void) {
+#if defined(__aarch64__) && defined(__linux__)
+    return (getauxval(26) >> 14 & 1u) != 0; // AT_HWCAP2, HWCAP2_BF16: older headers lack the names
+#elif defined(__aarch64__) && defined(__APPLE__)
+    // By its name, because the header that declares it needs more than POSIX.
+    typedef int (*query_fn)(const char* name, void* value, size_t* size, void* set, size_t bytes);
+    int has = 0;
+    size_t size = sizeof has;
+    query_fn query = NULL;
+    void* program = dlopen(NULL, RTLD_NOW);
+    void* address = program != NULL ? dlsym(program, "sysctlbyname") : NULL;
+    memcpy(&query, &address, sizeof query);
+    bool known = query != NULL && query("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) == 0;
+    if (program != NULL) {
+        dlclose(program);
+    }
+    return known && has == 1;
+#else
+    return false;
+#endif
+}
+
 // The value of an environment variable; false if it is not set or empty.
 static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
     const char* value = getenv(name);

@@ -114,6 +114,11 @@ static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
 }
 
+// Windows has no call that tells.
+static QLORA__UNUSED bool qlora__os_has_arm_bf16(void) {
+    return false;
+}
+
 // The value of an environment variable; false if it is not set, empty, or longer than `out`.
 static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
     unsigned long used = GetEnvironmentVariableA(name, out, (unsigned long)size);

@@ -176,7 +176,7 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
         }
     }
     metadata[2 * count] = "cpu_tier";
-    metadata[2 * count + 1] = qlora__state_tier(ctx);
+    metadata[2 * count + 1] = qlora__state_tier(m);
     metadata[2 * count + 2] = NULL;
     QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
     QLORA__TRY(qlora__save_open(ctx, 4 * m->range_count + 4, &list));
@@ -380,12 +380,13 @@ static double qlora__state_show(const qlora__state_row* row, int64_t value) {
 // Another tier rounds differently, so later steps differ in the last bits; nothing else changes.
 // Before there were tiers, checkpoints did not name one, and the CPU had what is now the portable
 // tier. A change of the backend is in the table.
-static void qlora__state_compare_tier(qlora_ctx* ctx, const qlora__st* st) {
+static void qlora__state_compare_tier(const qlora_model* m, const qlora__st* st) {
+    qlora_ctx* ctx = m->ctx;
     char text[32];
     if (!qlora__st_metadata(st, "cpu_tier", text, sizeof text)) {
         snprintf(text, sizeof text, "%s", qlora__on_cpu(ctx) ? "portable" : "none");
     }
-    const char* now = qlora__state_tier(ctx);
+    const char* now = qlora__state_tier(m);
     if (strcmp(text, now) != 0 && strcmp(text, "none") != 0 && strcmp(now, "none") != 0) {
         QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was saved with the CPU tier %s, this trainer has %s",
                    st->label, text, now);
@@ -394,7 +395,9 @@ static void qlora__state_compare_tier(qlora_ctx* ctx, const qlora__st* st) {
 
 // Compares the numbers of a checkpoint with those of the trainer, and takes those that are
 // restored.
-static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, qlora__state* s) {
+static qlora_result qlora__state_compare(const qlora_model* m, const qlora__st* st,
+                                         qlora__state* s) {
+    qlora_ctx* ctx = m->ctx;
     for (int i = 0; i < s->count; i++) {
         const qlora__state_row* row = &s->rows[i];
         int64_t value = 0;
@@ -421,7 +424,7 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
                        qlora__state_show(row, row->value));
         }
     }
-    qlora__state_compare_tier(ctx, st);
+    qlora__state_compare_tier(m, st);
     const qlora__st_tensor* record = qlora__st_find(st, "record");
     if (s->step < 0) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: step is %lld; it must not be negative",
@@ -561,7 +564,7 @@ static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, c
     qlora__state state;
     memset(&state, 0, sizeof state);
     qlora__state_fill(t, &state);
-    QLORA__TRY(qlora__state_compare(ctx, st, &state));
+    QLORA__TRY(qlora__state_compare(m, st, &state));
     const qlora__st_tensor* saved = qlora__st_find(st, "position");
     if (saved == NULL) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: position is missing", st->label);

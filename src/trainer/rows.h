@@ -87,9 +87,13 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
     qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
 }
 
-// The tier that made the numbers, by name, so that a checkpoint can be read by a person.
-static const char* qlora__state_tier(const qlora_ctx* ctx) {
-    return qlora__on_cpu(ctx) ? ctx->cpu->name : "none";
+// The tier that made the numbers, by name, so that a checkpoint can be read by a person. Of tiers
+// with the same bits in this mode, the first.
+static const char* qlora__state_tier(const qlora_model* m) {
+    const qlora__cpu_table* cpu = m->ctx->cpu;
+    return !qlora__on_cpu(m->ctx)            ? "none"
+           : m->plan.mode == QLORA_MODE_BF16 ? cpu->name
+                                             : cpu->f32_name;
 }
 
 static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) {

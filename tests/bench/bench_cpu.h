@@ -91,22 +91,26 @@ typedef struct cpu_product {
     int64_t k;
     int form; // 0: x W^T, 1: dy W, 2: u^T x
     int base; // 0: f32, 1: bf16 operands, 2: NF4 weight
+    bool x16; // x is bf16, next to an NF4 weight
 } cpu_product;
 
 static const cpu_product cpu_products[] = {
-    {"y = x W^T 1024 x 1536 x 576 f32", 1024, 1536, 576, 0, 0},
-    {"y = x W^T 1024 x 576 x 1536 f32", 1024, 576, 1536, 0, 0},
-    {"dx = dy W 1024 x 576 x 1536 f32", 1024, 576, 1536, 1, 0},
-    {"y = x W^T 1024 x 1536 x 576 bf16", 1024, 1536, 576, 0, 1},
-    {"y = x W^T 1024 x 1536 x 576 NF4", 1024, 1536, 576, 0, 2},
-    {"y = x W^T 1024 x 576 x 1536 NF4", 1024, 576, 1536, 0, 2},
-    {"dx = dy W 1024 x 576 x 1536 NF4", 1024, 576, 1536, 1, 2},
-    {"z = x A^T 1024 x 16 x 576 f32", 1024, 16, 576, 0, 0},
-    {"dA = u^T x 16 x 576 x 1024 f32", 16, 576, 1024, 2, 0},
-    {"decode 1 x 1536 x 576 NF4", 1, 1536, 576, 0, 2},
-    {"decode 1 x 576 x 1536 NF4", 1, 576, 1536, 0, 2},
-    {"decode 1 x 49152 x 576 bf16", 1, 49152, 576, 0, 1},
-    {"decode 4 x 1536 x 576 NF4", 4, 1536, 576, 0, 2},
+    {"y = x W^T 1024 x 1536 x 576 f32", 1024, 1536, 576, 0, 0, false},
+    {"y = x W^T 1024 x 576 x 1536 f32", 1024, 576, 1536, 0, 0, false},
+    {"dx = dy W 1024 x 576 x 1536 f32", 1024, 576, 1536, 1, 0, false},
+    {"y = x W^T 1024 x 1536 x 576 bf16", 1024, 1536, 576, 0, 1, false},
+    {"y = x W^T 1024 x 1536 x 576 NF4", 1024, 1536, 576, 0, 2, false},
+    {"y = x W^T 1024 x 576 x 1536 NF4", 1024, 576, 1536, 0, 2, false},
+    {"dx = dy W 1024 x 576 x 1536 NF4", 1024, 576, 1536, 1, 2, false},
+    {"y = x W^T 1024 x 1536 x 576 NF4, bf16 x", 1024, 1536, 576, 0, 2, true},
+    {"y = x W^T 1024 x 576 x 1536 NF4, bf16 x", 1024, 576, 1536, 0, 2, true},
+    {"dx = dy W 1024 x 576 x 1536 NF4, bf16 dy", 1024, 576, 1536, 1, 2, true},
+    {"z = x A^T 1024 x 16 x 576 f32", 1024, 16, 576, 0, 0, false},
+    {"dA = u^T x 16 x 576 x 1024 f32", 16, 576, 1024, 2, 0, false},
+    {"decode 1 x 1536 x 576 NF4", 1, 1536, 576, 0, 2, false},
+    {"decode 1 x 576 x 1536 NF4", 1, 576, 1536, 0, 2, false},
+    {"decode 1 x 49152 x 576 bf16", 1, 49152, 576, 0, 1, false},
+    {"decode 4 x 1536 x 576 NF4", 4, 1536, 576, 0, 2, false},
 };
 
 typedef struct cpu_set {
@@ -144,7 +148,8 @@ static bool cpu_set_make(cpu_bench* b, const cpu_product* p, cpu_set* s) {
     memset(s, 0, sizeof *s);
     qlora_dtype dtype = p->base == 1 ? QLORA_BF16 : QLORA_F32;
     bool turned = p->form == 0; // B is stored [n, k]
-    bool ok = cpu_fill(b, dtype, p->form == 2 ? p->k : p->m, p->form == 2 ? p->m : p->k, &s->a) &&
+    bool ok = cpu_fill(b, p->x16 ? QLORA_BF16 : dtype, p->form == 2 ? p->k : p->m,
+                       p->form == 2 ? p->m : p->k, &s->a) &&
               cpu_fill(b, dtype, turned ? p->n : p->k, turned ? p->k : p->n, &s->b) &&
               cpu_fill(b, QLORA_F32, p->m, p->n, &s->c);
     if (ok && p->base == 2) {
@@ -179,7 +184,7 @@ static bool cpu_product_run(cpu_bench* b, const cpu_product* p) {
     double peak = 0.0;
     bool ok = cpu_set_make(b, p, &s) && cpu_multiply(b, p, &s);
     for (int i = 0; ok && i < (b->quick ? 3 : 15); i++) {
-        peak = fmax(peak, cpu_peak(b->of, 1, 200000));
+        peak = fmax(peak, cpu_peak(b->of, p->x16 || p->base == 1, 1, 100000));
         double start = cpu_seconds(b->on > 1);
         for (int64_t j = 0; j < calls && ok; j++) {
             ok = cpu_multiply(b, p, &s);
@@ -219,7 +224,7 @@ static bool cpu_products_run(cpu_bench* b) {
         seconds[i] = b->last;
         for (int j = 0; ok && j < i; j++) {
             const cpu_product* q = &cpu_products[j];
-            bool pair = p->base == 2 && q->base == 0 && p->m == q->m && p->n == q->n &&
+            bool pair = p->base == 2 && !p->x16 && q->base == 0 && p->m == q->m && p->n == q->n &&
                         p->k == q->k && p->form == q->form;
             double percent = 100.0 * (seconds[i] / seconds[j] - 1.0);
             if (pair && b->json) {
@@ -238,11 +243,16 @@ static bool cpu_steps_run(cpu_bench* b) {
     static const struct {
         const char* name;
         int base;
-    } bases[] = {{"step smollm2-135m 4 x 256 NF4", 0}, {"step smollm2-135m 4 x 256 f32", 2}};
+        int mode;
+    } bases[] = {{"step smollm2-135m 4 x 256 NF4", 0, 0},
+                 {"step smollm2-135m 4 x 256 f32", 2, 0},
+                 {"step smollm2-135m 4 x 256 NF4, mode bf16", 0, 3},
+                 {"step smollm2-135m 4 x 256 f32, mode bf16", 2, 3}};
     bool ok = true;
     for (size_t i = 0; ok && i < sizeof bases / sizeof bases[0]; i++) {
         double seconds = 0.0;
-        ok = step_seconds_of(b->ctx, "smollm2-135m", bases[i].base, 4, 256, b->on > 1, &seconds);
+        ok = step_seconds_of(b->ctx, "smollm2-135m", bases[i].base, bases[i].mode, 4, 256,
+                             b->on > 1, &seconds);
         if (ok) {
             cpu_print(b, bases[i].name, seconds, 4.0 * 1024 * weights);
         }
@@ -268,7 +278,11 @@ static bool cpu_bench_on(cpu_bench* b, qlora_cpu_tier tier, int threads) {
     bool ok = qlora_ctx_query(b->ctx, &info) == QLORA_OK;
     b->on = ok ? info.desc->threads : 1;
     b->of = tier;
-    b->peak = cpu_peak(tier, b->quick ? 3 : 10, 4000000);
+    b->peak = cpu_peak(tier, true, b->quick ? 3 : 10, 2000000);
+    if (tier == QLORA_CPU_TIER_NEON_BF16) {
+        cpu_print(b, "peak of one thread, bf16", 1e-6, b->peak * 1e-6);
+    }
+    b->peak = cpu_peak(tier, false, b->quick ? 3 : 10, 2000000);
     cpu_print(b, "peak of one thread", 1e-6, b->peak * 1e-6);
     if (b->kinds) {
         ok = ok && cpu_kinds_run(b, true) && cpu_kinds_run(b, false);

@@ -234,7 +234,7 @@ static bool cpu_kinds_run(cpu_bench* b, bool nf4) {
     double step = 0.0;
     memset(&t, 0, sizeof t);
     if (!kind_linears(b, nf4, &t) || !kind_rows(b, &t) || !kind_head_time(b, &t) ||
-        !step_seconds_of(b->ctx, "smollm2-135m", nf4 ? 0 : 2, 4, 256, b->on > 1, &step)) {
+        !step_seconds_of(b->ctx, "smollm2-135m", nf4 ? 0 : 2, 0, 4, 256, b->on > 1, &step)) {
         fprintf(stderr, "bench cpu: %s\n", qlora_last_error(b->ctx));
         return false;
     }

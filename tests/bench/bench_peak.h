@@ -27,7 +27,7 @@ static double cpu_seconds(bool wall) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-// 16 multiply-adds in each of n rounds, `width` floats each; returns a value that depends on all.
+// Multiply-adds in n rounds; returns a value that depends on all.
 typedef float (*cpu_fma_fn)(const float* data, int64_t n);
 
 #define FMA_ROUND(fma, a, b)                                                                       \
@@ -37,19 +37,53 @@ typedef float (*cpu_fma_fn)(const float* data, int64_t n);
 
 #if defined(__aarch64__)
 
+// Some processors begin four multiply-adds per cycle and end them four cycles later, so that ten
+// sums are too few: there are 24, as in a tile. They start with different values, and the
+// instructions are written out, because compilers compute equal sums once.
+#define FMA_SUMS 24
+#define FMA_EACH(X)                                                                                \
+    X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16)    \
+    X(17) X(18) X(19) X(20) X(21) X(22) X(23)
+#define FMA_START(i) float32x4_t s##i = vdupq_n_f32(data[i]);
+#define FMA_F32(i) __asm__("fmla %0.4s, %1.4s, %2.4s" : "+w"(s##i) : "w"(a), "w"(b));
+#define FMA_BF16(i) __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(s##i) : "w"(a), "w"(b));
+#define FMA_SUM(i) all = vaddq_f32(all, s##i);
+
 static float cpu_fma_neon(const float* data, int64_t n) {
-    float32x4_t s0 = vdupq_n_f32(0.0f), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0;
-    float32x4_t s7 = s0, s8 = s0, s9 = s0;
+    float32x4_t all = vdupq_n_f32(0.0f);
+    FMA_EACH(FMA_START)
     for (int64_t i = 0; i < n; i++) {
-        const float* at = data + i % 16 * 8;
-        float32x4_t a = vld1q_f32(at);
-        float32x4_t b = vld1q_f32(at + 4);
-        FMA_ROUND(vfmaq_f32, a, b);
+        float32x4_t a = vld1q_f32(data + i % 16 * 8);
+        float32x4_t b = vld1q_f32(data + i % 16 * 8 + 4);
+        FMA_EACH(FMA_F32)
     }
-    s0 = vaddq_f32(vaddq_f32(vaddq_f32(s0, s1), vaddq_f32(s2, s3)), vaddq_f32(s4, s5));
-    s0 = vaddq_f32(vaddq_f32(s0, s6), vaddq_f32(vaddq_f32(s7, s8), s9));
-    return vgetq_lane_f32(s0, 0);
+    FMA_EACH(FMA_SUM)
+    return vgetq_lane_f32(all, 0);
 }
+
+#if defined(__clang__)
+__attribute__((target("bf16")))
+#else
+__attribute__((target("+bf16")))
+#endif
+static float
+cpu_fma_neon_bf16(const float* data, int64_t n) {
+    float32x4_t all = vdupq_n_f32(0.0f);
+    FMA_EACH(FMA_START)
+    for (int64_t i = 0; i < n; i++) {
+        float32x4_t a = vld1q_f32(data + i % 16 * 8);
+        float32x4_t b = vld1q_f32(data + i % 16 * 8 + 4);
+        FMA_EACH(FMA_BF16)
+    }
+    FMA_EACH(FMA_SUM)
+    return vgetq_lane_f32(all, 0);
+}
+
+#undef FMA_EACH
+#undef FMA_START
+#undef FMA_F32
+#undef FMA_BF16
+#undef FMA_SUM
 
 #elif defined(__x86_64__)
 
@@ -94,34 +128,36 @@ __attribute__((target("avx512f"))) static float cpu_fma_avx512(const float* data
 
 #undef FMA_ROUND
 
-// FLOP/s of one thread, the best of some rounds of 10 n multiply-adds; 0 if the tier has no vectors
-// of its own.
-static double cpu_peak(qlora_cpu_tier tier, int rounds, int64_t n) {
+// FLOP/s of one thread, the best of some rounds of n loops; 0 if the tier has no vectors of its
+// own. bf16: of products whose operands are bf16.
+static double cpu_peak(qlora_cpu_tier tier, bool bf16, int rounds, int64_t n) {
     float data[256];
     cpu_fma_fn fma = NULL;
-    int64_t width = 0;
+    int64_t each = 0; // multiply-adds per loop
     double best = 0.0;
     volatile float kept = 0.0f;
     for (int i = 0; i < 256; i++) {
         data[i] = 1e-3f * (float)i;
     }
 #if defined(__aarch64__)
-    fma = cpu_fma_neon; // the compiler uses the same registers in the portable tier
-    width = 4;
-    (void)tier;
+    bool has = bf16 && tier == QLORA_CPU_TIER_NEON_BF16;
+    fma = has ? cpu_fma_neon_bf16 : cpu_fma_neon; // the portable tier uses the same registers
+    each = FMA_SUMS * (has ? 16 : 4);
 #elif defined(__x86_64__)
+    (void)bf16;
     fma = tier == QLORA_CPU_TIER_AVX512 ? cpu_fma_avx512 : cpu_fma_avx2;
-    width = tier == QLORA_CPU_TIER_AVX512 ? 16 : 8;
+    each = 10 * (tier == QLORA_CPU_TIER_AVX512 ? 16 : 8);
     if (!qlora_cpu_tier_usable(QLORA_CPU_TIER_AVX2)) {
         return 0.0;
     }
 #else
     (void)tier;
+    (void)bf16;
 #endif
     for (int i = 0; i < rounds && fma != NULL; i++) {
         double start = cpu_own_seconds();
         kept = fma(data, n);
-        double rate = (double)(n * 10 * 2 * width) / (cpu_own_seconds() - start);
+        double rate = (double)(n * each * 2) / (cpu_own_seconds() - start);
         best = rate > best ? rate : best;
     }
     (void)kept;

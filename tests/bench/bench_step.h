@@ -786,8 +786,8 @@ static bool step_go(const step_options* o, qlora_ctx* ctx, bool graph, double pr
 }
 
 // The best of two steps on the CPU with a context of one thread (CPU time) or more (wall clock).
-static bool step_seconds_of(qlora_ctx* ctx, const char* shape, int base, int64_t batch, int64_t seq,
-                            bool wall, double* seconds) {
+static bool step_seconds_of(qlora_ctx* ctx, const char* shape, int base, int mode, int64_t batch,
+                            int64_t seq, bool wall, double* seconds) {
     step_options o;
     step_run s;
     memset(&o, 0, sizeof o);
@@ -800,6 +800,7 @@ static bool step_seconds_of(qlora_ctx* ctx, const char* shape, int base, int64_t
     o.accumulate = 1;
     o.labels = 1.0;
     o.base = base;
+    o.mode = mode;
     bool ok = o.shape != NULL && step_run_all(&s, &o, ctx, false, step_seconds());
     *seconds = ok ? (wall ? s.best_ms : s.best_cpu_ms) * 1e-3 : 0.0;
     return o.shape != NULL && step_close(&s) && ok;

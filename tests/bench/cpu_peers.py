@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares a training step on the CPU with transformers + PEFT, in the same minutes.
 
-    tests/bench/cpu_peers.py [--threads 2] [--batch 4] [--seq 256] [--rounds 3]
+    tests/bench/cpu_peers.py [--threads 2] [--batch 4] [--seq 256] [--rounds 3] [--bf16]
     tests/bench/cpu_peers.py --gguf FILE.gguf [--model PATH] [--threads 1] [--rounds 3]
 
 The second form compares generation with llama.cpp instead (needs numpy and xllamacpp): llama.cpp
@@ -29,6 +29,7 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bench", default="build/bench")
     parser.add_argument("--tier", help="our CPU tier, such as avx2; the best one without this")
+    parser.add_argument("--bf16", action="store_true", help="also measure both sides in bf16")
     parser.add_argument("--no-bnb", action="store_true", help="leave out bitsandbytes")
     parser.add_argument("--gguf", help="compare generation with llama.cpp, which reads this file")
     parser.add_argument("--model", help="what we read (default: the same file)")
@@ -36,20 +37,21 @@ def arguments():
     return parser.parse_args()
 
 
-def own_step(args, base):
+def own_step(args, base, mode="auto"):
     """Seconds of wall clock and of CPU time for the best step of one run."""
     command = [args.bench, "step", "--backend", "cpu", "--shape", "smollm2-135m", "--batch",
                str(args.batch), "--seq", str(args.seq), "--threads", str(args.threads), "--base",
-               base, "--steps", "1", "--json"] + (["--tier", args.tier] if args.tier else [])
+               base, "--mode", mode, "--steps", "1", "--json"]
+    command += ["--tier", args.tier] if args.tier else []
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     figures = json.loads(out)
     return figures["step_ms_best"] / 1e3, figures["step_cpu_ms_best"] / 1e3
 
 
 class Peer:
-    """One model of transformers + PEFT; 4-bit weights by bitsandbytes if nf4."""
+    """One model of transformers + PEFT; nf4: weights by bitsandbytes; bf16: all of it in bf16."""
 
-    def __init__(self, args, nf4):
+    def __init__(self, args, nf4, bf16=False):
         import torch
         from peft import LoraConfig, get_peft_model
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -64,7 +66,7 @@ class Peer:
         if nf4:
             self.quantise(model, names)
         model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=names))
-        self.model = model.train()
+        self.model = (model.bfloat16() if bf16 else model).train()
         trained = [p for p in model.parameters() if p.requires_grad]
         self.trained = trained
         self.optimizer = torch.optim.AdamW(trained, lr=2e-4)
@@ -160,6 +162,8 @@ def main():
         return decoding(args)
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     peers = {"PEFT, f32 base": Peer(args, False)}
+    if args.bf16:
+        peers["PEFT, bf16"] = Peer(args, False, True)
     if not args.no_bnb:
         try:
             peer = Peer(args, True)
@@ -171,6 +175,9 @@ def main():
     for _ in range(args.rounds):
         runs = [(f"qlora.h, {base} base", lambda base=base: own_step(args, base))
                 for base in ("nf4", "32bit")]
+        if args.bf16:
+            runs += [(f"qlora.h, {base}, mode bf16", lambda base=base: own_step(args, base, "bf16"))
+                     for base in ("nf4", "16bit")]
         for name, peer in peers.items():
             runs.append((name, lambda peer=peer: min(peer.step(), peer.step())))
         for name, run in runs:

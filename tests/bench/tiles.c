@@ -88,7 +88,7 @@ static double tile_share(tile_rig* r, int i, bool nf4) {
     double best = 1e30;
     bool ok = tile_run(r, i, nf4);
     for (int round = 0; ok && round < TILE_ROUNDS; round++) {
-        peak = fmax(peak, cpu_peak(r->table.tier, 1, 100000));
+        peak = fmax(peak, cpu_peak(r->table.tier, false, 1, 100000));
         double start = cpu_seconds(true);
         ok = tile_run(r, i, nf4);
         best = fmin(best, cpu_seconds(true) - start);
@@ -103,13 +103,13 @@ static bool tile_tier(const qlora__cpu_table* table, int threads) {
     bool ok = tile_rig_make(&r, table, threads);
     for (size_t i = 0; ok && i < sizeof tile_sizes / sizeof tile_sizes[0]; i++) {
         r.gemm = *table->gemm;
-        r.gemm.steps = tile_sizes[i].steps;
-        r.gemm.block = tile_sizes[i].block;
+        r.gemm.tiles.steps = tile_sizes[i].steps;
+        r.gemm.tiles.block = tile_sizes[i].block;
         r.table = *table;
         r.table.gemm = &r.gemm;
         r.ctx->cpu = &r.table;
-        printf("%-8s %d threads, %3d steps, %3d columns:", table->name, threads, (int)r.gemm.steps,
-               (int)r.gemm.block);
+        printf("%-8s %d threads, %3d steps, %3d columns:", table->name, threads,
+               (int)tile_sizes[i].steps, (int)tile_sizes[i].block);
         for (int j = 0; j < 2 * TILE_SHAPES; j++) {
             printf("  %s %5.1f %%", j % 2 == 0 ? "f32" : "NF4", tile_share(&r, j / 2, j % 2 != 0));
         }

@@ -29,6 +29,15 @@ several() { # --data and --eval-data may be repeated
         "${one[@]}" --data sums.jsonl --eval-data long.jsonl --steps 1 --out o
 }
 
+modes() { # --mode bf16 on the CPU: another arithmetic, the same run
+    rm -rf modes
+    works "two steps in bf16 on the CPU" "${one[@]}" --data sums.jsonl --eval 0 --steps 2 \
+        --mode bf16 --out modes
+    works "two more" "${one[@]}" --data sums.jsonl --eval 0 --steps 4 --mode bf16 --out modes
+    refuses "f32 cannot continue it" "it used --mode bf16, this command has --mode f32" \
+        "${one[@]}" --data sums.jsonl --eval 0 --steps 5 --mode f32 --out modes
+}
+
 lengthy() { # --length max, --tile, --offload
     rm -rf lengthy
     works "the longest that fits" --model model --rank 1 --backend cpu --threads 1 --length max \

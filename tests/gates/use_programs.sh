@@ -189,8 +189,6 @@ wrong_use() {
     refuses "memory too small" "not enough memory: " "${all[@]}" --memory 1M
     vast_model
     refuses "nothing to resume" "no checkpoint found" "${all[@]}" --resume must
-    refuses "bf16 without a GPU" "--mode bf16 needs a GPU .*; use --mode f32 or auto" "${all[@]}" \
-        --backend cpu --mode bf16
     refuses "long prompt" "--prompt has 200 tokens; the limit is 127" "${all[@]}" \
         --prompt "$(printf 'x%.0s' {1..200})"
     mkdir -p bare # without weights: what is said comes before they are read
@@ -514,7 +512,7 @@ model_make
 data_make
 groups="wrong_use looking training long_samples others_files own_folders saving_fails full_disk"
 groups="$groups plots logs locks closing links starting_over saved_work interrupts"
-groups="$groups several lengthy scaled inputs tables weights notes resuming extending doctors"
+groups="$groups several modes lengthy scaled inputs tables weights notes resuming extending doctors"
 groups="$groups configs adding adapters jobs"
 groups="$groups evaluations"
 groups="$groups best preferences demos sampling events pages helps ranks"

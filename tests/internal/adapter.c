@@ -1391,13 +1391,13 @@ TEST resuming_names_the_tier(void) {
     ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
     ASSERT_STR_EQ("", warning);
     qlora__cpu_table other = *own;
-    other.name = "another";
+    other.f32_name = "another";
     s.ctx->cpu = &other;
     ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
     s.ctx->cpu = own;
     s.ctx->env.log = log;
     s.ctx->env.log_user = log_user;
-    ASSERT(strstr(warning, own->name) != NULL && strstr(warning, "has another") != NULL);
+    ASSERT(strstr(warning, own->f32_name) != NULL && strstr(warning, "has another") != NULL);
     ASSERT(session_close(&a));
     ASSERT(stage_end(&s));
     PASS();

@@ -20,6 +20,7 @@
 #include "internal/stream.c"
 #include "internal/fp8.c"
 #include "internal/fp8_base.c"
+#include "internal/bf16.c"
 #include "internal/head.c"
 #include "internal/away.c"
 #include "internal/step.c"

@@ -753,7 +753,7 @@ TEST tiles_sum_in_order(void) {
     test_random_fill(&random, b, STEPS * WIDEST, 1.0f);
     for (size_t t = 0; t < sizeof qlora__cpu_tables / sizeof qlora__cpu_tables[0]; t++) {
         const qlora__cpu_table* table = &qlora__cpu_tables[t];
-        const qlora__cpu_gemm* g = table->gemm;
+        const qlora__cpu_tiles* g = table->gemm != NULL ? &table->gemm->tiles : NULL;
         for (int64_t n = 0; g != NULL && table->present() && n < STEPS * STEPS; n++) {
             int64_t steps = n / STEPS + 1;
             int64_t cut = n % STEPS;
@@ -776,7 +776,7 @@ TEST pieces_are_spread(void) {
         const qlora__cpu_table* table = &qlora__cpu_tables[t];
         bool has = table->gemm != NULL && table->gemm->spread != NULL && table->present();
         for (int narrow = 0; has && narrow < 2; narrow++) {
-            int64_t width = narrow != 0 ? table->gemm->narrow : table->gemm->cols;
+            int64_t width = narrow != 0 ? table->gemm->tiles.narrow : table->gemm->tiles.cols;
             memset(out, 0, sizeof out);
             table->gemm->spread(from, N, width, JUMP, out);
             // Whole pieces only; what is between them stays as it is.

@@ -190,9 +190,6 @@ TEST same_bits_f32(const test_machine* machine) {
 }
 
 TEST same_bits_bf16(const test_machine* machine) {
-    if (strcmp(machine->backend, "cpu") == 0) {
-        SKIPm("the CPU computes in f32");
-    }
     return every_way_gives_the_same_bits(machine, QLORA_MODE_BF16, false, 0, ways,
                                          sizeof ways / sizeof ways[0]);
 }
@@ -203,9 +200,6 @@ TEST same_bits_beside_f32(const test_machine* machine) {
 }
 
 TEST same_bits_beside_bf16(const test_machine* machine) {
-    if (strcmp(machine->backend, "cpu") == 0) {
-        SKIPm("the CPU computes in f32");
-    }
     return every_way_gives_the_same_bits(machine, QLORA_MODE_BF16, true, 0, beside_ways,
                                          sizeof beside_ways / sizeof beside_ways[0]);
 }
@@ -1301,7 +1295,6 @@ static void spoil_length_far(setup* s) {
     s->config.max_positions = 16;
     s->model.max_length = 17;
 }
-SPOIL(bf16, s->model.mode = QLORA_MODE_BF16);
 SPOIL(adapter, s->model.adapter = "no/such/adapter");
 
 static const refusal refusals[] = {
@@ -1359,7 +1352,6 @@ static const refusal refusals[] = {
     {"stop_count", spoil_stop_count, "stop_count is 17"},
     {"negative stop_count", spoil_stop_count_negative, "stop_count is -1"},
     {"max_positions", spoil_positions, "max_positions is -1"},
-    {"bf16 on the CPU", spoil_bf16, "F32"},
     {"adapter", spoil_adapter, "no/such/adapter"},
 };
 
