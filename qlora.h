@@ -137,6 +137,13 @@
        values in every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU
        results are unspecified.
 
+       Mode BF16 on the CPU rounds both operands of products with weights to the nearest bf16 while
+       they are packed: those of projections, adapters and the head, forward and backward. Sums,
+       and everything else, are fp32, and so is what is stored. Products of at most eight rows, as
+       in decoding, may take their operands as they are. Every tier has the mode, but only
+       neon_bf16 is faster in it; its instructions take numbers below 2^-126 for zero. In mode F32,
+       neon and neon_bf16 have the same bits. qlora_gemm of two bf16 matrices uses them, too.
+
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,
        settings, seed and adapter; qlora_generate_next_each has the bits of one text at a time. A
@@ -148,11 +155,11 @@
        (qlora_generate_prompt).
        Without generate_positions, the cache has room for generate_sequences texts of
        generate_tokens tokens. With it, the texts share a pool of that many positions, in pages of
-       128 or a multiple of it on a GPU that computes in bf16 and of 16 or more otherwise, and one
-       page more. When a turn begins (qlora_generate_begin, _feed, _prompt), the text reserves the
-       pages for its tokens and max_tokens more (0: up to generate_tokens), less the full pages of a
-       prompt that it shares. So a turn that has begun always comes to its end, and no text is ever
-       removed for another one. If too few pages are free, the call returns QLORA_ERR_FULL and
+       16 positions or more, and one page more; where steps run on the device, pages have 128 or a
+       multiple of it, and a text that shares its whole prompt uses the full pages of that prompt.
+       When a turn begins (qlora_generate_begin, _feed, _prompt), the text reserves the pages for
+       its tokens and max_tokens more (0: up to generate_tokens), less those that it shares. So a
+       turn that has begun always comes to its end, and no text is ever removed for another one. If too few pages are free, the call returns QLORA_ERR_FULL and
        nothing has changed: call it again when another text has ended or begun a shorter turn. A
        text that would not fit an empty pool is refused with QLORA_ERR_ARGUMENT.
        qlora_model_info.free_positions is what is free. Pages may be moved to make room, but the
@@ -446,7 +453,10 @@ typedef enum qlora_cpu_tier {
     QLORA_CPU_TIER_NEON = 2,     // 64-bit ARM
     QLORA_CPU_TIER_AVX2 = 3,     // with FMA and F16C
     QLORA_CPU_TIER_AVX512 = 4,   // F, BW, DQ and VL
-    QLORA_CPU_TIER_COUNT = 5
+    // NEON with the BF16 instructions, for QLORA_MODE_BF16 and products of two bf16 matrices;
+    // anything else has the bits of NEON
+    QLORA_CPU_TIER_NEON_BF16 = 5,
+    QLORA_CPU_TIER_COUNT = 6
 } qlora_cpu_tier;
 // "portable" and so on; "unknown" for any other value.
 QLORA_API const char* qlora_cpu_tier_name(qlora_cpu_tier tier);
@@ -741,7 +751,8 @@ typedef struct qlora_model_config {
     uint8_t no_rope[QLORA_MAX_LAYERS]; // 1 if q and k of the layer are not rotated
 } qlora_model_config;
 
-// The type in which a model computes. Frozen weights keep their own format.
+// The type in which a model computes. Frozen weights keep their own format. On the CPU, BF16 is for
+// the asking, and only operands of products are bf16; see NUMERICS in the manual.
 typedef enum qlora_mode {
     QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and newer, otherwise F32
     QLORA_MODE_F32 = 1,  // fp32; the context's math decides between exact and TF32 products
@@ -2197,6 +2208,9 @@ typedef enum qlora_struct_index {
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#if defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 #ifndef CLOCK_MONOTONIC
 #error "qlora.h: include the implementation before system headers, or use -D_POSIX_C_SOURCE=200809L"
 #endif
@@ -2349,6 +2363,11 @@ static QLORA__UNUSED void qlora__sleep_us(int64_t us) {
 
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+// Windows has no call that tells.
+static QLORA__UNUSED bool qlora__os_has_arm_bf16(void) {
+    return false;
 }
 
 // The value of an environment variable; false if it is not set, empty, or longer than `out`.
@@ -2651,6 +2670,29 @@ static QLORA__UNUSED void qlora__sleep_us(int64_t us) {
     t.tv_sec = (time_t)(us / 1000000);
     t.tv_nsec = (long)(us % 1000000 * 1000);
     nanosleep(&t, NULL);
+}
+
+// Whether the processor has ARM's BF16 instructions, as far as the system says so.
+static QLORA__UNUSED bool qlora__os_has_arm_bf16(void) {
+#if defined(__aarch64__) && defined(__linux__)
+    return (getauxval(26) >> 14 & 1u) != 0; // AT_HWCAP2, HWCAP2_BF16: older headers lack the names
+#elif defined(__aarch64__) && defined(__APPLE__)
+    // By its name, because the header that declares it needs more than POSIX.
+    typedef int (*query_fn)(const char* name, void* value, size_t* size, void* set, size_t bytes);
+    int has = 0;
+    size_t size = sizeof has;
+    query_fn query = NULL;
+    void* program = dlopen(NULL, RTLD_NOW);
+    void* address = program != NULL ? dlsym(program, "sysctlbyname") : NULL;
+    memcpy(&query, &address, sizeof query);
+    bool known = query != NULL && query("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) == 0;
+    if (program != NULL) {
+        dlclose(program);
+    }
+    return known && has == 1;
+#else
+    return false;
+#endif
 }
 
 // The value of an environment variable; false if it is not set or empty.
@@ -4677,6 +4719,15 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 
 #ifdef QLORA__NEON
 #include <arm_neon.h>
+// Older compilers do not know the BF16 instructions. These are written in assembly, because
+// compilers have no intrinsics for them in a function whose file is compiled without them.
+#if defined(__clang__) && __clang_major__ >= 12
+#define QLORA__NEON_BF16
+#define QLORA__TARGET_NEON_BF16 __attribute__((target("bf16")))
+#elif !defined(__clang__) && __GNUC__ >= 10
+#define QLORA__NEON_BF16
+#define QLORA__TARGET_NEON_BF16 __attribute__((target("+bf16")))
+#endif
 #endif
 #ifdef QLORA__X86
 #include <immintrin.h>
@@ -4736,7 +4787,7 @@ typedef void (*qlora__tile_fn)(int64_t steps, const float* a, const float* b, fl
 
 // Products: kernels of the loops in cpu/panels.h. A panel has, for each k, `rows` rows of A or
 // `cols` columns of B side by side; both are multiples of four.
-typedef struct qlora__cpu_gemm {
+typedef struct qlora__cpu_tiles {
     int64_t steps; // at most this many per tile, so that both panels stay in the first-level cache
     int64_t block; // columns of B that are packed at a time, at most
     int64_t rows;
@@ -4744,6 +4795,10 @@ typedef struct qlora__cpu_gemm {
     qlora__tile_fn tile;
     int64_t narrow; // columns of a second tile, for the few columns of adapters
     qlora__tile_fn narrow_tile;
+} qlora__cpu_tiles;
+
+typedef struct qlora__cpu_gemm {
+    qlora__cpu_tiles tiles;
     // out[k * width + i] = lines[i][k] for four lines
     void (*pack4)(const float* const* lines, int64_t steps, int64_t width, float* out);
     // The same for eight lines; NULL: only four at a time
@@ -4758,6 +4813,24 @@ typedef struct qlora__cpu_gemm {
     void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, float* out);
 } qlora__cpu_gemm;
 
+// Products of operands in bf16. A line of a panel takes half the memory: for every four k, two
+// lines are side by side, eight elements together, and `width` of them make the panel. The number
+// of steps is a multiple of four, and the four products of an element are added in one order.
+typedef struct qlora__cpu_bf16 {
+    qlora__cpu_tiles tiles;
+    // to[i] = bf16(from[i] * factor)
+    void (*round)(const float* from, float factor, int64_t n, uint16_t* to);
+    // The same as nf4 above, in bf16.
+    void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, uint16_t* out);
+    // Packs n steps of two lines; steps that the last four lack are zero.
+    void (*pair)(const uint16_t* first, const uint16_t* second, int64_t n, int64_t width,
+                 uint16_t* out);
+    // Packs four steps of n lines: rows[i][j] is step i of line j. n is a multiple of the width,
+    // and panels are `jump` elements apart. May read up to four elements after a row.
+    void (*quad)(const uint16_t* const* rows, int64_t n, int64_t width, int64_t jump,
+                 uint16_t* out);
+} qlora__cpu_bf16;
+
 typedef struct qlora__cpu_rows qlora__cpu_rows;     // operators on rows, attention
 typedef struct qlora__cpu_stream qlora__cpu_stream; // products with few rows
 
@@ -4770,6 +4843,8 @@ struct qlora__cpu_table {
     const qlora__cpu_gemm* gemm;     // NULL: the portable loops
     const qlora__cpu_rows* rows;     // cpu/rows.h
     const qlora__cpu_stream* stream; // cpu/stream.h; NULL where gemm is
+    const qlora__cpu_bf16* bf16;     // NULL: operands are rounded, and multiplied as f32
+    const char* f32_name;            // the first tier that has the same bits where none is rounded
 };
 
 //@@ src/cpu/rows.h
@@ -7384,40 +7459,57 @@ static void qlora__neon_widen(const uint16_t* from, qlora_dtype dtype, int64_t n
     }
 }
 
-// level[code] * scale, rounded to bf16, for codes of one block; the first code is the high half of
-// a byte. The 16 products are made once; a code then selects their bytes.
-static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* codes, int64_t n,
-                            float* out) {
+// level[code] * scale for all 16 codes, rounded to bf16.
+static QLORA__INLINE uint16x8x2_t qlora__neon_nf4_values(const float* levels, float scale) {
     uint16x4_t part[4];
     for (int i = 0; i < 4; i++) {
-        float32x4_t product = vmulq_n_f32(vld1q_f32(levels + 4 * i), scale);
-        uint32x4_t bits = vreinterpretq_u32_f32(product);
+        uint32x4_t bits = vreinterpretq_u32_f32(vmulq_n_f32(vld1q_f32(levels + 4 * i), scale));
         uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
         bits = vaddq_u32(vaddq_u32(bits, odd), vdupq_n_u32(0x7fff)); // to nearest even
         part[i] = vshrn_n_u32(bits, 16);
     }
-    uint8x16_t first = vreinterpretq_u8_u16(vcombine_u16(part[0], part[1]));
-    uint8x16_t second = vreinterpretq_u8_u16(vcombine_u16(part[2], part[3]));
+    uint16x8x2_t values;
+    values.val[0] = vcombine_u16(part[0], part[1]);
+    values.val[1] = vcombine_u16(part[2], part[3]);
+    return values;
+}
+
+// The values of 16 codes, from the low and the high bytes of all values; the first code is the high
+// half of a byte.
+static QLORA__INLINE uint16x8x2_t qlora__neon_nf4_select(const uint8_t* codes, uint8x16_t low,
+                                                         uint8x16_t high) {
+    uint8x8_t pair = vld1_u8(codes);
+    uint8x8_t before = vshr_n_u8(pair, 4);
+    uint8x8_t after = vand_u8(pair, vdup_n_u8(15));
+    uint8x16_t code = vcombine_u8(vzip1_u8(before, after), vzip2_u8(before, after));
+    uint8x16_t l = vqtbl1q_u8(low, code);
+    uint8x16_t h = vqtbl1q_u8(high, code);
+    uint16x8x2_t values;
+    values.val[0] = vreinterpretq_u16_u8(vzip1q_u8(l, h));
+    values.val[1] = vreinterpretq_u16_u8(vzip2q_u8(l, h));
+    return values;
+}
+
+// The 16 products of a block are made once; a code then selects their bytes.
+static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* codes, int64_t n,
+                            float* out) {
+    uint16x8x2_t all = qlora__neon_nf4_values(levels, scale);
+    uint8x16_t first = vreinterpretq_u8_u16(all.val[0]);
+    uint8x16_t second = vreinterpretq_u8_u16(all.val[1]);
     uint8x16_t low = vuzp1q_u8(first, second);
     uint8x16_t high = vuzp2q_u8(first, second);
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        uint8x8_t pair = vld1_u8(codes + i / 2);
-        uint8x16_t code = vcombine_u8(vzip1_u8(vshr_n_u8(pair, 4), vand_u8(pair, vdup_n_u8(15))),
-                                      vzip2_u8(vshr_n_u8(pair, 4), vand_u8(pair, vdup_n_u8(15))));
-        uint8x16_t l = vqtbl1q_u8(low, code);
-        uint8x16_t h = vqtbl1q_u8(high, code);
-        uint16x8_t w0 = vreinterpretq_u16_u8(vzip1q_u8(l, h));
-        uint16x8_t w1 = vreinterpretq_u16_u8(vzip2q_u8(l, h));
-        vst1q_f32(out + i, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w0), 16)));
-        vst1q_f32(out + i + 4, vreinterpretq_f32_u32(vshll_high_n_u16(w0, 16)));
-        vst1q_f32(out + i + 8, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w1), 16)));
-        vst1q_f32(out + i + 12, vreinterpretq_f32_u32(vshll_high_n_u16(w1, 16)));
+        uint16x8x2_t w = qlora__neon_nf4_select(codes + i / 2, low, high);
+        vst1q_f32(out + i, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w.val[0]), 16)));
+        vst1q_f32(out + i + 4, vreinterpretq_f32_u32(vshll_high_n_u16(w.val[0], 16)));
+        vst1q_f32(out + i + 8, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(w.val[1]), 16)));
+        vst1q_f32(out + i + 12, vreinterpretq_f32_u32(vshll_high_n_u16(w.val[1], 16)));
     }
     uint16_t table[16];
     if (i < n) {
-        vst1q_u8((uint8_t*)table, first);
-        vst1q_u8((uint8_t*)table + 16, second);
+        vst1q_u16(table, all.val[0]);
+        vst1q_u16(table + 8, all.val[1]);
     }
     for (; i < n; i++) {
         out[i] = qlora__bf16_to(table[qlora__nf4_code_at(codes, i)]);
@@ -7425,13 +7517,15 @@ static void qlora__neon_nf4(const float* levels, float scale, const uint8_t* cod
 }
 
 static const qlora__cpu_gemm qlora__neon_gemm = {
-    640,
-    192,
-    8,
-    12,
-    qlora__neon_tile,
-    8,
-    qlora__neon_narrow,
+    {
+        640,
+        192,
+        8,
+        12,
+        qlora__neon_tile,
+        8,
+        qlora__neon_narrow,
+    },
     qlora__neon_pack4,
     NULL,
     qlora__neon_spread,
@@ -7440,6 +7534,258 @@ static const qlora__cpu_gemm qlora__neon_gemm = {
 };
 
 #endif // QLORA__NEON
+
+//@@ src/cpu/neon_bf16.h
+
+#ifdef QLORA__NEON_BF16
+
+// ---- products with NEON's bf16 instructions -----------------------------------------------------
+
+// bfmmla adds the products of two rows and two columns, four k each, to four sums. It rounds every
+// sum to odd, and takes numbers below the smallest normal one for zero.
+
+// c[2][2] += a[2][4] b[2][4]^T
+#define QLORA__MMLA(c, a, b) __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(c) : "w"(a), "w"(b))
+
+// Two rows of four columns, in memory and as two blocks of two columns.
+#define QLORA__PAIR_LOAD(i, left, right, col)                                                      \
+    do {                                                                                           \
+        float64x2_t upper = vreinterpretq_f64_f32(vld1q_f32(c + 2 * (i)*ldc + (col)));             \
+        float64x2_t lower = vreinterpretq_f64_f32(vld1q_f32(c + (2 * (i) + 1) * ldc + (col)));     \
+        left = vreinterpretq_f32_f64(vzip1q_f64(upper, lower));                                    \
+        right = vreinterpretq_f32_f64(vzip2q_f64(upper, lower));                                   \
+    } while (0)
+#define QLORA__PAIR_STORE(i, left, right, col)                                                     \
+    do {                                                                                           \
+        float64x2_t l = vreinterpretq_f64_f32(left);                                               \
+        float64x2_t r = vreinterpretq_f64_f32(right);                                              \
+        vst1q_f32(c + 2 * (i)*ldc + (col), vreinterpretq_f32_f64(vzip1q_f64(l, r)));               \
+        vst1q_f32(c + (2 * (i) + 1) * ldc + (col), vreinterpretq_f32_f64(vzip2q_f64(l, r)));       \
+    } while (0)
+
+#define QLORA__ROWS_LOAD(i)                                                                        \
+    QLORA__PAIR_LOAD(i, c##i##0, c##i##1, 0);                                                      \
+    QLORA__PAIR_LOAD(i, c##i##2, c##i##3, 4);                                                      \
+    QLORA__PAIR_LOAD(i, c##i##4, c##i##5, 8)
+#define QLORA__ROWS_STORE(i)                                                                       \
+    QLORA__PAIR_STORE(i, c##i##0, c##i##1, 0);                                                     \
+    QLORA__PAIR_STORE(i, c##i##2, c##i##3, 4);                                                     \
+    QLORA__PAIR_STORE(i, c##i##4, c##i##5, 8)
+#define QLORA__ROWS(i)                                                                             \
+    do {                                                                                           \
+        uint16x8_t a0 = vld1q_u16(at + 8 * (i));                                                   \
+        QLORA__MMLA(c##i##0, a0, b0);                                                              \
+        QLORA__MMLA(c##i##1, a0, b1);                                                              \
+        QLORA__MMLA(c##i##2, a0, b2);                                                              \
+        QLORA__MMLA(c##i##3, a0, b3);                                                              \
+        QLORA__MMLA(c##i##4, a0, b4);                                                              \
+        QLORA__MMLA(c##i##5, a0, b5);                                                              \
+    } while (0)
+
+// C[8][12] += a[k][8] b[k][12]: 24 blocks of sums, six vectors of b and one of a fill 31 of 32
+// registers.
+QLORA__TARGET_NEON_BF16 static void qlora__neon_bf16_tile(int64_t steps, const float* a,
+                                                          const float* b, float* c, int64_t ldc,
+                                                          bool add) {
+    const uint16_t* at = (const uint16_t*)(const void*)a;
+    const uint16_t* bt = (const uint16_t*)(const void*)b;
+    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c03 = c00, c04 = c00, c05 = c00;
+    float32x4_t c10 = c00, c11 = c00, c12 = c00, c13 = c00, c14 = c00, c15 = c00;
+    float32x4_t c20 = c00, c21 = c00, c22 = c00, c23 = c00, c24 = c00, c25 = c00;
+    float32x4_t c30 = c00, c31 = c00, c32 = c00, c33 = c00, c34 = c00, c35 = c00;
+    if (add) {
+        QLORA__ROWS_LOAD(0);
+        QLORA__ROWS_LOAD(1);
+        QLORA__ROWS_LOAD(2);
+        QLORA__ROWS_LOAD(3);
+    }
+    for (int64_t k = 0; k < steps; k += 4) {
+        uint16x8_t b0 = vld1q_u16(bt);
+        uint16x8_t b1 = vld1q_u16(bt + 8);
+        uint16x8_t b2 = vld1q_u16(bt + 16);
+        uint16x8_t b3 = vld1q_u16(bt + 24);
+        uint16x8_t b4 = vld1q_u16(bt + 32);
+        uint16x8_t b5 = vld1q_u16(bt + 40);
+        QLORA__ROWS(0);
+        QLORA__ROWS(1);
+        QLORA__ROWS(2);
+        QLORA__ROWS(3);
+        bt += 48;
+        at += 32;
+    }
+    QLORA__ROWS_STORE(0);
+    QLORA__ROWS_STORE(1);
+    QLORA__ROWS_STORE(2);
+    QLORA__ROWS_STORE(3);
+}
+
+#undef QLORA__ROWS_LOAD
+#undef QLORA__ROWS_STORE
+#undef QLORA__ROWS
+
+#define QLORA__ROWS_LOAD(i)                                                                        \
+    QLORA__PAIR_LOAD(i, c##i##0, c##i##1, 0);                                                      \
+    QLORA__PAIR_LOAD(i, c##i##2, c##i##3, 4)
+#define QLORA__ROWS_STORE(i)                                                                       \
+    QLORA__PAIR_STORE(i, c##i##0, c##i##1, 0);                                                     \
+    QLORA__PAIR_STORE(i, c##i##2, c##i##3, 4)
+#define QLORA__ROWS(i)                                                                             \
+    do {                                                                                           \
+        uint16x8_t a0 = vld1q_u16(at + 8 * (i));                                                   \
+        QLORA__MMLA(c##i##0, a0, b0);                                                              \
+        QLORA__MMLA(c##i##1, a0, b1);                                                              \
+        QLORA__MMLA(c##i##2, a0, b2);                                                              \
+        QLORA__MMLA(c##i##3, a0, b3);                                                              \
+    } while (0)
+
+// C[8][8] += a[k][8] b[k][8]
+QLORA__TARGET_NEON_BF16 static void qlora__neon_bf16_narrow(int64_t steps, const float* a,
+                                                            const float* b, float* c, int64_t ldc,
+                                                            bool add) {
+    const uint16_t* at = (const uint16_t*)(const void*)a;
+    const uint16_t* bt = (const uint16_t*)(const void*)b;
+    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c03 = c00, c10 = c00, c11 = c00;
+    float32x4_t c12 = c00, c13 = c00, c20 = c00, c21 = c00, c22 = c00, c23 = c00;
+    float32x4_t c30 = c00, c31 = c00, c32 = c00, c33 = c00;
+    if (add) {
+        QLORA__ROWS_LOAD(0);
+        QLORA__ROWS_LOAD(1);
+        QLORA__ROWS_LOAD(2);
+        QLORA__ROWS_LOAD(3);
+    }
+    for (int64_t k = 0; k < steps; k += 4) {
+        uint16x8_t b0 = vld1q_u16(bt);
+        uint16x8_t b1 = vld1q_u16(bt + 8);
+        uint16x8_t b2 = vld1q_u16(bt + 16);
+        uint16x8_t b3 = vld1q_u16(bt + 24);
+        QLORA__ROWS(0);
+        QLORA__ROWS(1);
+        QLORA__ROWS(2);
+        QLORA__ROWS(3);
+        bt += 32;
+        at += 32;
+    }
+    QLORA__ROWS_STORE(0);
+    QLORA__ROWS_STORE(1);
+    QLORA__ROWS_STORE(2);
+    QLORA__ROWS_STORE(3);
+}
+
+#undef QLORA__ROWS_LOAD
+#undef QLORA__ROWS_STORE
+#undef QLORA__ROWS
+#undef QLORA__PAIR_LOAD
+#undef QLORA__PAIR_STORE
+#undef QLORA__MMLA
+
+QLORA__TARGET_NEON_BF16 static void qlora__neon_bf16_round(const float* from, float factor,
+                                                           int64_t n, uint16_t* to) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        float32x4_t first = vmulq_n_f32(vld1q_f32(from + i), factor);
+        float32x4_t second = vmulq_n_f32(vld1q_f32(from + i + 4), factor);
+        uint16x8_t both;
+        __asm__("bfcvtn %0.4h, %1.4s\n\tbfcvtn2 %0.8h, %2.4s"
+                : "=&w"(both)
+                : "w"(first), "w"(second));
+        vst1q_u16(to + i, both);
+    }
+    for (; i < n; i++) {
+        to[i] = qlora__bf16_from(from[i] * factor);
+    }
+}
+
+// Pairs of four steps: eight steps at a time, then the rest with zeros behind it.
+static void qlora__neon_bf16_pair(const uint16_t* first, const uint16_t* second, int64_t n,
+                                  int64_t width, uint16_t* out) {
+    int64_t jump = 4 * width;
+    int64_t k = 0;
+    for (; k + 8 <= n; k += 8) {
+        uint64x2_t a = vreinterpretq_u64_u16(vld1q_u16(first + k));
+        uint64x2_t b = vreinterpretq_u64_u16(vld1q_u16(second + k));
+        vst1q_u16(out, vreinterpretq_u16_u64(vzip1q_u64(a, b)));
+        vst1q_u16(out + jump, vreinterpretq_u16_u64(vzip2q_u64(a, b)));
+        out += 2 * jump;
+    }
+    for (; k < n; k += 4) {
+        size_t bytes = (size_t)qlora__min(4, n - k) * sizeof *out;
+        memset(out, 0, 8 * sizeof *out);
+        memcpy(out, first + k, bytes);
+        memcpy(out + 4, second + k, bytes);
+        out += jump;
+    }
+}
+
+// Two vectors, of two lines each, from four steps of eight lines whose halves have been interleaved
+#define QLORA__QUAD_STORE(a, b)                                                                    \
+    do {                                                                                           \
+        uint32x4_t upper = vreinterpretq_u32_u16(a);                                               \
+        uint32x4_t lower = vreinterpretq_u32_u16(b);                                               \
+        vst1q_u16(out, vreinterpretq_u16_u32(vzip1q_u32(upper, lower)));                           \
+        vst1q_u16(out + 8, vreinterpretq_u16_u32(vzip2q_u32(upper, lower)));                       \
+        left -= 4;                                                                                 \
+        out += left > 0 ? 16 : next;                                                               \
+        left = left > 0 ? left : width;                                                            \
+    } while (0)
+
+static void qlora__neon_bf16_quad(const uint16_t* const* rows, int64_t n, int64_t width,
+                                  int64_t jump, uint16_t* out) {
+    int64_t left = width;
+    int64_t next = jump - 4 * (width - 4); // from the last four lines of a panel to the next panel
+    for (int64_t i = 0; i < n; i += 8) {
+        uint16x8_t r0 = vld1q_u16(rows[0] + i);
+        uint16x8_t r1 = vld1q_u16(rows[1] + i);
+        uint16x8_t r2 = vld1q_u16(rows[2] + i);
+        uint16x8_t r3 = vld1q_u16(rows[3] + i);
+        QLORA__QUAD_STORE(vzip1q_u16(r0, r1), vzip1q_u16(r2, r3));
+        if (i + 4 < n) {
+            QLORA__QUAD_STORE(vzip2q_u16(r0, r1), vzip2q_u16(r2, r3));
+        }
+    }
+}
+
+#undef QLORA__QUAD_STORE
+
+static void qlora__neon_bf16_nf4(const float* levels, float scale, const uint8_t* codes, int64_t n,
+                                 uint16_t* out) {
+    uint16x8x2_t all = qlora__neon_nf4_values(levels, scale);
+    uint8x16_t first = vreinterpretq_u8_u16(all.val[0]);
+    uint8x16_t second = vreinterpretq_u8_u16(all.val[1]);
+    uint8x16_t low = vuzp1q_u8(first, second);
+    uint8x16_t high = vuzp2q_u8(first, second);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        uint16x8x2_t w = qlora__neon_nf4_select(codes + i / 2, low, high);
+        vst1q_u16(out + i, w.val[0]);
+        vst1q_u16(out + i + 8, w.val[1]);
+    }
+    uint16_t table[16];
+    if (i < n) {
+        vst1q_u16(table, all.val[0]);
+        vst1q_u16(table + 8, all.val[1]);
+    }
+    for (; i < n; i++) {
+        out[i] = table[qlora__nf4_code_at(codes, i)];
+    }
+}
+
+static const qlora__cpu_bf16 qlora__neon_bf16_gemm = {
+    {
+        1280, // as many bytes as 640 of f32
+        192,
+        8,
+        12,
+        qlora__neon_bf16_tile,
+        8,
+        qlora__neon_bf16_narrow,
+    },
+    qlora__neon_bf16_round,
+    qlora__neon_bf16_nf4,
+    qlora__neon_bf16_pair,
+    qlora__neon_bf16_quad,
+};
+
+#endif // QLORA__NEON_BF16
 
 //@@ src/cpu/avx2.h
 
@@ -7668,13 +8014,15 @@ static void qlora__avx2_nf4(const float* levels, float scale, const uint8_t* cod
 }
 
 static const qlora__cpu_gemm qlora__avx2_gemm = {
-    300, // 24 columns of 300 steps are 28 KiB
-    192,
-    4,
-    24,
-    qlora__avx2_tile,
-    16,
-    qlora__avx2_narrow,
+    {
+        300, // 24 columns of 300 steps are 28 KiB
+        192,
+        4,
+        24,
+        qlora__avx2_tile,
+        16,
+        qlora__avx2_narrow,
+    },
     qlora__avx2_pack4,
     qlora__avx2_pack8,
     qlora__avx2_spread,
@@ -7836,13 +8184,15 @@ static void qlora__avx512_nf4(const float* levels, float scale, const uint8_t* c
 }
 
 static const qlora__cpu_gemm qlora__avx512_gemm = {
-    200, // 48 columns of 200 steps are 38 KiB
-    192,
-    8,
-    48,
-    qlora__avx512_tile,
-    16,
-    qlora__avx512_narrow,
+    {
+        200, // 48 columns of 200 steps are 38 KiB
+        192,
+        8,
+        48,
+        qlora__avx512_tile,
+        16,
+        qlora__avx512_narrow,
+    },
     qlora__avx2_pack4,
     qlora__avx2_pack8,
     qlora__avx512_spread,
@@ -8651,22 +9001,28 @@ static bool qlora__has_everything(void) {
 // From the slowest to the fastest.
 static const qlora__cpu_table qlora__cpu_tables[] = {
     {QLORA_CPU_TIER_PORTABLE, "portable", "nothing", qlora__has_everything, true, NULL,
-     &qlora__rows_portable, NULL},
+     &qlora__rows_portable, NULL, NULL, "portable"},
 #ifdef QLORA__NEON
     {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, &qlora__neon_gemm,
-     &qlora__rows_neon, &qlora__neon_stream},
+     &qlora__rows_neon, &qlora__neon_stream, NULL, "neon"},
+#endif
+#ifdef QLORA__NEON_BF16
+    {QLORA_CPU_TIER_NEON_BF16, "neon_bf16", "NEON with BF16", qlora__os_has_arm_bf16, true,
+     &qlora__neon_gemm, &qlora__rows_neon, &qlora__neon_stream, &qlora__neon_bf16_gemm,
+     "neon"},
 #endif
 #ifdef QLORA__X86
     {QLORA_CPU_TIER_AVX2, "avx2", "AVX2, FMA and F16C", qlora__has_avx2, true, &qlora__avx2_gemm,
-     &qlora__rows_avx2, &qlora__avx2_stream},
+     &qlora__rows_avx2, &qlora__avx2_stream, NULL, "avx2"},
     {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, true,
-     &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream},
+     &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, NULL, "avx512"},
 #endif
 };
 
 #define QLORA__CPU_TABLES ((int)(sizeof qlora__cpu_tables / sizeof qlora__cpu_tables[0]))
 
-static const char* const qlora__cpu_tier_names[] = {"best", "portable", "neon", "avx2", "avx512"};
+static const char* const qlora__cpu_tier_names[] = {"best", "portable", "neon",
+                                                    "avx2", "avx512",   "neon_bf16"};
 
 const char* qlora_cpu_tier_name(qlora_cpu_tier tier) {
     return (int)tier >= 0 && tier < QLORA_CPU_TIER_COUNT ? qlora__cpu_tier_names[tier] : "unknown";
@@ -8757,6 +9113,9 @@ static qlora_result qlora__cpu_choose(qlora_ctx* ctx) {
 
 //@@ src/cpu/gemm.h
 
+// The math of a model in QLORA_MODE_BF16 on the CPU: operands of products are rounded to bf16.
+#define QLORA__MATH_BF16 ((qlora_math)(QLORA_MATH_TF32_ALL + 1))
+
 // One matrix product whose arguments have been checked: row-major C[M,N] = alpha alpha_dev op(A)
 // op(B) + beta C for each of `batch` matrices.
 typedef struct qlora__gemm {
@@ -8783,6 +9142,7 @@ typedef struct qlora__gemm {
     const float* alpha_dev; // NULL: 1
     const float* beta_dev;  // set together with alpha_dev
     bool tf32;
+    bool bf16; // A times alpha, and B, are rounded to bf16; only on the CPU
     // If one is not NULL, B is this weight, in bf16 values; only on the CPU.
     const qlora_nf4* nf4;
     const qlora__fp8_weight* fp8;
@@ -8822,6 +9182,14 @@ static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, 
         for (int64_t i = count; i < width; i++) {
             to[i] = (QLORA__REAL)0;
         }
+    }
+}
+
+// Rounds packed operands, times a factor, to bf16.
+static void qlora__gemm_round(QLORA__REAL* packed, int64_t n, float factor) {
+    for (int64_t i = 0; i < n; i++) {
+        float value = (float)(packed[i] * (QLORA__REAL)factor);
+        packed[i] = (QLORA__REAL)qlora__bf16_to(qlora__bf16_from(value));
     }
 }
 
@@ -8881,15 +9249,17 @@ static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_
 }
 #endif
 
-// Writes alpha times the sums of one tile plus beta times the old values.
+// Writes alpha times the sums of one tile plus beta times the old values. Operands that have been
+// rounded have the factor already.
 static void qlora__gemm_write(const qlora__gemm* g, int64_t batch, int64_t i0, int64_t j0,
                               const QLORA__REAL* acc) {
     int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
     int64_t cols = qlora__min(QLORA__TILE, g->N - j0);
+    QLORA__REAL alpha = (QLORA__REAL)(g->bf16 ? 1.0f : g->alpha);
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t j = 0; j < cols; j++) {
             int64_t at = batch * g->sC + (i0 + i) * g->ldc + j0 + j;
-            QLORA__REAL y = (QLORA__REAL)g->alpha * acc[i * QLORA__TILE + j];
+            QLORA__REAL y = alpha * acc[i * QLORA__TILE + j];
             if (g->beta != 0.0f) {
                 y += (QLORA__REAL)g->beta * qlora__load(g->C, g->out, at);
             }
@@ -8922,10 +9292,16 @@ static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
             int64_t steps = qlora__min(QLORA__STEP, g->K - k0);
             qlora__gemm_pack(g->A, g->a_type, batch * g->sA + i0 * a_i + k0 * a_k, a_k, a_i, steps,
                              rows, QLORA__PANEL, a);
+            if (g->bf16) {
+                qlora__gemm_round(a, steps * QLORA__PANEL, g->alpha);
+            }
             for (int64_t t = 0; t < tiles; t++) {
                 int64_t j = j0 + t * QLORA__TILE;
                 qlora__gemm_pack(g->B, g->b_type, batch * g->sB + j * b_j + k0 * b_k, b_k, b_j,
                                  steps, qlora__min(QLORA__TILE, g->N - j), QLORA__TILE, b);
+                if (g->bf16) {
+                    qlora__gemm_round(b, steps * QLORA__TILE, 1.0f);
+                }
                 for (int64_t i = 0; i < rows; i += 4) {
                     qlora__gemm_micro(a + i, b, steps, acc[t] + i * QLORA__TILE);
                 }
@@ -8949,17 +9325,11 @@ static void qlora__gemm_portable(qlora_ctx* ctx, const qlora__gemm* g) {
 #undef QLORA__TILE
 #undef QLORA__STEP
 
-//@@ src/cpu/panels.h
+//@@ src/cpu/operands.h
 
-// ---- panels -------------------------------------------------------------------------------------
-//
-// What the products of the tiers with kernels of their own consist of. Rows of the left side are
-// packed into panels in memory that the threads share; then each thread packs a block of columns of
-// the right side, widening them from whatever type they have, and multiplies it by all rows: a
-// weight is widened once for all rows. Panels that are packed once can be multiplied several times,
-// and the right side may consist of several matrices, one below the other. Every element of C is
-// one sum in ascending k, so the bits depend on nothing but the values: not on the number of
-// threads, nor on how rows, columns and k are divided.
+// ---- operands -----------------------------------------------------------------------------------
+
+// The operands of packed products, and how lines of them are packed into panels.
 
 #define QLORA__KC 640   // steps per range, at most
 #define QLORA__MC 1024  // rows per slice, at most
@@ -9074,15 +9444,6 @@ static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__
     return stage;
 }
 
-// Steps of panels that are next to each other, at least `steps` and at most 7 more: such that the
-// panels are an odd number of cache lines apart. Otherwise many would share few sets of the cache.
-static int64_t qlora__panel_stride(int64_t steps, int64_t width) {
-    while (steps * width % 32 != 16) {
-        steps++;
-    }
-    return steps;
-}
-
 // Part of an operand: lines [first, first + count) and steps [k, k + steps).
 typedef struct qlora__lines_piece {
     const qlora__operand* from;
@@ -9090,7 +9451,43 @@ typedef struct qlora__lines_piece {
     int64_t count;
     int64_t k;
     int64_t steps;
+    bool round; // to bf16, after the factor
+    float factor;
 } qlora__lines_piece;
+
+// Whether elements have to be rounded; codes have bf16 values.
+static bool qlora__lines_rounded(const qlora__lines_piece* p) {
+    const qlora__operand* o = p->from;
+    bool coded = o->nf4 != NULL || o->fp8 != NULL;
+    return p->round && (p->factor != 1.0f || (!coded && o->dtype != QLORA_BF16));
+}
+
+// 16 elements times a factor, rounded to bf16; a fixed number and no branches, so that compilers
+// use vectors. The values are those of qlora__bf16_from. `from` may be `out`.
+static void qlora__lines_round16(const float* from, float factor, float* out) {
+    for (int i = 0; i < 16; i++) {
+        uint32_t u = qlora__bits(from[i] * factor);
+        uint32_t rounded = (u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u;
+        out[i] = qlora__from_bits((u & 0x7fffffffu) > 0x7f800000u ? 0x7fff0000u : rounded);
+    }
+}
+
+// n elements of a piece as f32: where they are, or in `stage`.
+static const float* qlora__lines_run(const qlora__cpu_gemm* cpu, const qlora__lines_piece* p,
+                                     int64_t first, int64_t n, float* stage) {
+    const float* from = qlora__operand_run(cpu, p->from, first, n, stage);
+    if (!qlora__lines_rounded(p)) {
+        return from;
+    }
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        qlora__lines_round16(from + i, p->factor, stage + i);
+    }
+    for (; i < n; i++) {
+        stage[i] = qlora__bf16_to(qlora__bf16_from(from[i] * p->factor));
+    }
+    return stage;
+}
 
 // Packs a piece into panels of `width` lines and `stride` steps, from step `at` on; lines that are
 // missing in the last panel are zero.
@@ -9099,7 +9496,7 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
                               float* out) {
     float stage[8 * QLORA__KC];
     const qlora__operand* o = p->from;
-    bool in_place = o->dtype == QLORA_F32; // codes have bf16 values
+    bool in_place = o->dtype == QLORA_F32 && !p->round; // codes have bf16 values
     int64_t padded = qlora__ceil_div(p->count, width) * width;
     int64_t group = cpu->pack8 != NULL && width % 8 == 0 ? 8 : 4;
     for (int64_t i = 0; o->lines && i < padded; i += group) {
@@ -9109,8 +9506,8 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
             int64_t n = qlora__min(QLORA__KC, p->steps - k);
             for (int64_t j = 0; j < group; j++) {
                 int64_t line = p->first + i + j;
-                lines[j] = i + j < p->count ? qlora__operand_run(cpu, o, line * o->ld + p->k + k, n,
-                                                                 stage + j * QLORA__KC)
+                lines[j] = i + j < p->count ? qlora__lines_run(cpu, p, line * o->ld + p->k + k, n,
+                                                               stage + j * QLORA__KC)
                                             : zero;
             }
             (group == 8 ? cpu->pack8 : cpu->pack4)(lines, n, width, to + k * width);
@@ -9118,7 +9515,7 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
     }
     for (int64_t k = 0; !o->lines && k < p->steps; k++) {
         const float* from =
-            qlora__operand_run(cpu, o, (p->k + k) * o->ld + p->first, p->count, stage);
+            qlora__lines_run(cpu, p, (p->k + k) * o->ld + p->first, p->count, stage);
         float* to = out + (at + k) * width;
         int64_t i = 0;
         // The rows of a wide matrix are in different pages, where processors do not look ahead.
@@ -9140,31 +9537,215 @@ static void qlora__lines_pack(const qlora__cpu_gemm* cpu, const qlora__lines_pie
     }
 }
 
+//@@ src/cpu/operands_bf16.h
+
+// ---- operands in bf16 ---------------------------------------------------------------------------
+
+// The same as qlora__lines_pack, into the panels of qlora__cpu_bf16. Such a panel has half the size
+// of one in f32, so what is counted in floats there, such as its stride, is half the steps here.
+
+#define QLORA__SHORT 256 // elements that are converted at a time if they are not f32
+
+// n elements of an NF4 weight from element `first` on.
+static void qlora__operand_nf4_bf16(const qlora__cpu_bf16* bf16, const qlora_nf4* w, int64_t first,
+                                    int64_t n, uint16_t* stage) {
+    for (int64_t done = 0; done < n;) {
+        int64_t e = first + done;
+        int64_t now = qlora__min(n - done, w->block - e % w->block);
+        float scale = qlora__nf4_absmax(w, e / w->block);
+        bool single = e % 2 != 0 || !qlora__finite(scale); // kernels start at a whole byte
+        now = single ? 1 : now;
+        if (single) {
+            stage[done] = qlora__bf16_from(w->maps[qlora__nf4_code_at(w->codes, e)] * scale);
+        } else {
+            bf16->nf4(w->maps, scale, w->codes + e / 2, now, stage + done);
+        }
+        done += now;
+    }
+}
+
+// n elements of a piece: where they are, or in `stage`.
+static const uint16_t* qlora__lines_bf16(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
+                                         const qlora__lines_piece* p, int64_t first, int64_t n,
+                                         uint16_t* stage) {
+    const qlora__operand* o = p->from;
+    bool plain = !qlora__lines_rounded(p);
+    if (plain && o->nf4 != NULL) {
+        qlora__operand_nf4_bf16(bf16, o->nf4, first, n, stage);
+        return stage;
+    }
+    if (plain && o->fp8 == NULL) {
+        return (const uint16_t*)o->data + first;
+    }
+    bool in_place = o->dtype == QLORA_F32;
+    for (int64_t i = 0; i < n;) {
+        float some[QLORA__SHORT];
+        int64_t now = in_place ? n : qlora__min(QLORA__SHORT, n - i);
+        const float* from = qlora__operand_run(cpu, o, first + i, now, some);
+        bf16->round(from, p->factor, now, stage + i);
+        i += now;
+    }
+    return stage;
+}
+
+// Lines whose elements are next to each other, two at a time.
+static void qlora__lines_pack_pairs(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
+                                    const qlora__lines_piece* p, int64_t width, int64_t stride,
+                                    const uint16_t* zero, uint16_t* out) {
+    uint16_t stage[2 * QLORA__KC];
+    const qlora__operand* o = p->from;
+    int64_t padded = qlora__ceil_div(p->count, width) * width;
+    for (int64_t i = 0; i < padded; i += 2) {
+        uint16_t* to = out + i / width * stride * width * 2 + i % width * 4;
+        for (int64_t k = 0; k < p->steps; k += QLORA__KC) {
+            const uint16_t* lines[2];
+            int64_t n = qlora__min(QLORA__KC, p->steps - k);
+            for (int j = 0; j < 2; j++) {
+                int64_t at = (p->first + i + j) * o->ld + p->k + k;
+                lines[j] = i + j < p->count
+                               ? qlora__lines_bf16(cpu, bf16, p, at, n, stage + j * QLORA__KC)
+                               : zero;
+            }
+            bf16->pair(lines[0], lines[1], n, width, to + k * width);
+        }
+    }
+}
+
+// The rows of a wide matrix are in different pages, where processors do not look ahead.
+static void qlora__lines_expect(const qlora__operand* o, int64_t first, int64_t n) {
+    int64_t bytes = (int64_t)qlora_dtype_bytes(o->dtype);
+    for (int64_t at = 0; o->data != NULL && at < n * bytes; at += 64) {
+        QLORA__WILL_READ((const char*)o->data + first * bytes + at);
+    }
+}
+
+// Lines whose elements of one k are next to each other, four k at a time.
+static void qlora__lines_pack_quads(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
+                                    const qlora__lines_piece* p, int64_t width, int64_t stride,
+                                    uint16_t* out) {
+    uint16_t stage[4][QLORA__NC + 8];
+    const uint16_t* const rows[4] = {stage[0], stage[1], stage[2], stage[3]};
+    const qlora__operand* o = p->from;
+    int64_t part = QLORA__NC / width * width; // lines at a time
+    for (int64_t k = 0; k < p->steps; k += 4) {
+        for (int64_t i = 0; i < p->count; i += part) {
+            int64_t n = qlora__min(part, p->count - i);
+            int64_t padded = qlora__ceil_div(n, width) * width;
+            for (int64_t j = 0; j < 4; j++) {
+                int64_t have = k + j < p->steps ? n : 0;
+                int64_t at = (p->k + k + j) * o->ld + p->first + i;
+                const uint16_t* from =
+                    have > 0 ? qlora__lines_bf16(cpu, bf16, p, at, n, stage[j]) : stage[j];
+                if (k + j + 8 < p->steps) {
+                    qlora__lines_expect(o, at + 8 * o->ld, n);
+                }
+                if (from != stage[j]) {
+                    memcpy(stage[j], from, (size_t)n * sizeof *from);
+                }
+                memset(stage[j] + have, 0, (size_t)(padded + 8 - have) * sizeof *from);
+            }
+            bf16->quad(rows, padded, width, stride * width * 2,
+                       out + i / width * stride * width * 2 + k * width);
+        }
+    }
+}
+
+// `at` and the steps are counted in k; `at` is a multiple of four.
+static void qlora__lines_pack_bf16(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
+                                   const qlora__lines_piece* p, int64_t width, int64_t stride,
+                                   int64_t at, const float* zero, float* out) {
+    uint16_t* to = (uint16_t*)(void*)out + at * width;
+    if (p->from->lines) {
+        qlora__lines_pack_pairs(cpu, bf16, p, width, stride, (const uint16_t*)(const void*)zero,
+                                to);
+    } else {
+        qlora__lines_pack_quads(cpu, bf16, p, width, stride, to);
+    }
+}
+
+#undef QLORA__SHORT
+
+//@@ src/cpu/panels.h
+
+// ---- panels -------------------------------------------------------------------------------------
+//
+// What the products of the tiers with kernels of their own consist of. Rows of the left side are
+// packed into panels in memory that the threads share; then each thread packs a block of columns of
+// the right side, widening them from whatever type they have, and multiplies it by all rows: a
+// weight is widened once for all rows. Panels that are packed once can be multiplied several times,
+// and the right side may consist of several matrices, one below the other. Every element of C is
+// one sum in ascending k, so the bits depend on nothing but the values: not on the number of
+// threads, nor on how rows, columns and k are divided.
+
+// Floats per line of panels that are next to each other, at least `floats` and at most 7 more: such
+// that the panels are an odd number of cache lines apart. Otherwise many would share few sets of
+// the cache.
+static int64_t qlora__panel_stride(int64_t floats, int64_t width) {
+    while (floats * width % 32 != 16) {
+        floats++;
+    }
+    return floats;
+}
+
 // ---- the left side ------------------------------------------------------------------------------
 
 // A slice of rows. Its panels are in the context's working memory until the next slice is packed.
 typedef struct qlora__panels {
     qlora_ctx* ctx;
     const qlora__cpu_gemm* cpu;
+    const qlora__cpu_tiles* tiles;
+    const qlora__cpu_bf16* bf16; // kernels for panels in bf16; NULL: the panels are f32
     const qlora__packing* memory;
+    bool round; // operands are rounded to bf16
     int64_t row;
     int64_t rows;
-    int64_t stride; // steps of a panel
+    int64_t stride; // floats of a line
 } qlora__panels;
 
-// Rows of a slice whose panels have `stride` steps.
+// Steps that n steps of an operand take in the panels: those in bf16 have whole groups of four, so
+// that the groups do not depend on what comes before.
+static int64_t qlora__panels_steps(const qlora__panels* p, int64_t n) {
+    return p->bf16 != NULL ? qlora__ceil_div(n, 4) * 4 : n;
+}
+
+// Floats of a line that `steps` steps take.
+static int64_t qlora__panels_floats(const qlora__panels* p, int64_t steps) {
+    return p->bf16 != NULL ? steps / 2 : steps;
+}
+
+// Steps that the panels have room for.
+static int64_t qlora__panels_room(const qlora__panels* p) {
+    return p->bf16 != NULL ? p->stride / 2 * 4 : p->stride;
+}
+
+// Packs a piece from step `at` of panels with `stride` floats per line on.
+static void qlora__panels_lines(const qlora__panels* p, const qlora__lines_piece* piece,
+                                int64_t width, int64_t stride, int64_t at, float* out) {
+    if (p->bf16 != NULL) {
+        qlora__lines_pack_bf16(p->cpu, p->bf16, piece, width, stride, at, p->memory->zero, out);
+    } else {
+        qlora__lines_pack(p->cpu, piece, width, stride, at, p->memory->zero, out);
+    }
+}
+
+// Rows of a slice whose panels have `stride` floats per line.
 static int64_t qlora__panels_rows(int64_t rows, int64_t stride) {
     int64_t most = QLORA__PANELS / qlora__max(stride, 1) / QLORA__CHUNK * QLORA__CHUNK;
     return qlora__min(rows, qlora__min(QLORA__MC, most));
 }
 
-static void qlora__panels_open(qlora_ctx* ctx, int64_t stride, qlora__panels* p) {
+// bf16: operands are rounded.
+static void qlora__panels_open(qlora_ctx* ctx, int64_t steps, bool bf16, qlora__panels* p) {
     p->ctx = ctx;
     p->cpu = ctx->cpu->gemm;
+    p->bf16 = bf16 ? ctx->cpu->bf16 : NULL;
+    p->tiles = p->bf16 != NULL ? &p->bf16->tiles : &p->cpu->tiles;
     p->memory = ctx->packing;
+    p->round = bf16;
     p->row = 0;
     p->rows = 0;
-    p->stride = qlora__panel_stride(stride, p->cpu->rows);
+    p->stride =
+        qlora__panel_stride(qlora__panels_floats(p, qlora__panels_steps(p, steps)), p->tiles->rows);
 }
 
 typedef struct qlora__panels_job {
@@ -9179,7 +9760,7 @@ typedef struct qlora__panels_job {
 static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
     const qlora__panels_job* job = (const qlora__panels_job*)user;
     const qlora__panels* p = job->panels;
-    int64_t width = p->cpu->rows;
+    int64_t width = p->tiles->rows;
     for (int64_t chunk = begin; chunk < end; chunk++) {
         qlora__lines_piece piece;
         int64_t first = chunk * QLORA__CHUNK;
@@ -9188,9 +9769,11 @@ static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
         piece.count = qlora__min(QLORA__CHUNK, p->rows - first);
         piece.k = job->k;
         piece.steps = job->steps;
+        piece.round = p->round;
+        piece.factor = p->round ? job->alpha : 1.0f;
         float* out = p->memory->a + first * p->stride;
-        qlora__lines_pack(p->cpu, &piece, width, p->stride, job->at, p->memory->zero, out);
-        for (int64_t i = 0; job->alpha != 1.0f && i < piece.count; i += width) {
+        qlora__panels_lines(p, &piece, width, p->stride, job->at, out);
+        for (int64_t i = 0; !p->round && job->alpha != 1.0f && i < piece.count; i += width) {
             float* panel = out + i * p->stride + job->at * width;
             for (int64_t j = 0; j < job->steps * width; j++) {
                 panel[j] *= job->alpha;
@@ -9237,7 +9820,7 @@ typedef struct qlora__multiply {
     int64_t width;  // columns of a tile
     int64_t steps;  // of all segments
     int64_t range;  // steps per range
-    int64_t stride; // steps from one panel of columns to the next
+    int64_t stride; // floats of a line of the right side
     int64_t block;  // columns per block
     int64_t unit_rows;
     int64_t unit_parts; // units per block
@@ -9258,17 +9841,18 @@ static void qlora__multiply_pack(const qlora__multiply* m, int64_t col, int64_t 
             piece.count = cols;
             piece.k = s->k + from - begin;
             piece.steps = to - from;
-            qlora__lines_pack(m->left->cpu, &piece, m->width, m->stride, from - k,
-                              m->left->memory->zero, b);
+            piece.round = m->left->round;
+            piece.factor = 1.0f;
+            qlora__panels_lines(m->left, &piece, m->width, m->stride, from - k, b);
         }
-        begin += s->steps;
+        begin += qlora__panels_steps(m->left, s->steps);
     }
 }
 
 // One tile of C at (row, col). At the edges it is computed in a copy.
 static void qlora__multiply_tile(const qlora__multiply* m, int64_t steps, const float* a,
                                  const float* b, int64_t row, int64_t col, bool add) {
-    int64_t height = m->left->cpu->rows;
+    int64_t height = m->left->tiles->rows;
     float* c = m->c + row * m->ldc + col;
     int64_t rows = qlora__min(height, m->left->rows - row);
     int64_t cols = qlora__min(m->width, m->cols - col);
@@ -9289,7 +9873,7 @@ static void qlora__multiply_tile(const qlora__multiply* m, int64_t steps, const 
 
 // The next tile of C is on its way from memory while this one is computed.
 static void qlora__multiply_expect(const qlora__multiply* m, int64_t row, int64_t col) {
-    int64_t last = qlora__min(row + m->left->cpu->rows, m->left->rows);
+    int64_t last = qlora__min(row + m->left->tiles->rows, m->left->rows);
     int64_t cols = qlora__min(m->width, m->cols - col);
     for (int64_t i = row; i < last; i++) {
         const float* c = m->c + i * m->ldc + col;
@@ -9304,9 +9888,9 @@ static void qlora__multiply_expect(const qlora__multiply* m, int64_t row, int64_
 static void qlora__multiply_block(const qlora__multiply* m, int64_t k, int64_t steps,
                                   const float* b, int64_t col0, int64_t first, int64_t last) {
     const qlora__panels* left = m->left;
-    int64_t height = left->cpu->rows;
+    int64_t height = left->tiles->rows;
     int64_t end = qlora__min(col0 + m->block, m->cols);
-    const float* a = left->memory->a + (m->at + k) * height;
+    const float* a = left->memory->a + qlora__panels_floats(left, m->at + k) * height;
     for (int64_t top = first; top < last; top += QLORA__CHUNK) {
         int64_t bottom = qlora__min(top + QLORA__CHUNK, last);
         for (int64_t col = col0; col < end; col += m->width) {
@@ -9339,17 +9923,18 @@ static void qlora__multiply_units(void* user, int slot, int64_t begin, int64_t e
 // Divides the work: ranges of about the same length, tiles that waste few columns, and enough units
 // for all threads, from many blocks of columns or several units per block.
 static void qlora__multiply_divide(qlora__multiply* m) {
-    const qlora__cpu_gemm* cpu = m->left->cpu;
-    int64_t ranges = qlora__ceil_div(m->steps, cpu->steps);
+    const qlora__cpu_tiles* tiles = m->left->tiles;
+    int64_t ranges = qlora__ceil_div(m->steps, tiles->steps);
     m->range = qlora__ceil_div(qlora__ceil_div(m->steps, ranges), 4) * 4;
-    bool narrow = m->cols <= cpu->block / 4 && qlora__ceil_div(m->cols, cpu->narrow) * cpu->narrow <
-                                                   qlora__ceil_div(m->cols, cpu->cols) * cpu->cols;
-    m->width = narrow ? cpu->narrow : cpu->cols;
-    m->tile = narrow ? cpu->narrow_tile : cpu->tile;
-    m->stride = qlora__panel_stride(m->range, m->width);
+    bool narrow =
+        m->cols <= tiles->block / 4 && qlora__ceil_div(m->cols, tiles->narrow) * tiles->narrow <
+                                           qlora__ceil_div(m->cols, tiles->cols) * tiles->cols;
+    m->width = narrow ? tiles->narrow : tiles->cols;
+    m->tile = narrow ? tiles->narrow_tile : tiles->tile;
+    m->stride = qlora__panel_stride(qlora__panels_floats(m->left, m->range), m->width);
     int64_t slots = qlora__slots(m->left->ctx);
     int64_t share = slots > 1 ? qlora__ceil_div(m->cols, 4 * slots) : m->cols;
-    int64_t most = qlora__min(cpu->block, QLORA__BLOCKS / m->stride);
+    int64_t most = qlora__min(tiles->block, QLORA__BLOCKS / m->stride);
     share = qlora__min(most, qlora__max(most / 4, share));
     m->block = qlora__ceil_div(share, m->width) * m->width;
     m->block = m->block > most ? m->block - m->width : m->block;
@@ -9378,7 +9963,7 @@ static void qlora__panels_multiply(const qlora__panels* p, int64_t at, const qlo
     m.ldc = ldc;
     m.add = add;
     for (int i = 0; i < segments; i++) {
-        m.steps += right[i].steps;
+        m.steps += qlora__panels_steps(p, right[i].steps);
     }
     if (m.steps > 0 && cols > 0 && p->rows > 0) {
         qlora__multiply_divide(&m);
@@ -9428,11 +10013,12 @@ static void qlora__packed_slice(qlora__packed* p, void* C) {
     if (g->beta != 0.0f && (!in_place || g->beta != 1.0f)) {
         qlora__packed_move(p, C, true);
     }
-    for (int64_t k = 0; k < g->K; k += p->left.stride) {
+    int64_t room = qlora__panels_room(&p->left);
+    for (int64_t k = 0; k < g->K; k += room) {
         qlora__segment right;
         right.from = p->b;
         right.k = k;
-        right.steps = qlora__min(p->left.stride, g->K - k);
+        right.steps = qlora__min(room, g->K - k);
         qlora__panels_pack(&p->left, &p->a, k, right.steps, 0, g->alpha);
         qlora__panels_multiply(&p->left, 0, &right, 1, p->col, p->cols, p->c, p->ldc,
                                k > 0 || g->beta != 0.0f);
@@ -9453,7 +10039,9 @@ static void qlora__gemm_packed(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t width = g->out == QLORA_F32 ? g->N : QLORA__PART;
     int64_t height = qlora__min(QLORA__MC, qlora__ceil_div(g->M, QLORA__CHUNK) * QLORA__CHUNK);
     int64_t most = QLORA__PANELS / height - 7; // the panels may be that much longer
-    qlora__panels_open(ctx, qlora__min(g->K, most), &p.left);
+    // Nothing is rounded if both operands are bf16.
+    bool bf16 = g->bf16 || (g->a_type == QLORA_BF16 && g->b_type == QLORA_BF16 && g->alpha == 1.0f);
+    qlora__panels_open(ctx, qlora__min(g->K, most), bf16, &p.left);
     for (int64_t i = 0; i < g->batch; i++) {
         p.a = qlora__operand_of(qlora__operand_at(g->A, g->a_type, i * g->sA), g->a_type, g->lda,
                                 !g->ta);
@@ -22577,7 +23165,7 @@ static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d,
 
 // Returns whether a product of two f32 matrices may use TF32; backward products only with TF32_ALL.
 static bool qlora__math_takes_tf32(qlora_math math, bool backward) {
-    return backward ? math == QLORA_MATH_TF32_ALL : math != QLORA_MATH_F32;
+    return math == QLORA_MATH_TF32_ALL || (math == QLORA_MATH_TF32 && !backward);
 }
 
 static qlora_result qlora__gemm_run(qlora_ctx* ctx, qlora_math math, bool backward,
@@ -22593,6 +23181,7 @@ static qlora_result qlora__gemm_run(qlora_ctx* ctx, qlora_math math, bool backwa
     QLORA__TRY(qlora__gemm_check(ctx, desc, a, b, c, &g));
     g.tf32 =
         qlora__math_takes_tf32(math, backward) && a->dtype == QLORA_F32 && b->dtype == QLORA_F32;
+    g.bf16 = math == QLORA__MATH_BF16;
     ctx->last_path = path;
     if (g.M == 0 || g.N == 0 || g.batch == 0) {
         return QLORA_OK;
@@ -23324,6 +23913,7 @@ static qlora_result qlora__coded_packed(qlora_ctx* ctx, const qlora__coded_way* 
     g.b_type = QLORA_BF16;
     g.nf4 = w.nf4;
     g.fp8 = w.fp8;
+    g.bf16 = way->math == QLORA__MATH_BF16;
     g.out = y->dtype;
     g.alpha = way->alpha;
     g.beta = (way->flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
@@ -27645,16 +28235,17 @@ static QLORA__UNUSED qlora_result qlora__collect(qlora_ctx* ctx, const qlora_ten
 // Whether panels with `steps` steps are used for x, or for dy. If only few rows fit at a time, the
 // weights would be widened too often.
 static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_desc* l,
-                                    const qlora_tensor* x, int64_t steps) {
+                                    const qlora_tensor* x, int64_t steps, bool bf16) {
     for (int32_t i = 0; i < l->count; i++) {
         if (l->parts[i].out == 0) {
             return false;
         }
     }
+    bool halved = bf16 && qlora__on_cpu(ctx) && ctx->cpu->bf16 != NULL;
     return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL &&
-           l->owners == NULL && l->in > 0 &&
-           x->dtype == QLORA_F32 && x->rows >= 16 &&
-           qlora__panels_rows(x->rows, steps + 4) >= qlora__min(x->rows, 384);
+           l->owners == NULL && l->in > 0 && x->dtype == QLORA_F32 && x->rows >= 16 &&
+           qlora__panels_rows(x->rows, (halved ? steps / 2 : steps) + 4) >=
+               qlora__min(x->rows, 384);
 }
 
 static qlora__operand qlora__operand_matrix(const qlora_tensor* t, bool lines) {
@@ -27680,12 +28271,13 @@ static float* qlora__linear_at(const qlora_tensor* t, int64_t row, int64_t col) 
     return (float*)t->data + row * t->ld + col;
 }
 
+// With what panels in bf16 add to each part.
 static int64_t qlora__linear_forward_steps(const qlora_linear_desc* l) {
     int64_t rank = 0;
     for (int32_t i = 0; i < l->count; i++) {
         rank = qlora__max(rank, l->parts[i].rank);
     }
-    return l->in + rank;
+    return qlora__ceil_div(l->in, 4) * 4 + rank;
 }
 
 // The sum of the ranks of part i and of those after it whose A follow in memory; *next is the first
@@ -27731,7 +28323,7 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
         right[0] = qlora__segment_of(qlora__linear_weight(part, true), l->in);
         if (part->rank > 0) {
             right[1] = qlora__segment_of(qlora__operand_matrix(part->sb, true), part->rank);
-            qlora__panels_pack(p, &rows, at, part->rank, l->in, 1.0f);
+            qlora__panels_pack(p, &rows, at, part->rank, qlora__panels_steps(p, l->in), 1.0f);
         }
         qlora__panels_multiply(p, 0, right, part->rank > 0 ? 2 : 1, 0, part->out,
                                qlora__linear_at(y, p->row, col), y->ld, false);
@@ -27742,9 +28334,9 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
 
 static void qlora__linear_forward_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
                                          const qlora_tensor* x, const qlora_tensor* y,
-                                         bool adapters) {
+                                         bool adapters, bool bf16) {
     qlora__panels p;
-    qlora__panels_open(ctx, qlora__linear_forward_steps(l), &p);
+    qlora__panels_open(ctx, qlora__linear_forward_steps(l), bf16, &p);
     int64_t height = qlora__panels_rows(x->rows, p.stride);
     for (p.row = 0; p.row < x->rows; p.row += height) {
         p.rows = qlora__min(height, x->rows - p.row);
@@ -27756,7 +28348,8 @@ static void qlora__linear_forward_panels(qlora_ctx* ctx, const qlora_linear_desc
 static int64_t qlora__linear_backward_steps(const qlora_linear_desc* l) {
     int64_t steps = 0;
     for (int32_t i = 0; i < l->count; i++) {
-        steps += l->parts[i].out + l->parts[i].rank;
+        steps += qlora__ceil_div(l->parts[i].out, 4) * 4;
+        steps += qlora__ceil_div(l->parts[i].rank, 4) * 4;
     }
     return steps;
 }
@@ -27781,11 +28374,12 @@ static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__pane
                 qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
             qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, qlora__linear_at(dy, p->row, tail),
                                    dy->ld, false);
-            qlora__panels_pack(p, &rows, tail, part->rank, at + part->out, 1.0f);
+            qlora__panels_pack(p, &rows, tail, part->rank, at + qlora__panels_steps(p, part->out),
+                               1.0f);
             right[segments] = qlora__segment_of(qlora__operand_matrix(part->a, false), part->rank);
             segments++;
         }
-        at += part->out + part->rank;
+        at += qlora__panels_steps(p, part->out) + qlora__panels_steps(p, part->rank);
         col += part->out;
         tail += part->rank;
     }
@@ -27794,9 +28388,10 @@ static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__pane
 }
 
 static void qlora__linear_dx_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                    const qlora_tensor* dy, int64_t out, const qlora_tensor* dx) {
+                                    const qlora_tensor* dy, int64_t out, const qlora_tensor* dx,
+                                    bool bf16) {
     qlora__panels p;
-    qlora__panels_open(ctx, qlora__linear_backward_steps(l), &p);
+    qlora__panels_open(ctx, qlora__linear_backward_steps(l), bf16, &p);
     int64_t height = qlora__panels_rows(dy->rows, p.stride);
     for (p.row = 0; p.row < dy->rows; p.row += height) {
         p.rows = qlora__min(height, dy->rows - p.row);
@@ -28326,7 +28921,7 @@ static qlora_result qlora__linear_forward_shared(qlora_ctx* ctx, qlora_math math
         QLORA__TRY(qlora__linear_z(ctx, math, l, x, inner));
     }
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, x->cols - l->in, &tail));
-    qlora__linear_forward_panels(ctx, l, x, y, !dropped);
+    qlora__linear_forward_panels(ctx, l, x, y, !dropped, math == QLORA__MATH_BF16);
     QLORA__TRY(qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l)));
     int64_t col = 0;
     for (int32_t i = 0; i < l->count; i++) {
@@ -28353,7 +28948,8 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
-    if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(l))) {
+    if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(l),
+                                math == QLORA__MATH_BF16)) {
         return qlora__linear_forward_shared(ctx, math, l, x, &inner, y);
     }
     QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
@@ -28492,12 +29088,13 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlor
 static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                        const qlora_tensor* dy, const qlora_tensor* inner,
                                        const qlora_tensor* dx) {
+    bool bf16 = math == QLORA__MATH_BF16;
     if (dx != NULL && l->dropout == 0.0f &&
-        qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(l))) {
+        qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(l), bf16)) {
         qlora_tensor tail;
         QLORA__TRY(
             qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, dy->cols - inner->cols, &tail));
-        qlora__linear_dx_panels(ctx, l, dy, inner->cols, dx);
+        qlora__linear_dx_panels(ctx, l, dy, inner->cols, dx, bf16);
         return qlora__linear_pad_zero(ctx, &tail, qlora__linear_rank(l));
     }
     if (dy->cols > inner->cols) {
@@ -31481,6 +32078,12 @@ static bool qlora__trains(const qlora_model* m) {
     return m->desc.purpose == QLORA_PURPOSE_TRAIN;
 }
 
+// The math of products with weights. On the CPU, mode BF16 rounds their operands; everything else
+// is f32 there.
+static qlora_math qlora__model_math(const qlora_model* m) {
+    return m->plan.mode == QLORA_MODE_BF16 && m->compute == QLORA_F32 ? QLORA__MATH_BF16 : m->math;
+}
+
 // Whether base products are computed in FP8.
 static bool qlora__is_fp8(const qlora_model* m) {
     return m->plan.mode == QLORA_MODE_FP8;
@@ -33849,11 +34452,7 @@ static qlora_result qlora__targets_resolve(qlora_ctx* ctx, qlora_model* m) {
 
 // capability 0: the CPU.
 static qlora_result qlora__mode_check(qlora_ctx* ctx, qlora_mode mode, int32_t capability) {
-    if (mode == QLORA_MODE_BF16 && capability == 0) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "desc.mode is BF16, which needs a GPU; use F32 or AUTO on the CPU");
-    }
-    if (mode == QLORA_MODE_BF16 && capability < 80) {
+    if (mode == QLORA_MODE_BF16 && capability != 0 && capability < 80) {
         return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                            "desc.mode is BF16, which needs compute capability 8.0 or later; this "
                            "is %d.%d; use F32 or AUTO",
@@ -34044,11 +34643,11 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     qlora__slot_take(m, desc, 0);
     QLORA__TRY(qlora__targets_resolve(ctx, m));
     QLORA__TRY(qlora__mode_check(ctx, desc->mode, machine->capability));
-    bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
-                       (desc->mode != QLORA_MODE_F32 && machine->capability >= 80);
-    m->plan.mode = desc->mode == QLORA_MODE_FP8 ? QLORA_MODE_FP8
-                   : wants_16bit                ? QLORA_MODE_BF16
-                                                : QLORA_MODE_F32;
+    // On the CPU, only operands of products are 16-bit, while they are packed.
+    bool wants_16bit = desc->mode != QLORA_MODE_F32 && machine->capability >= 80;
+    m->plan.mode = desc->mode != QLORA_MODE_AUTO ? desc->mode
+                   : wants_16bit                 ? QLORA_MODE_BF16
+                                                 : QLORA_MODE_F32;
     m->math = ctx->desc.math;
     m->compute = wants_16bit ? QLORA_BF16 : QLORA_F32;
     m->plan.tokens = m->desc.tokens;
@@ -36432,7 +37031,7 @@ typedef struct qlora__pass {
     int64_t row;     // the first of them, if they are a tile of a larger pass
     bool training;   // dropout is on
     bool group;      // layers are computed once more, to have their inputs, see qlora__group_again
-    qlora_math math; // of f32 products
+    qlora_math math; // of products with weights
     bool decoding;   // keys and values are stored in the cache
     int64_t first;   // position of the first row when decoding
     int64_t cache;   // row of the cache that position 0 has when decoding
@@ -36447,7 +37046,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     pass.m = m;
     pass.rows = rows;
     pass.training = training;
-    pass.math = m->math;
+    pass.math = qlora__model_math(m);
     pass.adapter = m->adapter;
     return pass;
 }
@@ -42679,9 +43278,13 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
     qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
 }
 
-// The tier that made the numbers, by name, so that a checkpoint can be read by a person.
-static const char* qlora__state_tier(const qlora_ctx* ctx) {
-    return qlora__on_cpu(ctx) ? ctx->cpu->name : "none";
+// The tier that made the numbers, by name, so that a checkpoint can be read by a person. Of tiers
+// with the same bits in this mode, the first.
+static const char* qlora__state_tier(const qlora_model* m) {
+    const qlora__cpu_table* cpu = m->ctx->cpu;
+    return !qlora__on_cpu(m->ctx)            ? "none"
+           : m->plan.mode == QLORA_MODE_BF16 ? cpu->name
+                                             : cpu->f32_name;
 }
 
 static void qlora__state_add_method(qlora__state* s, const qlora_train_desc* d) {
@@ -43391,7 +43994,7 @@ static qlora_result qlora__comm_agree(qlora_trainer* t) {
     memset(&mine, 0, sizeof mine);
     qlora__state_fill(t, &state);
     mine.elements = t->m->elements;
-    snprintf(mine.tier, sizeof mine.tier, "%s", qlora__state_tier(ctx));
+    snprintf(mine.tier, sizeof mine.tier, "%s", qlora__state_tier(t->m));
     snprintf(mine.gpu, sizeof mine.gpu, "%s", qlora__facts_gpu(ctx));
     mine.graph = t->swap_graphs ? 1 : 0;
     for (int i = 0; i < state.count; i++) {
@@ -45900,7 +46503,7 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
         }
     }
     metadata[2 * count] = "cpu_tier";
-    metadata[2 * count + 1] = qlora__state_tier(ctx);
+    metadata[2 * count + 1] = qlora__state_tier(m);
     metadata[2 * count + 2] = NULL;
     QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
     QLORA__TRY(qlora__save_open(ctx, 4 * m->range_count + 4, &list));
@@ -46104,12 +46707,13 @@ static double qlora__state_show(const qlora__state_row* row, int64_t value) {
 // Another tier rounds differently, so later steps differ in the last bits; nothing else changes.
 // Before there were tiers, checkpoints did not name one, and the CPU had what is now the portable
 // tier. A change of the backend is in the table.
-static void qlora__state_compare_tier(qlora_ctx* ctx, const qlora__st* st) {
+static void qlora__state_compare_tier(const qlora_model* m, const qlora__st* st) {
+    qlora_ctx* ctx = m->ctx;
     char text[32];
     if (!qlora__st_metadata(st, "cpu_tier", text, sizeof text)) {
         snprintf(text, sizeof text, "%s", qlora__on_cpu(ctx) ? "portable" : "none");
     }
-    const char* now = qlora__state_tier(ctx);
+    const char* now = qlora__state_tier(m);
     if (strcmp(text, now) != 0 && strcmp(text, "none") != 0 && strcmp(now, "none") != 0) {
         QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was saved with the CPU tier %s, this trainer has %s",
                    st->label, text, now);
@@ -46118,7 +46722,9 @@ static void qlora__state_compare_tier(qlora_ctx* ctx, const qlora__st* st) {
 
 // Compares the numbers of a checkpoint with those of the trainer, and takes those that are
 // restored.
-static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, qlora__state* s) {
+static qlora_result qlora__state_compare(const qlora_model* m, const qlora__st* st,
+                                         qlora__state* s) {
+    qlora_ctx* ctx = m->ctx;
     for (int i = 0; i < s->count; i++) {
         const qlora__state_row* row = &s->rows[i];
         int64_t value = 0;
@@ -46145,7 +46751,7 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
                        qlora__state_show(row, row->value));
         }
     }
-    qlora__state_compare_tier(ctx, st);
+    qlora__state_compare_tier(m, st);
     const qlora__st_tensor* record = qlora__st_find(st, "record");
     if (s->step < 0) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: step is %lld; it must not be negative",
@@ -46285,7 +46891,7 @@ static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, c
     qlora__state state;
     memset(&state, 0, sizeof state);
     qlora__state_fill(t, &state);
-    QLORA__TRY(qlora__state_compare(ctx, st, &state));
+    QLORA__TRY(qlora__state_compare(m, st, &state));
     const qlora__st_tensor* saved = qlora__st_find(st, "position");
     if (saved == NULL) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: position is missing", st->label);
@@ -46727,8 +47333,8 @@ static qlora_result qlora__paging_short(const qlora_generation* g, int64_t need,
     if (count > pool->pages) {
         return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT,
                            "the text can need %lld positions, %lld pages of %lld, but the model "
-                           "has %lld pages; set desc.max_tokens to a smaller number, or open the "
-                           "model with a larger generate_positions (%lld)",
+                           "has %lld pages; begin the text with a smaller desc.max_tokens, or open "
+                           "the model with a larger generate_positions (%lld)",
                            (long long)need, (long long)count, (long long)pool->size,
                            (long long)pool->pages, (long long)g->m->desc.generate_positions);
     }
@@ -46765,6 +47371,8 @@ static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int
     if (count > m->paging.pages || wanted > m->paging.free + freed) {
         return qlora__paging_short(g, need, count, wanted, m->paging.free + freed);
     }
+    // From here on, the tokens after the ones that are kept may be lost if a copy fails.
+    g->broken = g->broken || keep < g->length;
     qlora__paging_release(g, count);
     for (int64_t i = keep / size; i < g->page_count; i++) {
         int32_t old = g->pages[i];
@@ -47759,4 +48367,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 5d83511947918b9d
+//@@ end 7c975dc9e6bb6471

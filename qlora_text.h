@@ -776,6 +776,9 @@ QLORA_API qlora_result qlora_text_sample_read(qlora_text_data* data, size_t inde
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#if defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 #ifndef CLOCK_MONOTONIC
 #error "qlora.h: include the implementation before system headers, or use -D_POSIX_C_SOURCE=200809L"
 #endif
@@ -928,6 +931,11 @@ static QLORA__UNUSED void qlora__sleep_us(int64_t us) {
 
 static QLORA__UNUSED int32_t qlora__core_count(void) {
     return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+// Windows has no call that tells.
+static QLORA__UNUSED bool qlora__os_has_arm_bf16(void) {
+    return false;
 }
 
 // The value of an environment variable; false if it is not set, empty, or longer than `out`.
@@ -1230,6 +1238,29 @@ static QLORA__UNUSED void qlora__sleep_us(int64_t us) {
     t.tv_sec = (time_t)(us / 1000000);
     t.tv_nsec = (long)(us % 1000000 * 1000);
     nanosleep(&t, NULL);
+}
+
+// Whether the processor has ARM's BF16 instructions, as far as the system says so.
+static QLORA__UNUSED bool qlora__os_has_arm_bf16(void) {
+#if defined(__aarch64__) && defined(__linux__)
+    return (getauxval(26) >> 14 & 1u) != 0; // AT_HWCAP2, HWCAP2_BF16: older headers lack the names
+#elif defined(__aarch64__) && defined(__APPLE__)
+    // By its name, because the header that declares it needs more than POSIX.
+    typedef int (*query_fn)(const char* name, void* value, size_t* size, void* set, size_t bytes);
+    int has = 0;
+    size_t size = sizeof has;
+    query_fn query = NULL;
+    void* program = dlopen(NULL, RTLD_NOW);
+    void* address = program != NULL ? dlsym(program, "sysctlbyname") : NULL;
+    memcpy(&query, &address, sizeof query);
+    bool known = query != NULL && query("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) == 0;
+    if (program != NULL) {
+        dlclose(program);
+    }
+    return known && has == 1;
+#else
+    return false;
+#endif
 }
 
 // The value of an environment variable; false if it is not set or empty.
@@ -30920,6 +30951,13 @@ static qlora_result qlora__text_csv_header(qlora__env* env, qlora__text_source* 
         char unnamed[32];
         char room[64];
         const char* name = csv->row.data + csv->places.data[2 * i];
+        size_t length = (size_t)(csv->places.data[2 * i + 1] - csv->places.data[2 * i]);
+        if (strlen(name) != length) { // what is behind it would be lost
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s:%lu: the name of column %lu has a zero byte",
+                                   source->loader->name, (unsigned long)source->line,
+                                   (unsigned long)i + 1);
+        }
         snprintf(unnamed, sizeof unnamed, "Unnamed: %lu", (unsigned long)i);
         name = qlora__text_column_name(source->loader, name[0] != 0 ? name : unnamed, room);
         for (size_t k = 0; k < i; k++) {
@@ -32227,4 +32265,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end b119e26471fe81aa
+//@@ end 4d70550ffe831f68

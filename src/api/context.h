@@ -35,7 +35,8 @@ typedef enum qlora_cpu_tier {
     QLORA_CPU_TIER_NEON = 2,     // 64-bit ARM
     QLORA_CPU_TIER_AVX2 = 3,     // with FMA and F16C
     QLORA_CPU_TIER_AVX512 = 4,   // F, BW, DQ and VL
-    // NEON with the BF16 instructions, which QLORA_MODE_BF16 uses; without it the same bits as NEON
+    // NEON with the BF16 instructions, for QLORA_MODE_BF16 and products of two bf16 matrices;
+    // anything else has the bits of NEON
     QLORA_CPU_TIER_NEON_BF16 = 5,
     QLORA_CPU_TIER_COUNT = 6
 } qlora_cpu_tier;

@@ -142,7 +142,7 @@
        and everything else, are fp32, and so is what is stored. Products of at most eight rows, as
        in decoding, may take their operands as they are. Every tier has the mode, but only
        neon_bf16 is faster in it; its instructions take numbers below 2^-126 for zero. In mode F32,
-       neon and neon_bf16 have the same bits.
+       neon and neon_bf16 have the same bits. qlora_gemm of two bf16 matrices uses them, too.
 
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,
@@ -155,11 +155,11 @@
        (qlora_generate_prompt).
        Without generate_positions, the cache has room for generate_sequences texts of
        generate_tokens tokens. With it, the texts share a pool of that many positions, in pages of
-       128 or a multiple of it on a GPU that computes in bf16 and of 16 or more otherwise, and one
-       page more. When a turn begins (qlora_generate_begin, _feed, _prompt), the text reserves the
-       pages for its tokens and max_tokens more (0: up to generate_tokens), less the full pages of a
-       prompt that it shares. So a turn that has begun always comes to its end, and no text is ever
-       removed for another one. If too few pages are free, the call returns QLORA_ERR_FULL and
+       16 positions or more, and one page more; where steps run on the device, pages have 128 or a
+       multiple of it, and a text that shares its whole prompt uses the full pages of that prompt.
+       When a turn begins (qlora_generate_begin, _feed, _prompt), the text reserves the pages for
+       its tokens and max_tokens more (0: up to generate_tokens), less those that it shares. So a
+       turn that has begun always comes to its end, and no text is ever removed for another one. If too few pages are free, the call returns QLORA_ERR_FULL and
        nothing has changed: call it again when another text has ended or begun a shorter turn. A
        text that would not fit an empty pool is refused with QLORA_ERR_ARGUMENT.
        qlora_model_info.free_positions is what is free. Pages may be moved to make room, but the

@@ -1,4 +1,4 @@
-#ifdef QLORA__NEON
+#ifdef QLORA__NEON_BF16
 
 // ---- products with NEON's bf16 instructions -----------------------------------------------------
 
@@ -246,4 +246,4 @@ static const qlora__cpu_bf16 qlora__neon_bf16_gemm = {
     qlora__neon_bf16_quad,
 };
 
-#endif // QLORA__NEON
+#endif // QLORA__NEON_BF16

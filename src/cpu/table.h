@@ -11,11 +11,13 @@
 
 #ifdef QLORA__NEON
 #include <arm_neon.h>
-// The instructions are written in assembly: older compilers have no intrinsics for them in a
-// function whose file is compiled without them.
-#if defined(__clang__)
+// Older compilers do not know the BF16 instructions. These are written in assembly, because
+// compilers have no intrinsics for them in a function whose file is compiled without them.
+#if defined(__clang__) && __clang_major__ >= 12
+#define QLORA__NEON_BF16
 #define QLORA__TARGET_NEON_BF16 __attribute__((target("bf16")))
-#else
+#elif !defined(__clang__) && __GNUC__ >= 10
+#define QLORA__NEON_BF16
 #define QLORA__TARGET_NEON_BF16 __attribute__((target("+bf16")))
 #endif
 #endif

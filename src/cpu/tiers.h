@@ -86,6 +86,8 @@ static const qlora__cpu_table qlora__cpu_tables[] = {
 #ifdef QLORA__NEON
     {QLORA_CPU_TIER_NEON, "neon", "NEON", qlora__has_everything, true, &qlora__neon_gemm,
      &qlora__rows_neon, &qlora__neon_stream, NULL, "neon"},
+#endif
+#ifdef QLORA__NEON_BF16
     {QLORA_CPU_TIER_NEON_BF16, "neon_bf16", "NEON with BF16", qlora__os_has_arm_bf16, true,
      &qlora__neon_gemm, &qlora__rows_neon, &qlora__neon_stream, &qlora__neon_bf16_gemm,
      "neon"},

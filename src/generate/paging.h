@@ -191,8 +191,8 @@ static qlora_result qlora__paging_short(const qlora_generation* g, int64_t need,
     if (count > pool->pages) {
         return qlora__fail(g->ctx, QLORA_ERR_ARGUMENT,
                            "the text can need %lld positions, %lld pages of %lld, but the model "
-                           "has %lld pages; set desc.max_tokens to a smaller number, or open the "
-                           "model with a larger generate_positions (%lld)",
+                           "has %lld pages; begin the text with a smaller desc.max_tokens, or open "
+                           "the model with a larger generate_positions (%lld)",
                            (long long)need, (long long)count, (long long)pool->size,
                            (long long)pool->pages, (long long)g->m->desc.generate_positions);
     }
@@ -229,6 +229,8 @@ static qlora_result qlora__paging_reserve(qlora_generation* g, int64_t keep, int
     if (count > m->paging.pages || wanted > m->paging.free + freed) {
         return qlora__paging_short(g, need, count, wanted, m->paging.free + freed);
     }
+    // From here on, the tokens after the ones that are kept may be lost if a copy fails.
+    g->broken = g->broken || keep < g->length;
     qlora__paging_release(g, count);
     for (int64_t i = keep / size; i < g->page_count; i++) {
         int32_t old = g->pages[i];

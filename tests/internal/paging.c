@@ -495,6 +495,49 @@ static enum greatest_test_res paging_faults(const test_machine* machine, bool bf
     PASS();
 }
 
+// A prompt that replaces a page which another text uses, and whose copy fails, ends its text; the
+// other one keeps its tokens.
+TEST a_failed_prompt_ends_its_text(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    qlora_generation* first = NULL;
+    qlora_generation* second = NULL;
+    qlora_model* m = paging_open(ctx, true, 5 * 128);
+    int32_t prompt[130];
+    int32_t other[10];
+    int32_t token = 0;
+    bool stopped = false;
+    texts_run alone;
+    texts_run run;
+    ASSERT(m != NULL);
+    memset(&alone, 0, sizeof alone);
+    memset(&run, 0, sizeof run);
+    step_prompt(prompt, 130);
+    memcpy(other, prompt, sizeof other);
+    other[9] = (prompt[9] + 1) % 7;
+    qlora_generate_desc d = texts_desc(0, prompt, 130);
+    d.max_tokens = 20;
+    ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &first));
+    ASSERT(texts_more(first, &alone));
+    d.share = first;
+    ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &second));
+    ASSERT_EQ(2, (int)m->paging.users[first->pages[0]]);
+    test_fake()->fail_at("cuMemcpyDtoDAsync_v2", 1, 2, false);
+    ASSERT(qlora_generate_prompt(first, other, 10, NULL) != QLORA_OK);
+    test_fake()->fail_clear();
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_generate_next(first, &token, &stopped));
+    ASSERT(texts_more(second, &run));
+    ASSERT(texts_same(&alone, &run));
+    ASSERT_EQ(QLORA_OK, qlora_generate_end(first));
+    ASSERT_EQ(QLORA_OK, qlora_generate_end(second));
+    ASSERT_EQ(m->paging.pages, m->paging.free);
+    ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 TEST a_pool_survives_failures(const test_machine* machine) {
     return paging_faults(machine, false);
 }
@@ -509,4 +552,5 @@ SUITE(paging_suite) {
     RUN_ON(TEST_ONE_FAKE, a_pool_has_the_tokens_on_the_device);
     RUN_ON(TEST_CPU | TEST_ONE_FAKE, a_pool_survives_failures);
     RUN_ON(TEST_ONE_FAKE, a_pool_survives_failures_on_the_device);
+    RUN_ON(TEST_ONE_FAKE, a_failed_prompt_ends_its_text);
 }
