@@ -159,11 +159,11 @@
        multiple of it, and a text that shares its whole prompt uses the full pages of that prompt.
        When a turn begins (qlora_generate_begin, _feed, _prompt), the text reserves the pages for
        its tokens and max_tokens more (0: up to generate_tokens), less those that it shares. So a
-       turn that has begun always comes to its end, and no text is ever removed for another one. If too few pages are free, the call returns QLORA_ERR_FULL and
-       nothing has changed: call it again when another text has ended or begun a shorter turn. A
-       text that would not fit an empty pool is refused with QLORA_ERR_ARGUMENT.
-       qlora_model_info.free_positions is what is free. Pages may be moved to make room, but the
-       bits are those of a model without a pool.
+       turn that has begun always comes to its end, and no text is ever removed for another one. If
+       too few pages are free, the call returns QLORA_ERR_FULL and nothing has changed: call it
+       again when another text has ended or begun a shorter turn. A text that would not fit an empty
+       pool is refused with QLORA_ERR_ARGUMENT. qlora_model_info.free_positions is what is free.
+       Pages may be moved to make room, but the bits are those of a model without a pool.
 
    SEVERAL ADAPTERS
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and
