@@ -2677,18 +2677,15 @@ static QLORA__UNUSED bool qlora__os_has_arm_bf16(void) {
 #if defined(__aarch64__) && defined(__linux__)
     return (getauxval(26) >> 14 & 1u) != 0; // AT_HWCAP2, HWCAP2_BF16: older headers lack the names
 #elif defined(__aarch64__) && defined(__APPLE__)
-    // By its name, because the header that declares it needs more than POSIX.
+    // By its name, because the header that declares it needs more than POSIX, and so does that of
+    // RTLD_DEFAULT, which is -2 there.
     typedef int (*query_fn)(const char* name, void* value, size_t* size, void* set, size_t bytes);
     int has = 0;
     size_t size = sizeof has;
     query_fn query = NULL;
-    void* program = dlopen(NULL, RTLD_NOW);
-    void* address = program != NULL ? dlsym(program, "sysctlbyname") : NULL;
+    void* address = dlsym((void*)-2, "sysctlbyname");
     memcpy(&query, &address, sizeof query);
     bool known = query != NULL && query("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) == 0;
-    if (program != NULL) {
-        dlclose(program);
-    }
     return known && has == 1;
 #else
     return false;
@@ -48367,4 +48364,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end f988c8e7f54a96cd
+//@@ end fe5ae7531cc21356

@@ -886,7 +886,7 @@ END
 [{"name": "a", "data": "-"}, {"name": "b", "data": "-"}]|jobs a and b both read standard input
 [{"name": "a", "data": "sums.jsonl"}] 1|goes on after the list
 END
-    check "all of them were tried" [ $i -eq 22 ]
+    check "all of them were tried" [ $i -eq 23 ]
     echo '[{"name": "a", "data": "sums.jsonl"}, {"name": "b", "data": "nowhere.jsonl"}]' >wrong.json
     refuses "data of one job that is missing" "job b: .*nowhere.jsonl" "${common[@]}" \
         --jobs wrong.json --out o

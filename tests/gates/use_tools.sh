@@ -643,7 +643,7 @@ vocabularies() {
     refuses "belongs to another model: the prompt has token [0-9]+; the vocabulary has 512" \
         generate --model "$model" --tokenizer big.json --prompt "$(printf '\xff')"
     says "^Once" generate --model "$model" --tokenizer big.json --prompt "Once" --max-tokens 3
-    [[ $(cat err) == "[the tokenizer has 657 tokens, the model's vocabulary only 512]" ]]
+    [[ $(cat err) == "[the tokenizer has 656 tokens, the model's vocabulary only 512]" ]]
     note $? "a tokenizer with more tokens is reported, once"
     cp "$model/config.json" "$model/model.safetensors" small/
     says "^Once" generate --model small --prompt "Once" --max-tokens 200 --temperature 3 --top-p 1
@@ -653,7 +653,8 @@ vocabularies() {
     note $? "tokens without a name are printed as U+FFFD"
 }
 
-# byte_tokenizer FIRST: one token per byte, with ids from FIRST on.
+# byte_tokenizer FIRST: one token per byte, with ids from FIRST on. An added token gets the number of
+# the others as its id.
 byte_tokenizer() {
     local vocab="" other=256 byte i
     for ((byte = 0; byte < 256; byte++)); do
@@ -662,7 +663,7 @@ byte_tokenizer() {
         vocab+=$(printf '%s"\\u%04x":%d' "${vocab:+,}" $i $((byte + $1)))
     done
     echo "{\"model\": {\"type\": \"BPE\", \"merges\": [], \"vocab\": {$vocab}},
- \"added_tokens\": [{\"id\": $(($1 + 256)), \"content\": \"<|endoftext|>\", \"special\": true}],
+ \"added_tokens\": [{\"id\": 256, \"content\": \"<|endoftext|>\", \"special\": true}],
  \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false},
  \"decoder\": {\"type\": \"ByteLevel\"}}"
 }
