@@ -653,8 +653,8 @@ vocabularies() {
     note $? "tokens without a name are printed as U+FFFD"
 }
 
-# byte_tokenizer FIRST: one token per byte, with ids from FIRST on. An added token gets the number of
-# the others as its id.
+# byte_tokenizer FIRST: one token per byte, with ids from FIRST on. The id of an added token is the
+# number of the others.
 byte_tokenizer() {
     local vocab="" other=256 byte i
     for ((byte = 0; byte < 256; byte++)); do
