@@ -9409,6 +9409,17 @@ static qlora__operand qlora__operand_coded(const qlora_nf4* nf4, const qlora__fp
     return o;
 }
 
+// How many elements from `e` on, at most n, a kernel can make at a time, and their scale. 0 if the
+// first is made alone: kernels start at a whole byte and need a finite scale.
+static int64_t qlora__nf4_together(const qlora_nf4* w, int64_t e, int64_t n, float* scale) {
+    *scale = qlora__nf4_absmax(w, e / w->block);
+    return e % 2 == 0 && qlora__finite(*scale) ? qlora__min(n, w->block - e % w->block) : 0;
+}
+
+static uint16_t qlora__nf4_alone(const qlora_nf4* w, int64_t e, float scale) {
+    return qlora__bf16_from(w->maps[qlora__nf4_code_at(w->codes, e)] * scale);
+}
+
 // Returns n elements of a row or column from `first` on as f32: where they are, or in `stage`.
 static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__operand* o,
                                        int64_t first, int64_t n, float* stage) {
@@ -9426,17 +9437,14 @@ static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__
     const qlora_nf4* w = o->nf4;
     for (int64_t done = 0; done < n;) {
         int64_t e = first + done;
-        int64_t now = qlora__min(n - done, w->block - e % w->block);
-        float scale = qlora__nf4_absmax(w, e / w->block);
-        bool single = e % 2 != 0 || !qlora__finite(scale); // kernels start at a whole byte
-        now = single ? 1 : now;
-        if (single) {
-            float value = w->maps[qlora__nf4_code_at(w->codes, e)] * scale;
-            stage[done] = qlora__bf16_to(qlora__bf16_from(value));
-        } else {
+        float scale = 0.0f;
+        int64_t now = qlora__nf4_together(w, e, n - done, &scale);
+        if (now > 0) {
             cpu->nf4(w->maps, scale, w->codes + e / 2, now, stage + done);
+        } else {
+            stage[done] = qlora__bf16_to(qlora__nf4_alone(w, e, scale));
         }
-        done += now;
+        done += qlora__max(now, 1);
     }
     return stage;
 }
@@ -9548,16 +9556,14 @@ static void qlora__operand_nf4_bf16(const qlora__cpu_bf16* bf16, const qlora_nf4
                                     int64_t n, uint16_t* stage) {
     for (int64_t done = 0; done < n;) {
         int64_t e = first + done;
-        int64_t now = qlora__min(n - done, w->block - e % w->block);
-        float scale = qlora__nf4_absmax(w, e / w->block);
-        bool single = e % 2 != 0 || !qlora__finite(scale); // kernels start at a whole byte
-        now = single ? 1 : now;
-        if (single) {
-            stage[done] = qlora__bf16_from(w->maps[qlora__nf4_code_at(w->codes, e)] * scale);
-        } else {
+        float scale = 0.0f;
+        int64_t now = qlora__nf4_together(w, e, n - done, &scale);
+        if (now > 0) {
             bf16->nf4(w->maps, scale, w->codes + e / 2, now, stage + done);
+        } else {
+            stage[done] = qlora__nf4_alone(w, e, scale);
         }
-        done += now;
+        done += qlora__max(now, 1);
     }
 }
 
@@ -20999,9 +21005,9 @@ static QLORA__UNUSED uint32_t qlora__unpack_hash(const char* text, size_t length
 
 #endif // QLORA_NO_CUDA
 
-//@@ src/cache/modules.h
+//@@ src/cache/ptx.h
 
-// ---- the kernel cache: PTX, modules, launches, lookup -------------------------------------------
+// ---- PTX for a target ---------------------------------------------------------------------------
 
 #ifndef QLORA_NO_CUDA
 
@@ -21016,24 +21022,6 @@ static QLORA__UNUSED uint32_t qlora__unpack_hash(const char* text, size_t length
     "kernels_ptx.h does not match this qlora.h (kernel ABI 3 is needed); use one release for both"
 #endif
 #define QLORA__PTX_PACKED (QLORA__KERNEL_ABI == 103)
-
-#define QLORA__PLANNED_MAX 256
-
-typedef struct qlora__module {
-    const char* name; // the same as in the registry
-    void* handle;
-    struct qlora__module* next;
-} qlora__module;
-
-struct qlora__cache {
-    qlora_kernel kernels[QLORA__K_COUNT];
-    qlora_kernel* extra; // kernels of the caller
-    qlora__module* modules;
-    qlora_cache_info info;
-    uint64_t planned[QLORA__PLANNED_MAX]; // hashes of the cuBLAS shapes that pre-warm ran
-};
-
-// ---- PTX for a target ---------------------------------------------------------------------------
 
 // Returns the module's PTX with the highest target that the device supports. PTX that was excluded
 // from the build (chunks is NULL) is returned only if nothing else fits, so that the caller can
@@ -21295,6 +21283,30 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
     }
     return QLORA_OK;
 }
+
+#endif // QLORA_NO_CUDA
+
+//@@ src/cache/modules.h
+
+// ---- the kernel cache: modules, launches, lookup ------------------------------------------------
+
+#ifndef QLORA_NO_CUDA
+
+#define QLORA__PLANNED_MAX 256
+
+typedef struct qlora__module {
+    const char* name; // the same as in the registry
+    void* handle;
+    struct qlora__module* next;
+} qlora__module;
+
+struct qlora__cache {
+    qlora_kernel kernels[QLORA__K_COUNT];
+    qlora_kernel* extra; // kernels of the caller
+    qlora__module* modules;
+    qlora_cache_info info;
+    uint64_t planned[QLORA__PLANNED_MAX]; // hashes of the cuBLAS shapes that pre-warm ran
+};
 
 // ---- modules ------------------------------------------------------------------------------------
 
@@ -48364,4 +48376,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end fe5ae7531cc21356
+//@@ end b29dff17c6ee7cf0

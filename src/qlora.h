@@ -140,6 +140,7 @@ extern "C" {
 #include "tensor/away.h"
 #include "cache/registry.h"
 #include "cache/unpack.h"
+#include "cache/ptx.h"
 #include "cache/modules.h"
 #include "context.h"
 #include "gemm/warpgroup.h"

@@ -83,6 +83,17 @@ static qlora__operand qlora__operand_coded(const qlora_nf4* nf4, const qlora__fp
     return o;
 }
 
+// How many elements from `e` on, at most n, a kernel can make at a time, and their scale. 0 if the
+// first is made alone: kernels start at a whole byte and need a finite scale.
+static int64_t qlora__nf4_together(const qlora_nf4* w, int64_t e, int64_t n, float* scale) {
+    *scale = qlora__nf4_absmax(w, e / w->block);
+    return e % 2 == 0 && qlora__finite(*scale) ? qlora__min(n, w->block - e % w->block) : 0;
+}
+
+static uint16_t qlora__nf4_alone(const qlora_nf4* w, int64_t e, float scale) {
+    return qlora__bf16_from(w->maps[qlora__nf4_code_at(w->codes, e)] * scale);
+}
+
 // Returns n elements of a row or column from `first` on as f32: where they are, or in `stage`.
 static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__operand* o,
                                        int64_t first, int64_t n, float* stage) {
@@ -100,17 +111,14 @@ static const float* qlora__operand_run(const qlora__cpu_gemm* cpu, const qlora__
     const qlora_nf4* w = o->nf4;
     for (int64_t done = 0; done < n;) {
         int64_t e = first + done;
-        int64_t now = qlora__min(n - done, w->block - e % w->block);
-        float scale = qlora__nf4_absmax(w, e / w->block);
-        bool single = e % 2 != 0 || !qlora__finite(scale); // kernels start at a whole byte
-        now = single ? 1 : now;
-        if (single) {
-            float value = w->maps[qlora__nf4_code_at(w->codes, e)] * scale;
-            stage[done] = qlora__bf16_to(qlora__bf16_from(value));
-        } else {
+        float scale = 0.0f;
+        int64_t now = qlora__nf4_together(w, e, n - done, &scale);
+        if (now > 0) {
             cpu->nf4(w->maps, scale, w->codes + e / 2, now, stage + done);
+        } else {
+            stage[done] = qlora__bf16_to(qlora__nf4_alone(w, e, scale));
         }
-        done += now;
+        done += qlora__max(now, 1);
     }
     return stage;
 }

@@ -10,16 +10,14 @@ static void qlora__operand_nf4_bf16(const qlora__cpu_bf16* bf16, const qlora_nf4
                                     int64_t n, uint16_t* stage) {
     for (int64_t done = 0; done < n;) {
         int64_t e = first + done;
-        int64_t now = qlora__min(n - done, w->block - e % w->block);
-        float scale = qlora__nf4_absmax(w, e / w->block);
-        bool single = e % 2 != 0 || !qlora__finite(scale); // kernels start at a whole byte
-        now = single ? 1 : now;
-        if (single) {
-            stage[done] = qlora__bf16_from(w->maps[qlora__nf4_code_at(w->codes, e)] * scale);
-        } else {
+        float scale = 0.0f;
+        int64_t now = qlora__nf4_together(w, e, n - done, &scale);
+        if (now > 0) {
             bf16->nf4(w->maps, scale, w->codes + e / 2, now, stage + done);
+        } else {
+            stage[done] = qlora__nf4_alone(w, e, scale);
         }
-        done += now;
+        done += qlora__max(now, 1);
     }
 }
 
