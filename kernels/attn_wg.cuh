@@ -156,10 +156,10 @@ struct attn_barriers {
 
 enum { BARRIERS = 1 + 2 * STAGES, COMPUTE_WARPS = COMPUTE_THREADS / 32 };
 
-// `kept` threads announce what the first barrier stands for, and `arrivals` threads a full stage,
-// apart from the bytes of its copies.
+// `kept` threads announce what the first barrier stands for, `arrivals` threads a full stage, apart
+// from the bytes of its copies, and `readers` threads an empty one.
 __device__ __forceinline__ attn_barriers barriers_make(uint64_t* memory, uint32_t kept,
-                                                       uint32_t arrivals) {
+                                                       uint32_t arrivals, uint32_t readers) {
     attn_barriers b;
     b.kept = shared_address(memory);
     b.full = b.kept + 8;
@@ -168,7 +168,7 @@ __device__ __forceinline__ attn_barriers barriers_make(uint64_t* memory, uint32_
         barrier_init(b.kept, kept);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(b.full + 8 * i, arrivals);
-            barrier_init(b.empty + 8 * i, COMPUTE_WARPS);
+            barrier_init(b.empty + 8 * i, readers);
         }
         barrier_publish();
     }
@@ -190,8 +190,7 @@ struct attn_stream {
     }
 };
 
-// Announces that this warp no longer reads a tile. Every warp does so, and after all its lanes,
-// because others may still have statistics to read.
+// Announces that this warp no longer reads a tile: one lane does, after all of them.
 __device__ __forceinline__ void tile_release(uint32_t barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
@@ -566,7 +565,7 @@ backward_kv_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const
                                  room + at.stage * HALF_TILE * 8, a.scale * LOG2E,
                                  query + own_col() - t.first - own_row(), reach_of(a.window),
                                  t.length - query);
-            stage_release(b, at);
+            barrier_arrive(b.empty + 8 * at.stage); // every thread: each has read statistics
         }
     }
 }
@@ -655,8 +654,8 @@ __device__ __forceinline__ void attn_forward(const tensor_map* q, const tensor_m
                                              const attn_shape& a) {
     extern __shared__ __align__(1024) char memory[];
     __shared__ __align__(16) uint64_t barriers[2 * BARRIERS];
-    attn_barriers kb = barriers_make(barriers, 1, 1);
-    attn_barriers vb = barriers_make(barriers + BARRIERS, COMPUTE_WARPS, 1);
+    attn_barriers kb = barriers_make(barriers, 1, 1, COMPUTE_WARPS);
+    attn_barriers vb = barriers_make(barriers + BARRIERS, COMPUTE_WARPS, 1, COMPUTE_WARPS);
     uint32_t tiles = first_tile(memory);
     if (threadIdx.x < 128) {
         registers_few();
@@ -723,7 +722,7 @@ attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
         }
         return;
     }
-    attn_barriers b = barriers_make(barriers, 1, 32);
+    attn_barriers b = barriers_make(barriers, 1, 32, COMPUTE_THREADS);
     uint32_t tiles = first_tile(memory);
     if (threadIdx.x < 128) {
         registers_few();
@@ -770,7 +769,7 @@ __device__ __forceinline__ void attn_backward_q(const tensor_map* q, const tenso
         zero_tail<HD>(dq, ld_dq, t, head, threadIdx.x, blockDim.x);
         return;
     }
-    attn_barriers b = barriers_make(barriers, 1, 1);
+    attn_barriers b = barriers_make(barriers, 1, 1, COMPUTE_WARPS);
     uint32_t tiles = first_tile(memory);
     int32_t first_key = first_key_of(t, a.window, HALF_TILE);
     if (threadIdx.x < 128) {
