@@ -28252,7 +28252,7 @@ static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_des
     }
     bool halved = bf16 && qlora__on_cpu(ctx) && ctx->cpu->bf16 != NULL;
     return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL &&
-           l->owners == NULL && l->in > 0 && x->dtype == QLORA_F32 && x->rows >= 16 &&
+           l->fp8 == NULL && l->owners == NULL && l->in > 0 && x->dtype == QLORA_F32 && x->rows >= 16 &&
            qlora__panels_rows(x->rows, (halved ? steps / 2 : steps) + 4) >=
                qlora__min(x->rows, 384);
 }
@@ -48633,4 +48633,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 9cea4e52bc4e9673
+//@@ end f4fba8c0152c49e7
