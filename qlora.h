@@ -144,6 +144,16 @@
        neon_bf16 is faster in it; its instructions take numbers below 2^-126 for zero. In mode F32,
        neon and neon_bf16 have the same bits. qlora_gemm of two bf16 matrices uses them, too.
 
+       After the attention of the last layer, only rows with a label are needed: o_proj and MLP of
+       that layer, the final norm and the head compute no others, in training and for the losses of
+       qlora_eval and qlora_eval_sequences. Their number is rounded up to whole chunks of the head
+       (desc.head_chunk), or to eighths of desc.tokens if chunks are smaller; if that is no less
+       than the tokens of the pass, all rows are computed. A row has the same dropout mask and, up
+       to the rounding of products with another number of rows, the same values either way. The
+       gradients of the last layer's o, gate, up and down, and of the norms behind its attention,
+       are sums over fewer rows, in another order. Which rows are computed depends on the labels of
+       the micro-batch alone. Models with tiles or with several adapters compute all rows.
+
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,
        settings, seed and adapter; qlora_generate_next_each has the bits of one text at a time. A
@@ -181,11 +191,12 @@
        the CPU, the rows of each adapter are computed separately, without graphs.
        An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
        a training of its own with the same micro-batches, if its sequences are next to each other
-       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever tokens
-       the others have and whichever of the others they belong to, if the model has the same slots
-       and sizes, and its own sequences have the same places in the micro-batches, with as many
-       labels before them; alone, or next to other ranks, it differs by rounding. (Computed
-       separately, the sequences around its own must have the same lengths.)
+       in every micro-batch, there are no tiles, and that training computes all rows of the last
+       layer (NUMERICS). On the GPU it has the same bits whatever tokens the others have and
+       whichever of the others they belong to, if the model has the same slots and sizes, and its
+       own sequences have the same places in the micro-batches, with as many labels before them;
+       alone, or next to other ranks, it differs by rounding. (Computed separately, the sequences
+       around its own must have the same lengths.)
        If the activations of one adapter are not finite, its update is skipped (last_skipped), and
        the others have the bits they would have had otherwise. Parameters that are not finite, from
        a file or written by the program, spoil all adapters that stand side by side. Dropout,
@@ -31789,8 +31800,8 @@ typedef struct qlora__batch_block {
     qlora_tensor labels;    // [1, R]
     qlora_tensor weights;   // [1, R] f32
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
-    qlora_tensor row_positions; // [1, R]: position and sequence of labelled row r; only if there
-    qlora_tensor row_sequences; // is dropout
+    qlora_tensor row_positions; // [1, R]: that of labelled row r; only with dropout
+    qlora_tensor row_sequences; // the same
     qlora_tensor scale;     // [1, adapters] f32: 1 / total labels
     qlora_tensor owners;    // [1, T]: adapter of token t, or -1; only if they stand side by side
     qlora_tensor claims;    // [1, R]: adapter of labelled row r; the same
@@ -36812,13 +36823,13 @@ static qlora_result qlora__labelled_spread(qlora_ctx* ctx, const qlora_model* m,
 
 // The sizes of a micro-batch.
 typedef struct qlora__micro {
-    int64_t rows;    // rows of the pass, including padding
-    int64_t chunks;  // chunks of the head
+    int64_t rows;     // rows of the pass, including padding
+    int64_t chunks;   // chunks of the head
     int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
-    int64_t tokens;  // tokens of the caller
-    bool preference; // the loss is that of whole sequences
-    bool reference;  // the log-probabilities of the base are computed first
-    bool mismatched; // the sequences are those of KTO's kl, which have no gradient
+    int64_t tokens;   // tokens of the caller
+    bool preference;  // the loss is that of whole sequences
+    bool reference;   // the log-probabilities of the base are computed first
+    bool mismatched;  // the sequences are those of KTO's kl, which have no gradient
 } qlora__micro;
 
 // What a step adds to the caller's tokens.
@@ -37167,18 +37178,18 @@ static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
-    int64_t rows;    // number of tokens
-    int64_t row;     // the first of them, if they are a tile of a larger pass
-    bool training;   // dropout is on
-    bool group;      // layers are computed once more, to have their inputs, see qlora__group_again
-    qlora_math math; // of products with weights
-    bool decoding;   // keys and values are stored in the cache
-    int64_t first;   // position of the first row when decoding
-    int64_t cache;   // row of the cache that position 0 has when decoding
-    int64_t at;      // first row in buffers of a tile, if the rows are a run of one
+    int64_t rows;     // number of tokens
+    int64_t row;      // the first of them, if they are a tile of a larger pass
+    bool training;    // dropout is on
+    bool group;       // layers are computed once more, to have their inputs, see qlora__group_again
+    qlora_math math;  // of products with weights
+    bool decoding;    // keys and values are stored in the cache
+    int64_t first;    // position of the first row when decoding
+    int64_t cache;    // row of the cache that position 0 has when decoding
+    int64_t at;       // first row in buffers of a tile, if the rows are a run of one
     int64_t labelled; // rows of the last layer after attention, 0 = all: see model/labelled.h
-    int64_t chunks;  // of the head, if labelled is set
-    bool gathered;   // the rows are those
+    int64_t chunks;   // of the head, if labelled is set
+    bool gathered;    // the rows are those
     int32_t adapter;
 } qlora__pass;
 
@@ -38411,11 +38422,14 @@ static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__laye
     return QLORA_OK;
 }
 
-// The gradients of gathered rows go back to their tokens: those of the output of attention, in
-// m->d_o, and of the residual stream, in m->dh.
-static qlora_result qlora__layer_spread(const qlora__pass* pass) {
+// Backward pass of o_proj of the last layer if it has only the labelled rows after attention: their
+// gradients go back to their tokens, those of the output of attention, in m->d_o, and of the
+// residual stream, in m->dh.
+static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t index) {
     qlora_ctx* ctx = pass->ctx;
-    const qlora_model* m = pass->m;
+    qlora_model* m = pass->m;
+    qlora__pass after = qlora__pass_after(pass, index);
+    QLORA__TRY(qlora__layer_o_backward(&after, &m->layers[index]));
     // It still reads dh, and the output of attention in dqkv.
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__O));
     qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
@@ -38594,9 +38608,10 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
-    qlora__pass after = qlora__pass_after(pass, index);
-    QLORA__TRY(tiled ? QLORA_OK : qlora__layer_o_backward(&after, layer));
-    QLORA__TRY(after.gathered ? qlora__layer_spread(pass) : QLORA_OK);
+    bool gathered = qlora__pass_after(pass, index).gathered;
+    QLORA__TRY(gathered ? qlora__backward_labelled(pass, index)
+               : tiled  ? QLORA_OK
+                        : qlora__layer_o_backward(pass, layer));
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
     // Below layer 0, at most its norm and the embedding are trained.
     bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
@@ -40001,7 +40016,7 @@ static qlora_result qlora__dry_run_labelled(const qlora__pass* all) {
         if (pass.training) {
             QLORA__TRY(qlora__backward_begin(&pass));
             QLORA__TRY(qlora__backward_mlp(&pass, last));
-            QLORA__TRY(qlora__backward_attention(&pass, last));
+            QLORA__TRY(qlora__backward_labelled(&pass, last));
             QLORA__TRY(qlora__beside_wait(pass.ctx, ~0u));
             QLORA__TRY(qlora__away_wait(pass.ctx, ~0u));
         }
@@ -40035,7 +40050,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     // and without adapters, that product is smaller.
     pass.training = false;
     QLORA__TRY(m->desc.dropout > 0.0f ? qlora__forward(&pass) : QLORA_OK);
-    QLORA__TRY(qlora__dry_run_labelled(&pass));
+    QLORA__TRY(m->desc.dropout > 0.0f || !qlora__trains(m) ? qlora__dry_run_labelled(&pass)
+                                                           : QLORA_OK);
     m->use_adapters = false;
     qlora_result r = m->range_count > 0 ? qlora__forward(&pass) : QLORA_OK;
     r = r == QLORA_OK && m->range_count > 0 ? qlora__dry_run_labelled(&pass) : r;
@@ -48633,4 +48649,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end f4fba8c0152c49e7
+//@@ end 703039717ed237aa

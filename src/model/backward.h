@@ -324,11 +324,14 @@ static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__laye
     return QLORA_OK;
 }
 
-// The gradients of gathered rows go back to their tokens: those of the output of attention, in
-// m->d_o, and of the residual stream, in m->dh.
-static qlora_result qlora__layer_spread(const qlora__pass* pass) {
+// Backward pass of o_proj of the last layer if it has only the labelled rows after attention: their
+// gradients go back to their tokens, those of the output of attention, in m->d_o, and of the
+// residual stream, in m->dh.
+static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t index) {
     qlora_ctx* ctx = pass->ctx;
-    const qlora_model* m = pass->m;
+    qlora_model* m = pass->m;
+    qlora__pass after = qlora__pass_after(pass, index);
+    QLORA__TRY(qlora__layer_o_backward(&after, &m->layers[index]));
     // It still reads dh, and the output of attention in dqkv.
     QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__O));
     qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
@@ -507,9 +510,10 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
-    qlora__pass after = qlora__pass_after(pass, index);
-    QLORA__TRY(tiled ? QLORA_OK : qlora__layer_o_backward(&after, layer));
-    QLORA__TRY(after.gathered ? qlora__layer_spread(pass) : QLORA_OK);
+    bool gathered = qlora__pass_after(pass, index).gathered;
+    QLORA__TRY(gathered ? qlora__backward_labelled(pass, index)
+               : tiled  ? QLORA_OK
+                        : qlora__layer_o_backward(pass, layer));
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
     // Below layer 0, at most its norm and the embedding are trained.
     bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);

@@ -2,13 +2,13 @@
 
 // The sizes of a micro-batch.
 typedef struct qlora__micro {
-    int64_t rows;    // rows of the pass, including padding
-    int64_t chunks;  // chunks of the head
+    int64_t rows;     // rows of the pass, including padding
+    int64_t chunks;   // chunks of the head
     int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
-    int64_t tokens;  // tokens of the caller
-    bool preference; // the loss is that of whole sequences
-    bool reference;  // the log-probabilities of the base are computed first
-    bool mismatched; // the sequences are those of KTO's kl, which have no gradient
+    int64_t tokens;   // tokens of the caller
+    bool preference;  // the loss is that of whole sequences
+    bool reference;   // the log-probabilities of the base are computed first
+    bool mismatched;  // the sequences are those of KTO's kl, which have no gradient
 } qlora__micro;
 
 // What a step adds to the caller's tokens.

@@ -4,18 +4,18 @@
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
-    int64_t rows;    // number of tokens
-    int64_t row;     // the first of them, if they are a tile of a larger pass
-    bool training;   // dropout is on
-    bool group;      // layers are computed once more, to have their inputs, see qlora__group_again
-    qlora_math math; // of products with weights
-    bool decoding;   // keys and values are stored in the cache
-    int64_t first;   // position of the first row when decoding
-    int64_t cache;   // row of the cache that position 0 has when decoding
-    int64_t at;      // first row in buffers of a tile, if the rows are a run of one
+    int64_t rows;     // number of tokens
+    int64_t row;      // the first of them, if they are a tile of a larger pass
+    bool training;    // dropout is on
+    bool group;       // layers are computed once more, to have their inputs, see qlora__group_again
+    qlora_math math;  // of products with weights
+    bool decoding;    // keys and values are stored in the cache
+    int64_t first;    // position of the first row when decoding
+    int64_t cache;    // row of the cache that position 0 has when decoding
+    int64_t at;       // first row in buffers of a tile, if the rows are a run of one
     int64_t labelled; // rows of the last layer after attention, 0 = all: see model/labelled.h
-    int64_t chunks;  // of the head, if labelled is set
-    bool gathered;   // the rows are those
+    int64_t chunks;   // of the head, if labelled is set
+    bool gathered;    // the rows are those
     int32_t adapter;
 } qlora__pass;
 

@@ -36,7 +36,7 @@ static qlora_result qlora__dry_run_labelled(const qlora__pass* all) {
         if (pass.training) {
             QLORA__TRY(qlora__backward_begin(&pass));
             QLORA__TRY(qlora__backward_mlp(&pass, last));
-            QLORA__TRY(qlora__backward_attention(&pass, last));
+            QLORA__TRY(qlora__backward_labelled(&pass, last));
             QLORA__TRY(qlora__beside_wait(pass.ctx, ~0u));
             QLORA__TRY(qlora__away_wait(pass.ctx, ~0u));
         }
@@ -70,7 +70,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     // and without adapters, that product is smaller.
     pass.training = false;
     QLORA__TRY(m->desc.dropout > 0.0f ? qlora__forward(&pass) : QLORA_OK);
-    QLORA__TRY(qlora__dry_run_labelled(&pass));
+    QLORA__TRY(m->desc.dropout > 0.0f || !qlora__trains(m) ? qlora__dry_run_labelled(&pass)
+                                                           : QLORA_OK);
     m->use_adapters = false;
     qlora_result r = m->range_count > 0 ? qlora__forward(&pass) : QLORA_OK;
     r = r == QLORA_OK && m->range_count > 0 ? qlora__dry_run_labelled(&pass) : r;

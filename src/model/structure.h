@@ -93,8 +93,8 @@ typedef struct qlora__batch_block {
     qlora_tensor labels;    // [1, R]
     qlora_tensor weights;   // [1, R] f32
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
-    qlora_tensor row_positions; // [1, R]: position and sequence of labelled row r; only if there
-    qlora_tensor row_sequences; // is dropout
+    qlora_tensor row_positions; // [1, R]: that of labelled row r; only with dropout
+    qlora_tensor row_sequences; // the same
     qlora_tensor scale;     // [1, adapters] f32: 1 / total labels
     qlora_tensor owners;    // [1, T]: adapter of token t, or -1; only if they stand side by side
     qlora_tensor claims;    // [1, R]: adapter of labelled row r; the same

@@ -182,11 +182,16 @@ static int64_t labelled_expected(const qlora_model* m, int64_t rows) {
     return few < all ? few : 0;
 }
 
-// All patterns, one step each.
+// The interpreter takes its time: there, every other pattern.
+static int labelled_stride(const setup* s) {
+    return strcmp(s->machine.backend, "fake") == 0 ? 2 : 1;
+}
+
+// The patterns, one step each.
 static bool labelled_session(const setup* s, bool every_row, labelled_numbers* out) {
     rig r;
     bool ok = rig_open(&r, s);
-    for (int p = 0; p < LABELLED_PATTERNS && ok; p++) {
+    for (int p = 0; p < LABELLED_PATTERNS && ok; p += labelled_stride(s)) {
         data d;
         labelled_data(&d, &labelled_patterns[p]);
         r.model->every_row = every_row;
@@ -239,7 +244,7 @@ TEST labelled_rows_are_enough(const test_machine* machine) {
         k->vary(&s);
         ASSERTm(k->name, labelled_session(&s, false, n[0]));
         ASSERTm(k->name, labelled_session(&s, true, n[1]));
-        for (int p = 0; p < LABELLED_PATTERNS; p++) {
+        for (int p = 0; p < LABELLED_PATTERNS; p += labelled_stride(&s)) {
             const labelled_numbers both[2] = {n[0][p], n[1][p]};
             ASSERTm(k->name, labelled_agrees(k, &labelled_patterns[p], both));
             free(n[0][p].gradients);
