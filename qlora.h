@@ -28263,7 +28263,8 @@ static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_des
     }
     bool halved = bf16 && qlora__on_cpu(ctx) && ctx->cpu->bf16 != NULL;
     return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL &&
-           l->fp8 == NULL && l->owners == NULL && l->in > 0 && x->dtype == QLORA_F32 && x->rows >= 16 &&
+           l->fp8 == NULL && l->owners == NULL && l->in > 0 && x->dtype == QLORA_F32 &&
+           x->rows >= 16 &&
            qlora__panels_rows(x->rows, (halved ? steps / 2 : steps) + 4) >=
                qlora__min(x->rows, 384);
 }
@@ -37337,6 +37338,18 @@ static void qlora__stack_alone(const qlora__layer* layer, int group, qlora__stac
     s->linear.operand = NULL;
 }
 
+// Which rows a stack has. The mask of a row does not depend on where it is gathered.
+static void qlora__stack_rows(const qlora__pass* pass, qlora__stack* s) {
+    const qlora__batch_block* b = &pass->m->batch;
+    bool gathered = pass->gathered && s->linear.dropout > 0.0f;
+    s->positions =
+        qlora__window(gathered ? &b->row_positions : &b->positions, 1, pass->row, pass->rows);
+    s->sequences =
+        qlora__window(gathered ? &b->row_sequences : &b->sequences, 1, pass->row, pass->rows);
+    s->linear.positions = &s->positions;
+    s->linear.sequences = &s->sequences;
+}
+
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
@@ -37350,14 +37363,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     }
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
-    // The mask of a row does not depend on where the row is.
-    bool gathered = pass->gathered && out->linear.dropout > 0.0f;
-    out->positions = qlora__window(gathered ? &m->batch.row_positions : &m->batch.positions, 1,
-                                   pass->row, pass->rows);
-    out->sequences = qlora__window(gathered ? &m->batch.row_sequences : &m->batch.sequences, 1,
-                                   pass->row, pass->rows);
-    out->linear.positions = &out->positions;
-    out->linear.sequences = &out->sequences;
+    qlora__stack_rows(pass, out);
     out->pad = m->use_adapters ? qlora_linear_pad(&out->linear) : 0;
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
@@ -48649,4 +48655,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 703039717ed237aa
+//@@ end f55f6a6b28bd936e

@@ -118,8 +118,6 @@ static void labelled_fp8(setup* s) {
     s->model.mode = QLORA_MODE_FP8;
     s->model.dropout = 0.0f;
     s->model.train_norms = false;
-    // On the CPU, a few rows are added up in another order, which a code of 8 bits can turn into 6 %.
-    s->model.head_chunk = 10;
 }
 
 static void labelled_away(setup* s) {
