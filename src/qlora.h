@@ -195,6 +195,7 @@ extern "C" {
 #include "model/new_rows.h"
 #include "model/parameters.h"
 #include "model/moments.h"
+#include "model/labelled.h"
 #include "model/batch.h"
 #include "model/layer.h"
 #include "model/decode.h"

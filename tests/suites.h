@@ -15,6 +15,7 @@
     X(fp8_base_suite)                                                                              \
     X(bf16_suite)                                                                                  \
     X(head_suite)                                                                                  \
+    X(labelled_suite)                                                                              \
     X(away_suite)                                                                                  \
     X(ops_suite)                                                                                   \
     X(stream_suite)                                                                                \

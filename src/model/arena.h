@@ -660,6 +660,10 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->labels);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &b->weights);
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
+    if (m->desc.dropout > 0.0f && qlora__trains(m)) {
+        qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->row_positions);
+        qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->row_sequences);
+    }
     qlora__arena_tensor(arena, QLORA_F32, 1, m->adapters, &b->scale);
     if (m->wide != NULL) {
         qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->owners);

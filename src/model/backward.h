@@ -9,6 +9,8 @@
 //   d_out and last columns    down and o             the next norm; if it is not dh itself, the
 //                                                    gradient of the next output
 //   dqkv                      qkv                    the attention of the next layer
+//   output of attention       o                      recomputation of a layer; that of labelled
+//                                                    rows (qlora__labelled_o), their way back
 //   s                         down                   ds of the next layer, after that norm
 //   x                         written there as well  recomputation; with DoRA, the next stack
 //   gradients of gate and up  gate_up                recomputation of a layer
@@ -24,12 +26,14 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
 
 // Recomputes the activations that a layer did not keep; with tiles, only up to attention. The
 // attention of a long sequence takes as long as all products of its layer, and its output is as
-// small as the layer's input, so that is kept first where there is memory.
-static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
+// small as the layer's input, so that is kept first where there is memory. after: the pass after
+// attention.
+static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pass* after,
+                                       qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     QLORA__TRY(qlora__layer_heads(pass, layer, true));
     QLORA__TRY(layer->keeps_attention ? QLORA_OK : qlora__layer_attention(pass, layer));
-    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(pass, layer);
+    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
 }
 
 // Computes z again, into the last columns of x, for the gradient of B.
@@ -296,6 +300,10 @@ static qlora_result qlora__o_backward_run(const qlora__pass* pass, qlora__layer*
     qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
     qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
     qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
+    if (pass->gathered) {
+        qlora_tensor o = qlora__labelled_o(m, pass->rows);
+        x = qlora__window(&o, pass->rows, 0, q + stack.pad);
+    }
     if (qlora__stack_is_dora(m, layer, QLORA__O)) {
         QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
     }
@@ -314,6 +322,22 @@ static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__laye
         QLORA__TRY(run.rows > 0 ? qlora__o_backward_run(&run, layer) : QLORA_OK);
     }
     return QLORA_OK;
+}
+
+// Backward pass of o_proj of the last layer if it has only the labelled rows after attention: their
+// gradients go back to their tokens, those of the output of attention, in m->d_o, and of the
+// residual stream, in m->dh.
+static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t index) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    qlora__pass after = qlora__pass_after(pass, index);
+    QLORA__TRY(qlora__layer_o_backward(&after, &m->layers[index]));
+    // It still reads dh, and the output of attention in dqkv.
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__O));
+    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
+    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, m->plan.config.hidden);
+    QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->dqkv, &d_o));
+    return qlora__labelled_spread(ctx, m, pass->labelled, &m->rows_dx, &dh);
 }
 
 // d_o -> gradients of q, k and v, normalised and rotated, in m->dqkv.
@@ -362,11 +386,33 @@ static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__
 // The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
 // the first, its MLP and its attention; then end.
 
+// If the last layer has only the labelled rows after attention: gradient of the final norm's output
+// in m->rows_dx -> gradient of the residual stream in the first rows of m->dh. The head has not
+// written the rows that fill up the number of chunks.
+static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.hidden;
+    int64_t end = pass->chunks * m->plan.head_chunk;
+    qlora_tensor dx;
+    qlora_tensor rest;
+    qlora__arena_window(&m->rows_dx, 0, pass->labelled, width, &dx);
+    qlora__arena_window(&m->rows_dx, end * width, pass->labelled - end, width, &rest);
+    QLORA__TRY(end < pass->labelled ? qlora__tensor_zero(pass->ctx, &rest) : QLORA_OK);
+    qlora_tensor h = qlora__window(&m->last_h, pass->labelled, 0, width);
+    qlora_tensor dh = qlora__window(&m->dh, pass->labelled, 0, width);
+    return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm,
+                                  (float)m->plan.config.rms_eps, NULL, &dh,
+                                  m->desc.train_norms ? &m->d_final_norm : NULL);
+}
+
 // Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh. With
 // tiles, that of the output comes from the labelled rows here, and not from qlora__head_end.
 static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.hidden;
+    if (pass->labelled > 0) {
+        return qlora__backward_begin_labelled(pass);
+    }
     if (m->plan.tile > 0) {
         QLORA__TRY(qlora__head_clear(pass));
     }
@@ -437,14 +483,15 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
+    qlora__pass after = qlora__pass_after(pass, index);
     QLORA__TRY(qlora__group_begins(m, index) ? qlora__group_again(pass, index) : QLORA_OK);
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
-        QLORA__TRY(qlora__layer_again(pass, layer));
+        QLORA__TRY(qlora__layer_again(pass, &after, layer));
     }
     qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(pass, at);
+    for (int64_t at = 0; at < after.rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(&after, at);
         if (tiled) {
             QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it uses the memory of a tile
             QLORA__TRY(qlora__layer_again_mlp(&tile, layer));
@@ -463,7 +510,10 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
-    QLORA__TRY(tiled ? QLORA_OK : qlora__layer_o_backward(pass, layer));
+    bool gathered = qlora__pass_after(pass, index).gathered;
+    QLORA__TRY(gathered ? qlora__backward_labelled(pass, index)
+               : tiled  ? QLORA_OK
+                        : qlora__layer_o_backward(pass, layer));
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
     // Below layer 0, at most its norm and the embedding are trained.
     bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);

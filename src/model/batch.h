@@ -2,12 +2,13 @@
 
 // The sizes of a micro-batch.
 typedef struct qlora__micro {
-    int64_t rows;    // rows of the pass, including padding
-    int64_t chunks;  // chunks of the head
-    int64_t tokens;  // tokens of the caller
-    bool preference; // the loss is that of whole sequences
-    bool reference;  // the log-probabilities of the base are computed first
-    bool mismatched; // the sequences are those of KTO's kl, which have no gradient
+    int64_t rows;     // rows of the pass, including padding
+    int64_t chunks;   // chunks of the head
+    int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
+    int64_t tokens;   // tokens of the caller
+    bool preference;  // the loss is that of whole sequences
+    bool reference;   // the log-probabilities of the base are computed first
+    bool mismatched;  // the sequences are those of KTO's kl, which have no gradient
 } qlora__micro;
 
 // What a step adds to the caller's tokens.
@@ -141,18 +142,43 @@ static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_b
     }
 }
 
-// Writes the labelled rows without gaps: token i must predict label i + 1 of its sequence. Returns
-// their number.
-static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b) {
-    int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
-    int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
-    QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
+// Writes where the labelled rows are among the tokens, and, for dropout, the other way round.
+static void qlora__slot_places(const qlora_model* m, char* memory, int64_t count,
+                               const qlora__micro* micro) {
+    const int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
     int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
-    int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
-    int32_t none = (int32_t)m->batch.rows.cols; // the zero row
+    const struct {
+        const qlora_tensor* of_rows;
+        const qlora_tensor* of_tokens;
+    } copies[] = {{&m->batch.row_positions, &m->batch.positions},
+                  {&m->batch.row_sequences, &m->batch.sequences}};
+    // The zero row, which follows those that the last layer has.
+    int32_t none = (int32_t)(micro->labelled > 0 ? micro->labelled : m->batch.rows.cols);
     for (int64_t i = 0; i < m->plan.tokens; i++) {
         inverse[i] = none;
     }
+    for (int64_t i = 0; i < count; i++) {
+        inverse[rows[i]] = (int32_t)i;
+    }
+    for (size_t k = 0; k < sizeof copies / sizeof copies[0]; k++) {
+        if (copies[k].of_rows->data != NULL) {
+            int32_t* to = qlora__slot_ints(m, memory, copies[k].of_rows);
+            const int32_t* from = qlora__slot_ints(m, memory, copies[k].of_tokens);
+            for (int64_t i = 0; i < m->batch.rows.cols; i++) {
+                to[i] = from[rows[i]];
+            }
+        }
+    }
+}
+
+// Writes the labelled rows without gaps: token i must predict label i + 1 of its sequence. Sets
+// what the micro-batch has of them; its rows are set.
+static void qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b,
+                               qlora__micro* micro) {
+    int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
+    int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
+    QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
+    int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
     int64_t count = 0;
     int64_t at = 0;
     starts[0] = 0;
@@ -162,7 +188,6 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
                 rows[count] = (int32_t)i;
                 labels[count] = b->labels[i + 1];
                 weights[count] = b->weights != NULL ? (QLORA__REAL)b->weights[i + 1] : 1;
-                inverse[i] = (int32_t)count;
                 count++;
             }
         }
@@ -172,12 +197,14 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
     for (int64_t s = b->count; s < m->plan.max_sequences; s++) {
         starts[s + 1] = (int32_t)count;
     }
-    for (int64_t i = count; i < none; i++) {
+    for (int64_t i = count; i < m->batch.rows.cols; i++) {
         rows[i] = 0;
         labels[i] = -100;
         weights[i] = 0;
     }
-    return count;
+    micro->chunks = qlora__ceil_div(count, m->plan.head_chunk);
+    micro->labelled = qlora__labelled_rows(m, micro->chunks, micro->rows);
+    qlora__slot_places(m, memory, count, micro);
 }
 
 // Writes what the loss of whole sequences needs: without roles, the sequences are pairs.
@@ -270,8 +297,14 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
                                       const qlora__micro_desc* desc, qlora__micro* out) {
     qlora__slot* slot = NULL;
     QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
+    out->tokens = 0;
+    for (int64_t i = 0; i < batch->count; i++) {
+        out->tokens += batch->lengths[i];
+    }
+    // On the GPU, every micro-batch has the planned size, so that one graph fits any packing.
+    out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
     qlora__slot_tokens(m, slot->memory, batch);
-    int64_t labels = qlora__slot_labels(m, slot->memory, batch);
+    qlora__slot_labels(m, slot->memory, batch, out);
     qlora__slot_adapters(m, slot->memory, batch, desc);
     qlora__slot_preference(m, slot->memory, batch, desc->preference);
     out->preference = desc->preference != NULL;
@@ -283,13 +316,6 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     dropout[1] = (uint32_t)(desc->seed >> 32);
     dropout[2] = (uint32_t)desc->step;
     dropout[3] = 0;
-    out->tokens = 0;
-    for (int64_t i = 0; i < batch->count; i++) {
-        out->tokens += batch->lengths[i];
-    }
-    out->chunks = qlora__ceil_div(labels, m->plan.head_chunk);
-    // On the GPU, every micro-batch has the planned size, so that one graph fits any packing.
-    out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
     return qlora__slot_send(ctx, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
 }
 

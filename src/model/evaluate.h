@@ -1,8 +1,9 @@
 // ---- evaluation ---------------------------------------------------------------------------------
 
-// Checks a batch and runs the forward pass; the output of the final norm is then in m->x.
+// Checks a batch and runs the forward pass; the output of the final norm is then in m->x. labelled:
+// rows without a label are not needed.
 static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
-                                        const void* out, qlora__micro* micro) {
+                                        const void* out, bool labelled, qlora__micro* micro) {
     int64_t tokens = 0;
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
@@ -12,7 +13,8 @@ static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const ql
     QLORA__TRY(qlora__batch_check(ctx, m, batch, &tokens));
     qlora__micro_desc desc = {1.0, 0, 0, NULL, m->chosen, NULL};
     QLORA__TRY(qlora__batch_send(ctx, m, batch, &desc, micro));
-    qlora__pass pass = qlora__pass_of(m, micro->rows, false);
+    micro->labelled = labelled ? micro->labelled : 0;
+    qlora__pass pass = qlora__pass_of_micro(m, micro, false);
     return qlora__forward(&pass);
 }
 
@@ -25,10 +27,10 @@ static qlora_result qlora__flag_read(qlora_ctx* ctx, const qlora_model* m) {
 static qlora_result qlora__eval(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                 qlora_eval_info* out) {
     qlora__micro micro;
-    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, &micro));
+    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, true, &micro));
     qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
-    qlora__pass pass = qlora__pass_of(m, micro.rows, false);
+    qlora__pass pass = qlora__pass_of_micro(m, &micro, false);
     QLORA__TRY(qlora__head(&pass, micro.chunks, &totals, false));
     float sums[3];
     QLORA__TRY(qlora__floats_out(ctx, totals.data, 3, sums));
@@ -48,8 +50,8 @@ qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch, qlora_eval
 static qlora_result qlora__eval_sequences(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                           double* out) {
     qlora__micro micro;
-    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, &micro));
-    qlora__pass pass = qlora__pass_of(m, micro.rows, false);
+    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, true, &micro));
+    qlora__pass pass = qlora__pass_of_micro(m, &micro, false);
     const qlora_tensor* logps = &m->preference.logps;
     QLORA__TRY(qlora__head(&pass, micro.chunks, NULL, false));
     QLORA__TRY(qlora__preference_logps(ctx, &m->preference, &m->losses, logps));
@@ -85,8 +87,8 @@ static qlora_result qlora__logits_out(qlora_ctx* ctx, const qlora_tensor* logits
 static qlora_result qlora__eval_logits(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                        float* out) {
     qlora__micro micro;
-    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, &micro));
-    qlora__pass pass = qlora__pass_of(m, micro.rows, false);
+    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, false, &micro));
+    qlora__pass pass = qlora__pass_of_micro(m, &micro, false);
     for (int64_t row = 0; row < micro.tokens; row += m->plan.head_chunk) {
         int64_t rows = qlora__min(m->plan.head_chunk, micro.tokens - row);
         QLORA__TRY(qlora__head_logits(&pass, row, rows));

@@ -100,9 +100,10 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     int64_t width = m->plan.config.hidden;
+    qlora__pass after = qlora__pass_after(pass, index);
     qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(pass, at);
+    for (int64_t at = 0; at < after.rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(&after, at);
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));

@@ -83,6 +83,25 @@ static qlora_result qlora__head_owned(const qlora__pass* pass, int64_t first,
     return qlora__leave(pass->ctx, qlora__cross_entropy(pass->ctx, &args, &owners));
 }
 
+// Chunk i of the labelled rows, from the output of the final norm, which may have only those. With
+// tiles, only the rows of the chunk are normalised.
+static qlora_result qlora__head_gather(const qlora__pass* pass, int64_t i) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t C = m->plan.head_chunk;
+    bool tiled = m->plan.tile > 0;
+    if (pass->labelled > 0) {
+        qlora_tensor some = qlora__window(&m->x, C, i * C * m->x.ld, c->hidden);
+        return qlora_scale(pass->ctx, 1.0f, &some, &m->rows_x);
+    }
+    qlora_tensor x = qlora__window(tiled ? &m->last_h : &m->x, pass->rows, 0, c->hidden);
+    qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
+    QLORA__TRY(qlora_embed(pass->ctx, &x, &rows, &m->rows_x, &m->flag));
+    return tiled ? qlora_rmsnorm_forward(pass->ctx, &m->rows_x, &m->final_norm, (float)c->rms_eps,
+                                         &m->rows_x)
+                 : QLORA_OK;
+}
+
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
 // to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
 static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
@@ -91,17 +110,10 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int64_t C = m->plan.head_chunk;
-    // With tiles, only the rows of the chunk are normalised.
-    bool tiled = m->plan.tile > 0;
-    qlora_tensor x = qlora__window(tiled ? &m->last_h : &m->x, pass->rows, 0, c->hidden);
-    qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
     qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
     qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
-    QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
-    QLORA__TRY(tiled ? qlora_rmsnorm_forward(ctx, &m->rows_x, &m->final_norm, (float)c->rms_eps,
-                                             &m->rows_x)
-                     : QLORA_OK);
+    QLORA__TRY(qlora__head_gather(pass, i));
     QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
     qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
@@ -145,7 +157,7 @@ static qlora_result qlora__head_clear(const qlora__pass* pass) {
 }
 
 static qlora_result qlora__head_end(const qlora__pass* pass) {
-    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__head_spread(pass);
+    return pass->m->plan.tile > 0 || pass->labelled > 0 ? QLORA_OK : qlora__head_spread(pass);
 }
 
 static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,

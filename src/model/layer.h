@@ -4,15 +4,18 @@
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
-    int64_t rows;    // number of tokens
-    int64_t row;     // the first of them, if they are a tile of a larger pass
-    bool training;   // dropout is on
-    bool group;      // layers are computed once more, to have their inputs, see qlora__group_again
-    qlora_math math; // of products with weights
-    bool decoding;   // keys and values are stored in the cache
-    int64_t first;   // position of the first row when decoding
-    int64_t cache;   // row of the cache that position 0 has when decoding
-    int64_t at;      // first row in buffers of a tile, if the rows are a run of one
+    int64_t rows;     // number of tokens
+    int64_t row;      // the first of them, if they are a tile of a larger pass
+    bool training;    // dropout is on
+    bool group;       // layers are computed once more, to have their inputs, see qlora__group_again
+    qlora_math math;  // of products with weights
+    bool decoding;    // keys and values are stored in the cache
+    int64_t first;    // position of the first row when decoding
+    int64_t cache;    // row of the cache that position 0 has when decoding
+    int64_t at;       // first row in buffers of a tile, if the rows are a run of one
+    int64_t labelled; // rows of the last layer after attention, 0 = all: see model/labelled.h
+    int64_t chunks;   // of the head, if labelled is set
+    bool gathered;    // the rows are those
     int32_t adapter;
 } qlora__pass;
 
@@ -26,6 +29,24 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     pass.math = qlora__model_math(m);
     pass.adapter = m->adapter;
     return pass;
+}
+
+// The pass of a micro-batch.
+static qlora__pass qlora__pass_of_micro(qlora_model* m, const qlora__micro* micro, bool training) {
+    qlora__pass pass = qlora__pass_of(m, micro->rows, training);
+    pass.labelled = micro->labelled;
+    pass.chunks = micro->chunks;
+    return pass;
+}
+
+// What a pass is after the attention of layer number `index`.
+static qlora__pass qlora__pass_after(const qlora__pass* pass, int64_t index) {
+    qlora__pass after = *pass;
+    if (pass->labelled > 0 && index == pass->m->plan.config.layers - 1) {
+        after.rows = pass->labelled;
+        after.gathered = true;
+    }
+    return after;
 }
 
 // A view of the first rows of a tensor and some of its columns.
@@ -142,6 +163,18 @@ static void qlora__stack_alone(const qlora__layer* layer, int group, qlora__stac
     s->linear.operand = NULL;
 }
 
+// Which rows a stack has. The mask of a row does not depend on where it is gathered.
+static void qlora__stack_rows(const qlora__pass* pass, qlora__stack* s) {
+    const qlora__batch_block* b = &pass->m->batch;
+    bool gathered = pass->gathered && s->linear.dropout > 0.0f;
+    s->positions =
+        qlora__window(gathered ? &b->row_positions : &b->positions, 1, pass->row, pass->rows);
+    s->sequences =
+        qlora__window(gathered ? &b->row_sequences : &b->sequences, 1, pass->row, pass->rows);
+    s->linear.positions = &s->positions;
+    s->linear.sequences = &s->sequences;
+}
+
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
@@ -155,10 +188,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     }
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
-    out->positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
-    out->sequences = qlora__window(&m->batch.sequences, 1, pass->row, pass->rows);
-    out->linear.positions = &out->positions;
-    out->linear.sequences = &out->sequences;
+    qlora__stack_rows(pass, out);
     out->pad = m->use_adapters ? qlora_linear_pad(&out->linear) : 0;
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
@@ -383,6 +413,17 @@ static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* laye
     return wants_x ? qlora__layer_input(pass, next, NULL) : QLORA_OK;
 }
 
+// Gathers the output of attention and the residual stream of the labelled rows.
+static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__layer* layer,
+                                        qlora_tensor* o, qlora_tensor* h) {
+    const qlora_model* m = pass->m;
+    *o = qlora__labelled_o(m, pass->rows);
+    qlora__arena_window(&layer->kept.gu, 0, pass->rows, m->plan.config.hidden, h);
+    qlora_tensor heads = qlora__window(o, pass->rows, 0, qlora__q_width(&m->plan.config));
+    QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
+    return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
+}
+
 // Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
 // and up.
 static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
@@ -390,6 +431,7 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
     qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
     qlora_tensor h2 = qlora__layer_h2(pass, layer);
+    QLORA__TRY(pass->gathered ? qlora__layer_gather(pass, layer, &o, &h) : QLORA_OK);
     QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &o, qlora__layer_out(m, layer, 0)));
     QLORA__TRY(qlora__layer_add(pass, layer, 0, &h, &h2,
                                 qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));

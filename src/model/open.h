@@ -20,6 +20,30 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     return qlora__dora_refresh(ctx, m, false);
 }
 
+// Runs what the last layer does with labelled rows, for each number of them.
+static qlora_result qlora__dry_run_labelled(const qlora__pass* all) {
+    qlora_model* m = all->m;
+    int64_t last = m->plan.config.layers - 1;
+    int64_t step = qlora__labelled_step(m);
+    qlora__pass pass = *all;
+    for (int64_t n = 1; n < QLORA__LABELLED_SIZES; n++) {
+        pass.chunks = n * step;
+        pass.labelled = qlora__labelled_rows(m, pass.chunks, pass.rows);
+        if (pass.labelled == 0) {
+            continue;
+        }
+        QLORA__TRY(qlora__forward_mlp(&pass, last));
+        if (pass.training) {
+            QLORA__TRY(qlora__backward_begin(&pass));
+            QLORA__TRY(qlora__backward_mlp(&pass, last));
+            QLORA__TRY(qlora__backward_labelled(&pass, last));
+            QLORA__TRY(qlora__beside_wait(pass.ctx, ~0u));
+            QLORA__TRY(qlora__away_wait(pass.ctx, ~0u));
+        }
+    }
+    return QLORA_OK;
+}
+
 // Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards
 // all kernels are loaded, cuBLAS has run every shape, and the cache can be sealed.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
@@ -39,14 +63,18 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__head(&pass, chunks, &totals, qlora__trains(m)));
     if (qlora__trains(m)) {
         QLORA__TRY(qlora__backward(&pass));
+        QLORA__TRY(qlora__dry_run_labelled(&pass));
         QLORA__TRY(qlora__update(ctx, m));
     }
     // Evaluation has other products: without dropout, the adapters are part of the large product,
     // and without adapters, that product is smaller.
     pass.training = false;
     QLORA__TRY(m->desc.dropout > 0.0f ? qlora__forward(&pass) : QLORA_OK);
+    QLORA__TRY(m->desc.dropout > 0.0f || !qlora__trains(m) ? qlora__dry_run_labelled(&pass)
+                                                           : QLORA_OK);
     m->use_adapters = false;
     qlora_result r = m->range_count > 0 ? qlora__forward(&pass) : QLORA_OK;
+    r = r == QLORA_OK && m->range_count > 0 ? qlora__dry_run_labelled(&pass) : r;
     m->use_adapters = true;
     QLORA__TRY(r);
     if (m->desc.generate_tokens > 0) {

@@ -93,6 +93,8 @@ typedef struct qlora__batch_block {
     qlora_tensor labels;    // [1, R]
     qlora_tensor weights;   // [1, R] f32
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
+    qlora_tensor row_positions; // [1, R]: that of labelled row r; only with dropout
+    qlora_tensor row_sequences; // the same
     qlora_tensor scale;     // [1, adapters] f32: 1 / total labels
     qlora_tensor owners;    // [1, T]: adapter of token t, or -1; only if they stand side by side
     qlora_tensor claims;    // [1, R]: adapter of labelled row r; the same
@@ -254,6 +256,7 @@ struct qlora_model {
     char rope_scale[QLORA__SCALE_ROOM]; // that was asked for; empty = none
     bool on_gpu;         // the plan is for a GPU
     bool own_chunk;      // desc.head_chunk was set by the caller
+    bool every_row;      // for tests: model/labelled.h is off
     // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
     // tells which weights of a layer are there.
     int64_t operand_at[QLORA__GROUPS];

@@ -20,7 +20,8 @@ static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_des
     }
     bool halved = bf16 && qlora__on_cpu(ctx) && ctx->cpu->bf16 != NULL;
     return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL &&
-           l->owners == NULL && l->in > 0 && x->dtype == QLORA_F32 && x->rows >= 16 &&
+           l->fp8 == NULL && l->owners == NULL && l->in > 0 && x->dtype == QLORA_F32 &&
+           x->rows >= 16 &&
            qlora__panels_rows(x->rows, (halved ? steps / 2 : steps) + 4) >=
                qlora__min(x->rows, 384);
 }

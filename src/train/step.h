@@ -95,7 +95,8 @@ static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__p
 // Only what is trained has dropout.
 static qlora_result qlora__piece_run(const qlora_trainer* t, const qlora__piece_of* piece) {
     qlora_model* m = t->m;
-    qlora__pass pass = qlora__pass_of(m, t->micro.rows, !piece->reference && !t->micro.mismatched);
+    qlora__pass pass =
+        qlora__pass_of_micro(m, &t->micro, !piece->reference && !t->micro.mismatched);
     m->use_adapters = !piece->reference;
     qlora_result r = qlora__piece_kind_run(t, &pass, piece);
     m->use_adapters = true; // a step is refused while they are off

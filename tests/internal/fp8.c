@@ -411,6 +411,26 @@ TEST fp8_has_the_same_bits(const test_machine* machine) {
     PASS();
 }
 
+// Many rows have the codes of a few: sequences together, and each of them alone.
+TEST fp8_rows_are_independent(void) {
+    static const int32_t lengths[3] = {9, 5, 8};
+    setup s = fp8_setup(fp8_cpu());
+    rig r;
+    data d;
+    double together[3];
+    ASSERT(rig_open(&r, &s));
+    data_make(&d, "rows", lengths, 3);
+    ASSERT_EQ(QLORA_OK, qlora_eval_sequences(r.model, &d.batch, together));
+    for (int i = 0; i < 3; i++) {
+        qlora_batch one = batch_part(&d.batch, i);
+        double alone = 0.0;
+        ASSERT_EQ(QLORA_OK, qlora_eval_sequences(r.model, &one, &alone));
+        ASSERT(fabs(alone - together[i]) <= 1e-4 * fabs(alone));
+    }
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
 // The committed golden folder: the losses of 20 steps, on average within 1 % of those in f32.
 TEST fp8_trains_like_f32(void) {
     int figures = 0;
@@ -567,6 +587,7 @@ SUITE(fp8_suite) {
     RUN_ON(TEST_GPUS, fp8_kernels_are_the_loops);
     RUN_ON(TEST_ONE_FAKE, fp8_takes_long_rows);
     RUN_ON(TEST_ONE_EACH, fp8_has_the_same_bits);
+    RUN_TEST(fp8_rows_are_independent);
     RUN_TEST(fp8_trains_like_f32);
     RUN_TEST(fp8_trains_in_tiles);
     RUN_ON(TEST_FAKES, fp8_is_refused_by_name);

@@ -22,6 +22,7 @@
 #include "internal/fp8_base.c"
 #include "internal/bf16.c"
 #include "internal/head.c"
+#include "internal/labelled.c"
 #include "internal/away.c"
 #include "internal/step.c"
 #include "internal/texts.c"
