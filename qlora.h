@@ -144,6 +144,16 @@
        neon_bf16 is faster in it; its instructions take numbers below 2^-126 for zero. In mode F32,
        neon and neon_bf16 have the same bits. qlora_gemm of two bf16 matrices uses them, too.
 
+       After the attention of the last layer, only rows with a label are needed: o_proj and MLP of
+       that layer, the final norm and the head compute no others, in training and for the losses of
+       qlora_eval and qlora_eval_sequences. Their number is rounded up to whole chunks of the head
+       (desc.head_chunk), or to eighths of desc.tokens if chunks are smaller; if that is no less
+       than the tokens of the pass, all rows are computed. A row has the same dropout mask and, up
+       to the rounding of products with another number of rows, the same values either way. The
+       gradients of the last layer's o, gate, up and down, and of the norms behind its attention,
+       are sums over fewer rows, in another order. Which rows are computed depends on the labels of
+       the micro-batch alone. Models with tiles or with several adapters compute all rows.
+
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,
        settings, seed and adapter; qlora_generate_next_each has the bits of one text at a time. A
@@ -181,11 +191,12 @@
        the CPU, the rows of each adapter are computed separately, without graphs.
        An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
        a training of its own with the same micro-batches, if its sequences are next to each other
-       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever tokens
-       the others have and whichever of the others they belong to, if the model has the same slots
-       and sizes, and its own sequences have the same places in the micro-batches, with as many
-       labels before them; alone, or next to other ranks, it differs by rounding. (Computed
-       separately, the sequences around its own must have the same lengths.)
+       in every micro-batch, there are no tiles, and that training computes all rows of the last
+       layer (NUMERICS). On the GPU it has the same bits whatever tokens the others have and
+       whichever of the others they belong to, if the model has the same slots and sizes, and its
+       own sequences have the same places in the micro-batches, with as many labels before them;
+       alone, or next to other ranks, it differs by rounding. (Computed separately, the sequences
+       around its own must have the same lengths.)
        If the activations of one adapter are not finite, its update is skipped (last_skipped), and
        the others have the bits they would have had otherwise. Parameters that are not finite, from
        a file or written by the program, spoil all adapters that stand side by side. Dropout,
@@ -28254,7 +28265,8 @@ static bool qlora__linear_in_panels(const qlora_ctx* ctx, const qlora_linear_des
     }
     bool halved = bf16 && qlora__on_cpu(ctx) && ctx->cpu->bf16 != NULL;
     return qlora__on_cpu(ctx) && ctx->cpu->gemm != NULL && l->operand == NULL &&
-           l->owners == NULL && l->in > 0 && x->dtype == QLORA_F32 && x->rows >= 16 &&
+           l->fp8 == NULL && l->owners == NULL && l->in > 0 && x->dtype == QLORA_F32 &&
+           x->rows >= 16 &&
            qlora__panels_rows(x->rows, (halved ? steps / 2 : steps) + 4) >=
                qlora__min(x->rows, 384);
 }
@@ -31791,6 +31803,8 @@ typedef struct qlora__batch_block {
     qlora_tensor labels;    // [1, R]
     qlora_tensor weights;   // [1, R] f32
     qlora_tensor inverse;   // [1, T]: labelled row of token t, or the zero row
+    qlora_tensor row_positions; // [1, R]: that of labelled row r; only with dropout
+    qlora_tensor row_sequences; // the same
     qlora_tensor scale;     // [1, adapters] f32: 1 / total labels
     qlora_tensor owners;    // [1, T]: adapter of token t, or -1; only if they stand side by side
     qlora_tensor claims;    // [1, R]: adapter of labelled row r; the same
@@ -31952,6 +31966,7 @@ struct qlora_model {
     char rope_scale[QLORA__SCALE_ROOM]; // that was asked for; empty = none
     bool on_gpu;         // the plan is for a GPU
     bool own_chunk;      // desc.head_chunk was set by the caller
+    bool every_row;      // for tests: model/labelled.h is off
     // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
     // tells which weights of a layer are there.
     int64_t operand_at[QLORA__GROUPS];
@@ -33082,6 +33097,10 @@ static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->labels);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &b->weights);
     qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
+    if (m->desc.dropout > 0.0f && qlora__trains(m)) {
+        qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->row_positions);
+        qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->row_sequences);
+    }
     qlora__arena_tensor(arena, QLORA_F32, 1, m->adapters, &b->scale);
     if (m->wide != NULL) {
         qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->owners);
@@ -36703,18 +36722,117 @@ static qlora_result qlora__moments_start(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
+//@@ src/model/labelled.h
+
+// ---- labelled rows of the last layer ------------------------------------------------------------
+//
+// After the attention of the last layer, rows do not see each other any more, and only those with a
+// label are read again: the others would be computed for nothing. So the labelled rows of the
+// attention's output and of the residual stream are gathered, without gaps and in their order, and
+// o_proj, MLP, final norm and head have only these rows, forward and backward. Before the backward
+// pass of attention, their gradients go back to their tokens; those of other tokens are zero.
+//
+// Their number is rounded up to whole chunks of the head, so that the number of chunks still tells
+// which graph a micro-batch needs. The rows that fill it up are copies of row 0 whose gradients are
+// zero. None of this needs memory of its own:
+//
+//   labelled rows                in the memory of   which is otherwise used by
+//   output of attention, with z  dqkv               the backward pass of attention, later
+//   the same, without training   s                  the activation, later
+//   residual stream              gate and up        their product, later
+//   gradient of the former       dqkv               the same as above; only on the way back
+//   gradient of the latter       rows_dx            the head, earlier; only on the way back
+
+// There are at most this many sizes: the products of each of them are run once before the first
+// step.
+#define QLORA__LABELLED_SIZES 8
+
+// Chunks of the head by which the sizes differ.
+static int64_t qlora__labelled_step(const qlora_model* m) {
+    int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
+    return qlora__ceil_div(chunks, QLORA__LABELLED_SIZES);
+}
+
+// Where the output of attention is gathered.
+static const qlora_tensor* qlora__labelled_memory(const qlora_model* m) {
+    return qlora__trains(m) ? &m->dqkv : &m->s;
+}
+
+// Whether the memory that gathered rows borrow is large enough.
+static bool qlora__labelled_fits(const qlora_model* m, int64_t rows) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__kept* kept = &m->layers[c->layers - 1].kept;
+    const struct {
+        const qlora_tensor* memory;
+        int64_t cols;
+    } uses[] = {{qlora__labelled_memory(m), kept->o.cols}, {&kept->gu, c->hidden}};
+    bool fits = true;
+    for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++) {
+        size_t size = qlora_dtype_bytes(uses[i].memory->dtype);
+        fits = fits && (size_t)rows * (size_t)uses[i].cols * size <= uses[i].memory->bytes;
+    }
+    return fits;
+}
+
+// The rows that the last layer has after attention, if the labels fill `chunks` chunks of the head
+// and the pass has `rows` rows; 0 = all of them.
+static int64_t qlora__labelled_rows(const qlora_model* m, int64_t chunks, int64_t rows) {
+    int64_t step = qlora__labelled_step(m);
+    int64_t labelled = qlora__ceil_div(chunks, step) * step * m->plan.head_chunk;
+    bool can = m->plan.tile == 0 && !qlora__has_several(m) && !m->every_row;
+    return can && labelled < rows && qlora__labelled_fits(m, labelled) ? labelled : 0;
+}
+
+// The output of attention of such rows, with room for z of o_proj.
+static qlora_tensor qlora__labelled_o(const qlora_model* m, int64_t rows) {
+    qlora_tensor o;
+    int64_t cols = m->layers[m->plan.config.layers - 1].kept.o.cols;
+    qlora__arena_window(qlora__labelled_memory(m), 0, rows, cols, &o);
+    return o;
+}
+
+// Gathers the rows of a tensor with one row per token. to: the labelled rows.
+static qlora_result qlora__labelled_gather(qlora_ctx* ctx, const qlora_model* m,
+                                           const qlora_tensor* from, const qlora_tensor* to) {
+    qlora_tensor rows;
+    qlora__arena_window(&m->batch.rows, 0, 1, to->rows, &rows);
+    qlora_tensor table = *from;
+    table.cols = to->cols;
+    return qlora_embed(ctx, &table, &rows, to, &m->flag);
+}
+
+// The way back: the first `labelled` rows of x go to their tokens, and the others become zero.
+// memory: for a copy, and for the row of tokens without a label.
+static qlora_result qlora__labelled_spread(qlora_ctx* ctx, const qlora_model* m, int64_t labelled,
+                                           const qlora_tensor* memory, const qlora_tensor* x) {
+    qlora_tensor inverse;
+    qlora_tensor table;
+    qlora_tensor copy;
+    qlora_tensor zero;
+    qlora_tensor first = *x;
+    first.rows = labelled;
+    qlora__arena_window(&m->batch.inverse, 0, 1, x->rows, &inverse);
+    qlora__arena_window(memory, 0, labelled + 1, x->cols, &table);
+    qlora__arena_window(memory, 0, labelled, x->cols, &copy);
+    qlora__arena_window(memory, labelled * x->cols, 1, x->cols, &zero);
+    QLORA__TRY(qlora_scale(ctx, 1.0f, &first, &copy));
+    QLORA__TRY(qlora__tensor_zero(ctx, &zero));
+    return qlora_embed(ctx, &table, &inverse, x, &m->flag);
+}
+
 //@@ src/model/batch.h
 
 // ---- batches ------------------------------------------------------------------------------------
 
 // The sizes of a micro-batch.
 typedef struct qlora__micro {
-    int64_t rows;    // rows of the pass, including padding
-    int64_t chunks;  // chunks of the head
-    int64_t tokens;  // tokens of the caller
-    bool preference; // the loss is that of whole sequences
-    bool reference;  // the log-probabilities of the base are computed first
-    bool mismatched; // the sequences are those of KTO's kl, which have no gradient
+    int64_t rows;     // rows of the pass, including padding
+    int64_t chunks;   // chunks of the head
+    int64_t labelled; // rows of the last layer after attention, 0 = all: qlora__labelled_rows
+    int64_t tokens;   // tokens of the caller
+    bool preference;  // the loss is that of whole sequences
+    bool reference;   // the log-probabilities of the base are computed first
+    bool mismatched;  // the sequences are those of KTO's kl, which have no gradient
 } qlora__micro;
 
 // What a step adds to the caller's tokens.
@@ -36848,18 +36966,43 @@ static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_b
     }
 }
 
-// Writes the labelled rows without gaps: token i must predict label i + 1 of its sequence. Returns
-// their number.
-static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b) {
-    int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
-    int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
-    QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
+// Writes where the labelled rows are among the tokens, and, for dropout, the other way round.
+static void qlora__slot_places(const qlora_model* m, char* memory, int64_t count,
+                               const qlora__micro* micro) {
+    const int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
     int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
-    int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
-    int32_t none = (int32_t)m->batch.rows.cols; // the zero row
+    const struct {
+        const qlora_tensor* of_rows;
+        const qlora_tensor* of_tokens;
+    } copies[] = {{&m->batch.row_positions, &m->batch.positions},
+                  {&m->batch.row_sequences, &m->batch.sequences}};
+    // The zero row, which follows those that the last layer has.
+    int32_t none = (int32_t)(micro->labelled > 0 ? micro->labelled : m->batch.rows.cols);
     for (int64_t i = 0; i < m->plan.tokens; i++) {
         inverse[i] = none;
     }
+    for (int64_t i = 0; i < count; i++) {
+        inverse[rows[i]] = (int32_t)i;
+    }
+    for (size_t k = 0; k < sizeof copies / sizeof copies[0]; k++) {
+        if (copies[k].of_rows->data != NULL) {
+            int32_t* to = qlora__slot_ints(m, memory, copies[k].of_rows);
+            const int32_t* from = qlora__slot_ints(m, memory, copies[k].of_tokens);
+            for (int64_t i = 0; i < m->batch.rows.cols; i++) {
+                to[i] = from[rows[i]];
+            }
+        }
+    }
+}
+
+// Writes the labelled rows without gaps: token i must predict label i + 1 of its sequence. Sets
+// what the micro-batch has of them; its rows are set.
+static void qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b,
+                               qlora__micro* micro) {
+    int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
+    int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
+    QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
+    int32_t* starts = qlora__slot_ints(m, memory, &m->batch.starts);
     int64_t count = 0;
     int64_t at = 0;
     starts[0] = 0;
@@ -36869,7 +37012,6 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
                 rows[count] = (int32_t)i;
                 labels[count] = b->labels[i + 1];
                 weights[count] = b->weights != NULL ? (QLORA__REAL)b->weights[i + 1] : 1;
-                inverse[i] = (int32_t)count;
                 count++;
             }
         }
@@ -36879,12 +37021,14 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
     for (int64_t s = b->count; s < m->plan.max_sequences; s++) {
         starts[s + 1] = (int32_t)count;
     }
-    for (int64_t i = count; i < none; i++) {
+    for (int64_t i = count; i < m->batch.rows.cols; i++) {
         rows[i] = 0;
         labels[i] = -100;
         weights[i] = 0;
     }
-    return count;
+    micro->chunks = qlora__ceil_div(count, m->plan.head_chunk);
+    micro->labelled = qlora__labelled_rows(m, micro->chunks, micro->rows);
+    qlora__slot_places(m, memory, count, micro);
 }
 
 // Writes what the loss of whole sequences needs: without roles, the sequences are pairs.
@@ -36977,8 +37121,14 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
                                       const qlora__micro_desc* desc, qlora__micro* out) {
     qlora__slot* slot = NULL;
     QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
+    out->tokens = 0;
+    for (int64_t i = 0; i < batch->count; i++) {
+        out->tokens += batch->lengths[i];
+    }
+    // On the GPU, every micro-batch has the planned size, so that one graph fits any packing.
+    out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
     qlora__slot_tokens(m, slot->memory, batch);
-    int64_t labels = qlora__slot_labels(m, slot->memory, batch);
+    qlora__slot_labels(m, slot->memory, batch, out);
     qlora__slot_adapters(m, slot->memory, batch, desc);
     qlora__slot_preference(m, slot->memory, batch, desc->preference);
     out->preference = desc->preference != NULL;
@@ -36990,13 +37140,6 @@ static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlor
     dropout[1] = (uint32_t)(desc->seed >> 32);
     dropout[2] = (uint32_t)desc->step;
     dropout[3] = 0;
-    out->tokens = 0;
-    for (int64_t i = 0; i < batch->count; i++) {
-        out->tokens += batch->lengths[i];
-    }
-    out->chunks = qlora__ceil_div(labels, m->plan.head_chunk);
-    // On the GPU, every micro-batch has the planned size, so that one graph fits any packing.
-    out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
     return qlora__slot_send(ctx, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
 }
 
@@ -37038,15 +37181,18 @@ static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
-    int64_t rows;    // number of tokens
-    int64_t row;     // the first of them, if they are a tile of a larger pass
-    bool training;   // dropout is on
-    bool group;      // layers are computed once more, to have their inputs, see qlora__group_again
-    qlora_math math; // of products with weights
-    bool decoding;   // keys and values are stored in the cache
-    int64_t first;   // position of the first row when decoding
-    int64_t cache;   // row of the cache that position 0 has when decoding
-    int64_t at;      // first row in buffers of a tile, if the rows are a run of one
+    int64_t rows;     // number of tokens
+    int64_t row;      // the first of them, if they are a tile of a larger pass
+    bool training;    // dropout is on
+    bool group;       // layers are computed once more, to have their inputs, see qlora__group_again
+    qlora_math math;  // of products with weights
+    bool decoding;    // keys and values are stored in the cache
+    int64_t first;    // position of the first row when decoding
+    int64_t cache;    // row of the cache that position 0 has when decoding
+    int64_t at;       // first row in buffers of a tile, if the rows are a run of one
+    int64_t labelled; // rows of the last layer after attention, 0 = all: see model/labelled.h
+    int64_t chunks;   // of the head, if labelled is set
+    bool gathered;    // the rows are those
     int32_t adapter;
 } qlora__pass;
 
@@ -37060,6 +37206,24 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     pass.math = qlora__model_math(m);
     pass.adapter = m->adapter;
     return pass;
+}
+
+// The pass of a micro-batch.
+static qlora__pass qlora__pass_of_micro(qlora_model* m, const qlora__micro* micro, bool training) {
+    qlora__pass pass = qlora__pass_of(m, micro->rows, training);
+    pass.labelled = micro->labelled;
+    pass.chunks = micro->chunks;
+    return pass;
+}
+
+// What a pass is after the attention of layer number `index`.
+static qlora__pass qlora__pass_after(const qlora__pass* pass, int64_t index) {
+    qlora__pass after = *pass;
+    if (pass->labelled > 0 && index == pass->m->plan.config.layers - 1) {
+        after.rows = pass->labelled;
+        after.gathered = true;
+    }
+    return after;
 }
 
 // A view of the first rows of a tensor and some of its columns.
@@ -37176,6 +37340,18 @@ static void qlora__stack_alone(const qlora__layer* layer, int group, qlora__stac
     s->linear.operand = NULL;
 }
 
+// Which rows a stack has. The mask of a row does not depend on where it is gathered.
+static void qlora__stack_rows(const qlora__pass* pass, qlora__stack* s) {
+    const qlora__batch_block* b = &pass->m->batch;
+    bool gathered = pass->gathered && s->linear.dropout > 0.0f;
+    s->positions =
+        qlora__window(gathered ? &b->row_positions : &b->positions, 1, pass->row, pass->rows);
+    s->sequences =
+        qlora__window(gathered ? &b->row_sequences : &b->sequences, 1, pass->row, pass->rows);
+    s->linear.positions = &s->positions;
+    s->linear.sequences = &s->sequences;
+}
+
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
@@ -37189,10 +37365,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     }
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
-    out->positions = qlora__window(&m->batch.positions, 1, pass->row, pass->rows);
-    out->sequences = qlora__window(&m->batch.sequences, 1, pass->row, pass->rows);
-    out->linear.positions = &out->positions;
-    out->linear.sequences = &out->sequences;
+    qlora__stack_rows(pass, out);
     out->pad = m->use_adapters ? qlora_linear_pad(&out->linear) : 0;
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
@@ -37417,6 +37590,17 @@ static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* laye
     return wants_x ? qlora__layer_input(pass, next, NULL) : QLORA_OK;
 }
 
+// Gathers the output of attention and the residual stream of the labelled rows.
+static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__layer* layer,
+                                        qlora_tensor* o, qlora_tensor* h) {
+    const qlora_model* m = pass->m;
+    *o = qlora__labelled_o(m, pass->rows);
+    qlora__arena_window(&layer->kept.gu, 0, pass->rows, m->plan.config.hidden, h);
+    qlora_tensor heads = qlora__window(o, pass->rows, 0, qlora__q_width(&m->plan.config));
+    QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
+    return qlora__labelled_gather(pass->ctx, m, &layer->kept.h, h);
+}
+
 // Output of attention in kept.o and the residual stream -> h2, the input of the MLP in m->x, gate
 // and up.
 static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
@@ -37424,6 +37608,7 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     qlora_tensor o = qlora__slice(pass, &layer->kept.o, 0, layer->kept.o.cols);
     qlora_tensor h = qlora__slice(pass, &layer->kept.h, 0, m->plan.config.hidden);
     qlora_tensor h2 = qlora__layer_h2(pass, layer);
+    QLORA__TRY(pass->gathered ? qlora__layer_gather(pass, layer, &o, &h) : QLORA_OK);
     QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &o, qlora__layer_out(m, layer, 0)));
     QLORA__TRY(qlora__layer_add(pass, layer, 0, &h, &h2,
                                 qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));
@@ -37698,9 +37883,10 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     int64_t width = m->plan.config.hidden;
+    qlora__pass after = qlora__pass_after(pass, index);
     qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(pass, at);
+    for (int64_t at = 0; at < after.rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(&after, at);
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));
@@ -37813,6 +37999,25 @@ static qlora_result qlora__head_owned(const qlora__pass* pass, int64_t first,
     return qlora__leave(pass->ctx, qlora__cross_entropy(pass->ctx, &args, &owners));
 }
 
+// Chunk i of the labelled rows, from the output of the final norm, which may have only those. With
+// tiles, only the rows of the chunk are normalised.
+static qlora_result qlora__head_gather(const qlora__pass* pass, int64_t i) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t C = m->plan.head_chunk;
+    bool tiled = m->plan.tile > 0;
+    if (pass->labelled > 0) {
+        qlora_tensor some = qlora__window(&m->x, C, i * C * m->x.ld, c->hidden);
+        return qlora_scale(pass->ctx, 1.0f, &some, &m->rows_x);
+    }
+    qlora_tensor x = qlora__window(tiled ? &m->last_h : &m->x, pass->rows, 0, c->hidden);
+    qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
+    QLORA__TRY(qlora_embed(pass->ctx, &x, &rows, &m->rows_x, &m->flag));
+    return tiled ? qlora_rmsnorm_forward(pass->ctx, &m->rows_x, &m->final_norm, (float)c->rms_eps,
+                                         &m->rows_x)
+                 : QLORA_OK;
+}
+
 // Chunk i of the labelled rows: gathers them and computes logits and losses, whose sums are added
 // to totals; with `gradient`, also computes the gradient of the rows, in rows_dx.
 static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
@@ -37821,17 +38026,10 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int64_t C = m->plan.head_chunk;
-    // With tiles, only the rows of the chunk are normalised.
-    bool tiled = m->plan.tile > 0;
-    qlora_tensor x = qlora__window(tiled ? &m->last_h : &m->x, pass->rows, 0, c->hidden);
-    qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
     qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
     qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
-    QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
-    QLORA__TRY(tiled ? qlora_rmsnorm_forward(ctx, &m->rows_x, &m->final_norm, (float)c->rms_eps,
-                                             &m->rows_x)
-                     : QLORA_OK);
+    QLORA__TRY(qlora__head_gather(pass, i));
     QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
     qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
@@ -37875,7 +38073,7 @@ static qlora_result qlora__head_clear(const qlora__pass* pass) {
 }
 
 static qlora_result qlora__head_end(const qlora__pass* pass) {
-    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__head_spread(pass);
+    return pass->m->plan.tile > 0 || pass->labelled > 0 ? QLORA_OK : qlora__head_spread(pass);
 }
 
 static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
@@ -37917,6 +38115,8 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 //   d_out and last columns    down and o             the next norm; if it is not dh itself, the
 //                                                    gradient of the next output
 //   dqkv                      qkv                    the attention of the next layer
+//   output of attention       o                      recomputation of a layer; that of labelled
+//                                                    rows (qlora__labelled_o), their way back
 //   s                         down                   ds of the next layer, after that norm
 //   x                         written there as well  recomputation; with DoRA, the next stack
 //   gradients of gate and up  gate_up                recomputation of a layer
@@ -37932,12 +38132,14 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
 
 // Recomputes the activations that a layer did not keep; with tiles, only up to attention. The
 // attention of a long sequence takes as long as all products of its layer, and its output is as
-// small as the layer's input, so that is kept first where there is memory.
-static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
+// small as the layer's input, so that is kept first where there is memory. after: the pass after
+// attention.
+static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pass* after,
+                                       qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     QLORA__TRY(qlora__layer_heads(pass, layer, true));
     QLORA__TRY(layer->keeps_attention ? QLORA_OK : qlora__layer_attention(pass, layer));
-    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(pass, layer);
+    return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
 }
 
 // Computes z again, into the last columns of x, for the gradient of B.
@@ -38204,6 +38406,10 @@ static qlora_result qlora__o_backward_run(const qlora__pass* pass, qlora__layer*
     qlora_tensor x = qlora__slice(pass, &layer->kept.o, 0, q + stack.pad);
     qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
     qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
+    if (pass->gathered) {
+        qlora_tensor o = qlora__labelled_o(m, pass->rows);
+        x = qlora__window(&o, pass->rows, 0, q + stack.pad);
+    }
     if (qlora__stack_is_dora(m, layer, QLORA__O)) {
         QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
     }
@@ -38222,6 +38428,22 @@ static qlora_result qlora__layer_o_backward(const qlora__pass* pass, qlora__laye
         QLORA__TRY(run.rows > 0 ? qlora__o_backward_run(&run, layer) : QLORA_OK);
     }
     return QLORA_OK;
+}
+
+// Backward pass of o_proj of the last layer if it has only the labelled rows after attention: their
+// gradients go back to their tokens, those of the output of attention, in m->d_o, and of the
+// residual stream, in m->dh.
+static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t index) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    qlora__pass after = qlora__pass_after(pass, index);
+    QLORA__TRY(qlora__layer_o_backward(&after, &m->layers[index]));
+    // It still reads dh, and the output of attention in dqkv.
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__O));
+    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
+    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, m->plan.config.hidden);
+    QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->dqkv, &d_o));
+    return qlora__labelled_spread(ctx, m, pass->labelled, &m->rows_dx, &dh);
 }
 
 // d_o -> gradients of q, k and v, normalised and rotated, in m->dqkv.
@@ -38270,11 +38492,33 @@ static qlora_result qlora__layer_heads_backward(const qlora__pass* pass, qlora__
 // The backward pass in pieces, in the order in which they run: begin; then, from the last layer to
 // the first, its MLP and its attention; then end.
 
+// If the last layer has only the labelled rows after attention: gradient of the final norm's output
+// in m->rows_dx -> gradient of the residual stream in the first rows of m->dh. The head has not
+// written the rows that fill up the number of chunks.
+static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.hidden;
+    int64_t end = pass->chunks * m->plan.head_chunk;
+    qlora_tensor dx;
+    qlora_tensor rest;
+    qlora__arena_window(&m->rows_dx, 0, pass->labelled, width, &dx);
+    qlora__arena_window(&m->rows_dx, end * width, pass->labelled - end, width, &rest);
+    QLORA__TRY(end < pass->labelled ? qlora__tensor_zero(pass->ctx, &rest) : QLORA_OK);
+    qlora_tensor h = qlora__window(&m->last_h, pass->labelled, 0, width);
+    qlora_tensor dh = qlora__window(&m->dh, pass->labelled, 0, width);
+    return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm,
+                                  (float)m->plan.config.rms_eps, NULL, &dh,
+                                  m->desc.train_norms ? &m->d_final_norm : NULL);
+}
+
 // Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh. With
 // tiles, that of the output comes from the labelled rows here, and not from qlora__head_end.
 static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.hidden;
+    if (pass->labelled > 0) {
+        return qlora__backward_begin_labelled(pass);
+    }
     if (m->plan.tile > 0) {
         QLORA__TRY(qlora__head_clear(pass));
     }
@@ -38345,14 +38589,15 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
+    qlora__pass after = qlora__pass_after(pass, index);
     QLORA__TRY(qlora__group_begins(m, index) ? qlora__group_again(pass, index) : QLORA_OK);
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
-        QLORA__TRY(qlora__layer_again(pass, layer));
+        QLORA__TRY(qlora__layer_again(pass, &after, layer));
     }
     qlora__tiles_begin(pass);
-    for (int64_t at = 0; at < pass->rows; at += qlora__tile_rows(m)) {
-        qlora__pass tile = qlora__tile_at(pass, at);
+    for (int64_t at = 0; at < after.rows; at += qlora__tile_rows(m)) {
+        qlora__pass tile = qlora__tile_at(&after, at);
         if (tiled) {
             QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it uses the memory of a tile
             QLORA__TRY(qlora__layer_again_mlp(&tile, layer));
@@ -38371,7 +38616,10 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
-    QLORA__TRY(tiled ? QLORA_OK : qlora__layer_o_backward(pass, layer));
+    bool gathered = qlora__pass_after(pass, index).gathered;
+    QLORA__TRY(gathered ? qlora__backward_labelled(pass, index)
+               : tiled  ? QLORA_OK
+                        : qlora__layer_o_backward(pass, layer));
     QLORA__TRY(qlora__layer_attention_backward(pass, layer));
     // Below layer 0, at most its norm and the embedding are trained.
     bool below = index > 0 || m->desc.train_norms || qlora__trains_embedding(m);
@@ -39760,6 +40008,30 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     return qlora__dora_refresh(ctx, m, false);
 }
 
+// Runs what the last layer does with labelled rows, for each number of them.
+static qlora_result qlora__dry_run_labelled(const qlora__pass* all) {
+    qlora_model* m = all->m;
+    int64_t last = m->plan.config.layers - 1;
+    int64_t step = qlora__labelled_step(m);
+    qlora__pass pass = *all;
+    for (int64_t n = 1; n < QLORA__LABELLED_SIZES; n++) {
+        pass.chunks = n * step;
+        pass.labelled = qlora__labelled_rows(m, pass.chunks, pass.rows);
+        if (pass.labelled == 0) {
+            continue;
+        }
+        QLORA__TRY(qlora__forward_mlp(&pass, last));
+        if (pass.training) {
+            QLORA__TRY(qlora__backward_begin(&pass));
+            QLORA__TRY(qlora__backward_mlp(&pass, last));
+            QLORA__TRY(qlora__backward_labelled(&pass, last));
+            QLORA__TRY(qlora__beside_wait(pass.ctx, ~0u));
+            QLORA__TRY(qlora__away_wait(pass.ctx, ~0u));
+        }
+    }
+    return QLORA_OK;
+}
+
 // Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards
 // all kernels are loaded, cuBLAS has run every shape, and the cache can be sealed.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
@@ -39779,14 +40051,18 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__head(&pass, chunks, &totals, qlora__trains(m)));
     if (qlora__trains(m)) {
         QLORA__TRY(qlora__backward(&pass));
+        QLORA__TRY(qlora__dry_run_labelled(&pass));
         QLORA__TRY(qlora__update(ctx, m));
     }
     // Evaluation has other products: without dropout, the adapters are part of the large product,
     // and without adapters, that product is smaller.
     pass.training = false;
     QLORA__TRY(m->desc.dropout > 0.0f ? qlora__forward(&pass) : QLORA_OK);
+    QLORA__TRY(m->desc.dropout > 0.0f || !qlora__trains(m) ? qlora__dry_run_labelled(&pass)
+                                                           : QLORA_OK);
     m->use_adapters = false;
     qlora_result r = m->range_count > 0 ? qlora__forward(&pass) : QLORA_OK;
+    r = r == QLORA_OK && m->range_count > 0 ? qlora__dry_run_labelled(&pass) : r;
     m->use_adapters = true;
     QLORA__TRY(r);
     if (m->desc.generate_tokens > 0) {
@@ -40101,9 +40377,10 @@ qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const floa
 
 // ---- evaluation ---------------------------------------------------------------------------------
 
-// Checks a batch and runs the forward pass; the output of the final norm is then in m->x.
+// Checks a batch and runs the forward pass; the output of the final norm is then in m->x. labelled:
+// rows without a label are not needed.
 static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
-                                        const void* out, qlora__micro* micro) {
+                                        const void* out, bool labelled, qlora__micro* micro) {
     int64_t tokens = 0;
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
@@ -40113,7 +40390,8 @@ static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const ql
     QLORA__TRY(qlora__batch_check(ctx, m, batch, &tokens));
     qlora__micro_desc desc = {1.0, 0, 0, NULL, m->chosen, NULL};
     QLORA__TRY(qlora__batch_send(ctx, m, batch, &desc, micro));
-    qlora__pass pass = qlora__pass_of(m, micro->rows, false);
+    micro->labelled = labelled ? micro->labelled : 0;
+    qlora__pass pass = qlora__pass_of_micro(m, micro, false);
     return qlora__forward(&pass);
 }
 
@@ -40126,10 +40404,10 @@ static qlora_result qlora__flag_read(qlora_ctx* ctx, const qlora_model* m) {
 static qlora_result qlora__eval(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                 qlora_eval_info* out) {
     qlora__micro micro;
-    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, &micro));
+    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, true, &micro));
     qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
-    qlora__pass pass = qlora__pass_of(m, micro.rows, false);
+    qlora__pass pass = qlora__pass_of_micro(m, &micro, false);
     QLORA__TRY(qlora__head(&pass, micro.chunks, &totals, false));
     float sums[3];
     QLORA__TRY(qlora__floats_out(ctx, totals.data, 3, sums));
@@ -40149,8 +40427,8 @@ qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch, qlora_eval
 static qlora_result qlora__eval_sequences(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                           double* out) {
     qlora__micro micro;
-    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, &micro));
-    qlora__pass pass = qlora__pass_of(m, micro.rows, false);
+    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, true, &micro));
+    qlora__pass pass = qlora__pass_of_micro(m, &micro, false);
     const qlora_tensor* logps = &m->preference.logps;
     QLORA__TRY(qlora__head(&pass, micro.chunks, NULL, false));
     QLORA__TRY(qlora__preference_logps(ctx, &m->preference, &m->losses, logps));
@@ -40186,8 +40464,8 @@ static qlora_result qlora__logits_out(qlora_ctx* ctx, const qlora_tensor* logits
 static qlora_result qlora__eval_logits(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
                                        float* out) {
     qlora__micro micro;
-    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, &micro));
-    qlora__pass pass = qlora__pass_of(m, micro.rows, false);
+    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, false, &micro));
+    qlora__pass pass = qlora__pass_of_micro(m, &micro, false);
     for (int64_t row = 0; row < micro.tokens; row += m->plan.head_chunk) {
         int64_t rows = qlora__min(m->plan.head_chunk, micro.tokens - row);
         QLORA__TRY(qlora__head_logits(&pass, row, rows));
@@ -45558,7 +45836,8 @@ static qlora_result qlora__piece_kind_run(const qlora_trainer* t, const qlora__p
 // Only what is trained has dropout.
 static qlora_result qlora__piece_run(const qlora_trainer* t, const qlora__piece_of* piece) {
     qlora_model* m = t->m;
-    qlora__pass pass = qlora__pass_of(m, t->micro.rows, !piece->reference && !t->micro.mismatched);
+    qlora__pass pass =
+        qlora__pass_of_micro(m, &t->micro, !piece->reference && !t->micro.mismatched);
     m->use_adapters = !piece->reference;
     qlora_result r = qlora__piece_kind_run(t, &pass, piece);
     m->use_adapters = true; // a step is refused while they are off
@@ -48378,4 +48657,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 2ecd2854bea637d5
+//@@ end e6efb247e5bf67ad
