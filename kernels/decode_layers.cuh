@@ -32,7 +32,7 @@ enum {
     LAYER_WARPS = LAYER_THREADS / 32,
     LAYER_STAGE = ROW_PIECE + 128, // codes, then 16 x 4 codes of scales and 16 scales of groups
     LAYER_RINGS = LAYER_WARPS * LAYER_STAGES * LAYER_STAGE,
-    LAYER_AHEAD = 4, // vectors of A that a thread holds
+    LAYER_AHEAD = 2, // vectors of A that a thread holds
     LAYER_ALL = 0,   // counters: blocks that have ended a stack
     LAYER_UNITS = 32, // heads that have attended
     LAYER_Z = 64     // values of z
@@ -204,10 +204,11 @@ struct layer_ahead {
 
 // ---- x and z
 
-// x = norm(h); `gain` has the first 8 of the thread's weights.
-__device__ __forceinline__ void layer_norm(const decode_layers& p, const float* w,
-                                           const float4* gain, bf16* x, float* sums) {
+// x = norm(h).
+__device__ __forceinline__ void layer_norm(const decode_layers& p, const float* w, bf16* x,
+                                           float* sums) {
     uint4 raw[2];
+    float4 gain[2];
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -215,6 +216,10 @@ __device__ __forceinline__ void layer_norm(const decode_layers& p, const float* 
         if (c < p.hidden) {
             float v[8];
             raw[i] = __ldcg((const uint4*)(p.h + c));
+            if (i == 0) {
+                gain[0] = *(const float4*)(w + c);
+                gain[1] = *(const float4*)(w + c + 4);
+            }
             unpack(raw[i], v);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
@@ -312,38 +317,37 @@ __device__ __forceinline__ void layer_z(const decode_layers& p, int32_t k, int32
 
 // ---- the results
 
-// What a thread needs for its first output and can request before the sums are there.
-struct layer_row {
-    uint4 sb[2][2]; // of gate and up
-    bf16 h;
+// The rows of sB that belong to the block's outputs, in shared memory: [tile][16][vectors]. Those of
+// ranks that are no multiple of 8 stay where they are.
+struct layer_lift {
+    int32_t vectors; // of a row
+    int32_t count;
+
+    __device__ __forceinline__ void plan(const decode_product& q, int32_t units) {
+        int32_t rank = q.parts[0].rank;
+#pragma unroll 1
+        for (int32_t i = 0; i < q.count; i++) {
+            bool same = q.parts[i].sb && q.parts[i].rank == rank;
+            rank = same ? rank : 0;
+        }
+        vectors = rank % 8 == 0 ? rank / 8 : 0;
+        count = units * (q.gated != 0 ? 2 : 1) * 16 * vectors;
+    }
+
+    __device__ __forceinline__ uint4 get(const decode_product& q, int32_t units, int32_t i) const {
+        int32_t first;
+        int32_t row = i / vectors;
+        const decode_part& part = q.parts[layer_find(q, units, row / 16, first)];
+        const bf16* from = part.sb + (int64_t)(first + row % 16) * part.rank;
+        return *(const uint4*)(from + i % vectors * 8);
+    }
 };
 
-__device__ __forceinline__ void layer_request(const decode_layers& p, const decode_product& q,
-                                              int32_t units, bool later, layer_row& row) {
-    if ((int32_t)threadIdx.x >= units * 16) {
-        return;
-    }
-    int32_t first;
-    int32_t which = layer_find(q, units, (int32_t)threadIdx.x / 16, first);
-    int32_t column = first + (int32_t)threadIdx.x % 16;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const decode_part& part = q.parts[which + (q.gated != 0 ? i : 0)];
-        if (part.sb && part.rank % 8 == 0 && (i == 0 || q.gated != 0)) {
-            const uint4* from = (const uint4*)(part.sb + (int64_t)column * part.rank);
-            row.sb[i][0] = from[0];
-            row.sb[i][1] = part.rank > 8 ? from[1] : make_uint4(0, 0, 0, 0);
-        }
-    }
-    if (later) {
-        row.h.bits = __ldcg((const unsigned short*)(p.h + column));
-    }
-}
-
-// One output from the sums of the warps that shared its tile.
+// One output from the sums of the warps that shared its tile. `rows`: the row of sB, or null if it
+// is not in shared memory.
 __device__ __forceinline__ float layer_output(const decode_part& part, int32_t K,
                                               const float* sums, int32_t slots, const float* zs,
-                                              int32_t column, const uint4* ahead, bool fresh) {
+                                              int32_t column, const uint4* rows) {
     float v = sums[0];
 #pragma unroll 2
     for (int32_t w = 1; w < slots; w++) {
@@ -354,11 +358,10 @@ __device__ __forceinline__ float layer_output(const decode_part& part, int32_t K
         const float* z = zs + part.z_at - K;
         float sum = 0.0f;
         int32_t r = 0;
-#pragma unroll 1
-        for (; part.rank % 8 == 0 && r < part.rank; r += 8) {
+#pragma unroll 2
+        for (; rows && r < part.rank; r += 8) {
             float a[8];
-            uint4 raw = r == 0 ? ahead[0] : ahead[1];
-            unpack(fresh && r < 16 ? raw : *(const uint4*)(b + r), a);
+            unpack(rows[r / 8], a);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 sum += a[j] * z[r + j];
@@ -376,7 +379,8 @@ __device__ __forceinline__ float layer_output(const decode_part& part, int32_t K
 // Adds the sums of the warps and writes the block's outputs of a stack; with `later`, into h.
 __device__ __forceinline__ void layer_finish(const decode_layers& p, const decode_product& q,
                                              const row_share& share, const float* sums,
-                                             const float* zs, bool later, const layer_row& row) {
+                                             const float* zs, bool later, bf16 old,
+                                             const uint4* rows, int32_t vectors) {
     int32_t tile = share.slots * 16; // floats
 #pragma unroll 1
     for (int32_t i = (int32_t)threadIdx.x; i < share.units * 16; i += LAYER_THREADS) {
@@ -385,11 +389,12 @@ __device__ __forceinline__ void layer_finish(const decode_layers& p, const decod
         int32_t column = first + i % 16;
         bool fresh = i == (int32_t)threadIdx.x;
         const float* from = sums + i / 16 * tile + i % 16;
-        float v = layer_output(part, q.K, from, share.slots, zs, column, row.sb[0], fresh);
+        const uint4* row = vectors > 0 ? rows + i * vectors : 0;
+        float v = layer_output(part, q.K, from, share.slots, zs, column, row);
         bf16 rounded = to_bf16(v);
         if (later) {
-            bf16 h = row.h;
-            h.bits = fresh ? h.bits : __ldcg((const unsigned short*)(p.h + column));
+            bf16 h = old;
+            h.bits = fresh ? old.bits : __ldcg((const unsigned short*)(p.h + column));
             float d = to_float(rounded);
             d = p.scale != 1.0f ? to_float(to_bf16(p.scale * d)) : d;
             p.h[column] = to_bf16(to_float(h) + d);
@@ -398,7 +403,7 @@ __device__ __forceinline__ void layer_finish(const decode_layers& p, const decod
         if (q.gated != 0) {
             float g = to_float(rounded);
             float up = layer_output(q.parts[1], q.K, from + share.units * tile, share.slots, zs,
-                                    column, row.sb[1], fresh);
+                                    column, row ? row + share.units * 16 * vectors : 0);
             float u = q.gated == 1 ? g : 1.5957691216057308f * (g + 0.044715f * g * g * g);
             float s = 1.0f / (1.0f + exp_of(-u, (const bf16*)0));
             rounded = to_bf16(g * s * to_float(to_bf16(up)));
@@ -538,7 +543,8 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
 }
 
 // Dynamic shared memory: table and map; the rings; layer_shared; then, for each stack, x, z rounded
-// up to 16 bytes, and 16 floats per slot and tile of the block, or what attention needs.
+// up to 16 bytes, 16 floats per slot and tile of the block, and the rows of sB of its outputs; or what
+// attention needs.
 __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shared) {
     layer_shared* s = (layer_shared*)(shared + DECODE_TABLE + DECODE_MAP + LAYER_RINGS);
     uint8_t* area = (uint8_t*)(s + 1);
@@ -567,9 +573,9 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
         float* zs = (float*)(x + q.K);
         float* sums = zs + (ranks + 3) / 4 * 4;
         // It is long because what does not depend on the other blocks is requested before the wait.
-        layer_row row;
+        layer_lift lift;
+        uint4 lifted = make_uint4(0, 0, 0, 0);
         uint4 a_row[LAYER_AHEAD];
-        float4 gain[2];
         int32_t first = (int32_t)gridDim.x - 1 - (int32_t)blockIdx.x;
         if (first < ranks) {
             const bf16* a = layer_row_of(l, k, first);
@@ -580,12 +586,23 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
                 }
             }
         }
-        if (k % 2 == 0 && own < p.hidden) {
-            gain[0] = *(const float4*)(l.norms[k / 2] + own);
-            gain[1] = *(const float4*)(l.norms[k / 2] + own + 4);
+        if (k % 2 == 0 && own % 32 == 0 && own < p.hidden) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(l.norms[k / 2] + own));
         }
-        layer_request(p, q, share.units, k % 2 != 0, row);
+        lift.plan(q, share.units);
+        if ((int32_t)threadIdx.x < lift.count) {
+            lifted = lift.get(q, share.units, (int32_t)threadIdx.x);
+        }
         int32_t room = share.units * (q.gated != 0 ? 2 : 1) * share.slots * 16;
+        uint4* rows = (uint4*)(sums + room);
+        bf16 old;
+        old.bits = 0;
+        if (k % 2 != 0 && (int32_t)threadIdx.x < share.units * 16) {
+            int32_t column;
+            layer_find(q, share.units, (int32_t)threadIdx.x / 16, column);
+            column += (int32_t)threadIdx.x % 16;
+            old.bits = __ldcg((const unsigned short*)(p.h + column));
+        }
         for (int32_t j = (int32_t)threadIdx.x; j < room; j += LAYER_THREADS) {
             sums[j] = 0.0f;
         }
@@ -598,18 +615,22 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
         }
         __syncthreads();
         if (k % 2 == 0) {
-            layer_norm(p, l.norms[k / 2], gain, x, s->sums);
+            layer_norm(p, l.norms[k / 2], x, s->sums);
         } else {
             for (int32_t c = own; c < q.K; c += LAYER_THREADS * 8) {
                 *(uint4*)(x + c) = __ldcg((const uint4*)(q.x + c));
             }
+        }
+#pragma unroll 1
+        for (int32_t j = (int32_t)threadIdx.x; j < lift.count; j += LAYER_THREADS) {
+            rows[j] = j < LAYER_THREADS ? lifted : lift.get(q, share.units, j);
         }
         __syncthreads();
         layer_low(p, l, k, ranks, a_row, x, s->sums);
         z_until += (uint32_t)ranks;
         layer_multiply(p, s, layer, k, share, ahead, shared, x, sums, zs, ranks, z_until, stage);
         __syncthreads();
-        layer_finish(p, q, share, sums, zs, k % 2 != 0, row);
+        layer_finish(p, q, share, sums, zs, k % 2 != 0, old, rows, lift.vectors);
         __syncthreads();
         ended += gridDim.x;
         if (threadIdx.x == 0) {

@@ -998,7 +998,6 @@ static void work_drop(work* w) {
 }
 
 static void trap(context* ctx, int code, const char* what) {
-    fprintf(stderr, "TRAPDEBUG %s\n", what);
     snprintf(g.trap, sizeof g.trap, "%s", what);
     broken("device error %d: %s", code, what);
     context_kill(ctx, code);

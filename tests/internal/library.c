@@ -24,6 +24,7 @@
 #include "internal/head.c"
 #include "internal/away.c"
 #include "internal/step.c"
+#include "internal/step_layers.c"
 #include "internal/texts.c"
 #include "internal/paging.c"
 #include "internal/optimizer.c"

@@ -33,7 +33,6 @@ static const step_kind step_kinds[] = {
     {"granite", QLORA_FAMILY_GRANITE, 64, 4, 2, 16, 0, 8, false, false, true, QLORA_BASE_NF4},
     {"glm4", QLORA_FAMILY_GLM4, 64, 2, 1, 64, 0, -1, true, false, false, QLORA_BASE_NF4},
     {"4-bit head", QLORA_FAMILY_LLAMA, 64, 4, 2, 16, 0, 4, false, false, false, QLORA_BASE_16BIT},
-    {"layers", QLORA_FAMILY_LLAMA, 256, 4, 2, 64, 0, 16, false, false, false, QLORA_BASE_NF4},
     {"wide", QLORA_FAMILY_MISTRAL, 192, 12, 1, 128, 40, 16, false, false, false, QLORA_BASE_NF4},
 };
 
@@ -43,7 +42,7 @@ static qlora_model_config step_config(const step_kind* k) {
     c.family = k->family;
     c.vocab = STEP_VOCAB;
     c.hidden = k->hidden;
-    c.intermediate = k->hidden > 256 ? 704 : k->hidden == 256 ? 512 : 192;
+    c.intermediate = k->hidden > 1024 ? 5632 : k->hidden > 256 ? 704 : k->hidden == 256 ? 512 : 192;
     c.layers = 2;
     c.heads = k->heads;
     c.kv_heads = k->kv_heads;
