@@ -31925,6 +31925,7 @@ typedef struct qlora__decode {
     bool works;                       // nothing in the weights is against it
     bool alike;                       // the tables of all weights are the same
     bool eager;                       // a graph could not be captured
+    bool refused;                     // blocks that wait for each other cannot be launched
     int64_t texts;                    // rows
     int64_t chunk;                    // positions of a page of the cache
     int64_t pages;                    // of a text
@@ -39270,9 +39271,9 @@ static bool qlora__decode_layers_fit(const qlora_model* m, int64_t* blocks, int6
     const qlora__gpu* gpu = m->ctx->gpu;
     const qlora_model_config* c = &m->plan.config;
     bool fits = (m->decode.variants & QLORA__DECODE_LAYERS) != 0 && m->decode.texts == 1 &&
-                m->decode.alike && m->decode.sent != NULL && gpu->cooperative != 0 &&
-                gpu->cu.LaunchKernelEx != NULL && gpu->driver_version >= 12030 &&
-                c->hidden <= 8192;
+                m->decode.alike && !m->decode.refused && m->decode.sent != NULL &&
+                gpu->cooperative != 0 && gpu->cu.LaunchKernelEx != NULL &&
+                gpu->driver_version >= 12030 && c->hidden <= 8192;
     *blocks = 1;
     *shared = 0;
     for (int64_t l = 0; l < c->layers && fits; l++) {
@@ -39415,7 +39416,9 @@ static qlora_result qlora__decode_enqueue(qlora_ctx* ctx, void* user) {
     QLORA__TRY(qlora__tokens_place(ctx, m));
     if (qlora__decode_layers_fit(m, &blocks, &shared)) {
         QLORA__TRY(qlora__decode_norm_run(m, &b)); // the embedding
-        QLORA__TRY(qlora__decode_layers_run(m, 1 - b.turn, blocks, shared));
+        qlora_result r = qlora__decode_layers_run(m, 1 - b.turn, blocks, shared);
+        m->decode.refused = r == QLORA_ERR_UNSUPPORTED;
+        QLORA__TRY(r);
         b.turn = 1 - b.turn;
         b.added = true;
     } else {
@@ -39507,9 +39510,18 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Runs a step for the texts on the device: as a graph, which the first step captures. If that
-// fails, steps are launched kernel by kernel from then on.
-static qlora_result qlora__decode_run(qlora_ctx* ctx, qlora_model* m) {
+// Runs a step as a graph, which the first step captures, or launches its kernels.
+static qlora_result qlora__decode_begin(qlora_ctx* ctx, qlora_model* m, uint64_t key,
+                                        qlora_graph** graph) {
+    QLORA__TRY(qlora__decode_layers_send(ctx, m));
+    return m->decode.eager ? qlora__decode_enqueue(ctx, m)
+                           : qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph);
+}
+
+// Runs a step for the texts on the device. If it cannot be captured as a graph, steps are launched
+// kernel by kernel from then on; if the driver refuses a launch whose blocks wait for each other,
+// each stack of a layer has a kernel of its own.
+static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     int which = m->use_adapters ? 1 : 0;
     uint64_t key = (uint64_t)(uintptr_t)m + (uint64_t)which;
     qlora_graph** graph = &m->decode.graphs[which];
@@ -39520,32 +39532,22 @@ static qlora_result qlora__decode_run(qlora_ctx* ctx, qlora_model* m) {
     if (*graph != NULL) {
         return qlora__graph_replay(ctx, *graph, key);
     }
-    QLORA__TRY(qlora__decode_layers_send(ctx, m));
-    qlora_result r = m->decode.eager
-                         ? QLORA_ERR_CAPTURE
-                         : qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph);
-    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || r == QLORA_ERR_UNSUPPORTED) {
+    bool refused = m->decode.refused;
+    qlora_result r = qlora__decode_begin(ctx, m, key, graph);
+    if (r != QLORA_OK && m->decode.refused != refused) {
+        QLORA__LOG(ctx, WARN, GRAPH, "a step is made of smaller kernels from now on: %.400s",
+                   ctx->env.error);
+        r = qlora__decode_begin(ctx, m, key, graph);
+    }
+    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || m->decode.eager) {
         return r;
     }
-    if (!m->decode.eager && r == QLORA_ERR_CAPTURE) { // otherwise the next step tries again
+    if (r == QLORA_ERR_CAPTURE) { // otherwise the next step tries again
         QLORA__LOG(ctx, WARN, GRAPH, "texts are generated without graphs from now on: %.400s",
                    ctx->env.error);
         m->decode.eager = true;
     }
     return qlora__decode_enqueue(ctx, m);
-}
-
-// Where the driver refuses a launch whose blocks wait for each other, each stack of a layer has a
-// kernel of its own from then on.
-static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
-    qlora_result r = qlora__decode_run(ctx, m);
-    if (r != QLORA_ERR_UNSUPPORTED || (m->decode.variants & QLORA__DECODE_LAYERS) == 0) {
-        return r;
-    }
-    QLORA__LOG(ctx, WARN, GRAPH, "a step is made of smaller kernels from now on: %.400s",
-               ctx->env.error);
-    m->decode.variants &= ~QLORA__DECODE_LAYERS;
-    return qlora__decode_run(ctx, m);
 }
 
 //@@ src/model/prepare.h
@@ -48674,4 +48676,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 64468c5900fee5bd
+//@@ end ea2a65fba328e60e

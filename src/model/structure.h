@@ -207,6 +207,7 @@ typedef struct qlora__decode {
     bool works;                       // nothing in the weights is against it
     bool alike;                       // the tables of all weights are the same
     bool eager;                       // a graph could not be captured
+    bool refused;                     // blocks that wait for each other cannot be launched
     int64_t texts;                    // rows
     int64_t chunk;                    // positions of a page of the cache
     int64_t pages;                    // of a text
