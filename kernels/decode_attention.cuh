@@ -15,9 +15,10 @@
 // come to shared memory a tile at a time, those of the first tile before the kernel before has
 // ended: they are older.
 //
-// Launch of decode_attention: grid (kv_heads * groups, pages of a text, rows), 256 threads, with one
-// group for every 8 query heads of a key head; dynamic shared memory: keys and values of a tile, whose rows have
-// ATTENTION_PAD elements more than dim, rounded up to 16. dim is a multiple of 8 up to 256.
+// Launch of decode_attention: grid (kv_heads * groups, pages of a text, rows), 256 threads, with
+// one group for every 8 query heads of a key head; dynamic shared memory: keys and values of a
+// tile, whose rows have ATTENTION_PAD elements more than dim, rounded up to 16. dim is a multiple
+// of 8 up to 256.
 //
 // Both products are made by m16n8k16: positions times heads, and heads times columns of V. What
 // heads, positions and columns that are not there would contribute is zero.

@@ -317,8 +317,8 @@ __device__ __forceinline__ void layer_z(const decode_layers& p, int32_t k, int32
 
 // ---- the results
 
-// The rows of sB that belong to the block's outputs, in shared memory: [tile][16][vectors]. Those of
-// ranks that are no multiple of 8 stay where they are.
+// The rows of sB that belong to the block's outputs, in shared memory: [tile][16][vectors]. Those
+// of ranks that are no multiple of 8 stay where they are.
 struct layer_lift {
     int32_t vectors; // of a row
     int32_t count;
@@ -486,6 +486,7 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
     float middle = 0.0f;
     float acc[2] = {0.0f, 0.0f};
     row_half half;
+    // It is long because requests and their use belong to one loop.
 #pragma unroll 1
     for (int32_t i = 0;; i++) {
         __syncwarp(); // the stage before has been read
@@ -543,8 +544,8 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
 }
 
 // Dynamic shared memory: table and map; the rings; layer_shared; then, for each stack, x, z rounded
-// up to 16 bytes, 16 floats per slot and tile of the block, and the rows of sB of its outputs; or what
-// attention needs.
+// up to 16 bytes, 16 floats per slot and tile of the block, and the rows of sB of its outputs; or
+// what attention needs.
 __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shared) {
     layer_shared* s = (layer_shared*)(shared + DECODE_TABLE + DECODE_MAP + LAYER_RINGS);
     uint8_t* area = (uint8_t*)(s + 1);

@@ -351,7 +351,8 @@ static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* ker
                            block[0], block[1], block[2]);
     }
     qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // const only for the caller
-    return qlora__launch_checked(ctx, own, QLORA__LAUNCH_PLAIN, grid, block, launch->shared_bytes, args);
+    return qlora__launch_checked(ctx, own, QLORA__LAUNCH_PLAIN, grid, block, launch->shared_bytes,
+                                 args);
 }
 
 // ---- lookup -------------------------------------------------------------------------------------

@@ -163,15 +163,18 @@ typedef struct qlora__decode_layers {
     int32_t unused;
 } qlora__decode_layers;
 
+static qlora__launch_kind qlora__decode_way(const qlora_model* m) {
+    return (m->decode.variants & QLORA__DECODE_EARLY) != 0 ? QLORA__LAUNCH_EARLY
+                                                           : QLORA__LAUNCH_PLAIN;
+}
+
 // Launches a kernel of a step. The first one of a step waits for everything before it: what the
 // others read before they wait was written before that.
 static qlora_result qlora__decode_launch(const qlora_model* m, qlora__kernel_id id, int64_t grid_x,
                                          int64_t grid_y, int64_t grid_z, uint32_t threads,
                                          uint32_t shared, void** args) {
-    qlora__launch_kind kind = (m->decode.variants & QLORA__DECODE_EARLY) != 0
-                                  ? QLORA__LAUNCH_EARLY
-                                  : QLORA__LAUNCH_PLAIN;
-    return qlora__launch_as(m->ctx, id, kind, grid_x, grid_y, grid_z, threads, shared, args);
+    return qlora__launch_as(m->ctx, id, qlora__decode_way(m), grid_x, grid_y, grid_z, threads,
+                            shared, args);
 }
 
 // Tiles of 16 rows that a product has; gate and up count once.
@@ -589,11 +592,9 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
         p.h = d->h[b->turn].data;
         p.y = d->y.data;
         p.z = d->z.data;
-        p.z_rank = m->use_adapters ? (int32_t)part->rank : 0;
+        bool has = qlora__decode_row_fits(m, b->layer); // y has the adapter already
+        p.z_rank = m->use_adapters && !has ? (int32_t)part->rank : 0;
         p.sb = part->rank > 0 ? part->sb->data : NULL;
-        if (qlora__decode_row_fits(m, b->layer)) { // y has the adapter already
-            p.z_rank = 0;
-        }
         p.after = b->after != NULL ? b->after->data : NULL;
         p.scale = (float)c->residual_scale;
     } else {
@@ -603,6 +604,7 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     }
     bool many = qlora__decode_is_many(m);
     bool whole = qlora__decode_norms_many(m);
+    bool first = b->layer == NULL && !b->added; // of a step
     p.slices = (int32_t)qlora__decode_slices(m, b->before);
     for (int i = 0; b->next != NULL && m->use_adapters && (whole || !many) && i < b->next->count;
          i++) {
@@ -618,14 +620,10 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     int64_t shared = whole ? qlora__decode_norm_shared(m, b->next, p.z_rank)
                            : (int64_t)(p.hidden + p.z_rank) * 4;
     qlora__kernel_id id = whole ? QLORA__K_decode_many_norm : QLORA__K_decode_norm;
-    bool first = b->layer == NULL && !b->added;
-    qlora__launch_kind kind = !first && (m->decode.variants & QLORA__DECODE_EARLY) != 0
-                                  ? QLORA__LAUNCH_EARLY
-                                  : QLORA__LAUNCH_PLAIN;
-    // Few enough for a block of the next product to fit beside one.
-    uint32_t threads = p.z_rank == 0 && d->texts == 1 ? 512 : 1024;
-    qlora_result r = qlora__launch_as(m->ctx, id, kind, qlora__max(1, blocks), d->texts, 1,
-                                      threads, (uint32_t)shared, args);
+    uint32_t threads = p.z_rank == 0 && d->texts == 1 ? 512 : 1024; // the next kernel fits beside
+    qlora_result r = qlora__launch_as(m->ctx, id, first ? QLORA__LAUNCH_PLAIN : qlora__decode_way(m),
+                                      qlora__max(1, blocks), d->texts, 1, threads,
+                                      (uint32_t)shared, args);
     if (r != QLORA_OK || !many || whole || b->next == NULL) {
         return r;
     }

@@ -37,8 +37,8 @@ typedef struct ptx_env {
     // The kernel may begin before the one before it has ended: every thread has to execute
     // griddepcontrol.wait, and may write to no global memory before.
     bool early;
-    // A cooperative launch: all blocks are resident, and take turns where one waits for another with
-    // ld.acquire.
+    // A cooperative launch: all blocks are resident, and take turns where one waits for another
+    // with ld.acquire.
     bool together;
     // If set, called for every access to global memory; false if the kernel before may still write
     // there. `waited`: after griddepcontrol.wait, or there is nothing to wait for.

@@ -13,8 +13,8 @@ static const step_kind layers_kinds[] = {
     {"wide heads", QLORA_FAMILY_LLAMA, 256, 2, 1, 256, 0, 8, false, false, false, QLORA_BASE_NF4},
 };
 
-static const step_kind layers_large = {"large", QLORA_FAMILY_LLAMA, 2048,  32,    8,     64,
-                                       0,       16,                 false, false, false, QLORA_BASE_NF4};
+static const step_kind layers_large = {
+    "large", QLORA_FAMILY_LLAMA, 2048, 32, 8, 64, 0, 16, false, false, false, QLORA_BASE_NF4};
 
 // Whether the device has room for a block of the kernel.
 static bool layers_room(const qlora_ctx* ctx) {
