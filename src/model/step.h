@@ -621,9 +621,9 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
                            : (int64_t)(p.hidden + p.z_rank) * 4;
     qlora__kernel_id id = whole ? QLORA__K_decode_many_norm : QLORA__K_decode_norm;
     uint32_t threads = p.z_rank == 0 && d->texts == 1 ? 512 : 1024; // the next kernel fits beside
-    qlora_result r = qlora__launch_as(m->ctx, id, first ? QLORA__LAUNCH_PLAIN : qlora__decode_way(m),
-                                      qlora__max(1, blocks), d->texts, 1, threads,
-                                      (uint32_t)shared, args);
+    qlora__launch_kind kind = first ? QLORA__LAUNCH_PLAIN : qlora__decode_way(m);
+    qlora_result r = qlora__launch_as(m->ctx, id, kind, qlora__max(1, blocks), d->texts, 1,
+                                      threads, (uint32_t)shared, args);
     if (r != QLORA_OK || !many || whole || b->next == NULL) {
         return r;
     }
