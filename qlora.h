@@ -38462,6 +38462,10 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
+// For one text, one kernel makes all layers (kernels/decode_layers.cuh) where the weights are NF4
+// as models have them by default, rows are multiples of 256, no norm follows o or down, and the
+// device has room for its blocks and can launch them together.
+//
 // With more than 8 texts, the kernel before o and the one before down compute z of these, where
 // there are kernels for it (heads of 64 and 128, ranks that fit the norm); otherwise z is a product
 // of its own. With one text, attention and gate and up leave partial sums of it, which are complete
@@ -48675,4 +48679,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a46d46333d512bb7
+//@@ end b4c40baac7351411
