@@ -47,6 +47,7 @@
     X(new_tokens_suite)                                                                            \
     X(generate_suite)                                                                              \
     X(step_suite)                                                                                  \
+    X(step_layers_suite)                                                                           \
     X(texts_suite)                                                                                 \
     X(paging_suite)                                                                                \
     X(mutant_suite)                                                                                \

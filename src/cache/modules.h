@@ -223,16 +223,24 @@ typedef struct qlora__launch_config {
     uint32_t count;
 } qlora__launch_config;
 
-// Launches a kernel that may begin before the one before it has ended.
-static int qlora__launch_early(const qlora__gpu* gpu, const qlora_kernel* kernel,
-                               const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
-                               void** args) {
+// How a kernel is launched.
+typedef enum qlora__launch_kind {
+    QLORA__LAUNCH_PLAIN,
+    QLORA__LAUNCH_EARLY,   // it may begin before the one before it has ended
+    QLORA__LAUNCH_TOGETHER // all its blocks are resident, so that they may wait for each other
+} qlora__launch_kind;
+
+static int qlora__launch_kernel(const qlora__gpu* gpu, const qlora_kernel* kernel, int kind,
+                                const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
+                                void** args) {
     qlora__launch_attribute attribute;
     qlora__launch_config config;
     const int allowed = 1;
     memset(&attribute, 0, sizeof attribute);
     memset(&config, 0, sizeof config);
-    attribute.id = QLORA__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.id = kind == QLORA__LAUNCH_EARLY
+                       ? QLORA__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+                       : QLORA__CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
     memcpy(attribute.value, &allowed, sizeof allowed);
     memcpy(config.grid, grid, sizeof config.grid);
     memcpy(config.block, block, sizeof config.block);
@@ -243,10 +251,11 @@ static int qlora__launch_early(const qlora__gpu* gpu, const qlora_kernel* kernel
     return gpu->cu.LaunchKernelEx(&config, kernel->function, args, NULL);
 }
 
-// With `early`, a kernel that can wait by itself need not wait for the end of the one before it.
-static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel, bool early,
-                                          const uint32_t grid[3], const uint32_t block[3],
-                                          uint32_t shared, void** args) {
+// Early launches are for kernels that can wait by themselves; others wait for the end of the one
+// before.
+static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
+                                          qlora__launch_kind kind, const uint32_t grid[3],
+                                          const uint32_t block[3], uint32_t shared, void** args) {
     qlora__gpu* gpu = ctx->gpu;
     if (shared > (uint32_t)gpu->max_shared) {
         return qlora__fail(
@@ -262,14 +271,18 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel, 
     }
     char what[128];
     // Graphs know such launches since CUDA 12.3.
-    bool waits = early && kernel->waits && gpu->cu.LaunchKernelEx != NULL &&
+    bool waits = kind == QLORA__LAUNCH_EARLY && kernel->waits && gpu->cu.LaunchKernelEx != NULL &&
                  gpu->driver_version >= 12030;
-    int code = waits ? qlora__launch_early(gpu, kernel, grid, block, shared, args)
-                     : gpu->cu.LaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0],
+    int code = waits || kind == QLORA__LAUNCH_TOGETHER
+                   ? qlora__launch_kernel(gpu, kernel, (int)kind, grid, block, shared, args)
+                   : gpu->cu.LaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0],
                                             block[1], block[2], shared, gpu->stream, args, NULL);
     if (code != 0) {
         snprintf(what, sizeof what, "launching kernel %.90s", kernel->key);
-        return qlora__cu(ctx, code, what);
+        qlora_result r = qlora__cu(ctx, code, what);
+        bool never = code == QLORA__CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE ||
+                     code == QLORA__CUDA_ERROR_NOT_SUPPORTED;
+        return kind == QLORA__LAUNCH_TOGETHER && never ? QLORA_ERR_UNSUPPORTED : r;
     }
 #ifdef QLORA_DEBUG
     if (ctx->capture == NULL) {
@@ -281,8 +294,9 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel, 
 }
 
 // Launches a kernel of the registry; does nothing if the grid is empty.
-static QLORA__UNUSED qlora_result qlora__launch_as(qlora_ctx* ctx, qlora__kernel_id id, bool early,
-                                                   int64_t grid_x, int64_t grid_y, int64_t grid_z,
+static QLORA__UNUSED qlora_result qlora__launch_as(qlora_ctx* ctx, qlora__kernel_id id,
+                                                   qlora__launch_kind kind, int64_t grid_x,
+                                                   int64_t grid_y, int64_t grid_z,
                                                    uint32_t threads, uint32_t shared, void** args) {
     if (grid_x <= 0 || grid_y <= 0 || grid_z <= 0) {
         return QLORA_OK;
@@ -296,13 +310,14 @@ static QLORA__UNUSED qlora_result qlora__launch_as(qlora_ctx* ctx, qlora__kernel
     QLORA__TRY(qlora__kernel_ready(ctx, id, &kernel));
     uint32_t grid[3] = {(uint32_t)grid_x, (uint32_t)grid_y, (uint32_t)grid_z};
     uint32_t block[3] = {threads, 1, 1};
-    return qlora__launch_checked(ctx, kernel, early, grid, block, shared, args);
+    return qlora__launch_checked(ctx, kernel, kind, grid, block, shared, args);
 }
 
 static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
                                                 int64_t grid_y, int64_t grid_z, uint32_t threads,
                                                 uint32_t shared, void** args) {
-    return qlora__launch_as(ctx, id, false, grid_x, grid_y, grid_z, threads, shared, args);
+    return qlora__launch_as(ctx, id, QLORA__LAUNCH_PLAIN, grid_x, grid_y, grid_z, threads, shared,
+                            args);
 }
 
 static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
@@ -336,7 +351,8 @@ static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* ker
                            block[0], block[1], block[2]);
     }
     qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // const only for the caller
-    return qlora__launch_checked(ctx, own, false, grid, block, launch->shared_bytes, args);
+    return qlora__launch_checked(ctx, own, QLORA__LAUNCH_PLAIN, grid, block, launch->shared_bytes,
+                                 args);
 }
 
 // ---- lookup -------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@
 
 // Every kernel of a decoding step waits for the one before it by itself (kernels/early.cuh).
 #define QLORA__KERNELS_STEP(X)                                                                     \
+    X(decode_layers, decode_layers, 232448, STEP_NF4)                                              \
     X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
     X(decode_many_nf4, decode_many_nf4, 94208, STEP_NF4)                                           \
     X(decode_many_wg, decode_many_wg, 116736, STEP_WG)                                             \

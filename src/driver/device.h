@@ -80,6 +80,7 @@ static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
     } wanted[] = {{&major, QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR},
                   {&minor, QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR},
                   {&gpu->sm_count, QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT},
+                  {&gpu->cooperative, QLORA__CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH},
                   {&gpu->max_shared, QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN}};
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         int code = gpu->cu.DeviceGetAttribute(wanted[i].out, wanted[i].attribute, gpu->device);

@@ -12,18 +12,22 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR 75
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR 76
 #define QLORA__CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM 91
+#define QLORA__CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH 95
 #define QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN 97
 #define QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES 8
 #define QLORA__CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT 9 // in percent
 #define QLORA__CU_STREAM_NON_BLOCKING 1
 #define QLORA__CU_EVENT_DISABLE_TIMING 2
 #define QLORA__CUDA_ERROR_NOT_READY 600
+#define QLORA__CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE 720
+#define QLORA__CUDA_ERROR_NOT_SUPPORTED 801
 #define QLORA__CU_STREAM_CAPTURE_MODE_THREAD_LOCAL 1
 #define QLORA__CU_JIT_INFO_LOG_BUFFER 3
 #define QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES 4
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER 5
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES 6
 #define QLORA__CU_GRAPH_NODE_TYPE_MEMSET 2
+#define QLORA__CU_LAUNCH_ATTRIBUTE_COOPERATIVE 2
 #define QLORA__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION 6
 #define QLORA__CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 9
 #define QLORA__CU_TENSOR_MAP_SWIZZLE_128B 3
@@ -168,7 +172,8 @@ struct qlora__gpu {
     char device_name[128];
     int capability; // 90 is 9.0
     int sm_count;
-    int max_shared; // bytes of shared memory available to one block
+    int max_shared;  // bytes of shared memory available to one block
+    int cooperative; // 1: blocks of a launch may wait for each other
     size_t total_bytes;
     char target[16];   // "sm_90"
     int target_number; // 90

@@ -726,12 +726,15 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
 #define QLORA__DECODE_EARLY 2u     // kernels may begin before the one before them has ended
 #define QLORA__DECODE_MANY 4u      // kernels of their own for products of more than 8 rows
 #define QLORA__DECODE_WARPGROUP 8u // warpgroup instructions for NF4 products of more than 8 rows
-#define QLORA__DECODE_ALL 15u
+#define QLORA__DECODE_LAYERS 16u   // one kernel for all layers of a single text
+#define QLORA__DECODE_ALL 31u
 #define QLORA__DECODE_USED QLORA__DECODE_ALL
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
 #define QLORA__DECODE_LOW 256 // partial sums of z of a single text, at most
 #define QLORA__DECODE_ROWS 8
+#define QLORA__DECODE_LAYER_BYTES 1920 // of qlora__decode_layer
+#define QLORA__DECODE_MARKS 96         // as in kernels/decode_layers.cuh
 #define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
 #define QLORA__DECODE_MANY_TILES 144 // blocks whose sums have room
@@ -811,6 +814,13 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, QLORA_F32, groups * QLORA__DECODE_MANY_ROWS,
                             QLORA__DECODE_MANY_TILES * QLORA__DECODE_MANY_TILE, &d->room);
         qlora__arena_tensor(arena, QLORA_I32, groups, QLORA__DECODE_MANY_TILES, &d->arrivals);
+    }
+    if (n == 1) {
+        int64_t wide = qlora__max(pad, d->z_rank);
+        qlora__arena_tensor(arena, QLORA_I32, 1, QLORA__DECODE_MARKS, &d->marks);
+        qlora__arena_tensor(arena, m->compute, QLORA__GROUPS, wide, &d->low);
+        qlora__arena_tensor(arena, QLORA_U8, 1, 2 * c->layers * QLORA__DECODE_LAYER_BYTES,
+                            &d->params);
     }
     qlora__arena_tensor(arena, QLORA_I32, n, d->pages, &d->table);
     qlora__arena_tensor(arena, QLORA_U8, n, (int64_t)sizeof(qlora__decode_text), &d->state);

@@ -207,7 +207,9 @@ typedef struct qlora__decode_text {
 typedef struct qlora__decode {
     bool planned;                     // the model has the memory below
     bool works;                       // nothing in the weights is against it
+    bool alike;                       // the tables of all weights are the same
     bool eager;                       // a graph could not be captured
+    bool refused;                     // blocks that wait for each other cannot be launched
     int64_t texts;                    // rows
     int64_t chunk;                    // positions of a page of the cache
     int64_t pages;                    // of a text
@@ -224,6 +226,10 @@ typedef struct qlora__decode {
     qlora_tensor logits;              // [texts, V]
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
     qlora_tensor counters;            // I32 [texts, blocks of a row]
+    qlora_tensor marks;               // I32: counters of decode_layers
+    qlora_tensor low;                 // [4, z of a stack]: its z
+    qlora_tensor params;              // U8: qlora__decode_layer of all layers, without and with
+                                      // adapters
     qlora_tensor table;               // I32 [texts, pages]: where the pages of a text are
     qlora_tensor room;                // f32 [texts, ...]: sums of products whose columns are split
     qlora_tensor arrivals;            // I32: counters of their blocks
@@ -231,6 +237,7 @@ typedef struct qlora__decode {
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
     qlora__decode_text* host;         // a copy of `state`
+    uint8_t* sent;                    // a copy of `params`
     uint8_t stale[QLORA__MOST_TEXTS]; // by slot: the device does not have this row of it yet
     uint8_t lent[QLORA__MOST_TEXTS];  // by slot: QLORA__PAGES_*
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one

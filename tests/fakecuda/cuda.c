@@ -93,6 +93,7 @@ enum {
     CONTEXT_IS_DESTROYED = 709,
     MISALIGNED_ADDRESS = 716,
     LAUNCH_FAILED = 719,
+    COOPERATIVE_LAUNCH_TOO_LARGE = 720,
     CAPTURE_UNSUPPORTED = 900,
     CAPTURE_INVALIDATED = 901,
     CAPTURE_MERGE = 902,
@@ -205,7 +206,8 @@ typedef struct work {
     uint32_t grid[3];
     uint32_t block[3];
     uint32_t shared;
-    bool early; // it may begin before the kernel before it has ended
+    bool early;    // it may begin before the kernel before it has ended
+    bool together; // its blocks wait for each other
     unsigned char* params;
     void** args;
     endpoint dst; // COPY, SET
@@ -1021,6 +1023,7 @@ static int launch_run(context* ctx, const work* w) {
     g.launches++;
     g.chain = w->early ? g.chain : g.launches;
     env.early = w->early;
+    env.together = w->together;
     env.watch = g.watched ? watch : NULL;
     ptx_stats stats;
     memset(&stats, 0, sizeof stats);
@@ -2913,6 +2916,7 @@ int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* base, const
 enum {
     FUNCTION_MAX_DYNAMIC = 8,
     FUNCTION_CARVEOUT = 9,
+    LAUNCH_COOPERATIVE = 2,
     LAUNCH_PROGRAMMATIC_SERIALIZATION = 6
 };
 
@@ -3058,6 +3062,17 @@ typedef struct fake_launch_config {
     unsigned attribute_count;
 } fake_launch_config;
 
+// Blocks of a cooperative launch that are resident at once: threads and shared memory limit them.
+static bool launch_fits(const fake_device* d, const entry_point* f,
+                        const fake_launch_config* config) {
+    uint64_t threads = (uint64_t)config->block[0] * config->block[1] * config->block[2];
+    uint64_t wanted = (uint64_t)config->grid[0] * config->grid[1] * config->grid[2];
+    uint64_t shared = (uint64_t)config->shared + f->info.static_shared + 1024;
+    uint64_t each = threads > 0 ? 1024 / threads : 0; // what every device has room for
+    uint64_t most = (shared_optin(d) + 1024) / shared;
+    return wanted <= (uint64_t)d->sms * (each < most ? each : most);
+}
+
 int cuLaunchKernelEx(const void* given, void* handle, void** args, void** extra) {
     const fake_launch_config* config = (const fake_launch_config*)given;
     int code = enter(F_cuLaunchKernelEx, NEED_CONTEXT);
@@ -3067,13 +3082,20 @@ int cuLaunchKernelEx(const void* given, void* handle, void** args, void** extra)
         code = !config || extra ? INVALID_VALUE : !f || !s ? INVALID_HANDLE : OK;
     }
     bool early = false;
+    bool together = false;
     for (unsigned i = 0; !code && i < config->attribute_count; i++) {
         const fake_launch_attribute* a = &config->attributes[i];
-        early = early || a->value[0] != 0;
-        code = a->id == LAUNCH_PROGRAMMATIC_SERIALIZATION ? OK : INVALID_VALUE;
+        bool cooperative = a->id == LAUNCH_COOPERATIVE;
+        together = together || (cooperative && a->value[0] != 0);
+        early = early || (!cooperative && a->value[0] != 0);
+        code = cooperative || a->id == LAUNCH_PROGRAMMATIC_SERIALIZATION ? OK : INVALID_VALUE;
     }
-    if (!code && early && g.config.device[current()->device].cc < 90) {
+    const fake_device* d = code ? NULL : &g.config.device[current()->device];
+    if (!code && early && (d->cc < 90 || together)) {
         code = INVALID_VALUE;
+    }
+    if (!code && together && !launch_fits(d, f, config)) {
+        code = COOPERATIVE_LAUNCH_TOO_LARGE;
     }
     work* w = NULL;
     if (!code) {
@@ -3081,10 +3103,12 @@ int cuLaunchKernelEx(const void* given, void* handle, void** args, void** extra)
     }
     if (!code) {
         w->early = early;
+        w->together = together;
         g.watched = g.watched || early;
         code = submit(s, w);
     }
-    return leave(F_cuLaunchKernelEx, code, "%s%s", f ? f->info.name : "?", early ? ", early" : "");
+    return leave(F_cuLaunchKernelEx, code, "%s%s%s", f ? f->info.name : "?",
+                 early ? ", early" : "", together ? ", together" : "");
 }
 
 int cuGraphAddKernelNode_v2(void** out, void* handle, void* const* before, size_t count,
@@ -3568,6 +3592,7 @@ int cuMemsetD2D8Async(uint64_t dst, size_t pitch, unsigned char value, size_t wi
     X(717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "operation not supported on this address space")    \
     X(718, "CUDA_ERROR_INVALID_PC", "invalid program counter")                                     \
     X(719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure")                               \
+    X(720, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", "too many blocks in cooperative launch")     \
     X(801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")                                  \
     X(803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "unsupported display driver / cuda driver pair")   \
     X(900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not permitted when stream is capturing")      \

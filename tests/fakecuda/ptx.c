@@ -180,6 +180,17 @@ static void warp_hold(ptx_warp* w, u32 mask) {
     w->held |= mask;
 }
 
+// Lanes that are held at the instruction that others have come to: they go on together.
+static u32 warp_join(ptx_warp* w) {
+    u32 here = 0;
+    for (u32 l = 0; l < PTX_LANES; l++) {
+        here |= (u32)(lane_on(w->held, l) && w->pc[l] == w->now) << l;
+    }
+    w->held &= ~here;
+    w->group |= here;
+    return here;
+}
+
 static void warp_exit(ptx_warp* w, u32 mask) {
     w->live &= ~mask;
     w->group &= ~mask;
@@ -308,6 +319,7 @@ static bool warp_control(ptx_warp* w, const ptx_insn* in, u32 mask) {
         return true;
     }
     const bool aligned = in->kind != KIND_BARRIER || in->vector;
+    mask |= aligned && w->held != 0 ? warp_join(w) : 0;
     if (aligned && warp_missing(w, in, mask) != 0) {
         warp_hold(w, mask);
         return true;
@@ -498,7 +510,7 @@ static bool trap_deadlock(ptx_run* run) {
         if ((w->live & ~w->waiting) != 0) {
             const u32 lane = lane_first(w->live & ~w->waiting);
             return trap(w, &run->kernel->code[w->pc[lane]], PTX_TRAP_SYNC, lane,
-                        "waits for an mbarrier that nothing completes");
+                        "waits for an mbarrier or a block that does not come");
         }
     }
     for (u32 i = 0; i < run->warp_count; i++) {
@@ -517,7 +529,7 @@ static bool trap_deadlock(ptx_run* run) {
 // Instructions of a loop that waits for an mbarrier, at most.
 #define PTX_SPIN 16
 
-static bool run_block(ptx_run* run, u32* order) {
+static void block_begin(ptx_run* run) {
     memset(run->barriers, 0, sizeof run->barriers);
     memset(run->shared, PTX_POISON, run->shared_bytes);
     if (run->unfenced != NULL) {
@@ -527,6 +539,12 @@ static bool run_block(ptx_run* run, u32* order) {
         warp_begin(&run->warps[i]);
     }
     run->bulk_count = 0;
+}
+
+typedef enum block_state { BLOCK_DONE, BLOCK_TRAPPED, BLOCK_WAITS } block_state;
+
+// Runs a block until it ends or cannot continue by itself; *moved if it did anything.
+static block_state block_turn(ptx_run* run, u32* order, bool* moved) {
     u32 idle_rounds = 0;
     for (;;) {
         bool live = false;
@@ -538,7 +556,7 @@ static bool run_block(ptx_run* run, u32* order) {
             if ((w->live & ~w->waiting & ~w->held) != 0) {
                 const u64 before = run->stats.warp_instructions;
                 if (!warp_run(w, run_budget(run))) {
-                    return false;
+                    return BLOCK_TRAPPED;
                 }
                 const u64 steps = run->stats.warp_instructions - before;
                 ran = ran || !w->turn_over || steps > PTX_SPIN;
@@ -546,18 +564,26 @@ static bool run_block(ptx_run* run, u32* order) {
             live = live || w->live != 0;
         }
         if (!live) {
-            return true;
+            return BLOCK_DONE;
         }
         const bool idle = !run_open_barriers(run) && !ran && run->events == events;
         if (!run_bulks(run, idle)) {
-            return false;
+            return BLOCK_TRAPPED;
         }
+        *moved = *moved || !idle;
         // A waiting warp needs one round to leave the wait and another to enter the next one.
         idle_rounds = idle && run->events == events ? idle_rounds + 1 : 0;
         if (idle_rounds > 2) {
-            return trap_deadlock(run);
+            return BLOCK_WAITS;
         }
     }
+}
+
+static bool run_block(ptx_run* run, u32* order) {
+    bool moved = false;
+    block_begin(run);
+    const block_state state = block_turn(run, order, &moved);
+    return state == BLOCK_WAITS ? trap_deadlock(run) : state == BLOCK_DONE;
 }
 
 // ---- Launch -------------------------------------------------------------------------------------
@@ -570,22 +596,96 @@ static ptx_result launch_refused(char* trap_text, size_t trap_size, const char* 
     return PTX_TRAP_OTHER;
 }
 
+static void run_place(ptx_run* run, u32 block) {
+    run->at[0] = block % run->grid[0];
+    run->at[1] = block / run->grid[0] % run->grid[1];
+    run->at[2] = block / run->grid[0] / run->grid[1];
+}
+
 static void run_blocks(ptx_run* run) {
     const u64 count = (u64)run->grid[0] * run->grid[1] * run->grid[2];
     u32* warp_order = (u32*)must_alloc(run->warp_count * sizeof *warp_order);
     u32* block_order = (u32*)must_alloc((size_t)count * sizeof *block_order);
     run_order(run, block_order, (u32)count);
     for (u64 i = 0; i < count; i++) {
-        const u32 block = block_order[i];
-        run->at[0] = block % run->grid[0];
-        run->at[1] = block / run->grid[0] % run->grid[1];
-        run->at[2] = block / run->grid[0] / run->grid[1];
+        run_place(run, block_order[i]);
         if (!run_block(run, warp_order)) {
             break;
         }
     }
     free(block_order);
     free(warp_order);
+}
+
+// What belongs to a block.
+static void run_create(ptx_run* run) {
+    run->shared = (u8*)must_alloc(run->shared_bytes);
+    run->warps = (ptx_warp*)must_alloc(run->warp_count * sizeof *run->warps);
+    for (u32 i = 0; i < run->warp_count; i++) {
+        warp_create(&run->warps[i], run, i);
+    }
+}
+
+static void run_destroy(ptx_run* run) {
+    for (u32 i = 0; i < run->warp_count; i++) {
+        free(run->warps[i].file);
+        free(run->warps[i].local);
+        free(run->warps[i].copies);
+        free(run->warps[i].products);
+    }
+    free(run->warps);
+    free(run->bulks);
+    free(run->unfenced);
+    free(run->shared);
+}
+
+// All blocks of a cooperative launch, in turn; each runs until it has to wait.
+static void run_together(ptx_run* run) {
+    const u32 count = run->grid[0] * run->grid[1] * run->grid[2];
+    ptx_run* blocks = (ptx_run*)must_alloc(count * sizeof *blocks);
+    bool* done = (bool*)must_alloc(count * sizeof *done);
+    u32* warp_order = (u32*)must_alloc(run->warp_count * sizeof *warp_order);
+    u32* order = (u32*)must_alloc(count * sizeof *order);
+    for (u32 i = 0; i < count; i++) {
+        blocks[i] = *run;
+        blocks[i].random += i;
+        run_place(&blocks[i], i);
+        run_create(&blocks[i]);
+        block_begin(&blocks[i]);
+    }
+    u32 left = count;
+    u32 idle_rounds = 0;
+    while (left > 0 && run->result == PTX_OK) {
+        bool moved = false;
+        u32 waiting = 0;
+        run_order(run, order, count);
+        for (u32 i = 0; i < count && run->result == PTX_OK; i++) {
+            ptx_run* block = &blocks[order[i]];
+            if (done[order[i]]) {
+                continue;
+            }
+            const block_state state = block_turn(block, warp_order, &moved);
+            done[order[i]] = state == BLOCK_DONE;
+            left -= state == BLOCK_DONE ? 1 : 0;
+            waiting = order[i];
+            run->result = block->result;
+        }
+        idle_rounds = moved || left == 0 ? 0 : idle_rounds + 1;
+        if (idle_rounds > 2 && run->result == PTX_OK) {
+            trap_deadlock(&blocks[waiting]);
+            run->result = blocks[waiting].result;
+        }
+    }
+    for (u32 i = 0; i < count; i++) {
+        run->stats.warp_instructions += blocks[i].stats.warp_instructions;
+        run->stats.lane_instructions += blocks[i].stats.lane_instructions;
+        run->stats.mma += blocks[i].stats.mma;
+        run_destroy(&blocks[i]);
+    }
+    free(blocks);
+    free(done);
+    free(warp_order);
+    free(order);
 }
 
 ptx_result ptx_launch(const ptx_kernel* kernel, const ptx_env* env, const uint32_t grid[3],
@@ -619,26 +719,17 @@ ptx_result ptx_launch(const ptx_kernel* kernel, const ptx_env* env, const uint32
     if (dynamic_shared > 0) {
         run.shared_bytes = round_up(kernel->static_shared, kernel->dynamic_align) + dynamic_shared;
     }
-    run.shared = (u8*)must_alloc(run.shared_bytes);
     run.params = (u8*)must_alloc(kernel->param_bytes);
     for (u32 i = 0; i < kernel->param_count; i++) {
         memcpy(run.params + kernel->params[i].at, args[i], kernel->params[i].bytes);
     }
-    run.warps = (ptx_warp*)must_alloc(run.warp_count * sizeof *run.warps);
-    for (u32 i = 0; i < run.warp_count; i++) {
-        warp_create(&run.warps[i], &run, i);
+    if (env->together) {
+        run_together(&run);
+    } else {
+        run_create(&run);
+        run_blocks(&run);
+        run_destroy(&run);
     }
-    run_blocks(&run);
-    for (u32 i = 0; i < run.warp_count; i++) {
-        free(run.warps[i].file);
-        free(run.warps[i].local);
-        free(run.warps[i].copies);
-        free(run.warps[i].products);
-    }
-    free(run.warps);
-    free(run.bulks);
-    free(run.unfenced);
-    free(run.shared);
     free(run.params);
     if (stats != NULL) {
         *stats = run.stats;

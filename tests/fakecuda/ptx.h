@@ -37,6 +37,9 @@ typedef struct ptx_env {
     // The kernel may begin before the one before it has ended: every thread has to execute
     // griddepcontrol.wait, and may write to no global memory before.
     bool early;
+    // A cooperative launch: all blocks are resident, and take turns where one waits for another
+    // with ld.acquire.
+    bool together;
     // If set, called for every access to global memory; false if the kernel before may still write
     // there. `waited`: after griddepcontrol.wait, or there is nothing to wait for.
     bool (*watch)(void* user, uint64_t address, size_t bytes, bool write, bool waited);

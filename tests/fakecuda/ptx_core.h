@@ -306,7 +306,7 @@ struct ptx_warp {
     ptx_copy* copies;
     u32 copy_count;
     u32 copy_capacity;
-    bool turn_over; // it has to wait for an mbarrier
+    bool turn_over; // it has to wait for an mbarrier, or reads what another block may change
     u32 early;      // lanes that have not executed griddepcontrol.wait yet
     bool fenced;    // wgmma.fence since the last wait
     u32 product_group;

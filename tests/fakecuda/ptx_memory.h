@@ -270,6 +270,7 @@ static bool exec_ld(ptx_warp* w, const ptx_insn* in, u32 mask) {
             load_u64(w, to, mask, at, i * size);
         }
     }
+    w->turn_over = w->turn_over || (in->sub != 0 && w->run->env->together);
     return true;
 }
 

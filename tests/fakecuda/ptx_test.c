@@ -25,6 +25,7 @@ typedef struct test_state {
     int range_count;
     ptx_order order;
     uint64_t max_steps;
+    bool together;
     char log[512];  // from the last load
     char trap[512]; // from the last launch
     ptx_stats stats;
@@ -87,7 +88,7 @@ static ptx_module* load(test_state* t, const char* body) {
 
 static ptx_result launch(test_state* t, const ptx_module* module, const char* name, uint32_t blocks,
                          uint32_t threads, uint32_t dynamic, void* const* args) {
-    const ptx_env env = {device_resolve, t, t->order, 42, t->max_steps, false, NULL};
+    const ptx_env env = {device_resolve, t, t->order, 42, t->max_steps, false, t->together, NULL};
     const uint32_t grid[3] = {blocks, 1, 1};
     const uint32_t block[3] = {threads, 1, 1};
     return ptx_launch(ptx_find(module, name), &env, grid, block, dynamic, args, &t->stats, t->trap,
@@ -885,6 +886,42 @@ static void test_orders(test_state* t) {
     ptx_free(module);
 }
 
+// Each of four blocks counts itself and waits for `wanted` of them: in a cooperative launch, all
+// end in any order; one by one, the first waits in vain, and so do all if more are wanted than
+// come.
+static void test_together(test_state* t) {
+    ptx_module* module =
+        load(t, ".entry k(.param .u64 out, .param .u32 wanted) {\n"
+                ".reg .b64 %rd<2>; .reg .b32 %r<3>; .reg .pred %p<1>;\n"
+                "ld.param.u64 %rd1, [out]; ld.param.u32 %r2, [wanted];\n"
+                "red.release.gpu.global.add.u32 [%rd1], 1;\n"
+                "$again: ld.acquire.gpu.global.u32 %r1, [%rd1];\n"
+                "setp.lt.u32 %p0, %r1, %r2; @%p0 bra $again; bar.warp.sync -1;\n"
+                "st.global.u32 [%rd1+4], %r1; ret; }\n");
+    check(t, module != NULL, "together loads");
+    if (module == NULL) {
+        return;
+    }
+    for (int run = 0; run < 5; run++) {
+        uint32_t count[2] = {0, 0};
+        uint32_t wanted = run == 4 ? 5 : 4;
+        t->range_count = 0;
+        uint64_t address = device_alloc(t, count, sizeof count);
+        void* args[2] = {&address, &wanted};
+        t->order = (ptx_order)(run < 3 ? run : 0);
+        t->together = run != 3;
+        t->max_steps = run == 3 ? 10000 : 0;
+        const ptx_result result = launch(t, module, "k", 4, 1, 0, args);
+        check_u64(t, result, run < 3 ? PTX_OK : run == 3 ? PTX_TRAP_HANG : PTX_TRAP_SYNC,
+                  "blocks wait for each other");
+        check_u64(t, count[1], run < 3 ? 4 : 0, "a block that has waited");
+    }
+    t->order = PTX_ORDER_FORWARD;
+    t->together = false;
+    t->max_steps = 0;
+    ptx_free(module);
+}
+
 int main(void) {
     static test_state t;
     test_arithmetic(&t);
@@ -902,6 +939,7 @@ int main(void) {
     test_const_write(&t);
     test_refused(&t);
     test_orders(&t);
+    test_together(&t);
     printf("ptx: %d checks, %d failed\n", t.checks, t.failures);
     return t.failures != 0;
 }

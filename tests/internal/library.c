@@ -25,6 +25,7 @@
 #include "internal/labelled.c"
 #include "internal/away.c"
 #include "internal/step.c"
+#include "internal/step_layers.c"
 #include "internal/texts.c"
 #include "internal/paging.c"
 #include "internal/optimizer.c"

@@ -42,7 +42,7 @@ static qlora_model_config step_config(const step_kind* k) {
     c.family = k->family;
     c.vocab = STEP_VOCAB;
     c.hidden = k->hidden;
-    c.intermediate = k->hidden > 256 ? 704 : 192;
+    c.intermediate = k->hidden > 1024 ? 5632 : k->hidden > 256 ? 704 : k->hidden == 256 ? 512 : 192;
     c.layers = 2;
     c.heads = k->heads;
     c.kv_heads = k->kv_heads;

@@ -639,6 +639,58 @@ TEST launches_are_checked(void) {
     PASS();
 }
 
+// Of a cooperative launch, all blocks have to be resident; and it cannot begin early.
+TEST cooperative_launches_are_checked(void) {
+    NEED_FAKE();
+    struct {
+        unsigned grid[3];
+        unsigned block[3];
+        unsigned shared;
+        void* stream;
+        void* attributes;
+        unsigned count;
+    } launch;
+    struct {
+        int id;
+        char pad[4];
+        int value[16];
+    } attributes[2];
+    kernels k;
+    int value = 3;
+    fake_config config = fake->defaults();
+    config.device[0].cc = 90;
+    config.device[0].sms = 2;
+    ASSERT(begin_with(&config));
+    ASSERT(load_kernels(&k));
+    uint64_t a = device_int(4);
+    void* args[2] = {&a, &value};
+    memset(&launch, 0, sizeof launch);
+    memset(attributes, 0, sizeof attributes);
+    for (int i = 0; i < 3; i++) {
+        launch.grid[i] = 1;
+        launch.block[i] = 1;
+    }
+    attributes[0].id = 2;
+    attributes[0].value[0] = 1;
+    attributes[1].id = 6;
+    attributes[1].value[0] = 1;
+    launch.block[0] = 512;
+    launch.attributes = attributes;
+    launch.count = 1;
+    launch.grid[0] = 4;
+    ASSERT_EQ(0, cu.cuLaunchKernelEx(&launch, k.add, args, NULL));
+    launch.grid[0] = 5;
+    ASSERT_EQ(720, cu.cuLaunchKernelEx(&launch, k.add, args, NULL));
+    attributes[0].value[0] = 0;
+    ASSERT_EQ(0, cu.cuLaunchKernelEx(&launch, k.add, args, NULL));
+    attributes[0].value[0] = 1;
+    launch.grid[0] = 1;
+    launch.count = 2;
+    ASSERT_EQ(1, cu.cuLaunchKernelEx(&launch, k.add, args, NULL));
+    ASSERT_EQ(0, cu.cuCtxSynchronize());
+    PASS();
+}
+
 TEST launches_run_in_order_with_their_values(void) {
     NEED_FAKE();
     kernels k;
@@ -1608,6 +1660,7 @@ SUITE(fake_suite) {
     RUN_TEST(modules_are_accepted_by_version_and_target);
     RUN_TEST(modules_say_why_not);
     RUN_TEST(launches_are_checked);
+    RUN_TEST(cooperative_launches_are_checked);
     RUN_TEST(launches_run_in_order_with_their_values);
     RUN_TESTp(traps_are_late_and_sticky, "add", 4, 700);
     RUN_TESTp(traps_are_late_and_sticky, "mis", 0, 716);

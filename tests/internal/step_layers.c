@@ -1,0 +1,144 @@
+// step_layers.c - all layers of a decoding step in one launch, whose blocks wait for each other:
+// against passes, as a graph and kernel by kernel, and where the driver does not allow it. It uses
+// what step.c defines.
+
+// Kinds that the kernel takes: rows are multiples of 256.
+static const step_kind layers_kinds[] = {
+    {"llama", QLORA_FAMILY_LLAMA, 256, 4, 2, 64, 0, 16, false, false, false, QLORA_BASE_NF4},
+    {"window", QLORA_FAMILY_MISTRAL, 256, 2, 1, 128, 40, 8, false, false, false, QLORA_BASE_NF4},
+    {"qwen3", QLORA_FAMILY_QWEN3, 256, 8, 2, 32, 0, 24, false, true, true, QLORA_BASE_NF4},
+    {"phi3", QLORA_FAMILY_PHI3, 256, 4, 4, 64, 0, 20, false, false, false, QLORA_BASE_NF4},
+    {"granite", QLORA_FAMILY_GRANITE, 256, 4, 2, 64, 0, 3, false, false, true, QLORA_BASE_NF4},
+    {"qwen2", QLORA_FAMILY_QWEN2, 256, 12, 1, 64, 0, -1, true, false, true, QLORA_BASE_NF4},
+    {"wide heads", QLORA_FAMILY_LLAMA, 256, 2, 1, 256, 0, 8, false, false, false, QLORA_BASE_NF4},
+};
+
+static const step_kind layers_large = {
+    "large", QLORA_FAMILY_LLAMA, 2048, 32, 8, 64, 0, 16, false, false, false, QLORA_BASE_NF4};
+
+// Whether the device has room for a block of the kernel.
+static bool layers_room(const qlora_ctx* ctx) {
+    return ctx->gpu->max_shared >= 227 * 1024;
+}
+
+static bool layers_taken(qlora_model* m) {
+    int64_t blocks;
+    int64_t shared;
+    return qlora__decode_layers_fit(m, &blocks, &shared);
+}
+
+// The texts of a kind are those of passes, and the kernel made them.
+static bool layers_hold(qlora_ctx* ctx, const step_kind* k, size_t cases) {
+    qlora_model* m = NULL;
+    step_now = step_ways[0];
+    if (step_open(ctx, k, 8, &m) != QLORA_OK) {
+        printf("%s: %s\n", k->name, qlora_last_error(ctx));
+        return false;
+    }
+    bool taken = layers_taken(m);
+    if (!taken) {
+        printf("%s: the layers do not fit one launch\n", k->name);
+    }
+    return qlora_model_close(m) == QLORA_OK && taken && step_kind_holds(ctx, k, cases);
+}
+
+TEST layers_in_one_launch_are_passes(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    bool all = (machine->sets & TEST_ONE_EACH) != 0;
+    size_t count = all ? sizeof layers_kinds / sizeof layers_kinds[0] : 2;
+    for (size_t i = 0; i < count && layers_room(ctx); i++) {
+        ASSERT(layers_hold(ctx, &layers_kinds[i], i == 1 ? 2 : 1));
+    }
+    if (strcmp(machine->backend, "cuda") == 0 && layers_room(ctx)) {
+        ASSERT(layers_hold(ctx, &layers_large, 2));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// On a small device, a block has many tiles, several values of z and several items of attention.
+TEST few_blocks_take_all_layers(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    static const int counts[] = {1, 3, 7};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0] && layers_room(ctx); i++) {
+        ctx->gpu->sm_count = counts[i];
+        ASSERT(layers_hold(ctx, &layers_kinds[i], i == 1 ? 2 : 1));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// The same bits as a graph and without one, with and without adapters, and again.
+TEST layers_have_the_same_bits_again(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    int32_t ids[6][STEP_ROOM];
+    double logprobs[6][8];
+    for (int i = 0; i < 6 && layers_room(ctx); i++) {
+        qlora_model* m = NULL;
+        qlora_generate_desc d;
+        memset(&d, 0, sizeof d);
+        ASSERT_EQ(QLORA_OK, step_open(ctx, &layers_kinds[0], 9, &m));
+        m->decode.eager = i >= 4;
+        ASSERT_EQ(QLORA_OK, qlora_adapter_use(m, i % 2 != 0));
+        ASSERT(step_text(m, &d, ids[i], 5, 3, logprobs[i])); // the other way comes first
+        ASSERT_EQ(QLORA_OK, qlora_adapter_use(m, i % 2 == 0));
+        ASSERT(step_text(m, &d, ids[i], 5, 3, logprobs[i]));
+        ASSERT(layers_taken(m));
+        ASSERT_EQ(i < 4, m->decode.graphs[1 - i % 2] != NULL);
+        ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+        if (i >= 2) {
+            ASSERT_MEM_EQ(ids[i - 2], ids[i], 8 * sizeof(int32_t));
+            ASSERT_MEM_EQ(logprobs[i - 2], logprobs[i], 3 * sizeof(double));
+        }
+    }
+    ASSERT(!layers_room(ctx) || memcmp(logprobs[0], logprobs[1], 3 * sizeof(double)) != 0);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// Where the driver refuses the launch, smaller kernels make the steps.
+TEST a_refused_launch_has_a_substitute(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    const fake_api* fake = test_fake();
+    static const int codes[] = {720, 801};
+    for (int i = 0; i < 2 && layers_room(ctx); i++) {
+        qlora_model* m = NULL;
+        int32_t ids[STEP_ROOM];
+        double logprobs[8];
+        double below = 0.0;
+        qlora_generate_desc d;
+        memset(&d, 0, sizeof d);
+        ASSERT_EQ(QLORA_OK, step_open(ctx, &layers_kinds[0], 9, &m));
+        ASSERT(layers_taken(m));
+        m->decode.variants &= ~QLORA__DECODE_EARLY; // the call is that of the layers alone
+        fake->fail_at("cuLaunchKernelEx", 1, codes[i], false);
+        ASSERT(step_text(m, &d, ids, 5, 4, logprobs));
+        fake->fail_clear();
+        ASSERT(!layers_taken(m));
+        ASSERT(!m->decode.eager);
+        ASSERT(m->decode.graphs[1] != NULL);
+        ASSERT(step_off(m, ids, 5, 4, logprobs, &below) <= 0.02);
+        ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+SUITE(step_layers_suite) {
+    RUN_ON(TEST_TENSOR_CORES, layers_in_one_launch_are_passes);
+    RUN_ON(TEST_ONE_FAKE, few_blocks_take_all_layers);
+    RUN_ON(TEST_TENSOR_CORES, layers_have_the_same_bits_again);
+    RUN_ON(TEST_ONE_FAKE, a_refused_launch_has_a_substitute);
+}
