@@ -18405,18 +18405,22 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR 75
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR 76
 #define QLORA__CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM 91
+#define QLORA__CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH 95
 #define QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN 97
 #define QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES 8
 #define QLORA__CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT 9 // in percent
 #define QLORA__CU_STREAM_NON_BLOCKING 1
 #define QLORA__CU_EVENT_DISABLE_TIMING 2
 #define QLORA__CUDA_ERROR_NOT_READY 600
+#define QLORA__CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE 720
+#define QLORA__CUDA_ERROR_NOT_SUPPORTED 801
 #define QLORA__CU_STREAM_CAPTURE_MODE_THREAD_LOCAL 1
 #define QLORA__CU_JIT_INFO_LOG_BUFFER 3
 #define QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES 4
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER 5
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES 6
 #define QLORA__CU_GRAPH_NODE_TYPE_MEMSET 2
+#define QLORA__CU_LAUNCH_ATTRIBUTE_COOPERATIVE 2
 #define QLORA__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION 6
 #define QLORA__CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 9
 #define QLORA__CU_TENSOR_MAP_SWIZZLE_128B 3
@@ -18561,7 +18565,8 @@ struct qlora__gpu {
     char device_name[128];
     int capability; // 90 is 9.0
     int sm_count;
-    int max_shared; // bytes of shared memory available to one block
+    int max_shared;  // bytes of shared memory available to one block
+    int cooperative; // 1: blocks of a launch may wait for each other
     size_t total_bytes;
     char target[16];   // "sm_90"
     int target_number; // 90
@@ -18858,6 +18863,7 @@ static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
     } wanted[] = {{&major, QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR},
                   {&minor, QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR},
                   {&gpu->sm_count, QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT},
+                  {&gpu->cooperative, QLORA__CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH},
                   {&gpu->max_shared, QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN}};
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         int code = gpu->cu.DeviceGetAttribute(wanted[i].out, wanted[i].attribute, gpu->device);
@@ -20632,6 +20638,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 
 // Every kernel of a decoding step waits for the one before it by itself (kernels/early.cuh).
 #define QLORA__KERNELS_STEP(X)                                                                     \
+    X(decode_layers, decode_layers, 232448, STEP_NF4)                                              \
     X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
     X(decode_many_nf4, decode_many_nf4, 94208, STEP_NF4)                                           \
     X(decode_many_wg, decode_many_wg, 116736, STEP_WG)                                             \
@@ -21526,16 +21533,24 @@ typedef struct qlora__launch_config {
     uint32_t count;
 } qlora__launch_config;
 
-// Launches a kernel that may begin before the one before it has ended.
-static int qlora__launch_early(const qlora__gpu* gpu, const qlora_kernel* kernel,
-                               const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
-                               void** args) {
+// How a kernel is launched.
+typedef enum qlora__launch_kind {
+    QLORA__LAUNCH_PLAIN,
+    QLORA__LAUNCH_EARLY,   // it may begin before the one before it has ended
+    QLORA__LAUNCH_TOGETHER // all its blocks are resident, so that they may wait for each other
+} qlora__launch_kind;
+
+static int qlora__launch_kernel(const qlora__gpu* gpu, const qlora_kernel* kernel, int kind,
+                                const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
+                                void** args) {
     qlora__launch_attribute attribute;
     qlora__launch_config config;
     const int allowed = 1;
     memset(&attribute, 0, sizeof attribute);
     memset(&config, 0, sizeof config);
-    attribute.id = QLORA__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.id = kind == QLORA__LAUNCH_EARLY
+                       ? QLORA__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+                       : QLORA__CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
     memcpy(attribute.value, &allowed, sizeof allowed);
     memcpy(config.grid, grid, sizeof config.grid);
     memcpy(config.block, block, sizeof config.block);
@@ -21546,10 +21561,11 @@ static int qlora__launch_early(const qlora__gpu* gpu, const qlora_kernel* kernel
     return gpu->cu.LaunchKernelEx(&config, kernel->function, args, NULL);
 }
 
-// With `early`, a kernel that can wait by itself need not wait for the end of the one before it.
-static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel, bool early,
-                                          const uint32_t grid[3], const uint32_t block[3],
-                                          uint32_t shared, void** args) {
+// Early launches are for kernels that can wait by themselves; others wait for the end of the one
+// before.
+static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
+                                          qlora__launch_kind kind, const uint32_t grid[3],
+                                          const uint32_t block[3], uint32_t shared, void** args) {
     qlora__gpu* gpu = ctx->gpu;
     if (shared > (uint32_t)gpu->max_shared) {
         return qlora__fail(
@@ -21565,14 +21581,18 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel, 
     }
     char what[128];
     // Graphs know such launches since CUDA 12.3.
-    bool waits = early && kernel->waits && gpu->cu.LaunchKernelEx != NULL &&
+    bool waits = kind == QLORA__LAUNCH_EARLY && kernel->waits && gpu->cu.LaunchKernelEx != NULL &&
                  gpu->driver_version >= 12030;
-    int code = waits ? qlora__launch_early(gpu, kernel, grid, block, shared, args)
-                     : gpu->cu.LaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0],
+    int code = waits || kind == QLORA__LAUNCH_TOGETHER
+                   ? qlora__launch_kernel(gpu, kernel, (int)kind, grid, block, shared, args)
+                   : gpu->cu.LaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0],
                                             block[1], block[2], shared, gpu->stream, args, NULL);
     if (code != 0) {
         snprintf(what, sizeof what, "launching kernel %.90s", kernel->key);
-        return qlora__cu(ctx, code, what);
+        qlora_result r = qlora__cu(ctx, code, what);
+        bool never = code == QLORA__CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE ||
+                     code == QLORA__CUDA_ERROR_NOT_SUPPORTED;
+        return kind == QLORA__LAUNCH_TOGETHER && never ? QLORA_ERR_UNSUPPORTED : r;
     }
 #ifdef QLORA_DEBUG
     if (ctx->capture == NULL) {
@@ -21584,8 +21604,9 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel, 
 }
 
 // Launches a kernel of the registry; does nothing if the grid is empty.
-static QLORA__UNUSED qlora_result qlora__launch_as(qlora_ctx* ctx, qlora__kernel_id id, bool early,
-                                                   int64_t grid_x, int64_t grid_y, int64_t grid_z,
+static QLORA__UNUSED qlora_result qlora__launch_as(qlora_ctx* ctx, qlora__kernel_id id,
+                                                   qlora__launch_kind kind, int64_t grid_x,
+                                                   int64_t grid_y, int64_t grid_z,
                                                    uint32_t threads, uint32_t shared, void** args) {
     if (grid_x <= 0 || grid_y <= 0 || grid_z <= 0) {
         return QLORA_OK;
@@ -21599,13 +21620,14 @@ static QLORA__UNUSED qlora_result qlora__launch_as(qlora_ctx* ctx, qlora__kernel
     QLORA__TRY(qlora__kernel_ready(ctx, id, &kernel));
     uint32_t grid[3] = {(uint32_t)grid_x, (uint32_t)grid_y, (uint32_t)grid_z};
     uint32_t block[3] = {threads, 1, 1};
-    return qlora__launch_checked(ctx, kernel, early, grid, block, shared, args);
+    return qlora__launch_checked(ctx, kernel, kind, grid, block, shared, args);
 }
 
 static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
                                                 int64_t grid_y, int64_t grid_z, uint32_t threads,
                                                 uint32_t shared, void** args) {
-    return qlora__launch_as(ctx, id, false, grid_x, grid_y, grid_z, threads, shared, args);
+    return qlora__launch_as(ctx, id, QLORA__LAUNCH_PLAIN, grid_x, grid_y, grid_z, threads, shared,
+                            args);
 }
 
 static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
@@ -21639,7 +21661,8 @@ static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* ker
                            block[0], block[1], block[2]);
     }
     qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // const only for the caller
-    return qlora__launch_checked(ctx, own, false, grid, block, launch->shared_bytes, args);
+    return qlora__launch_checked(ctx, own, QLORA__LAUNCH_PLAIN, grid, block, launch->shared_bytes,
+                                 args);
 }
 
 // ---- lookup -------------------------------------------------------------------------------------
@@ -31917,7 +31940,9 @@ typedef struct qlora__decode_text {
 typedef struct qlora__decode {
     bool planned;                     // the model has the memory below
     bool works;                       // nothing in the weights is against it
+    bool alike;                       // the tables of all weights are the same
     bool eager;                       // a graph could not be captured
+    bool refused;                     // blocks that wait for each other cannot be launched
     int64_t texts;                    // rows
     int64_t chunk;                    // positions of a page of the cache
     int64_t pages;                    // of a text
@@ -31934,6 +31959,10 @@ typedef struct qlora__decode {
     qlora_tensor logits;              // [texts, V]
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
     qlora_tensor counters;            // I32 [texts, blocks of a row]
+    qlora_tensor marks;               // I32: counters of decode_layers
+    qlora_tensor low;                 // [4, z of a stack]: its z
+    qlora_tensor params;              // U8: qlora__decode_layer of all layers, without and with
+                                      // adapters
     qlora_tensor table;               // I32 [texts, pages]: where the pages of a text are
     qlora_tensor room;                // f32 [texts, ...]: sums of products whose columns are split
     qlora_tensor arrivals;            // I32: counters of their blocks
@@ -31941,6 +31970,7 @@ typedef struct qlora__decode {
     qlora_tensor parts;               // U8: qlora__sample_part
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
     qlora__decode_text* host;         // a copy of `state`
+    uint8_t* sent;                    // a copy of `params`
     uint8_t stale[QLORA__MOST_TEXTS]; // by slot: the device does not have this row of it yet
     uint8_t lent[QLORA__MOST_TEXTS];  // by slot: QLORA__PAGES_*
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
@@ -33163,12 +33193,15 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
 #define QLORA__DECODE_EARLY 2u     // kernels may begin before the one before them has ended
 #define QLORA__DECODE_MANY 4u      // kernels of their own for products of more than 8 rows
 #define QLORA__DECODE_WARPGROUP 8u // warpgroup instructions for NF4 products of more than 8 rows
-#define QLORA__DECODE_ALL 15u
+#define QLORA__DECODE_LAYERS 16u   // one kernel for all layers of a single text
+#define QLORA__DECODE_ALL 31u
 #define QLORA__DECODE_USED QLORA__DECODE_ALL
 
 #define QLORA__DECODE_SLICES 64 // as in kernels/decode.cuh
 #define QLORA__DECODE_LOW 256 // partial sums of z of a single text, at most
 #define QLORA__DECODE_ROWS 8
+#define QLORA__DECODE_LAYER_BYTES 1920 // of qlora__decode_layer
+#define QLORA__DECODE_MARKS 96         // as in kernels/decode_layers.cuh
 #define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
 #define QLORA__DECODE_MANY_TILES 144 // blocks whose sums have room
@@ -33248,6 +33281,13 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
         qlora__arena_tensor(arena, QLORA_F32, groups * QLORA__DECODE_MANY_ROWS,
                             QLORA__DECODE_MANY_TILES * QLORA__DECODE_MANY_TILE, &d->room);
         qlora__arena_tensor(arena, QLORA_I32, groups, QLORA__DECODE_MANY_TILES, &d->arrivals);
+    }
+    if (n == 1) {
+        int64_t wide = qlora__max(pad, d->z_rank);
+        qlora__arena_tensor(arena, QLORA_I32, 1, QLORA__DECODE_MARKS, &d->marks);
+        qlora__arena_tensor(arena, m->compute, QLORA__GROUPS, wide, &d->low);
+        qlora__arena_tensor(arena, QLORA_U8, 1, 2 * c->layers * QLORA__DECODE_LAYER_BYTES,
+                            &d->params);
     }
     qlora__arena_tensor(arena, QLORA_I32, n, d->pages, &d->table);
     qlora__arena_tensor(arena, QLORA_U8, n, (int64_t)sizeof(qlora__decode_text), &d->state);
@@ -34433,6 +34473,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__away_free(ctx, &m->host);
     qlora__free(ctx, m->paging.users, (size_t)(m->paging.pages + 1) * sizeof *m->paging.users);
     qlora__free(ctx, m->decode.host, (size_t)m->decode.texts * sizeof *m->decode.host);
+    qlora__free(ctx, m->decode.sent, (size_t)m->decode.params.cols);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m->token_ids, (size_t)m->token_count * sizeof *m->token_ids);
@@ -38671,6 +38712,10 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
+// For one text, one kernel makes all layers (kernels/decode_layers.cuh) where the weights are NF4
+// as models have them by default, rows are multiples of 256, no norm follows o or down, and the
+// device has room for its blocks and can launch them together.
+//
 // With more than 8 texts, the kernel before o and the one before down compute z of these, where
 // there are kernels for it (heads of 64 and 128, ranks that fit the norm); otherwise z is a product
 // of its own. With one text, attention and gate and up leave partial sums of it, which are complete
@@ -38797,13 +38842,47 @@ typedef struct qlora__decode_many_attention {
     int32_t unused;
 } qlora__decode_many_attention;
 
+// Same layout as decode_layer in kernels/decode_layers.cuh.
+typedef struct qlora__decode_layer {
+    qlora__decode_product stacks[QLORA__GROUPS];
+    qlora__decode_attention attention;
+    const void* a[QLORA__GROUPS][QLORA_LINEAR_PARTS];
+    const void* norms[2];
+    int32_t ranks[QLORA__GROUPS][QLORA_LINEAR_PARTS];
+    int64_t unused;
+} qlora__decode_layer;
+
+typedef char
+    qlora__decode_layer_size[sizeof(qlora__decode_layer) == QLORA__DECODE_LAYER_BYTES ? 1 : -1];
+
+// Same layout as decode_layers.
+typedef struct qlora__decode_layers {
+    const void* layers;
+    void* h;
+    void* z;
+    void* counters;
+    int32_t count;
+    int32_t hidden;
+    int32_t ldz;
+    int32_t units;
+    int32_t pages;
+    float eps;
+    float scale;
+    int32_t unused;
+} qlora__decode_layers;
+
+static qlora__launch_kind qlora__decode_way(const qlora_model* m) {
+    return (m->decode.variants & QLORA__DECODE_EARLY) != 0 ? QLORA__LAUNCH_EARLY
+                                                           : QLORA__LAUNCH_PLAIN;
+}
+
 // Launches a kernel of a step. The first one of a step waits for everything before it: what the
 // others read before they wait was written before that.
 static qlora_result qlora__decode_launch(const qlora_model* m, qlora__kernel_id id, int64_t grid_x,
                                          int64_t grid_y, int64_t grid_z, uint32_t threads,
                                          uint32_t shared, void** args) {
-    bool early = (m->decode.variants & QLORA__DECODE_EARLY) != 0;
-    return qlora__launch_as(m->ctx, id, early, grid_x, grid_y, grid_z, threads, shared, args);
+    return qlora__launch_as(m->ctx, id, qlora__decode_way(m), grid_x, grid_y, grid_z, threads,
+                            shared, args);
 }
 
 // Tiles of 16 rows that a product has; gate and up count once.
@@ -39195,7 +39274,8 @@ typedef struct qlora__decode_between {
     const qlora_tensor* after;
     const qlora_tensor* norm;
     const qlora_linear_desc* next;
-    int turn; // which of the two streams is read
+    int turn;   // which of the two streams is read
+    bool added; // the output of `before` is part of it already
 } qlora__decode_between;
 
 static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__decode_between* b) {
@@ -39213,16 +39293,16 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     p.hidden = (int32_t)c->hidden;
     p.rows = (int32_t)d->texts;
     p.eps = (float)c->rms_eps;
-    if (b->layer != NULL) {
+    if (b->added) {
+        p.h = d->h[b->turn].data;
+    } else if (b->layer != NULL) {
         const qlora_linear_part* part = &b->layer->linears[b->before].parts[0];
         p.h = d->h[b->turn].data;
         p.y = d->y.data;
         p.z = d->z.data;
-        p.z_rank = m->use_adapters ? (int32_t)part->rank : 0;
+        bool has = qlora__decode_row_fits(m, b->layer); // y has the adapter already
+        p.z_rank = m->use_adapters && !has ? (int32_t)part->rank : 0;
         p.sb = part->rank > 0 ? part->sb->data : NULL;
-        if (qlora__decode_row_fits(m, b->layer)) { // y has the adapter already
-            p.z_rank = 0;
-        }
         p.after = b->after != NULL ? b->after->data : NULL;
         p.scale = (float)c->residual_scale;
     } else {
@@ -39232,6 +39312,7 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     }
     bool many = qlora__decode_is_many(m);
     bool whole = qlora__decode_norms_many(m);
+    bool first = b->layer == NULL && !b->added; // of a step
     p.slices = (int32_t)qlora__decode_slices(m, b->before);
     for (int i = 0; b->next != NULL && m->use_adapters && (whole || !many) && i < b->next->count;
          i++) {
@@ -39247,10 +39328,9 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     int64_t shared = whole ? qlora__decode_norm_shared(m, b->next, p.z_rank)
                            : (int64_t)(p.hidden + p.z_rank) * 4;
     qlora__kernel_id id = whole ? QLORA__K_decode_many_norm : QLORA__K_decode_norm;
-    bool early = b->layer != NULL && (m->decode.variants & QLORA__DECODE_EARLY) != 0;
-    // Few enough for a block of the next product to fit beside one.
-    uint32_t threads = p.z_rank == 0 && d->texts == 1 ? 512 : 1024;
-    qlora_result r = qlora__launch_as(m->ctx, id, early, qlora__max(1, blocks), d->texts, 1,
+    uint32_t threads = p.z_rank == 0 && d->texts == 1 ? 512 : 1024; // the next kernel fits beside
+    qlora__launch_kind kind = first ? QLORA__LAUNCH_PLAIN : qlora__decode_way(m);
+    qlora_result r = qlora__launch_as(m->ctx, id, kind, qlora__max(1, blocks), d->texts, 1,
                                       threads, (uint32_t)shared, args);
     if (r != QLORA_OK || !many || whole || b->next == NULL) {
         return r;
@@ -39286,7 +39366,7 @@ static qlora_result qlora__decode_attend_all(const qlora_model* m,
                                 128, shared, args);
 }
 
-static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t index) {
+static qlora__decode_attention qlora__decode_attention_of(const qlora_model* m, int64_t index) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
     const qlora__layer* layer = &m->layers[index];
@@ -39321,6 +39401,21 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
         c->attention_scale > 0.0 ? (float)c->attention_scale : 1.0f / sqrtf((float)c->head_dim);
     p.cap = (float)c->attention_cap;
     p.eps = (float)c->rms_eps;
+    return p;
+}
+
+// The shared memory of a block of attention: keys and values of a tile, as in
+// kernels/decode_attention.cuh.
+static int64_t qlora__decode_tiles_shared(const qlora_model* m) {
+    int64_t dim = m->plan.config.head_dim;
+    int64_t tile = dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
+    return 2 * tile * (qlora__ceil_div(dim, 16) * 16 + 8) * 2;
+}
+
+static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t index) {
+    const qlora__decode* d = &m->decode;
+    const qlora__layer* layer = &m->layers[index];
+    qlora__decode_attention p = qlora__decode_attention_of(m, index);
     if (qlora__decode_attends_many(m)) {
         return qlora__decode_attend_all(m, &p, &layer->linears[QLORA__O].parts[0]);
     }
@@ -39331,11 +39426,167 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
         p.z = d->z.data;
     }
     void* args[] = {&p};
-    int64_t tile = c->head_dim <= 128 ? QLORA__DECODE_TILE : QLORA__DECODE_TILE / 2;
-    int64_t row = qlora__ceil_div(c->head_dim, 16) * 16 + 8; // as in kernels/decode.cu
-    uint32_t shared = (uint32_t)(2 * tile * row * 2);
     return qlora__decode_launch(m, QLORA__K_decode_attention, d->counters.cols, d->pages, d->texts,
-                                256, shared, args);
+                                256, (uint32_t)qlora__decode_tiles_shared(m), args);
+}
+
+// ---- all layers in one launch
+
+enum {
+    QLORA__LAYERS_WARPS = 16, // as in kernels/decode_layers.cuh
+    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 4064,
+    QLORA__LAYERS_ATTENTION = 17936 // of attention_shared
+};
+
+// Blocks of the launch: one per multiprocessor, if there is something to do for so many.
+static int64_t qlora__decode_layers_blocks(const qlora_model* m,
+                                           const qlora__decode_layer* layer) {
+    int64_t most = m->decode.counters.cols * m->decode.pages;
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        most = qlora__max(most, qlora__decode_units(&layer->stacks[g]));
+    }
+    return qlora__min(most, m->ctx->gpu->sm_count);
+}
+
+// The shared memory of a block: that of the stack or the attention that needs most.
+static int64_t qlora__decode_layers_shared(const qlora_model* m, const qlora__decode_layer* layer,
+                                           int64_t blocks) {
+    int64_t most = QLORA__LAYERS_ATTENTION + qlora__decode_tiles_shared(m);
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        const qlora__decode_product* p = &layer->stacks[g];
+        int64_t units = qlora__decode_units(p);
+        int64_t z = (int64_t)layer->ranks[g][0] + layer->ranks[g][1] + layer->ranks[g][2];
+        int64_t pieces = qlora__ceil_div(p->K, 256);
+        for (int64_t i = units / blocks; i <= qlora__ceil_div(units, blocks); i++) {
+            int64_t tiles = i * (p->gated != 0 ? 2 : 1);
+            int64_t each =
+                qlora__max(1, qlora__ceil_div(tiles * pieces, QLORA__LAYERS_WARPS));
+            int64_t slots = (pieces - 1 + each - 1) / each + 1;
+            int64_t rows = tiles * 16 * p->parts[0].rank * 2; // of sB
+            most = qlora__max(most, pieces * 512 + (z + 3) / 4 * 16 + tiles * slots * 64 + rows);
+        }
+    }
+    return QLORA__LAYERS_SHARED + most;
+}
+
+// Whether the kernel can read a stack.
+static bool qlora__decode_layers_take(const qlora__decode_product* p, bool nf4) {
+    bool fits = nf4 && p->K % 256 == 0;
+    for (int i = 0; i < p->count; i++) {
+        const qlora__decode_part* part = &p->parts[i];
+        fits = fits && part->N % 16 == 0 && part->absmax == NULL && part->block_shift == 6 &&
+               part->group_shift >= 2;
+    }
+    return fits;
+}
+
+// The parameters of a layer; false if the kernel cannot take it.
+static bool qlora__decode_layer_of(const qlora_model* m, int64_t index, qlora__decode_layer* to) {
+    const qlora__decode* d = &m->decode;
+    const qlora__layer* layer = &m->layers[index];
+    const void* x[QLORA__GROUPS];
+    void* y[QLORA__GROUPS];
+    bool fits = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION_OUT) == NULL &&
+                qlora__layer_norm(m, layer, QLORA__NORM_MLP_OUT) == NULL;
+    const qlora_tensor* norms[2] = {qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION),
+                                    qlora__layer_norm(m, layer, QLORA__NORM_MLP)};
+    memset(to, 0, sizeof *to);
+    memset(x, 0, sizeof x);
+    memset(y, 0, sizeof y);
+    x[QLORA__O] = d->o.data;
+    x[QLORA__DOWN] = d->s.data;
+    y[QLORA__QKV] = d->qkv.data;
+    y[QLORA__GATE_UP] = d->s.data;
+    for (int i = 0; i < 2; i++) {
+        fits = fits && norms[i] != NULL;
+        to->norms[i] = norms[i] != NULL ? norms[i]->data : NULL;
+    }
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        const qlora_linear_desc* linear = &layer->linears[g];
+        qlora__decode_product* p = &to->stacks[g];
+        qlora__decode_stack(m, layer, g, false, p);
+        p->gated = g != QLORA__GATE_UP ? 0 : (m->arch->has & QLORA__HAS_GELU) != 0 ? 2 : 1;
+        p->x = x[g];
+        p->y = y[g];
+        p->y_is_bf16 = 1;
+        for (int i = 0; m->use_adapters && i < linear->count; i++) {
+            to->ranks[g][i] = (int32_t)linear->parts[i].rank;
+            to->a[g][i] = linear->parts[i].rank > 0 ? linear->parts[i].a->data : NULL;
+        }
+        fits = fits && qlora__decode_layers_take(p, linear->parts[0].nf4 != NULL);
+    }
+    to->attention = qlora__decode_attention_of(m, index);
+    return fits;
+}
+
+// Whether one launch takes all layers; with its grid and shared memory.
+static bool qlora__decode_layers_fit(const qlora_model* m, int64_t* blocks, int64_t* shared) {
+    const qlora__gpu* gpu = m->ctx->gpu;
+    const qlora_model_config* c = &m->plan.config;
+    bool fits = (m->decode.variants & QLORA__DECODE_LAYERS) != 0 && m->decode.texts == 1 &&
+                m->decode.alike && !m->decode.refused && m->decode.sent != NULL &&
+                gpu->cooperative != 0 && gpu->cu.LaunchKernelEx != NULL &&
+                gpu->driver_version >= 12030 && c->hidden <= 8192;
+    *blocks = 1;
+    *shared = 0;
+    for (int64_t l = 0; l < c->layers && fits; l++) {
+        qlora__decode_layer layer;
+        fits = qlora__decode_layer_of(m, l, &layer);
+        *blocks = qlora__max(*blocks, qlora__decode_layers_blocks(m, &layer));
+    }
+    for (int64_t l = 0; l < c->layers && fits; l++) {
+        qlora__decode_layer layer;
+        fits = qlora__decode_layer_of(m, l, &layer);
+        *shared = qlora__max(*shared, qlora__decode_layers_shared(m, &layer, *blocks));
+    }
+    return fits && *shared <= gpu->max_shared;
+}
+
+// Brings the parameters to the device, unless it has them.
+static qlora_result qlora__decode_layers_send(qlora_ctx* ctx, qlora_model* m) {
+    qlora__decode* d = &m->decode;
+    int64_t blocks;
+    int64_t shared;
+    if (!qlora__decode_layers_fit(m, &blocks, &shared)) {
+        return QLORA_OK;
+    }
+    int64_t first = m->use_adapters ? m->plan.config.layers : 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__decode_layer layer;
+        size_t at = (size_t)(first + l) * sizeof layer;
+        if (qlora__decode_layer_of(m, l, &layer) &&
+            memcmp(d->sent + at, &layer, sizeof layer) != 0) {
+            QLORA__TRY(
+                qlora__copy_in(ctx, (char*)d->params.data + at, &layer, sizeof layer));
+            memcpy(d->sent + at, &layer, sizeof layer);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, int64_t blocks,
+                                             int64_t shared) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__decode* d = &m->decode;
+    qlora__decode_layers p;
+    memset(&p, 0, sizeof p);
+    p.layers = (const char*)d->params.data +
+               (m->use_adapters ? c->layers * QLORA__DECODE_LAYER_BYTES : 0);
+    p.h = d->h[stream].data;
+    p.z = d->low.data;
+    p.counters = d->marks.data;
+    p.count = (int32_t)c->layers;
+    p.hidden = (int32_t)c->hidden;
+    p.ldz = (int32_t)d->low.ld;
+    p.units = (int32_t)d->counters.cols;
+    p.pages = (int32_t)d->pages;
+    p.eps = (float)c->rms_eps;
+    p.scale = (float)c->residual_scale;
+    void* args[] = {&p};
+    size_t bytes = (size_t)d->marks.cols * 4;
+    QLORA__TRY(qlora__zero(m->ctx, d->marks.data, bytes, bytes, 1));
+    return qlora__launch_as(m->ctx, QLORA__K_decode_layers, QLORA__LAUNCH_TOGETHER, blocks, 1, 1,
+                            QLORA__LAYERS_WARPS * 32, (uint32_t)shared, args);
 }
 
 // Chooses the next tokens from the logits.
@@ -39379,34 +39630,52 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }
 
+// The layers one by one, from the embedding on; *b is then what the norm before the head needs.
+static qlora_result qlora__decode_each(qlora_model* m, qlora__decode_between* b) {
+    const qlora__decode* d = &m->decode;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        b->norm = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION);
+        b->next = &layer->linears[QLORA__QKV];
+        QLORA__TRY(qlora__decode_norm_run(m, b));
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
+        QLORA__TRY(qlora__decode_attention_run(m, l));
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y));
+        b->layer = layer;
+        b->before = QLORA__O;
+        b->after = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION_OUT);
+        b->norm = qlora__layer_norm(m, layer, QLORA__NORM_MLP);
+        b->next = &layer->linears[QLORA__GATE_UP];
+        b->turn = 1 - b->turn;
+        QLORA__TRY(qlora__decode_norm_run(m, b));
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
+        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y));
+        b->before = QLORA__DOWN;
+        b->after = qlora__layer_norm(m, layer, QLORA__NORM_MLP_OUT);
+        b->turn = 1 - b->turn;
+    }
+    return QLORA_OK;
+}
+
 // Enqueues the kernels of a step.
 static qlora_result qlora__decode_enqueue(qlora_ctx* ctx, void* user) {
     qlora_model* m = (qlora_model*)user;
     const qlora__decode* d = &m->decode;
+    int64_t blocks;
+    int64_t shared;
     qlora__decode_between b;
     memset(&b, 0, sizeof b);
     QLORA__TRY(qlora__capture_note(ctx, d->state.data)); // all is in one arena
     QLORA__TRY(qlora__tokens_place(ctx, m));
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        qlora__layer* layer = &m->layers[l];
-        b.norm = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION);
-        b.next = &layer->linears[QLORA__QKV];
-        QLORA__TRY(qlora__decode_norm_run(m, &b));
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__QKV, &d->x, &d->qkv));
-        QLORA__TRY(qlora__decode_attention_run(m, l));
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__O, &d->o, &d->y));
-        b.layer = layer;
-        b.before = QLORA__O;
-        b.after = qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION_OUT);
-        b.norm = qlora__layer_norm(m, layer, QLORA__NORM_MLP);
-        b.next = &layer->linears[QLORA__GATE_UP];
+    if (qlora__decode_layers_fit(m, &blocks, &shared)) {
+        QLORA__TRY(qlora__decode_norm_run(m, &b)); // the embedding
+        qlora_result r = qlora__decode_layers_run(m, 1 - b.turn, blocks, shared);
+        m->decode.refused = r == QLORA_ERR_UNSUPPORTED;
+        QLORA__TRY(r);
         b.turn = 1 - b.turn;
-        QLORA__TRY(qlora__decode_norm_run(m, &b));
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__GATE_UP, &d->x, &d->s));
-        QLORA__TRY(qlora__decode_product_run(m, layer, QLORA__DOWN, &d->s, &d->y));
-        b.before = QLORA__DOWN;
-        b.after = qlora__layer_norm(m, layer, QLORA__NORM_MLP_OUT);
-        b.turn = 1 - b.turn;
+        b.added = true;
+    } else {
+        QLORA__TRY(qlora__decode_each(m, &b));
     }
     b.norm = &m->final_norm;
     b.next = NULL;
@@ -39422,6 +39691,11 @@ static qlora_result qlora__decode_enqueue(qlora_ctx* ctx, void* user) {
     return qlora__no_kernels(ctx);
 }
 
+static qlora_result qlora__decode_layers_send(qlora_ctx* ctx, qlora_model* m) {
+    (void)m;
+    return qlora__no_kernels(ctx);
+}
+
 #endif
 
 // Whether steps run on the device.
@@ -39429,14 +39703,18 @@ static bool qlora__decode_ready(const qlora_model* m) {
     return m->decode.planned && m->decode.works && !qlora__on_cpu(m->ctx);
 }
 
-// The parts of a stack share a table of levels: compares those of the weights.
+// The parts of a stack share a table of levels, and so do all stacks if one kernel takes them:
+// compares those of the weights.
 static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
     bool same = true;
+    bool alike = true;
+    bool any = false;
+    float whole[QLORA__NF4_MAPS];
     for (int64_t l = 0; l < m->plan.config.layers && m->decode.planned; l++) {
         for (int g = 0; g < QLORA__GROUPS; g++) {
             const qlora_linear_desc* linear = &m->layers[l].linears[g];
             float first[QLORA__NF4_MAPS];
-            for (int i = 0; i < linear->count && linear->count > 1; i++) {
+            for (int i = 0; i < linear->count; i++) {
                 float maps[QLORA__NF4_MAPS];
                 const qlora_nf4* w = linear->parts[i].nf4;
                 if (w != NULL) {
@@ -39444,9 +39722,17 @@ static qlora_result qlora__decode_check(qlora_ctx* ctx, qlora_model* m) {
                     same = same && (i == 0 || memcmp(first, maps, sizeof maps) == 0);
                 }
             }
+            if (linear->parts[0].nf4 != NULL) {
+                if (!any) {
+                    memcpy(whole, first, sizeof whole);
+                }
+                alike = alike && memcmp(first, whole, sizeof first) == 0;
+                any = true;
+            }
         }
     }
     m->decode.works = same;
+    m->decode.alike = same && alike && any;
     return QLORA_OK;
 }
 
@@ -39462,6 +39748,10 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     if (d->host == NULL) {
         return QLORA_ERR_MEMORY;
     }
+    if (d->texts == 1) {
+        d->sent = (uint8_t*)qlora__alloc_zero(ctx, (size_t)d->params.cols);
+        QLORA__TRY(d->sent != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
+    }
     for (int64_t n = 0; n < d->texts && m->paging.size == 0; n++) {
         int32_t pages[QLORA__MOST_PAGES];
         for (int64_t i = 0; i < d->pages; i++) {
@@ -39473,8 +39763,17 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Runs a step for the texts on the device: as a graph, which the first step captures. If that
-// fails, steps are launched kernel by kernel from then on.
+// Runs a step as a graph, which the first step captures, or launches its kernels.
+static qlora_result qlora__decode_begin(qlora_ctx* ctx, qlora_model* m, uint64_t key,
+                                        qlora_graph** graph) {
+    QLORA__TRY(qlora__decode_layers_send(ctx, m));
+    return m->decode.eager ? qlora__decode_enqueue(ctx, m)
+                           : qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph);
+}
+
+// Runs a step for the texts on the device. If it cannot be captured as a graph, steps are launched
+// kernel by kernel from then on; if the driver refuses a launch whose blocks wait for each other,
+// each stack of a layer has a kernel of its own.
 static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     int which = m->use_adapters ? 1 : 0;
     uint64_t key = (uint64_t)(uintptr_t)m + (uint64_t)which;
@@ -39486,13 +39785,17 @@ static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     if (*graph != NULL) {
         return qlora__graph_replay(ctx, *graph, key);
     }
-    qlora_result r = m->decode.eager
-                         ? QLORA_ERR_CAPTURE
-                         : qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph);
-    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST) {
+    bool refused = m->decode.refused;
+    qlora_result r = qlora__decode_begin(ctx, m, key, graph);
+    if (r != QLORA_OK && m->decode.refused != refused) {
+        QLORA__LOG(ctx, WARN, GRAPH, "a step is made of smaller kernels from now on: %.400s",
+                   ctx->env.error);
+        r = qlora__decode_begin(ctx, m, key, graph);
+    }
+    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || m->decode.eager) {
         return r;
     }
-    if (!m->decode.eager && r == QLORA_ERR_CAPTURE) { // otherwise the next step tries again
+    if (r == QLORA_ERR_CAPTURE) { // otherwise the next step tries again
         QLORA__LOG(ctx, WARN, GRAPH, "texts are generated without graphs from now on: %.400s",
                    ctx->env.error);
         m->decode.eager = true;
@@ -48657,4 +48960,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end e6efb247e5bf67ad
+//@@ end 13c1429a5ba1d220
