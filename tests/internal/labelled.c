@@ -254,8 +254,8 @@ TEST labelled_rows_are_enough(const test_machine* machine) {
     PASS();
 }
 
-// Row by row nothing changes: on the CPU, the losses even have the same bits, unless so few rows are
-// added up in another order. A model that is not trained gathers the rows elsewhere.
+// Row by row nothing changes. On the CPU, the losses even have the same bits, unless so few rows
+// are added up in another order. A model that is not trained gathers the rows elsewhere.
 TEST labelled_losses_are_the_same(const test_machine* machine) {
     bool cpu = strcmp(machine->backend, "cpu") == 0;
     for (int trains = 0; trains < 2; trains++) {
