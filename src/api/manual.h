@@ -146,13 +146,14 @@
 
        After the attention of the last layer, only rows with a label are needed: o_proj and MLP of
        that layer, the final norm and the head compute no others, in training and for the losses of
-       qlora_eval and qlora_eval_sequences. Their number is rounded up to whole chunks of the head
-       (desc.head_chunk), or to eighths of desc.tokens if chunks are smaller; if that is no less
-       than the tokens of the pass, all rows are computed. A row has the same dropout mask and, up
-       to the rounding of products with another number of rows, the same values either way. The
+       qlora_eval and qlora_eval_sequences. On the GPU, their number is rounded up to whole chunks
+       of the head (desc.head_chunk), or to eighths of desc.tokens if chunks are smaller; if that is
+       no less than desc.tokens, all rows are computed. A row has the same dropout mask and, up to
+       the rounding of products with another number of rows, the same values either way. The
        gradients of the last layer's o, gate, up and down, and of the norms behind its attention,
        are sums over fewer rows, in another order. Which rows are computed depends on the labels of
-       the micro-batch alone. Models with tiles or with several adapters compute all rows.
+       the micro-batch alone. Models with tiles compute all rows, and so do those with several
+       adapters on the GPU.
 
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,
@@ -191,12 +192,11 @@
        the CPU, the rows of each adapter are computed separately, without graphs.
        An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
        a training of its own with the same micro-batches, if its sequences are next to each other
-       in every micro-batch, there are no tiles, and that training computes all rows of the last
-       layer (NUMERICS). On the GPU it has the same bits whatever tokens the others have and
-       whichever of the others they belong to, if the model has the same slots and sizes, and its
-       own sequences have the same places in the micro-batches, with as many labels before them;
-       alone, or next to other ranks, it differs by rounding. (Computed separately, the sequences
-       around its own must have the same lengths.)
+       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever tokens
+       the others have and whichever of the others they belong to, if the model has the same slots
+       and sizes, and its own sequences have the same places in the micro-batches, with as many
+       labels before them; alone, or next to other ranks, it differs by rounding. (Computed
+       separately, the sequences around its own must have the same lengths.)
        If the activations of one adapter are not finite, its update is skipped (last_skipped), and
        the others have the bits they would have had otherwise. Parameters that are not finite, from
        a file or written by the program, spoil all adapters that stand side by side. Dropout,

@@ -301,8 +301,8 @@ static qlora_result qlora__o_backward_run(const qlora__pass* pass, qlora__layer*
     qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
     qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
     if (pass->gathered) {
-        qlora_tensor o = qlora__labelled_o(m, pass->rows);
-        x = qlora__window(&o, pass->rows, 0, q + stack.pad);
+        qlora_tensor o = qlora__labelled_o(m, pass->labelled);
+        x = qlora__slice(pass, &o, 0, q + stack.pad);
     }
     if (qlora__stack_is_dora(m, layer, QLORA__O)) {
         QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
@@ -394,10 +394,12 @@ static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
     int64_t width = m->plan.config.hidden;
     int64_t end = pass->chunks * m->plan.head_chunk;
     qlora_tensor dx;
-    qlora_tensor rest;
     qlora__arena_window(&m->rows_dx, 0, pass->labelled, width, &dx);
-    qlora__arena_window(&m->rows_dx, end * width, pass->labelled - end, width, &rest);
-    QLORA__TRY(end < pass->labelled ? qlora__tensor_zero(pass->ctx, &rest) : QLORA_OK);
+    if (end < pass->labelled) {
+        qlora_tensor rest;
+        qlora__arena_window(&m->rows_dx, end * width, pass->labelled - end, width, &rest);
+        QLORA__TRY(qlora__tensor_zero(pass->ctx, &rest));
+    }
     qlora_tensor h = qlora__window(&m->last_h, pass->labelled, 0, width);
     qlora_tensor dh = qlora__window(&m->dh, pass->labelled, 0, width);
     return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm,

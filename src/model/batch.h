@@ -203,7 +203,7 @@ static void qlora__slot_labels(const qlora_model* m, char* memory, const qlora_b
         weights[i] = 0;
     }
     micro->chunks = qlora__ceil_div(count, m->plan.head_chunk);
-    micro->labelled = qlora__labelled_rows(m, micro->chunks, micro->rows);
+    micro->labelled = qlora__labelled_rows(m, count, micro->rows);
     qlora__slot_places(m, memory, count, micro);
 }
 

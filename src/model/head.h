@@ -91,8 +91,13 @@ static qlora_result qlora__head_gather(const qlora__pass* pass, int64_t i) {
     int64_t C = m->plan.head_chunk;
     bool tiled = m->plan.tile > 0;
     if (pass->labelled > 0) {
-        qlora_tensor some = qlora__window(&m->x, C, i * C * m->x.ld, c->hidden);
-        return qlora_scale(pass->ctx, 1.0f, &some, &m->rows_x);
+        int64_t rows = qlora__min(C, pass->labelled - i * C);
+        qlora_tensor some = qlora__window(&m->x, rows, i * C * m->x.ld, c->hidden);
+        qlora_tensor copy = qlora__window(&m->rows_x, rows, 0, c->hidden);
+        if (rows < C) { // the others have no label
+            QLORA__TRY(qlora__tensor_zero(pass->ctx, &m->rows_x));
+        }
+        return qlora_scale(pass->ctx, 1.0f, &some, &copy);
     }
     qlora_tensor x = qlora__window(tiled ? &m->last_h : &m->x, pass->rows, 0, c->hidden);
     qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);

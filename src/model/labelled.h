@@ -6,9 +6,10 @@
 // o_proj, MLP, final norm and head have only these rows, forward and backward. Before the backward
 // pass of attention, their gradients go back to their tokens; those of other tokens are zero.
 //
-// Their number is rounded up to whole chunks of the head, so that the number of chunks still tells
-// which graph a micro-batch needs. The rows that fill it up are copies of row 0 whose gradients are
-// zero. None of this needs memory of its own:
+// On the GPU, their number is rounded up to whole chunks of the head, so that the number of chunks
+// still tells which graph a micro-batch needs. The rows that fill it up are copies of row 0 whose
+// gradients are zero. On the CPU, there are no other rows, so that those of an adapter are the same
+// next to others as alone. None of this needs memory of its own:
 //
 //   labelled rows                in the memory of   which is otherwise used by
 //   output of attention, with z  dqkv               the backward pass of attention, later
@@ -48,13 +49,15 @@ static bool qlora__labelled_fits(const qlora_model* m, int64_t rows) {
     return fits;
 }
 
-// The rows that the last layer has after attention, if the labels fill `chunks` chunks of the head
-// and the pass has `rows` rows; 0 = all of them.
-static int64_t qlora__labelled_rows(const qlora_model* m, int64_t chunks, int64_t rows) {
-    int64_t step = qlora__labelled_step(m);
-    int64_t labelled = qlora__ceil_div(chunks, step) * step * m->plan.head_chunk;
-    bool can = m->plan.tile == 0 && !qlora__has_several(m) && !m->every_row;
-    return can && labelled < rows && qlora__labelled_fits(m, labelled) ? labelled : 0;
+// The rows that the last layer has after attention, if `count` of the `rows` rows of a pass have a
+// label; 0 = all of them.
+static int64_t qlora__labelled_rows(const qlora_model* m, int64_t count, int64_t rows) {
+    int64_t size = qlora__labelled_step(m) * m->plan.head_chunk;
+    bool cpu = qlora__on_cpu(m->ctx);
+    int64_t labelled = cpu ? count : qlora__ceil_div(count, size) * size;
+    bool can = m->plan.tile == 0 && (cpu || !qlora__has_several(m)) && !m->every_row;
+    int64_t room = cpu && qlora__trains(m) ? rows : labelled; // as for another number of labels
+    return can && labelled < rows && qlora__labelled_fits(m, room) ? labelled : 0;
 }
 
 // The output of attention of such rows, with room for z of o_proj.

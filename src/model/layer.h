@@ -99,8 +99,8 @@ static bool qlora__run_at(const qlora__pass* pass, int64_t index, qlora__pass* o
         return false;
     }
     const qlora__owned_rows* run = &m->runs[index];
-    int64_t first = qlora__max(run->row, pass->row);
-    int64_t end = qlora__min(run->end, pass->row + pass->rows);
+    int64_t first = qlora__max(pass->gathered ? run->label : run->row, pass->row);
+    int64_t end = qlora__min(pass->gathered ? run->label_end : run->end, pass->row + pass->rows);
     out->row = first;
     out->rows = qlora__max(end - first, 0);
     out->at = pass->at + first - pass->row;
@@ -195,9 +195,10 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     }
     // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
     // On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
+    // Rows of a pass that are few because of their labels are not computed in another way.
     bool few = qlora__on_cpu(pass->ctx) && !qlora__is_fp8(m);
     bool codes = few ? pass->rows <= 8 : pass->rows == 1 && (!layer->cached || qlora__is_fp8(m));
-    if (codes && !pass->training) {
+    if (codes && !pass->training && !pass->gathered) {
         out->linear.operand = NULL;
         out->linear.fp8 = NULL;
     }
@@ -417,7 +418,7 @@ static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* laye
 static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__layer* layer,
                                         qlora_tensor* o, qlora_tensor* h) {
     const qlora_model* m = pass->m;
-    *o = qlora__labelled_o(m, pass->rows);
+    *o = qlora__labelled_o(m, pass->labelled);
     qlora__arena_window(&layer->kept.gu, 0, pass->rows, m->plan.config.hidden, h);
     qlora_tensor heads = qlora__window(o, pass->rows, 0, qlora__q_width(&m->plan.config));
     QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));

@@ -28,7 +28,7 @@ static qlora_result qlora__dry_run_labelled(const qlora__pass* all) {
     qlora__pass pass = *all;
     for (int64_t n = 1; n < QLORA__LABELLED_SIZES; n++) {
         pass.chunks = n * step;
-        pass.labelled = qlora__labelled_rows(m, pass.chunks, pass.rows);
+        pass.labelled = qlora__labelled_rows(m, pass.chunks * m->plan.head_chunk, pass.rows);
         if (pass.labelled == 0) {
             continue;
         }

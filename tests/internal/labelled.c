@@ -173,11 +173,13 @@ static bool labelled_near(double a, double b, double limit) {
 // The rows that a micro-batch of so many labelled rows must have; 0 = all.
 static int64_t labelled_expected(const qlora_model* m, int64_t rows) {
     const qlora_plan* p = &m->plan;
-    int64_t all = qlora__on_cpu(m->ctx) ? LABELLED_ALL : p->tokens;
+    if (qlora__on_cpu(m->ctx)) {
+        return rows;
+    }
     int64_t sizes = (p->tokens + p->head_chunk - 1) / p->head_chunk;
     int64_t unit = p->head_chunk * (sizes > 8 ? 2 : 1);
     int64_t few = (rows + unit - 1) / unit * unit;
-    return few < all ? few : 0;
+    return few < p->tokens ? few : 0;
 }
 
 // The interpreter takes its time: there, every other pattern.
@@ -252,18 +254,18 @@ TEST labelled_rows_are_enough(const test_machine* machine) {
     PASS();
 }
 
-// Row by row nothing changes: in f32 on the CPU, the losses have the same bits. A model that is not
-// trained gathers the rows elsewhere.
-TEST labelled_losses_have_the_same_bits(const test_machine* machine) {
+// Row by row nothing changes. On the CPU, the losses even have the same bits, unless so few rows
+// are added up in another order. A model that is not trained gathers the rows elsewhere.
+TEST labelled_losses_are_the_same(const test_machine* machine) {
     bool cpu = strcmp(machine->backend, "cpu") == 0;
     for (int trains = 0; trains < 2; trains++) {
         setup s = setup_make(machine);
         rig r;
-        s.model.head_chunk = 10; // a few rows have products of their own
+        s.model.head_chunk = 10;
         s.model.dropout = 0.0f;
         s.model.purpose = trains == 1 ? QLORA_PURPOSE_TRAIN : QLORA_PURPOSE_EVALUATE;
         ASSERT(rig_open(&r, &s));
-        ASSERT_EQ_FMT(10, (int)qlora__labelled_rows(r.model, 1, LABELLED_ALL), "%d");
+        ASSERT_EQ_FMT(cpu ? 9 : 10, (int)qlora__labelled_rows(r.model, 9, LABELLED_ALL), "%d");
         for (int p = 0; p < LABELLED_PATTERNS; p++) {
             data d;
             double logps[2][LABELLED_SEQUENCES];
@@ -274,7 +276,8 @@ TEST labelled_losses_have_the_same_bits(const test_machine* machine) {
             }
             for (int i = 0; i < LABELLED_SEQUENCES; i++) {
                 ASSERTm(labelled_patterns[p].name,
-                        cpu ? memcmp(&logps[0][i], &logps[1][i], sizeof logps[0][i]) == 0
+                        cpu && labelled_patterns[p].rows >= 16
+                            ? memcmp(&logps[0][i], &logps[1][i], sizeof logps[0][i]) == 0
                             : labelled_near(logps[0][i], logps[1][i], 1e-5));
             }
         }
@@ -337,7 +340,7 @@ TEST labelled_rows_need_no_memory(const test_machine* machine) {
 
 SUITE(labelled_suite) {
     RUN_ON(TEST_ONE_EACH, labelled_rows_are_enough);
-    RUN_ON(TEST_ONE_EACH, labelled_losses_have_the_same_bits);
+    RUN_ON(TEST_ONE_EACH, labelled_losses_are_the_same);
     RUN_ON(TEST_ONE_EACH, labelled_graphs_are_few);
     RUN_ON(TEST_ONE_EACH, labelled_rows_need_no_memory);
 }
