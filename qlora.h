@@ -146,13 +146,14 @@
 
        After the attention of the last layer, only rows with a label are needed: o_proj and MLP of
        that layer, the final norm and the head compute no others, in training and for the losses of
-       qlora_eval and qlora_eval_sequences. Their number is rounded up to whole chunks of the head
-       (desc.head_chunk), or to eighths of desc.tokens if chunks are smaller; if that is no less
-       than the tokens of the pass, all rows are computed. A row has the same dropout mask and, up
-       to the rounding of products with another number of rows, the same values either way. The
+       qlora_eval and qlora_eval_sequences. On the GPU, their number is rounded up to whole chunks
+       of the head (desc.head_chunk), or to eighths of desc.tokens if chunks are smaller; if that is
+       no less than desc.tokens, all rows are computed. A row has the same dropout mask and, up to
+       the rounding of products with another number of rows, the same values either way. The
        gradients of the last layer's o, gate, up and down, and of the norms behind its attention,
        are sums over fewer rows, in another order. Which rows are computed depends on the labels of
-       the micro-batch alone. Models with tiles or with several adapters compute all rows.
+       the micro-batch alone. Models with tiles compute all rows, and so do those with several
+       adapters on the GPU.
 
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,
@@ -191,12 +192,11 @@
        the CPU, the rows of each adapter are computed separately, without graphs.
        An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
        a training of its own with the same micro-batches, if its sequences are next to each other
-       in every micro-batch, there are no tiles, and that training computes all rows of the last
-       layer (NUMERICS). On the GPU it has the same bits whatever tokens the others have and
-       whichever of the others they belong to, if the model has the same slots and sizes, and its
-       own sequences have the same places in the micro-batches, with as many labels before them;
-       alone, or next to other ranks, it differs by rounding. (Computed separately, the sequences
-       around its own must have the same lengths.)
+       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever tokens
+       the others have and whichever of the others they belong to, if the model has the same slots
+       and sizes, and its own sequences have the same places in the micro-batches, with as many
+       labels before them; alone, or next to other ranks, it differs by rounding. (Computed
+       separately, the sequences around its own must have the same lengths.)
        If the activations of one adapter are not finite, its update is skipped (last_skipped), and
        the others have the bits they would have had otherwise. Parameters that are not finite, from
        a file or written by the program, spoil all adapters that stand side by side. Dropout,
@@ -36773,9 +36773,10 @@ static qlora_result qlora__moments_start(qlora_ctx* ctx, qlora_model* m) {
 // o_proj, MLP, final norm and head have only these rows, forward and backward. Before the backward
 // pass of attention, their gradients go back to their tokens; those of other tokens are zero.
 //
-// Their number is rounded up to whole chunks of the head, so that the number of chunks still tells
-// which graph a micro-batch needs. The rows that fill it up are copies of row 0 whose gradients are
-// zero. None of this needs memory of its own:
+// On the GPU, their number is rounded up to whole chunks of the head, so that the number of chunks
+// still tells which graph a micro-batch needs. The rows that fill it up are copies of row 0 whose
+// gradients are zero. On the CPU, there are no other rows, so that those of an adapter are the same
+// next to others as alone. None of this needs memory of its own:
 //
 //   labelled rows                in the memory of   which is otherwise used by
 //   output of attention, with z  dqkv               the backward pass of attention, later
@@ -36815,13 +36816,15 @@ static bool qlora__labelled_fits(const qlora_model* m, int64_t rows) {
     return fits;
 }
 
-// The rows that the last layer has after attention, if the labels fill `chunks` chunks of the head
-// and the pass has `rows` rows; 0 = all of them.
-static int64_t qlora__labelled_rows(const qlora_model* m, int64_t chunks, int64_t rows) {
-    int64_t step = qlora__labelled_step(m);
-    int64_t labelled = qlora__ceil_div(chunks, step) * step * m->plan.head_chunk;
-    bool can = m->plan.tile == 0 && !qlora__has_several(m) && !m->every_row;
-    return can && labelled < rows && qlora__labelled_fits(m, labelled) ? labelled : 0;
+// The rows that the last layer has after attention, if `count` of the `rows` rows of a pass have a
+// label; 0 = all of them.
+static int64_t qlora__labelled_rows(const qlora_model* m, int64_t count, int64_t rows) {
+    int64_t size = qlora__labelled_step(m) * m->plan.head_chunk;
+    bool cpu = qlora__on_cpu(m->ctx);
+    int64_t labelled = cpu ? count : qlora__ceil_div(count, size) * size;
+    bool can = m->plan.tile == 0 && (cpu || !qlora__has_several(m)) && !m->every_row;
+    int64_t room = cpu && qlora__trains(m) ? rows : labelled; // as for another number of labels
+    return can && labelled < rows && qlora__labelled_fits(m, room) ? labelled : 0;
 }
 
 // The output of attention of such rows, with room for z of o_proj.
@@ -37068,7 +37071,7 @@ static void qlora__slot_labels(const qlora_model* m, char* memory, const qlora_b
         weights[i] = 0;
     }
     micro->chunks = qlora__ceil_div(count, m->plan.head_chunk);
-    micro->labelled = qlora__labelled_rows(m, micro->chunks, micro->rows);
+    micro->labelled = qlora__labelled_rows(m, count, micro->rows);
     qlora__slot_places(m, memory, count, micro);
 }
 
@@ -37317,8 +37320,8 @@ static bool qlora__run_at(const qlora__pass* pass, int64_t index, qlora__pass* o
         return false;
     }
     const qlora__owned_rows* run = &m->runs[index];
-    int64_t first = qlora__max(run->row, pass->row);
-    int64_t end = qlora__min(run->end, pass->row + pass->rows);
+    int64_t first = qlora__max(pass->gathered ? run->label : run->row, pass->row);
+    int64_t end = qlora__min(pass->gathered ? run->label_end : run->end, pass->row + pass->rows);
     out->row = first;
     out->rows = qlora__max(end - first, 0);
     out->at = pass->at + first - pass->row;
@@ -37413,9 +37416,10 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     }
     // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
     // On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
+    // Rows of a pass that are few because of their labels are not computed in another way.
     bool few = qlora__on_cpu(pass->ctx) && !qlora__is_fp8(m);
     bool codes = few ? pass->rows <= 8 : pass->rows == 1 && (!layer->cached || qlora__is_fp8(m));
-    if (codes && !pass->training) {
+    if (codes && !pass->training && !pass->gathered) {
         out->linear.operand = NULL;
         out->linear.fp8 = NULL;
     }
@@ -37635,7 +37639,7 @@ static qlora_result qlora__layer_add(const qlora__pass* pass, qlora__layer* laye
 static qlora_result qlora__layer_gather(const qlora__pass* pass, const qlora__layer* layer,
                                         qlora_tensor* o, qlora_tensor* h) {
     const qlora_model* m = pass->m;
-    *o = qlora__labelled_o(m, pass->rows);
+    *o = qlora__labelled_o(m, pass->labelled);
     qlora__arena_window(&layer->kept.gu, 0, pass->rows, m->plan.config.hidden, h);
     qlora_tensor heads = qlora__window(o, pass->rows, 0, qlora__q_width(&m->plan.config));
     QLORA__TRY(qlora__labelled_gather(pass->ctx, m, &layer->kept.o, &heads));
@@ -38048,8 +38052,13 @@ static qlora_result qlora__head_gather(const qlora__pass* pass, int64_t i) {
     int64_t C = m->plan.head_chunk;
     bool tiled = m->plan.tile > 0;
     if (pass->labelled > 0) {
-        qlora_tensor some = qlora__window(&m->x, C, i * C * m->x.ld, c->hidden);
-        return qlora_scale(pass->ctx, 1.0f, &some, &m->rows_x);
+        int64_t rows = qlora__min(C, pass->labelled - i * C);
+        qlora_tensor some = qlora__window(&m->x, rows, i * C * m->x.ld, c->hidden);
+        qlora_tensor copy = qlora__window(&m->rows_x, rows, 0, c->hidden);
+        if (rows < C) { // the others have no label
+            QLORA__TRY(qlora__tensor_zero(pass->ctx, &m->rows_x));
+        }
+        return qlora_scale(pass->ctx, 1.0f, &some, &copy);
     }
     qlora_tensor x = qlora__window(tiled ? &m->last_h : &m->x, pass->rows, 0, c->hidden);
     qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
@@ -38448,8 +38457,8 @@ static qlora_result qlora__o_backward_run(const qlora__pass* pass, qlora__layer*
     qlora_tensor dy = qlora__layer_d_out(pass, stack.out + stack.pad);
     qlora_tensor d_o = qlora__slice(pass, &m->d_o, 0, q);
     if (pass->gathered) {
-        qlora_tensor o = qlora__labelled_o(m, pass->rows);
-        x = qlora__window(&o, pass->rows, 0, q + stack.pad);
+        qlora_tensor o = qlora__labelled_o(m, pass->labelled);
+        x = qlora__slice(pass, &o, 0, q + stack.pad);
     }
     if (qlora__stack_is_dora(m, layer, QLORA__O)) {
         QLORA__TRY(qlora__stack_gains_backward(pass, layer, QLORA__O, &stack, &x, &dy));
@@ -38541,10 +38550,12 @@ static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
     int64_t width = m->plan.config.hidden;
     int64_t end = pass->chunks * m->plan.head_chunk;
     qlora_tensor dx;
-    qlora_tensor rest;
     qlora__arena_window(&m->rows_dx, 0, pass->labelled, width, &dx);
-    qlora__arena_window(&m->rows_dx, end * width, pass->labelled - end, width, &rest);
-    QLORA__TRY(end < pass->labelled ? qlora__tensor_zero(pass->ctx, &rest) : QLORA_OK);
+    if (end < pass->labelled) {
+        qlora_tensor rest;
+        qlora__arena_window(&m->rows_dx, end * width, pass->labelled - end, width, &rest);
+        QLORA__TRY(qlora__tensor_zero(pass->ctx, &rest));
+    }
     qlora_tensor h = qlora__window(&m->last_h, pass->labelled, 0, width);
     qlora_tensor dh = qlora__window(&m->dh, pass->labelled, 0, width);
     return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm,
@@ -40319,7 +40330,7 @@ static qlora_result qlora__dry_run_labelled(const qlora__pass* all) {
     qlora__pass pass = *all;
     for (int64_t n = 1; n < QLORA__LABELLED_SIZES; n++) {
         pass.chunks = n * step;
-        pass.labelled = qlora__labelled_rows(m, pass.chunks, pass.rows);
+        pass.labelled = qlora__labelled_rows(m, pass.chunks * m->plan.head_chunk, pass.rows);
         if (pass.labelled == 0) {
             continue;
         }
@@ -48960,4 +48971,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 13c1429a5ba1d220
+//@@ end 7a2669ae51fa278c
