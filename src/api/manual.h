@@ -141,8 +141,11 @@
        they are packed: those of projections, adapters and the head, forward and backward. Sums,
        and everything else, are fp32, and so is what is stored. Products of at most eight rows, as
        in decoding, may take their operands as they are. Every tier has the mode, but only
-       neon_bf16 is faster in it; its instructions take numbers below 2^-126 for zero. In mode F32,
-       neon and neon_bf16 have the same bits. qlora_gemm of two bf16 matrices uses them, too.
+       neon_bf16, avx512_bf16 and amx have instructions for it, which take numbers below 2^-126 for
+       zero; amx adds the products of even and of odd k apart, 32 k at a time. In mode F32,
+       neon_bf16 has the bits of neon, and avx512_bf16 and amx have those of avx512. qlora_gemm of
+       two bf16 matrices uses these instructions, too. For amx, a context asks Linux once for the
+       use of the tiles (arch_prctl), as every process must.
 
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,
