@@ -4836,7 +4836,7 @@ typedef struct qlora__cpu_gemm {
 } qlora__cpu_gemm;
 
 // How one side of a product is packed in bf16. A line of a panel takes half the memory of one in
-// f32. Panels are `width` lines wide and consist of groups of steps, whose layout is up to the tile.
+// f32. Panels are `width` lines wide and have groups of steps, whose layout is up to the tile.
 typedef struct qlora__cpu_bf16_side {
     // Packs n steps of `together` lines as those from `line` on of the panel `out`; steps from n
     // to the end of the group are zero.
@@ -48900,4 +48900,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 612993e7bfc815ef
+//@@ end 44d1c55a741afc45

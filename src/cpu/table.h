@@ -110,7 +110,7 @@ typedef struct qlora__cpu_gemm {
 } qlora__cpu_gemm;
 
 // How one side of a product is packed in bf16. A line of a panel takes half the memory of one in
-// f32. Panels are `width` lines wide and consist of groups of steps, whose layout is up to the tile.
+// f32. Panels are `width` lines wide and have groups of steps, whose layout is up to the tile.
 typedef struct qlora__cpu_bf16_side {
     // Packs n steps of `together` lines as those from `line` on of the panel `out`; steps from n
     // to the end of the group are zero.
