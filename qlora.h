@@ -74,7 +74,7 @@
        QLORA_NO_CUDA         leave out the GPU: no dynamic loading, no kernels_ptx.h
        QLORA_NO_MODEL        leave out models, training and file formats: the bare runtime
        QLORA_NO_COMM         leave out training with several processes
-       QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2 and AVX-512
+       QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2, AVX-512, AMX
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
        QLORA_ASSERT(x)       checks our own invariants only; never files, arguments or devices
        QLORA_KERNELS_HEADER  another name for "kernels_ptx.h", which may be packed (make ptx-packed)
@@ -8482,7 +8482,7 @@ static void qlora__avx2_bf16_quad(const uint16_t* const* rows, int64_t k, int64_
 
 static const qlora__cpu_bf16 qlora__avx512_bf16_gemm = {
     {
-        400, // as many bytes as 200 of f32
+        640,
         192,
         8,
         48,
@@ -9510,10 +9510,10 @@ static const qlora__cpu_table qlora__cpu_tables[] = {
      &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, NULL, "avx512"},
 #endif
 #ifdef QLORA__X86_BF16
-    {QLORA_CPU_TIER_AVX512_BF16, "avx512_bf16", "AVX-512 with BF16", qlora__has_avx512_bf16, false,
+    {QLORA_CPU_TIER_AVX512_BF16, "avx512_bf16", "AVX-512 with BF16", qlora__has_avx512_bf16, true,
      &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, &qlora__avx512_bf16_gemm,
      "avx512"},
-    {QLORA_CPU_TIER_AMX, "amx", "AVX-512, AMX-BF16 and Linux", qlora__has_amx, false,
+    {QLORA_CPU_TIER_AMX, "amx", "AVX-512, AMX-BF16 and Linux", qlora__has_amx, true,
      &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, &qlora__amx_gemm, "avx512"},
 #endif
 };
@@ -48900,4 +48900,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 44d1c55a741afc45
+//@@ end 23c30240a5b4ce88

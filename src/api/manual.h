@@ -74,7 +74,7 @@
        QLORA_NO_CUDA         leave out the GPU: no dynamic loading, no kernels_ptx.h
        QLORA_NO_MODEL        leave out models, training and file formats: the bare runtime
        QLORA_NO_COMM         leave out training with several processes
-       QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2 and AVX-512
+       QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2, AVX-512, AMX
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
        QLORA_ASSERT(x)       checks our own invariants only; never files, arguments or devices
        QLORA_KERNELS_HEADER  another name for "kernels_ptx.h", which may be packed (make ptx-packed)

@@ -236,7 +236,7 @@ static void qlora__avx2_bf16_quad(const uint16_t* const* rows, int64_t k, int64_
 
 static const qlora__cpu_bf16 qlora__avx512_bf16_gemm = {
     {
-        400, // as many bytes as 200 of f32
+        640,
         192,
         8,
         48,

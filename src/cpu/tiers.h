@@ -116,10 +116,10 @@ static const qlora__cpu_table qlora__cpu_tables[] = {
      &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, NULL, "avx512"},
 #endif
 #ifdef QLORA__X86_BF16
-    {QLORA_CPU_TIER_AVX512_BF16, "avx512_bf16", "AVX-512 with BF16", qlora__has_avx512_bf16, false,
+    {QLORA_CPU_TIER_AVX512_BF16, "avx512_bf16", "AVX-512 with BF16", qlora__has_avx512_bf16, true,
      &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, &qlora__avx512_bf16_gemm,
      "avx512"},
-    {QLORA_CPU_TIER_AMX, "amx", "AVX-512, AMX-BF16 and Linux", qlora__has_amx, false,
+    {QLORA_CPU_TIER_AMX, "amx", "AVX-512, AMX-BF16 and Linux", qlora__has_amx, true,
      &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, &qlora__amx_gemm, "avx512"},
 #endif
 };
