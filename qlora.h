@@ -4810,7 +4810,7 @@ typedef void (*qlora__tile_fn)(int64_t steps, const float* a, const float* b, fl
 // Products: kernels of the loops in cpu/panels.h. A panel has, for each k, `rows` rows of A or
 // `cols` columns of B side by side; both are multiples of four.
 typedef struct qlora__cpu_tiles {
-    int64_t steps; // at most this many per tile, so that both panels stay in the first-level cache
+    int64_t steps; // at most this many per tile, so that both panels stay in a cache
     int64_t block; // columns of B that are packed at a time, at most
     int64_t rows;
     int64_t cols;
@@ -8055,7 +8055,7 @@ static void qlora__avx2_nf4(const float* levels, float scale, const uint8_t* cod
 
 static const qlora__cpu_gemm qlora__avx2_gemm = {
     {
-        300, // 24 columns of 300 steps are 28 KiB
+        384, // 24 columns of 384 steps are 36 KiB
         192,
         4,
         24,
@@ -8093,7 +8093,9 @@ static const qlora__cpu_gemm qlora__avx2_gemm = {
     _mm512_storeu_ps(c + i * ldc + 16, c##i##1);                                                   \
     _mm512_storeu_ps(c + i * ldc + 32, c##i##2)
 
-// C[8][48] += a[k][8] b[k][48]: 24 sums, three vectors of b and a broadcast element of a.
+// C[8][48] += a[k][8] b[k][48]: 24 sums, three vectors of b and a broadcast element of a. Both
+// panels come from the second-level cache: ranges that fit into the first are so short that moving
+// C takes longer.
 QLORA__TARGET_AVX512
 static void qlora__avx512_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
                                bool add) {
@@ -8124,6 +8126,10 @@ static void qlora__avx512_tile(int64_t steps, const float* a, const float* b, fl
         QLORA__ROW(5);
         QLORA__ROW(6);
         QLORA__ROW(7);
+        QLORA__WILL_READ(a + 128);
+        QLORA__WILL_READ(b + 480);
+        QLORA__WILL_READ(b + 496);
+        QLORA__WILL_READ(b + 512);
         a += 8;
         b += 48;
     }
@@ -8225,7 +8231,7 @@ static void qlora__avx512_nf4(const float* levels, float scale, const uint8_t* c
 
 static const qlora__cpu_gemm qlora__avx512_gemm = {
     {
-        200, // 48 columns of 200 steps are 38 KiB
+        640,
         192,
         8,
         48,
@@ -8657,7 +8663,7 @@ static void qlora__amx_columns(const uint16_t* const* lines, int64_t n, int64_t 
 
 static const qlora__cpu_bf16 qlora__amx_gemm = {
     {
-        512, // 32 columns of 512 steps are 32 KiB
+        1280, // longer is faster, although the panels are in the second-level cache
         192,
         32,
         32,
@@ -48900,4 +48906,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 23c30240a5b4ce88
+//@@ end 2df3621915834860

@@ -151,7 +151,7 @@ static void qlora__amx_columns(const uint16_t* const* lines, int64_t n, int64_t 
 
 static const qlora__cpu_bf16 qlora__amx_gemm = {
     {
-        512, // 32 columns of 512 steps are 32 KiB
+        1280, // longer is faster, although the panels are in the second-level cache
         192,
         32,
         32,

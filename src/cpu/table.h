@@ -84,7 +84,7 @@ typedef void (*qlora__tile_fn)(int64_t steps, const float* a, const float* b, fl
 // Products: kernels of the loops in cpu/panels.h. A panel has, for each k, `rows` rows of A or
 // `cols` columns of B side by side; both are multiples of four.
 typedef struct qlora__cpu_tiles {
-    int64_t steps; // at most this many per tile, so that both panels stay in the first-level cache
+    int64_t steps; // at most this many per tile, so that both panels stay in a cache
     int64_t block; // columns of B that are packed at a time, at most
     int64_t rows;
     int64_t cols;
