@@ -938,6 +938,10 @@ static QLORA__UNUSED bool qlora__os_has_arm_bf16(void) {
     return false;
 }
 
+static QLORA__UNUSED bool qlora__os_allows_amx(void) {
+    return false; // not offered there
+}
+
 // The value of an environment variable; false if it is not set, empty, or longer than `out`.
 static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
     unsigned long used = GetEnvironmentVariableA(name, out, (unsigned long)size);
@@ -1255,6 +1259,17 @@ static QLORA__UNUSED bool qlora__os_has_arm_bf16(void) {
     memcpy(&query, &address, sizeof query);
     bool known = query != NULL && query("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) == 0;
     return known && has == 1;
+#else
+    return false;
+#endif
+}
+
+// Asks for the use of AMX's tiles, as every process must that uses them; false if they are refused.
+static QLORA__UNUSED bool qlora__os_allows_amx(void) {
+#if defined(__x86_64__) && defined(__linux__) && defined(__LP64__)
+    long result = 158; // arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): older headers lack the names
+    __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    return result == 0;
 #else
     return false;
 #endif
@@ -32262,4 +32277,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 9899a6ce3fdb7495
+//@@ end 23fd49f630184ff5

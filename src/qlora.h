@@ -89,6 +89,8 @@ extern "C" {
 #include "cpu/neon_bf16.h"
 #include "cpu/avx2.h"
 #include "cpu/avx512.h"
+#include "cpu/avx512_bf16.h"
+#include "cpu/amx.h"
 #include "cpu/stream.h"
 #include "cpu/stream_neon.h"
 #include "cpu/stream_avx2.h"

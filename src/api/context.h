@@ -38,7 +38,10 @@ typedef enum qlora_cpu_tier {
     // NEON with the BF16 instructions, for QLORA_MODE_BF16 and products of two bf16 matrices;
     // anything else has the bits of NEON
     QLORA_CPU_TIER_NEON_BF16 = 5,
-    QLORA_CPU_TIER_COUNT = 6
+    // The same for AVX512
+    QLORA_CPU_TIER_AVX512_BF16 = 6,
+    QLORA_CPU_TIER_AMX = 7, // Linux only
+    QLORA_CPU_TIER_COUNT = 8
 } qlora_cpu_tier;
 // "portable" and so on; "unknown" for any other value.
 QLORA_API const char* qlora_cpu_tier_name(qlora_cpu_tier tier);

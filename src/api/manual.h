@@ -74,7 +74,7 @@
        QLORA_NO_CUDA         leave out the GPU: no dynamic loading, no kernels_ptx.h
        QLORA_NO_MODEL        leave out models, training and file formats: the bare runtime
        QLORA_NO_COMM         leave out training with several processes
-       QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2 and AVX-512
+       QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2, AVX-512, AMX
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
        QLORA_ASSERT(x)       checks our own invariants only; never files, arguments or devices
        QLORA_KERNELS_HEADER  another name for "kernels_ptx.h", which may be packed (make ptx-packed)
@@ -141,8 +141,11 @@
        they are packed: those of projections, adapters and the head, forward and backward. Sums,
        and everything else, are fp32, and so is what is stored. Products of at most eight rows, as
        in decoding, may take their operands as they are. Every tier has the mode, but only
-       neon_bf16 is faster in it; its instructions take numbers below 2^-126 for zero. In mode F32,
-       neon and neon_bf16 have the same bits. qlora_gemm of two bf16 matrices uses them, too.
+       neon_bf16, avx512_bf16 and amx have instructions for it, which take numbers below 2^-126 for
+       zero; amx adds the products of even and of odd k apart, 32 k at a time. In mode F32,
+       neon_bf16 has the bits of neon, and avx512_bf16 and amx have those of avx512. qlora_gemm of
+       two bf16 matrices uses these instructions, too. For amx, a context asks Linux once for the
+       use of the tiles (arch_prctl), as every process must.
 
        After the attention of the last layer, only rows with a label are needed: o_proj and MLP of
        that layer, the final norm and the head compute no others, in training and for the losses of

@@ -17,7 +17,9 @@
     _mm512_storeu_ps(c + i * ldc + 16, c##i##1);                                                   \
     _mm512_storeu_ps(c + i * ldc + 32, c##i##2)
 
-// C[8][48] += a[k][8] b[k][48]: 24 sums, three vectors of b and a broadcast element of a.
+// C[8][48] += a[k][8] b[k][48]: 24 sums, three vectors of b and a broadcast element of a. Both
+// panels come from the second-level cache: ranges that fit into the first are so short that moving
+// C takes longer.
 QLORA__TARGET_AVX512
 static void qlora__avx512_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
                                bool add) {
@@ -48,6 +50,10 @@ static void qlora__avx512_tile(int64_t steps, const float* a, const float* b, fl
         QLORA__ROW(5);
         QLORA__ROW(6);
         QLORA__ROW(7);
+        QLORA__WILL_READ(a + 128);
+        QLORA__WILL_READ(b + 480);
+        QLORA__WILL_READ(b + 496);
+        QLORA__WILL_READ(b + 512);
         a += 8;
         b += 48;
     }
@@ -149,7 +155,7 @@ static void qlora__avx512_nf4(const float* levels, float scale, const uint8_t* c
 
 static const qlora__cpu_gemm qlora__avx512_gemm = {
     {
-        200, // 48 columns of 200 steps are 38 KiB
+        640,
         192,
         8,
         48,

@@ -156,14 +156,15 @@ QLORA__TARGET_NEON_BF16 static void qlora__neon_bf16_round(const float* from, fl
     }
 }
 
-// Pairs of four steps: eight steps at a time, then the rest with zeros behind it.
-static void qlora__neon_bf16_pair(const uint16_t* first, const uint16_t* second, int64_t n,
-                                  int64_t width, uint16_t* out) {
+// For every four steps, two lines are side by side, eight elements together.
+static void qlora__neon_bf16_lines(const uint16_t* const* lines, int64_t n, int64_t width,
+                                   int64_t line, uint16_t* out) {
     int64_t jump = 4 * width;
     int64_t k = 0;
+    out += 4 * line;
     for (; k + 8 <= n; k += 8) {
-        uint64x2_t a = vreinterpretq_u64_u16(vld1q_u16(first + k));
-        uint64x2_t b = vreinterpretq_u64_u16(vld1q_u16(second + k));
+        uint64x2_t a = vreinterpretq_u64_u16(vld1q_u16(lines[0] + k));
+        uint64x2_t b = vreinterpretq_u64_u16(vld1q_u16(lines[1] + k));
         vst1q_u16(out, vreinterpretq_u16_u64(vzip1q_u64(a, b)));
         vst1q_u16(out + jump, vreinterpretq_u16_u64(vzip2q_u64(a, b)));
         out += 2 * jump;
@@ -171,8 +172,8 @@ static void qlora__neon_bf16_pair(const uint16_t* first, const uint16_t* second,
     for (; k < n; k += 4) {
         size_t bytes = (size_t)qlora__min(4, n - k) * sizeof *out;
         memset(out, 0, 8 * sizeof *out);
-        memcpy(out, first + k, bytes);
-        memcpy(out + 4, second + k, bytes);
+        memcpy(out, lines[0] + k, bytes);
+        memcpy(out + 4, lines[1] + k, bytes);
         out += jump;
     }
 }
@@ -189,9 +190,10 @@ static void qlora__neon_bf16_pair(const uint16_t* first, const uint16_t* second,
         left = left > 0 ? left : width;                                                            \
     } while (0)
 
-static void qlora__neon_bf16_quad(const uint16_t* const* rows, int64_t n, int64_t width,
+static void qlora__neon_bf16_quad(const uint16_t* const* rows, int64_t k, int64_t n, int64_t width,
                                   int64_t jump, uint16_t* out) {
     int64_t left = width;
+    out += k * width;
     int64_t next = jump - 4 * (width - 4); // from the last four lines of a panel to the next panel
     for (int64_t i = 0; i < n; i += 8) {
         uint16x8_t r0 = vld1q_u16(rows[0] + i);
@@ -240,10 +242,14 @@ static const qlora__cpu_bf16 qlora__neon_bf16_gemm = {
         8,
         qlora__neon_bf16_narrow,
     },
+    4,
+    2,
     qlora__neon_bf16_round,
     qlora__neon_bf16_nf4,
-    qlora__neon_bf16_pair,
-    qlora__neon_bf16_quad,
+    {qlora__neon_bf16_lines, qlora__neon_bf16_quad},
+    {qlora__neon_bf16_lines, qlora__neon_bf16_quad},
+    NULL,
+    NULL,
 };
 
 #endif // QLORA__NEON_BF16

@@ -9,7 +9,7 @@
 #define QLORA__CHUNK 96 // rows whose panels stay in the second-level cache: whole tiles
 #define QLORA__PANELS 0x320000 // elements in panels: QLORA__MC rows of 3200 steps
 #define QLORA__BLOCKS ((QLORA__KC + 4) * QLORA__NC) // elements of a block of columns
-#define QLORA__MOST_TILE 384                        // elements of the largest tile
+#define QLORA__MOST_TILE 1024                       // elements of the largest tile
 
 // Working memory of the packed products, allocated with the context.
 struct qlora__packing {

@@ -45,25 +45,26 @@ static const uint16_t* qlora__lines_bf16(const qlora__cpu_gemm* cpu, const qlora
     return stage;
 }
 
-// Lines whose elements are next to each other, two at a time.
-static void qlora__lines_pack_pairs(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
-                                    const qlora__lines_piece* p, int64_t width, int64_t stride,
-                                    const uint16_t* zero, uint16_t* out) {
-    uint16_t stage[2 * QLORA__KC];
+// Lines whose elements are next to each other.
+static void qlora__lines_pack_lines(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
+                                    const qlora__cpu_bf16_side* side, const qlora__lines_piece* p,
+                                    int64_t width, int64_t stride, const uint16_t* zero,
+                                    uint16_t* out) {
+    uint16_t stage[8 * QLORA__KC];
     const qlora__operand* o = p->from;
     int64_t padded = qlora__ceil_div(p->count, width) * width;
-    for (int64_t i = 0; i < padded; i += 2) {
-        uint16_t* to = out + i / width * stride * width * 2 + i % width * 4;
+    for (int64_t i = 0; i < padded; i += bf16->together) {
+        uint16_t* to = out + i / width * stride * width * 2;
         for (int64_t k = 0; k < p->steps; k += QLORA__KC) {
-            const uint16_t* lines[2];
+            const uint16_t* lines[8];
             int64_t n = qlora__min(QLORA__KC, p->steps - k);
-            for (int j = 0; j < 2; j++) {
+            for (int64_t j = 0; j < bf16->together; j++) {
                 int64_t at = (p->first + i + j) * o->ld + p->k + k;
                 lines[j] = i + j < p->count
                                ? qlora__lines_bf16(cpu, bf16, p, at, n, stage + j * QLORA__KC)
                                : zero;
             }
-            bf16->pair(lines[0], lines[1], n, width, to + k * width);
+            side->lines(lines, n, width, i % width, to + k * width);
         }
     }
 }
@@ -78,13 +79,14 @@ static void qlora__lines_expect(const qlora__operand* o, int64_t first, int64_t 
 
 // Lines whose elements of one k are next to each other, four k at a time.
 static void qlora__lines_pack_quads(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
-                                    const qlora__lines_piece* p, int64_t width, int64_t stride,
-                                    uint16_t* out) {
+                                    const qlora__cpu_bf16_side* side, const qlora__lines_piece* p,
+                                    int64_t width, int64_t stride, uint16_t* out) {
     uint16_t stage[4][QLORA__NC + 8];
     const uint16_t* const rows[4] = {stage[0], stage[1], stage[2], stage[3]};
     const qlora__operand* o = p->from;
     int64_t part = QLORA__NC / width * width; // lines at a time
-    for (int64_t k = 0; k < p->steps; k += 4) {
+    int64_t steps = qlora__ceil_div(p->steps, bf16->group) * bf16->group;
+    for (int64_t k = 0; k < steps; k += 4) {
         for (int64_t i = 0; i < p->count; i += part) {
             int64_t n = qlora__min(part, p->count - i);
             int64_t padded = qlora__ceil_div(n, width) * width;
@@ -101,22 +103,23 @@ static void qlora__lines_pack_quads(const qlora__cpu_gemm* cpu, const qlora__cpu
                 }
                 memset(stage[j] + have, 0, (size_t)(padded + 8 - have) * sizeof *from);
             }
-            bf16->quad(rows, padded, width, stride * width * 2,
-                       out + i / width * stride * width * 2 + k * width);
+            side->quad(rows, k, padded, width, stride * width * 2,
+                       out + i / width * stride * width * 2);
         }
     }
 }
 
-// `at` and the steps are counted in k; `at` is a multiple of four.
+// `at` and the steps are counted in k; `at` is a multiple of the group.
 static void qlora__lines_pack_bf16(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
-                                   const qlora__lines_piece* p, int64_t width, int64_t stride,
-                                   int64_t at, const float* zero, float* out) {
+                                   const qlora__lines_piece* p, bool left, int64_t width,
+                                   int64_t stride, int64_t at, const float* zero, float* out) {
     uint16_t* to = (uint16_t*)(void*)out + at * width;
+    const qlora__cpu_bf16_side* side = left ? &bf16->left : &bf16->right;
     if (p->from->lines) {
-        qlora__lines_pack_pairs(cpu, bf16, p, width, stride, (const uint16_t*)(const void*)zero,
-                                to);
+        qlora__lines_pack_lines(cpu, bf16, side, p, width, stride,
+                                (const uint16_t*)(const void*)zero, to);
     } else {
-        qlora__lines_pack_quads(cpu, bf16, p, width, stride, to);
+        qlora__lines_pack_quads(cpu, bf16, side, p, width, stride, to);
     }
 }
 

@@ -9,10 +9,11 @@
 // threads, nor on how rows, columns and k are divided.
 
 // Floats per line of panels that are next to each other, at least `floats` and at most 7 more: such
-// that the panels are an odd number of cache lines apart. Otherwise many would share few sets of
-// the cache.
+// that the panels are an odd number of cache lines apart, or of pairs of them if the width is a
+// multiple of two. Otherwise many would share few sets of the cache.
 static int64_t qlora__panel_stride(int64_t floats, int64_t width) {
-    while (floats * width % 32 != 16) {
+    int64_t unit = width % 32 == 0 ? 32 : 16;
+    while (floats * width % (2 * unit) != unit) {
         floats++;
     }
     return floats;
@@ -33,10 +34,17 @@ typedef struct qlora__panels {
     int64_t stride; // floats of a line
 } qlora__panels;
 
-// Steps that n steps of an operand take in the panels: those in bf16 have whole groups of four, so
-// that the groups do not depend on what comes before.
+// Steps that n steps of an operand take in the panels: those in bf16 have whole groups, so that the
+// groups do not depend on what comes before.
 static int64_t qlora__panels_steps(const qlora__panels* p, int64_t n) {
-    return p->bf16 != NULL ? qlora__ceil_div(n, 4) * 4 : n;
+    return p->bf16 != NULL ? qlora__ceil_div(n, p->bf16->group) * p->bf16->group : n;
+}
+
+// At least as many, before the panels are open.
+static int64_t qlora__panels_padded(const qlora_ctx* ctx, bool bf16, int64_t n) {
+    bool halved = bf16 && qlora__on_cpu(ctx) && ctx->cpu->bf16 != NULL;
+    int64_t group = halved ? ctx->cpu->bf16->group : 4;
+    return qlora__ceil_div(n, group) * group;
 }
 
 // Floats of a line that `steps` steps take.
@@ -46,14 +54,15 @@ static int64_t qlora__panels_floats(const qlora__panels* p, int64_t steps) {
 
 // Steps that the panels have room for.
 static int64_t qlora__panels_room(const qlora__panels* p) {
-    return p->bf16 != NULL ? p->stride / 2 * 4 : p->stride;
+    return p->bf16 != NULL ? p->stride * 2 / p->bf16->group * p->bf16->group : p->stride;
 }
 
-// Packs a piece from step `at` of panels with `stride` floats per line on.
-static void qlora__panels_lines(const qlora__panels* p, const qlora__lines_piece* piece,
+// Packs a piece from step `at` of panels with `stride` floats per line on. left: rows
+static void qlora__panels_lines(const qlora__panels* p, const qlora__lines_piece* piece, bool left,
                                 int64_t width, int64_t stride, int64_t at, float* out) {
     if (p->bf16 != NULL) {
-        qlora__lines_pack_bf16(p->cpu, p->bf16, piece, width, stride, at, p->memory->zero, out);
+        qlora__lines_pack_bf16(p->cpu, p->bf16, piece, left, width, stride, at, p->memory->zero,
+                               out);
     } else {
         qlora__lines_pack(p->cpu, piece, width, stride, at, p->memory->zero, out);
     }
@@ -103,7 +112,7 @@ static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
         piece.round = p->round;
         piece.factor = p->round ? job->alpha : 1.0f;
         float* out = p->memory->a + first * p->stride;
-        qlora__panels_lines(p, &piece, width, p->stride, job->at, out);
+        qlora__panels_lines(p, &piece, true, width, p->stride, job->at, out);
         for (int64_t i = 0; !p->round && job->alpha != 1.0f && i < piece.count; i += width) {
             float* panel = out + i * p->stride + job->at * width;
             for (int64_t j = 0; j < job->steps * width; j++) {
@@ -174,7 +183,7 @@ static void qlora__multiply_pack(const qlora__multiply* m, int64_t col, int64_t 
             piece.steps = to - from;
             piece.round = m->left->round;
             piece.factor = 1.0f;
-            qlora__panels_lines(m->left, &piece, m->width, m->stride, from - k, b);
+            qlora__panels_lines(m->left, &piece, false, m->width, m->stride, from - k, b);
         }
         begin += qlora__panels_steps(m->left, s->steps);
     }
@@ -238,7 +247,11 @@ static void qlora__multiply_block(const qlora__multiply* m, int64_t k, int64_t s
 // A unit is a block of columns and some of the rows.
 static void qlora__multiply_units(void* user, int slot, int64_t begin, int64_t end) {
     const qlora__multiply* m = (const qlora__multiply*)user;
+    const qlora__cpu_bf16* bf16 = m->left->bf16;
     float* b = m->left->memory->b + (size_t)slot * QLORA__BLOCKS;
+    if (bf16 != NULL && bf16->begin != NULL) {
+        bf16->begin();
+    }
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t col = unit / m->unit_parts * m->block;
         int64_t row = unit % m->unit_parts * m->unit_rows;
@@ -249,6 +262,9 @@ static void qlora__multiply_units(void* user, int slot, int64_t begin, int64_t e
                                   qlora__min(row + m->unit_rows, m->left->rows));
         }
     }
+    if (bf16 != NULL && bf16->end != NULL) {
+        bf16->end();
+    }
 }
 
 // Divides the work: ranges of about the same length, tiles that waste few columns, and enough units
@@ -256,7 +272,8 @@ static void qlora__multiply_units(void* user, int slot, int64_t begin, int64_t e
 static void qlora__multiply_divide(qlora__multiply* m) {
     const qlora__cpu_tiles* tiles = m->left->tiles;
     int64_t ranges = qlora__ceil_div(m->steps, tiles->steps);
-    m->range = qlora__ceil_div(qlora__ceil_div(m->steps, ranges), 4) * 4;
+    int64_t group = m->left->bf16 != NULL ? m->left->bf16->group : 4;
+    m->range = qlora__ceil_div(qlora__ceil_div(m->steps, ranges), group) * group;
     bool narrow =
         m->cols <= tiles->block / 4 && qlora__ceil_div(m->cols, tiles->narrow) * tiles->narrow <
                                            qlora__ceil_div(m->cols, tiles->cols) * tiles->cols;

@@ -23,6 +23,10 @@
 #endif
 #ifdef QLORA__X86
 #include <immintrin.h>
+// Written in assembly, too: not all compilers that know the instructions have the intrinsics.
+#if defined(__clang__) ? __clang_major__ >= 12 : defined(__GNUC__) && __GNUC__ >= 11
+#define QLORA__X86_BF16
+#endif
 #if defined(_MSC_VER) && !defined(__clang__)
 #include <intrin.h>
 #elif defined(_MSC_VER)
@@ -80,7 +84,7 @@ typedef void (*qlora__tile_fn)(int64_t steps, const float* a, const float* b, fl
 // Products: kernels of the loops in cpu/panels.h. A panel has, for each k, `rows` rows of A or
 // `cols` columns of B side by side; both are multiples of four.
 typedef struct qlora__cpu_tiles {
-    int64_t steps; // at most this many per tile, so that both panels stay in the first-level cache
+    int64_t steps; // at most this many per tile, so that both panels stay in a cache
     int64_t block; // columns of B that are packed at a time, at most
     int64_t rows;
     int64_t cols;
@@ -105,22 +109,34 @@ typedef struct qlora__cpu_gemm {
     void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, float* out);
 } qlora__cpu_gemm;
 
-// Products of operands in bf16. A line of a panel takes half the memory: for every four k, two
-// lines are side by side, eight elements together, and `width` of them make the panel. The number
-// of steps is a multiple of four, and the four products of an element are added in one order.
+// How one side of a product is packed in bf16. A line of a panel takes half the memory of one in
+// f32. Panels are `width` lines wide and have groups of steps, whose layout is up to the tile.
+typedef struct qlora__cpu_bf16_side {
+    // Packs n steps of `together` lines as those from `line` on of the panel `out`; steps from n
+    // to the end of the group are zero.
+    void (*lines)(const uint16_t* const* lines, int64_t n, int64_t width, int64_t line,
+                  uint16_t* out);
+    // Packs four steps, from k on, of n lines: rows[i][j] is step k + i of line j. n is a multiple
+    // of the width, and panels are `jump` elements apart. May read four elements after a row.
+    void (*quad)(const uint16_t* const* rows, int64_t k, int64_t n, int64_t width, int64_t jump,
+                 uint16_t* out);
+} qlora__cpu_bf16_side;
+
+// Products of operands in bf16. The number of steps is a multiple of `group`, and the products of
+// an element within a group are added in one order.
 typedef struct qlora__cpu_bf16 {
     qlora__cpu_tiles tiles;
+    int64_t group;    // a multiple of four
+    int64_t together; // at most eight
     // to[i] = bf16(from[i] * factor)
     void (*round)(const float* from, float factor, int64_t n, uint16_t* to);
     // The same as nf4 above, in bf16.
     void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, uint16_t* out);
-    // Packs n steps of two lines; steps that the last four lack are zero.
-    void (*pair)(const uint16_t* first, const uint16_t* second, int64_t n, int64_t width,
-                 uint16_t* out);
-    // Packs four steps of n lines: rows[i][j] is step i of line j. n is a multiple of the width,
-    // and panels are `jump` elements apart. May read up to four elements after a row.
-    void (*quad)(const uint16_t* const* rows, int64_t n, int64_t width, int64_t jump,
-                 uint16_t* out);
+    qlora__cpu_bf16_side left;
+    qlora__cpu_bf16_side right;
+    // Called by a thread before its tiles and after them; NULL: nothing to do
+    void (*begin)(void);
+    void (*end)(void);
 } qlora__cpu_bf16;
 
 typedef struct qlora__cpu_rows qlora__cpu_rows;     // operators on rows, attention

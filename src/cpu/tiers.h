@@ -71,6 +71,23 @@ static bool qlora__has_avx512(void) {
 }
 
 #undef QLORA__CPUID_AVX2
+
+#ifdef QLORA__X86_BF16
+
+static bool qlora__has_avx512_bf16(void) {
+    return qlora__has_avx512() && qlora__cpuid_read(7, 0).eax >= 1 &&
+           (qlora__cpuid_read(7, 1).eax >> 5 & 1u) != 0;
+}
+
+// AMX-BF16 and AMX-TILE, next to AVX-512, whose kernels do the rest.
+static bool qlora__has_amx(void) {
+    const uint32_t edx7 = 1u << 22 | 1u << 24;
+    const uint32_t saved = 0x60000;
+    return qlora__has_avx512() && (qlora__cpuid_read(7, 0).edx & edx7) == edx7 &&
+           (qlora__xcr0() & saved) == saved && qlora__os_allows_amx();
+}
+
+#endif // QLORA__X86_BF16
 #endif // QLORA__X86
 
 static bool qlora__has_everything(void) {
@@ -98,12 +115,19 @@ static const qlora__cpu_table qlora__cpu_tables[] = {
     {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, true,
      &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, NULL, "avx512"},
 #endif
+#ifdef QLORA__X86_BF16
+    {QLORA_CPU_TIER_AVX512_BF16, "avx512_bf16", "AVX-512 with BF16", qlora__has_avx512_bf16, true,
+     &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, &qlora__avx512_bf16_gemm,
+     "avx512"},
+    {QLORA_CPU_TIER_AMX, "amx", "AVX-512, AMX-BF16 and Linux", qlora__has_amx, true,
+     &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, &qlora__amx_gemm, "avx512"},
+#endif
 };
 
 #define QLORA__CPU_TABLES ((int)(sizeof qlora__cpu_tables / sizeof qlora__cpu_tables[0]))
 
-static const char* const qlora__cpu_tier_names[] = {"best", "portable", "neon",
-                                                    "avx2", "avx512",   "neon_bf16"};
+static const char* const qlora__cpu_tier_names[] = {
+    "best", "portable", "neon", "avx2", "avx512", "neon_bf16", "avx512_bf16", "amx"};
 
 const char* qlora_cpu_tier_name(qlora_cpu_tier tier) {
     return (int)tier >= 0 && tier < QLORA_CPU_TIER_COUNT ? qlora__cpu_tier_names[tier] : "unknown";

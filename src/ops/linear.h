@@ -544,8 +544,8 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
-    if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(l),
-                                math == QLORA__MATH_BF16)) {
+    bool bf16 = math == QLORA__MATH_BF16;
+    if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(ctx, l, bf16), bf16)) {
         return qlora__linear_forward_shared(ctx, math, l, x, &inner, y);
     }
     QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
@@ -686,7 +686,7 @@ static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const ql
                                        const qlora_tensor* dx) {
     bool bf16 = math == QLORA__MATH_BF16;
     if (dx != NULL && l->dropout == 0.0f &&
-        qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(l), bf16)) {
+        qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(ctx, l, bf16), bf16)) {
         qlora_tensor tail;
         QLORA__TRY(
             qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, dy->cols - inner->cols, &tail));

@@ -50,12 +50,13 @@ static float* qlora__linear_at(const qlora_tensor* t, int64_t row, int64_t col) 
 }
 
 // With what panels in bf16 add to each part.
-static int64_t qlora__linear_forward_steps(const qlora_linear_desc* l) {
+static int64_t qlora__linear_forward_steps(const qlora_ctx* ctx, const qlora_linear_desc* l,
+                                           bool bf16) {
     int64_t rank = 0;
     for (int32_t i = 0; i < l->count; i++) {
         rank = qlora__max(rank, l->parts[i].rank);
     }
-    return qlora__ceil_div(l->in, 4) * 4 + rank;
+    return qlora__panels_padded(ctx, bf16, l->in) + rank;
 }
 
 // The sum of the ranks of part i and of those after it whose A follow in memory; *next is the first
@@ -114,7 +115,7 @@ static void qlora__linear_forward_panels(qlora_ctx* ctx, const qlora_linear_desc
                                          const qlora_tensor* x, const qlora_tensor* y,
                                          bool adapters, bool bf16) {
     qlora__panels p;
-    qlora__panels_open(ctx, qlora__linear_forward_steps(l), bf16, &p);
+    qlora__panels_open(ctx, qlora__linear_forward_steps(ctx, l, bf16), bf16, &p);
     int64_t height = qlora__panels_rows(x->rows, p.stride);
     for (p.row = 0; p.row < x->rows; p.row += height) {
         p.rows = qlora__min(height, x->rows - p.row);
@@ -123,11 +124,12 @@ static void qlora__linear_forward_panels(qlora_ctx* ctx, const qlora_linear_desc
     ctx->last_path = QLORA_PATH_CPU;
 }
 
-static int64_t qlora__linear_backward_steps(const qlora_linear_desc* l) {
+static int64_t qlora__linear_backward_steps(const qlora_ctx* ctx, const qlora_linear_desc* l,
+                                            bool bf16) {
     int64_t steps = 0;
     for (int32_t i = 0; i < l->count; i++) {
-        steps += qlora__ceil_div(l->parts[i].out, 4) * 4;
-        steps += qlora__ceil_div(l->parts[i].rank, 4) * 4;
+        steps += qlora__panels_padded(ctx, bf16, l->parts[i].out);
+        steps += qlora__panels_padded(ctx, bf16, l->parts[i].rank);
     }
     return steps;
 }
@@ -169,7 +171,7 @@ static void qlora__linear_dx_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
                                     const qlora_tensor* dy, int64_t out, const qlora_tensor* dx,
                                     bool bf16) {
     qlora__panels p;
-    qlora__panels_open(ctx, qlora__linear_backward_steps(l), bf16, &p);
+    qlora__panels_open(ctx, qlora__linear_backward_steps(ctx, l, bf16), bf16, &p);
     int64_t height = qlora__panels_rows(dy->rows, p.stride);
     for (p.row = 0; p.row < dy->rows; p.row += height) {
         p.rows = qlora__min(height, dy->rows - p.row);

@@ -54,6 +54,17 @@ static QLORA__UNUSED bool qlora__os_has_arm_bf16(void) {
 #endif
 }
 
+// Asks for the use of AMX's tiles, as every process must that uses them; false if they are refused.
+static QLORA__UNUSED bool qlora__os_allows_amx(void) {
+#if defined(__x86_64__) && defined(__linux__) && defined(__LP64__)
+    long result = 158; // arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): older headers lack the names
+    __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    return result == 0;
+#else
+    return false;
+#endif
+}
+
 // The value of an environment variable; false if it is not set or empty.
 static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
     const char* value = getenv(name);

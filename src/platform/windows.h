@@ -119,6 +119,10 @@ static QLORA__UNUSED bool qlora__os_has_arm_bf16(void) {
     return false;
 }
 
+static QLORA__UNUSED bool qlora__os_allows_amx(void) {
+    return false; // not offered there
+}
+
 // The value of an environment variable; false if it is not set, empty, or longer than `out`.
 static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
     unsigned long used = GetEnvironmentVariableA(name, out, (unsigned long)size);

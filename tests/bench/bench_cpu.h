@@ -279,7 +279,8 @@ static bool cpu_bench_on(cpu_bench* b, qlora_cpu_tier tier, int threads) {
     b->on = ok ? info.desc->threads : 1;
     b->of = tier;
     b->peak = cpu_peak(tier, true, b->quick ? 3 : 10, 2000000);
-    if (tier == QLORA_CPU_TIER_NEON_BF16) {
+    if (tier == QLORA_CPU_TIER_NEON_BF16 || tier == QLORA_CPU_TIER_AVX512_BF16 ||
+        tier == QLORA_CPU_TIER_AMX) {
         cpu_print(b, "peak of one thread, bf16", 1e-6, b->peak * 1e-6);
     }
     b->peak = cpu_peak(tier, false, b->quick ? 3 : 10, 2000000);

@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 
 #if defined(__aarch64__)
@@ -30,20 +31,17 @@ static double cpu_seconds(bool wall) {
 // Multiply-adds in n rounds; returns a value that depends on all.
 typedef float (*cpu_fma_fn)(const float* data, int64_t n);
 
-#define FMA_ROUND(fma, a, b)                                                                       \
-    s0 = fma(s0, a, b), s1 = fma(s1, a, b), s2 = fma(s2, a, b), s3 = fma(s3, a, b),                \
-    s4 = fma(s4, a, b), s5 = fma(s5, a, b), s6 = fma(s6, a, b), s7 = fma(s7, a, b),                \
-    s8 = fma(s8, a, b), s9 = fma(s9, a, b)
-
+// Sums that start with different values, with the instructions written out, because compilers
+// compute equal sums once.
 #if defined(__aarch64__)
 
 // Some processors begin four multiply-adds per cycle and end them four cycles later, so that ten
-// sums are too few: there are 24, as in a tile. They start with different values, and the
-// instructions are written out, because compilers compute equal sums once.
+// sums are too few: there are 24, as in a tile.
 #define FMA_SUMS 24
 #define FMA_EACH(X)                                                                                \
-    X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16)    \
-    X(17) X(18) X(19) X(20) X(21) X(22) X(23)
+    X(0)                                                                                           \
+    X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16) X(17)   \
+        X(18) X(19) X(20) X(21) X(22) X(23)
 #define FMA_START(i) float32x4_t s##i = vdupq_n_f32(data[i]);
 #define FMA_F32(i) __asm__("fmla %0.4s, %1.4s, %2.4s" : "+w"(s##i) : "w"(a), "w"(b));
 #define FMA_BF16(i) __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(s##i) : "w"(a), "w"(b));
@@ -87,46 +85,104 @@ cpu_fma_neon_bf16(const float* data, int64_t n) {
 
 #elif defined(__x86_64__)
 
-#define FMA_256(s, a, b) _mm256_fmadd_ps(a, b, s)
-#define FMA_512(s, a, b) _mm512_fmadd_ps(a, b, s)
+// Processors begin two multiply-adds per cycle and end them at most five cycles later. There are 12
+// sums in the 16 registers of AVX2 and 24 in the 32 of AVX-512, as in a tile.
+#define FMA_12(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+#define FMA_24(X)                                                                                  \
+    FMA_12(X)                                                                                      \
+    X(12) X(13) X(14) X(15) X(16) X(17) X(18) X(19) X(20) X(21) X(22) X(23)
+#define FMA_START_256(i) __m256 s##i = _mm256_set1_ps(data[i]);
+#define FMA_START_512(i) __m512 s##i = _mm512_set1_ps(data[i]);
+#define FMA_F32(i) __asm__("vfmadd231ps %1, %2, %0" : "+v"(s##i) : "v"(a), "v"(b));
+#define FMA_BF16(i) __asm__("vdpbf16ps %1, %2, %0" : "+v"(s##i) : "v"(a), "v"(b));
+#define FMA_SUM_256(i) all = _mm256_add_ps(all, s##i);
+#define FMA_SUM_512(i) all = _mm512_add_ps(all, s##i);
 
 __attribute__((target("avx2,fma"))) static float cpu_fma_avx2(const float* data, int64_t n) {
-    __m256 s0 = _mm256_setzero_ps(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0;
-    __m256 s7 = s0, s8 = s0, s9 = s0;
+    __m256 all = _mm256_setzero_ps();
     float out[8];
+    FMA_12(FMA_START_256)
     for (int64_t i = 0; i < n; i++) {
-        const float* at = data + i % 16 * 8;
-        __m256 a = _mm256_loadu_ps(at);
-        __m256 b = _mm256_loadu_ps(at + 8);
-        FMA_ROUND(FMA_256, a, b);
+        __m256 a = _mm256_loadu_ps(data + i % 16 * 8);
+        __m256 b = _mm256_loadu_ps(data + i % 16 * 8 + 8);
+        FMA_12(FMA_F32)
     }
-    s0 = _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(s0, s1), _mm256_add_ps(s2, s3)), s4);
-    s5 = _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(s5, s6), _mm256_add_ps(s7, s8)), s9);
-    _mm256_storeu_ps(out, _mm256_add_ps(s0, s5));
+    FMA_12(FMA_SUM_256)
+    _mm256_storeu_ps(out, all);
     return out[0];
 }
 
-__attribute__((target("avx512f"))) static float cpu_fma_avx512(const float* data, int64_t n) {
-    __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0;
-    __m512 s7 = s0, s8 = s0, s9 = s0;
-    float out[16];
-    for (int64_t i = 0; i < n; i++) {
-        const float* at = data + i % 16 * 8;
-        __m512 a = _mm512_loadu_ps(at);
-        __m512 b = _mm512_loadu_ps(at + 16);
-        FMA_ROUND(FMA_512, a, b);
+#define FMA_AVX512(name, EACH)                                                                     \
+    __attribute__((target("avx512f"))) static float name(const float* data, int64_t n) {           \
+        __m512 all = _mm512_setzero_ps();                                                          \
+        float out[16];                                                                             \
+        FMA_24(FMA_START_512)                                                                      \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            __m512 a = _mm512_loadu_ps(data + i % 16 * 8);                                         \
+            __m512 b = _mm512_loadu_ps(data + i % 16 * 8 + 16);                                    \
+            FMA_24(EACH)                                                                           \
+        }                                                                                          \
+        FMA_24(FMA_SUM_512)                                                                        \
+        _mm512_storeu_ps(out, all);                                                                \
+        return out[0];                                                                             \
     }
-    s0 = _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(s0, s1), _mm512_add_ps(s2, s3)), s4);
-    s5 = _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(s5, s6), _mm512_add_ps(s7, s8)), s9);
-    _mm512_storeu_ps(out, _mm512_add_ps(s0, s5));
-    return out[0];
+
+FMA_AVX512(cpu_fma_avx512, FMA_F32)
+FMA_AVX512(cpu_fma_avx512_bf16, FMA_BF16)
+
+// Six sums of 16 x 16, as many as there are tiles left. The context has asked for the permission.
+static float cpu_fma_amx(const float* data, int64_t n) {
+    uint8_t config[64];
+    uint16_t bytes[8] = {64, 64, 64, 64, 64, 64, 64, 64};
+    memset(config, 0, sizeof config);
+    config[0] = 1;
+    memcpy(config + 16, bytes, sizeof bytes);
+    memset(config + 48, 16, 8);
+    __asm__ volatile("ldtilecfg %0\n\t"
+                     "tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\t"
+                     "tilezero %%tmm3\n\ttilezero %%tmm4\n\ttilezero %%tmm5\n\t"
+                     "tileloadd (%1,%2,1), %%tmm6\n\ttileloadd (%1,%2,1), %%tmm7" ::"m"(config),
+                     "r"(data), "r"((int64_t)16)
+                     : "memory");
+    for (int64_t i = 0; i < n; i++) {
+        __asm__ volatile("tdpbf16ps %%tmm7, %%tmm6, %%tmm0\n\ttdpbf16ps %%tmm7, %%tmm6, %%tmm1\n\t"
+                         "tdpbf16ps %%tmm7, %%tmm6, %%tmm2\n\ttdpbf16ps %%tmm7, %%tmm6, %%tmm3\n\t"
+                         "tdpbf16ps %%tmm7, %%tmm6, %%tmm4\n\ttdpbf16ps %%tmm7, %%tmm6, %%tmm5" ::
+                             : "memory");
+    }
+    __asm__ volatile("tilerelease" ::: "memory");
+    return data[0];
 }
 
-#undef FMA_256
-#undef FMA_512
+// What a tier multiplies with, and multiply-adds per loop.
+static cpu_fma_fn cpu_fma_of(qlora_cpu_tier tier, bool bf16, int64_t* each) {
+    if (!qlora_cpu_tier_usable(QLORA_CPU_TIER_AVX2)) {
+        return NULL;
+    }
+    if (bf16 && tier == QLORA_CPU_TIER_AMX) {
+        *each = 6 * 16 * 16 * 32;
+        return cpu_fma_amx;
+    }
+    if (bf16 && tier == QLORA_CPU_TIER_AVX512_BF16) {
+        *each = 24 * 32;
+        return cpu_fma_avx512_bf16;
+    }
+    bool wide = tier == QLORA_CPU_TIER_AVX512 || tier == QLORA_CPU_TIER_AVX512_BF16 ||
+                tier == QLORA_CPU_TIER_AMX;
+    *each = wide ? 24 * 16 : 12 * 8;
+    return wide ? cpu_fma_avx512 : cpu_fma_avx2;
+}
+
+#undef FMA_12
+#undef FMA_24
+#undef FMA_START_256
+#undef FMA_START_512
+#undef FMA_F32
+#undef FMA_BF16
+#undef FMA_SUM_256
+#undef FMA_SUM_512
+#undef FMA_AVX512
 #endif
-
-#undef FMA_ROUND
 
 // FLOP/s of one thread, the best of some rounds of n loops; 0 if the tier has no vectors of its
 // own. bf16: of products whose operands are bf16.
@@ -144,12 +200,7 @@ static double cpu_peak(qlora_cpu_tier tier, bool bf16, int rounds, int64_t n) {
     fma = has ? cpu_fma_neon_bf16 : cpu_fma_neon; // the portable tier uses the same registers
     each = FMA_SUMS * (has ? 16 : 4);
 #elif defined(__x86_64__)
-    (void)bf16;
-    fma = tier == QLORA_CPU_TIER_AVX512 ? cpu_fma_avx512 : cpu_fma_avx2;
-    each = 10 * (tier == QLORA_CPU_TIER_AVX512 ? 16 : 8);
-    if (!qlora_cpu_tier_usable(QLORA_CPU_TIER_AVX2)) {
-        return 0.0;
-    }
+    fma = cpu_fma_of(tier, bf16, &each);
 #else
     (void)tier;
     (void)bf16;

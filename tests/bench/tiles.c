@@ -3,6 +3,7 @@
 //
 //     make build/tiles && build/tiles [--threads N]
 //
+// Tiers with kernels for bf16 are also measured with x, and the weights, in bf16.
 // A processor's speed changes from one second to the next, so every product is measured in turn
 // with the multiply-adds that bound it, and the printed share is of what these reached meanwhile.
 #define _POSIX_C_SOURCE 200809L
@@ -19,8 +20,8 @@
 static const struct {
     int64_t steps;
     int64_t block;
-} tile_sizes[] = {{96, 192},  {144, 192}, {192, 192}, {192, 384}, {256, 192},
-                  {288, 192}, {384, 192}, {576, 192}, {640, 192}};
+} tile_sizes[] = {{96, 192},  {144, 192}, {192, 192}, {192, 384},  {256, 192}, {288, 192},
+                  {384, 192}, {576, 192}, {640, 192}, {1024, 192}, {1280, 192}};
 
 static const int64_t tile_shapes[][3] = {{1024, 1536, 576}, {1024, 576, 1536}}; // M, N, K
 
@@ -30,8 +31,9 @@ typedef struct tile_rig {
     qlora_ctx* ctx;
     qlora__cpu_table table; // copies of the tier's tables, with other sizes
     qlora__cpu_gemm gemm;
-    qlora_tensor x[TILE_SHAPES];
-    qlora_tensor w[TILE_SHAPES];
+    qlora__cpu_bf16 bf16;
+    qlora_tensor x[2][TILE_SHAPES]; // in f32, and in bf16
+    qlora_tensor w[2][TILE_SHAPES];
     qlora_tensor y[TILE_SHAPES];
     qlora_nf4 nf4[TILE_SHAPES];
     int threads;
@@ -52,13 +54,19 @@ static bool tile_rig_make(tile_rig* r, const qlora__cpu_table* table, int thread
         memset(&nf4, 0, sizeof nf4);
         nf4.rows = shape[1];
         nf4.cols = shape[2];
-        ok = qlora_tensor_create(r->ctx, QLORA_F32, shape[0], shape[2], &r->x[i]) == QLORA_OK &&
-             qlora_tensor_create(r->ctx, QLORA_F32, shape[1], shape[2], &r->w[i]) == QLORA_OK &&
+        for (int j = 0; ok && j < 2; j++) {
+            qlora_dtype dtype = j == 0 ? QLORA_F32 : QLORA_BF16;
+            qlora_tensor* x = &r->x[j][i];
+            qlora_tensor* w = &r->w[j][i];
+            ok = qlora_tensor_create(r->ctx, dtype, shape[0], shape[2], x) == QLORA_OK &&
+                 qlora_tensor_create(r->ctx, dtype, shape[1], shape[2], w) == QLORA_OK &&
+                 qlora_random_normal(r->ctx, 1, 0, 1.0f, x) == QLORA_OK &&
+                 qlora_random_normal(r->ctx, 2, 0, 1.0f, w) == QLORA_OK;
+        }
+        ok = ok &&
              qlora_tensor_create(r->ctx, QLORA_F32, shape[0], shape[1], &r->y[i]) == QLORA_OK &&
-             qlora_random_normal(r->ctx, 1, 0, 1.0f, &r->x[i]) == QLORA_OK &&
-             qlora_random_normal(r->ctx, 2, 0, 1.0f, &r->w[i]) == QLORA_OK &&
              qlora_nf4_create(r->ctx, &nf4, &r->nf4[i]) == QLORA_OK &&
-             qlora_nf4_quantise(r->ctx, &r->w[i], &r->nf4[i]) == QLORA_OK;
+             qlora_nf4_quantise(r->ctx, &r->w[0][i], &r->nf4[i]) == QLORA_OK;
     }
     return ok;
 }
@@ -66,31 +74,34 @@ static bool tile_rig_make(tile_rig* r, const qlora__cpu_table* table, int thread
 static void tile_rig_free(tile_rig* r) {
     for (int i = 0; i < TILE_SHAPES; i++) {
         qlora_nf4_destroy(r->ctx, &r->nf4[i]);
-        qlora_tensor_destroy(r->ctx, &r->x[i]);
-        qlora_tensor_destroy(r->ctx, &r->w[i]);
+        for (int j = 0; j < 2; j++) {
+            qlora_tensor_destroy(r->ctx, &r->x[j][i]);
+            qlora_tensor_destroy(r->ctx, &r->w[j][i]);
+        }
         qlora_tensor_destroy(r->ctx, &r->y[i]);
     }
     qlora_ctx_destroy(r->ctx);
 }
 
-static bool tile_run(tile_rig* r, int i, bool nf4) {
+static bool tile_run(tile_rig* r, int i, bool bf16, bool nf4) {
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_b = true;
     d.alpha = 1.0f;
-    return (nf4 ? qlora_nf4_gemm_forward(r->ctx, &r->x[i], &r->nf4[i], &r->y[i], 0)
-                : qlora_gemm(r->ctx, &d, &r->x[i], &r->w[i], &r->y[i])) == QLORA_OK;
+    const qlora_tensor* x = &r->x[bf16][i];
+    return (nf4 ? qlora_nf4_gemm_forward(r->ctx, x, &r->nf4[i], &r->y[i], 0)
+                : qlora_gemm(r->ctx, &d, x, &r->w[bf16][i], &r->y[i])) == QLORA_OK;
 }
 
 // Percent of the peak for one shape.
-static double tile_share(tile_rig* r, int i, bool nf4) {
+static double tile_share(tile_rig* r, int i, bool bf16, bool nf4) {
     double peak = 0.0;
     double best = 1e30;
-    bool ok = tile_run(r, i, nf4);
+    bool ok = tile_run(r, i, bf16, nf4);
     for (int round = 0; ok && round < TILE_ROUNDS; round++) {
-        peak = fmax(peak, cpu_peak(r->table.tier, false, 1, 100000));
+        peak = fmax(peak, cpu_peak(r->table.tier, bf16, 1, bf16 ? 20000 : 100000));
         double start = cpu_seconds(true);
-        ok = tile_run(r, i, nf4);
+        ok = tile_run(r, i, bf16, nf4);
         best = fmin(best, cpu_seconds(true) - start);
     }
     const int64_t* s = tile_shapes[i];
@@ -98,24 +109,44 @@ static double tile_share(tile_rig* r, int i, bool nf4) {
     return ok ? 100.0 * flops / best / (peak * r->threads) : 0.0;
 }
 
+// One size; bf16: that of the kernels for bf16.
+static void tile_size_run(tile_rig* r, const qlora__cpu_table* table, size_t i, bool bf16) {
+    r->gemm = *table->gemm;
+    r->table = *table;
+    r->table.gemm = &r->gemm;
+    qlora__cpu_tiles* tiles = &r->gemm.tiles;
+    if (bf16) {
+        r->bf16 = *table->bf16;
+        r->table.bf16 = &r->bf16;
+        tiles = &r->bf16.tiles;
+    }
+    tiles->steps = tile_sizes[i].steps;
+    tiles->block = tile_sizes[i].block;
+    r->ctx->cpu = &r->table;
+    printf("%-11s %d threads, %4d steps, %3d columns:", table->name, r->threads,
+           (int)tile_sizes[i].steps, (int)tile_sizes[i].block);
+    for (int j = 0; j < 2 * TILE_SHAPES; j++) {
+        printf("  %s %5.1f %%",
+               j % 2 != 0 ? "NF4"
+               : bf16     ? "bf16"
+                          : "f32",
+               tile_share(r, j / 2, bf16, j % 2 != 0));
+    }
+    printf("\n");
+    fflush(stdout);
+    r->ctx->cpu = table;
+}
+
 static bool tile_tier(const qlora__cpu_table* table, int threads) {
     tile_rig r;
     bool ok = tile_rig_make(&r, table, threads);
     for (size_t i = 0; ok && i < sizeof tile_sizes / sizeof tile_sizes[0]; i++) {
-        r.gemm = *table->gemm;
-        r.gemm.tiles.steps = tile_sizes[i].steps;
-        r.gemm.tiles.block = tile_sizes[i].block;
-        r.table = *table;
-        r.table.gemm = &r.gemm;
-        r.ctx->cpu = &r.table;
-        printf("%-8s %d threads, %3d steps, %3d columns:", table->name, threads,
-               (int)tile_sizes[i].steps, (int)tile_sizes[i].block);
-        for (int j = 0; j < 2 * TILE_SHAPES; j++) {
-            printf("  %s %5.1f %%", j % 2 == 0 ? "f32" : "NF4", tile_share(&r, j / 2, j % 2 != 0));
+        bool f32 = tile_sizes[i].steps <= 640; // what the packed products have room for
+        if (f32 && table->bf16 == NULL) {
+            tile_size_run(&r, table, i, false);
+        } else if (table->bf16 != NULL) {
+            tile_size_run(&r, table, i, true);
         }
-        printf("\n");
-        fflush(stdout);
-        r.ctx->cpu = table;
     }
     if (!ok) {
         fprintf(stderr, "tiles: %s\n", r.ctx != NULL ? qlora_last_error(r.ctx) : "no context");

@@ -1237,7 +1237,7 @@ gate_golden() {
     build/golden --known "${dirs[@]}" >$OUT/golden.out 2>&1 ||
         fault "$(grep -E 'FAILED|error' $OUT/golden.out)"
     local cc tier
-    for tier in portable neon neon_bf16 avx2 avx512; do
+    for tier in portable neon neon_bf16 avx2 avx512 avx512_bf16 amx; do
         QLORA_CPU_TIER=$tier build/golden --backend cpu tests/golden/tiny >$OUT/golden.$tier 2>&1 ||
             grep -q 'usable here' $OUT/golden.$tier || fault "$tier: $(tail -5 $OUT/golden.$tier)"
         QLORA_CPU_TIER=$tier build/golden --backend cpu --mode bf16 tests/golden/tiny \

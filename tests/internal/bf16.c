@@ -59,10 +59,22 @@ static const bf16_case bf16_cases[] = {
 
 static qlora_cpu_tier bf16_tier;
 static int32_t bf16_threads;
+static const qlora__cpu_bf16* bf16_other; // replaces the kernels of the tier; NULL: none
+static qlora__cpu_table bf16_table;
 
 static void bf16_change(qlora_ctx_desc* desc) {
     desc->cpu_tier = bf16_tier;
     desc->threads = bf16_threads;
+}
+
+static qlora_ctx* bf16_open(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, bf16_change);
+    if (ctx != NULL && bf16_other != NULL && ctx->cpu->gemm != NULL) {
+        bf16_table = *ctx->cpu;
+        bf16_table.bf16 = bf16_other;
+        ctx->cpu = &bf16_table;
+    }
+    return ctx;
 }
 
 // A product with its operands, as tensors and as what they are worth.
@@ -121,7 +133,7 @@ static bool bf16_rig_make(const test_machine* machine, const bf16_case* p, bf16_
     static const qlora_dtype dense[] = {QLORA_F32, QLORA_BF16, QLORA_F16};
     test_random random = test_random_start("bf16_rig_make");
     memset(r, 0, sizeof *r);
-    r->ctx = test_open(machine, bf16_change);
+    r->ctx = bf16_open(machine);
     bool coded = p->b >= BF16_NF4;
     bool ok = r->ctx != NULL &&
               bf16_tensor(r, &random, p->a, p->batch, p->ta ? p->k : p->m, p->ta ? p->m : p->k,
@@ -213,30 +225,35 @@ static bool bf16_is_right(const bf16_rig* r, const bf16_case* p) {
     return true;
 }
 
-// Runs a case in every tier; in each, the bits must not depend on the threads.
-static bool bf16_case_holds(const test_machine* machine, const bf16_case* p) {
+// Runs a case in bf16_tier; the bits must not depend on the threads.
+static bool bf16_holds_in_tier(const test_machine* machine, const bf16_case* p) {
     size_t bytes = (size_t)(p->batch * p->m * p->n) * qlora_dtype_bytes(p->c);
     char* first = (char*)malloc(bytes);
     bool ok = first != NULL;
-    for (int t = 1; ok && t < QLORA_CPU_TIER_COUNT; t++) {
-        bf16_tier = (qlora_cpu_tier)t;
-        for (bf16_threads = 1; ok && bf16_threads <= 3 && qlora_cpu_tier_usable(bf16_tier);
-             bf16_threads++) {
-            bf16_rig r;
-            ok = bf16_rig_make(machine, p, &r) && qlora__gemm_cpu(r.ctx, &r.g) == QLORA_OK;
-            if (ok && bf16_threads == 1) {
-                ok = bf16_is_right(&r, p);
-                memcpy(first, r.c.data, bytes);
-            }
-            ok = ok && memcmp(first, r.c.data, bytes) == 0;
-            ok = bf16_rig_free(machine, &r) && ok;
-            if (!ok) {
-                fprintf(stderr, "tier %s, %d threads\n", qlora_cpu_tier_name(bf16_tier),
-                        (int)bf16_threads);
-            }
+    for (bf16_threads = 1; ok && bf16_threads <= 3; bf16_threads++) {
+        bf16_rig r;
+        ok = bf16_rig_make(machine, p, &r) && qlora__gemm_cpu(r.ctx, &r.g) == QLORA_OK;
+        if (ok && bf16_threads == 1) {
+            ok = bf16_is_right(&r, p);
+            memcpy(first, r.c.data, bytes);
+        }
+        ok = ok && memcmp(first, r.c.data, bytes) == 0;
+        ok = bf16_rig_free(machine, &r) && ok;
+        if (!ok) {
+            fprintf(stderr, "tier %s, %d threads\n", qlora_cpu_tier_name(bf16_tier),
+                    (int)bf16_threads);
         }
     }
     free(first);
+    return ok;
+}
+
+static bool bf16_case_holds(const test_machine* machine, const bf16_case* p) {
+    bool ok = true;
+    for (int t = 1; ok && t < QLORA_CPU_TIER_COUNT; t++) {
+        bf16_tier = (qlora_cpu_tier)t;
+        ok = !qlora_cpu_tier_usable(bf16_tier) || bf16_holds_in_tier(machine, p);
+    }
     return ok;
 }
 
@@ -383,34 +400,223 @@ static qlora_result bf16_linear_run(qlora_ctx* ctx, bf16_linear* l, bool shared)
                         qlora__linear_dx(ctx, QLORA__MATH_BF16, &l->linear, &l->dy, &dy, &l->dx));
 }
 
-TEST bf16_panels_are_shared(const test_machine* machine) {
+// Whether both have the same bits in bf16_tier.
+static bool bf16_shares_in_tier(const test_machine* machine) {
     static float out[2][4 * BF16_MOST * BF16_MOST];
+    bool ok = true;
+    bf16_threads = 2;
+    for (int shared = 0; ok && shared < 2; shared++) {
+        qlora_ctx* ctx = bf16_open(machine);
+        bf16_linear l;
+        ok = ctx != NULL && bf16_linear_make(ctx, &l) &&
+             qlora__linear_in_panels(ctx, &l.linear, &l.x, 80, true) &&
+             bf16_linear_run(ctx, &l, shared != 0) == QLORA_OK;
+        const qlora_tensor* results[] = {&l.x, &l.y, &l.dy, &l.dx};
+        float* to = out[shared];
+        for (int i = 0; ok && i < 4; i++) {
+            ok = test_read(ctx, results[i], to);
+            to += results[i]->rows * results[i]->cols;
+        }
+        ok = ok && bf16_linear_free(ctx, &l) && test_close_ctx(machine, ctx);
+    }
+    return ok && memcmp(out[0], out[1], sizeof out[0]) == 0;
+}
+
+TEST bf16_panels_are_shared(const test_machine* machine) {
     for (int t = 2; t < QLORA_CPU_TIER_COUNT; t++) {
         bf16_tier = (qlora_cpu_tier)t;
-        bf16_threads = 2;
-        for (int shared = 0; qlora_cpu_tier_usable(bf16_tier) && shared < 2; shared++) {
-            qlora_ctx* ctx = test_open(machine, bf16_change);
-            bf16_linear l;
-            ASSERT(ctx != NULL && bf16_linear_make(ctx, &l));
-            ASSERT(qlora__linear_in_panels(ctx, &l.linear, &l.x, 80, true));
-            ASSERT_EQ(QLORA_OK, bf16_linear_run(ctx, &l, shared != 0));
-            const qlora_tensor* results[] = {&l.x, &l.y, &l.dy, &l.dx};
-            float* to = out[shared];
-            for (int i = 0; i < 4; i++) {
-                ASSERT(test_read(ctx, results[i], to));
-                to += results[i]->rows * results[i]->cols;
-            }
-            ASSERT(bf16_linear_free(ctx, &l));
-            ASSERT(test_close_ctx(machine, ctx));
+        ASSERT(!qlora_cpu_tier_usable(bf16_tier) || bf16_shares_in_tier(machine));
+    }
+    PASS();
+}
+
+// ---- layouts
+
+// Kernels in plain C with the panels of tiers that this processor lacks, so that what packs them is
+// tested everywhere: pairs of k, all lines side by side (avx512_bf16, and the columns of amx), and
+// 32 k of a line (the rows of amx).
+
+static int64_t layout_pairs(int64_t k, int64_t line, int64_t width) {
+    return k / 2 * 2 * width + line * 2 + k % 2;
+}
+
+static int64_t layout_rows(int64_t k, int64_t line, int64_t width) {
+    return k / 32 * 32 * width + line * 32 + k % 32;
+}
+
+typedef int64_t (*layout_fn)(int64_t k, int64_t line, int64_t width);
+
+static void layout_lines(layout_fn at, int64_t group, const uint16_t* const* lines, int64_t n,
+                         int64_t width, int64_t line, uint16_t* out) {
+    for (int64_t k = 0; k < qlora__ceil_div(n, group) * group; k++) {
+        for (int64_t i = 0; i < 8; i++) {
+            out[at(k, line + i, width)] = k < n ? lines[i][k] : 0;
         }
-        ASSERT_MEM_EQ(out[0], out[1], sizeof out[0]);
+    }
+}
+
+static void layout_lines_8(const uint16_t* const* lines, int64_t n, int64_t width, int64_t line,
+                           uint16_t* out) {
+    layout_lines(layout_pairs, 8, lines, n, width, line, out);
+}
+
+static void layout_lines_32(const uint16_t* const* lines, int64_t n, int64_t width, int64_t line,
+                            uint16_t* out) {
+    layout_lines(layout_pairs, 32, lines, n, width, line, out);
+}
+
+static void layout_lines_rows(const uint16_t* const* lines, int64_t n, int64_t width, int64_t line,
+                              uint16_t* out) {
+    layout_lines(layout_rows, 32, lines, n, width, line, out);
+}
+
+static void layout_quad(layout_fn at, const uint16_t* const* rows, int64_t k, int64_t n,
+                        int64_t width, int64_t jump, uint16_t* out) {
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < 4; j++) {
+            out[i / width * jump + at(k + j, i % width, width)] = rows[j][i];
+        }
+    }
+}
+
+static void layout_quad_pairs(const uint16_t* const* rows, int64_t k, int64_t n, int64_t width,
+                              int64_t jump, uint16_t* out) {
+    layout_quad(layout_pairs, rows, k, n, width, jump, out);
+}
+
+static void layout_quad_rows(const uint16_t* const* rows, int64_t k, int64_t n, int64_t width,
+                             int64_t jump, uint16_t* out) {
+    layout_quad(layout_rows, rows, k, n, width, jump, out);
+}
+
+static void layout_multiply(layout_fn left, int64_t rows, int64_t cols, int64_t steps,
+                            const float* a, const float* b, float* c, int64_t ldc, bool add) {
+    const uint16_t* at = (const uint16_t*)(const void*)a;
+    const uint16_t* bt = (const uint16_t*)(const void*)b;
+    for (int64_t i = 0; i < rows && !add; i++) {
+        memset(c + i * ldc, 0, (size_t)cols * sizeof *c);
+    }
+    for (int64_t k = 0; k < steps; k++) {
+        float line[48];
+        for (int64_t j = 0; j < cols; j++) {
+            line[j] = qlora__bf16_to(bt[layout_pairs(k, j, cols)]);
+        }
+        for (int64_t i = 0; i < rows; i++) {
+            float x = qlora__bf16_to(at[left(k, i, rows)]);
+            for (int64_t j = 0; j < cols; j++) {
+                c[i * ldc + j] += x * line[j];
+            }
+        }
+    }
+}
+
+#define LAYOUT_TILE(name, left, rows, cols)                                                        \
+    static void name(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,         \
+                     bool add) {                                                                   \
+        layout_multiply(left, rows, cols, steps, a, b, c, ldc, add);                               \
+    }
+
+LAYOUT_TILE(layout_tile_48, layout_pairs, 8, 48)
+LAYOUT_TILE(layout_tile_16, layout_pairs, 8, 16)
+LAYOUT_TILE(layout_amx_32, layout_rows, 32, 32)
+LAYOUT_TILE(layout_amx_16, layout_rows, 32, 16)
+
+#undef LAYOUT_TILE
+
+static void layout_round(const float* from, float factor, int64_t n, uint16_t* to) {
+    for (int64_t i = 0; i < n; i++) {
+        to[i] = qlora__bf16_from(from[i] * factor);
+    }
+}
+
+static void layout_nf4(const float* levels, float scale, const uint8_t* codes, int64_t n,
+                       uint16_t* out) {
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = qlora__bf16_from(levels[qlora__nf4_code_at(codes, i)] * scale);
+    }
+}
+
+static const qlora__cpu_bf16 layout_tables[] = {
+    {{48, 192, 8, 48, layout_tile_48, 16, layout_tile_16},
+     8,
+     8,
+     layout_round,
+     layout_nf4,
+     {layout_lines_8, layout_quad_pairs},
+     {layout_lines_8, layout_quad_pairs},
+     NULL,
+     NULL},
+    {{512, 192, 32, 32, layout_amx_32, 16, layout_amx_16},
+     32,
+     8,
+     layout_round,
+     layout_nf4,
+     {layout_lines_rows, layout_quad_rows},
+     {layout_lines_32, layout_quad_pairs},
+     NULL,
+     NULL},
+#ifdef QLORA__X86_BF16 // with what packs in these tiers, which needs AVX2 only
+    {{400, 192, 8, 48, layout_tile_48, 16, layout_tile_16},
+     8,
+     8,
+     qlora__avx2_bf16_round,
+     qlora__avx2_bf16_nf4,
+     {qlora__avx2_bf16_lines, qlora__avx2_bf16_quad},
+     {qlora__avx2_bf16_lines, qlora__avx2_bf16_quad},
+     NULL,
+     NULL},
+    {{64, 192, 32, 32, layout_amx_32, 16, layout_amx_16},
+     32,
+     8,
+     qlora__avx2_bf16_round,
+     qlora__avx2_bf16_nf4,
+     {qlora__amx_rows, qlora__amx_rows_quad},
+     {qlora__amx_columns, qlora__avx2_bf16_quad},
+     NULL,
+     NULL},
+#endif
+};
+
+// The tier whose other kernels are used: one with packed products; PORTABLE if there is none.
+static qlora_cpu_tier layout_tier(void) {
+    return qlora_cpu_tier_usable(QLORA_CPU_TIER_NEON)   ? QLORA_CPU_TIER_NEON
+           : qlora_cpu_tier_usable(QLORA_CPU_TIER_AVX2) ? QLORA_CPU_TIER_AVX2
+                                                        : QLORA_CPU_TIER_PORTABLE;
+}
+
+TEST bf16_layouts_are_packed(const test_machine* machine) {
+    for (size_t i = 0; i < sizeof layout_tables / sizeof layout_tables[0]; i++) {
+        for (size_t j = 0; j < sizeof bf16_cases / sizeof bf16_cases[0]; j++) {
+            static char name[48]; // printed after the test has returned
+            snprintf(name, sizeof name, "layout %d, case %d", (int)i, (int)j);
+            bf16_tier = layout_tier();
+            bf16_other = &layout_tables[i];
+            const bf16_case* p = &bf16_cases[j];
+            // Emulators take minutes for the large ones.
+            bool skipped = test_brief() && p->m * p->n * p->k > 150000;
+            bool ok =
+                skipped || bf16_tier == QLORA_CPU_TIER_PORTABLE || bf16_holds_in_tier(machine, p);
+            bf16_other = NULL;
+            ASSERTm(name, ok);
+        }
+    }
+    PASS();
+}
+
+TEST bf16_layouts_are_shared(const test_machine* machine) {
+    for (size_t i = 0; i < sizeof layout_tables / sizeof layout_tables[0]; i++) {
+        bf16_tier = layout_tier();
+        bf16_other = &layout_tables[i];
+        bool ok = bf16_tier == QLORA_CPU_TIER_PORTABLE || bf16_shares_in_tier(machine);
+        bf16_other = NULL;
+        ASSERT(ok);
     }
     PASS();
 }
 
 // ---- tiers
 
-// Where nothing is rounded, the two tiers of ARM run the same kernels.
+// Where nothing is rounded, tiers that differ in bf16 run the same kernels.
 TEST bf16_tiers_share_what_is_f32(void) {
     for (int i = 0; i < QLORA__CPU_TABLES; i++) {
         const qlora__cpu_table* table = &qlora__cpu_tables[i];
@@ -430,5 +636,7 @@ SUITE(bf16_suite) {
     RUN_ON(TEST_CPU, bf16_products_of_random_shapes);
     RUN_ON(TEST_CPU, bf16_keeps_what_is_not_finite);
     RUN_ON(TEST_CPU, bf16_panels_are_shared);
+    RUN_ON(TEST_CPU, bf16_layouts_are_packed);
+    RUN_ON(TEST_CPU, bf16_layouts_are_shared);
     RUN_TEST(bf16_tiers_share_what_is_f32);
 }

@@ -53,7 +53,7 @@ TEST tiers_are_chosen_and_named(const test_machine* machine) {
     }
     wanted = QLORA_CPU_TIER_COUNT;
     ASSERT_EQ(NULL, test_open(machine, with_tier));
-    ASSERT(strstr(test_open_reason(), "desc.cpu_tier is 6") != NULL);
+    ASSERT(strstr(test_open_reason(), "desc.cpu_tier is 8") != NULL);
     PASS();
 }
 
