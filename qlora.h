@@ -74,7 +74,7 @@
        QLORA_NO_CUDA         leave out the GPU: no dynamic loading, no kernels_ptx.h
        QLORA_NO_MODEL        leave out models, training and file formats: the bare runtime
        QLORA_NO_COMM         leave out training with several processes
-       QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2 and AVX-512
+       QLORA_NO_SIMD         leave out the CPU kernels for NEON, AVX2, AVX-512, AMX
        QLORA_PTX_NO_BF16 ... leave out groups of GPU kernels; kernels_ptx.h lists them with sizes
        QLORA_ASSERT(x)       checks our own invariants only; never files, arguments or devices
        QLORA_KERNELS_HEADER  another name for "kernels_ptx.h", which may be packed (make ptx-packed)
@@ -141,8 +141,11 @@
        they are packed: those of projections, adapters and the head, forward and backward. Sums,
        and everything else, are fp32, and so is what is stored. Products of at most eight rows, as
        in decoding, may take their operands as they are. Every tier has the mode, but only
-       neon_bf16 is faster in it; its instructions take numbers below 2^-126 for zero. In mode F32,
-       neon and neon_bf16 have the same bits. qlora_gemm of two bf16 matrices uses them, too.
+       neon_bf16, avx512_bf16 and amx have instructions for it, which take numbers below 2^-126 for
+       zero; amx adds the products of even and of odd k apart, 32 k at a time. In mode F32,
+       neon_bf16 has the bits of neon, and avx512_bf16 and amx have those of avx512. qlora_gemm of
+       two bf16 matrices uses these instructions, too. For amx, a context asks Linux once for the
+       use of the tiles (arch_prctl), as every process must.
 
        After the attention of the last layer, only rows with a label are needed: o_proj and MLP of
        that layer, the final norm and the head compute no others, in training and for the losses of
@@ -469,7 +472,10 @@ typedef enum qlora_cpu_tier {
     // NEON with the BF16 instructions, for QLORA_MODE_BF16 and products of two bf16 matrices;
     // anything else has the bits of NEON
     QLORA_CPU_TIER_NEON_BF16 = 5,
-    QLORA_CPU_TIER_COUNT = 6
+    // The same for AVX512
+    QLORA_CPU_TIER_AVX512_BF16 = 6,
+    QLORA_CPU_TIER_AMX = 7, // Linux only
+    QLORA_CPU_TIER_COUNT = 8
 } qlora_cpu_tier;
 // "portable" and so on; "unknown" for any other value.
 QLORA_API const char* qlora_cpu_tier_name(qlora_cpu_tier tier);
@@ -2383,6 +2389,10 @@ static QLORA__UNUSED bool qlora__os_has_arm_bf16(void) {
     return false;
 }
 
+static QLORA__UNUSED bool qlora__os_allows_amx(void) {
+    return false; // not offered there
+}
+
 // The value of an environment variable; false if it is not set, empty, or longer than `out`.
 static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
     unsigned long used = GetEnvironmentVariableA(name, out, (unsigned long)size);
@@ -2700,6 +2710,17 @@ static QLORA__UNUSED bool qlora__os_has_arm_bf16(void) {
     memcpy(&query, &address, sizeof query);
     bool known = query != NULL && query("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) == 0;
     return known && has == 1;
+#else
+    return false;
+#endif
+}
+
+// Asks for the use of AMX's tiles, as every process must that uses them; false if they are refused.
+static QLORA__UNUSED bool qlora__os_allows_amx(void) {
+#if defined(__x86_64__) && defined(__linux__) && defined(__LP64__)
+    long result = 158; // arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): older headers lack the names
+    __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    return result == 0;
 #else
     return false;
 #endif
@@ -4741,6 +4762,10 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 #endif
 #ifdef QLORA__X86
 #include <immintrin.h>
+// Written in assembly, too: not all compilers that know the instructions have the intrinsics.
+#if defined(__clang__) ? __clang_major__ >= 12 : defined(__GNUC__) && __GNUC__ >= 11
+#define QLORA__X86_BF16
+#endif
 #if defined(_MSC_VER) && !defined(__clang__)
 #include <intrin.h>
 #elif defined(_MSC_VER)
@@ -4798,7 +4823,7 @@ typedef void (*qlora__tile_fn)(int64_t steps, const float* a, const float* b, fl
 // Products: kernels of the loops in cpu/panels.h. A panel has, for each k, `rows` rows of A or
 // `cols` columns of B side by side; both are multiples of four.
 typedef struct qlora__cpu_tiles {
-    int64_t steps; // at most this many per tile, so that both panels stay in the first-level cache
+    int64_t steps; // at most this many per tile, so that both panels stay in a cache
     int64_t block; // columns of B that are packed at a time, at most
     int64_t rows;
     int64_t cols;
@@ -4823,22 +4848,34 @@ typedef struct qlora__cpu_gemm {
     void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, float* out);
 } qlora__cpu_gemm;
 
-// Products of operands in bf16. A line of a panel takes half the memory: for every four k, two
-// lines are side by side, eight elements together, and `width` of them make the panel. The number
-// of steps is a multiple of four, and the four products of an element are added in one order.
+// How one side of a product is packed in bf16. A line of a panel takes half the memory of one in
+// f32. Panels are `width` lines wide and have groups of steps, whose layout is up to the tile.
+typedef struct qlora__cpu_bf16_side {
+    // Packs n steps of `together` lines as those from `line` on of the panel `out`; steps from n
+    // to the end of the group are zero.
+    void (*lines)(const uint16_t* const* lines, int64_t n, int64_t width, int64_t line,
+                  uint16_t* out);
+    // Packs four steps, from k on, of n lines: rows[i][j] is step k + i of line j. n is a multiple
+    // of the width, and panels are `jump` elements apart. May read four elements after a row.
+    void (*quad)(const uint16_t* const* rows, int64_t k, int64_t n, int64_t width, int64_t jump,
+                 uint16_t* out);
+} qlora__cpu_bf16_side;
+
+// Products of operands in bf16. The number of steps is a multiple of `group`, and the products of
+// an element within a group are added in one order.
 typedef struct qlora__cpu_bf16 {
     qlora__cpu_tiles tiles;
+    int64_t group;    // a multiple of four
+    int64_t together; // at most eight
     // to[i] = bf16(from[i] * factor)
     void (*round)(const float* from, float factor, int64_t n, uint16_t* to);
     // The same as nf4 above, in bf16.
     void (*nf4)(const float* levels, float scale, const uint8_t* codes, int64_t n, uint16_t* out);
-    // Packs n steps of two lines; steps that the last four lack are zero.
-    void (*pair)(const uint16_t* first, const uint16_t* second, int64_t n, int64_t width,
-                 uint16_t* out);
-    // Packs four steps of n lines: rows[i][j] is step i of line j. n is a multiple of the width,
-    // and panels are `jump` elements apart. May read up to four elements after a row.
-    void (*quad)(const uint16_t* const* rows, int64_t n, int64_t width, int64_t jump,
-                 uint16_t* out);
+    qlora__cpu_bf16_side left;
+    qlora__cpu_bf16_side right;
+    // Called by a thread before its tiles and after them; NULL: nothing to do
+    void (*begin)(void);
+    void (*end)(void);
 } qlora__cpu_bf16;
 
 typedef struct qlora__cpu_rows qlora__cpu_rows;     // operators on rows, attention
@@ -7705,14 +7742,15 @@ QLORA__TARGET_NEON_BF16 static void qlora__neon_bf16_round(const float* from, fl
     }
 }
 
-// Pairs of four steps: eight steps at a time, then the rest with zeros behind it.
-static void qlora__neon_bf16_pair(const uint16_t* first, const uint16_t* second, int64_t n,
-                                  int64_t width, uint16_t* out) {
+// For every four steps, two lines are side by side, eight elements together.
+static void qlora__neon_bf16_lines(const uint16_t* const* lines, int64_t n, int64_t width,
+                                   int64_t line, uint16_t* out) {
     int64_t jump = 4 * width;
     int64_t k = 0;
+    out += 4 * line;
     for (; k + 8 <= n; k += 8) {
-        uint64x2_t a = vreinterpretq_u64_u16(vld1q_u16(first + k));
-        uint64x2_t b = vreinterpretq_u64_u16(vld1q_u16(second + k));
+        uint64x2_t a = vreinterpretq_u64_u16(vld1q_u16(lines[0] + k));
+        uint64x2_t b = vreinterpretq_u64_u16(vld1q_u16(lines[1] + k));
         vst1q_u16(out, vreinterpretq_u16_u64(vzip1q_u64(a, b)));
         vst1q_u16(out + jump, vreinterpretq_u16_u64(vzip2q_u64(a, b)));
         out += 2 * jump;
@@ -7720,8 +7758,8 @@ static void qlora__neon_bf16_pair(const uint16_t* first, const uint16_t* second,
     for (; k < n; k += 4) {
         size_t bytes = (size_t)qlora__min(4, n - k) * sizeof *out;
         memset(out, 0, 8 * sizeof *out);
-        memcpy(out, first + k, bytes);
-        memcpy(out + 4, second + k, bytes);
+        memcpy(out, lines[0] + k, bytes);
+        memcpy(out + 4, lines[1] + k, bytes);
         out += jump;
     }
 }
@@ -7738,9 +7776,10 @@ static void qlora__neon_bf16_pair(const uint16_t* first, const uint16_t* second,
         left = left > 0 ? left : width;                                                            \
     } while (0)
 
-static void qlora__neon_bf16_quad(const uint16_t* const* rows, int64_t n, int64_t width,
+static void qlora__neon_bf16_quad(const uint16_t* const* rows, int64_t k, int64_t n, int64_t width,
                                   int64_t jump, uint16_t* out) {
     int64_t left = width;
+    out += k * width;
     int64_t next = jump - 4 * (width - 4); // from the last four lines of a panel to the next panel
     for (int64_t i = 0; i < n; i += 8) {
         uint16x8_t r0 = vld1q_u16(rows[0] + i);
@@ -7789,10 +7828,14 @@ static const qlora__cpu_bf16 qlora__neon_bf16_gemm = {
         8,
         qlora__neon_bf16_narrow,
     },
+    4,
+    2,
     qlora__neon_bf16_round,
     qlora__neon_bf16_nf4,
-    qlora__neon_bf16_pair,
-    qlora__neon_bf16_quad,
+    {qlora__neon_bf16_lines, qlora__neon_bf16_quad},
+    {qlora__neon_bf16_lines, qlora__neon_bf16_quad},
+    NULL,
+    NULL,
 };
 
 #endif // QLORA__NEON_BF16
@@ -8025,7 +8068,7 @@ static void qlora__avx2_nf4(const float* levels, float scale, const uint8_t* cod
 
 static const qlora__cpu_gemm qlora__avx2_gemm = {
     {
-        300, // 24 columns of 300 steps are 28 KiB
+        384, // 24 columns of 384 steps are 36 KiB
         192,
         4,
         24,
@@ -8063,7 +8106,9 @@ static const qlora__cpu_gemm qlora__avx2_gemm = {
     _mm512_storeu_ps(c + i * ldc + 16, c##i##1);                                                   \
     _mm512_storeu_ps(c + i * ldc + 32, c##i##2)
 
-// C[8][48] += a[k][8] b[k][48]: 24 sums, three vectors of b and a broadcast element of a.
+// C[8][48] += a[k][8] b[k][48]: 24 sums, three vectors of b and a broadcast element of a. Both
+// panels come from the second-level cache: ranges that fit into the first are so short that moving
+// C takes longer.
 QLORA__TARGET_AVX512
 static void qlora__avx512_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
                                bool add) {
@@ -8094,6 +8139,10 @@ static void qlora__avx512_tile(int64_t steps, const float* a, const float* b, fl
         QLORA__ROW(5);
         QLORA__ROW(6);
         QLORA__ROW(7);
+        QLORA__WILL_READ(a + 128);
+        QLORA__WILL_READ(b + 480);
+        QLORA__WILL_READ(b + 496);
+        QLORA__WILL_READ(b + 512);
         a += 8;
         b += 48;
     }
@@ -8195,7 +8244,7 @@ static void qlora__avx512_nf4(const float* levels, float scale, const uint8_t* c
 
 static const qlora__cpu_gemm qlora__avx512_gemm = {
     {
-        200, // 48 columns of 200 steps are 38 KiB
+        640,
         192,
         8,
         48,
@@ -8211,6 +8260,441 @@ static const qlora__cpu_gemm qlora__avx512_gemm = {
 };
 
 #endif // QLORA__X86
+
+//@@ src/cpu/avx512_bf16.h
+
+#ifdef QLORA__X86_BF16
+
+// ---- AVX-512 BF16: products ---------------------------------------------------------------------
+
+// vdpbf16ps adds the products of two neighbouring k to a sum, each with a rounding of its own, and
+// takes numbers below the smallest normal one for zero. So a panel has, for every two k, all lines
+// side by side, a pair of elements each, on both sides of the product.
+//
+// What packs has no more than AVX2, so that it can be tested where there is no AVX-512.
+
+// c += the products of the pairs in a and b
+#define QLORA__PAIRS(c, a, b) __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b))
+
+// A pair of one line in all lanes.
+QLORA__TARGET_AVX512
+static QLORA__INLINE __m512i qlora__avx512_bf16_pair(const uint16_t* pair) {
+    int32_t bits;
+    memcpy(&bits, pair, sizeof bits);
+    return _mm512_set1_epi32(bits);
+}
+
+#define QLORA__ROW(i)                                                                              \
+    x = qlora__avx512_bf16_pair(at + 2 * (i));                                                     \
+    QLORA__PAIRS(c##i##0, x, b0);                                                                  \
+    QLORA__PAIRS(c##i##1, x, b1);                                                                  \
+    QLORA__PAIRS(c##i##2, x, b2)
+#define QLORA__ROW_LOAD(i)                                                                         \
+    c##i##0 = _mm512_loadu_ps(c + i * ldc);                                                        \
+    c##i##1 = _mm512_loadu_ps(c + i * ldc + 16);                                                   \
+    c##i##2 = _mm512_loadu_ps(c + i * ldc + 32)
+#define QLORA__ROW_STORE(i)                                                                        \
+    _mm512_storeu_ps(c + i * ldc, c##i##0);                                                        \
+    _mm512_storeu_ps(c + i * ldc + 16, c##i##1);                                                   \
+    _mm512_storeu_ps(c + i * ldc + 32, c##i##2)
+
+// C[8][48] += a[k][8] b[k][48]: 24 sums, three vectors of b and a broadcast pair of a.
+QLORA__TARGET_AVX512
+static void qlora__avx512_bf16_tile(int64_t steps, const float* a, const float* b, float* c,
+                                    int64_t ldc, bool add) {
+    const uint16_t* at = (const uint16_t*)(const void*)a;
+    const uint16_t* bt = (const uint16_t*)(const void*)b;
+    __m512 c00 = _mm512_setzero_ps(), c01 = c00, c02 = c00, c10 = c00, c11 = c00, c12 = c00;
+    __m512 c20 = c00, c21 = c00, c22 = c00, c30 = c00, c31 = c00, c32 = c00;
+    __m512 c40 = c00, c41 = c00, c42 = c00, c50 = c00, c51 = c00, c52 = c00;
+    __m512 c60 = c00, c61 = c00, c62 = c00, c70 = c00, c71 = c00, c72 = c00;
+    if (add) {
+        QLORA__ROW_LOAD(0);
+        QLORA__ROW_LOAD(1);
+        QLORA__ROW_LOAD(2);
+        QLORA__ROW_LOAD(3);
+        QLORA__ROW_LOAD(4);
+        QLORA__ROW_LOAD(5);
+        QLORA__ROW_LOAD(6);
+        QLORA__ROW_LOAD(7);
+    }
+    for (int64_t k = 0; k < steps; k += 2) {
+        __m512i b0 = _mm512_loadu_si512((const void*)bt);
+        __m512i b1 = _mm512_loadu_si512((const void*)(bt + 32));
+        __m512i b2 = _mm512_loadu_si512((const void*)(bt + 64));
+        __m512i x;
+        QLORA__ROW(0);
+        QLORA__ROW(1);
+        QLORA__ROW(2);
+        QLORA__ROW(3);
+        QLORA__ROW(4);
+        QLORA__ROW(5);
+        QLORA__ROW(6);
+        QLORA__ROW(7);
+        at += 16;
+        bt += 96;
+    }
+    QLORA__ROW_STORE(0);
+    QLORA__ROW_STORE(1);
+    QLORA__ROW_STORE(2);
+    QLORA__ROW_STORE(3);
+    QLORA__ROW_STORE(4);
+    QLORA__ROW_STORE(5);
+    QLORA__ROW_STORE(6);
+    QLORA__ROW_STORE(7);
+    _mm256_zeroupper();
+}
+
+#undef QLORA__ROW
+#undef QLORA__ROW_LOAD
+#undef QLORA__ROW_STORE
+
+#define QLORA__ROW(i)                                                                              \
+    x = qlora__avx512_bf16_pair(at + 2 * (i));                                                     \
+    QLORA__PAIRS(c##i, x, b0)
+
+// C[8][16] += a[k][8] b[k][16]
+QLORA__TARGET_AVX512
+static void qlora__avx512_bf16_narrow(int64_t steps, const float* a, const float* b, float* c,
+                                      int64_t ldc, bool add) {
+    const uint16_t* at = (const uint16_t*)(const void*)a;
+    const uint16_t* bt = (const uint16_t*)(const void*)b;
+    __m512 c0 = _mm512_setzero_ps(), c1 = c0, c2 = c0, c3 = c0, c4 = c0, c5 = c0, c6 = c0, c7 = c0;
+    if (add) {
+        c0 = _mm512_loadu_ps(c);
+        c1 = _mm512_loadu_ps(c + ldc);
+        c2 = _mm512_loadu_ps(c + 2 * ldc);
+        c3 = _mm512_loadu_ps(c + 3 * ldc);
+        c4 = _mm512_loadu_ps(c + 4 * ldc);
+        c5 = _mm512_loadu_ps(c + 5 * ldc);
+        c6 = _mm512_loadu_ps(c + 6 * ldc);
+        c7 = _mm512_loadu_ps(c + 7 * ldc);
+    }
+    for (int64_t k = 0; k < steps; k += 2) {
+        __m512i b0 = _mm512_loadu_si512((const void*)bt);
+        __m512i x;
+        QLORA__ROW(0);
+        QLORA__ROW(1);
+        QLORA__ROW(2);
+        QLORA__ROW(3);
+        QLORA__ROW(4);
+        QLORA__ROW(5);
+        QLORA__ROW(6);
+        QLORA__ROW(7);
+        at += 16;
+        bt += 32;
+    }
+    _mm512_storeu_ps(c, c0);
+    _mm512_storeu_ps(c + ldc, c1);
+    _mm512_storeu_ps(c + 2 * ldc, c2);
+    _mm512_storeu_ps(c + 3 * ldc, c3);
+    _mm512_storeu_ps(c + 4 * ldc, c4);
+    _mm512_storeu_ps(c + 5 * ldc, c5);
+    _mm512_storeu_ps(c + 6 * ldc, c6);
+    _mm512_storeu_ps(c + 7 * ldc, c7);
+    _mm256_zeroupper();
+}
+
+#undef QLORA__ROW
+#undef QLORA__PAIRS
+
+// ---- packing ------------------------------------------------------------------------------------
+
+// The values of qlora__bf16_from, in the upper halves.
+QLORA__TARGET_AVX2
+static QLORA__INLINE __m256i qlora__avx2_bf16_bits(__m256 v) {
+    __m256i bits = _mm256_castps_si256(v);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff));
+    __m256 nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
+    return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fff0000), _mm256_castps_si256(nan));
+}
+
+QLORA__TARGET_AVX2
+static void qlora__avx2_bf16_round(const float* from, float factor, int64_t n, uint16_t* to) {
+    const __m256 times = _mm256_set1_ps(factor);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m256 first = _mm256_mul_ps(_mm256_loadu_ps(from + i), times);
+        __m256 second = _mm256_mul_ps(_mm256_loadu_ps(from + i + 8), times);
+        __m256i low = _mm256_srli_epi32(qlora__avx2_bf16_bits(first), 16);
+        __m256i high = _mm256_srli_epi32(qlora__avx2_bf16_bits(second), 16);
+        __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+        _mm256_storeu_si256((__m256i*)(void*)(to + i), both);
+    }
+    for (; i < n; i++) {
+        to[i] = qlora__bf16_from(from[i] * factor);
+    }
+    _mm256_zeroupper();
+}
+
+// See qlora__cpu_gemm. The 16 values are two tables of bytes.
+QLORA__TARGET_AVX2
+static void qlora__avx2_bf16_nf4(const float* levels, float scale, const uint8_t* codes, int64_t n,
+                                 uint16_t* out) {
+    uint16_t table[16];
+    const __m128i mask = _mm_set1_epi8(15);
+    const __m128i below = _mm_set1_epi16(255);
+    qlora__avx2_bf16_round(levels, scale, 16, table);
+    __m128i first = _mm_loadu_si128((const __m128i*)(const void*)table);
+    __m128i second = _mm_loadu_si128((const __m128i*)(const void*)(table + 8));
+    __m128i low = _mm_packus_epi16(_mm_and_si128(first, below), _mm_and_si128(second, below));
+    __m128i high = _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(second, 8));
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m128i pair = _mm_loadl_epi64((const __m128i*)(const void*)(codes + i / 2));
+        __m128i code = _mm_unpacklo_epi8(_mm_srli_epi16(pair, 4), pair);
+        code = _mm_and_si128(code, mask);
+        __m128i lower = _mm_shuffle_epi8(low, code);
+        __m128i upper = _mm_shuffle_epi8(high, code);
+        _mm_storeu_si128((__m128i*)(void*)(out + i), _mm_unpacklo_epi8(lower, upper));
+        _mm_storeu_si128((__m128i*)(void*)(out + i + 8), _mm_unpackhi_epi8(lower, upper));
+    }
+    for (; i < n; i++) {
+        out[i] = table[qlora__nf4_code_at(codes, i)];
+    }
+}
+
+// A pair of elements takes the place of one f32: eight steps are four of those.
+QLORA__TARGET_AVX2
+static void qlora__avx2_bf16_lines(const uint16_t* const* lines, int64_t n, int64_t width,
+                                   int64_t line, uint16_t* out) {
+    float* to = (float*)(void*)out + line;
+    const float* pairs[8];
+    uint16_t rest[8][8];
+    int64_t whole = n / 8 * 8;
+    for (int i = 0; i < 8; i++) {
+        pairs[i] = (const float*)(const void*)lines[i];
+    }
+    qlora__avx2_pack8(pairs, whole / 2, width, to);
+    if (whole < n) {
+        memset(rest, 0, sizeof rest);
+        for (int i = 0; i < 8; i++) {
+            memcpy(rest[i], lines[i] + whole, (size_t)(n - whole) * sizeof rest[i][0]);
+            pairs[i] = (const float*)(const void*)rest[i];
+        }
+        qlora__avx2_pack8(pairs, 4, width, to + whole / 2 * width);
+    }
+}
+
+// Eight lines of two steps, side by side.
+QLORA__TARGET_AVX2
+static QLORA__INLINE void qlora__avx2_bf16_two(const uint16_t* first, const uint16_t* second,
+                                               uint16_t* out) {
+    __m128i a = _mm_loadu_si128((const __m128i*)(const void*)first);
+    __m128i b = _mm_loadu_si128((const __m128i*)(const void*)second);
+    _mm_storeu_si128((__m128i*)(void*)out, _mm_unpacklo_epi16(a, b));
+    _mm_storeu_si128((__m128i*)(void*)(out + 8), _mm_unpackhi_epi16(a, b));
+}
+
+QLORA__TARGET_AVX2
+static void qlora__avx2_bf16_quad(const uint16_t* const* rows, int64_t k, int64_t n, int64_t width,
+                                  int64_t jump, uint16_t* out) {
+    for (int64_t i = 0; i < n; i += width) {
+        uint16_t* to = out + i / width * jump + k * width;
+        for (int64_t j = 0; j < width; j += 8) {
+            qlora__avx2_bf16_two(rows[0] + i + j, rows[1] + i + j, to + 2 * j);
+            qlora__avx2_bf16_two(rows[2] + i + j, rows[3] + i + j, to + 2 * (width + j));
+        }
+    }
+}
+
+static const qlora__cpu_bf16 qlora__avx512_bf16_gemm = {
+    {
+        640,
+        192,
+        8,
+        48,
+        qlora__avx512_bf16_tile,
+        16,
+        qlora__avx512_bf16_narrow,
+    },
+    8,
+    8,
+    qlora__avx2_bf16_round,
+    qlora__avx2_bf16_nf4,
+    {qlora__avx2_bf16_lines, qlora__avx2_bf16_quad},
+    {qlora__avx2_bf16_lines, qlora__avx2_bf16_quad},
+    NULL,
+    NULL,
+};
+
+#endif // QLORA__X86_BF16
+
+//@@ src/cpu/amx.h
+
+#ifdef QLORA__X86_BF16
+
+// ---- AMX: products ------------------------------------------------------------------------------
+
+// tdpbf16ps adds the products of 16 rows and 16 columns, 32 k each, to 16 x 16 sums: those of even
+// and of odd k are added apart, each with a rounding, and the two results to the sum. It takes
+// numbers below the smallest normal one for zero. A tile is 16 rows of 64 bytes: 32 k of a row, or
+// pairs of two neighbouring k of 16 columns. Compilers do not use these registers themselves.
+
+// Tells the thread's processor that all eight tiles have 16 rows of 64 bytes. A thread does this
+// before its products and gives the registers back after them, so that they need not be saved.
+static void qlora__amx_begin(void) {
+    uint8_t config[64];
+    memset(config, 0, sizeof config);
+    config[0] = 1; // the only palette there is
+    for (int i = 0; i < 8; i++) {
+        config[16 + 2 * i] = 64;
+        config[48 + i] = 16;
+    }
+    __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory");
+}
+
+static void qlora__amx_end(void) {
+    __asm__ volatile("tilerelease" ::: "memory");
+}
+
+#define QLORA__TILE_LOAD(t, from, bytes)                                                           \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(from), "r"(bytes) : "memory")
+#define QLORA__TILE_STORE(t, to, bytes)                                                            \
+    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"(bytes) : "memory")
+#define QLORA__TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
+#define QLORA__TILE_ADD(c, a, b)                                                                   \
+    __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
+
+// C[32][32] += a[k][32] b[k][32]: four tiles of sums, two of a and two of b.
+static void qlora__amx_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
+                            bool add) {
+    const int64_t bytes = ldc * (int64_t)sizeof *c;
+    const int64_t row = 64;
+    const int64_t pair = 128;
+    if (add) {
+        QLORA__TILE_LOAD(0, c, bytes);
+        QLORA__TILE_LOAD(1, c + 16, bytes);
+        QLORA__TILE_LOAD(2, c + 16 * ldc, bytes);
+        QLORA__TILE_LOAD(3, c + 16 * ldc + 16, bytes);
+    } else {
+        QLORA__TILE_ZERO(0);
+        QLORA__TILE_ZERO(1);
+        QLORA__TILE_ZERO(2);
+        QLORA__TILE_ZERO(3);
+    }
+    for (int64_t k = 0; k < steps; k += 32) {
+        QLORA__TILE_LOAD(6, b, pair);
+        QLORA__TILE_LOAD(4, a, row);
+        QLORA__TILE_ADD(0, 4, 6);
+        QLORA__TILE_LOAD(7, b + 16, pair);
+        QLORA__TILE_ADD(1, 4, 7);
+        QLORA__TILE_LOAD(5, a + 256, row);
+        QLORA__TILE_ADD(2, 5, 6);
+        QLORA__TILE_ADD(3, 5, 7);
+        a += 512;
+        b += 512;
+    }
+    QLORA__TILE_STORE(0, c, bytes);
+    QLORA__TILE_STORE(1, c + 16, bytes);
+    QLORA__TILE_STORE(2, c + 16 * ldc, bytes);
+    QLORA__TILE_STORE(3, c + 16 * ldc + 16, bytes);
+}
+
+// C[32][16] += a[k][32] b[k][16]
+static void qlora__amx_narrow(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
+                              bool add) {
+    const int64_t bytes = ldc * (int64_t)sizeof *c;
+    const int64_t row = 64;
+    if (add) {
+        QLORA__TILE_LOAD(0, c, bytes);
+        QLORA__TILE_LOAD(1, c + 16 * ldc, bytes);
+    } else {
+        QLORA__TILE_ZERO(0);
+        QLORA__TILE_ZERO(1);
+    }
+    for (int64_t k = 0; k < steps; k += 32) {
+        QLORA__TILE_LOAD(6, b, row);
+        QLORA__TILE_LOAD(4, a, row);
+        QLORA__TILE_ADD(0, 4, 6);
+        QLORA__TILE_LOAD(5, a + 256, row);
+        QLORA__TILE_ADD(1, 5, 6);
+        a += 512;
+        b += 256;
+    }
+    QLORA__TILE_STORE(0, c, bytes);
+    QLORA__TILE_STORE(1, c + 16 * ldc, bytes);
+}
+
+#undef QLORA__TILE_LOAD
+#undef QLORA__TILE_STORE
+#undef QLORA__TILE_ZERO
+#undef QLORA__TILE_ADD
+
+// ---- packing ------------------------------------------------------------------------------------
+
+// Rows, 32 steps each.
+static void qlora__amx_rows(const uint16_t* const* lines, int64_t n, int64_t width, int64_t line,
+                            uint16_t* out) {
+    out += 32 * line;
+    for (int64_t k = 0; k < n; k += 32) {
+        int64_t now = qlora__min(32, n - k);
+        for (int i = 0; i < 8; i++) {
+            if (now < 32) {
+                memset(out + 32 * i, 0, 32 * sizeof *out);
+            }
+            memcpy(out + 32 * i, lines[i] + k, (size_t)now * sizeof *out);
+        }
+        out += 32 * width;
+    }
+}
+
+// Four steps of two lines in each vector.
+static void qlora__amx_rows_two(__m128i both, uint16_t* out) {
+    _mm_storel_epi64((__m128i*)(void*)out, both);
+    _mm_storel_epi64((__m128i*)(void*)(out + 32), _mm_unpackhi_epi64(both, both));
+}
+
+static void qlora__amx_rows_quad(const uint16_t* const* rows, int64_t k, int64_t n, int64_t width,
+                                 int64_t jump, uint16_t* out) {
+    for (int64_t i = 0; i < n; i += 8) {
+        uint16_t* to = out + i / width * jump + k / 32 * 32 * width + i % width * 32 + k % 32;
+        __m128i r0 = _mm_loadu_si128((const __m128i*)(const void*)(rows[0] + i));
+        __m128i r1 = _mm_loadu_si128((const __m128i*)(const void*)(rows[1] + i));
+        __m128i r2 = _mm_loadu_si128((const __m128i*)(const void*)(rows[2] + i));
+        __m128i r3 = _mm_loadu_si128((const __m128i*)(const void*)(rows[3] + i));
+        __m128i low01 = _mm_unpacklo_epi16(r0, r1);
+        __m128i low23 = _mm_unpacklo_epi16(r2, r3);
+        __m128i high01 = _mm_unpackhi_epi16(r0, r1);
+        __m128i high23 = _mm_unpackhi_epi16(r2, r3);
+        qlora__amx_rows_two(_mm_unpacklo_epi32(low01, low23), to);
+        qlora__amx_rows_two(_mm_unpackhi_epi32(low01, low23), to + 64);
+        qlora__amx_rows_two(_mm_unpacklo_epi32(high01, high23), to + 128);
+        qlora__amx_rows_two(_mm_unpackhi_epi32(high01, high23), to + 192);
+    }
+}
+
+// Columns as in tier avx512_bf16, to whole groups of 32 steps.
+static void qlora__amx_columns(const uint16_t* const* lines, int64_t n, int64_t width, int64_t line,
+                               uint16_t* out) {
+    qlora__avx2_bf16_lines(lines, n, width, line, out);
+    for (int64_t k = qlora__ceil_div(n, 8) * 8; k % 32 != 0; k += 2) {
+        memset(out + k * width + 2 * line, 0, 16 * sizeof *out);
+    }
+}
+
+static const qlora__cpu_bf16 qlora__amx_gemm = {
+    {
+        1280, // longer is faster, although the panels are in the second-level cache
+        192,
+        32,
+        32,
+        qlora__amx_tile,
+        16,
+        qlora__amx_narrow,
+    },
+    32,
+    8,
+    qlora__avx2_bf16_round,
+    qlora__avx2_bf16_nf4,
+    {qlora__amx_rows, qlora__amx_rows_quad},
+    {qlora__amx_columns, qlora__avx2_bf16_quad},
+    qlora__amx_begin,
+    qlora__amx_end,
+};
+
+#endif // QLORA__X86_BF16
 
 //@@ src/cpu/stream.h
 
@@ -9000,6 +9484,23 @@ static bool qlora__has_avx512(void) {
 }
 
 #undef QLORA__CPUID_AVX2
+
+#ifdef QLORA__X86_BF16
+
+static bool qlora__has_avx512_bf16(void) {
+    return qlora__has_avx512() && qlora__cpuid_read(7, 0).eax >= 1 &&
+           (qlora__cpuid_read(7, 1).eax >> 5 & 1u) != 0;
+}
+
+// AMX-BF16 and AMX-TILE, next to AVX-512, whose kernels do the rest.
+static bool qlora__has_amx(void) {
+    const uint32_t edx7 = 1u << 22 | 1u << 24;
+    const uint32_t saved = 0x60000;
+    return qlora__has_avx512() && (qlora__cpuid_read(7, 0).edx & edx7) == edx7 &&
+           (qlora__xcr0() & saved) == saved && qlora__os_allows_amx();
+}
+
+#endif // QLORA__X86_BF16
 #endif // QLORA__X86
 
 static bool qlora__has_everything(void) {
@@ -9027,12 +9528,19 @@ static const qlora__cpu_table qlora__cpu_tables[] = {
     {QLORA_CPU_TIER_AVX512, "avx512", "AVX-512 F, BW, DQ and VL", qlora__has_avx512, true,
      &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, NULL, "avx512"},
 #endif
+#ifdef QLORA__X86_BF16
+    {QLORA_CPU_TIER_AVX512_BF16, "avx512_bf16", "AVX-512 with BF16", qlora__has_avx512_bf16, true,
+     &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, &qlora__avx512_bf16_gemm,
+     "avx512"},
+    {QLORA_CPU_TIER_AMX, "amx", "AVX-512, AMX-BF16 and Linux", qlora__has_amx, true,
+     &qlora__avx512_gemm, &qlora__rows_avx512, &qlora__avx512_stream, &qlora__amx_gemm, "avx512"},
+#endif
 };
 
 #define QLORA__CPU_TABLES ((int)(sizeof qlora__cpu_tables / sizeof qlora__cpu_tables[0]))
 
-static const char* const qlora__cpu_tier_names[] = {"best", "portable", "neon",
-                                                    "avx2", "avx512",   "neon_bf16"};
+static const char* const qlora__cpu_tier_names[] = {
+    "best", "portable", "neon", "avx2", "avx512", "neon_bf16", "avx512_bf16", "amx"};
 
 const char* qlora_cpu_tier_name(qlora_cpu_tier tier) {
     return (int)tier >= 0 && tier < QLORA_CPU_TIER_COUNT ? qlora__cpu_tier_names[tier] : "unknown";
@@ -9348,7 +9856,7 @@ static void qlora__gemm_portable(qlora_ctx* ctx, const qlora__gemm* g) {
 #define QLORA__CHUNK 96 // rows whose panels stay in the second-level cache: whole tiles
 #define QLORA__PANELS 0x320000 // elements in panels: QLORA__MC rows of 3200 steps
 #define QLORA__BLOCKS ((QLORA__KC + 4) * QLORA__NC) // elements of a block of columns
-#define QLORA__MOST_TILE 384                        // elements of the largest tile
+#define QLORA__MOST_TILE 1024                       // elements of the largest tile
 
 // Working memory of the packed products, allocated with the context.
 struct qlora__packing {
@@ -9604,25 +10112,26 @@ static const uint16_t* qlora__lines_bf16(const qlora__cpu_gemm* cpu, const qlora
     return stage;
 }
 
-// Lines whose elements are next to each other, two at a time.
-static void qlora__lines_pack_pairs(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
-                                    const qlora__lines_piece* p, int64_t width, int64_t stride,
-                                    const uint16_t* zero, uint16_t* out) {
-    uint16_t stage[2 * QLORA__KC];
+// Lines whose elements are next to each other.
+static void qlora__lines_pack_lines(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
+                                    const qlora__cpu_bf16_side* side, const qlora__lines_piece* p,
+                                    int64_t width, int64_t stride, const uint16_t* zero,
+                                    uint16_t* out) {
+    uint16_t stage[8 * QLORA__KC];
     const qlora__operand* o = p->from;
     int64_t padded = qlora__ceil_div(p->count, width) * width;
-    for (int64_t i = 0; i < padded; i += 2) {
-        uint16_t* to = out + i / width * stride * width * 2 + i % width * 4;
+    for (int64_t i = 0; i < padded; i += bf16->together) {
+        uint16_t* to = out + i / width * stride * width * 2;
         for (int64_t k = 0; k < p->steps; k += QLORA__KC) {
-            const uint16_t* lines[2];
+            const uint16_t* lines[8];
             int64_t n = qlora__min(QLORA__KC, p->steps - k);
-            for (int j = 0; j < 2; j++) {
+            for (int64_t j = 0; j < bf16->together; j++) {
                 int64_t at = (p->first + i + j) * o->ld + p->k + k;
                 lines[j] = i + j < p->count
                                ? qlora__lines_bf16(cpu, bf16, p, at, n, stage + j * QLORA__KC)
                                : zero;
             }
-            bf16->pair(lines[0], lines[1], n, width, to + k * width);
+            side->lines(lines, n, width, i % width, to + k * width);
         }
     }
 }
@@ -9637,13 +10146,14 @@ static void qlora__lines_expect(const qlora__operand* o, int64_t first, int64_t 
 
 // Lines whose elements of one k are next to each other, four k at a time.
 static void qlora__lines_pack_quads(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
-                                    const qlora__lines_piece* p, int64_t width, int64_t stride,
-                                    uint16_t* out) {
+                                    const qlora__cpu_bf16_side* side, const qlora__lines_piece* p,
+                                    int64_t width, int64_t stride, uint16_t* out) {
     uint16_t stage[4][QLORA__NC + 8];
     const uint16_t* const rows[4] = {stage[0], stage[1], stage[2], stage[3]};
     const qlora__operand* o = p->from;
     int64_t part = QLORA__NC / width * width; // lines at a time
-    for (int64_t k = 0; k < p->steps; k += 4) {
+    int64_t steps = qlora__ceil_div(p->steps, bf16->group) * bf16->group;
+    for (int64_t k = 0; k < steps; k += 4) {
         for (int64_t i = 0; i < p->count; i += part) {
             int64_t n = qlora__min(part, p->count - i);
             int64_t padded = qlora__ceil_div(n, width) * width;
@@ -9660,22 +10170,23 @@ static void qlora__lines_pack_quads(const qlora__cpu_gemm* cpu, const qlora__cpu
                 }
                 memset(stage[j] + have, 0, (size_t)(padded + 8 - have) * sizeof *from);
             }
-            bf16->quad(rows, padded, width, stride * width * 2,
-                       out + i / width * stride * width * 2 + k * width);
+            side->quad(rows, k, padded, width, stride * width * 2,
+                       out + i / width * stride * width * 2);
         }
     }
 }
 
-// `at` and the steps are counted in k; `at` is a multiple of four.
+// `at` and the steps are counted in k; `at` is a multiple of the group.
 static void qlora__lines_pack_bf16(const qlora__cpu_gemm* cpu, const qlora__cpu_bf16* bf16,
-                                   const qlora__lines_piece* p, int64_t width, int64_t stride,
-                                   int64_t at, const float* zero, float* out) {
+                                   const qlora__lines_piece* p, bool left, int64_t width,
+                                   int64_t stride, int64_t at, const float* zero, float* out) {
     uint16_t* to = (uint16_t*)(void*)out + at * width;
+    const qlora__cpu_bf16_side* side = left ? &bf16->left : &bf16->right;
     if (p->from->lines) {
-        qlora__lines_pack_pairs(cpu, bf16, p, width, stride, (const uint16_t*)(const void*)zero,
-                                to);
+        qlora__lines_pack_lines(cpu, bf16, side, p, width, stride,
+                                (const uint16_t*)(const void*)zero, to);
     } else {
-        qlora__lines_pack_quads(cpu, bf16, p, width, stride, to);
+        qlora__lines_pack_quads(cpu, bf16, side, p, width, stride, to);
     }
 }
 
@@ -9694,10 +10205,11 @@ static void qlora__lines_pack_bf16(const qlora__cpu_gemm* cpu, const qlora__cpu_
 // threads, nor on how rows, columns and k are divided.
 
 // Floats per line of panels that are next to each other, at least `floats` and at most 7 more: such
-// that the panels are an odd number of cache lines apart. Otherwise many would share few sets of
-// the cache.
+// that the panels are an odd number of cache lines apart, or of pairs of them if the width is a
+// multiple of two. Otherwise many would share few sets of the cache.
 static int64_t qlora__panel_stride(int64_t floats, int64_t width) {
-    while (floats * width % 32 != 16) {
+    int64_t unit = width % 32 == 0 ? 32 : 16;
+    while (floats * width % (2 * unit) != unit) {
         floats++;
     }
     return floats;
@@ -9718,10 +10230,17 @@ typedef struct qlora__panels {
     int64_t stride; // floats of a line
 } qlora__panels;
 
-// Steps that n steps of an operand take in the panels: those in bf16 have whole groups of four, so
-// that the groups do not depend on what comes before.
+// Steps that n steps of an operand take in the panels: those in bf16 have whole groups, so that the
+// groups do not depend on what comes before.
 static int64_t qlora__panels_steps(const qlora__panels* p, int64_t n) {
-    return p->bf16 != NULL ? qlora__ceil_div(n, 4) * 4 : n;
+    return p->bf16 != NULL ? qlora__ceil_div(n, p->bf16->group) * p->bf16->group : n;
+}
+
+// At least as many, before the panels are open.
+static int64_t qlora__panels_padded(const qlora_ctx* ctx, bool bf16, int64_t n) {
+    bool halved = bf16 && qlora__on_cpu(ctx) && ctx->cpu->bf16 != NULL;
+    int64_t group = halved ? ctx->cpu->bf16->group : 4;
+    return qlora__ceil_div(n, group) * group;
 }
 
 // Floats of a line that `steps` steps take.
@@ -9731,14 +10250,15 @@ static int64_t qlora__panels_floats(const qlora__panels* p, int64_t steps) {
 
 // Steps that the panels have room for.
 static int64_t qlora__panels_room(const qlora__panels* p) {
-    return p->bf16 != NULL ? p->stride / 2 * 4 : p->stride;
+    return p->bf16 != NULL ? p->stride * 2 / p->bf16->group * p->bf16->group : p->stride;
 }
 
-// Packs a piece from step `at` of panels with `stride` floats per line on.
-static void qlora__panels_lines(const qlora__panels* p, const qlora__lines_piece* piece,
+// Packs a piece from step `at` of panels with `stride` floats per line on. left: rows
+static void qlora__panels_lines(const qlora__panels* p, const qlora__lines_piece* piece, bool left,
                                 int64_t width, int64_t stride, int64_t at, float* out) {
     if (p->bf16 != NULL) {
-        qlora__lines_pack_bf16(p->cpu, p->bf16, piece, width, stride, at, p->memory->zero, out);
+        qlora__lines_pack_bf16(p->cpu, p->bf16, piece, left, width, stride, at, p->memory->zero,
+                               out);
     } else {
         qlora__lines_pack(p->cpu, piece, width, stride, at, p->memory->zero, out);
     }
@@ -9788,7 +10308,7 @@ static void qlora__panels_chunks(void* user, int64_t begin, int64_t end) {
         piece.round = p->round;
         piece.factor = p->round ? job->alpha : 1.0f;
         float* out = p->memory->a + first * p->stride;
-        qlora__panels_lines(p, &piece, width, p->stride, job->at, out);
+        qlora__panels_lines(p, &piece, true, width, p->stride, job->at, out);
         for (int64_t i = 0; !p->round && job->alpha != 1.0f && i < piece.count; i += width) {
             float* panel = out + i * p->stride + job->at * width;
             for (int64_t j = 0; j < job->steps * width; j++) {
@@ -9859,7 +10379,7 @@ static void qlora__multiply_pack(const qlora__multiply* m, int64_t col, int64_t 
             piece.steps = to - from;
             piece.round = m->left->round;
             piece.factor = 1.0f;
-            qlora__panels_lines(m->left, &piece, m->width, m->stride, from - k, b);
+            qlora__panels_lines(m->left, &piece, false, m->width, m->stride, from - k, b);
         }
         begin += qlora__panels_steps(m->left, s->steps);
     }
@@ -9923,7 +10443,11 @@ static void qlora__multiply_block(const qlora__multiply* m, int64_t k, int64_t s
 // A unit is a block of columns and some of the rows.
 static void qlora__multiply_units(void* user, int slot, int64_t begin, int64_t end) {
     const qlora__multiply* m = (const qlora__multiply*)user;
+    const qlora__cpu_bf16* bf16 = m->left->bf16;
     float* b = m->left->memory->b + (size_t)slot * QLORA__BLOCKS;
+    if (bf16 != NULL && bf16->begin != NULL) {
+        bf16->begin();
+    }
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t col = unit / m->unit_parts * m->block;
         int64_t row = unit % m->unit_parts * m->unit_rows;
@@ -9934,6 +10458,9 @@ static void qlora__multiply_units(void* user, int slot, int64_t begin, int64_t e
                                   qlora__min(row + m->unit_rows, m->left->rows));
         }
     }
+    if (bf16 != NULL && bf16->end != NULL) {
+        bf16->end();
+    }
 }
 
 // Divides the work: ranges of about the same length, tiles that waste few columns, and enough units
@@ -9941,7 +10468,8 @@ static void qlora__multiply_units(void* user, int slot, int64_t begin, int64_t e
 static void qlora__multiply_divide(qlora__multiply* m) {
     const qlora__cpu_tiles* tiles = m->left->tiles;
     int64_t ranges = qlora__ceil_div(m->steps, tiles->steps);
-    m->range = qlora__ceil_div(qlora__ceil_div(m->steps, ranges), 4) * 4;
+    int64_t group = m->left->bf16 != NULL ? m->left->bf16->group : 4;
+    m->range = qlora__ceil_div(qlora__ceil_div(m->steps, ranges), group) * group;
     bool narrow =
         m->cols <= tiles->block / 4 && qlora__ceil_div(m->cols, tiles->narrow) * tiles->narrow <
                                            qlora__ceil_div(m->cols, tiles->cols) * tiles->cols;
@@ -28318,12 +28846,13 @@ static float* qlora__linear_at(const qlora_tensor* t, int64_t row, int64_t col) 
 }
 
 // With what panels in bf16 add to each part.
-static int64_t qlora__linear_forward_steps(const qlora_linear_desc* l) {
+static int64_t qlora__linear_forward_steps(const qlora_ctx* ctx, const qlora_linear_desc* l,
+                                           bool bf16) {
     int64_t rank = 0;
     for (int32_t i = 0; i < l->count; i++) {
         rank = qlora__max(rank, l->parts[i].rank);
     }
-    return qlora__ceil_div(l->in, 4) * 4 + rank;
+    return qlora__panels_padded(ctx, bf16, l->in) + rank;
 }
 
 // The sum of the ranks of part i and of those after it whose A follow in memory; *next is the first
@@ -28382,7 +28911,7 @@ static void qlora__linear_forward_panels(qlora_ctx* ctx, const qlora_linear_desc
                                          const qlora_tensor* x, const qlora_tensor* y,
                                          bool adapters, bool bf16) {
     qlora__panels p;
-    qlora__panels_open(ctx, qlora__linear_forward_steps(l), bf16, &p);
+    qlora__panels_open(ctx, qlora__linear_forward_steps(ctx, l, bf16), bf16, &p);
     int64_t height = qlora__panels_rows(x->rows, p.stride);
     for (p.row = 0; p.row < x->rows; p.row += height) {
         p.rows = qlora__min(height, x->rows - p.row);
@@ -28391,11 +28920,12 @@ static void qlora__linear_forward_panels(qlora_ctx* ctx, const qlora_linear_desc
     ctx->last_path = QLORA_PATH_CPU;
 }
 
-static int64_t qlora__linear_backward_steps(const qlora_linear_desc* l) {
+static int64_t qlora__linear_backward_steps(const qlora_ctx* ctx, const qlora_linear_desc* l,
+                                            bool bf16) {
     int64_t steps = 0;
     for (int32_t i = 0; i < l->count; i++) {
-        steps += qlora__ceil_div(l->parts[i].out, 4) * 4;
-        steps += qlora__ceil_div(l->parts[i].rank, 4) * 4;
+        steps += qlora__panels_padded(ctx, bf16, l->parts[i].out);
+        steps += qlora__panels_padded(ctx, bf16, l->parts[i].rank);
     }
     return steps;
 }
@@ -28437,7 +28967,7 @@ static void qlora__linear_dx_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
                                     const qlora_tensor* dy, int64_t out, const qlora_tensor* dx,
                                     bool bf16) {
     qlora__panels p;
-    qlora__panels_open(ctx, qlora__linear_backward_steps(l), bf16, &p);
+    qlora__panels_open(ctx, qlora__linear_backward_steps(ctx, l, bf16), bf16, &p);
     int64_t height = qlora__panels_rows(dy->rows, p.stride);
     for (p.row = 0; p.row < dy->rows; p.row += height) {
         p.rows = qlora__min(height, dy->rows - p.row);
@@ -28994,8 +29524,8 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
-    if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(l),
-                                math == QLORA__MATH_BF16)) {
+    bool bf16 = math == QLORA__MATH_BF16;
+    if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(ctx, l, bf16), bf16)) {
         return qlora__linear_forward_shared(ctx, math, l, x, &inner, y);
     }
     QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
@@ -29136,7 +29666,7 @@ static qlora_result qlora__linear_u_dx(qlora_ctx* ctx, qlora_math math, const ql
                                        const qlora_tensor* dx) {
     bool bf16 = math == QLORA__MATH_BF16;
     if (dx != NULL && l->dropout == 0.0f &&
-        qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(l), bf16)) {
+        qlora__linear_in_panels(ctx, l, dy, qlora__linear_backward_steps(ctx, l, bf16), bf16)) {
         qlora_tensor tail;
         QLORA__TRY(
             qlora__tensor_view(ctx, dy, 0, dy->rows, inner->cols, dy->cols - inner->cols, &tail));
@@ -48971,4 +49501,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 7a2669ae51fa278c
+//@@ end 99abb5b50c397f0a
