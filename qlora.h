@@ -150,13 +150,13 @@
        After the attention of the last layer, only rows with a label are needed: o_proj and MLP of
        that layer, the final norm and the head compute no others, in training and for the losses of
        qlora_eval and qlora_eval_sequences. On the GPU, their number is rounded up to whole chunks
-       of the head (desc.head_chunk), or to eighths of desc.tokens if chunks are smaller; if that is
-       no less than desc.tokens, all rows are computed. A row has the same dropout mask and, up to
-       the rounding of products with another number of rows, the same values either way. The
-       gradients of the last layer's o, gate, up and down, and of the norms behind its attention,
-       are sums over fewer rows, in another order. Which rows are computed depends on the labels of
-       the micro-batch alone. Models with tiles compute all rows, and so do those with several
-       adapters on the GPU.
+       of the head (the plan's head_chunk), to several at a time if there were more than eight sizes
+       otherwise; if that is no less than the rows of the pass, all are computed. A row has the same
+       dropout mask and, up to the rounding of products with another number of rows, the same values
+       either way. The gradients of the last layer's o, gate, up and down, and of the norms behind
+       its attention, are sums over fewer rows, in another order. How many rows are computed depends
+       on the labels of the micro-batch and, on the GPU, on desc.tokens and the plan's head_chunk.
+       Models with tiles compute all rows, and so do those with several adapters on the GPU.
 
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,
@@ -18940,8 +18940,6 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_STREAM_NON_BLOCKING 1
 #define QLORA__CU_EVENT_DISABLE_TIMING 2
 #define QLORA__CUDA_ERROR_NOT_READY 600
-#define QLORA__CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE 720
-#define QLORA__CUDA_ERROR_NOT_SUPPORTED 801
 #define QLORA__CU_STREAM_CAPTURE_MODE_THREAD_LOCAL 1
 #define QLORA__CU_JIT_INFO_LOG_BUFFER 3
 #define QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES 4
@@ -19583,7 +19581,7 @@ typedef struct qlora__lt_product {
     qlora__lt_choice choice;
 } qlora__lt_product;
 
-#define QLORA__LT_PRODUCTS 64    // more shapes than that replace the oldest ones
+#define QLORA__LT_PRODUCTS 128   // more shapes than that replace the oldest ones
 #define QLORA__LT_VERSION 120900 // the first one with a scale per row
 
 struct qlora__lt {
@@ -21840,7 +21838,7 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 
 #ifndef QLORA_NO_CUDA
 
-#define QLORA__PLANNED_MAX 256
+#define QLORA__PLANNED_MAX 2048
 
 typedef struct qlora__module {
     const char* name; // the same as in the registry
@@ -22118,9 +22116,9 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
     if (code != 0) {
         snprintf(what, sizeof what, "launching kernel %.90s", kernel->key);
         qlora_result r = qlora__cu(ctx, code, what);
-        bool never = code == QLORA__CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE ||
-                     code == QLORA__CUDA_ERROR_NOT_SUPPORTED;
-        return kind == QLORA__LAUNCH_TOGETHER && never ? QLORA_ERR_UNSUPPORTED : r;
+        // Smaller kernels may do instead, unless memory is short or a capture has failed (900 on).
+        bool refuses = r == QLORA_ERR_CUDA && (code < 900 || code > 919);
+        return kind == QLORA__LAUNCH_TOGETHER && refuses ? QLORA_ERR_UNSUPPORTED : r;
     }
 #ifdef QLORA_DEBUG
     if (ctx->capture == NULL) {
@@ -40304,12 +40302,22 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Runs a step as a graph, which the first step captures, or launches its kernels.
-static qlora_result qlora__decode_begin(qlora_ctx* ctx, qlora_model* m, uint64_t key,
-                                        qlora_graph** graph) {
-    QLORA__TRY(qlora__decode_layers_send(ctx, m));
-    return m->decode.eager ? qlora__decode_enqueue(ctx, m)
-                           : qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph);
+// Enqueues the kernels of a step, as a new graph if there is a place for it, and once more if the
+// driver refuses blocks that wait for each other: then there are smaller kernels.
+static qlora_result qlora__decode_try(qlora_ctx* ctx, qlora_model* m, uint64_t key,
+                                      qlora_graph** graph) {
+    bool refused = m->decode.refused;
+    for (;;) {
+        qlora_result r = graph == NULL
+                             ? qlora__decode_enqueue(ctx, m)
+                             : qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph);
+        if (r == QLORA_OK || m->decode.refused == refused) {
+            return r;
+        }
+        refused = true;
+        QLORA__LOG(ctx, WARN, GRAPH, "a step is made of smaller kernels from now on: %.400s",
+                   ctx->env.error);
+    }
 }
 
 // Runs a step for the texts on the device. If it cannot be captured as a graph, steps are launched
@@ -40326,22 +40334,19 @@ static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     if (*graph != NULL) {
         return qlora__graph_replay(ctx, *graph, key);
     }
-    bool refused = m->decode.refused;
-    qlora_result r = qlora__decode_begin(ctx, m, key, graph);
-    if (r != QLORA_OK && m->decode.refused != refused) {
-        QLORA__LOG(ctx, WARN, GRAPH, "a step is made of smaller kernels from now on: %.400s",
-                   ctx->env.error);
-        r = qlora__decode_begin(ctx, m, key, graph);
+    QLORA__TRY(qlora__decode_layers_send(ctx, m)); // nothing runs without its parameters
+    if (!m->decode.eager) {
+        qlora_result r = qlora__decode_try(ctx, m, key, graph);
+        if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST) {
+            return r;
+        }
+        if (r == QLORA_ERR_CAPTURE) { // otherwise the next step tries again
+            QLORA__LOG(ctx, WARN, GRAPH, "texts are generated without graphs from now on: %.400s",
+                       ctx->env.error);
+            m->decode.eager = true;
+        }
     }
-    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || m->decode.eager) {
-        return r;
-    }
-    if (r == QLORA_ERR_CAPTURE) { // otherwise the next step tries again
-        QLORA__LOG(ctx, WARN, GRAPH, "texts are generated without graphs from now on: %.400s",
-                   ctx->env.error);
-        m->decode.eager = true;
-    }
-    return qlora__decode_enqueue(ctx, m);
+    return qlora__decode_try(ctx, m, key, NULL);
 }
 
 //@@ src/model/prepare.h
@@ -49501,4 +49506,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 99abb5b50c397f0a
+//@@ end 3ee4c0d4ca998b56

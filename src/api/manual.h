@@ -150,13 +150,13 @@
        After the attention of the last layer, only rows with a label are needed: o_proj and MLP of
        that layer, the final norm and the head compute no others, in training and for the losses of
        qlora_eval and qlora_eval_sequences. On the GPU, their number is rounded up to whole chunks
-       of the head (desc.head_chunk), or to eighths of desc.tokens if chunks are smaller; if that is
-       no less than desc.tokens, all rows are computed. A row has the same dropout mask and, up to
-       the rounding of products with another number of rows, the same values either way. The
-       gradients of the last layer's o, gate, up and down, and of the norms behind its attention,
-       are sums over fewer rows, in another order. Which rows are computed depends on the labels of
-       the micro-batch alone. Models with tiles compute all rows, and so do those with several
-       adapters on the GPU.
+       of the head (the plan's head_chunk), to several at a time if there were more than eight sizes
+       otherwise; if that is no less than the rows of the pass, all are computed. A row has the same
+       dropout mask and, up to the rounding of products with another number of rows, the same values
+       either way. The gradients of the last layer's o, gate, up and down, and of the norms behind
+       its attention, are sums over fewer rows, in another order. How many rows are computed depends
+       on the labels of the micro-batch and, on the GPU, on desc.tokens and the plan's head_chunk.
+       Models with tiles compute all rows, and so do those with several adapters on the GPU.
 
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,

@@ -2,7 +2,7 @@
 
 #ifndef QLORA_NO_CUDA
 
-#define QLORA__PLANNED_MAX 256
+#define QLORA__PLANNED_MAX 2048
 
 typedef struct qlora__module {
     const char* name; // the same as in the registry
@@ -280,9 +280,9 @@ static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
     if (code != 0) {
         snprintf(what, sizeof what, "launching kernel %.90s", kernel->key);
         qlora_result r = qlora__cu(ctx, code, what);
-        bool never = code == QLORA__CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE ||
-                     code == QLORA__CUDA_ERROR_NOT_SUPPORTED;
-        return kind == QLORA__LAUNCH_TOGETHER && never ? QLORA_ERR_UNSUPPORTED : r;
+        // Smaller kernels may do instead, unless memory is short or a capture has failed (900 on).
+        bool refuses = r == QLORA_ERR_CUDA && (code < 900 || code > 919);
+        return kind == QLORA__LAUNCH_TOGETHER && refuses ? QLORA_ERR_UNSUPPORTED : r;
     }
 #ifdef QLORA_DEBUG
     if (ctx->capture == NULL) {

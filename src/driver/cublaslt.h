@@ -79,7 +79,7 @@ typedef struct qlora__lt_product {
     qlora__lt_choice choice;
 } qlora__lt_product;
 
-#define QLORA__LT_PRODUCTS 64    // more shapes than that replace the oldest ones
+#define QLORA__LT_PRODUCTS 128   // more shapes than that replace the oldest ones
 #define QLORA__LT_VERSION 120900 // the first one with a scale per row
 
 struct qlora__lt {

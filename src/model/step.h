@@ -1059,12 +1059,22 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Runs a step as a graph, which the first step captures, or launches its kernels.
-static qlora_result qlora__decode_begin(qlora_ctx* ctx, qlora_model* m, uint64_t key,
-                                        qlora_graph** graph) {
-    QLORA__TRY(qlora__decode_layers_send(ctx, m));
-    return m->decode.eager ? qlora__decode_enqueue(ctx, m)
-                           : qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph);
+// Enqueues the kernels of a step, as a new graph if there is a place for it, and once more if the
+// driver refuses blocks that wait for each other: then there are smaller kernels.
+static qlora_result qlora__decode_try(qlora_ctx* ctx, qlora_model* m, uint64_t key,
+                                      qlora_graph** graph) {
+    bool refused = m->decode.refused;
+    for (;;) {
+        qlora_result r = graph == NULL
+                             ? qlora__decode_enqueue(ctx, m)
+                             : qlora__graph_capture(ctx, key, qlora__decode_enqueue, m, graph);
+        if (r == QLORA_OK || m->decode.refused == refused) {
+            return r;
+        }
+        refused = true;
+        QLORA__LOG(ctx, WARN, GRAPH, "a step is made of smaller kernels from now on: %.400s",
+                   ctx->env.error);
+    }
 }
 
 // Runs a step for the texts on the device. If it cannot be captured as a graph, steps are launched
@@ -1081,20 +1091,17 @@ static qlora_result qlora__decode_step(qlora_ctx* ctx, qlora_model* m) {
     if (*graph != NULL) {
         return qlora__graph_replay(ctx, *graph, key);
     }
-    bool refused = m->decode.refused;
-    qlora_result r = qlora__decode_begin(ctx, m, key, graph);
-    if (r != QLORA_OK && m->decode.refused != refused) {
-        QLORA__LOG(ctx, WARN, GRAPH, "a step is made of smaller kernels from now on: %.400s",
-                   ctx->env.error);
-        r = qlora__decode_begin(ctx, m, key, graph);
+    QLORA__TRY(qlora__decode_layers_send(ctx, m)); // nothing runs without its parameters
+    if (!m->decode.eager) {
+        qlora_result r = qlora__decode_try(ctx, m, key, graph);
+        if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST) {
+            return r;
+        }
+        if (r == QLORA_ERR_CAPTURE) { // otherwise the next step tries again
+            QLORA__LOG(ctx, WARN, GRAPH, "texts are generated without graphs from now on: %.400s",
+                       ctx->env.error);
+            m->decode.eager = true;
+        }
     }
-    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || m->decode.eager) {
-        return r;
-    }
-    if (r == QLORA_ERR_CAPTURE) { // otherwise the next step tries again
-        QLORA__LOG(ctx, WARN, GRAPH, "texts are generated without graphs from now on: %.400s",
-                   ctx->env.error);
-        m->decode.eager = true;
-    }
-    return qlora__decode_enqueue(ctx, m);
+    return qlora__decode_try(ctx, m, key, NULL);
 }

@@ -112,8 +112,8 @@ TEST a_refused_launch_has_a_substitute(const test_machine* machine) {
         SKIPm(test_open_reason());
     }
     const fake_api* fake = test_fake();
-    static const int codes[] = {720, 801};
-    for (int i = 0; i < 2 && layers_room(ctx); i++) {
+    static const int codes[] = {720, 801, 1, 701};
+    for (int i = 0; i < 4 && layers_room(ctx); i++) {
         qlora_model* m = NULL;
         int32_t ids[STEP_ROOM];
         double logprobs[8];
@@ -136,9 +136,75 @@ TEST a_refused_launch_has_a_substitute(const test_machine* machine) {
     PASS();
 }
 
+// The same if a graph cannot be made either, and the launch is refused only after that.
+TEST a_launch_refused_late_has_a_substitute(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    const fake_api* fake = test_fake();
+    qlora_model* m = NULL;
+    int32_t ids[STEP_ROOM];
+    double logprobs[8];
+    double below = 0.0;
+    qlora_generate_desc d;
+    memset(&d, 0, sizeof d);
+    if (layers_room(ctx)) {
+        ASSERT_EQ(QLORA_OK, step_open(ctx, &layers_kinds[0], 9, &m));
+        m->decode.variants &= ~QLORA__DECODE_EARLY;
+        fake->fail_at("cuGraphInstantiateWithFlags", 1, 720, false);
+        fake->fail_at("cuLaunchKernelEx", 2, 720, false);
+        ASSERT(step_text(m, &d, ids, 5, 4, logprobs));
+        fake->fail_clear();
+        ASSERT(!layers_taken(m));
+        ASSERT(step_off(m, ids, 5, 4, logprobs, &below) <= 0.02);
+        ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// If the parameters cannot be sent, nothing is launched; a text that begins later is right.
+TEST nothing_runs_without_parameters(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    const fake_api* fake = test_fake();
+    for (uint64_t nth = 1; nth <= 4 && layers_room(ctx); nth++) {
+        qlora_model* m = NULL;
+        qlora_generation* g = NULL;
+        int32_t ids[STEP_ROOM] = {1, 2, 3, 4, 5};
+        double logprobs[8];
+        double below = 0.0;
+        int32_t token;
+        bool stopped;
+        qlora_generate_desc d;
+        memset(&d, 0, sizeof d);
+        ASSERT_EQ(QLORA_OK, step_open(ctx, &layers_kinds[0], 9, &m));
+        qlora_generate_desc own = d;
+        own.prompt = ids;
+        own.prompt_tokens = 5;
+        ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &own, &g));
+        ASSERT_EQ(QLORA_OK, qlora_generate_next(g, &token, &stopped)); // from the prompt
+        fake->fail_at("cuMemcpyHtoDAsync_v2", nth, 2, false);
+        ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_generate_next(g, &token, &stopped));
+        fake->fail_clear();
+        ASSERT_EQ(QLORA_OK, qlora_generate_end(g));
+        ASSERT(step_text(m, &d, ids, 5, 4, logprobs));
+        ASSERT(layers_taken(m));
+        ASSERT(step_off(m, ids, 5, 4, logprobs, &below) <= 0.02);
+        ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 SUITE(step_layers_suite) {
     RUN_ON(TEST_TENSOR_CORES, layers_in_one_launch_are_passes);
     RUN_ON(TEST_ONE_FAKE, few_blocks_take_all_layers);
     RUN_ON(TEST_TENSOR_CORES, layers_have_the_same_bits_again);
     RUN_ON(TEST_ONE_FAKE, a_refused_launch_has_a_substitute);
+    RUN_ON(TEST_ONE_FAKE, a_launch_refused_late_has_a_substitute);
+    RUN_ON(TEST_ONE_FAKE, nothing_runs_without_parameters);
 }
