@@ -21151,6 +21151,9 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
 #define QLORA__NEED_STEP_WG (QLORA__NEED_STEP_NF4 | QLORA__NEED_WARPGROUP)
+#define QLORA__NEED_LAYERS 2097152u // generates one text at a time, in blocks that large:
+#define QLORA__LAYERS_BYTES 232448
+#define QLORA__NEED_STEP_LAYERS (QLORA__NEED_STEP_NF4 | QLORA__NEED_LAYERS)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -21164,7 +21167,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 
 // Every kernel of a decoding step waits for the one before it by itself (kernels/early.cuh).
 #define QLORA__KERNELS_STEP(X)                                                                     \
-    X(decode_layers, decode_layers, 232448, STEP_NF4)                                              \
+    X(decode_layers, decode_layers, QLORA__LAYERS_BYTES, STEP_LAYERS)                              \
     X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
     X(decode_many_nf4, decode_many_nf4, 94208, STEP_NF4)                                           \
     X(decode_many_wg, decode_many_wg, 116736, STEP_WG)                                             \
@@ -39246,8 +39249,8 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
 // One new position of every text in flight: token and position are read from the texts' state, the
 // next token is chosen and stored there, so a step needs nothing from the host and one graph serves
 // all steps. The kernels (decode*.cu, sample.cu) are those of few rows; which of them run, and the
-// order of their sums, depends on the device, the shapes of the model, generate_tokens and
-// generate_sequences alone. Each layer is seven of them:
+// order of their sums, depends on the device, the driver, the shapes of the model and its adapters,
+// generate_tokens and generate_sequences alone. Each layer is seven of them:
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
@@ -40058,11 +40061,17 @@ static bool qlora__decode_layer_of(const qlora_model* m, int64_t index, qlora__d
     return fits;
 }
 
+// Whether there are blocks large enough for all layers of a step; the kernel is loaded only then.
+static bool qlora__decode_has_room(const qlora_model* m) {
+    return m->decode.planned && m->decode.texts == 1 &&
+           m->ctx->gpu->max_shared >= QLORA__LAYERS_BYTES;
+}
+
 // Whether one launch takes all layers; with its grid and shared memory.
 static bool qlora__decode_layers_fit(const qlora_model* m, int64_t* blocks, int64_t* shared) {
     const qlora__gpu* gpu = m->ctx->gpu;
     const qlora_model_config* c = &m->plan.config;
-    bool fits = (m->decode.variants & QLORA__DECODE_LAYERS) != 0 && m->decode.texts == 1 &&
+    bool fits = (m->decode.variants & QLORA__DECODE_LAYERS) != 0 && qlora__decode_has_room(m) &&
                 m->decode.alike && !m->decode.refused && m->decode.sent != NULL &&
                 gpu->cooperative != 0 && gpu->cu.LaunchKernelEx != NULL &&
                 gpu->driver_version >= 12030 && c->hidden <= 8192;
@@ -40095,6 +40104,7 @@ static qlora_result qlora__decode_layers_send(qlora_ctx* ctx, qlora_model* m) {
         size_t at = (size_t)(first + l) * sizeof layer;
         if (qlora__decode_layer_of(m, l, &layer) &&
             memcmp(d->sent + at, &layer, sizeof layer) != 0) {
+            memset(d->sent + at, 0, sizeof layer); // a copy that fails may have changed some of it
             QLORA__TRY(
                 qlora__copy_in(ctx, (char*)d->params.data + at, &layer, sizeof layer));
             memcpy(d->sent + at, &layer, sizeof layer);
@@ -40609,6 +40619,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                               nf4, true, m->dir == NULL);
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
+        need |= qlora__decode_has_room(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         return qlora__cache_warm(ctx, need | (qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0));
     }
@@ -49506,4 +49517,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 3ee4c0d4ca998b56
+//@@ end 2a956405aa75cd85

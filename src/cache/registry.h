@@ -33,6 +33,9 @@
 #define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
 #define QLORA__NEED_STEP_WG (QLORA__NEED_STEP_NF4 | QLORA__NEED_WARPGROUP)
+#define QLORA__NEED_LAYERS 2097152u // generates one text at a time, in blocks that large:
+#define QLORA__LAYERS_BYTES 232448
+#define QLORA__NEED_STEP_LAYERS (QLORA__NEED_STEP_NF4 | QLORA__NEED_LAYERS)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -46,7 +49,7 @@
 
 // Every kernel of a decoding step waits for the one before it by itself (kernels/early.cuh).
 #define QLORA__KERNELS_STEP(X)                                                                     \
-    X(decode_layers, decode_layers, 232448, STEP_NF4)                                              \
+    X(decode_layers, decode_layers, QLORA__LAYERS_BYTES, STEP_LAYERS)                              \
     X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
     X(decode_many_nf4, decode_many_nf4, 94208, STEP_NF4)                                           \
     X(decode_many_wg, decode_many_wg, 116736, STEP_WG)                                             \

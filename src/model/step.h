@@ -3,8 +3,8 @@
 // One new position of every text in flight: token and position are read from the texts' state, the
 // next token is chosen and stored there, so a step needs nothing from the host and one graph serves
 // all steps. The kernels (decode*.cu, sample.cu) are those of few rows; which of them run, and the
-// order of their sums, depends on the device, the shapes of the model, generate_tokens and
-// generate_sequences alone. Each layer is seven of them:
+// order of their sums, depends on the device, the driver, the shapes of the model and its adapters,
+// generate_tokens and generate_sequences alone. Each layer is seven of them:
 //
 //   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
 //
@@ -815,11 +815,17 @@ static bool qlora__decode_layer_of(const qlora_model* m, int64_t index, qlora__d
     return fits;
 }
 
+// Whether there are blocks large enough for all layers of a step; the kernel is loaded only then.
+static bool qlora__decode_has_room(const qlora_model* m) {
+    return m->decode.planned && m->decode.texts == 1 &&
+           m->ctx->gpu->max_shared >= QLORA__LAYERS_BYTES;
+}
+
 // Whether one launch takes all layers; with its grid and shared memory.
 static bool qlora__decode_layers_fit(const qlora_model* m, int64_t* blocks, int64_t* shared) {
     const qlora__gpu* gpu = m->ctx->gpu;
     const qlora_model_config* c = &m->plan.config;
-    bool fits = (m->decode.variants & QLORA__DECODE_LAYERS) != 0 && m->decode.texts == 1 &&
+    bool fits = (m->decode.variants & QLORA__DECODE_LAYERS) != 0 && qlora__decode_has_room(m) &&
                 m->decode.alike && !m->decode.refused && m->decode.sent != NULL &&
                 gpu->cooperative != 0 && gpu->cu.LaunchKernelEx != NULL &&
                 gpu->driver_version >= 12030 && c->hidden <= 8192;
@@ -852,6 +858,7 @@ static qlora_result qlora__decode_layers_send(qlora_ctx* ctx, qlora_model* m) {
         size_t at = (size_t)(first + l) * sizeof layer;
         if (qlora__decode_layer_of(m, l, &layer) &&
             memcmp(d->sent + at, &layer, sizeof layer) != 0) {
+            memset(d->sent + at, 0, sizeof layer); // a copy that fails may have changed some of it
             QLORA__TRY(
                 qlora__copy_in(ctx, (char*)d->params.data + at, &layer, sizeof layer));
             memcpy(d->sent + at, &layer, sizeof layer);
