@@ -33719,6 +33719,10 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     }
 }
 
+//@@ src/model/layout.h
+
+// ---- memory of generation, and the layout of a model --------------------------------------------
+
 // How a step is made; models use QLORA__DECODE_USED, tests and measurements other sets as well.
 #define QLORA__DECODE_ONE 1u       // a kernel of its own for NF4 products of a single row
 #define QLORA__DECODE_EARLY 2u     // kernels may begin before the one before them has ended
@@ -39242,26 +39246,11 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
     return qlora__backward_end(pass);
 }
 
-//@@ src/model/step.h
+//@@ src/model/step_kernels.h
 
-// ---- a step of decoding on the device -----------------------------------------------------------
-//
-// One new position of every text in flight: token and position are read from the texts' state, the
-// next token is chosen and stored there, so a step needs nothing from the host and one graph serves
-// all steps. The kernels (decode*.cu, sample.cu) are those of few rows; which of them run, and the
-// order of their sums, depends on the device, the driver, the shapes of the model and its adapters,
-// generate_tokens and generate_sequences alone. Each layer is seven of them:
-//
-//   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
-//
-// For one text, one kernel makes all layers (kernels/decode_layers.cuh) where the weights are NF4
-// as models have them by default, rows are multiples of 256, no norm follows o or down, and the
-// device has room for its blocks and can launch them together.
-//
-// With more than 8 texts, the kernel before o and the one before down compute z of these, where
-// there are kernels for it (heads of 64 and 128, ranks that fit the norm); otherwise z is a product
-// of its own. With one text, attention and gate and up leave partial sums of it, which are complete
-// with them.
+// ---- kernels of a decoding step -----------------------------------------------------------------
+
+// What each kernel of a step (model/step.h) is given, and how it is chosen and launched.
 
 #ifndef QLORA_NO_CUDA
 
@@ -39383,35 +39372,6 @@ typedef struct qlora__decode_many_attention {
     int32_t rows;
     int32_t unused;
 } qlora__decode_many_attention;
-
-// Same layout as decode_layer in kernels/decode_layers.cuh.
-typedef struct qlora__decode_layer {
-    qlora__decode_product stacks[QLORA__GROUPS];
-    qlora__decode_attention attention;
-    const void* a[QLORA__GROUPS][QLORA_LINEAR_PARTS];
-    const void* norms[2];
-    int32_t ranks[QLORA__GROUPS][QLORA_LINEAR_PARTS];
-    int64_t unused;
-} qlora__decode_layer;
-
-typedef char
-    qlora__decode_layer_size[sizeof(qlora__decode_layer) == QLORA__DECODE_LAYER_BYTES ? 1 : -1];
-
-// Same layout as decode_layers.
-typedef struct qlora__decode_layers {
-    const void* layers;
-    void* h;
-    void* z;
-    void* counters;
-    int32_t count;
-    int32_t hidden;
-    int32_t ldz;
-    int32_t units;
-    int32_t pages;
-    float eps;
-    float scale;
-    int32_t unused;
-} qlora__decode_layers;
 
 static qlora__launch_kind qlora__decode_way(const qlora_model* m) {
     return (m->decode.variants & QLORA__DECODE_EARLY) != 0 ? QLORA__LAUNCH_EARLY
@@ -39972,7 +39932,42 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
                                 256, (uint32_t)qlora__decode_tiles_shared(m), args);
 }
 
-// ---- all layers in one launch
+#endif // QLORA_NO_CUDA
+
+//@@ src/model/step_layers.h
+
+// ---- all layers of a decoding step in one launch ------------------------------------------------
+
+#ifndef QLORA_NO_CUDA
+
+// Same layout as decode_layer in kernels/decode_layers.cuh.
+typedef struct qlora__decode_layer {
+    qlora__decode_product stacks[QLORA__GROUPS];
+    qlora__decode_attention attention;
+    const void* a[QLORA__GROUPS][QLORA_LINEAR_PARTS];
+    const void* norms[2];
+    int32_t ranks[QLORA__GROUPS][QLORA_LINEAR_PARTS];
+    int64_t unused;
+} qlora__decode_layer;
+
+typedef char
+    qlora__decode_layer_size[sizeof(qlora__decode_layer) == QLORA__DECODE_LAYER_BYTES ? 1 : -1];
+
+// Same layout as decode_layers.
+typedef struct qlora__decode_layers {
+    const void* layers;
+    void* h;
+    void* z;
+    void* counters;
+    int32_t count;
+    int32_t hidden;
+    int32_t ldz;
+    int32_t units;
+    int32_t pages;
+    float eps;
+    float scale;
+    int32_t unused;
+} qlora__decode_layers;
 
 enum {
     QLORA__LAYERS_WARPS = 16, // as in kernels/decode_layers.cuh
@@ -40137,6 +40132,31 @@ static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, i
     return qlora__launch_as(m->ctx, QLORA__K_decode_layers, QLORA__LAUNCH_TOGETHER, blocks, 1, 1,
                             QLORA__LAYERS_WARPS * 32, (uint32_t)shared, args);
 }
+
+#endif // QLORA_NO_CUDA
+
+//@@ src/model/step.h
+
+// ---- a step of decoding on the device -----------------------------------------------------------
+//
+// One new position of every text in flight: token and position are read from the texts' state, the
+// next token is chosen and stored there, so a step needs nothing from the host and one graph serves
+// all steps. The kernels (decode*.cu, sample.cu) are those of few rows; which of them run, and the
+// order of their sums, depends on the device, the driver, the shapes of the model and its adapters,
+// generate_tokens and generate_sequences alone. Each layer is seven of them:
+//
+//   norm, z of qkv | qkv | attention | o | residual, norm, z of gate and up | gate, up | down
+//
+// For one text, one kernel makes all layers (kernels/decode_layers.cuh) where the weights are NF4
+// as models have them by default, rows are multiples of 256, no norm follows o or down, and the
+// device has room for its blocks and can launch them together.
+//
+// With more than 8 texts, the kernel before o and the one before down compute z of these, where
+// there are kernels for it (heads of 64 and 128, ranks that fit the norm); otherwise z is a product
+// of its own. With one text, attention and gate and up leave partial sums of it, which are complete
+// with them.
+
+#ifndef QLORA_NO_CUDA
 
 // Chooses the next tokens from the logits.
 static qlora_result qlora__decode_pick(const qlora_model* m) {
@@ -49517,4 +49537,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 2a956405aa75cd85
+//@@ end 9319662d031c2c6d

@@ -4,7 +4,7 @@
 //     make build/step_parts && build/step_parts SHAPE TEXTS PROMPT [VARIANTS...]
 //
 // A part is captured as a graph of one kernel per layer, which is replayed; the weights of all
-// layers together do not fit in the second-level cache. VARIANTS are numbers (src/model/arena.h);
+// layers together do not fit in the second-level cache. VARIANTS are numbers (src/model/layout.h);
 // without them, that of the library is measured.
 #define _POSIX_C_SOURCE 200809L
 #define QLORA_IMPLEMENTATION
