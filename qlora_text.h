@@ -5909,6 +5909,7 @@ typedef struct qlora__parquet_element {
     int64_t children;
     int64_t converted; // -1: none
     int64_t logical;   // field of the union, 0: none
+    int64_t bits; // of an integer; 0: as many as its type has
     bool is_signed;
 } qlora__parquet_element;
 
@@ -5928,10 +5929,23 @@ static const struct {
 static void qlora__parquet_integer(qlora__thrift* t, qlora__parquet_element* e) {
     qlora__thrift_field field = {0, 0};
     while (qlora__thrift_next(t, &field)) {
+        if (field.id == 1 && field.type == QLORA__THRIFT_BYTE) {
+            e->bits = qlora__thrift_byte(t);
+            continue;
+        }
         if (field.id == 2) {
             e->is_signed = field.type == QLORA__THRIFT_TRUE;
         }
         qlora__thrift_skip(t, field.type);
+    }
+}
+
+// The integer that a converted type means (UINT_8 to UINT_64, INT_8 to INT_64), unless a logical
+// type, which is the newer annotation, says it.
+static void qlora__parquet_converted(qlora__parquet_element* e) {
+    if (e->logical == 0 && e->converted >= 11 && e->converted <= 18) {
+        e->is_signed = e->converted >= 15;
+        e->bits = 8 << (e->converted - 11) % 4;
     }
 }
 
@@ -5978,6 +5992,7 @@ static void qlora__parquet_element_read(qlora__thrift* t, qlora__parquet_element
             qlora__thrift_skip(t, field.type);
         }
     }
+    qlora__parquet_converted(e);
     t->bad = t->bad || e->name == NULL || e->repetition < 0 || e->repetition > 2;
 }
 
@@ -6016,7 +6031,9 @@ static qlora__parquet_form qlora__parquet_form_of(const qlora__parquet_element* 
                                                   const char** why) {
     bool text = e->converted == 0 || e->converted == 4 || e->converted == 19 || e->logical == 1 ||
                 e->logical == 4 || e->logical == 12; // UTF8, ENUM, JSON
-    bool integer = e->logical == 10 || (e->converted >= 11 && e->converted <= 18);
+    bool integer = e->type == QLORA__PARQUET_INT64
+                       ? e->bits == 64
+                       : e->bits == 8 || e->bits == 16 || e->bits == 32;
     bool plain = e->converted < 0 && e->logical == 0;
     *why = qlora__parquet_why(e);
     if (*why != NULL) {
@@ -6034,8 +6051,7 @@ static qlora__parquet_form qlora__parquet_form_of(const qlora__parquet_element* 
     case QLORA__PARQUET_INT32:
     case QLORA__PARQUET_INT64:
         if (plain || integer) {
-            bool above = e->converted >= 11 && e->converted <= 14;
-            return above || !e->is_signed ? QLORA__PARQUET_AS_UINT : QLORA__PARQUET_AS_INT;
+            return e->is_signed ? QLORA__PARQUET_AS_INT : QLORA__PARQUET_AS_UINT;
         }
         break;
     case QLORA__PARQUET_FLOAT:
@@ -6263,6 +6279,7 @@ struct qlora__parquet_leaf {
     qlora__parquet_type type;
     qlora__parquet_form form;
     uint32_t width; // bytes of a value, 0: varies
+    unsigned bits;  // of an integer
     uint32_t max_definition;
     uint32_t max_repetition;
     // the pages that are still to be read
@@ -6621,8 +6638,7 @@ typedef struct qlora__parquet_page {
     int64_t size;   // decompressed
     int64_t stored; // in the file
     int64_t crc;    // -1: none
-    bool described; // the header of its type is there
-    int64_t entries;
+    int64_t entries; // this and what follows: -1 if it is missing
     int64_t encoding;
     int64_t definition; // encoding of the levels; in version 2 their bytes
     int64_t repetition;
@@ -6632,7 +6648,6 @@ typedef struct qlora__parquet_page {
 // The fields of the three kinds of headers. Version 2 has two numbers in between that are not used.
 static void qlora__parquet_page_kind(qlora__thrift* t, qlora__parquet_page* page, bool second) {
     qlora__thrift_field field = {0, 0};
-    page->described = true;
     page->plain = false;
     while (qlora__thrift_next(t, &field)) {
         bool number = field.type == QLORA__THRIFT_I32;
@@ -6658,6 +6673,10 @@ static bool qlora__parquet_page_read(qlora__parquet_leaf* leaf, qlora__parquet_p
     page->crc = -1;
     page->size = -1;
     page->stored = -1;
+    page->entries = -1;
+    page->encoding = -1;
+    page->definition = -1;
+    page->repetition = -1;
     t.at = leaf->at;
     t.end = leaf->end;
     t.bad = false;
@@ -6680,7 +6699,7 @@ static bool qlora__parquet_page_read(qlora__parquet_leaf* leaf, qlora__parquet_p
     }
     leaf->at = t.at;
     return !t.bad && page->type >= 0 && page->size >= 0 && page->stored >= 0 &&
-           page->stored <= t.end - t.at && page->entries >= 0 && page->entries <= INT32_MAX;
+           page->stored <= t.end - t.at && page->entries <= INT32_MAX;
 }
 
 // ---- decompression
@@ -6918,7 +6937,8 @@ static qlora_result qlora__parquet_turn(qlora__env* env, qlora__parquet* p,
             page.crc != (int64_t)qlora__crc32_add(&p->crc, 0, leaf->at, (size_t)page.stored)) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT, "the checksum of a page is wrong");
         }
-        if (used && !page.described) {
+        bool levels = page.definition >= 0 && page.repetition >= 0;
+        if (used && (page.entries < 0 || page.encoding < 0 || (!levels && (first || second)))) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT, "invalid page header");
         }
         if (page.type == QLORA__PARQUET_DICTIONARY) {
@@ -7031,6 +7051,7 @@ static void qlora__parquet_leaf_add(qlora__parquet* p, const qlora__parquet_elem
     }
     leaf->type = (qlora__parquet_type)e->type;
     leaf->width = qlora__parquet_width(e->type, e->type_length);
+    leaf->bits = e->bits > 0 ? (unsigned)e->bits : 8 * leaf->width;
 }
 
 // Whether the repeated group of a list only holds the element, as in new files. In old ones the
@@ -7241,19 +7262,29 @@ static qlora_result qlora__parquet_footer(qlora__env* env, qlora__parquet* p) {
     t.end = end - 8;
     t.bad = false;
     p->footer = p->size - 8 - size;
+    int64_t rows = -1;
     while (qlora__thrift_next(&t, &field)) {
         bool list = field.type == QLORA__THRIFT_LIST;
         if (field.id == 2 && list) {
             QLORA__TRY(qlora__parquet_schema(env, p, &t));
         } else if (field.id == 4 && list) {
             QLORA__TRY(qlora__parquet_groups(env, p, &t));
+        } else if (field.id == 3 && field.type == QLORA__THRIFT_I64) {
+            rows = qlora__thrift_int(&t);
         } else {
             qlora__thrift_skip(&t, field.type);
         }
     }
-    return !t.bad && p->nodes != NULL && p->groups != NULL
-               ? QLORA_OK
-               : qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the footer is not valid", p->label);
+    if (t.bad || p->nodes == NULL || p->groups == NULL || rows < 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the footer is not valid", p->label);
+    }
+    for (uint32_t i = 0; i < p->group_count && rows >= 0; i++) {
+        rows = p->groups[i].rows <= rows ? rows - p->groups[i].rows : -1;
+    }
+    return rows == 0 ? QLORA_OK
+                     : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                       "%s: the row groups have not as many rows as the file",
+                                       p->label);
 }
 
 // Opens a file that lies in memory. Every column is read unless the caller sets `skip` of its node,
@@ -7297,12 +7328,10 @@ typedef struct qlora__parquet_chunk {
     int64_t dictionary; // and of the dictionary
     bool elsewhere;     // in another file
     bool encrypted;
-    bool described;
 } qlora__parquet_chunk;
 
 static void qlora__parquet_chunk_data(qlora__thrift* t, qlora__parquet_chunk* c) {
     qlora__thrift_field field = {0, 0};
-    c->described = true;
     while (qlora__thrift_next(t, &field)) {
         int64_t* const into[12] = {NULL, &c->type, NULL, NULL,     &c->codec, &c->values,
                                    NULL, &c->size, NULL, &c->data, NULL,      &c->dictionary};
@@ -7318,6 +7347,11 @@ static void qlora__parquet_chunk_data(qlora__thrift* t, qlora__parquet_chunk* c)
 static void qlora__parquet_chunk_read(qlora__thrift* t, qlora__parquet_chunk* c) {
     qlora__thrift_field field = {0, 0};
     memset(c, 0, sizeof *c);
+    c->type = -1; // as all others that must be there
+    c->codec = -1;
+    c->values = -1;
+    c->size = -1;
+    c->data = -1;
     while (qlora__thrift_next(t, &field)) {
         c->elsewhere = c->elsewhere || field.id == 1;
         c->encrypted = c->encrypted || field.id == 8 || field.id == 9;
@@ -7338,7 +7372,7 @@ static qlora_result qlora__parquet_chunk_open(qlora__env* env, const qlora__parq
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "it is %s, which is not supported",
                                c->encrypted ? "encrypted" : "in another file");
     }
-    if (!known || qlora__parquet_codecs[c->codec].growth == 0) {
+    if (c->codec != -1 && (!known || qlora__parquet_codecs[c->codec].growth == 0)) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                "the codec %s (number %lld) is not supported; UNCOMPRESSED, SNAPPY, "
                                "GZIP and ZSTD are",
@@ -7347,14 +7381,15 @@ static qlora_result qlora__parquet_chunk_open(qlora__env* env, const qlora__parq
     }
     bool first = c->dictionary > 0 && c->dictionary < c->data;
     int64_t begin = first ? c->dictionary : c->data;
-    if (c->described && c->values == 0) {
+    if (c->values == 0) {
         begin = 4; // no pages: the offset may be anything
     }
-    if (!c->described || c->type != (int64_t)leaf->type || c->values < 0 || begin < 4 ||
+    if (!known || c->type != (int64_t)leaf->type || c->values < 0 || c->data < 0 || begin < 4 ||
         c->size < 0 || (uint64_t)begin > p->footer ||
         (uint64_t)c->size > p->footer - (uint64_t)begin) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "its type, place or size in the footer is not valid");
+                               "its type, codec, place or size in the footer is missing or not "
+                               "valid");
     }
     leaf->at = p->file + begin;
     leaf->end = leaf->at + c->size;
@@ -7467,10 +7502,30 @@ static qlora_result qlora__parquet_real(qlora__env* env, qlora__string* out, dou
     return QLORA_OK;
 }
 
+// Appends an integer. One that does not fit in the bits that its annotation names is damaged, and
+// readers that cut it off would see another number.
+static qlora_result qlora__parquet_whole(qlora__env* env, const qlora__parquet_leaf* leaf,
+                                         uint64_t value, qlora__string* out) {
+    char digits[24];
+    bool is_signed = leaf->form == QLORA__PARQUET_AS_INT;
+    uint64_t sign = (uint64_t)1 << (8 * leaf->width - 1);
+    if (is_signed && leaf->width < 8 && (value & sign) != 0) {
+        value |= 0 - sign;
+    }
+    snprintf(digits, sizeof digits, is_signed ? "%lld" : "%llu", (long long)value);
+    uint64_t above = leaf->bits == 64 ? 0 : value >> (leaf->bits - (is_signed ? 1 : 0));
+    uint64_t ones = leaf->bits == 64 ? 0 : UINT64_MAX >> (leaf->bits - (is_signed ? 1 : 0));
+    if (above != 0 && (!is_signed || above != ones)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s does not fit in the %u bits of its type",
+                               digits, leaf->bits);
+    }
+    qlora__string_puts(out, digits);
+    return QLORA_OK;
+}
+
 // Appends leaf->value.
 static qlora_result qlora__parquet_write(qlora__env* env, const qlora__parquet_leaf* leaf,
                                          qlora__string* out) {
-    char digits[24];
     uint64_t bits = 0;
     float single = 0.0f;
     double real = 0.0;
@@ -7490,17 +7545,9 @@ static qlora_result qlora__parquet_write(qlora__env* env, const qlora__parquet_l
     case QLORA__PARQUET_AS_BOOL:
         qlora__string_puts(out, bits != 0 ? "true" : "false");
         return QLORA_OK;
-    case QLORA__PARQUET_AS_INT: {
-        int64_t number = leaf->width == 4 ? (int64_t)(int32_t)(uint32_t)bits : (int64_t)bits;
-        snprintf(digits, sizeof digits, "%lld", (long long)number);
-        qlora__string_puts(out, digits);
-        return QLORA_OK;
-    }
+    case QLORA__PARQUET_AS_INT:
     case QLORA__PARQUET_AS_UINT:
-        snprintf(digits, sizeof digits, "%llu",
-                 (unsigned long long)(leaf->width == 4 ? (uint32_t)bits : bits));
-        qlora__string_puts(out, digits);
-        return QLORA_OK;
+        return qlora__parquet_whole(env, leaf, bits, out);
     case QLORA__PARQUET_AS_FLOAT:
         memcpy(&single, leaf->value, sizeof single);
         return qlora__parquet_real(env, out, (double)single);
@@ -32277,4 +32324,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end 23fd49f630184ff5
+//@@ end ccfebae29cd38945

@@ -62,7 +62,7 @@ static void pq_string(pq_bytes* b, unsigned step, const char* text) {
 
 // ---- the columns
 
-enum { PQ_NONE = -1, PQ_UTF8 = 0, PQ_LIST = 3 };
+enum { PQ_NONE = -1, PQ_UTF8 = 0, PQ_LIST = 3, PQ_INT8 = 15 };
 
 // An element of the schema. type -1: a group.
 typedef struct pq_element {
@@ -85,7 +85,7 @@ static const pq_element pq_schema[] = {
     {"ids", -1, 1, 1, PQ_LIST},
     {"list", -1, 2, 1, PQ_NONE},
     {"item", 2, 0, 0, PQ_NONE}, // DELTA_BINARY_PACKED
-    {"old", 1, 2, 0, PQ_NONE},  // repeated without a LIST
+    {"old", 1, 2, 0, PQ_INT8},  // repeated without a LIST
     {"flag", 0, 1, 0, PQ_NONE}, // RLE
     {"tags", -1, 0, 1, PQ_LIST},
     {"item", 6, 2, 0, PQ_UTF8}}; // two levels; DELTA_LENGTH_BYTE_ARRAY

@@ -58,6 +58,7 @@ static void qlora__parquet_leaf_add(qlora__parquet* p, const qlora__parquet_elem
     }
     leaf->type = (qlora__parquet_type)e->type;
     leaf->width = qlora__parquet_width(e->type, e->type_length);
+    leaf->bits = e->bits > 0 ? (unsigned)e->bits : 8 * leaf->width;
 }
 
 // Whether the repeated group of a list only holds the element, as in new files. In old ones the
@@ -268,19 +269,29 @@ static qlora_result qlora__parquet_footer(qlora__env* env, qlora__parquet* p) {
     t.end = end - 8;
     t.bad = false;
     p->footer = p->size - 8 - size;
+    int64_t rows = -1;
     while (qlora__thrift_next(&t, &field)) {
         bool list = field.type == QLORA__THRIFT_LIST;
         if (field.id == 2 && list) {
             QLORA__TRY(qlora__parquet_schema(env, p, &t));
         } else if (field.id == 4 && list) {
             QLORA__TRY(qlora__parquet_groups(env, p, &t));
+        } else if (field.id == 3 && field.type == QLORA__THRIFT_I64) {
+            rows = qlora__thrift_int(&t);
         } else {
             qlora__thrift_skip(&t, field.type);
         }
     }
-    return !t.bad && p->nodes != NULL && p->groups != NULL
-               ? QLORA_OK
-               : qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the footer is not valid", p->label);
+    if (t.bad || p->nodes == NULL || p->groups == NULL || rows < 0) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the footer is not valid", p->label);
+    }
+    for (uint32_t i = 0; i < p->group_count && rows >= 0; i++) {
+        rows = p->groups[i].rows <= rows ? rows - p->groups[i].rows : -1;
+    }
+    return rows == 0 ? QLORA_OK
+                     : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                       "%s: the row groups have not as many rows as the file",
+                                       p->label);
 }
 
 // Opens a file that lies in memory. Every column is read unless the caller sets `skip` of its node,
@@ -324,12 +335,10 @@ typedef struct qlora__parquet_chunk {
     int64_t dictionary; // and of the dictionary
     bool elsewhere;     // in another file
     bool encrypted;
-    bool described;
 } qlora__parquet_chunk;
 
 static void qlora__parquet_chunk_data(qlora__thrift* t, qlora__parquet_chunk* c) {
     qlora__thrift_field field = {0, 0};
-    c->described = true;
     while (qlora__thrift_next(t, &field)) {
         int64_t* const into[12] = {NULL, &c->type, NULL, NULL,     &c->codec, &c->values,
                                    NULL, &c->size, NULL, &c->data, NULL,      &c->dictionary};
@@ -345,6 +354,11 @@ static void qlora__parquet_chunk_data(qlora__thrift* t, qlora__parquet_chunk* c)
 static void qlora__parquet_chunk_read(qlora__thrift* t, qlora__parquet_chunk* c) {
     qlora__thrift_field field = {0, 0};
     memset(c, 0, sizeof *c);
+    c->type = -1; // as all others that must be there
+    c->codec = -1;
+    c->values = -1;
+    c->size = -1;
+    c->data = -1;
     while (qlora__thrift_next(t, &field)) {
         c->elsewhere = c->elsewhere || field.id == 1;
         c->encrypted = c->encrypted || field.id == 8 || field.id == 9;
@@ -365,7 +379,7 @@ static qlora_result qlora__parquet_chunk_open(qlora__env* env, const qlora__parq
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "it is %s, which is not supported",
                                c->encrypted ? "encrypted" : "in another file");
     }
-    if (!known || qlora__parquet_codecs[c->codec].growth == 0) {
+    if (c->codec != -1 && (!known || qlora__parquet_codecs[c->codec].growth == 0)) {
         return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
                                "the codec %s (number %lld) is not supported; UNCOMPRESSED, SNAPPY, "
                                "GZIP and ZSTD are",
@@ -374,14 +388,15 @@ static qlora_result qlora__parquet_chunk_open(qlora__env* env, const qlora__parq
     }
     bool first = c->dictionary > 0 && c->dictionary < c->data;
     int64_t begin = first ? c->dictionary : c->data;
-    if (c->described && c->values == 0) {
+    if (c->values == 0) {
         begin = 4; // no pages: the offset may be anything
     }
-    if (!c->described || c->type != (int64_t)leaf->type || c->values < 0 || begin < 4 ||
+    if (!known || c->type != (int64_t)leaf->type || c->values < 0 || c->data < 0 || begin < 4 ||
         c->size < 0 || (uint64_t)begin > p->footer ||
         (uint64_t)c->size > p->footer - (uint64_t)begin) {
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
-                               "its type, place or size in the footer is not valid");
+                               "its type, codec, place or size in the footer is missing or not "
+                               "valid");
     }
     leaf->at = p->file + begin;
     leaf->end = leaf->at + c->size;

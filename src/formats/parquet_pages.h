@@ -74,8 +74,7 @@ typedef struct qlora__parquet_page {
     int64_t size;   // decompressed
     int64_t stored; // in the file
     int64_t crc;    // -1: none
-    bool described; // the header of its type is there
-    int64_t entries;
+    int64_t entries; // this and what follows: -1 if it is missing
     int64_t encoding;
     int64_t definition; // encoding of the levels; in version 2 their bytes
     int64_t repetition;
@@ -85,7 +84,6 @@ typedef struct qlora__parquet_page {
 // The fields of the three kinds of headers. Version 2 has two numbers in between that are not used.
 static void qlora__parquet_page_kind(qlora__thrift* t, qlora__parquet_page* page, bool second) {
     qlora__thrift_field field = {0, 0};
-    page->described = true;
     page->plain = false;
     while (qlora__thrift_next(t, &field)) {
         bool number = field.type == QLORA__THRIFT_I32;
@@ -111,6 +109,10 @@ static bool qlora__parquet_page_read(qlora__parquet_leaf* leaf, qlora__parquet_p
     page->crc = -1;
     page->size = -1;
     page->stored = -1;
+    page->entries = -1;
+    page->encoding = -1;
+    page->definition = -1;
+    page->repetition = -1;
     t.at = leaf->at;
     t.end = leaf->end;
     t.bad = false;
@@ -133,7 +135,7 @@ static bool qlora__parquet_page_read(qlora__parquet_leaf* leaf, qlora__parquet_p
     }
     leaf->at = t.at;
     return !t.bad && page->type >= 0 && page->size >= 0 && page->stored >= 0 &&
-           page->stored <= t.end - t.at && page->entries >= 0 && page->entries <= INT32_MAX;
+           page->stored <= t.end - t.at && page->entries <= INT32_MAX;
 }
 
 // ---- decompression
@@ -371,7 +373,8 @@ static qlora_result qlora__parquet_turn(qlora__env* env, qlora__parquet* p,
             page.crc != (int64_t)qlora__crc32_add(&p->crc, 0, leaf->at, (size_t)page.stored)) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT, "the checksum of a page is wrong");
         }
-        if (used && !page.described) {
+        bool levels = page.definition >= 0 && page.repetition >= 0;
+        if (used && (page.entries < 0 || page.encoding < 0 || (!levels && (first || second)))) {
             return qlora__env_fail(env, QLORA_ERR_FORMAT, "invalid page header");
         }
         if (page.type == QLORA__PARQUET_DICTIONARY) {

@@ -60,10 +60,30 @@ static qlora_result qlora__parquet_real(qlora__env* env, qlora__string* out, dou
     return QLORA_OK;
 }
 
+// Appends an integer. One that does not fit in the bits that its annotation names is damaged, and
+// readers that cut it off would see another number.
+static qlora_result qlora__parquet_whole(qlora__env* env, const qlora__parquet_leaf* leaf,
+                                         uint64_t value, qlora__string* out) {
+    char digits[24];
+    bool is_signed = leaf->form == QLORA__PARQUET_AS_INT;
+    uint64_t sign = (uint64_t)1 << (8 * leaf->width - 1);
+    if (is_signed && leaf->width < 8 && (value & sign) != 0) {
+        value |= 0 - sign;
+    }
+    snprintf(digits, sizeof digits, is_signed ? "%lld" : "%llu", (long long)value);
+    uint64_t above = leaf->bits == 64 ? 0 : value >> (leaf->bits - (is_signed ? 1 : 0));
+    uint64_t ones = leaf->bits == 64 ? 0 : UINT64_MAX >> (leaf->bits - (is_signed ? 1 : 0));
+    if (above != 0 && (!is_signed || above != ones)) {
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s does not fit in the %u bits of its type",
+                               digits, leaf->bits);
+    }
+    qlora__string_puts(out, digits);
+    return QLORA_OK;
+}
+
 // Appends leaf->value.
 static qlora_result qlora__parquet_write(qlora__env* env, const qlora__parquet_leaf* leaf,
                                          qlora__string* out) {
-    char digits[24];
     uint64_t bits = 0;
     float single = 0.0f;
     double real = 0.0;
@@ -83,17 +103,9 @@ static qlora_result qlora__parquet_write(qlora__env* env, const qlora__parquet_l
     case QLORA__PARQUET_AS_BOOL:
         qlora__string_puts(out, bits != 0 ? "true" : "false");
         return QLORA_OK;
-    case QLORA__PARQUET_AS_INT: {
-        int64_t number = leaf->width == 4 ? (int64_t)(int32_t)(uint32_t)bits : (int64_t)bits;
-        snprintf(digits, sizeof digits, "%lld", (long long)number);
-        qlora__string_puts(out, digits);
-        return QLORA_OK;
-    }
+    case QLORA__PARQUET_AS_INT:
     case QLORA__PARQUET_AS_UINT:
-        snprintf(digits, sizeof digits, "%llu",
-                 (unsigned long long)(leaf->width == 4 ? (uint32_t)bits : bits));
-        qlora__string_puts(out, digits);
-        return QLORA_OK;
+        return qlora__parquet_whole(env, leaf, bits, out);
     case QLORA__PARQUET_AS_FLOAT:
         memcpy(&single, leaf->value, sizeof single);
         return qlora__parquet_real(env, out, (double)single);

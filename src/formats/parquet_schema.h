@@ -74,6 +74,7 @@ typedef struct qlora__parquet_element {
     int64_t children;
     int64_t converted; // -1: none
     int64_t logical;   // field of the union, 0: none
+    int64_t bits; // of an integer; 0: as many as its type has
     bool is_signed;
 } qlora__parquet_element;
 
@@ -93,10 +94,23 @@ static const struct {
 static void qlora__parquet_integer(qlora__thrift* t, qlora__parquet_element* e) {
     qlora__thrift_field field = {0, 0};
     while (qlora__thrift_next(t, &field)) {
+        if (field.id == 1 && field.type == QLORA__THRIFT_BYTE) {
+            e->bits = qlora__thrift_byte(t);
+            continue;
+        }
         if (field.id == 2) {
             e->is_signed = field.type == QLORA__THRIFT_TRUE;
         }
         qlora__thrift_skip(t, field.type);
+    }
+}
+
+// The integer that a converted type means (UINT_8 to UINT_64, INT_8 to INT_64), unless a logical
+// type, which is the newer annotation, says it.
+static void qlora__parquet_converted(qlora__parquet_element* e) {
+    if (e->logical == 0 && e->converted >= 11 && e->converted <= 18) {
+        e->is_signed = e->converted >= 15;
+        e->bits = 8 << (e->converted - 11) % 4;
     }
 }
 
@@ -143,6 +157,7 @@ static void qlora__parquet_element_read(qlora__thrift* t, qlora__parquet_element
             qlora__thrift_skip(t, field.type);
         }
     }
+    qlora__parquet_converted(e);
     t->bad = t->bad || e->name == NULL || e->repetition < 0 || e->repetition > 2;
 }
 
@@ -181,7 +196,9 @@ static qlora__parquet_form qlora__parquet_form_of(const qlora__parquet_element* 
                                                   const char** why) {
     bool text = e->converted == 0 || e->converted == 4 || e->converted == 19 || e->logical == 1 ||
                 e->logical == 4 || e->logical == 12; // UTF8, ENUM, JSON
-    bool integer = e->logical == 10 || (e->converted >= 11 && e->converted <= 18);
+    bool integer = e->type == QLORA__PARQUET_INT64
+                       ? e->bits == 64
+                       : e->bits == 8 || e->bits == 16 || e->bits == 32;
     bool plain = e->converted < 0 && e->logical == 0;
     *why = qlora__parquet_why(e);
     if (*why != NULL) {
@@ -199,8 +216,7 @@ static qlora__parquet_form qlora__parquet_form_of(const qlora__parquet_element* 
     case QLORA__PARQUET_INT32:
     case QLORA__PARQUET_INT64:
         if (plain || integer) {
-            bool above = e->converted >= 11 && e->converted <= 14;
-            return above || !e->is_signed ? QLORA__PARQUET_AS_UINT : QLORA__PARQUET_AS_INT;
+            return e->is_signed ? QLORA__PARQUET_AS_INT : QLORA__PARQUET_AS_UINT;
         }
         break;
     case QLORA__PARQUET_FLOAT:

@@ -194,6 +194,7 @@ struct qlora__parquet_leaf {
     qlora__parquet_type type;
     qlora__parquet_form form;
     uint32_t width; // bytes of a value, 0: varies
+    unsigned bits;  // of an integer
     uint32_t max_definition;
     uint32_t max_repetition;
     // the pages that are still to be read

@@ -283,6 +283,20 @@ TEST parquet_refused(void) {
     pq_make(&file, 0, false, 1);
     *(find_bytes(&file, "\x08messages\x15\x02\x15", 12) + 12) = 2 * 1;
     ASSERT_SAYS("column \"messages\" is a MAP");
+    // integers: -1 in 8 bits without a sign, 64 bits in 32
+    pq_make(&file, 0, false, 1);
+    unsigned char* old = find_bytes(&file, "\x03old\x25\x1e", 6) + 5;
+    *old = 2 * 11;
+    ASSERT_SAYS("row 3, column \"old\": 4294967295 does not fit in the 8 bits of its type");
+    *old = 2 * 18;
+    ASSERT_SAYS("column \"old\" is of an unknown type");
+    // the footer: rows, and a codec that is missing
+    pq_make(&file, 0, false, 1);
+    find_bytes(&file, "\x16\x06\x19\x1c", 4)[1] = 2 * 4;
+    ASSERT_SAYS("x.parquet: the row groups have not as many rows as the file");
+    pq_make(&file, 0, false, 1);
+    *(find_bytes(&file, "\x06prompt\x15\0", 9) + 7) = 0x95; // field 12 instead
+    ASSERT_SAYS("column \"prompt\": its type, codec, place or size in the footer is missing");
     // a page: a checksum, an encoding
     pq_make(&file, 0, false, 1);
     *(find_bytes(&file, "\x03\0\0\0one", 7) + 4) = 'O';
