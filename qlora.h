@@ -4793,8 +4793,15 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 // Between a product of vectors and a sum: compilers may otherwise fuse the two.
 #define QLORA__ROUNDED(v, constraint) __asm__("" : "+" constraint(v))
 #define QLORA__TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+// gcc 13 and its AddressSanitizer place variables of 64 bytes on boundaries of 32 (PR 110027).
+#if defined(__SANITIZE_ADDRESS__) && !defined(__clang__) && __GNUC__ == 13
+#define QLORA__TARGET_AVX512                                                                       \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"),                     \
+                   no_sanitize_address))
+#else
 #define QLORA__TARGET_AVX512                                                                       \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#endif
 #else
 #define QLORA__NOINLINE __declspec(noinline)
 #define QLORA__INLINE __forceinline
@@ -49537,4 +49544,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 9319662d031c2c6d
+//@@ end cdddc12954dda11c

@@ -54,8 +54,15 @@
 // Between a product of vectors and a sum: compilers may otherwise fuse the two.
 #define QLORA__ROUNDED(v, constraint) __asm__("" : "+" constraint(v))
 #define QLORA__TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+// gcc 13 and its AddressSanitizer place variables of 64 bytes on boundaries of 32 (PR 110027).
+#if defined(__SANITIZE_ADDRESS__) && !defined(__clang__) && __GNUC__ == 13
+#define QLORA__TARGET_AVX512                                                                       \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"),                     \
+                   no_sanitize_address))
+#else
 #define QLORA__TARGET_AVX512                                                                       \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#endif
 #else
 #define QLORA__NOINLINE __declspec(noinline)
 #define QLORA__INLINE __forceinline

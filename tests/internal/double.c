@@ -1,5 +1,9 @@
 // double.c - the CPU loops of qlora.h compiled in double, for finite differences and as the float64
 // reference for other builds.
+#define _POSIX_C_SOURCE 200809L
+#include <stdlib.h>
+
+#define getenv(name) ((void)(name), (char*)0) // QLORA_CPU_TIER chooses among the tiers of the others
 #define QLORA__REAL double
 #define QLORA_NO_CUDA
 #define QLORA_STATIC
