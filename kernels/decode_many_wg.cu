@@ -13,7 +13,7 @@
 // the scales of row i % 16, lanes below 16 those of the first two of four chunks.
 //
 // Launch: grid (tiles, splits, groups of 64 rows), 512 threads, WG_SHARED bytes of dynamic shared
-// memory. K is a multiple of 128, and scales belong to blocks of 64.
+// memory, and z after them if it is in partial sums. K is a multiple of 128, and scales belong to blocks of 64.
 enum {
     WG_PANEL = MANY_ROWS * PANEL_ROW,
     WG_STAGE = 2 * WG_PANEL,
@@ -166,7 +166,9 @@ QLORA_KERNEL __launch_bounds__(MANY_THREADS, 1)
     span.chunks = span.chunks < m.each ? span.chunks : m.each;
     uint8_t* table = shared + MANY_STAGES * WG_STAGE;
     uint32_t stages = shared_address(shared);
-    wg_source source = wg_find(many_find(p, warp), p.K);
+    bf16* zs = (bf16*)(table + MANY_TABLE + MANY_MAP);
+    many_tile tile = many_find(p, warp);
+    wg_source source = wg_find(tile, p.K);
     // It is long because requests and their use belong to one loop.
     uint2 codes[4][2];
     wg_scales next;
@@ -180,6 +182,7 @@ QLORA_KERNEL __launch_bounds__(MANY_THREADS, 1)
     }
     wg_load_scales(next, source, span.start, span.chunks);
     many_tables(p, table);
+    many_prefetch(p, tile);
     early_wait();
 #pragma unroll
     for (int i = 0; i < MANY_STAGES - 1; i++) {
@@ -188,12 +191,15 @@ QLORA_KERNEL __launch_bounds__(MANY_THREADS, 1)
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
+    if (p.low) {
+        many_gather(p, first_row, rows, zs);
+    }
     float acc[MANY_ROWS / 8][4];
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         acc[i / 4][i % 4] = 0.0f;
     }
-    __syncthreads(); // the tables
+    __syncthreads(); // the tables, and z
 #pragma unroll 1
     for (int32_t c = 0; c < span.chunks; c += 4) {
         wg_scales now = next;
@@ -231,5 +237,5 @@ QLORA_KERNEL __launch_bounds__(MANY_THREADS, 1)
             }
         }
     }
-    many_end(m, acc, (float*)shared, first_row, rows, &last);
+    many_end(m, acc, (float*)shared, zs, first_row, rows, &last);
 }
