@@ -21170,7 +21170,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(decode_layers, decode_layers, QLORA__LAYERS_BYTES, STEP_LAYERS)                              \
     X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
     X(decode_many_nf4, decode_many_nf4, 99328, STEP_NF4)                                           \
-    X(decode_many_wg, decode_many_wg, 150528, STEP_WG)                                             \
+    X(decode_many_wg, decode_many_wg, 216064, STEP_WG)                                             \
     X(decode_many_dense, decode_many, 99328, STEP)                                                 \
     X(decode_many_attention_64, decode_many_attention, 50176, STEP)                                \
     X(decode_many_attention_128, decode_many_attention, 98304, STEP)                               \
@@ -39558,7 +39558,7 @@ static qlora__decode_cut qlora__decode_cut_of(const qlora_model* m,
 
 // The columns of z that a product of many rows has room for, if z is in partial sums.
 static int64_t qlora__decode_low_most(bool warpgroup) {
-    return warpgroup ? 256 : 32;
+    return warpgroup ? 128 : 32;
 }
 
 // A product of many rows. With `apart`, the sums of the splits are left to the next kernel.
@@ -39582,9 +39582,9 @@ static qlora_result qlora__decode_all(const qlora_model* m, bool nf4, bool apart
         }
     }
     void* args[] = {&many};
-    // Room to align the stages of two chunks of x, these, table and map; or tables or results, then
-    // three stages of x. z follows.
-    uint32_t shared = warpgroup ? 1024 + 3 * 64 * 256 + 256 * 256 + 256 * 4
+    // Room to align the stages of two chunks of x and W, these, table and map; or tables or results,
+    // then three stages of x. z follows.
+    uint32_t shared = warpgroup ? 1024 + 4 * (64 * 256 + 256 * 64) + 256 * 256 + 256 * 4
                                 : 64 * 260 * 4 + 3 * 64 * 144;
     if (p->low != NULL) {
         shared += 64 * 2 * ((uint32_t)qlora__ceil_div(p->parts[0].rank, 16) * 16 + 8);
@@ -49615,4 +49615,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 8369498560147b11
+//@@ end 60acea86e72ed637

@@ -52,7 +52,7 @@
     X(decode_layers, decode_layers, QLORA__LAYERS_BYTES, STEP_LAYERS)                              \
     X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
     X(decode_many_nf4, decode_many_nf4, 99328, STEP_NF4)                                           \
-    X(decode_many_wg, decode_many_wg, 150528, STEP_WG)                                             \
+    X(decode_many_wg, decode_many_wg, 216064, STEP_WG)                                             \
     X(decode_many_dense, decode_many, 99328, STEP)                                                 \
     X(decode_many_attention_64, decode_many_attention, 50176, STEP)                                \
     X(decode_many_attention_128, decode_many_attention, 98304, STEP)                               \

@@ -308,7 +308,7 @@ static qlora__decode_cut qlora__decode_cut_of(const qlora_model* m,
 
 // The columns of z that a product of many rows has room for, if z is in partial sums.
 static int64_t qlora__decode_low_most(bool warpgroup) {
-    return warpgroup ? 256 : 32;
+    return warpgroup ? 128 : 32;
 }
 
 // A product of many rows. With `apart`, the sums of the splits are left to the next kernel.
@@ -332,9 +332,9 @@ static qlora_result qlora__decode_all(const qlora_model* m, bool nf4, bool apart
         }
     }
     void* args[] = {&many};
-    // Room to align the stages of two chunks of x, these, table and map; or tables or results, then
-    // three stages of x. z follows.
-    uint32_t shared = warpgroup ? 1024 + 3 * 64 * 256 + 256 * 256 + 256 * 4
+    // Room to align the stages of two chunks of x and W, these, table and map; or tables or results,
+    // then three stages of x. z follows.
+    uint32_t shared = warpgroup ? 1024 + 4 * (64 * 256 + 256 * 64) + 256 * 256 + 256 * 4
                                 : 64 * 260 * 4 + 3 * 64 * 144;
     if (p->low != NULL) {
         shared += 64 * 2 * ((uint32_t)qlora__ceil_div(p->parts[0].rank, 16) * 16 + 8);
