@@ -21151,6 +21151,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
 #define QLORA__NEED_STEP_WG (QLORA__NEED_STEP_NF4 | QLORA__NEED_WARPGROUP)
+#define QLORA__NEED_STEP_HEAD (QLORA__NEED_STEP | QLORA__NEED_WARPGROUP)
 #define QLORA__NEED_LAYERS 2097152u // generates one text at a time, in blocks that large:
 #define QLORA__LAYERS_BYTES 232448
 #define QLORA__NEED_STEP_LAYERS (QLORA__NEED_STEP_NF4 | QLORA__NEED_LAYERS)
@@ -21172,6 +21173,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(decode_many_nf4, decode_many_nf4, 99328, STEP_NF4)                                           \
     X(decode_many_wg, decode_many_wg, 216064, STEP_WG)                                             \
     X(decode_many_dense, decode_many, 99328, STEP)                                                 \
+    X(decode_many_head, decode_many_head, 198656, STEP_HEAD)                                       \
     X(decode_many_attention_64, decode_many_attention, 50176, STEP)                                \
     X(decode_many_attention_128, decode_many_attention, 98304, STEP)                               \
     X(decode_many_norm, decode_many_norm, 69632, STEP)                                             \
@@ -40253,6 +40255,13 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
     return qlora__decode_launch(m, QLORA__K_sample_choose, d->texts, 1, 1, 1024, 0, choose);
 }
 
+// Whether the logits of many texts have a kernel of their own.
+static bool qlora__decode_head_fits(const qlora_model* m, const qlora__decode_product* p) {
+    return qlora__decode_is_many(m) && (m->decode.variants & QLORA__DECODE_WARPGROUP) != 0 &&
+           qlora__has_warpgroups(m->ctx) && !m->head_is_nf4 && p->K % 64 == 0 &&
+           ((p->parts[0].N | p->parts[0].ld | p->ldy) & 7) == 0;
+}
+
 static qlora_result qlora__decode_head(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
@@ -40274,6 +40283,15 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     p.rows = (int32_t)d->texts;
     p.alpha = (float)(1.0 / c->logits_divisor);
     p.cap = (float)c->logits_cap;
+    if (qlora__decode_head_fits(m, &p)) {
+        int64_t groups = qlora__ceil_div(p.rows, QLORA__DECODE_MANY_ROWS);
+        int64_t blocks = qlora__min(qlora__ceil_div(c->vocab, QLORA__DECODE_MANY_TILE),
+                                    qlora__max(1, m->ctx->gpu->sm_count / groups));
+        void* args[] = {&p};
+        // Room to align the stages, four of them, of W and x, and results.
+        return qlora__decode_launch(m, QLORA__K_decode_many_head, blocks, groups, 1, 512,
+                                    1024 + 4 * (256 + 64) * 128 + 64 * (256 + 8) * 2, args);
+    }
     return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }
 
@@ -49615,4 +49633,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 60acea86e72ed637
+//@@ end 20589048e3fd20d1

@@ -36,6 +36,13 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
     return qlora__decode_launch(m, QLORA__K_sample_choose, d->texts, 1, 1, 1024, 0, choose);
 }
 
+// Whether the logits of many texts have a kernel of their own.
+static bool qlora__decode_head_fits(const qlora_model* m, const qlora__decode_product* p) {
+    return qlora__decode_is_many(m) && (m->decode.variants & QLORA__DECODE_WARPGROUP) != 0 &&
+           qlora__has_warpgroups(m->ctx) && !m->head_is_nf4 && p->K % 64 == 0 &&
+           ((p->parts[0].N | p->parts[0].ld | p->ldy) & 7) == 0;
+}
+
 static qlora_result qlora__decode_head(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
@@ -57,6 +64,15 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     p.rows = (int32_t)d->texts;
     p.alpha = (float)(1.0 / c->logits_divisor);
     p.cap = (float)c->logits_cap;
+    if (qlora__decode_head_fits(m, &p)) {
+        int64_t groups = qlora__ceil_div(p.rows, QLORA__DECODE_MANY_ROWS);
+        int64_t blocks = qlora__min(qlora__ceil_div(c->vocab, QLORA__DECODE_MANY_TILE),
+                                    qlora__max(1, m->ctx->gpu->sm_count / groups));
+        void* args[] = {&p};
+        // Room to align the stages, four of them, of W and x, and results.
+        return qlora__decode_launch(m, QLORA__K_decode_many_head, blocks, groups, 1, 512,
+                                    1024 + 4 * (256 + 64) * 128 + 64 * (256 + 8) * 2, args);
+    }
     return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }
 
