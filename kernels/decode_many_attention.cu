@@ -174,9 +174,8 @@ __device__ __forceinline__ many_row many_source(const decode_many_attention& m,
 #pragma unroll 1
     for (int32_t i = (int32_t)threadIdx.x; i < heads * (DIM / 4); i += MANY_WARPS * 32) {
         int32_t h = i / (DIM / 4);
-        int64_t column = (h < w.heads ? places[0] + h * DIM : h == w.heads ? places[1] : places[2]) +
-                         i % (DIM / 4) * 4;
-        const float* from = m.sums + w.n * p.ld + column;
+        int64_t column = h < w.heads ? places[0] + h * DIM : h == w.heads ? places[1] : places[2];
+        const float* from = m.sums + w.n * p.ld + column + i % (DIM / 4) * 4;
         float4 v = *(const float4*)from;
 #pragma unroll 4
         for (int32_t j = 1; j < m.splits; j++) {

@@ -5,8 +5,8 @@
 #include "decode_many.cuh"
 #include "hopper.cuh"
 
-// y[n, :] = alpha x[n, :] W^T, with the cap of decode_many.cuh, in bf16. A tile is 256 rows of W, 64
-// for each warpgroup; a block takes every gridDim.x-th tile, for 64 rows of x. Stages have 64
+// y[n, :] = alpha x[n, :] W^T, with the cap of decode_many.cuh, in bf16. A tile is 256 rows of W,
+// 64 for each warpgroup; a block takes every gridDim.x-th tile, for 64 rows of x. Stages have 64
 // columns of W and of x, both operands of m64n64k16, with the 128-byte swizzle. The stages of a
 // tile follow those of the one before without a pause, so that memory is read while results are
 // written. Sums are in the order of the columns, whatever the launch.
@@ -67,7 +67,8 @@ __device__ __forceinline__ void head_request_x(const decode_product& p, uint32_t
 __device__ __forceinline__ void head_write(const decode_product& p, const float (&d)[32],
                                            bf16* results, int32_t first_row, int32_t tile) {
     int32_t lane = (int32_t)threadIdx.x % 32;
-    uint16_t* own = (uint16_t*)results + lane % 4 * 2 * HEAD_WIDE + threadIdx.x / 32 * 16 + lane / 4;
+    uint16_t* own =
+        (uint16_t*)results + lane % 4 * 2 * HEAD_WIDE + threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         float v = d[i / 2 * 4 + i % 2] * p.alpha;
@@ -104,14 +105,14 @@ QLORA_KERNEL __launch_bounds__(MANY_THREADS, 1)
     count *= chunks;
     uint32_t group = stages + threadIdx.x / 128 * 64 * PANEL_ROW;
     early_next();
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < HEAD_STAGES - 1; i++) {
         if (i < count) {
             head_request(p.parts[0], stages + i * HEAD_STAGE, head_find(i, chunks));
         }
     }
     early_wait();
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < HEAD_STAGES - 1; i++) {
         if (i < count) {
             head_request_x(p, stages + i * HEAD_STAGE, first_row, head_find(i, chunks));

@@ -7,10 +7,10 @@
 
 // Formula, arguments, splits and results are those of decode_many.cuh. A warp has one tile of 16
 // rows of W, which become the first operand of m64n64k16 in registers; the second one, x, stays in
-// shared memory, with the 128-byte swizzle. A stage has two chunks of 64 columns of x, and the codes
-// of all warps. k is not permuted: the four lanes of a row exchange bytes of codes, so that each of
-// them has those of its columns. While the product of a chunk runs, the next one is looked up. Lane
-// i has the scales of row i % 16, lanes below 16 those of the first two of four chunks.
+// shared memory, with the 128-byte swizzle. A stage has two chunks of 64 columns of x, and the
+// codes of all warps. k is not permuted: the four lanes of a row exchange bytes of codes, so that
+// each of them has those of its columns. While the product of a chunk runs, the next one is looked
+// up. Lane i has the scales of row i % 16, lanes below 16 those of the first two of four chunks.
 //
 // Launch: grid (tiles, splits, groups of 64 rows), 512 threads, WG_SHARED bytes of dynamic shared
 // memory, and z after them if it is in partial sums. K is a multiple of 128, and scales belong to

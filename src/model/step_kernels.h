@@ -332,8 +332,8 @@ static qlora_result qlora__decode_all(const qlora_model* m, bool nf4, bool apart
         }
     }
     void* args[] = {&many};
-    // Room to align the stages of two chunks of x and W, these, table and map; or tables or results,
-    // then three stages of x. z follows.
+    // Room to align the stages of two chunks of x and W, these, table and map; or tables or
+    // results, then three stages of x. z follows.
     uint32_t shared = warpgroup ? 1024 + 4 * (64 * 256 + 256 * 64) + 256 * 256 + 256 * 4
                                 : 64 * 260 * 4 + 3 * 64 * 144;
     if (p->low != NULL) {
@@ -600,10 +600,36 @@ typedef struct qlora__decode_between {
     bool added; // the output of `before` is part of it already
 } qlora__decode_between;
 
-static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__decode_between* b) {
+// What the norm adds to the stream, or where the stream begins.
+static void qlora__decode_norm_input(const qlora_model* m, const qlora__decode_between* b,
+                                     qlora__decode_norm* p) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
     const qlora_tensor* table = qlora__embed_table(m);
+    if (b->added) {
+        p->h = d->h[b->turn].data;
+    } else if (b->layer != NULL) {
+        const qlora_linear_part* part = &b->layer->linears[b->before].parts[0];
+        bool has = qlora__decode_row_fits(m, b->layer) || // y has the adapter already
+                   qlora__decode_lifts(m, b->layer, b->before);
+        p->splits = (int32_t)qlora__decode_apart(m, b->layer, b->before);
+        p->h = d->h[b->turn].data;
+        p->y = p->splits > 1 ? d->room.data : d->y.data;
+        p->z = d->z.data;
+        p->z_rank = m->use_adapters && !has ? (int32_t)part->rank : 0;
+        p->sb = part->rank > 0 ? part->sb->data : NULL;
+        p->after = b->after != NULL ? b->after->data : NULL;
+        p->scale = (float)c->residual_scale;
+    } else {
+        p->embed = table->data;
+        p->ld_embed = table->ld;
+        p->scale = (float)c->embedding_scale;
+    }
+}
+
+static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__decode_between* b) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__decode* d = &m->decode;
     qlora__decode_norm p;
     int64_t rank = 0;
     memset(&p, 0, sizeof p);
@@ -615,26 +641,7 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     p.hidden = (int32_t)c->hidden;
     p.rows = (int32_t)d->texts;
     p.eps = (float)c->rms_eps;
-    if (b->added) {
-        p.h = d->h[b->turn].data;
-    } else if (b->layer != NULL) {
-        const qlora_linear_part* part = &b->layer->linears[b->before].parts[0];
-        p.h = d->h[b->turn].data;
-        p.y = d->y.data;
-        p.z = d->z.data;
-        bool has = qlora__decode_row_fits(m, b->layer) || // y has the adapter already
-                   qlora__decode_lifts(m, b->layer, b->before);
-        p.splits = (int32_t)qlora__decode_apart(m, b->layer, b->before);
-        p.y = p.splits > 1 ? d->room.data : p.y;
-        p.z_rank = m->use_adapters && !has ? (int32_t)part->rank : 0;
-        p.sb = part->rank > 0 ? part->sb->data : NULL;
-        p.after = b->after != NULL ? b->after->data : NULL;
-        p.scale = (float)c->residual_scale;
-    } else {
-        p.embed = table->data;
-        p.ld_embed = table->ld;
-        p.scale = (float)c->embedding_scale;
-    }
+    qlora__decode_norm_input(m, b, &p);
     bool many = qlora__decode_is_many(m);
     bool whole = qlora__decode_norms_many(m);
     bool first = b->layer == NULL && !b->added; // of a step
