@@ -40240,8 +40240,9 @@ static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, i
 //
 // With more than 8 texts, the kernel before o and the one before down compute z of these, where
 // there are kernels for it (heads of 64 and 128, ranks that fit the norm); otherwise z is a product
-// of its own. With one text, attention and gate and up leave partial sums of it, which are complete
-// with them.
+// of its own. The columns of qkv, o and down are split over blocks; attention and the norms add the
+// sums of the splits, since they have more blocks for it than a product has tiles. With one text,
+// attention and gate and up leave partial sums of z, which are complete with them.
 
 #ifndef QLORA_NO_CUDA
 
@@ -49640,4 +49641,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 22ccac9b0cf43533
+//@@ end 43c33bf5fa8fb1f7

@@ -746,16 +746,16 @@ TEST many_texts_do_not_see_each_other(const test_machine* machine) {
 }
 
 SUITE(step_suite) {
-    RUN_ON(TEST_ONE_FAKE, many_texts_do_not_see_each_other);
+    RUN_ON(TEST_ONE_GPU, many_texts_do_not_see_each_other);
     RUN_ON(TEST_ONE_EACH, texts_do_not_see_each_other);
     RUN_ON(TEST_TENSOR_CORES, steps_are_passes);
-    RUN_ON(TEST_ONE_FAKE, steps_of_many_are_passes);
-    RUN_ON(TEST_ONE_FAKE, the_head_of_many_is_a_product);
+    RUN_ON(TEST_ONE_GPU, steps_of_many_are_passes);
+    RUN_ON(TEST_ONE_GPU, the_head_of_many_is_a_product);
     RUN_ON(TEST_ONE_FAKE, the_device_chooses_as_the_host);
     RUN_ON(TEST_ONE_FAKE, a_graph_has_the_bits_of_its_kernels);
     RUN_ON(TEST_ONE_FAKE, adapters_go_off_and_on);
     RUN_ON(TEST_ONE_FAKE, a_block_may_have_many_pieces);
-    RUN_ON(TEST_ONE_FAKE, a_block_may_have_many_chunks);
+    RUN_ON(TEST_ONE_GPU, a_block_may_have_many_chunks);
     RUN_ON(TEST_ONE_FAKE, a_head_may_be_wide);
     RUN_ON(TEST_ONE_FAKE, a_text_needs_no_graph);
     RUN_ON(TEST_ONE_FAKE, a_row_may_be_longer_than_shared_memory);
