@@ -7,13 +7,15 @@
 // `each` chunks of 64 columns. W is read once; a chunk of x is in shared memory for all warps,
 // MANY_STAGES - 1 chunks ahead, and a warp's W in registers, W::DEPTH chunks ahead. If the columns
 // are split over blocks, the block of a tile that arrives last adds the sums in the order of the
-// splits, so timing does not matter.
+// splits, so timing does not matter; or, with `apart`, the next kernel does, which has more blocks
+// for it: y[split][n][:].
 //
 // The rows of W are the rows of m16n8k16, eight rows of x its columns; k is permuted alike for
 // both: lane 4 g + t holds columns 16 t to 16 t + 15 of a chunk. NF4: levels are rounded to bf16,
 // and the sum over a block of 64 is multiplied by its scale in f32. A byte of codes becomes a pair
 // of levels by one look-up in shared memory at 256 byte + 4 lane, an address that a single byte
-// permute makes. The adapter of split 0 follows as further columns, [x | z] [W | sB]^T.
+// permute makes. The adapter of split 0 follows as further columns, [x | z] [W | sB]^T. If z is
+// left in partial sums (`low`), every split takes some of them: their sum, rounded to bf16.
 //
 // Launch: grid (tiles, splits, groups of 64 rows), 512 threads. `counters` are 0 before and after.
 #ifndef QLORA_DECODE_MANY_CUH
@@ -39,8 +41,8 @@ struct decode_many {
     decode_product p;
     float* room; // [groups, tiles, splits, MANY_ROWS, 256], as lanes hold it
     uint32_t* counters;
-    int32_t each; // chunks of a split
-    int32_t unused;
+    int32_t each;  // chunks of a split
+    int32_t apart; // 1: y, in f32, has the sums of each split, [splits, rows, ldy]
 };
 
 __device__ __forceinline__ void many_multiply(float* c, const uint32_t* a, uint32_t b0,
@@ -271,9 +273,50 @@ __device__ __forceinline__ uint32_t many_two(const bf16* row, int32_t at, int32_
     return v;
 }
 
-// [z] [sB]^T
-__device__ __forceinline__ void many_adapter(const decode_product& p, const many_tile& t,
-                                             int32_t first_row, int32_t rows, float (*acc)[4]) {
+// Columns of a row of z in shared memory: no bank conflicts.
+__device__ __forceinline__ int32_t many_low_wide(int32_t rank) {
+    return (rank + 15) / 16 * 16 + 8;
+}
+
+// z as far as this split takes it, in shared memory, [MANY_ROWS, many_low_wide(rank)].
+__device__ __forceinline__ void many_gather(const decode_product& p, int32_t first_row,
+                                            int32_t rows, bf16* zs) {
+    int32_t rank = p.parts[0].rank;
+    int32_t wide = many_low_wide(rank);
+    int32_t each = (p.slices + (int32_t)gridDim.y - 1) / (int32_t)gridDim.y;
+    int32_t begin = (int32_t)blockIdx.y * each;
+    int32_t end = begin + each < p.slices ? begin + each : p.slices;
+#pragma unroll 1
+    for (int32_t i = (int32_t)threadIdx.x; i < MANY_ROWS * (wide - 8); i += MANY_THREADS) {
+        int32_t n = i / (wide - 8);
+        int32_t r = i % (wide - 8);
+        float sum = 0.0f;
+        if (n < rows && r < rank) {
+            const float* from = p.low + (int64_t)(first_row + n) * rank + r;
+#pragma unroll 4
+            for (int32_t j = begin; j < end; j++) {
+                sum += __ldcg(from + (int64_t)j * p.rows * rank);
+            }
+        }
+        zs[n * wide + r] = to_bf16(sum);
+    }
+}
+
+// Brings sB of a tile as far as L2.
+__device__ __forceinline__ void many_prefetch(const decode_product& p, const many_tile& t) {
+    if (t.inside && t.part.sb && (p.low || blockIdx.y == 0)) {
+        const bf16* from = t.part.sb + (int64_t)t.first * t.part.rank;
+        int32_t rows = t.part.N - t.first < 16 ? t.part.N - t.first : 16;
+#pragma unroll 1
+        for (int32_t i = (int32_t)threadIdx.x % 32 * 64; i < rows * t.part.rank; i += 32 * 64) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+        }
+    }
+}
+
+// [z] [sB]^T, where row n of z is z + n stride.
+__device__ __forceinline__ void many_adapter(const many_tile& t, const bf16* z, int64_t stride,
+                                             int32_t rows, float (*acc)[4]) {
     int32_t g = (int32_t)threadIdx.x % 32 / 4;
     int32_t k = (int32_t)threadIdx.x % 4 * 2;
     int32_t rank = t.part.rank;
@@ -281,7 +324,6 @@ __device__ __forceinline__ void many_adapter(const decode_product& p, const many
     int32_t high = t.first + g + 8 < t.part.N ? t.first + g + 8 : t.part.N - 1;
     const bf16* b0 = t.part.sb + (int64_t)low * rank;
     const bf16* b1 = t.part.sb + (int64_t)high * rank;
-    const bf16* z = p.x + first_row * p.ldx + t.part.z_at;
     bool even = ((rank | t.part.z_at) & 1) == 0;
 #pragma unroll 1
     for (int32_t at = k; at - k < rank; at += 16) {
@@ -290,7 +332,7 @@ __device__ __forceinline__ void many_adapter(const decode_product& p, const many
 #pragma unroll
         for (int n = 0; n < MANY_ROWS / 8; n++) {
             int32_t row = n * 8 + g;
-            const bf16* own = z + (row < rows ? row : rows - 1) * p.ldx;
+            const bf16* own = z + (row < rows ? row : rows - 1) * stride;
             many_multiply(acc[n], a, many_two(own, at, rank, even),
                           many_two(own, at + 8, rank, even));
         }
@@ -358,13 +400,15 @@ __device__ __forceinline__ float many_act(int32_t kind, float gate, float up) {
 }
 
 // A warp's sums, with bias, in `results`: tile number `slot` has columns 16 slot to 16 slot + 15.
-__device__ __forceinline__ void many_place(const decode_product& p, const many_tile& t,
+__device__ __forceinline__ void many_place(const decode_many& m, const many_tile& t,
                                            const float (*acc)[4], int32_t slot, float* results) {
+    const decode_product& p = m.p;
     int32_t g = (int32_t)threadIdx.x % 32 / 4;
+    bool biased = t.part.bias && t.inside && (m.apart == 0 || blockIdx.y == 0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int32_t at = t.first + g + r * 8;
-        float bias = t.part.bias && t.inside && at < t.part.N ? to_float(t.part.bias[at]) : 0.0f;
+        float bias = biased && at < t.part.N ? to_float(t.part.bias[at]) : 0.0f;
         float* to = results + (int32_t)threadIdx.x % 4 * 2 * MANY_WIDE + slot * 16 + g + 8 * r;
 #pragma unroll
         for (int i = 0; i < MANY_ROWS / 4; i++) {
@@ -391,14 +435,16 @@ __device__ __forceinline__ float many_cap(float cap, float v) {
 }
 
 // Writes the results, four columns of a row at a time.
-__device__ __forceinline__ void many_write(const decode_product& p, const float* results,
+__device__ __forceinline__ void many_write(const decode_many& m, const float* results,
                                            int32_t first_row, int32_t rows) {
+    const decode_product& p = m.p;
     int32_t fours = p.gated != 0 ? 32 : 64;
     int32_t column = (int32_t)threadIdx.x % fours * 4;
     many_tile t = many_find(p, column / 16);
     int32_t at = t.first + column % 16;
     int32_t count = t.inside ? t.part.N - at : 0;
-    int64_t to = first_row * p.ldy + t.part.y_at + at;
+    int64_t to = (first_row + (m.apart != 0 ? (int64_t)blockIdx.y * p.rows : 0)) * p.ldy +
+                 t.part.y_at + at;
     bool whole = count >= 4 && ((to | p.ldy) & 3) == 0;
 #pragma unroll 1
     for (int32_t n = (int32_t)threadIdx.x / fours; n < rows; n += (int32_t)blockDim.x / fours) {
@@ -471,33 +517,35 @@ __device__ __forceinline__ void many_low(const decode_product& p, const float* r
     }
 }
 
-// What is left to do with a warp's sums. `results` may replace all that is in shared memory.
+// What is left to do with a warp's sums. `results` may replace all that is in shared memory but zs.
 __device__ __forceinline__ void many_end(const decode_many& m, float (*acc)[4], float* results,
-                                         int32_t first_row, int32_t rows, int32_t* last) {
+                                         const bf16* zs, int32_t first_row, int32_t rows,
+                                         int32_t* last) {
     const decode_product& p = m.p;
     int32_t warp = (int32_t)threadIdx.x / 32;
     asm volatile("" : "+r"(warp)); // the tile is not kept in registers until here
     many_tile tile = many_find(p, warp);
-    if (tile.inside && tile.part.sb && blockIdx.y == 0) {
-        many_adapter(p, tile, first_row, rows, acc);
+    if (tile.inside && tile.part.sb && (p.low || blockIdx.y == 0)) {
+        const bf16* z = p.low ? zs : p.x + first_row * p.ldx + tile.part.z_at;
+        many_adapter(tile, z, p.low ? many_low_wide(tile.part.rank) : p.ldx, rows, acc);
     }
-    if (gridDim.y > 1 && !many_join(m, acc, tile.inside, last)) {
+    if (gridDim.y > 1 && m.apart == 0 && !many_join(m, acc, tile.inside, last)) {
         return;
     }
     __syncthreads(); // tables and stages are free
-    many_place(p, tile, acc, warp, results);
+    many_place(m, tile, acc, warp, results);
     __syncthreads();
     if (p.gated != 0) {
         many_gate(p.gated, results);
     }
-    many_write(p, results, first_row, rows);
+    many_write(m, results, first_row, rows);
     if (p.gated != 0 && p.a) {
         many_low(p, results, first_row, rows);
     }
 }
 
 // Dynamic shared memory: the tables of W, or MANY_RESULTS bytes if those are more, then the stages
-// of x.
+// of x, and z if it is in partial sums.
 template <class W> __device__ __forceinline__ void many_run(const decode_many& m, uint8_t* shared) {
     __shared__ int32_t last;
     const decode_product& p = m.p;
@@ -507,6 +555,7 @@ template <class W> __device__ __forceinline__ void many_run(const decode_many& m
     chunks = chunks < m.each ? chunks : m.each;
     int32_t start = (int32_t)blockIdx.y * m.each;
     uint8_t* stages = shared + (W::SHARED > MANY_RESULTS ? W::SHARED : MANY_RESULTS);
+    bf16* zs = (bf16*)(stages + MANY_STAGES * MANY_STAGE);
     many_tile tile = many_find(p, (int32_t)threadIdx.x / 32);
     typename W::source source;
     W next[W::DEPTH];
@@ -523,6 +572,7 @@ template <class W> __device__ __forceinline__ void many_run(const decode_many& m
     if (W::SHARED > 0) {
         many_tables(p, shared);
     }
+    many_prefetch(p, tile);
     early_wait();
 #pragma unroll
     for (int i = 0; i < MANY_STAGES - 1; i++) {
@@ -530,6 +580,9 @@ template <class W> __device__ __forceinline__ void many_run(const decode_many& m
             many_request(p, stages + i * MANY_STAGE, first_row, rows, start + i);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    if (p.low) {
+        many_gather(p, first_row, rows, zs);
     }
     float acc[MANY_ROWS / 8][4];
 #pragma unroll
@@ -566,7 +619,7 @@ template <class W> __device__ __forceinline__ void many_run(const decode_many& m
             }
         }
     }
-    many_end(m, acc, (float*)shared, first_row, rows, &last);
+    many_end(m, acc, (float*)shared, zs, first_row, rows, &last);
 }
 
 #endif

@@ -7,7 +7,8 @@
 #include "vec.cuh"
 
 // The formula is that of decode_attention (decode.cu), and so are the arguments: q, k and v of the
-// new position are in a row of qkv, and k and v are stored in the cache.
+// new position are in a row of qkv, and k and v are stored in the cache. A row of qkv may be left
+// in partial sums, which are added in their order and rounded to bf16.
 //
 // A block takes a span of `each` pages of a text and up to 8 query heads of a key head. Its warps
 // take tiles of 16 positions in turn, each with stages of its own in shared memory, so that none
@@ -64,7 +65,8 @@ struct decode_many_attention {
     int32_t each; // pages of a span
     int32_t all_pages;
     int32_t rows;
-    int32_t unused;
+    int32_t splits;
+    const float* sums; // [splits, rows, ld], instead of qkv; null = none
 };
 
 template <int DIM> struct many_shared {
@@ -144,23 +146,73 @@ __device__ __forceinline__ void many_request(const decode_many_attention& m, con
     copy_commit();
 }
 
-// rstd of q's heads and of k, if there is a norm.
+// Where q, k and v of a block's heads are.
+struct many_row {
+    const bf16* q;
+    const bf16* k;
+    const bf16* v;
+    int32_t stride; // from head to head of q
+};
+
+// In the row of qkv, or, if it was left in partial sums, where their results will be.
+template <int DIM>
+__device__ __forceinline__ many_row many_source(const decode_many_attention& m,
+                                                const many_place& w, many_shared<DIM>* s) {
+    const decode_attention& p = m.p;
+    int64_t places[3] = {(int64_t)w.first_head * DIM, (int64_t)(p.heads + w.kv) * DIM,
+                         (int64_t)(p.heads + p.kv_heads + w.kv) * DIM};
+    many_row r;
+    if (!m.sums) {
+        const bf16* x = p.qkv + w.n * p.ld;
+        r.q = x + places[0];
+        r.k = x + places[1];
+        r.v = x + places[2];
+        r.stride = DIM;
+        return r;
+    }
+    int32_t heads = w.heads + (w.newest ? 2 : 0);
+#pragma unroll 1
+    for (int32_t i = (int32_t)threadIdx.x; i < heads * (DIM / 4); i += MANY_WARPS * 32) {
+        int32_t h = i / (DIM / 4);
+        int64_t column = h < w.heads ? places[0] + h * DIM : h == w.heads ? places[1] : places[2];
+        const float* from = m.sums + w.n * p.ld + column + i % (DIM / 4) * 4;
+        float4 v = *(const float4*)from;
+#pragma unroll 4
+        for (int32_t j = 1; j < m.splits; j++) {
+            float4 more = *(const float4*)(from + (int64_t)j * m.rows * p.ld);
+            v = make_float4(v.x + more.x, v.y + more.y, v.z + more.z, v.w + more.w);
+        }
+        uint32_t* to = h < w.heads ? s->q[h] : h == w.heads ? s->key : s->value;
+        *(uint2*)(to + i % (DIM / 4) * 2) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+    }
+    __syncthreads();
+    r.q = (const bf16*)s->q[0];
+    r.k = (const bf16*)s->key;
+    r.v = (const bf16*)s->value;
+    r.stride = DIM + 8;
+    return r;
+}
+
+// rstd of q's heads and of k, if there is a norm. One of whole rows needs the row of qkv.
 template <int DIM>
 __device__ __forceinline__ void many_squares(const decode_attention& p, const many_place& w,
-                                             const bf16* x, many_shared<DIM>* s) {
+                                             const many_row& row, many_shared<DIM>* s) {
 #pragma unroll 1
     for (int32_t h = (int32_t)threadIdx.x / 32; h < w.heads + 1; h += MANY_WARPS) {
         bool is_key = h == w.heads;
-        int64_t from = is_key ? (int64_t)p.heads * DIM : 0;
-        int32_t width = (is_key ? p.kv_heads : p.heads) * DIM;
-        if (p.norm_heads != 0) {
-            from += (int64_t)(is_key ? w.kv : w.first_head + h) * DIM;
-            width = DIM;
+        const bf16* from = is_key ? row.k : row.q + h * row.stride;
+        int32_t width = DIM;
+        if (p.norm_heads == 0) {
+            from = p.qkv + w.n * p.ld + (is_key ? (int64_t)p.heads * DIM : 0);
+            width = (is_key ? p.kv_heads : p.heads) * DIM;
+        }
+        if (is_key && !w.newest) {
+            continue; // k belongs to another block
         }
         float squares = 0.0f;
 #pragma unroll 1
         for (int32_t c = (int32_t)threadIdx.x % 32; c < width; c += 32) {
-            float v = to_float(x[from + c]);
+            float v = to_float(from[c]);
             squares += v * v;
         }
         squares = warp_sum(squares);
@@ -174,7 +226,7 @@ __device__ __forceinline__ void many_squares(const decode_attention& p, const ma
 // A pair of columns of a head of q (or k, as head number w.heads): norm or bias, and rotation.
 template <int DIM>
 __device__ __forceinline__ void many_turn(const decode_attention& p, const many_place& w,
-                                          const bf16* x, int32_t h, int32_t k,
+                                          const many_row& row, int32_t h, int32_t k,
                                           many_shared<DIM>* s) {
     bool is_key = h == w.heads;
     // Of a head, the first 2 half columns are rotated; the pairs after them are neighbours.
@@ -186,7 +238,7 @@ __device__ __forceinline__ void many_turn(const decode_attention& p, const many_
     float v[2];
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        v[j] = to_float(x[head + at[j]]);
+        v[j] = to_float((is_key ? row.k : row.q + h * row.stride)[at[j]]);
         if (norm) {
             float gain = norm[(p.norm_heads != 0 ? 0 : number * DIM) + at[j]];
             v[j] = to_float(to_bf16(v[j] * s->rstd[h] * gain));
@@ -212,19 +264,19 @@ template <int DIM>
 __device__ __forceinline__ void many_begin(const decode_many_attention& m, const many_place& w,
                                            many_shared<DIM>* s) {
     const decode_attention& p = m.p;
-    const bf16* x = p.qkv + w.n * p.ld;
+    many_row row = many_source(m, w, s);
     if (p.q_norm) {
-        many_squares(p, w, x, s);
+        many_squares(p, w, row, s);
     }
     int32_t all = w.heads + (w.newest ? 1 : 0);
 #pragma unroll 1
     for (int32_t i = (int32_t)threadIdx.x; i < all * (DIM / 2); i += MANY_WARPS * 32) {
-        many_turn(p, w, x, i / (DIM / 2), i % (DIM / 2), s);
+        many_turn(p, w, row, i / (DIM / 2), i % (DIM / 2), s);
     }
     int64_t column = (int64_t)(p.heads + p.kv_heads + w.kv) * DIM;
 #pragma unroll 1
     for (int32_t c = (int32_t)threadIdx.x; w.newest && c < DIM; c += MANY_WARPS * 32) {
-        float v = to_float(x[column + c]) + (p.bias ? to_float(p.bias[column + c]) : 0.0f);
+        float v = to_float(row.v[c]) + (p.bias ? to_float(p.bias[column + c]) : 0.0f);
         store((bf16*)s->value + c, v);
     }
 #pragma unroll 1

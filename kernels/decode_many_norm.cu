@@ -11,7 +11,7 @@
 //   h' = h + d        x = h' / rms(h') w        z'[r] = x A[r]
 //
 // Without y, h' is h; without h, it is the row of the embedding that belongs to the text's token,
-// multiplied by scale. z has any number of partial sums.
+// multiplied by scale. y and z have any number of partial sums.
 //
 // z' is a product on tensor cores: 16 rows of A are the rows of m16n8k16, x is the first of its
 // columns, and the others are zeros. The warps divide the columns of A among themselves, 64 at a
@@ -28,7 +28,7 @@ struct decode_norm {
     bf16* h_out;
     const bf16* embed;
     const decode_text* texts;
-    const float* y;
+    const float* y; // [splits, rows, hidden]
     const bf16* sb; // [hidden, z_rank]
     const float* z; // [slices, rows, z_rank]
     const float* after;
@@ -44,7 +44,7 @@ struct decode_norm {
     float scale;
     float eps;
     int32_t slices;
-    int32_t unused;
+    int32_t splits; // 0 is 1
 };
 
 // Row r of A, of all parts one after another; null past the end.
@@ -144,7 +144,16 @@ __device__ __forceinline__ float norm_output(const decode_norm& p, float* row) {
 #pragma unroll 1
     for (int32_t c = (int32_t)threadIdx.x * 4; c < p.hidden; c += NORM_WARPS * 128) {
         float v[4];
-        *(float4*)v = *(const float4*)(p.y + (int64_t)blockIdx.y * p.hidden + c);
+        const float* from = p.y + (int64_t)blockIdx.y * p.hidden + c;
+        *(float4*)v = *(const float4*)from;
+#pragma unroll 4
+        for (int32_t j = 1; j < p.splits; j++) {
+            float4 more = *(const float4*)(from + (int64_t)j * p.rows * p.hidden);
+            v[0] += more.x;
+            v[1] += more.y;
+            v[2] += more.z;
+            v[3] += more.w;
+        }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float lifted = p.z_rank > 0 ? row[c + i] : 0.0f;

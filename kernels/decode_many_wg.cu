@@ -7,27 +7,30 @@
 
 // Formula, arguments, splits and results are those of decode_many.cuh. A warp has one tile of 16
 // rows of W, which become the first operand of m64n64k16 in registers; the second one, x, stays in
-// shared memory, with the 128-byte swizzle, two chunks of 64 columns per stage. k is not permuted:
-// the four lanes of a row exchange bytes of codes, so that each of them has those of its columns.
-// Codes are read two chunks at a time, 64 bytes of a row, and at least two chunks ahead. Lane i has
-// the scales of row i % 16, lanes below 16 those of the first two of four chunks.
+// shared memory, with the 128-byte swizzle. A stage has two chunks of 64 columns of x, and the
+// codes of all warps. k is not permuted: the four lanes of a row exchange bytes of codes, so that
+// each of them has those of its columns. While the product of a chunk runs, the next one is looked
+// up. Lane i has the scales of row i % 16, lanes below 16 those of the first two of four chunks.
 //
 // Launch: grid (tiles, splits, groups of 64 rows), 512 threads, WG_SHARED bytes of dynamic shared
-// memory. K is a multiple of 128, and scales belong to blocks of 64.
+// memory, and z after them if it is in partial sums. K is a multiple of 128, and scales belong to
+// blocks of 64.
 enum {
+    WG_STAGES = 4,
     WG_PANEL = MANY_ROWS * PANEL_ROW,
-    WG_STAGE = 2 * WG_PANEL,
-    WG_SHARED = SWIZZLE_BYTES + MANY_STAGES * WG_STAGE + MANY_TABLE + MANY_MAP
+    WG_CODES = 16 * 64, // bytes of a warp in a stage
+    WG_STAGE = 2 * WG_PANEL + MANY_TILES * WG_CODES,
+    WG_SHARED = SWIZZLE_BYTES + WG_STAGES * WG_STAGE + MANY_TABLE + MANY_MAP
 };
 
-// The chunks of a split: start, and how many.
+// The chunks of a split: start, and how many, an even number.
 struct wg_span {
     int32_t start;
     int32_t chunks;
 };
 
 struct wg_source {
-    const uint8_t* codes[2]; // rows g and g + 8
+    const uint8_t* codes[2]; // of the pieces of 16 bytes that this lane requests
     const float* scales;     // of this lane's row
     const uint8_t* q;        // null = plain scales
     int32_t at;
@@ -39,8 +42,8 @@ __device__ __forceinline__ wg_source wg_find(const many_tile& t, int32_t K) {
     int32_t lane = (int32_t)threadIdx.x % 32;
     const decode_part& w = t.part;
     wg_source f;
-    f.codes[0] = (const uint8_t*)w.w + many_row(t, lane / 4) * (K / 2) + lane % 4 * 8;
-    f.codes[1] = (const uint8_t*)w.w + many_row(t, lane / 4 + 8) * (K / 2) + lane % 4 * 8;
+    f.codes[0] = (const uint8_t*)w.w + many_row(t, lane / 4) * (K / 2) + lane % 4 * 16;
+    f.codes[1] = (const uint8_t*)w.w + many_row(t, lane / 4 + 8) * (K / 2) + lane % 4 * 16;
     f.group = w.group_shift;
     f.scales = w.absmax ? w.absmax : w.scales;
     f.q = w.absmax ? 0 : w.q;
@@ -79,6 +82,21 @@ __device__ __forceinline__ void wg_arrive(wg_scales& v, const wg_source& f, cons
     }
 }
 
+// Requests the codes of two chunks for this warp. Pieces are placed so that no bank conflicts occur
+// when they are read: piece u of row r is at u ^ (r & 2).
+__device__ __forceinline__ void wg_request_codes(const wg_source& f, uint32_t stage,
+                                                 int32_t chunk) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    uint32_t to = stage + 2 * WG_PANEL + (uint32_t)(threadIdx.x / 32) * WG_CODES +
+                  (uint32_t)(lane / 4 * 64 + (lane % 4 ^ (lane / 4 & 2)) * 16);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + r * 512),
+                     "l"(f.codes[r] + chunk * 32)
+                     : "memory");
+    }
+}
+
 // Requests two chunks of x. Rows that do not exist repeat the last one.
 __device__ __forceinline__ void wg_request(const decode_product& p, uint32_t stage,
                                            int32_t first_row, int32_t rows, int32_t chunk) {
@@ -93,17 +111,19 @@ __device__ __forceinline__ void wg_request(const decode_product& p, uint32_t sta
     }
 }
 
-// A stage of x is there, and that of the last one is free; one more is requested.
-__device__ __forceinline__ void wg_turn(const decode_product& p, uint32_t stages,
-                                        int32_t first_row, int32_t rows, wg_span span,
-                                        int32_t stage) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(MANY_STAGES - 2) : "memory");
+// A stage is there; one more is requested, in the place of the stage before the last one: products
+// of the last one may still run.
+__device__ __forceinline__ void wg_turn(const decode_product& p, const wg_source& f,
+                                        uint32_t stages, int32_t first_row, int32_t rows,
+                                        wg_span span, int32_t stage) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(WG_STAGES - 3) : "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
-    int32_t ahead = stage + MANY_STAGES - 1;
+    int32_t ahead = stage + WG_STAGES - 2;
     if (ahead * 2 < span.chunks) {
-        wg_request(p, stages + ahead % MANY_STAGES * WG_STAGE, first_row, rows,
-                   span.start + ahead * 2);
+        uint32_t to = stages + ahead % WG_STAGES * WG_STAGE;
+        wg_request_codes(f, to, span.start + ahead * 2);
+        wg_request(p, to, first_row, rows, span.start + ahead * 2);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -128,20 +148,27 @@ __device__ __forceinline__ void wg_multiply(float (&d)[32], const uint32_t* a, u
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-// Begins the product of a chunk.
-__device__ __forceinline__ void wg_begin(const uint2* codes, const uint8_t* table, uint32_t x,
-                                         uint32_t (*a)[4], float (&d)[32]) {
-    uint32_t lane4 = threadIdx.x % 32 * 4;
+// Looks up chunk b of a stage.
+__device__ __forceinline__ void wg_levels(const uint8_t* stage, const uint8_t* table, int32_t b,
+                                          uint32_t (&a)[4][4]) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    const uint8_t* codes = stage + 2 * WG_PANEL + threadIdx.x / 32 * WG_CODES + lane / 4 * 64 +
+                           (2 * b ^ (lane / 4 & 2)) * 16 + lane % 4 * 8;
     uint2 own[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        own[r] = make_uint2(wg_exchange(codes[r].x), wg_exchange(codes[r].y));
+        uint2 v = *(const uint2*)(codes + r * 512);
+        own[r] = make_uint2(wg_exchange(v.x), wg_exchange(v.y));
     }
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         uint32_t word = i % 4 < 2 ? own[i % 2].x : own[i % 2].y;
-        a[i / 4][i % 4] = many_pair(table, word, (uint32_t)i / 4, lane4);
+        a[i / 4][i % 4] = many_pair(table, word, (uint32_t)i / 4, (uint32_t)lane * 4);
     }
+}
+
+// Begins the product of a chunk.
+__device__ __forceinline__ void wg_begin(const uint32_t (&a)[4][4], uint32_t x, float (&d)[32]) {
     products_begin();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -156,7 +183,6 @@ QLORA_KERNEL __launch_bounds__(MANY_THREADS, 1)
     __shared__ int32_t last;
     uint8_t* shared = room + (SWIZZLE_BYTES - shared_address(room) % SWIZZLE_BYTES) % SWIZZLE_BYTES;
     const decode_product& p = m.p;
-    int32_t warp = (int32_t)threadIdx.x / 32;
     int32_t lane = (int32_t)threadIdx.x % 32;
     int32_t first_row = (int32_t)blockIdx.z * MANY_ROWS;
     int32_t rows = p.rows - first_row < MANY_ROWS ? p.rows - first_row : MANY_ROWS;
@@ -164,36 +190,43 @@ QLORA_KERNEL __launch_bounds__(MANY_THREADS, 1)
     span.start = (int32_t)blockIdx.y * m.each;
     span.chunks = p.K / 64 - span.start;
     span.chunks = span.chunks < m.each ? span.chunks : m.each;
-    uint8_t* table = shared + MANY_STAGES * WG_STAGE;
+    uint8_t* table = shared + WG_STAGES * WG_STAGE;
     uint32_t stages = shared_address(shared);
-    wg_source source = wg_find(many_find(p, warp), p.K);
+    bf16* zs = (bf16*)(table + MANY_TABLE + MANY_MAP);
+    many_tile tile = many_find(p, (int32_t)threadIdx.x / 32);
+    wg_source source = wg_find(tile, p.K);
     // It is long because requests and their use belong to one loop.
-    uint2 codes[4][2];
     wg_scales next;
     early_next();
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (i / 2 < span.chunks) {
-            codes[i / 2][i % 2] =
-                __ldg((const uint2*)(source.codes[i % 2] + (span.start + i / 2) * 32));
+    for (int i = 0; i < WG_STAGES - 2; i++) {
+        if (i * 2 < span.chunks) {
+            wg_request_codes(source, stages + i * WG_STAGE, span.start + i * 2);
         }
     }
     wg_load_scales(next, source, span.start, span.chunks);
     many_tables(p, table);
+    many_prefetch(p, tile);
     early_wait();
 #pragma unroll
-    for (int i = 0; i < MANY_STAGES - 1; i++) {
+    for (int i = 0; i < WG_STAGES - 2; i++) {
         if (i * 2 < span.chunks) {
             wg_request(p, stages + i * WG_STAGE, first_row, rows, span.start + i * 2);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
+    if (p.low) {
+        many_gather(p, first_row, rows, zs);
+    }
     float acc[MANY_ROWS / 8][4];
+    float d[32];
+    uint32_t a[2][4][4]; // of even chunks and of odd ones
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         acc[i / 4][i % 4] = 0.0f;
     }
-    __syncthreads(); // the tables
+    wg_turn(p, source, stages, first_row, rows, span, 0); // also the tables, and z
+    wg_levels(shared, table, 0, a[0]);
 #pragma unroll 1
     for (int32_t c = 0; c < span.chunks; c += 4) {
         wg_scales now = next;
@@ -203,22 +236,14 @@ QLORA_KERNEL __launch_bounds__(MANY_THREADS, 1)
         }
 #pragma unroll
         for (int b = 0; b < 4; b++) {
-            if (c + b < span.chunks) { // the number of chunks is even
-                int32_t stage = (c + b) / 2;
+            if (c + b < span.chunks) {
+                int32_t stage = (c + b) / 2 % WG_STAGES;
+                wg_begin(a[b % 2], stages + stage * WG_STAGE + b % 2 * WG_PANEL, d);
                 if (b % 2 == 0) {
-                    wg_turn(p, stages, first_row, rows, span, stage);
-                }
-                uint32_t a[4][4];
-                float d[32];
-                wg_begin(codes[b], table,
-                         stages + stage % MANY_STAGES * WG_STAGE + b % 2 * WG_PANEL, a, d);
-                if (b % 2 == 1 && c + b + 4 < span.chunks) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        codes[b - 1 + i / 2][i % 2] =
-                            __ldg((const uint2*)(source.codes[i % 2] +
-                                                 (span.start + c + b + 3 + i / 2) * 32));
-                    }
+                    wg_levels(shared + stage * WG_STAGE, table, 1, a[1]);
+                } else if (c + b + 1 < span.chunks) {
+                    wg_turn(p, source, stages, first_row, rows, span, (c + b + 1) / 2);
+                    wg_levels(shared + (c + b + 1) / 2 % WG_STAGES * WG_STAGE, table, 0, a[0]);
                 }
                 float s0 = __shfl_sync(QLORA_FULL_WARP, now.s[b % 2], b / 2 * 16 + lane / 4);
                 float s1 = __shfl_sync(QLORA_FULL_WARP, now.s[b % 2], b / 2 * 16 + lane / 4 + 8);
@@ -231,5 +256,5 @@ QLORA_KERNEL __launch_bounds__(MANY_THREADS, 1)
             }
         }
     }
-    many_end(m, acc, (float*)shared, first_row, rows, &last);
+    many_end(m, acc, (float*)shared, zs, first_row, rows, &last);
 }

@@ -39,7 +39,8 @@ enum {
     TEST_CPU = 16,
     TEST_ONE_FAKE = 32,
     TEST_TENSOR_CORES = 64, // machines with compute capability 8.0 or higher
-    TEST_BRIEF = 128        // machines of a brief run; the host's code is the same on the others
+    TEST_BRIEF = 128,       // machines of a brief run; the host's code is the same on the others
+    TEST_ONE_GPU = 256      // one fake machine and the real GPU: for slow tests of kernels
 };
 
 size_t test_machine_count(void);

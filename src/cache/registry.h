@@ -33,6 +33,7 @@
 #define QLORA__NEED_STEP (QLORA__NEED_TEXTS | QLORA__NEED_BF16)
 #define QLORA__NEED_STEP_NF4 (QLORA__NEED_STEP | QLORA__NEED_NF4)
 #define QLORA__NEED_STEP_WG (QLORA__NEED_STEP_NF4 | QLORA__NEED_WARPGROUP)
+#define QLORA__NEED_STEP_HEAD (QLORA__NEED_STEP | QLORA__NEED_WARPGROUP)
 #define QLORA__NEED_LAYERS 2097152u // generates one text at a time, in blocks that large:
 #define QLORA__LAYERS_BYTES 232448
 #define QLORA__NEED_STEP_LAYERS (QLORA__NEED_STEP_NF4 | QLORA__NEED_LAYERS)
@@ -51,9 +52,10 @@
 #define QLORA__KERNELS_STEP(X)                                                                     \
     X(decode_layers, decode_layers, QLORA__LAYERS_BYTES, STEP_LAYERS)                              \
     X(decode_row_nf4, decode_row_nf4, 98304, STEP_NF4)                                             \
-    X(decode_many_nf4, decode_many_nf4, 94208, STEP_NF4)                                           \
-    X(decode_many_wg, decode_many_wg, 116736, STEP_WG)                                             \
-    X(decode_many_dense, decode_many, 94208, STEP)                                                 \
+    X(decode_many_nf4, decode_many_nf4, 99328, STEP_NF4)                                           \
+    X(decode_many_wg, decode_many_wg, 216064, STEP_WG)                                             \
+    X(decode_many_dense, decode_many, 99328, STEP)                                                 \
+    X(decode_many_head, decode_many_head, 198656, STEP_HEAD)                                       \
     X(decode_many_attention_64, decode_many_attention, 50176, STEP)                                \
     X(decode_many_attention_128, decode_many_attention, 98304, STEP)                               \
     X(decode_many_norm, decode_many_norm, 69632, STEP)                                             \

@@ -14,8 +14,9 @@
 //
 // With more than 8 texts, the kernel before o and the one before down compute z of these, where
 // there are kernels for it (heads of 64 and 128, ranks that fit the norm); otherwise z is a product
-// of its own. With one text, attention and gate and up leave partial sums of it, which are complete
-// with them.
+// of its own. The columns of qkv, o and down are split over blocks; attention and the norms add the
+// sums of the splits, since they have more blocks for it than a product has tiles. With one text,
+// attention and gate and up leave partial sums of z, which are complete with them.
 
 #ifndef QLORA_NO_CUDA
 
@@ -34,6 +35,13 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
         qlora__decode_launch(m, QLORA__K_sample_parts, count, d->texts, 1, 256, 0, parts));
     void* choose[] = {&logits, &ld, &vocab, &state, &seen, &found, &count};
     return qlora__decode_launch(m, QLORA__K_sample_choose, d->texts, 1, 1, 1024, 0, choose);
+}
+
+// Whether the logits of many texts have a kernel of their own.
+static bool qlora__decode_head_fits(const qlora_model* m, const qlora__decode_product* p) {
+    return qlora__decode_is_many(m) && (m->decode.variants & QLORA__DECODE_WARPGROUP) != 0 &&
+           qlora__has_warpgroups(m->ctx) && !m->head_is_nf4 && p->K % 64 == 0 &&
+           ((p->parts[0].N | p->parts[0].ld | p->ldy) & 7) == 0;
 }
 
 static qlora_result qlora__decode_head(const qlora_model* m) {
@@ -57,6 +65,15 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     p.rows = (int32_t)d->texts;
     p.alpha = (float)(1.0 / c->logits_divisor);
     p.cap = (float)c->logits_cap;
+    if (qlora__decode_head_fits(m, &p)) {
+        int64_t groups = qlora__ceil_div(p.rows, QLORA__DECODE_MANY_ROWS);
+        int64_t blocks = qlora__min(qlora__ceil_div(c->vocab, QLORA__DECODE_MANY_TILE),
+                                    qlora__max(1, m->ctx->gpu->sm_count / groups));
+        void* args[] = {&p};
+        // Room to align the stages, four of them, of W and x, and results.
+        return qlora__decode_launch(m, QLORA__K_decode_many_head, blocks, groups, 1, 512,
+                                    1024 + 4 * (256 + 64) * 128 + 64 * (256 + 8) * 2, args);
+    }
     return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }
 

@@ -53,7 +53,7 @@ typedef struct qlora__decode_many {
     void* room;
     void* counters;
     int32_t each;
-    int32_t unused;
+    int32_t apart;
 } qlora__decode_many;
 
 // Same layout as decode_norm in kernels/decode.cu.
@@ -78,7 +78,7 @@ typedef struct qlora__decode_norm {
     float scale;
     float eps;
     int32_t slices;
-    int32_t unused;
+    int32_t splits;
 } qlora__decode_norm;
 
 // Same layout as decode_attention.
@@ -120,7 +120,8 @@ typedef struct qlora__decode_many_attention {
     int32_t each;
     int32_t all_pages;
     int32_t rows;
-    int32_t unused;
+    int32_t splits;
+    const void* sums;
 } qlora__decode_many_attention;
 
 static qlora__launch_kind qlora__decode_way(const qlora_model* m) {
@@ -282,31 +283,67 @@ static bool qlora__decode_is_warpgroup(const qlora_model* m, const qlora__decode
     return fits;
 }
 
-// A product of many rows. Columns are split so that there is about one block per multiprocessor.
-static qlora_result qlora__decode_all(const qlora_model* m, bool nf4,
-                                      const qlora__decode_product* p) {
-    int64_t tiles = qlora__ceil_div(qlora__decode_units(p), p->gated != 0 ? 8 : 16);
-    int64_t groups = qlora__ceil_div(p->rows, QLORA__DECODE_MANY_ROWS);
+// How a product of many rows is divided: tiles of rows, groups of texts, splits of `each` chunks.
+typedef struct qlora__decode_cut {
+    int64_t tiles;
+    int64_t groups;
+    int64_t splits;
+    int64_t each;
+} qlora__decode_cut;
+
+// Columns are split so that there is about one block per multiprocessor.
+static qlora__decode_cut qlora__decode_cut_of(const qlora_model* m,
+                                              const qlora__decode_product* p) {
+    qlora__decode_cut c;
     int64_t chunks = qlora__ceil_div(p->K, 64);
-    int64_t splits = qlora__min(m->ctx->gpu->sm_count / (tiles * groups),
-                                QLORA__DECODE_MANY_TILES / tiles);
+    c.tiles = qlora__ceil_div(qlora__decode_units(p), p->gated != 0 ? 8 : 16);
+    c.groups = qlora__ceil_div(p->rows, QLORA__DECODE_MANY_ROWS);
+    int64_t splits = qlora__min(m->ctx->gpu->sm_count / (c.tiles * c.groups),
+                                QLORA__DECODE_MANY_TILES / c.tiles);
     splits = qlora__min(splits, 32); // joining them takes time, too
+    c.each = qlora__ceil_div(chunks, 2 * qlora__max(1, splits)) * 2;
+    c.splits = qlora__ceil_div(chunks, c.each);
+    return c;
+}
+
+// The columns of z that a product of many rows has room for, if z is in partial sums.
+static int64_t qlora__decode_low_most(bool warpgroup) {
+    return warpgroup ? 128 : 32;
+}
+
+// A product of many rows. With `apart`, the sums of the splits are left to the next kernel.
+static qlora_result qlora__decode_all(const qlora_model* m, bool nf4, bool apart,
+                                      const qlora__decode_product* p) {
+    qlora__decode_cut cut = qlora__decode_cut_of(m, p);
+    bool warpgroup = nf4 && qlora__decode_is_warpgroup(m, p);
     qlora__decode_many many;
     memset(&many, 0, sizeof many);
     many.p = *p;
     many.room = m->decode.room.data;
     many.counters = m->decode.arrivals.data;
-    many.each = (int32_t)(qlora__ceil_div(chunks, 2 * qlora__max(1, splits)) * 2);
-    void* args[] = {&many};
-    splits = qlora__ceil_div(chunks, many.each);
-    if (nf4 && qlora__decode_is_warpgroup(m, p)) {
-        // Room to align the stages of two chunks of x, these, table and map.
-        return qlora__decode_launch(m, QLORA__K_decode_many_wg, tiles, splits, groups, 512,
-                                    1024 + 3 * 64 * 256 + 256 * 256 + 256 * 4, args);
+    many.each = (int32_t)cut.each;
+    if (apart && cut.splits > 1) {
+        many.apart = 1;
+        many.p.y = m->decode.room.data;
+        many.p.y_is_bf16 = 0;
+        many.p.ldy = 0;
+        for (int i = 0; i < p->count; i++) {
+            many.p.ldy += p->parts[i].N;
+        }
     }
-    // Tables or results, then three stages of x.
-    return qlora__decode_launch(m, nf4 ? QLORA__K_decode_many_nf4 : QLORA__K_decode_many_dense,
-                                tiles, splits, groups, 512, 64 * 260 * 4 + 3 * 64 * 144, args);
+    void* args[] = {&many};
+    // Room to align the stages of two chunks of x and W, these, table and map; or tables or
+    // results, then three stages of x. z follows.
+    uint32_t shared = warpgroup ? 1024 + 4 * (64 * 256 + 256 * 64) + 256 * 256 + 256 * 4
+                                : 64 * 260 * 4 + 3 * 64 * 144;
+    if (p->low != NULL) {
+        shared += 64 * 2 * ((uint32_t)qlora__ceil_div(p->parts[0].rank, 16) * 16 + 8);
+    }
+    return qlora__decode_launch(m,
+                                warpgroup ? QLORA__K_decode_many_wg
+                                : nf4     ? QLORA__K_decode_many_nf4
+                                          : QLORA__K_decode_many_dense,
+                                cut.tiles, cut.splits, cut.groups, 512, shared, args);
 }
 
 // z of the adapters of a stack, for products of many rows: x A^T, for all parts one after another.
@@ -336,7 +373,7 @@ static qlora_result qlora__decode_low(const qlora_model* m, const qlora_linear_d
     p.K = (int32_t)l->in;
     p.rows = (int32_t)m->decode.texts;
     p.alpha = 1.0f;
-    return qlora__decode_all(m, false, &p);
+    return qlora__decode_all(m, false, false, &p);
 }
 
 // Whether a product of a single row has a kernel of its own. The whole row must fit in shared
@@ -353,7 +390,7 @@ static bool qlora__decode_is_one(const qlora_model* m, bool nf4, const qlora__de
 static qlora_result qlora__decode_multiply(const qlora_model* m, bool nf4, bool one,
                                            qlora__decode_product* p) {
     if (qlora__decode_is_many(m)) {
-        return qlora__decode_all(m, nf4, p);
+        return qlora__decode_all(m, nf4, false, p);
     }
     if (one) {
         return qlora__decode_one(m, p);
@@ -438,6 +475,30 @@ static bool qlora__decode_is_later(int group) {
     return group == QLORA__O || group == QLORA__DOWN;
 }
 
+// How many partial sums of a stack's output are left for the next kernel to add: attention, or the
+// norm after o and down. 1 = none.
+static int64_t qlora__decode_apart(const qlora_model* m, const qlora__layer* layer, int group) {
+    const qlora_model_config* c = &m->plan.config;
+    bool whole = c->qk_norm && (m->arch->has & QLORA__HAS_WIDE_QK_NORM) != 0;
+    bool adds = group == QLORA__QKV ? qlora__decode_attends_many(m) && !whole
+                                    : qlora__decode_is_later(group) && qlora__decode_norms_many(m);
+    qlora__decode_product p;
+    qlora__decode_stack(m, layer, group, true, &p);
+    return adds ? qlora__decode_cut_of(m, &p).splits : 1;
+}
+
+// Whether a product of many rows, o or down, adds its adapter from partial sums of z itself.
+static bool qlora__decode_lifts(const qlora_model* m, const qlora__layer* layer, int group) {
+    const qlora_linear_part* part = &layer->linears[group].parts[0];
+    qlora__decode_product p;
+    if (!qlora__decode_is_many(m) || !qlora__decode_is_later(group)) {
+        return false;
+    }
+    qlora__decode_stack(m, layer, group, true, &p);
+    bool warpgroup = part->nf4 != NULL && qlora__decode_is_warpgroup(m, &p);
+    return part->rank <= qlora__decode_low_most(warpgroup);
+}
+
 // Whether the stacks of a layer, all of them, are multiplied by the kernel for a single row. The
 // adapters of o and down then need no other kernel.
 static bool qlora__decode_row_fits(const qlora_model* m, const qlora__layer* layer) {
@@ -491,8 +552,13 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
                                               const qlora_tensor* y) {
     qlora__decode_product p;
     bool row = qlora__decode_row_fits(m, layer);
+    bool lifts = qlora__decode_lifts(m, layer, group);
     bool later = qlora__decode_is_later(group) && !row;
-    qlora__decode_stack(m, layer, group, later, &p);
+    qlora__decode_stack(m, layer, group, later && !lifts, &p);
+    if (lifts && p.parts[0].rank > 0) {
+        p.low = m->decode.z.data;
+        p.slices = (int32_t)qlora__decode_slices(m, group);
+    }
     const qlora_linear_part* down = &layer->linears[QLORA__DOWN].parts[0];
     if (group == QLORA__GATE_UP && m->use_adapters && down->rank > 0 && qlora__decode_is_many(m) &&
         qlora__decode_slices(m, QLORA__DOWN) > 1) {
@@ -515,7 +581,11 @@ static qlora_result qlora__decode_product_run(const qlora_model* m, const qlora_
     if (row) {
         qlora__decode_row_low(m, layer, group, &p);
     }
-    return qlora__decode_multiply(m, layer->linears[group].parts[0].nf4 != NULL, row, &p);
+    bool nf4 = layer->linears[group].parts[0].nf4 != NULL;
+    if (qlora__decode_is_many(m)) {
+        return qlora__decode_all(m, nf4, qlora__decode_apart(m, layer, group) > 1, &p);
+    }
+    return qlora__decode_multiply(m, nf4, row, &p);
 }
 
 // The norm before a stack (`next`; NULL = the head). `before` is the stack whose output is added to
@@ -530,10 +600,36 @@ typedef struct qlora__decode_between {
     bool added; // the output of `before` is part of it already
 } qlora__decode_between;
 
-static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__decode_between* b) {
+// What the norm adds to the stream, or where the stream begins.
+static void qlora__decode_norm_input(const qlora_model* m, const qlora__decode_between* b,
+                                     qlora__decode_norm* p) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
     const qlora_tensor* table = qlora__embed_table(m);
+    if (b->added) {
+        p->h = d->h[b->turn].data;
+    } else if (b->layer != NULL) {
+        const qlora_linear_part* part = &b->layer->linears[b->before].parts[0];
+        bool has = qlora__decode_row_fits(m, b->layer) || // y has the adapter already
+                   qlora__decode_lifts(m, b->layer, b->before);
+        p->splits = (int32_t)qlora__decode_apart(m, b->layer, b->before);
+        p->h = d->h[b->turn].data;
+        p->y = p->splits > 1 ? d->room.data : d->y.data;
+        p->z = d->z.data;
+        p->z_rank = m->use_adapters && !has ? (int32_t)part->rank : 0;
+        p->sb = part->rank > 0 ? part->sb->data : NULL;
+        p->after = b->after != NULL ? b->after->data : NULL;
+        p->scale = (float)c->residual_scale;
+    } else {
+        p->embed = table->data;
+        p->ld_embed = table->ld;
+        p->scale = (float)c->embedding_scale;
+    }
+}
+
+static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__decode_between* b) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora__decode* d = &m->decode;
     qlora__decode_norm p;
     int64_t rank = 0;
     memset(&p, 0, sizeof p);
@@ -545,23 +641,7 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
     p.hidden = (int32_t)c->hidden;
     p.rows = (int32_t)d->texts;
     p.eps = (float)c->rms_eps;
-    if (b->added) {
-        p.h = d->h[b->turn].data;
-    } else if (b->layer != NULL) {
-        const qlora_linear_part* part = &b->layer->linears[b->before].parts[0];
-        p.h = d->h[b->turn].data;
-        p.y = d->y.data;
-        p.z = d->z.data;
-        bool has = qlora__decode_row_fits(m, b->layer); // y has the adapter already
-        p.z_rank = m->use_adapters && !has ? (int32_t)part->rank : 0;
-        p.sb = part->rank > 0 ? part->sb->data : NULL;
-        p.after = b->after != NULL ? b->after->data : NULL;
-        p.scale = (float)c->residual_scale;
-    } else {
-        p.embed = table->data;
-        p.ld_embed = table->ld;
-        p.scale = (float)c->embedding_scale;
-    }
+    qlora__decode_norm_input(m, b, &p);
     bool many = qlora__decode_is_many(m);
     bool whole = qlora__decode_norms_many(m);
     bool first = b->layer == NULL && !b->added; // of a step
@@ -592,10 +672,10 @@ static qlora_result qlora__decode_norm_run(const qlora_model* m, const qlora__de
 }
 
 // Attention of many texts. A block takes several pages, unless blocks would be too few.
-static qlora_result qlora__decode_attend_all(const qlora_model* m,
-                                             const qlora__decode_attention* p,
-                                             const qlora_linear_part* next) {
+static qlora_result qlora__decode_attend_all(const qlora_model* m, const qlora__layer* layer,
+                                             const qlora__decode_attention* p) {
     const qlora__decode* d = &m->decode;
+    const qlora_linear_part* next = &layer->linears[QLORA__O].parts[0];
     int64_t spans = qlora__ceil_div(2 * m->ctx->gpu->sm_count, d->counters.cols * d->texts);
     qlora__decode_many_attention many;
     memset(&many, 0, sizeof many);
@@ -603,6 +683,11 @@ static qlora_result qlora__decode_attend_all(const qlora_model* m,
     many.each = (int32_t)qlora__ceil_div(d->pages, qlora__min(spans, d->pages));
     many.all_pages = (int32_t)d->pages;
     many.rows = (int32_t)d->texts;
+    many.splits = (int32_t)qlora__decode_apart(m, layer, QLORA__QKV);
+    if (many.splits > 1) {
+        many.sums = d->room.data;
+        many.p.ld = qlora__q_width(&m->plan.config) + 2 * qlora__kv_width(&m->plan.config);
+    }
     if (m->use_adapters && next->rank > 0 && qlora__decode_slices(m, QLORA__O) > 1) {
         many.p.a = next->a->data;
         many.p.a_rank = (int32_t)next->rank;
@@ -669,7 +754,7 @@ static qlora_result qlora__decode_attention_run(const qlora_model* m, int64_t in
     const qlora__layer* layer = &m->layers[index];
     qlora__decode_attention p = qlora__decode_attention_of(m, index);
     if (qlora__decode_attends_many(m)) {
-        return qlora__decode_attend_all(m, &p, &layer->linears[QLORA__O].parts[0]);
+        return qlora__decode_attend_all(m, layer, &p);
     }
     const qlora_linear_part* o = &layer->linears[QLORA__O].parts[0];
     if (m->use_adapters && o->rank > 0 && qlora__decode_row_fits(m, layer)) {

@@ -268,6 +268,90 @@ TEST steps_of_many_are_passes(const test_machine* machine) {
     PASS();
 }
 
+// ---- the logits of many texts
+
+#define STEP_HEAD_VOCAB 600
+#define STEP_HEAD_TEXTS 70 // two groups of rows
+
+// Random rows times the head: every logit against a sum in double precision.
+static bool step_head_holds(qlora_ctx* ctx, const step_kind* k, uint32_t variants) {
+    qlora_model_config config = step_config(k);
+    qlora_model_desc desc;
+    qlora_model* m = NULL;
+    memset(&desc, 0, sizeof desc);
+    config.vocab = STEP_HEAD_VOCAB;
+    desc.config = &config;
+    desc.mode = QLORA_MODE_BF16;
+    desc.weight_std = 0.2f;
+    desc.rank = -1;
+    desc.tokens = 8;
+    desc.generate_tokens = 16;
+    desc.generate_sequences = STEP_HEAD_TEXTS;
+    desc.purpose = QLORA_PURPOSE_EVALUATE;
+    if (qlora_model_open(ctx, &desc, &m) != QLORA_OK) {
+        printf("%s: %s\n", k->name, qlora_last_error(ctx));
+        return false;
+    }
+    m->decode.variants = variants;
+    const qlora__decode* d = &m->decode;
+    const qlora_tensor* table = qlora__head_table(m);
+    size_t x_count = (size_t)(STEP_HEAD_TEXTS * d->x.ld);
+    size_t w_count = (size_t)(STEP_HEAD_VOCAB * table->ld);
+    size_t y_count = (size_t)(STEP_HEAD_TEXTS * d->logits.ld);
+    uint16_t* x = (uint16_t*)malloc((x_count + w_count + y_count) * 2);
+    uint16_t* w = x + x_count;
+    uint16_t* y = w + w_count;
+    test_random random = test_random_start("the head of many texts");
+    for (size_t i = 0; i < x_count; i++) {
+        x[i] = qlora__bf16_from((float)test_random_normal(&random));
+    }
+    bool ok = qlora__enter(ctx, "test") == QLORA_OK &&
+              qlora__copy_in(ctx, d->x.data, x, x_count * 2) == QLORA_OK &&
+              qlora__decode_head(m) == QLORA_OK &&
+              qlora__copy_out(ctx, y, d->logits.data, y_count * 2) == QLORA_OK &&
+              qlora__copy_out(ctx, w, table->data, w_count * 2) == QLORA_OK;
+    ok = qlora__leave(ctx, ok ? QLORA_OK : QLORA_ERR_STATE) == QLORA_OK;
+    double cap = m->plan.config.logits_cap;
+    for (int64_t i = 0; ok && i < STEP_HEAD_TEXTS * STEP_HEAD_VOCAB; i++) {
+        int64_t n = i / STEP_HEAD_VOCAB;
+        int64_t v = i % STEP_HEAD_VOCAB;
+        double sum = 0.0;
+        for (int64_t c = 0; c < config.hidden; c++) {
+            sum += (double)qlora__bf16_to(x[n * d->x.ld + c]) *
+                   (double)qlora__bf16_to(w[v * table->ld + c]);
+        }
+        sum /= m->plan.config.logits_divisor;
+        sum = cap > 0.0 ? cap * tanh(sum / cap) : sum;
+        double got = (double)qlora__bf16_to(y[n * d->logits.ld + v]);
+        ok = fabs(got - sum) <= 0.01 + 0.01 * fabs(sum);
+        if (!ok) {
+            printf("%s: logit %d of text %d is %g, not %g\n", k->name, (int)v, (int)n, got, sum);
+        }
+    }
+    free(x);
+    return qlora_model_close(m) == QLORA_OK && ok;
+}
+
+// A block has several tiles of rows, the last of which is not whole, and several stages of columns.
+TEST the_head_of_many_is_a_product(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    static const step_kind long_rows = {"long rows", QLORA_FAMILY_LLAMA, 384, 2, 1, 64, 0, -1,
+                                        false,       false,              true, QLORA_BASE_NF4};
+    static const uint32_t ways[2] = {QLORA__DECODE_ALL,
+                                     QLORA__DECODE_ALL & ~QLORA__DECODE_WARPGROUP};
+    ctx->gpu->sm_count = 4;
+    for (int way = 0; way < 2; way++) {
+        ASSERT(step_head_holds(ctx, &long_rows, ways[way]));
+        ASSERT(step_head_holds(ctx, &step_kinds[4], ways[way])); // a cap
+        ASSERT(step_head_holds(ctx, &step_kinds[7], ways[way])); // a divisor
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // ---- the choice of a token
 
 typedef struct step_choice {
@@ -441,6 +525,28 @@ TEST a_block_may_have_many_pieces(const test_machine* machine) {
     ASSERT(step_kind_holds(ctx, &kind, 1));
     ctx->gpu->sm_count = 3;
     ASSERT(step_kind_holds(ctx, &kind, 1));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// The same of many texts: on a small device a block takes many chunks of columns, in one split or
+// in some, and the next kernel adds partial sums of every stack.
+TEST a_block_may_have_many_chunks(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    static const step_kind kinds[2] = {{"llama, long rows", QLORA_FAMILY_LLAMA, 128, 12, 2, 128, 0,
+                                        16, false, false, false, QLORA_BASE_NF4},
+                                       {"qwen3, long rows", QLORA_FAMILY_QWEN3, 128, 6, 1, 64, 0,
+                                        20, false, true, true, QLORA_BASE_NF4}};
+    static const int32_t counts[2] = {2, 5};
+    for (int i = 0; i < 4; i++) {
+        ctx->gpu->sm_count = counts[i / 2];
+        step_now = step_ways[i % 2 == 0 ? 1 : sizeof step_ways / sizeof step_ways[0] - 1];
+        ASSERT(step_kind_holds(ctx, &kinds[i / 2], 1));
+    }
+    step_now = step_ways[0];
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
@@ -640,14 +746,16 @@ TEST many_texts_do_not_see_each_other(const test_machine* machine) {
 }
 
 SUITE(step_suite) {
-    RUN_ON(TEST_ONE_FAKE, many_texts_do_not_see_each_other);
+    RUN_ON(TEST_ONE_GPU, many_texts_do_not_see_each_other);
     RUN_ON(TEST_ONE_EACH, texts_do_not_see_each_other);
     RUN_ON(TEST_TENSOR_CORES, steps_are_passes);
-    RUN_ON(TEST_ONE_FAKE, steps_of_many_are_passes);
+    RUN_ON(TEST_ONE_GPU, steps_of_many_are_passes);
+    RUN_ON(TEST_ONE_GPU, the_head_of_many_is_a_product);
     RUN_ON(TEST_ONE_FAKE, the_device_chooses_as_the_host);
     RUN_ON(TEST_ONE_FAKE, a_graph_has_the_bits_of_its_kernels);
     RUN_ON(TEST_ONE_FAKE, adapters_go_off_and_on);
     RUN_ON(TEST_ONE_FAKE, a_block_may_have_many_pieces);
+    RUN_ON(TEST_ONE_GPU, a_block_may_have_many_chunks);
     RUN_ON(TEST_ONE_FAKE, a_head_may_be_wide);
     RUN_ON(TEST_ONE_FAKE, a_text_needs_no_graph);
     RUN_ON(TEST_ONE_FAKE, a_row_may_be_longer_than_shared_memory);

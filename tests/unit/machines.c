@@ -13,14 +13,15 @@ static const test_machine machines[] = {
     {"cpu", "cpu", 0, 0, FAKE_FORWARD, false,
      TEST_EVERYWHERE | TEST_ONE_EACH | TEST_CPU | TEST_BRIEF},
     {"sm_90", "fake", 90, 13000, FAKE_FORWARD, true,
-     SETS_GPU | TEST_ONE_EACH | TEST_FAKES | TEST_ONE_FAKE | TEST_TENSOR_CORES | TEST_BRIEF},
+     SETS_GPU | TEST_ONE_EACH | TEST_FAKES | TEST_ONE_FAKE | TEST_ONE_GPU | TEST_TENSOR_CORES |
+         TEST_BRIEF},
     {"sm_90_reversed", "fake", 90, 13000, FAKE_REVERSE, true, SETS_GPU | TEST_TENSOR_CORES},
     {"sm_80_no_cublas", "fake", 80, 11040, FAKE_FORWARD, false,
      SETS_GPU | TEST_FAKES | TEST_TENSOR_CORES},
     {"sm_75_no_cublas", "fake", 75, 12040, FAKE_RANDOM, false, SETS_GPU | TEST_FAKES | TEST_BRIEF},
     {"sm_121", "fake", 121, 13000, FAKE_FORWARD, true, SETS_GPU | TEST_FAKES | TEST_TENSOR_CORES},
     {"gpu", "cuda", 0, 0, FAKE_FORWARD, true,
-     SETS_GPU | TEST_ONE_EACH | TEST_TENSOR_CORES | TEST_BRIEF},
+     SETS_GPU | TEST_ONE_EACH | TEST_ONE_GPU | TEST_TENSOR_CORES | TEST_BRIEF},
     {"gpu_no_cublas", "cuda", 0, 0, FAKE_FORWARD, false, SETS_GPU | TEST_TENSOR_CORES},
 };
 
