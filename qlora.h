@@ -21251,12 +21251,10 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(gemm_mid_half, gemm, 0, GEMM)                                                                \
     X(gemm_skinny_f32, gemm, 0, GEMM)                                                              \
     X(gemm_skinny_half, gemm, 0, GEMM)                                                             \
-    X(gemm_tc_wide_nn, gemm_tc, 98304, GEMM16)                                                     \
-    X(gemm_tc_wide_nt, gemm_tc, 98304, GEMM16)                                                     \
-    X(gemm_tc_nn, gemm_tc, 49152, GEMM16)                                                          \
-    X(gemm_tc_nt, gemm_tc, 49152, GEMM16)                                                          \
-    X(gemm_tc_tn, gemm_tc, 49152, GEMM16)                                                          \
-    X(gemm_tc_narrow, gemm_tc, 65536, GEMM16)                                                      \
+    X(gemm_tc_nn, gemm_tc, 65536, GEMM16)                                                          \
+    X(gemm_tc_nt, gemm_tc, 65536, GEMM16)                                                          \
+    X(gemm_tc_tn, gemm_tc, 65536, GEMM16)                                                          \
+    X(gemm_tc_narrow, gemm_tc, 98304, GEMM16)                                                      \
     X(gemm_wg_nn_256, gemm_wg, 230400, GEMM_WG)                                                    \
     X(gemm_wg_nt_256, gemm_wg, 230400, GEMM_WG)                                                    \
     X(gemm_wg_tn_256, gemm_wg, 197632, GEMM_WG)                                                    \
@@ -23424,60 +23422,39 @@ static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__ge
            address % 16 == 0 && strides % 8 == 0;
 }
 
-// A block of the tensor-core kernels (gemm_tc.cu).
-typedef struct qlora__tensor_tile {
-    int64_t rows;
-    int64_t cols;
+// How a product is launched: a block of `threads` computes side x side of C.
+typedef struct qlora__gemm_launch {
+    qlora__kernel_id kernel;
+    int64_t side;
     uint32_t threads;
-    qlora__kernel_id kernel[3]; // nn, nt, tn; QLORA__K_COUNT: none
-} qlora__tensor_tile;
+} qlora__gemm_launch;
 
-// clang-format off
-static const qlora__tensor_tile qlora__tensor_tiles[] = {
-    {64, 64, 128, {QLORA__K_gemm_tc_narrow, QLORA__K_gemm_tc_narrow, QLORA__K_gemm_tc_narrow}},
-    {128, 128, 128, {QLORA__K_gemm_tc_nn, QLORA__K_gemm_tc_nt, QLORA__K_gemm_tc_tn}},
-    {128, 256, 256, {QLORA__K_gemm_tc_wide_nn, QLORA__K_gemm_tc_wide_nt, QLORA__K_COUNT}},
-};
-// clang-format on
-
-// Returns a row of qlora__tensor_tiles. With few rows or columns, K is split inside the block; this
-// kernel is also the only one for f16. Otherwise, a multiprocessor runs two blocks of 128 x 128 at
-// a time, or one that is twice as large; that one is faster, unless it leaves more multiprocessors
-// without work. Both give the same bits.
-static const qlora__tensor_tile* qlora__tensor_choose(const qlora_ctx* ctx, const qlora__gemm* g,
-                                                      int form) {
-    if (g->a_type == QLORA_F16 || qlora__min(g->M, g->N) <= 64) {
-        return &qlora__tensor_tiles[0];
+// With few rows or columns, K is split inside the block: on tensor cores for bf16 only.
+static qlora__gemm_launch qlora__gemm_launch_of(const qlora_ctx* ctx, const qlora__gemm* g) {
+    static const qlora__kernel_id tensor[] = {QLORA__K_gemm_tc_nn, QLORA__K_gemm_tc_nt,
+                                              QLORA__K_gemm_tc_tn};
+    int row = qlora__gemm_choose(g);
+    const qlora__gemm_tile* tile = &qlora__gemm_tiles[row];
+    qlora__gemm_launch l = {g->a_type == QLORA_F32 ? tile->f32 : tile->half, tile->side, 256};
+    if (qlora__gemm_takes_tensor_cores(ctx, g)) {
+        if (g->a_type == QLORA_BF16 && qlora__min(g->M, g->N) <= 64) {
+            l.kernel = QLORA__K_gemm_tc_narrow;
+            l.side = 64;
+            l.threads = 128;
+        } else if (row != 0) {
+            l.kernel = tensor[g->ta ? 2 : g->tb ? 1 : 0];
+            l.side = 128;
+            l.threads = 128;
+        }
     }
-    int64_t bands = qlora__ceil_div(g->M, 128) * g->batch;
-    int64_t blocks = bands * qlora__ceil_div(g->N, 128);
-    int64_t at_once = 2 * (int64_t)ctx->gpu->sm_count;
-    int64_t rest = blocks % at_once;
-    // In tenths of the time of a large block; alone on a multiprocessor, a small one is faster.
-    int64_t small_time = blocks / at_once * 10 + (rest == 0 ? 0 : rest <= at_once / 2 ? 6 : 10);
-    int64_t wide_time =
-        qlora__ceil_div(bands * qlora__ceil_div(g->N, 256), ctx->gpu->sm_count) * 10;
-    bool wide = qlora__tensor_tiles[2].kernel[form] != QLORA__K_COUNT && wide_time <= small_time;
-    return &qlora__tensor_tiles[wide ? 2 : 1];
+    return l;
 }
 
 static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
     if (qlora__gemm_takes_warpgroups(ctx, g)) {
         return qlora__gemm_warpgroups(ctx, g);
     }
-    const qlora__gemm_tile* plain = &qlora__gemm_tiles[qlora__gemm_choose(g)];
-    qlora__kernel_id kernel = g->a_type == QLORA_F32 ? plain->f32 : plain->half;
-    int64_t rows = plain->side;
-    int64_t cols = plain->side;
-    uint32_t threads = 256;
-    if (qlora__gemm_takes_tensor_cores(ctx, g)) {
-        int form = g->ta ? 2 : g->tb ? 1 : 0;
-        const qlora__tensor_tile* tile = qlora__tensor_choose(ctx, g, form);
-        kernel = tile->kernel[form];
-        rows = tile->rows;
-        cols = tile->cols;
-        threads = tile->threads;
-    }
+    qlora__gemm_launch l = qlora__gemm_launch_of(ctx, g);
     int32_t M = (int32_t)g->M;
     int32_t N = (int32_t)g->N;
     int32_t K = (int32_t)g->K;
@@ -23493,9 +23470,9 @@ static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
         void* C = (char*)g->C + (size_t)(done * g->sC) * out_size;
         void* args[] = {&A,     &B,    &C,    &M,    &N,           &K,       &c.lda,  &c.ldb,
                         &c.ldc, &c.sA, &c.sB, &c.sC, &c.alpha_dev, &c.alpha, &c.beta, &flags};
-        QLORA__TRY(qlora__launch(ctx, kernel, qlora__ceil_div(g->M, rows),
-                                 qlora__ceil_div(g->N, cols), now, threads,
-                                 qlora__kernel_rows[kernel].shared, args));
+        QLORA__TRY(qlora__launch(ctx, l.kernel, qlora__ceil_div(g->M, l.side),
+                                 qlora__ceil_div(g->N, l.side), now, l.threads,
+                                 qlora__kernel_rows[l.kernel].shared, args));
     }
     return QLORA_OK;
 }
@@ -49612,4 +49589,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6186d54455e6d0a9
+//@@ end c504c0d02f98973e

@@ -3,27 +3,24 @@
 //
 //   C[M,N] = alpha op(A) op(B) + beta C       row-major, strided-batched
 //
-// Parameters and semantics are those of gemm.cu (flags bit 1: C is bf16, otherwise f32); the
-// kernel's name gives the transposition, first letter A, second letter B. Operands are bf16; the
-// narrow kernel takes f16 too, and all forms, as the flags say. Products are exact; sums are f32.
-// The caller guarantees that A and B are 16-byte aligned and that lda, ldb and their batch strides
-// are multiples of 8. C may have any alignment. Nothing outside M, N, K is read or written; with
-// beta == 0, C is never read.
+// Parameters and semantics are those of gemm.cu (flags bit 1: C is bf16, otherwise f32; bit 8: A
+// and B are f16, otherwise bf16); the kernel's name gives the transposition, first letter A, second
+// letter B. The narrow kernel takes bf16 only, and all forms, as the flags say (2: A is transposed,
+// 4: B is). Products are exact; sums are f32. The caller guarantees that A and B are 16-byte
+// aligned and that lda, ldb and their batch strides are multiples of 8. C may have any alignment.
+// Nothing outside M, N, K is read or written; with beta == 0, C is never read.
 //
-// Launch: grid (ceil(M/rows), ceil(N/columns), batch); dynamic shared memory for the slices of
-// operands in flight:
+// Launch: grid (ceil(M/side), ceil(N/side), batch), 128 threads; dynamic shared memory for the
+// slices of operands in flight:
 //
-//   kernel        block       threads   slice along K   in flight   shared memory
-//   wide_..       128 x 256       256              32           4          98,304
-//   nn, nt, tn    128 x 128       128              32           3          49,152
-//   narrow         64 x 64        128              64           4          65,536
+//   kernel        block       slice along K   in flight   shared memory
+//   nn, nt, tn    128 x 128              32           4          65,536
+//   narrow         64 x 64               64           6          98,304
 //
-// All of these fit the 99 KB per block of compute capability 8.6 and 8.9. In the first two, a warp
-// computes 64 x 64, with sums in the order of the tensor cores' m16n8k16 steps along K, so both
-// give the same bits. In a narrow block, each of the four warps takes every fourth step of K for
-// all of C, and their sums are added in warp order; so it keeps its multiprocessor busy, although
-// there are few of them. Blocks that run at the same time share rows and columns of operands, so
-// that most copies hit the L2 cache.
+// Both fit the 99 KB per block of compute capability 8.6 and 8.9. In the first, each of the four
+// warps computes 64 x 64, with sums in the order of the tensor cores' m16n8k16 steps along K. In a
+// narrow block, each takes every fourth step of K for all of C, and their sums are added in warp
+// order; so it keeps its multiprocessor busy, although there are few of them.
 //
 // Determinism: one writer per element of C, fixed order along K.
 #include "common.cuh"
@@ -39,6 +36,11 @@ __device__ __forceinline__ int32_t lane_index() {
 
 __device__ __forceinline__ int32_t warp_index() {
     return (int32_t)(threadIdx.x / 32);
+}
+
+__device__ __forceinline__ uint8_t* block_memory() {
+    extern __shared__ __align__(128) uint8_t shared[];
+    return shared;
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
@@ -133,7 +135,8 @@ template <bool ALONG_K, int LINES, int DEPTH> struct slice {
 };
 
 // What a thread copies of each slice: chunks of 16 bytes from lines STEP apart.
-template <bool ALONG_K, int LINES, int DEPTH, int THREADS> struct copier {
+template <bool ALONG_K, int LINES, int DEPTH> struct copier {
+    static const int THREADS = 128;
     static const int PER_LINE = (ALONG_K ? DEPTH : LINES) / 8;
     static const int STEP = THREADS / PER_LINE; // a multiple of 8: the permutation stays the same
     static const int COUNT = LINES * DEPTH / 8 / THREADS;
@@ -191,7 +194,7 @@ struct result {
     float factor;
     float beta;
     bool is_bf16;
-    bool has_chunks; // rows start at multiples of 16 bytes
+    bool has_quads; // rows start where four columns are aligned
 };
 
 __device__ __forceinline__ result open_result(void* C, int64_t ldc, int64_t start,
@@ -203,60 +206,52 @@ __device__ __forceinline__ result open_result(void* C, int64_t ldc, int64_t star
     to.ldc = ldc;
     to.factor = alpha_device ? alpha * *alpha_device : alpha;
     to.beta = beta;
-    to.has_chunks = (uintptr_t)to.c % 16 == 0 && ldc % 8 == 0;
+    to.has_quads = (uintptr_t)to.c % 16 == 0 && ldc % 4 == 0;
     return to;
 }
 
-// Eight columns of bf16, whole chunks.
-__device__ __forceinline__ void write_chunk(bf16* p, float* x, float beta) {
-    uint4* c = (uint4*)p;
+// Four columns at an aligned address.
+__device__ __forceinline__ void write_quad(bf16* c, float4 x, float beta) {
     if (beta != 0.0f) {
-        uint4 old = *c;
-        uint32_t w[4] = {old.x, old.y, old.z, old.w};
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float y = __uint_as_float(i % 2 ? w[i / 2] & 0xffff0000u : w[i / 2] << 16);
-            x[i] = fmaf(beta, y, x[i]);
-        }
+        uint2 old = *(const uint2*)c;
+        x.x = fmaf(beta, __uint_as_float(old.x << 16), x.x);
+        x.y = fmaf(beta, __uint_as_float(old.x & 0xffff0000u), x.y);
+        x.z = fmaf(beta, __uint_as_float(old.y << 16), x.z);
+        x.w = fmaf(beta, __uint_as_float(old.y & 0xffff0000u), x.w);
     }
-    *c = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
-                    pack_bf16(x[6], x[7]));
+    *(uint2*)c = make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
 }
 
-__device__ __forceinline__ void write_chunk(float* p, float* x, float beta) {
-    float4* c = (float4*)p;
+__device__ __forceinline__ void write_quad(float* c, float4 x, float beta) {
     if (beta != 0.0f) {
-        float4 lo = c[0];
-        float4 hi = c[1];
-        float old[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            x[i] = fmaf(beta, old[i], x[i]);
-        }
+        float4 old = *(const float4*)c;
+        x.x = fmaf(beta, old.x, x.x);
+        x.y = fmaf(beta, old.y, x.y);
+        x.z = fmaf(beta, old.z, x.z);
+        x.w = fmaf(beta, old.w, x.w);
     }
-    c[0] = make_float4(x[0], x[1], x[2], x[3]);
-    c[1] = make_float4(x[4], x[5], x[6], x[7]);
+    *(float4*)c = x;
 }
 
-// Up to eight columns of a row, of which `valid` are inside C; v is in shared memory.
-__device__ __forceinline__ void write_eight(const result& to, int64_t row, int32_t col,
-                                            int32_t valid, const float* v) {
+// Up to four columns of a row, of which `valid` are inside C; v is in shared memory.
+__device__ __forceinline__ void write_four(const result& to, int64_t row, int32_t col,
+                                           int32_t valid, const float* v) {
     int64_t at = row * to.ldc + col;
-    if (to.has_chunks && valid >= 8) {
-        float x[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            x[i] = to.factor * v[i];
-        }
+    if (to.has_quads && valid >= 4) {
+        float4 x = *(const float4*)v;
+        x.x *= to.factor;
+        x.y *= to.factor;
+        x.z *= to.factor;
+        x.w *= to.factor;
         if (to.is_bf16) {
-            write_chunk((bf16*)to.c + at, x, to.beta);
+            write_quad((bf16*)to.c + at, x, to.beta);
         } else {
-            write_chunk((float*)to.c + at, x, to.beta);
+            write_quad((float*)to.c + at, x, to.beta);
         }
         return;
     }
 #pragma unroll 1
-    for (int i = 0; i < min(valid, 8); i++) {
+    for (int i = 0; i < min(valid, 4); i++) {
         float y = to.factor * v[i];
         if (to.is_bf16) {
             bf16* c = (bf16*)to.c + at + i;
@@ -285,10 +280,11 @@ __device__ __forceinline__ void put_strip(float* strip, const float (&acc)[4][8]
     }
 }
 
+// As constants, the zeros would be written again on every way to the first use.
 __device__ __forceinline__ void clear(float (&acc)[4][8][4]) {
 #pragma unroll
     for (int i = 0; i < 128; i++) {
-        acc[i / 32][i / 4 % 8][i % 4] = 0.0f;
+        asm volatile("mov.f32 %0, 0f00000000;" : "=f"(acc[i / 32][i / 4 % 8][i % 4]));
     }
 }
 
@@ -301,6 +297,9 @@ __device__ __forceinline__ void clear(float (&acc)[4][8][4]) {
 
 // ---- 64 x 64 per warp ----
 
+enum { TILE = 128, DEPTH = 32, STAGES = 4 };
+enum { SLICE_BYTES = TILE * DEPTH * 2, STAGE_BYTES = 2 * SLICE_BYTES };
+
 struct corner {
     int32_t row;
     int32_t col;
@@ -308,12 +307,12 @@ struct corner {
 
 // The first row and column of this block: blocks are numbered down the columns of bands of BAND
 // rows of blocks, one band after another.
-__device__ __forceinline__ corner block_corner(int32_t rows, int32_t cols) {
+__device__ __forceinline__ corner block_corner() {
     int32_t index = (int32_t)(blockIdx.y * gridDim.x + blockIdx.x);
     int32_t band = index / (BAND * (int32_t)gridDim.y);
     int32_t height = min(BAND, (int32_t)gridDim.x - band * BAND);
     int32_t inside = index - band * BAND * (int32_t)gridDim.y;
-    corner c = {(band * BAND + inside % height) * rows, inside / height * cols};
+    corner c = {(band * BAND + inside % height) * TILE, inside / height * TILE};
     return c;
 }
 
@@ -321,95 +320,109 @@ __device__ __forceinline__ corner block_corner(int32_t rows, int32_t cols) {
 __device__ __forceinline__ void write_warp(const result& to, float* strip,
                                            const float (&acc)[4][8][4], int32_t row, int32_t col,
                                            int32_t M, int32_t N) {
-    int32_t chunk = (lane_index() & 7) * 8;
+    int32_t quad = (lane_index() & 15) * 4;
 #pragma unroll 1
     for (int i = 0; i < 4; i++) {
         put_strip(strip, acc, i);
         __syncwarp();
 #pragma unroll 1
-        for (int line = lane_index() >> 3; line < 16; line += 4) {
+        for (int line = lane_index() >> 4; line < 16; line += 2) {
             int32_t r = row + 16 * i + line;
-            if (r < M && col + chunk < N) {
-                write_eight(to, r, col + chunk, N - col - chunk, strip + line * STRIP_LINE + chunk);
+            if (r < M && col + quad < N) {
+                write_four(to, r, col + quad, N - col - quad, strip + line * STRIP_LINE + quad);
             }
         }
         __syncwarp();
     }
 }
 
-// One block's work, 128 x WIDTH. While the tensor cores multiply 16 of K, the operands of the next
-// 16 are read from shared memory into other registers.
-template <bool TA, bool TB, int WIDTH, int STAGES>
-__device__ __forceinline__ void tensor(GEMM_PARAMETERS) {
-    const int ROWS = 128; // (the function is long because the iterations share all of their state)
-    const int DEPTH = 32;
-    const uint32_t A_BYTES = ROWS * DEPTH * 2;
-    const uint32_t BYTES = (ROWS + WIDTH) * DEPTH * 2;
-    typedef slice<!TA, ROWS, DEPTH> slice_a;
-    typedef slice<TB, WIDTH, DEPTH> slice_b;
-    extern __shared__ __align__(128) uint8_t shared[];
-    int32_t warp = warp_index();
-    int32_t warp_row = (warp & 1) * 64;
-    int32_t warp_col = (warp >> 1) * 64;
-    corner block = block_corner(ROWS, WIDTH);
-    int64_t batch = blockIdx.z;
-    copier<!TA, ROWS, DEPTH, WIDTH> copy_a;
-    copier<TB, WIDTH, DEPTH, WIDTH> copy_b;
-    copy_a.open(A, batch * strideA, lda, block.row, M, K);
-    copy_b.open(B, batch * strideB, ldb, block.col, N, K);
-    uint32_t ring = shared_address(shared);
-    uint32_t last = ring + (STAGES - 1) * BYTES;
-    uint32_t first_a = slice_a::of_a(warp_row, 0);
-    uint32_t first_b = A_BYTES + slice_b::of_b(warp_col, 0);
-    float acc[4][8][4];
-    clear(acc);
-    uint32_t put = ring;
-#pragma unroll 1
-    for (; put < last; put += BYTES) {
-        copy_a.request(put);
-        copy_b.request(put + A_BYTES);
-        copy_commit();
-    }
+// Adds the products of all slices. While the tensor cores multiply 16 of K, the operands of the
+// next 16 are read from shared memory into other registers. STAGES - 1 slices have been requested,
+// and the first 16 of K are in a[0] and b[0].
+template <typename T, class SLICE_A, class SLICE_B, class COPY_A, class COPY_B>
+__device__ __forceinline__ void multiply_slices(float (&acc)[4][8][4], COPY_A& copy_a,
+                                                COPY_B& copy_b, uint32_t ring, uint32_t first_a,
+                                                uint32_t first_b, int32_t slices,
+                                                uint32_t (&a)[2][4][4], uint32_t (&b)[2][4][4]) {
+    uint32_t last = ring + (STAGES - 1) * STAGE_BYTES;
+    uint32_t put = last;
     uint32_t get = ring;
-    uint32_t a[2][4][4];
-    uint32_t b[2][4][4];
-    copy_wait<STAGES - 2>();
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        slice_a::load(a[0][i], get, first_a, i, 0);
-        slice_b::load(b[0][i], get, first_b, i, 0);
-    }
     // Iteration s multiplies slice s and requests slice s + STAGES - 1. Past the end of K, slices
     // consist of zeros, and what is read of them is not multiplied.
 #pragma unroll 1
-    for (int32_t s = 0; s < (K + DEPTH - 1) / DEPTH; s++) {
+    for (int32_t s = 0; s < slices; s++) {
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             if (k == 1) {
                 copy_wait<STAGES - 3>();
                 __syncthreads(); // slice s + 1 is visible to all, slice s no longer needed
-                get = get == last ? ring : get + BYTES;
+                get = get == last ? ring : get + STAGE_BYTES;
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                slice_a::load(a[1 - k][i], get, first_a, i, 16 * (1 - k));
-                slice_b::load(b[1 - k][i], get, first_b, i, 16 * (1 - k));
+                SLICE_A::load(a[1 - k][i], get, first_a, i, 16 * (1 - k));
+                SLICE_B::load(b[1 - k][i], get, first_b, i, 16 * (1 - k));
             }
             if (k == 0) {
                 copy_a.request(put);
             } else {
-                copy_b.request(put + A_BYTES);
+                copy_b.request(put + SLICE_BYTES);
                 copy_commit();
-                put = put == last ? ring : put + BYTES;
+                put = put == last ? ring : put + STAGE_BYTES;
             }
 #pragma unroll
-            for (int i = 0; i < 32; i++) { // back and forth, so that one operand is the same
+            for (int i = 0; i < 32; i++) { // back and forth, so that one operand stays the same
                 int row = i / 8;
                 int col = row % 2 ? 7 - i % 8 : i % 8;
-                multiply<bf16>(acc[row][col], a[k][row], &b[k][col / 2][col % 2 * 2]);
+                multiply<T>(acc[row][col], a[k][row], &b[k][col / 2][col % 2 * 2]);
             }
         }
+    }
+}
+
+// One block's work.
+template <bool TA, bool TB> __device__ __forceinline__ void tensor(GEMM_PARAMETERS) {
+    typedef slice<!TA, TILE, DEPTH> slice_a;
+    typedef slice<TB, TILE, DEPTH> slice_b;
+    typedef copier<!TA, TILE, DEPTH> copier_a;
+    typedef copier<TB, TILE, DEPTH> copier_b;
+    uint8_t* shared = block_memory();
+    int32_t warp = warp_index();
+    int32_t warp_row = (warp & 1) * 64;
+    int32_t warp_col = (warp >> 1) * 64;
+    int32_t slices = (K + DEPTH - 1) / DEPTH;
+    corner block = block_corner();
+    int64_t batch = blockIdx.z;
+    copier_a copy_a;
+    copier_b copy_b;
+    copy_a.open(A, batch * strideA, lda, block.row, M, K);
+    copy_b.open(B, batch * strideB, ldb, block.col, N, K);
+    uint32_t ring = shared_address(shared);
+    uint32_t first_a = slice_a::of_a(warp_row, 0);
+    uint32_t first_b = SLICE_BYTES + slice_b::of_b(warp_col, 0);
+    float acc[4][8][4];
+    clear(acc);
+#pragma unroll 1
+    for (uint32_t s = 0; s < STAGES - 1; s++) {
+        copy_a.request(ring + s * STAGE_BYTES);
+        copy_b.request(ring + s * STAGE_BYTES + SLICE_BYTES);
+        copy_commit();
+    }
+    copy_wait<STAGES - 2>();
+    __syncthreads();
+    uint32_t a[2][4][4];
+    uint32_t b[2][4][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        slice_a::load(a[0][i], ring, first_a, i, 0);
+        slice_b::load(b[0][i], ring, first_b, i, 0);
+    }
+    if (flags & A_IS_F16) {
+        multiply_slices<f16, slice_a, slice_b>(acc, copy_a, copy_b, ring, first_a, first_b, slices,
+                                               a, b);
+    } else {
+        multiply_slices<bf16, slice_a, slice_b>(acc, copy_a, copy_b, ring, first_a, first_b, slices,
+                                                a, b);
     }
     copy_wait<0>();
     __syncthreads(); // the strips take the place of the slices
@@ -420,19 +433,19 @@ __device__ __forceinline__ void tensor(GEMM_PARAMETERS) {
 
 // ---- few rows or columns: K over the warps of a block ----
 
-enum { SIDE = 64, NARROW_STAGES = 4, NARROW_BYTES = SIDE * SIDE * 2 };
+enum { SIDE = 64, NARROW_STAGES = 6, NARROW_BYTES = SIDE * SIDE * 2 };
 
-// A slice of 64 x 64 of an operand, as slice<> stores it; whether K is along its lines is known
-// only at run time, as one kernel serves all forms.
+// A slice of 64 x 64 of an operand, as slice<> stores it, and what a thread copies of it. Whether K
+// is along its lines is known only at run time: one kernel serves all forms.
 struct narrow_operand {
     const uint16_t* from; // this thread's chunk of the first of its four lines, 16 lines apart
     int64_t ld;
     int64_t next; // from one slice to the next
     int32_t lines_left;
     int32_t chunk_left;
-    bool along_k;
+    int32_t line_step; // of lines_left and chunk_left, from one slice to the next
+    int32_t chunk_step;
     uint32_t to;
-    uint32_t first; // for ldmatrix
 };
 
 __device__ __forceinline__ narrow_operand open_narrow(const void* data, int64_t start, int64_t ld,
@@ -440,16 +453,15 @@ __device__ __forceinline__ narrow_operand open_narrow(const void* data, int64_t 
                                                       int32_t K) {
     int32_t line = (int32_t)(threadIdx.x / 8);
     int32_t chunk = (int32_t)(threadIdx.x % 8 * 8);
-    int64_t corner_at = along_k ? corner * ld : corner;
     narrow_operand o;
-    o.from = (const uint16_t*)data + start + corner_at + line * ld + chunk;
+    o.from = (const uint16_t*)data + start + (along_k ? corner * ld : corner) + line * ld + chunk;
     o.ld = ld;
     o.next = along_k ? SIDE : SIDE * ld;
     o.lines_left = (along_k ? size - corner : K) - line;
     o.chunk_left = (along_k ? K : size - corner) - chunk;
-    o.along_k = along_k;
+    o.line_step = along_k ? 0 : SIDE;
+    o.chunk_step = SIDE - o.line_step;
     o.to = slice<true, SIDE, SIDE>::at(line, chunk);
-    o.first = 0;
     return o;
 }
 
@@ -461,28 +473,35 @@ __device__ __forceinline__ void request_narrow(narrow_operand& o, uint32_t base)
                    o.lines_left > 16 * j ? bytes : 0);
     }
     o.from += o.next;
-    o.lines_left -= o.along_k ? 0 : SIDE;
-    o.chunk_left -= o.along_k ? SIDE : 0;
+    o.lines_left -= o.line_step;
+    o.chunk_left -= o.chunk_step;
 }
 
-__device__ __forceinline__ void load_narrow(uint32_t* r, const narrow_operand& o, uint32_t base,
-                                            int i) {
-    if (o.along_k) {
-        slice<true, SIDE, SIDE>::load(r, base, o.first, i, 0);
-    } else {
-        slice<false, SIDE, SIDE>::load(r, base, o.first, i, 0);
-    }
-}
-
-// 16 rows of C: the columns that it has, 16 at a time.
-template <typename T>
-__device__ __forceinline__ void multiply_row(float (&acc)[8][4], const uint32_t* a,
-                                             const uint32_t (&b)[4][4], int32_t cols) {
+// A warp's part of a slice, 16 of K: the 16 x 16 pieces that are inside C.
+template <bool A_ALONG_K, bool B_ALONG_K>
+__device__ __forceinline__ void multiply_narrow(float (&acc)[4][8][4], uint32_t base, int32_t rows,
+                                                int32_t cols) {
+    typedef slice<A_ALONG_K, SIDE, SIDE> slice_a;
+    typedef slice<B_ALONG_K, SIDE, SIDE> slice_b;
+    uint32_t first_a = slice_a::of_a(0, 16 * warp_index());
+    uint32_t first_b = NARROW_BYTES + slice_b::of_b(0, 16 * warp_index());
+    uint32_t b[4][4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        if (16 * j < cols) {
-            multiply<T>(acc[2 * j], a, &b[j][0]);
-            multiply<T>(acc[2 * j + 1], a, &b[j][2]);
+        slice_b::load(b[j], base, first_b, j, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (16 * i < rows) {
+            uint32_t a[4];
+            slice_a::load(a, base, first_a, i, 0);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (16 * j < cols) {
+                    multiply<bf16>(acc[i][2 * j], a, &b[j][0]);
+                    multiply<bf16>(acc[i][2 * j + 1], a, &b[j][2]);
+                }
+            }
         }
     }
 }
@@ -491,45 +510,40 @@ __device__ __forceinline__ void multiply_row(float (&acc)[8][4], const uint32_t*
 __device__ __forceinline__ void write_sums(const result& to, float* sums,
                                            const float (&acc)[4][8][4], const corner& block,
                                            int32_t M, int32_t N) {
-    int32_t line = (int32_t)(threadIdx.x / 8);
-    int32_t chunk = (int32_t)(threadIdx.x % 8 * 8);
-    int32_t col = block.col + chunk;
+    int32_t quad = (int32_t)(threadIdx.x % 16 * 4);
+    int32_t col = block.col + quad;
 #pragma unroll 1
     for (int i = 0; i < 4; i++) {
-        int32_t row = block.row + 16 * i + line;
         __syncthreads(); // what was in this memory is no longer read
         put_strip(sums + warp_index() * STRIP, acc, i);
         __syncthreads();
-        if (row < M && col < N) {
-            float* v = sums + line * STRIP_LINE + chunk;
+#pragma unroll 1
+        for (int line = (int)(threadIdx.x / 16); line < 16; line += 8) {
+            int32_t row = block.row + 16 * i + line;
+            float* v = sums + line * STRIP_LINE + quad;
+            if (row < M && col < N) {
 #pragma unroll
-            for (int e = 0; e < 8; e++) {
-                v[e] = v[e] + v[STRIP + e] + v[2 * STRIP + e] + v[3 * STRIP + e];
+                for (int e = 0; e < 4; e++) {
+                    v[e] = v[e] + v[STRIP + e] + v[2 * STRIP + e] + v[3 * STRIP + e];
+                }
+                write_four(to, row, col, N - col, v);
             }
-            write_eight(to, row, col, N - col, v);
         }
     }
 }
 
-// One block's work, 64 x 64. Of a slice, each warp multiplies 16 of K; what is outside C is left
-// out. This is long because the iterations share all of their state.
-__device__ __forceinline__ void narrow(GEMM_PARAMETERS) {
+// One block's work, 64 x 64.
+QLORA_KERNEL __launch_bounds__(128, 2) qlora_gemm_tc_narrow(GEMM_PARAMETERS) {
     const uint32_t BYTES = 2 * NARROW_BYTES;
-    extern __shared__ __align__(128) uint8_t shared[];
-    int32_t warp = warp_index();
+    uint8_t* shared = block_memory();
     corner block = {(int32_t)blockIdx.x * SIDE, (int32_t)blockIdx.y * SIDE};
     int32_t rows = M - block.row;
     int32_t cols = N - block.col;
     int64_t batch = blockIdx.z;
-    bool is_f16 = (flags & A_IS_F16) != 0;
-    narrow_operand oa =
-        open_narrow(A, batch * strideA, lda, (flags & A_TRANSPOSED) == 0, block.row, M, K);
-    narrow_operand ob =
-        open_narrow(B, batch * strideB, ldb, (flags & B_TRANSPOSED) != 0, block.col, N, K);
-    oa.first = oa.along_k ? slice<true, SIDE, SIDE>::of_a(0, 16 * warp)
-                          : slice<false, SIDE, SIDE>::of_a(0, 16 * warp);
-    ob.first = ob.along_k ? slice<true, SIDE, SIDE>::of_b(0, 16 * warp)
-                          : slice<false, SIDE, SIDE>::of_b(0, 16 * warp);
+    bool ta = (flags & A_TRANSPOSED) != 0;
+    bool tb = (flags & B_TRANSPOSED) != 0;
+    narrow_operand oa = open_narrow(A, batch * strideA, lda, !ta, block.row, M, K);
+    narrow_operand ob = open_narrow(B, batch * strideB, ldb, tb, block.col, N, K);
     uint32_t ring = shared_address(shared);
     uint32_t last = ring + (NARROW_STAGES - 1) * BYTES;
     float acc[4][8][4];
@@ -550,22 +564,12 @@ __device__ __forceinline__ void narrow(GEMM_PARAMETERS) {
         request_narrow(ob, put + NARROW_BYTES);
         copy_commit();
         put = put == last ? ring : put + BYTES;
-        uint32_t b[4][4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            load_narrow(b[j], ob, get + NARROW_BYTES, j);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (16 * i < rows) {
-                uint32_t a[4];
-                load_narrow(a, oa, get, i);
-                if (is_f16) {
-                    multiply_row<f16>(acc[i], a, b, cols);
-                } else {
-                    multiply_row<bf16>(acc[i], a, b, cols);
-                }
-            }
+        if (ta) {
+            multiply_narrow<false, false>(acc, get, rows, cols);
+        } else if (tb) {
+            multiply_narrow<true, true>(acc, get, rows, cols);
+        } else {
+            multiply_narrow<true, false>(acc, get, rows, cols);
         }
         get = get == last ? ring : get + BYTES;
     }
@@ -574,16 +578,10 @@ __device__ __forceinline__ void narrow(GEMM_PARAMETERS) {
     write_sums(to, (float*)shared, acc, block, M, N);
 }
 
-#define GEMM_TENSOR(name, ta, tb, width, stages, blocks)                                           \
-    QLORA_KERNEL __launch_bounds__(width, blocks) qlora_gemm_tc_##name(GEMM_PARAMETERS) {          \
-        tensor<ta, tb, width, stages>(GEMM_ARGUMENTS);                                             \
+#define GEMM_TENSOR(name, ta, tb)                                                                  \
+    QLORA_KERNEL __launch_bounds__(128, 2) qlora_gemm_tc_##name(GEMM_PARAMETERS) {                 \
+        tensor<ta, tb>(GEMM_ARGUMENTS);                                                            \
     }
-GEMM_TENSOR(wide_nn, false, false, 256, 4, 1)
-GEMM_TENSOR(wide_nt, false, true, 256, 4, 1)
-GEMM_TENSOR(nn, false, false, 128, 3, 2)
-GEMM_TENSOR(nt, false, true, 128, 3, 2)
-GEMM_TENSOR(tn, true, false, 128, 3, 2)
-
-QLORA_KERNEL __launch_bounds__(128, 2) qlora_gemm_tc_narrow(GEMM_PARAMETERS) {
-    narrow(GEMM_ARGUMENTS);
-}
+GEMM_TENSOR(nn, false, false)
+GEMM_TENSOR(nt, false, true)
+GEMM_TENSOR(tn, true, false)

@@ -87,15 +87,18 @@ static void run_gemm(run* r) {
     } cases[] = {{"gemm_skinny", 48, 16, 160, false, true, QLORA_F32},
                  {"gemm_mid", 70, 65, 24, true, false, QLORA_F32},
                  {"gemm_big", 1290, 1290, 40, false, false, QLORA_F32},
-                 {"gemm_skinny", 48, 16, 161, false, false, QLORA_F16},
+                 {"gemm_skinny", 48, 16, 160, false, false, QLORA_F16},
                  {"gemm_mid", 70, 65, 24, true, true, QLORA_BF16},
                  {"gemm_big", 1290, 1290, 40, true, true, QLORA_BF16},
                  {"gemm_tc_nn", 136, 144, 72, false, false, QLORA_BF16},
                  {"gemm_tc_nt", 136, 144, 72, false, true, QLORA_BF16},
                  {"gemm_tc_tn", 136, 144, 72, true, false, QLORA_BF16},
-                 {"gemm_tc_narrow_nn", 136, 144, 72, false, false, QLORA_F16},
-                 {"gemm_tc_narrow_nt", 136, 48, 72, false, true, QLORA_BF16},
-                 {"gemm_tc_narrow_tn", 48, 144, 72, true, false, QLORA_BF16}};
+                 {"gemm_tc_nn", 136, 144, 72, false, false, QLORA_F16},
+                 {"gemm_tc_nt", 136, 144, 72, false, true, QLORA_F16},
+                 {"gemm_tc_tn", 136, 144, 72, true, false, QLORA_F16},
+                 {"gemm_tc_narrow_nn", 136, 48, 328, false, false, QLORA_BF16},
+                 {"gemm_tc_narrow_nt", 136, 48, 328, false, true, QLORA_BF16},
+                 {"gemm_tc_narrow_tn", 48, 144, 328, true, false, QLORA_BF16}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char name[64];
         suffixed(cases[i].name, cases[i].in, name);
