@@ -523,7 +523,9 @@ QLORA_API qlora_result qlora_ctx_destroy(qlora_ctx* ctx);
 QLORA_API const char* qlora_last_error(const qlora_ctx* ctx);
 QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx); // ANY only if ctx is NULL
 QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx);    // why this backend is used
-QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx);    // "sm_90"; "cpu" without a GPU
+// "sm_90"; "cpu" without a GPU. The environment variable QLORA_GPU_TARGET ("sm_80") limits it, to
+// measure or test on a newer device the kernels that an older one would use.
+QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx);
 // Applies to products from now on; models that are already open keep the math they were opened
 // with.
 QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
@@ -19103,6 +19105,7 @@ struct qlora__gpu {
     size_t total_bytes;
     char target[16];   // "sm_90"
     int target_number; // 90
+    int target_limit;  // from the environment; INT32_MAX = none
     void* context;
     bool owns_context; // the primary context was retained
     void* own_stream;
@@ -19300,12 +19303,14 @@ static int qlora__target_version(int number) {
 }
 
 // Returns the device's own target. If this table does not have it, or the driver is too old for it,
-// returns the highest plain target that both support, or 0 if there is none.
-static int qlora__target_choose(int capability, int ptx_version) {
+// or it is above the limit, returns the highest plain target that all three support, or 0 if there
+// is none.
+static int qlora__target_choose(int capability, int ptx_version, int limit) {
     int best = 0;
     for (size_t i = 0; i < sizeof qlora__targets / sizeof qlora__targets[0]; i++) {
         const qlora__target* t = &qlora__targets[i];
-        if (t->number <= capability && t->version <= ptx_version && t->number > best) {
+        if (t->number <= capability && t->number <= limit && t->version <= ptx_version &&
+            t->number > best) {
             best = t->number;
         }
     }
@@ -19379,7 +19384,34 @@ static qlora_result qlora__gpu_choose_device(qlora_ctx* ctx) {
     return qlora__cu(ctx, gpu->cu.DeviceGet(&gpu->device, ctx->desc.device), "cuDeviceGet");
 }
 
-static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
+#define QLORA__GPU_TARGET_SETTING "QLORA_GPU_TARGET"
+
+// Reads the highest target that the environment allows, for measuring and testing the kernels of
+// older devices; INT32_MAX if it does not say.
+static qlora_result qlora__gpu_target_limit(qlora_ctx* ctx, int* limit) {
+    char name[32];
+    char known[128];
+    size_t used = 0;
+    *limit = INT32_MAX;
+    if (!qlora__os_setting(QLORA__GPU_TARGET_SETTING, name, sizeof name)) {
+        return QLORA_OK;
+    }
+    for (size_t i = 0; i < sizeof qlora__targets / sizeof qlora__targets[0]; i++) {
+        char target[16];
+        snprintf(target, sizeof target, "sm_%d", qlora__targets[i].number);
+        if (strcmp(name, target) == 0) {
+            *limit = qlora__targets[i].number;
+            return QLORA_OK;
+        }
+        qlora__append(known, sizeof known, &used, "%s%s", used > 0 ? ", " : "", target);
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                       "the environment variable " QLORA__GPU_TARGET_SETTING
+                       " is \"%s\"; it must be one of %s",
+                       name, known);
+}
+
+static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx, int target_limit) {
     qlora__gpu* gpu = ctx->gpu;
     int major = 0;
     int minor = 0;
@@ -19409,7 +19441,8 @@ static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
                            "%s has compute capability %d.%d; at least 7.5 is needed",
                            gpu->device_name, major, minor);
     }
-    gpu->target_number = qlora__target_choose(gpu->capability, gpu->ptx_version);
+    gpu->target_limit = target_limit;
+    gpu->target_number = qlora__target_choose(gpu->capability, gpu->ptx_version, target_limit);
     if (gpu->target_number == 0) {
         return qlora__fail(
             ctx, QLORA_ERR_BACKEND,
@@ -21227,12 +21260,10 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(gemm_mid_half, gemm, 0, GEMM)                                                                \
     X(gemm_skinny_f32, gemm, 0, GEMM)                                                              \
     X(gemm_skinny_half, gemm, 0, GEMM)                                                             \
-    X(gemm_tc_bf16_nn, gemm_tc, 0, GEMM16)                                                         \
-    X(gemm_tc_bf16_nt, gemm_tc, 0, GEMM16)                                                         \
-    X(gemm_tc_bf16_tn, gemm_tc, 0, GEMM16)                                                         \
-    X(gemm_tc_f16_nn, gemm_tc, 0, GEMM16)                                                          \
-    X(gemm_tc_f16_nt, gemm_tc, 0, GEMM16)                                                          \
-    X(gemm_tc_f16_tn, gemm_tc, 0, GEMM16)                                                          \
+    X(gemm_tc_nn, gemm_tc, 65536, GEMM16)                                                          \
+    X(gemm_tc_nt, gemm_tc, 65536, GEMM16)                                                          \
+    X(gemm_tc_tn, gemm_tc, 65536, GEMM16)                                                          \
+    X(gemm_tc_narrow, gemm_tc, 98304, GEMM16)                                                      \
     X(gemm_wg_nn_256, gemm_wg, 230400, GEMM_WG)                                                    \
     X(gemm_wg_nt_256, gemm_wg, 230400, GEMM_WG)                                                    \
     X(gemm_wg_tn_256, gemm_wg, 197632, GEMM_WG)                                                    \
@@ -22717,7 +22748,7 @@ static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
     return qlora__beside_open(ctx);
 }
 
-static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
+static qlora_result qlora__gpu_open(qlora_ctx* ctx, int target_limit) {
     qlora__gpu* gpu = (qlora__gpu*)qlora__alloc_zero(ctx, sizeof *gpu);
     if (gpu == NULL) {
         return QLORA_ERR_MEMORY;
@@ -22725,7 +22756,7 @@ static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
     ctx->gpu = gpu;
     QLORA__TRY(qlora__gpu_load(ctx));
     QLORA__TRY(qlora__gpu_choose_device(ctx));
-    QLORA__TRY(qlora__gpu_read_facts(ctx));
+    QLORA__TRY(qlora__gpu_read_facts(ctx, target_limit));
     if (gpu->context == NULL) {
         QLORA__TRY(qlora__cu(ctx, gpu->cu.DevicePrimaryCtxRetain(&gpu->context, gpu->device),
                              "cuDevicePrimaryCtxRetain"));
@@ -22746,7 +22777,9 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
         snprintf(ctx->reason, sizeof ctx->reason, "requested by desc.require_backend");
         return QLORA_OK;
     }
-    qlora_result r = qlora__gpu_open(ctx);
+    int target_limit = 0;
+    QLORA__TRY(qlora__gpu_target_limit(ctx, &target_limit));
+    qlora_result r = qlora__gpu_open(ctx, target_limit);
     if (r == QLORA_OK) {
         ctx->activate = qlora__gpu_activate;
         ctx->deactivate = qlora__gpu_deactivate;
@@ -23145,10 +23178,11 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
         qlora__append(buffer, size, &used, "cuBLAS: %s\n", gpu->cublas_note);
         qlora__append(buffer, size, &used,
                       "kernels: emitted for %s%s; %u modules, %u kernels ready%s\n", gpu->target,
-                      gpu->target_number != gpu->capability
-                          ? " (the device's own target is not supported by this version or by "
-                            "the driver)"
-                          : "",
+                      gpu->target_number == gpu->capability ? ""
+                      : gpu->target_limit < gpu->capability
+                          ? " (limited by the environment variable " QLORA__GPU_TARGET_SETTING ")"
+                          : " (the device's own target is not supported by this version or by "
+                            "the driver)",
                       cache.modules, cache.kernels, cache.sealed ? ", sealed" : "");
     }
 #endif
@@ -23389,30 +23423,47 @@ static int qlora__gemm_choose(const qlora__gemm* g) {
 }
 
 // Returns whether the tensor-core kernels can be used: they need 16-bit operands that are not both
-// transposed, a device with tensor cores, and rows aligned to 16 bytes. Narrow products are faster
-// with K split inside the block.
+// transposed, a device with tensor cores, and rows aligned to 16 bytes.
 static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__gemm* g) {
     uintptr_t address = (uintptr_t)g->A | (uintptr_t)g->B;
     int64_t strides = g->lda | g->ldb | (g->batch > 1 ? g->sA | g->sB : 0);
     return g->a_type != QLORA_F32 && !(g->ta && g->tb) && qlora__gpu_takes(ctx, 80) &&
-           address % 16 == 0 && strides % 8 == 0 && qlora__gemm_choose(g) != 0;
+           address % 16 == 0 && strides % 8 == 0;
+}
+
+// How a product is launched: a block of `threads` computes side x side of C.
+typedef struct qlora__gemm_launch {
+    qlora__kernel_id kernel;
+    int64_t side;
+    uint32_t threads;
+} qlora__gemm_launch;
+
+// With few rows or columns, K is split inside the block: on tensor cores for bf16 only.
+static qlora__gemm_launch qlora__gemm_launch_of(const qlora_ctx* ctx, const qlora__gemm* g) {
+    static const qlora__kernel_id tensor[] = {QLORA__K_gemm_tc_nn, QLORA__K_gemm_tc_nt,
+                                              QLORA__K_gemm_tc_tn};
+    int row = qlora__gemm_choose(g);
+    const qlora__gemm_tile* tile = &qlora__gemm_tiles[row];
+    qlora__gemm_launch l = {g->a_type == QLORA_F32 ? tile->f32 : tile->half, tile->side, 256};
+    if (qlora__gemm_takes_tensor_cores(ctx, g)) {
+        if (g->a_type == QLORA_BF16 && qlora__min(g->M, g->N) <= 64) {
+            l.kernel = QLORA__K_gemm_tc_narrow;
+            l.side = 64;
+            l.threads = 128;
+        } else if (row != 0) {
+            l.kernel = tensor[g->ta ? 2 : g->tb ? 1 : 0];
+            l.side = 128;
+            l.threads = 128;
+        }
+    }
+    return l;
 }
 
 static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
     if (qlora__gemm_takes_warpgroups(ctx, g)) {
         return qlora__gemm_warpgroups(ctx, g);
     }
-    static const qlora__kernel_id tensor[2][3] = {
-        {QLORA__K_gemm_tc_bf16_nn, QLORA__K_gemm_tc_bf16_nt, QLORA__K_gemm_tc_bf16_tn},
-        {QLORA__K_gemm_tc_f16_nn, QLORA__K_gemm_tc_f16_nt, QLORA__K_gemm_tc_f16_tn},
-    };
-    const qlora__gemm_tile* tile = &qlora__gemm_tiles[qlora__gemm_choose(g)];
-    qlora__kernel_id kernel = g->a_type == QLORA_F32 ? tile->f32 : tile->half;
-    int64_t side = tile->side;
-    if (qlora__gemm_takes_tensor_cores(ctx, g)) {
-        kernel = tensor[g->a_type == QLORA_F16 ? 1 : 0][g->ta ? 2 : g->tb ? 1 : 0];
-        side = 128;
-    }
+    qlora__gemm_launch l = qlora__gemm_launch_of(ctx, g);
     int32_t M = (int32_t)g->M;
     int32_t N = (int32_t)g->N;
     int32_t K = (int32_t)g->K;
@@ -23428,8 +23479,9 @@ static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
         void* C = (char*)g->C + (size_t)(done * g->sC) * out_size;
         void* args[] = {&A,     &B,    &C,    &M,    &N,           &K,       &c.lda,  &c.ldb,
                         &c.ldc, &c.sA, &c.sB, &c.sC, &c.alpha_dev, &c.alpha, &c.beta, &flags};
-        QLORA__TRY(qlora__launch(ctx, kernel, qlora__ceil_div(g->M, side),
-                                 qlora__ceil_div(g->N, side), now, 256, 0, args));
+        QLORA__TRY(qlora__launch(ctx, l.kernel, qlora__ceil_div(g->M, l.side),
+                                 qlora__ceil_div(g->N, l.side), now, l.threads,
+                                 qlora__kernel_rows[l.kernel].shared, args));
     }
     return QLORA_OK;
 }
@@ -49648,4 +49700,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 303c201c8899f3fc
+//@@ end 7b4dc1724aa875e1

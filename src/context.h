@@ -167,7 +167,7 @@ static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
     return qlora__beside_open(ctx);
 }
 
-static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
+static qlora_result qlora__gpu_open(qlora_ctx* ctx, int target_limit) {
     qlora__gpu* gpu = (qlora__gpu*)qlora__alloc_zero(ctx, sizeof *gpu);
     if (gpu == NULL) {
         return QLORA_ERR_MEMORY;
@@ -175,7 +175,7 @@ static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
     ctx->gpu = gpu;
     QLORA__TRY(qlora__gpu_load(ctx));
     QLORA__TRY(qlora__gpu_choose_device(ctx));
-    QLORA__TRY(qlora__gpu_read_facts(ctx));
+    QLORA__TRY(qlora__gpu_read_facts(ctx, target_limit));
     if (gpu->context == NULL) {
         QLORA__TRY(qlora__cu(ctx, gpu->cu.DevicePrimaryCtxRetain(&gpu->context, gpu->device),
                              "cuDevicePrimaryCtxRetain"));
@@ -196,7 +196,9 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
         snprintf(ctx->reason, sizeof ctx->reason, "requested by desc.require_backend");
         return QLORA_OK;
     }
-    qlora_result r = qlora__gpu_open(ctx);
+    int target_limit = 0;
+    QLORA__TRY(qlora__gpu_target_limit(ctx, &target_limit));
+    qlora_result r = qlora__gpu_open(ctx, target_limit);
     if (r == QLORA_OK) {
         ctx->activate = qlora__gpu_activate;
         ctx->deactivate = qlora__gpu_deactivate;
@@ -595,10 +597,11 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
         qlora__append(buffer, size, &used, "cuBLAS: %s\n", gpu->cublas_note);
         qlora__append(buffer, size, &used,
                       "kernels: emitted for %s%s; %u modules, %u kernels ready%s\n", gpu->target,
-                      gpu->target_number != gpu->capability
-                          ? " (the device's own target is not supported by this version or by "
-                            "the driver)"
-                          : "",
+                      gpu->target_number == gpu->capability ? ""
+                      : gpu->target_limit < gpu->capability
+                          ? " (limited by the environment variable " QLORA__GPU_TARGET_SETTING ")"
+                          : " (the device's own target is not supported by this version or by "
+                            "the driver)",
                       cache.modules, cache.kernels, cache.sealed ? ", sealed" : "");
     }
 #endif

@@ -89,7 +89,9 @@ QLORA_API qlora_result qlora_ctx_destroy(qlora_ctx* ctx);
 QLORA_API const char* qlora_last_error(const qlora_ctx* ctx);
 QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx); // ANY only if ctx is NULL
 QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx);    // why this backend is used
-QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx);    // "sm_90"; "cpu" without a GPU
+// "sm_90"; "cpu" without a GPU. The environment variable QLORA_GPU_TARGET ("sm_80") limits it, to
+// measure or test on a newer device the kernels that an older one would use.
+QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx);
 // Applies to products from now on; models that are already open keep the math they were opened
 // with.
 QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);

@@ -102,12 +102,10 @@
     X(gemm_mid_half, gemm, 0, GEMM)                                                                \
     X(gemm_skinny_f32, gemm, 0, GEMM)                                                              \
     X(gemm_skinny_half, gemm, 0, GEMM)                                                             \
-    X(gemm_tc_bf16_nn, gemm_tc, 0, GEMM16)                                                         \
-    X(gemm_tc_bf16_nt, gemm_tc, 0, GEMM16)                                                         \
-    X(gemm_tc_bf16_tn, gemm_tc, 0, GEMM16)                                                         \
-    X(gemm_tc_f16_nn, gemm_tc, 0, GEMM16)                                                          \
-    X(gemm_tc_f16_nt, gemm_tc, 0, GEMM16)                                                          \
-    X(gemm_tc_f16_tn, gemm_tc, 0, GEMM16)                                                          \
+    X(gemm_tc_nn, gemm_tc, 65536, GEMM16)                                                          \
+    X(gemm_tc_nt, gemm_tc, 65536, GEMM16)                                                          \
+    X(gemm_tc_tn, gemm_tc, 65536, GEMM16)                                                          \
+    X(gemm_tc_narrow, gemm_tc, 98304, GEMM16)                                                      \
     X(gemm_wg_nn_256, gemm_wg, 230400, GEMM_WG)                                                    \
     X(gemm_wg_nt_256, gemm_wg, 230400, GEMM_WG)                                                    \
     X(gemm_wg_tn_256, gemm_wg, 197632, GEMM_WG)                                                    \

@@ -63,7 +63,34 @@ static qlora_result qlora__gpu_choose_device(qlora_ctx* ctx) {
     return qlora__cu(ctx, gpu->cu.DeviceGet(&gpu->device, ctx->desc.device), "cuDeviceGet");
 }
 
-static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
+#define QLORA__GPU_TARGET_SETTING "QLORA_GPU_TARGET"
+
+// Reads the highest target that the environment allows, for measuring and testing the kernels of
+// older devices; INT32_MAX if it does not say.
+static qlora_result qlora__gpu_target_limit(qlora_ctx* ctx, int* limit) {
+    char name[32];
+    char known[128];
+    size_t used = 0;
+    *limit = INT32_MAX;
+    if (!qlora__os_setting(QLORA__GPU_TARGET_SETTING, name, sizeof name)) {
+        return QLORA_OK;
+    }
+    for (size_t i = 0; i < sizeof qlora__targets / sizeof qlora__targets[0]; i++) {
+        char target[16];
+        snprintf(target, sizeof target, "sm_%d", qlora__targets[i].number);
+        if (strcmp(name, target) == 0) {
+            *limit = qlora__targets[i].number;
+            return QLORA_OK;
+        }
+        qlora__append(known, sizeof known, &used, "%s%s", used > 0 ? ", " : "", target);
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                       "the environment variable " QLORA__GPU_TARGET_SETTING
+                       " is \"%s\"; it must be one of %s",
+                       name, known);
+}
+
+static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx, int target_limit) {
     qlora__gpu* gpu = ctx->gpu;
     int major = 0;
     int minor = 0;
@@ -93,7 +120,8 @@ static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
                            "%s has compute capability %d.%d; at least 7.5 is needed",
                            gpu->device_name, major, minor);
     }
-    gpu->target_number = qlora__target_choose(gpu->capability, gpu->ptx_version);
+    gpu->target_limit = target_limit;
+    gpu->target_number = qlora__target_choose(gpu->capability, gpu->ptx_version, target_limit);
     if (gpu->target_number == 0) {
         return qlora__fail(
             ctx, QLORA_ERR_BACKEND,

@@ -175,6 +175,7 @@ struct qlora__gpu {
     size_t total_bytes;
     char target[16];   // "sm_90"
     int target_number; // 90
+    int target_limit;  // from the environment; INT32_MAX = none
     void* context;
     bool owns_context; // the primary context was retained
     void* own_stream;
@@ -372,12 +373,14 @@ static int qlora__target_version(int number) {
 }
 
 // Returns the device's own target. If this table does not have it, or the driver is too old for it,
-// returns the highest plain target that both support, or 0 if there is none.
-static int qlora__target_choose(int capability, int ptx_version) {
+// or it is above the limit, returns the highest plain target that all three support, or 0 if there
+// is none.
+static int qlora__target_choose(int capability, int ptx_version, int limit) {
     int best = 0;
     for (size_t i = 0; i < sizeof qlora__targets / sizeof qlora__targets[0]; i++) {
         const qlora__target* t = &qlora__targets[i];
-        if (t->number <= capability && t->version <= ptx_version && t->number > best) {
+        if (t->number <= capability && t->number <= limit && t->version <= ptx_version &&
+            t->number > best) {
             best = t->number;
         }
     }

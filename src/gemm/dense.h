@@ -46,30 +46,47 @@ static int qlora__gemm_choose(const qlora__gemm* g) {
 }
 
 // Returns whether the tensor-core kernels can be used: they need 16-bit operands that are not both
-// transposed, a device with tensor cores, and rows aligned to 16 bytes. Narrow products are faster
-// with K split inside the block.
+// transposed, a device with tensor cores, and rows aligned to 16 bytes.
 static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__gemm* g) {
     uintptr_t address = (uintptr_t)g->A | (uintptr_t)g->B;
     int64_t strides = g->lda | g->ldb | (g->batch > 1 ? g->sA | g->sB : 0);
     return g->a_type != QLORA_F32 && !(g->ta && g->tb) && qlora__gpu_takes(ctx, 80) &&
-           address % 16 == 0 && strides % 8 == 0 && qlora__gemm_choose(g) != 0;
+           address % 16 == 0 && strides % 8 == 0;
+}
+
+// How a product is launched: a block of `threads` computes side x side of C.
+typedef struct qlora__gemm_launch {
+    qlora__kernel_id kernel;
+    int64_t side;
+    uint32_t threads;
+} qlora__gemm_launch;
+
+// With few rows or columns, K is split inside the block: on tensor cores for bf16 only.
+static qlora__gemm_launch qlora__gemm_launch_of(const qlora_ctx* ctx, const qlora__gemm* g) {
+    static const qlora__kernel_id tensor[] = {QLORA__K_gemm_tc_nn, QLORA__K_gemm_tc_nt,
+                                              QLORA__K_gemm_tc_tn};
+    int row = qlora__gemm_choose(g);
+    const qlora__gemm_tile* tile = &qlora__gemm_tiles[row];
+    qlora__gemm_launch l = {g->a_type == QLORA_F32 ? tile->f32 : tile->half, tile->side, 256};
+    if (qlora__gemm_takes_tensor_cores(ctx, g)) {
+        if (g->a_type == QLORA_BF16 && qlora__min(g->M, g->N) <= 64) {
+            l.kernel = QLORA__K_gemm_tc_narrow;
+            l.side = 64;
+            l.threads = 128;
+        } else if (row != 0) {
+            l.kernel = tensor[g->ta ? 2 : g->tb ? 1 : 0];
+            l.side = 128;
+            l.threads = 128;
+        }
+    }
+    return l;
 }
 
 static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
     if (qlora__gemm_takes_warpgroups(ctx, g)) {
         return qlora__gemm_warpgroups(ctx, g);
     }
-    static const qlora__kernel_id tensor[2][3] = {
-        {QLORA__K_gemm_tc_bf16_nn, QLORA__K_gemm_tc_bf16_nt, QLORA__K_gemm_tc_bf16_tn},
-        {QLORA__K_gemm_tc_f16_nn, QLORA__K_gemm_tc_f16_nt, QLORA__K_gemm_tc_f16_tn},
-    };
-    const qlora__gemm_tile* tile = &qlora__gemm_tiles[qlora__gemm_choose(g)];
-    qlora__kernel_id kernel = g->a_type == QLORA_F32 ? tile->f32 : tile->half;
-    int64_t side = tile->side;
-    if (qlora__gemm_takes_tensor_cores(ctx, g)) {
-        kernel = tensor[g->a_type == QLORA_F16 ? 1 : 0][g->ta ? 2 : g->tb ? 1 : 0];
-        side = 128;
-    }
+    qlora__gemm_launch l = qlora__gemm_launch_of(ctx, g);
     int32_t M = (int32_t)g->M;
     int32_t N = (int32_t)g->N;
     int32_t K = (int32_t)g->K;
@@ -85,8 +102,9 @@ static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
         void* C = (char*)g->C + (size_t)(done * g->sC) * out_size;
         void* args[] = {&A,     &B,    &C,    &M,    &N,           &K,       &c.lda,  &c.ldb,
                         &c.ldc, &c.sA, &c.sB, &c.sC, &c.alpha_dev, &c.alpha, &c.beta, &flags};
-        QLORA__TRY(qlora__launch(ctx, kernel, qlora__ceil_div(g->M, side),
-                                 qlora__ceil_div(g->N, side), now, 256, 0, args));
+        QLORA__TRY(qlora__launch(ctx, l.kernel, qlora__ceil_div(g->M, l.side),
+                                 qlora__ceil_div(g->N, l.side), now, l.threads,
+                                 qlora__kernel_rows[l.kernel].shared, args));
     }
     return QLORA_OK;
 }

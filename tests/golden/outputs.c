@@ -95,7 +95,10 @@ static void run_gemm(run* r) {
                  {"gemm_tc_tn", 136, 144, 72, true, false, QLORA_BF16},
                  {"gemm_tc_nn", 136, 144, 72, false, false, QLORA_F16},
                  {"gemm_tc_nt", 136, 144, 72, false, true, QLORA_F16},
-                 {"gemm_tc_tn", 136, 144, 72, true, false, QLORA_F16}};
+                 {"gemm_tc_tn", 136, 144, 72, true, false, QLORA_F16},
+                 {"gemm_tc_narrow_nn", 136, 48, 328, false, false, QLORA_BF16},
+                 {"gemm_tc_narrow_nt", 136, 48, 328, false, true, QLORA_BF16},
+                 {"gemm_tc_narrow_tn", 48, 144, 328, true, false, QLORA_BF16}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char name[64];
         suffixed(cases[i].name, cases[i].in, name);

@@ -1,4 +1,6 @@
 // gemm.c - every product on every path against float64.
+#define _POSIX_C_SOURCE 200809L // setenv
+
 #include "machines.h"
 
 #include <math.h>
@@ -689,7 +691,127 @@ TEST gemm_warpgroups(const test_machine* machine) {
     PASS();
 }
 
+// Products for each of the tensor-core kernels of compute capability 8.0, with edges inside a
+// block, a slice and a chunk.
+static const struct {
+    const char* kernel;
+    gemm_case c;
+    float alpha;
+} tensor_cases[] = {
+    {"nn", {250, 496, 136, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 1.0f},
+    {"nn", {130, 509, 69, false, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 3}, 0.5f},
+    {"nt", {250, 498, 72, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 1.0f, 8}, 0.5f},
+    {"nt", {255, 128, 35, false, true, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 5}, 1.0f},
+    {"nt", {134, 198, 328, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 3.0f},
+    {"nt", {66, 72, 3, false, true, QLORA_BF16, QLORA_BF16, QLORA_F32, 0.0f, 5}, 1.0f},
+    {"nn", {2056, 136, 40, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 0}, 1.0f},
+    {"tn", {136, 72, 200, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 8}, 1.0f},
+    {"nn", {130, 72, 72, false, false, QLORA_F16, QLORA_F16, QLORA_F32, 1.0f, 0}, 1.0f},
+    {"nt", {70, 136, 200, false, true, QLORA_F16, QLORA_F16, QLORA_F32, 0.0f, 8}, 2.0f},
+    {"tn", {72, 136, 33, true, false, QLORA_F16, QLORA_F16, QLORA_F32, 1.0f, 8}, 1.0f},
+    {"narrow", {250, 16, 328, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 1.0f},
+    {"narrow", {70, 48, 648, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 1.0f, 8}, 0.5f},
+    {"narrow", {130, 45, 99, false, true, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 5}, 1.0f},
+    {"narrow", {40, 136, 523, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 8}, 1.0f},
+    {"narrow", {200, 16, 40, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 0.0f, 0}, 2.0f},
+};
+
+// Opens a context that uses no kernels for devices after compute capability 8.0.
+static qlora_ctx* open_sm_80(const test_machine* machine, void (*change)(qlora_ctx_desc* desc)) {
+    setenv("QLORA_GPU_TARGET", "sm_80", 1);
+    qlora_ctx* ctx = test_open(machine, change);
+    unsetenv("QLORA_GPU_TARGET");
+    return ctx;
+}
+
+// Every tensor-core kernel of compute capability 8.0, whenever the copies happen.
+TEST gemm_tensor_cores(const test_machine* machine) {
+    static const fake_order orders[] = {FAKE_FORWARD, FAKE_REVERSE, FAKE_RANDOM};
+    bool fake = strcmp(machine->backend, "fake") == 0;
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("a GPU's kernels");
+    }
+    test_random random = test_random_start("gemm_tensor_cores");
+    for (int order = 0; order < (fake ? 3 : 1); order++) {
+        warpgroup_order = orders[order];
+        qlora_ctx* ctx = open_sm_80(machine, few_multiprocessors);
+        if (!ctx)
+            SKIPm(test_open_reason());
+        ASSERT_STR_EQ("sm_80", qlora_ctx_target(ctx));
+        for (size_t i = 0; i < sizeof tensor_cases / sizeof tensor_cases[0]; i++) {
+            char kernel[64];
+            const gemm_case* c = &tensor_cases[i].c;
+            snprintf(kernel, sizeof kernel, "qlora_gemm_tc_%s", tensor_cases[i].kernel);
+            int before = fake ? (int)test_fake()->kernel_runs(kernel) : 0;
+            const char* wrong =
+                run_case(ctx, &random, c, QLORA_PATH_PTX, 1.0f, tensor_cases[i].alpha);
+            if (wrong != NULL) {
+                describe_case(c, QLORA_PATH_PTX, wrong);
+                FAILm("wrong product");
+            }
+            if (fake) {
+                ASSERT_EQ_FMT(before + 1, (int)test_fake()->kernel_runs(kernel), "%d");
+            }
+        }
+        ASSERT(test_close_ctx(machine, ctx));
+    }
+    PASS();
+}
+
+// Batches on tensor cores, with both operands in batches and with one B for all.
+TEST gemm_tensor_batches(const test_machine* machine) {
+    enum { BATCH = 3, M = 72, K = 40, WIDEST = 80 };
+    static float a[BATCH * M * K];
+    static float b[BATCH * WIDEST * K];
+    static float expected[BATCH * M * WIDEST];
+    static float got[BATCH * M * WIDEST];
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    qlora_path path = strcmp(machine->backend, "cpu") == 0 ? QLORA_PATH_CPU : QLORA_PATH_PTX;
+    for (int form = 0; form < 4; form++) {
+        int N = form % 2 ? WIDEST : 24; // and the narrow kernel
+        bool shared = form / 2 != 0;
+        for (int i = 0; i < BATCH * M * K; i++) { // small integers: exact in every type
+            a[i] = (float)(i * 7 % 11) - 5.0f;
+        }
+        for (int i = 0; i < BATCH * N * K; i++) {
+            b[i] = (float)(i * 5 % 13) - 6.0f;
+        }
+        for (int i = 0; i < BATCH * M * N; i++) {
+            const float* column = b + ((shared ? 0 : i / (M * N) * N) + i % N) * K;
+            expected[i] = 0.0f;
+            for (int k = 0; k < K; k++) {
+                expected[i] += a[i / N * K + k] * column[k];
+            }
+        }
+        qlora_gemm_desc desc = {false, true, 1.0f, 0.0f, path};
+        qlora_tensor ta, tb, tc;
+        ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_BF16, BATCH * M, K, a, &ta));
+        ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_BF16, BATCH * N, K, b, &tb));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_create_batched(ctx, QLORA_F32, BATCH, M, N, &tc));
+        qlora_tensor left = ta;
+        qlora_tensor right = tb;
+        left.rows = M;
+        left.batch = BATCH;
+        left.batch_stride = M * K;
+        right.rows = N;
+        right.batch = shared ? 1 : BATCH;
+        right.batch_stride = N * K;
+        ASSERT_EQ(QLORA_OK, qlora_gemm(ctx, &desc, &left, &right, &tc));
+        ASSERT(test_read(ctx, &tc, got));
+        ASSERT_CLOSE(expected, got, (size_t)(BATCH * M * N), 0.0, 0.0);
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &ta));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &tb));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &tc));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 SUITE(gemm_suite) {
+    RUN_ON(TEST_ONE_EACH, gemm_tensor_cores);
+    RUN_ON(TEST_EVERYWHERE, gemm_tensor_batches);
     RUN_ON(TEST_ONE_EACH, gemm_warpgroups);
     RUN_ON(TEST_ONE_EACH, gemm_big_tiles);
     RUN_ON(TEST_EVERYWHERE, gemm_named_products);

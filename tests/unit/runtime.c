@@ -970,6 +970,35 @@ TEST cache_emits_for_the_device(const test_machine* machine) {
     PASS();
 }
 
+// The environment can lower the target, for measuring the kernels of older devices on a newer one.
+TEST targets_are_limited_by_the_environment(const test_machine* machine) {
+    static const struct {
+        const char* setting;
+        const char* target;
+    } cases[] = {{"sm_80", "sm_80"}, {"sm_75", "sm_75"}, {"sm_121", "sm_90"}, {"", "sm_90"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        setenv("QLORA_GPU_TARGET", cases[i].setting, 1);
+        qlora_ctx* ctx = test_open(machine, NULL);
+        unsetenv("QLORA_GPU_TARGET");
+        ASSERT(ctx != NULL);
+        ASSERT_STR_EQ(cases[i].target, qlora_ctx_target(ctx));
+        char text[2048];
+        qlora_describe(ctx, text, sizeof text);
+        bool limited = strstr(text, "limited by the environment variable QLORA_GPU_TARGET") != NULL;
+        ASSERT_EQ(i < 2, limited);
+        const qlora_kernel* kernel = NULL;
+        ASSERT_EQ(QLORA_OK, qlora_cache_compile(ctx, "clip_squares", &kernel));
+        ASSERT(test_close_ctx(machine, ctx));
+    }
+    setenv("QLORA_GPU_TARGET", "sm_81", 1);
+    qlora_ctx* unknown = test_open(machine, NULL);
+    unsetenv("QLORA_GPU_TARGET");
+    ASSERT_EQ(NULL, unknown);
+    ASSERT(strstr(test_open_reason(), "QLORA_GPU_TARGET is \"sm_81\"; it must be one of sm_75, "
+                                      "sm_80, sm_86") != NULL);
+    PASS();
+}
+
 // ---- clip ---------------------------------------------------------------------------------------
 
 enum { CLIP_TENSORS = 5 };
@@ -1456,6 +1485,7 @@ SUITE(runtime_suite) {
     RUN_ON(TEST_ONE_FAKE, cache_fewer_modules_with_cublas);
     RUN_ON(TEST_GPUS, cache_every_kernel_loads);
     RUN_ON(TEST_ONE_FAKE, cache_emits_for_the_device);
+    RUN_ON(TEST_ONE_FAKE, targets_are_limited_by_the_environment);
     RUN_ON(TEST_EVERYWHERE, cast_rounds_to_nearest_even);
     RUN_ON(TEST_EVERYWHERE, clip_one_norm);
     RUN_ON(TEST_EVERYWHERE, clip_groups_and_infinity);
