@@ -29793,10 +29793,11 @@ static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* jo
     return joined->rows > 0;
 }
 
+// tail: z, if it is not in the last columns of x.
 static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
                                             const qlora_linear_desc* l, const qlora_tensor* x,
-                                            const qlora_tensor* dy, const qlora_tensor* dx,
-                                            float beta) {
+                                            const qlora_tensor* tail, const qlora_tensor* dy,
+                                            const qlora_tensor* dx, float beta) {
     int64_t col = 0;
     int64_t at = 0;
     int64_t out = qlora_linear_out(l);
@@ -29816,7 +29817,9 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
         qlora_tensor u;
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out + at, p->rank, &u));
-        QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
+        QLORA__TRY(tail != NULL
+                       ? qlora__tensor_view(ctx, tail, 0, x->rows, at, p->rank, &z)
+                       : qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
         if (p->rank > 0 && l->dropout > 0.0f) {
             QLORA__TRY(qlora__linear_masked_gradients(ctx, math, l, i, &inner, &u, dx, beta));
         } else if (p->rank > 0 && !joined) {
@@ -29859,7 +29862,7 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
     QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, dx));
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
-    return qlora__linear_gradients(ctx, math, l, x, dy, dx, beta);
+    return qlora__linear_gradients(ctx, math, l, x, NULL, dy, dx, beta);
 }
 
 qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
@@ -32383,6 +32386,8 @@ typedef struct qlora__kept {
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
     qlora_tensor out[2]; // [T, H] outputs of attention and MLP; only if a norm follows them
+    qlora_tensor z[QLORA__GROUPS]; // [T, pad] of stacks whose x is overwritten; without columns if
+                                   // it is computed again
 } qlora__kept;
 
 typedef struct qlora__layer {
@@ -32663,6 +32668,7 @@ struct qlora_model {
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
+    unsigned readers;     // slots of the second stream in which it is read
     qlora_tensor dh;      // [T, H + pad]
     qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
                           // unless a norm or a factor comes between
@@ -33395,6 +33401,25 @@ static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
 }
 
+// Whether z of the forward pass is the one that the gradients need. With dropout, DoRA or several
+// adapters, and on the CPU, it is computed in other ways.
+static bool qlora__keeps_z(const qlora_model* m) {
+    return qlora__trains(m) && m->on_gpu && !(m->desc.dropout > 0.0f) && !m->dora &&
+           !qlora__has_several(m);
+}
+
+// z of the stacks that leave no other trace of it. A recomputed layer has it in x or s when it is
+// needed, except that of q, k and v.
+static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t pads[QLORA__GROUPS],
+                            bool again, qlora__kept* kept) {
+    memset(kept->z, 0, sizeof kept->z);
+    for (int g = 0; g < QLORA__GROUPS && qlora__keeps_z(m); g++) {
+        if (g != QLORA__O && pads[g] > 0 && (!again || g == QLORA__QKV)) {
+            qlora__arena_tensor(arena, m->compute, m->plan.tokens, pads[g], &kept->z[g]);
+        }
+    }
+}
+
 // Of pads, only those of o and of gate/up are used. attention: the output of attention is one of
 // the activations.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
@@ -33452,6 +33477,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         // Without a layer that uses it, the shared output of attention has no memory.
         bool attention = !qlora__trains(m) || m->plan.attention_layers < m->plan.recompute_layers;
         qlora__layout_kept(arena, m, pads, attention, &m->again);
+        qlora__layout_z(arena, m, pads, true, &m->again);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -33468,6 +33494,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
             }
         } else {
             qlora__layout_kept(arena, m, layer->pads, true, &layer->kept);
+            qlora__layout_z(arena, m, layer->pads, false, &layer->kept);
         }
         if (away) {
             layer->kept.h = m->streams[l % 2];
@@ -37960,6 +37987,7 @@ typedef struct qlora__stack {
     qlora_tensor sequences;
     qlora__linear_owners owners;              // of adapters side by side
     qlora_tensor weights[QLORA_LINEAR_PARTS]; // in the operand, if one of those adapters is alone
+    qlora_tensor z; // its z, if it was kept; otherwise without columns
     int64_t out;
     int64_t pad;
 } qlora__stack;
@@ -37992,6 +38020,13 @@ static void qlora__stack_rows(const qlora__pass* pass, qlora__stack* s) {
     s->linear.sequences = &s->sequences;
 }
 
+// Waits until the second stream no longer reads the shared operand, or the adapters beside it.
+static qlora_result qlora__operand_wait(const qlora__pass* pass) {
+    unsigned readers = pass->m->readers;
+    pass->m->readers = 0;
+    return qlora__beside_wait(pass->ctx, readers);
+}
+
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
@@ -38007,6 +38042,10 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
     qlora__stack_rows(pass, out);
     out->pad = m->use_adapters ? qlora_linear_pad(&out->linear) : 0;
+    memset(&out->z, 0, sizeof out->z);
+    if (backward && out->pad > 0 && layer->kept.z[group].cols > 0) {
+        out->z = qlora__slice(pass, &layer->kept.z[group], 0, out->pad);
+    }
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
     }
@@ -38026,7 +38065,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         if (qlora__stack_is_placed(pass, out->linear.layer, group, backward)) {
             return QLORA_OK;
         }
-        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the adapters
+        QLORA__TRY(qlora__operand_wait(pass));
         QLORA__TRY(qlora__fp8_place(pass->ctx, &out->linear, backward));
         return out->pad > 0 ? qlora__linear_place_fp8(pass->ctx, &out->linear) : QLORA_OK;
     }
@@ -38037,13 +38076,13 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
     out->linear.operand = &out->operand;
     if (layer->cached && qlora__has_several(m) && m->wide == NULL) { // it has those of the last run
-        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+        QLORA__TRY(qlora__operand_wait(pass));
         return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_ADAPTERS);
     }
     if (layer->cached || qlora__stack_is_placed(pass, out->linear.layer, group, false)) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
+    QLORA__TRY(qlora__operand_wait(pass));
     return qlora__linear_place(pass->ctx, &out->linear,
                                QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
@@ -38071,6 +38110,21 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
         QLORA__TRY(run.rows > 0 ? qlora__stack_forward_run(&run, layer, group, x, y) : QLORA_OK);
     }
     return QLORA_OK;
+}
+
+// Keeps z of a stack, the last columns of its input x, for the gradients of B. x is not overwritten
+// before qlora__beside_wait.
+static qlora_result qlora__stack_keep_z(const qlora__pass* pass, const qlora__layer* layer,
+                                        int group, const qlora_tensor* x) {
+    const qlora_tensor* kept = &layer->kept.z[group];
+    int64_t pad = pass->training && pass->m->use_adapters ? layer->pads[group] : 0;
+    if (kept->cols == 0 || pad == 0) {
+        return QLORA_OK;
+    }
+    qlora_tensor from = qlora__local(pass, x, layer->linears[group].in, pad);
+    qlora_tensor to = qlora__slice(pass, kept, 0, pad);
+    QLORA__TRY(qlora__beside_begin(pass->ctx));
+    return qlora__beside_end(pass->ctx, group, qlora_scale(pass->ctx, 1.0f, &from, &to));
 }
 
 // The inputs of attention.
@@ -38251,9 +38305,11 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     qlora_tensor h2 = qlora__layer_h2(pass, layer);
     QLORA__TRY(pass->gathered ? qlora__layer_gather(pass, layer, &o, &h) : QLORA_OK);
     QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &o, qlora__layer_out(m, layer, 0)));
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
     QLORA__TRY(qlora__layer_add(pass, layer, 0, &h, &h2,
                                 qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));
-    return qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu));
+    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->x);
 }
 
 static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer* layer) {
@@ -38282,8 +38338,11 @@ static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* lay
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
     QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
-    return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1));
+    QLORA__TRY(
+        qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1)));
+    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->s);
 }
 
 // The norm before layer number `index`, or NULL; after the last layer, the final norm.
@@ -38486,10 +38545,15 @@ static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* la
         qlora__pass tile = qlora__tile_at(pass, at);
         if (again || m->plan.tile > 0) {
             qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
+            QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
             QLORA__TRY(
                 qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
         }
         QLORA__TRY(qlora__layer_qkv(&tile, layer));
+        // Those that are recomputed share the memory of z.
+        QLORA__TRY(again || !layer->recompute
+                       ? qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->x)
+                       : QLORA_OK);
     }
     return QLORA_OK;
 }
@@ -38534,6 +38598,7 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         QLORA__TRY(qlora__layer_down(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
+        QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__GATE_UP)); // z in x
         QLORA__TRY(qlora__layer_add(&tile, layer, 1, &h2, &next, qlora__norm_before(m, index + 1),
                                     m->plan.tile == 0));
     }
@@ -38565,7 +38630,7 @@ static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
     if (m->head_is_nf4) {
         // No weights of a layer are needed until the next layer begins.
         const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->operand};
-        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
+        QLORA__TRY(qlora__operand_wait(pass));
         size_t before = qlora__scratch_mark(pass->ctx);
         qlora_result r = qlora__nf4_multiply(pass->ctx, &way, from, &m->head_nf4, to);
         qlora__scratch_release(pass->ctx, before);
@@ -38766,7 +38831,8 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 //   s                         down                   ds of the next layer, after that norm
 //   x                         written there as well  recomputation; with DoRA, the next stack
 //   gradients of gate and up  gate_up                recomputation of a layer
-//   the shared operand        z                      placing other weights
+//   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
+//   last columns of x and s   keeping z, forward     the next norm; z of the next layer
 
 // Recomputes the activations after attention: everything except down_proj, unless the backward pass
 // of a norm needs its output.
@@ -38788,12 +38854,13 @@ static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pas
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
 }
 
-// Computes z again, into the last columns of x, for the gradient of B.
-static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* stack,
+// Computes z again, into the last columns of x, for the gradient of B, unless it was kept.
+static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* stack, int group,
                                    const qlora_tensor* x) {
-    if (stack->pad == 0) {
+    if (stack->pad == 0 || stack->z.cols > 0) {
         return QLORA_OK;
     }
+    pass->m->readers |= 1u << group;
     qlora_tensor inner = qlora__window(x, pass->rows, 0, stack->linear.in);
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
@@ -38807,9 +38874,10 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_begin(ctx));
-    qlora_result r = wants_z ? qlora__stack_z(pass, stack, x) : QLORA_OK;
+    qlora_result r = wants_z ? qlora__stack_z(pass, stack, group, x) : QLORA_OK;
     if (r == QLORA_OK) {
-        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x, dy, NULL,
+        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x,
+                                    stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
                                     stack->linear.owners != NULL ? 0.0f : 1.0f);
     }
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
@@ -38928,7 +38996,7 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
     qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
         QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
-        QLORA__TRY(qlora__stack_z(pass, &stack, &x));
+        QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
         QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
@@ -38954,11 +39022,17 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
 
 // Computes the input of a stack that reads the residual stream again, with z.
 static qlora_result qlora__stack_input(const qlora__pass* pass, const qlora__stack* stack,
-                                       const qlora_tensor* in, const qlora_tensor* norm,
+                                       int group, const qlora_tensor* in, const qlora_tensor* norm,
                                        const qlora_tensor* x) {
     qlora_tensor inner = qlora__window(x, pass->rows, 0, pass->m->plan.config.hidden);
     QLORA__TRY(qlora__rows_input(pass, in, norm, &inner));
-    return qlora__stack_z(pass, stack, x);
+    return qlora__stack_z(pass, stack, group, x);
+}
+
+// Whether m->x still has the input of a stack, with z: that of gate and up is the last thing that
+// recomputing a layer writes there.
+static bool qlora__x_is_there(const qlora_model* m, const qlora__layer* layer, int group) {
+    return qlora__keeps_z(m) && layer->recompute && group == QLORA__GATE_UP;
 }
 
 // Backward pass of a stack that reads the residual stream h through norm number `number`, or
@@ -38982,12 +39056,13 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
         // Unlike below, x is written on the main stream, and the stack before may still read it.
         QLORA__TRY(qlora__beside_wait(ctx, ~0u));
-        QLORA__TRY(qlora__stack_input(pass, &stack, &in, norm, &x));
+        QLORA__TRY(qlora__stack_input(pass, &stack, group, &in, norm, &x));
         QLORA__TRY(dora ? qlora__stack_gains_backward(pass, layer, group, &stack, &x, &up)
                         : QLORA_OK);
-    } else if (stack.pad > 0) {
+    } else if (stack.pad > 0 && !qlora__x_is_there(m, layer, group)) {
         QLORA__TRY(qlora__beside_begin(ctx));
-        QLORA__TRY(qlora__beside_end(ctx, group, qlora__stack_input(pass, &stack, &in, norm, &x)));
+        QLORA__TRY(qlora__beside_end(ctx, group,
+                                     qlora__stack_input(pass, &stack, group, &in, norm, &x)));
     }
     QLORA__TRY(qlora__stack_backward(pass, &stack, group, &x, &up, wants_dx ? &dx : NULL));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above));
@@ -39164,6 +39239,7 @@ static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
 static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.hidden;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // z of the last layer, in s
     if (pass->labelled > 0) {
         return qlora__backward_begin_labelled(pass);
     }
@@ -49700,4 +49776,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 7b4dc1724aa875e1
+//@@ end 3141e28c8297d14c

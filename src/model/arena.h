@@ -336,6 +336,25 @@ static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
 }
 
+// Whether z of the forward pass is the one that the gradients need. With dropout, DoRA or several
+// adapters, and on the CPU, it is computed in other ways.
+static bool qlora__keeps_z(const qlora_model* m) {
+    return qlora__trains(m) && m->on_gpu && !(m->desc.dropout > 0.0f) && !m->dora &&
+           !qlora__has_several(m);
+}
+
+// z of the stacks that leave no other trace of it. A recomputed layer has it in x or s when it is
+// needed, except that of q, k and v.
+static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t pads[QLORA__GROUPS],
+                            bool again, qlora__kept* kept) {
+    memset(kept->z, 0, sizeof kept->z);
+    for (int g = 0; g < QLORA__GROUPS && qlora__keeps_z(m); g++) {
+        if (g != QLORA__O && pads[g] > 0 && (!again || g == QLORA__QKV)) {
+            qlora__arena_tensor(arena, m->compute, m->plan.tokens, pads[g], &kept->z[g]);
+        }
+    }
+}
+
 // Of pads, only those of o and of gate/up are used. attention: the output of attention is one of
 // the activations.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
@@ -393,6 +412,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         // Without a layer that uses it, the shared output of attention has no memory.
         bool attention = !qlora__trains(m) || m->plan.attention_layers < m->plan.recompute_layers;
         qlora__layout_kept(arena, m, pads, attention, &m->again);
+        qlora__layout_z(arena, m, pads, true, &m->again);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -409,6 +429,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
             }
         } else {
             qlora__layout_kept(arena, m, layer->pads, true, &layer->kept);
+            qlora__layout_z(arena, m, layer->pads, false, &layer->kept);
         }
         if (away) {
             layer->kept.h = m->streams[l % 2];

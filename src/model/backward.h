@@ -14,7 +14,8 @@
 //   s                         down                   ds of the next layer, after that norm
 //   x                         written there as well  recomputation; with DoRA, the next stack
 //   gradients of gate and up  gate_up                recomputation of a layer
-//   the shared operand        z                      placing other weights
+//   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
+//   last columns of x and s   keeping z, forward     the next norm; z of the next layer
 
 // Recomputes the activations after attention: everything except down_proj, unless the backward pass
 // of a norm needs its output.
@@ -36,12 +37,13 @@ static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pas
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
 }
 
-// Computes z again, into the last columns of x, for the gradient of B.
-static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* stack,
+// Computes z again, into the last columns of x, for the gradient of B, unless it was kept.
+static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* stack, int group,
                                    const qlora_tensor* x) {
-    if (stack->pad == 0) {
+    if (stack->pad == 0 || stack->z.cols > 0) {
         return QLORA_OK;
     }
+    pass->m->readers |= 1u << group;
     qlora_tensor inner = qlora__window(x, pass->rows, 0, stack->linear.in);
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
@@ -55,9 +57,10 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_begin(ctx));
-    qlora_result r = wants_z ? qlora__stack_z(pass, stack, x) : QLORA_OK;
+    qlora_result r = wants_z ? qlora__stack_z(pass, stack, group, x) : QLORA_OK;
     if (r == QLORA_OK) {
-        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x, dy, NULL,
+        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x,
+                                    stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
                                     stack->linear.owners != NULL ? 0.0f : 1.0f);
     }
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
@@ -176,7 +179,7 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
     qlora_tensor dy_inner = qlora__layer_d_out(pass, stack.out);
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so s comes first
         QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
-        QLORA__TRY(qlora__stack_z(pass, &stack, &x));
+        QLORA__TRY(qlora__stack_z(pass, &stack, QLORA__DOWN, &x));
         QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
         return qlora__layer_gated_backward(pass, &ds, &gate, &up, NULL);
     }
@@ -202,11 +205,17 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
 
 // Computes the input of a stack that reads the residual stream again, with z.
 static qlora_result qlora__stack_input(const qlora__pass* pass, const qlora__stack* stack,
-                                       const qlora_tensor* in, const qlora_tensor* norm,
+                                       int group, const qlora_tensor* in, const qlora_tensor* norm,
                                        const qlora_tensor* x) {
     qlora_tensor inner = qlora__window(x, pass->rows, 0, pass->m->plan.config.hidden);
     QLORA__TRY(qlora__rows_input(pass, in, norm, &inner));
-    return qlora__stack_z(pass, stack, x);
+    return qlora__stack_z(pass, stack, group, x);
+}
+
+// Whether m->x still has the input of a stack, with z: that of gate and up is the last thing that
+// recomputing a layer writes there.
+static bool qlora__x_is_there(const qlora_model* m, const qlora__layer* layer, int group) {
+    return qlora__keeps_z(m) && layer->recompute && group == QLORA__GATE_UP;
 }
 
 // Backward pass of a stack that reads the residual stream h through norm number `number`, or
@@ -230,12 +239,13 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
         // Unlike below, x is written on the main stream, and the stack before may still read it.
         QLORA__TRY(qlora__beside_wait(ctx, ~0u));
-        QLORA__TRY(qlora__stack_input(pass, &stack, &in, norm, &x));
+        QLORA__TRY(qlora__stack_input(pass, &stack, group, &in, norm, &x));
         QLORA__TRY(dora ? qlora__stack_gains_backward(pass, layer, group, &stack, &x, &up)
                         : QLORA_OK);
-    } else if (stack.pad > 0) {
+    } else if (stack.pad > 0 && !qlora__x_is_there(m, layer, group)) {
         QLORA__TRY(qlora__beside_begin(ctx));
-        QLORA__TRY(qlora__beside_end(ctx, group, qlora__stack_input(pass, &stack, &in, norm, &x)));
+        QLORA__TRY(qlora__beside_end(ctx, group,
+                                     qlora__stack_input(pass, &stack, group, &in, norm, &x)));
     }
     QLORA__TRY(qlora__stack_backward(pass, &stack, group, &x, &up, wants_dx ? &dx : NULL));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above));
@@ -412,6 +422,7 @@ static qlora_result qlora__backward_begin_labelled(const qlora__pass* pass) {
 static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     int64_t width = m->plan.config.hidden;
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // z of the last layer, in s
     if (pass->labelled > 0) {
         return qlora__backward_begin_labelled(pass);
     }

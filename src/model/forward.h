@@ -62,10 +62,15 @@ static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* la
         qlora__pass tile = qlora__tile_at(pass, at);
         if (again || m->plan.tile > 0) {
             qlora_tensor h = qlora__slice(&tile, &layer->kept.h, 0, m->plan.config.hidden);
+            QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
             QLORA__TRY(
                 qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
         }
         QLORA__TRY(qlora__layer_qkv(&tile, layer));
+        // Those that are recomputed share the memory of z.
+        QLORA__TRY(again || !layer->recompute
+                       ? qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->x)
+                       : QLORA_OK);
     }
     return QLORA_OK;
 }
@@ -110,6 +115,7 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         QLORA__TRY(qlora__layer_down(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
+        QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__GATE_UP)); // z in x
         QLORA__TRY(qlora__layer_add(&tile, layer, 1, &h2, &next, qlora__norm_before(m, index + 1),
                                     m->plan.tile == 0));
     }

@@ -8,7 +8,7 @@ static qlora_result qlora__head_product(const qlora__pass* pass, bool backward,
     if (m->head_is_nf4) {
         // No weights of a layer are needed until the next layer begins.
         const qlora__coded_way way = {pass->math, backward, 0, alpha, &m->operand};
-        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
+        QLORA__TRY(qlora__operand_wait(pass));
         size_t before = qlora__scratch_mark(pass->ctx);
         qlora_result r = qlora__nf4_multiply(pass->ctx, &way, from, &m->head_nf4, to);
         qlora__scratch_release(pass->ctx, before);

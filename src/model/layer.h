@@ -143,6 +143,7 @@ typedef struct qlora__stack {
     qlora_tensor sequences;
     qlora__linear_owners owners;              // of adapters side by side
     qlora_tensor weights[QLORA_LINEAR_PARTS]; // in the operand, if one of those adapters is alone
+    qlora_tensor z; // its z, if it was kept; otherwise without columns
     int64_t out;
     int64_t pad;
 } qlora__stack;
@@ -175,6 +176,13 @@ static void qlora__stack_rows(const qlora__pass* pass, qlora__stack* s) {
     s->linear.sequences = &s->sequences;
 }
 
+// Waits until the second stream no longer reads the shared operand, or the adapters beside it.
+static qlora_result qlora__operand_wait(const qlora__pass* pass) {
+    unsigned readers = pass->m->readers;
+    pass->m->readers = 0;
+    return qlora__beside_wait(pass->ctx, readers);
+}
+
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
@@ -190,6 +198,10 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
     qlora__stack_rows(pass, out);
     out->pad = m->use_adapters ? qlora_linear_pad(&out->linear) : 0;
+    memset(&out->z, 0, sizeof out->z);
+    if (backward && out->pad > 0 && layer->kept.z[group].cols > 0) {
+        out->z = qlora__slice(pass, &layer->kept.z[group], 0, out->pad);
+    }
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
     }
@@ -209,7 +221,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         if (qlora__stack_is_placed(pass, out->linear.layer, group, backward)) {
             return QLORA_OK;
         }
-        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the adapters
+        QLORA__TRY(qlora__operand_wait(pass));
         QLORA__TRY(qlora__fp8_place(pass->ctx, &out->linear, backward));
         return out->pad > 0 ? qlora__linear_place_fp8(pass->ctx, &out->linear) : QLORA_OK;
     }
@@ -220,13 +232,13 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
     out->linear.operand = &out->operand;
     if (layer->cached && qlora__has_several(m) && m->wide == NULL) { // it has those of the last run
-        QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+        QLORA__TRY(qlora__operand_wait(pass));
         return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_ADAPTERS);
     }
     if (layer->cached || qlora__stack_is_placed(pass, out->linear.layer, group, false)) {
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read the operand
+    QLORA__TRY(qlora__operand_wait(pass));
     return qlora__linear_place(pass->ctx, &out->linear,
                                QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
@@ -254,6 +266,21 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
         QLORA__TRY(run.rows > 0 ? qlora__stack_forward_run(&run, layer, group, x, y) : QLORA_OK);
     }
     return QLORA_OK;
+}
+
+// Keeps z of a stack, the last columns of its input x, for the gradients of B. x is not overwritten
+// before qlora__beside_wait.
+static qlora_result qlora__stack_keep_z(const qlora__pass* pass, const qlora__layer* layer,
+                                        int group, const qlora_tensor* x) {
+    const qlora_tensor* kept = &layer->kept.z[group];
+    int64_t pad = pass->training && pass->m->use_adapters ? layer->pads[group] : 0;
+    if (kept->cols == 0 || pad == 0) {
+        return QLORA_OK;
+    }
+    qlora_tensor from = qlora__local(pass, x, layer->linears[group].in, pad);
+    qlora_tensor to = qlora__slice(pass, kept, 0, pad);
+    QLORA__TRY(qlora__beside_begin(pass->ctx));
+    return qlora__beside_end(pass->ctx, group, qlora_scale(pass->ctx, 1.0f, &from, &to));
 }
 
 // The inputs of attention.
@@ -434,9 +461,11 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     qlora_tensor h2 = qlora__layer_h2(pass, layer);
     QLORA__TRY(pass->gathered ? qlora__layer_gather(pass, layer, &o, &h) : QLORA_OK);
     QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &o, qlora__layer_out(m, layer, 0)));
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z in x
     QLORA__TRY(qlora__layer_add(pass, layer, 0, &h, &h2,
                                 qlora__layer_norm(m, layer, QLORA__NORM_MLP), true));
-    return qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu));
+    return qlora__stack_keep_z(pass, layer, QLORA__GATE_UP, &m->x);
 }
 
 static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer* layer) {
@@ -465,8 +494,11 @@ static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* lay
     qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, width);
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
     QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
-    return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1));
+    QLORA__TRY(
+        qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1)));
+    return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->s);
 }
 
 // The norm before layer number `index`, or NULL; after the last layer, the final norm.

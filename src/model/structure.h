@@ -58,6 +58,8 @@ typedef struct qlora__kept {
     qlora_tensor h2;  // [T, H] residual stream after attention
     qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
     qlora_tensor out[2]; // [T, H] outputs of attention and MLP; only if a norm follows them
+    qlora_tensor z[QLORA__GROUPS]; // [T, pad] of stacks whose x is overwritten; without columns if
+                                   // it is computed again
 } qlora__kept;
 
 typedef struct qlora__layer {
@@ -338,6 +340,7 @@ struct qlora_model {
     qlora_tensor s;       // [T, I + pad] output of SwiGLU
     qlora_tensor ds;      // its gradient; the same memory unless there is dropout
     qlora_tensor operand; // shared by the layers without a copy of their own
+    unsigned readers;     // slots of the second stream in which it is read
     qlora_tensor dh;      // [T, H + pad]
     qlora_tensor d_out;   // [T, H + pad] gradient of the output of attention or MLP; dh itself
                           // unless a norm or a factor comes between

@@ -751,10 +751,11 @@ static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* jo
     return joined->rows > 0;
 }
 
+// tail: z, if it is not in the last columns of x.
 static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
                                             const qlora_linear_desc* l, const qlora_tensor* x,
-                                            const qlora_tensor* dy, const qlora_tensor* dx,
-                                            float beta) {
+                                            const qlora_tensor* tail, const qlora_tensor* dy,
+                                            const qlora_tensor* dx, float beta) {
     int64_t col = 0;
     int64_t at = 0;
     int64_t out = qlora_linear_out(l);
@@ -774,7 +775,9 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
         qlora_tensor u;
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out + at, p->rank, &u));
-        QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
+        QLORA__TRY(tail != NULL
+                       ? qlora__tensor_view(ctx, tail, 0, x->rows, at, p->rank, &z)
+                       : qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
         if (p->rank > 0 && l->dropout > 0.0f) {
             QLORA__TRY(qlora__linear_masked_gradients(ctx, math, l, i, &inner, &u, dx, beta));
         } else if (p->rank > 0 && !joined) {
@@ -817,7 +820,7 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
     QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, dx));
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
-    return qlora__linear_gradients(ctx, math, l, x, dy, dx, beta);
+    return qlora__linear_gradients(ctx, math, l, x, NULL, dy, dx, beta);
 }
 
 qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,

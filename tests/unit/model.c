@@ -211,6 +211,12 @@ TEST same_bits_beside_attention_only(const test_machine* machine) {
                                          sizeof beside_ways / sizeof beside_ways[0]);
 }
 
+// Only z of down_proj is kept, so nothing else waits for its copy.
+TEST same_bits_beside_down_only(const test_machine* machine) {
+    return every_way_gives_the_same_bits(machine, QLORA_MODE_BF16, true, QLORA_TARGET_DOWN,
+                                         beside_ways, sizeof beside_ways / sizeof beside_ways[0]);
+}
+
 // ---- the same bits at a size that keeps a real GPU busy: streams that really run in parallel
 
 enum { BUSY_TOKENS = 512, BUSY_STEPS = 8, BUSY_VOCAB = 2048 };
@@ -2275,6 +2281,7 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, same_bits_beside_f32);
     RUN_ON(TEST_ONE_EACH, same_bits_beside_bf16);
     RUN_ON(TEST_ONE_EACH, same_bits_beside_attention_only);
+    RUN_ON(TEST_ONE_EACH, same_bits_beside_down_only);
     RUN_ON(TEST_ONE_EACH, same_bits_when_busy);
     RUN_ON(TEST_ONE_EACH, one_by_eight_is_eight_by_one);
     RUN_ON(TEST_ONE_EACH, packed_is_one_by_one);
