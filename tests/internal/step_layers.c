@@ -105,6 +105,17 @@ TEST layers_have_the_same_bits_again(const test_machine* machine) {
     PASS();
 }
 
+// Whether a text of four tokens has the log-probabilities of a pass.
+static bool layers_text_is_right(qlora_model* m) {
+    int32_t ids[STEP_ROOM];
+    double logprobs[8];
+    double below = 0.0;
+    qlora_generate_desc d;
+    memset(&d, 0, sizeof d);
+    return step_text(m, &d, ids, 5, 4, logprobs) &&
+           step_off(m, ids, 5, 4, logprobs, &below) <= 0.02;
+}
+
 // Where the driver refuses the launch, smaller kernels make the steps.
 TEST a_refused_launch_has_a_substitute(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -115,21 +126,15 @@ TEST a_refused_launch_has_a_substitute(const test_machine* machine) {
     static const int codes[] = {720, 801, 1, 701};
     for (int i = 0; i < 4 && layers_room(ctx); i++) {
         qlora_model* m = NULL;
-        int32_t ids[STEP_ROOM];
-        double logprobs[8];
-        double below = 0.0;
-        qlora_generate_desc d;
-        memset(&d, 0, sizeof d);
         ASSERT_EQ(QLORA_OK, step_open(ctx, &layers_kinds[0], 9, &m));
         ASSERT(layers_taken(m));
         m->decode.variants &= ~QLORA__DECODE_EARLY; // the call is that of the layers alone
         fake->fail_at("cuLaunchKernelEx", 1, codes[i], false);
-        ASSERT(step_text(m, &d, ids, 5, 4, logprobs));
+        ASSERT(layers_text_is_right(m));
         fake->fail_clear();
         ASSERT(!layers_taken(m));
         ASSERT(!m->decode.eager);
         ASSERT(m->decode.graphs[1] != NULL);
-        ASSERT(step_off(m, ids, 5, 4, logprobs, &below) <= 0.02);
         ASSERT_EQ(QLORA_OK, qlora_model_close(m));
     }
     ASSERT(test_close_ctx(machine, ctx));
@@ -144,20 +149,14 @@ TEST a_launch_refused_late_has_a_substitute(const test_machine* machine) {
     }
     const fake_api* fake = test_fake();
     qlora_model* m = NULL;
-    int32_t ids[STEP_ROOM];
-    double logprobs[8];
-    double below = 0.0;
-    qlora_generate_desc d;
-    memset(&d, 0, sizeof d);
     if (layers_room(ctx)) {
         ASSERT_EQ(QLORA_OK, step_open(ctx, &layers_kinds[0], 9, &m));
         m->decode.variants &= ~QLORA__DECODE_EARLY;
         fake->fail_at("cuGraphInstantiateWithFlags", 1, 720, false);
         fake->fail_at("cuLaunchKernelEx", 2, 720, false);
-        ASSERT(step_text(m, &d, ids, 5, 4, logprobs));
+        ASSERT(layers_text_is_right(m));
         fake->fail_clear();
         ASSERT(!layers_taken(m));
-        ASSERT(step_off(m, ids, 5, 4, logprobs, &below) <= 0.02);
         ASSERT_EQ(QLORA_OK, qlora_model_close(m));
     }
     ASSERT(test_close_ctx(machine, ctx));
@@ -174,26 +173,22 @@ TEST nothing_runs_without_parameters(const test_machine* machine) {
     for (uint64_t nth = 1; nth <= 4 && layers_room(ctx); nth++) {
         qlora_model* m = NULL;
         qlora_generation* g = NULL;
-        int32_t ids[STEP_ROOM] = {1, 2, 3, 4, 5};
-        double logprobs[8];
-        double below = 0.0;
+        int32_t ids[] = {1, 2, 3, 4, 5};
         int32_t token;
         bool stopped;
         qlora_generate_desc d;
         memset(&d, 0, sizeof d);
+        d.prompt = ids;
+        d.prompt_tokens = 5;
         ASSERT_EQ(QLORA_OK, step_open(ctx, &layers_kinds[0], 9, &m));
-        qlora_generate_desc own = d;
-        own.prompt = ids;
-        own.prompt_tokens = 5;
-        ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &own, &g));
+        ASSERT_EQ(QLORA_OK, qlora_generate_begin(m, &d, &g));
         ASSERT_EQ(QLORA_OK, qlora_generate_next(g, &token, &stopped)); // from the prompt
         fake->fail_at("cuMemcpyHtoDAsync_v2", nth, 2, false);
         ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_generate_next(g, &token, &stopped));
         fake->fail_clear();
         ASSERT_EQ(QLORA_OK, qlora_generate_end(g));
-        ASSERT(step_text(m, &d, ids, 5, 4, logprobs));
+        ASSERT(layers_text_is_right(m));
         ASSERT(layers_taken(m));
-        ASSERT(step_off(m, ids, 5, 4, logprobs, &below) <= 0.02);
         ASSERT_EQ(QLORA_OK, qlora_model_close(m));
     }
     ASSERT(test_close_ctx(machine, ctx));
