@@ -445,6 +445,7 @@ struct narrow_operand {
     int32_t chunk_left;
     int32_t line_step; // of lines_left and chunk_left, from one slice to the next
     int32_t chunk_step;
+    int32_t lines; // up to here; the pieces of the others are outside C and not multiplied
     uint32_t to;
 };
 
@@ -461,6 +462,7 @@ __device__ __forceinline__ narrow_operand open_narrow(const void* data, int64_t 
     o.chunk_left = (along_k ? K : size - corner) - chunk;
     o.line_step = along_k ? 0 : SIDE;
     o.chunk_step = SIDE - o.line_step;
+    o.lines = along_k ? size - corner : (chunk & ~15) < size - corner ? SIDE : 0;
     o.to = slice<true, SIDE, SIDE>::at(line, chunk);
     return o;
 }
@@ -469,15 +471,18 @@ __device__ __forceinline__ void request_narrow(narrow_operand& o, uint32_t base)
     int32_t bytes = 2 * max(min(o.chunk_left, 8), 0);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        copy_async(base + o.to + (uint32_t)(j * 16 * SIDE * 2), o.from + 16 * j * o.ld,
-                   o.lines_left > 16 * j ? bytes : 0);
+        if (16 * j < o.lines) {
+            copy_async(base + o.to + (uint32_t)(j * 16 * SIDE * 2), o.from + 16 * j * o.ld,
+                       o.lines_left > 16 * j ? bytes : 0);
+        }
     }
     o.from += o.next;
     o.lines_left -= o.line_step;
     o.chunk_left -= o.chunk_step;
 }
 
-// A warp's part of a slice, 16 of K: the 16 x 16 pieces that are inside C.
+// A warp's part of a slice, 16 of K: the 16 x 16 pieces that are inside C. What is loaded of the
+// others is not used; waiting for one piece after the other would take longer.
 template <bool A_ALONG_K, bool B_ALONG_K>
 __device__ __forceinline__ void multiply_narrow(float (&acc)[4][8][4], uint32_t base, int32_t rows,
                                                 int32_t cols) {
@@ -485,22 +490,20 @@ __device__ __forceinline__ void multiply_narrow(float (&acc)[4][8][4], uint32_t 
     typedef slice<B_ALONG_K, SIDE, SIDE> slice_b;
     uint32_t first_a = slice_a::of_a(0, 16 * warp_index());
     uint32_t first_b = NARROW_BYTES + slice_b::of_b(0, 16 * warp_index());
+    uint32_t a[4][4];
     uint32_t b[4][4];
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        slice_b::load(b[j], base, first_b, j, 0);
+    for (int i = 0; i < 4; i++) {
+        slice_a::load(a[i], base, first_a, i, 0);
+        slice_b::load(b[i], base, first_b, i, 0);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if (16 * i < rows) {
-            uint32_t a[4];
-            slice_a::load(a, base, first_a, i, 0);
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                if (16 * j < cols) {
-                    multiply<bf16>(acc[i][2 * j], a, &b[j][0]);
-                    multiply<bf16>(acc[i][2 * j + 1], a, &b[j][2]);
-                }
+        for (int j = 0; j < 4; j++) {
+            if (16 * i < rows && 16 * j < cols) {
+                multiply<bf16>(acc[i][2 * j], a[i], &b[j][0]);
+                multiply<bf16>(acc[i][2 * j + 1], a[i], &b[j][2]);
             }
         }
     }
