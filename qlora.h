@@ -22025,21 +22025,26 @@ static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* 
 // Reports that the device is too old for a module, or not the only one that it was written for.
 static qlora_result qlora__module_refuse(qlora_ctx* ctx, const char* name) {
     const qlora__gpu* gpu = ctx->gpu;
+    char limit[80] = "";
+    if (gpu->target_limit < gpu->capability) {
+        snprintf(limit, sizeof limit, ", but " QLORA__GPU_TARGET_SETTING " limits it to %s",
+                 gpu->target);
+    }
     for (size_t i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
         const qlora__ptx_text* t = &qlora__ptx_texts[i];
         if (strcmp(t->module, name) == 0 && t->suffix != '\0') {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                "kernel module %s runs only on compute capability %d.%d; %s has "
-                               "%d.%d",
+                               "%d.%d%s",
                                name, t->target / 10, t->target % 10, gpu->device_name,
-                               gpu->capability / 10, gpu->capability % 10);
+                               gpu->capability / 10, gpu->capability % 10, limit);
         }
     }
     return qlora__fail(
         ctx, QLORA_ERR_UNSUPPORTED,
-        "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 needs 8.0; f32 "
+        "kernel module %s needs compute capability 8.0; %s has %d.%d%s (bf16 needs 8.0; f32 "
         "works)",
-        name, gpu->device_name, gpu->capability / 10, gpu->capability % 10);
+        name, gpu->device_name, gpu->capability / 10, gpu->capability % 10, limit);
 }
 
 // Compiles the module of a kernel of the library and makes all its kernels ready. There is no
@@ -23446,7 +23451,8 @@ static qlora__gemm_launch qlora__gemm_launch_of(const qlora_ctx* ctx, const qlor
     const qlora__gemm_tile* tile = &qlora__gemm_tiles[row];
     qlora__gemm_launch l = {g->a_type == QLORA_F32 ? tile->f32 : tile->half, tile->side, 256};
     if (qlora__gemm_takes_tensor_cores(ctx, g)) {
-        if (g->a_type == QLORA_BF16 && qlora__min(g->M, g->N) <= 64) {
+        bool fits = qlora__ceil_div(g->N, 64) <= 65535; // blocks along the second dimension
+        if (g->a_type == QLORA_BF16 && qlora__min(g->M, g->N) <= 64 && fits) {
             l.kernel = QLORA__K_gemm_tc_narrow;
             l.side = 64;
             l.threads = 128;
@@ -35503,7 +35509,9 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
     }
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL) {
-        d.capability = d.capability != 0 ? d.capability : ctx->gpu->target_number;
+        // FP8 runs on 9.0 only, so a later device that is limited to that target is still itself.
+        int own = ctx->gpu->target_number == 90 ? ctx->gpu->capability : ctx->gpu->target_number;
+        d.capability = d.capability != 0 ? d.capability : own;
         size_t free_bytes = 0;
         size_t total = 0;
         if (d.bytes == 0 && ctx->gpu->cu.MemGetInfo(&free_bytes, &total) == 0) {
@@ -44672,16 +44680,19 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
     int64_t capability = 0;
     int64_t driver = 0;
     int64_t cublas = 0;
+    int64_t target = 0; // unless the environment limits it
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         capability = ctx->gpu->capability;
         driver = ctx->gpu->driver_version;
+        target = ctx->gpu->target_limit < ctx->gpu->capability ? ctx->gpu->target_number : 0;
         cublas = ctx->gpu->cublas != NULL ? ctx->gpu->cublas_version : 0;
     }
 #endif
     qlora__state_add(s, "version", QLORA__NOTED, QLORA_VERSION);
     qlora__state_add(s, "cuda", QLORA__NOTED, qlora__on_cpu(ctx) ? 0 : 1);
     qlora__state_add(s, "capability", QLORA__NOTED, capability);
+    qlora__state_add_later(s, "gpu_target", QLORA__NOTED, (double)target);
     qlora__state_add(s, "driver", QLORA__NOTED, driver);
     qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
 }
@@ -49776,4 +49787,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 3141e28c8297d14c
+//@@ end aeb476a335d5c4b2

@@ -146,21 +146,26 @@ static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* 
 // Reports that the device is too old for a module, or not the only one that it was written for.
 static qlora_result qlora__module_refuse(qlora_ctx* ctx, const char* name) {
     const qlora__gpu* gpu = ctx->gpu;
+    char limit[80] = "";
+    if (gpu->target_limit < gpu->capability) {
+        snprintf(limit, sizeof limit, ", but " QLORA__GPU_TARGET_SETTING " limits it to %s",
+                 gpu->target);
+    }
     for (size_t i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
         const qlora__ptx_text* t = &qlora__ptx_texts[i];
         if (strcmp(t->module, name) == 0 && t->suffix != '\0') {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                "kernel module %s runs only on compute capability %d.%d; %s has "
-                               "%d.%d",
+                               "%d.%d%s",
                                name, t->target / 10, t->target % 10, gpu->device_name,
-                               gpu->capability / 10, gpu->capability % 10);
+                               gpu->capability / 10, gpu->capability % 10, limit);
         }
     }
     return qlora__fail(
         ctx, QLORA_ERR_UNSUPPORTED,
-        "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 needs 8.0; f32 "
+        "kernel module %s needs compute capability 8.0; %s has %d.%d%s (bf16 needs 8.0; f32 "
         "works)",
-        name, gpu->device_name, gpu->capability / 10, gpu->capability % 10);
+        name, gpu->device_name, gpu->capability / 10, gpu->capability % 10, limit);
 }
 
 // Compiles the module of a kernel of the library and makes all its kernels ready. There is no

@@ -69,7 +69,8 @@ static qlora__gemm_launch qlora__gemm_launch_of(const qlora_ctx* ctx, const qlor
     const qlora__gemm_tile* tile = &qlora__gemm_tiles[row];
     qlora__gemm_launch l = {g->a_type == QLORA_F32 ? tile->f32 : tile->half, tile->side, 256};
     if (qlora__gemm_takes_tensor_cores(ctx, g)) {
-        if (g->a_type == QLORA_BF16 && qlora__min(g->M, g->N) <= 64) {
+        bool fits = qlora__ceil_div(g->N, 64) <= 65535; // blocks along the second dimension
+        if (g->a_type == QLORA_BF16 && qlora__min(g->M, g->N) <= 64 && fits) {
             l.kernel = QLORA__K_gemm_tc_narrow;
             l.side = 64;
             l.threads = 128;

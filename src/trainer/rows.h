@@ -73,16 +73,19 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
     int64_t capability = 0;
     int64_t driver = 0;
     int64_t cublas = 0;
+    int64_t target = 0; // unless the environment limits it
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         capability = ctx->gpu->capability;
         driver = ctx->gpu->driver_version;
+        target = ctx->gpu->target_limit < ctx->gpu->capability ? ctx->gpu->target_number : 0;
         cublas = ctx->gpu->cublas != NULL ? ctx->gpu->cublas_version : 0;
     }
 #endif
     qlora__state_add(s, "version", QLORA__NOTED, QLORA_VERSION);
     qlora__state_add(s, "cuda", QLORA__NOTED, qlora__on_cpu(ctx) ? 0 : 1);
     qlora__state_add(s, "capability", QLORA__NOTED, capability);
+    qlora__state_add_later(s, "gpu_target", QLORA__NOTED, (double)target);
     qlora__state_add(s, "driver", QLORA__NOTED, driver);
     qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
 }
