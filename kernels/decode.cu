@@ -25,29 +25,6 @@ QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
 // bytes of dynamic shared memory. Every block computes x; the blocks of a row share z', block 0
 // writes h' and x. h and h' are different memory. hidden is a multiple of 8, rows are 16-byte
 // aligned.
-struct decode_norm {
-    const bf16* h;
-    bf16* h_out;
-    const bf16* embed;
-    const decode_text* texts;
-    const float* y;
-    const bf16* sb; // [hidden, z_rank]
-    const float* z;
-    const float* after;
-    const float* w;
-    bf16* x;
-    const bf16* a[3]; // [ranks[i], hidden]
-    int64_t ld_embed;
-    int64_t ldx;
-    int32_t ranks[3];
-    int32_t z_rank;
-    int32_t hidden;
-    int32_t rows;
-    float scale;
-    float eps;
-    int32_t slices; // of z: DECODE_SLICES or 1
-    int32_t unused;
-};
 
 // z of a row, summed over the slices in their order, in zs; `room` holds DECODE_SLICES * 16 floats.
 __device__ __forceinline__ void decode_join(const decode_norm& p, float* room, float* zs) {

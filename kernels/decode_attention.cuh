@@ -3,7 +3,7 @@
 #define QLORA_DECODE_ATTENTION_CUH
 
 #include "decode.cuh"
-#include "decode_text.cuh"
+#include "decode_args.cuh"
 
 //   s = scale q K^T, with the cap; o = softmax(s) V over the positions within the window
 //
@@ -27,38 +27,6 @@ enum {
     ATTENTION_TILE = 128, // positions, at most; 64 if dim > 128
     ATTENTION_DIM = 256,
     ATTENTION_PAD = 8 // elements after each row in shared memory, against bank conflicts
-};
-
-struct decode_attention {
-    const bf16* qkv;
-    const bf16* bias;
-    const float* q_norm;
-    const float* k_norm;
-    const float* turn;   // [positions, 2 half]: cosines, sines; null = no rotation
-    const float* turn_q; // the same for q
-    bf16* cache;
-    const int32_t* pages; // [rows, pages of a text]
-    const decode_text* texts;
-    float* partials; // [rows, heads, pages of a text, dim + 2]
-    uint32_t* counters;
-    bf16* o;
-    int64_t ld; // of qkv
-    int64_t ld_cache;
-    int64_t ldo;
-    int32_t heads;
-    int32_t kv_heads;
-    int32_t dim;
-    int32_t half;
-    int32_t neighbours;
-    int32_t window;     // 0 = none
-    int32_t chunk;      // a multiple of ATTENTION_TILE
-    int32_t norm_heads; // the norm of q is over one head, or over all: 1 or 0
-    float scale;
-    float cap;
-    float eps;
-    int32_t a_rank;
-    const bf16* a; // [a_rank, heads * dim]; null: no z
-    float* z;      // [gridDim.x, a_rank], of one row
 };
 
 struct attention_shared {

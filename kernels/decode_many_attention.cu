@@ -2,7 +2,7 @@
 // targets: 80 90
 // groups: bf16
 #include "attn_mma.cuh"
-#include "decode_text.cuh"
+#include "decode_args.cuh"
 #include "early.cuh"
 #include "vec.cuh"
 
@@ -26,39 +26,6 @@
 // Launch: grid (kv_heads * groups, spans, rows), 128 threads, with one group for every 8 query
 // heads of a key head. Dynamic shared memory: MANY_WARPS * MANY_STAGES stages of 64 dim bytes.
 enum { MANY_WARPS = 4, MANY_STAGES = 3, MANY_HEADS = 8, MANY_TILE = 16 };
-
-// Same layout as qlora__decode_attention.
-struct decode_attention {
-    const bf16* qkv;
-    const bf16* bias;
-    const float* q_norm;
-    const float* k_norm;
-    const float* turn;
-    const float* turn_q;
-    bf16* cache;
-    const int32_t* pages; // [rows, all_pages]
-    const decode_text* texts;
-    float* partials; // [rows, heads, gridDim.y, dim + 2]
-    uint32_t* counters;
-    bf16* o;
-    int64_t ld;
-    int64_t ld_cache;
-    int64_t ldo;
-    int32_t heads;
-    int32_t kv_heads;
-    int32_t dim;
-    int32_t half;
-    int32_t neighbours;
-    int32_t window;
-    int32_t chunk;
-    int32_t norm_heads;
-    float scale;
-    float cap;
-    float eps;
-    int32_t a_rank;
-    const bf16* a; // [a_rank, heads * dim]: the adapter of the next product; null = none
-    float* z;      // [gridDim.x, rows, a_rank]: its partial sums
-};
 
 struct decode_many_attention {
     decode_attention p;

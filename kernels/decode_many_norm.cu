@@ -1,7 +1,7 @@
 // decode_many_norm.cu - what is between two stacks of a decoding step, for many texts.
 // targets: 80 90
 // groups: bf16
-#include "decode_text.cuh"
+#include "decode_args.cuh"
 #include "early.cuh"
 #include "vec.cuh"
 
@@ -21,31 +21,6 @@
 // the rows of A, 16 at a time; the first one writes h' and x. Dynamic shared memory: 4 bytes for
 // each of hidden, z_rank and 32 times the padded ranks, and 2 for each of hidden, padded to 64.
 enum { NORM_WARPS = 32 };
-
-// Same layout as qlora__decode_norm.
-struct decode_norm {
-    const bf16* h;
-    bf16* h_out;
-    const bf16* embed;
-    const decode_text* texts;
-    const float* y; // [splits, rows, hidden]
-    const bf16* sb; // [hidden, z_rank]
-    const float* z; // [slices, rows, z_rank]
-    const float* after;
-    const float* w;
-    bf16* x;
-    const bf16* a[3]; // [ranks[i], hidden]
-    int64_t ld_embed;
-    int64_t ldx;
-    int32_t ranks[3];
-    int32_t z_rank;
-    int32_t hidden;
-    int32_t rows;
-    float scale;
-    float eps;
-    int32_t slices;
-    int32_t splits; // 0 is 1
-};
 
 // Row r of A, of all parts one after another; null past the end.
 __device__ __forceinline__ const bf16* norm_row(const decode_norm& p, int32_t r) {

@@ -988,6 +988,12 @@ TEST targets_are_limited_by_the_environment(const test_machine* machine) {
         ASSERT_EQ(i < 2, limited);
         const qlora_kernel* kernel = NULL;
         ASSERT_EQ(QLORA_OK, qlora_cache_compile(ctx, "clip_squares", &kernel));
+        char why[80];
+        snprintf(why, sizeof why, "has 9.0, but QLORA_GPU_TARGET limits it to %s",
+                 cases[i].target);
+        ASSERT_EQ(limited ? QLORA_ERR_UNSUPPORTED : QLORA_OK,
+                  qlora_cache_compile(ctx, "decode_many_head", &kernel));
+        ASSERT_EQ(limited, strstr(qlora_last_error(ctx), why) != NULL);
         ASSERT(test_close_ctx(machine, ctx));
     }
     setenv("QLORA_GPU_TARGET", "sm_81", 1);
