@@ -3,7 +3,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>
 
-#define getenv(name) ((void)(name), (char*)0) // QLORA_CPU_TIER chooses among the tiers of the others
+// QLORA_CPU_TIER chooses among the tiers of the other builds.
+#define getenv(name) ((void)(name), (char*)0)
 #define QLORA__REAL double
 #define QLORA_NO_CUDA
 #define QLORA_STATIC
