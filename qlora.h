@@ -128,9 +128,9 @@
    NUMERICS
        Deterministic: no float atomics, one writer per output, a fixed order of summation, choices
        from committed tables and the context's settings. The same inputs give the same bytes on the
-       same device, driver and cuBLAS, and on the CPU with the same tier for any number of
-       threads; the micro-batches of a step are summed in a fixed tree, so the bytes do not depend
-       on the number of processes either. Tiers (qlora_cpu_tier) differ from each other by rounding,
+       same device, driver and cuBLAS with the same QLORA_GPU_TARGET, and on the CPU with the same
+       tier for any number of threads; the micro-batches of a step are summed in a fixed tree, so
+       the bytes do not depend on the number of processes either. Tiers (qlora_cpu_tier) differ from each other by rounding,
        and those with vectors compute e^x by a polynomial (at most 1.1 units in the last place). F32
        is exact fp32 unless the context's math asks for TF32, which a model adopts when it is
        opened; 16-bit operands accumulate in fp32. 4-bit and FP8 weights are dequantised to bf16
@@ -2395,10 +2395,14 @@ static QLORA__UNUSED bool qlora__os_allows_amx(void) {
     return false; // not offered there
 }
 
-// The value of an environment variable; false if it is not set, empty, or longer than `out`.
+// The value of an environment variable; false if it is not set or empty. Of one that is longer than
+// `out`, only that it is too long, so that it is refused.
 static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
     unsigned long used = GetEnvironmentVariableA(name, out, (unsigned long)size);
-    return used > 0 && used < size;
+    if (used >= size) {
+        snprintf(out, size, "%lu bytes", used);
+    }
+    return used > 0;
 }
 
 // Bytes of physical memory that are available; 0 = not known.
@@ -32556,8 +32560,8 @@ typedef struct qlora__decode {
     qlora_tensor qkv;                 // [texts, q + 2 kv]
     qlora_tensor o;                   // [texts, q]
     qlora_tensor s;                   // [texts, I]
-    qlora_tensor y;                   // f32 [texts, H]: output of o and down; of several texts,
-                                      // without the adapter
+    qlora_tensor y;                   // f32 [texts, H]: output of o and down, of several texts
+                                      // without the adapter; not of many whose sums are in room
     qlora_tensor z;                   // f32 [slices * texts, z_rank]
     qlora_tensor logits;              // [texts, V]
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
@@ -33415,12 +33419,14 @@ static bool qlora__keeps_z(const qlora_model* m) {
 }
 
 // z of the stacks that leave no other trace of it. A recomputed layer has it in x or s when it is
-// needed, except that of q, k and v.
+// needed, except that of q, k and v. Rows of x or s that are not multiples of 8 have z where it is
+// not aligned, and other kernels would add up the gradients: it stays there for both.
 static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t pads[QLORA__GROUPS],
                             bool again, qlora__kept* kept) {
     memset(kept->z, 0, sizeof kept->z);
     for (int g = 0; g < QLORA__GROUPS && qlora__keeps_z(m); g++) {
-        if (g != QLORA__O && pads[g] > 0 && (!again || g == QLORA__QKV)) {
+        bool aligned = m->layers[0].linears[g].in % 8 == 0;
+        if (g != QLORA__O && pads[g] > 0 && aligned && (!again || g == QLORA__QKV)) {
             qlora__arena_tensor(arena, m->compute, m->plan.tokens, pads[g], &kept->z[g]);
         }
     }
@@ -33821,7 +33827,7 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
 #define QLORA__DECODE_ONE 1u       // a kernel of its own for NF4 products of a single row
 #define QLORA__DECODE_EARLY 2u     // kernels may begin before the one before them has ended
 #define QLORA__DECODE_MANY 4u      // kernels of their own for products of more than 8 rows
-#define QLORA__DECODE_WARPGROUP 8u // warpgroup instructions for NF4 products of more than 8 rows
+#define QLORA__DECODE_WARPGROUP 8u // warpgroup instructions: NF4 products of more than 8 rows, head
 #define QLORA__DECODE_LAYERS 16u   // one kernel for all layers of a single text
 #define QLORA__DECODE_ALL 31u
 #define QLORA__DECODE_USED QLORA__DECODE_ALL
@@ -49787,4 +49793,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end aeb476a335d5c4b2
+//@@ end d7cf67f419d0dbb0

@@ -942,10 +942,14 @@ static QLORA__UNUSED bool qlora__os_allows_amx(void) {
     return false; // not offered there
 }
 
-// The value of an environment variable; false if it is not set, empty, or longer than `out`.
+// The value of an environment variable; false if it is not set or empty. Of one that is longer than
+// `out`, only that it is too long, so that it is refused.
 static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
     unsigned long used = GetEnvironmentVariableA(name, out, (unsigned long)size);
-    return used > 0 && used < size;
+    if (used >= size) {
+        snprintf(out, size, "%lu bytes", used);
+    }
+    return used > 0;
 }
 
 // Bytes of physical memory that are available; 0 = not known.
@@ -32324,4 +32328,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end ccfebae29cd38945
+//@@ end baece5bb3e4ea24f

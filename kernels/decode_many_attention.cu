@@ -36,7 +36,7 @@ struct decode_many_attention {
     const float* sums; // [splits, rows, ld], instead of qkv; null = none
 };
 
-template <int DIM> struct many_shared {
+template <int DIM> struct __align__(16) many_shared {
     uint32_t q[MANY_HEADS][DIM / 2 + 4]; // pairs of bf16; no bank conflicts
     uint32_t key[DIM / 2];
     uint32_t value[DIM / 2];
@@ -540,8 +540,8 @@ __device__ __forceinline__ void many_run(const decode_many_attention& m, uint8_t
     int32_t tile = w.begin / MANY_TILE + warp;
     if (w.inside) {
         int32_t lines = w.heads * DIM / 64; // of A, as far as L2
-#pragma unroll 1
         int32_t pieces = m.p.a ? m.p.a_rank * lines : 0;
+#pragma unroll 1
         for (int32_t i = (int32_t)threadIdx.x; i < pieces; i += MANY_WARPS * 32) {
             const bf16* a = m.p.a + (int64_t)(i / lines) * m.p.heads * DIM + w.first_head * DIM;
             asm volatile("prefetch.global.L2 [%0];" ::"l"(a + i % lines * 64));

@@ -344,12 +344,14 @@ static bool qlora__keeps_z(const qlora_model* m) {
 }
 
 // z of the stacks that leave no other trace of it. A recomputed layer has it in x or s when it is
-// needed, except that of q, k and v.
+// needed, except that of q, k and v. Rows of x or s that are not multiples of 8 have z where it is
+// not aligned, and other kernels would add up the gradients: it stays there for both.
 static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t pads[QLORA__GROUPS],
                             bool again, qlora__kept* kept) {
     memset(kept->z, 0, sizeof kept->z);
     for (int g = 0; g < QLORA__GROUPS && qlora__keeps_z(m); g++) {
-        if (g != QLORA__O && pads[g] > 0 && (!again || g == QLORA__QKV)) {
+        bool aligned = m->layers[0].linears[g].in % 8 == 0;
+        if (g != QLORA__O && pads[g] > 0 && aligned && (!again || g == QLORA__QKV)) {
             qlora__arena_tensor(arena, m->compute, m->plan.tokens, pads[g], &kept->z[g]);
         }
     }

@@ -4,7 +4,7 @@
 #define QLORA__DECODE_ONE 1u       // a kernel of its own for NF4 products of a single row
 #define QLORA__DECODE_EARLY 2u     // kernels may begin before the one before them has ended
 #define QLORA__DECODE_MANY 4u      // kernels of their own for products of more than 8 rows
-#define QLORA__DECODE_WARPGROUP 8u // warpgroup instructions for NF4 products of more than 8 rows
+#define QLORA__DECODE_WARPGROUP 8u // warpgroup instructions: NF4 products of more than 8 rows, head
 #define QLORA__DECODE_LAYERS 16u   // one kernel for all layers of a single text
 #define QLORA__DECODE_ALL 31u
 #define QLORA__DECODE_USED QLORA__DECODE_ALL

@@ -222,8 +222,8 @@ typedef struct qlora__decode {
     qlora_tensor qkv;                 // [texts, q + 2 kv]
     qlora_tensor o;                   // [texts, q]
     qlora_tensor s;                   // [texts, I]
-    qlora_tensor y;                   // f32 [texts, H]: output of o and down; of several texts,
-                                      // without the adapter
+    qlora_tensor y;                   // f32 [texts, H]: output of o and down, of several texts
+                                      // without the adapter; not of many whose sums are in room
     qlora_tensor z;                   // f32 [slices * texts, z_rank]
     qlora_tensor logits;              // [texts, V]
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]

@@ -123,10 +123,14 @@ static QLORA__UNUSED bool qlora__os_allows_amx(void) {
     return false; // not offered there
 }
 
-// The value of an environment variable; false if it is not set, empty, or longer than `out`.
+// The value of an environment variable; false if it is not set or empty. Of one that is longer than
+// `out`, only that it is too long, so that it is refused.
 static QLORA__UNUSED bool qlora__os_setting(const char* name, char* out, size_t size) {
     unsigned long used = GetEnvironmentVariableA(name, out, (unsigned long)size);
-    return used > 0 && used < size;
+    if (used >= size) {
+        snprintf(out, size, "%lu bytes", used);
+    }
+    return used > 0;
 }
 
 // Bytes of physical memory that are available; 0 = not known.
