@@ -130,12 +130,12 @@
        from committed tables and the context's settings. The same inputs give the same bytes on the
        same device, driver and cuBLAS with the same QLORA_GPU_TARGET, and on the CPU with the same
        tier for any number of threads; the micro-batches of a step are summed in a fixed tree, so
-       the bytes do not depend on the number of processes either. Tiers (qlora_cpu_tier) differ from each other by rounding,
-       and those with vectors compute e^x by a polynomial (at most 1.1 units in the last place). F32
-       is exact fp32 unless the context's math asks for TF32, which a model adopts when it is
-       opened; 16-bit operands accumulate in fp32. 4-bit and FP8 weights are dequantised to bf16
-       values in every mode, as bitsandbytes does, except by FP8. Built with -ffast-math, the CPU
-       results are unspecified.
+       the bytes do not depend on the number of processes either. Tiers (qlora_cpu_tier) differ from
+       each other by rounding, and those with vectors compute e^x by a polynomial (at most 1.1 units
+       in the last place). F32 is exact fp32 unless the context's math asks for TF32, which a model
+       adopts when it is opened; 16-bit operands accumulate in fp32. 4-bit and FP8 weights are
+       dequantised to bf16 values in every mode, as bitsandbytes does, except by FP8. Built with
+       -ffast-math, the CPU results are unspecified.
 
        Mode BF16 on the CPU rounds both operands of products with weights to the nearest bf16 while
        they are packed: those of projections, adapters and the head, forward and backward. Sums,
@@ -49793,4 +49793,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d7cf67f419d0dbb0
+//@@ end d63d9255842c0116
