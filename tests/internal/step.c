@@ -529,6 +529,14 @@ TEST a_block_may_have_many_pieces(const test_machine* machine) {
     PASS();
 }
 
+static const step_kind step_long_rows[3] = {
+    {"llama, long rows", QLORA_FAMILY_LLAMA, 128, 12, 2, 128, 0, 16, false, false, false,
+     QLORA_BASE_NF4},
+    {"qwen3, long rows", QLORA_FAMILY_QWEN3, 128, 6, 1, 64, 0, 20, false, true, true,
+     QLORA_BASE_NF4},
+    {"olmo2, long rows", QLORA_FAMILY_OLMO2, 256, 2, 2, 64, 0, 40, false, true, false,
+     QLORA_BASE_NF4}};
+
 // The same of many texts: on a small device a block takes many chunks of columns, in one split or
 // in some, and the next kernel adds partial sums of every stack.
 TEST a_block_may_have_many_chunks(const test_machine* machine) {
@@ -536,18 +544,62 @@ TEST a_block_may_have_many_chunks(const test_machine* machine) {
     if (!ctx) {
         SKIPm(test_open_reason());
     }
-    static const step_kind kinds[3] = {{"llama, long rows", QLORA_FAMILY_LLAMA, 128, 12, 2, 128, 0,
-                                        16, false, false, false, QLORA_BASE_NF4},
-                                       {"qwen3, long rows", QLORA_FAMILY_QWEN3, 128, 6, 1, 64, 0,
-                                        20, false, true, true, QLORA_BASE_NF4},
-                                       {"olmo2, long rows", QLORA_FAMILY_OLMO2, 256, 2, 2, 64, 0,
-                                        40, false, true, false, QLORA_BASE_NF4}};
     // Of olmo2, norms are over whole rows of q, and not every kernel has room for its z.
     static const int32_t counts[3] = {2, 5, 5};
     for (int i = 0; i < 6; i++) {
         ctx->gpu->sm_count = counts[i / 2];
         step_now = step_ways[i % 2 == 0 ? 1 : sizeof step_ways / sizeof step_ways[0] - 1];
-        ASSERT(step_kind_holds(ctx, &kinds[i / 2], 1));
+        ASSERT(step_kind_holds(ctx, &step_long_rows[i / 2], 1));
+    }
+    step_now = step_ways[0];
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// Runs a step of `texts` texts, of which text i begins with token i * 7 % 5, or, from the second
+// step on, goes on with what it chose. Texts of the same token must have the same logits.
+static bool step_rows_alike(qlora_ctx* ctx, qlora_model* m, int64_t texts) {
+    const qlora__decode* d = &m->decode;
+    size_t bytes = (size_t)texts * sizeof(qlora__decode_text);
+    size_t row = (size_t)d->logits.ld * 2;
+    qlora__decode_text* state = (qlora__decode_text*)calloc((size_t)texts, sizeof *state);
+    char* logits = (char*)malloc((size_t)texts * row);
+    for (int64_t i = 0; i < texts; i++) {
+        state[i].token = (int32_t)(i * 7 % 5);
+        state[i].alive = 1;
+        state[i].penalty = 1.0f;
+    }
+    bool ok = qlora__enter(ctx, "test") == QLORA_OK;
+    ok = ok && qlora__copy_in(ctx, d->state.data, state, bytes) == QLORA_OK;
+    for (int step = 0; ok && step < 2; step++) {
+        ok = qlora__decode_enqueue(ctx, m) == QLORA_OK &&
+             qlora__copy_out(ctx, logits, d->logits.data, (size_t)texts * row) == QLORA_OK;
+        for (int64_t i = 5; ok && i < texts; i++) {
+            ok = memcmp(logits + (size_t)i * row, logits + (size_t)(i % 5) * row,
+                        STEP_VOCAB * 2) == 0;
+        }
+        ok = ok && memcmp(logits, logits + row, STEP_VOCAB * 2) != 0;
+    }
+    ok = qlora__leave(ctx, ok ? QLORA_OK : QLORA_ERR_STATE) == QLORA_OK && ok;
+    free(state);
+    free(logits);
+    return ok;
+}
+
+// More texts than a block has rows: the bits of a row are the same in every block.
+TEST rows_of_all_blocks_are_alike(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    ctx->gpu->sm_count = 5;
+    for (int way = 0; way < 2; way++) {
+        qlora_model* m = NULL;
+        step_now = step_ways[way == 0 ? 1 : sizeof step_ways / sizeof step_ways[0] - 1];
+        ASSERT_EQ(QLORA_OK,
+                  step_open_texts(ctx, &step_long_rows[1], QLORA_MODE_BF16, 8, 67, &m));
+        ASSERT(step_rows_alike(ctx, m, 67));
+        ASSERT_EQ(QLORA_OK, qlora_model_close(m));
     }
     step_now = step_ways[0];
     ASSERT(test_close_ctx(machine, ctx));
@@ -700,8 +752,13 @@ static enum greatest_test_res texts_apart(const test_machine* machine, bool many
     step_run runs[2][STEP_TEXTS + 1];
     qlora_model* m = NULL;
     bool gpu = qlora_ctx_backend(ctx) == QLORA_BACKEND_CUDA;
-    ASSERT_EQ(QLORA_OK, step_open_texts(ctx, &step_kinds[5], gpu ? QLORA_MODE_BF16 : QLORA_MODE_F32,
-                                        8, STEP_TEXTS, &m));
+    // On a small device, the columns of every stack of the long rows are split.
+    const step_kind* kind = many ? &step_long_rows[1] : &step_kinds[5];
+    if (many) {
+        ctx->gpu->sm_count = 5;
+    }
+    ASSERT_EQ(QLORA_OK, step_open_texts(ctx, kind, gpu ? QLORA_MODE_BF16 : QLORA_MODE_F32, 8,
+                                        STEP_TEXTS, &m));
     memset(alone, 0, sizeof alone);
     memset(runs, 0, sizeof runs);
     for (int i = 0; i < 3; i++) {
@@ -759,6 +816,7 @@ SUITE(step_suite) {
     RUN_ON(TEST_ONE_FAKE, adapters_go_off_and_on);
     RUN_ON(TEST_ONE_FAKE, a_block_may_have_many_pieces);
     RUN_ON(TEST_ONE_GPU, a_block_may_have_many_chunks);
+    RUN_ON(TEST_ONE_GPU, rows_of_all_blocks_are_alike);
     RUN_ON(TEST_ONE_FAKE, a_head_may_be_wide);
     RUN_ON(TEST_ONE_FAKE, a_text_needs_no_graph);
     RUN_ON(TEST_ONE_FAKE, a_row_may_be_longer_than_shared_memory);
