@@ -7330,9 +7330,23 @@ typedef struct qlora__parquet_chunk {
     int64_t size;
     int64_t data;       // offset of the first data page
     int64_t dictionary; // and of the dictionary
+    uint64_t levels[2]; // repetition and definition levels that it counts; 0: none
     bool elsewhere;     // in another file
     bool encrypted;
 } qlora__parquet_chunk;
+
+// How often each level occurs, which tells how many levels the writer's schema had.
+static void qlora__parquet_chunk_levels(qlora__thrift* t, qlora__parquet_chunk* c) {
+    qlora__thrift_field field = {0, 0};
+    while (qlora__thrift_next(t, &field)) {
+        if ((field.id == 2 || field.id == 3) && field.type == QLORA__THRIFT_LIST) {
+            qlora__thrift list = *t;
+            int type = 0;
+            c->levels[field.id - 2] = qlora__thrift_list(&list, &type);
+        }
+        qlora__thrift_skip(t, field.type);
+    }
+}
 
 static void qlora__parquet_chunk_data(qlora__thrift* t, qlora__parquet_chunk* c) {
     qlora__thrift_field field = {0, 0};
@@ -7342,6 +7356,8 @@ static void qlora__parquet_chunk_data(qlora__thrift* t, qlora__parquet_chunk* c)
         bool number = field.type == QLORA__THRIFT_I32 || field.type == QLORA__THRIFT_I64;
         if (number && field.id < 12 && into[field.id] != NULL) {
             *into[field.id] = qlora__thrift_int(t);
+        } else if (field.id == 16 && field.type == QLORA__THRIFT_STRUCT) {
+            qlora__parquet_chunk_levels(t, c);
         } else {
             qlora__thrift_skip(t, field.type);
         }
@@ -7394,6 +7410,15 @@ static qlora_result qlora__parquet_chunk_open(qlora__env* env, const qlora__parq
         return qlora__env_fail(env, QLORA_ERR_FORMAT,
                                "its type, codec, place or size in the footer is missing or not "
                                "valid");
+    }
+    const uint32_t most[2] = {leaf->max_repetition, leaf->max_definition};
+    for (int i = 0; i < 2; i++) {
+        if (c->levels[i] > 0 && c->levels[i] != (uint64_t)most[i] + 1) {
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "the footer counts %llu %s levels; its schema has %u",
+                                   (unsigned long long)c->levels[i],
+                                   i == 0 ? "repetition" : "definition", most[i] + 1);
+        }
     }
     leaf->at = p->file + begin;
     leaf->end = leaf->at + c->size;
@@ -32328,4 +32353,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end baece5bb3e4ea24f
+//@@ end e7db990a34eb2819

@@ -363,6 +363,14 @@ static void pq_footer_column(pq_bytes* b, const pq_column* c, int codec, const s
     if (place[1] != place[0]) {
         pq_int(b, 2, 6, (int64_t)place[0]);
     }
+    if (strcmp(c->path[0], "prompt") == 0) { // one null and two values
+        pq_field(b, 7, 12);
+        pq_field(b, 3, 9);
+        pq_byte(b, 2 << 4 | 6);
+        pq_zigzag(b, 1);
+        pq_zigzag(b, 2);
+        pq_byte(b, 0);
+    }
     pq_byte(b, 0);
     pq_byte(b, 0);
 }

@@ -290,6 +290,10 @@ TEST parquet_refused(void) {
     ASSERT_SAYS("row 3, column \"old\": 4294967295 does not fit in the 8 bits of its type");
     *old = 2 * 18;
     ASSERT_SAYS("column \"old\" is of an unknown type");
+    // the schema and the footer: a column that is required, but has levels
+    pq_make(&file, 0, false, 1);
+    find_bytes(&file, "\x25\x02\x18\x06prompt", 10)[1] = 0;
+    ASSERT_SAYS("column \"prompt\": the footer counts 2 definition levels; its schema has 1");
     // the footer: rows, and a codec that is missing
     pq_make(&file, 0, false, 1);
     find_bytes(&file, "\x16\x06\x19\x1c", 4)[1] = 2 * 4;
