@@ -88,9 +88,9 @@ static const option option_table[] = {
         "conversation with \"messages\""},
     {"out", OPT_TEXT, AT(out), false, 0, 0, "FILE",
         "for --data: the answers, one JSON object per line in the order of the prompts; text i "
-        "has the random seed --seed + i. The same command goes on where it was stopped"},
+        "has the random seed --seed + i. Run the same command again to resume"},
     {"batch", OPT_WHOLE, AT(batch), false, 1, 64, "N",
-        "for --data: texts at the same time (default 16)"},
+        "for --data: texts to generate at the same time (default 16)"},
     {"positions", OPT_WHOLE, AT(positions), false, 1, 1e9, "N",
         "for --data: tokens that the texts at the same time can have together, with their prompts; "
         "one that does not fit waits until others end (default: all of --batch at the length of "

@@ -291,7 +291,9 @@ static bool one_plan(app* a) {
     if (a->config.max_positions > 0 && a->o.length > a->config.max_positions) {
         return fail("--length %lld exceeds the model's limit of %lld tokens%s",
                     (long long)a->o.length, (long long)a->config.max_positions,
-                    a->o.rope_scale == NULL ? "; --rope-scale extends it" : "");
+                    a->o.rope_scale == NULL && a->config.rope.type == QLORA_ROPE_DEFAULT
+                        ? "; --rope-scale extends it"
+                        : "");
     }
     if (!try_plan(a, a->o.batch, a->o.length, QLORA_CHOICE_AUTO, &p, &fits)) {
         return false;

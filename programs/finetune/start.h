@@ -249,7 +249,9 @@ static bool lengths_choose(app* a) {
         return error_set(a->error,
                          "--length (%lld) must not exceed the model's limit of %lld tokens%s",
                          (long long)o->length, (long long)most,
-                         o->rope_scale == NULL ? "; --rope-scale extends it" : "");
+                         o->rope_scale == NULL && a->config.rope.type == QLORA_ROPE_DEFAULT
+                             ? "; --rope-scale extends it"
+                             : "");
     }
     if (o->tokens == 0) {
         int64_t least = (int64_t)sample_texts(a) * o->length;

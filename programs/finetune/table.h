@@ -176,7 +176,7 @@ static const option option_table[] = {
         "kto: weight of the undesirable answers (default 1)"},
     {"reference", OPT_CHOICE, AT(reference), false, 0, 0, "precompute|beside",
         "dpo, kto: precompute the base model's log-probabilities and keep them in a file, or "
-        "compute them beside every step (default precompute)"},
+        "compute them in every step (default precompute)"},
     {"loraplus-ratio", OPT_REAL, AT(loraplus_ratio), true, 1e-3, 1e3, "X",
         "LoRA+: learning rate of the B matrices and of vectors, as a multiple of --lr (default 1)"},
     {"lr-factors", OPT_TEXT, AT(lr_factors), true, 0, 0, "LIST",
@@ -255,7 +255,7 @@ static const option option_table[] = {
         "auto resumes if --out has a checkpoint, never starts over, must fails without a "
         "checkpoint (default auto)"},
     {"extend", OPT_FLAG, AT(extend), false, 0, 0, "",
-        "resume although --lr, --schedule, --warmup, --beta2, --weight-decay or --max-norm has "
+        "resume even if --lr, --schedule, --warmup, --beta2, --weight-decay or --max-norm has "
         "changed, or --steps or --epochs is lower; higher ones need no --extend"},
     {"prompt", OPT_TEXT, AT(prompt), false, 0, 0, "TEXT",
         "prompt to complete before and after training"},
@@ -274,9 +274,9 @@ static const option option_table[] = {
         "wait two hours longer for rank 0 while it saves or answers prompts (default 600)"},
     {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16|fp8",
         "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32; on the CPU, "
-        "bf16 rounds the operands of products with weights, which is faster on ARM processors with "
-        "BF16; fp8 is bf16 with faster, approximate products of 4-bit and FP8 weights, on compute "
-        "capability 9.0 (default auto)"},
+        "bf16 rounds the operands of products with weights, which is faster on processors with "
+        "BF16 instructions (ARM, AMX); fp8 is bf16 with faster, approximate products of 4-bit and "
+        "FP8 weights, on compute capability 9.0 (default auto)"},
     {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit|fp8",
         "storage format of the frozen weights; fp8 has less than a third of the error of nf4 and "
         "twice its size (default nf4)"},

@@ -65,7 +65,7 @@
 
    BUILD AND LINK
        C99 or C++11, 64-bit, little endian. Linux, Windows (mingw-w64, MSVC), macOS and BSD (CPU
-       only). Put the implementation in a file of its own: it takes about ten seconds to compile at
+       only). Put the implementation in a file of its own: it takes 10 to 20 seconds to compile at
        -O2. Include it before any system header there, or build with -D_POSIX_C_SOURCE=200809L.
 
    CONFIGURATION (define before the implementation; none of them changes a public type)
@@ -134,8 +134,8 @@
        each other by rounding, and those with vectors compute e^x by a polynomial (at most 1.1 units
        in the last place). F32 is exact fp32 unless the context's math asks for TF32, which a model
        adopts when it is opened; 16-bit operands accumulate in fp32. 4-bit and FP8 weights are
-       dequantised to bf16 values in every mode, as bitsandbytes does, except by FP8. Built with
-       -ffast-math, the CPU results are unspecified.
+       dequantised to bf16 values in every mode, as bitsandbytes does, except in mode FP8. Built
+       with -ffast-math, the CPU results are unspecified.
 
        Mode BF16 on the CPU rounds both operands of products with weights to the nearest bf16 while
        they are packed: those of projections, adapters and the head, forward and backward. Sums,
@@ -144,19 +144,20 @@
        neon_bf16, avx512_bf16 and amx have instructions for it, which take numbers below 2^-126 for
        zero; amx adds the products of even and of odd k apart, 32 k at a time. In mode F32,
        neon_bf16 has the bits of neon, and avx512_bf16 and amx have those of avx512. qlora_gemm of
-       two bf16 matrices uses these instructions, too. For amx, a context asks Linux once for the
-       use of the tiles (arch_prctl), as every process must.
+       two bf16 matrices also uses these instructions. For amx, a context asks Linux once for
+       permission to use the tiles (arch_prctl), as every process must.
 
        After the attention of the last layer, only rows with a label are needed: o_proj and MLP of
        that layer, the final norm and the head compute no others, in training and for the losses of
        qlora_eval and qlora_eval_sequences. On the GPU, their number is rounded up to whole chunks
-       of the head (the plan's head_chunk), to several at a time if there were more than eight sizes
-       otherwise; if that is no less than the rows of the pass, all are computed. A row has the same
-       dropout mask and, up to the rounding of products with another number of rows, the same values
-       either way. The gradients of the last layer's o, gate, up and down, and of the norms behind
-       its attention, are sums over fewer rows, in another order. How many rows are computed depends
-       on the labels of the micro-batch and, on the GPU, on desc.tokens and the plan's head_chunk.
-       Models with tiles compute all rows, and so do those with several adapters on the GPU.
+       of the head (the plan's head_chunk), or to multiples of several chunks, so that there are at
+       most eight sizes; if that is not less than the rows of the pass, all are computed. A row has
+       the same dropout mask and, up to the rounding of products with another number of rows, the
+       same values either way. The gradients of the last layer's o, gate, up and down, and of the
+       norms after its attention, are sums over fewer rows, in another order. How many rows are
+       computed depends on the labels of the micro-batch and, on the GPU, on desc.tokens and the
+       plan's head_chunk. Models with tiles compute all rows, and so do those with several adapters
+       on the GPU.
 
    TEXTS
        A model generates up to generate_sequences texts at a time, each with its own prompt,
@@ -173,7 +174,7 @@
        multiple of it, and a text that shares its whole prompt uses the full pages of that prompt.
        When a turn begins (qlora_generate_begin, _feed, _prompt), the text reserves the pages for
        its tokens and max_tokens more (0: up to generate_tokens), less those that it shares. So a
-       turn that has begun always comes to its end, and no text is ever removed for another one. If
+       turn that has begun can always finish, and no text is ever removed for another one. If
        too few pages are free, the call returns QLORA_ERR_FULL and nothing has changed: call it
        again when another text has ended or begun a shorter turn. A text that would not fit an empty
        pool is refused with QLORA_ERR_ARGUMENT. qlora_model_info.free_positions is what is free.
@@ -183,26 +184,25 @@
        With desc.slots, a model has several adapters on one base, each with its own rank, scale and
        seed, its own trainer (desc.adapter: learning rate, schedule, clip, checkpoints) and its own
        files (qlora_adapter_select). qlora_train_step_each runs a step of all of them in one pass
-       over the base: batch.adapters tells which one a sequence belongs to. Sums, norms and losses
-       are those of each adapter; one that has come to its end is given no more sequences. Texts of
-       several adapters can be generated at the same time (qlora_generate_desc.adapter).
-       Lengths belong to the model: with longrope, the longest text of any adapter (max_length,
-       generate_tokens) chooses the rotary factors of all of them.
-       On the GPU, the adapters stand side by side: every product runs once, over the rows of all
-       adapters, as if they were one whose rank is the sum of their ranks, and what a row has of
-       another adapter is set to zero. Steps are graphs. A sum of ranks that is more than 128 and
-       more than an eighth of the hidden size would cost more than it saves: then, and always on
-       the CPU, the rows of each adapter are computed separately, without graphs.
-       An adapter's values do not depend on the tokens of the others. On the CPU it has the bits of
-       a training of its own with the same micro-batches, if its sequences are next to each other
-       in every micro-batch and there are no tiles. On the GPU it has the same bits whatever tokens
-       the others have and whichever of the others they belong to, if the model has the same slots
-       and sizes, and its own sequences have the same places in the micro-batches, with as many
-       labels before them; alone, or next to other ranks, it differs by rounding. (Computed
-       separately, the sequences around its own must have the same lengths.)
+       over the base: batch.adapters names the adapter of each sequence. Sums, norms and losses are
+       those of each adapter; one that has finished is given no more sequences. Texts of several
+       adapters can be generated at the same time (qlora_generate_desc.adapter). Lengths belong to
+       the model: with longrope, the longest text of any adapter (max_length, generate_tokens)
+       chooses the rotary factors of all of them. On the GPU, the adapters are stored side by side:
+       every product runs once, over the rows of all adapters, as if they were one whose rank is the
+       sum of their ranks, and the part of a row that belongs to other adapters is set to zero.
+       Steps are graphs. A sum of ranks that is more than 128 and more than an eighth of the hidden
+       size would cost more than it saves: then, and always on the CPU, the rows of each adapter are
+       computed separately, without graphs. An adapter's values do not depend on the tokens of the
+       others. On the CPU it has the bits of a training of its own with the same micro-batches, if
+       its sequences are next to each other in every micro-batch and there are no tiles. On the GPU
+       it has the same bits whatever tokens the others have and whichever of the others they belong
+       to, if the model has the same slots and sizes, and its own sequences have the same places in
+       the micro-batches, with as many labels before them; alone, or next to other ranks, it differs
+       by rounding. (Computed separately, the sequences around its own must have the same lengths.)
        If the activations of one adapter are not finite, its update is skipped (last_skipped), and
        the others have the bits they would have had otherwise. Parameters that are not finite, from
-       a file or written by the program, spoil all adapters that stand side by side. Dropout,
+       a file or written by the program, spoil all adapters that are stored side by side. Dropout,
        NEFTune, DoRA, trained norms, embeddings and rows, DPO and KTO, FP8 and several processes
        need a model with one adapter.
 

@@ -32,11 +32,11 @@ typedef struct generate_bench {
 static const char generate_help[] =
     "usage: bench generate --shape NAME --prompt P --new N [options]\n"
     "  --sequences S    texts at the same time (default 1)\n"
-    "  --rank N         of the adapters; -1 = none (default 16)\n"
-    "  --runs N         the best one counts (default 3)\n"
+    "  --rank N         LoRA rank; -1 = no adapters (default 16)\n"
+    "  --runs N         number of runs; the best is reported (default 3)\n"
     "  --temperature T  sample instead of choosing the most likely token (default 0)\n"
     "  --backend NAME   cuda or cpu (default: CUDA if there is a GPU)\n"
-    "  --threads N      on the CPU (default: all)\n"
+    "  --threads N      CPU threads (default: one per core)\n"
     "  --tbps X         memory bandwidth in TB/s for the roofline (default 4.3 on a GPU, measured\n"
     "                   on a CPU)\n"
     "  --json           print a JSON object\n";
