@@ -691,8 +691,9 @@ gate_readme() {
     sed 's/\(loss .*\)[0-9]$/\1./' $d/hello.out | diff <(sed 's/\.\.$/../' $d/hello.want) - ||
         fault "hello prints something else than README.md shows"
     while read -r line; do
-        grep -qE "^$line:" Makefile || fault "README.md: no such target: make $line"
-    done < <(grep -oE '`make [a-z-]+' README.md | awk '{ print $2 }' | sort -u)
+        grep -qE "^$line:|[$][(]B[)]/${line#build/}( |:|\$)" Makefile ||
+            fault "README.md: no such target: make $line"
+    done < <(grep -oE '`make [a-z][a-z/-]*' README.md | awk '{ print $2 }' | sort -u)
 }
 
 # ---- kernels ----
