@@ -35515,7 +35515,7 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
     }
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL) {
-        // FP8 runs on 9.0 only, so a later device that is limited to that target is still itself.
+        // FP8 runs on 9.0 only: a later device that is limited to that target is planned as it is.
         int own = ctx->gpu->target_number == 90 ? ctx->gpu->capability : ctx->gpu->target_number;
         d.capability = d.capability != 0 ? d.capability : own;
         size_t free_bytes = 0;
@@ -39457,7 +39457,7 @@ typedef struct qlora__decode_many {
     int32_t apart;
 } qlora__decode_many;
 
-// Same layout as decode_norm in kernels/decode.cu.
+// Same layout as decode_norm in kernels/decode_args.cuh.
 typedef struct qlora__decode_norm {
     const void* h;
     void* h_out;
@@ -39482,7 +39482,7 @@ typedef struct qlora__decode_norm {
     int32_t splits;
 } qlora__decode_norm;
 
-// Same layout as decode_attention.
+// Same layout as decode_attention in kernels/decode_args.cuh.
 typedef struct qlora__decode_attention {
     const void* qkv;
     const void* bias;
@@ -40445,9 +40445,8 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
         int64_t blocks = qlora__min(qlora__ceil_div(c->vocab, QLORA__DECODE_MANY_TILE),
                                     qlora__max(1, m->ctx->gpu->sm_count / groups));
         void* args[] = {&p};
-        // Room to align the stages, four of them, of W and x, and results.
         return qlora__decode_launch(m, QLORA__K_decode_many_head, blocks, groups, 1, 512,
-                                    1024 + 4 * (256 + 64) * 128 + 64 * (256 + 8) * 2, args);
+                                    qlora__kernel_rows[QLORA__K_decode_many_head].shared, args);
     }
     return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }
@@ -49793,4 +49792,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 1c7232757c5d6a58
+//@@ end 35a852ee9356cf9b

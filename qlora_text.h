@@ -7287,7 +7287,7 @@ static qlora_result qlora__parquet_footer(qlora__env* env, qlora__parquet* p) {
     }
     return rows == 0 ? QLORA_OK
                      : qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                       "%s: the row groups have not as many rows as the file",
+                                       "%s: the row groups do not have as many rows as the file",
                                        p->label);
 }
 
@@ -32353,4 +32353,4 @@ qlora_result qlora_text_sample_read(qlora_text_data* data, size_t index, qlora_t
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts. The
     Unicode tables are under the Unicode License V3, which is quoted where they start.
 */
-//@@ end e7db990a34eb2819
+//@@ end b42b263a8c26abac

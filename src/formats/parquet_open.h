@@ -290,7 +290,7 @@ static qlora_result qlora__parquet_footer(qlora__env* env, qlora__parquet* p) {
     }
     return rows == 0 ? QLORA_OK
                      : qlora__env_fail(env, QLORA_ERR_FORMAT,
-                                       "%s: the row groups have not as many rows as the file",
+                                       "%s: the row groups do not have as many rows as the file",
                                        p->label);
 }
 

@@ -10,7 +10,7 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
     }
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL) {
-        // FP8 runs on 9.0 only, so a later device that is limited to that target is still itself.
+        // FP8 runs on 9.0 only: a later device that is limited to that target is planned as it is.
         int own = ctx->gpu->target_number == 90 ? ctx->gpu->capability : ctx->gpu->target_number;
         d.capability = d.capability != 0 ? d.capability : own;
         size_t free_bytes = 0;

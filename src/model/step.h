@@ -70,9 +70,8 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
         int64_t blocks = qlora__min(qlora__ceil_div(c->vocab, QLORA__DECODE_MANY_TILE),
                                     qlora__max(1, m->ctx->gpu->sm_count / groups));
         void* args[] = {&p};
-        // Room to align the stages, four of them, of W and x, and results.
         return qlora__decode_launch(m, QLORA__K_decode_many_head, blocks, groups, 1, 512,
-                                    1024 + 4 * (256 + 64) * 128 + 64 * (256 + 8) * 2, args);
+                                    qlora__kernel_rows[QLORA__K_decode_many_head].shared, args);
     }
     return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }

@@ -56,7 +56,7 @@ typedef struct qlora__decode_many {
     int32_t apart;
 } qlora__decode_many;
 
-// Same layout as decode_norm in kernels/decode.cu.
+// Same layout as decode_norm in kernels/decode_args.cuh.
 typedef struct qlora__decode_norm {
     const void* h;
     void* h_out;
@@ -81,7 +81,7 @@ typedef struct qlora__decode_norm {
     int32_t splits;
 } qlora__decode_norm;
 
-// Same layout as decode_attention.
+// Same layout as decode_attention in kernels/decode_args.cuh.
 typedef struct qlora__decode_attention {
     const void* qkv;
     const void* bias;

@@ -773,9 +773,11 @@ TEST fp8_base_trains(const test_machine* machine) {
         ASSERT(base_train(ctx, &plain, &other) && base_same(&published, &other));
         BASE_TRAIN(BASE_WIDENED, &plain, &other);
         ASSERT(base_close(&published, &other, k == 0 ? 1e-5 : 2e-2));
-        // The portable loops widen a quantised weight in slices, which changes the order of sums.
-        bool packed = cpu && ctx->cpu->tier != QLORA_CPU_TIER_PORTABLE;
-        ASSERT(!packed || memcmp(published.loss, other.loss, sizeof other.loss) == 0);
+        // The portable loops widen a quantised weight in slices, which changes the order of the
+        // sums of dx, so that only the first loss has the same bits.
+        bool packed = ctx->cpu->tier != QLORA_CPU_TIER_PORTABLE;
+        size_t losses = packed ? sizeof other.loss : sizeof other.loss[0];
+        ASSERT(!cpu || memcmp(published.loss, other.loss, losses) == 0);
         ASSERT(k != 0 || memcmp(published.text, other.text, sizeof other.text) == 0);
         BASE_TRAIN(BASE_PARTLY, &stored, &other); // what is not quantised stays so
         ASSERT(base_close(&published, &other, k == 0 ? 1e-5 : 2e-2));

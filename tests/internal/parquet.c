@@ -297,7 +297,7 @@ TEST parquet_refused(void) {
     // the footer: rows, and a codec that is missing
     pq_make(&file, 0, false, 1);
     find_bytes(&file, "\x16\x06\x19\x1c", 4)[1] = 2 * 4;
-    ASSERT_SAYS("x.parquet: the row groups have not as many rows as the file");
+    ASSERT_SAYS("x.parquet: the row groups do not have as many rows as the file");
     pq_make(&file, 0, false, 1);
     *(find_bytes(&file, "\x06prompt\x15\0", 9) + 7) = 0x95; // field 12 instead
     ASSERT_SAYS("column \"prompt\": its type, codec, place or size in the footer is missing");

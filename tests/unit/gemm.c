@@ -632,13 +632,32 @@ static void few_multiprocessors(qlora_ctx_desc* desc) {
     }
 }
 
-// Products that take each of the kernels with warpgroup instructions on such a device, with edges
-// inside a tile and a slice, or a single tile that is mostly outside.
-static const struct {
-    const char* kernel;
+// A product that a certain kernel makes.
+typedef struct kernel_case {
+    const char* kernel; // the end of its name
     gemm_case c;
     float alpha;
-} warpgroup_cases[] = {
+} kernel_case;
+
+// Whether the product is right and, on a fake GPU, made by that kernel, in one launch.
+static bool kernel_case_holds(qlora_ctx* ctx, test_random* random, bool fake, const char* family,
+                              const kernel_case* k) {
+    char kernel[64];
+    snprintf(kernel, sizeof kernel, "qlora_gemm_%s_%s", family, k->kernel);
+    int before = fake ? (int)test_fake()->kernel_runs(kernel) : 0;
+    const char* wrong = run_case(ctx, random, &k->c, QLORA_PATH_PTX, 1.0f, k->alpha);
+    if (wrong == NULL && fake && (int)test_fake()->kernel_runs(kernel) != before + 1) {
+        wrong = "made by another kernel";
+    }
+    if (wrong != NULL) {
+        describe_case(&k->c, QLORA_PATH_PTX, wrong);
+    }
+    return wrong == NULL;
+}
+
+// Products that take each of the kernels with warpgroup instructions on such a device, with edges
+// inside a tile and a slice, or a single tile that is mostly outside.
+static const kernel_case warpgroup_cases[] = {
     {"nn_256", {250, 496, 136, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 1.0f},
     {"nt_256", {250, 498, 72, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 1.0f, 8}, 0.5f},
     {"tn_256", {248, 496, 72, true, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 8}, 1.0f},
@@ -667,21 +686,10 @@ TEST gemm_warpgroups(const test_machine* machine) {
         if (!ctx)
             SKIPm(test_open_reason());
         for (size_t i = 0; i < sizeof warpgroup_cases / sizeof warpgroup_cases[0]; i++) {
-            char kernel[64];
-            gemm_case c = warpgroup_cases[i].c;
-            c.M *= fake ? 1 : 8; // a real device has more multiprocessors
-            c.K *= fake ? 1 : 4;
-            snprintf(kernel, sizeof kernel, "qlora_gemm_wg_%s", warpgroup_cases[i].kernel);
-            int before = fake ? (int)test_fake()->kernel_runs(kernel) : 0;
-            const char* wrong =
-                run_case(ctx, &random, &c, QLORA_PATH_PTX, 1.0f, warpgroup_cases[i].alpha);
-            if (wrong != NULL) {
-                describe_case(&c, QLORA_PATH_PTX, wrong);
-                FAILm("wrong product");
-            }
-            if (fake) {
-                ASSERT_EQ_FMT(before + 1, (int)test_fake()->kernel_runs(kernel), "%d");
-            }
+            kernel_case k = warpgroup_cases[i];
+            k.c.M *= fake ? 1 : 8; // a real device has more multiprocessors
+            k.c.K *= fake ? 1 : 4;
+            ASSERT(kernel_case_holds(ctx, &random, fake, "wg", &k));
         }
         // The two with few tiles and a long K.
         ASSERT_EQ_FMT(fake ? 2 : 0, fake ? (int)test_fake()->kernel_runs("qlora_gemm_wg_sum") : 0,
@@ -693,11 +701,7 @@ TEST gemm_warpgroups(const test_machine* machine) {
 
 // Products for each of the tensor-core kernels of compute capability 8.0, with edges inside a
 // block, a slice and a chunk.
-static const struct {
-    const char* kernel;
-    gemm_case c;
-    float alpha;
-} tensor_cases[] = {
+static const kernel_case tensor_cases[] = {
     {"nn", {250, 496, 136, false, false, QLORA_BF16, QLORA_BF16, QLORA_BF16, 0.0f, 8}, 1.0f},
     {"nn", {130, 509, 69, false, false, QLORA_BF16, QLORA_BF16, QLORA_F32, 1.0f, 3}, 0.5f},
     {"nt", {250, 498, 72, false, true, QLORA_BF16, QLORA_BF16, QLORA_BF16, 1.0f, 8}, 0.5f},
@@ -739,19 +743,7 @@ TEST gemm_tensor_cores(const test_machine* machine) {
             SKIPm(test_open_reason());
         ASSERT_STR_EQ("sm_80", qlora_ctx_target(ctx));
         for (size_t i = 0; i < sizeof tensor_cases / sizeof tensor_cases[0]; i++) {
-            char kernel[64];
-            const gemm_case* c = &tensor_cases[i].c;
-            snprintf(kernel, sizeof kernel, "qlora_gemm_tc_%s", tensor_cases[i].kernel);
-            int before = fake ? (int)test_fake()->kernel_runs(kernel) : 0;
-            const char* wrong =
-                run_case(ctx, &random, c, QLORA_PATH_PTX, 1.0f, tensor_cases[i].alpha);
-            if (wrong != NULL) {
-                describe_case(c, QLORA_PATH_PTX, wrong);
-                FAILm("wrong product");
-            }
-            if (fake) {
-                ASSERT_EQ_FMT(before + 1, (int)test_fake()->kernel_runs(kernel), "%d");
-            }
+            ASSERT(kernel_case_holds(ctx, &random, fake, "tc", &tensor_cases[i]));
         }
         ASSERT(test_close_ctx(machine, ctx));
     }
