@@ -30,6 +30,7 @@ ifneq ($(OS),Windows_NT)
 OWN_LDLIBS += -lpthread $(if $(filter Linux,$(shell uname -s)),-ldl)
 else # what the tests use of POSIX
 TEST_INCLUDES := -Itests/windows -include tests/windows/posix.h
+TEST_LDLIBS := -Wl,-Bstatic -lpthread
 endif
 # DEV=1 compiles the parts in src/ directly, so that errors and debuggers show the original file and
 # line; without it, the assembled headers are compiled, as users do.
@@ -150,7 +151,7 @@ $(B)/amalgamate: tools/amalgamate.c
 # ---- programs: each can be built by name (make build/NAME) ----
 
 $(B)/tests: $(TESTS)
-	$(CC) $(OWN_CFLAGS) $(CFLAGS) -o $@ $^ $(LIBS)
+	$(CC) $(OWN_CFLAGS) $(CFLAGS) -o $@ $^ $(LIBS) $(TEST_LDLIBS)
 
 $(B)/embed: tools/embed.c
 	$(COMPILE) -o $@ $<

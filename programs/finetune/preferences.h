@@ -84,7 +84,7 @@ static bool logps_share(app* a, double* out, size_t count) {
         size_t n = count - at < LOGPS_PIECE ? count - at : LOGPS_PIECE;
         ok = gather(a, out + at, n * sizeof *out, all);
         for (size_t i = 0; i < n * (size_t)a->world && ok; i++) {
-            out[at + i % n] = !isnan(all[i]) ? all[i] : out[at + i % n];
+            out[at + i % n] = all[i] == all[i] ? all[i] : out[at + i % n];
         }
     }
     free(all);
