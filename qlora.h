@@ -9585,7 +9585,9 @@ bool qlora_cpu_tier_usable(qlora_cpu_tier tier) {
 
 // ---- choice -------------------------------------------------------------------------------------
 
+#ifndef QLORA__CPU_TIER_SETTING // tests of another build have another name
 #define QLORA__CPU_TIER_SETTING "QLORA_CPU_TIER"
+#endif
 
 // The tiers that can be used here, as "portable, neon".
 static void qlora__cpu_tiers_text(char* text, size_t size) {
@@ -29902,7 +29904,7 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* line
 
 typedef struct qlora__attention {
     int64_t tokens;
-    int64_t before; // keys before that of the first query; 0 but for forward passes on the CPU
+    int64_t before; // keys before that of the first query; 0 but for forward passes
     int64_t n_seqs;
     int64_t heads;
     int64_t kv_heads;
@@ -30906,25 +30908,35 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
     return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
 }
 
-static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_path* p, int64_t hd,
-                                  bool aligned, bool capped) {
+// What decides which kernels attention takes.
+typedef struct qlora__attention_kind {
+    qlora_dtype dtype;
+    int64_t hd;
+    bool aligned;
+    bool capped;
+    bool later; // there are keys before the first query
+} qlora__attention_kind;
+
+static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_path* p,
+                                  const qlora__attention_kind* kind) {
     if (p->takes == QLORA__TAKES_ALL) {
         return true;
     }
-    bool exact = p->takes == QLORA__TAKES_EXACT || p->takes == QLORA__TAKES_MAPS;
+    bool maps = p->takes == QLORA__TAKES_MAPS;
+    bool exact = p->takes == QLORA__TAKES_EXACT || maps;
     // No other kernel of a path needs more shared memory than kv does where it does not fit.
-    return aligned && (exact ? hd == p->hd : hd <= p->hd) &&
-           (!capped || p->takes == QLORA__TAKES_CAPPED) &&
-           (p->takes != QLORA__TAKES_MAPS || qlora__has_warpgroups(ctx)) &&
+    return kind->aligned && (exact ? kind->hd == p->hd : kind->hd <= p->hd) &&
+           (!kind->capped || p->takes == QLORA__TAKES_CAPPED) &&
+           (!maps || (qlora__has_warpgroups(ctx) && !kind->later)) &&
            p->kv.shared <= (uint32_t)ctx->gpu->max_shared;
 }
 
 // Finds the first row of the table that fits.
-static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
-                                                          int64_t hd, bool aligned, bool capped) {
+static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx,
+                                                          const qlora__attention_kind* kind) {
     const qlora__attention_path* p = qlora__attention_paths;
-    while (p->dtype != dtype || !qlora__gpu_takes(ctx, p->capability) ||
-           !qlora__attention_fits(ctx, p, hd, aligned, capped)) {
+    while (p->dtype != kind->dtype || !qlora__gpu_takes(ctx, p->capability) ||
+           !qlora__attention_fits(ctx, p, kind)) {
         p++; // the last row for each dtype always fits
     }
     return p;
@@ -30933,18 +30945,19 @@ static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, 
 static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx,
                                                             const qlora__attention* a) {
     const qlora_tensor* all[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
-    bool aligned = a->hd % 8 == 0;
+    qlora__attention_kind kind = {a->q->dtype, a->hd, a->hd % 8 == 0, a->cap > 0.0f, a->before > 0};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        aligned = aligned && qlora__attention_aligned(all[i]);
+        kind.aligned = kind.aligned && qlora__attention_aligned(all[i]);
     }
-    return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned, a->cap > 0.0f);
+    return qlora__attention_find(ctx, &kind);
 }
 
 // Returns the condition of the kernels that attention needs for this type and head size, with or
-// without a cap.
+// without a cap, and with or without keys before the first query.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
-                                                    int64_t hd, bool capped) {
-    return qlora__attention_find(ctx, dtype, hd, hd % 8 == 0, capped)->need;
+                                                    int64_t hd, bool capped, bool later) {
+    qlora__attention_kind kind = {dtype, hd, hd % 8 == 0, capped, later};
+    return qlora__attention_find(ctx, &kind)->need;
 }
 
 // Kernels count tokens, heads and offsets in 32 bits.
@@ -30956,6 +30969,7 @@ typedef struct qlora__attention_numbers {
     int32_t hd;
     int32_t window;
     int32_t half;
+    int32_t before;
 } qlora__attention_numbers;
 
 static qlora__attention_numbers qlora__attention_narrow(const qlora__attention* a) {
@@ -30967,6 +30981,7 @@ static qlora__attention_numbers qlora__attention_narrow(const qlora__attention* 
     n.hd = (int32_t)a->hd;
     n.window = (int32_t)a->window;
     n.half = a->q->dtype == QLORA_BF16;
+    n.before = (int32_t)a->before;
     return n;
 }
 
@@ -31131,6 +31146,7 @@ static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attentio
         return qlora__launch(ctx, kernel->id, qlora__min(tiles, ctx->gpu->sm_count), 1, 1,
                              kernel->threads, kernel->shared, args);
     }
+    args[used++] = &x.n.before;
     return qlora__attention_launch(ctx, kernel, a, a->heads, 1, args);
 }
 
@@ -31912,7 +31928,7 @@ static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute,
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
            (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
            (random ? QLORA__NEED_RANDOM : 0) |
-           qlora__attention_need(ctx, compute, head_dim, capped);
+           qlora__attention_need(ctx, compute, head_dim, capped, false);
 }
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
@@ -38409,17 +38425,7 @@ static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_
     return v;
 }
 
-// A single row of a tensor.
-static qlora_tensor qlora__one_row(const qlora_tensor* t, int64_t row) {
-    qlora_tensor v = *t;
-    size_t offset = (size_t)(row * t->ld) * qlora_dtype_bytes(t->dtype);
-    v.data = (char*)t->data + offset;
-    v.bytes = t->bytes > offset ? t->bytes - offset : 0;
-    v.rows = 1;
-    return v;
-}
-
-// Attention of all rows of the pass over the cache, on the CPU.
+// Attention of all rows of the pass over the cache.
 static qlora_result qlora__cache_attention_rows(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
@@ -38444,31 +38450,29 @@ static qlora_result qlora__cache_attention_rows(const qlora__pass* pass, int64_t
     return qlora__attention_forward(pass->ctx, &heads.desc, &a);
 }
 
-// Attention of one query, row `row` of the pass, over the cache. Query heads that share a key head
-// are the rows of one matrix, so that one product per key head is enough:
+// Attention of the only query of the pass over the cache. Query heads that share a key head are the
+// rows of one matrix, so that one product per key head is enough:
 //
 //   s = scale q K^T, with the cap of the family; p = softmax(s), o = p V
 //
 // over the positions within the window of the layer.
-static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index, int64_t row) {
+static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
     qlora_ctx* ctx = pass->ctx;
-    int64_t position = pass->first + row;
+    int64_t position = pass->first;
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     const qlora_model_config* c = &m->plan.config;
     int64_t d = c->head_dim;
     int64_t group = c->heads / c->kv_heads;
     qlora__heads heads = qlora__heads_of(pass, layer);
-    qlora_tensor query = qlora__one_row(&heads.q, row);
-    qlora_tensor output = qlora__one_row(&layer->kept.o, row);
     int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
     int64_t seen = qlora__min(position + 1, window);
     qlora_tensor rows = qlora__cache_rows(m, index, pass->cache + position + 1 - seen, seen);
     qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
     qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
     qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
-    qlora_tensor q = qlora__as_heads(&query, c->kv_heads, group * d, group, d, d);
-    qlora_tensor o = qlora__as_heads(&output, c->kv_heads, group * d, group, d, d);
+    qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
+    qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
     qlora_tensor s =
         qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen, m->scores.ld);
     qlora_tensor p = qlora__as_heads(&m->chances, c->kv_heads, group * m->chances.ld, group, seen,
@@ -38588,13 +38592,8 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
         return qlora__layer_attention(pass, layer);
     }
-    if (pass->rows > 1 && qlora__on_cpu(pass->ctx)) {
-        return qlora__cache_attention_rows(pass, index);
-    }
-    for (int64_t row = 0; row < pass->rows; row++) {
-        QLORA__TRY(qlora__cache_attention(pass, index, row));
-    }
-    return QLORA_OK;
+    return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
+                          : qlora__cache_attention(pass, index);
 }
 
 // Leaves the input of the next layer, or of the head, in m->x, unless there are tiles.
@@ -40890,6 +40889,10 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         }
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                               nf4, true, m->dir == NULL);
+        need |= m->desc.generate_tokens > 0 // later pieces of a prompt
+                    ? qlora__attention_need(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
+                                            true)
+                    : 0;
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
         need |= qlora__decode_has_room(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
@@ -49792,4 +49795,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 35a852ee9356cf9b
+//@@ end fa56d2ce4329bc47

@@ -199,7 +199,7 @@ QLORA_KERNEL __launch_bounds__(256, 1)
     qlora_attn_f32_fwd(char* q_data, int64_t ld_q, char* k_data, int64_t ld_k, char* v_data,
                        int64_t ld_v, char* o_data, int64_t ld_o, float* lse, const int32_t* cu,
                        int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads, int32_t hd,
-                       int32_t window, float scale, int32_t half, float cap) {
+                       int32_t window, float scale, int32_t half, float cap, int32_t before) {
     // long because the running softmax touches everything a thread holds
     __shared__ __align__(16) attn_shared s;
     int ty = (int)threadIdx.x / 16;
@@ -228,18 +228,20 @@ QLORA_KERNEL __launch_bounds__(256, 1)
     slices_clear(acc);
     float top[4] = {NO_SCORE, NO_SCORE, NO_SCORE, NO_SCORE};
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    int32_t end = min(t.first + TILE, t.length);
-    int32_t n0 = window > 0 ? max(t.first - window + 1, 0) / TILE * TILE : 0;
+    int32_t own = before + t.first; // the first query, as a key
+    int32_t keys = before + t.length;
+    int32_t end = min(own + TILE, keys);
+    int32_t n0 = window > 0 ? max(own - window + 1, 0) / TILE * TILE : 0;
 #pragma unroll 1
     for (; n0 < end; n0 += TILE) {
         float c[4][4];
-        tile_product(c, s, q, rows, matrix_at(k, n0, 0), t.length - n0, hd);
+        tile_product(c, s, q, rows, matrix_at(k, n0, 0), keys - n0, hd);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float peak = top[i];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                bool visible = key_visible(t.first + 4 * ty + i, n0 + 4 * tx + j, window);
+                bool visible = key_visible(own + 4 * ty + i, n0 + 4 * tx + j, window);
                 c[i][j] = visible ? score_of(c[i][j], scale, cap) : MINUS_INF;
                 peak = fmaxf(peak, c[i][j]);
             }
@@ -263,7 +265,7 @@ QLORA_KERNEL __launch_bounds__(256, 1)
                 s.p[4 * tx + j][4 * ty + i] = c[i][j];
             }
         }
-        tile_accumulate(acc, s, matrix_at(v, n0, 0), t.length - n0, hd);
+        tile_accumulate(acc, s, matrix_at(v, n0, 0), keys - n0, hd);
     }
     float inverse[4];
 #pragma unroll

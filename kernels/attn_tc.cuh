@@ -13,7 +13,9 @@
 // Layout: token-major rows [tokens, heads * hd] with a row stride in elements (a multiple of 8,
 // data 16-byte aligned); query head h reads key/value head h / (heads / kv_heads). cu holds
 // n_seqs + 1 ascending token offsets; sequence s is [cu[s], cu[s + 1]) and unused entries repeat
-// the last one. Tokens from cu[n_seqs] on are a tail: every output there is zero.
+// the last one. Tokens from cu[n_seqs] on are a tail: every output there is zero. Forward, `before`
+// keys may precede the first query; then there is one sequence, and query i is at the place of key
+// before + i.
 //
 // Determinism: one writer per output, and every sum in a fixed order that depends only on the
 // positions within the sequence and, for dk and dv, on how many blocks share the query heads of a
@@ -47,7 +49,8 @@ struct attn_args {
     int32_t hd;
     int32_t window;
     float scale;
-    float cap; // 0: none
+    float cap;      // 0: none
+    int32_t before; // keys before the first query of the only sequence; forward only
 };
 
 // Scores are kept as s * score_factor, in powers of two. With a cap, s is tanh(scale q.k / cap).
@@ -226,8 +229,9 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
         return;
     }
     int32_t kv_head = head / (a.heads / a.kv_heads);
-    int32_t n_end = (min(t.first + BM, t.length) + BN - 1) / BN;
-    int32_t n = a.window > 0 ? max(t.first - a.window + 1, 0) / BN : 0;
+    int32_t keys = a.before + t.length;
+    int32_t n_end = (min(a.before + t.first + BM, keys) + BN - 1) / BN;
+    int32_t n = a.window > 0 ? max(a.before + t.first - a.window + 1, 0) / BN : 0;
     const bf16* q = tile_source<HD>(a.q, a.ld_q, a.hd, head, t.begin + t.first);
     const bf16* k = tile_source<HD>(a.k, a.ld_k, a.hd, kv_head, t.begin + n * BN);
     const bf16* v = tile_source<HD>(a.v, a.ld_v, a.hd, kv_head, t.begin + n * BN);
@@ -236,7 +240,7 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
     uint32_t kv_tile = q_tile + BM * tile<HD>::PITCH;
     constexpr uint32_t STAGE = 2 * BN * tile<HD>::PITCH;
     int32_t warp_row = (int32_t)(threadIdx.x >> 5) * MT * 16;
-    int32_t row0 = t.first + warp_row;
+    int32_t row0 = a.before + t.first + warp_row; // as a key
     uint32_t q_lane = lane_rows16<HD>(q_tile, warp_row);
     uint32_t k_lane = lane_cols16<HD>(kv_tile, 0);
     uint32_t v_lane = lane_rows16<HD>(kv_tile + BN * tile<HD>::PITCH, 0);
@@ -249,10 +253,10 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
     const float factor = score_factor(a);
 
     tile_load<HD, BM, THREADS>(q_tile, q, a.ld_q, a.hd, t.length - t.first, a.q);
-    tile_load<HD, BN, THREADS>(kv_tile, k, a.ld_k, a.hd, t.length - n * BN, a.k);
+    tile_load<HD, BN, THREADS>(kv_tile, k, a.ld_k, a.hd, keys - n * BN, a.k);
     if (STAGES == 2) {
         tile_load<HD, BN, THREADS>(kv_tile + BN * tile<HD>::PITCH, v, a.ld_v, a.hd,
-                                   t.length - n * BN, a.v);
+                                   keys - n * BN, a.v);
     }
     copy_commit();
     uint32_t stage = 0;
@@ -260,7 +264,7 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
         copy_wait();
         __syncthreads();
         k += BN * a.ld_k;
-        int32_t rows_left = t.length - n * BN;
+        int32_t rows_left = keys - n * BN;
         if (STAGES == 1) {
             tile_load<HD, BN, THREADS>(kv_tile + BN * tile<HD>::PITCH, v, a.ld_v, a.hd, rows_left,
                                        a.v);
@@ -311,6 +315,7 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
     o += (int64_t)t.begin * ld_o + (int32_t)blockIdx.y * a.hd;
     lse += (int64_t)(int32_t)blockIdx.y * a.tokens + t.begin;
     float inverse[MT][2];
+    row0 -= a.before;
     softmax_finish<MT>(top, sum, lse, row0, t.length, inverse);
     rows_store<HD, MT>(acc, inverse, q_tile, warp_row, o, ld_o, a.hd, row0, t.length);
 }
@@ -788,10 +793,10 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
         const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
         bf16* o, int64_t ld_o, float* lse, const int32_t* cu, int32_t n_seqs, int32_t tokens,      \
         int32_t heads, int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half,    \
-        float cap) {                                                                               \
+        float cap, int32_t before) {                                                               \
         attn_args a = {q,      k,     v,           nullptr, ld_q,  ld_k,     ld_v,                 \
                        0,      cu,    n_seqs,      tokens,  heads, kv_heads, SIZE_OF(KIND, HD),    \
-                       window, scale, CAP_OF(KIND)};                                               \
+                       window, scale, CAP_OF(KIND), before};                                       \
         attn_forward<HD, WARPS, MT, BN, STAGES>(a, o, ld_o, lse);                                  \
     }
 
@@ -816,7 +821,7 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
         int32_t each, float cap) {                                                                 \
         attn_args a = {q,      k,     v,           d_o,    ld_q,  ld_k,     ld_v,                  \
                        ld_do,  cu,    n_seqs,      tokens, heads, kv_heads, SIZE_OF(KIND, HD),     \
-                       window, scale, CAP_OF(KIND)};                                               \
+                       window, scale, CAP_OF(KIND), 0};                                            \
         attn_backward_kv<HD, PAIRS, MT, BQ>(a, stats, dk, ld_dk, dv, ld_dv, parts, each);          \
     }
 
@@ -830,7 +835,7 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
         int32_t hd, int32_t window, float scale, int32_t half, float cap) {                        \
         attn_args a = {q,      k,     v,           d_o,    ld_q,  ld_k,     ld_v,                  \
                        ld_do,  cu,    n_seqs,      tokens, heads, kv_heads, SIZE_OF(KIND, HD),     \
-                       window, scale, CAP_OF(KIND)};                                               \
+                       window, scale, CAP_OF(KIND), 0};                                            \
         attn_backward_q<HD, WARPS, MT, BN, SUB, STAGES>(a, stats, dq, ld_dq);                      \
     }
 

@@ -21,6 +21,7 @@
     X(stream_suite)                                                                                \
     X(rows_suite)                                                                                  \
     X(optimizer_suite)                                                                             \
+    X(later_suite)                                                                                 \
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
     X(gguf_suite)                                                                                  \

@@ -159,7 +159,9 @@ bool qlora_cpu_tier_usable(qlora_cpu_tier tier) {
 
 // ---- choice -------------------------------------------------------------------------------------
 
+#ifndef QLORA__CPU_TIER_SETTING // tests of another build have another name
 #define QLORA__CPU_TIER_SETTING "QLORA_CPU_TIER"
+#endif
 
 // The tiers that can be used here, as "portable, neon".
 static void qlora__cpu_tiers_text(char* text, size_t size) {

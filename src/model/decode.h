@@ -34,17 +34,7 @@ static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_
     return v;
 }
 
-// A single row of a tensor.
-static qlora_tensor qlora__one_row(const qlora_tensor* t, int64_t row) {
-    qlora_tensor v = *t;
-    size_t offset = (size_t)(row * t->ld) * qlora_dtype_bytes(t->dtype);
-    v.data = (char*)t->data + offset;
-    v.bytes = t->bytes > offset ? t->bytes - offset : 0;
-    v.rows = 1;
-    return v;
-}
-
-// Attention of all rows of the pass over the cache, on the CPU.
+// Attention of all rows of the pass over the cache.
 static qlora_result qlora__cache_attention_rows(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
@@ -69,31 +59,29 @@ static qlora_result qlora__cache_attention_rows(const qlora__pass* pass, int64_t
     return qlora__attention_forward(pass->ctx, &heads.desc, &a);
 }
 
-// Attention of one query, row `row` of the pass, over the cache. Query heads that share a key head
-// are the rows of one matrix, so that one product per key head is enough:
+// Attention of the only query of the pass over the cache. Query heads that share a key head are the
+// rows of one matrix, so that one product per key head is enough:
 //
 //   s = scale q K^T, with the cap of the family; p = softmax(s), o = p V
 //
 // over the positions within the window of the layer.
-static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index, int64_t row) {
+static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
     qlora_ctx* ctx = pass->ctx;
-    int64_t position = pass->first + row;
+    int64_t position = pass->first;
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
     const qlora_model_config* c = &m->plan.config;
     int64_t d = c->head_dim;
     int64_t group = c->heads / c->kv_heads;
     qlora__heads heads = qlora__heads_of(pass, layer);
-    qlora_tensor query = qlora__one_row(&heads.q, row);
-    qlora_tensor output = qlora__one_row(&layer->kept.o, row);
     int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
     int64_t seen = qlora__min(position + 1, window);
     qlora_tensor rows = qlora__cache_rows(m, index, pass->cache + position + 1 - seen, seen);
     qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
     qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
     qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
-    qlora_tensor q = qlora__as_heads(&query, c->kv_heads, group * d, group, d, d);
-    qlora_tensor o = qlora__as_heads(&output, c->kv_heads, group * d, group, d, d);
+    qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
+    qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
     qlora_tensor s =
         qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen, m->scores.ld);
     qlora_tensor p = qlora__as_heads(&m->chances, c->kv_heads, group * m->chances.ld, group, seen,

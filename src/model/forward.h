@@ -91,13 +91,8 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
         return qlora__layer_attention(pass, layer);
     }
-    if (pass->rows > 1 && qlora__on_cpu(pass->ctx)) {
-        return qlora__cache_attention_rows(pass, index);
-    }
-    for (int64_t row = 0; row < pass->rows; row++) {
-        QLORA__TRY(qlora__cache_attention(pass, index, row));
-    }
-    return QLORA_OK;
+    return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
+                          : qlora__cache_attention(pass, index);
 }
 
 // Leaves the input of the next layer, or of the head, in m->x, unless there are tiles.

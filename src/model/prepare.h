@@ -255,6 +255,10 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         }
         uint32_t need = qlora__kernels_needed(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
                                               nf4, true, m->dir == NULL);
+        need |= m->desc.generate_tokens > 0 // later pieces of a prompt
+                    ? qlora__attention_need(ctx, m->compute, c->head_dim, c->attention_cap > 0.0,
+                                            true)
+                    : 0;
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
         need |= qlora__decode_has_room(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;

@@ -120,25 +120,35 @@ static bool qlora__attention_aligned(const qlora_tensor* t) {
     return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
 }
 
-static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_path* p, int64_t hd,
-                                  bool aligned, bool capped) {
+// What decides which kernels attention takes.
+typedef struct qlora__attention_kind {
+    qlora_dtype dtype;
+    int64_t hd;
+    bool aligned;
+    bool capped;
+    bool later; // there are keys before the first query
+} qlora__attention_kind;
+
+static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_path* p,
+                                  const qlora__attention_kind* kind) {
     if (p->takes == QLORA__TAKES_ALL) {
         return true;
     }
-    bool exact = p->takes == QLORA__TAKES_EXACT || p->takes == QLORA__TAKES_MAPS;
+    bool maps = p->takes == QLORA__TAKES_MAPS;
+    bool exact = p->takes == QLORA__TAKES_EXACT || maps;
     // No other kernel of a path needs more shared memory than kv does where it does not fit.
-    return aligned && (exact ? hd == p->hd : hd <= p->hd) &&
-           (!capped || p->takes == QLORA__TAKES_CAPPED) &&
-           (p->takes != QLORA__TAKES_MAPS || qlora__has_warpgroups(ctx)) &&
+    return kind->aligned && (exact ? kind->hd == p->hd : kind->hd <= p->hd) &&
+           (!kind->capped || p->takes == QLORA__TAKES_CAPPED) &&
+           (!maps || (qlora__has_warpgroups(ctx) && !kind->later)) &&
            p->kv.shared <= (uint32_t)ctx->gpu->max_shared;
 }
 
 // Finds the first row of the table that fits.
-static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, qlora_dtype dtype,
-                                                          int64_t hd, bool aligned, bool capped) {
+static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx,
+                                                          const qlora__attention_kind* kind) {
     const qlora__attention_path* p = qlora__attention_paths;
-    while (p->dtype != dtype || !qlora__gpu_takes(ctx, p->capability) ||
-           !qlora__attention_fits(ctx, p, hd, aligned, capped)) {
+    while (p->dtype != kind->dtype || !qlora__gpu_takes(ctx, p->capability) ||
+           !qlora__attention_fits(ctx, p, kind)) {
         p++; // the last row for each dtype always fits
     }
     return p;
@@ -147,18 +157,19 @@ static const qlora__attention_path* qlora__attention_find(const qlora_ctx* ctx, 
 static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx,
                                                             const qlora__attention* a) {
     const qlora_tensor* all[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
-    bool aligned = a->hd % 8 == 0;
+    qlora__attention_kind kind = {a->q->dtype, a->hd, a->hd % 8 == 0, a->cap > 0.0f, a->before > 0};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        aligned = aligned && qlora__attention_aligned(all[i]);
+        kind.aligned = kind.aligned && qlora__attention_aligned(all[i]);
     }
-    return qlora__attention_find(ctx, a->q->dtype, a->hd, aligned, a->cap > 0.0f);
+    return qlora__attention_find(ctx, &kind);
 }
 
 // Returns the condition of the kernels that attention needs for this type and head size, with or
-// without a cap.
+// without a cap, and with or without keys before the first query.
 static QLORA__UNUSED uint32_t qlora__attention_need(const qlora_ctx* ctx, qlora_dtype dtype,
-                                                    int64_t hd, bool capped) {
-    return qlora__attention_find(ctx, dtype, hd, hd % 8 == 0, capped)->need;
+                                                    int64_t hd, bool capped, bool later) {
+    qlora__attention_kind kind = {dtype, hd, hd % 8 == 0, capped, later};
+    return qlora__attention_find(ctx, &kind)->need;
 }
 
 // Kernels count tokens, heads and offsets in 32 bits.
@@ -170,6 +181,7 @@ typedef struct qlora__attention_numbers {
     int32_t hd;
     int32_t window;
     int32_t half;
+    int32_t before;
 } qlora__attention_numbers;
 
 static qlora__attention_numbers qlora__attention_narrow(const qlora__attention* a) {
@@ -181,6 +193,7 @@ static qlora__attention_numbers qlora__attention_narrow(const qlora__attention* 
     n.hd = (int32_t)a->hd;
     n.window = (int32_t)a->window;
     n.half = a->q->dtype == QLORA_BF16;
+    n.before = (int32_t)a->before;
     return n;
 }
 
@@ -345,6 +358,7 @@ static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attentio
         return qlora__launch(ctx, kernel->id, qlora__min(tiles, ctx->gpu->sm_count), 1, 1,
                              kernel->threads, kernel->shared, args);
     }
+    args[used++] = &x.n.before;
     return qlora__attention_launch(ctx, kernel, a, a->heads, 1, args);
 }
 

@@ -328,7 +328,7 @@ static uint32_t qlora__kernels_needed(const qlora_ctx* ctx, qlora_dtype compute,
            (compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
            (nf4 ? QLORA__NEED_NF4 : 0) | (lora ? QLORA__NEED_LORA : 0) |
            (random ? QLORA__NEED_RANDOM : 0) |
-           qlora__attention_need(ctx, compute, head_dim, capped);
+           qlora__attention_need(ctx, compute, head_dim, capped, false);
 }
 
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {

@@ -18,6 +18,7 @@ typedef struct generate_bench {
     int64_t fresh;
     int64_t rank;
     int64_t sequences;
+    int64_t piece; // 0 = the whole prompt
     int64_t runs;
     int64_t threads;
     double temperature;
@@ -32,6 +33,7 @@ typedef struct generate_bench {
 static const char generate_help[] =
     "usage: bench generate --shape NAME --prompt P --new N [options]\n"
     "  --sequences S    texts at the same time (default 1)\n"
+    "  --piece N        tokens of the prompt that are computed at a time (default: all)\n"
     "  --rank N         LoRA rank; -1 = no adapters (default 16)\n"
     "  --runs N         number of runs; the best is reported (default 3)\n"
     "  --temperature T  sample instead of choosing the most likely token (default 0)\n"
@@ -153,7 +155,7 @@ static bool generate_run(generate_bench* b, qlora_ctx* ctx) {
     desc.config = &config;
     desc.rank = (int32_t)b->rank;
     desc.purpose = QLORA_PURPOSE_EVALUATE;
-    desc.tokens = b->prompt;
+    desc.tokens = b->piece > 0 && b->piece < b->prompt ? b->piece : b->prompt;
     desc.head_chunk = 1;
     desc.generate_tokens = b->prompt + b->fresh + 8;
     desc.generate_sequences = b->sequences;
@@ -181,6 +183,7 @@ static bool generate_parse(generate_bench* b, int argc, char** argv) {
             int64_t* number;
         } numbers[] = {{"--prompt", &b->prompt},       {"--new", &b->fresh},
                        {"--rank", &b->rank},           {"--runs", &b->runs},
+                       {"--piece", &b->piece},
                        {"--sequences", &b->sequences}, {"--threads", &b->threads}};
         bool known = strcmp(argv[i], "--json") == 0;
         if (known) {

@@ -1,10 +1,9 @@
 // double.c - the CPU loops of qlora.h compiled in double, for finite differences and as the float64
 // reference for other builds.
 #define _POSIX_C_SOURCE 200809L
-#include <stdlib.h>
 
 // QLORA_CPU_TIER chooses among the tiers of the other builds.
-#define getenv(name) ((void)(name), (char*)0)
+#define QLORA__CPU_TIER_SETTING "QLORA_CPU_TIER_IN_DOUBLE"
 #define QLORA__REAL double
 #define QLORA_NO_CUDA
 #define QLORA_STATIC

@@ -24,6 +24,7 @@
 #include "internal/head.c"
 #include "internal/labelled.c"
 #include "internal/away.c"
+#include "internal/later.c"
 #include "internal/step.c"
 #include "internal/step_layers.c"
 #include "internal/texts.c"

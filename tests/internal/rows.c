@@ -726,6 +726,23 @@ TEST attention_keeps_poison_where_it_belongs(void) {
 
 // ---- tiles and panels of the packed products ----
 
+// a b + c, rounded once; fmaf of some C libraries for Windows rounds twice. The sum of a product,
+// which is exact in double, and c is rounded to odd if it is not exact, so that the second rounding
+// sees on which side of the middle it is.
+static float fused(float a, float b, float c) {
+    double product = (double)a * (double)b;
+    double sum = product + (double)c;
+    double back = sum - product;
+    double lost = (product - (sum - back)) + ((double)c - back);
+    uint64_t bits;
+    memcpy(&bits, &sum, sizeof bits);
+    if (lost != 0.0 && (bits & 1) == 0) {
+        bits += (lost > 0.0) == (sum > 0.0) ? 1 : UINT64_MAX;
+        memcpy(&sum, &bits, sizeof sum);
+    }
+    return (float)sum;
+}
+
 // Whether a tile, cut after `cut` steps, has the bits of fused multiply-adds in ascending k.
 static bool tile_in_order(qlora__tile_fn tile, int64_t rows, int64_t cols, int64_t steps,
                           int64_t cut, const float* a, const float* b) {
@@ -737,7 +754,7 @@ static bool tile_in_order(qlora__tile_fn tile, int64_t rows, int64_t cols, int64
     for (int64_t i = 0; i < rows * cols; i++) {
         float sum = 0.0f;
         for (int64_t k = 0; k < steps; k++) {
-            sum = fmaf(a[k * rows + i / cols], b[k * cols + i % cols], sum);
+            sum = fused(a[k * rows + i / cols], b[k * cols + i % cols], sum);
         }
         same = same && memcmp(&sum, &c[i], sizeof sum) == 0;
     }

@@ -376,7 +376,7 @@ TEST one_by_eight_is_eight_by_one(const test_machine* machine) {
     float* expected = NULL;
     double expected_loss = 0.0;
     size_t n = 0;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < (test_brief() ? 2 : 4); i++) {
         rig r;
         double loss = 0.0;
         ASSERT(rig_open(&r, &s));
@@ -792,7 +792,7 @@ static uint64_t plan_sum(const qlora_plan* p) {
 // The plan's figures match the allocated bytes, and nothing is allocated after that.
 TEST plan_is_what_is_allocated(const test_machine* machine) {
     bool is_fake = strcmp(machine->backend, "fake") == 0;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i += test_brief() ? 2 : 1) {
         setup s = setup_make(machine);
         s.model.recompute = i == 1 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
         s.model.cache = i == 2 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
