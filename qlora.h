@@ -5003,6 +5003,7 @@ typedef struct qlora__block_product {
     int64_t ldc;
     bool add;
     bool turned;
+    int64_t ahead; // elements after those of b that are multiplied: memory that is soon read
 } qlora__block_product;
 
 // Probabilities of attention and the gradients of the scores of one query:
@@ -5906,6 +5907,91 @@ static void qlora__scores_neon(const qlora__score_row* r) {
     }
 }
 
+// sum += b times one lane of a. The instruction itself, because compilers move the intrinsic: with
+// two steps in a loop, gcc then runs out of registers.
+#define QLORA__FMA(sum, b, a, lane)                                                                \
+    __asm__("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(b), "w"(a))
+
+// One row of a tile: three vectors of sums. The sums need names, because compilers keep an array of
+// vectors in memory.
+#define QLORA__ROW(i, a, lane)                                                                     \
+    QLORA__FMA(c##i##0, b0, a, lane);                                                              \
+    QLORA__FMA(c##i##1, b1, a, lane);                                                              \
+    QLORA__FMA(c##i##2, b2, a, lane)
+#define QLORA__STEP(k)                                                                             \
+    do {                                                                                           \
+        float32x4_t b0 = vld1q_f32(b + (k)*ldb);                                                   \
+        float32x4_t b1 = vld1q_f32(b + (k)*ldb + 4);                                               \
+        float32x4_t b2 = vld1q_f32(b + (k)*ldb + 8);                                               \
+        float32x4_t a0 = vld1q_f32(a + (k)*lda);                                                   \
+        float32x4_t a4 = vld1q_f32(a + (k)*lda + 4);                                               \
+        QLORA__ROW(0, a0, 0);                                                                      \
+        QLORA__ROW(1, a0, 1);                                                                      \
+        QLORA__ROW(2, a0, 2);                                                                      \
+        QLORA__ROW(3, a0, 3);                                                                      \
+        QLORA__ROW(4, a4, 0);                                                                      \
+        QLORA__ROW(5, a4, 1);                                                                      \
+        QLORA__ROW(6, a4, 2);                                                                      \
+        QLORA__ROW(7, a4, 3);                                                                      \
+    } while (0)
+#define QLORA__ROW_LOAD(i)                                                                         \
+    c##i##0 = vld1q_f32(c + i * ldc);                                                              \
+    c##i##1 = vld1q_f32(c + i * ldc + 4);                                                          \
+    c##i##2 = vld1q_f32(c + i * ldc + 8)
+#define QLORA__ROW_STORE(i)                                                                        \
+    vst1q_f32(c + i * ldc, c##i##0);                                                               \
+    vst1q_f32(c + i * ldc + 4, c##i##1);                                                           \
+    vst1q_f32(c + i * ldc + 8, c##i##2)
+
+// C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
+// Rows of a are lda apart, those of b ldb; memory is read `ahead` elements after b if that is not 0.
+static QLORA__INLINE void qlora__neon_sums(int64_t steps, const float* a, int64_t lda,
+                                           const float* b, int64_t ldb, int64_t ahead, float* c,
+                                           int64_t ldc, bool add) {
+    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c10 = c00, c11 = c00, c12 = c00;
+    float32x4_t c20 = c00, c21 = c00, c22 = c00, c30 = c00, c31 = c00, c32 = c00;
+    float32x4_t c40 = c00, c41 = c00, c42 = c00, c50 = c00, c51 = c00, c52 = c00;
+    float32x4_t c60 = c00, c61 = c00, c62 = c00, c70 = c00, c71 = c00, c72 = c00;
+    if (add) {
+        QLORA__ROW_LOAD(0);
+        QLORA__ROW_LOAD(1);
+        QLORA__ROW_LOAD(2);
+        QLORA__ROW_LOAD(3);
+        QLORA__ROW_LOAD(4);
+        QLORA__ROW_LOAD(5);
+        QLORA__ROW_LOAD(6);
+        QLORA__ROW_LOAD(7);
+    }
+    int64_t k = 0;
+    for (; k + 2 <= steps; k += 2) {
+        QLORA__STEP(0);
+        QLORA__STEP(1);
+        if (ahead != 0) {
+            QLORA__WILL_READ(b + ahead);
+            QLORA__WILL_READ(b + ldb + ahead);
+        }
+        b += 2 * ldb;
+        a += 2 * lda;
+    }
+    if (k < steps) {
+        QLORA__STEP(0);
+    }
+    QLORA__ROW_STORE(0);
+    QLORA__ROW_STORE(1);
+    QLORA__ROW_STORE(2);
+    QLORA__ROW_STORE(3);
+    QLORA__ROW_STORE(4);
+    QLORA__ROW_STORE(5);
+    QLORA__ROW_STORE(6);
+    QLORA__ROW_STORE(7);
+}
+
+#undef QLORA__STEP
+#undef QLORA__FMA
+#undef QLORA__ROW
+#undef QLORA__ROW_LOAD
+#undef QLORA__ROW_STORE
+
 // Row i of four rows and 16 columns of a product. The sums are named variables, because compilers
 // keep an array of them in memory.
 #define QLORA__ROW(i, a, lane)                                                                     \
@@ -5980,9 +6066,21 @@ static void qlora__tile_neon(const qlora__block_product* p, const float* a, cons
 #undef QLORA__ROW_STORE
 #undef QLORA__STEP
 
+static QLORA__NOINLINE void qlora__turned_neon(const qlora__block_product* p, const float* a,
+                                               const float* b, float* c) {
+    qlora__neon_sums(p->k, a, p->lda, b, p->ldb, p->ahead, c, p->ldc, p->add);
+}
+
 static void qlora__product_neon(const qlora__block_product* p) {
     int64_t row = p->turned ? 1 : p->lda;
-    for (int64_t j = 0; j < p->n; j += 16) {
+    int64_t j = 0;
+    for (; p->turned && j + 48 <= p->n; j += 48) {
+        for (int64_t i = 0; i < 4 * p->m; i += 8) { // four tiles next to each other
+            int64_t col = j + i / p->m * 12;
+            qlora__turned_neon(p, p->a + i % p->m, p->b + col, p->c + i % p->m * p->ldc + col);
+        }
+    }
+    for (; j < p->n; j += 16) {
         for (int64_t i = 0; i < p->m; i += 4) {
             qlora__tile_neon(p, p->a + i * row, p->b + j, p->c + i * p->ldc + j);
         }
@@ -6625,6 +6723,7 @@ QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, c
         c21 = _mm256_fmadd_ps(a2, b1, c21);
         c30 = _mm256_fmadd_ps(a3, b0, c30);
         c31 = _mm256_fmadd_ps(a3, b1, c31);
+        QLORA__WILL_READ(b + p->ahead);
         a += step;
         b += p->ldb;
     }
@@ -7263,6 +7362,8 @@ QLORA__TARGET_AVX512 static void qlora__tile_avx512(const qlora__block_product* 
         QLORA__ROW(5);
         QLORA__ROW(6);
         QLORA__ROW(7);
+        QLORA__WILL_READ(b + p->ahead);
+        QLORA__WILL_READ(b + p->ahead + 16);
         a += step;
         b += p->ldb;
     }
@@ -7326,84 +7427,10 @@ static const qlora__cpu_rows qlora__rows_avx512 = {
 
 // ---- NEON: products -----------------------------------------------------------------------------
 
-// sum += b times one lane of a. The instruction itself, because compilers move the intrinsic: with
-// two steps in a loop, gcc then runs out of registers.
-#define QLORA__FMA(sum, b, a, lane)                                                                \
-    __asm__("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(b), "w"(a))
-
-// One row of a tile: three vectors of sums. The sums need names, because compilers keep an array of
-// vectors in memory.
-#define QLORA__ROW(i, a, lane)                                                                     \
-    QLORA__FMA(c##i##0, b0, a, lane);                                                              \
-    QLORA__FMA(c##i##1, b1, a, lane);                                                              \
-    QLORA__FMA(c##i##2, b2, a, lane)
-#define QLORA__STEP(k)                                                                             \
-    do {                                                                                           \
-        float32x4_t b0 = vld1q_f32(b + 12 * (k));                                                  \
-        float32x4_t b1 = vld1q_f32(b + 12 * (k) + 4);                                              \
-        float32x4_t b2 = vld1q_f32(b + 12 * (k) + 8);                                              \
-        float32x4_t a0 = vld1q_f32(a + 8 * (k));                                                   \
-        float32x4_t a4 = vld1q_f32(a + 8 * (k) + 4);                                               \
-        QLORA__ROW(0, a0, 0);                                                                      \
-        QLORA__ROW(1, a0, 1);                                                                      \
-        QLORA__ROW(2, a0, 2);                                                                      \
-        QLORA__ROW(3, a0, 3);                                                                      \
-        QLORA__ROW(4, a4, 0);                                                                      \
-        QLORA__ROW(5, a4, 1);                                                                      \
-        QLORA__ROW(6, a4, 2);                                                                      \
-        QLORA__ROW(7, a4, 3);                                                                      \
-    } while (0)
-#define QLORA__ROW_LOAD(i)                                                                         \
-    c##i##0 = vld1q_f32(c + i * ldc);                                                              \
-    c##i##1 = vld1q_f32(c + i * ldc + 4);                                                          \
-    c##i##2 = vld1q_f32(c + i * ldc + 8)
-#define QLORA__ROW_STORE(i)                                                                        \
-    vst1q_f32(c + i * ldc, c##i##0);                                                               \
-    vst1q_f32(c + i * ldc + 4, c##i##1);                                                           \
-    vst1q_f32(c + i * ldc + 8, c##i##2)
-
-// C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
 static void qlora__neon_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
                              bool add) {
-    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c10 = c00, c11 = c00, c12 = c00;
-    float32x4_t c20 = c00, c21 = c00, c22 = c00, c30 = c00, c31 = c00, c32 = c00;
-    float32x4_t c40 = c00, c41 = c00, c42 = c00, c50 = c00, c51 = c00, c52 = c00;
-    float32x4_t c60 = c00, c61 = c00, c62 = c00, c70 = c00, c71 = c00, c72 = c00;
-    if (add) {
-        QLORA__ROW_LOAD(0);
-        QLORA__ROW_LOAD(1);
-        QLORA__ROW_LOAD(2);
-        QLORA__ROW_LOAD(3);
-        QLORA__ROW_LOAD(4);
-        QLORA__ROW_LOAD(5);
-        QLORA__ROW_LOAD(6);
-        QLORA__ROW_LOAD(7);
-    }
-    int64_t k = 0;
-    for (; k + 2 <= steps; k += 2) {
-        QLORA__STEP(0);
-        QLORA__STEP(1);
-        b += 24;
-        a += 16;
-    }
-    if (k < steps) {
-        QLORA__STEP(0);
-    }
-    QLORA__ROW_STORE(0);
-    QLORA__ROW_STORE(1);
-    QLORA__ROW_STORE(2);
-    QLORA__ROW_STORE(3);
-    QLORA__ROW_STORE(4);
-    QLORA__ROW_STORE(5);
-    QLORA__ROW_STORE(6);
-    QLORA__ROW_STORE(7);
+    qlora__neon_sums(steps, a, 8, b, 12, 0, c, ldc, add);
 }
-
-#undef QLORA__STEP
-#undef QLORA__FMA
-#undef QLORA__ROW
-#undef QLORA__ROW_LOAD
-#undef QLORA__ROW_STORE
 
 #define QLORA__ROW(i, a, lane)                                                                     \
     c##i##0 = vfmaq_laneq_f32(c##i##0, b0, a, lane);                                               \
@@ -10631,6 +10658,117 @@ static int64_t qlora__packing_room(void) {
 #undef QLORA__PANELS
 #undef QLORA__MOST_TILE
 
+//@@ src/cpu/outer.h
+
+// ---- sums of outer products ---------------------------------------------------------------------
+
+// C = alpha A^T B + beta C where A is stored [K,M] and B [K,N] and one of the two has few columns,
+// as in the gradients of adapters. The wide side is read where it is, once: packing it would take
+// longer than multiplying. Every element of C is one sum in ascending k that starts with beta C, so
+// the bits depend neither on the threads nor on where K is cut.
+
+#define QLORA__OUTER_FEW 48   // columns of the side with few, at most
+#define QLORA__OUTER_COLS 48  // columns of the wide side at a time
+#define QLORA__OUTER_STEPS 64 // steps whose columns stay in the first-level cache
+#define QLORA__OUTER_AHEAD 16 // steps ahead of which memory is read
+
+typedef struct qlora__outer {
+    const qlora__gemm* g;
+    const qlora__cpu_rows* rows;
+    bool turned;             // the wide side is A
+    int64_t few;             // columns of the other side
+    int64_t padded;          // to a multiple of QLORA__BLOCK_ROWS
+    const QLORA__REAL* side; // its columns times alpha [K][padded]
+    const QLORA__REAL* wide; // [K][cols]
+    int64_t ld;
+    int64_t cols;
+} qlora__outer;
+
+// Moves n columns of C from `col` on to the sums, times beta, or back.
+static void qlora__outer_move(const qlora__outer* o, int64_t col, int64_t n, bool in,
+                              QLORA__REAL sums[QLORA__OUTER_FEW][QLORA__OUTER_COLS]) {
+    const qlora__gemm* g = o->g;
+    QLORA__REAL* c = (QLORA__REAL*)g->C + (o->turned ? col * g->ldc : col);
+    int64_t row = o->turned ? 1 : g->ldc;
+    int64_t step = o->turned ? g->ldc : 1;
+    for (int64_t i = 0; i < o->few; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            QLORA__REAL* at = c + i * row + j * step;
+            if (in) {
+                sums[i][j] = (QLORA__REAL)g->beta * *at;
+            } else {
+                *at = sums[i][j];
+            }
+        }
+    }
+}
+
+static void qlora__outer_units(void* user, int64_t begin, int64_t end) {
+    const qlora__outer* o = (const qlora__outer*)user;
+    QLORA__REAL sums[QLORA__OUTER_FEW][QLORA__OUTER_COLS];
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t col = unit * QLORA__OUTER_COLS;
+        qlora__block_product p;
+        p.m = o->padded;
+        p.n = qlora__min(QLORA__OUTER_COLS, o->cols - col);
+        p.lda = o->padded;
+        p.ldb = o->ld;
+        p.c = sums[0];
+        p.ldc = QLORA__OUTER_COLS;
+        p.add = true;
+        p.turned = true;
+        p.ahead = QLORA__OUTER_AHEAD * o->ld;
+        memset(sums, 0, sizeof sums);
+        if (o->g->beta != 0.0f) {
+            qlora__outer_move(o, col, p.n, true, sums);
+        }
+        for (int64_t k = 0; k < o->g->K; k += QLORA__OUTER_STEPS) {
+            p.k = qlora__min(QLORA__OUTER_STEPS, o->g->K - k);
+            p.a = o->side + k * o->padded;
+            p.b = o->wide + k * o->ld + col;
+            o->rows->product(&p);
+        }
+        qlora__outer_move(o, col, p.n, false, sums);
+    }
+}
+
+// Whether a product goes this way.
+static bool qlora__outer_takes(const qlora_ctx* ctx, const qlora__gemm* g) {
+    int64_t few = qlora__min(g->M, g->N);
+    bool plain = g->a_type == QLORA_F32 && g->b_type == QLORA_F32 && g->out == QLORA_F32 &&
+                 !qlora__gemm_is_coded(g) && !g->bf16 && g->batch == 1;
+    return plain && g->ta && !g->tb && few <= QLORA__OUTER_FEW &&
+           qlora__max(g->M, g->N) % QLORA__BLOCK_COLS == 0 && ctx->cpu->rows->product != NULL &&
+           g->K <= qlora__packing_room() / QLORA__OUTER_FEW;
+}
+
+static void qlora__gemm_outer(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__outer o;
+    o.g = g;
+    o.rows = ctx->cpu->rows;
+    o.turned = g->M > g->N;
+    o.few = qlora__min(g->M, g->N);
+    o.padded = qlora__ceil_div(o.few, QLORA__BLOCK_ROWS) * QLORA__BLOCK_ROWS;
+    o.wide = (const QLORA__REAL*)(o.turned ? g->A : g->B);
+    o.ld = o.turned ? g->lda : g->ldb;
+    o.cols = qlora__max(g->M, g->N);
+    const QLORA__REAL* from = (const QLORA__REAL*)(o.turned ? g->B : g->A);
+    int64_t ld = o.turned ? g->ldb : g->lda;
+    QLORA__REAL* side = (QLORA__REAL*)(void*)ctx->packing->a;
+    for (int64_t k = 0; k < g->K; k++) {
+        for (int64_t i = 0; i < o.padded; i++) {
+            side[k * o.padded + i] = i < o.few ? from[k * ld + i] * (QLORA__REAL)g->alpha : 0;
+        }
+    }
+    o.side = side;
+    qlora__parallel(ctx, qlora__ceil_div(o.cols, QLORA__OUTER_COLS), 1, qlora__outer_units, &o);
+}
+
+#undef QLORA__OUTER_FEW
+#undef QLORA__OUTER_COLS
+#undef QLORA__OUTER_STEPS
+#undef QLORA__OUTER_AHEAD
+
 //@@ src/cpu/few.h
 
 // ---- few rows -----------------------------------------------------------------------------------
@@ -10887,6 +11025,8 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
         qlora__gemm_portable(ctx, g);
     } else if (qlora__few_takes(g)) {
         qlora__gemm_few(ctx, g);
+    } else if (qlora__outer_takes(ctx, g)) {
+        qlora__gemm_outer(ctx, g);
     } else {
         qlora__gemm_packed(ctx, g);
     }
@@ -30313,6 +30453,7 @@ static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, in
     p.ldc = c.ld;
     p.add = add;
     p.turned = turned;
+    p.ahead = 0;
     job->rows->product(&p);
 }
 
@@ -49792,4 +49933,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 35a852ee9356cf9b
+//@@ end a1db25c21dd72ae4

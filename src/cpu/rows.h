@@ -92,6 +92,7 @@ typedef struct qlora__block_product {
     int64_t ldc;
     bool add;
     bool turned;
+    int64_t ahead; // elements after those of b that are multiplied: memory that is soon read
 } qlora__block_product;
 
 // Probabilities of attention and the gradients of the scores of one query:

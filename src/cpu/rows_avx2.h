@@ -582,6 +582,7 @@ QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, c
         c21 = _mm256_fmadd_ps(a2, b1, c21);
         c30 = _mm256_fmadd_ps(a3, b0, c30);
         c31 = _mm256_fmadd_ps(a3, b1, c31);
+        QLORA__WILL_READ(b + p->ahead);
         a += step;
         b += p->ldb;
     }

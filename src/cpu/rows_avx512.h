@@ -563,6 +563,8 @@ QLORA__TARGET_AVX512 static void qlora__tile_avx512(const qlora__block_product* 
         QLORA__ROW(5);
         QLORA__ROW(6);
         QLORA__ROW(7);
+        QLORA__WILL_READ(b + p->ahead);
+        QLORA__WILL_READ(b + p->ahead + 16);
         a += step;
         b += p->ldb;
     }

@@ -144,6 +144,7 @@ static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, in
     p.ldc = c.ld;
     p.add = add;
     p.turned = turned;
+    p.ahead = 0;
     job->rows->product(&p);
 }
 

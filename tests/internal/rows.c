@@ -416,7 +416,7 @@ TEST block_products_are_right(void) {
             continue;
         }
         bool turned = t % 4 >= 2;
-        qlora__block_product p = {M, N, K, a, LD, b, LD, c, LD, t % 2 != 0, turned};
+        qlora__block_product p = {M, N, K, a, LD, b, LD, c, LD, t % 2 != 0, turned, 0};
         memcpy(c, start, sizeof c);
         table->rows->product(&p);
         for (int i = 0; i < M * LD; i++) {
