@@ -5020,6 +5020,19 @@ typedef struct qlora__score_row {
     QLORA__REAL* ds;
 } qlora__score_row;
 
+// One block of keys in the softmax of a block of queries, which are next to each other, QLORA__BLOCK
+// to a row. A query sees the keys [from, to) of the block; the others get 0.
+typedef struct qlora__soften_block {
+    QLORA__REAL* s; // [keys][QLORA__BLOCK]: scores, then e^(s - top)
+    int64_t keys;
+    int64_t queries; // a multiple of QLORA__BLOCK_COLS
+    const int32_t* from;
+    const int32_t* to;
+    QLORA__REAL* top;    // the largest score so far; then with those of the block
+    QLORA__REAL* shrink; // e^(top before - top)
+    QLORA__REAL* sum;    // of e^(s - top) over the block
+} qlora__soften_block;
+
 // Functions that return a sum add it to the argument `sum`, so that a row can be summed in pieces.
 struct qlora__cpu_rows {
     void (*load)(const void* from, qlora_dtype dtype, int64_t n, QLORA__REAL* to);
@@ -5054,6 +5067,7 @@ struct qlora__cpu_rows {
     // y[c * QLORA__BLOCK + r] = x[r * ld + c]
     void (*turn)(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols, QLORA__REAL* y);
     void (*scores)(const qlora__score_row* r);
+    void (*soften)(const qlora__soften_block* b);
 };
 
 // Returns columns [col, col + n) of a row: in place for f32, otherwise converted into `room`.
@@ -5402,6 +5416,7 @@ static const qlora__cpu_rows qlora__rows_portable = {
     qlora__keep_portable,
     NULL,
     qlora__turn_portable,
+    NULL,
     NULL,
 };
 
@@ -5907,6 +5922,34 @@ static void qlora__scores_neon(const qlora__score_row* r) {
     }
 }
 
+// A number wins over a NaN, so that a NaN in a score is ignored here, and stays in its e^(s - top).
+static void qlora__soften_neon(const qlora__soften_block* b) {
+    for (int64_t i = 0; i < b->queries; i += 4) {
+        const int32x4_t from = vld1q_s32(b->from + i);
+        const int32x4_t to = vld1q_s32(b->to + i);
+        const float32x4_t before = vld1q_f32(b->top + i);
+        float32x4_t top = before;
+        float32x4_t sum = vdupq_n_f32(0.0f);
+        float* s = b->s + i;
+        for (int64_t k = 0; k < b->keys; k++) {
+            int32x4_t at = vdupq_n_s32((int32_t)k);
+            uint32x4_t seen = vandq_u32(vcgeq_s32(at, from), vcltq_s32(at, to));
+            top = vbslq_f32(seen, vmaxnmq_f32(top, vld1q_f32(s + k * QLORA__BLOCK)), top);
+        }
+        for (int64_t k = 0; k < b->keys; k++) {
+            int32x4_t at = vdupq_n_s32((int32_t)k);
+            uint32x4_t seen = vandq_u32(vcgeq_s32(at, from), vcltq_s32(at, to));
+            float32x4_t e = qlora__neon_exp(vsubq_f32(vld1q_f32(s + k * QLORA__BLOCK), top));
+            e = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(e), seen));
+            vst1q_f32(s + k * QLORA__BLOCK, e);
+            sum = vaddq_f32(sum, e);
+        }
+        vst1q_f32(b->top + i, top);
+        vst1q_f32(b->shrink + i, qlora__neon_exp(vsubq_f32(before, top)));
+        vst1q_f32(b->sum + i, sum);
+    }
+}
+
 // sum += b times one lane of a. The instruction itself, because compilers move the intrinsic: with
 // two steps in a loop, gcc then runs out of registers.
 #define QLORA__FMA(sum, b, a, lane)                                                                \
@@ -6133,6 +6176,7 @@ static const qlora__cpu_rows qlora__rows_neon = {
     qlora__product_neon,
     qlora__turn_neon,
     qlora__scores_neon,
+    qlora__soften_neon,
 };
 
 #endif // QLORA__NEON
@@ -6692,6 +6736,39 @@ QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
     }
 }
 
+// max returns its second operand if one is a NaN, so that a NaN in a score is ignored here, and
+// stays in its e^(s - top).
+QLORA__TARGET_AVX2 static void qlora__soften_avx2(const qlora__soften_block* b) {
+    for (int64_t i = 0; i < b->queries; i += 8) {
+        const __m256i from = _mm256_loadu_si256((const __m256i*)(const void*)(b->from + i));
+        const __m256i to = _mm256_loadu_si256((const __m256i*)(const void*)(b->to + i));
+        const __m256 before = _mm256_loadu_ps(b->top + i);
+        __m256 top = before;
+        __m256 sum = _mm256_setzero_ps();
+        float* s = b->s + i;
+        for (int64_t k = 0; k < b->keys; k++) {
+            __m256i at = _mm256_set1_epi32((int)k);
+            __m256i seen =
+                _mm256_andnot_si256(_mm256_cmpgt_epi32(from, at), _mm256_cmpgt_epi32(to, at));
+            __m256 most = _mm256_max_ps(_mm256_loadu_ps(s + k * QLORA__BLOCK), top);
+            top = _mm256_blendv_ps(top, most, _mm256_castsi256_ps(seen));
+        }
+        for (int64_t k = 0; k < b->keys; k++) {
+            __m256i at = _mm256_set1_epi32((int)k);
+            __m256i seen =
+                _mm256_andnot_si256(_mm256_cmpgt_epi32(from, at), _mm256_cmpgt_epi32(to, at));
+            __m256 e = qlora__avx2_exp(_mm256_sub_ps(_mm256_loadu_ps(s + k * QLORA__BLOCK), top));
+            e = _mm256_and_ps(e, _mm256_castsi256_ps(seen));
+            _mm256_storeu_ps(s + k * QLORA__BLOCK, e);
+            sum = _mm256_add_ps(sum, e);
+        }
+        _mm256_storeu_ps(b->top + i, top);
+        _mm256_storeu_ps(b->shrink + i, qlora__avx2_exp(_mm256_sub_ps(before, top)));
+        _mm256_storeu_ps(b->sum + i, sum);
+    }
+    _mm256_zeroupper();
+}
+
 // Four rows and 16 columns of a product, in named variables.
 QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, const float* a,
                                                 const float* b, float* c) {
@@ -6791,6 +6868,7 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__product_avx2,
     qlora__turn_avx2,
     qlora__scores_avx2,
+    qlora__soften_avx2,
 };
 
 #endif // QLORA__X86
@@ -7319,6 +7397,37 @@ QLORA__TARGET_AVX512 static void qlora__scores_avx512(const qlora__score_row* r)
     }
 }
 
+// See qlora__soften_avx2.
+QLORA__TARGET_AVX512 static void qlora__soften_avx512(const qlora__soften_block* b) {
+    for (int64_t i = 0; i < b->queries; i += 16) {
+        const __m512i from = _mm512_loadu_si512((const void*)(b->from + i));
+        const __m512i to = _mm512_loadu_si512((const void*)(b->to + i));
+        const __m512 before = _mm512_loadu_ps(b->top + i);
+        __m512 top = before;
+        __m512 sum = _mm512_setzero_ps();
+        float* s = b->s + i;
+        for (int64_t k = 0; k < b->keys; k++) {
+            __m512i at = _mm512_set1_epi32((int)k);
+            __mmask16 seen = _mm512_mask_cmp_epi32_mask(
+                _mm512_cmp_epi32_mask(at, from, _MM_CMPINT_NLT), at, to, _MM_CMPINT_LT);
+            top = _mm512_mask_max_ps(top, seen, _mm512_loadu_ps(s + k * QLORA__BLOCK), top);
+        }
+        for (int64_t k = 0; k < b->keys; k++) {
+            __m512i at = _mm512_set1_epi32((int)k);
+            __mmask16 seen = _mm512_mask_cmp_epi32_mask(
+                _mm512_cmp_epi32_mask(at, from, _MM_CMPINT_NLT), at, to, _MM_CMPINT_LT);
+            __m512 e = qlora__avx512_exp(_mm512_sub_ps(_mm512_loadu_ps(s + k * QLORA__BLOCK), top));
+            e = _mm512_maskz_mov_ps(seen, e);
+            _mm512_storeu_ps(s + k * QLORA__BLOCK, e);
+            sum = _mm512_add_ps(sum, e);
+        }
+        _mm512_storeu_ps(b->top + i, top);
+        _mm512_storeu_ps(b->shrink + i, qlora__avx512_exp(_mm512_sub_ps(before, top)));
+        _mm512_storeu_ps(b->sum + i, sum);
+    }
+    _mm256_zeroupper();
+}
+
 // Two vectors of sums of row i.
 #define QLORA__ROW(i)                                                                              \
     x = _mm512_set1_ps(a[(i)*row]);                                                                \
@@ -7417,6 +7526,7 @@ static const qlora__cpu_rows qlora__rows_avx512 = {
     qlora__product_avx512,
     qlora__turn_avx2, // bound by its stores
     qlora__scores_avx512,
+    qlora__soften_avx512,
 };
 
 #endif // QLORA__X86
@@ -30380,8 +30490,14 @@ static void qlora__block_rows(const qlora__attention_job* job, const qlora_tenso
     int64_t hd = job->a->hd;
     for (int64_t r = 0; r < n; r++) {
         const QLORA__REAL* x = qlora__row_in(job->rows, t, token + r, head * hd, hd, room);
-        job->rows->point[QLORA__POINT_SCALE](x, NULL, factor, hd, y + r * width);
-        memset(y + r * width + hd, 0, (size_t)(width - hd) * sizeof *y);
+        if (factor == 1) {
+            memcpy(y + r * width, x, (size_t)hd * sizeof *y);
+        } else {
+            job->rows->point[QLORA__POINT_SCALE](x, NULL, factor, hd, y + r * width);
+        }
+        if (width > hd) {
+            memset(y + r * width + hd, 0, (size_t)(width - hd) * sizeof *y);
+        }
     }
 }
 
@@ -30503,32 +30619,43 @@ static void qlora__block_dots_of(const qlora__attention_job* job, int64_t rows, 
                           false);
 }
 
-// Adds weights[queries, keys] times x[keys, width] to c; with `turned`, the transposed weights
-// times x[queries, width]. The weights of keys that a query does not see are 0, but 0 times a value
-// that is not finite would be NaN: then only the others are added.
+// How weights are multiplied.
+typedef enum qlora__weights_way {
+    QLORA__WEIGHTS,        // w[queries, keys] x[keys, width]
+    QLORA__WEIGHTS_TURNED, // the same, with w stored [keys, queries]
+    QLORA__WEIGHTS_OF_KEYS // the transposed w[queries, keys] times x[queries, width]
+} qlora__weights_way;
+
+// Adds weights times x to c. The weights of keys that a query does not see are 0, but 0 times a
+// value that is not finite would be NaN: then only the others are added.
 static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_pair* p,
-                            QLORA__REAL* weights, bool turned, qlora__block_matrix x,
+                            QLORA__REAL* weights, qlora__weights_way way, qlora__block_matrix x,
                             QLORA__REAL* c, int64_t width) {
-    int64_t m = turned ? p->n : p->b->rows;
-    int64_t k = turned ? p->b->rows : p->n;
+    bool of_keys = way == QLORA__WEIGHTS_OF_KEYS;
+    int64_t m = of_keys ? p->n : p->b->rows;
+    int64_t k = of_keys ? p->b->rows : p->n;
     double squares = 0.0;
     bool all = qlora__pair_sees_all(job->a, p);
-    for (int64_t i = 0; i < k && !all; i++) {
+    if (!all && x.ld == width) {
+        squares = job->rows->squares(x.data, k * width, squares);
+    }
+    for (int64_t i = 0; i < k && !all && x.ld != width; i++) {
         squares = job->rows->squares(x.data + i * x.ld, width, squares);
     }
     // A sum of squares in double precision is finite if all values are; otherwise at most slow.
     if (qlora__finite((float)squares)) {
-        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK), turned, x,
-                              qlora__block_of(c, width), true);
+        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK),
+                              way != QLORA__WEIGHTS, x, qlora__block_of(c, width), true);
         return;
     }
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < k; j++) {
-            int64_t query = turned ? j : i;
-            int64_t key = turned ? i : j;
+            int64_t query = of_keys ? j : i;
+            int64_t key = of_keys ? i : j;
+            int64_t at = way == QLORA__WEIGHTS_TURNED ? key * QLORA__BLOCK + query
+                                                      : query * QLORA__BLOCK + key;
             if (qlora__pair_sees(job->a, p, query, key)) {
-                qlora__add_scaled(c + i * width, weights[query * QLORA__BLOCK + key],
-                                  x.data + j * x.ld, width);
+                qlora__add_scaled(c + i * width, weights[at], x.data + j * x.ld, width);
             }
         }
     }
@@ -30540,32 +30667,62 @@ static int64_t qlora__block_first_key(const qlora__attention* a, int64_t query, 
     return begin + qlora__max(0, low - begin) / QLORA__BLOCK * QLORA__BLOCK;
 }
 
-// The softmax of one row of scores against the keys of a block, and the row of sums.
+// The softmax of a block of queries against n keys from j on, and the sums of the queries, whose
+// scores are in a column of room->s each.
 static void qlora__block_softmax(const qlora__attention_job* job, const qlora__attention_room* room,
-                                 int64_t r, int64_t from, int64_t to, int64_t n) {
-    const qlora__cpu_rows* rows = job->rows;
-    QLORA__REAL* x = room->s + r * QLORA__BLOCK;
-    QLORA__REAL* acc = room->at[3] + r * room->width;
-    if (to > from) {
-        if (job->a->cap > 0.0f) {
-            rows->point[QLORA__POINT_CAP](x + from, NULL, (QLORA__REAL)job->a->cap, to - from,
-                                          x + from);
+                                 const qlora__query_block* b, int64_t j, int64_t n) {
+    int32_t from[QLORA__BLOCK];
+    int32_t to[QLORA__BLOCK];
+    QLORA__REAL shrink[QLORA__BLOCK];
+    QLORA__REAL sum[QLORA__BLOCK];
+    qlora__soften_block soften;
+    soften.s = room->s;
+    soften.keys = n;
+    soften.queries = qlora__block_pad(b->rows, QLORA__BLOCK_COLS);
+    soften.from = from;
+    soften.to = to;
+    soften.top = room->lse;
+    soften.shrink = shrink;
+    soften.sum = sum;
+    for (int64_t r = 0; r < soften.queries; r++) {
+        int64_t first = 0;
+        int64_t last = 0;
+        if (r < b->rows) {
+            qlora__block_seen(job->a, b->first + r % b->queries, j, n, &first, &last);
         }
-        QLORA__REAL top = room->lse[r];
-        QLORA__REAL peak = rows->top(x + from, to - from, top);
-        if (peak != top) {
-            QLORA__REAL shrink = qlora__exp(top - peak);
-            room->sum[r] *= (double)shrink;
-            rows->point[QLORA__POINT_SCALE](acc, NULL, shrink, room->width, acc);
-        }
-        room->lse[r] = peak;
-        room->sum[r] = rows->exps(x + from, peak, to - from, x + from, room->sum[r]);
+        from[r] = (int32_t)first;
+        to[r] = (int32_t)last;
     }
-    qlora__block_clear(x, 0, from);
-    qlora__block_clear(x, to, n);
+    if (job->a->cap > 0.0f) {
+        job->rows->point[QLORA__POINT_CAP](room->s, NULL, (QLORA__REAL)job->a->cap,
+                                           n * QLORA__BLOCK, room->s);
+    }
+    job->rows->soften(&soften);
+    for (int64_t r = 0; r < b->rows; r++) {
+        QLORA__REAL* acc = room->at[3] + r * room->width;
+        if (shrink[r] != 1) {
+            job->rows->point[QLORA__POINT_SCALE](acc, NULL, shrink[r], room->width, acc);
+        }
+        room->sum[r] = room->sum[r] * (double)shrink[r] + (double)sum[r];
+    }
 }
 
-// room->at: 0 q, 1 k, 2 k transposed, 3 sums of o, 4 v; room->lse has the largest scores so far.
+// One head of n keys from `token` on and as many after them as fill a tile: in place if they exist.
+static qlora__block_matrix qlora__block_key_rows(const qlora__attention_job* job, int64_t token,
+                                                 int64_t n, int64_t head, int64_t width,
+                                                 QLORA__REAL* room) {
+    const qlora_tensor* k = job->a->k;
+    int64_t padded = qlora__block_pad(n, QLORA__BLOCK_ROWS);
+    if (token + padded <= k->rows) {
+        return qlora__block_keys(job, k, token, padded, head, width, room);
+    }
+    qlora__block_rows(job, k, token, n, head, 1, width, room);
+    qlora__block_clear(room, n * width, padded * width);
+    return qlora__block_of(room, width);
+}
+
+// room->at: 0 q, 1 q transposed, 2 k, 3 sums of o, 4 v; room->lse has the largest scores so far.
+// The scores are transposed, so that each element of a vector belongs to another query.
 static void qlora__block_forward(const qlora__attention_job* job, const qlora__attention_room* room,
                                  const qlora__query_block* b, int64_t begin) {
     const qlora__attention* a = job->a;
@@ -30573,25 +30730,22 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
     int64_t width = room->width;
     int64_t end = a->before + b->first + b->queries;
     qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[0]);
+    qlora__block_transpose(job, qlora__block_of(room->at[0], width), b->rows, room->at[1]);
     qlora__block_clear(room->at[3], 0, QLORA__BLOCK * width);
-    for (int64_t r = 0; r < b->rows; r++) {
+    for (int64_t r = 0; r < QLORA__BLOCK; r++) {
         room->lse[r] = (QLORA__REAL)-3.0e38; // below every score, and finite for -ffast-math
         room->sum[r] = 0;
     }
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
-        qlora__block_matrix k = qlora__block_keys(job, a->k, j, n, kv_head, width, room->at[1]);
+        qlora__block_matrix k = qlora__block_key_rows(job, j, n, kv_head, width, room->at[2]);
         qlora__block_matrix v = qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[4]);
-        qlora__block_transpose(job, k, n, room->at[2]);
-        qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[2], width, room->s);
-        for (int64_t r = 0; r < b->rows; r++) {
-            int64_t from = 0;
-            int64_t to = 0;
-            qlora__block_seen(a, b->first + r % b->queries, j, n, &from, &to);
-            qlora__block_softmax(job, room, r, from, to, n);
-        }
+        qlora__block_multiply(job, n, b->rows, a->hd, k, false,
+                              qlora__block_of(room->at[1], QLORA__BLOCK),
+                              qlora__block_of(room->s, QLORA__BLOCK), false);
+        qlora__block_softmax(job, room, b, j, n);
         qlora__block_pair pair = qlora__pair_of(b, j, n);
-        qlora__pair_add(job, &pair, room->s, false, v, room->at[3], width);
+        qlora__pair_add(job, &pair, room->s, QLORA__WEIGHTS_TURNED, v, room->at[3], width);
     }
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t head = b->head + r / b->queries;
@@ -30637,7 +30791,7 @@ static void qlora__block_scores(const qlora__attention_job* job, QLORA__REAL* s,
 }
 
 // The probabilities (room->s) and gradients of scores (room->dp) of a block of queries against n
-// keys from j on.
+// keys from j on. Those of the keys that fill a tile are 0.
 static void qlora__block_score_rows(const qlora__attention_job* job,
                                     const qlora__attention_room* room, const qlora__query_block* b,
                                     int64_t j, int64_t n) {
@@ -30649,15 +30803,16 @@ static void qlora__block_score_rows(const qlora__attention_job* job,
         QLORA__REAL* dp = room->dp + r * QLORA__BLOCK;
         int64_t from = 0;
         int64_t to = 0;
+        int64_t last = qlora__block_pad(n, QLORA__BLOCK_ROWS);
         qlora__block_seen(a, i, j, n, &from, &to);
         if (to > from) {
             qlora__block_scores(job, s + from, dp + from, qlora__at(a->lse, head, i),
                                 a->dots[head * a->tokens + i], to - from);
         }
         qlora__block_clear(s, 0, from);
-        qlora__block_clear(s, to, n);
+        qlora__block_clear(s, to, last);
         qlora__block_clear(dp, 0, from);
-        qlora__block_clear(dp, to, n);
+        qlora__block_clear(dp, to, last);
     }
 }
 
@@ -30697,7 +30852,7 @@ static void qlora__block_dq(const qlora__attention_job* job, const qlora__attent
         qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[3], width, room->s);
         qlora__block_dots_of(job, b->rows, n, room->at[1], room->at[5], width, room->dp);
         qlora__block_score_rows(job, room, b, j, n);
-        qlora__pair_add(job, &pair, room->dp, false, k, room->at[6], width);
+        qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS, k, room->at[6], width);
     }
     qlora__block_dq_done(job, room, b, (QLORA__REAL)a->scale);
 }
@@ -30709,19 +30864,20 @@ static void qlora__block_share(const qlora__attention_job* job, const qlora__att
                                const qlora__query_block* b, int64_t j, int64_t n, bool joint) {
     const qlora__attention* a = job->a;
     int64_t width = room->width;
+    n = qlora__min(n, b->first + b->queries - j); // no query sees keys after its own
     qlora__block_pair pair = qlora__pair_of(b, j, n);
     qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[4]);
     qlora__block_queries(job, a->d_o, b, 1, width, room->at[5]);
     qlora__block_dots_of(job, b->rows, n, room->at[4], room->at[7], width, room->s);
     qlora__block_dots_of(job, b->rows, n, room->at[5], room->at[1], width, room->dp);
     qlora__block_score_rows(job, room, b, j, n);
-    qlora__pair_add(job, &pair, room->dp, true, qlora__block_of(room->at[4], width), room->at[2],
+    qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS_OF_KEYS, qlora__block_of(room->at[4], width), room->at[2],
                     width);
-    qlora__pair_add(job, &pair, room->s, true, qlora__block_of(room->at[5], width), room->at[3],
+    qlora__pair_add(job, &pair, room->s, QLORA__WEIGHTS_OF_KEYS, qlora__block_of(room->at[5], width), room->at[3],
                     width);
     if (joint) {
         qlora__block_queries(job, a->dq, b, 1, width, room->at[6]);
-        qlora__pair_add(job, &pair, room->dp, false, qlora__block_of(room->at[0], width),
+        qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS, qlora__block_of(room->at[0], width),
                         room->at[6], width);
         qlora__block_dq_done(job, room, b, 1);
     }
@@ -49933,4 +50089,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end a1db25c21dd72ae4
+//@@ end 324e615820e5b58c

@@ -109,6 +109,19 @@ typedef struct qlora__score_row {
     QLORA__REAL* ds;
 } qlora__score_row;
 
+// One block of keys in the softmax of a block of queries, which are next to each other, QLORA__BLOCK
+// to a row. A query sees the keys [from, to) of the block; the others get 0.
+typedef struct qlora__soften_block {
+    QLORA__REAL* s; // [keys][QLORA__BLOCK]: scores, then e^(s - top)
+    int64_t keys;
+    int64_t queries; // a multiple of QLORA__BLOCK_COLS
+    const int32_t* from;
+    const int32_t* to;
+    QLORA__REAL* top;    // the largest score so far; then with those of the block
+    QLORA__REAL* shrink; // e^(top before - top)
+    QLORA__REAL* sum;    // of e^(s - top) over the block
+} qlora__soften_block;
+
 // Functions that return a sum add it to the argument `sum`, so that a row can be summed in pieces.
 struct qlora__cpu_rows {
     void (*load)(const void* from, qlora_dtype dtype, int64_t n, QLORA__REAL* to);
@@ -143,6 +156,7 @@ struct qlora__cpu_rows {
     // y[c * QLORA__BLOCK + r] = x[r * ld + c]
     void (*turn)(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols, QLORA__REAL* y);
     void (*scores)(const qlora__score_row* r);
+    void (*soften)(const qlora__soften_block* b);
 };
 
 // Returns columns [col, col + n) of a row: in place for f32, otherwise converted into `room`.

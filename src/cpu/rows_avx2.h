@@ -551,6 +551,39 @@ QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
     }
 }
 
+// max returns its second operand if one is a NaN, so that a NaN in a score is ignored here, and
+// stays in its e^(s - top).
+QLORA__TARGET_AVX2 static void qlora__soften_avx2(const qlora__soften_block* b) {
+    for (int64_t i = 0; i < b->queries; i += 8) {
+        const __m256i from = _mm256_loadu_si256((const __m256i*)(const void*)(b->from + i));
+        const __m256i to = _mm256_loadu_si256((const __m256i*)(const void*)(b->to + i));
+        const __m256 before = _mm256_loadu_ps(b->top + i);
+        __m256 top = before;
+        __m256 sum = _mm256_setzero_ps();
+        float* s = b->s + i;
+        for (int64_t k = 0; k < b->keys; k++) {
+            __m256i at = _mm256_set1_epi32((int)k);
+            __m256i seen =
+                _mm256_andnot_si256(_mm256_cmpgt_epi32(from, at), _mm256_cmpgt_epi32(to, at));
+            __m256 most = _mm256_max_ps(_mm256_loadu_ps(s + k * QLORA__BLOCK), top);
+            top = _mm256_blendv_ps(top, most, _mm256_castsi256_ps(seen));
+        }
+        for (int64_t k = 0; k < b->keys; k++) {
+            __m256i at = _mm256_set1_epi32((int)k);
+            __m256i seen =
+                _mm256_andnot_si256(_mm256_cmpgt_epi32(from, at), _mm256_cmpgt_epi32(to, at));
+            __m256 e = qlora__avx2_exp(_mm256_sub_ps(_mm256_loadu_ps(s + k * QLORA__BLOCK), top));
+            e = _mm256_and_ps(e, _mm256_castsi256_ps(seen));
+            _mm256_storeu_ps(s + k * QLORA__BLOCK, e);
+            sum = _mm256_add_ps(sum, e);
+        }
+        _mm256_storeu_ps(b->top + i, top);
+        _mm256_storeu_ps(b->shrink + i, qlora__avx2_exp(_mm256_sub_ps(before, top)));
+        _mm256_storeu_ps(b->sum + i, sum);
+    }
+    _mm256_zeroupper();
+}
+
 // Four rows and 16 columns of a product, in named variables.
 QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, const float* a,
                                                 const float* b, float* c) {
@@ -650,6 +683,7 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__product_avx2,
     qlora__turn_avx2,
     qlora__scores_avx2,
+    qlora__soften_avx2,
 };
 
 #endif // QLORA__X86

@@ -520,6 +520,37 @@ QLORA__TARGET_AVX512 static void qlora__scores_avx512(const qlora__score_row* r)
     }
 }
 
+// See qlora__soften_avx2.
+QLORA__TARGET_AVX512 static void qlora__soften_avx512(const qlora__soften_block* b) {
+    for (int64_t i = 0; i < b->queries; i += 16) {
+        const __m512i from = _mm512_loadu_si512((const void*)(b->from + i));
+        const __m512i to = _mm512_loadu_si512((const void*)(b->to + i));
+        const __m512 before = _mm512_loadu_ps(b->top + i);
+        __m512 top = before;
+        __m512 sum = _mm512_setzero_ps();
+        float* s = b->s + i;
+        for (int64_t k = 0; k < b->keys; k++) {
+            __m512i at = _mm512_set1_epi32((int)k);
+            __mmask16 seen = _mm512_mask_cmp_epi32_mask(
+                _mm512_cmp_epi32_mask(at, from, _MM_CMPINT_NLT), at, to, _MM_CMPINT_LT);
+            top = _mm512_mask_max_ps(top, seen, _mm512_loadu_ps(s + k * QLORA__BLOCK), top);
+        }
+        for (int64_t k = 0; k < b->keys; k++) {
+            __m512i at = _mm512_set1_epi32((int)k);
+            __mmask16 seen = _mm512_mask_cmp_epi32_mask(
+                _mm512_cmp_epi32_mask(at, from, _MM_CMPINT_NLT), at, to, _MM_CMPINT_LT);
+            __m512 e = qlora__avx512_exp(_mm512_sub_ps(_mm512_loadu_ps(s + k * QLORA__BLOCK), top));
+            e = _mm512_maskz_mov_ps(seen, e);
+            _mm512_storeu_ps(s + k * QLORA__BLOCK, e);
+            sum = _mm512_add_ps(sum, e);
+        }
+        _mm512_storeu_ps(b->top + i, top);
+        _mm512_storeu_ps(b->shrink + i, qlora__avx512_exp(_mm512_sub_ps(before, top)));
+        _mm512_storeu_ps(b->sum + i, sum);
+    }
+    _mm256_zeroupper();
+}
+
 // Two vectors of sums of row i.
 #define QLORA__ROW(i)                                                                              \
     x = _mm512_set1_ps(a[(i)*row]);                                                                \
@@ -618,6 +649,7 @@ static const qlora__cpu_rows qlora__rows_avx512 = {
     qlora__product_avx512,
     qlora__turn_avx2, // bound by its stores
     qlora__scores_avx512,
+    qlora__soften_avx512,
 };
 
 #endif // QLORA__X86

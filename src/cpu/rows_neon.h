@@ -498,6 +498,34 @@ static void qlora__scores_neon(const qlora__score_row* r) {
     }
 }
 
+// A number wins over a NaN, so that a NaN in a score is ignored here, and stays in its e^(s - top).
+static void qlora__soften_neon(const qlora__soften_block* b) {
+    for (int64_t i = 0; i < b->queries; i += 4) {
+        const int32x4_t from = vld1q_s32(b->from + i);
+        const int32x4_t to = vld1q_s32(b->to + i);
+        const float32x4_t before = vld1q_f32(b->top + i);
+        float32x4_t top = before;
+        float32x4_t sum = vdupq_n_f32(0.0f);
+        float* s = b->s + i;
+        for (int64_t k = 0; k < b->keys; k++) {
+            int32x4_t at = vdupq_n_s32((int32_t)k);
+            uint32x4_t seen = vandq_u32(vcgeq_s32(at, from), vcltq_s32(at, to));
+            top = vbslq_f32(seen, vmaxnmq_f32(top, vld1q_f32(s + k * QLORA__BLOCK)), top);
+        }
+        for (int64_t k = 0; k < b->keys; k++) {
+            int32x4_t at = vdupq_n_s32((int32_t)k);
+            uint32x4_t seen = vandq_u32(vcgeq_s32(at, from), vcltq_s32(at, to));
+            float32x4_t e = qlora__neon_exp(vsubq_f32(vld1q_f32(s + k * QLORA__BLOCK), top));
+            e = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(e), seen));
+            vst1q_f32(s + k * QLORA__BLOCK, e);
+            sum = vaddq_f32(sum, e);
+        }
+        vst1q_f32(b->top + i, top);
+        vst1q_f32(b->shrink + i, qlora__neon_exp(vsubq_f32(before, top)));
+        vst1q_f32(b->sum + i, sum);
+    }
+}
+
 // sum += b times one lane of a. The instruction itself, because compilers move the intrinsic: with
 // two steps in a loop, gcc then runs out of registers.
 #define QLORA__FMA(sum, b, a, lane)                                                                \
@@ -724,6 +752,7 @@ static const qlora__cpu_rows qlora__rows_neon = {
     qlora__product_neon,
     qlora__turn_neon,
     qlora__scores_neon,
+    qlora__soften_neon,
 };
 
 #endif // QLORA__NEON
