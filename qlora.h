@@ -7429,8 +7429,8 @@ QLORA__TARGET_AVX512 static void qlora__soften_avx512(const qlora__soften_block*
 }
 
 // Two vectors of sums of row i.
-#define QLORA__ROW(i)                                                                              \
-    x = _mm512_set1_ps(a[(i)*row]);                                                                \
+#define QLORA__ROW(i, element)                                                                     \
+    x = _mm512_set1_ps(element);                                                                   \
     c##i##0 = _mm512_fmadd_ps(x, b0, c##i##0);                                                     \
     c##i##1 = _mm512_fmadd_ps(x, b1, c##i##1)
 #define QLORA__ROW_LOAD(i)                                                                         \
@@ -7459,22 +7459,27 @@ QLORA__TARGET_AVX512 static void qlora__tile_avx512(const qlora__block_product* 
         QLORA__ROW_LOAD(6);
         QLORA__ROW_LOAD(7);
     }
-    for (int64_t k = 0; k < p->k; k++) {
+    const float* a4 = a + 4 * row; // four rows from each pointer need few registers
+    const int64_t steps = p->k;
+    const int64_t ldb = p->ldb;
+    const int64_t ahead = p->ahead;
+    for (int64_t k = 0; k < steps; k++) {
         __m512 b0 = _mm512_loadu_ps(b);
         __m512 b1 = _mm512_maskz_loadu_ps(both, b + 16);
         __m512 x;
-        QLORA__ROW(0);
-        QLORA__ROW(1);
-        QLORA__ROW(2);
-        QLORA__ROW(3);
-        QLORA__ROW(4);
-        QLORA__ROW(5);
-        QLORA__ROW(6);
-        QLORA__ROW(7);
-        QLORA__WILL_READ(b + p->ahead);
-        QLORA__WILL_READ(b + p->ahead + 16);
+        QLORA__ROW(0, a[0]);
+        QLORA__ROW(1, a[row]);
+        QLORA__ROW(2, a[2 * row]);
+        QLORA__ROW(3, a[3 * row]);
+        QLORA__ROW(4, a4[0]);
+        QLORA__ROW(5, a4[row]);
+        QLORA__ROW(6, a4[2 * row]);
+        QLORA__ROW(7, a4[3 * row]);
+        QLORA__WILL_READ(b + ahead);
+        QLORA__WILL_READ(b + ahead + 16);
         a += step;
-        b += p->ldb;
+        a4 += step;
+        b += ldb;
     }
     QLORA__ROW_STORE(0);
     QLORA__ROW_STORE(1);
@@ -50089,4 +50094,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 324e615820e5b58c
+//@@ end f23c172a8b095d4a
