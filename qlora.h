@@ -5033,6 +5033,39 @@ typedef struct qlora__soften_block {
     QLORA__REAL* sum;    // of e^(s - top) over the block
 } qlora__soften_block;
 
+// Of a vector of queries: one sees keys of [first, last), all see those of [all_first, all_last).
+typedef struct qlora__soften_range {
+    int64_t first;
+    int64_t all_first;
+    int64_t all_last;
+    int64_t last;
+} qlora__soften_range;
+
+// The ranges of `width` queries from i on; the keys outside of them get 0.
+static qlora__soften_range qlora__soften_begin(const qlora__soften_block* b, int64_t i, int width) {
+    int32_t first = b->from[i];
+    int32_t all_first = b->from[i];
+    int32_t all_last = b->to[i];
+    int32_t last = b->to[i];
+    for (int64_t j = i + 1; j < i + width; j++) {
+        first = b->from[j] < first ? b->from[j] : first;
+        all_first = b->from[j] > all_first ? b->from[j] : all_first;
+        all_last = b->to[j] < all_last ? b->to[j] : all_last;
+        last = b->to[j] > last ? b->to[j] : last;
+    }
+    qlora__soften_range r;
+    r.first = first;
+    r.last = last;
+    r.all_first = all_first < last ? all_first : last;
+    r.all_last = all_last > r.all_first ? all_last : r.all_first;
+    for (int64_t k = 0; k < b->keys; k++) {
+        if (k < r.first || k >= r.last) {
+            memset(b->s + k * QLORA__BLOCK + i, 0, (size_t)width * sizeof *b->s);
+        }
+    }
+    return r;
+}
+
 // Functions that return a sum add it to the argument `sum`, so that a row can be summed in pieces.
 struct qlora__cpu_rows {
     void (*load)(const void* from, qlora_dtype dtype, int64_t n, QLORA__REAL* to);
@@ -5922,31 +5955,68 @@ static void qlora__scores_neon(const qlora__score_row* r) {
     }
 }
 
+// Queries of a vector and the keys that they see: none is masked if all see all keys of a range.
+typedef struct qlora__neon_lanes {
+    float* s;
+    int32x4_t from;
+    int32x4_t to;
+    float32x4_t top;
+    float32x4_t sum;
+} qlora__neon_lanes;
+
+static inline uint32x4_t qlora__neon_seen(const qlora__neon_lanes* l, int64_t k) {
+    int32x4_t at = vdupq_n_s32((int32_t)k);
+    return vandq_u32(vcgeq_s32(at, l->from), vcltq_s32(at, l->to));
+}
+
 // A number wins over a NaN, so that a NaN in a score is ignored here, and stays in its e^(s - top).
+static QLORA__INLINE void qlora__neon_tops(qlora__neon_lanes* l, int64_t k, int64_t to, bool all) {
+    for (; k < to; k++) {
+        float32x4_t most = vmaxnmq_f32(l->top, vld1q_f32(l->s + k * QLORA__BLOCK));
+        l->top = all ? most : vbslq_f32(qlora__neon_seen(l, k), most, l->top);
+    }
+}
+
+static QLORA__INLINE void qlora__neon_exps(qlora__neon_lanes* l, int64_t k, int64_t to, bool all) {
+    for (; all && k + 2 <= to; k += 2) {
+        float* s = l->s + k * QLORA__BLOCK;
+        float32x4_t e0 = qlora__neon_exp(vsubq_f32(vld1q_f32(s), l->top));
+        float32x4_t e1 = qlora__neon_exp(vsubq_f32(vld1q_f32(s + QLORA__BLOCK), l->top));
+        vst1q_f32(s, e0);
+        vst1q_f32(s + QLORA__BLOCK, e1);
+        l->sum = vaddq_f32(vaddq_f32(l->sum, e0), e1);
+    }
+    for (; k < to; k++) {
+        float* s = l->s + k * QLORA__BLOCK;
+        float32x4_t e = qlora__neon_exp(vsubq_f32(vld1q_f32(s), l->top));
+        if (!all) {
+            uint32x4_t seen = qlora__neon_seen(l, k);
+            e = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(e), seen));
+        }
+        vst1q_f32(s, e);
+        l->sum = vaddq_f32(l->sum, e);
+    }
+}
+
 static void qlora__soften_neon(const qlora__soften_block* b) {
     for (int64_t i = 0; i < b->queries; i += 4) {
-        const int32x4_t from = vld1q_s32(b->from + i);
-        const int32x4_t to = vld1q_s32(b->to + i);
+        qlora__soften_range r = qlora__soften_begin(b, i, 4);
         const float32x4_t before = vld1q_f32(b->top + i);
-        float32x4_t top = before;
-        float32x4_t sum = vdupq_n_f32(0.0f);
-        float* s = b->s + i;
-        for (int64_t k = 0; k < b->keys; k++) {
-            int32x4_t at = vdupq_n_s32((int32_t)k);
-            uint32x4_t seen = vandq_u32(vcgeq_s32(at, from), vcltq_s32(at, to));
-            top = vbslq_f32(seen, vmaxnmq_f32(top, vld1q_f32(s + k * QLORA__BLOCK)), top);
-        }
-        for (int64_t k = 0; k < b->keys; k++) {
-            int32x4_t at = vdupq_n_s32((int32_t)k);
-            uint32x4_t seen = vandq_u32(vcgeq_s32(at, from), vcltq_s32(at, to));
-            float32x4_t e = qlora__neon_exp(vsubq_f32(vld1q_f32(s + k * QLORA__BLOCK), top));
-            e = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(e), seen));
-            vst1q_f32(s + k * QLORA__BLOCK, e);
-            sum = vaddq_f32(sum, e);
-        }
-        vst1q_f32(b->top + i, top);
-        vst1q_f32(b->shrink + i, qlora__neon_exp(vsubq_f32(before, top)));
-        vst1q_f32(b->sum + i, sum);
+        qlora__neon_lanes l;
+        l.s = b->s + i;
+        l.from = vld1q_s32(b->from + i);
+        l.to = vld1q_s32(b->to + i);
+        l.top = before;
+        l.sum = vdupq_n_f32(0.0f);
+        qlora__neon_tops(&l, r.first, r.all_first, false);
+        qlora__neon_tops(&l, r.all_first, r.all_last, true);
+        qlora__neon_tops(&l, r.all_last, r.last, false);
+        qlora__neon_exps(&l, r.first, r.all_first, false);
+        qlora__neon_exps(&l, r.all_first, r.all_last, true);
+        qlora__neon_exps(&l, r.all_last, r.last, false);
+        vst1q_f32(b->top + i, l.top);
+        vst1q_f32(b->shrink + i, qlora__neon_exp(vsubq_f32(before, l.top)));
+        vst1q_f32(b->sum + i, l.sum);
     }
 }
 
@@ -6736,35 +6806,61 @@ QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
     }
 }
 
+// See qlora__neon_lanes.
+typedef struct qlora__avx2_lanes {
+    float* s;
+    __m256i from;
+    __m256i to;
+    __m256 top;
+    __m256 sum;
+} qlora__avx2_lanes;
+
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_seen(const qlora__avx2_lanes* l, int64_t k) {
+    __m256i at = _mm256_set1_epi32((int)k);
+    return _mm256_castsi256_ps(
+        _mm256_andnot_si256(_mm256_cmpgt_epi32(l->from, at), _mm256_cmpgt_epi32(l->to, at)));
+}
+
 // max returns its second operand if one is a NaN, so that a NaN in a score is ignored here, and
 // stays in its e^(s - top).
+QLORA__TARGET_AVX2 static QLORA__INLINE void qlora__avx2_tops(qlora__avx2_lanes* l, int64_t k,
+                                                              int64_t to, bool all) {
+    for (; k < to; k++) {
+        __m256 most = _mm256_max_ps(_mm256_loadu_ps(l->s + k * QLORA__BLOCK), l->top);
+        l->top = all ? most : _mm256_blendv_ps(l->top, most, qlora__avx2_seen(l, k));
+    }
+}
+
+QLORA__TARGET_AVX2 static QLORA__INLINE void qlora__avx2_exps(qlora__avx2_lanes* l, int64_t k,
+                                                              int64_t to, bool all) {
+    for (; k < to; k++) {
+        float* s = l->s + k * QLORA__BLOCK;
+        __m256 e = qlora__avx2_exp(_mm256_sub_ps(_mm256_loadu_ps(s), l->top));
+        e = all ? e : _mm256_and_ps(e, qlora__avx2_seen(l, k));
+        _mm256_storeu_ps(s, e);
+        l->sum = _mm256_add_ps(l->sum, e);
+    }
+}
+
 QLORA__TARGET_AVX2 static void qlora__soften_avx2(const qlora__soften_block* b) {
     for (int64_t i = 0; i < b->queries; i += 8) {
-        const __m256i from = _mm256_loadu_si256((const __m256i*)(const void*)(b->from + i));
-        const __m256i to = _mm256_loadu_si256((const __m256i*)(const void*)(b->to + i));
+        qlora__soften_range r = qlora__soften_begin(b, i, 8);
         const __m256 before = _mm256_loadu_ps(b->top + i);
-        __m256 top = before;
-        __m256 sum = _mm256_setzero_ps();
-        float* s = b->s + i;
-        for (int64_t k = 0; k < b->keys; k++) {
-            __m256i at = _mm256_set1_epi32((int)k);
-            __m256i seen =
-                _mm256_andnot_si256(_mm256_cmpgt_epi32(from, at), _mm256_cmpgt_epi32(to, at));
-            __m256 most = _mm256_max_ps(_mm256_loadu_ps(s + k * QLORA__BLOCK), top);
-            top = _mm256_blendv_ps(top, most, _mm256_castsi256_ps(seen));
-        }
-        for (int64_t k = 0; k < b->keys; k++) {
-            __m256i at = _mm256_set1_epi32((int)k);
-            __m256i seen =
-                _mm256_andnot_si256(_mm256_cmpgt_epi32(from, at), _mm256_cmpgt_epi32(to, at));
-            __m256 e = qlora__avx2_exp(_mm256_sub_ps(_mm256_loadu_ps(s + k * QLORA__BLOCK), top));
-            e = _mm256_and_ps(e, _mm256_castsi256_ps(seen));
-            _mm256_storeu_ps(s + k * QLORA__BLOCK, e);
-            sum = _mm256_add_ps(sum, e);
-        }
-        _mm256_storeu_ps(b->top + i, top);
-        _mm256_storeu_ps(b->shrink + i, qlora__avx2_exp(_mm256_sub_ps(before, top)));
-        _mm256_storeu_ps(b->sum + i, sum);
+        qlora__avx2_lanes l;
+        l.s = b->s + i;
+        l.from = _mm256_loadu_si256((const __m256i*)(const void*)(b->from + i));
+        l.to = _mm256_loadu_si256((const __m256i*)(const void*)(b->to + i));
+        l.top = before;
+        l.sum = _mm256_setzero_ps();
+        qlora__avx2_tops(&l, r.first, r.all_first, false);
+        qlora__avx2_tops(&l, r.all_first, r.all_last, true);
+        qlora__avx2_tops(&l, r.all_last, r.last, false);
+        qlora__avx2_exps(&l, r.first, r.all_first, false);
+        qlora__avx2_exps(&l, r.all_first, r.all_last, true);
+        qlora__avx2_exps(&l, r.all_last, r.last, false);
+        _mm256_storeu_ps(b->top + i, l.top);
+        _mm256_storeu_ps(b->shrink + i, qlora__avx2_exp(_mm256_sub_ps(before, l.top)));
+        _mm256_storeu_ps(b->sum + i, l.sum);
     }
     _mm256_zeroupper();
 }
@@ -7398,32 +7494,60 @@ QLORA__TARGET_AVX512 static void qlora__scores_avx512(const qlora__score_row* r)
 }
 
 // See qlora__soften_avx2.
+typedef struct qlora__avx512_lanes {
+    float* s;
+    __m512i from;
+    __m512i to;
+    __m512 top;
+    __m512 sum;
+} qlora__avx512_lanes;
+
+QLORA__TARGET_AVX512 static inline __mmask16 qlora__avx512_seen(const qlora__avx512_lanes* l,
+                                                                int64_t k) {
+    __m512i at = _mm512_set1_epi32((int)k);
+    return _mm512_mask_cmp_epi32_mask(_mm512_cmp_epi32_mask(at, l->from, _MM_CMPINT_NLT), at, l->to,
+                                      _MM_CMPINT_LT);
+}
+
+QLORA__TARGET_AVX512 static QLORA__INLINE void qlora__avx512_tops(qlora__avx512_lanes* l, int64_t k,
+                                                                  int64_t to, bool all) {
+    for (; k < to; k++) {
+        __mmask16 seen = all ? (__mmask16)0xffff : qlora__avx512_seen(l, k);
+        __m512 s = _mm512_loadu_ps(l->s + k * QLORA__BLOCK);
+        l->top = _mm512_mask_max_ps(l->top, seen, s, l->top);
+    }
+}
+
+QLORA__TARGET_AVX512 static QLORA__INLINE void qlora__avx512_exps(qlora__avx512_lanes* l, int64_t k,
+                                                                  int64_t to, bool all) {
+    for (; k < to; k++) {
+        float* s = l->s + k * QLORA__BLOCK;
+        __m512 e = qlora__avx512_exp(_mm512_sub_ps(_mm512_loadu_ps(s), l->top));
+        e = all ? e : _mm512_maskz_mov_ps(qlora__avx512_seen(l, k), e);
+        _mm512_storeu_ps(s, e);
+        l->sum = _mm512_add_ps(l->sum, e);
+    }
+}
+
 QLORA__TARGET_AVX512 static void qlora__soften_avx512(const qlora__soften_block* b) {
     for (int64_t i = 0; i < b->queries; i += 16) {
-        const __m512i from = _mm512_loadu_si512((const void*)(b->from + i));
-        const __m512i to = _mm512_loadu_si512((const void*)(b->to + i));
+        qlora__soften_range r = qlora__soften_begin(b, i, 16);
         const __m512 before = _mm512_loadu_ps(b->top + i);
-        __m512 top = before;
-        __m512 sum = _mm512_setzero_ps();
-        float* s = b->s + i;
-        for (int64_t k = 0; k < b->keys; k++) {
-            __m512i at = _mm512_set1_epi32((int)k);
-            __mmask16 seen = _mm512_mask_cmp_epi32_mask(
-                _mm512_cmp_epi32_mask(at, from, _MM_CMPINT_NLT), at, to, _MM_CMPINT_LT);
-            top = _mm512_mask_max_ps(top, seen, _mm512_loadu_ps(s + k * QLORA__BLOCK), top);
-        }
-        for (int64_t k = 0; k < b->keys; k++) {
-            __m512i at = _mm512_set1_epi32((int)k);
-            __mmask16 seen = _mm512_mask_cmp_epi32_mask(
-                _mm512_cmp_epi32_mask(at, from, _MM_CMPINT_NLT), at, to, _MM_CMPINT_LT);
-            __m512 e = qlora__avx512_exp(_mm512_sub_ps(_mm512_loadu_ps(s + k * QLORA__BLOCK), top));
-            e = _mm512_maskz_mov_ps(seen, e);
-            _mm512_storeu_ps(s + k * QLORA__BLOCK, e);
-            sum = _mm512_add_ps(sum, e);
-        }
-        _mm512_storeu_ps(b->top + i, top);
-        _mm512_storeu_ps(b->shrink + i, qlora__avx512_exp(_mm512_sub_ps(before, top)));
-        _mm512_storeu_ps(b->sum + i, sum);
+        qlora__avx512_lanes l;
+        l.s = b->s + i;
+        l.from = _mm512_loadu_si512((const void*)(b->from + i));
+        l.to = _mm512_loadu_si512((const void*)(b->to + i));
+        l.top = before;
+        l.sum = _mm512_setzero_ps();
+        qlora__avx512_tops(&l, r.first, r.all_first, false);
+        qlora__avx512_tops(&l, r.all_first, r.all_last, true);
+        qlora__avx512_tops(&l, r.all_last, r.last, false);
+        qlora__avx512_exps(&l, r.first, r.all_first, false);
+        qlora__avx512_exps(&l, r.all_first, r.all_last, true);
+        qlora__avx512_exps(&l, r.all_last, r.last, false);
+        _mm512_storeu_ps(b->top + i, l.top);
+        _mm512_storeu_ps(b->shrink + i, qlora__avx512_exp(_mm512_sub_ps(before, l.top)));
+        _mm512_storeu_ps(b->sum + i, l.sum);
     }
     _mm256_zeroupper();
 }
@@ -30692,9 +30816,9 @@ static void qlora__block_softmax(const qlora__attention_job* job, const qlora__a
     for (int64_t r = 0; r < soften.queries; r++) {
         int64_t first = 0;
         int64_t last = 0;
-        if (r < b->rows) {
-            qlora__block_seen(job->a, b->first + r % b->queries, j, n, &first, &last);
-        }
+        // Those that fill a vector see what the last one does.
+        int64_t query = qlora__min(r, b->rows - 1) % b->queries;
+        qlora__block_seen(job->a, b->first + query, j, n, &first, &last);
         from[r] = (int32_t)first;
         to[r] = (int32_t)last;
     }
@@ -30830,8 +30954,12 @@ static void qlora__block_dq_done(const qlora__attention_job* job, const qlora__a
         int64_t col = (b->head + r / b->queries) * a->hd;
         int64_t i = b->first + r % b->queries;
         QLORA__REAL* dq = qlora__row_room(a->dq, i, col, row);
-        job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * room->width, NULL, factor, a->hd,
-                                             dq);
+        if (factor == 1) {
+            memcpy(dq, room->at[6] + r * room->width, (size_t)a->hd * sizeof *dq);
+        } else {
+            job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * room->width, NULL, factor, a->hd,
+                                                 dq);
+        }
         qlora__row_done(job->rows, a->dq, i, col, a->hd, dq);
     }
 }
@@ -50094,4 +50222,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end f23c172a8b095d4a
+//@@ end e384d4f14fa4c2fc

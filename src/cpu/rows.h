@@ -122,6 +122,39 @@ typedef struct qlora__soften_block {
     QLORA__REAL* sum;    // of e^(s - top) over the block
 } qlora__soften_block;
 
+// Of a vector of queries: one sees keys of [first, last), all see those of [all_first, all_last).
+typedef struct qlora__soften_range {
+    int64_t first;
+    int64_t all_first;
+    int64_t all_last;
+    int64_t last;
+} qlora__soften_range;
+
+// The ranges of `width` queries from i on; the keys outside of them get 0.
+static qlora__soften_range qlora__soften_begin(const qlora__soften_block* b, int64_t i, int width) {
+    int32_t first = b->from[i];
+    int32_t all_first = b->from[i];
+    int32_t all_last = b->to[i];
+    int32_t last = b->to[i];
+    for (int64_t j = i + 1; j < i + width; j++) {
+        first = b->from[j] < first ? b->from[j] : first;
+        all_first = b->from[j] > all_first ? b->from[j] : all_first;
+        all_last = b->to[j] < all_last ? b->to[j] : all_last;
+        last = b->to[j] > last ? b->to[j] : last;
+    }
+    qlora__soften_range r;
+    r.first = first;
+    r.last = last;
+    r.all_first = all_first < last ? all_first : last;
+    r.all_last = all_last > r.all_first ? all_last : r.all_first;
+    for (int64_t k = 0; k < b->keys; k++) {
+        if (k < r.first || k >= r.last) {
+            memset(b->s + k * QLORA__BLOCK + i, 0, (size_t)width * sizeof *b->s);
+        }
+    }
+    return r;
+}
+
 // Functions that return a sum add it to the argument `sum`, so that a row can be summed in pieces.
 struct qlora__cpu_rows {
     void (*load)(const void* from, qlora_dtype dtype, int64_t n, QLORA__REAL* to);

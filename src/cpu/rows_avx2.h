@@ -551,35 +551,61 @@ QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
     }
 }
 
+// See qlora__neon_lanes.
+typedef struct qlora__avx2_lanes {
+    float* s;
+    __m256i from;
+    __m256i to;
+    __m256 top;
+    __m256 sum;
+} qlora__avx2_lanes;
+
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_seen(const qlora__avx2_lanes* l, int64_t k) {
+    __m256i at = _mm256_set1_epi32((int)k);
+    return _mm256_castsi256_ps(
+        _mm256_andnot_si256(_mm256_cmpgt_epi32(l->from, at), _mm256_cmpgt_epi32(l->to, at)));
+}
+
 // max returns its second operand if one is a NaN, so that a NaN in a score is ignored here, and
 // stays in its e^(s - top).
+QLORA__TARGET_AVX2 static QLORA__INLINE void qlora__avx2_tops(qlora__avx2_lanes* l, int64_t k,
+                                                              int64_t to, bool all) {
+    for (; k < to; k++) {
+        __m256 most = _mm256_max_ps(_mm256_loadu_ps(l->s + k * QLORA__BLOCK), l->top);
+        l->top = all ? most : _mm256_blendv_ps(l->top, most, qlora__avx2_seen(l, k));
+    }
+}
+
+QLORA__TARGET_AVX2 static QLORA__INLINE void qlora__avx2_exps(qlora__avx2_lanes* l, int64_t k,
+                                                              int64_t to, bool all) {
+    for (; k < to; k++) {
+        float* s = l->s + k * QLORA__BLOCK;
+        __m256 e = qlora__avx2_exp(_mm256_sub_ps(_mm256_loadu_ps(s), l->top));
+        e = all ? e : _mm256_and_ps(e, qlora__avx2_seen(l, k));
+        _mm256_storeu_ps(s, e);
+        l->sum = _mm256_add_ps(l->sum, e);
+    }
+}
+
 QLORA__TARGET_AVX2 static void qlora__soften_avx2(const qlora__soften_block* b) {
     for (int64_t i = 0; i < b->queries; i += 8) {
-        const __m256i from = _mm256_loadu_si256((const __m256i*)(const void*)(b->from + i));
-        const __m256i to = _mm256_loadu_si256((const __m256i*)(const void*)(b->to + i));
+        qlora__soften_range r = qlora__soften_begin(b, i, 8);
         const __m256 before = _mm256_loadu_ps(b->top + i);
-        __m256 top = before;
-        __m256 sum = _mm256_setzero_ps();
-        float* s = b->s + i;
-        for (int64_t k = 0; k < b->keys; k++) {
-            __m256i at = _mm256_set1_epi32((int)k);
-            __m256i seen =
-                _mm256_andnot_si256(_mm256_cmpgt_epi32(from, at), _mm256_cmpgt_epi32(to, at));
-            __m256 most = _mm256_max_ps(_mm256_loadu_ps(s + k * QLORA__BLOCK), top);
-            top = _mm256_blendv_ps(top, most, _mm256_castsi256_ps(seen));
-        }
-        for (int64_t k = 0; k < b->keys; k++) {
-            __m256i at = _mm256_set1_epi32((int)k);
-            __m256i seen =
-                _mm256_andnot_si256(_mm256_cmpgt_epi32(from, at), _mm256_cmpgt_epi32(to, at));
-            __m256 e = qlora__avx2_exp(_mm256_sub_ps(_mm256_loadu_ps(s + k * QLORA__BLOCK), top));
-            e = _mm256_and_ps(e, _mm256_castsi256_ps(seen));
-            _mm256_storeu_ps(s + k * QLORA__BLOCK, e);
-            sum = _mm256_add_ps(sum, e);
-        }
-        _mm256_storeu_ps(b->top + i, top);
-        _mm256_storeu_ps(b->shrink + i, qlora__avx2_exp(_mm256_sub_ps(before, top)));
-        _mm256_storeu_ps(b->sum + i, sum);
+        qlora__avx2_lanes l;
+        l.s = b->s + i;
+        l.from = _mm256_loadu_si256((const __m256i*)(const void*)(b->from + i));
+        l.to = _mm256_loadu_si256((const __m256i*)(const void*)(b->to + i));
+        l.top = before;
+        l.sum = _mm256_setzero_ps();
+        qlora__avx2_tops(&l, r.first, r.all_first, false);
+        qlora__avx2_tops(&l, r.all_first, r.all_last, true);
+        qlora__avx2_tops(&l, r.all_last, r.last, false);
+        qlora__avx2_exps(&l, r.first, r.all_first, false);
+        qlora__avx2_exps(&l, r.all_first, r.all_last, true);
+        qlora__avx2_exps(&l, r.all_last, r.last, false);
+        _mm256_storeu_ps(b->top + i, l.top);
+        _mm256_storeu_ps(b->shrink + i, qlora__avx2_exp(_mm256_sub_ps(before, l.top)));
+        _mm256_storeu_ps(b->sum + i, l.sum);
     }
     _mm256_zeroupper();
 }

@@ -521,32 +521,60 @@ QLORA__TARGET_AVX512 static void qlora__scores_avx512(const qlora__score_row* r)
 }
 
 // See qlora__soften_avx2.
+typedef struct qlora__avx512_lanes {
+    float* s;
+    __m512i from;
+    __m512i to;
+    __m512 top;
+    __m512 sum;
+} qlora__avx512_lanes;
+
+QLORA__TARGET_AVX512 static inline __mmask16 qlora__avx512_seen(const qlora__avx512_lanes* l,
+                                                                int64_t k) {
+    __m512i at = _mm512_set1_epi32((int)k);
+    return _mm512_mask_cmp_epi32_mask(_mm512_cmp_epi32_mask(at, l->from, _MM_CMPINT_NLT), at, l->to,
+                                      _MM_CMPINT_LT);
+}
+
+QLORA__TARGET_AVX512 static QLORA__INLINE void qlora__avx512_tops(qlora__avx512_lanes* l, int64_t k,
+                                                                  int64_t to, bool all) {
+    for (; k < to; k++) {
+        __mmask16 seen = all ? (__mmask16)0xffff : qlora__avx512_seen(l, k);
+        __m512 s = _mm512_loadu_ps(l->s + k * QLORA__BLOCK);
+        l->top = _mm512_mask_max_ps(l->top, seen, s, l->top);
+    }
+}
+
+QLORA__TARGET_AVX512 static QLORA__INLINE void qlora__avx512_exps(qlora__avx512_lanes* l, int64_t k,
+                                                                  int64_t to, bool all) {
+    for (; k < to; k++) {
+        float* s = l->s + k * QLORA__BLOCK;
+        __m512 e = qlora__avx512_exp(_mm512_sub_ps(_mm512_loadu_ps(s), l->top));
+        e = all ? e : _mm512_maskz_mov_ps(qlora__avx512_seen(l, k), e);
+        _mm512_storeu_ps(s, e);
+        l->sum = _mm512_add_ps(l->sum, e);
+    }
+}
+
 QLORA__TARGET_AVX512 static void qlora__soften_avx512(const qlora__soften_block* b) {
     for (int64_t i = 0; i < b->queries; i += 16) {
-        const __m512i from = _mm512_loadu_si512((const void*)(b->from + i));
-        const __m512i to = _mm512_loadu_si512((const void*)(b->to + i));
+        qlora__soften_range r = qlora__soften_begin(b, i, 16);
         const __m512 before = _mm512_loadu_ps(b->top + i);
-        __m512 top = before;
-        __m512 sum = _mm512_setzero_ps();
-        float* s = b->s + i;
-        for (int64_t k = 0; k < b->keys; k++) {
-            __m512i at = _mm512_set1_epi32((int)k);
-            __mmask16 seen = _mm512_mask_cmp_epi32_mask(
-                _mm512_cmp_epi32_mask(at, from, _MM_CMPINT_NLT), at, to, _MM_CMPINT_LT);
-            top = _mm512_mask_max_ps(top, seen, _mm512_loadu_ps(s + k * QLORA__BLOCK), top);
-        }
-        for (int64_t k = 0; k < b->keys; k++) {
-            __m512i at = _mm512_set1_epi32((int)k);
-            __mmask16 seen = _mm512_mask_cmp_epi32_mask(
-                _mm512_cmp_epi32_mask(at, from, _MM_CMPINT_NLT), at, to, _MM_CMPINT_LT);
-            __m512 e = qlora__avx512_exp(_mm512_sub_ps(_mm512_loadu_ps(s + k * QLORA__BLOCK), top));
-            e = _mm512_maskz_mov_ps(seen, e);
-            _mm512_storeu_ps(s + k * QLORA__BLOCK, e);
-            sum = _mm512_add_ps(sum, e);
-        }
-        _mm512_storeu_ps(b->top + i, top);
-        _mm512_storeu_ps(b->shrink + i, qlora__avx512_exp(_mm512_sub_ps(before, top)));
-        _mm512_storeu_ps(b->sum + i, sum);
+        qlora__avx512_lanes l;
+        l.s = b->s + i;
+        l.from = _mm512_loadu_si512((const void*)(b->from + i));
+        l.to = _mm512_loadu_si512((const void*)(b->to + i));
+        l.top = before;
+        l.sum = _mm512_setzero_ps();
+        qlora__avx512_tops(&l, r.first, r.all_first, false);
+        qlora__avx512_tops(&l, r.all_first, r.all_last, true);
+        qlora__avx512_tops(&l, r.all_last, r.last, false);
+        qlora__avx512_exps(&l, r.first, r.all_first, false);
+        qlora__avx512_exps(&l, r.all_first, r.all_last, true);
+        qlora__avx512_exps(&l, r.all_last, r.last, false);
+        _mm512_storeu_ps(b->top + i, l.top);
+        _mm512_storeu_ps(b->shrink + i, qlora__avx512_exp(_mm512_sub_ps(before, l.top)));
+        _mm512_storeu_ps(b->sum + i, l.sum);
     }
     _mm256_zeroupper();
 }

@@ -498,31 +498,68 @@ static void qlora__scores_neon(const qlora__score_row* r) {
     }
 }
 
+// Queries of a vector and the keys that they see: none is masked if all see all keys of a range.
+typedef struct qlora__neon_lanes {
+    float* s;
+    int32x4_t from;
+    int32x4_t to;
+    float32x4_t top;
+    float32x4_t sum;
+} qlora__neon_lanes;
+
+static inline uint32x4_t qlora__neon_seen(const qlora__neon_lanes* l, int64_t k) {
+    int32x4_t at = vdupq_n_s32((int32_t)k);
+    return vandq_u32(vcgeq_s32(at, l->from), vcltq_s32(at, l->to));
+}
+
 // A number wins over a NaN, so that a NaN in a score is ignored here, and stays in its e^(s - top).
+static QLORA__INLINE void qlora__neon_tops(qlora__neon_lanes* l, int64_t k, int64_t to, bool all) {
+    for (; k < to; k++) {
+        float32x4_t most = vmaxnmq_f32(l->top, vld1q_f32(l->s + k * QLORA__BLOCK));
+        l->top = all ? most : vbslq_f32(qlora__neon_seen(l, k), most, l->top);
+    }
+}
+
+static QLORA__INLINE void qlora__neon_exps(qlora__neon_lanes* l, int64_t k, int64_t to, bool all) {
+    for (; all && k + 2 <= to; k += 2) {
+        float* s = l->s + k * QLORA__BLOCK;
+        float32x4_t e0 = qlora__neon_exp(vsubq_f32(vld1q_f32(s), l->top));
+        float32x4_t e1 = qlora__neon_exp(vsubq_f32(vld1q_f32(s + QLORA__BLOCK), l->top));
+        vst1q_f32(s, e0);
+        vst1q_f32(s + QLORA__BLOCK, e1);
+        l->sum = vaddq_f32(vaddq_f32(l->sum, e0), e1);
+    }
+    for (; k < to; k++) {
+        float* s = l->s + k * QLORA__BLOCK;
+        float32x4_t e = qlora__neon_exp(vsubq_f32(vld1q_f32(s), l->top));
+        if (!all) {
+            uint32x4_t seen = qlora__neon_seen(l, k);
+            e = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(e), seen));
+        }
+        vst1q_f32(s, e);
+        l->sum = vaddq_f32(l->sum, e);
+    }
+}
+
 static void qlora__soften_neon(const qlora__soften_block* b) {
     for (int64_t i = 0; i < b->queries; i += 4) {
-        const int32x4_t from = vld1q_s32(b->from + i);
-        const int32x4_t to = vld1q_s32(b->to + i);
+        qlora__soften_range r = qlora__soften_begin(b, i, 4);
         const float32x4_t before = vld1q_f32(b->top + i);
-        float32x4_t top = before;
-        float32x4_t sum = vdupq_n_f32(0.0f);
-        float* s = b->s + i;
-        for (int64_t k = 0; k < b->keys; k++) {
-            int32x4_t at = vdupq_n_s32((int32_t)k);
-            uint32x4_t seen = vandq_u32(vcgeq_s32(at, from), vcltq_s32(at, to));
-            top = vbslq_f32(seen, vmaxnmq_f32(top, vld1q_f32(s + k * QLORA__BLOCK)), top);
-        }
-        for (int64_t k = 0; k < b->keys; k++) {
-            int32x4_t at = vdupq_n_s32((int32_t)k);
-            uint32x4_t seen = vandq_u32(vcgeq_s32(at, from), vcltq_s32(at, to));
-            float32x4_t e = qlora__neon_exp(vsubq_f32(vld1q_f32(s + k * QLORA__BLOCK), top));
-            e = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(e), seen));
-            vst1q_f32(s + k * QLORA__BLOCK, e);
-            sum = vaddq_f32(sum, e);
-        }
-        vst1q_f32(b->top + i, top);
-        vst1q_f32(b->shrink + i, qlora__neon_exp(vsubq_f32(before, top)));
-        vst1q_f32(b->sum + i, sum);
+        qlora__neon_lanes l;
+        l.s = b->s + i;
+        l.from = vld1q_s32(b->from + i);
+        l.to = vld1q_s32(b->to + i);
+        l.top = before;
+        l.sum = vdupq_n_f32(0.0f);
+        qlora__neon_tops(&l, r.first, r.all_first, false);
+        qlora__neon_tops(&l, r.all_first, r.all_last, true);
+        qlora__neon_tops(&l, r.all_last, r.last, false);
+        qlora__neon_exps(&l, r.first, r.all_first, false);
+        qlora__neon_exps(&l, r.all_first, r.all_last, true);
+        qlora__neon_exps(&l, r.all_last, r.last, false);
+        vst1q_f32(b->top + i, l.top);
+        vst1q_f32(b->shrink + i, qlora__neon_exp(vsubq_f32(before, l.top)));
+        vst1q_f32(b->sum + i, l.sum);
     }
 }
 

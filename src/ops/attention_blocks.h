@@ -268,9 +268,9 @@ static void qlora__block_softmax(const qlora__attention_job* job, const qlora__a
     for (int64_t r = 0; r < soften.queries; r++) {
         int64_t first = 0;
         int64_t last = 0;
-        if (r < b->rows) {
-            qlora__block_seen(job->a, b->first + r % b->queries, j, n, &first, &last);
-        }
+        // Those that fill a vector see what the last one does.
+        int64_t query = qlora__min(r, b->rows - 1) % b->queries;
+        qlora__block_seen(job->a, b->first + query, j, n, &first, &last);
         from[r] = (int32_t)first;
         to[r] = (int32_t)last;
     }
@@ -406,8 +406,12 @@ static void qlora__block_dq_done(const qlora__attention_job* job, const qlora__a
         int64_t col = (b->head + r / b->queries) * a->hd;
         int64_t i = b->first + r % b->queries;
         QLORA__REAL* dq = qlora__row_room(a->dq, i, col, row);
-        job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * room->width, NULL, factor, a->hd,
-                                             dq);
+        if (factor == 1) {
+            memcpy(dq, room->at[6] + r * room->width, (size_t)a->hd * sizeof *dq);
+        } else {
+            job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * room->width, NULL, factor, a->hd,
+                                                 dq);
+        }
         qlora__row_done(job->rows, a->dq, i, col, a->hd, dq);
     }
 }
