@@ -5033,6 +5033,7 @@ typedef struct qlora__soften_block {
     QLORA__REAL* sum;    // of e^(s - top) over the block
 } qlora__soften_block;
 
+#if defined(QLORA__NEON) || defined(QLORA__X86)
 // Of a vector of queries: one sees keys of [first, last), all see those of [all_first, all_last).
 typedef struct qlora__soften_range {
     int64_t first;
@@ -5065,6 +5066,7 @@ static qlora__soften_range qlora__soften_begin(const qlora__soften_block* b, int
     }
     return r;
 }
+#endif
 
 // Functions that return a sum add it to the argument `sum`, so that a row can be summed in pieces.
 struct qlora__cpu_rows {
@@ -50222,4 +50224,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end e384d4f14fa4c2fc
+//@@ end fdeaf37203bdd365

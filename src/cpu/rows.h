@@ -122,6 +122,7 @@ typedef struct qlora__soften_block {
     QLORA__REAL* sum;    // of e^(s - top) over the block
 } qlora__soften_block;
 
+#if defined(QLORA__NEON) || defined(QLORA__X86)
 // Of a vector of queries: one sees keys of [first, last), all see those of [all_first, all_last).
 typedef struct qlora__soften_range {
     int64_t first;
@@ -154,6 +155,7 @@ static qlora__soften_range qlora__soften_begin(const qlora__soften_block* b, int
     }
     return r;
 }
+#endif
 
 // Functions that return a sum add it to the argument `sum`, so that a row can be summed in pieces.
 struct qlora__cpu_rows {
