@@ -5020,8 +5020,8 @@ typedef struct qlora__score_row {
     QLORA__REAL* ds;
 } qlora__score_row;
 
-// One block of keys in the softmax of a block of queries, which are next to each other, QLORA__BLOCK
-// to a row. A query sees the keys [from, to) of the block; the others get 0.
+// One block of keys in the softmax of a block of queries. The queries are next to each other: a key
+// has a row of QLORA__BLOCK scores. A query sees the keys [from, to) of the block; the rest get 0.
 typedef struct qlora__soften_block {
     QLORA__REAL* s; // [keys][QLORA__BLOCK]: scores, then e^(s - top)
     int64_t keys;
@@ -6059,7 +6059,8 @@ static void qlora__soften_neon(const qlora__soften_block* b) {
     vst1q_f32(c + i * ldc + 8, c##i##2)
 
 // C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
-// Rows of a are lda apart, those of b ldb; memory is read `ahead` elements after b if that is not 0.
+// Rows of a are lda apart, those of b ldb. If `ahead` is not 0, the memory that many elements after
+// b is soon read.
 static QLORA__INLINE void qlora__neon_sums(int64_t steps, const float* a, int64_t lda,
                                            const float* b, int64_t ldb, int64_t ahead, float* c,
                                            int64_t ldc, bool add) {
@@ -10795,6 +10796,74 @@ static void qlora__panels_multiply(const qlora__panels* p, int64_t at, const qlo
         qlora__parallel_slots(p->ctx, qlora__ceil_div(cols, m.block) * m.unit_parts, 1,
                               qlora__multiply_units, &m);
     }
+}
+
+// ---- products of rows that are being packed -----------------------------------------------------
+
+typedef struct qlora__packed_product {
+    qlora__panels_job pack;
+    qlora__multiply m;
+    const float* b;
+    qlora__panels_job back; // of the product, if it has steps
+} qlora__packed_product;
+
+static void qlora__packed_product_chunks(void* user, int64_t begin, int64_t end) {
+    const qlora__packed_product* job = (const qlora__packed_product*)user;
+    const qlora__multiply* m = &job->m;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        int64_t first = chunk * QLORA__CHUNK;
+        qlora__panels_chunks((void*)&job->pack, chunk, chunk + 1);
+        qlora__multiply_block(m, 0, m->steps, job->b, 0, first,
+                              qlora__min(first + QLORA__CHUNK, m->left->rows));
+        if (job->back.steps > 0) {
+            qlora__panels_chunks((void*)&job->back, chunk, chunk + 1);
+        }
+    }
+}
+
+// Whether a product with few columns is computed while its rows are packed, and so still in the
+// cache: all of the right side must fit into the working memory.
+static bool qlora__panels_takes_columns(const qlora__panels* p, int64_t steps, int64_t cols) {
+    return p->bf16 == NULL && steps > 0 && cols > 0 && cols <= p->tiles->block / 4 &&
+           cols + p->tiles->cols <= QLORA__MC * QLORA__PART / (steps + 8);
+}
+
+// Packs steps [k, k + steps) of an operand as steps from `at` on, and multiplies them by the `cols`
+// columns of the right side. If back_at is not negative, the product, which is in the operand's
+// matrix from column back_k on, is packed as steps from back_at on.
+static void qlora__panels_pack_product(const qlora__panels* p, const qlora__operand* from,
+                                       int64_t k, int64_t at, const qlora__segment* right,
+                                       int64_t cols, float* c, int64_t ldc, int64_t back_k,
+                                       int64_t back_at) {
+    qlora__packed_product job;
+    memset(&job, 0, sizeof job);
+    job.pack.panels = p;
+    job.pack.from = from;
+    job.pack.k = k;
+    job.pack.steps = right->steps;
+    job.pack.at = at;
+    job.pack.alpha = 1.0f;
+    job.back = job.pack;
+    job.back.k = back_k;
+    job.back.steps = back_at >= 0 ? cols : 0;
+    job.back.at = back_at;
+    qlora__multiply* m = &job.m;
+    m->left = p;
+    m->at = at;
+    m->right = right;
+    m->segments = 1;
+    m->cols = cols;
+    m->c = c;
+    m->ldc = ldc;
+    m->steps = right->steps;
+    qlora__multiply_divide(m);
+    m->range = m->steps;
+    m->block = qlora__ceil_div(cols, m->width) * m->width;
+    m->stride = qlora__panel_stride(m->steps, m->width);
+    qlora__multiply_pack(m, 0, cols, 0, m->steps, p->memory->c);
+    job.b = p->memory->c;
+    qlora__parallel(p->ctx, qlora__ceil_div(p->rows, QLORA__CHUNK), 1,
+                    qlora__packed_product_chunks, &job);
 }
 
 //@@ src/cpu/packed.h
@@ -29331,10 +29400,19 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
                                         const qlora_tensor* x, const qlora_tensor* y,
                                         bool adapters) {
     qlora__operand rows = qlora__operand_matrix(x, true);
-    qlora__panels_pack(p, &rows, 0, l->in, 0, 1.0f);
     int64_t at = l->in;
     int32_t next = 0;
-    for (int32_t i = 0; i < l->count && adapters; i = next) {
+    int64_t first = adapters ? qlora__linear_ranks(l, 0, &next) : 0;
+    if (qlora__panels_takes_columns(p, l->in, first)) {
+        qlora__segment a = qlora__segment_of(qlora__operand_matrix(l->parts[0].a, true), l->in);
+        qlora__panels_pack_product(p, &rows, 0, 0, &a, first, qlora__linear_at(x, p->row, at),
+                                   x->ld, 0, -1);
+        at += first;
+    } else {
+        qlora__panels_pack(p, &rows, 0, l->in, 0, 1.0f);
+        next = 0;
+    }
+    for (int32_t i = next; i < l->count && adapters; i = next) {
         int64_t rank = qlora__linear_ranks(l, i, &next);
         if (rank > 0) {
             qlora__segment a = qlora__segment_of(qlora__operand_matrix(l->parts[i].a, true), l->in);
@@ -29383,6 +29461,28 @@ static int64_t qlora__linear_backward_steps(const qlora_ctx* ctx, const qlora_li
     return steps;
 }
 
+// Packs dy of a part, which starts in column `col`, as steps from `at` on, and after it u, which is
+// computed in the columns from `tail` on.
+static void qlora__linear_pack_dy(const qlora__panels* p, const qlora_linear_part* part,
+                                  const qlora__operand* dy, int64_t col, int64_t tail, int64_t at,
+                                  float* u) {
+    int64_t after = at + qlora__panels_steps(p, part->out);
+    qlora__segment sb;
+    memset(&sb, 0, sizeof sb);
+    if (part->rank > 0) {
+        sb = qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
+    }
+    if (qlora__panels_takes_columns(p, part->out, part->rank)) {
+        qlora__panels_pack_product(p, dy, col, at, &sb, part->rank, u, dy->ld, tail, after);
+        return;
+    }
+    qlora__panels_pack(p, dy, col, part->out, at, 1.0f);
+    if (part->rank > 0) {
+        qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, u, dy->ld, false);
+        qlora__panels_pack(p, dy, tail, part->rank, after, 1.0f);
+    }
+}
+
 // u, in the columns of dy after `out`, and dx, for one slice of rows. In the panels, the columns of
 // u_i are after those of dy_i.
 static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__panels* p,
@@ -29395,16 +29495,10 @@ static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__pane
     int64_t tail = out;
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* part = &l->parts[i];
-        qlora__panels_pack(p, &rows, col, part->out, at, 1.0f);
+        qlora__linear_pack_dy(p, part, &rows, col, tail, at, qlora__linear_at(dy, p->row, tail));
         right[segments] = qlora__segment_of(qlora__linear_weight(part, false), part->out);
         segments++;
         if (part->rank > 0) {
-            qlora__segment sb =
-                qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
-            qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, qlora__linear_at(dy, p->row, tail),
-                                   dy->ld, false);
-            qlora__panels_pack(p, &rows, tail, part->rank, at + qlora__panels_steps(p, part->out),
-                               1.0f);
             right[segments] = qlora__segment_of(qlora__operand_matrix(part->a, false), part->rank);
             segments++;
         }
@@ -31006,10 +31100,10 @@ static void qlora__block_share(const qlora__attention_job* job, const qlora__att
     qlora__block_dots_of(job, b->rows, n, room->at[4], room->at[7], width, room->s);
     qlora__block_dots_of(job, b->rows, n, room->at[5], room->at[1], width, room->dp);
     qlora__block_score_rows(job, room, b, j, n);
-    qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS_OF_KEYS, qlora__block_of(room->at[4], width), room->at[2],
-                    width);
-    qlora__pair_add(job, &pair, room->s, QLORA__WEIGHTS_OF_KEYS, qlora__block_of(room->at[5], width), room->at[3],
-                    width);
+    qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS_OF_KEYS,
+                    qlora__block_of(room->at[4], width), room->at[2], width);
+    qlora__pair_add(job, &pair, room->s, QLORA__WEIGHTS_OF_KEYS,
+                    qlora__block_of(room->at[5], width), room->at[3], width);
     if (joint) {
         qlora__block_queries(job, a->dq, b, 1, width, room->at[6]);
         qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS, qlora__block_of(room->at[0], width),
@@ -50224,4 +50318,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end fdeaf37203bdd365
+//@@ end 07a0fe29a8790d6f

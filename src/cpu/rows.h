@@ -109,8 +109,8 @@ typedef struct qlora__score_row {
     QLORA__REAL* ds;
 } qlora__score_row;
 
-// One block of keys in the softmax of a block of queries, which are next to each other, QLORA__BLOCK
-// to a row. A query sees the keys [from, to) of the block; the others get 0.
+// One block of keys in the softmax of a block of queries. The queries are next to each other: a key
+// has a row of QLORA__BLOCK scores. A query sees the keys [from, to) of the block; the rest get 0.
 typedef struct qlora__soften_block {
     QLORA__REAL* s; // [keys][QLORA__BLOCK]: scores, then e^(s - top)
     int64_t keys;

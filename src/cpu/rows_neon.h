@@ -600,7 +600,8 @@ static void qlora__soften_neon(const qlora__soften_block* b) {
     vst1q_f32(c + i * ldc + 8, c##i##2)
 
 // C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
-// Rows of a are lda apart, those of b ldb; memory is read `ahead` elements after b if that is not 0.
+// Rows of a are lda apart, those of b ldb. If `ahead` is not 0, the memory that many elements after
+// b is soon read.
 static QLORA__INLINE void qlora__neon_sums(int64_t steps, const float* a, int64_t lda,
                                            const float* b, int64_t ldb, int64_t ahead, float* c,
                                            int64_t ldc, bool add) {

@@ -456,10 +456,10 @@ static void qlora__block_share(const qlora__attention_job* job, const qlora__att
     qlora__block_dots_of(job, b->rows, n, room->at[4], room->at[7], width, room->s);
     qlora__block_dots_of(job, b->rows, n, room->at[5], room->at[1], width, room->dp);
     qlora__block_score_rows(job, room, b, j, n);
-    qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS_OF_KEYS, qlora__block_of(room->at[4], width), room->at[2],
-                    width);
-    qlora__pair_add(job, &pair, room->s, QLORA__WEIGHTS_OF_KEYS, qlora__block_of(room->at[5], width), room->at[3],
-                    width);
+    qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS_OF_KEYS,
+                    qlora__block_of(room->at[4], width), room->at[2], width);
+    qlora__pair_add(job, &pair, room->s, QLORA__WEIGHTS_OF_KEYS,
+                    qlora__block_of(room->at[5], width), room->at[3], width);
     if (joint) {
         qlora__block_queries(job, a->dq, b, 1, width, room->at[6]);
         qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS, qlora__block_of(room->at[0], width),

@@ -520,8 +520,8 @@ TEST outer_products_have_the_bits_of_packed_ones(void) {
             desc.threads = 1 + n % 3;
             qlora_ctx* ctx = NULL;
             ASSERT_EQ(QLORA_OK, qlora_ctx_create(&desc, &ctx));
-            bool ok = outer_like_packed(ctx, few[n % 5], wide[n / 5 % 4], n >= 60, betas[n / 20 % 3],
-                                        n % 7 * 10, x, y);
+            bool ok = outer_like_packed(ctx, few[n % 5], wide[n / 5 % 4], n >= 60,
+                                        betas[n / 20 % 3], n % 7 * 10, x, y);
             ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
             ASSERTm(table->name, ok);
         }
