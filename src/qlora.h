@@ -101,6 +101,7 @@ extern "C" {
 #include "cpu/operands_bf16.h"
 #include "cpu/panels.h"
 #include "cpu/packed.h"
+#include "cpu/outer.h"
 #include "cpu/few.h"
 #ifndef QLORA_NO_MODEL
 #include "arch.h"

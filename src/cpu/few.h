@@ -252,6 +252,8 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
         qlora__gemm_portable(ctx, g);
     } else if (qlora__few_takes(g)) {
         qlora__gemm_few(ctx, g);
+    } else if (qlora__outer_takes(ctx, g)) {
+        qlora__gemm_outer(ctx, g);
     } else {
         qlora__gemm_packed(ctx, g);
     }

@@ -2,84 +2,10 @@
 
 // ---- NEON: products -----------------------------------------------------------------------------
 
-// sum += b times one lane of a. The instruction itself, because compilers move the intrinsic: with
-// two steps in a loop, gcc then runs out of registers.
-#define QLORA__FMA(sum, b, a, lane)                                                                \
-    __asm__("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(b), "w"(a))
-
-// One row of a tile: three vectors of sums. The sums need names, because compilers keep an array of
-// vectors in memory.
-#define QLORA__ROW(i, a, lane)                                                                     \
-    QLORA__FMA(c##i##0, b0, a, lane);                                                              \
-    QLORA__FMA(c##i##1, b1, a, lane);                                                              \
-    QLORA__FMA(c##i##2, b2, a, lane)
-#define QLORA__STEP(k)                                                                             \
-    do {                                                                                           \
-        float32x4_t b0 = vld1q_f32(b + 12 * (k));                                                  \
-        float32x4_t b1 = vld1q_f32(b + 12 * (k) + 4);                                              \
-        float32x4_t b2 = vld1q_f32(b + 12 * (k) + 8);                                              \
-        float32x4_t a0 = vld1q_f32(a + 8 * (k));                                                   \
-        float32x4_t a4 = vld1q_f32(a + 8 * (k) + 4);                                               \
-        QLORA__ROW(0, a0, 0);                                                                      \
-        QLORA__ROW(1, a0, 1);                                                                      \
-        QLORA__ROW(2, a0, 2);                                                                      \
-        QLORA__ROW(3, a0, 3);                                                                      \
-        QLORA__ROW(4, a4, 0);                                                                      \
-        QLORA__ROW(5, a4, 1);                                                                      \
-        QLORA__ROW(6, a4, 2);                                                                      \
-        QLORA__ROW(7, a4, 3);                                                                      \
-    } while (0)
-#define QLORA__ROW_LOAD(i)                                                                         \
-    c##i##0 = vld1q_f32(c + i * ldc);                                                              \
-    c##i##1 = vld1q_f32(c + i * ldc + 4);                                                          \
-    c##i##2 = vld1q_f32(c + i * ldc + 8)
-#define QLORA__ROW_STORE(i)                                                                        \
-    vst1q_f32(c + i * ldc, c##i##0);                                                               \
-    vst1q_f32(c + i * ldc + 4, c##i##1);                                                           \
-    vst1q_f32(c + i * ldc + 8, c##i##2)
-
-// C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
 static void qlora__neon_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
                              bool add) {
-    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c10 = c00, c11 = c00, c12 = c00;
-    float32x4_t c20 = c00, c21 = c00, c22 = c00, c30 = c00, c31 = c00, c32 = c00;
-    float32x4_t c40 = c00, c41 = c00, c42 = c00, c50 = c00, c51 = c00, c52 = c00;
-    float32x4_t c60 = c00, c61 = c00, c62 = c00, c70 = c00, c71 = c00, c72 = c00;
-    if (add) {
-        QLORA__ROW_LOAD(0);
-        QLORA__ROW_LOAD(1);
-        QLORA__ROW_LOAD(2);
-        QLORA__ROW_LOAD(3);
-        QLORA__ROW_LOAD(4);
-        QLORA__ROW_LOAD(5);
-        QLORA__ROW_LOAD(6);
-        QLORA__ROW_LOAD(7);
-    }
-    int64_t k = 0;
-    for (; k + 2 <= steps; k += 2) {
-        QLORA__STEP(0);
-        QLORA__STEP(1);
-        b += 24;
-        a += 16;
-    }
-    if (k < steps) {
-        QLORA__STEP(0);
-    }
-    QLORA__ROW_STORE(0);
-    QLORA__ROW_STORE(1);
-    QLORA__ROW_STORE(2);
-    QLORA__ROW_STORE(3);
-    QLORA__ROW_STORE(4);
-    QLORA__ROW_STORE(5);
-    QLORA__ROW_STORE(6);
-    QLORA__ROW_STORE(7);
+    qlora__neon_sums(steps, a, 8, b, 12, 0, c, ldc, add);
 }
-
-#undef QLORA__STEP
-#undef QLORA__FMA
-#undef QLORA__ROW
-#undef QLORA__ROW_LOAD
-#undef QLORA__ROW_STORE
 
 #define QLORA__ROW(i, a, lane)                                                                     \
     c##i##0 = vfmaq_laneq_f32(c##i##0, b0, a, lane);                                               \

@@ -319,3 +319,71 @@ static void qlora__panels_multiply(const qlora__panels* p, int64_t at, const qlo
                               qlora__multiply_units, &m);
     }
 }
+
+// ---- products of rows that are being packed -----------------------------------------------------
+
+typedef struct qlora__packed_product {
+    qlora__panels_job pack;
+    qlora__multiply m;
+    const float* b;
+    qlora__panels_job back; // of the product, if it has steps
+} qlora__packed_product;
+
+static void qlora__packed_product_chunks(void* user, int64_t begin, int64_t end) {
+    const qlora__packed_product* job = (const qlora__packed_product*)user;
+    const qlora__multiply* m = &job->m;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        int64_t first = chunk * QLORA__CHUNK;
+        qlora__panels_chunks((void*)&job->pack, chunk, chunk + 1);
+        qlora__multiply_block(m, 0, m->steps, job->b, 0, first,
+                              qlora__min(first + QLORA__CHUNK, m->left->rows));
+        if (job->back.steps > 0) {
+            qlora__panels_chunks((void*)&job->back, chunk, chunk + 1);
+        }
+    }
+}
+
+// Whether a product with few columns is computed while its rows are packed, and so still in the
+// cache: all of the right side must fit into the working memory.
+static bool qlora__panels_takes_columns(const qlora__panels* p, int64_t steps, int64_t cols) {
+    return p->bf16 == NULL && steps > 0 && cols > 0 && cols <= p->tiles->block / 4 &&
+           cols + p->tiles->cols <= QLORA__MC * QLORA__PART / (steps + 8);
+}
+
+// Packs steps [k, k + steps) of an operand as steps from `at` on, and multiplies them by the `cols`
+// columns of the right side. If back_at is not negative, the product, which is in the operand's
+// matrix from column back_k on, is packed as steps from back_at on.
+static void qlora__panels_pack_product(const qlora__panels* p, const qlora__operand* from,
+                                       int64_t k, int64_t at, const qlora__segment* right,
+                                       int64_t cols, float* c, int64_t ldc, int64_t back_k,
+                                       int64_t back_at) {
+    qlora__packed_product job;
+    memset(&job, 0, sizeof job);
+    job.pack.panels = p;
+    job.pack.from = from;
+    job.pack.k = k;
+    job.pack.steps = right->steps;
+    job.pack.at = at;
+    job.pack.alpha = 1.0f;
+    job.back = job.pack;
+    job.back.k = back_k;
+    job.back.steps = back_at >= 0 ? cols : 0;
+    job.back.at = back_at;
+    qlora__multiply* m = &job.m;
+    m->left = p;
+    m->at = at;
+    m->right = right;
+    m->segments = 1;
+    m->cols = cols;
+    m->c = c;
+    m->ldc = ldc;
+    m->steps = right->steps;
+    qlora__multiply_divide(m);
+    m->range = m->steps;
+    m->block = qlora__ceil_div(cols, m->width) * m->width;
+    m->stride = qlora__panel_stride(m->steps, m->width);
+    qlora__multiply_pack(m, 0, cols, 0, m->steps, p->memory->c);
+    job.b = p->memory->c;
+    qlora__parallel(p->ctx, qlora__ceil_div(p->rows, QLORA__CHUNK), 1,
+                    qlora__packed_product_chunks, &job);
+}

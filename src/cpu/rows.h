@@ -92,6 +92,7 @@ typedef struct qlora__block_product {
     int64_t ldc;
     bool add;
     bool turned;
+    int64_t ahead; // elements after those of b that are multiplied: memory that is soon read
 } qlora__block_product;
 
 // Probabilities of attention and the gradients of the scores of one query:
@@ -107,6 +108,54 @@ typedef struct qlora__score_row {
     QLORA__REAL* p;
     QLORA__REAL* ds;
 } qlora__score_row;
+
+// One block of keys in the softmax of a block of queries. The queries are next to each other: a key
+// has a row of QLORA__BLOCK scores. A query sees the keys [from, to) of the block; the rest get 0.
+typedef struct qlora__soften_block {
+    QLORA__REAL* s; // [keys][QLORA__BLOCK]: scores, then e^(s - top)
+    int64_t keys;
+    int64_t queries; // a multiple of QLORA__BLOCK_COLS
+    const int32_t* from;
+    const int32_t* to;
+    QLORA__REAL* top;    // the largest score so far; then with those of the block
+    QLORA__REAL* shrink; // e^(top before - top)
+    QLORA__REAL* sum;    // of e^(s - top) over the block
+} qlora__soften_block;
+
+#if defined(QLORA__NEON) || defined(QLORA__X86)
+// Of a vector of queries: one sees keys of [first, last), all see those of [all_first, all_last).
+typedef struct qlora__soften_range {
+    int64_t first;
+    int64_t all_first;
+    int64_t all_last;
+    int64_t last;
+} qlora__soften_range;
+
+// The ranges of `width` queries from i on; the keys outside of them get 0.
+static qlora__soften_range qlora__soften_begin(const qlora__soften_block* b, int64_t i, int width) {
+    int32_t first = b->from[i];
+    int32_t all_first = b->from[i];
+    int32_t all_last = b->to[i];
+    int32_t last = b->to[i];
+    for (int64_t j = i + 1; j < i + width; j++) {
+        first = b->from[j] < first ? b->from[j] : first;
+        all_first = b->from[j] > all_first ? b->from[j] : all_first;
+        all_last = b->to[j] < all_last ? b->to[j] : all_last;
+        last = b->to[j] > last ? b->to[j] : last;
+    }
+    qlora__soften_range r;
+    r.first = first;
+    r.last = last;
+    r.all_first = all_first < last ? all_first : last;
+    r.all_last = all_last > r.all_first ? all_last : r.all_first;
+    for (int64_t k = 0; k < b->keys; k++) {
+        if (k < r.first || k >= r.last) {
+            memset(b->s + k * QLORA__BLOCK + i, 0, (size_t)width * sizeof *b->s);
+        }
+    }
+    return r;
+}
+#endif
 
 // Functions that return a sum add it to the argument `sum`, so that a row can be summed in pieces.
 struct qlora__cpu_rows {
@@ -142,6 +191,7 @@ struct qlora__cpu_rows {
     // y[c * QLORA__BLOCK + r] = x[r * ld + c]
     void (*turn)(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols, QLORA__REAL* y);
     void (*scores)(const qlora__score_row* r);
+    void (*soften)(const qlora__soften_block* b);
 };
 
 // Returns columns [col, col + n) of a row: in place for f32, otherwise converted into `room`.

@@ -551,6 +551,65 @@ QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
     }
 }
 
+// See qlora__neon_lanes.
+typedef struct qlora__avx2_lanes {
+    float* s;
+    __m256i from;
+    __m256i to;
+    __m256 top;
+    __m256 sum;
+} qlora__avx2_lanes;
+
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_seen(const qlora__avx2_lanes* l, int64_t k) {
+    __m256i at = _mm256_set1_epi32((int)k);
+    return _mm256_castsi256_ps(
+        _mm256_andnot_si256(_mm256_cmpgt_epi32(l->from, at), _mm256_cmpgt_epi32(l->to, at)));
+}
+
+// max returns its second operand if one is a NaN, so that a NaN in a score is ignored here, and
+// stays in its e^(s - top).
+QLORA__TARGET_AVX2 static QLORA__INLINE void qlora__avx2_tops(qlora__avx2_lanes* l, int64_t k,
+                                                              int64_t to, bool all) {
+    for (; k < to; k++) {
+        __m256 most = _mm256_max_ps(_mm256_loadu_ps(l->s + k * QLORA__BLOCK), l->top);
+        l->top = all ? most : _mm256_blendv_ps(l->top, most, qlora__avx2_seen(l, k));
+    }
+}
+
+QLORA__TARGET_AVX2 static QLORA__INLINE void qlora__avx2_exps(qlora__avx2_lanes* l, int64_t k,
+                                                              int64_t to, bool all) {
+    for (; k < to; k++) {
+        float* s = l->s + k * QLORA__BLOCK;
+        __m256 e = qlora__avx2_exp(_mm256_sub_ps(_mm256_loadu_ps(s), l->top));
+        e = all ? e : _mm256_and_ps(e, qlora__avx2_seen(l, k));
+        _mm256_storeu_ps(s, e);
+        l->sum = _mm256_add_ps(l->sum, e);
+    }
+}
+
+QLORA__TARGET_AVX2 static void qlora__soften_avx2(const qlora__soften_block* b) {
+    for (int64_t i = 0; i < b->queries; i += 8) {
+        qlora__soften_range r = qlora__soften_begin(b, i, 8);
+        const __m256 before = _mm256_loadu_ps(b->top + i);
+        qlora__avx2_lanes l;
+        l.s = b->s + i;
+        l.from = _mm256_loadu_si256((const __m256i*)(const void*)(b->from + i));
+        l.to = _mm256_loadu_si256((const __m256i*)(const void*)(b->to + i));
+        l.top = before;
+        l.sum = _mm256_setzero_ps();
+        qlora__avx2_tops(&l, r.first, r.all_first, false);
+        qlora__avx2_tops(&l, r.all_first, r.all_last, true);
+        qlora__avx2_tops(&l, r.all_last, r.last, false);
+        qlora__avx2_exps(&l, r.first, r.all_first, false);
+        qlora__avx2_exps(&l, r.all_first, r.all_last, true);
+        qlora__avx2_exps(&l, r.all_last, r.last, false);
+        _mm256_storeu_ps(b->top + i, l.top);
+        _mm256_storeu_ps(b->shrink + i, qlora__avx2_exp(_mm256_sub_ps(before, l.top)));
+        _mm256_storeu_ps(b->sum + i, l.sum);
+    }
+    _mm256_zeroupper();
+}
+
 // Four rows and 16 columns of a product, in named variables.
 QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, const float* a,
                                                 const float* b, float* c) {
@@ -582,6 +641,7 @@ QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, c
         c21 = _mm256_fmadd_ps(a2, b1, c21);
         c30 = _mm256_fmadd_ps(a3, b0, c30);
         c31 = _mm256_fmadd_ps(a3, b1, c31);
+        QLORA__WILL_READ(b + p->ahead);
         a += step;
         b += p->ldb;
     }
@@ -649,6 +709,7 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__product_avx2,
     qlora__turn_avx2,
     qlora__scores_avx2,
+    qlora__soften_avx2,
 };
 
 #endif // QLORA__X86

@@ -520,9 +520,68 @@ QLORA__TARGET_AVX512 static void qlora__scores_avx512(const qlora__score_row* r)
     }
 }
 
+// See qlora__soften_avx2.
+typedef struct qlora__avx512_lanes {
+    float* s;
+    __m512i from;
+    __m512i to;
+    __m512 top;
+    __m512 sum;
+} qlora__avx512_lanes;
+
+QLORA__TARGET_AVX512 static inline __mmask16 qlora__avx512_seen(const qlora__avx512_lanes* l,
+                                                                int64_t k) {
+    __m512i at = _mm512_set1_epi32((int)k);
+    return _mm512_mask_cmp_epi32_mask(_mm512_cmp_epi32_mask(at, l->from, _MM_CMPINT_NLT), at, l->to,
+                                      _MM_CMPINT_LT);
+}
+
+QLORA__TARGET_AVX512 static QLORA__INLINE void qlora__avx512_tops(qlora__avx512_lanes* l, int64_t k,
+                                                                  int64_t to, bool all) {
+    for (; k < to; k++) {
+        __mmask16 seen = all ? (__mmask16)0xffff : qlora__avx512_seen(l, k);
+        __m512 s = _mm512_loadu_ps(l->s + k * QLORA__BLOCK);
+        l->top = _mm512_mask_max_ps(l->top, seen, s, l->top);
+    }
+}
+
+QLORA__TARGET_AVX512 static QLORA__INLINE void qlora__avx512_exps(qlora__avx512_lanes* l, int64_t k,
+                                                                  int64_t to, bool all) {
+    for (; k < to; k++) {
+        float* s = l->s + k * QLORA__BLOCK;
+        __m512 e = qlora__avx512_exp(_mm512_sub_ps(_mm512_loadu_ps(s), l->top));
+        e = all ? e : _mm512_maskz_mov_ps(qlora__avx512_seen(l, k), e);
+        _mm512_storeu_ps(s, e);
+        l->sum = _mm512_add_ps(l->sum, e);
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__soften_avx512(const qlora__soften_block* b) {
+    for (int64_t i = 0; i < b->queries; i += 16) {
+        qlora__soften_range r = qlora__soften_begin(b, i, 16);
+        const __m512 before = _mm512_loadu_ps(b->top + i);
+        qlora__avx512_lanes l;
+        l.s = b->s + i;
+        l.from = _mm512_loadu_si512((const void*)(b->from + i));
+        l.to = _mm512_loadu_si512((const void*)(b->to + i));
+        l.top = before;
+        l.sum = _mm512_setzero_ps();
+        qlora__avx512_tops(&l, r.first, r.all_first, false);
+        qlora__avx512_tops(&l, r.all_first, r.all_last, true);
+        qlora__avx512_tops(&l, r.all_last, r.last, false);
+        qlora__avx512_exps(&l, r.first, r.all_first, false);
+        qlora__avx512_exps(&l, r.all_first, r.all_last, true);
+        qlora__avx512_exps(&l, r.all_last, r.last, false);
+        _mm512_storeu_ps(b->top + i, l.top);
+        _mm512_storeu_ps(b->shrink + i, qlora__avx512_exp(_mm512_sub_ps(before, l.top)));
+        _mm512_storeu_ps(b->sum + i, l.sum);
+    }
+    _mm256_zeroupper();
+}
+
 // Two vectors of sums of row i.
-#define QLORA__ROW(i)                                                                              \
-    x = _mm512_set1_ps(a[(i)*row]);                                                                \
+#define QLORA__ROW(i, element)                                                                     \
+    x = _mm512_set1_ps(element);                                                                   \
     c##i##0 = _mm512_fmadd_ps(x, b0, c##i##0);                                                     \
     c##i##1 = _mm512_fmadd_ps(x, b1, c##i##1)
 #define QLORA__ROW_LOAD(i)                                                                         \
@@ -551,20 +610,27 @@ QLORA__TARGET_AVX512 static void qlora__tile_avx512(const qlora__block_product* 
         QLORA__ROW_LOAD(6);
         QLORA__ROW_LOAD(7);
     }
-    for (int64_t k = 0; k < p->k; k++) {
+    const float* a4 = a + 4 * row; // four rows from each pointer need few registers
+    const int64_t steps = p->k;
+    const int64_t ldb = p->ldb;
+    const int64_t ahead = p->ahead;
+    for (int64_t k = 0; k < steps; k++) {
         __m512 b0 = _mm512_loadu_ps(b);
         __m512 b1 = _mm512_maskz_loadu_ps(both, b + 16);
         __m512 x;
-        QLORA__ROW(0);
-        QLORA__ROW(1);
-        QLORA__ROW(2);
-        QLORA__ROW(3);
-        QLORA__ROW(4);
-        QLORA__ROW(5);
-        QLORA__ROW(6);
-        QLORA__ROW(7);
+        QLORA__ROW(0, a[0]);
+        QLORA__ROW(1, a[row]);
+        QLORA__ROW(2, a[2 * row]);
+        QLORA__ROW(3, a[3 * row]);
+        QLORA__ROW(4, a4[0]);
+        QLORA__ROW(5, a4[row]);
+        QLORA__ROW(6, a4[2 * row]);
+        QLORA__ROW(7, a4[3 * row]);
+        QLORA__WILL_READ(b + ahead);
+        QLORA__WILL_READ(b + ahead + 16);
         a += step;
-        b += p->ldb;
+        a4 += step;
+        b += ldb;
     }
     QLORA__ROW_STORE(0);
     QLORA__ROW_STORE(1);
@@ -616,6 +682,7 @@ static const qlora__cpu_rows qlora__rows_avx512 = {
     qlora__product_avx512,
     qlora__turn_avx2, // bound by its stores
     qlora__scores_avx512,
+    qlora__soften_avx512,
 };
 
 #endif // QLORA__X86

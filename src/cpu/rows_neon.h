@@ -498,6 +498,157 @@ static void qlora__scores_neon(const qlora__score_row* r) {
     }
 }
 
+// Queries of a vector and the keys that they see: none is masked if all see all keys of a range.
+typedef struct qlora__neon_lanes {
+    float* s;
+    int32x4_t from;
+    int32x4_t to;
+    float32x4_t top;
+    float32x4_t sum;
+} qlora__neon_lanes;
+
+static inline uint32x4_t qlora__neon_seen(const qlora__neon_lanes* l, int64_t k) {
+    int32x4_t at = vdupq_n_s32((int32_t)k);
+    return vandq_u32(vcgeq_s32(at, l->from), vcltq_s32(at, l->to));
+}
+
+// A number wins over a NaN, so that a NaN in a score is ignored here, and stays in its e^(s - top).
+static QLORA__INLINE void qlora__neon_tops(qlora__neon_lanes* l, int64_t k, int64_t to, bool all) {
+    for (; k < to; k++) {
+        float32x4_t most = vmaxnmq_f32(l->top, vld1q_f32(l->s + k * QLORA__BLOCK));
+        l->top = all ? most : vbslq_f32(qlora__neon_seen(l, k), most, l->top);
+    }
+}
+
+static QLORA__INLINE void qlora__neon_exps(qlora__neon_lanes* l, int64_t k, int64_t to, bool all) {
+    for (; all && k + 2 <= to; k += 2) {
+        float* s = l->s + k * QLORA__BLOCK;
+        float32x4_t e0 = qlora__neon_exp(vsubq_f32(vld1q_f32(s), l->top));
+        float32x4_t e1 = qlora__neon_exp(vsubq_f32(vld1q_f32(s + QLORA__BLOCK), l->top));
+        vst1q_f32(s, e0);
+        vst1q_f32(s + QLORA__BLOCK, e1);
+        l->sum = vaddq_f32(vaddq_f32(l->sum, e0), e1);
+    }
+    for (; k < to; k++) {
+        float* s = l->s + k * QLORA__BLOCK;
+        float32x4_t e = qlora__neon_exp(vsubq_f32(vld1q_f32(s), l->top));
+        if (!all) {
+            uint32x4_t seen = qlora__neon_seen(l, k);
+            e = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(e), seen));
+        }
+        vst1q_f32(s, e);
+        l->sum = vaddq_f32(l->sum, e);
+    }
+}
+
+static void qlora__soften_neon(const qlora__soften_block* b) {
+    for (int64_t i = 0; i < b->queries; i += 4) {
+        qlora__soften_range r = qlora__soften_begin(b, i, 4);
+        const float32x4_t before = vld1q_f32(b->top + i);
+        qlora__neon_lanes l;
+        l.s = b->s + i;
+        l.from = vld1q_s32(b->from + i);
+        l.to = vld1q_s32(b->to + i);
+        l.top = before;
+        l.sum = vdupq_n_f32(0.0f);
+        qlora__neon_tops(&l, r.first, r.all_first, false);
+        qlora__neon_tops(&l, r.all_first, r.all_last, true);
+        qlora__neon_tops(&l, r.all_last, r.last, false);
+        qlora__neon_exps(&l, r.first, r.all_first, false);
+        qlora__neon_exps(&l, r.all_first, r.all_last, true);
+        qlora__neon_exps(&l, r.all_last, r.last, false);
+        vst1q_f32(b->top + i, l.top);
+        vst1q_f32(b->shrink + i, qlora__neon_exp(vsubq_f32(before, l.top)));
+        vst1q_f32(b->sum + i, l.sum);
+    }
+}
+
+// sum += b times one lane of a. The instruction itself, because compilers move the intrinsic: with
+// two steps in a loop, gcc then runs out of registers.
+#define QLORA__FMA(sum, b, a, lane)                                                                \
+    __asm__("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(b), "w"(a))
+
+// One row of a tile: three vectors of sums. The sums need names, because compilers keep an array of
+// vectors in memory.
+#define QLORA__ROW(i, a, lane)                                                                     \
+    QLORA__FMA(c##i##0, b0, a, lane);                                                              \
+    QLORA__FMA(c##i##1, b1, a, lane);                                                              \
+    QLORA__FMA(c##i##2, b2, a, lane)
+#define QLORA__STEP(k)                                                                             \
+    do {                                                                                           \
+        float32x4_t b0 = vld1q_f32(b + (k)*ldb);                                                   \
+        float32x4_t b1 = vld1q_f32(b + (k)*ldb + 4);                                               \
+        float32x4_t b2 = vld1q_f32(b + (k)*ldb + 8);                                               \
+        float32x4_t a0 = vld1q_f32(a + (k)*lda);                                                   \
+        float32x4_t a4 = vld1q_f32(a + (k)*lda + 4);                                               \
+        QLORA__ROW(0, a0, 0);                                                                      \
+        QLORA__ROW(1, a0, 1);                                                                      \
+        QLORA__ROW(2, a0, 2);                                                                      \
+        QLORA__ROW(3, a0, 3);                                                                      \
+        QLORA__ROW(4, a4, 0);                                                                      \
+        QLORA__ROW(5, a4, 1);                                                                      \
+        QLORA__ROW(6, a4, 2);                                                                      \
+        QLORA__ROW(7, a4, 3);                                                                      \
+    } while (0)
+#define QLORA__ROW_LOAD(i)                                                                         \
+    c##i##0 = vld1q_f32(c + i * ldc);                                                              \
+    c##i##1 = vld1q_f32(c + i * ldc + 4);                                                          \
+    c##i##2 = vld1q_f32(c + i * ldc + 8)
+#define QLORA__ROW_STORE(i)                                                                        \
+    vst1q_f32(c + i * ldc, c##i##0);                                                               \
+    vst1q_f32(c + i * ldc + 4, c##i##1);                                                           \
+    vst1q_f32(c + i * ldc + 8, c##i##2)
+
+// C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
+// Rows of a are lda apart, those of b ldb. If `ahead` is not 0, the memory that many elements after
+// b is soon read.
+static QLORA__INLINE void qlora__neon_sums(int64_t steps, const float* a, int64_t lda,
+                                           const float* b, int64_t ldb, int64_t ahead, float* c,
+                                           int64_t ldc, bool add) {
+    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c10 = c00, c11 = c00, c12 = c00;
+    float32x4_t c20 = c00, c21 = c00, c22 = c00, c30 = c00, c31 = c00, c32 = c00;
+    float32x4_t c40 = c00, c41 = c00, c42 = c00, c50 = c00, c51 = c00, c52 = c00;
+    float32x4_t c60 = c00, c61 = c00, c62 = c00, c70 = c00, c71 = c00, c72 = c00;
+    if (add) {
+        QLORA__ROW_LOAD(0);
+        QLORA__ROW_LOAD(1);
+        QLORA__ROW_LOAD(2);
+        QLORA__ROW_LOAD(3);
+        QLORA__ROW_LOAD(4);
+        QLORA__ROW_LOAD(5);
+        QLORA__ROW_LOAD(6);
+        QLORA__ROW_LOAD(7);
+    }
+    int64_t k = 0;
+    for (; k + 2 <= steps; k += 2) {
+        QLORA__STEP(0);
+        QLORA__STEP(1);
+        if (ahead != 0) {
+            QLORA__WILL_READ(b + ahead);
+            QLORA__WILL_READ(b + ldb + ahead);
+        }
+        b += 2 * ldb;
+        a += 2 * lda;
+    }
+    if (k < steps) {
+        QLORA__STEP(0);
+    }
+    QLORA__ROW_STORE(0);
+    QLORA__ROW_STORE(1);
+    QLORA__ROW_STORE(2);
+    QLORA__ROW_STORE(3);
+    QLORA__ROW_STORE(4);
+    QLORA__ROW_STORE(5);
+    QLORA__ROW_STORE(6);
+    QLORA__ROW_STORE(7);
+}
+
+#undef QLORA__STEP
+#undef QLORA__FMA
+#undef QLORA__ROW
+#undef QLORA__ROW_LOAD
+#undef QLORA__ROW_STORE
+
 // Row i of four rows and 16 columns of a product. The sums are named variables, because compilers
 // keep an array of them in memory.
 #define QLORA__ROW(i, a, lane)                                                                     \
@@ -572,9 +723,21 @@ static void qlora__tile_neon(const qlora__block_product* p, const float* a, cons
 #undef QLORA__ROW_STORE
 #undef QLORA__STEP
 
+static QLORA__NOINLINE void qlora__turned_neon(const qlora__block_product* p, const float* a,
+                                               const float* b, float* c) {
+    qlora__neon_sums(p->k, a, p->lda, b, p->ldb, p->ahead, c, p->ldc, p->add);
+}
+
 static void qlora__product_neon(const qlora__block_product* p) {
     int64_t row = p->turned ? 1 : p->lda;
-    for (int64_t j = 0; j < p->n; j += 16) {
+    int64_t j = 0;
+    for (; p->turned && j + 48 <= p->n; j += 48) {
+        for (int64_t i = 0; i < 4 * p->m; i += 8) { // four tiles next to each other
+            int64_t col = j + i / p->m * 12;
+            qlora__turned_neon(p, p->a + i % p->m, p->b + col, p->c + i % p->m * p->ldc + col);
+        }
+    }
+    for (; j < p->n; j += 16) {
         for (int64_t i = 0; i < p->m; i += 4) {
             qlora__tile_neon(p, p->a + i * row, p->b + j, p->c + i * p->ldc + j);
         }
@@ -627,6 +790,7 @@ static const qlora__cpu_rows qlora__rows_neon = {
     qlora__product_neon,
     qlora__turn_neon,
     qlora__scores_neon,
+    qlora__soften_neon,
 };
 
 #endif // QLORA__NEON

@@ -297,4 +297,5 @@ static const qlora__cpu_rows qlora__rows_portable = {
     NULL,
     qlora__turn_portable,
     NULL,
+    NULL,
 };

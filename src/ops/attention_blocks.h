@@ -71,8 +71,14 @@ static void qlora__block_rows(const qlora__attention_job* job, const qlora_tenso
     int64_t hd = job->a->hd;
     for (int64_t r = 0; r < n; r++) {
         const QLORA__REAL* x = qlora__row_in(job->rows, t, token + r, head * hd, hd, room);
-        job->rows->point[QLORA__POINT_SCALE](x, NULL, factor, hd, y + r * width);
-        memset(y + r * width + hd, 0, (size_t)(width - hd) * sizeof *y);
+        if (factor == 1) {
+            memcpy(y + r * width, x, (size_t)hd * sizeof *y);
+        } else {
+            job->rows->point[QLORA__POINT_SCALE](x, NULL, factor, hd, y + r * width);
+        }
+        if (width > hd) {
+            memset(y + r * width + hd, 0, (size_t)(width - hd) * sizeof *y);
+        }
     }
 }
 
@@ -144,6 +150,7 @@ static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, in
     p.ldc = c.ld;
     p.add = add;
     p.turned = turned;
+    p.ahead = 0;
     job->rows->product(&p);
 }
 
@@ -193,32 +200,43 @@ static void qlora__block_dots_of(const qlora__attention_job* job, int64_t rows, 
                           false);
 }
 
-// Adds weights[queries, keys] times x[keys, width] to c; with `turned`, the transposed weights
-// times x[queries, width]. The weights of keys that a query does not see are 0, but 0 times a value
-// that is not finite would be NaN: then only the others are added.
+// How weights are multiplied.
+typedef enum qlora__weights_way {
+    QLORA__WEIGHTS,        // w[queries, keys] x[keys, width]
+    QLORA__WEIGHTS_TURNED, // the same, with w stored [keys, queries]
+    QLORA__WEIGHTS_OF_KEYS // the transposed w[queries, keys] times x[queries, width]
+} qlora__weights_way;
+
+// Adds weights times x to c. The weights of keys that a query does not see are 0, but 0 times a
+// value that is not finite would be NaN: then only the others are added.
 static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_pair* p,
-                            QLORA__REAL* weights, bool turned, qlora__block_matrix x,
+                            QLORA__REAL* weights, qlora__weights_way way, qlora__block_matrix x,
                             QLORA__REAL* c, int64_t width) {
-    int64_t m = turned ? p->n : p->b->rows;
-    int64_t k = turned ? p->b->rows : p->n;
+    bool of_keys = way == QLORA__WEIGHTS_OF_KEYS;
+    int64_t m = of_keys ? p->n : p->b->rows;
+    int64_t k = of_keys ? p->b->rows : p->n;
     double squares = 0.0;
     bool all = qlora__pair_sees_all(job->a, p);
-    for (int64_t i = 0; i < k && !all; i++) {
+    if (!all && x.ld == width) {
+        squares = job->rows->squares(x.data, k * width, squares);
+    }
+    for (int64_t i = 0; i < k && !all && x.ld != width; i++) {
         squares = job->rows->squares(x.data + i * x.ld, width, squares);
     }
     // A sum of squares in double precision is finite if all values are; otherwise at most slow.
     if (qlora__finite((float)squares)) {
-        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK), turned, x,
-                              qlora__block_of(c, width), true);
+        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK),
+                              way != QLORA__WEIGHTS, x, qlora__block_of(c, width), true);
         return;
     }
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < k; j++) {
-            int64_t query = turned ? j : i;
-            int64_t key = turned ? i : j;
+            int64_t query = of_keys ? j : i;
+            int64_t key = of_keys ? i : j;
+            int64_t at = way == QLORA__WEIGHTS_TURNED ? key * QLORA__BLOCK + query
+                                                      : query * QLORA__BLOCK + key;
             if (qlora__pair_sees(job->a, p, query, key)) {
-                qlora__add_scaled(c + i * width, weights[query * QLORA__BLOCK + key],
-                                  x.data + j * x.ld, width);
+                qlora__add_scaled(c + i * width, weights[at], x.data + j * x.ld, width);
             }
         }
     }
@@ -230,32 +248,62 @@ static int64_t qlora__block_first_key(const qlora__attention* a, int64_t query, 
     return begin + qlora__max(0, low - begin) / QLORA__BLOCK * QLORA__BLOCK;
 }
 
-// The softmax of one row of scores against the keys of a block, and the row of sums.
+// The softmax of a block of queries against n keys from j on, and the sums of the queries, whose
+// scores are in a column of room->s each.
 static void qlora__block_softmax(const qlora__attention_job* job, const qlora__attention_room* room,
-                                 int64_t r, int64_t from, int64_t to, int64_t n) {
-    const qlora__cpu_rows* rows = job->rows;
-    QLORA__REAL* x = room->s + r * QLORA__BLOCK;
-    QLORA__REAL* acc = room->at[3] + r * room->width;
-    if (to > from) {
-        if (job->a->cap > 0.0f) {
-            rows->point[QLORA__POINT_CAP](x + from, NULL, (QLORA__REAL)job->a->cap, to - from,
-                                          x + from);
-        }
-        QLORA__REAL top = room->lse[r];
-        QLORA__REAL peak = rows->top(x + from, to - from, top);
-        if (peak != top) {
-            QLORA__REAL shrink = qlora__exp(top - peak);
-            room->sum[r] *= (double)shrink;
-            rows->point[QLORA__POINT_SCALE](acc, NULL, shrink, room->width, acc);
-        }
-        room->lse[r] = peak;
-        room->sum[r] = rows->exps(x + from, peak, to - from, x + from, room->sum[r]);
+                                 const qlora__query_block* b, int64_t j, int64_t n) {
+    int32_t from[QLORA__BLOCK];
+    int32_t to[QLORA__BLOCK];
+    QLORA__REAL shrink[QLORA__BLOCK];
+    QLORA__REAL sum[QLORA__BLOCK];
+    qlora__soften_block soften;
+    soften.s = room->s;
+    soften.keys = n;
+    soften.queries = qlora__block_pad(b->rows, QLORA__BLOCK_COLS);
+    soften.from = from;
+    soften.to = to;
+    soften.top = room->lse;
+    soften.shrink = shrink;
+    soften.sum = sum;
+    for (int64_t r = 0; r < soften.queries; r++) {
+        int64_t first = 0;
+        int64_t last = 0;
+        // Those that fill a vector see what the last one does.
+        int64_t query = qlora__min(r, b->rows - 1) % b->queries;
+        qlora__block_seen(job->a, b->first + query, j, n, &first, &last);
+        from[r] = (int32_t)first;
+        to[r] = (int32_t)last;
     }
-    qlora__block_clear(x, 0, from);
-    qlora__block_clear(x, to, n);
+    if (job->a->cap > 0.0f) {
+        job->rows->point[QLORA__POINT_CAP](room->s, NULL, (QLORA__REAL)job->a->cap,
+                                           n * QLORA__BLOCK, room->s);
+    }
+    job->rows->soften(&soften);
+    for (int64_t r = 0; r < b->rows; r++) {
+        QLORA__REAL* acc = room->at[3] + r * room->width;
+        if (shrink[r] != 1) {
+            job->rows->point[QLORA__POINT_SCALE](acc, NULL, shrink[r], room->width, acc);
+        }
+        room->sum[r] = room->sum[r] * (double)shrink[r] + (double)sum[r];
+    }
 }
 
-// room->at: 0 q, 1 k, 2 k transposed, 3 sums of o, 4 v; room->lse has the largest scores so far.
+// One head of n keys from `token` on and as many after them as fill a tile: in place if they exist.
+static qlora__block_matrix qlora__block_key_rows(const qlora__attention_job* job, int64_t token,
+                                                 int64_t n, int64_t head, int64_t width,
+                                                 QLORA__REAL* room) {
+    const qlora_tensor* k = job->a->k;
+    int64_t padded = qlora__block_pad(n, QLORA__BLOCK_ROWS);
+    if (token + padded <= k->rows) {
+        return qlora__block_keys(job, k, token, padded, head, width, room);
+    }
+    qlora__block_rows(job, k, token, n, head, 1, width, room);
+    qlora__block_clear(room, n * width, padded * width);
+    return qlora__block_of(room, width);
+}
+
+// room->at: 0 q, 1 q transposed, 2 k, 3 sums of o, 4 v; room->lse has the largest scores so far.
+// The scores are transposed, so that each element of a vector belongs to another query.
 static void qlora__block_forward(const qlora__attention_job* job, const qlora__attention_room* room,
                                  const qlora__query_block* b, int64_t begin) {
     const qlora__attention* a = job->a;
@@ -263,25 +311,22 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
     int64_t width = room->width;
     int64_t end = a->before + b->first + b->queries;
     qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[0]);
+    qlora__block_transpose(job, qlora__block_of(room->at[0], width), b->rows, room->at[1]);
     qlora__block_clear(room->at[3], 0, QLORA__BLOCK * width);
-    for (int64_t r = 0; r < b->rows; r++) {
+    for (int64_t r = 0; r < QLORA__BLOCK; r++) {
         room->lse[r] = (QLORA__REAL)-3.0e38; // below every score, and finite for -ffast-math
         room->sum[r] = 0;
     }
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
-        qlora__block_matrix k = qlora__block_keys(job, a->k, j, n, kv_head, width, room->at[1]);
+        qlora__block_matrix k = qlora__block_key_rows(job, j, n, kv_head, width, room->at[2]);
         qlora__block_matrix v = qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[4]);
-        qlora__block_transpose(job, k, n, room->at[2]);
-        qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[2], width, room->s);
-        for (int64_t r = 0; r < b->rows; r++) {
-            int64_t from = 0;
-            int64_t to = 0;
-            qlora__block_seen(a, b->first + r % b->queries, j, n, &from, &to);
-            qlora__block_softmax(job, room, r, from, to, n);
-        }
+        qlora__block_multiply(job, n, b->rows, a->hd, k, false,
+                              qlora__block_of(room->at[1], QLORA__BLOCK),
+                              qlora__block_of(room->s, QLORA__BLOCK), false);
+        qlora__block_softmax(job, room, b, j, n);
         qlora__block_pair pair = qlora__pair_of(b, j, n);
-        qlora__pair_add(job, &pair, room->s, false, v, room->at[3], width);
+        qlora__pair_add(job, &pair, room->s, QLORA__WEIGHTS_TURNED, v, room->at[3], width);
     }
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t head = b->head + r / b->queries;
@@ -327,7 +372,7 @@ static void qlora__block_scores(const qlora__attention_job* job, QLORA__REAL* s,
 }
 
 // The probabilities (room->s) and gradients of scores (room->dp) of a block of queries against n
-// keys from j on.
+// keys from j on. Those of the keys that fill a tile are 0.
 static void qlora__block_score_rows(const qlora__attention_job* job,
                                     const qlora__attention_room* room, const qlora__query_block* b,
                                     int64_t j, int64_t n) {
@@ -339,15 +384,16 @@ static void qlora__block_score_rows(const qlora__attention_job* job,
         QLORA__REAL* dp = room->dp + r * QLORA__BLOCK;
         int64_t from = 0;
         int64_t to = 0;
+        int64_t last = qlora__block_pad(n, QLORA__BLOCK_ROWS);
         qlora__block_seen(a, i, j, n, &from, &to);
         if (to > from) {
             qlora__block_scores(job, s + from, dp + from, qlora__at(a->lse, head, i),
                                 a->dots[head * a->tokens + i], to - from);
         }
         qlora__block_clear(s, 0, from);
-        qlora__block_clear(s, to, n);
+        qlora__block_clear(s, to, last);
         qlora__block_clear(dp, 0, from);
-        qlora__block_clear(dp, to, n);
+        qlora__block_clear(dp, to, last);
     }
 }
 
@@ -360,8 +406,12 @@ static void qlora__block_dq_done(const qlora__attention_job* job, const qlora__a
         int64_t col = (b->head + r / b->queries) * a->hd;
         int64_t i = b->first + r % b->queries;
         QLORA__REAL* dq = qlora__row_room(a->dq, i, col, row);
-        job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * room->width, NULL, factor, a->hd,
-                                             dq);
+        if (factor == 1) {
+            memcpy(dq, room->at[6] + r * room->width, (size_t)a->hd * sizeof *dq);
+        } else {
+            job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * room->width, NULL, factor, a->hd,
+                                                 dq);
+        }
         qlora__row_done(job->rows, a->dq, i, col, a->hd, dq);
     }
 }
@@ -387,7 +437,7 @@ static void qlora__block_dq(const qlora__attention_job* job, const qlora__attent
         qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[3], width, room->s);
         qlora__block_dots_of(job, b->rows, n, room->at[1], room->at[5], width, room->dp);
         qlora__block_score_rows(job, room, b, j, n);
-        qlora__pair_add(job, &pair, room->dp, false, k, room->at[6], width);
+        qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS, k, room->at[6], width);
     }
     qlora__block_dq_done(job, room, b, (QLORA__REAL)a->scale);
 }
@@ -399,19 +449,20 @@ static void qlora__block_share(const qlora__attention_job* job, const qlora__att
                                const qlora__query_block* b, int64_t j, int64_t n, bool joint) {
     const qlora__attention* a = job->a;
     int64_t width = room->width;
+    n = qlora__min(n, b->first + b->queries - j); // no query sees keys after its own
     qlora__block_pair pair = qlora__pair_of(b, j, n);
     qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[4]);
     qlora__block_queries(job, a->d_o, b, 1, width, room->at[5]);
     qlora__block_dots_of(job, b->rows, n, room->at[4], room->at[7], width, room->s);
     qlora__block_dots_of(job, b->rows, n, room->at[5], room->at[1], width, room->dp);
     qlora__block_score_rows(job, room, b, j, n);
-    qlora__pair_add(job, &pair, room->dp, true, qlora__block_of(room->at[4], width), room->at[2],
-                    width);
-    qlora__pair_add(job, &pair, room->s, true, qlora__block_of(room->at[5], width), room->at[3],
-                    width);
+    qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS_OF_KEYS,
+                    qlora__block_of(room->at[4], width), room->at[2], width);
+    qlora__pair_add(job, &pair, room->s, QLORA__WEIGHTS_OF_KEYS,
+                    qlora__block_of(room->at[5], width), room->at[3], width);
     if (joint) {
         qlora__block_queries(job, a->dq, b, 1, width, room->at[6]);
-        qlora__pair_add(job, &pair, room->dp, false, qlora__block_of(room->at[0], width),
+        qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS, qlora__block_of(room->at[0], width),
                         room->at[6], width);
         qlora__block_dq_done(job, room, b, 1);
     }

@@ -82,10 +82,19 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
                                         const qlora_tensor* x, const qlora_tensor* y,
                                         bool adapters) {
     qlora__operand rows = qlora__operand_matrix(x, true);
-    qlora__panels_pack(p, &rows, 0, l->in, 0, 1.0f);
     int64_t at = l->in;
     int32_t next = 0;
-    for (int32_t i = 0; i < l->count && adapters; i = next) {
+    int64_t first = adapters ? qlora__linear_ranks(l, 0, &next) : 0;
+    if (qlora__panels_takes_columns(p, l->in, first)) {
+        qlora__segment a = qlora__segment_of(qlora__operand_matrix(l->parts[0].a, true), l->in);
+        qlora__panels_pack_product(p, &rows, 0, 0, &a, first, qlora__linear_at(x, p->row, at),
+                                   x->ld, 0, -1);
+        at += first;
+    } else {
+        qlora__panels_pack(p, &rows, 0, l->in, 0, 1.0f);
+        next = 0;
+    }
+    for (int32_t i = next; i < l->count && adapters; i = next) {
         int64_t rank = qlora__linear_ranks(l, i, &next);
         if (rank > 0) {
             qlora__segment a = qlora__segment_of(qlora__operand_matrix(l->parts[i].a, true), l->in);
@@ -134,6 +143,28 @@ static int64_t qlora__linear_backward_steps(const qlora_ctx* ctx, const qlora_li
     return steps;
 }
 
+// Packs dy of a part, which starts in column `col`, as steps from `at` on, and after it u, which is
+// computed in the columns from `tail` on.
+static void qlora__linear_pack_dy(const qlora__panels* p, const qlora_linear_part* part,
+                                  const qlora__operand* dy, int64_t col, int64_t tail, int64_t at,
+                                  float* u) {
+    int64_t after = at + qlora__panels_steps(p, part->out);
+    qlora__segment sb;
+    memset(&sb, 0, sizeof sb);
+    if (part->rank > 0) {
+        sb = qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
+    }
+    if (qlora__panels_takes_columns(p, part->out, part->rank)) {
+        qlora__panels_pack_product(p, dy, col, at, &sb, part->rank, u, dy->ld, tail, after);
+        return;
+    }
+    qlora__panels_pack(p, dy, col, part->out, at, 1.0f);
+    if (part->rank > 0) {
+        qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, u, dy->ld, false);
+        qlora__panels_pack(p, dy, tail, part->rank, after, 1.0f);
+    }
+}
+
 // u, in the columns of dy after `out`, and dx, for one slice of rows. In the panels, the columns of
 // u_i are after those of dy_i.
 static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__panels* p,
@@ -146,16 +177,10 @@ static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__pane
     int64_t tail = out;
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* part = &l->parts[i];
-        qlora__panels_pack(p, &rows, col, part->out, at, 1.0f);
+        qlora__linear_pack_dy(p, part, &rows, col, tail, at, qlora__linear_at(dy, p->row, tail));
         right[segments] = qlora__segment_of(qlora__linear_weight(part, false), part->out);
         segments++;
         if (part->rank > 0) {
-            qlora__segment sb =
-                qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
-            qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, qlora__linear_at(dy, p->row, tail),
-                                   dy->ld, false);
-            qlora__panels_pack(p, &rows, tail, part->rank, at + qlora__panels_steps(p, part->out),
-                               1.0f);
             right[segments] = qlora__segment_of(qlora__operand_matrix(part->a, false), part->rank);
             segments++;
         }

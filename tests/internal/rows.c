@@ -416,7 +416,7 @@ TEST block_products_are_right(void) {
             continue;
         }
         bool turned = t % 4 >= 2;
-        qlora__block_product p = {M, N, K, a, LD, b, LD, c, LD, t % 2 != 0, turned};
+        qlora__block_product p = {M, N, K, a, LD, b, LD, c, LD, t % 2 != 0, turned, 0};
         memcpy(c, start, sizeof c);
         table->rows->product(&p);
         for (int i = 0; i < M * LD; i++) {
@@ -449,6 +449,81 @@ TEST blocks_turn(void) {
         for (int i = 0; i < COLS * QLORA__BLOCK && table->present(); i++) {
             int row = i % QLORA__BLOCK;
             ASSERT(y[i] == (row < ROWS ? x[row * LD + i / QLORA__BLOCK] : -5.0f));
+        }
+    }
+    PASS();
+}
+
+// ---- sums of outer products ----
+
+enum { OUTER_K = 150, OUTER_FEW = 48, OUTER_WIDE = 112, OUTER_LD = 115 };
+
+// One product with `few` columns on one side, both ways, without and with packing, on K cut at
+// `cut`; true if the bits are the same.
+static bool outer_like_packed(qlora_ctx* ctx, int64_t few, int64_t wide, bool turned, float beta,
+                              int64_t cut, const float* x, const float* y) {
+    static float c[2][OUTER_LD * OUTER_LD];
+    for (int way = 0; way < 2; way++) {
+        for (int i = 0; i < OUTER_LD * OUTER_LD; i++) {
+            c[way][i] = 0.25f * (float)(i % 11) - 1.0f;
+        }
+        for (int part = 0; part < (cut > 0 && way == 0 ? 2 : 1); part++) {
+            qlora__gemm g;
+            memset(&g, 0, sizeof g);
+            int64_t first = part * cut;
+            bool split = cut > 0 && way == 0;
+            g.ta = true;
+            g.batch = 1;
+            g.M = turned ? wide : few;
+            g.N = turned ? few : wide;
+            g.K = split ? (part == 0 ? cut : OUTER_K - cut) : OUTER_K;
+            g.A = (turned ? y : x) + first * OUTER_LD;
+            g.B = (turned ? x : y) + first * OUTER_LD;
+            g.C = c[way];
+            g.lda = OUTER_LD;
+            g.ldb = OUTER_LD;
+            g.ldc = OUTER_LD;
+            g.a_type = QLORA_F32;
+            g.b_type = QLORA_F32;
+            g.out = QLORA_F32;
+            g.alpha = 2.0f;
+            g.beta = part > 0 ? 1.0f : beta;
+            if (way == 0 && !qlora__outer_takes(ctx, &g)) {
+                return false;
+            }
+            (way == 0 ? qlora__gemm_outer : qlora__gemm_packed)(ctx, &g);
+        }
+    }
+    return memcmp(c[0], c[1], sizeof c[0]) == 0;
+}
+
+// Nothing is packed, and the bits are those of the packed product, wherever K is cut.
+TEST outer_products_have_the_bits_of_packed_ones(void) {
+    static const int64_t few[] = {1, 8, 16, 21, OUTER_FEW};
+    static const int64_t wide[] = {48, 64, 96, OUTER_WIDE};
+    static const float betas[] = {0.0f, 1.0f, 0.5f};
+    static float x[OUTER_K * OUTER_LD];
+    static float y[OUTER_K * OUTER_LD];
+    test_random random = test_random_start("outer");
+    test_random_fill(&random, x, OUTER_K * OUTER_LD, 1.0f);
+    test_random_fill(&random, y, OUTER_K * OUTER_LD, 1.0f);
+    for (size_t t = 0; t < sizeof qlora__cpu_tables / sizeof qlora__cpu_tables[0]; t++) {
+        const qlora__cpu_table* table = &qlora__cpu_tables[t];
+        if (table->gemm == NULL || !table->present()) {
+            continue;
+        }
+        for (int n = 0; n < 5 * 4 * 3 * 2; n++) {
+            qlora_ctx_desc desc;
+            memset(&desc, 0, sizeof desc);
+            desc.require_backend = QLORA_BACKEND_CPU;
+            desc.cpu_tier = table->tier;
+            desc.threads = 1 + n % 3;
+            qlora_ctx* ctx = NULL;
+            ASSERT_EQ(QLORA_OK, qlora_ctx_create(&desc, &ctx));
+            bool ok = outer_like_packed(ctx, few[n % 5], wide[n / 5 % 4], n >= 60,
+                                        betas[n / 20 % 3], n % 7 * 10, x, y);
+            ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+            ASSERTm(table->name, ok);
         }
     }
     PASS();
@@ -815,6 +890,7 @@ SUITE(rows_suite) {
     RUN_TEST(exps_have_ends);
     RUN_TEST(block_products_are_right);
     RUN_TEST(blocks_turn);
+    RUN_TEST(outer_products_have_the_bits_of_packed_ones);
     RUN_TEST(attention_blocks_are_right);
     RUN_TEST(attention_goes_on_after_a_cut);
     RUN_TEST(attention_keeps_poison_where_it_belongs);
