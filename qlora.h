@@ -5003,6 +5003,7 @@ typedef struct qlora__block_product {
     int64_t ldc;
     bool add;
     bool turned;
+    int64_t ahead; // elements after those of b that are multiplied: memory that is soon read
 } qlora__block_product;
 
 // Probabilities of attention and the gradients of the scores of one query:
@@ -5018,6 +5019,54 @@ typedef struct qlora__score_row {
     QLORA__REAL* p;
     QLORA__REAL* ds;
 } qlora__score_row;
+
+// One block of keys in the softmax of a block of queries. The queries are next to each other: a key
+// has a row of QLORA__BLOCK scores. A query sees the keys [from, to) of the block; the rest get 0.
+typedef struct qlora__soften_block {
+    QLORA__REAL* s; // [keys][QLORA__BLOCK]: scores, then e^(s - top)
+    int64_t keys;
+    int64_t queries; // a multiple of QLORA__BLOCK_COLS
+    const int32_t* from;
+    const int32_t* to;
+    QLORA__REAL* top;    // the largest score so far; then with those of the block
+    QLORA__REAL* shrink; // e^(top before - top)
+    QLORA__REAL* sum;    // of e^(s - top) over the block
+} qlora__soften_block;
+
+#if defined(QLORA__NEON) || defined(QLORA__X86)
+// Of a vector of queries: one sees keys of [first, last), all see those of [all_first, all_last).
+typedef struct qlora__soften_range {
+    int64_t first;
+    int64_t all_first;
+    int64_t all_last;
+    int64_t last;
+} qlora__soften_range;
+
+// The ranges of `width` queries from i on; the keys outside of them get 0.
+static qlora__soften_range qlora__soften_begin(const qlora__soften_block* b, int64_t i, int width) {
+    int32_t first = b->from[i];
+    int32_t all_first = b->from[i];
+    int32_t all_last = b->to[i];
+    int32_t last = b->to[i];
+    for (int64_t j = i + 1; j < i + width; j++) {
+        first = b->from[j] < first ? b->from[j] : first;
+        all_first = b->from[j] > all_first ? b->from[j] : all_first;
+        all_last = b->to[j] < all_last ? b->to[j] : all_last;
+        last = b->to[j] > last ? b->to[j] : last;
+    }
+    qlora__soften_range r;
+    r.first = first;
+    r.last = last;
+    r.all_first = all_first < last ? all_first : last;
+    r.all_last = all_last > r.all_first ? all_last : r.all_first;
+    for (int64_t k = 0; k < b->keys; k++) {
+        if (k < r.first || k >= r.last) {
+            memset(b->s + k * QLORA__BLOCK + i, 0, (size_t)width * sizeof *b->s);
+        }
+    }
+    return r;
+}
+#endif
 
 // Functions that return a sum add it to the argument `sum`, so that a row can be summed in pieces.
 struct qlora__cpu_rows {
@@ -5053,6 +5102,7 @@ struct qlora__cpu_rows {
     // y[c * QLORA__BLOCK + r] = x[r * ld + c]
     void (*turn)(const QLORA__REAL* x, int64_t ld, int64_t rows, int64_t cols, QLORA__REAL* y);
     void (*scores)(const qlora__score_row* r);
+    void (*soften)(const qlora__soften_block* b);
 };
 
 // Returns columns [col, col + n) of a row: in place for f32, otherwise converted into `room`.
@@ -5401,6 +5451,7 @@ static const qlora__cpu_rows qlora__rows_portable = {
     qlora__keep_portable,
     NULL,
     qlora__turn_portable,
+    NULL,
     NULL,
 };
 
@@ -5906,6 +5957,157 @@ static void qlora__scores_neon(const qlora__score_row* r) {
     }
 }
 
+// Queries of a vector and the keys that they see: none is masked if all see all keys of a range.
+typedef struct qlora__neon_lanes {
+    float* s;
+    int32x4_t from;
+    int32x4_t to;
+    float32x4_t top;
+    float32x4_t sum;
+} qlora__neon_lanes;
+
+static inline uint32x4_t qlora__neon_seen(const qlora__neon_lanes* l, int64_t k) {
+    int32x4_t at = vdupq_n_s32((int32_t)k);
+    return vandq_u32(vcgeq_s32(at, l->from), vcltq_s32(at, l->to));
+}
+
+// A number wins over a NaN, so that a NaN in a score is ignored here, and stays in its e^(s - top).
+static QLORA__INLINE void qlora__neon_tops(qlora__neon_lanes* l, int64_t k, int64_t to, bool all) {
+    for (; k < to; k++) {
+        float32x4_t most = vmaxnmq_f32(l->top, vld1q_f32(l->s + k * QLORA__BLOCK));
+        l->top = all ? most : vbslq_f32(qlora__neon_seen(l, k), most, l->top);
+    }
+}
+
+static QLORA__INLINE void qlora__neon_exps(qlora__neon_lanes* l, int64_t k, int64_t to, bool all) {
+    for (; all && k + 2 <= to; k += 2) {
+        float* s = l->s + k * QLORA__BLOCK;
+        float32x4_t e0 = qlora__neon_exp(vsubq_f32(vld1q_f32(s), l->top));
+        float32x4_t e1 = qlora__neon_exp(vsubq_f32(vld1q_f32(s + QLORA__BLOCK), l->top));
+        vst1q_f32(s, e0);
+        vst1q_f32(s + QLORA__BLOCK, e1);
+        l->sum = vaddq_f32(vaddq_f32(l->sum, e0), e1);
+    }
+    for (; k < to; k++) {
+        float* s = l->s + k * QLORA__BLOCK;
+        float32x4_t e = qlora__neon_exp(vsubq_f32(vld1q_f32(s), l->top));
+        if (!all) {
+            uint32x4_t seen = qlora__neon_seen(l, k);
+            e = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(e), seen));
+        }
+        vst1q_f32(s, e);
+        l->sum = vaddq_f32(l->sum, e);
+    }
+}
+
+static void qlora__soften_neon(const qlora__soften_block* b) {
+    for (int64_t i = 0; i < b->queries; i += 4) {
+        qlora__soften_range r = qlora__soften_begin(b, i, 4);
+        const float32x4_t before = vld1q_f32(b->top + i);
+        qlora__neon_lanes l;
+        l.s = b->s + i;
+        l.from = vld1q_s32(b->from + i);
+        l.to = vld1q_s32(b->to + i);
+        l.top = before;
+        l.sum = vdupq_n_f32(0.0f);
+        qlora__neon_tops(&l, r.first, r.all_first, false);
+        qlora__neon_tops(&l, r.all_first, r.all_last, true);
+        qlora__neon_tops(&l, r.all_last, r.last, false);
+        qlora__neon_exps(&l, r.first, r.all_first, false);
+        qlora__neon_exps(&l, r.all_first, r.all_last, true);
+        qlora__neon_exps(&l, r.all_last, r.last, false);
+        vst1q_f32(b->top + i, l.top);
+        vst1q_f32(b->shrink + i, qlora__neon_exp(vsubq_f32(before, l.top)));
+        vst1q_f32(b->sum + i, l.sum);
+    }
+}
+
+// sum += b times one lane of a. The instruction itself, because compilers move the intrinsic: with
+// two steps in a loop, gcc then runs out of registers.
+#define QLORA__FMA(sum, b, a, lane)                                                                \
+    __asm__("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(b), "w"(a))
+
+// One row of a tile: three vectors of sums. The sums need names, because compilers keep an array of
+// vectors in memory.
+#define QLORA__ROW(i, a, lane)                                                                     \
+    QLORA__FMA(c##i##0, b0, a, lane);                                                              \
+    QLORA__FMA(c##i##1, b1, a, lane);                                                              \
+    QLORA__FMA(c##i##2, b2, a, lane)
+#define QLORA__STEP(k)                                                                             \
+    do {                                                                                           \
+        float32x4_t b0 = vld1q_f32(b + (k)*ldb);                                                   \
+        float32x4_t b1 = vld1q_f32(b + (k)*ldb + 4);                                               \
+        float32x4_t b2 = vld1q_f32(b + (k)*ldb + 8);                                               \
+        float32x4_t a0 = vld1q_f32(a + (k)*lda);                                                   \
+        float32x4_t a4 = vld1q_f32(a + (k)*lda + 4);                                               \
+        QLORA__ROW(0, a0, 0);                                                                      \
+        QLORA__ROW(1, a0, 1);                                                                      \
+        QLORA__ROW(2, a0, 2);                                                                      \
+        QLORA__ROW(3, a0, 3);                                                                      \
+        QLORA__ROW(4, a4, 0);                                                                      \
+        QLORA__ROW(5, a4, 1);                                                                      \
+        QLORA__ROW(6, a4, 2);                                                                      \
+        QLORA__ROW(7, a4, 3);                                                                      \
+    } while (0)
+#define QLORA__ROW_LOAD(i)                                                                         \
+    c##i##0 = vld1q_f32(c + i * ldc);                                                              \
+    c##i##1 = vld1q_f32(c + i * ldc + 4);                                                          \
+    c##i##2 = vld1q_f32(c + i * ldc + 8)
+#define QLORA__ROW_STORE(i)                                                                        \
+    vst1q_f32(c + i * ldc, c##i##0);                                                               \
+    vst1q_f32(c + i * ldc + 4, c##i##1);                                                           \
+    vst1q_f32(c + i * ldc + 8, c##i##2)
+
+// C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
+// Rows of a are lda apart, those of b ldb. If `ahead` is not 0, the memory that many elements after
+// b is soon read.
+static QLORA__INLINE void qlora__neon_sums(int64_t steps, const float* a, int64_t lda,
+                                           const float* b, int64_t ldb, int64_t ahead, float* c,
+                                           int64_t ldc, bool add) {
+    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c10 = c00, c11 = c00, c12 = c00;
+    float32x4_t c20 = c00, c21 = c00, c22 = c00, c30 = c00, c31 = c00, c32 = c00;
+    float32x4_t c40 = c00, c41 = c00, c42 = c00, c50 = c00, c51 = c00, c52 = c00;
+    float32x4_t c60 = c00, c61 = c00, c62 = c00, c70 = c00, c71 = c00, c72 = c00;
+    if (add) {
+        QLORA__ROW_LOAD(0);
+        QLORA__ROW_LOAD(1);
+        QLORA__ROW_LOAD(2);
+        QLORA__ROW_LOAD(3);
+        QLORA__ROW_LOAD(4);
+        QLORA__ROW_LOAD(5);
+        QLORA__ROW_LOAD(6);
+        QLORA__ROW_LOAD(7);
+    }
+    int64_t k = 0;
+    for (; k + 2 <= steps; k += 2) {
+        QLORA__STEP(0);
+        QLORA__STEP(1);
+        if (ahead != 0) {
+            QLORA__WILL_READ(b + ahead);
+            QLORA__WILL_READ(b + ldb + ahead);
+        }
+        b += 2 * ldb;
+        a += 2 * lda;
+    }
+    if (k < steps) {
+        QLORA__STEP(0);
+    }
+    QLORA__ROW_STORE(0);
+    QLORA__ROW_STORE(1);
+    QLORA__ROW_STORE(2);
+    QLORA__ROW_STORE(3);
+    QLORA__ROW_STORE(4);
+    QLORA__ROW_STORE(5);
+    QLORA__ROW_STORE(6);
+    QLORA__ROW_STORE(7);
+}
+
+#undef QLORA__STEP
+#undef QLORA__FMA
+#undef QLORA__ROW
+#undef QLORA__ROW_LOAD
+#undef QLORA__ROW_STORE
+
 // Row i of four rows and 16 columns of a product. The sums are named variables, because compilers
 // keep an array of them in memory.
 #define QLORA__ROW(i, a, lane)                                                                     \
@@ -5980,9 +6182,21 @@ static void qlora__tile_neon(const qlora__block_product* p, const float* a, cons
 #undef QLORA__ROW_STORE
 #undef QLORA__STEP
 
+static QLORA__NOINLINE void qlora__turned_neon(const qlora__block_product* p, const float* a,
+                                               const float* b, float* c) {
+    qlora__neon_sums(p->k, a, p->lda, b, p->ldb, p->ahead, c, p->ldc, p->add);
+}
+
 static void qlora__product_neon(const qlora__block_product* p) {
     int64_t row = p->turned ? 1 : p->lda;
-    for (int64_t j = 0; j < p->n; j += 16) {
+    int64_t j = 0;
+    for (; p->turned && j + 48 <= p->n; j += 48) {
+        for (int64_t i = 0; i < 4 * p->m; i += 8) { // four tiles next to each other
+            int64_t col = j + i / p->m * 12;
+            qlora__turned_neon(p, p->a + i % p->m, p->b + col, p->c + i % p->m * p->ldc + col);
+        }
+    }
+    for (; j < p->n; j += 16) {
         for (int64_t i = 0; i < p->m; i += 4) {
             qlora__tile_neon(p, p->a + i * row, p->b + j, p->c + i * p->ldc + j);
         }
@@ -6035,6 +6249,7 @@ static const qlora__cpu_rows qlora__rows_neon = {
     qlora__product_neon,
     qlora__turn_neon,
     qlora__scores_neon,
+    qlora__soften_neon,
 };
 
 #endif // QLORA__NEON
@@ -6594,6 +6809,65 @@ QLORA__TARGET_AVX2 static void qlora__scores_avx2(const qlora__score_row* r) {
     }
 }
 
+// See qlora__neon_lanes.
+typedef struct qlora__avx2_lanes {
+    float* s;
+    __m256i from;
+    __m256i to;
+    __m256 top;
+    __m256 sum;
+} qlora__avx2_lanes;
+
+QLORA__TARGET_AVX2 static inline __m256 qlora__avx2_seen(const qlora__avx2_lanes* l, int64_t k) {
+    __m256i at = _mm256_set1_epi32((int)k);
+    return _mm256_castsi256_ps(
+        _mm256_andnot_si256(_mm256_cmpgt_epi32(l->from, at), _mm256_cmpgt_epi32(l->to, at)));
+}
+
+// max returns its second operand if one is a NaN, so that a NaN in a score is ignored here, and
+// stays in its e^(s - top).
+QLORA__TARGET_AVX2 static QLORA__INLINE void qlora__avx2_tops(qlora__avx2_lanes* l, int64_t k,
+                                                              int64_t to, bool all) {
+    for (; k < to; k++) {
+        __m256 most = _mm256_max_ps(_mm256_loadu_ps(l->s + k * QLORA__BLOCK), l->top);
+        l->top = all ? most : _mm256_blendv_ps(l->top, most, qlora__avx2_seen(l, k));
+    }
+}
+
+QLORA__TARGET_AVX2 static QLORA__INLINE void qlora__avx2_exps(qlora__avx2_lanes* l, int64_t k,
+                                                              int64_t to, bool all) {
+    for (; k < to; k++) {
+        float* s = l->s + k * QLORA__BLOCK;
+        __m256 e = qlora__avx2_exp(_mm256_sub_ps(_mm256_loadu_ps(s), l->top));
+        e = all ? e : _mm256_and_ps(e, qlora__avx2_seen(l, k));
+        _mm256_storeu_ps(s, e);
+        l->sum = _mm256_add_ps(l->sum, e);
+    }
+}
+
+QLORA__TARGET_AVX2 static void qlora__soften_avx2(const qlora__soften_block* b) {
+    for (int64_t i = 0; i < b->queries; i += 8) {
+        qlora__soften_range r = qlora__soften_begin(b, i, 8);
+        const __m256 before = _mm256_loadu_ps(b->top + i);
+        qlora__avx2_lanes l;
+        l.s = b->s + i;
+        l.from = _mm256_loadu_si256((const __m256i*)(const void*)(b->from + i));
+        l.to = _mm256_loadu_si256((const __m256i*)(const void*)(b->to + i));
+        l.top = before;
+        l.sum = _mm256_setzero_ps();
+        qlora__avx2_tops(&l, r.first, r.all_first, false);
+        qlora__avx2_tops(&l, r.all_first, r.all_last, true);
+        qlora__avx2_tops(&l, r.all_last, r.last, false);
+        qlora__avx2_exps(&l, r.first, r.all_first, false);
+        qlora__avx2_exps(&l, r.all_first, r.all_last, true);
+        qlora__avx2_exps(&l, r.all_last, r.last, false);
+        _mm256_storeu_ps(b->top + i, l.top);
+        _mm256_storeu_ps(b->shrink + i, qlora__avx2_exp(_mm256_sub_ps(before, l.top)));
+        _mm256_storeu_ps(b->sum + i, l.sum);
+    }
+    _mm256_zeroupper();
+}
+
 // Four rows and 16 columns of a product, in named variables.
 QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, const float* a,
                                                 const float* b, float* c) {
@@ -6625,6 +6899,7 @@ QLORA__TARGET_AVX2 static void qlora__tile_avx2(const qlora__block_product* p, c
         c21 = _mm256_fmadd_ps(a2, b1, c21);
         c30 = _mm256_fmadd_ps(a3, b0, c30);
         c31 = _mm256_fmadd_ps(a3, b1, c31);
+        QLORA__WILL_READ(b + p->ahead);
         a += step;
         b += p->ldb;
     }
@@ -6692,6 +6967,7 @@ static const qlora__cpu_rows qlora__rows_avx2 = {
     qlora__product_avx2,
     qlora__turn_avx2,
     qlora__scores_avx2,
+    qlora__soften_avx2,
 };
 
 #endif // QLORA__X86
@@ -7220,9 +7496,68 @@ QLORA__TARGET_AVX512 static void qlora__scores_avx512(const qlora__score_row* r)
     }
 }
 
+// See qlora__soften_avx2.
+typedef struct qlora__avx512_lanes {
+    float* s;
+    __m512i from;
+    __m512i to;
+    __m512 top;
+    __m512 sum;
+} qlora__avx512_lanes;
+
+QLORA__TARGET_AVX512 static inline __mmask16 qlora__avx512_seen(const qlora__avx512_lanes* l,
+                                                                int64_t k) {
+    __m512i at = _mm512_set1_epi32((int)k);
+    return _mm512_mask_cmp_epi32_mask(_mm512_cmp_epi32_mask(at, l->from, _MM_CMPINT_NLT), at, l->to,
+                                      _MM_CMPINT_LT);
+}
+
+QLORA__TARGET_AVX512 static QLORA__INLINE void qlora__avx512_tops(qlora__avx512_lanes* l, int64_t k,
+                                                                  int64_t to, bool all) {
+    for (; k < to; k++) {
+        __mmask16 seen = all ? (__mmask16)0xffff : qlora__avx512_seen(l, k);
+        __m512 s = _mm512_loadu_ps(l->s + k * QLORA__BLOCK);
+        l->top = _mm512_mask_max_ps(l->top, seen, s, l->top);
+    }
+}
+
+QLORA__TARGET_AVX512 static QLORA__INLINE void qlora__avx512_exps(qlora__avx512_lanes* l, int64_t k,
+                                                                  int64_t to, bool all) {
+    for (; k < to; k++) {
+        float* s = l->s + k * QLORA__BLOCK;
+        __m512 e = qlora__avx512_exp(_mm512_sub_ps(_mm512_loadu_ps(s), l->top));
+        e = all ? e : _mm512_maskz_mov_ps(qlora__avx512_seen(l, k), e);
+        _mm512_storeu_ps(s, e);
+        l->sum = _mm512_add_ps(l->sum, e);
+    }
+}
+
+QLORA__TARGET_AVX512 static void qlora__soften_avx512(const qlora__soften_block* b) {
+    for (int64_t i = 0; i < b->queries; i += 16) {
+        qlora__soften_range r = qlora__soften_begin(b, i, 16);
+        const __m512 before = _mm512_loadu_ps(b->top + i);
+        qlora__avx512_lanes l;
+        l.s = b->s + i;
+        l.from = _mm512_loadu_si512((const void*)(b->from + i));
+        l.to = _mm512_loadu_si512((const void*)(b->to + i));
+        l.top = before;
+        l.sum = _mm512_setzero_ps();
+        qlora__avx512_tops(&l, r.first, r.all_first, false);
+        qlora__avx512_tops(&l, r.all_first, r.all_last, true);
+        qlora__avx512_tops(&l, r.all_last, r.last, false);
+        qlora__avx512_exps(&l, r.first, r.all_first, false);
+        qlora__avx512_exps(&l, r.all_first, r.all_last, true);
+        qlora__avx512_exps(&l, r.all_last, r.last, false);
+        _mm512_storeu_ps(b->top + i, l.top);
+        _mm512_storeu_ps(b->shrink + i, qlora__avx512_exp(_mm512_sub_ps(before, l.top)));
+        _mm512_storeu_ps(b->sum + i, l.sum);
+    }
+    _mm256_zeroupper();
+}
+
 // Two vectors of sums of row i.
-#define QLORA__ROW(i)                                                                              \
-    x = _mm512_set1_ps(a[(i)*row]);                                                                \
+#define QLORA__ROW(i, element)                                                                     \
+    x = _mm512_set1_ps(element);                                                                   \
     c##i##0 = _mm512_fmadd_ps(x, b0, c##i##0);                                                     \
     c##i##1 = _mm512_fmadd_ps(x, b1, c##i##1)
 #define QLORA__ROW_LOAD(i)                                                                         \
@@ -7251,20 +7586,27 @@ QLORA__TARGET_AVX512 static void qlora__tile_avx512(const qlora__block_product* 
         QLORA__ROW_LOAD(6);
         QLORA__ROW_LOAD(7);
     }
-    for (int64_t k = 0; k < p->k; k++) {
+    const float* a4 = a + 4 * row; // four rows from each pointer need few registers
+    const int64_t steps = p->k;
+    const int64_t ldb = p->ldb;
+    const int64_t ahead = p->ahead;
+    for (int64_t k = 0; k < steps; k++) {
         __m512 b0 = _mm512_loadu_ps(b);
         __m512 b1 = _mm512_maskz_loadu_ps(both, b + 16);
         __m512 x;
-        QLORA__ROW(0);
-        QLORA__ROW(1);
-        QLORA__ROW(2);
-        QLORA__ROW(3);
-        QLORA__ROW(4);
-        QLORA__ROW(5);
-        QLORA__ROW(6);
-        QLORA__ROW(7);
+        QLORA__ROW(0, a[0]);
+        QLORA__ROW(1, a[row]);
+        QLORA__ROW(2, a[2 * row]);
+        QLORA__ROW(3, a[3 * row]);
+        QLORA__ROW(4, a4[0]);
+        QLORA__ROW(5, a4[row]);
+        QLORA__ROW(6, a4[2 * row]);
+        QLORA__ROW(7, a4[3 * row]);
+        QLORA__WILL_READ(b + ahead);
+        QLORA__WILL_READ(b + ahead + 16);
         a += step;
-        b += p->ldb;
+        a4 += step;
+        b += ldb;
     }
     QLORA__ROW_STORE(0);
     QLORA__ROW_STORE(1);
@@ -7316,6 +7658,7 @@ static const qlora__cpu_rows qlora__rows_avx512 = {
     qlora__product_avx512,
     qlora__turn_avx2, // bound by its stores
     qlora__scores_avx512,
+    qlora__soften_avx512,
 };
 
 #endif // QLORA__X86
@@ -7326,84 +7669,10 @@ static const qlora__cpu_rows qlora__rows_avx512 = {
 
 // ---- NEON: products -----------------------------------------------------------------------------
 
-// sum += b times one lane of a. The instruction itself, because compilers move the intrinsic: with
-// two steps in a loop, gcc then runs out of registers.
-#define QLORA__FMA(sum, b, a, lane)                                                                \
-    __asm__("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(b), "w"(a))
-
-// One row of a tile: three vectors of sums. The sums need names, because compilers keep an array of
-// vectors in memory.
-#define QLORA__ROW(i, a, lane)                                                                     \
-    QLORA__FMA(c##i##0, b0, a, lane);                                                              \
-    QLORA__FMA(c##i##1, b1, a, lane);                                                              \
-    QLORA__FMA(c##i##2, b2, a, lane)
-#define QLORA__STEP(k)                                                                             \
-    do {                                                                                           \
-        float32x4_t b0 = vld1q_f32(b + 12 * (k));                                                  \
-        float32x4_t b1 = vld1q_f32(b + 12 * (k) + 4);                                              \
-        float32x4_t b2 = vld1q_f32(b + 12 * (k) + 8);                                              \
-        float32x4_t a0 = vld1q_f32(a + 8 * (k));                                                   \
-        float32x4_t a4 = vld1q_f32(a + 8 * (k) + 4);                                               \
-        QLORA__ROW(0, a0, 0);                                                                      \
-        QLORA__ROW(1, a0, 1);                                                                      \
-        QLORA__ROW(2, a0, 2);                                                                      \
-        QLORA__ROW(3, a0, 3);                                                                      \
-        QLORA__ROW(4, a4, 0);                                                                      \
-        QLORA__ROW(5, a4, 1);                                                                      \
-        QLORA__ROW(6, a4, 2);                                                                      \
-        QLORA__ROW(7, a4, 3);                                                                      \
-    } while (0)
-#define QLORA__ROW_LOAD(i)                                                                         \
-    c##i##0 = vld1q_f32(c + i * ldc);                                                              \
-    c##i##1 = vld1q_f32(c + i * ldc + 4);                                                          \
-    c##i##2 = vld1q_f32(c + i * ldc + 8)
-#define QLORA__ROW_STORE(i)                                                                        \
-    vst1q_f32(c + i * ldc, c##i##0);                                                               \
-    vst1q_f32(c + i * ldc + 4, c##i##1);                                                           \
-    vst1q_f32(c + i * ldc + 8, c##i##2)
-
-// C[8][12] += a[k][8] b[k][12]: 24 sums, two vectors of a and three of b fill 29 of 32 registers.
 static void qlora__neon_tile(int64_t steps, const float* a, const float* b, float* c, int64_t ldc,
                              bool add) {
-    float32x4_t c00 = vdupq_n_f32(0.0f), c01 = c00, c02 = c00, c10 = c00, c11 = c00, c12 = c00;
-    float32x4_t c20 = c00, c21 = c00, c22 = c00, c30 = c00, c31 = c00, c32 = c00;
-    float32x4_t c40 = c00, c41 = c00, c42 = c00, c50 = c00, c51 = c00, c52 = c00;
-    float32x4_t c60 = c00, c61 = c00, c62 = c00, c70 = c00, c71 = c00, c72 = c00;
-    if (add) {
-        QLORA__ROW_LOAD(0);
-        QLORA__ROW_LOAD(1);
-        QLORA__ROW_LOAD(2);
-        QLORA__ROW_LOAD(3);
-        QLORA__ROW_LOAD(4);
-        QLORA__ROW_LOAD(5);
-        QLORA__ROW_LOAD(6);
-        QLORA__ROW_LOAD(7);
-    }
-    int64_t k = 0;
-    for (; k + 2 <= steps; k += 2) {
-        QLORA__STEP(0);
-        QLORA__STEP(1);
-        b += 24;
-        a += 16;
-    }
-    if (k < steps) {
-        QLORA__STEP(0);
-    }
-    QLORA__ROW_STORE(0);
-    QLORA__ROW_STORE(1);
-    QLORA__ROW_STORE(2);
-    QLORA__ROW_STORE(3);
-    QLORA__ROW_STORE(4);
-    QLORA__ROW_STORE(5);
-    QLORA__ROW_STORE(6);
-    QLORA__ROW_STORE(7);
+    qlora__neon_sums(steps, a, 8, b, 12, 0, c, ldc, add);
 }
-
-#undef QLORA__STEP
-#undef QLORA__FMA
-#undef QLORA__ROW
-#undef QLORA__ROW_LOAD
-#undef QLORA__ROW_STORE
 
 #define QLORA__ROW(i, a, lane)                                                                     \
     c##i##0 = vfmaq_laneq_f32(c##i##0, b0, a, lane);                                               \
@@ -10531,6 +10800,74 @@ static void qlora__panels_multiply(const qlora__panels* p, int64_t at, const qlo
     }
 }
 
+// ---- products of rows that are being packed -----------------------------------------------------
+
+typedef struct qlora__packed_product {
+    qlora__panels_job pack;
+    qlora__multiply m;
+    const float* b;
+    qlora__panels_job back; // of the product, if it has steps
+} qlora__packed_product;
+
+static void qlora__packed_product_chunks(void* user, int64_t begin, int64_t end) {
+    const qlora__packed_product* job = (const qlora__packed_product*)user;
+    const qlora__multiply* m = &job->m;
+    for (int64_t chunk = begin; chunk < end; chunk++) {
+        int64_t first = chunk * QLORA__CHUNK;
+        qlora__panels_chunks((void*)&job->pack, chunk, chunk + 1);
+        qlora__multiply_block(m, 0, m->steps, job->b, 0, first,
+                              qlora__min(first + QLORA__CHUNK, m->left->rows));
+        if (job->back.steps > 0) {
+            qlora__panels_chunks((void*)&job->back, chunk, chunk + 1);
+        }
+    }
+}
+
+// Whether a product with few columns is computed while its rows are packed, and so still in the
+// cache: all of the right side must fit into the working memory.
+static bool qlora__panels_takes_columns(const qlora__panels* p, int64_t steps, int64_t cols) {
+    return p->bf16 == NULL && steps > 0 && cols > 0 && cols <= p->tiles->block / 4 &&
+           cols + p->tiles->cols <= QLORA__MC * QLORA__PART / (steps + 8);
+}
+
+// Packs steps [k, k + steps) of an operand as steps from `at` on, and multiplies them by the `cols`
+// columns of the right side. If back_at is not negative, the product, which is in the operand's
+// matrix from column back_k on, is packed as steps from back_at on.
+static void qlora__panels_pack_product(const qlora__panels* p, const qlora__operand* from,
+                                       int64_t k, int64_t at, const qlora__segment* right,
+                                       int64_t cols, float* c, int64_t ldc, int64_t back_k,
+                                       int64_t back_at) {
+    qlora__packed_product job;
+    memset(&job, 0, sizeof job);
+    job.pack.panels = p;
+    job.pack.from = from;
+    job.pack.k = k;
+    job.pack.steps = right->steps;
+    job.pack.at = at;
+    job.pack.alpha = 1.0f;
+    job.back = job.pack;
+    job.back.k = back_k;
+    job.back.steps = back_at >= 0 ? cols : 0;
+    job.back.at = back_at;
+    qlora__multiply* m = &job.m;
+    m->left = p;
+    m->at = at;
+    m->right = right;
+    m->segments = 1;
+    m->cols = cols;
+    m->c = c;
+    m->ldc = ldc;
+    m->steps = right->steps;
+    qlora__multiply_divide(m);
+    m->range = m->steps;
+    m->block = qlora__ceil_div(cols, m->width) * m->width;
+    m->stride = qlora__panel_stride(m->steps, m->width);
+    qlora__multiply_pack(m, 0, cols, 0, m->steps, p->memory->c);
+    job.b = p->memory->c;
+    qlora__parallel(p->ctx, qlora__ceil_div(p->rows, QLORA__CHUNK), 1,
+                    qlora__packed_product_chunks, &job);
+}
+
 //@@ src/cpu/packed.h
 
 // ---- packed products ----------------------------------------------------------------------------
@@ -10632,6 +10969,117 @@ static int64_t qlora__packing_room(void) {
 #undef QLORA__CHUNK
 #undef QLORA__PANELS
 #undef QLORA__MOST_TILE
+
+//@@ src/cpu/outer.h
+
+// ---- sums of outer products ---------------------------------------------------------------------
+
+// C = alpha A^T B + beta C where A is stored [K,M] and B [K,N] and one of the two has few columns,
+// as in the gradients of adapters. The wide side is read where it is, once: packing it would take
+// longer than multiplying. Every element of C is one sum in ascending k that starts with beta C, so
+// the bits depend neither on the threads nor on where K is cut.
+
+#define QLORA__OUTER_FEW 48   // columns of the side with few, at most
+#define QLORA__OUTER_COLS 48  // columns of the wide side at a time
+#define QLORA__OUTER_STEPS 64 // steps whose columns stay in the first-level cache
+#define QLORA__OUTER_AHEAD 16 // steps ahead of which memory is read
+
+typedef struct qlora__outer {
+    const qlora__gemm* g;
+    const qlora__cpu_rows* rows;
+    bool turned;             // the wide side is A
+    int64_t few;             // columns of the other side
+    int64_t padded;          // to a multiple of QLORA__BLOCK_ROWS
+    const QLORA__REAL* side; // its columns times alpha [K][padded]
+    const QLORA__REAL* wide; // [K][cols]
+    int64_t ld;
+    int64_t cols;
+} qlora__outer;
+
+// Moves n columns of C from `col` on to the sums, times beta, or back.
+static void qlora__outer_move(const qlora__outer* o, int64_t col, int64_t n, bool in,
+                              QLORA__REAL sums[QLORA__OUTER_FEW][QLORA__OUTER_COLS]) {
+    const qlora__gemm* g = o->g;
+    QLORA__REAL* c = (QLORA__REAL*)g->C + (o->turned ? col * g->ldc : col);
+    int64_t row = o->turned ? 1 : g->ldc;
+    int64_t step = o->turned ? g->ldc : 1;
+    for (int64_t i = 0; i < o->few; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            QLORA__REAL* at = c + i * row + j * step;
+            if (in) {
+                sums[i][j] = (QLORA__REAL)g->beta * *at;
+            } else {
+                *at = sums[i][j];
+            }
+        }
+    }
+}
+
+static void qlora__outer_units(void* user, int64_t begin, int64_t end) {
+    const qlora__outer* o = (const qlora__outer*)user;
+    QLORA__REAL sums[QLORA__OUTER_FEW][QLORA__OUTER_COLS];
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t col = unit * QLORA__OUTER_COLS;
+        qlora__block_product p;
+        p.m = o->padded;
+        p.n = qlora__min(QLORA__OUTER_COLS, o->cols - col);
+        p.lda = o->padded;
+        p.ldb = o->ld;
+        p.c = sums[0];
+        p.ldc = QLORA__OUTER_COLS;
+        p.add = true;
+        p.turned = true;
+        p.ahead = QLORA__OUTER_AHEAD * o->ld;
+        memset(sums, 0, sizeof sums);
+        if (o->g->beta != 0.0f) {
+            qlora__outer_move(o, col, p.n, true, sums);
+        }
+        for (int64_t k = 0; k < o->g->K; k += QLORA__OUTER_STEPS) {
+            p.k = qlora__min(QLORA__OUTER_STEPS, o->g->K - k);
+            p.a = o->side + k * o->padded;
+            p.b = o->wide + k * o->ld + col;
+            o->rows->product(&p);
+        }
+        qlora__outer_move(o, col, p.n, false, sums);
+    }
+}
+
+// Whether a product goes this way.
+static bool qlora__outer_takes(const qlora_ctx* ctx, const qlora__gemm* g) {
+    int64_t few = qlora__min(g->M, g->N);
+    bool plain = g->a_type == QLORA_F32 && g->b_type == QLORA_F32 && g->out == QLORA_F32 &&
+                 !qlora__gemm_is_coded(g) && !g->bf16 && g->batch == 1;
+    return plain && g->ta && !g->tb && few <= QLORA__OUTER_FEW &&
+           qlora__max(g->M, g->N) % QLORA__BLOCK_COLS == 0 && ctx->cpu->rows->product != NULL &&
+           g->K <= qlora__packing_room() / QLORA__OUTER_FEW;
+}
+
+static void qlora__gemm_outer(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__outer o;
+    o.g = g;
+    o.rows = ctx->cpu->rows;
+    o.turned = g->M > g->N;
+    o.few = qlora__min(g->M, g->N);
+    o.padded = qlora__ceil_div(o.few, QLORA__BLOCK_ROWS) * QLORA__BLOCK_ROWS;
+    o.wide = (const QLORA__REAL*)(o.turned ? g->A : g->B);
+    o.ld = o.turned ? g->lda : g->ldb;
+    o.cols = qlora__max(g->M, g->N);
+    const QLORA__REAL* from = (const QLORA__REAL*)(o.turned ? g->B : g->A);
+    int64_t ld = o.turned ? g->ldb : g->lda;
+    QLORA__REAL* side = (QLORA__REAL*)(void*)ctx->packing->a;
+    for (int64_t k = 0; k < g->K; k++) {
+        for (int64_t i = 0; i < o.padded; i++) {
+            side[k * o.padded + i] = i < o.few ? from[k * ld + i] * (QLORA__REAL)g->alpha : 0;
+        }
+    }
+    o.side = side;
+    qlora__parallel(ctx, qlora__ceil_div(o.cols, QLORA__OUTER_COLS), 1, qlora__outer_units, &o);
+}
+
+#undef QLORA__OUTER_FEW
+#undef QLORA__OUTER_COLS
+#undef QLORA__OUTER_STEPS
+#undef QLORA__OUTER_AHEAD
 
 //@@ src/cpu/few.h
 
@@ -10889,6 +11337,8 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
         qlora__gemm_portable(ctx, g);
     } else if (qlora__few_takes(g)) {
         qlora__gemm_few(ctx, g);
+    } else if (qlora__outer_takes(ctx, g)) {
+        qlora__gemm_outer(ctx, g);
     } else {
         qlora__gemm_packed(ctx, g);
     }
@@ -28952,10 +29402,19 @@ static void qlora__linear_forward_slice(const qlora_linear_desc* l, const qlora_
                                         const qlora_tensor* x, const qlora_tensor* y,
                                         bool adapters) {
     qlora__operand rows = qlora__operand_matrix(x, true);
-    qlora__panels_pack(p, &rows, 0, l->in, 0, 1.0f);
     int64_t at = l->in;
     int32_t next = 0;
-    for (int32_t i = 0; i < l->count && adapters; i = next) {
+    int64_t first = adapters ? qlora__linear_ranks(l, 0, &next) : 0;
+    if (qlora__panels_takes_columns(p, l->in, first)) {
+        qlora__segment a = qlora__segment_of(qlora__operand_matrix(l->parts[0].a, true), l->in);
+        qlora__panels_pack_product(p, &rows, 0, 0, &a, first, qlora__linear_at(x, p->row, at),
+                                   x->ld, 0, -1);
+        at += first;
+    } else {
+        qlora__panels_pack(p, &rows, 0, l->in, 0, 1.0f);
+        next = 0;
+    }
+    for (int32_t i = next; i < l->count && adapters; i = next) {
         int64_t rank = qlora__linear_ranks(l, i, &next);
         if (rank > 0) {
             qlora__segment a = qlora__segment_of(qlora__operand_matrix(l->parts[i].a, true), l->in);
@@ -29004,6 +29463,28 @@ static int64_t qlora__linear_backward_steps(const qlora_ctx* ctx, const qlora_li
     return steps;
 }
 
+// Packs dy of a part, which starts in column `col`, as steps from `at` on, and after it u, which is
+// computed in the columns from `tail` on.
+static void qlora__linear_pack_dy(const qlora__panels* p, const qlora_linear_part* part,
+                                  const qlora__operand* dy, int64_t col, int64_t tail, int64_t at,
+                                  float* u) {
+    int64_t after = at + qlora__panels_steps(p, part->out);
+    qlora__segment sb;
+    memset(&sb, 0, sizeof sb);
+    if (part->rank > 0) {
+        sb = qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
+    }
+    if (qlora__panels_takes_columns(p, part->out, part->rank)) {
+        qlora__panels_pack_product(p, dy, col, at, &sb, part->rank, u, dy->ld, tail, after);
+        return;
+    }
+    qlora__panels_pack(p, dy, col, part->out, at, 1.0f);
+    if (part->rank > 0) {
+        qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, u, dy->ld, false);
+        qlora__panels_pack(p, dy, tail, part->rank, after, 1.0f);
+    }
+}
+
 // u, in the columns of dy after `out`, and dx, for one slice of rows. In the panels, the columns of
 // u_i are after those of dy_i.
 static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__panels* p,
@@ -29016,16 +29497,10 @@ static void qlora__linear_dx_slice(const qlora_linear_desc* l, const qlora__pane
     int64_t tail = out;
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* part = &l->parts[i];
-        qlora__panels_pack(p, &rows, col, part->out, at, 1.0f);
+        qlora__linear_pack_dy(p, part, &rows, col, tail, at, qlora__linear_at(dy, p->row, tail));
         right[segments] = qlora__segment_of(qlora__linear_weight(part, false), part->out);
         segments++;
         if (part->rank > 0) {
-            qlora__segment sb =
-                qlora__segment_of(qlora__operand_matrix(part->sb, false), part->out);
-            qlora__panels_multiply(p, at, &sb, 1, 0, part->rank, qlora__linear_at(dy, p->row, tail),
-                                   dy->ld, false);
-            qlora__panels_pack(p, &rows, tail, part->rank, at + qlora__panels_steps(p, part->out),
-                               1.0f);
             right[segments] = qlora__segment_of(qlora__operand_matrix(part->a, false), part->rank);
             segments++;
         }
@@ -30242,8 +30717,14 @@ static void qlora__block_rows(const qlora__attention_job* job, const qlora_tenso
     int64_t hd = job->a->hd;
     for (int64_t r = 0; r < n; r++) {
         const QLORA__REAL* x = qlora__row_in(job->rows, t, token + r, head * hd, hd, room);
-        job->rows->point[QLORA__POINT_SCALE](x, NULL, factor, hd, y + r * width);
-        memset(y + r * width + hd, 0, (size_t)(width - hd) * sizeof *y);
+        if (factor == 1) {
+            memcpy(y + r * width, x, (size_t)hd * sizeof *y);
+        } else {
+            job->rows->point[QLORA__POINT_SCALE](x, NULL, factor, hd, y + r * width);
+        }
+        if (width > hd) {
+            memset(y + r * width + hd, 0, (size_t)(width - hd) * sizeof *y);
+        }
     }
 }
 
@@ -30315,6 +30796,7 @@ static void qlora__block_multiply(const qlora__attention_job* job, int64_t m, in
     p.ldc = c.ld;
     p.add = add;
     p.turned = turned;
+    p.ahead = 0;
     job->rows->product(&p);
 }
 
@@ -30364,32 +30846,43 @@ static void qlora__block_dots_of(const qlora__attention_job* job, int64_t rows, 
                           false);
 }
 
-// Adds weights[queries, keys] times x[keys, width] to c; with `turned`, the transposed weights
-// times x[queries, width]. The weights of keys that a query does not see are 0, but 0 times a value
-// that is not finite would be NaN: then only the others are added.
+// How weights are multiplied.
+typedef enum qlora__weights_way {
+    QLORA__WEIGHTS,        // w[queries, keys] x[keys, width]
+    QLORA__WEIGHTS_TURNED, // the same, with w stored [keys, queries]
+    QLORA__WEIGHTS_OF_KEYS // the transposed w[queries, keys] times x[queries, width]
+} qlora__weights_way;
+
+// Adds weights times x to c. The weights of keys that a query does not see are 0, but 0 times a
+// value that is not finite would be NaN: then only the others are added.
 static void qlora__pair_add(const qlora__attention_job* job, const qlora__block_pair* p,
-                            QLORA__REAL* weights, bool turned, qlora__block_matrix x,
+                            QLORA__REAL* weights, qlora__weights_way way, qlora__block_matrix x,
                             QLORA__REAL* c, int64_t width) {
-    int64_t m = turned ? p->n : p->b->rows;
-    int64_t k = turned ? p->b->rows : p->n;
+    bool of_keys = way == QLORA__WEIGHTS_OF_KEYS;
+    int64_t m = of_keys ? p->n : p->b->rows;
+    int64_t k = of_keys ? p->b->rows : p->n;
     double squares = 0.0;
     bool all = qlora__pair_sees_all(job->a, p);
-    for (int64_t i = 0; i < k && !all; i++) {
+    if (!all && x.ld == width) {
+        squares = job->rows->squares(x.data, k * width, squares);
+    }
+    for (int64_t i = 0; i < k && !all && x.ld != width; i++) {
         squares = job->rows->squares(x.data + i * x.ld, width, squares);
     }
     // A sum of squares in double precision is finite if all values are; otherwise at most slow.
     if (qlora__finite((float)squares)) {
-        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK), turned, x,
-                              qlora__block_of(c, width), true);
+        qlora__block_multiply(job, m, width, k, qlora__block_of(weights, QLORA__BLOCK),
+                              way != QLORA__WEIGHTS, x, qlora__block_of(c, width), true);
         return;
     }
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < k; j++) {
-            int64_t query = turned ? j : i;
-            int64_t key = turned ? i : j;
+            int64_t query = of_keys ? j : i;
+            int64_t key = of_keys ? i : j;
+            int64_t at = way == QLORA__WEIGHTS_TURNED ? key * QLORA__BLOCK + query
+                                                      : query * QLORA__BLOCK + key;
             if (qlora__pair_sees(job->a, p, query, key)) {
-                qlora__add_scaled(c + i * width, weights[query * QLORA__BLOCK + key],
-                                  x.data + j * x.ld, width);
+                qlora__add_scaled(c + i * width, weights[at], x.data + j * x.ld, width);
             }
         }
     }
@@ -30401,32 +30894,62 @@ static int64_t qlora__block_first_key(const qlora__attention* a, int64_t query, 
     return begin + qlora__max(0, low - begin) / QLORA__BLOCK * QLORA__BLOCK;
 }
 
-// The softmax of one row of scores against the keys of a block, and the row of sums.
+// The softmax of a block of queries against n keys from j on, and the sums of the queries, whose
+// scores are in a column of room->s each.
 static void qlora__block_softmax(const qlora__attention_job* job, const qlora__attention_room* room,
-                                 int64_t r, int64_t from, int64_t to, int64_t n) {
-    const qlora__cpu_rows* rows = job->rows;
-    QLORA__REAL* x = room->s + r * QLORA__BLOCK;
-    QLORA__REAL* acc = room->at[3] + r * room->width;
-    if (to > from) {
-        if (job->a->cap > 0.0f) {
-            rows->point[QLORA__POINT_CAP](x + from, NULL, (QLORA__REAL)job->a->cap, to - from,
-                                          x + from);
-        }
-        QLORA__REAL top = room->lse[r];
-        QLORA__REAL peak = rows->top(x + from, to - from, top);
-        if (peak != top) {
-            QLORA__REAL shrink = qlora__exp(top - peak);
-            room->sum[r] *= (double)shrink;
-            rows->point[QLORA__POINT_SCALE](acc, NULL, shrink, room->width, acc);
-        }
-        room->lse[r] = peak;
-        room->sum[r] = rows->exps(x + from, peak, to - from, x + from, room->sum[r]);
+                                 const qlora__query_block* b, int64_t j, int64_t n) {
+    int32_t from[QLORA__BLOCK];
+    int32_t to[QLORA__BLOCK];
+    QLORA__REAL shrink[QLORA__BLOCK];
+    QLORA__REAL sum[QLORA__BLOCK];
+    qlora__soften_block soften;
+    soften.s = room->s;
+    soften.keys = n;
+    soften.queries = qlora__block_pad(b->rows, QLORA__BLOCK_COLS);
+    soften.from = from;
+    soften.to = to;
+    soften.top = room->lse;
+    soften.shrink = shrink;
+    soften.sum = sum;
+    for (int64_t r = 0; r < soften.queries; r++) {
+        int64_t first = 0;
+        int64_t last = 0;
+        // Those that fill a vector see what the last one does.
+        int64_t query = qlora__min(r, b->rows - 1) % b->queries;
+        qlora__block_seen(job->a, b->first + query, j, n, &first, &last);
+        from[r] = (int32_t)first;
+        to[r] = (int32_t)last;
     }
-    qlora__block_clear(x, 0, from);
-    qlora__block_clear(x, to, n);
+    if (job->a->cap > 0.0f) {
+        job->rows->point[QLORA__POINT_CAP](room->s, NULL, (QLORA__REAL)job->a->cap,
+                                           n * QLORA__BLOCK, room->s);
+    }
+    job->rows->soften(&soften);
+    for (int64_t r = 0; r < b->rows; r++) {
+        QLORA__REAL* acc = room->at[3] + r * room->width;
+        if (shrink[r] != 1) {
+            job->rows->point[QLORA__POINT_SCALE](acc, NULL, shrink[r], room->width, acc);
+        }
+        room->sum[r] = room->sum[r] * (double)shrink[r] + (double)sum[r];
+    }
 }
 
-// room->at: 0 q, 1 k, 2 k transposed, 3 sums of o, 4 v; room->lse has the largest scores so far.
+// One head of n keys from `token` on and as many after them as fill a tile: in place if they exist.
+static qlora__block_matrix qlora__block_key_rows(const qlora__attention_job* job, int64_t token,
+                                                 int64_t n, int64_t head, int64_t width,
+                                                 QLORA__REAL* room) {
+    const qlora_tensor* k = job->a->k;
+    int64_t padded = qlora__block_pad(n, QLORA__BLOCK_ROWS);
+    if (token + padded <= k->rows) {
+        return qlora__block_keys(job, k, token, padded, head, width, room);
+    }
+    qlora__block_rows(job, k, token, n, head, 1, width, room);
+    qlora__block_clear(room, n * width, padded * width);
+    return qlora__block_of(room, width);
+}
+
+// room->at: 0 q, 1 q transposed, 2 k, 3 sums of o, 4 v; room->lse has the largest scores so far.
+// The scores are transposed, so that each element of a vector belongs to another query.
 static void qlora__block_forward(const qlora__attention_job* job, const qlora__attention_room* room,
                                  const qlora__query_block* b, int64_t begin) {
     const qlora__attention* a = job->a;
@@ -30434,25 +30957,22 @@ static void qlora__block_forward(const qlora__attention_job* job, const qlora__a
     int64_t width = room->width;
     int64_t end = a->before + b->first + b->queries;
     qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[0]);
+    qlora__block_transpose(job, qlora__block_of(room->at[0], width), b->rows, room->at[1]);
     qlora__block_clear(room->at[3], 0, QLORA__BLOCK * width);
-    for (int64_t r = 0; r < b->rows; r++) {
+    for (int64_t r = 0; r < QLORA__BLOCK; r++) {
         room->lse[r] = (QLORA__REAL)-3.0e38; // below every score, and finite for -ffast-math
         room->sum[r] = 0;
     }
     for (int64_t j = qlora__block_first_key(a, b->first, begin); j < end; j += QLORA__BLOCK) {
         int64_t n = qlora__min(QLORA__BLOCK, end - j);
-        qlora__block_matrix k = qlora__block_keys(job, a->k, j, n, kv_head, width, room->at[1]);
+        qlora__block_matrix k = qlora__block_key_rows(job, j, n, kv_head, width, room->at[2]);
         qlora__block_matrix v = qlora__block_keys(job, a->v, j, n, kv_head, width, room->at[4]);
-        qlora__block_transpose(job, k, n, room->at[2]);
-        qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[2], width, room->s);
-        for (int64_t r = 0; r < b->rows; r++) {
-            int64_t from = 0;
-            int64_t to = 0;
-            qlora__block_seen(a, b->first + r % b->queries, j, n, &from, &to);
-            qlora__block_softmax(job, room, r, from, to, n);
-        }
+        qlora__block_multiply(job, n, b->rows, a->hd, k, false,
+                              qlora__block_of(room->at[1], QLORA__BLOCK),
+                              qlora__block_of(room->s, QLORA__BLOCK), false);
+        qlora__block_softmax(job, room, b, j, n);
         qlora__block_pair pair = qlora__pair_of(b, j, n);
-        qlora__pair_add(job, &pair, room->s, false, v, room->at[3], width);
+        qlora__pair_add(job, &pair, room->s, QLORA__WEIGHTS_TURNED, v, room->at[3], width);
     }
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t head = b->head + r / b->queries;
@@ -30498,7 +31018,7 @@ static void qlora__block_scores(const qlora__attention_job* job, QLORA__REAL* s,
 }
 
 // The probabilities (room->s) and gradients of scores (room->dp) of a block of queries against n
-// keys from j on.
+// keys from j on. Those of the keys that fill a tile are 0.
 static void qlora__block_score_rows(const qlora__attention_job* job,
                                     const qlora__attention_room* room, const qlora__query_block* b,
                                     int64_t j, int64_t n) {
@@ -30510,15 +31030,16 @@ static void qlora__block_score_rows(const qlora__attention_job* job,
         QLORA__REAL* dp = room->dp + r * QLORA__BLOCK;
         int64_t from = 0;
         int64_t to = 0;
+        int64_t last = qlora__block_pad(n, QLORA__BLOCK_ROWS);
         qlora__block_seen(a, i, j, n, &from, &to);
         if (to > from) {
             qlora__block_scores(job, s + from, dp + from, qlora__at(a->lse, head, i),
                                 a->dots[head * a->tokens + i], to - from);
         }
         qlora__block_clear(s, 0, from);
-        qlora__block_clear(s, to, n);
+        qlora__block_clear(s, to, last);
         qlora__block_clear(dp, 0, from);
-        qlora__block_clear(dp, to, n);
+        qlora__block_clear(dp, to, last);
     }
 }
 
@@ -30531,8 +31052,12 @@ static void qlora__block_dq_done(const qlora__attention_job* job, const qlora__a
         int64_t col = (b->head + r / b->queries) * a->hd;
         int64_t i = b->first + r % b->queries;
         QLORA__REAL* dq = qlora__row_room(a->dq, i, col, row);
-        job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * room->width, NULL, factor, a->hd,
-                                             dq);
+        if (factor == 1) {
+            memcpy(dq, room->at[6] + r * room->width, (size_t)a->hd * sizeof *dq);
+        } else {
+            job->rows->point[QLORA__POINT_SCALE](room->at[6] + r * room->width, NULL, factor, a->hd,
+                                                 dq);
+        }
         qlora__row_done(job->rows, a->dq, i, col, a->hd, dq);
     }
 }
@@ -30558,7 +31083,7 @@ static void qlora__block_dq(const qlora__attention_job* job, const qlora__attent
         qlora__block_dots_of(job, b->rows, n, room->at[0], room->at[3], width, room->s);
         qlora__block_dots_of(job, b->rows, n, room->at[1], room->at[5], width, room->dp);
         qlora__block_score_rows(job, room, b, j, n);
-        qlora__pair_add(job, &pair, room->dp, false, k, room->at[6], width);
+        qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS, k, room->at[6], width);
     }
     qlora__block_dq_done(job, room, b, (QLORA__REAL)a->scale);
 }
@@ -30570,19 +31095,20 @@ static void qlora__block_share(const qlora__attention_job* job, const qlora__att
                                const qlora__query_block* b, int64_t j, int64_t n, bool joint) {
     const qlora__attention* a = job->a;
     int64_t width = room->width;
+    n = qlora__min(n, b->first + b->queries - j); // no query sees keys after its own
     qlora__block_pair pair = qlora__pair_of(b, j, n);
     qlora__block_queries(job, a->q, b, (QLORA__REAL)a->scale, width, room->at[4]);
     qlora__block_queries(job, a->d_o, b, 1, width, room->at[5]);
     qlora__block_dots_of(job, b->rows, n, room->at[4], room->at[7], width, room->s);
     qlora__block_dots_of(job, b->rows, n, room->at[5], room->at[1], width, room->dp);
     qlora__block_score_rows(job, room, b, j, n);
-    qlora__pair_add(job, &pair, room->dp, true, qlora__block_of(room->at[4], width), room->at[2],
-                    width);
-    qlora__pair_add(job, &pair, room->s, true, qlora__block_of(room->at[5], width), room->at[3],
-                    width);
+    qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS_OF_KEYS,
+                    qlora__block_of(room->at[4], width), room->at[2], width);
+    qlora__pair_add(job, &pair, room->s, QLORA__WEIGHTS_OF_KEYS,
+                    qlora__block_of(room->at[5], width), room->at[3], width);
     if (joint) {
         qlora__block_queries(job, a->dq, b, 1, width, room->at[6]);
-        qlora__pair_add(job, &pair, room->dp, false, qlora__block_of(room->at[0], width),
+        qlora__pair_add(job, &pair, room->dp, QLORA__WEIGHTS, qlora__block_of(room->at[0], width),
                         room->at[6], width);
         qlora__block_dq_done(job, room, b, 1);
     }
@@ -49795,4 +50321,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end fa56d2ce4329bc47
+//@@ end 246c5d429e84d93d

@@ -215,8 +215,8 @@ TEST greedy_is_the_top_of_the_logits(const test_machine* machine) {
         SKIPm(test_open_reason());
     }
     // Everything on one machine of each backend, the first and last kinds on the others, and on all
-    // in a brief run; bf16 first, so that
-    // no kernel left by an f32 model can hide that a pre-warm missed it.
+    // in a brief run; bf16 first, so that no kernel left by an f32 model can hide that a pre-warm
+    // missed it.
     bool all = (machine->sets & TEST_ONE_EACH) != 0 && !test_brief();
     size_t count = sizeof kinds / sizeof kinds[0];
     for (size_t i = 0; i < count; i++) {
