@@ -7,7 +7,8 @@
 # Every suite runs under every tool in a process of its own, with --backend cuda. The output is kept
 # in DIR (build/sanitize): TOOL/SUITE.log. If --limit is reached, the script ends with status 3, and
 # the same command goes on where it stopped; --again starts from the beginning, and so does a new
-# build/tests. A suite that needs more than --each seconds (300) is run test by test.
+# build/tests. A suite that needs more than --each seconds (300) is run test by test. Tests that
+# repeat the same code many times do less (QLORA_TEST_BRIEF).
 #
 # One line per suite and tool: ok, FAIL or left, then the tests and the reports. Reports in kernels
 # named qlora_* are ours. racecheck's reports that name nothing but kernels of NVIDIA's libraries
@@ -18,6 +19,7 @@
 # of it has run.
 set -uo pipefail
 
+export QLORA_TEST_BRIEF=1
 tools=memcheck,racecheck,initcheck
 suites=
 out=
