@@ -10143,7 +10143,7 @@ static void qlora__gemm_portable(qlora_ctx* ctx, const qlora__gemm* g) {
 // Working memory of the packed products, allocated with the context.
 struct qlora__packing {
     float* a;    // [PANELS]
-    float* c;    // [MC][PART]
+    float* c;    // [MC][PART]: sums that cannot stay in C, or a right side with few columns
     float* b;    // [BLOCKS] per slot
     float* zero; // [KC]
     size_t bytes;
@@ -50318,4 +50318,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 07a0fe29a8790d6f
+//@@ end 810393586f97b390
