@@ -10862,8 +10862,8 @@ static void qlora__panels_pack_product(const qlora__panels* p, const qlora__oper
     m->stride = qlora__panel_stride(m->steps, m->width);
     qlora__multiply_pack(m, 0, cols, 0, m->steps, p->memory->c);
     job.b = p->memory->c;
-    qlora__parallel(p->ctx, qlora__ceil_div(p->rows, QLORA__CHUNK), 1,
-                    qlora__packed_product_chunks, &job);
+    qlora__parallel(p->ctx, qlora__ceil_div(p->rows, QLORA__CHUNK), 1, qlora__packed_product_chunks,
+                    &job);
 }
 
 //@@ src/cpu/packed.h
@@ -50318,4 +50318,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 810393586f97b390
+//@@ end 225af2f3d7d84204
