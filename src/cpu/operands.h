@@ -14,7 +14,7 @@
 // Working memory of the packed products, allocated with the context.
 struct qlora__packing {
     float* a;    // [PANELS]
-    float* c;    // [MC][PART]
+    float* c;    // [MC][PART]: sums that cannot stay in C, or a right side with few columns
     float* b;    // [BLOCKS] per slot
     float* zero; // [KC]
     size_t bytes;

@@ -384,6 +384,6 @@ static void qlora__panels_pack_product(const qlora__panels* p, const qlora__oper
     m->stride = qlora__panel_stride(m->steps, m->width);
     qlora__multiply_pack(m, 0, cols, 0, m->steps, p->memory->c);
     job.b = p->memory->c;
-    qlora__parallel(p->ctx, qlora__ceil_div(p->rows, QLORA__CHUNK), 1,
-                    qlora__packed_product_chunks, &job);
+    qlora__parallel(p->ctx, qlora__ceil_div(p->rows, QLORA__CHUNK), 1, qlora__packed_product_chunks,
+                    &job);
 }
