@@ -40206,7 +40206,7 @@ typedef struct qlora__decode_layers {
 
 enum {
     QLORA__LAYERS_WARPS = 16, // as in kernels/decode_layers.cuh
-    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 4064,
+    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6032,
     QLORA__LAYERS_ATTENTION = 17936 // of attention_shared
 };
 
@@ -49795,4 +49795,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end fa56d2ce4329bc47
+//@@ end ebd91cb9396dc026
