@@ -34,7 +34,7 @@ enum {
     LAYER_STAGE = ROW_PIECE + 128, // codes, then 16 x 4 codes of scales and 16 scales of groups
     LAYER_RINGS = LAYER_WARPS * LAYER_STAGES * LAYER_STAGE,
     LAYER_SLOTS = 3, // for the parameters of a layer and of the next two
-    LAYER_AHEAD = 2, // vectors of A that a thread holds
+    LAYER_AHEAD = 2, // vectors of A that a thread brings to L2 before x is there
     LAYER_ALL = 0,   // counters: blocks that have ended a stack
     LAYER_UNITS = 32, // heads that have attended
     LAYER_Z = 64     // values of z
@@ -289,10 +289,9 @@ __device__ __forceinline__ const bf16* layer_row_of(const decode_layer& l, int32
     return l.a[k][i] + (int64_t)r * l.stacks[k].K;
 }
 
-// The block's values of z: rows from the last block on. `ahead` is the beginning of the first one.
+// The block's values of z: rows from the last block on.
 __device__ __forceinline__ void layer_low(const decode_layers& p, const decode_layer& l, int32_t k,
-                                          int32_t ranks, const uint4* ahead, const bf16* x,
-                                          float* sums) {
+                                          int32_t ranks, const bf16* x, float* sums) {
     int32_t first = (int32_t)gridDim.x - 1 - (int32_t)blockIdx.x;
 #pragma unroll 1
     for (int32_t r = first; r < ranks; r += (int32_t)gridDim.x) {
@@ -304,7 +303,7 @@ __device__ __forceinline__ void layer_low(const decode_layers& p, const decode_l
             if (c < l.stacks[k].K) {
                 float v[8];
                 float b[8];
-                unpack(r == first ? ahead[i] : *(const uint4*)(a + c), b);
+                unpack(*(const uint4*)(a + c), b);
                 unpack(*(const uint4*)(x + c), v);
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
@@ -633,14 +632,14 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
         // It is long because what does not depend on the other blocks is requested before the wait.
         layer_lift lift;
         uint4 lifted = make_uint4(0, 0, 0, 0);
-        uint4 a_row[LAYER_AHEAD];
         int32_t first = (int32_t)gridDim.x - 1 - (int32_t)blockIdx.x;
         if (first < ranks) {
             const bf16* a = layer_row_of(l, k, first);
 #pragma unroll
             for (int j = 0; j < LAYER_AHEAD; j++) {
                 if (own + j * LAYER_THREADS * 8 < q.K) {
-                    a_row[j] = *(const uint4*)(a + own + j * LAYER_THREADS * 8);
+                    const bf16* from = a + own + j * LAYER_THREADS * 8;
+                    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
                 }
             }
         }
@@ -683,7 +682,7 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
             rows[j] = j < LAYER_THREADS ? lifted : lift.get(q, share.units, j);
         }
         __syncthreads();
-        layer_low(p, l, k, ranks, a_row, x, s->sums);
+        layer_low(p, l, k, ranks, x, s->sums);
         z_until += (uint32_t)ranks;
         layer_multiply(p, s, layer, k, share, ahead, shared, x, sums, zs, ranks, z_until, stage);
         __syncthreads();
