@@ -11,7 +11,8 @@
 // Every block makes x for itself. z = x A^T is made by as many blocks as it has values, one each,
 // and awaited only where the adapter is added. Attention is that of decode_attention.cuh, an item
 // (key head, page) per block, by its first 256 threads; it uses the memory of x. The parameters of
-// two layers are in shared memory, since pieces of the next one are requested early.
+// three layers are in shared memory: pieces of the next one are requested early, and those of the
+// one after it come while blocks attend.
 //
 // Blocks count what they have done in `counters`, which are zero at the start and only grow. What
 // another block has written is never read through the read-only cache.
@@ -32,7 +33,8 @@ enum {
     LAYER_WARPS = LAYER_THREADS / 32,
     LAYER_STAGE = ROW_PIECE + 128, // codes, then 16 x 4 codes of scales and 16 scales of groups
     LAYER_RINGS = LAYER_WARPS * LAYER_STAGES * LAYER_STAGE,
-    LAYER_AHEAD = 2, // vectors of A that a thread holds
+    LAYER_SLOTS = 3, // for the parameters of a layer and of the next two
+    LAYER_AHEAD = 2, // vectors of A that a thread brings to L2 before x is there
     LAYER_ALL = 0,   // counters: blocks that have ended a stack
     LAYER_UNITS = 32, // heads that have attended
     LAYER_Z = 64     // values of z
@@ -65,8 +67,8 @@ struct decode_layers {
 };
 
 struct layer_shared {
-    decode_layer layers[2];
-    float offsets[2][4][3];
+    decode_layer layers[LAYER_SLOTS];
+    float offsets[LAYER_SLOTS][4][3];
     float sums[LAYER_WARPS * 2];
 };
 
@@ -81,6 +83,37 @@ __device__ __forceinline__ void layer_wait(const uint32_t* counter, uint32_t unt
     do {
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
     } while (now < until);
+}
+
+// ---- products
+
+// The two levels of byte i of a word of codes; `own` is the address of the lane's copy of the
+// table. Written so that two pipes share the work: a permutation, and a multiplication with an
+// addition.
+__device__ __forceinline__ uint32_t layer_pair(uint32_t own, uint32_t word, int i) {
+    uint32_t at = own + (__byte_perm(word, 0, 0x4440u | (uint32_t)i) << 7);
+    uint32_t pair;
+    asm("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(at));
+    return pair;
+}
+
+// The products of half a piece: see row_half in decode_row.cuh.
+__device__ __forceinline__ void layer_half(const row_half& half, uint32_t own, const uint4* from,
+                                           bool real, uint4& x, float* c) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint4 a = half.codes[0];
+        uint4 b = half.codes[1];
+        uint32_t u = i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
+        uint32_t v = i == 0 ? b.x : i == 1 ? b.y : i == 2 ? b.z : b.w;
+        if (real) {
+            x = from[i];
+        }
+        decode_multiply(c, layer_pair(own, u, 0), layer_pair(own, v, 0), layer_pair(own, u, 1),
+                        layer_pair(own, v, 1), x.x, x.y);
+        decode_multiply(c, layer_pair(own, u, 2), layer_pair(own, v, 2), layer_pair(own, u, 3),
+                        layer_pair(own, v, 3), x.z, x.w);
+    }
 }
 
 // ---- the pieces of a warp
@@ -149,7 +182,7 @@ struct layer_ahead {
         while (left == 0 && (stack < 3 || layer < last)) {
             layer += stack == 3 ? 1 : 0;
             stack = stack == 3 ? 0 : stack + 1;
-            const decode_product& p = s->layers[layer & 1].stacks[stack];
+            const decode_product& p = s->layers[layer % LAYER_SLOTS].stacks[stack];
             row_share share = layer_divide(p);
             units = share.units;
             pieces = share.pieces;
@@ -195,7 +228,7 @@ struct layer_ahead {
                 piece = 0;
                 tile++;
                 if (left > 0) {
-                    enter(s->layers[layer & 1].stacks[stack]);
+                    enter(s->layers[layer % LAYER_SLOTS].stacks[stack]);
                 }
             }
         }
@@ -256,10 +289,9 @@ __device__ __forceinline__ const bf16* layer_row_of(const decode_layer& l, int32
     return l.a[k][i] + (int64_t)r * l.stacks[k].K;
 }
 
-// The block's values of z: rows from the last block on. `ahead` is the beginning of the first one.
+// The block's values of z: rows from the last block on.
 __device__ __forceinline__ void layer_low(const decode_layers& p, const decode_layer& l, int32_t k,
-                                          int32_t ranks, const uint4* ahead, const bf16* x,
-                                          float* sums) {
+                                          int32_t ranks, const bf16* x, float* sums) {
     int32_t first = (int32_t)gridDim.x - 1 - (int32_t)blockIdx.x;
 #pragma unroll 1
     for (int32_t r = first; r < ranks; r += (int32_t)gridDim.x) {
@@ -271,7 +303,7 @@ __device__ __forceinline__ void layer_low(const decode_layers& p, const decode_l
             if (c < l.stacks[k].K) {
                 float v[8];
                 float b[8];
-                unpack(r == first ? ahead[i] : *(const uint4*)(a + c), b);
+                unpack(*(const uint4*)(a + c), b);
                 unpack(*(const uint4*)(x + c), v);
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
@@ -343,30 +375,47 @@ struct layer_lift {
     }
 };
 
+// Where a thread's output is: a part and its row. With gate and up, neighbours have the same row of
+// the two.
+struct layer_place {
+    int32_t part;
+    int32_t column;
+
+    __device__ __forceinline__ void find(const decode_product& q, int32_t units, int32_t i) {
+        int32_t half = q.gated != 0 ? i & 1 : 0;
+        i = q.gated != 0 ? i / 2 : i;
+        part = layer_find(q, units, i / 16 + half * units, column);
+        column += i % 16;
+    }
+};
+
 // One output from the sums of the warps that shared its tile. `rows`: the row of sB, or null if it
 // is not in shared memory.
 __device__ __forceinline__ float layer_output(const decode_part& part, int32_t K,
                                               const float* sums, int32_t slots, const float* zs,
                                               int32_t column, const uint4* rows) {
     float v = sums[0];
-#pragma unroll 2
+#pragma unroll 4
     for (int32_t w = 1; w < slots; w++) {
         v += sums[w * 16];
     }
     if (part.sb) {
-        const bf16* b = part.sb + (int64_t)column * part.rank;
         const float* z = zs + part.z_at - K;
         float sum = 0.0f;
         int32_t r = 0;
 #pragma unroll 2
         for (; rows && r < part.rank; r += 8) {
             float a[8];
+            float b[8];
             unpack(rows[r / 8], a);
+            *(float4*)b = *(const float4*)(z + r);
+            *(float4*)(b + 4) = *(const float4*)(z + r + 4);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                sum += a[j] * z[r + j];
+                sum += a[j] * b[j];
             }
         }
+        const bf16* b = part.sb + (int64_t)column * part.rank;
 #pragma unroll 1
         for (; r < part.rank; r++) {
             sum += to_float(b[r]) * z[r];
@@ -377,60 +426,65 @@ __device__ __forceinline__ float layer_output(const decode_part& part, int32_t K
 }
 
 // Adds the sums of the warps and writes the block's outputs of a stack; with `later`, into h.
+// `place` and `old`, a value of h, are those of the thread's first output.
 __device__ __forceinline__ void layer_finish(const decode_layers& p, const decode_product& q,
                                              const row_share& share, const float* sums,
-                                             const float* zs, bool later, bf16 old,
-                                             const uint4* rows, int32_t vectors) {
+                                             const float* zs, bool later, layer_place place,
+                                             bf16 old, const uint4* rows, int32_t vectors) {
     int32_t tile = share.slots * 16; // floats
+    int32_t gated = q.gated != 0 ? 1 : 0;
+    int32_t all = share.units * 16 << gated;
 #pragma unroll 1
-    for (int32_t i = (int32_t)threadIdx.x; i < share.units * 16; i += LAYER_THREADS) {
-        int32_t first;
-        const decode_part& part = q.parts[layer_find(q, share.units, i / 16, first)];
-        int32_t column = first + i % 16;
+    for (int32_t i = (int32_t)threadIdx.x; i < all; i += LAYER_THREADS) {
         bool fresh = i == (int32_t)threadIdx.x;
-        const float* from = sums + i / 16 * tile + i % 16;
-        const uint4* row = vectors > 0 ? rows + i * vectors : 0;
-        float v = layer_output(part, q.K, from, share.slots, zs, column, row);
+        if (!fresh) {
+            place.find(q, share.units, i);
+        }
+        const decode_part& part = q.parts[place.part];
+        // The output among those of the block, gate before up.
+        int32_t at = (i >> gated) + (i & gated) * share.units * 16;
+        float v = layer_output(part, q.K, sums + at / 16 * tile + at % 16, share.slots, zs,
+                               place.column, vectors > 0 ? rows + at * vectors : 0);
         bf16 rounded = to_bf16(v);
         if (later) {
             bf16 h = old;
-            h.bits = fresh ? old.bits : __ldcg((const unsigned short*)(p.h + column));
+            h.bits = fresh ? old.bits : __ldcg((const unsigned short*)(p.h + place.column));
             float d = to_float(rounded);
             d = p.scale != 1.0f ? to_float(to_bf16(p.scale * d)) : d;
-            p.h[column] = to_bf16(to_float(h) + d);
+            p.h[place.column] = to_bf16(to_float(h) + d);
             continue;
         }
-        if (q.gated != 0) {
+        if (gated != 0) {
+            bf16 up;
+            up.bits = (unsigned short)__shfl_xor_sync(QLORA_FULL_WARP, (uint32_t)rounded.bits, 1);
             float g = to_float(rounded);
-            float up = layer_output(q.parts[1], q.K, from + share.units * tile, share.slots, zs,
-                                    column, row ? row + share.units * 16 * vectors : 0);
             float u = q.gated == 1 ? g : 1.5957691216057308f * (g + 0.044715f * g * g * g);
             float s = 1.0f / (1.0f + exp_of(-u, (const bf16*)0));
-            rounded = to_bf16(g * s * to_float(to_bf16(up)));
+            rounded = to_bf16(g * s * to_float(up)); // of the lane that has gate
         }
-        ((bf16*)q.y)[part.y_at + column] = rounded;
+        if ((i & gated) == 0) {
+            ((bf16*)q.y)[part.y_at + place.column] = rounded;
+        }
     }
 }
 
 // ---- a launch
 
-// Brings the parameters of a layer to shared memory. Its offsets are complete after the next
-// barrier of the block.
-__device__ __forceinline__ void layer_load(const decode_layers& p, int32_t layer,
+// Brings the parameters of a layer to shared memory, by the threads from `first` on. They are
+// complete after the next barrier of the block.
+__device__ __forceinline__ void layer_load(const decode_layers& p, int32_t layer, int32_t first,
                                            layer_shared* s) {
-    if (layer < p.count) {
-        const uint4* from = (const uint4*)(p.layers + layer);
-        uint4* to = (uint4*)&s->layers[layer & 1];
-        for (int32_t i = (int32_t)threadIdx.x; i < (int32_t)sizeof(decode_layer) / 16;
-             i += LAYER_THREADS) {
-            to[i] = from[i];
-        }
+    int32_t own = (int32_t)threadIdx.x - first;
+    if (layer >= p.count || own < 0) {
+        return;
     }
-    __syncthreads();
-    int32_t k = (int32_t)threadIdx.x / 3;
-    int32_t i = (int32_t)threadIdx.x % 3;
-    if (layer < p.count && k < 4 && i < s->layers[layer & 1].stacks[k].count) {
-        s->offsets[layer & 1][k][i] = *s->layers[layer & 1].stacks[k].parts[i].offset;
+    const decode_layer* from = p.layers + layer;
+    if (own < 12 && own % 3 < from->stacks[own / 3].count) {
+        s->offsets[layer % LAYER_SLOTS][own / 3][own % 3] =
+            *from->stacks[own / 3].parts[own % 3].offset;
+    }
+    if (own < (int32_t)sizeof(decode_layer) / 16) {
+        ((uint4*)&s->layers[layer % LAYER_SLOTS])[own] = ((const uint4*)from)[own];
     }
 }
 
@@ -473,7 +527,7 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
     int32_t warp = (int32_t)threadIdx.x / 32;
     uint8_t* ring = shared + DECODE_TABLE + DECODE_MAP + warp * LAYER_STAGES * LAYER_STAGE;
     uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
-    const decode_product& q = s->layers[layer & 1].stacks[k];
+    const decode_product& q = s->layers[layer % LAYER_SLOTS].stacks[k];
     const float* map = (const float*)(shared + DECODE_TABLE);
     int32_t last = layer + 1 < p.count ? layer + 1 : layer;
     int32_t tile = share.begin / share.pieces;
@@ -485,6 +539,7 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
     uint4 x_now = make_uint4(0, 0, 0, 0);
     float middle = 0.0f;
     float acc[2] = {0.0f, 0.0f};
+    uint32_t table = (uint32_t)__cvta_generic_to_shared(shared) + threadIdx.x % 32 * 4;
     row_half half;
     // It is long because requests and their use belong to one loop.
 #pragma unroll 1
@@ -499,7 +554,7 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
         }
         if (i == 0 || piece == 0) {
             int32_t first;
-            middle = s->offsets[layer & 1][k][layer_find(q, share.units, tile, first)];
+            middle = s->offsets[layer % LAYER_SLOTS][k][layer_find(q, share.units, tile, first)];
         }
         if (ahead.flying == LAYER_STAGES) {
             asm volatile("cp.async.wait_group %0;" ::"n"(LAYER_STAGES - 1) : "memory");
@@ -519,9 +574,9 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         half.fetch(at, 0);
-        half.multiply(shared, from, real && g < 4, x_now, c);
+        layer_half(half, table, from, real && g < 4, x_now, c);
         half.fetch(at, 1);
-        half.multiply(shared, from, real && g >= 4, x_now, d);
+        layer_half(half, table, from, real && g >= 4, x_now, d);
         acc[0] += scale[0] * (t >= 2 ? d[0] : c[0]);
         acc[1] += scale[1] * (t >= 2 ? d[2] : c[2]);
         ahead.flying--;
@@ -559,14 +614,15 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
     ahead.left = 0;
     ahead.flying = 0;
     ahead.stage = 0;
-    layer_load(p, 0, s);
-    layer_load(p, 1, s);
+    layer_load(p, 0, 0, s);
+    layer_load(p, 1, 0, s);
+    __syncthreads();
     row_table(s->layers[0].stacks[0], shared);
 #pragma unroll 1
     for (int32_t i = 0; i < p.count * 4; i++) {
         int32_t layer = i / 4;
         int32_t k = i % 4;
-        const decode_layer& l = s->layers[layer & 1];
+        const decode_layer& l = s->layers[layer % LAYER_SLOTS];
         const decode_product& q = l.stacks[k];
         row_share share = layer_divide(q);
         int32_t ranks = l.ranks[k][0] + l.ranks[k][1] + l.ranks[k][2];
@@ -576,14 +632,14 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
         // It is long because what does not depend on the other blocks is requested before the wait.
         layer_lift lift;
         uint4 lifted = make_uint4(0, 0, 0, 0);
-        uint4 a_row[LAYER_AHEAD];
         int32_t first = (int32_t)gridDim.x - 1 - (int32_t)blockIdx.x;
         if (first < ranks) {
             const bf16* a = layer_row_of(l, k, first);
 #pragma unroll
             for (int j = 0; j < LAYER_AHEAD; j++) {
                 if (own + j * LAYER_THREADS * 8 < q.K) {
-                    a_row[j] = *(const uint4*)(a + own + j * LAYER_THREADS * 8);
+                    const bf16* from = a + own + j * LAYER_THREADS * 8;
+                    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
                 }
             }
         }
@@ -598,11 +654,10 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
         uint4* rows = (uint4*)(sums + room);
         bf16 old;
         old.bits = 0;
+        layer_place place;
+        place.find(q, share.units, (int32_t)threadIdx.x);
         if (k % 2 != 0 && (int32_t)threadIdx.x < share.units * 16) {
-            int32_t column;
-            layer_find(q, share.units, (int32_t)threadIdx.x / 16, column);
-            column += (int32_t)threadIdx.x % 16;
-            old.bits = __ldcg((const unsigned short*)(p.h + column));
+            old.bits = __ldcg((const unsigned short*)(p.h + place.column));
         }
         for (int32_t j = (int32_t)threadIdx.x; j < room; j += LAYER_THREADS) {
             sums[j] = 0.0f;
@@ -627,11 +682,11 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
             rows[j] = j < LAYER_THREADS ? lifted : lift.get(q, share.units, j);
         }
         __syncthreads();
-        layer_low(p, l, k, ranks, a_row, x, s->sums);
+        layer_low(p, l, k, ranks, x, s->sums);
         z_until += (uint32_t)ranks;
         layer_multiply(p, s, layer, k, share, ahead, shared, x, sums, zs, ranks, z_until, stage);
         __syncthreads();
-        layer_finish(p, q, share, sums, zs, k % 2 != 0, old, rows, lift.vectors);
+        layer_finish(p, q, share, sums, zs, k % 2 != 0, place, old, rows, lift.vectors);
         __syncthreads();
         ended += gridDim.x;
         if (threadIdx.x == 0) {
@@ -640,10 +695,10 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
         if (k == 0) {
             if (threadIdx.x < 256) {
                 layer_attend(p, l.attention, area, ended);
+            } else {
+                layer_load(p, layer + 2, 256, s);
             }
             __syncthreads();
-        } else if (k == 3) {
-            layer_load(p, layer + 2, s);
         }
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");

@@ -33,7 +33,7 @@ typedef struct qlora__decode_layers {
 
 enum {
     QLORA__LAYERS_WARPS = 16, // as in kernels/decode_layers.cuh
-    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 4064,
+    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6032,
     QLORA__LAYERS_ATTENTION = 17936 // of attention_shared
 };
 

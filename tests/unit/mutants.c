@@ -58,7 +58,7 @@ static const mutant mutants[] = {
      "layers_in_one_launch_are_passes_sm_90"},
     {"a piece is read before it has come", "qlora_decode_layers", 1, "cp.async.wait_group 2;",
      "cp.async.wait_group 3;", "few_blocks_take_all_layers_sm_90"},
-    {"no barrier before the sums are added", "qlora_decode_layers", 9, "bar.sync 0;", "",
+    {"no barrier before the sums are added", "qlora_decode_layers", 8, "bar.sync 0;", "",
      "layers_in_one_launch_are_passes_sm_90_reversed"},
     {"no barrier before x is read", "qlora_decode_row_nf4", 1, "bar.sync 0;", "",
      "steps_are_passes_sm_90_reversed"},
