@@ -14,6 +14,8 @@
 //   s                         down                   ds of the next layer, after that norm
 //   x                         written there as well  recomputation; with DoRA, the next stack
 //   gradients of gate and up  gate_up                recomputation of a layer
+//   parts of sums             dA of down, dB of      the activation of the next layer, after that
+//                             gate and up            norm
 //   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
 //   last columns of x and s   keeping z, forward     the next norm; z of the next layer
 
@@ -21,8 +23,11 @@
 // of a norm needs its output.
 static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__layer_middle(pass, layer));
-    return qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT) ? qlora__layer_down(pass, layer)
-                                                         : QLORA_OK;
+    if (!qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__layer_down(pass, layer));
+    return qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN); // z in s
 }
 
 // Recomputes the activations that a layer did not keep; with tiles, only up to attention. The
@@ -48,6 +53,16 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
+// Which gradients of a stack are left if the activation comes with the others.
+static unsigned qlora__gradients_left(const qlora__pass* pass, const qlora__layer* layer,
+                                      int group) {
+    bool gated = (group == QLORA__GATE_UP || group == QLORA__DOWN) &&
+                 qlora__gated_ranks(pass->m, layer, NULL);
+    return !gated                   ? QLORA__GRADIENT_A | QLORA__GRADIENT_B
+           : group == QLORA__GATE_UP ? QLORA__GRADIENT_A
+                                     : QLORA__GRADIENT_B;
+}
+
 // Computes dA and dB of a stack from u, and first z if wants_z. None of this needs scratch.
 static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora__stack* stack,
                                            int group, const qlora_tensor* x, const qlora_tensor* dy,
@@ -57,11 +72,13 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_begin(ctx));
+    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, group, x) : QLORA_OK;
     if (r == QLORA_OK) {
         r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x,
                                     stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
-                                    stack->linear.owners != NULL ? 0.0f : 1.0f);
+                                    stack->linear.owners != NULL ? 0.0f : 1.0f,
+                                    qlora__gradients_left(pass, layer, group));
     }
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
         const qlora__wide_layer* wide = &pass->m->wide[stack->linear.layer];
@@ -163,6 +180,52 @@ static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const q
                : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
 }
 
+// The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
+// added up on the second stream: dy has u of down.
+static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora__layer* layer,
+                                                 const qlora__stack* down, const qlora_tensor* ds,
+                                                 const qlora_tensor* dy) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    bool kept = layer->kept.z[QLORA__GATE_UP].cols > 0; // otherwise it is in x
+    qlora__gated g;
+    qlora_tensor halves[2]; // of dB, if gate and up are one projection
+    int64_t ranks[3];
+    int64_t at = 0;
+    memset(&g, 0, sizeof g);
+    qlora__gated_ranks(m, layer, ranks);
+    g.dh = ds;
+    g.gate = &gate;
+    g.up = &up;
+    g.gelu = (m->arch->has & QLORA__HAS_GELU) != 0;
+    g.parts = &m->gated_parts;
+    for (int i = 0; i < 2; i++) {
+        const qlora_linear_part* part = &l.parts[l.count == 1 ? 0 : i];
+        qlora__gated_factor* f = &g.factors[i];
+        if (ranks[i] == 0) {
+            continue;
+        }
+        halves[i] = *part->db;
+        halves[i].rows = width;
+        halves[i].data = (float*)part->db->data + (l.count == 1 ? i * width * part->db->ld : 0);
+        f->z = kept ? qlora__slice(pass, &layer->kept.z[QLORA__GATE_UP], at, ranks[i])
+                    : qlora__local(pass, &m->x, l.in + at, ranks[i]);
+        f->d = &halves[i];
+        f->scale = part->scale;
+        at += l.count == 1 ? 0 : ranks[i];
+    }
+    if (ranks[2] > 0) {
+        g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
+        g.factors[2].d = down->linear.parts[0].da;
+    }
+    QLORA__TRY(qlora__gated_tiles(pass->ctx, &g));
+    QLORA__TRY(qlora__beside_begin(pass->ctx));
+    return qlora__beside_end(pass->ctx, QLORA__DOWN, qlora__gated_sum(pass->ctx, &g));
+}
+
 // Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
 static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
@@ -191,7 +254,11 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
     QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
-    QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
+    if (qlora__gated_ranks(m, layer, NULL)) {
+        QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
+    } else {
+        QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
+    }
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
 

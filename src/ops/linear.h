@@ -751,19 +751,26 @@ static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* jo
     return joined->rows > 0;
 }
 
+// Which gradients are computed.
+#define QLORA__GRADIENT_A 1u
+#define QLORA__GRADIENT_B 2u
+
 // tail: z, if it is not in the last columns of x.
 static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
                                             const qlora_linear_desc* l, const qlora_tensor* x,
                                             const qlora_tensor* tail, const qlora_tensor* dy,
-                                            const qlora_tensor* dx, float beta) {
+                                            const qlora_tensor* dx, float beta,
+                                            unsigned which) {
     int64_t col = 0;
     int64_t at = 0;
     int64_t out = qlora_linear_out(l);
+    bool wants_a = (which & QLORA__GRADIENT_A) != 0;
+    bool wants_b = (which & QLORA__GRADIENT_B) != 0;
     qlora_tensor inner;
     qlora_tensor all;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
     bool joined = l->dropout == 0.0f && qlora__linear_da_joined(l, &all);
-    if (joined) {
+    if (joined && wants_a) {
         qlora_tensor u;
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, all.rows, &u));
         QLORA__TRY(qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, &all));
@@ -780,11 +787,11 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
                        : qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
         if (p->rank > 0 && l->dropout > 0.0f) {
             QLORA__TRY(qlora__linear_masked_gradients(ctx, math, l, i, &inner, &u, dx, beta));
-        } else if (p->rank > 0 && !joined) {
+        } else if (p->rank > 0 && !joined && wants_a) {
             QLORA__TRY(
                 qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, p->da));
         }
-        if (p->rank > 0) {
+        if (p->rank > 0 && wants_b) {
             QLORA__TRY(
                 qlora__linear_gemm(ctx, math, true, true, false, p->scale, beta, &part, &z, p->db));
         }
@@ -820,7 +827,8 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
     QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, dx));
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
-    return qlora__linear_gradients(ctx, math, l, x, NULL, dy, dx, beta);
+    return qlora__linear_gradients(ctx, math, l, x, NULL, dy, dx, beta,
+                                   QLORA__GRADIENT_A | QLORA__GRADIENT_B);
 }
 
 qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,

@@ -1,5 +1,6 @@
 // library.c - the implementation, followed by all white-box suites: one compilation instead of one
 // per suite. The other suites link this object as their library.
+#define QLORA__GATED_FROM 1 // models of the tests are small
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 
@@ -31,4 +32,5 @@
 #include "internal/optimizer.c"
 #include "internal/tree.c"
 #include "internal/owners.c"
+#include "internal/gated.c"
 #include "internal/packed.c"
