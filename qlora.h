@@ -21257,6 +21257,8 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(linear_keep_own_f32, linear, 0, LORA)                                                        \
     X(linear_keep_own_bf16, linear_bf16, 0, LORA_BF16)                                             \
     X(linear_collect, linear, 0, LORA)                                                             \
+    X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
+    X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
     X(linear_gated_sum, linear, 0, LORA)                                                           \
     X(gated_backward, gated, 82944, GATED)
 
@@ -26150,6 +26152,7 @@ typedef struct qlora__norm_job {
     const qlora_tensor* dw; // or NULL
     float eps;
     QLORA__REAL* rstd; // [rows * heads], scratch for the gradient of w
+    const qlora_tensor* rstd_out; // f32 [1, rows * heads] on a GPU: receives r; or NULL
 } qlora__norm_job;
 
 // Returns 1 / sqrt(mean(x^2) + eps) over n columns from `first` on.
@@ -26406,7 +26409,9 @@ static qlora_result qlora__norm_backward(qlora_ctx* ctx, qlora__norm_job* job) {
         return QLORA_OK;
     }
     void* rstd = NULL;
-    if (job->dw != NULL) {
+    if (job->rstd_out != NULL) {
+        rstd = job->rstd_out->data;
+    } else if (job->dw != NULL) {
         size_t count = (size_t)x->rows * (size_t)(x->cols / job->w->cols);
         QLORA__TRY(qlora__scratch(ctx, count * sizeof(QLORA__REAL), &rstd));
     }
@@ -29051,6 +29056,141 @@ static void qlora__linear_dx_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
     ctx->last_path = QLORA_PATH_CPU;
 }
 
+//@@ src/ops/skinny.h
+
+// ---- gradients of adapters in one launch --------------------------------------------------------
+//
+// dA = u^T x and dB = dy^T z of a linear layer are products over all rows with one dimension as
+// small as a rank. One by one they leave most of a GPU idle, so one kernel computes them together
+// (kernels/skinny.cu), in bf16 on a GPU, and a second one adds its parts. The order of their sums
+// depends on the shapes alone.
+
+#define QLORA__SKINNY_PRODUCTS 4
+#define QLORA__SKINNY_RANK 64  // at most, of dA of all parts together
+#define QLORA__SKINNY_STRIP 64 // columns of a block
+#define QLORA__SKINNY_SHARED 65536
+
+// Elements of x from which on it pays. The products of smaller ones occupy few multiprocessors and
+// leave the others to the main stream: on an H200, a step with 2048 x 896 takes 2 % longer with the
+// kernel, with 8192 x 2048 0.8 % less. The tests set it to 1.
+#ifndef QLORA__SKINNY_FROM
+#define QLORA__SKINNY_FROM ((int64_t)1 << 24)
+#endif
+
+// Elements of the largest factor up to which it pays. A library's product of more reads them at the
+// speed of the memory as well, and its blocks read the small factor less often.
+#define QLORA__SKINNY_MOST ((int64_t)1 << 25)
+
+// P = S^T W [rank, cols], added to d: same layout as skinny_product in kernels/skinny.cu.
+typedef struct qlora__skinny_product {
+    const void* s;
+    const void* w;
+    void* d;
+    const void* rstd; // W is the input of a norm instead of its output: its factors of rows,
+    const void* norm; // and its weights; or NULL
+    int64_t ldd;
+    int32_t lds;
+    int32_t ldw;
+    int32_t rank;
+    int32_t cols;
+    int32_t turned; // d is [cols, rank]
+    int32_t norm_bf16;
+    float scale;
+    int32_t room;
+} qlora__skinny_product;
+
+// Same layout as skinny in kernels/skinny.cu.
+typedef struct qlora__skinny {
+    qlora__skinny_product products[QLORA__SKINNY_PRODUCTS];
+    void* parts; // f32 [splits, numbers]
+    int64_t rows;
+    int64_t numbers; // of all gradients
+    int32_t each;    // rows of a part
+    int32_t splits;
+    int32_t add; // 0: P replaces d
+    int32_t count;
+} qlora__skinny;
+
+// Blocks that run at the same time on a large GPU, two on a multiprocessor, and the rows that one
+// has at least and at most.
+#define QLORA__SKINNY_BLOCKS 264
+#define QLORA__SKINNY_LEAST 128
+#define QLORA__SKINNY_EACH 1024
+
+// Into how many parts rows are split if there are that many strips: as many blocks as run at the
+// same time.
+static int64_t qlora__skinny_splits(int64_t rows, int64_t strips) {
+    int64_t splits =
+        qlora__min(QLORA__SKINNY_BLOCKS / qlora__max(strips, 1), rows / QLORA__SKINNY_LEAST);
+    return qlora__max(splits, qlora__max(qlora__ceil_div(rows, QLORA__SKINNY_EACH), 1));
+}
+
+static bool qlora__skinny_aligned(const qlora_tensor* t) {
+    return t->dtype == QLORA_BF16 && (uintptr_t)t->data % 16 == 0 && t->ld % 8 == 0 &&
+           t->cols % 8 == 0 && t->ld < (1 << 30);
+}
+
+// Adds a product to the launch. Returns false if the kernel cannot compute it or should not.
+static bool qlora__skinny_add(qlora__skinny* k, const qlora_tensor* s, const qlora_tensor* w,
+                              const qlora_tensor* d, bool turned, float scale) {
+    if (k->count == QLORA__SKINNY_PRODUCTS || !qlora__skinny_aligned(s) ||
+        !qlora__skinny_aligned(w) || s->cols > QLORA__SKINNY_RANK || d->dtype != QLORA_F32 ||
+        w->cols >= (1 << 24) || w->rows * w->cols > QLORA__SKINNY_MOST) {
+        return false;
+    }
+    qlora__skinny_product* p = &k->products[k->count];
+    p->s = s->data;
+    p->w = w->data;
+    p->d = d->data;
+    p->ldd = d->ld;
+    p->lds = (int32_t)s->ld;
+    p->ldw = (int32_t)w->ld;
+    p->rank = (int32_t)s->cols;
+    p->cols = (int32_t)w->cols;
+    p->turned = turned ? 1 : 0;
+    p->scale = scale;
+    k->rows = w->rows;
+    k->count++;
+    return true;
+}
+
+// W of the first product is the input of a norm.
+static QLORA__UNUSED void qlora__skinny_norm(qlora__skinny* k, const qlora_tensor* rstd,
+                                             const qlora_tensor* norm) {
+    k->products[0].rstd = rstd->data;
+    k->products[0].norm = norm->data;
+    k->products[0].norm_bf16 = norm->dtype == QLORA_BF16;
+}
+
+static int64_t qlora__skinny_strips(const qlora__skinny* k) {
+    int64_t strips = 0;
+    for (int32_t i = 0; i < k->count; i++) {
+        strips += qlora__ceil_div(k->products[i].cols, QLORA__SKINNY_STRIP);
+    }
+    return strips;
+}
+
+// parts: qlora__skinny_room elements.
+static qlora_result qlora__skinny_launch(qlora_ctx* ctx, qlora__skinny* k, void* parts) {
+    int64_t strips = qlora__skinny_strips(k);
+    if (strips == 0 || k->rows == 0) {
+        return QLORA_OK;
+    }
+    int64_t splits = qlora__skinny_splits(k->rows, strips);
+    k->parts = parts;
+    k->each = (int32_t)(qlora__ceil_div(k->rows, splits * 64) * 64);
+    k->splits = (int32_t)qlora__ceil_div(k->rows, k->each);
+    k->numbers = 0;
+    for (int32_t i = 0; i < k->count; i++) {
+        k->numbers += (int64_t)k->products[i].rank * k->products[i].cols;
+    }
+    void* args[] = {k};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_skinny_gradients, strips, k->splits, 1, 256,
+                             QLORA__SKINNY_SHARED, args));
+    return qlora__launch(ctx, QLORA__K_skinny_sum, qlora__ceil_div(k->numbers, 256), 1, 1, 256, 0,
+                         args);
+}
+
 //@@ src/ops/linear.h
 
 // ---- LoRA linear --------------------------------------------------------------------------------
@@ -29810,19 +29950,106 @@ static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* jo
 #define QLORA__GRADIENT_A 1u
 #define QLORA__GRADIENT_B 2u
 
-// tail: z, if it is not in the last columns of x.
+// Sets k to the launch of all gradients, dA first, if there is one: without dropout, in bf16 on a
+// GPU. *has: whether there is.
+static qlora_result qlora__linear_skinny(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                         const qlora_tensor* x, const qlora_tensor* tail,
+                                         const qlora_tensor* dy, float beta, unsigned which,
+                                         qlora__skinny* k, bool* has) {
+    qlora_tensor w;
+    qlora_tensor s;
+    qlora_tensor all;
+    int64_t col = 0;
+    int64_t at = 0;
+    bool joined = qlora__linear_da_joined(l, &all);
+    *has = false;
+    if (qlora__on_cpu(ctx) || x->dtype != QLORA_BF16 || l->dropout > 0.0f || !joined ||
+        x->rows * l->in < QLORA__SKINNY_FROM) {
+        return QLORA_OK;
+    }
+    memset(k, 0, sizeof *k);
+    k->add = beta != 0.0f;
+    if ((which & QLORA__GRADIENT_A) != 0) {
+        QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &w));
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, x->rows, qlora_linear_out(l), all.rows, &s));
+        if (!qlora__skinny_add(k, &s, &w, &all, false, 1.0f)) {
+            return QLORA_OK;
+        }
+    }
+    for (int32_t i = 0; i < l->count && (which & QLORA__GRADIENT_B) != 0; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, x->rows, col, p->out, &w));
+        QLORA__TRY(tail != NULL
+                       ? qlora__tensor_view(ctx, tail, 0, x->rows, at, p->rank, &s)
+                       : qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &s));
+        if (p->rank > 0 && !qlora__skinny_add(k, &s, &w, p->db, true, p->scale)) {
+            return QLORA_OK;
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    *has = true;
+    return QLORA_OK;
+}
+
+// f32 elements of parts that one launch of these gradients needs; 0 if there is none.
+static int64_t qlora__linear_parts_of(const qlora_linear_desc* l, int64_t rows, unsigned which) {
+    int64_t strips = 0;
+    int64_t numbers = 0;
+    int64_t rank = 0;
+    bool fits = rows * l->in >= QLORA__SKINNY_FROM;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        rank += p->rank;
+        if ((which & QLORA__GRADIENT_B) != 0 && p->rank > 0) {
+            fits = fits && rows * p->out <= QLORA__SKINNY_MOST;
+            strips += qlora__ceil_div(p->out, QLORA__SKINNY_STRIP);
+            numbers += p->out * p->rank;
+        }
+    }
+    if ((which & QLORA__GRADIENT_A) != 0) {
+        fits = fits && rows * l->in <= QLORA__SKINNY_MOST;
+        strips += qlora__ceil_div(l->in, QLORA__SKINNY_STRIP);
+        numbers += l->in * rank;
+    }
+    fits = fits && rank > 0 && rank <= QLORA__SKINNY_RANK;
+    return fits ? qlora__skinny_splits(rows, strips) * numbers : 0;
+}
+
+// The same of any of them.
+static QLORA__UNUSED int64_t qlora__linear_parts(const qlora_linear_desc* l, int64_t rows) {
+    int64_t most = 0;
+    for (unsigned which = QLORA__GRADIENT_A; which <= (QLORA__GRADIENT_A | QLORA__GRADIENT_B);
+         which++) {
+        most = qlora__max(most, qlora__linear_parts_of(l, rows, which));
+    }
+    return most;
+}
+
+// tail: z, if it is not in the last columns of x. parts: memory for parts of sums; if it is NULL,
+// scratch is used, and if it is too small, none.
 static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
                                             const qlora_linear_desc* l, const qlora_tensor* x,
                                             const qlora_tensor* tail, const qlora_tensor* dy,
-                                            const qlora_tensor* dx, float beta,
-                                            unsigned which) {
+                                            const qlora_tensor* dx, float beta, unsigned which,
+                                            const qlora_tensor* parts) {
     int64_t col = 0;
     int64_t at = 0;
     int64_t out = qlora_linear_out(l);
     bool wants_a = (which & QLORA__GRADIENT_A) != 0;
     bool wants_b = (which & QLORA__GRADIENT_B) != 0;
+    bool has = false;
+    qlora__skinny k;
     qlora_tensor inner;
     qlora_tensor all;
+    QLORA__TRY(qlora__linear_skinny(ctx, l, x, tail, dy, beta, which, &k, &has));
+    int64_t room = qlora__linear_parts_of(l, x->rows, which);
+    if (has && (parts == NULL || parts->cols >= room)) {
+        void* memory = parts != NULL ? parts->data : NULL;
+        QLORA__TRY(memory == NULL ? qlora__scratch(ctx, (size_t)room * sizeof(float), &memory)
+                                  : QLORA_OK);
+        return qlora__skinny_launch(ctx, &k, memory);
+    }
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
     bool joined = l->dropout == 0.0f && qlora__linear_da_joined(l, &all);
     if (joined && wants_a) {
@@ -29883,7 +30110,7 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, dx));
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
     return qlora__linear_gradients(ctx, math, l, x, NULL, dy, dx, beta,
-                                   QLORA__GRADIENT_A | QLORA__GRADIENT_B);
+                                   QLORA__GRADIENT_A | QLORA__GRADIENT_B, NULL);
 }
 
 qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
@@ -32838,6 +33065,8 @@ struct qlora_model {
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
     qlora_tensor gated_parts; // f32: see ops/gated.h
+    qlora_tensor skinny_parts; // f32: see ops/skinny.h; used on the second stream alone
+    qlora_tensor rstd[2]; // f32 [1, T]: of the norms before qkv and before gate and up, backward
     qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
@@ -33596,6 +33825,21 @@ static bool qlora__has_gated(const qlora_model* m) {
     return any;
 }
 
+// f32 elements of the parts of sums that the gradients of any stack need. Several adapters have
+// none: their ranks may differ, and those side by side are too wide.
+static int64_t qlora__skinny_most(const qlora_model* m) {
+    int64_t most = 0;
+    bool any = m->on_gpu && m->compute == QLORA_BF16 && !(m->desc.dropout > 0.0f) &&
+               !qlora__has_several(m);
+    for (int64_t l = 0; l < m->plan.config.layers && any; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            int64_t room = qlora__linear_parts(&m->layers[l].linears[g], qlora__tile_rows(m));
+            most = qlora__max(most, room);
+        }
+    }
+    return most;
+}
+
 // z of stacks (one bit each), if they have adapters. Rows of x or s that are not multiples of 8
 // have z where it is not aligned, and other kernels would add up the gradients: it stays there, in
 // layers that are recomputed and in others.
@@ -33922,6 +34166,10 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     }
     int64_t parts = qlora__has_gated(m) ? qlora__gated_room(some, c->intermediate) : 0;
     qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->gated_parts);
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->skinny_parts);
+    for (int i = 0; i < 2; i++) {
+        qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0, &m->rstd[i]);
+    }
     qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
     memset(&m->stats, 0, sizeof m->stats);
@@ -39037,6 +39285,7 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 //   gradients of gate and up  gate_up                recomputation of a layer
 //   parts of sums             dA of down, dB of      the activation of the next layer, after that
 //                             gate and up            norm
+//   rstd                      dA of qkv, gate_up     the norm of the next layer
 //   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
 //   last columns of x and s   keeping z, forward     the next norm; z of the next layer
 
@@ -39099,7 +39348,8 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
         r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x,
                                     stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
                                     stack->linear.owners != NULL ? 0.0f : 1.0f,
-                                    qlora__gradients_left(pass, layer, group));
+                                    qlora__gradients_left(pass, layer, group),
+                                    &pass->m->skinny_parts);
     }
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
         const qlora__wide_layer* wide = &pass->m->wide[stack->linear.layer];
@@ -39306,6 +39556,62 @@ static bool qlora__x_is_there(const qlora_model* m, const qlora__layer* layer, i
     return qlora__keeps_z(m) && layer->recompute && group == QLORA__GATE_UP;
 }
 
+// A stack whose dA is computed from h, the input of its norm, once the backward pass of the norm
+// has its factors: k is that launch, and *has tells whether there is one. Otherwise the norm is
+// computed again, if m->x does not have its output, and dA comes before.
+static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__layer* layer,
+                                        int group, const qlora__stack* stack, const qlora_tensor* h,
+                                        const qlora_tensor* dy, const qlora_tensor* norm,
+                                        qlora__skinny* k, bool* has) {
+    qlora_model* m = pass->m;
+    qlora_tensor z = stack->z;
+    if (qlora__x_is_there(m, layer, group)) {
+        z = qlora__local(pass, &m->x, stack->linear.in, stack->pad);
+    }
+    *has = false;
+    if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m)) {
+        return QLORA_OK;
+    }
+    unsigned which = qlora__gradients_left(pass, layer, group);
+    int64_t room = qlora__linear_parts_of(&stack->linear, pass->rows, which);
+    if (room > m->skinny_parts.cols) {
+        return QLORA_OK;
+    }
+    return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
+}
+
+// The backward pass of such a stack.
+static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora__layer* layer,
+                                                 int group, int above, const qlora__stack* stack,
+                                                 const qlora_tensor* dy, const qlora_tensor* h,
+                                                 int number, qlora__skinny* k) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    qlora_tensor rstd = qlora__window(&m->rstd[group == QLORA__QKV ? 0 : 1], 1, 0, pass->rows);
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = h;
+    job.w = qlora__layer_norm(m, layer, number);
+    job.dy = &dx;
+    job.dres = &dh;
+    job.dx = &dh;
+    job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
+    job.eps = (float)c->rms_eps;
+    job.rstd_out = &rstd;
+    QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
+    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, &dx));
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
+    QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
+    qlora__skinny_norm(k, &rstd, job.w);
+    QLORA__TRY(qlora__beside_begin(ctx));
+    return qlora__beside_end(ctx, group, qlora__skinny_launch(ctx, k, m->skinny_parts.data));
+}
+
 // Backward pass of a stack that reads the residual stream h through norm number `number`, or
 // without one: dy (with space for u) -> gradients of its adapters, and dh += norm'(dx). Waits first
 // for the stack `above`, which reads dh on the second stream.
@@ -39324,6 +39630,15 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
     qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
+    qlora__skinny k;
+    bool skinny = false;
+    QLORA__TRY(wants_dx ? qlora__input_skinny(pass, layer, group, &stack, &in, &up, norm, &k,
+                                              &skinny)
+                        : QLORA_OK);
+    if (skinny) {
+        return qlora__input_backward_skinny(pass, layer, group, above, &stack, &up, &in, number,
+                                            &k);
+    }
     if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
         // Unlike below, x is written on the main stream, and the stack before may still read it.
         QLORA__TRY(qlora__beside_wait(ctx, ~0u));
@@ -50050,4 +50365,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 58e2876daca4552f
+//@@ end 864130a9e141c9b9

@@ -173,6 +173,7 @@ extern "C" {
 
 #include "ops/owners.h"
 #include "ops/linear_cpu.h"
+#include "ops/skinny.h"
 #include "ops/linear.h"
 #ifndef QLORA_NO_MODEL
 #include "ops/gated.h"

@@ -95,6 +95,8 @@
     X(linear_keep_own_f32, linear, 0, LORA)                                                        \
     X(linear_keep_own_bf16, linear_bf16, 0, LORA_BF16)                                             \
     X(linear_collect, linear, 0, LORA)                                                             \
+    X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
+    X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
     X(linear_gated_sum, linear, 0, LORA)                                                           \
     X(gated_backward, gated, 82944, GATED)
 

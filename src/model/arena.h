@@ -367,6 +367,21 @@ static bool qlora__has_gated(const qlora_model* m) {
     return any;
 }
 
+// f32 elements of the parts of sums that the gradients of any stack need. Several adapters have
+// none: their ranks may differ, and those side by side are too wide.
+static int64_t qlora__skinny_most(const qlora_model* m) {
+    int64_t most = 0;
+    bool any = m->on_gpu && m->compute == QLORA_BF16 && !(m->desc.dropout > 0.0f) &&
+               !qlora__has_several(m);
+    for (int64_t l = 0; l < m->plan.config.layers && any; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            int64_t room = qlora__linear_parts(&m->layers[l].linears[g], qlora__tile_rows(m));
+            most = qlora__max(most, room);
+        }
+    }
+    return most;
+}
+
 // z of stacks (one bit each), if they have adapters. Rows of x or s that are not multiples of 8
 // have z where it is not aligned, and other kernels would add up the gradients: it stays there, in
 // layers that are recomputed and in others.
@@ -693,6 +708,10 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     }
     int64_t parts = qlora__has_gated(m) ? qlora__gated_room(some, c->intermediate) : 0;
     qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->gated_parts);
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->skinny_parts);
+    for (int i = 0; i < 2; i++) {
+        qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0, &m->rstd[i]);
+    }
     qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
     memset(&m->stats, 0, sizeof m->stats);

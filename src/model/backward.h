@@ -16,6 +16,7 @@
 //   gradients of gate and up  gate_up                recomputation of a layer
 //   parts of sums             dA of down, dB of      the activation of the next layer, after that
 //                             gate and up            norm
+//   rstd                      dA of qkv, gate_up     the norm of the next layer
 //   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
 //   last columns of x and s   keeping z, forward     the next norm; z of the next layer
 
@@ -78,7 +79,8 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
         r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x,
                                     stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
                                     stack->linear.owners != NULL ? 0.0f : 1.0f,
-                                    qlora__gradients_left(pass, layer, group));
+                                    qlora__gradients_left(pass, layer, group),
+                                    &pass->m->skinny_parts);
     }
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
         const qlora__wide_layer* wide = &pass->m->wide[stack->linear.layer];
@@ -285,6 +287,62 @@ static bool qlora__x_is_there(const qlora_model* m, const qlora__layer* layer, i
     return qlora__keeps_z(m) && layer->recompute && group == QLORA__GATE_UP;
 }
 
+// A stack whose dA is computed from h, the input of its norm, once the backward pass of the norm
+// has its factors: k is that launch, and *has tells whether there is one. Otherwise the norm is
+// computed again, if m->x does not have its output, and dA comes before.
+static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__layer* layer,
+                                        int group, const qlora__stack* stack, const qlora_tensor* h,
+                                        const qlora_tensor* dy, const qlora_tensor* norm,
+                                        qlora__skinny* k, bool* has) {
+    qlora_model* m = pass->m;
+    qlora_tensor z = stack->z;
+    if (qlora__x_is_there(m, layer, group)) {
+        z = qlora__local(pass, &m->x, stack->linear.in, stack->pad);
+    }
+    *has = false;
+    if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m)) {
+        return QLORA_OK;
+    }
+    unsigned which = qlora__gradients_left(pass, layer, group);
+    int64_t room = qlora__linear_parts_of(&stack->linear, pass->rows, which);
+    if (room > m->skinny_parts.cols) {
+        return QLORA_OK;
+    }
+    return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
+}
+
+// The backward pass of such a stack.
+static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora__layer* layer,
+                                                 int group, int above, const qlora__stack* stack,
+                                                 const qlora_tensor* dy, const qlora_tensor* h,
+                                                 int number, qlora__skinny* k) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    qlora_tensor rstd = qlora__window(&m->rstd[group == QLORA__QKV ? 0 : 1], 1, 0, pass->rows);
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = h;
+    job.w = qlora__layer_norm(m, layer, number);
+    job.dy = &dx;
+    job.dres = &dh;
+    job.dx = &dh;
+    job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
+    job.eps = (float)c->rms_eps;
+    job.rstd_out = &rstd;
+    QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
+    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, &dx));
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
+    QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
+    qlora__skinny_norm(k, &rstd, job.w);
+    QLORA__TRY(qlora__beside_begin(ctx));
+    return qlora__beside_end(ctx, group, qlora__skinny_launch(ctx, k, m->skinny_parts.data));
+}
+
 // Backward pass of a stack that reads the residual stream h through norm number `number`, or
 // without one: dy (with space for u) -> gradients of its adapters, and dh += norm'(dx). Waits first
 // for the stack `above`, which reads dh on the second stream.
@@ -303,6 +361,15 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
     qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
+    qlora__skinny k;
+    bool skinny = false;
+    QLORA__TRY(wants_dx ? qlora__input_skinny(pass, layer, group, &stack, &in, &up, norm, &k,
+                                              &skinny)
+                        : QLORA_OK);
+    if (skinny) {
+        return qlora__input_backward_skinny(pass, layer, group, above, &stack, &up, &in, number,
+                                            &k);
+    }
     if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
         // Unlike below, x is written on the main stream, and the stack before may still read it.
         QLORA__TRY(qlora__beside_wait(ctx, ~0u));
