@@ -10145,7 +10145,7 @@ static void qlora__gemm_portable(qlora_ctx* ctx, const qlora__gemm* g) {
 // Working memory of the packed products, allocated with the context.
 struct qlora__packing {
     float* a;    // [PANELS]
-    float* c;    // [MC][PART]
+    float* c;    // [MC][PART]: sums that cannot stay in C, or a right side with few columns
     float* b;    // [BLOCKS] per slot
     float* zero; // [KC]
     size_t bytes;
@@ -10864,8 +10864,8 @@ static void qlora__panels_pack_product(const qlora__panels* p, const qlora__oper
     m->stride = qlora__panel_stride(m->steps, m->width);
     qlora__multiply_pack(m, 0, cols, 0, m->steps, p->memory->c);
     job.b = p->memory->c;
-    qlora__parallel(p->ctx, qlora__ceil_div(p->rows, QLORA__CHUNK), 1,
-                    qlora__packed_product_chunks, &job);
+    qlora__parallel(p->ctx, qlora__ceil_div(p->rows, QLORA__CHUNK), 1, qlora__packed_product_chunks,
+                    &job);
 }
 
 //@@ src/cpu/packed.h
@@ -21651,6 +21651,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__NEED_LAYERS 2097152u // generates one text at a time, in blocks that large:
 #define QLORA__LAYERS_BYTES 232448
 #define QLORA__NEED_STEP_LAYERS (QLORA__NEED_STEP_NF4 | QLORA__NEED_LAYERS)
+#define QLORA__NEED_GATED 4194304u // trains adapters of an MLP as ops/gated.h does
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -21707,7 +21708,11 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(linear_bias_bf16, linear_bf16, 0, BF16)                                                      \
     X(linear_keep_own_f32, linear, 0, LORA)                                                        \
     X(linear_keep_own_bf16, linear_bf16, 0, LORA_BF16)                                             \
-    X(linear_collect, linear, 0, LORA)
+    X(linear_collect, linear, 0, LORA)                                                             \
+    X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
+    X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
+    X(linear_gated_sum, linear, 0, LORA)                                                           \
+    X(gated_backward, gated, 82944, GATED)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \
@@ -26599,6 +26604,7 @@ typedef struct qlora__norm_job {
     const qlora_tensor* dw; // or NULL
     float eps;
     QLORA__REAL* rstd; // [rows * heads], scratch for the gradient of w
+    const qlora_tensor* rstd_out; // f32 [1, rows * heads] on a GPU: receives r; or NULL
 } qlora__norm_job;
 
 // Returns 1 / sqrt(mean(x^2) + eps) over n columns from `first` on.
@@ -26855,7 +26861,9 @@ static qlora_result qlora__norm_backward(qlora_ctx* ctx, qlora__norm_job* job) {
         return QLORA_OK;
     }
     void* rstd = NULL;
-    if (job->dw != NULL) {
+    if (job->rstd_out != NULL) {
+        rstd = job->rstd_out->data;
+    } else if (job->dw != NULL) {
         size_t count = (size_t)x->rows * (size_t)(x->cols / job->w->cols);
         QLORA__TRY(qlora__scratch(ctx, count * sizeof(QLORA__REAL), &rstd));
     }
@@ -29525,6 +29533,141 @@ static void qlora__linear_dx_panels(qlora_ctx* ctx, const qlora_linear_desc* l,
     ctx->last_path = QLORA_PATH_CPU;
 }
 
+//@@ src/ops/skinny.h
+
+// ---- gradients of adapters in one launch --------------------------------------------------------
+//
+// dA = u^T x and dB = dy^T z of a linear layer are products over all rows with one dimension as
+// small as a rank. One by one they leave most of a GPU idle, so one kernel computes them together
+// (kernels/skinny.cu), in bf16 on a GPU, and a second one adds its parts. The order of their sums
+// depends on the shapes alone.
+
+#define QLORA__SKINNY_PRODUCTS 4
+#define QLORA__SKINNY_RANK 64  // at most, of dA of all parts together
+#define QLORA__SKINNY_STRIP 64 // columns of a block
+#define QLORA__SKINNY_SHARED 65536
+
+// Elements of x from which on it pays. The products of smaller ones occupy few multiprocessors and
+// leave the others to the main stream: on an H200, a step with 2048 x 896 takes 2 % longer with the
+// kernel, with 8192 x 2048 0.8 % less. The tests set it to 1.
+#ifndef QLORA__SKINNY_FROM
+#define QLORA__SKINNY_FROM ((int64_t)1 << 24)
+#endif
+
+// Elements of the largest factor up to which it pays. A library's product of more reads them at the
+// speed of the memory as well, and its blocks read the small factor less often.
+#define QLORA__SKINNY_MOST ((int64_t)1 << 25)
+
+// P = S^T W [rank, cols], added to d: same layout as skinny_product in kernels/skinny.cu.
+typedef struct qlora__skinny_product {
+    const void* s;
+    const void* w;
+    void* d;
+    const void* rstd; // W is the input of a norm instead of its output: its factors of rows,
+    const void* norm; // and its weights; or NULL
+    int64_t ldd;
+    int32_t lds;
+    int32_t ldw;
+    int32_t rank;
+    int32_t cols;
+    int32_t turned; // d is [cols, rank]
+    int32_t norm_bf16;
+    float scale;
+    int32_t room;
+} qlora__skinny_product;
+
+// Same layout as skinny in kernels/skinny.cu.
+typedef struct qlora__skinny {
+    qlora__skinny_product products[QLORA__SKINNY_PRODUCTS];
+    void* parts; // f32 [splits, numbers]
+    int64_t rows;
+    int64_t numbers; // of all gradients
+    int32_t each;    // rows of a part
+    int32_t splits;
+    int32_t add; // 0: P replaces d
+    int32_t count;
+} qlora__skinny;
+
+// Blocks that run at the same time on a large GPU, two on a multiprocessor, and the rows that one
+// has at least and at most.
+#define QLORA__SKINNY_BLOCKS 264
+#define QLORA__SKINNY_LEAST 128
+#define QLORA__SKINNY_EACH 1024
+
+// Into how many parts rows are split if there are that many strips: as many blocks as run at the
+// same time.
+static int64_t qlora__skinny_splits(int64_t rows, int64_t strips) {
+    int64_t splits =
+        qlora__min(QLORA__SKINNY_BLOCKS / qlora__max(strips, 1), rows / QLORA__SKINNY_LEAST);
+    return qlora__max(splits, qlora__max(qlora__ceil_div(rows, QLORA__SKINNY_EACH), 1));
+}
+
+static bool qlora__skinny_aligned(const qlora_tensor* t) {
+    return t->dtype == QLORA_BF16 && (uintptr_t)t->data % 16 == 0 && t->ld % 8 == 0 &&
+           t->cols % 8 == 0 && t->ld < (1 << 30);
+}
+
+// Adds a product to the launch. Returns false if the kernel cannot compute it or should not.
+static bool qlora__skinny_add(qlora__skinny* k, const qlora_tensor* s, const qlora_tensor* w,
+                              const qlora_tensor* d, bool turned, float scale) {
+    if (k->count == QLORA__SKINNY_PRODUCTS || !qlora__skinny_aligned(s) ||
+        !qlora__skinny_aligned(w) || s->cols > QLORA__SKINNY_RANK || d->dtype != QLORA_F32 ||
+        w->cols >= (1 << 24) || w->rows * w->cols > QLORA__SKINNY_MOST) {
+        return false;
+    }
+    qlora__skinny_product* p = &k->products[k->count];
+    p->s = s->data;
+    p->w = w->data;
+    p->d = d->data;
+    p->ldd = d->ld;
+    p->lds = (int32_t)s->ld;
+    p->ldw = (int32_t)w->ld;
+    p->rank = (int32_t)s->cols;
+    p->cols = (int32_t)w->cols;
+    p->turned = turned ? 1 : 0;
+    p->scale = scale;
+    k->rows = w->rows;
+    k->count++;
+    return true;
+}
+
+// W of the first product is the input of a norm.
+static QLORA__UNUSED void qlora__skinny_norm(qlora__skinny* k, const qlora_tensor* rstd,
+                                             const qlora_tensor* norm) {
+    k->products[0].rstd = rstd->data;
+    k->products[0].norm = norm->data;
+    k->products[0].norm_bf16 = norm->dtype == QLORA_BF16;
+}
+
+static int64_t qlora__skinny_strips(const qlora__skinny* k) {
+    int64_t strips = 0;
+    for (int32_t i = 0; i < k->count; i++) {
+        strips += qlora__ceil_div(k->products[i].cols, QLORA__SKINNY_STRIP);
+    }
+    return strips;
+}
+
+// parts: qlora__skinny_room elements.
+static qlora_result qlora__skinny_launch(qlora_ctx* ctx, qlora__skinny* k, void* parts) {
+    int64_t strips = qlora__skinny_strips(k);
+    if (strips == 0 || k->rows == 0) {
+        return QLORA_OK;
+    }
+    int64_t splits = qlora__skinny_splits(k->rows, strips);
+    k->parts = parts;
+    k->each = (int32_t)(qlora__ceil_div(k->rows, splits * 64) * 64);
+    k->splits = (int32_t)qlora__ceil_div(k->rows, k->each);
+    k->numbers = 0;
+    for (int32_t i = 0; i < k->count; i++) {
+        k->numbers += (int64_t)k->products[i].rank * k->products[i].cols;
+    }
+    void* args[] = {k};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_skinny_gradients, strips, k->splits, 1, 256,
+                             QLORA__SKINNY_SHARED, args));
+    return qlora__launch(ctx, QLORA__K_skinny_sum, qlora__ceil_div(k->numbers, 256), 1, 1, 256, 0,
+                         args);
+}
+
 //@@ src/ops/linear.h
 
 // ---- LoRA linear --------------------------------------------------------------------------------
@@ -30280,19 +30423,113 @@ static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* jo
     return joined->rows > 0;
 }
 
-// tail: z, if it is not in the last columns of x.
+// Which gradients are computed.
+#define QLORA__GRADIENT_A 1u
+#define QLORA__GRADIENT_B 2u
+
+// Sets k to the launch of all gradients, dA first, if there is one: without dropout, in bf16 on a
+// GPU. *has: whether there is.
+static qlora_result qlora__linear_skinny(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                         const qlora_tensor* x, const qlora_tensor* tail,
+                                         const qlora_tensor* dy, float beta, unsigned which,
+                                         qlora__skinny* k, bool* has) {
+    qlora_tensor w;
+    qlora_tensor s;
+    qlora_tensor all;
+    int64_t col = 0;
+    int64_t at = 0;
+    bool joined = qlora__linear_da_joined(l, &all);
+    *has = false;
+    if (qlora__on_cpu(ctx) || x->dtype != QLORA_BF16 || l->dropout > 0.0f || !joined ||
+        x->rows * l->in < QLORA__SKINNY_FROM) {
+        return QLORA_OK;
+    }
+    memset(k, 0, sizeof *k);
+    k->add = beta != 0.0f;
+    if ((which & QLORA__GRADIENT_A) != 0) {
+        QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &w));
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, x->rows, qlora_linear_out(l), all.rows, &s));
+        if (!qlora__skinny_add(k, &s, &w, &all, false, 1.0f)) {
+            return QLORA_OK;
+        }
+    }
+    for (int32_t i = 0; i < l->count && (which & QLORA__GRADIENT_B) != 0; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, x->rows, col, p->out, &w));
+        QLORA__TRY(tail != NULL
+                       ? qlora__tensor_view(ctx, tail, 0, x->rows, at, p->rank, &s)
+                       : qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &s));
+        if (p->rank > 0 && !qlora__skinny_add(k, &s, &w, p->db, true, p->scale)) {
+            return QLORA_OK;
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    *has = true;
+    return QLORA_OK;
+}
+
+// f32 elements of parts that one launch of these gradients needs; 0 if there is none.
+static int64_t qlora__linear_parts_of(const qlora_linear_desc* l, int64_t rows, unsigned which) {
+    int64_t strips = 0;
+    int64_t numbers = 0;
+    int64_t rank = 0;
+    bool fits = rows * l->in >= QLORA__SKINNY_FROM;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        rank += p->rank;
+        if ((which & QLORA__GRADIENT_B) != 0 && p->rank > 0) {
+            fits = fits && rows * p->out <= QLORA__SKINNY_MOST;
+            strips += qlora__ceil_div(p->out, QLORA__SKINNY_STRIP);
+            numbers += p->out * p->rank;
+        }
+    }
+    if ((which & QLORA__GRADIENT_A) != 0) {
+        fits = fits && rows * l->in <= QLORA__SKINNY_MOST;
+        strips += qlora__ceil_div(l->in, QLORA__SKINNY_STRIP);
+        numbers += l->in * rank;
+    }
+    fits = fits && rank > 0 && rank <= QLORA__SKINNY_RANK;
+    return fits ? qlora__skinny_splits(rows, strips) * numbers : 0;
+}
+
+// The same of any of them.
+static QLORA__UNUSED int64_t qlora__linear_parts(const qlora_linear_desc* l, int64_t rows) {
+    int64_t most = 0;
+    for (unsigned which = QLORA__GRADIENT_A; which <= (QLORA__GRADIENT_A | QLORA__GRADIENT_B);
+         which++) {
+        most = qlora__max(most, qlora__linear_parts_of(l, rows, which));
+    }
+    return most;
+}
+
+// tail: z, if it is not in the last columns of x. parts: memory for parts of sums; if it is NULL,
+// scratch is used, and if it is too small, none.
 static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
                                             const qlora_linear_desc* l, const qlora_tensor* x,
                                             const qlora_tensor* tail, const qlora_tensor* dy,
-                                            const qlora_tensor* dx, float beta) {
+                                            const qlora_tensor* dx, float beta, unsigned which,
+                                            const qlora_tensor* parts) {
     int64_t col = 0;
     int64_t at = 0;
     int64_t out = qlora_linear_out(l);
+    bool wants_a = (which & QLORA__GRADIENT_A) != 0;
+    bool wants_b = (which & QLORA__GRADIENT_B) != 0;
+    bool has = false;
+    qlora__skinny k;
     qlora_tensor inner;
     qlora_tensor all;
+    QLORA__TRY(qlora__linear_skinny(ctx, l, x, tail, dy, beta, which, &k, &has));
+    int64_t room = qlora__linear_parts_of(l, x->rows, which);
+    if (has && (parts == NULL || parts->cols >= room)) {
+        void* memory = parts != NULL ? parts->data : NULL;
+        QLORA__TRY(memory == NULL ? qlora__scratch(ctx, (size_t)room * sizeof(float), &memory)
+                                  : QLORA_OK);
+        return qlora__skinny_launch(ctx, &k, memory);
+    }
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
     bool joined = l->dropout == 0.0f && qlora__linear_da_joined(l, &all);
-    if (joined) {
+    if (joined && wants_a) {
         qlora_tensor u;
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, all.rows, &u));
         QLORA__TRY(qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, &all));
@@ -30309,11 +30546,11 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
                        : qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
         if (p->rank > 0 && l->dropout > 0.0f) {
             QLORA__TRY(qlora__linear_masked_gradients(ctx, math, l, i, &inner, &u, dx, beta));
-        } else if (p->rank > 0 && !joined) {
+        } else if (p->rank > 0 && !joined && wants_a) {
             QLORA__TRY(
                 qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, p->da));
         }
-        if (p->rank > 0) {
+        if (p->rank > 0 && wants_b) {
             QLORA__TRY(
                 qlora__linear_gemm(ctx, math, true, true, false, p->scale, beta, &part, &z, p->db));
         }
@@ -30349,7 +30586,8 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
     QLORA__TRY(qlora__linear_u_dx(ctx, math, l, dy, &inner, dx));
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
-    return qlora__linear_gradients(ctx, math, l, x, NULL, dy, dx, beta);
+    return qlora__linear_gradients(ctx, math, l, x, NULL, dy, dx, beta,
+                                   QLORA__GRADIENT_A | QLORA__GRADIENT_B, NULL);
 }
 
 qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
@@ -30358,6 +30596,148 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* line
     QLORA__ENTER(ctx, "qlora_linear_backward");
     return qlora__leave(ctx, qlora__linear_backward(ctx, ctx->desc.math, linear, x, dy, dx, flags));
 }
+
+//@@ src/qlora.h
+
+#ifndef QLORA_NO_MODEL
+
+//@@ src/ops/gated.h
+
+// ---- a gated activation with the gradients that read its tiles ----------------------------------
+//
+// The backward pass of act(gate) up, and with it dB of gate and up and dA of down: computed apart,
+// those read the gradients of gate and up and the activation once more, which are the largest
+// matrices of a layer. One kernel keeps its tiles for them (kernels/gated.cu), in bf16 on a GPU.
+// dgate and dup are those of qlora_swiglu_backward and qlora_geglu_backward to the bit; the sums
+// have an order of their own, which the shapes alone decide. The kernel leaves parts of them, which
+// a second one adds; nothing but the optimizer waits for that.
+
+// One of the three gradients: d += scale (tile)^T z, or for down d += z^T (tile).
+typedef struct qlora__gated_factor {
+    qlora_tensor z;        // [rows, rank]: z of gate or up, u of down
+    const qlora_tensor* d; // dB [cols, rank], or dA [rank, cols]
+    float scale;
+} qlora__gated_factor;
+
+typedef struct qlora__gated {
+    const qlora_tensor* dh;
+    const qlora_tensor* gate;       // overwritten with its gradient
+    const qlora_tensor* up;         // the same; in the same rows as gate, after it
+    qlora__gated_factor factors[3]; // gate, up, down; without columns if there is no adapter
+    const qlora_tensor* parts;      // f32, qlora__gated_room elements
+    bool gelu;
+} qlora__gated;
+
+#define QLORA__GATED_RANK 16   // at most; higher ranks need more registers than a block has
+#define QLORA__GATED_STRIP 128 // columns of a block
+#define QLORA__GATED_SHARED 82944
+
+// Elements of the activation from which on it pays. With fewer, its matrices are still in the L2
+// cache when they are read once more: on an H200, a step with 2048 x 4864 takes 0.5 % longer with
+// the kernel, with 8192 x 8192 1.5 % less. The tests set it to 1.
+#ifndef QLORA__GATED_FROM
+#define QLORA__GATED_FROM ((int64_t)1 << 24)
+#endif
+
+// Whether there is a kernel for ranks of gate, up and down.
+static bool qlora__gated_takes(const int64_t ranks[3]) {
+    int64_t most = 0;
+    bool eights = true;
+    for (int i = 0; i < 3; i++) {
+        most = qlora__max(most, ranks[i]);
+        eights = eights && ranks[i] % 8 == 0;
+    }
+    return eights && most > 0 && most <= QLORA__GATED_RANK;
+}
+
+// Blocks that run at the same time on a large GPU, two on a multiprocessor.
+#define QLORA__GATED_BLOCKS 264
+
+// Into how many parts the rows are split: as many as run at the same time, but none with less than
+// 256 rows.
+static int64_t qlora__gated_splits(int64_t rows, int64_t cols) {
+    int64_t splits = QLORA__GATED_BLOCKS / qlora__ceil_div(cols, QLORA__GATED_STRIP);
+    return qlora__max(qlora__min(splits, rows / 256), 1);
+}
+
+// f32 elements of the parts of the sums.
+static int64_t qlora__gated_room(int64_t rows, int64_t cols) {
+    return qlora__gated_splits(rows, cols) * 3 * QLORA__GATED_RANK * cols;
+}
+
+// Rows of a part.
+static int32_t qlora__gated_each(int64_t rows, int64_t cols) {
+    return (int32_t)(qlora__ceil_div(rows, qlora__gated_splits(rows, cols) * 32) * 32);
+}
+
+// Everything is aligned to 16 bytes, which the caller knows from its shapes.
+static bool qlora__gated_aligned(const qlora_tensor* t) {
+    return (uintptr_t)t->data % 16 == 0 && t->ld % 8 == 0 && t->ld < (1 << 24);
+}
+
+// The gradients of gate and up, and the parts of the sums.
+static qlora_result qlora__gated_tiles(qlora_ctx* ctx, const qlora__gated* g) {
+    int64_t ranks[3];
+    int32_t rank[3];
+    int32_t ldz[3];
+    void* z[3];
+    bool aligned =
+        qlora__gated_aligned(g->dh) && qlora__gated_aligned(g->gate) && qlora__gated_aligned(g->up);
+    for (int i = 0; i < 3; i++) {
+        const qlora_tensor* t = &g->factors[i].z;
+        aligned = aligned && (t->cols == 0 || qlora__gated_aligned(t));
+        ranks[i] = t->cols;
+        rank[i] = (int32_t)t->cols;
+        ldz[i] = t->cols > 0 ? (int32_t)t->ld : 0;
+        z[i] = t->cols > 0 ? t->data : NULL;
+    }
+    QLORA_ASSERT(qlora__gated_takes(ranks) && aligned);
+    QLORA_ASSERT(g->gate->ld == g->up->ld && g->gate->cols % 8 == 0);
+    int64_t rows = g->dh->rows;
+    int64_t cols = g->dh->cols;
+    int32_t each = qlora__gated_each(rows, cols);
+    int32_t gelu = g->gelu;
+    void* parts = g->parts->data;
+    void* dh = g->dh->data;
+    void* gate = g->gate->data;
+    int32_t ldd = (int32_t)g->dh->ld;
+    int32_t ld = (int32_t)g->gate->ld;
+    int32_t up = (int32_t)(((char*)g->up->data - (char*)gate) / 2);
+    void* args[] = {&dh,   &ldd,    &gate,    &ld,      &up,   &rows,   &cols,
+                    &each, &z[0],   &ldz[0],  &rank[0], &z[1], &ldz[1], &rank[1],
+                    &z[2], &ldz[2], &rank[2], &parts,   &gelu};
+    return qlora__launch(ctx, QLORA__K_gated_backward, qlora__ceil_div(cols, QLORA__GATED_STRIP),
+                         qlora__ceil_div(rows, each), 1, 256, QLORA__GATED_SHARED, args);
+}
+
+// Adds the parts to the gradients.
+static qlora_result qlora__gated_sum(qlora_ctx* ctx, const qlora__gated* g) {
+    int64_t cols = g->dh->cols;
+    int32_t each = qlora__gated_each(g->dh->rows, cols);
+    int32_t count = (int32_t)qlora__ceil_div(g->dh->rows, each);
+    int32_t most = QLORA__GATED_RANK;
+    void* parts = g->parts->data;
+    int32_t rank[3];
+    int64_t ld[3];
+    void* d[3];
+    float scale[3];
+    for (int i = 0; i < 3; i++) {
+        const qlora__gated_factor* f = &g->factors[i];
+        rank[i] = (int32_t)f->z.cols;
+        ld[i] = rank[i] > 0 ? f->d->ld : 0;
+        d[i] = rank[i] > 0 ? f->d->data : NULL;
+        scale[i] = f->scale;
+    }
+    void* args[] = {&parts, &count, &most,    &cols,     &d[0], &ld[0], &rank[0], &scale[0],
+                    &d[1],  &ld[1], &rank[1], &scale[1], &d[2], &ld[2], &rank[2]};
+    return qlora__launch(ctx, QLORA__K_linear_gated_sum, qlora__ceil_div(cols, 128), most / 8, 3,
+                         128, 0, args);
+}
+
+//@@ src/qlora.h
+
+#endif // QLORA_NO_MODEL
+
 
 //@@ src/ops/attention_cpu.h
 
@@ -33226,6 +33606,9 @@ struct qlora_model {
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
+    qlora_tensor gated_parts; // f32: see ops/gated.h
+    qlora_tensor skinny_parts; // f32: see ops/skinny.h; used on the second stream alone
+    qlora_tensor rstd[2]; // f32 [1, T]: of the norms before qkv and before gate and up, backward
     qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
@@ -33960,19 +34343,64 @@ static bool qlora__keeps_z(const qlora_model* m) {
            !qlora__has_several(m);
 }
 
-// z of the stacks that leave no other trace of it. A recomputed layer has it in x or s when it is
-// needed, except that of q, k and v. Rows of x or s that are not multiples of 8 have z where it is
-// not aligned, and other kernels would add up the gradients: it stays there for both.
+// Whether the backward pass of the activation computes dB of gate and up and dA of down as well.
+// ranks: of gate, up and down; may be NULL.
+static bool qlora__gated_ranks(const qlora_model* m, const qlora__layer* layer, int64_t* ranks) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
+    int64_t own[3] = {l->parts[0].rank, l->parts[l->count - 1].rank,
+                      layer->linears[QLORA__DOWN].parts[0].rank};
+    if (ranks != NULL) {
+        memcpy(ranks, own, sizeof own);
+    }
+    return qlora__gated_takes(own) && qlora__keeps_z(m) && m->compute == QLORA_BF16 &&
+           qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM && c->hidden % 8 == 0 &&
+           c->intermediate % 8 == 0;
+}
+
+// Whether it does in any layer.
+static bool qlora__has_gated(const qlora_model* m) {
+    bool any = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        any = any || qlora__gated_ranks(m, &m->layers[l], NULL);
+    }
+    return any;
+}
+
+// f32 elements of the parts of sums that the gradients of any stack need. Several adapters have
+// none: their ranks may differ, and those side by side are too wide.
+static int64_t qlora__skinny_most(const qlora_model* m) {
+    int64_t most = 0;
+    bool any = m->on_gpu && m->compute == QLORA_BF16 && !(m->desc.dropout > 0.0f) &&
+               !qlora__has_several(m);
+    for (int64_t l = 0; l < m->plan.config.layers && any; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            int64_t room = qlora__linear_parts(&m->layers[l].linears[g], qlora__tile_rows(m));
+            most = qlora__max(most, room);
+        }
+    }
+    return most;
+}
+
+// z of stacks (one bit each), if they have adapters. Rows of x or s that are not multiples of 8
+// have z where it is not aligned, and other kernels would add up the gradients: it stays there, in
+// layers that are recomputed and in others.
 static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t pads[QLORA__GROUPS],
-                            bool again, qlora__kept* kept) {
-    memset(kept->z, 0, sizeof kept->z);
+                            unsigned stacks, qlora__kept* kept) {
     for (int g = 0; g < QLORA__GROUPS && qlora__keeps_z(m); g++) {
         bool aligned = m->layers[0].linears[g].in % 8 == 0;
-        if (g != QLORA__O && pads[g] > 0 && aligned && (!again || g == QLORA__QKV)) {
+        if ((stacks & 1u << g) != 0 && pads[g] > 0 && aligned) {
             qlora__arena_tensor(arena, m->compute, m->plan.tokens, pads[g], &kept->z[g]);
         }
     }
 }
+
+// Of which stacks it is kept: those that leave no other trace of it. A recomputed layer has that of
+// gate and up in x and that of down in s when it is needed; if the activation is not written once
+// more (ops/gated.h), it has its own of down.
+#define QLORA__Z_KEPT (1u << QLORA__QKV | 1u << QLORA__GATE_UP | 1u << QLORA__DOWN)
+#define QLORA__Z_SHARED (1u << QLORA__QKV)
+#define QLORA__Z_OWN (1u << QLORA__DOWN)
 
 // Of pads, only those of o and of gate/up are used. attention: the output of attention is one of
 // the activations.
@@ -34031,7 +34459,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         // Without a layer that uses it, the shared output of attention has no memory.
         bool attention = !qlora__trains(m) || m->plan.attention_layers < m->plan.recompute_layers;
         qlora__layout_kept(arena, m, pads, attention, &m->again);
-        qlora__layout_z(arena, m, pads, true, &m->again);
+        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, &m->again);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -34043,12 +34471,16 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         }
         if (layer->recompute) {
             layer->kept = m->again;
+            if (qlora__gated_ranks(m, layer, NULL)) {
+                qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
+            }
             if (layer->keeps_attention) {
                 qlora__layout_attention(arena, m, layer->pads, &layer->kept);
             }
         } else {
             qlora__layout_kept(arena, m, layer->pads, true, &layer->kept);
-            qlora__layout_z(arena, m, layer->pads, false, &layer->kept);
+            memset(layer->kept.z, 0, sizeof layer->kept.z);
+            qlora__layout_z(arena, m, layer->pads, QLORA__Z_KEPT, &layer->kept);
         }
         if (away) {
             layer->kept.h = m->streams[l % 2];
@@ -34273,6 +34705,12 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     m->d_out = m->dh;
     if (qlora__has_own_d_out(m)) {
         qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->d_out);
+    }
+    int64_t parts = qlora__has_gated(m) ? qlora__gated_room(some, c->intermediate) : 0;
+    qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->gated_parts);
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->skinny_parts);
+    for (int i = 0; i < 2; i++) {
+        qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0, &m->rstd[i]);
     }
     qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
@@ -39370,6 +39808,9 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 //   s                         down                   ds of the next layer, after that norm
 //   x                         written there as well  recomputation; with DoRA, the next stack
 //   gradients of gate and up  gate_up                recomputation of a layer
+//   parts of sums             dA of down, dB of      the activation of the next layer, after that
+//                             gate and up            norm
+//   rstd                      dA of qkv, gate_up     the norm of the next layer
 //   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
 //   last columns of x and s   keeping z, forward     the next norm; z of the next layer
 
@@ -39377,8 +39818,11 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 // of a norm needs its output.
 static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__layer_middle(pass, layer));
-    return qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT) ? qlora__layer_down(pass, layer)
-                                                         : QLORA_OK;
+    if (!qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__layer_down(pass, layer));
+    return qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN); // z in s
 }
 
 // Recomputes the activations that a layer did not keep; with tiles, only up to attention. The
@@ -39404,6 +39848,16 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
+// Which gradients of a stack are left if the activation comes with the others.
+static unsigned qlora__gradients_left(const qlora__pass* pass, const qlora__layer* layer,
+                                      int group) {
+    bool gated = (group == QLORA__GATE_UP || group == QLORA__DOWN) &&
+                 qlora__gated_ranks(pass->m, layer, NULL);
+    return !gated                   ? QLORA__GRADIENT_A | QLORA__GRADIENT_B
+           : group == QLORA__GATE_UP ? QLORA__GRADIENT_A
+                                     : QLORA__GRADIENT_B;
+}
+
 // Computes dA and dB of a stack from u, and first z if wants_z. None of this needs scratch.
 static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora__stack* stack,
                                            int group, const qlora_tensor* x, const qlora_tensor* dy,
@@ -39413,11 +39867,14 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_begin(ctx));
+    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, group, x) : QLORA_OK;
     if (r == QLORA_OK) {
         r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x,
                                     stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
-                                    stack->linear.owners != NULL ? 0.0f : 1.0f);
+                                    stack->linear.owners != NULL ? 0.0f : 1.0f,
+                                    qlora__gradients_left(pass, layer, group),
+                                    &pass->m->skinny_parts);
     }
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
         const qlora__wide_layer* wide = &pass->m->wide[stack->linear.layer];
@@ -39519,6 +39976,52 @@ static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const q
                : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
 }
 
+// The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
+// added up on the second stream: dy has u of down.
+static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora__layer* layer,
+                                                 const qlora__stack* down, const qlora_tensor* ds,
+                                                 const qlora_tensor* dy) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    bool kept = layer->kept.z[QLORA__GATE_UP].cols > 0; // otherwise it is in x
+    qlora__gated g;
+    qlora_tensor halves[2]; // of dB, if gate and up are one projection
+    int64_t ranks[3];
+    int64_t at = 0;
+    memset(&g, 0, sizeof g);
+    qlora__gated_ranks(m, layer, ranks);
+    g.dh = ds;
+    g.gate = &gate;
+    g.up = &up;
+    g.gelu = (m->arch->has & QLORA__HAS_GELU) != 0;
+    g.parts = &m->gated_parts;
+    for (int i = 0; i < 2; i++) {
+        const qlora_linear_part* part = &l.parts[l.count == 1 ? 0 : i];
+        qlora__gated_factor* f = &g.factors[i];
+        if (ranks[i] == 0) {
+            continue;
+        }
+        halves[i] = *part->db;
+        halves[i].rows = width;
+        halves[i].data = (float*)part->db->data + (l.count == 1 ? i * width * part->db->ld : 0);
+        f->z = kept ? qlora__slice(pass, &layer->kept.z[QLORA__GATE_UP], at, ranks[i])
+                    : qlora__local(pass, &m->x, l.in + at, ranks[i]);
+        f->d = &halves[i];
+        f->scale = part->scale;
+        at += l.count == 1 ? 0 : ranks[i];
+    }
+    if (ranks[2] > 0) {
+        g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
+        g.factors[2].d = down->linear.parts[0].da;
+    }
+    QLORA__TRY(qlora__gated_tiles(pass->ctx, &g));
+    QLORA__TRY(qlora__beside_begin(pass->ctx));
+    return qlora__beside_end(pass->ctx, QLORA__DOWN, qlora__gated_sum(pass->ctx, &g));
+}
+
 // Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
 static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
@@ -39547,7 +40050,11 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
     QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
-    QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
+    if (qlora__gated_ranks(m, layer, NULL)) {
+        QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
+    } else {
+        QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
+    }
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
 
@@ -39574,6 +40081,62 @@ static bool qlora__x_is_there(const qlora_model* m, const qlora__layer* layer, i
     return qlora__keeps_z(m) && layer->recompute && group == QLORA__GATE_UP;
 }
 
+// A stack whose dA is computed from h, the input of its norm, once the backward pass of the norm
+// has its factors: k is that launch, and *has tells whether there is one. Otherwise the norm is
+// computed again, if m->x does not have its output, and dA comes before.
+static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__layer* layer,
+                                        int group, const qlora__stack* stack, const qlora_tensor* h,
+                                        const qlora_tensor* dy, const qlora_tensor* norm,
+                                        qlora__skinny* k, bool* has) {
+    qlora_model* m = pass->m;
+    qlora_tensor z = stack->z;
+    if (qlora__x_is_there(m, layer, group)) {
+        z = qlora__local(pass, &m->x, stack->linear.in, stack->pad);
+    }
+    *has = false;
+    if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m)) {
+        return QLORA_OK;
+    }
+    unsigned which = qlora__gradients_left(pass, layer, group);
+    int64_t room = qlora__linear_parts_of(&stack->linear, pass->rows, which);
+    if (room > m->skinny_parts.cols) {
+        return QLORA_OK;
+    }
+    return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
+}
+
+// The backward pass of such a stack.
+static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora__layer* layer,
+                                                 int group, int above, const qlora__stack* stack,
+                                                 const qlora_tensor* dy, const qlora_tensor* h,
+                                                 int number, qlora__skinny* k) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    qlora_tensor rstd = qlora__window(&m->rstd[group == QLORA__QKV ? 0 : 1], 1, 0, pass->rows);
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = h;
+    job.w = qlora__layer_norm(m, layer, number);
+    job.dy = &dx;
+    job.dres = &dh;
+    job.dx = &dh;
+    job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
+    job.eps = (float)c->rms_eps;
+    job.rstd_out = &rstd;
+    QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
+    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, &dx));
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
+    QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
+    qlora__skinny_norm(k, &rstd, job.w);
+    QLORA__TRY(qlora__beside_begin(ctx));
+    return qlora__beside_end(ctx, group, qlora__skinny_launch(ctx, k, m->skinny_parts.data));
+}
+
 // Backward pass of a stack that reads the residual stream h through norm number `number`, or
 // without one: dy (with space for u) -> gradients of its adapters, and dh += norm'(dx). Waits first
 // for the stack `above`, which reads dh on the second stream.
@@ -39592,6 +40155,15 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
     qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
+    qlora__skinny k;
+    bool skinny = false;
+    QLORA__TRY(wants_dx ? qlora__input_skinny(pass, layer, group, &stack, &in, &up, norm, &k,
+                                              &skinny)
+                        : QLORA_OK);
+    if (skinny) {
+        return qlora__input_backward_skinny(pass, layer, group, above, &stack, &up, &in, number,
+                                            &k);
+    }
     if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
         // Unlike below, x is written on the main stream, and the stack before may still read it.
         QLORA__TRY(qlora__beside_wait(ctx, ~0u));
@@ -40732,7 +41304,7 @@ typedef struct qlora__decode_layers {
 
 enum {
     QLORA__LAYERS_WARPS = 16, // as in kernels/decode_layers.cuh
-    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 4064,
+    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6032,
     QLORA__LAYERS_ATTENTION = 17936 // of attention_shared
 };
 
@@ -41422,6 +41994,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= m->decode.planned ? QLORA__NEED_TEXTS : 0;
         need |= qlora__decode_has_room(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
+        need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
         return qlora__cache_warm(ctx, need | (qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0));
     }
 #else
@@ -50321,4 +50894,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 246c5d429e84d93d
+//@@ end 54b360c23998d175

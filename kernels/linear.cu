@@ -53,3 +53,39 @@ QLORA_KERNEL __launch_bounds__(256)
         s.to[i] = __fadd_rn(s.to[i], __fmul_rn(s.scale, v));
     }
 }
+
+// Adds the sums of kernels/gated.cu to the gradients: db[c, r] += scale P[r, c] of gate and up,
+// da[r, c] += P[r, c] of down. parts is [splits, 3, R, cols].
+// Launch: grid (ceil(cols / 128), R / 8, 3), 128 threads. One writer per gradient; the splits are
+// added in their order.
+QLORA_KERNEL qlora_linear_gated_sum(const float* parts, int32_t splits, int32_t R, int64_t cols,
+                                    float* dbg, int64_t lddbg, int32_t rg, float sg, float* dbu,
+                                    int64_t lddbu, int32_t ru, float su, float* dad,
+                                    int64_t lddad, int32_t rd) {
+    int32_t p = (int32_t)blockIdx.z;
+    int64_t col = (int64_t)blockIdx.x * 128 + threadIdx.x;
+    int32_t rank = p == 0 ? rg : p == 1 ? ru : rd;
+    int32_t row0 = (int32_t)blockIdx.y * 8;
+    if (col >= cols || row0 >= rank) {
+        return;
+    }
+    float* to = p == 2   ? dad + row0 * lddad + col
+                : p == 1 ? dbu + col * lddbu + row0
+                         : dbg + col * lddbg + row0;
+    int64_t step = p == 2 ? lddad : 1;
+    float scale = p == 0 ? sg : p == 1 ? su : 1.0f;
+    float sums[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    const float* from = parts + ((int64_t)p * R + row0) * cols + col;
+#pragma unroll 1
+    for (int32_t s = 0; s < splits; s++) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            sums[i] += from[i * cols];
+        }
+        from += (int64_t)3 * R * cols;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        to[i * step] = fmaf(scale, sums[i], to[i * step]);
+    }
+}

@@ -41,14 +41,15 @@ __device__ __forceinline__ void log_sum_add(log_sum& s, uint4 raw, float cap) {
 }
 
 // The share of one thread, which owns the pieces first, first + step, ... of a row. BATCH aligned
-// pieces are loaded at a time; remaining or unaligned pieces are loaded one by one.
+// pieces are loaded at a time; remaining or unaligned pieces are loaded one by one. So are all with
+// a cap: its tanh takes longer than the loads, and the text would be five times as long.
 template <class T, bool CAP>
 __device__ __forceinline__ log_sum log_sum_of(const T* x, int64_t cols, int64_t first, int64_t step,
                                               bool vec, float cap) {
     const int N = lanes<T>::N;
     log_sum mine = {LOWEST, 0.0f};
     int64_t c = first;
-    for (; vec && c + (BATCH - 1) * step + N <= cols; c += BATCH * step) {
+    for (; !CAP && vec && c + (BATCH - 1) * step + N <= cols; c += BATCH * step) {
         uint4 raw[BATCH];
 #pragma unroll
         for (int k = 0; k < BATCH; k++) {
@@ -101,7 +102,7 @@ __device__ __forceinline__ void gradient_of(const row_gradient& g, T* x, int64_t
                                             int64_t first, int64_t step, bool vec) {
     const int N = lanes<T>::N;
     int64_t c = first;
-    for (; vec && c + (BATCH - 1) * step + N <= cols; c += BATCH * step) {
+    for (; !CAP && vec && c + (BATCH - 1) * step + N <= cols; c += BATCH * step) {
         uint4 raw[BATCH];
 #pragma unroll
         for (int k = 0; k < BATCH; k++) {

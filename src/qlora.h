@@ -174,7 +174,12 @@ extern "C" {
 
 #include "ops/owners.h"
 #include "ops/linear_cpu.h"
+#include "ops/skinny.h"
 #include "ops/linear.h"
+#ifndef QLORA_NO_MODEL
+#include "ops/gated.h"
+#endif // QLORA_NO_MODEL
+
 #include "ops/attention_cpu.h"
 #include "ops/attention_blocks.h"
 #include "ops/attention.h"

@@ -40,6 +40,8 @@
     X(steps_suite)                                                                                 \
     X(tree_suite)                                                                                  \
     X(owners_suite)                                                                                \
+    X(gated_suite)                                                                                 \
+    X(skinny_suite)                                                                                \
     X(comm_suite)                                                                                  \
     X(kept_suite)                                                                                  \
     X(page_suite)                                                                                  \

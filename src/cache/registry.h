@@ -37,6 +37,7 @@
 #define QLORA__NEED_LAYERS 2097152u // generates one text at a time, in blocks that large:
 #define QLORA__LAYERS_BYTES 232448
 #define QLORA__NEED_STEP_LAYERS (QLORA__NEED_STEP_NF4 | QLORA__NEED_LAYERS)
+#define QLORA__NEED_GATED 4194304u // trains adapters of an MLP as ops/gated.h does
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -93,7 +94,11 @@
     X(linear_bias_bf16, linear_bf16, 0, BF16)                                                      \
     X(linear_keep_own_f32, linear, 0, LORA)                                                        \
     X(linear_keep_own_bf16, linear_bf16, 0, LORA_BF16)                                             \
-    X(linear_collect, linear, 0, LORA)
+    X(linear_collect, linear, 0, LORA)                                                             \
+    X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
+    X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
+    X(linear_gated_sum, linear, 0, LORA)                                                           \
+    X(gated_backward, gated, 82944, GATED)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \

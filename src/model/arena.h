@@ -343,19 +343,64 @@ static bool qlora__keeps_z(const qlora_model* m) {
            !qlora__has_several(m);
 }
 
-// z of the stacks that leave no other trace of it. A recomputed layer has it in x or s when it is
-// needed, except that of q, k and v. Rows of x or s that are not multiples of 8 have z where it is
-// not aligned, and other kernels would add up the gradients: it stays there for both.
+// Whether the backward pass of the activation computes dB of gate and up and dA of down as well.
+// ranks: of gate, up and down; may be NULL.
+static bool qlora__gated_ranks(const qlora_model* m, const qlora__layer* layer, int64_t* ranks) {
+    const qlora_model_config* c = &m->plan.config;
+    const qlora_linear_desc* l = &layer->linears[QLORA__GATE_UP];
+    int64_t own[3] = {l->parts[0].rank, l->parts[l->count - 1].rank,
+                      layer->linears[QLORA__DOWN].parts[0].rank};
+    if (ranks != NULL) {
+        memcpy(ranks, own, sizeof own);
+    }
+    return qlora__gated_takes(own) && qlora__keeps_z(m) && m->compute == QLORA_BF16 &&
+           qlora__tile_rows(m) * c->intermediate >= QLORA__GATED_FROM && c->hidden % 8 == 0 &&
+           c->intermediate % 8 == 0;
+}
+
+// Whether it does in any layer.
+static bool qlora__has_gated(const qlora_model* m) {
+    bool any = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        any = any || qlora__gated_ranks(m, &m->layers[l], NULL);
+    }
+    return any;
+}
+
+// f32 elements of the parts of sums that the gradients of any stack need. Several adapters have
+// none: their ranks may differ, and those side by side are too wide.
+static int64_t qlora__skinny_most(const qlora_model* m) {
+    int64_t most = 0;
+    bool any = m->on_gpu && m->compute == QLORA_BF16 && !(m->desc.dropout > 0.0f) &&
+               !qlora__has_several(m);
+    for (int64_t l = 0; l < m->plan.config.layers && any; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            int64_t room = qlora__linear_parts(&m->layers[l].linears[g], qlora__tile_rows(m));
+            most = qlora__max(most, room);
+        }
+    }
+    return most;
+}
+
+// z of stacks (one bit each), if they have adapters. Rows of x or s that are not multiples of 8
+// have z where it is not aligned, and other kernels would add up the gradients: it stays there, in
+// layers that are recomputed and in others.
 static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t pads[QLORA__GROUPS],
-                            bool again, qlora__kept* kept) {
-    memset(kept->z, 0, sizeof kept->z);
+                            unsigned stacks, qlora__kept* kept) {
     for (int g = 0; g < QLORA__GROUPS && qlora__keeps_z(m); g++) {
         bool aligned = m->layers[0].linears[g].in % 8 == 0;
-        if (g != QLORA__O && pads[g] > 0 && aligned && (!again || g == QLORA__QKV)) {
+        if ((stacks & 1u << g) != 0 && pads[g] > 0 && aligned) {
             qlora__arena_tensor(arena, m->compute, m->plan.tokens, pads[g], &kept->z[g]);
         }
     }
 }
+
+// Of which stacks it is kept: those that leave no other trace of it. A recomputed layer has that of
+// gate and up in x and that of down in s when it is needed; if the activation is not written once
+// more (ops/gated.h), it has its own of down.
+#define QLORA__Z_KEPT (1u << QLORA__QKV | 1u << QLORA__GATE_UP | 1u << QLORA__DOWN)
+#define QLORA__Z_SHARED (1u << QLORA__QKV)
+#define QLORA__Z_OWN (1u << QLORA__DOWN)
 
 // Of pads, only those of o and of gate/up are used. attention: the output of attention is one of
 // the activations.
@@ -414,7 +459,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         // Without a layer that uses it, the shared output of attention has no memory.
         bool attention = !qlora__trains(m) || m->plan.attention_layers < m->plan.recompute_layers;
         qlora__layout_kept(arena, m, pads, attention, &m->again);
-        qlora__layout_z(arena, m, pads, true, &m->again);
+        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, &m->again);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -426,12 +471,16 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         }
         if (layer->recompute) {
             layer->kept = m->again;
+            if (qlora__gated_ranks(m, layer, NULL)) {
+                qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
+            }
             if (layer->keeps_attention) {
                 qlora__layout_attention(arena, m, layer->pads, &layer->kept);
             }
         } else {
             qlora__layout_kept(arena, m, layer->pads, true, &layer->kept);
-            qlora__layout_z(arena, m, layer->pads, false, &layer->kept);
+            memset(layer->kept.z, 0, sizeof layer->kept.z);
+            qlora__layout_z(arena, m, layer->pads, QLORA__Z_KEPT, &layer->kept);
         }
         if (away) {
             layer->kept.h = m->streams[l % 2];
@@ -656,6 +705,12 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     m->d_out = m->dh;
     if (qlora__has_own_d_out(m)) {
         qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->d_out);
+    }
+    int64_t parts = qlora__has_gated(m) ? qlora__gated_room(some, c->intermediate) : 0;
+    qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->gated_parts);
+    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->skinny_parts);
+    for (int i = 0; i < 2; i++) {
+        qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0, &m->rstd[i]);
     }
     qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
     qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);

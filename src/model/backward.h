@@ -14,6 +14,9 @@
 //   s                         down                   ds of the next layer, after that norm
 //   x                         written there as well  recomputation; with DoRA, the next stack
 //   gradients of gate and up  gate_up                recomputation of a layer
+//   parts of sums             dA of down, dB of      the activation of the next layer, after that
+//                             gate and up            norm
+//   rstd                      dA of qkv, gate_up     the norm of the next layer
 //   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
 //   last columns of x and s   keeping z, forward     the next norm; z of the next layer
 
@@ -21,8 +24,11 @@
 // of a norm needs its output.
 static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer* layer) {
     QLORA__TRY(qlora__layer_middle(pass, layer));
-    return qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT) ? qlora__layer_down(pass, layer)
-                                                         : QLORA_OK;
+    if (!qlora__has_norm(pass->m, QLORA__NORM_MLP_OUT)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__layer_down(pass, layer));
+    return qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN); // z in s
 }
 
 // Recomputes the activations that a layer did not keep; with tiles, only up to attention. The
@@ -48,6 +54,16 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
+// Which gradients of a stack are left if the activation comes with the others.
+static unsigned qlora__gradients_left(const qlora__pass* pass, const qlora__layer* layer,
+                                      int group) {
+    bool gated = (group == QLORA__GATE_UP || group == QLORA__DOWN) &&
+                 qlora__gated_ranks(pass->m, layer, NULL);
+    return !gated                   ? QLORA__GRADIENT_A | QLORA__GRADIENT_B
+           : group == QLORA__GATE_UP ? QLORA__GRADIENT_A
+                                     : QLORA__GRADIENT_B;
+}
+
 // Computes dA and dB of a stack from u, and first z if wants_z. None of this needs scratch.
 static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora__stack* stack,
                                            int group, const qlora_tensor* x, const qlora_tensor* dy,
@@ -57,11 +73,14 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_begin(ctx));
+    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, group, x) : QLORA_OK;
     if (r == QLORA_OK) {
         r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x,
                                     stack->z.cols > 0 ? &stack->z : NULL, dy, NULL,
-                                    stack->linear.owners != NULL ? 0.0f : 1.0f);
+                                    stack->linear.owners != NULL ? 0.0f : 1.0f,
+                                    qlora__gradients_left(pass, layer, group),
+                                    &pass->m->skinny_parts);
     }
     if (r == QLORA_OK && stack->linear.owners != NULL) { // to each adapter its own
         const qlora__wide_layer* wide = &pass->m->wide[stack->linear.layer];
@@ -163,6 +182,52 @@ static qlora_result qlora__layer_gated_backward(const qlora__pass* pass, const q
                : qlora_swiglu_backward(pass->ctx, ds, gate, up, gate, up, s);
 }
 
+// The gradients of gate and up from ds, and with them dB of gate and up and dA of down, which are
+// added up on the second stream: dy has u of down.
+static qlora_result qlora__layer_gated_gradients(const qlora__pass* pass, qlora__layer* layer,
+                                                 const qlora__stack* down, const qlora_tensor* ds,
+                                                 const qlora_tensor* dy) {
+    qlora_model* m = pass->m;
+    int64_t width = m->plan.config.intermediate;
+    qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
+    qlora_tensor gate = qlora__local(pass, &layer->kept.gu, 0, width);
+    qlora_tensor up = qlora__local(pass, &layer->kept.gu, width, width);
+    bool kept = layer->kept.z[QLORA__GATE_UP].cols > 0; // otherwise it is in x
+    qlora__gated g;
+    qlora_tensor halves[2]; // of dB, if gate and up are one projection
+    int64_t ranks[3];
+    int64_t at = 0;
+    memset(&g, 0, sizeof g);
+    qlora__gated_ranks(m, layer, ranks);
+    g.dh = ds;
+    g.gate = &gate;
+    g.up = &up;
+    g.gelu = (m->arch->has & QLORA__HAS_GELU) != 0;
+    g.parts = &m->gated_parts;
+    for (int i = 0; i < 2; i++) {
+        const qlora_linear_part* part = &l.parts[l.count == 1 ? 0 : i];
+        qlora__gated_factor* f = &g.factors[i];
+        if (ranks[i] == 0) {
+            continue;
+        }
+        halves[i] = *part->db;
+        halves[i].rows = width;
+        halves[i].data = (float*)part->db->data + (l.count == 1 ? i * width * part->db->ld : 0);
+        f->z = kept ? qlora__slice(pass, &layer->kept.z[QLORA__GATE_UP], at, ranks[i])
+                    : qlora__local(pass, &m->x, l.in + at, ranks[i]);
+        f->d = &halves[i];
+        f->scale = part->scale;
+        at += l.count == 1 ? 0 : ranks[i];
+    }
+    if (ranks[2] > 0) {
+        g.factors[2].z = qlora__window(dy, pass->rows, down->out, ranks[2]);
+        g.factors[2].d = down->linear.parts[0].da;
+    }
+    QLORA__TRY(qlora__gated_tiles(pass->ctx, &g));
+    QLORA__TRY(qlora__beside_begin(pass->ctx));
+    return qlora__beside_end(pass->ctx, QLORA__DOWN, qlora__gated_sum(pass->ctx, &g));
+}
+
 // Backward pass of down_proj and the activation: d_out -> the gradient of gate and up in kept.gu.
 static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__layer* layer) {
     qlora_ctx* ctx = pass->ctx;
@@ -191,7 +256,11 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
     }
     // The activation is computed again, over its gradient, in the same pass over gate and up.
     QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
-    QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
+    if (qlora__gated_ranks(m, layer, NULL)) {
+        QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
+    } else {
+        QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
+    }
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
 
@@ -218,6 +287,62 @@ static bool qlora__x_is_there(const qlora_model* m, const qlora__layer* layer, i
     return qlora__keeps_z(m) && layer->recompute && group == QLORA__GATE_UP;
 }
 
+// A stack whose dA is computed from h, the input of its norm, once the backward pass of the norm
+// has its factors: k is that launch, and *has tells whether there is one. Otherwise the norm is
+// computed again, if m->x does not have its output, and dA comes before.
+static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__layer* layer,
+                                        int group, const qlora__stack* stack, const qlora_tensor* h,
+                                        const qlora_tensor* dy, const qlora_tensor* norm,
+                                        qlora__skinny* k, bool* has) {
+    qlora_model* m = pass->m;
+    qlora_tensor z = stack->z;
+    if (qlora__x_is_there(m, layer, group)) {
+        z = qlora__local(pass, &m->x, stack->linear.in, stack->pad);
+    }
+    *has = false;
+    if (z.cols == 0 || norm == NULL || !qlora__keeps_z(m)) {
+        return QLORA_OK;
+    }
+    unsigned which = qlora__gradients_left(pass, layer, group);
+    int64_t room = qlora__linear_parts_of(&stack->linear, pass->rows, which);
+    if (room > m->skinny_parts.cols) {
+        return QLORA_OK;
+    }
+    return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
+}
+
+// The backward pass of such a stack.
+static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora__layer* layer,
+                                                 int group, int above, const qlora__stack* stack,
+                                                 const qlora_tensor* dy, const qlora_tensor* h,
+                                                 int number, qlora__skinny* k) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
+    qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
+    qlora_tensor rstd = qlora__window(&m->rstd[group == QLORA__QKV ? 0 : 1], 1, 0, pass->rows);
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = h;
+    job.w = qlora__layer_norm(m, layer, number);
+    job.dy = &dx;
+    job.dres = &dh;
+    job.dx = &dh;
+    job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
+    job.eps = (float)c->rms_eps;
+    job.rstd_out = &rstd;
+    QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
+    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, &dx));
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
+    QLORA__TRY(qlora__leave(ctx, qlora__norm_backward(ctx, &job)));
+    qlora__skinny_norm(k, &rstd, job.w);
+    QLORA__TRY(qlora__beside_begin(ctx));
+    return qlora__beside_end(ctx, group, qlora__skinny_launch(ctx, k, m->skinny_parts.data));
+}
+
 // Backward pass of a stack that reads the residual stream h through norm number `number`, or
 // without one: dy (with space for u) -> gradients of its adapters, and dh += norm'(dx). Waits first
 // for the stack `above`, which reads dh on the second stream.
@@ -236,6 +361,15 @@ static qlora_result qlora__input_backward_run(const qlora__pass* pass, qlora__la
     qlora_tensor dx = qlora__local(pass, &m->delta, 0, c->hidden);
     qlora_tensor dh = qlora__slice(pass, &m->dh, 0, c->hidden);
     bool dora = qlora__stack_is_dora(m, layer, group);
+    qlora__skinny k;
+    bool skinny = false;
+    QLORA__TRY(wants_dx ? qlora__input_skinny(pass, layer, group, &stack, &in, &up, norm, &k,
+                                              &skinny)
+                        : QLORA_OK);
+    if (skinny) {
+        return qlora__input_backward_skinny(pass, layer, group, above, &stack, &up, &in, number,
+                                            &k);
+    }
     if (stack.pad > 0 && (stack.linear.dropout > 0.0f || dora)) { // masks need scratch
         // Unlike below, x is written on the main stream, and the stack before may still read it.
         QLORA__TRY(qlora__beside_wait(ctx, ~0u));

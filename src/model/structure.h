@@ -346,6 +346,9 @@ struct qlora_model {
                           // unless a norm or a factor comes between
     qlora_tensor dqkv;    // [T, q + 2 kv + pad]
     qlora_tensor d_o;     // [T, q]
+    qlora_tensor gated_parts; // f32: see ops/gated.h
+    qlora_tensor skinny_parts; // f32: see ops/skinny.h; used on the second stream alone
+    qlora_tensor rstd[2]; // f32 [1, T]: of the norms before qkv and before gate and up, backward
     qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer

@@ -18,6 +18,7 @@ typedef struct qlora__norm_job {
     const qlora_tensor* dw; // or NULL
     float eps;
     QLORA__REAL* rstd; // [rows * heads], scratch for the gradient of w
+    const qlora_tensor* rstd_out; // f32 [1, rows * heads] on a GPU: receives r; or NULL
 } qlora__norm_job;
 
 // Returns 1 / sqrt(mean(x^2) + eps) over n columns from `first` on.
@@ -274,7 +275,9 @@ static qlora_result qlora__norm_backward(qlora_ctx* ctx, qlora__norm_job* job) {
         return QLORA_OK;
     }
     void* rstd = NULL;
-    if (job->dw != NULL) {
+    if (job->rstd_out != NULL) {
+        rstd = job->rstd_out->data;
+    } else if (job->dw != NULL) {
         size_t count = (size_t)x->rows * (size_t)(x->cols / job->w->cols);
         QLORA__TRY(qlora__scratch(ctx, count * sizeof(QLORA__REAL), &rstd));
     }

@@ -874,6 +874,7 @@ registry_groups() {
             of["NF4"] = "nf4"; of["NF4_BF16"] = "bf16 nf4"; of["LORA_BF16"] = "bf16"
             of["FP8"] = "bf16 fp8"; of["FP8_BASE"] = "fp8"; of["FP8_BASE_BF16"] = "bf16 fp8"
             of["STEP"] = "bf16"; of["STEP_NF4"] = "bf16 nf4"
+            of["GATED"] = "bf16"
             of["STEP_WG"] = "bf16 nf4"; of["STEP_LAYERS"] = "bf16 nf4"; of["STEP_HEAD"] = "bf16"
             of["HEADANY"] = "headany"; of["HEAD128CAP"] = "bf16 head128cap"
             count = split("32 64 80 96 128 192 256", sizes, " ")

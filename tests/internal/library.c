@@ -1,5 +1,7 @@
 // library.c - the implementation, followed by all white-box suites: one compilation instead of one
 // per suite. The other suites link this object as their library.
+#define QLORA__GATED_FROM 1 // models of the tests are small
+#define QLORA__SKINNY_FROM 1
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 
@@ -32,4 +34,6 @@
 #include "internal/optimizer.c"
 #include "internal/tree.c"
 #include "internal/owners.c"
+#include "internal/gated.c"
+#include "internal/skinny.c"
 #include "internal/packed.c"

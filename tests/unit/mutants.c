@@ -25,6 +25,16 @@ typedef struct mutant {
 } mutant;
 
 static const mutant mutants[] = {
+    {"a step is read before it has come", "qlora_gated_backward", 0, "cp.async.wait_group 1;",
+     "cp.async.wait_group 2;", "gated_sums_are_right_sm_90"},
+    {"no barrier before the sums of the warps are added", "qlora_gated_backward", 3, "bar.sync 0;",
+     "", "gated_sums_are_right_sm_90"},
+    {"a step is read before it has come", "qlora_skinny_gradients", 0, "cp.async.wait_group 2;",
+     "cp.async.wait_group 3;", "skinny_sums_are_right_sm_90"},
+    {"no barrier before the sums of the warps are added", "qlora_skinny_gradients", 3,
+     "bar.sync 0;", "", "skinny_sums_are_right_sm_90"},
+    {"every other part of the rows is left out", "qlora_linear_gated_sum", 1, "add.s32 *,*,1;",
+     "add.s32 *,*,2;", "gated_sums_are_right_sm_90"},
     {"the kernel before is not waited for", "qlora_decode_row_nf4", 0, "griddepcontrol.wait;", "",
      "steps_are_passes_sm_90_reversed"},
     {"the kernel before is not waited for", "qlora_decode_attention", 0, "griddepcontrol.wait;",
