@@ -10977,7 +10977,8 @@ static int64_t qlora__packing_room(void) {
 // C = alpha A^T B + beta C where A is stored [K,M] and B [K,N] and one of the two has few columns,
 // as in the gradients of adapters. The wide side is read where it is, once: packing it would take
 // longer than multiplying. Every element of C is one sum in ascending k that starts with beta C, so
-// the bits depend neither on the threads nor on where K is cut.
+// the bits depend neither on the threads nor on where K is cut. alpha is multiplied into the side
+// with few columns.
 
 #define QLORA__OUTER_FEW 48   // columns of the side with few, at most
 #define QLORA__OUTER_COLS 48  // columns of the wide side at a time
@@ -50894,4 +50895,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 54b360c23998d175
+//@@ end 2d413ed1c40328f1

@@ -3,7 +3,8 @@
 // C = alpha A^T B + beta C where A is stored [K,M] and B [K,N] and one of the two has few columns,
 // as in the gradients of adapters. The wide side is read where it is, once: packing it would take
 // longer than multiplying. Every element of C is one sum in ascending k that starts with beta C, so
-// the bits depend neither on the threads nor on where K is cut.
+// the bits depend neither on the threads nor on where K is cut. alpha is multiplied into the side
+// with few columns.
 
 #define QLORA__OUTER_FEW 48   // columns of the side with few, at most
 #define QLORA__OUTER_COLS 48  // columns of the wide side at a time

@@ -486,7 +486,7 @@ static bool outer_like_packed(qlora_ctx* ctx, int64_t few, int64_t wide, bool tu
             g.a_type = QLORA_F32;
             g.b_type = QLORA_F32;
             g.out = QLORA_F32;
-            g.alpha = 2.0f;
+            g.alpha = turned ? 2.0f : 0.75f;
             g.beta = part > 0 ? 1.0f : beta;
             if (way == 0 && !qlora__outer_takes(ctx, &g)) {
                 return false;
@@ -497,7 +497,8 @@ static bool outer_like_packed(qlora_ctx* ctx, int64_t few, int64_t wide, bool tu
     return memcmp(c[0], c[1], sizeof c[0]) == 0;
 }
 
-// Nothing is packed, and the bits are those of the packed product, wherever K is cut.
+// Nothing is packed, and the bits are those of the packed product, wherever K is cut. That product
+// multiplies A by alpha, this one the side with few columns: if that is B, alpha is a power of two.
 TEST outer_products_have_the_bits_of_packed_ones(void) {
     static const int64_t few[] = {1, 8, 16, 21, OUTER_FEW};
     static const int64_t wide[] = {48, 64, 96, OUTER_WIDE};
