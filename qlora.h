@@ -30504,8 +30504,8 @@ static QLORA__UNUSED int64_t qlora__linear_parts(const qlora_linear_desc* l, int
     return most;
 }
 
-// tail: z, if it is not in the last columns of x. parts: memory for parts of sums; if it is NULL,
-// scratch is used, and if it is too small, none.
+// tail: z, if it is not in the last columns of x. parts: memory for parts of sums; NULL: scratch.
+// If it is too small, the gradients are products one by one, which need none.
 static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
                                             const qlora_linear_desc* l, const qlora_tensor* x,
                                             const qlora_tensor* tail, const qlora_tensor* dy,
@@ -30522,7 +30522,9 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
     qlora_tensor all;
     QLORA__TRY(qlora__linear_skinny(ctx, l, x, tail, dy, beta, which, &k, &has));
     int64_t room = qlora__linear_parts_of(l, x->rows, which);
-    if (has && (parts == NULL || parts->cols >= room)) {
+    int64_t most = parts != NULL ? parts->cols
+                                 : (int64_t)(qlora__scratch_free(ctx) / sizeof(float));
+    if (has && room > 0 && room <= most) {
         void* memory = parts != NULL ? parts->data : NULL;
         QLORA__TRY(memory == NULL ? qlora__scratch(ctx, (size_t)room * sizeof(float), &memory)
                                   : QLORA_OK);
@@ -39542,8 +39544,7 @@ static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* la
 }
 
 // When decoding, several rows at the beginning of a text see only each other. Rows that continue a
-// text see the cache, which already has the keys and values of all of them: on a GPU, one query at
-// a time.
+// text see the cache, which already has the keys and values of all of them.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
     QLORA__TRY(qlora__input_away(pass, index));
@@ -40100,7 +40101,7 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     }
     unsigned which = qlora__gradients_left(pass, layer, group);
     int64_t room = qlora__linear_parts_of(&stack->linear, pass->rows, which);
-    if (room > m->skinny_parts.cols) {
+    if (room == 0 || room > m->skinny_parts.cols) {
         return QLORA_OK;
     }
     return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);
@@ -50895,4 +50896,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 2d413ed1c40328f1
+//@@ end 2bf5004777fd1090

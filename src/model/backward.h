@@ -305,7 +305,7 @@ static qlora_result qlora__input_skinny(const qlora__pass* pass, const qlora__la
     }
     unsigned which = qlora__gradients_left(pass, layer, group);
     int64_t room = qlora__linear_parts_of(&stack->linear, pass->rows, which);
-    if (room > m->skinny_parts.cols) {
+    if (room == 0 || room > m->skinny_parts.cols) {
         return QLORA_OK;
     }
     return qlora__linear_skinny(pass->ctx, &stack->linear, h, &z, dy, 1.0f, which, k, has);

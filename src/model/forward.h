@@ -76,8 +76,7 @@ static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* la
 }
 
 // When decoding, several rows at the beginning of a text see only each other. Rows that continue a
-// text see the cache, which already has the keys and values of all of them: on a GPU, one query at
-// a time.
+// text see the cache, which already has the keys and values of all of them.
 static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
     qlora__layer* layer = &pass->m->layers[index];
     QLORA__TRY(qlora__input_away(pass, index));

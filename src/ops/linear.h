@@ -831,8 +831,8 @@ static QLORA__UNUSED int64_t qlora__linear_parts(const qlora_linear_desc* l, int
     return most;
 }
 
-// tail: z, if it is not in the last columns of x. parts: memory for parts of sums; if it is NULL,
-// scratch is used, and if it is too small, none.
+// tail: z, if it is not in the last columns of x. parts: memory for parts of sums; NULL: scratch.
+// If it is too small, the gradients are products one by one, which need none.
 static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
                                             const qlora_linear_desc* l, const qlora_tensor* x,
                                             const qlora_tensor* tail, const qlora_tensor* dy,
@@ -849,7 +849,9 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
     qlora_tensor all;
     QLORA__TRY(qlora__linear_skinny(ctx, l, x, tail, dy, beta, which, &k, &has));
     int64_t room = qlora__linear_parts_of(l, x->rows, which);
-    if (has && (parts == NULL || parts->cols >= room)) {
+    int64_t most = parts != NULL ? parts->cols
+                                 : (int64_t)(qlora__scratch_free(ctx) / sizeof(float));
+    if (has && room > 0 && room <= most) {
         void* memory = parts != NULL ? parts->data : NULL;
         QLORA__TRY(memory == NULL ? qlora__scratch(ctx, (size_t)room * sizeof(float), &memory)
                                   : QLORA_OK);

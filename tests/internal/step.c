@@ -36,6 +36,8 @@ static const step_kind step_kinds[] = {
     {"wide", QLORA_FAMILY_MISTRAL, 192, 12, 1, 128, 40, 16, false, false, false, QLORA_BASE_NF4},
 };
 
+static int64_t step_depth = 2; // layers
+
 static qlora_model_config step_config(const step_kind* k) {
     qlora_model_config c;
     memset(&c, 0, sizeof c);
@@ -43,7 +45,7 @@ static qlora_model_config step_config(const step_kind* k) {
     c.vocab = STEP_VOCAB;
     c.hidden = k->hidden;
     c.intermediate = k->hidden > 1024 ? 5632 : k->hidden > 256 ? 704 : k->hidden == 256 ? 512 : 192;
-    c.layers = 2;
+    c.layers = step_depth;
     c.heads = k->heads;
     c.kv_heads = k->kv_heads;
     c.head_dim = k->head_dim;

@@ -59,6 +59,25 @@ TEST layers_in_one_launch_are_passes(const test_machine* machine) {
     PASS();
 }
 
+// The parameters of three layers are in shared memory: of one layer, of two, of three, and of those
+// whose places are used again.
+TEST any_number_of_layers_is_taken(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    static const int64_t depths[] = {1, 3, 5};
+    bool held = true;
+    for (size_t i = 0; i < sizeof depths / sizeof depths[0] && layers_room(ctx); i++) {
+        step_depth = depths[i];
+        held = held && layers_hold(ctx, &layers_kinds[0], 1);
+        step_depth = 2;
+    }
+    ASSERT(held);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // On a small device, a block has many tiles, several values of z and several items of attention.
 TEST few_blocks_take_all_layers(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -197,6 +216,7 @@ TEST nothing_runs_without_parameters(const test_machine* machine) {
 
 SUITE(step_layers_suite) {
     RUN_ON(TEST_TENSOR_CORES, layers_in_one_launch_are_passes);
+    RUN_ON(TEST_ONE_GPU, any_number_of_layers_is_taken);
     RUN_ON(TEST_ONE_FAKE, few_blocks_take_all_layers);
     RUN_ON(TEST_TENSOR_CORES, layers_have_the_same_bits_again);
     RUN_ON(TEST_ONE_FAKE, a_refused_launch_has_a_substitute);
