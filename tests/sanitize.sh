@@ -2,13 +2,14 @@
 # sanitize.sh - runs the suites under compute-sanitizer on a machine with an NVIDIA GPU.
 #
 #   tests/sanitize.sh [--tools memcheck,racecheck,initcheck] [--suites A,B] [--out DIR]
-#                     [--limit SECONDS] [--each SECONDS] [--again]
+#                     [--limit SECONDS] [--each SECONDS] [--jobs N] [--apart] [--again]
 #
 # Every suite runs under every tool in a process of its own, with --backend cuda. The output is kept
 # in DIR (build/sanitize): TOOL/SUITE.log. If --limit is reached, the script ends with status 3, and
 # the same command goes on where it stopped; --again starts from the beginning, and so does a new
-# build/tests. A suite that needs more than --each seconds (300) is run test by test. Tests that
-# repeat the same code many times do less (QLORA_TEST_BRIEF).
+# build/tests. A suite that needs more than --each seconds (300) is run test by test; with --apart,
+# all are. --jobs processes run at a time (1); six are about twice as fast. Tests that repeat the
+# same code many times do less (QLORA_TEST_BRIEF).
 #
 # One line per suite and tool: ok, FAIL or left, then the tests and the reports. Reports in kernels
 # named qlora_* are ours. racecheck's reports that name nothing but kernels of NVIDIA's libraries
@@ -25,6 +26,8 @@ suites=
 out=
 limit=0
 each=300
+jobs=1
+apart=
 again=
 while [[ $# -gt 0 ]]; do
     case $1 in
@@ -33,6 +36,8 @@ while [[ $# -gt 0 ]]; do
     --out) out=${2:-}; shift ;;
     --limit) limit=${2:-}; shift ;;
     --each) each=${2:-}; shift ;;
+    --jobs) jobs=${2:-}; shift ;;
+    --apart) apart=1 ;;
     --again) again=1 ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "sanitize: unknown option $1" >&2; exit 2 ;;
@@ -56,6 +61,7 @@ for tool in compute-sanitizer timeout awk cksum; do
 done
 [[ $limit =~ ^[0-9]+$ && $each =~ ^[1-9][0-9]*$ ]] ||
     cannot "--limit and --each are whole numbers of seconds"
+[[ $jobs =~ ^[1-9][0-9]?$ ]] || cannot "--jobs is a number from 1 to 99"
 for tool in ${tools//,/ }; do
     [[ $tool =~ ^(memcheck|racecheck|initcheck|synccheck)$ ]] ||
         cannot "--tools: $tool is not memcheck, racecheck, initcheck or synccheck"
@@ -81,7 +87,7 @@ if [[ -n $again || $(cat "$out/build" 2>/dev/null) != "$print" ]]; then
 fi
 
 began=$SECONDS
-ran=0 # processes of this slice
+started=0 # processes of this slice
 [[ $limit -eq 0 || $limit -ge $each ]] || each=$limit
 
 # The seconds that the next process may take; 0 if there are none left.
@@ -107,8 +113,7 @@ once() {
         --report-api-errors no --print-limit 10000 \
         "$B/tests" --backend cuda --suites "$suite" ${3:+-e -t "$3"} >"$name.log" 2>&1
     status=$?
-    ran=$((ran + 1))
-    if [[ ($status -eq 124 || $status -eq 137) && $seconds -lt $each && $ran -gt 1 ]]; then
+    if [[ ($status -eq 124 || $status -eq 137) && $seconds -lt $each && $started -gt 1 ]]; then
         return 1 # the slice ended, not the time of this suite
     fi
     {
@@ -126,14 +131,50 @@ once() {
     mv "$name.partial" "$name.verdict"
 }
 
-# Runs a suite, or its tests one by one if it takes too long.
-suite_run() {
-    local tool=$1 suite=$2 test
-    once "$tool" "$suite" || return 1
-    grep -q '^timeout' "$out/$tool/$suite.verdict" || return 0
-    while read -r test; do
-        once "$tool" "$suite" "$test" || return 1
-    done < <("$B/tests" -l --backend cuda --suites "$suite" | sed -n 's/^  //p')
+# run_all TOOL: runs the lines "SUITE [TEST]", --jobs at a time.
+run_all() {
+    local suite test
+    while read -r suite test; do
+        while [[ $(jobs -rp | wc -l) -ge $jobs ]]; do
+            wait -n
+        done
+        started=$((started + 1))
+        once "$1" "$suite" ${test:+"$test"} </dev/null &
+    done
+    wait
+}
+
+# tests_of TOOL SUITE: those of a suite that is run test by test; nothing for another one.
+tests_of() {
+    ! grep -qs '^timeout' "$out/$1/$2.verdict" ||
+        "$B/tests" -l --backend cuda --suites "$2" | sed -n "s/^  /$2 /p"
+}
+
+# Runs the suites under a tool, then, test by test, those that took too long.
+tool_run() {
+    local tool=$1 suite
+    for suite in ${suites//,/ }; do
+        # What makes no CUDA calls under one tool makes none under the next.
+        mkdir -p "$out/$tool"
+        if [[ ! -e $out/$tool/$suite.verdict ]] &&
+            grep -qs '^unused' "$out"/*/"$suite".verdict; then
+            cp "$(grep -ls '^unused' "$out"/*/"$suite".verdict | head -n 1)" \
+                "$out/$tool/$suite.verdict"
+        fi
+        [[ -z $apart || -e $out/$tool/$suite.verdict ]] ||
+            echo "timeout 0" >"$out/$tool/$suite.verdict"
+    done
+    run_all "$tool" < <(printf '%s\n' ${suites//,/ })
+    run_all "$tool" < <(for suite in ${suites//,/ }; do tests_of "$tool" "$suite"; done)
+}
+
+# Whether a suite, or all of its tests, have run.
+suite_ran() {
+    local suite test
+    [[ -e $out/$1/$2.verdict ]] || return 1
+    while read -r suite test; do
+        [[ -e $out/$1/$suite.$test.verdict ]] || return 1
+    done < <(tests_of "$1" "$2")
 }
 
 # The verdicts of a suite: its own, or those of its tests.
@@ -198,15 +239,9 @@ left=0
 clean=0
 foreign=0
 for tool in ${tools//,/ }; do
+    tool_run "$tool"
     for suite in ${suites//,/ }; do
-        # What makes no CUDA calls under one tool makes none under the next.
-        if [[ ! -e $out/$tool/$suite.verdict ]] &&
-            grep -qs '^unused' "$out"/*/"$suite".verdict; then
-            mkdir -p "$out/$tool"
-            cp "$(grep -ls '^unused' "$out"/*/"$suite".verdict | head -n 1)" \
-                "$out/$tool/$suite.verdict"
-        fi
-        if ! suite_run "$tool" "$suite"; then
+        if ! suite_ran "$tool" "$suite"; then
             left=$((left + 1))
             printf 'left %-9s %s\n' "$tool" "$suite"
         elif suite_print "$tool" "$suite"; then

@@ -159,6 +159,14 @@ three="--again --tools"
         $three memcheck --suites slow_suite --each 2
 }
 
+# Several at a time, and test by test: three naps of two seconds take less than their sum.
+began=$SECONDS
+expect 0 '^ok +memcheck +nap_c_suite +4 passed' --again --apart --jobs 6 --tools memcheck \
+    --suites nap_a_suite,nap_b_suite,nap_c_suite
+[[ $((SECONDS - began)) -lt 10 ]] || fault "six jobs took $((SECONDS - began)) s"
+[[ $(wc -l <ended) -eq 6 ]] || fault "not every test ran once: $(cat ended)"
+rm ended
+
 # Slices: the limit ends the first one, and the next ones go on until every suite has run once.
 naps="--tools memcheck --suites nap_a_suite,nap_b_suite,nap_c_suite --limit 5"
 # shellcheck disable=SC2086
@@ -182,6 +190,7 @@ expect 2 'build/tests has no nothing_suite' --suites nothing_suite
 expect 2 'leakcheck is not memcheck' --tools leakcheck
 expect 2 'whole numbers of seconds' --limit soon
 expect 2 'unknown option --what' --what
+expect 2 'jobs is a number from 1' --jobs many
 rm -r tests/golden
 expect 2 'tests/golden not found: run this in the root' --suites clean_suite
 mkdir tests/golden
