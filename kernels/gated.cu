@@ -19,6 +19,7 @@
 // Determinism: the sums of the upper and the lower warps are added in that order and stored in
 // parts [splits, 3, 16, cols]; qlora_linear_gated_sum adds the splits in their order.
 #include "elementwise.cuh"
+#include "tiles.cuh"
 
 enum {
     R = 16, // ranks are padded to it
@@ -34,36 +35,6 @@ enum {
     SUMS = 3 * C * 4 // of a thread
 };
 static_assert(WARPS * SUMS * 128 <= RING, "the sums of all threads fit in the ring");
-
-// Copies 16 bytes, or sets them to zero if bytes is 0; nothing is read then.
-__device__ __forceinline__ void copy16_or_zero(uint32_t to, const void* from, int32_t bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copy_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Waits until at most LATER of the last groups of copies are still under way.
-template <int LATER> __device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
-}
-
-__device__ __forceinline__ void load_transposed(uint32_t (&r)[4], uint32_t from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(from)
-                 : "memory");
-}
-
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4],
-                                         const uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 
 // The sigmoid of bf16 with fewer instructions and the same bits: its divisor is at least 1.
 struct gated_number {};
@@ -312,7 +283,7 @@ QLORA_KERNEL __launch_bounds__(256, 2) qlora_gated_backward(GATED_PARAMETERS, in
                 a, ring + (uint32_t)(get + 3 * TILE + p * FACTOR + factor_at(line, lane / 8 % 2)));
 #pragma unroll
             for (int c = 0; c < C; c++) {
-                multiply(sums[p][c], a, b[p][c]);
+                multiply(sums[p][c], a, b[p][c][0], b[p][c][1]);
             }
         }
         out += (int64_t)STEP * ld;

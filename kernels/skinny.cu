@@ -16,6 +16,7 @@
 // w + 4 the others. Its sums are a part, which qlora_skinny_sum adds to the gradient.
 // Determinism: a warp adds its rows in their order; the sums of the four, and then the parts, are
 // added in their order. One writer per number.
+#include "tiles.cuh"
 #include "vec.cuh"
 
 enum {
@@ -43,7 +44,7 @@ struct skinny_product {
     int32_t turned;
     int32_t norm_bf16;
     float scale;
-    int32_t room;
+    int32_t room; // to a multiple of 8 bytes
 };
 
 // Same layout as qlora__skinny.
@@ -57,36 +58,6 @@ struct skinny {
     int32_t add; // 0: P replaces the gradient
     int32_t count;
 };
-
-// Copies 16 bytes, or sets them to zero if bytes is 0; nothing is read then.
-__device__ __forceinline__ void copy16_or_zero(uint32_t to, const void* from, int32_t bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copy_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Waits until at most LATER of the last groups of copies are still under way.
-template <int LATER> __device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
-}
-
-__device__ __forceinline__ void load_transposed(uint32_t (&r)[4], uint32_t from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(from)
-                 : "memory");
-}
-
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 // Byte offset of 8 columns of a row in a tile: eight rows of the same columns are in different
 // banks.

@@ -174,8 +174,9 @@ extern "C" {
 
 #include "ops/owners.h"
 #include "ops/linear_cpu.h"
-#include "ops/skinny.h"
 #include "ops/linear.h"
+#include "ops/skinny.h"
+#include "ops/linear_gradients.h"
 #ifndef QLORA_NO_MODEL
 #include "ops/gated.h"
 #endif // QLORA_NO_MODEL

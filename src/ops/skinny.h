@@ -36,7 +36,7 @@ typedef struct qlora__skinny_product {
     int32_t turned; // d is [cols, rank]
     int32_t norm_bf16;
     float scale;
-    int32_t room;
+    int32_t room; // to a multiple of 8 bytes
 } qlora__skinny_product;
 
 // Same layout as skinny in kernels/skinny.cu.
@@ -110,7 +110,7 @@ static int64_t qlora__skinny_strips(const qlora__skinny* k) {
     return strips;
 }
 
-// parts: qlora__skinny_room elements.
+// parts: f32, a row of all gradients for each part of the rows.
 static qlora_result qlora__skinny_launch(qlora_ctx* ctx, qlora__skinny* k, void* parts) {
     int64_t strips = qlora__skinny_strips(k);
     if (strips == 0 || k->rows == 0) {

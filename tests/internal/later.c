@@ -1,5 +1,5 @@
 // later.c - attention of queries that are not the first of their text: keys precede them, as when a
-// prompt is run in pieces or a conversation goes on.
+// prompt is run in pieces or a conversation goes on. It uses what rows.c defines.
 #include "machines.h"
 
 #include <stdio.h>
@@ -7,26 +7,17 @@
 
 enum { LATER_TOKENS = 301, LATER_WIDEST = 512 };
 
-typedef struct later_case {
-    qlora_dtype dtype;
-    int64_t hd;
-    int64_t heads;
-    int64_t kv_heads;
-    int64_t window;
-    float cap;
-} later_case;
-
-static const later_case later_cases[] = {
-    {QLORA_BF16, 64, 4, 2, 0, 0.0f},  {QLORA_BF16, 128, 4, 1, 70, 0.0f},
-    {QLORA_BF16, 80, 2, 2, 0, 0.0f},  {QLORA_BF16, 256, 2, 1, 0, 20.0f},
-    {QLORA_BF16, 12, 3, 1, 40, 0.0f}, {QLORA_F32, 64, 2, 1, 0, 0.0f},
-    {QLORA_F32, 20, 4, 2, 33, 5.0f},
+static const attention_shape later_cases[] = {
+    {4, 2, 64, 0, 0.0f, QLORA_BF16, {0}},   {4, 1, 128, 70, 0.0f, QLORA_BF16, {0}},
+    {2, 2, 80, 0, 0.0f, QLORA_BF16, {0}},   {2, 1, 256, 0, 20.0f, QLORA_BF16, {0}},
+    {3, 1, 12, 40, 0.0f, QLORA_BF16, {0}},  {2, 1, 64, 0, 0.0f, QLORA_F32, {0}},
+    {4, 2, 20, 33, 5.0f, QLORA_F32, {0}},
 };
 
 // q, k, v of all tokens on the device, and the outputs there.
 typedef struct later_rig {
     qlora_ctx* ctx;
-    const later_case* c;
+    const attention_shape* c;
     qlora_tensor in[3];
     qlora_tensor o;
     qlora_tensor lse;
@@ -35,17 +26,8 @@ typedef struct later_rig {
     float all[LATER_TOKENS * LATER_WIDEST];
 } later_rig;
 
-static qlora_tensor later_rows(const qlora_tensor* t, int64_t first, int64_t rows) {
-    qlora_tensor part = *t;
-    size_t offset = (size_t)(first * t->ld) * qlora_dtype_bytes(t->dtype);
-    part.data = (char*)t->data + offset;
-    part.bytes -= offset;
-    part.rows = rows;
-    return part;
-}
-
 static bool later_open(later_rig* r, float* values) {
-    const later_case* c = r->c;
+    const attention_shape* c = r->c;
     test_random random = test_random_start("later");
     bool ok = qlora_tensor_create(r->ctx, c->dtype, LATER_TOKENS, c->heads * c->hd, &r->o) ==
                   QLORA_OK &&
@@ -69,47 +51,22 @@ static bool later_close(later_rig* r) {
     return ok;
 }
 
-static qlora_result later_attend(later_rig* r, const qlora_attention_desc* d, qlora__attention* a) {
-    QLORA__ENTER(r->ctx, "later_attend");
-    return qlora__leave(r->ctx, qlora__attention_forward(r->ctx, d, a));
-}
-
 // The outputs of `rows` queries after `before` others, whose keys are there, too.
 static bool later_run(later_rig* r, int64_t before, int64_t rows, float* out) {
-    const later_case* c = r->c;
     int32_t offsets[2] = {0, (int32_t)rows};
-    qlora_tensor q = later_rows(&r->in[0], before, rows);
-    qlora_tensor k = later_rows(&r->in[1], 0, before + rows);
-    qlora_tensor v = later_rows(&r->in[2], 0, before + rows);
-    qlora_tensor o = later_rows(&r->o, before, rows);
-    qlora_tensor lse = r->lse;
-    qlora_attention_desc d;
-    qlora__attention a;
-    memset(&d, 0, sizeof d);
-    memset(&a, 0, sizeof a);
-    d.heads = c->heads;
-    d.kv_heads = c->kv_heads;
-    d.head_dim = c->hd;
-    d.window = c->window;
-    d.cap = c->cap;
-    lse.cols = rows;
-    lse.ld = rows;
-    a.before = before;
-    a.q = &q;
-    a.k = &k;
-    a.v = &v;
-    a.seqs = &r->seqs;
-    a.o = &o;
-    a.lse = &lse;
+    qlora_tensor q = attention_part(&r->in[0], before, rows);
+    qlora_tensor k = attention_part(&r->in[1], 0, before + rows);
+    qlora_tensor v = attention_part(&r->in[2], 0, before + rows);
+    qlora_tensor o = attention_part(&r->o, before, rows);
     return qlora_tensor_write(r->ctx, &r->seqs, offsets, sizeof offsets) == QLORA_OK &&
-           later_attend(r, &d, &a) == QLORA_OK &&
+           attention_later(r->ctx, r->c, before, &q, &k, &v, &r->seqs, &o, &r->lse) == QLORA_OK &&
            test_read(r->ctx, &r->o, out);
 }
 
 // Whether outputs have the bits of one pass: if the same kernels run, and none whose rounding
 // depends on the other queries of a tile of up to 128, or if tiles have the same queries.
 static bool later_is_alike(const later_rig* r, int64_t before) {
-    const later_case* c = r->c;
+    const attention_shape* c = r->c;
     if (qlora__on_cpu(r->ctx)) {
         return true;
     }
@@ -120,7 +77,7 @@ static bool later_is_alike(const later_rig* r, int64_t before) {
 
 // Queries after a cut have what they have in one pass.
 static bool later_is_cut(later_rig* r, int64_t before, int64_t rows) {
-    const later_case* c = r->c;
+    const attention_shape* c = r->c;
     int64_t cols = c->heads * c->hd;
     int64_t first = before * cols;
     size_t count = (size_t)(rows * cols);

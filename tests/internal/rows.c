@@ -674,16 +674,12 @@ static qlora_tensor attention_part(const qlora_tensor* t, int64_t first, int64_t
     return part;
 }
 
-// Attention of the queries from `before` on. t: q, k, v and o of all tokens, and the statistics of
-// these queries.
-static bool attention_after(qlora_ctx* ctx, const attention_shape* s, const qlora_tensor t[5],
-                            int64_t before) {
-    int64_t rows = ATTENTION_TOKENS - before;
-    int32_t offsets[2] = {0, (int32_t)rows};
-    qlora_tensor seqs;
-    qlora_tensor q = attention_part(&t[0], before, rows);
-    qlora_tensor o = attention_part(&t[3], before, rows);
-    qlora_tensor lse = t[4];
+// Attention of queries that `before` keys precede. k and v: those of both.
+static qlora_result attention_later(qlora_ctx* ctx, const attention_shape* s, int64_t before,
+                                    const qlora_tensor* q, const qlora_tensor* k,
+                                    const qlora_tensor* v, const qlora_tensor* seqs,
+                                    const qlora_tensor* o, const qlora_tensor* lse) {
+    qlora_tensor rows = *lse; // as many as there are queries
     qlora_attention_desc d;
     qlora__attention a;
     memset(&d, 0, sizeof d);
@@ -693,17 +689,30 @@ static bool attention_after(qlora_ctx* ctx, const attention_shape* s, const qlor
     d.head_dim = s->hd;
     d.window = s->window;
     d.cap = s->cap;
-    lse.cols = rows;
-    lse.ld = rows;
+    rows.cols = q->rows;
+    rows.ld = q->rows;
     a.before = before;
-    a.q = &q;
-    a.k = &t[1];
-    a.v = &t[2];
-    a.seqs = &seqs;
-    a.o = &o;
-    a.lse = &lse;
+    a.q = q;
+    a.k = k;
+    a.v = v;
+    a.seqs = seqs;
+    a.o = o;
+    a.lse = &rows;
+    QLORA__ENTER(ctx, "attention_later");
+    return qlora__leave(ctx, qlora__attention_forward(ctx, &d, &a));
+}
+
+// Attention of the queries from `before` on. t: q, k, v and o of all tokens, and the statistics of
+// these queries.
+static bool attention_after(qlora_ctx* ctx, const attention_shape* s, const qlora_tensor t[5],
+                            int64_t before) {
+    int64_t rows = ATTENTION_TOKENS - before;
+    int32_t offsets[2] = {0, (int32_t)rows};
+    qlora_tensor seqs;
+    qlora_tensor q = attention_part(&t[0], before, rows);
+    qlora_tensor o = attention_part(&t[3], before, rows);
     return qlora_tensor_wrap(ctx, offsets, sizeof offsets, QLORA_I32, 1, 2, 0, &seqs) == QLORA_OK &&
-           qlora__attention_forward(ctx, &d, &a) == QLORA_OK;
+           attention_later(ctx, s, before, &q, &t[1], &t[2], &seqs, &o, &t[4]) == QLORA_OK;
 }
 
 // The queries after a cut, with the keys before it, have the bits that they have in one pass. t: q,
