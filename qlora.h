@@ -34824,6 +34824,7 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
 #define QLORA__DECODE_ROWS 8
 #define QLORA__DECODE_LAYER_BYTES 1920 // of qlora__decode_layer
 #define QLORA__DECODE_MARKS 96         // as in kernels/decode_layers.cuh
+#define QLORA__DECODE_PARTS 8          // LAYER_PARTS there
 #define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
 #define QLORA__DECODE_MANY_TILES 144 // blocks whose sums have room
@@ -34907,7 +34908,7 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     if (n == 1) {
         int64_t wide = qlora__max(pad, d->z_rank);
         qlora__arena_tensor(arena, QLORA_I32, 1, QLORA__DECODE_MARKS, &d->marks);
-        qlora__arena_tensor(arena, m->compute, QLORA__GROUPS, wide, &d->low);
+        qlora__arena_tensor(arena, QLORA_F32, QLORA__GROUPS * QLORA__DECODE_PARTS, wide, &d->low);
         qlora__arena_tensor(arena, QLORA_U8, 1, 2 * c->layers * QLORA__DECODE_LAYER_BYTES,
                             &d->params);
     }
@@ -41310,7 +41311,7 @@ typedef struct qlora__decode_layers {
 
 enum {
     QLORA__LAYERS_WARPS = 16, // as in kernels/decode_layers.cuh
-    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6032,
+    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6448,
     QLORA__LAYERS_ATTENTION = 17936 // of attention_shared
 };
 
@@ -41401,6 +41402,20 @@ static bool qlora__decode_has_room(const qlora_model* m) {
            m->ctx->gpu->max_shared >= QLORA__LAYERS_BYTES;
 }
 
+// Whether the stacks of two layers have the same shapes.
+static bool qlora__decode_layers_alike(const qlora__decode_layer* a, const qlora__decode_layer* b) {
+    bool alike = true;
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        const qlora__decode_product* p = &a->stacks[g];
+        const qlora__decode_product* q = &b->stacks[g];
+        alike = alike && p->count == q->count && p->K == q->K && p->gated == q->gated;
+        for (int i = 0; alike && i < p->count; i++) {
+            alike = p->parts[i].N == q->parts[i].N;
+        }
+    }
+    return alike;
+}
+
 // Whether one launch takes all layers; with its grid and shared memory.
 static bool qlora__decode_layers_fit(const qlora_model* m, int64_t* blocks, int64_t* shared) {
     const qlora__gpu* gpu = m->ctx->gpu;
@@ -41409,11 +41424,14 @@ static bool qlora__decode_layers_fit(const qlora_model* m, int64_t* blocks, int6
                 m->decode.alike && !m->decode.refused && m->decode.sent != NULL &&
                 gpu->cooperative != 0 && gpu->cu.LaunchKernelEx != NULL &&
                 gpu->driver_version >= 12030 && c->hidden <= 8192;
+    qlora__decode_layer first;
     *blocks = 1;
     *shared = 0;
     for (int64_t l = 0; l < c->layers && fits; l++) {
         qlora__decode_layer layer;
         fits = qlora__decode_layer_of(m, l, &layer);
+        first = l == 0 ? layer : first;
+        fits = fits && qlora__decode_layers_alike(&first, &layer);
         *blocks = qlora__max(*blocks, qlora__decode_layers_blocks(m, &layer));
     }
     for (int64_t l = 0; l < c->layers && fits; l++) {
@@ -50900,4 +50918,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 931db6af3ca3781d
+//@@ end ab67d70fe4faa0f7
