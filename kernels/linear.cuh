@@ -22,17 +22,18 @@
 
 // Writes the whole operand except the W_i. A part without an adapter has rank 0; an absent part
 // also has out 0. Launch: 256 threads, grid ceil(out / 8) + pad ceil((in + pad) / 2048): a warp
-// writes the short piece to the right of a row of W, a block 2048 columns of a row below W.
-// Element-wise, one writer per output.
+// writes the short piece to the right of a row of W, a block 2048 columns of a row below W. `block`
+// is its number. Element-wise, one writer per output.
 template <typename T>
 __device__ __forceinline__ void place(T* operand, int64_t ld, int64_t in, int32_t pad,
-                                      LINEAR_PART(1), LINEAR_PART(2), LINEAR_PART(3)) {
+                                      LINEAR_PART(1), LINEAR_PART(2), LINEAR_PART(3),
+                                      uint32_t block) {
     int64_t out = out1 + out2 + out3;
     int64_t beside = (out + 7) / 8;
     T zero;
     store(&zero, 0.0f);
-    if (blockIdx.x < beside) {
-        int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    if (block < beside) {
+        int64_t row = (int64_t)block * 8 + threadIdx.x / 32;
         if (row >= out) {
             return;
         }
@@ -49,7 +50,7 @@ __device__ __forceinline__ void place(T* operand, int64_t ld, int64_t in, int32_
         return;
     }
     uint32_t pieces = (uint32_t)((in + pad + 2047) / 2048);
-    uint32_t below = (uint32_t)(blockIdx.x - beside);
+    uint32_t below = (uint32_t)(block - beside);
     int64_t r = below / pieces;
     int64_t c = (int64_t)(below % pieces) * 2048 + threadIdx.x;
     T* to = operand + (out + r) * ld;
@@ -70,7 +71,7 @@ __device__ __forceinline__ void place(T* operand, int64_t ld, int64_t in, int32_
         qlora_linear_place_##name(type* operand, int64_t ld, int64_t in, int32_t pad,              \
                                   LINEAR_PART(1), LINEAR_PART(2), LINEAR_PART(3)) {                \
         place(operand, ld, in, pad, a1, lda1, sb1, ldsb1, out1, rank1, a2, lda2, sb2, ldsb2, out2, \
-              rank2, a3, lda3, sb3, ldsb3, out3, rank3);                                           \
+              rank2, a3, lda3, sb3, ldsb3, out3, rank3, blockIdx.x);                               \
     }
 
 // y[r,c] = bias[c], for a product to be accumulated into, or y[r,c] += bias[c] with add != 0; y is

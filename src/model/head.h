@@ -118,7 +118,8 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
     qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
-    QLORA__TRY(qlora__beside_wait(ctx, ~0u)); // z of the last layer, in s
+    m->placed_layer = 0;                      // the logits are in the memory of the operand
+    QLORA__TRY(qlora__beside_wait(ctx, ~0u)); // z of the last layer is in that of s
     QLORA__TRY(qlora__head_gather(pass, i));
     QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
     qlora_cross_entropy_desc args;
