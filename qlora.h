@@ -39170,7 +39170,8 @@ static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int g
     return placed;
 }
 
-// Places the weights of all stacks of a layer, next to the matrices of the adapter.
+// Places the weights of all stacks of a layer, next to the matrices of the adapter, which a pass
+// without adapters does not read.
 static qlora_result qlora__layer_place(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora_model* m = pass->m;
     qlora_linear_desc stacks[QLORA__GROUPS];
@@ -39178,9 +39179,6 @@ static qlora_result qlora__layer_place(const qlora__pass* pass, const qlora__lay
     for (int g = 0; g < QLORA__GROUPS; g++) {
         qlora_linear_desc* linear = &stacks[g];
         *linear = qlora__linear_of(m, layer, g, pass->adapter);
-        for (int i = 0; i < linear->count && !m->use_adapters; i++) {
-            linear->parts[i].rank = 0;
-        }
         int64_t pad = qlora_linear_pad(linear);
         operands[g] = qlora__window(&layer->operands[g], qlora_linear_out(linear) + pad, 0,
                                     linear->in + pad);
@@ -51124,4 +51122,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ffe07a3384e3448b
+//@@ end d42f53dee1ed0b02

@@ -135,7 +135,8 @@ static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int g
     return placed;
 }
 
-// Places the weights of all stacks of a layer, next to the matrices of the adapter.
+// Places the weights of all stacks of a layer, next to the matrices of the adapter, which a pass
+// without adapters does not read.
 static qlora_result qlora__layer_place(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora_model* m = pass->m;
     qlora_linear_desc stacks[QLORA__GROUPS];
@@ -143,9 +144,6 @@ static qlora_result qlora__layer_place(const qlora__pass* pass, const qlora__lay
     for (int g = 0; g < QLORA__GROUPS; g++) {
         qlora_linear_desc* linear = &stacks[g];
         *linear = qlora__linear_of(m, layer, g, pass->adapter);
-        for (int i = 0; i < linear->count && !m->use_adapters; i++) {
-            linear->parts[i].rank = 0;
-        }
         int64_t pad = qlora_linear_pad(linear);
         operands[g] = qlora__window(&layer->operands[g], qlora_linear_out(linear) + pad, 0,
                                     linear->in + pad);
