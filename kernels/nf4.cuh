@@ -129,10 +129,10 @@ __device__ __forceinline__ void store_eight(float* p, const float* v) {
 // out[r, c] = value of element (row0 + r) * cols + col0 + c, for an output of [out_rows, out_cols]
 // with leading dimension ld. A thread handles eight consecutive elements in each of four rows, with
 // one 4-byte load and one 16-byte store (two for f32) each. A block of 256 threads is `width`
-// threads wide (a power of two, 1 ... 256) and 256 / width rows high, four times; (down, right) is
-// its place. Launch: 256 threads, grid (ceil(out_rows / (4 * 256 / width)), ceil(out_cols / (8 *
-// width))). absmax is null if the scales are double-quantised (q, scales, offset). With via_bf16, an
-// f32 output gets the values of a bf16 one.
+// threads wide (a power of two, 1 ... 256) and 256 / width rows high, four times. absmax is null if
+// the scales are double-quantised (q, scales, offset). With via_bf16, an f32 output gets the values
+// of a bf16 one. The block is (down, right) of the grid. Launch: 256 threads, grid
+// (ceil(out_rows / (4 * 256 / width)), ceil(out_cols / (8 * width))).
 template <typename T>
 __device__ __forceinline__ void
 nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, const float* scales,

@@ -227,6 +227,9 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
     qlora_tensor operand = *l->operand;
     int64_t in = l->in;
     int32_t pad = (int32_t)qlora_linear_pad(l);
+    if (pad == 0) {
+        return QLORA_OK;
+    }
     const void* data[QLORA_LINEAR_PARTS][2];
     int64_t sizes[QLORA_LINEAR_PARTS][3];
     int32_t ranks[QLORA_LINEAR_PARTS];
@@ -252,8 +255,8 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
     }
     return qlora__launch(
         ctx, operand.dtype == QLORA_F32 ? QLORA__K_linear_place_f32 : QLORA__K_linear_place_bf16,
-        qlora__ceil_div(qlora_linear_out(l), 8) + pad * qlora__ceil_div(in + pad, 2048), 1, 1, 256,
-        0, args);
+        qlora__ceil_div(qlora_linear_out(l) * pad, 2048) + pad * qlora__ceil_div(in + pad, 2048), 1,
+        1, 256, 0, args);
 }
 
 // The adapters of a stack with FP8 weights. The code for an operand writes both parts: sB as that
@@ -364,7 +367,7 @@ static int64_t qlora__place_describe(const qlora_linear_desc* l, int64_t at,
         blocks += qlora__ceil_div(p->out, 4 * 256 / out->width) * out->across;
     }
     out->adapters = (int32_t)blocks;
-    blocks += pad > 0 ? qlora__ceil_div(rows, 8) + pad * qlora__ceil_div(l->in + pad, 2048) : 0;
+    blocks += qlora__ceil_div(rows * pad, 2048) + pad * qlora__ceil_div(l->in + pad, 2048);
     return at + blocks;
 }
 
