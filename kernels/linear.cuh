@@ -32,8 +32,8 @@ __device__ __forceinline__ bool place_eight(const T* from, T* to) {
 
 // Writes the whole operand except the W_i. A part without an adapter has rank 0; an absent part
 // also has out 0. A thread writes eight columns of the short piece to the right of a row of W, a
-// block 2048 columns of a row below W; `block` is its number. Launch: 256 threads, grid ceil(out *
-// pad / 2048) + pad * ceil((in + pad) / 2048). Element-wise, one writer per output.
+// block 2048 columns of a row below W; `block` is its number. Launch: 256 threads, grid
+// ceil(out * pad / 2048) + pad * ceil((in + pad) / 2048). Element-wise, one writer per output.
 template <typename T>
 __device__ __forceinline__ void place(T* operand, int64_t ld, int64_t in, int32_t pad,
                                       LINEAR_PART(1), LINEAR_PART(2), LINEAR_PART(3),
