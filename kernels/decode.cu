@@ -276,9 +276,11 @@ QLORA_KERNEL __maxnreg__(96)
     // The states of the texts change at the end of a step; what a step before wrote to the cache
     // can be read already.
     early_next();
+    const decode_text& text = p.texts[blockIdx.z];
     attention_place w = attention_find(p, (int32_t)blockIdx.x, (int32_t)blockIdx.y,
-                                       (int32_t)gridDim.y, blockIdx.z);
-    bf16* keys = attention_keys(p, w);
+                                       (int32_t)gridDim.y, blockIdx.z, text.position,
+                                       text.alive != 0);
+    bf16* keys = attention_keys(p, w, attention_row(p, w));
     if (w.inside) {
         attention_begin(p, w, keys, (const bf16*)tiles, &s);
         if (p.a && w.page == w.last_page) {

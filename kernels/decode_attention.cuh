@@ -26,7 +26,8 @@ enum {
     ATTENTION_HEADS = 8,
     ATTENTION_TILE = 128, // positions, at most; 64 if dim > 128
     ATTENTION_DIM = 256,
-    ATTENTION_PAD = 8 // elements after each row in shared memory, against bank conflicts
+    ATTENTION_PAD = 8, // elements after each row in shared memory, against bank conflicts
+    ATTENTION_JOIN = 8 // pages that are joined at a time
 };
 
 struct attention_shared {
@@ -66,14 +67,20 @@ __device__ __forceinline__ void attention_sync() {
     asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
+// The first position within the window.
+__device__ __forceinline__ int32_t attention_begins(const decode_attention& p, int32_t position) {
+    return p.window > 0 && position + 1 > p.window ? position + 1 - p.window : 0;
+}
+
 __device__ __forceinline__ attention_place attention_find(const decode_attention& p, int32_t unit,
-                                                          int32_t page, int32_t pages, int64_t n) {
+                                                          int32_t page, int32_t pages, int64_t n,
+                                                          int32_t position, bool alive) {
     attention_place w;
     w.n = n;
     w.unit = unit;
     w.pages = pages;
-    w.position = p.texts[w.n].position;
-    w.begin = p.window > 0 && w.position + 1 > p.window ? w.position + 1 - p.window : 0;
+    w.position = position;
+    w.begin = attention_begins(p, position);
     w.page = page;
     w.first_page = w.begin / p.chunk;
     w.last_page = w.position / p.chunk;
@@ -86,7 +93,7 @@ __device__ __forceinline__ attention_place attention_find(const decode_attention
     w.tile = p.dim <= 128 ? ATTENTION_TILE : ATTENTION_TILE / 2;
     w.width = (p.dim + 15) / 16 * 16;
     w.ld = w.width + ATTENTION_PAD;
-    w.inside = w.page >= w.first_page && w.page <= w.last_page && p.texts[w.n].alive != 0;
+    w.inside = w.page >= w.first_page && w.page <= w.last_page && alive;
     return w;
 }
 
@@ -139,16 +146,6 @@ __device__ __forceinline__ void attention_clear(attention_shared* s) {
     if (threadIdx.x < ATTENTION_HEADS) {
         s->top[threadIdx.x] = -INFINITY;
         s->total[threadIdx.x] = 0.0f;
-    }
-}
-
-// The turns of the new position.
-__device__ __forceinline__ void attention_turns(const decode_attention& p, int32_t position,
-                                                attention_shared* s) {
-#pragma unroll 1
-    for (int32_t i = (int32_t)threadIdx.x; p.turn && i < 2 * p.half; i += 256) {
-        s->turns[0][i] = p.turn[(int64_t)position * 2 * p.half + i];
-        s->turns[1][i] = p.turn_q[(int64_t)position * 2 * p.half + i];
     }
 }
 
@@ -368,20 +365,33 @@ __device__ __forceinline__ void attention_join(const decode_attention& p, const 
         int32_t c = i % p.dim;
         const float* from = p.partials + ((w.n * p.heads + h) * w.pages + w.first_page) * width;
         float top = -INFINITY;
-#pragma unroll 4
-        for (int32_t j = 0; j < pages; j++) {
-            top = fmaxf(top, __ldcg(from + j * width));
-        }
         float total = 0.0f;
         float sums[2] = {0.0f, 0.0f};
-#pragma unroll 4
-        for (int32_t j = 0; j < pages; j++) {
-            float2 own = __ldcg((const float2*)(from + j * width));
-            float2 v = __ldcg((const float2*)(from + j * width + 2 + c));
-            float weight = exp_of(own.x - top, (const bf16*)0);
-            total += own.y * weight;
-            sums[0] += v.x * weight;
-            sums[1] += v.y * weight;
+        // What is loaded together costs the latency of one load.
+#pragma unroll 1
+        for (int32_t first = 0; first < pages; first += ATTENTION_JOIN) {
+            float2 own[ATTENTION_JOIN]; // top and total
+            float2 v[ATTENTION_JOIN];
+            float before = top;
+#pragma unroll
+            for (int j = 0; j < ATTENTION_JOIN; j++) {
+                const float* page = from + (first + j) * width;
+                bool there = first + j < pages;
+                own[j] = there ? __ldcg((const float2*)page) : make_float2(-INFINITY, 0.0f);
+                v[j] = there ? __ldcg((const float2*)(page + 2 + c)) : make_float2(0.0f, 0.0f);
+                top = fmaxf(top, own[j].x);
+            }
+            float factor = exp_of(before - top, (const bf16*)0);
+            total *= factor;
+            sums[0] *= factor;
+            sums[1] *= factor;
+#pragma unroll
+            for (int j = 0; j < ATTENTION_JOIN; j++) {
+                float weight = exp_of(own[j].x - top, (const bf16*)0);
+                total += own[j].y * weight;
+                sums[0] += v[j].x * weight;
+                sums[1] += v[j].y * weight;
+            }
         }
         uint32_t pair = pack_bf16(sums[0] / total, sums[1] / total);
         *(uint32_t*)(p.o + w.n * p.ldo + (int64_t)h * p.dim + c) = pair;
@@ -500,20 +510,35 @@ __device__ __forceinline__ void attention_store(const decode_attention& p,
     }
 }
 
-// The key rows of the page.
-__device__ __forceinline__ bf16* attention_keys(const decode_attention& p,
-                                                const attention_place& w) {
-    int32_t row = w.inside ? p.pages[w.n * w.pages + w.page] * p.chunk : 0;
+// The row of the cache that is the first one of the page.
+__device__ __forceinline__ int32_t attention_row(const decode_attention& p,
+                                                 const attention_place& w) {
+    return w.inside ? p.pages[w.n * w.pages + w.page] * p.chunk : 0;
+}
+
+// The keys of the page, from its first row on.
+__device__ __forceinline__ bf16* attention_keys(const decode_attention& p, const attention_place& w,
+                                                int32_t row) {
     return p.cache + row * p.ld_cache + (int64_t)w.kv * p.dim;
 }
 
-// Before qkv is there: requests the first tile.
+// Before qkv is there: requests the first tile, and brings the turns of the new position.
 __device__ __forceinline__ void attention_begin(const decode_attention& p,
                                                 const attention_place& w, const bf16* keys,
                                                 const bf16* tiles, attention_shared* s) {
+    int32_t i = (int32_t)threadIdx.x;
+    bool turned = p.turn && i < 2 * p.half; // at most dim, for 256 threads
+    float turns[2] = {0.0f, 0.0f};
+    if (turned) {
+        turns[0] = p.turn[(int64_t)w.position * 2 * p.half + i];
+        turns[1] = p.turn_q[(int64_t)w.position * 2 * p.half + i];
+    }
     attention_request(p, w, keys, 0, tiles);
     attention_clear(s);
-    attention_turns(p, w.position, s);
+    if (turned) {
+        s->turns[0][i] = turns[0];
+        s->turns[1][i] = turns[1];
+    }
 }
 
 // The page, and if it is the last one to be done, the results of all. False if it is not.

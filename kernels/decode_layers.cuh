@@ -8,18 +8,24 @@
 // (decode_row.cuh) that runs through all stacks of all layers, so that memory is read while blocks
 // wait, make a norm or attend.
 //
-// Every block makes x for itself. z = x A^T is made by as many blocks as it has values, one each,
-// and awaited only where the adapter is added. Attention is that of decode_attention.cuh, an item
-// (key head, page) per block, by its first 256 threads; it uses the memory of x. The parameters of
-// three layers are in shared memory: pieces of the next one are requested early, and those of the
-// one after it come while blocks attend.
+// Every block makes x for itself. z = x A^T is made in parts, sums over LAYER_PARTS ranges of the
+// columns, each by one warp; they are spread over the blocks, so that none is late, and awaited
+// only where the adapter is added. Attention is that of decode_attention.cuh, an item (key head,
+// page) per block, by its first 256 threads; it uses the memory of x. The parameters of three
+// layers are in shared memory: pieces of the next one are requested early, and those of the one
+// after it come while blocks attend.
+//
+// What is done between two products is done by every block while all others wait, and its
+// instructions come from far away, as each is run once: it has to be short. What is the same for
+// all layers is therefore worked out once (layer_plan), and what can be loaded before the wait is.
 //
 // Blocks count what they have done in `counters`, which are zero at the start and only grow. What
 // another block has written is never read through the read-only cache.
 //
 // Launch: cooperative, LAYER_THREADS threads, grid any number of blocks that are resident together.
 // Every K is a multiple of 256 and N of 16; weights are NF4 in blocks of 64 with quantised scales
-// in groups of at least 4; hidden is at most 8192. Determinism: one writer per output, fixed order
+// in groups of at least 4; hidden is at most 8192; the stacks of all layers have the same shapes.
+// Determinism: one writer per output, fixed order
 // of every sum, which depends on the shapes and the grid.
 #ifndef QLORA_DECODE_LAYERS_CUH
 #define QLORA_DECODE_LAYERS_CUH
@@ -34,10 +40,11 @@ enum {
     LAYER_STAGE = ROW_PIECE + 128, // codes, then 16 x 4 codes of scales and 16 scales of groups
     LAYER_RINGS = LAYER_WARPS * LAYER_STAGES * LAYER_STAGE,
     LAYER_SLOTS = 3, // for the parameters of a layer and of the next two
-    LAYER_AHEAD = 2, // vectors of A that a thread brings to L2 before x is there
+    LAYER_PARTS = 8, // of a value of z
+    LAYER_LIFT = 2,  // vectors of a row of sB that a thread loads before the wait
     LAYER_ALL = 0,   // counters: blocks that have ended a stack
     LAYER_UNITS = 32, // heads that have attended
-    LAYER_Z = 64     // values of z
+    LAYER_Z = 64     // parts of z
 };
 
 // Same layout as qlora__decode_layer.
@@ -54,7 +61,7 @@ struct decode_layer {
 struct decode_layers {
     const decode_layer* layers;
     bf16* h;
-    bf16* z; // [4, ldz]
+    float* z; // [4, LAYER_PARTS, ldz]
     uint32_t* counters;
     int32_t count;
     int32_t hidden;
@@ -66,11 +73,33 @@ struct decode_layers {
     int32_t unused;
 };
 
+// How the tiles of a stack are divided; the same for all layers.
+struct layer_plan {
+    int32_t pieces;  // of a tile
+    int32_t units;   // tiles of the block, or with gate and up, of one of the two
+    int32_t each;    // pieces of a warp
+    int32_t slots;   // warps that may share a tile
+    int32_t ends[2]; // first tiles of the second and the third part
+    int32_t gated;
+    int32_t all; // pieces of the block
+};
+
 struct layer_shared {
     decode_layer layers[LAYER_SLOTS];
     float offsets[LAYER_SLOTS][4][3];
-    float sums[LAYER_WARPS * 2];
+    float sums[LAYER_WARPS];
+    layer_plan plans[4];
+    uint32_t starts[4][LAYER_WARPS]; // the first piece of a warp: see layer_start
+    attention_place place;           // of the block's first item of attention, with window `window`
+    int32_t window;
+    int32_t items;
+    int32_t row;
+    int32_t position;
+    int32_t alive;
+    int32_t unused[3];
 };
+
+static_assert(sizeof(layer_shared) == 6448, "QLORA__LAYERS_SHARED in src/model/step_layers.h");
 
 // ---- blocks that wait for each other
 
@@ -118,41 +147,68 @@ __device__ __forceinline__ void layer_half(const row_half& half, uint32_t own, c
 
 // ---- the pieces of a warp
 
-// How the pieces of a block are divided: as in row_divide, but there may be none.
-__device__ __forceinline__ row_share layer_divide(const decode_product& p) {
-    row_share s;
-    int32_t units = row_tiles(p, 0);
-    if (p.gated == 0) {
-        units += row_tiles(p, 1) + row_tiles(p, 2);
+// As row_divide, but there may be no pieces.
+__device__ __forceinline__ void layer_divide(const decode_product& p, layer_plan& to) {
+    int32_t first = row_tiles(p, 0);
+    int32_t second = p.gated != 0 ? 0 : row_tiles(p, 1);
+    int32_t units = first + second + (p.gated != 0 ? 0 : row_tiles(p, 2));
+    to.pieces = p.K / ROW_COLUMNS;
+    to.units = (units - (int32_t)blockIdx.x + (int32_t)gridDim.x - 1) / (int32_t)gridDim.x;
+    to.gated = p.gated != 0 ? 1 : 0;
+    to.all = to.pieces * to.units << to.gated;
+    to.each = (to.all + LAYER_WARPS - 1) / LAYER_WARPS;
+    to.each = to.each > 0 ? to.each : 1;
+    to.slots = (to.pieces - 1 + to.each - 1) / to.each + 1;
+    to.ends[0] = first;
+    to.ends[1] = first + second;
+}
+
+// The first piece of a warp: its tile, its number in the tile, and which of the warps that share
+// the tile the warp is.
+struct layer_start {
+    int32_t tile;
+    int32_t piece;
+    int32_t slot;
+
+    static __device__ __forceinline__ uint32_t pack(const layer_plan& plan, int32_t warp) {
+        int32_t begin = warp * plan.each;
+        int32_t tile = begin / plan.pieces;
+        int32_t slot = warp - tile * plan.pieces / plan.each;
+        return (uint32_t)tile | (uint32_t)(begin % plan.pieces) << 18 | (uint32_t)slot << 27;
     }
-    s.pieces = p.K / ROW_COLUMNS;
-    s.units = (units - (int32_t)blockIdx.x + (int32_t)gridDim.x - 1) / (int32_t)gridDim.x;
-    int32_t all = s.pieces * s.units * (p.gated != 0 ? 2 : 1);
-    s.each = (all + LAYER_WARPS - 1) / LAYER_WARPS;
-    s.each = s.each > 0 ? s.each : 1;
-    s.begin = (int32_t)threadIdx.x / 32 * s.each;
-    s.count = all - s.begin < s.each ? all - s.begin : s.each;
-    s.count = s.count > 0 ? s.count : 0;
-    s.slots = (s.pieces - 1 + s.each - 1) / s.each + 1;
-    return s;
+
+    __device__ __forceinline__ void unpack(uint32_t packed) {
+        tile = (int32_t)(packed & 0x3ffffu);
+        piece = (int32_t)(packed >> 18 & 0x1ffu);
+        slot = (int32_t)(packed >> 27);
+    }
+};
+
+// Pieces of the warp.
+__device__ __forceinline__ int32_t layer_pieces(const layer_plan& plan) {
+    int32_t left = plan.all - (int32_t)threadIdx.x / 32 * plan.each;
+    left = left < plan.each ? left : plan.each;
+    return left > 0 ? left : 0;
 }
 
 // Which part has a tile of the block; `first` is the row of the part that is row 0 of the tile.
-__device__ __forceinline__ int32_t layer_find(const decode_product& p, int32_t units, int32_t tile,
+__device__ __forceinline__ int32_t layer_find(const layer_plan& plan, int32_t tile,
                                               int32_t& first) {
-    row_cursor c;
-    int32_t half = tile >= units ? 1 : 0; // of gate and up
-    row_start(p, c, (int32_t)blockIdx.x + (tile - half * units) * (int32_t)gridDim.x);
-    first = c.unit * 16;
-    return half + c.which;
+    int32_t half = plan.gated & (tile >= plan.units ? 1 : 0); // of gate and up
+    int32_t at = (int32_t)blockIdx.x + (tile - half * plan.units) * (int32_t)gridDim.x;
+    int32_t which = half;
+    if (plan.gated == 0 && at >= plan.ends[0]) {
+        which = at >= plan.ends[1] ? 2 : 1;
+        at -= plan.ends[which - 1];
+    }
+    first = at * 16;
+    return which;
 }
 
 // The next piece that a warp requests.
 struct layer_ahead {
     int32_t layer;
     int32_t stack;
-    int32_t units;
-    int32_t pieces;
     int32_t tile;
     int32_t piece;
     int32_t left;   // of the stack
@@ -160,17 +216,16 @@ struct layer_ahead {
     int32_t stage;
     int32_t block; // lane % 16's row of the tile, in blocks of 64
     int32_t shift;
-    int32_t step; // bytes from row to row
     const uint8_t* codes;
     const uint8_t* scales; // lanes 0 to 15: codes of scales; others: scales of groups
 
-    __device__ __forceinline__ void enter(const decode_product& p) {
+    __device__ __forceinline__ void enter(const layer_shared* s) {
+        const decode_product& p = s->layers[layer % LAYER_SLOTS].stacks[stack];
         int32_t lane = (int32_t)threadIdx.x % 32;
         int32_t first;
-        const decode_part& part = p.parts[layer_find(p, units, tile, first)];
+        const decode_part& part = p.parts[layer_find(s->plans[stack], tile, first)];
         int32_t row = part.first + first;
-        step = p.K / 2;
-        codes = (const uint8_t*)part.w + (int64_t)(row + lane / 8) * step + lane % 8 * 16;
+        codes = (const uint8_t*)part.w + (int64_t)(row + lane / 8) * (p.K / 2) + lane % 8 * 16;
         scales = lane < 16 ? part.q : (const uint8_t*)part.scales;
         block = (row + lane % 16) * (p.K / 64);
         shift = part.group_shift;
@@ -182,15 +237,13 @@ struct layer_ahead {
         while (left == 0 && (stack < 3 || layer < last)) {
             layer += stack == 3 ? 1 : 0;
             stack = stack == 3 ? 0 : stack + 1;
-            const decode_product& p = s->layers[layer % LAYER_SLOTS].stacks[stack];
-            row_share share = layer_divide(p);
-            units = share.units;
-            pieces = share.pieces;
-            left = share.count;
-            tile = share.begin / pieces;
-            piece = share.begin % pieces;
+            layer_start start;
+            start.unpack(s->starts[stack][threadIdx.x / 32]);
+            tile = start.tile;
+            piece = start.piece;
+            left = layer_pieces(s->plans[stack]);
             if (left > 0) {
-                enter(p);
+                enter(s);
             }
         }
     }
@@ -207,13 +260,14 @@ struct layer_ahead {
             }
             uint32_t at = ring + (uint32_t)(stage * LAYER_STAGE);
             uint32_t to = at + (uint32_t)(lane / 8 * 128 + (lane % 8 ^ (lane / 8 & 1) << 2) * 16);
+            int32_t pieces = s->plans[stack].pieces;
             const uint8_t* from = codes + piece * (ROW_COLUMNS / 2);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 512u * i),
                              "l"(from)
                              : "memory");
-                from += 4 * step;
+                from += pieces * (ROW_COLUMNS * 2); // four rows
             }
             int32_t b = block + piece * (ROW_COLUMNS / 64);
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
@@ -228,7 +282,7 @@ struct layer_ahead {
                 piece = 0;
                 tile++;
                 if (left > 0) {
-                    enter(s->layers[layer % LAYER_SLOTS].stacks[stack]);
+                    enter(s);
                 }
             }
         }
@@ -237,39 +291,58 @@ struct layer_ahead {
 
 // ---- x and z
 
-// x = norm(h).
-__device__ __forceinline__ void layer_norm(const decode_layers& p, const float* w, bf16* x,
-                                           float* sums) {
+// A thread's part of the weights of a norm.
+struct layer_gain {
+    float4 low;
+    float4 high;
+
+    __device__ __forceinline__ void load(const float* w) {
+        low = *(const float4*)w;
+        high = *(const float4*)(w + 4);
+    }
+};
+
+// x = norm(h); `gain` are the weights of the thread's first columns.
+__device__ __forceinline__ void layer_norm(const decode_layers& p, const float* w, layer_gain gain,
+                                           bf16* x, float* sums) {
     uint4 raw[2];
-    float4 gain[2];
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int32_t c = ((int32_t)threadIdx.x + i * LAYER_THREADS) * 8;
-        if (c < p.hidden) {
-            float v[8];
-            raw[i] = __ldcg((const uint4*)(p.h + c));
-            if (i == 0) {
-                gain[0] = *(const float4*)(w + c);
-                gain[1] = *(const float4*)(w + c + 4);
-            }
-            unpack(raw[i], v);
+        raw[i] = c < p.hidden ? __ldcg((const uint4*)(p.h + c)) : make_uint4(0, 0, 0, 0);
+    }
 #pragma unroll
-            for (int k = 0; k < 8; k++) {
-                squares += v[k] * v[k];
-            }
+    for (int i = 0; i < 2; i++) {
+        float v[8];
+        unpack(raw[i], v);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            squares += v[k] * v[k];
         }
     }
-    squares = row_sum(squares, sums, LAYER_THREADS);
-    float rstd = 1.0f / sqrtf(squares / (float)p.hidden + p.eps);
+    squares = warp_sum(squares);
+    if (threadIdx.x % 32 == 0) {
+        sums[threadIdx.x / 32] = squares;
+    }
+    __syncthreads();
+    squares = 0.0f;
 #pragma unroll
+    for (int i = 0; i < LAYER_WARPS; i++) {
+        squares += sums[i];
+    }
+    float rstd = 1.0f / sqrtf(squares / (float)p.hidden + p.eps);
+#pragma unroll 1
     for (int i = 0; i < 2; i++) {
         int32_t c = ((int32_t)threadIdx.x + i * LAYER_THREADS) * 8;
         if (c < p.hidden) {
             float v[8];
-            float4 low = i == 0 ? gain[0] : *(const float4*)(w + c);
-            float4 high = i == 0 ? gain[1] : *(const float4*)(w + c + 4);
-            unpack(raw[i], v);
+            if (i > 0) {
+                gain.load(w + c);
+            }
+            unpack(i == 0 ? raw[0] : raw[1], v);
+            float4 low = gain.low;
+            float4 high = gain.high;
             *(uint4*)(x + c) = make_uint4(pack_bf16(v[0] * rstd * low.x, v[1] * rstd * low.y),
                                           pack_bf16(v[2] * rstd * low.z, v[3] * rstd * low.w),
                                           pack_bf16(v[4] * rstd * high.x, v[5] * rstd * high.y),
@@ -278,60 +351,97 @@ __device__ __forceinline__ void layer_norm(const decode_layers& p, const float* 
     }
 }
 
-// Row r of the A of a stack, of all parts one after another.
-__device__ __forceinline__ const bf16* layer_row_of(const decode_layer& l, int32_t k, int32_t r) {
-    const int32_t* ranks = l.ranks[k];
-    int32_t i = 0;
+// x from where another stack or attention has left it.
+__device__ __forceinline__ void layer_copy(const bf16* from, int32_t K, bf16* x) {
 #pragma unroll 1
-    while (i < 2 && r >= ranks[i]) {
-        r -= ranks[i++];
-    }
-    return l.a[k][i] + (int64_t)r * l.stacks[k].K;
-}
-
-// The block's values of z: rows from the last block on.
-__device__ __forceinline__ void layer_low(const decode_layers& p, const decode_layer& l, int32_t k,
-                                          int32_t ranks, const bf16* x, float* sums) {
-    int32_t first = (int32_t)gridDim.x - 1 - (int32_t)blockIdx.x;
-#pragma unroll 1
-    for (int32_t r = first; r < ranks; r += (int32_t)gridDim.x) {
-        const bf16* a = layer_row_of(l, k, r);
-        float dot = 0.0f;
+    for (int32_t first = (int32_t)threadIdx.x * 8; first < K; first += LAYER_THREADS * 32) {
+        uint4 v[4];
 #pragma unroll
-        for (int i = 0; i < LAYER_AHEAD; i++) {
-            int32_t c = ((int32_t)threadIdx.x + i * LAYER_THREADS) * 8;
-            if (c < l.stacks[k].K) {
-                float v[8];
-                float b[8];
-                unpack(*(const uint4*)(a + c), b);
-                unpack(*(const uint4*)(x + c), v);
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    dot += v[j] * b[j];
-                }
-            }
+        for (int i = 0; i < 4; i++) {
+            int32_t c = first + i * LAYER_THREADS * 8;
+            v[i] = c < K ? __ldcg((const uint4*)(from + c)) : make_uint4(0, 0, 0, 0);
         }
-#pragma unroll 1
-        for (int32_t c = ((int32_t)threadIdx.x + LAYER_AHEAD * LAYER_THREADS) * 8;
-             c < l.stacks[k].K; c += LAYER_THREADS * 8) {
-            float v[8];
-            float b[8];
-            unpack(*(const uint4*)(a + c), b);
-            unpack(*(const uint4*)(x + c), v);
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                dot += v[j] * b[j];
+        for (int i = 0; i < 4; i++) {
+            int32_t c = first + i * LAYER_THREADS * 8;
+            if (c < K) {
+                *(uint4*)(x + c) = v[i];
             }
-        }
-        dot = row_sum(dot, sums, LAYER_THREADS);
-        if (threadIdx.x == 0) {
-            p.z[k * p.ldz + r] = to_bf16(dot);
-            layer_count(p.counters + LAYER_Z);
         }
     }
 }
 
-// A warp's copy of z, when it is complete.
+// A part of a value of z, which a warp makes: the columns of a part are divided among the lanes, 8
+// at a time. The first two vectors of A are loaded before x is there.
+struct layer_low {
+    uint4 a[2];
+    const bf16* row; // the lane's first columns of A
+    int32_t job;     // LAYER_PARTS r + part
+
+    // Row r of the A of a stack, of all parts one after another.
+    static __device__ __forceinline__ const bf16* row_of(const decode_layer& l, int32_t k,
+                                                         int32_t r) {
+        const int32_t* ranks = l.ranks[k];
+        int32_t i = 0;
+#pragma unroll 1
+        while (i < 2 && r >= ranks[i]) {
+            r -= ranks[i++];
+        }
+        return l.a[k][i] + (int64_t)r * l.stacks[k].K;
+    }
+
+    __device__ __forceinline__ void load(const decode_layer& l, int32_t k, int32_t jobs,
+                                         int32_t next) {
+        int32_t columns = l.stacks[k].K / LAYER_PARTS;
+        int32_t c = (int32_t)threadIdx.x % 32 * 8;
+        job = next;
+        a[0] = make_uint4(0, 0, 0, 0);
+        a[1] = a[0];
+        if (job < jobs) {
+            row = row_of(l, k, job / LAYER_PARTS) + job % LAYER_PARTS * columns + c;
+            a[0] = c < columns ? *(const uint4*)row : a[0];
+            a[1] = c + 256 < columns ? *(const uint4*)(row + 256) : a[1];
+        }
+    }
+
+    static __device__ __forceinline__ float dot(uint4 a, const bf16* x) {
+        float v[8];
+        float b[8];
+        float sum = 0.0f;
+        unpack(a, b);
+        unpack(*(const uint4*)x, v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            sum += v[j] * b[j];
+        }
+        return sum;
+    }
+
+    __device__ __forceinline__ void make(const decode_layers& p, const decode_layer& l, int32_t k,
+                                         int32_t jobs, const bf16* x) {
+        int32_t columns = l.stacks[k].K / LAYER_PARTS;
+        int32_t lane = (int32_t)threadIdx.x % 32;
+#pragma unroll 1
+        while (job < jobs) {
+            const bf16* own = x + job % LAYER_PARTS * columns + lane * 8;
+            float sum = lane * 8 < columns ? dot(a[0], own) : 0.0f;
+            sum += lane * 8 + 256 < columns ? dot(a[1], own + 256) : 0.0f;
+#pragma unroll 4
+            for (int32_t c = 512; c + lane * 8 < columns; c += 256) {
+                sum += dot(*(const uint4*)(row + c), own + c);
+            }
+            sum = warp_sum(sum);
+            if (lane == 0) {
+                int32_t part = k * LAYER_PARTS + job % LAYER_PARTS;
+                p.z[part * p.ldz + job / LAYER_PARTS] = sum;
+                layer_count(p.counters + LAYER_Z);
+            }
+            load(l, k, jobs, job + (int32_t)gridDim.x * LAYER_WARPS);
+        }
+    }
+};
+
+// z, when its parts are complete: 32 values by each of the last warps.
 __device__ __forceinline__ void layer_z(const decode_layers& p, int32_t k, int32_t ranks,
                                         uint32_t until, float* zs) {
     int32_t lane = (int32_t)threadIdx.x % 32;
@@ -340,60 +450,74 @@ __device__ __forceinline__ void layer_z(const decode_layers& p, int32_t k, int32
     }
     __syncwarp();
 #pragma unroll 1
-    for (int32_t i = lane; i < ranks; i += 32) {
-        bf16 z;
-        z.bits = __ldcg((const unsigned short*)(p.z + k * p.ldz + i));
-        zs[i] = to_float(z);
+    for (int32_t i = LAYER_THREADS - 1 - (int32_t)threadIdx.x; i < ranks; i += LAYER_THREADS) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < LAYER_PARTS; j++) {
+            sum += __ldcg(p.z + (k * LAYER_PARTS + j) * p.ldz + i);
+        }
+        zs[i] = to_float(to_bf16(sum));
     }
 }
 
 // ---- the results
 
-// The rows of sB that belong to the block's outputs, in shared memory: [tile][16][vectors]. Those
-// of ranks that are no multiple of 8 stay where they are.
-struct layer_lift {
-    int32_t vectors; // of a row
-    int32_t count;
-
-    __device__ __forceinline__ void plan(const decode_product& q, int32_t units) {
-        int32_t rank = q.parts[0].rank;
-#pragma unroll 1
-        for (int32_t i = 0; i < q.count; i++) {
-            bool same = q.parts[i].sb && q.parts[i].rank == rank;
-            rank = same ? rank : 0;
-        }
-        vectors = rank % 8 == 0 ? rank / 8 : 0;
-        count = units * (q.gated != 0 ? 2 : 1) * 16 * vectors;
-    }
-
-    __device__ __forceinline__ uint4 get(const decode_product& q, int32_t units, int32_t i) const {
-        int32_t first;
-        int32_t row = i / vectors;
-        const decode_part& part = q.parts[layer_find(q, units, row / 16, first)];
-        const bf16* from = part.sb + (int64_t)(first + row % 16) * part.rank;
-        return *(const uint4*)(from + i % vectors * 8);
-    }
-};
-
-// Where a thread's output is: a part and its row. With gate and up, neighbours have the same row of
-// the two.
+// One of the block's outputs of a stack, and what a thread loads of it before the wait.
 struct layer_place {
     int32_t part;
     int32_t column;
+    int32_t vectors; // of the row of sB, in shared memory; 0: it is read where it is
+    float bias;
+    bf16 old; // value of h
+    uint4 lifted[LAYER_LIFT];
 
-    __device__ __forceinline__ void find(const decode_product& q, int32_t units, int32_t i) {
-        int32_t half = q.gated != 0 ? i & 1 : 0;
-        i = q.gated != 0 ? i / 2 : i;
-        part = layer_find(q, units, i / 16 + half * units, column);
+    // With gate and up, neighbours have the same row of the two.
+    __device__ __forceinline__ void find(const layer_plan& plan, int32_t i) {
+        int32_t half = plan.gated & i;
+        i >>= plan.gated;
+        part = layer_find(plan, i / 16 + half * plan.units, column);
         column += i % 16;
+        vectors = 0;
+        bias = 0.0f;
+        old.bits = 0;
+    }
+
+    __device__ __forceinline__ void load(const decode_layers& p, const decode_product& q,
+                                         bool later) {
+        const decode_part& own = q.parts[part];
+        old.bits = later ? __ldcg((const unsigned short*)(p.h + column)) : old.bits;
+        bias = own.bias ? to_float(own.bias[column]) : 0.0f;
+        // The room in shared memory is for the rank of the first part.
+        if (own.sb && own.rank % 8 == 0 && own.rank / 8 <= q.parts[0].rank / 8) {
+            vectors = own.rank / 8;
+            const uint4* from = (const uint4*)(own.sb + (int64_t)column * own.rank);
+#pragma unroll
+            for (int i = 0; i < LAYER_LIFT; i++) {
+                lifted[i] = i < vectors ? from[i] : make_uint4(0, 0, 0, 0);
+            }
+        }
+    }
+
+    // Brings the row of sB to shared memory, for the thread itself.
+    __device__ __forceinline__ void lift(const decode_product& q, uint4* to) const {
+        const uint4* from = (const uint4*)(q.parts[part].sb + (int64_t)column * vectors * 8);
+#pragma unroll
+        for (int i = 0; i < LAYER_LIFT; i++) {
+            if (i < vectors) {
+                to[i] = lifted[i];
+            }
+        }
+#pragma unroll 2
+        for (int32_t i = LAYER_LIFT; i < vectors; i++) {
+            to[i] = from[i];
+        }
     }
 };
 
-// One output from the sums of the warps that shared its tile. `rows`: the row of sB, or null if it
-// is not in shared memory.
+// One output from the sums of the warps that shared its tile. `rows`: the row of sB.
 __device__ __forceinline__ float layer_output(const decode_part& part, int32_t K,
                                               const float* sums, int32_t slots, const float* zs,
-                                              int32_t column, const uint4* rows) {
+                                              const layer_place& place, const uint4* rows) {
     float v = sums[0];
 #pragma unroll 4
     for (int32_t w = 1; w < slots; w++) {
@@ -403,8 +527,8 @@ __device__ __forceinline__ float layer_output(const decode_part& part, int32_t K
         const float* z = zs + part.z_at - K;
         float sum = 0.0f;
         int32_t r = 0;
-#pragma unroll 2
-        for (; rows && r < part.rank; r += 8) {
+#pragma unroll 1
+        for (; r < place.vectors * 8; r += 8) {
             float a[8];
             float b[8];
             unpack(rows[r / 8], a);
@@ -415,43 +539,44 @@ __device__ __forceinline__ float layer_output(const decode_part& part, int32_t K
                 sum += a[j] * b[j];
             }
         }
-        const bf16* b = part.sb + (int64_t)column * part.rank;
+        const bf16* b = part.sb + (int64_t)place.column * part.rank;
 #pragma unroll 1
         for (; r < part.rank; r++) {
             sum += to_float(b[r]) * z[r];
         }
         v += sum;
     }
-    return part.bias ? v + to_float(part.bias[column]) : v;
+    return v + place.bias;
 }
 
 // Adds the sums of the warps and writes the block's outputs of a stack; with `later`, into h.
-// `place` and `old`, a value of h, are those of the thread's first output.
+// `place` is that of the thread's first output, `rows` the rows of sB, `stride` vectors apart.
 __device__ __forceinline__ void layer_finish(const decode_layers& p, const decode_product& q,
-                                             const row_share& share, const float* sums,
+                                             const layer_plan& plan, const float* sums,
                                              const float* zs, bool later, layer_place place,
-                                             bf16 old, const uint4* rows, int32_t vectors) {
-    int32_t tile = share.slots * 16; // floats
-    int32_t gated = q.gated != 0 ? 1 : 0;
-    int32_t all = share.units * 16 << gated;
+                                             const uint4* rows, int32_t stride) {
+    int32_t gated = plan.gated;
+    int32_t all = plan.units * 16 << gated;
 #pragma unroll 1
     for (int32_t i = (int32_t)threadIdx.x; i < all; i += LAYER_THREADS) {
-        bool fresh = i == (int32_t)threadIdx.x;
-        if (!fresh) {
-            place.find(q, share.units, i);
+        if (i >= LAYER_THREADS) {
+            place.find(plan, i);
+            bool has = q.parts[place.part].bias != 0;
+            place.bias = has ? to_float(q.parts[place.part].bias[place.column]) : 0.0f;
+            if (later) {
+                place.old.bits = __ldcg((const unsigned short*)(p.h + place.column));
+            }
         }
         const decode_part& part = q.parts[place.part];
         // The output among those of the block, gate before up.
-        int32_t at = (i >> gated) + (i & gated) * share.units * 16;
-        float v = layer_output(part, q.K, sums + at / 16 * tile + at % 16, share.slots, zs,
-                               place.column, vectors > 0 ? rows + at * vectors : 0);
+        int32_t at = (i >> gated) + (i & gated) * plan.units * 16;
+        float v = layer_output(part, q.K, sums + at / 16 * plan.slots * 16 + at % 16, plan.slots,
+                               zs, place, rows + i * stride);
         bf16 rounded = to_bf16(v);
         if (later) {
-            bf16 h = old;
-            h.bits = fresh ? old.bits : __ldcg((const unsigned short*)(p.h + place.column));
             float d = to_float(rounded);
             d = p.scale != 1.0f ? to_float(to_bf16(p.scale * d)) : d;
-            p.h[place.column] = to_bf16(to_float(h) + d);
+            p.h[place.column] = to_bf16(to_float(place.old) + d);
             continue;
         }
         if (gated != 0) {
@@ -488,21 +613,41 @@ __device__ __forceinline__ void layer_load(const decode_layers& p, int32_t layer
     }
 }
 
+// An item of attention and the row of its page; the number of items.
+__device__ __forceinline__ int32_t layer_item(const decode_layers& p, const decode_attention& q,
+                                              const layer_shared* s, int32_t item,
+                                              attention_place& w, int32_t& row) {
+    int32_t first = attention_begins(q, s->position) / q.chunk;
+    w = attention_find(q, item % p.units, first + item / p.units, p.pages, 0, s->position,
+                       s->alive != 0);
+    row = attention_row(q, w);
+    return p.units * (w.last_page - first + 1);
+}
+
 // Attention, by the first 256 threads: items from the block's number on. `until`: qkv is there.
 __device__ __forceinline__ void layer_attend(const decode_layers& p, const decode_attention& q,
-                                             uint8_t* area, uint32_t until) {
+                                             const layer_shared* all, uint8_t* area,
+                                             uint32_t until) {
     attention_shared* s = (attention_shared*)area;
     bf16* tiles = (bf16*)(area + (sizeof(attention_shared) + 15) / 16 * 16);
-    attention_place w = attention_find(q, 0, 0, p.pages, 0);
-    int32_t items = p.units * (w.last_page - w.first_page + 1);
-    bool alive = q.texts[0].alive != 0;
+    int32_t item = (int32_t)blockIdx.x;
+    attention_place w = all->place;
+    int32_t items = all->items;
+    int32_t row = all->row;
+    bool known = q.window == all->window;
     bool waited = false;
 #pragma unroll 1
-    for (int32_t item = (int32_t)blockIdx.x; item < items; item += (int32_t)gridDim.x) {
-        w = attention_find(q, item % p.units, w.first_page + item / p.units, p.pages, 0);
-        bool done = !alive && w.page == w.first_page;
-        if (alive) {
-            bf16* keys = attention_keys(q, w);
+    for (;; item += (int32_t)gridDim.x) {
+        if (!known) {
+            items = layer_item(p, q, all, item, w, row);
+        }
+        known = false; // the next one
+        if (item >= items) {
+            break;
+        }
+        bool done = all->alive == 0 && w.page == w.first_page;
+        if (all->alive != 0) {
+            bf16* keys = attention_keys(q, w, row);
             attention_begin(q, w, keys, tiles, s);
             if (!waited && threadIdx.x == 0) {
                 layer_wait(p.counters + LAYER_ALL, until);
@@ -518,20 +663,20 @@ __device__ __forceinline__ void layer_attend(const decode_layers& p, const decod
     }
 }
 
-// The products of a warp with the pieces of a stack; the last warp fetches z meanwhile.
+// The products of a warp with the pieces of a stack; the last warps fetch z meanwhile.
 __device__ __forceinline__ void layer_multiply(const decode_layers& p, const layer_shared* s,
-                                               int32_t layer, int32_t k, const row_share& share,
-                                               layer_ahead& ahead, uint8_t* shared, const bf16* x,
-                                               float* sums, float* zs, int32_t ranks,
+                                               int32_t layer, int32_t k, layer_ahead& ahead,
+                                               uint8_t* shared, const bf16* x, float* sums, float* zs, int32_t ranks,
                                                uint32_t z_until, int32_t& stage) {
     int32_t warp = (int32_t)threadIdx.x / 32;
     uint8_t* ring = shared + DECODE_TABLE + DECODE_MAP + warp * LAYER_STAGES * LAYER_STAGE;
     uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
-    const decode_product& q = s->layers[layer % LAYER_SLOTS].stacks[k];
+    const layer_plan& plan = s->plans[k];
     const float* map = (const float*)(shared + DECODE_TABLE);
     int32_t last = layer + 1 < p.count ? layer + 1 : layer;
-    int32_t tile = share.begin / share.pieces;
-    int32_t piece = share.begin % share.pieces;
+    int32_t count = layer_pieces(plan);
+    layer_start now;
+    now.unpack(s->starts[k][warp]);
     uint32_t g = threadIdx.x % 32 / 4;
     uint32_t t = threadIdx.x % 4;
     bool real = (g & 1u) == 0 && (g >> 1 & 1u) == t / 2; // see decode_row.cuh
@@ -546,15 +691,15 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
     for (int32_t i = 0;; i++) {
         __syncwarp(); // the stage before has been read
         ahead.fill(s, last, ring_at);
-        if (i == share.count / 2 && warp == LAYER_WARPS - 1 && ranks > 0) {
+        if (i == count / 2 && (LAYER_WARPS - 1 - warp) * 32 < ranks) {
             layer_z(p, k, ranks, z_until, zs);
         }
-        if (i == share.count) {
+        if (i == count) {
             break;
         }
-        if (i == 0 || piece == 0) {
+        if (i == 0 || now.piece == 0) {
             int32_t first;
-            middle = s->offsets[layer % LAYER_SLOTS][k][layer_find(q, share.units, tile, first)];
+            middle = s->offsets[layer % LAYER_SLOTS][k][layer_find(plan, now.tile, first)];
         }
         if (ahead.flying == LAYER_STAGES) {
             asm volatile("cp.async.wait_group %0;" ::"n"(LAYER_STAGES - 1) : "memory");
@@ -563,7 +708,7 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
         }
         __syncwarp();
         const uint8_t* at = ring + stage * LAYER_STAGE;
-        const uint4* from = own_x + piece * (ROW_COLUMNS / 8);
+        const uint4* from = own_x + now.piece * (ROW_COLUMNS / 8);
         float scale[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -581,8 +726,8 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
         acc[1] += scale[1] * (t >= 2 ? d[2] : c[2]);
         ahead.flying--;
         stage = stage == LAYER_STAGES - 1 ? 0 : stage + 1;
-        if (++piece == share.pieces || i + 1 == share.count) {
-            float* to = sums + (tile * share.slots + warp - tile * share.pieces / share.each) * 16;
+        if (++now.piece == plan.pieces || i + 1 == count) {
+            float* to = sums + (now.tile * plan.slots + now.slot) * 16;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 acc[r] += __shfl_xor_sync(QLORA_FULL_WARP, acc[r], 1);
@@ -592,9 +737,30 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
                 }
                 acc[r] = 0.0f;
             }
-            piece = 0;
-            tile++;
+            now.piece = 0;
+            now.tile++;
+            now.slot = 0; // it begins with this warp
         }
+    }
+}
+
+// What is the same for all layers.
+__device__ __forceinline__ void layers_plan(const decode_layers& p, layer_shared* s) {
+    const decode_layer& l = s->layers[0];
+    if (threadIdx.x < 4) {
+        layer_divide(l.stacks[threadIdx.x], s->plans[threadIdx.x]);
+    }
+    if (threadIdx.x == 32) {
+        s->position = l.attention.texts[0].position;
+        s->alive = l.attention.texts[0].alive;
+        s->window = l.attention.window;
+        s->items = layer_item(p, l.attention, s, (int32_t)blockIdx.x, s->place, s->row);
+    }
+    __syncthreads();
+    if (threadIdx.x < 4 * LAYER_WARPS) {
+        int32_t k = (int32_t)threadIdx.x / LAYER_WARPS;
+        int32_t warp = (int32_t)threadIdx.x % LAYER_WARPS;
+        s->starts[k][warp] = layer_start::pack(s->plans[k], warp);
     }
 }
 
@@ -604,7 +770,7 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
 __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shared) {
     layer_shared* s = (layer_shared*)(shared + DECODE_TABLE + DECODE_MAP + LAYER_RINGS);
     uint8_t* area = (uint8_t*)(s + 1);
-    int32_t own = (int32_t)threadIdx.x * 8;
+    int32_t own = (int32_t)threadIdx.x;
     int32_t stage = 0;
     uint32_t ended = 0; // blocks that have to have ended a stack
     uint32_t z_until = 0;
@@ -617,52 +783,41 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
     layer_load(p, 0, 0, s);
     layer_load(p, 1, 0, s);
     __syncthreads();
+    layers_plan(p, s);
     row_table(s->layers[0].stacks[0], shared);
+    __syncthreads();
 #pragma unroll 1
     for (int32_t i = 0; i < p.count * 4; i++) {
         int32_t layer = i / 4;
         int32_t k = i % 4;
         const decode_layer& l = s->layers[layer % LAYER_SLOTS];
         const decode_product& q = l.stacks[k];
-        row_share share = layer_divide(q);
+        const layer_plan& plan = s->plans[k];
         int32_t ranks = l.ranks[k][0] + l.ranks[k][1] + l.ranks[k][2];
+        int32_t room = (plan.units << plan.gated) * plan.slots * 16;
         bf16* x = (bf16*)area;
         float* zs = (float*)(x + q.K);
         float* sums = zs + (ranks + 3) / 4 * 4;
-        // It is long because what does not depend on the other blocks is requested before the wait.
-        layer_lift lift;
-        uint4 lifted = make_uint4(0, 0, 0, 0);
-        int32_t first = (int32_t)gridDim.x - 1 - (int32_t)blockIdx.x;
-        if (first < ranks) {
-            const bf16* a = layer_row_of(l, k, first);
-#pragma unroll
-            for (int j = 0; j < LAYER_AHEAD; j++) {
-                if (own + j * LAYER_THREADS * 8 < q.K) {
-                    const bf16* from = a + own + j * LAYER_THREADS * 8;
-                    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-                }
-            }
-        }
-        if (k % 2 == 0 && own % 32 == 0 && own < p.hidden) {
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(l.norms[k / 2] + own));
-        }
-        lift.plan(q, share.units);
-        if ((int32_t)threadIdx.x < lift.count) {
-            lifted = lift.get(q, share.units, (int32_t)threadIdx.x);
-        }
-        int32_t room = share.units * (q.gated != 0 ? 2 : 1) * share.slots * 16;
         uint4* rows = (uint4*)(sums + room);
-        bf16 old;
-        old.bits = 0;
+        int32_t stride = q.parts[0].rank / 8;
+        // It is long because what does not depend on the other blocks is loaded before the wait.
+        layer_low low;
+        layer_gain gain;
         layer_place place;
-        place.find(q, share.units, (int32_t)threadIdx.x);
-        if (k % 2 != 0 && (int32_t)threadIdx.x < share.units * 16) {
-            old.bits = __ldcg((const unsigned short*)(p.h + place.column));
+        low.load(l, k, ranks * LAYER_PARTS,
+                 (int32_t)blockIdx.x + own / 32 * (int32_t)gridDim.x);
+        if (k % 2 == 0 && own * 8 < p.hidden) {
+            gain.load(l.norms[k / 2] + own * 8);
         }
-        for (int32_t j = (int32_t)threadIdx.x; j < room; j += LAYER_THREADS) {
+        place.find(plan, own);
+        if (own < plan.units * 16 << plan.gated) {
+            place.load(p, q, k % 2 != 0);
+        }
+#pragma unroll 1
+        for (int32_t j = own; j < room; j += LAYER_THREADS) {
             sums[j] = 0.0f;
         }
-        if (i > 0 && threadIdx.x == 0) {
+        if (i > 0 && own == 0) {
             if (k == 1) {
                 layer_wait(p.counters + LAYER_UNITS, (uint32_t)(p.units * (layer + 1)));
             } else {
@@ -671,30 +826,27 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
         }
         __syncthreads();
         if (k % 2 == 0) {
-            layer_norm(p, l.norms[k / 2], x, s->sums);
+            layer_norm(p, l.norms[k / 2], gain, x, s->sums);
         } else {
-            for (int32_t c = own; c < q.K; c += LAYER_THREADS * 8) {
-                *(uint4*)(x + c) = __ldcg((const uint4*)(q.x + c));
-            }
+            layer_copy(q.x, q.K, x);
         }
-#pragma unroll 1
-        for (int32_t j = (int32_t)threadIdx.x; j < lift.count; j += LAYER_THREADS) {
-            rows[j] = j < LAYER_THREADS ? lifted : lift.get(q, share.units, j);
+        if (place.vectors > 0) {
+            place.lift(q, rows + own * stride);
         }
         __syncthreads();
-        layer_low(p, l, k, ranks, x, s->sums);
-        z_until += (uint32_t)ranks;
-        layer_multiply(p, s, layer, k, share, ahead, shared, x, sums, zs, ranks, z_until, stage);
+        low.make(p, l, k, ranks * LAYER_PARTS, x);
+        z_until += (uint32_t)(ranks * LAYER_PARTS);
+        layer_multiply(p, s, layer, k, ahead, shared, x, sums, zs, ranks, z_until, stage);
         __syncthreads();
-        layer_finish(p, q, share, sums, zs, k % 2 != 0, place, old, rows, lift.vectors);
+        layer_finish(p, q, plan, sums, zs, k % 2 != 0, place, rows, stride);
         __syncthreads();
         ended += gridDim.x;
-        if (threadIdx.x == 0) {
+        if (own == 0) {
             layer_count(p.counters + LAYER_ALL);
         }
         if (k == 0) {
-            if (threadIdx.x < 256) {
-                layer_attend(p, l.attention, area, ended);
+            if (own < 256) {
+                layer_attend(p, l.attention, s, area, ended);
             } else {
                 layer_load(p, layer + 2, 256, s);
             }

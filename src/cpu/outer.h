@@ -7,8 +7,8 @@
 // with few columns.
 
 #define QLORA__OUTER_FEW 48   // columns of the side with few, at most
-#define QLORA__OUTER_COLS 48  // columns of the wide side at a time
-#define QLORA__OUTER_STEPS 64 // steps whose columns stay in the first-level cache
+#define QLORA__OUTER_COLS 96  // columns of the wide side at a time: whole tiles in every tier
+#define QLORA__OUTER_STEPS 48 // steps whose columns stay in the first-level cache
 #define QLORA__OUTER_AHEAD 16 // steps ahead of which memory is read
 
 typedef struct qlora__outer {
@@ -95,8 +95,12 @@ static void qlora__gemm_outer(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t ld = o.turned ? g->ldb : g->lda;
     QLORA__REAL* side = (QLORA__REAL*)(void*)ctx->packing->a;
     for (int64_t k = 0; k < g->K; k++) {
-        for (int64_t i = 0; i < o.padded; i++) {
-            side[k * o.padded + i] = i < o.few ? from[k * ld + i] * (QLORA__REAL)g->alpha : 0;
+        QLORA__REAL* to = side + k * o.padded;
+        for (int64_t i = 0; i < o.few; i++) {
+            to[i] = from[k * ld + i] * (QLORA__REAL)g->alpha;
+        }
+        for (int64_t i = o.few; i < o.padded; i++) {
+            to[i] = 0;
         }
     }
     o.side = side;

@@ -33,7 +33,7 @@ typedef struct qlora__decode_layers {
 
 enum {
     QLORA__LAYERS_WARPS = 16, // as in kernels/decode_layers.cuh
-    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6032,
+    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6448,
     QLORA__LAYERS_ATTENTION = 17936 // of attention_shared
 };
 
@@ -124,6 +124,20 @@ static bool qlora__decode_has_room(const qlora_model* m) {
            m->ctx->gpu->max_shared >= QLORA__LAYERS_BYTES;
 }
 
+// Whether the stacks of two layers have the same shapes.
+static bool qlora__decode_layers_alike(const qlora__decode_layer* a, const qlora__decode_layer* b) {
+    bool alike = true;
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        const qlora__decode_product* p = &a->stacks[g];
+        const qlora__decode_product* q = &b->stacks[g];
+        alike = alike && p->count == q->count && p->K == q->K && p->gated == q->gated;
+        for (int i = 0; alike && i < p->count; i++) {
+            alike = p->parts[i].N == q->parts[i].N;
+        }
+    }
+    return alike;
+}
+
 // Whether one launch takes all layers; with its grid and shared memory.
 static bool qlora__decode_layers_fit(const qlora_model* m, int64_t* blocks, int64_t* shared) {
     const qlora__gpu* gpu = m->ctx->gpu;
@@ -132,11 +146,14 @@ static bool qlora__decode_layers_fit(const qlora_model* m, int64_t* blocks, int6
                 m->decode.alike && !m->decode.refused && m->decode.sent != NULL &&
                 gpu->cooperative != 0 && gpu->cu.LaunchKernelEx != NULL &&
                 gpu->driver_version >= 12030 && c->hidden <= 8192;
+    qlora__decode_layer first;
     *blocks = 1;
     *shared = 0;
     for (int64_t l = 0; l < c->layers && fits; l++) {
         qlora__decode_layer layer;
         fits = qlora__decode_layer_of(m, l, &layer);
+        first = l == 0 ? layer : first;
+        fits = fits && qlora__decode_layers_alike(&first, &layer);
         *blocks = qlora__max(*blocks, qlora__decode_layers_blocks(m, &layer));
     }
     for (int64_t l = 0; l < c->layers && fits; l++) {
