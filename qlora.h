@@ -10981,8 +10981,8 @@ static int64_t qlora__packing_room(void) {
 // with few columns.
 
 #define QLORA__OUTER_FEW 48   // columns of the side with few, at most
-#define QLORA__OUTER_COLS 48  // columns of the wide side at a time
-#define QLORA__OUTER_STEPS 64 // steps whose columns stay in the first-level cache
+#define QLORA__OUTER_COLS 96  // columns of the wide side at a time: whole tiles in every tier
+#define QLORA__OUTER_STEPS 48 // steps whose columns stay in the first-level cache
 #define QLORA__OUTER_AHEAD 16 // steps ahead of which memory is read
 
 typedef struct qlora__outer {
@@ -11069,8 +11069,12 @@ static void qlora__gemm_outer(qlora_ctx* ctx, const qlora__gemm* g) {
     int64_t ld = o.turned ? g->ldb : g->lda;
     QLORA__REAL* side = (QLORA__REAL*)(void*)ctx->packing->a;
     for (int64_t k = 0; k < g->K; k++) {
-        for (int64_t i = 0; i < o.padded; i++) {
-            side[k * o.padded + i] = i < o.few ? from[k * ld + i] * (QLORA__REAL)g->alpha : 0;
+        QLORA__REAL* to = side + k * o.padded;
+        for (int64_t i = 0; i < o.few; i++) {
+            to[i] = from[k * ld + i] * (QLORA__REAL)g->alpha;
+        }
+        for (int64_t i = o.few; i < o.padded; i++) {
+            to[i] = 0;
         }
     }
     o.side = side;
@@ -35018,6 +35022,7 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
 #define QLORA__DECODE_ROWS 8
 #define QLORA__DECODE_LAYER_BYTES 1920 // of qlora__decode_layer
 #define QLORA__DECODE_MARKS 96         // as in kernels/decode_layers.cuh
+#define QLORA__DECODE_PARTS 8          // LAYER_PARTS there
 #define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
 #define QLORA__DECODE_MANY_TILES 144 // blocks whose sums have room
@@ -35101,7 +35106,7 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     if (n == 1) {
         int64_t wide = qlora__max(pad, d->z_rank);
         qlora__arena_tensor(arena, QLORA_I32, 1, QLORA__DECODE_MARKS, &d->marks);
-        qlora__arena_tensor(arena, m->compute, QLORA__GROUPS, wide, &d->low);
+        qlora__arena_tensor(arena, QLORA_F32, QLORA__GROUPS * QLORA__DECODE_PARTS, wide, &d->low);
         qlora__arena_tensor(arena, QLORA_U8, 1, 2 * c->layers * QLORA__DECODE_LAYER_BYTES,
                             &d->params);
     }
@@ -41536,7 +41541,7 @@ typedef struct qlora__decode_layers {
 
 enum {
     QLORA__LAYERS_WARPS = 16, // as in kernels/decode_layers.cuh
-    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6032,
+    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6448,
     QLORA__LAYERS_ATTENTION = 17936 // of attention_shared
 };
 
@@ -41627,6 +41632,20 @@ static bool qlora__decode_has_room(const qlora_model* m) {
            m->ctx->gpu->max_shared >= QLORA__LAYERS_BYTES;
 }
 
+// Whether the stacks of two layers have the same shapes.
+static bool qlora__decode_layers_alike(const qlora__decode_layer* a, const qlora__decode_layer* b) {
+    bool alike = true;
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        const qlora__decode_product* p = &a->stacks[g];
+        const qlora__decode_product* q = &b->stacks[g];
+        alike = alike && p->count == q->count && p->K == q->K && p->gated == q->gated;
+        for (int i = 0; alike && i < p->count; i++) {
+            alike = p->parts[i].N == q->parts[i].N;
+        }
+    }
+    return alike;
+}
+
 // Whether one launch takes all layers; with its grid and shared memory.
 static bool qlora__decode_layers_fit(const qlora_model* m, int64_t* blocks, int64_t* shared) {
     const qlora__gpu* gpu = m->ctx->gpu;
@@ -41635,11 +41654,14 @@ static bool qlora__decode_layers_fit(const qlora_model* m, int64_t* blocks, int6
                 m->decode.alike && !m->decode.refused && m->decode.sent != NULL &&
                 gpu->cooperative != 0 && gpu->cu.LaunchKernelEx != NULL &&
                 gpu->driver_version >= 12030 && c->hidden <= 8192;
+    qlora__decode_layer first;
     *blocks = 1;
     *shared = 0;
     for (int64_t l = 0; l < c->layers && fits; l++) {
         qlora__decode_layer layer;
         fits = qlora__decode_layer_of(m, l, &layer);
+        first = l == 0 ? layer : first;
+        fits = fits && qlora__decode_layers_alike(&first, &layer);
         *blocks = qlora__max(*blocks, qlora__decode_layers_blocks(m, &layer));
     }
     for (int64_t l = 0; l < c->layers && fits; l++) {
@@ -51126,4 +51148,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 1af182271c4ce6b6
+//@@ end 5c0632c4a5b77947
