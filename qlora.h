@@ -34685,10 +34685,10 @@ static int64_t qlora__operand_most(const qlora_model* m, int group) {
 #define QLORA__HEAD_ROWS 64
 
 // In training, the operands of a layer whose weights have no copies are written by one launch, if
-// they have at most this many bytes. On an H200, a launch for every weight and the adapters of every
-// stack cost 3 to 5 us each besides the bytes: a step of 0.5B with 2,048 tokens took 1.16 times as
-// long without copies as with them, and takes 1.09 times as long with this. A larger layer takes so
-// long that its launches matter less than the memory for all of its stacks at once.
+// they have at most this many bytes. On an H200, a launch for every weight and one for the adapters
+// of every stack cost 3 to 5 us each besides the bytes: a step of 0.5B with 2,048 tokens took 1.16
+// times as long without copies as with them, and takes 1.09 times as long with this. A larger layer
+// takes so long that its launches matter less than the memory for all of its stacks at once.
 #define QLORA__PLACE_MOST ((int64_t)128 << 20)
 
 static bool qlora__can_place_layers(const qlora_model* m) {
@@ -51148,4 +51148,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 5c0632c4a5b77947
+//@@ end d4ea0175b04b0ff0
