@@ -21695,6 +21695,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(nf4_dequantise_f32, nf4, 0, NF4)                                                             \
     X(nf4_dequantise_bf16, nf4_bf16, 0, NF4_BF16)                                                  \
     X(nf4_dequantise_f16, nf4_bf16, 0, NF4_BF16)                                                   \
+    X(nf4_place_bf16, nf4_bf16, 0, NF4_BF16)                                                       \
     X(nf4_gemm_16, nf4_gemm, 70656, NF4_BF16)                                                      \
     X(nf4_gemm_32, nf4_gemm, 66560, NF4_BF16)                                                      \
     X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                      \
@@ -24615,6 +24616,15 @@ qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight, const qlora
 
 // ---- NF4 quantise and dequantise (formulas: numbers/nf4.h) --------------------------------------
 
+// Threads of a block side by side, each with eight columns, when it dequantises.
+static int32_t qlora__nf4_width(int64_t cols) {
+    int32_t width = 1;
+    while (width < 256 && 8 * width < cols) {
+        width *= 2;
+    }
+    return width;
+}
+
 typedef struct qlora__nf4_job {
     const qlora_nf4* w;
     const qlora_tensor* source;
@@ -24706,10 +24716,7 @@ static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_j
     int32_t block_shift = qlora__log2(w.block);
     int32_t group_shift = qlora__log2(w.block2);
     int32_t via_bf16 = job->via_bf16 ? 1 : 0;
-    int32_t width = 1; // threads per row, eight columns each
-    while (width < 256 && 8 * width < out.cols) {
-        width *= 2;
-    }
+    int32_t width = qlora__nf4_width(out.cols);
     qlora__kernel_id kernel = out.dtype == QLORA_F32    ? QLORA__K_nf4_dequantise_f32
                               : out.dtype == QLORA_BF16 ? QLORA__K_nf4_dequantise_bf16
                                                         : QLORA__K_nf4_dequantise_f16;
@@ -29769,6 +29776,9 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
     qlora_tensor operand = *l->operand;
     int64_t in = l->in;
     int32_t pad = (int32_t)qlora_linear_pad(l);
+    if (pad == 0) {
+        return QLORA_OK;
+    }
     const void* data[QLORA_LINEAR_PARTS][2];
     int64_t sizes[QLORA_LINEAR_PARTS][3];
     int32_t ranks[QLORA_LINEAR_PARTS];
@@ -29794,8 +29804,8 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
     }
     return qlora__launch(
         ctx, operand.dtype == QLORA_F32 ? QLORA__K_linear_place_f32 : QLORA__K_linear_place_bf16,
-        qlora__ceil_div(qlora_linear_out(l), 8) + pad * qlora__ceil_div(in + pad, 2048), 1, 1, 256,
-        0, args);
+        qlora__ceil_div(qlora_linear_out(l) * pad, 2048) + pad * qlora__ceil_div(in + pad, 2048), 1,
+        1, 256, 0, args);
 }
 
 // The adapters of a stack with FP8 weights. The code for an operand writes both parts: sB as that
@@ -29812,6 +29822,117 @@ static QLORA__UNUSED qlora_result qlora__linear_place_fp8(qlora_ctx* ctx,
         part.parts[i].out = 0;
     }
     return qlora__linear_place_adapters(ctx, &part);
+}
+
+// ---- operands of several stacks in one launch ---------------------------------------------------
+
+// Same layout as place_part in kernels/nf4_bf16.cu.
+typedef struct qlora__place_part {
+    const void* codes;
+    const void* absmax;
+    const void* q;
+    const void* scales;
+    const void* offset;
+    const void* maps;
+    const void* a;
+    const void* sb;
+    int64_t lda;
+    int64_t ldsb;
+    int32_t out;
+    int32_t rank;
+    int32_t block_shift;
+    int32_t group_shift;
+    int32_t row;
+    int32_t first;
+} qlora__place_part;
+
+// Same layout as place_stack.
+typedef struct qlora__place_stack {
+    qlora__place_part parts[QLORA_LINEAR_PARTS];
+    void* operand;
+    int64_t ld;
+    int64_t in;
+    int32_t pad;
+    int32_t width;
+    int32_t across;
+    int32_t first;
+    int32_t adapters;
+    int32_t unused;
+} qlora__place_stack;
+
+#define QLORA__PLACE_STACKS 4
+typedef char qlora__place_size[sizeof(qlora__place_stack) == 360 ? 1 : -1];
+
+// Whether the operand of a stack can be written by that launch: NF4 weights, on a GPU, as bf16.
+static bool qlora__linear_places_at_once(qlora_ctx* ctx, const qlora_linear_desc* l) {
+    bool can = !qlora__on_cpu(ctx) && l->operand->dtype == QLORA_BF16;
+    for (int32_t i = 0; i < l->count; i++) {
+        can = can && l->parts[i].dense == NULL && l->parts[i].nf4 != NULL;
+    }
+    return can;
+}
+
+// Describes a stack whose first block is number `at` of the launch; returns its last one's
+// successor.
+static int64_t qlora__place_describe(const qlora_linear_desc* l, int64_t at,
+                                     qlora__place_stack* out) {
+    int64_t pad = qlora_linear_pad(l);
+    int64_t rows = qlora_linear_out(l);
+    int64_t blocks = 0;
+    int64_t row = 0;
+    out->operand = l->operand->data;
+    out->ld = l->operand->ld;
+    out->in = l->in;
+    out->pad = (int32_t)pad;
+    out->width = qlora__nf4_width(l->in);
+    out->across = (int32_t)qlora__ceil_div(l->in, 8 * out->width);
+    out->first = (int32_t)at;
+    for (int32_t i = 0; i < QLORA_LINEAR_PARTS; i++) {
+        qlora__place_part* to = &out->parts[i];
+        const qlora_linear_part* p = &l->parts[i];
+        to->first = INT32_MAX;
+        if (i >= l->count) {
+            continue;
+        }
+        to->codes = p->nf4->codes;
+        to->absmax = p->nf4->absmax;
+        to->q = p->nf4->absmax_codes;
+        to->scales = p->nf4->absmax_scales;
+        to->offset = p->nf4->offset;
+        to->maps = p->nf4->maps;
+        to->block_shift = qlora__log2(p->nf4->block);
+        to->group_shift = qlora__log2(p->nf4->block2);
+        to->out = (int32_t)p->out;
+        to->row = (int32_t)row;
+        to->first = (int32_t)blocks;
+        if (p->rank > 0) {
+            to->a = p->a->data;
+            to->sb = p->sb->data;
+            to->lda = p->a->ld;
+            to->ldsb = p->sb->ld;
+            to->rank = (int32_t)p->rank;
+        }
+        row += p->out;
+        blocks += qlora__ceil_div(p->out, 4 * 256 / out->width) * out->across;
+    }
+    out->adapters = (int32_t)blocks;
+    blocks += qlora__ceil_div(rows * pad, 2048) + pad * qlora__ceil_div(l->in + pad, 2048);
+    return at + blocks;
+}
+
+// Writes the operands of up to QLORA__PLACE_STACKS stacks, for which
+// qlora__linear_places_at_once holds.
+static qlora_result qlora__linear_place_at_once(qlora_ctx* ctx, const qlora_linear_desc* stacks,
+                                                int32_t count) {
+    qlora__place_stack all[QLORA__PLACE_STACKS];
+    int64_t blocks = 0;
+    memset(all, 0, sizeof all);
+    for (int32_t i = 0; i < QLORA__PLACE_STACKS; i++) {
+        all[i].first = INT32_MAX;
+        blocks = i < count ? qlora__place_describe(&stacks[i], blocks, &all[i]) : blocks;
+    }
+    void* args[] = {all};
+    return qlora__launch(ctx, QLORA__K_nf4_place_bf16, blocks, 1, 1, 256, 0, args);
 }
 
 static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc* l,
@@ -29832,6 +29953,10 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc*
                            qlora_dtype_name(dtype));
     }
     QLORA__TRY(qlora__linear_check(ctx, l, dtype, false));
+    if (flags == (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS) &&
+        qlora__linear_places_at_once(ctx, l)) {
+        return qlora__linear_place_at_once(ctx, l, 1);
+    }
     int64_t row = 0;
     for (int32_t i = 0; i < l->count && (flags & QLORA_LINEAR_WEIGHTS) != 0; i++) {
         const qlora_linear_part* p = &l->parts[i];
@@ -33538,9 +33663,12 @@ struct qlora_model {
     bool own_chunk;      // desc.head_chunk was set by the caller
     bool every_row;      // for tests: model/labelled.h is off
     // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
-    // tells which weights of a layer are there.
+    // tells which weights of a layer are there. If places_layers is set, all stacks of a layer do,
+    // and placed_layer tells which layer it is.
     int64_t operand_at[QLORA__GROUPS];
     int64_t placed[QLORA__GROUPS];
+    int64_t placed_layer;
+    bool places_layers;
     uint64_t base_config; // hashes that tell one base model from another
     uint64_t base_weights;
     qlora__buffer* arena;
@@ -33629,6 +33757,7 @@ struct qlora_model {
     qlora_tensor fp8_scales;  // f32 [1, T]
     qlora_tensor fp8_ones;    // f32 [1, widest result]
     // head
+    size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_turns
     qlora_tensor rows_x;  // [chunk, H]
     qlora_tensor logits;  // [chunk, V]
     qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
@@ -34023,6 +34152,11 @@ static char* qlora__arena_take(qlora__arena* arena, size_t bytes) {
     char* p = arena->base != NULL ? arena->base + arena->used : NULL;
     arena->used += qlora__align_up(bytes, 256);
     return p;
+}
+
+// Two arenas that began at the same place and are used in turn: continues after the larger one.
+static void qlora__arena_join(qlora__arena* arena, const qlora__arena* other) {
+    arena->used = arena->used > other->used ? arena->used : other->used;
 }
 
 // Allocates a contiguous matrix.
@@ -34550,15 +34684,39 @@ static int64_t qlora__operand_most(const qlora_model* m, int group) {
 // A 4-bit head is quantised in slices of multiples of this many rows, which are whole blocks.
 #define QLORA__HEAD_ROWS 64
 
+// In training, the operands of a layer whose weights have no copies are written by one launch, if
+// they have at most this many bytes. On an H200, a launch for every weight and one for the adapters
+// of every stack cost 3 to 5 us each besides the bytes: a step of 0.5B with 2,048 tokens took 1.16
+// times as long without copies as with them, and takes 1.09 times as long with this. A larger layer
+// takes so long that its launches matter less than the memory for all of its stacks at once.
+#define QLORA__PLACE_MOST ((int64_t)128 << 20)
+
+static bool qlora__can_place_layers(const qlora_model* m) {
+    int64_t all = 0;
+    bool can = m->on_gpu && qlora__trains(m) && m->compute == QLORA_BF16 && m->plan.tile == 0 &&
+               !qlora__is_fp8(m) && !qlora__has_several(m) && !m->dora;
+    for (int g = 0; g < QLORA__GROUPS && can; g++) {
+        all += qlora__operand_most(m, g);
+    }
+    for (int64_t l = 0; l < m->plan.config.layers && can; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            can = can && m->layers[l].projections[i].is_nf4;
+        }
+    }
+    return can && all * (int64_t)qlora_dtype_bytes(m->compute) <= QLORA__PLACE_MOST;
+}
+
 // The shared operand must also hold the largest weight while it is being quantised. With tiles,
 // it holds o, gate/up and down at once.
 static int64_t qlora__operand_elements(qlora_model* m) {
     int64_t most = 0;
     int64_t at = 0;
+    m->places_layers = qlora__can_place_layers(m);
     static const int order[QLORA__GROUPS] = {QLORA__GATE_UP, QLORA__DOWN, QLORA__O, QLORA__QKV};
     for (int i = 0; i < QLORA__GROUPS; i++) {
         int64_t n = qlora__operand_most(m, order[i]);
-        m->operand_at[order[i]] = m->plan.tile > 0 && order[i] != QLORA__QKV ? at : 0;
+        bool tiled = m->plan.tile > 0 && order[i] != QLORA__QKV;
+        m->operand_at[order[i]] = tiled || m->places_layers ? at : 0;
         at += n;
         most = qlora__max(most, m->operand_at[order[i]] + n);
     }
@@ -34665,6 +34823,19 @@ static int64_t qlora__head_rows(const qlora_model* m) {
     return qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) * m->plan.head_chunk;
 }
 
+// The input of a stack, and of the head. A chunk of the head writes the gradients of its rows over
+// inputs that it and the chunks before it have read: labelled row i is token i or a later one. They
+// are used up when the first layer begins. Tiles are too small for that: see qlora__layout_dqkv.
+static void qlora__layout_x(qlora__arena* arena, qlora_model* m, int64_t pad) {
+    int64_t width = m->plan.config.hidden;
+    qlora__arena shared = *arena;
+    qlora__arena_tensor(arena, m->compute, qlora__tile_rows(m), width + pad, &m->x);
+    if (qlora__trains(m) && m->plan.tile == 0) {
+        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, width, &m->rows_dx);
+        qlora__arena_join(arena, &shared);
+    }
+}
+
 // The gradients of q, k and v. With tiles, those of the rows of the head, which are used up when
 // the first layer begins, share their memory.
 static void qlora__layout_dqkv(qlora__arena* arena, qlora_model* m, int64_t pad) {
@@ -34674,7 +34845,7 @@ static void qlora__layout_dqkv(qlora__arena* arena, qlora_model* m, int64_t pad)
     qlora__arena_tensor(arena, m->compute, m->plan.tokens, wide, &m->dqkv);
     if (m->plan.tile > 0) {
         qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, c->hidden, &m->rows_dx);
-        arena->used = arena->used > shared.used ? arena->used : shared.used;
+        qlora__arena_join(arena, &shared);
     }
 }
 
@@ -34684,27 +34855,31 @@ static bool qlora__has_own_stats(const qlora_model* m) {
     return m->on_gpu && (uint64_t)(c->heads * m->plan.tokens) * 8 > ((uint64_t)32 << 20);
 }
 
-static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
+// What is not needed while the head runs, which has its logits in the same memory: they begin at
+// m->head_place, and may go beyond the end. A 4-bit head needs the operand. s is for the MLP of a
+// layer, d_o for its attention; with tiles, both are used at once.
+static void qlora__layout_turns(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t T = m->plan.tokens;
     int64_t some = qlora__tile_rows(m);
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
-    int64_t x_pad = qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]);
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
-    qlora__arena_tensor(arena, m->compute, some, c->hidden + x_pad, &m->x);
-    qlora__arena_tensor(arena, m->compute, some, c->hidden, &m->delta);
     // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
     int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
-    qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->s);
-    qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
-    qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
-    qlora__layout_wide(arena, m);
-    if (qlora__is_fp8(m)) {
-        qlora__layout_fp8_shared(arena, m);
+    if (m->head_is_nf4) {
+        qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     }
+    m->head_place = arena->used;
+    qlora__arena shared = *arena;
+    qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->s);
+    if (qlora__trains(m) && m->plan.tile == 0) {
+        qlora__arena_tensor(&shared, m->compute, m->plan.tokens, qlora__q_width(c), &m->d_o);
+        qlora__arena_join(arena, &shared);
+    }
+    if (!m->head_is_nf4) {
+        qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
+    }
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &m->delta);
     if (!qlora__trains(m)) {
         return;
     }
@@ -34712,27 +34887,46 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     if (m->desc.dropout > 0.0f || m->dora) {
         qlora__arena_tensor(arena, m->compute, some, wide, &m->ds);
     }
-    qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden + dh_pad, &m->dh);
     m->d_out = m->dh;
     if (qlora__has_own_d_out(m)) {
         qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->d_out);
     }
-    int64_t parts = qlora__has_gated(m) ? qlora__gated_room(some, c->intermediate) : 0;
-    qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->gated_parts);
-    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->skinny_parts);
-    for (int i = 0; i < 2; i++) {
-        qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0, &m->rstd[i]);
-    }
-    qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
-    qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
-    memset(&m->stats, 0, sizeof m->stats);
-    if (qlora__has_own_stats(m)) {
-        qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * T, &m->stats);
+    if (m->plan.tile > 0) {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, qlora__q_width(c), &m->d_o);
     }
     if (m->dora) {
-        int64_t widest = qlora__max(q + 2 * kv, qlora__max(c->hidden, 2 * c->intermediate));
+        int64_t heads = qlora__q_width(c) + 2 * qlora__kv_width(c);
+        int64_t widest = qlora__max(heads, qlora__max(c->hidden, 2 * c->intermediate));
         qlora__arena_tensor(arena, m->compute, some, widest, &m->raw);
     }
+}
+
+static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t some = qlora__tile_rows(m);
+    int64_t pads[QLORA__GROUPS];
+    qlora__most_pads(m, pads);
+    qlora__layout_x(arena, m, qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]));
+    qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
+    qlora__layout_wide(arena, m);
+    if (qlora__is_fp8(m)) {
+        qlora__layout_fp8_shared(arena, m);
+    }
+    memset(&m->stats, 0, sizeof m->stats);
+    if (qlora__trains(m)) {
+        int64_t parts = qlora__has_gated(m) ? qlora__gated_room(some, c->intermediate) : 0;
+        qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->gated_parts);
+        qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->skinny_parts);
+        for (int i = 0; i < 2; i++) {
+            qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0, &m->rstd[i]);
+        }
+        qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
+        if (qlora__has_own_stats(m)) {
+            qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * m->plan.tokens, &m->stats);
+        }
+    }
+    qlora__layout_turns(arena, m); // the last, so that the head can go beyond its end
 }
 
 static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
@@ -34792,17 +34986,17 @@ static void qlora__layout_totals(qlora__arena* arena, qlora_model* m) {
 static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t R = qlora__head_rows(m);
-    qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
-    qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
+    qlora__arena shared = *arena;
+    shared.used = m->head_place;
+    qlora__arena_tensor(&shared, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
+    qlora__arena_tensor(&shared, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
+    qlora__arena_join(arena, &shared);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
     qlora__layout_totals(arena, m);
     int64_t S = m->plan.max_sequences * (int64_t)sizeof(double);
     qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
     qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
                         &m->preference.sums);
-    if (qlora__trains(m) && m->plan.tile == 0) {
-        qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
-    }
     if (qlora__trains(m)) {
         qlora__arena_tensor(arena, QLORA_U8, 1, S * QLORA__PREFERENCE_VALUES,
                             &m->preference.values);
@@ -38412,7 +38606,7 @@ static qlora_result qlora__moments_start(qlora_ctx* ctx, qlora_model* m) {
 //   the same, without training   s                  the activation, later
 //   residual stream              gate and up        their product, later
 //   gradient of the former       dqkv               the same as above; only on the way back
-//   gradient of the latter       rows_dx            the head, earlier; only on the way back
+//   gradient of the latter       delta              gradients of x, earlier; only on the way back
 
 // There are at most this many sizes: the products of each of them are run once before the first
 // step.
@@ -38978,9 +39172,28 @@ static void qlora__tiles_begin(const qlora__pass* pass) {
 static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int group, bool turned) {
     qlora_model* m = pass->m;
     int64_t key = 1 + 2 * (layer * m->adapters + pass->adapter) + (turned ? 1 : 0);
-    bool placed = m->plan.tile > 0 && m->placed[group] == key;
+    bool placed = m->places_layers ? m->placed_layer == key
+                                   : m->plan.tile > 0 && m->placed[group] == key;
     m->placed[group] = key;
+    m->placed_layer = key;
     return placed;
+}
+
+// Places the weights of all stacks of a layer, next to the matrices of the adapter, which a pass
+// without adapters does not read.
+static qlora_result qlora__layer_place(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    qlora_linear_desc stacks[QLORA__GROUPS];
+    qlora_tensor operands[QLORA__GROUPS];
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        qlora_linear_desc* linear = &stacks[g];
+        *linear = qlora__linear_of(m, layer, g, pass->adapter);
+        int64_t pad = qlora_linear_pad(linear);
+        operands[g] = qlora__window(&layer->operands[g], qlora_linear_out(linear) + pad, 0,
+                                    linear->in + pad);
+        linear->operand = &operands[g];
+    }
+    return qlora__linear_place_at_once(pass->ctx, stacks, QLORA__GROUPS);
 }
 
 // A stack of a layer, set up for a pass: without adapters, its ranks are zero and its operand is
@@ -39089,8 +39302,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         return QLORA_OK;
     }
     QLORA__TRY(qlora__operand_wait(pass));
-    return qlora__linear_place(pass->ctx, &out->linear,
-                               QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
+    return m->places_layers ? qlora__layer_place(pass, layer)
+                            : qlora__linear_place(pass->ctx, &out->linear,
+                                                  QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
 
 // x and y have the rows of a tile.
@@ -39500,6 +39714,7 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
+    m->placed_layer = 0; // adapters may have changed
     QLORA__TRY(qlora__tokens_place(pass->ctx, m));
     QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
     if (c->embedding_scale != 1.0) {
@@ -39728,6 +39943,8 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
     qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
+    m->placed_layer = 0;                      // the logits are in the memory of the operand
+    QLORA__TRY(qlora__beside_wait(ctx, ~0u)); // z of the last layer is in that of s
     QLORA__TRY(qlora__head_gather(pass, i));
     QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
     qlora_cross_entropy_desc args;
@@ -39764,7 +39981,7 @@ static qlora_result qlora__head_spread(const qlora__pass* pass) {
     return qlora_embed(pass->ctx, &m->rows_dx, &inverse, &dx, &m->flag);
 }
 
-// Zeroes the row of tokens without a label, if the memory has had another use since.
+// Zeroes the row of tokens without a label: the memory has had another use since.
 static qlora_result qlora__head_clear(const qlora__pass* pass) {
     const qlora_tensor* all = &pass->m->rows_dx;
     qlora_tensor row = qlora__window(all, 1, (all->rows - 1) * all->ld, all->cols);
@@ -39772,7 +39989,11 @@ static qlora_result qlora__head_clear(const qlora__pass* pass) {
 }
 
 static qlora_result qlora__head_end(const qlora__pass* pass) {
-    return pass->m->plan.tile > 0 || pass->labelled > 0 ? QLORA_OK : qlora__head_spread(pass);
+    if (pass->m->plan.tile > 0 || pass->labelled > 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__head_clear(pass));
+    return qlora__head_spread(pass);
 }
 
 static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
@@ -39816,14 +40037,19 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
 //   dqkv                      qkv                    the attention of the next layer
 //   output of attention       o                      recomputation of a layer; that of labelled
 //                                                    rows (qlora__labelled_o), their way back
-//   s                         down                   ds of the next layer, after that norm
+//   s                         down                   d_o, and ds of the next layer, after that norm
 //   x                         written there as well  recomputation; with DoRA, the next stack
 //   gradients of gate and up  gate_up                recomputation of a layer
 //   parts of sums             dA of down, dB of      the activation of the next layer, after that
 //                             gate and up            norm
 //   rstd                      dA of qkv, gate_up     the norm of the next layer
 //   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
-//   last columns of x and s   keeping z, forward     the next norm; z of the next layer
+//   last columns of x and s   keeping z, forward     the next norm; z of the next layer; the head
+//
+// The main stream uses some memory for one thing after another (qlora__layout_x and _turns):
+//
+//   x, while the head begins | gradients of its rows, until dh is there | x
+//   rows and logits of the head | s for the MLP, d_o for attention, operand, delta, dh and others
 
 // Recomputes the activations after attention: everything except down_proj, unless the backward pass
 // of a norm needs its output.
@@ -40286,7 +40512,7 @@ static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t in
     qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, m->plan.config.hidden);
     QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->dqkv, &d_o));
-    return qlora__labelled_spread(ctx, m, pass->labelled, &m->rows_dx, &dh);
+    return qlora__labelled_spread(ctx, m, pass->labelled, &m->delta, &dh);
 }
 
 // d_o -> gradients of q, k and v, normalised and rotated, in m->dqkv.
@@ -50922,4 +51148,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6cee2cc781650e68
+//@@ end d4ea0175b04b0ff0

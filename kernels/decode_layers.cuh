@@ -25,8 +25,8 @@
 // Launch: cooperative, LAYER_THREADS threads, grid any number of blocks that are resident together.
 // Every K is a multiple of 256 and N of 16; weights are NF4 in blocks of 64 with quantised scales
 // in groups of at least 4; hidden is at most 8192; the stacks of all layers have the same shapes.
-// Determinism: one writer per output, fixed order
-// of every sum, which depends on the shapes and the grid.
+// Determinism: one writer per output, fixed order of every sum, which depends on the shapes and the
+// grid.
 #ifndef QLORA_DECODE_LAYERS_CUH
 #define QLORA_DECODE_LAYERS_CUH
 
@@ -666,8 +666,9 @@ __device__ __forceinline__ void layer_attend(const decode_layers& p, const decod
 // The products of a warp with the pieces of a stack; the last warps fetch z meanwhile.
 __device__ __forceinline__ void layer_multiply(const decode_layers& p, const layer_shared* s,
                                                int32_t layer, int32_t k, layer_ahead& ahead,
-                                               uint8_t* shared, const bf16* x, float* sums, float* zs, int32_t ranks,
-                                               uint32_t z_until, int32_t& stage) {
+                                               uint8_t* shared, const bf16* x, float* sums,
+                                               float* zs, int32_t ranks, uint32_t z_until,
+                                               int32_t& stage) {
     int32_t warp = (int32_t)threadIdx.x / 32;
     uint8_t* ring = shared + DECODE_TABLE + DECODE_MAP + warp * LAYER_STAGES * LAYER_STAGE;
     uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);

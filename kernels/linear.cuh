@@ -20,36 +20,56 @@
     const void *a##n, int64_t lda##n, const void *sb##n, int64_t ldsb##n, int64_t out##n,          \
         int32_t rank##n
 
+// Eight consecutive elements, all of them zero or from `from`; null = zero.
+template <typename T>
+__device__ __forceinline__ bool place_eight(const T* from, T* to) {
+    if (sizeof(T) != 2 || (((uintptr_t)from | (uintptr_t)to) & 15) != 0) {
+        return false;
+    }
+    *(uint4*)to = from ? *(const uint4*)from : make_uint4(0, 0, 0, 0);
+    return true;
+}
+
 // Writes the whole operand except the W_i. A part without an adapter has rank 0; an absent part
-// also has out 0. Launch: 256 threads, grid ceil(out / 8) + pad ceil((in + pad) / 2048): a warp
-// writes the short piece to the right of a row of W, a block 2048 columns of a row below W.
-// Element-wise, one writer per output.
+// also has out 0. A thread writes eight columns of the short piece to the right of a row of W, a
+// block 2048 columns of a row below W; `block` is its number. Launch: 256 threads, grid
+// ceil(out * pad / 2048) + pad * ceil((in + pad) / 2048). Element-wise, one writer per output.
 template <typename T>
 __device__ __forceinline__ void place(T* operand, int64_t ld, int64_t in, int32_t pad,
-                                      LINEAR_PART(1), LINEAR_PART(2), LINEAR_PART(3)) {
+                                      LINEAR_PART(1), LINEAR_PART(2), LINEAR_PART(3),
+                                      uint32_t block) {
     int64_t out = out1 + out2 + out3;
-    int64_t beside = (out + 7) / 8;
+    uint32_t eights = (uint32_t)pad / 8;
+    int64_t beside = (out * pad + 2047) / 2048;
     T zero;
     store(&zero, 0.0f);
-    if (blockIdx.x < beside) {
-        int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    if (block < beside) {
+        uint32_t number = block * 256 + threadIdx.x; // of out * eights
+        int64_t row = number / eights;
         if (row >= out) {
             return;
         }
-        T* to = operand + row * ld + in;
+        int32_t col = (int32_t)(number % eights) * 8;
+        T* to = operand + row * ld + in + col;
         int32_t part = row < out1 ? 0 : row < out1 + out2 ? 1 : 2;
         int64_t r = part == 0 ? row : part == 1 ? row - out1 : row - out1 - out2;
         int32_t first = part == 0 ? 0 : part == 1 ? rank1 : rank1 + rank2;
         int32_t rank = part == 0 ? rank1 : part == 1 ? rank2 : rank3;
         const T* sb = (const T*)(part == 0 ? sb1 : part == 1 ? sb2 : sb3);
-        sb += r * (part == 0 ? ldsb1 : part == 1 ? ldsb2 : ldsb3);
-        for (int32_t c = (int32_t)threadIdx.x % 32; c < pad; c += 32) {
-            to[c] = c >= first && c < first + rank ? sb[c - first] : zero;
+        sb += r * (part == 0 ? ldsb1 : part == 1 ? ldsb2 : ldsb3) + col - first;
+        bool none = col + 8 <= first || col >= first + rank;
+        bool all = col >= first && col + 8 <= first + rank;
+        if ((none || all) && place_eight(all ? sb : nullptr, to)) {
+            return;
+        }
+#pragma unroll
+        for (int32_t k = 0; k < 8; k++) {
+            to[k] = col + k >= first && col + k < first + rank ? sb[k] : zero;
         }
         return;
     }
     uint32_t pieces = (uint32_t)((in + pad + 2047) / 2048);
-    uint32_t below = (uint32_t)(blockIdx.x - beside);
+    uint32_t below = (uint32_t)(block - beside);
     int64_t r = below / pieces;
     int64_t c = (int64_t)(below % pieces) * 2048 + threadIdx.x;
     T* to = operand + (out + r) * ld;
@@ -70,7 +90,7 @@ __device__ __forceinline__ void place(T* operand, int64_t ld, int64_t in, int32_
         qlora_linear_place_##name(type* operand, int64_t ld, int64_t in, int32_t pad,              \
                                   LINEAR_PART(1), LINEAR_PART(2), LINEAR_PART(3)) {                \
         place(operand, ld, in, pad, a1, lda1, sb1, ldsb1, out1, rank1, a2, lda2, sb2, ldsb2, out2, \
-              rank2, a3, lda3, sb3, ldsb3, out3, rank3);                                           \
+              rank2, a3, lda3, sb3, ldsb3, out3, rank3, blockIdx.x);                               \
     }
 
 // y[r,c] = bias[c], for a product to be accumulated into, or y[r,c] += bias[c] with add != 0; y is

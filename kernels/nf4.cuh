@@ -129,21 +129,22 @@ __device__ __forceinline__ void store_eight(float* p, const float* v) {
 // out[r, c] = value of element (row0 + r) * cols + col0 + c, for an output of [out_rows, out_cols]
 // with leading dimension ld. A thread handles eight consecutive elements in each of four rows, with
 // one 4-byte load and one 16-byte store (two for f32) each. A block of 256 threads is `width`
-// threads wide (a power of two, 1 ... 256) and 256 / width rows high, four times. Launch: 256
-// threads, grid (ceil(out_rows / (4 * 256 / width)), ceil(out_cols / (8 * width))). absmax is null
-// if the scales are double-quantised (q, scales, offset). With via_bf16, an f32 output gets the
-// values of a bf16 one.
+// threads wide (a power of two, 1 ... 256) and 256 / width rows high, four times. absmax is null if
+// the scales are double-quantised (q, scales, offset). With via_bf16, an f32 output gets the values
+// of a bf16 one. The block is (down, right) of the grid. Launch: 256 threads, grid
+// (ceil(out_rows / (4 * 256 / width)), ceil(out_cols / (8 * width))).
 template <typename T>
 __device__ __forceinline__ void
 nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, const float* scales,
                const float* offset, const float* maps, int64_t cols, int64_t row0, int64_t col0,
                T* out, int64_t out_rows, int64_t out_cols, int64_t ld, int32_t block_shift,
-               int32_t group_shift, int32_t width, int32_t via_bf16) {
+               int32_t group_shift, int32_t width, int32_t via_bf16, uint32_t down,
+               uint32_t right) {
     __shared__ float level[16];
     __shared__ float map[256];
     int32_t high = 256 / width;
-    int64_t row = (int64_t)blockIdx.x * 4 * high + (int32_t)threadIdx.x / width;
-    int64_t col = ((int64_t)blockIdx.y * width + (int32_t)threadIdx.x % width) * 8;
+    int64_t row = (int64_t)down * 4 * high + (int32_t)threadIdx.x / width;
+    int64_t col = ((int64_t)right * width + (int32_t)threadIdx.x % width) * 8;
     bool whole = ((uintptr_t)codes & 3) == 0 && ((uintptr_t)out & 15) == 0 && (cols & 7) == 0 &&
                  (col0 & 7) == 0 && (ld & 7) == 0 && out_cols - col >= 8;
     int64_t e = (row0 + row) * cols + col0 + col;
@@ -221,7 +222,8 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
         type* out, int64_t out_rows, int64_t out_cols, int64_t ld, int32_t block_shift,            \
         int32_t group_shift, int32_t width, int32_t via_bf16) {                                    \
         nf4_dequantise(codes, absmax, q, scales, offset, maps, cols, row0, col0, out, out_rows,    \
-                       out_cols, ld, block_shift, group_shift, width, via_bf16);                   \
+                       out_cols, ld, block_shift, group_shift, width, via_bf16, blockIdx.x,        \
+                       blockIdx.y);                                                                \
     }
 
 #endif

@@ -42,6 +42,7 @@
     X(owners_suite)                                                                                \
     X(gated_suite)                                                                                 \
     X(skinny_suite)                                                                                \
+    X(place_suite)                                                                                 \
     X(comm_suite)                                                                                  \
     X(kept_suite)                                                                                  \
     X(page_suite)                                                                                  \

@@ -76,6 +76,7 @@
     X(nf4_dequantise_f32, nf4, 0, NF4)                                                             \
     X(nf4_dequantise_bf16, nf4_bf16, 0, NF4_BF16)                                                  \
     X(nf4_dequantise_f16, nf4_bf16, 0, NF4_BF16)                                                   \
+    X(nf4_place_bf16, nf4_bf16, 0, NF4_BF16)                                                       \
     X(nf4_gemm_16, nf4_gemm, 70656, NF4_BF16)                                                      \
     X(nf4_gemm_32, nf4_gemm, 66560, NF4_BF16)                                                      \
     X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                      \

@@ -243,6 +243,15 @@ qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight, const qlora
 
 // ---- NF4 quantise and dequantise (formulas: numbers/nf4.h) --------------------------------------
 
+// Threads of a block side by side, each with eight columns, when it dequantises.
+static int32_t qlora__nf4_width(int64_t cols) {
+    int32_t width = 1;
+    while (width < 256 && 8 * width < cols) {
+        width *= 2;
+    }
+    return width;
+}
+
 typedef struct qlora__nf4_job {
     const qlora_nf4* w;
     const qlora_tensor* source;
@@ -334,10 +343,7 @@ static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_j
     int32_t block_shift = qlora__log2(w.block);
     int32_t group_shift = qlora__log2(w.block2);
     int32_t via_bf16 = job->via_bf16 ? 1 : 0;
-    int32_t width = 1; // threads per row, eight columns each
-    while (width < 256 && 8 * width < out.cols) {
-        width *= 2;
-    }
+    int32_t width = qlora__nf4_width(out.cols);
     qlora__kernel_id kernel = out.dtype == QLORA_F32    ? QLORA__K_nf4_dequantise_f32
                               : out.dtype == QLORA_BF16 ? QLORA__K_nf4_dequantise_bf16
                                                         : QLORA__K_nf4_dequantise_f16;

@@ -14,6 +14,11 @@ static char* qlora__arena_take(qlora__arena* arena, size_t bytes) {
     return p;
 }
 
+// Two arenas that began at the same place and are used in turn: continues after the larger one.
+static void qlora__arena_join(qlora__arena* arena, const qlora__arena* other) {
+    arena->used = arena->used > other->used ? arena->used : other->used;
+}
+
 // Allocates a contiguous matrix.
 static void qlora__arena_tensor(qlora__arena* arena, qlora_dtype dtype, int64_t rows, int64_t cols,
                                 qlora_tensor* out) {
@@ -539,15 +544,39 @@ static int64_t qlora__operand_most(const qlora_model* m, int group) {
 // A 4-bit head is quantised in slices of multiples of this many rows, which are whole blocks.
 #define QLORA__HEAD_ROWS 64
 
+// In training, the operands of a layer whose weights have no copies are written by one launch, if
+// they have at most this many bytes. On an H200, a launch for every weight and one for the adapters
+// of every stack cost 3 to 5 us each besides the bytes: a step of 0.5B with 2,048 tokens took 1.16
+// times as long without copies as with them, and takes 1.09 times as long with this. A larger layer
+// takes so long that its launches matter less than the memory for all of its stacks at once.
+#define QLORA__PLACE_MOST ((int64_t)128 << 20)
+
+static bool qlora__can_place_layers(const qlora_model* m) {
+    int64_t all = 0;
+    bool can = m->on_gpu && qlora__trains(m) && m->compute == QLORA_BF16 && m->plan.tile == 0 &&
+               !qlora__is_fp8(m) && !qlora__has_several(m) && !m->dora;
+    for (int g = 0; g < QLORA__GROUPS && can; g++) {
+        all += qlora__operand_most(m, g);
+    }
+    for (int64_t l = 0; l < m->plan.config.layers && can; l++) {
+        for (int i = 0; i < m->arch->layout->count; i++) {
+            can = can && m->layers[l].projections[i].is_nf4;
+        }
+    }
+    return can && all * (int64_t)qlora_dtype_bytes(m->compute) <= QLORA__PLACE_MOST;
+}
+
 // The shared operand must also hold the largest weight while it is being quantised. With tiles,
 // it holds o, gate/up and down at once.
 static int64_t qlora__operand_elements(qlora_model* m) {
     int64_t most = 0;
     int64_t at = 0;
+    m->places_layers = qlora__can_place_layers(m);
     static const int order[QLORA__GROUPS] = {QLORA__GATE_UP, QLORA__DOWN, QLORA__O, QLORA__QKV};
     for (int i = 0; i < QLORA__GROUPS; i++) {
         int64_t n = qlora__operand_most(m, order[i]);
-        m->operand_at[order[i]] = m->plan.tile > 0 && order[i] != QLORA__QKV ? at : 0;
+        bool tiled = m->plan.tile > 0 && order[i] != QLORA__QKV;
+        m->operand_at[order[i]] = tiled || m->places_layers ? at : 0;
         at += n;
         most = qlora__max(most, m->operand_at[order[i]] + n);
     }
@@ -654,6 +683,19 @@ static int64_t qlora__head_rows(const qlora_model* m) {
     return qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) * m->plan.head_chunk;
 }
 
+// The input of a stack, and of the head. A chunk of the head writes the gradients of its rows over
+// inputs that it and the chunks before it have read: labelled row i is token i or a later one. They
+// are used up when the first layer begins. Tiles are too small for that: see qlora__layout_dqkv.
+static void qlora__layout_x(qlora__arena* arena, qlora_model* m, int64_t pad) {
+    int64_t width = m->plan.config.hidden;
+    qlora__arena shared = *arena;
+    qlora__arena_tensor(arena, m->compute, qlora__tile_rows(m), width + pad, &m->x);
+    if (qlora__trains(m) && m->plan.tile == 0) {
+        qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, width, &m->rows_dx);
+        qlora__arena_join(arena, &shared);
+    }
+}
+
 // The gradients of q, k and v. With tiles, those of the rows of the head, which are used up when
 // the first layer begins, share their memory.
 static void qlora__layout_dqkv(qlora__arena* arena, qlora_model* m, int64_t pad) {
@@ -663,7 +705,7 @@ static void qlora__layout_dqkv(qlora__arena* arena, qlora_model* m, int64_t pad)
     qlora__arena_tensor(arena, m->compute, m->plan.tokens, wide, &m->dqkv);
     if (m->plan.tile > 0) {
         qlora__arena_tensor(&shared, m->compute, qlora__head_rows(m) + 1, c->hidden, &m->rows_dx);
-        arena->used = arena->used > shared.used ? arena->used : shared.used;
+        qlora__arena_join(arena, &shared);
     }
 }
 
@@ -673,27 +715,31 @@ static bool qlora__has_own_stats(const qlora_model* m) {
     return m->on_gpu && (uint64_t)(c->heads * m->plan.tokens) * 8 > ((uint64_t)32 << 20);
 }
 
-static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
+// What is not needed while the head runs, which has its logits in the same memory: they begin at
+// m->head_place, and may go beyond the end. A 4-bit head needs the operand. s is for the MLP of a
+// layer, d_o for its attention; with tiles, both are used at once.
+static void qlora__layout_turns(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t T = m->plan.tokens;
     int64_t some = qlora__tile_rows(m);
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
-    int64_t x_pad = qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]);
     int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
-    qlora__arena_tensor(arena, m->compute, some, c->hidden + x_pad, &m->x);
-    qlora__arena_tensor(arena, m->compute, some, c->hidden, &m->delta);
     // FP8 products fill the columns of ds up; those are the ones of z, which is computed later.
     int64_t wide = qlora__is_fp8(m) ? qlora__fp8_width(c->intermediate) : c->intermediate;
-    qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->s);
-    qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
-    qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
-    qlora__layout_wide(arena, m);
-    if (qlora__is_fp8(m)) {
-        qlora__layout_fp8_shared(arena, m);
+    if (m->head_is_nf4) {
+        qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     }
+    m->head_place = arena->used;
+    qlora__arena shared = *arena;
+    qlora__arena_tensor(arena, m->compute, some, wide + pads[QLORA__DOWN], &m->s);
+    if (qlora__trains(m) && m->plan.tile == 0) {
+        qlora__arena_tensor(&shared, m->compute, m->plan.tokens, qlora__q_width(c), &m->d_o);
+        qlora__arena_join(arena, &shared);
+    }
+    if (!m->head_is_nf4) {
+        qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
+    }
+    qlora__arena_tensor(arena, m->compute, some, c->hidden, &m->delta);
     if (!qlora__trains(m)) {
         return;
     }
@@ -701,27 +747,46 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     if (m->desc.dropout > 0.0f || m->dora) {
         qlora__arena_tensor(arena, m->compute, some, wide, &m->ds);
     }
-    qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden + dh_pad, &m->dh);
     m->d_out = m->dh;
     if (qlora__has_own_d_out(m)) {
         qlora__arena_tensor(arena, m->compute, some, c->hidden + dh_pad, &m->d_out);
     }
-    int64_t parts = qlora__has_gated(m) ? qlora__gated_room(some, c->intermediate) : 0;
-    qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->gated_parts);
-    qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->skinny_parts);
-    for (int i = 0; i < 2; i++) {
-        qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0, &m->rstd[i]);
-    }
-    qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
-    qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
-    memset(&m->stats, 0, sizeof m->stats);
-    if (qlora__has_own_stats(m)) {
-        qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * T, &m->stats);
+    if (m->plan.tile > 0) {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, qlora__q_width(c), &m->d_o);
     }
     if (m->dora) {
-        int64_t widest = qlora__max(q + 2 * kv, qlora__max(c->hidden, 2 * c->intermediate));
+        int64_t heads = qlora__q_width(c) + 2 * qlora__kv_width(c);
+        int64_t widest = qlora__max(heads, qlora__max(c->hidden, 2 * c->intermediate));
         qlora__arena_tensor(arena, m->compute, some, widest, &m->raw);
     }
+}
+
+static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t some = qlora__tile_rows(m);
+    int64_t pads[QLORA__GROUPS];
+    qlora__most_pads(m, pads);
+    qlora__layout_x(arena, m, qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]));
+    qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
+    qlora__layout_wide(arena, m);
+    if (qlora__is_fp8(m)) {
+        qlora__layout_fp8_shared(arena, m);
+    }
+    memset(&m->stats, 0, sizeof m->stats);
+    if (qlora__trains(m)) {
+        int64_t parts = qlora__has_gated(m) ? qlora__gated_room(some, c->intermediate) : 0;
+        qlora__arena_tensor(arena, QLORA_F32, 1, parts, &m->gated_parts);
+        qlora__arena_tensor(arena, QLORA_F32, 1, qlora__skinny_most(m), &m->skinny_parts);
+        for (int i = 0; i < 2; i++) {
+            qlora__arena_tensor(arena, QLORA_F32, 1, qlora__keeps_z(m) ? some : 0, &m->rstd[i]);
+        }
+        qlora__layout_dqkv(arena, m, pads[QLORA__QKV]);
+        if (qlora__has_own_stats(m)) {
+            qlora__arena_tensor(arena, QLORA_F32, c->heads, 2 * m->plan.tokens, &m->stats);
+        }
+    }
+    qlora__layout_turns(arena, m); // the last, so that the head can go beyond its end
 }
 
 static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
@@ -781,17 +846,17 @@ static void qlora__layout_totals(qlora__arena* arena, qlora_model* m) {
 static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t R = qlora__head_rows(m);
-    qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
-    qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
+    qlora__arena shared = *arena;
+    shared.used = m->head_place;
+    qlora__arena_tensor(&shared, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
+    qlora__arena_tensor(&shared, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
+    qlora__arena_join(arena, &shared);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
     qlora__layout_totals(arena, m);
     int64_t S = m->plan.max_sequences * (int64_t)sizeof(double);
     qlora__arena_tensor(arena, QLORA_U8, 1, S, &m->preference.logps);
     qlora__arena_tensor(arena, QLORA_U8, 1, QLORA__PREFERENCE_SUMS * (int64_t)sizeof(double),
                         &m->preference.sums);
-    if (qlora__trains(m) && m->plan.tile == 0) {
-        qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
-    }
     if (qlora__trains(m)) {
         qlora__arena_tensor(arena, QLORA_U8, 1, S * QLORA__PREFERENCE_VALUES,
                             &m->preference.values);

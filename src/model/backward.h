@@ -11,14 +11,19 @@
 //   dqkv                      qkv                    the attention of the next layer
 //   output of attention       o                      recomputation of a layer; that of labelled
 //                                                    rows (qlora__labelled_o), their way back
-//   s                         down                   ds of the next layer, after that norm
+//   s                         down                   d_o, and ds of the next layer, after that norm
 //   x                         written there as well  recomputation; with DoRA, the next stack
 //   gradients of gate and up  gate_up                recomputation of a layer
 //   parts of sums             dA of down, dB of      the activation of the next layer, after that
 //                             gate and up            norm
 //   rstd                      dA of qkv, gate_up     the norm of the next layer
 //   the shared operand        z that was not kept    placing other weights: qlora__operand_wait
-//   last columns of x and s   keeping z, forward     the next norm; z of the next layer
+//   last columns of x and s   keeping z, forward     the next norm; z of the next layer; the head
+//
+// The main stream uses some memory for one thing after another (qlora__layout_x and _turns):
+//
+//   x, while the head begins | gradients of its rows, until dh is there | x
+//   rows and logits of the head | s for the MLP, d_o for attention, operand, delta, dh and others
 
 // Recomputes the activations after attention: everything except down_proj, unless the backward pass
 // of a norm needs its output.
@@ -481,7 +486,7 @@ static qlora_result qlora__backward_labelled(const qlora__pass* pass, int64_t in
     qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, qlora__q_width(&m->plan.config));
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, m->plan.config.hidden);
     QLORA__TRY(qlora__labelled_spread(ctx, m, pass->labelled, &m->dqkv, &d_o));
-    return qlora__labelled_spread(ctx, m, pass->labelled, &m->rows_dx, &dh);
+    return qlora__labelled_spread(ctx, m, pass->labelled, &m->delta, &dh);
 }
 
 // d_o -> gradients of q, k and v, normalised and rotated, in m->dqkv.

@@ -118,6 +118,8 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
     qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
+    m->placed_layer = 0;                      // the logits are in the memory of the operand
+    QLORA__TRY(qlora__beside_wait(ctx, ~0u)); // z of the last layer is in that of s
     QLORA__TRY(qlora__head_gather(pass, i));
     QLORA__TRY(qlora__head_product(pass, false, &m->rows_x, &m->logits));
     qlora_cross_entropy_desc args;
@@ -154,7 +156,7 @@ static qlora_result qlora__head_spread(const qlora__pass* pass) {
     return qlora_embed(pass->ctx, &m->rows_dx, &inverse, &dx, &m->flag);
 }
 
-// Zeroes the row of tokens without a label, if the memory has had another use since.
+// Zeroes the row of tokens without a label: the memory has had another use since.
 static qlora_result qlora__head_clear(const qlora__pass* pass) {
     const qlora_tensor* all = &pass->m->rows_dx;
     qlora_tensor row = qlora__window(all, 1, (all->rows - 1) * all->ld, all->cols);
@@ -162,7 +164,11 @@ static qlora_result qlora__head_clear(const qlora__pass* pass) {
 }
 
 static qlora_result qlora__head_end(const qlora__pass* pass) {
-    return pass->m->plan.tile > 0 || pass->labelled > 0 ? QLORA_OK : qlora__head_spread(pass);
+    if (pass->m->plan.tile > 0 || pass->labelled > 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__head_clear(pass));
+    return qlora__head_spread(pass);
 }
 
 static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,

@@ -16,7 +16,7 @@
 //   the same, without training   s                  the activation, later
 //   residual stream              gate and up        their product, later
 //   gradient of the former       dqkv               the same as above; only on the way back
-//   gradient of the latter       rows_dx            the head, earlier; only on the way back
+//   gradient of the latter       delta              gradients of x, earlier; only on the way back
 
 // There are at most this many sizes: the products of each of them are run once before the first
 // step.

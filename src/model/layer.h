@@ -128,9 +128,28 @@ static void qlora__tiles_begin(const qlora__pass* pass) {
 static bool qlora__stack_is_placed(const qlora__pass* pass, int64_t layer, int group, bool turned) {
     qlora_model* m = pass->m;
     int64_t key = 1 + 2 * (layer * m->adapters + pass->adapter) + (turned ? 1 : 0);
-    bool placed = m->plan.tile > 0 && m->placed[group] == key;
+    bool placed = m->places_layers ? m->placed_layer == key
+                                   : m->plan.tile > 0 && m->placed[group] == key;
     m->placed[group] = key;
+    m->placed_layer = key;
     return placed;
+}
+
+// Places the weights of all stacks of a layer, next to the matrices of the adapter, which a pass
+// without adapters does not read.
+static qlora_result qlora__layer_place(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    qlora_linear_desc stacks[QLORA__GROUPS];
+    qlora_tensor operands[QLORA__GROUPS];
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        qlora_linear_desc* linear = &stacks[g];
+        *linear = qlora__linear_of(m, layer, g, pass->adapter);
+        int64_t pad = qlora_linear_pad(linear);
+        operands[g] = qlora__window(&layer->operands[g], qlora_linear_out(linear) + pad, 0,
+                                    linear->in + pad);
+        linear->operand = &operands[g];
+    }
+    return qlora__linear_place_at_once(pass->ctx, stacks, QLORA__GROUPS);
 }
 
 // A stack of a layer, set up for a pass: without adapters, its ranks are zero and its operand is
@@ -239,8 +258,9 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
         return QLORA_OK;
     }
     QLORA__TRY(qlora__operand_wait(pass));
-    return qlora__linear_place(pass->ctx, &out->linear,
-                               QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
+    return m->places_layers ? qlora__layer_place(pass, layer)
+                            : qlora__linear_place(pass->ctx, &out->linear,
+                                                  QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
 
 // x and y have the rows of a tile.

@@ -267,9 +267,12 @@ struct qlora_model {
     bool own_chunk;      // desc.head_chunk was set by the caller
     bool every_row;      // for tests: model/labelled.h is off
     // With tiles, the stacks of a loop over tiles have their operands at the same time; placed
-    // tells which weights of a layer are there.
+    // tells which weights of a layer are there. If places_layers is set, all stacks of a layer do,
+    // and placed_layer tells which layer it is.
     int64_t operand_at[QLORA__GROUPS];
     int64_t placed[QLORA__GROUPS];
+    int64_t placed_layer;
+    bool places_layers;
     uint64_t base_config; // hashes that tell one base model from another
     uint64_t base_weights;
     qlora__buffer* arena;
@@ -358,6 +361,7 @@ struct qlora_model {
     qlora_tensor fp8_scales;  // f32 [1, T]
     qlora_tensor fp8_ones;    // f32 [1, widest result]
     // head
+    size_t head_place;    // of rows_x and logits in the arena, see qlora__layout_turns
     qlora_tensor rows_x;  // [chunk, H]
     qlora_tensor logits;  // [chunk, V]
     qlora_tensor rows_dx; // [R + 1, H]; the last row is zero

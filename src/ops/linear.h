@@ -227,6 +227,9 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
     qlora_tensor operand = *l->operand;
     int64_t in = l->in;
     int32_t pad = (int32_t)qlora_linear_pad(l);
+    if (pad == 0) {
+        return QLORA_OK;
+    }
     const void* data[QLORA_LINEAR_PARTS][2];
     int64_t sizes[QLORA_LINEAR_PARTS][3];
     int32_t ranks[QLORA_LINEAR_PARTS];
@@ -252,8 +255,8 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
     }
     return qlora__launch(
         ctx, operand.dtype == QLORA_F32 ? QLORA__K_linear_place_f32 : QLORA__K_linear_place_bf16,
-        qlora__ceil_div(qlora_linear_out(l), 8) + pad * qlora__ceil_div(in + pad, 2048), 1, 1, 256,
-        0, args);
+        qlora__ceil_div(qlora_linear_out(l) * pad, 2048) + pad * qlora__ceil_div(in + pad, 2048), 1,
+        1, 256, 0, args);
 }
 
 // The adapters of a stack with FP8 weights. The code for an operand writes both parts: sB as that
@@ -270,6 +273,117 @@ static QLORA__UNUSED qlora_result qlora__linear_place_fp8(qlora_ctx* ctx,
         part.parts[i].out = 0;
     }
     return qlora__linear_place_adapters(ctx, &part);
+}
+
+// ---- operands of several stacks in one launch ---------------------------------------------------
+
+// Same layout as place_part in kernels/nf4_bf16.cu.
+typedef struct qlora__place_part {
+    const void* codes;
+    const void* absmax;
+    const void* q;
+    const void* scales;
+    const void* offset;
+    const void* maps;
+    const void* a;
+    const void* sb;
+    int64_t lda;
+    int64_t ldsb;
+    int32_t out;
+    int32_t rank;
+    int32_t block_shift;
+    int32_t group_shift;
+    int32_t row;
+    int32_t first;
+} qlora__place_part;
+
+// Same layout as place_stack.
+typedef struct qlora__place_stack {
+    qlora__place_part parts[QLORA_LINEAR_PARTS];
+    void* operand;
+    int64_t ld;
+    int64_t in;
+    int32_t pad;
+    int32_t width;
+    int32_t across;
+    int32_t first;
+    int32_t adapters;
+    int32_t unused;
+} qlora__place_stack;
+
+#define QLORA__PLACE_STACKS 4
+typedef char qlora__place_size[sizeof(qlora__place_stack) == 360 ? 1 : -1];
+
+// Whether the operand of a stack can be written by that launch: NF4 weights, on a GPU, as bf16.
+static bool qlora__linear_places_at_once(qlora_ctx* ctx, const qlora_linear_desc* l) {
+    bool can = !qlora__on_cpu(ctx) && l->operand->dtype == QLORA_BF16;
+    for (int32_t i = 0; i < l->count; i++) {
+        can = can && l->parts[i].dense == NULL && l->parts[i].nf4 != NULL;
+    }
+    return can;
+}
+
+// Describes a stack whose first block is number `at` of the launch; returns its last one's
+// successor.
+static int64_t qlora__place_describe(const qlora_linear_desc* l, int64_t at,
+                                     qlora__place_stack* out) {
+    int64_t pad = qlora_linear_pad(l);
+    int64_t rows = qlora_linear_out(l);
+    int64_t blocks = 0;
+    int64_t row = 0;
+    out->operand = l->operand->data;
+    out->ld = l->operand->ld;
+    out->in = l->in;
+    out->pad = (int32_t)pad;
+    out->width = qlora__nf4_width(l->in);
+    out->across = (int32_t)qlora__ceil_div(l->in, 8 * out->width);
+    out->first = (int32_t)at;
+    for (int32_t i = 0; i < QLORA_LINEAR_PARTS; i++) {
+        qlora__place_part* to = &out->parts[i];
+        const qlora_linear_part* p = &l->parts[i];
+        to->first = INT32_MAX;
+        if (i >= l->count) {
+            continue;
+        }
+        to->codes = p->nf4->codes;
+        to->absmax = p->nf4->absmax;
+        to->q = p->nf4->absmax_codes;
+        to->scales = p->nf4->absmax_scales;
+        to->offset = p->nf4->offset;
+        to->maps = p->nf4->maps;
+        to->block_shift = qlora__log2(p->nf4->block);
+        to->group_shift = qlora__log2(p->nf4->block2);
+        to->out = (int32_t)p->out;
+        to->row = (int32_t)row;
+        to->first = (int32_t)blocks;
+        if (p->rank > 0) {
+            to->a = p->a->data;
+            to->sb = p->sb->data;
+            to->lda = p->a->ld;
+            to->ldsb = p->sb->ld;
+            to->rank = (int32_t)p->rank;
+        }
+        row += p->out;
+        blocks += qlora__ceil_div(p->out, 4 * 256 / out->width) * out->across;
+    }
+    out->adapters = (int32_t)blocks;
+    blocks += qlora__ceil_div(rows * pad, 2048) + pad * qlora__ceil_div(l->in + pad, 2048);
+    return at + blocks;
+}
+
+// Writes the operands of up to QLORA__PLACE_STACKS stacks, for which
+// qlora__linear_places_at_once holds.
+static qlora_result qlora__linear_place_at_once(qlora_ctx* ctx, const qlora_linear_desc* stacks,
+                                                int32_t count) {
+    qlora__place_stack all[QLORA__PLACE_STACKS];
+    int64_t blocks = 0;
+    memset(all, 0, sizeof all);
+    for (int32_t i = 0; i < QLORA__PLACE_STACKS; i++) {
+        all[i].first = INT32_MAX;
+        blocks = i < count ? qlora__place_describe(&stacks[i], blocks, &all[i]) : blocks;
+    }
+    void* args[] = {all};
+    return qlora__launch(ctx, QLORA__K_nf4_place_bf16, blocks, 1, 1, 256, 0, args);
 }
 
 static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc* l,
@@ -290,6 +404,10 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc*
                            qlora_dtype_name(dtype));
     }
     QLORA__TRY(qlora__linear_check(ctx, l, dtype, false));
+    if (flags == (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS) &&
+        qlora__linear_places_at_once(ctx, l)) {
+        return qlora__linear_place_at_once(ctx, l, 1);
+    }
     int64_t row = 0;
     for (int32_t i = 0; i < l->count && (flags & QLORA_LINEAR_WEIGHTS) != 0; i++) {
         const qlora_linear_part* p = &l->parts[i];

@@ -114,6 +114,15 @@ TEST four_bit_heads_are_their_copies(const test_machine* machine) {
     PASS();
 }
 
+// The operand has room for the whole head, and the logits need more memory than s before it.
+TEST four_bit_heads_have_the_operand(const test_machine* machine) {
+    setup s = head_setup(machine, QLORA_MODE_F32);
+    s.config.intermediate = 200;
+    s.model.head_chunk = s.model.tokens;
+    ASSERT(head_is_its_copy(&s, 2e-6f));
+    PASS();
+}
+
 // Scratch that holds fewer rows and columns of the weight than the room does.
 static void head_little_scratch(qlora_ctx_desc* desc) {
     desc->scratch_bytes = (size_t)192 << 10;
@@ -297,6 +306,7 @@ TEST four_bit_heads_are_remembered(const test_machine* machine) {
 SUITE(head_suite) {
     RUN_ON(TEST_ONE_EACH, rooms_are_used);
     RUN_ON(TEST_ONE_EACH, four_bit_heads_are_their_copies);
+    RUN_ON(TEST_ONE_EACH, four_bit_heads_have_the_operand);
     RUN_ON(TEST_ONE_EACH, four_bit_heads_return_scratch);
     RUN_ON(TEST_ONE_EACH, four_bit_heads_are_repeatable);
     RUN_ON(TEST_CPU, four_bit_heads_are_planned);

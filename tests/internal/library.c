@@ -36,4 +36,5 @@
 #include "internal/owners.c"
 #include "internal/gated.c"
 #include "internal/skinny.c"
+#include "internal/place.c"
 #include "internal/packed.c"

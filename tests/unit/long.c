@@ -308,8 +308,8 @@ TEST attention_is_kept_first(const test_machine* machine) {
         double gigabytes;
         int64_t recompute;
         int64_t attention;
-    } cases[] = {{32768, 22.5, 32, 3}, {32768, 24, 32, 8}, {32768, 30.1, 32, 32},
-                 {32768, 40, 29, 29},  {2048, 12, 10, 5}};
+    } cases[] = {{32768, 22.5, 32, 6}, {32768, 24, 32, 11}, {32768, 30.1, 32, 32},
+                 {32768, 40, 28, 28},  {2048, 12, 8, 2}};
     qlora_ctx* ctx = test_open(machine, NULL);
     ASSERT(ctx != NULL);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
