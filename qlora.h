@@ -41569,7 +41569,8 @@ static int64_t qlora__decode_layers_shared(const qlora_model* m, const qlora__de
             int64_t each =
                 qlora__max(1, qlora__ceil_div(tiles * pieces, QLORA__LAYERS_WARPS));
             int64_t slots = (pieces - 1 + each - 1) / each + 1;
-            int64_t rows = tiles * 16 * p->parts[0].rank * 2; // of sB
+            int64_t rows =
+                qlora__min(tiles * 16, QLORA__LAYERS_WARPS * 32) * p->parts[0].rank * 2; // of sB
             most = qlora__max(most, pieces * 512 + (z + 3) / 4 * 16 + tiles * slots * 64 + rows);
         }
     }
@@ -51148,4 +51149,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d4ea0175b04b0ff0
+//@@ end d352a5ebafd8ce08

@@ -15,9 +15,9 @@
 // layers are in shared memory: pieces of the next one are requested early, and those of the one
 // after it come while blocks attend.
 //
-// What is done between two products is done by every block while all others wait, and its
-// instructions come from far away, as each is run once: it has to be short. What is the same for
-// all layers is therefore worked out once (layer_plan), and what can be loaded before the wait is.
+// Between two products, every block does the same work while the memory idles, and its instructions
+// miss the nearest cache, since each runs only once per stack. It has to be short: what is the same
+// for all layers is worked out once (layer_plan), and what can be loaded before the wait is.
 //
 // Blocks count what they have done in `counters`, which are zero at the start and only grow. What
 // another block has written is never read through the read-only cache.
@@ -487,8 +487,9 @@ struct layer_place {
         const decode_part& own = q.parts[part];
         old.bits = later ? __ldcg((const unsigned short*)(p.h + column)) : old.bits;
         bias = own.bias ? to_float(own.bias[column]) : 0.0f;
-        // The room in shared memory is for the rank of the first part.
-        if (own.sb && own.rank % 8 == 0 && own.rank / 8 <= q.parts[0].rank / 8) {
+        // The room in shared memory is for the rank of the first part; z is read four at a time.
+        if (own.sb && own.rank % 8 == 0 && own.rank / 8 <= q.parts[0].rank / 8 &&
+            own.z_at % 4 == 0) {
             vectors = own.rank / 8;
             const uint4* from = (const uint4*)(own.sb + (int64_t)column * own.rank);
 #pragma unroll
@@ -613,7 +614,7 @@ __device__ __forceinline__ void layer_load(const decode_layers& p, int32_t layer
     }
 }
 
-// An item of attention and the row of its page; the number of items.
+// Finds an item of attention and the first row of its page; returns the number of items.
 __device__ __forceinline__ int32_t layer_item(const decode_layers& p, const decode_attention& q,
                                               const layer_shared* s, int32_t item,
                                               attention_place& w, int32_t& row) {
@@ -766,8 +767,8 @@ __device__ __forceinline__ void layers_plan(const decode_layers& p, layer_shared
 }
 
 // Dynamic shared memory: table and map; the rings; layer_shared; then, for each stack, x, z rounded
-// up to 16 bytes, 16 floats per slot and tile of the block, and the rows of sB of its outputs; or
-// what attention needs.
+// up to 16 bytes, 16 floats per slot and tile of the block, and the rows of sB of the first
+// LAYER_THREADS outputs; or what attention needs.
 __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shared) {
     layer_shared* s = (layer_shared*)(shared + DECODE_TABLE + DECODE_MAP + LAYER_RINGS);
     uint8_t* area = (uint8_t*)(s + 1);

@@ -61,7 +61,8 @@ static int64_t qlora__decode_layers_shared(const qlora_model* m, const qlora__de
             int64_t each =
                 qlora__max(1, qlora__ceil_div(tiles * pieces, QLORA__LAYERS_WARPS));
             int64_t slots = (pieces - 1 + each - 1) / each + 1;
-            int64_t rows = tiles * 16 * p->parts[0].rank * 2; // of sB
+            int64_t rows =
+                qlora__min(tiles * 16, QLORA__LAYERS_WARPS * 32) * p->parts[0].rank * 2; // of sB
             most = qlora__max(most, pieces * 512 + (z + 3) / 4 * 16 + tiles * slots * 64 + rows);
         }
     }

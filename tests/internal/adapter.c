@@ -264,7 +264,7 @@ static bool write_tensors(qlora_ctx* ctx, const char* path, const tensor_plan* p
         return false;
     }
     for (uint32_t i = 0; i < count; i++) {
-        float values[1024];
+        float values[8192];
         const tensor_plan* p = &plans[w.order[i]];
         size_t n = (size_t)(p->shape[0] * (p->shape[1] > 0 ? p->shape[1] : 1));
         test_random_fill(&random, values, n, scale);

@@ -37,6 +37,7 @@ static const step_kind step_kinds[] = {
 };
 
 static int64_t step_depth = 2; // layers
+static const char* step_adapter = NULL; // a folder
 
 static qlora_model_config step_config(const step_kind* k) {
     qlora_model_config c;
@@ -118,7 +119,8 @@ static qlora_result step_open_texts(qlora_ctx* ctx, const step_kind* k, qlora_mo
     desc.base = k->base;
     desc.head = strcmp(k->name, "4-bit head") == 0 ? QLORA_HEAD_NF4 : QLORA_HEAD_FULL;
     desc.mode = mode;
-    desc.rank = k->rank;
+    desc.rank = step_adapter != NULL ? 0 : k->rank;
+    desc.adapter = step_adapter;
     desc.tokens = tokens;
     desc.max_sequences = 2;
     desc.generate_tokens = step_room;
@@ -129,7 +131,8 @@ static qlora_result step_open_texts(qlora_ctx* ctx, const step_kind* k, qlora_mo
     if (r == QLORA_OK) {
         (*out)->decode.variants = step_now.variants;
     }
-    return r == QLORA_OK && k->rank > 0 && !step_fill_adapters(*out) ? QLORA_ERR_STATE : r;
+    bool fills = r == QLORA_OK && k->rank > 0 && step_adapter == NULL;
+    return fills && !step_fill_adapters(*out) ? QLORA_ERR_STATE : r;
 }
 
 static qlora_result step_open(qlora_ctx* ctx, const step_kind* k, int64_t tokens,

@@ -78,6 +78,55 @@ TEST any_number_of_layers_is_taken(const test_machine* machine) {
     PASS();
 }
 
+// An adapter for the first kind, whose projections have ranks of their own.
+static bool layers_mixed_make(stage* s, const int* ranks) {
+    static const char* const modules[] = {
+        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+        "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
+    static const int64_t shapes[][2] = {{256, 256}, {256, 128}, {256, 128}, {256, 256},
+                                        {256, 512}, {256, 512}, {512, 256}};
+    tensor_plan plans[28];
+    char config[700];
+    memset(plans, 0, sizeof plans);
+    for (int i = 0; i < 28; i++) {
+        int module = i / 2 % 7;
+        bool b = i % 2 == 1;
+        snprintf(plans[i].name, sizeof plans[i].name,
+                 "base_model.model.model.layers.%d.%s.lora_%c.weight", i / 14, modules[module],
+                 b ? 'B' : 'A');
+        plans[i].shape[0] = b ? shapes[module][1] : ranks[module];
+        plans[i].shape[1] = b ? ranks[module] : shapes[module][0];
+    }
+    int n = snprintf(config, sizeof config,
+                     "{\"peft_type\":\"LORA\",\"r\":4,\"lora_alpha\":8,\"lora_dropout\":0.0,"
+                     "\"bias\":\"none\",\"target_modules\":[\"q_proj\",\"k_proj\",\"v_proj\","
+                     "\"o_proj\",\"gate_proj\",\"up_proj\",\"down_proj\"],\"rank_pattern\":{"
+                     "\"q_proj\":%d,\"k_proj\":%d,\"v_proj\":%d,\"o_proj\":%d,"
+                     "\"gate_proj\":%d,\"up_proj\":%d,\"down_proj\":%d}}",
+                     ranks[0], ranks[1], ranks[2], ranks[3], ranks[4], ranks[5], ranks[6]);
+    world_put(&s->w, "mixed/adapter_config.json", config, (size_t)n);
+    return write_tensors(s->ctx, "mixed/adapter_model.safetensors", plans, 28, 0.1f);
+}
+
+// Values of z that a projection reads begin anywhere, and its rank may be larger than the first
+// one's or smaller.
+TEST projections_may_have_other_ranks(const test_machine* machine) {
+    static const int ranks[][7] = {{10, 8, 8, 8, 9, 8, 16}, {8, 16, 12, 24, 16, 8, 3}};
+    static stage s;
+    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
+        if (!stage_begin(&s, machine)) {
+            SKIPm("no such machine");
+        }
+        ASSERT(layers_mixed_make(&s, ranks[i]));
+        step_adapter = "mixed";
+        bool held = !layers_room(s.ctx) || layers_hold(s.ctx, &layers_kinds[0], 1);
+        step_adapter = NULL;
+        ASSERT(held);
+        ASSERT(stage_end(&s));
+    }
+    PASS();
+}
+
 // On a small device, a block has many tiles, several values of z and several items of attention.
 TEST few_blocks_take_all_layers(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -217,6 +266,7 @@ TEST nothing_runs_without_parameters(const test_machine* machine) {
 SUITE(step_layers_suite) {
     RUN_ON(TEST_TENSOR_CORES, layers_in_one_launch_are_passes);
     RUN_ON(TEST_ONE_GPU, any_number_of_layers_is_taken);
+    RUN_ON(TEST_ONE_GPU, projections_may_have_other_ranks);
     RUN_ON(TEST_ONE_FAKE, few_blocks_take_all_layers);
     RUN_ON(TEST_TENSOR_CORES, layers_have_the_same_bits_again);
     RUN_ON(TEST_ONE_FAKE, a_refused_launch_has_a_substitute);
