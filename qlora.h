@@ -34688,16 +34688,26 @@ static int64_t qlora__operand_most(const qlora_model* m, int group) {
 // they have at most this many bytes. On an H200, a launch for every weight and one for the adapters
 // of every stack cost 3 to 5 us each besides the bytes: a step of 0.5B with 2,048 tokens took 1.16
 // times as long without copies as with them, and takes 1.09 times as long with this. A larger layer
-// takes so long that its launches matter less than the memory for all of its stacks at once.
+// takes so long that its launches matter less than the memory for all of its stacks at once. That
+// memory, beyond what the largest stack needs, is at most so many times the activation's: with few
+// tokens, it would decide whether a model fits.
 #define QLORA__PLACE_MOST ((int64_t)128 << 20)
+#ifndef QLORA__PLACE_EXTRA
+#define QLORA__PLACE_EXTRA 1
+#endif
 
 static bool qlora__can_place_layers(const qlora_model* m) {
     int64_t all = 0;
+    int64_t largest = 0;
     bool can = m->on_gpu && qlora__trains(m) && m->compute == QLORA_BF16 && m->plan.tile == 0 &&
                !qlora__is_fp8(m) && !qlora__has_several(m) && !m->dora;
     for (int g = 0; g < QLORA__GROUPS && can; g++) {
-        all += qlora__operand_most(m, g);
+        int64_t n = qlora__operand_most(m, g);
+        all += n;
+        largest = qlora__max(largest, n);
     }
+    int64_t activation = m->plan.tokens * m->plan.config.intermediate;
+    can = can && all - largest <= QLORA__PLACE_EXTRA * activation;
     for (int64_t l = 0; l < m->plan.config.layers && can; l++) {
         for (int i = 0; i < m->arch->layout->count; i++) {
             can = can && m->layers[l].projections[i].is_nf4;
@@ -40017,6 +40027,7 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
                                          (float)m->plan.config.rms_eps, &x));
     }
     qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
+    m->placed_layer = 0; // the logits may be where the operands were
     QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
     float cap = (float)m->plan.config.logits_cap;
     return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;
@@ -51149,4 +51160,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end d352a5ebafd8ce08
+//@@ end 31ac1ddc94da1c8d

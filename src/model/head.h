@@ -192,6 +192,7 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
                                          (float)m->plan.config.rms_eps, &x));
     }
     qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
+    m->placed_layer = 0; // the logits may be where the operands were
     QLORA__TRY(qlora__head_product(pass, false, &x, &logits));
     float cap = (float)m->plan.config.logits_cap;
     return cap > 0.0f ? qlora_cap(pass->ctx, cap, &logits, &logits) : QLORA_OK;

@@ -2,6 +2,8 @@
 // per suite. The other suites link this object as their library.
 #define QLORA__GATED_FROM 1 // models of the tests are small
 #define QLORA__SKINNY_FROM 1
+static long place_extra = 1000;
+#define QLORA__PLACE_EXTRA place_extra
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 

@@ -157,7 +157,58 @@ TEST operands_are_placed_after_the_head(const test_machine* machine) {
     PASS();
 }
 
+// A plan of two large layers for a GPU.
+static bool place_plan(qlora_ctx* ctx, int64_t tokens, long extra, qlora_plan* out) {
+    qlora_model_config c;
+    qlora_model_desc desc;
+    qlora_plan_desc machine;
+    memset(&c, 0, sizeof c);
+    memset(&desc, 0, sizeof desc);
+    memset(&machine, 0, sizeof machine);
+    c.family = QLORA_FAMILY_LLAMA;
+    c.vocab = 512;
+    c.hidden = 2048;
+    c.intermediate = 8192;
+    c.layers = 2;
+    c.heads = 32;
+    c.kv_heads = 8;
+    c.head_dim = 64;
+    c.max_positions = 8192;
+    c.rms_eps = 1e-5;
+    c.rope.theta = 10000.0;
+    c.rope.factor = 1.0;
+    desc.config = &c;
+    desc.mode = QLORA_MODE_BF16;
+    desc.tokens = tokens;
+    desc.cache = QLORA_CHOICE_OFF;
+    machine.capability = 90;
+    place_extra = extra;
+    bool ok = qlora_plan_make(ctx, &desc, &machine, out) == QLORA_OK;
+    place_extra = 1000;
+    if (!ok) {
+        printf("%s\n", qlora_last_error(ctx));
+    }
+    return ok;
+}
+
+// With few tokens, the operands of all stacks would be the larger part of the memory.
+TEST few_tokens_take_no_more_memory(void) {
+    qlora_ctx* ctx = test_open(test_machine_at(0), NULL);
+    qlora_plan without;
+    qlora_plan with;
+    ASSERT(ctx != NULL);
+    ASSERT(place_plan(ctx, 16, 0, &without) && place_plan(ctx, 16, 1, &with));
+    ASSERT_EQ(without.total, with.total);
+    ASSERT(place_plan(ctx, 8192, 0, &without) && place_plan(ctx, 8192, 1, &with));
+    ASSERT(with.total > without.total);
+    uint64_t activation = (uint64_t)8192 * 8192 * 2;
+    ASSERT(with.total - without.total <= activation);
+    ASSERT(test_close_ctx(test_machine_at(0), ctx));
+    PASS();
+}
+
 SUITE(place_suite) {
+    RUN_TEST(few_tokens_take_no_more_memory);
     RUN_ON(TEST_ONE_GPU, operands_are_written_at_once);
     RUN_ON(TEST_ONE_GPU, operands_are_placed_after_the_head);
 }
