@@ -16,6 +16,8 @@ static const step_kind layers_kinds[] = {
 static const step_kind layers_large = {
     "large", QLORA_FAMILY_LLAMA, 2048, 32, 8, 64, 0, 16, false, false, false, QLORA_BASE_NF4};
 
+#define LAYERS_OFF 1e-3 // of log-probabilities
+
 // Whether the device has room for a block of the kernel.
 static bool layers_room(const qlora_ctx* ctx) {
     return ctx->gpu->max_shared >= 227 * 1024;
@@ -54,6 +56,36 @@ TEST layers_in_one_launch_are_passes(const test_machine* machine) {
     }
     if (strcmp(machine->backend, "cuda") == 0 && layers_room(ctx)) {
         ASSERT(layers_hold(ctx, &layers_large, 2));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// What single kernels make of the same text: they differ only in the order of a few sums, so errors
+// that the comparison with a pass would not show are seen.
+TEST layers_are_like_single_kernels(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    size_t count = sizeof layers_kinds / sizeof layers_kinds[0];
+    for (size_t i = 0; i < (test_brief() ? 1 : count) && layers_room(ctx); i++) {
+        int32_t ids[2][STEP_ROOM];
+        double logprobs[2][8];
+        for (int alone = 0; alone < 2; alone++) {
+            qlora_model* m = NULL;
+            qlora_generate_desc d;
+            memset(&d, 0, sizeof d);
+            step_now.variants = QLORA__DECODE_ALL & ~(alone != 0 ? QLORA__DECODE_LAYERS : 0u);
+            bool opened = step_open(ctx, &layers_kinds[i], 9, &m) == QLORA_OK;
+            step_now = step_ways[0];
+            ASSERT(opened);
+            ASSERT_EQ(alone == 0, layers_taken(m));
+            ASSERT(step_text(m, &d, ids[alone], 5, 4, logprobs[alone]));
+            ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+        }
+        ASSERT_MEM_EQ(ids[0], ids[1], 9 * sizeof(int32_t));
+        ASSERT_CLOSE_DOUBLE(logprobs[1], logprobs[0], 4, LAYERS_OFF, 0.0);
     }
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
@@ -265,6 +297,7 @@ TEST nothing_runs_without_parameters(const test_machine* machine) {
 
 SUITE(step_layers_suite) {
     RUN_ON(TEST_TENSOR_CORES, layers_in_one_launch_are_passes);
+    RUN_ON(TEST_ONE_GPU, layers_are_like_single_kernels);
     RUN_ON(TEST_ONE_GPU, any_number_of_layers_is_taken);
     RUN_ON(TEST_ONE_GPU, projections_may_have_other_ranks);
     RUN_ON(TEST_ONE_FAKE, few_blocks_take_all_layers);
