@@ -938,8 +938,8 @@ struct qlora_plan {
     uint64_t adapters;    // parameters and their 16-bit shadow
     uint64_t optimizer;   // gradients and their partial sums, moments, clip tables
     uint64_t activations; // kept between forward and backward
-    uint64_t workspace;   // shared by the layers
-    uint64_t head;        // logits of a chunk and their losses
+    uint64_t workspace;   // shared by the layers and, in turn, the logits of a chunk
+    uint64_t head;        // the rest of the logits, and the losses
     uint64_t generation;  // key/value cache
     uint64_t batches;     // ids, labels and positions of a micro-batch
     uint64_t total;       // sum of the above
@@ -51160,4 +51160,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 31ac1ddc94da1c8d
+//@@ end 00206c117a242493

@@ -281,8 +281,8 @@ struct qlora_plan {
     uint64_t adapters;    // parameters and their 16-bit shadow
     uint64_t optimizer;   // gradients and their partial sums, moments, clip tables
     uint64_t activations; // kept between forward and backward
-    uint64_t workspace;   // shared by the layers
-    uint64_t head;        // logits of a chunk and their losses
+    uint64_t workspace;   // shared by the layers and, in turn, the logits of a chunk
+    uint64_t head;        // the rest of the logits, and the losses
     uint64_t generation;  // key/value cache
     uint64_t batches;     // ids, labels and positions of a micro-batch
     uint64_t total;       // sum of the above
