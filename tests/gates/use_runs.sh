@@ -288,9 +288,9 @@ begin_over() { # starts over in a folder, killed before it saves anything
 
 # Ctrl-C is answered within a step and within an evaluation.
 interrupts() {
-    local i slow=(--model model --tokens 128 --rank 1 --backend cpu --threads 1 --length 64)
+    local i last slow=(--model model --tokens 128 --rank 1 --backend cpu --threads 1 --length 64)
     rm -rf slow whole
-    local steps=(--data much.jsonl --eval 0 --steps 3 --accumulate 400)
+    local steps=(--data much.jsonl --eval 0 --steps 3 --accumulate 800)
     for ((i = 0; i < 3000; i++)); do
         echo '{"text": "'"$i$i$i$i$i$i$i$i"' and more of it"}'
     done >much.jsonl
@@ -305,7 +305,9 @@ interrupts() {
     check "Ctrl-C within a step: 130" [ $? -eq 130 ]
     check "it is acknowledged" \
         grep -q "stopping after this micro-batch; press Ctrl-C again to quit at once" err
-    check "the last whole step is saved" grep -q "^step-1$" slow/checkpoint/latest
+    last=$(sed -n 's/.*"step":\([0-9]*\),.*/\1/p' slow/log.jsonl | tail -n 1)
+    check "the last whole step is saved" grep -q "^step-$last$" slow/checkpoint/latest
+    check "and it is not the end" [ "$last" -lt 3 ]
     works "it resumes" "${slow[@]}" "${steps[@]}" --out slow
     works "without interruption" "${slow[@]}" "${steps[@]}" --out whole
     cp out whole.out
