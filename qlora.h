@@ -29872,8 +29872,8 @@ static bool qlora__linear_places_at_once(qlora_ctx* ctx, const qlora_linear_desc
     return can;
 }
 
-// Describes a stack whose first block is number `at` of the launch; returns its last one's
-// successor.
+// Describes a stack whose first block is number `at` of the launch; returns the number of the block
+// after its last one.
 static int64_t qlora__place_describe(const qlora_linear_desc* l, int64_t at,
                                      qlora__place_stack* out) {
     int64_t pad = qlora_linear_pad(l);
@@ -34686,11 +34686,11 @@ static int64_t qlora__operand_most(const qlora_model* m, int group) {
 
 // In training, the operands of a layer whose weights have no copies are written by one launch, if
 // they have at most this many bytes. On an H200, a launch for every weight and one for the adapters
-// of every stack cost 3 to 5 us each besides the bytes: a step of 0.5B with 2,048 tokens took 1.16
-// times as long without copies as with them, and takes 1.09 times as long with this. A larger layer
-// takes so long that its launches matter less than the memory for all of its stacks at once. That
-// memory, beyond what the largest stack needs, is at most so many times the activation's: with few
-// tokens, it would decide whether a model fits.
+// of every stack cost 3 to 5 us each besides the bytes, and a step of 0.5B with 2,048 tokens took
+// 1.16 times as long without copies as with them. A larger layer takes so long that its launches
+// matter less than the memory for all of its stacks at once. That memory, beyond what the largest
+// stack needs, is at most QLORA__PLACE_EXTRA times the activation's: with few tokens, it would
+// decide whether a model fits.
 #define QLORA__PLACE_MOST ((int64_t)128 << 20)
 #ifndef QLORA__PLACE_EXTRA
 #define QLORA__PLACE_EXTRA 1
@@ -51160,4 +51160,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 00206c117a242493
+//@@ end 4711bb15149b49a0

@@ -20,7 +20,8 @@
     const void *a##n, int64_t lda##n, const void *sb##n, int64_t ldsb##n, int64_t out##n,          \
         int32_t rank##n
 
-// Eight consecutive elements, all of them zero or from `from`; null = zero.
+// Writes eight consecutive elements with one store, zeros if `from` is null. Returns false, and
+// writes nothing, if the type or an address does not allow it.
 template <typename T>
 __device__ __forceinline__ bool place_eight(const T* from, T* to) {
     if (sizeof(T) != 2 || (((uintptr_t)from | (uintptr_t)to) & 15) != 0) {

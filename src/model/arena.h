@@ -546,11 +546,11 @@ static int64_t qlora__operand_most(const qlora_model* m, int group) {
 
 // In training, the operands of a layer whose weights have no copies are written by one launch, if
 // they have at most this many bytes. On an H200, a launch for every weight and one for the adapters
-// of every stack cost 3 to 5 us each besides the bytes: a step of 0.5B with 2,048 tokens took 1.16
-// times as long without copies as with them, and takes 1.09 times as long with this. A larger layer
-// takes so long that its launches matter less than the memory for all of its stacks at once. That
-// memory, beyond what the largest stack needs, is at most so many times the activation's: with few
-// tokens, it would decide whether a model fits.
+// of every stack cost 3 to 5 us each besides the bytes, and a step of 0.5B with 2,048 tokens took
+// 1.16 times as long without copies as with them. A larger layer takes so long that its launches
+// matter less than the memory for all of its stacks at once. That memory, beyond what the largest
+// stack needs, is at most QLORA__PLACE_EXTRA times the activation's: with few tokens, it would
+// decide whether a model fits.
 #define QLORA__PLACE_MOST ((int64_t)128 << 20)
 #ifndef QLORA__PLACE_EXTRA
 #define QLORA__PLACE_EXTRA 1

@@ -323,8 +323,8 @@ static bool qlora__linear_places_at_once(qlora_ctx* ctx, const qlora_linear_desc
     return can;
 }
 
-// Describes a stack whose first block is number `at` of the launch; returns its last one's
-// successor.
+// Describes a stack whose first block is number `at` of the launch; returns the number of the block
+// after its last one.
 static int64_t qlora__place_describe(const qlora_linear_desc* l, int64_t at,
                                      qlora__place_stack* out) {
     int64_t pad = qlora_linear_pad(l);
