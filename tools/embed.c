@@ -46,13 +46,12 @@
 enum {
     CHUNK_MAX = 4000, // C99 guarantees 4,095 bytes per literal; MSVC counts one more per piece
     COLUMNS = 100,
+    TEXT_COLUMNS = 1000, // of a line of PTX in the header: every line costs three characters
     PACKED_COLUMNS = 96, // characters of packed text in a line; even
     JOINED_MAX = 1000,
-    GROUPS_MAX = 4,            // of a module
-    REGISTERS_NAMED = 100,     // with one letter
-    REGISTER_FILES = 16,       // of a kernel
-    DECLARATION_MAX = 1 << 15, // characters
-    BASE_TARGET = 75,          // the oldest device; its texts have no macro of their own
+    GROUPS_MAX = 4,      // of a module
+    REGISTER_FILES = 16, // of a kernel
+    BASE_TARGET = 75,    // the oldest device; its texts have no macro of their own
     LINES_OF_MARKER = 5,
     FILES_MAX = 512
 };
@@ -519,8 +518,29 @@ static size_t name_short(const char* name, size_t length, char out[80]) {
     return before == NULL ? 0 : (size_t)snprintf(out, 80, "%s%.*s", before, (int)digits, tail);
 }
 
+// Variables of functions, such as "_ZZ4workE4room", are numbered in their order. Returns the number
+// of one.
+static int variable_number(buffer* known, const char* name, size_t length) {
+    char word[400];
+    int number = 0;
+    if (length + 3 > sizeof(word)) {
+        die("a name is too long", NULL);
+    }
+    snprintf(word, sizeof(word), " %.*s ", (int)length, name);
+    const char* found = known->size > 0 ? strstr(known->data, word) : NULL;
+    if (found == NULL) {
+        buffer_add(known, word, length + 2);
+        found = known->data + known->size - length - 2;
+    }
+    for (const char* p = known->data; p < found; p++) {
+        number += p[0] == ' ' && p[1] == ' ';
+    }
+    return number;
+}
+
 // Replaces the long names that the compiler chose, which are a tenth of its text.
 static void names_shorten(char* text) {
+    buffer known = {NULL, 0, 0};
     char* out = text;
     bool quoted = false;
     for (const char* p = text; *p;) {
@@ -533,32 +553,48 @@ static void names_shorten(char* text) {
                 length++;
             }
             written = name_short(p, length, shorter);
+            if (starts_with(p, "_Z")) {
+                int number = variable_number(&known, p, length);
+                written = (size_t)snprintf(shorter, sizeof(shorter), "_V%d", number);
+            }
         }
         memmove(out, written > 0 ? shorter : p, written > 0 ? written : length);
         out += written > 0 ? written : length;
         p += length;
     }
     *out = 0;
+    free(known.data);
 }
 
-// Registers as the compiler declares them, %r<1300>, and the names they get instead.
+// The first letters of names of registers. Those with which PTX's types begin are left out: f32
+// would be a register. A second letter is a capital: lg2 would be one, too.
+static const char register_letters[] = "acdghijklmnopqrtvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+
+typedef struct register_rank {
+    int uses;
+    int number;
+} register_rank;
+
+// Registers as the compiler declares them, %r<1300>. Those that occur most get the shortest names.
 typedef struct register_file {
     char name[8]; // after the %
+    char type[8];
     int count;
-    int first; // index of the letter of the first REGISTERS_NAMED
+    int used;  // how many occur
+    int* uses; // by number
+    int* rank; // by number: 0 occurs most, and has one of the shortest names
+    register_rank* ranks;
+    // A letter and a number: ten ranks of each letter, then ninety of each.
+    char letters[sizeof(register_letters)];
+    int letter_count;
+    int pair; // of letters, and a digit: all other ranks
 } register_file;
 
-// The letter, or two letters, before the number of a register. Those with which PTX's types begin
-// are left out: f32 would be a register.
-static void register_letters(int index, char out[4]) {
-    static const char letters[] = "acdghijklmnopqrtvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    int count = (int)sizeof(letters) - 1;
-    int before = index / count;
-    snprintf(out, 4, "%.*s%c", before > 0 ? 1 : 0, &letters[before > 0 ? before - 1 : 0],
-             letters[index % count]);
-    if (before > count) {
-        die("contains a kernel with too many registers", NULL);
-    }
+static int by_uses(const void* a, const void* b) {
+    const register_rank* x = (const register_rank*)a;
+    const register_rank* y = (const register_rank*)b;
+    return x->uses != y->uses ? (x->uses < y->uses) - (x->uses > y->uses)
+                              : (x->number > y->number) - (x->number < y->number);
 }
 
 // Up to 63 characters of the line at p: sscanf reads all of its string first.
@@ -570,84 +606,197 @@ static void start_copy(const char* p, char out[64]) {
     out[n] = 0;
 }
 
-// ".reg .b32 %r<130>;" at p becomes ".reg .b32 a<100>,c<30>;". Returns what was read of it; 0 if
-// it is no such declaration.
-static size_t registers_declare(const char* p, register_file* f, int* letters, char** out) {
-    char type[8];
+// Reads ".reg .b32 %r<130>;" at p. Returns its length; 0 if it is no such declaration.
+static size_t registers_declared(const char* p, register_file* f) {
     char start[64];
     int length = 0;
-    start_copy(p, start);
-    if (sscanf(start, ".reg .%7[a-z0-9] %%%7[a-z]<%d>;%n", type, f->name, &f->count, &length) !=
-            3 ||
-        length == 0) {
+    if (!starts_with(p, ".reg")) {
         return 0;
     }
-    f->first = *letters;
-    *out += sprintf(*out, ".reg .%s ", type);
-    for (int at = 0; at < f->count; at += REGISTERS_NAMED) {
-        int rest = f->count - at;
-        char letter[4];
-        register_letters((*letters)++, letter);
-        *out += sprintf(*out, "%s%s<%d>", at > 0 ? "," : "", letter,
-                        rest < REGISTERS_NAMED ? rest : REGISTERS_NAMED);
-    }
-    *out += sprintf(*out, ";");
-    return (size_t)length;
+    start_copy(p, start);
+    memset(f, 0, sizeof(*f));
+    bool ok = sscanf(start, ".reg .%7[a-z0-9] %%%7[a-z]<%d>;%n", f->type, f->name, &f->count,
+                     &length) == 3;
+    return ok ? (size_t)length : 0;
 }
 
-// "%r123" at p becomes "c23". Returns what was read of it; 0 if it is no such register.
-static size_t register_rename(const char* p, const register_file* files, int count, char** out) {
+// The file of the register "%r123" at p, its number and length; NULL if it is no register.
+static register_file* register_at(const char* p, register_file* files, int count, int* number,
+                                  size_t* length) {
     char name[8];
     char start[64];
-    int number = 0;
-    int length = 0;
-    start_copy(p, start);
-    if (sscanf(start, "%%%7[a-z]%d%n", name, &number, &length) != 2) {
-        return 0;
+    int n = 0;
+    if (*p != '%') {
+        return NULL;
     }
+    start_copy(p, start);
+    if (sscanf(start, "%%%7[a-z]%d%n", name, number, &n) != 2) {
+        return NULL;
+    }
+    *length = (size_t)n;
     for (int i = 0; i < count; i++) {
-        if (strcmp(files[i].name, name) == 0 && number < files[i].count) {
-            char letter[4];
-            register_letters(files[i].first + number / REGISTERS_NAMED, letter);
-            *out += sprintf(*out, "%s%d", letter, number % REGISTERS_NAMED);
-            return (size_t)length;
+        if (strcmp(files[i].name, name) == 0 && *number < files[i].count) {
+            return &files[i];
         }
     }
-    return 0;
+    return NULL;
+}
+
+// Finds the declarations of a kernel, and counts how often each register occurs.
+static int registers_count(const char* p, const char* end, register_file* files) {
+    int count = 0;
+    bool quoted = false;
+    for (; p < end; p++) {
+        int number;
+        size_t length;
+        quoted = quoted != (*p == '"');
+        if (!quoted && registers_declared(p, &files[count]) > 0) {
+            size_t n = (size_t)files[count].count + 1;
+            files[count].uses = (int*)need_memory(calloc(n, sizeof(int)));
+            files[count].rank = (int*)need_memory(calloc(n, sizeof(int)));
+            if (++count == REGISTER_FILES) {
+                die("contains a kernel with too many declarations of registers", NULL);
+            }
+        }
+        register_file* f = quoted ? NULL : register_at(p, files, count, &number, &length);
+        if (f != NULL) {
+            f->used += f->uses[number]++ == 0 ? 1 : 0;
+        }
+    }
+    return count;
+}
+
+// Orders registers by their uses.
+static void registers_rank(register_file* f) {
+    size_t n = (size_t)f->count;
+    f->ranks = (register_rank*)need_memory(malloc((n + 1) * sizeof(f->ranks[0])));
+    for (int i = 0; i < f->count; i++) {
+        f->ranks[i].uses = f->uses[i];
+        f->ranks[i].number = i;
+    }
+    qsort(f->ranks, n, sizeof(f->ranks[0]), by_uses);
+    for (int i = 0; i < f->count; i++) {
+        f->rank[f->ranks[i].number] = i;
+    }
+}
+
+// Gives each letter to the file whose next ten registers occur most; then pairs to the rest.
+static void registers_name(register_file* files, int count) {
+    int pair = 0;
+    for (const char* letter = register_letters; *letter; letter++) {
+        register_file* best = NULL;
+        int most = 0;
+        for (int i = 0; i < count; i++) {
+            int uses = 0;
+            for (int j = 10 * files[i].letter_count, n = 0; j < files[i].used && n < 10; j++, n++) {
+                uses += files[i].ranks[j].uses;
+            }
+            best = uses > most ? &files[i] : best;
+            most = uses > most ? uses : most;
+        }
+        if (best != NULL) {
+            best->letters[best->letter_count++] = *letter;
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        int rest = files[i].used - 100 * files[i].letter_count;
+        files[i].pair = pair;
+        pair += rest > 0 ? (rest + 9) / 10 : 0;
+    }
+    if (pair > 26 * (int)strlen(register_letters)) {
+        die("contains a kernel with too many registers", NULL);
+    }
+}
+
+// The name of a rank; its number in the range that has the letters before it.
+static int register_write(const register_file* f, int rank, char letters[4]) {
+    int n = f->letter_count;
+    letters[1] = letters[2] = 0;
+    if (rank < 10 * n) {
+        letters[0] = f->letters[rank / 10];
+        return rank % 10;
+    }
+    if (rank < 100 * n) {
+        letters[0] = f->letters[(rank - 10 * n) / 90];
+        return 10 + (rank - 10 * n) % 90;
+    }
+    int pair = f->pair + (rank - 100 * n) / 10;
+    letters[0] = register_letters[pair / 26];
+    letters[1] = (char)('A' + pair % 26);
+    return (rank - 100 * n) % 10;
+}
+
+// ".reg .b32 a<100>,c<30>;": a range ends where the next rank has no number above it.
+static void registers_declare(const register_file* f, buffer* out) {
+    char letters[4];
+    bool first = true;
+    for (int i = 0; i < f->letter_count; i++) {
+        int low = f->used - 10 * i < 10 ? f->used - 10 * i : 10;
+        int high = f->used - 10 * f->letter_count - 90 * i;
+        high = high < 0 ? 0 : high < 90 ? high : 90;
+        buffer_print(out, "%s%c<%d>", first ? "" : ",", f->letters[i], high > 0 ? 10 + high : low);
+        first = false;
+    }
+    for (int rank = 100 * f->letter_count; rank < f->used; rank += 10) {
+        register_write(f, rank, letters);
+        buffer_print(out, "%s%s<%d>", first ? "" : ",", letters,
+                     f->used - rank < 10 ? f->used - rank : 10);
+        first = false;
+    }
+}
+
+// A kernel, or what is before the first one, with other names for its registers.
+static void registers_rename(const char* p, const char* end, buffer* out) {
+    register_file files[REGISTER_FILES];
+    register_file declared;
+    bool quoted = false;
+    int count = registers_count(p, end, files);
+    for (int i = 0; i < count; i++) {
+        registers_rank(&files[i]);
+    }
+    registers_name(files, count);
+    for (int next = 0; p < end;) {
+        int number = 0;
+        size_t length = 1;
+        char letters[4];
+        quoted = quoted != (*p == '"');
+        size_t declaration = quoted ? 0 : registers_declared(p, &declared);
+        register_file* f = quoted ? NULL : register_at(p, files, count, &number, &length);
+        if (declaration > 0) {
+            f = &files[next++];
+            length = declaration + (f->used == 0 && p[declaration] == '\n' ? 1 : 0);
+            if (f->used > 0) {
+                buffer_print(out, ".reg .%s ", f->type);
+                registers_declare(f, out);
+                buffer_add(out, ";", 1);
+            }
+        } else if (f != NULL) {
+            number = register_write(f, f->rank[number], letters);
+            buffer_print(out, "%s%d", letters, number);
+        } else {
+            length = 1;
+            buffer_add(out, p, 1);
+        }
+        p += length;
+    }
+    for (int i = 0; i < count; i++) {
+        free(files[i].uses);
+        free(files[i].rank);
+        free(files[i].ranks);
+    }
 }
 
 // Names of registers are half of the text: gives them short ones. Returns a new text.
 static char* registers_shorten(const char* text) {
-    register_file files[REGISTER_FILES];
-    int count = 0;
-    int letters = 0;
-    size_t room = 2 * strlen(text) + DECLARATION_MAX; // declarations may grow, uses never do
-    char* result = (char*)need_memory(malloc(room));
-    char* out = result;
-    bool quoted = false;
-    for (const char* p = text; *p;) {
-        quoted = quoted != (*p == '"');
-        if (starts_with(p, ".visible .entry")) {
-            count = 0;
-            letters = 0;
-        }
-        size_t used = 0;
-        if (!quoted && *p == '.' && count < REGISTER_FILES) {
-            used = registers_declare(p, &files[count], &letters, &out);
-            count += used > 0 ? 1 : 0;
-        } else if (!quoted && *p == '%') {
-            used = register_rename(p, files, count, &out);
-        }
-        if (used == 0) {
-            *out++ = *p;
-        }
-        p += used > 0 ? used : 1;
-        if ((size_t)(out - result) > room - DECLARATION_MAX) {
-            die("contains more declarations than code", NULL);
-        }
+    static const char entry[] = ".visible .entry";
+    buffer out = {NULL, 0, 0};
+    while (*text) {
+        const char* end = strstr(text + 1, entry);
+        end = end != NULL ? end : text + strlen(text);
+        registers_rename(text, end, &out);
+        text = end;
     }
-    *out = 0;
-    return result;
+    return out.data;
 }
 
 // Instructions and labels need no line of their own: joins them to lines of up to JOINED_MAX
@@ -657,9 +806,10 @@ static void lines_join(char* text) {
     size_t length = 0; // of the line so far
     bool alone = is_early(text);
     for (const char* p = text; *p; p++) {
-        bool more = isalpha((unsigned char)p[1]) || (p[1] != 0 && strchr("@$}", p[1]) != NULL);
+        bool more = isalpha((unsigned char)p[1]) || (p[1] != 0 && strchr("@${}", p[1]) != NULL) ||
+                    starts_with(p + 1, ".reg") || starts_with(p + 1, ".param");
         bool apart = alone || is_early(p + 1);
-        if (*p == '\n' && p > text && strchr(";:{}", p[-1]) != NULL && more && !apart &&
+        if (*p == '\n' && p > text && strchr(";:{},(", p[-1]) != NULL && more && !apart &&
             length + strcspn(p + 1, "\n") <= JOINED_MAX) {
             continue;
         }
@@ -803,11 +953,11 @@ static size_t statement_length(const char* line) {
 static void chunk_write(FILE* out, const ptx_chunk* c) {
     fprintf(out, "static const char qlora__ptx_%d[]%s =", c->number,
             c->users > 1 ? " QLORA__PTX_UNUSED" : "");
-    size_t column = COLUMNS;
+    size_t column = TEXT_COLUMNS;
     for (size_t at = 0; at < c->length;) {
         const char* line = c->text + at;
         size_t n = statement_length(line);
-        if (column + n + 4 > COLUMNS) {
+        if (column + n + 4 > TEXT_COLUMNS) {
             fputs(at > 0 ? "\"\n\"" : "\n\"", out);
             column = 0;
         }
