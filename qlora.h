@@ -21657,6 +21657,8 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__LAYERS_BYTES 232448
 #define QLORA__NEED_STEP_LAYERS (QLORA__NEED_STEP_NF4 | QLORA__NEED_LAYERS)
 #define QLORA__NEED_GATED 4194304u // trains adapters of an MLP as ops/gated.h does
+#define QLORA__NEED_HEAD96WG 8388608u
+#define QLORA__NEED_HEAD256WG 16777216u
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -21882,11 +21884,21 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(attn64_wg_bwd_kv, attn64_wg, 66560, HEAD64WG)                                                \
     X(attn64_wg_bwd_sum, attn64_wg, 0, HEAD64WG)                                                   \
     X(attn64_wg_bwd_q, attn64_wg, 66560, HEAD64WG)                                                 \
+    X(attn96_wg_fwd, attn96_wg, 164864, HEAD96WG)                                                  \
+    X(attn96_wg_stats, attn96_wg, 0, HEAD96WG)                                                     \
+    X(attn96_wg_bwd_kv, attn96_wg, 132096, HEAD96WG)                                               \
+    X(attn96_wg_bwd_sum, attn96_wg, 0, HEAD96WG)                                                   \
+    X(attn96_wg_bwd_q, attn96_wg, 132096, HEAD96WG)                                                \
     X(attn128_wg_fwd, attn128_wg, 164864, HEAD128WG)                                               \
     X(attn128_wg_stats, attn128_wg, 0, HEAD128WG)                                                  \
     X(attn128_wg_bwd_kv, attn128_wg, 132096, HEAD128WG)                                            \
     X(attn128_wg_bwd_sum, attn128_wg, 0, HEAD128WG)                                                \
     X(attn128_wg_bwd_q, attn128_wg, 132096, HEAD128WG)                                             \
+    X(attn256_wg_fwd, attn256_wg, 197632, HEAD256WG)                                               \
+    X(attn256_wg_stats, attn256_wg, 0, HEAD256WG)                                                  \
+    X(attn256_wg_bwd_kv, attn256_wg, 197632, HEAD256WG)                                            \
+    X(attn256_wg_bwd_sum, attn256_wg, 0, HEAD256WG)                                                \
+    X(attn256_wg_bwd_q, attn256_wg, 230400, HEAD256WG)                                             \
     X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
     X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
     X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                       \
@@ -31899,10 +31911,18 @@ static const qlora__attention_path qlora__attention_paths[] = {
      {QLORA__K_attn64_wg_fwd, 128, 384, 82944}, {QLORA__K_attn64_wg_stats, 32, 256, 0},
      {QLORA__K_attn64_wg_bwd_kv, 128, 384, 66560}, {QLORA__K_attn64_wg_bwd_q, 128, 384, 66560},
      {QLORA__K_attn64_wg_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 96, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD96WG,
+     {QLORA__K_attn96_wg_fwd, 128, 384, 164864}, {QLORA__K_attn96_wg_stats, 64, 256, 0},
+     {QLORA__K_attn96_wg_bwd_kv, 128, 384, 132096}, {QLORA__K_attn96_wg_bwd_q, 128, 384, 132096},
+     {QLORA__K_attn96_wg_bwd_sum, 0, 256, 0}},
     {QLORA_BF16, 128, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD128WG,
      {QLORA__K_attn128_wg_fwd, 128, 384, 164864}, {QLORA__K_attn128_wg_stats, 16, 256, 0},
      {QLORA__K_attn128_wg_bwd_kv, 128, 384, 132096}, {QLORA__K_attn128_wg_bwd_q, 128, 384, 132096},
      {QLORA__K_attn128_wg_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 256, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD256WG,
+     {QLORA__K_attn256_wg_fwd, 128, 384, 197632}, {QLORA__K_attn256_wg_stats, 16, 256, 0},
+     {QLORA__K_attn256_wg_bwd_kv, 64, 384, 197632}, {QLORA__K_attn256_wg_bwd_q, 128, 384, 230400},
+     {QLORA__K_attn256_wg_bwd_sum, 0, 256, 0}},
     {QLORA_BF16, 32, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD32,
      {QLORA__K_attn32_fwd, 128, 128, 30720}, {QLORA__K_attn32_stats, 64, 256, 0},
      {QLORA__K_attn32_bwd_kv, 64, 128, 39936}, {QLORA__K_attn32_bwd_q, 128, 128, 40960},
@@ -31966,7 +31986,8 @@ static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_p
     }
     bool maps = p->takes == QLORA__TAKES_MAPS;
     bool exact = p->takes == QLORA__TAKES_EXACT || maps;
-    // No other kernel of a path needs more shared memory than kv does where it does not fit.
+    // No other kernel of a path needs more shared memory than kv does where it does not fit; those
+    // with maps are for devices that have enough.
     return kind->aligned && (exact ? kind->hd == p->hd : kind->hd <= p->hd) &&
            (!kind->capped || p->takes == QLORA__TAKES_CAPPED) &&
            (!maps || (qlora__has_warpgroups(ctx) && !kind->later)) &&
@@ -32133,13 +32154,15 @@ static qlora_result qlora__attention_operands_make(qlora_ctx* ctx, const qlora__
 }
 
 // Appends the operands q, k, v and, backward, d_o to the arguments; returns their number. Bit i of
-// `kept` is set if the block keeps operand i, which it copies in boxes of 128 rows.
+// `kept` is set if the block keeps operand i, which it copies in boxes of 128 rows; with heads of
+// more than 128, boxes of k and v always have 64 rows.
 static int qlora__attention_inputs(qlora__attention_operands* x, int count, unsigned kept,
                                    void** args) {
     int used = 0;
     for (int i = 0; i < count; i++) {
         if (x->path->takes == QLORA__TAKES_MAPS) {
-            bool whole = (kept >> i & 1u) != 0;
+            bool half = x->path->hd > 128 && (i == 1 || i == 2);
+            bool whole = (kept >> i & 1u) != 0 && !half;
             args[used++] = qlora__tensor_map_place(whole ? &x->kept[i] : &x->streamed[i]);
         } else {
             args[used++] = &x->in[i].data;
@@ -51160,4 +51183,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 4711bb15149b49a0
+//@@ end f8711457d68c6565

@@ -1,5 +1,5 @@
 // attn_wg.cuh - flash attention with the warpgroup instructions of compute capability 9.0: bf16
-// storage, f32 softmax and sums; attn64_wg.cu and attn128_wg.cu instantiate it.
+// storage, f32 softmax and sums; attn64_wg.cu, attn96_wg.cu and so on instantiate it.
 //
 // Formulas, layouts, offsets of sequences and the tail are those of attn_tc.cuh, without a cap.
 // Matrices come as tensor maps with boxes of 64 columns and as many rows as a tile of the kernel
@@ -7,7 +7,11 @@
 // be multiplied by a zero, they are zeroed first, so that nothing leaks between sequences.
 //
 // Blocks have 384 threads: a warpgroup that copies and two that compute, 64 rows each. Dynamic
-// shared memory is 5 tiles of TILE rows forward, 4 backward, and 1,024 bytes.
+// shared memory is 5 tiles of TILE rows forward, 4 backward, and 1,024 bytes; with heads of more
+// than 128, whose sums fill the registers, 3, 3 (kv) and 3.5 (q).
+//
+// Columns are copied by the 64: with heads of 96, the second half of the second panel is part of
+// the next head, or zero, and no product reads it.
 //
 // Determinism: as in attn_tc.cuh: one writer per output, and fixed orders of sums.
 #ifndef QLORA_ATTN_WG_CUH
@@ -44,11 +48,20 @@ template <int ROWS> __device__ __forceinline__ constexpr uint32_t panel_bytes() 
     return ROWS * PANEL_ROW;
 }
 
+// Panels of a head, and the bytes of a tile.
+template <int HD> __device__ __forceinline__ constexpr int panels() {
+    return (HD + PANEL - 1) / PANEL;
+}
+
+template <int HD, int ROWS> __device__ __forceinline__ constexpr uint32_t tile_bytes() {
+    return panels<HD>() * panel_bytes<ROWS>();
+}
+
 template <int HD, int ROWS>
 __device__ __forceinline__ void copy_rows(uint32_t to, const tensor_map* map, uint32_t barrier,
                                           int32_t head, int32_t row) {
 #pragma unroll
-    for (int i = 0; i < HD / PANEL; i++) {
+    for (int i = 0; i < panels<HD>(); i++) {
         copy_box(to + i * panel_bytes<ROWS>(), map, barrier, head * HD + i * PANEL, row);
     }
 }
@@ -56,7 +69,7 @@ __device__ __forceinline__ void copy_rows(uint32_t to, const tensor_map* map, ui
 // Zeroes the rows of a tile from `from` on, by the computing threads together.
 template <int HD, int ROWS> __device__ __forceinline__ void zero_rows(uint32_t tile, int32_t from) {
 #pragma unroll 1
-    for (int32_t i = threadIdx.x - 128; i < (ROWS - from) * (HD / PANEL) * 8;
+    for (int32_t i = threadIdx.x - 128; i < (ROWS - from) * panels<HD>() * 8;
          i += COMPUTE_THREADS) {
         int32_t row = from + i / 8 % (ROWS - from);
         int32_t panel = i / 8 / (ROWS - from);
@@ -134,11 +147,11 @@ __device__ __forceinline__ void store_rows(const float (&d)[HD / 2], float upper
 }
 
 // Zeroes rows of the tail, columns of one head, by `threads` threads.
-template <int HD>
+template <int HD, int ROWS = TILE>
 __device__ __forceinline__ void zero_tail(bf16* to, int64_t ld, const attn_tile& t, int32_t head,
                                           int32_t thread, int32_t threads) {
 #pragma unroll 1
-    for (int32_t i = thread; i < TILE * (HD / 8); i += threads) {
+    for (int32_t i = thread; i < ROWS * (HD / 8); i += threads) {
         int32_t row = t.first + i / (HD / 8);
         if (row < t.length) {
             *(uint4*)(to + (int64_t)(t.begin + row) * ld + head * HD + i % (HD / 8) * 8) =
@@ -210,14 +223,21 @@ __device__ __forceinline__ int32_t first_key_of(const attn_tile& t, int32_t wind
 
 // --- forward ---
 //
-// Shared memory: Q, then STAGES times K and V, tiles of TILE rows. There are as many blocks as run
-// at once; each takes every gridDim.x-th of all tiles and heads, so that the copies for a tile
-// overlap the end of the tile before it. Scores of the next keys are computed beside the sums of
-// the current ones. Of the barriers, `kept` of k: Q is full; `kept` of v: Q is empty.
+// Shared memory: Q, then STAGES times K and V, tiles of TILE rows, or of half as many with large
+// heads. There are as many blocks as run at once; each takes every gridDim.x-th of all tiles and
+// heads, so that the copies for a tile overlap the end of the tile before it. Scores of the next
+// keys are computed beside the sums of the current ones. Of the barriers, `kept` of k: Q is full;
+// `kept` of v: Q is empty.
+
+// Keys of a streamed tile.
+template <int HD> __device__ __forceinline__ constexpr int forward_keys() {
+    return HD > 128 ? HALF_TILE : TILE;
+}
 
 struct forward_work {
     attn_tile t;
     int32_t head;
+    int32_t first_key; // of the streamed tiles, which are used backwards
     int32_t last_key;
 };
 
@@ -227,12 +247,15 @@ __device__ __forceinline__ int32_t forward_count(const attn_shape& a) {
 
 // The work with number i. Late tiles see the most keys: they come first. Heads that share keys are
 // neighbours.
+template <int HD>
 __device__ __forceinline__ forward_work forward_at(const attn_shape& a, int32_t i) {
+    const int keys = forward_keys<HD>();
     forward_work w;
     int32_t last = a.tokens / TILE + a.n_seqs;
     w.t = attn_find(a.cu, a.n_seqs, a.tokens, TILE, last - i / a.heads);
     w.head = i % a.heads;
-    w.last_key = first_key_of(w.t, a.window, TILE);
+    w.first_key = keys < TILE && w.t.first + keys < w.t.length ? w.t.first + keys : w.t.first;
+    w.last_key = first_key_of(w.t, a.window, keys);
     return w;
 }
 
@@ -240,37 +263,40 @@ template <int HD>
 __device__ __forceinline__ void
 forward_copy(const tensor_map* q, const tensor_map* k, const tensor_map* v, uint32_t tiles,
              const attn_barriers& kb, const attn_barriers& vb, const attn_shape& a) {
-    const uint32_t bytes = TILE * HD * 2;
+    const int keys = forward_keys<HD>();
+    const uint32_t kept = tile_bytes<HD, TILE>();
+    const uint32_t bytes = tile_bytes<HD, keys>();
     uint32_t q_parity = 1;
     attn_stream s = {0, 1};
     for (int32_t i = blockIdx.x; i < forward_count(a); i += gridDim.x) {
-        forward_work w = forward_at(a, i);
+        forward_work w = forward_at<HD>(a, i);
         int32_t kv_head = w.head / (a.heads / a.kv_heads);
         if (w.t.tail || w.t.first >= w.t.length) {
             continue;
         }
         barrier_wait(vb.kept, q_parity);
         q_parity ^= 1;
-        barrier_expect(kb.kept, bytes);
+        barrier_expect(kb.kept, kept);
         copy_rows<HD, TILE>(tiles, q, kb.kept, w.head, w.t.begin + w.t.first);
-        for (int32_t key = w.t.first; key >= w.last_key; key -= TILE, s.next()) {
-            uint32_t to = tiles + bytes + s.stage * 2 * bytes;
+        for (int32_t key = w.first_key; key >= w.last_key; key -= keys, s.next()) {
+            uint32_t to = tiles + kept + s.stage * 2 * bytes;
             barrier_wait(kb.empty + 8 * s.stage, s.parity);
             barrier_expect(kb.full + 8 * s.stage, bytes);
-            copy_rows<HD, TILE>(to, k, kb.full + 8 * s.stage, kv_head, w.t.begin + key);
+            copy_rows<HD, keys>(to, k, kb.full + 8 * s.stage, kv_head, w.t.begin + key);
             barrier_wait(vb.empty + 8 * s.stage, s.parity);
             barrier_expect(vb.full + 8 * s.stage, bytes);
-            copy_rows<HD, TILE>(to + bytes, v, vb.full + 8 * s.stage, kv_head, w.t.begin + key);
+            copy_rows<HD, keys>(to + bytes, v, vb.full + 8 * s.stage, kv_head, w.t.begin + key);
         }
     }
 }
 
-// Masks the scores of 64 queries from `query` on and TILE keys from `key` on.
-__device__ __forceinline__ void forward_mask(float (&s)[TILE / 2], int32_t query, int32_t key,
+// Masks the scores of 64 queries from `query` on and 2 N keys from `key` on.
+template <int N>
+__device__ __forceinline__ void forward_mask(float (&s)[N], int32_t query, int32_t key,
                                              uint32_t reach) {
     int32_t base = query + own_row() % HALF_TILE - key - own_col();
 #pragma unroll
-    for (int i = 0; i < TILE / 2; i++) {
+    for (int i = 0; i < N; i++) {
         int32_t distance = base + i / 2 % 2 * 8 - i / 4 * 8 - i % 2;
         s[i] = visible(distance, reach) ? s[i] : MINUS_INF;
     }
@@ -278,14 +304,15 @@ __device__ __forceinline__ void forward_mask(float (&s)[TILE / 2], int32_t query
 
 // p = 2^(factor (s - top)), packed as an operand. top and sum are updated; rescale is what the
 // earlier sums have to be multiplied by.
-__device__ __forceinline__ void softmax_step(const float (&s)[TILE / 2], float factor,
-                                             float (&top)[2], float (&sum)[2], float (&rescale)[2],
-                                             uint32_t (&p)[TILE / 4]) {
+template <int N>
+__device__ __forceinline__ void softmax_step(const float (&s)[N], float factor, float (&top)[2],
+                                             float (&sum)[2], float (&rescale)[2],
+                                             uint32_t (&p)[N / 2]) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float peak = top[h];
 #pragma unroll
-        for (int i = 0; i < TILE / 8; i++) {
+        for (int i = 0; i < N / 4; i++) {
             peak = fmaxf(peak, fmaxf(s[i * 4 + h * 2], s[i * 4 + h * 2 + 1]));
         }
         peak = fmaxf(peak, __shfl_xor_sync(QLORA_FULL_WARP, peak, 1));
@@ -295,7 +322,7 @@ __device__ __forceinline__ void softmax_step(const float (&s)[TILE / 2], float f
         float all = 0.0f;
         float shift = peak * factor;
 #pragma unroll
-        for (int i = 0; i < TILE / 8; i++) {
+        for (int i = 0; i < N / 4; i++) {
             float x = exp2_fast(fmaf(s[i * 4 + h * 2], factor, -shift));
             float y = exp2_fast(fmaf(s[i * 4 + h * 2 + 1], factor, -shift));
             all += x + y;
@@ -305,39 +332,62 @@ __device__ __forceinline__ void softmax_step(const float (&s)[TILE / 2], float f
     }
 }
 
+// Leaves out keys that this warpgroup's queries do not see.
+template <int HD>
+__device__ __forceinline__ void forward_skip(uint32_t v, const attn_barriers& kb,
+                                             const attn_barriers& vb, attn_stream& at,
+                                             int32_t rows) {
+    barrier_wait(kb.full + 8 * at.stage, at.parity);
+    stage_release(kb, at);
+    barrier_wait(vb.full + 8 * at.stage, at.parity);
+    if (rows < forward_keys<HD>()) {
+        zero_rows<HD, forward_keys<HD>()>(v, rows);
+        zero_done();
+    }
+    stage_release(vb, at);
+    at.next();
+}
+
 // One tile; `at` is the stage of its first keys, and then of the next tile's.
 template <int HD>
 __device__ __forceinline__ void
 forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, attn_stream& at,
              const forward_work& w, const attn_shape& a, float (&acc)[HD / 2], float (&top)[2],
              float (&sum)[2]) {
-    const uint32_t bytes = TILE * HD * 2;
+    const int keys = forward_keys<HD>();
+    const uint32_t bytes = tile_bytes<HD, keys>();
     const uint32_t reach = reach_of(a.window);
     const float factor = a.scale * LOG2E;
     const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
     const attn_tile& t = w.t;
     uint32_t q = tiles + own * PANEL_ROW;
-    float s[TILE / 2];
+    uint32_t first = tiles + tile_bytes<HD, TILE>();
+    int32_t key = w.first_key;
+    float s[keys / 2];
+    if (keys < TILE && own == 0 && key > t.first) {
+        forward_skip<HD>(first + bytes + at.stage * 2 * bytes, kb, vb, at, t.length - key);
+        key -= keys;
+    }
     barrier_wait(kb.full + 8 * at.stage, at.parity);
     products_begin();
-    scores<HD, TILE, TILE>(s, q, tiles + bytes + at.stage * 2 * bytes);
+    scores<HD, TILE, keys>(s, q, first + at.stage * 2 * bytes);
     products_commit();
     products_wait<0>();
     products_hold(s);
     stage_release(kb, at);
-    forward_mask(s, t.first + own, t.first, reach);
-    for (int32_t key = t.first; key >= w.last_key; key -= TILE) {
-        const bool more = key - TILE >= w.last_key;
-        uint32_t v = tiles + 2 * bytes + at.stage * 2 * bytes;
+    forward_mask(s, t.first + own, key, reach);
+    for (; key >= w.last_key; key -= keys) {
+        const bool more = key - keys >= w.last_key;
+        uint32_t v = first + bytes + at.stage * 2 * bytes;
         float rescale[2];
-        uint32_t p[TILE / 4];
+        uint32_t p[keys / 4];
         softmax_step(s, factor, top, sum, rescale, p);
         attn_stream now = at;
         at.next();
         if (more) {
             barrier_wait(kb.full + 8 * at.stage, at.parity);
             products_begin();
-            scores<HD, TILE, TILE>(s, q, tiles + bytes + at.stage * 2 * bytes);
+            scores<HD, TILE, keys>(s, q, first + at.stage * 2 * bytes);
             products_commit();
         }
 #pragma unroll
@@ -345,12 +395,12 @@ forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, a
             acc[i] *= rescale[i / 2 % 2];
         }
         barrier_wait(vb.full + 8 * now.stage, now.parity);
-        if (key + TILE > t.length) {
-            zero_rows<HD, TILE>(v, t.length - key);
+        if (key + keys > t.length) {
+            zero_rows<HD, keys>(v, t.length - key);
             zero_done();
         }
         products_begin();
-        weighted_sum<TILE>(acc, p, v);
+        weighted_sum<keys>(acc, p, v);
         products_commit();
         if (more) {
             products_wait<1>();
@@ -360,8 +410,8 @@ forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, a
         products_wait<0>();
         products_hold(acc);
         stage_release(vb, now);
-        if (more && (uint32_t)(t.first + 2 * TILE - key) > reach) {
-            forward_mask(s, t.first + own, key - TILE, reach);
+        if (more && (uint32_t)(t.first + TILE + keys - key) > reach) {
+            forward_mask(s, t.first + own, key - keys, reach);
         }
     }
 }
@@ -401,7 +451,7 @@ __device__ __forceinline__ void forward_compute(uint32_t tiles, const attn_barri
     uint32_t q_parity = 0;
     attn_stream at = {0, 0};
     for (int32_t i = blockIdx.x; i < forward_count(a); i += gridDim.x) {
-        forward_work w = forward_at(a, i);
+        forward_work w = forward_at<HD>(a, i);
         if (w.t.tail) {
             forward_tail<HD>(w, a, o, ld_o, lse);
         } else if (w.t.first < w.t.length) {
@@ -427,20 +477,29 @@ __device__ __forceinline__ void forward_compute(uint32_t tiles, const attn_barri
 // and V of TILE keys and streams Q, dO and stats of HALF_TILE queries; a block of backward_q keeps
 // Q and dO and streams K and V. Shared memory: the kept tiles, then STAGES times the streamed ones,
 // then STAGES times the stats.
+//
+// With large heads, a block of backward_kv keeps HALF_TILE keys; one warpgroup computes dv, the
+// other dk, and both the scores. A block of backward_q has STAGES tiles of K, which is used twice,
+// and one of V, which is copied while dq is computed.
+
+// Keys of a block of backward_kv.
+template <int HD> __device__ __forceinline__ constexpr int kept_keys() {
+    return HD > 128 ? HALF_TILE : TILE;
+}
 
 // Copies two streamed tiles of HALF_TILE rows.
 template <int HD>
 __device__ __forceinline__ void stream_copy(uint32_t to, const tensor_map* x, const tensor_map* y,
                                             uint32_t barrier, int32_t head, int32_t row) {
-    const uint32_t bytes = HALF_TILE * HD * 2;
+    const uint32_t bytes = tile_bytes<HD, HALF_TILE>();
     barrier_expect(barrier, 2 * bytes);
     copy_rows<HD, HALF_TILE>(to, x, barrier, head, row);
     copy_rows<HD, HALF_TILE>(to + bytes, y, barrier, head, row);
 }
 
-// The queries that see the keys of a tile: [first, end), in steps of HALF_TILE.
-__device__ __forceinline__ int32_t last_query(const attn_tile& t, int32_t window) {
-    return window > 0 && window < t.length - t.first - TILE ? t.first + TILE + window - 1
+// The queries that see the keys of a tile of `rows`: [first, end), in steps of HALF_TILE.
+__device__ __forceinline__ int32_t last_query(const attn_tile& t, int32_t window, int32_t rows) {
+    return window > 0 && window < t.length - t.first - rows ? t.first + rows + window - 1
                                                             : t.length;
 }
 
@@ -451,15 +510,16 @@ backward_kv_copy(const tensor_map* q, const tensor_map* k, const tensor_map* v,
                  const tensor_map* d_o, const float2* stats, uint32_t tiles, uint32_t room,
                  const attn_barriers& b, const attn_tile& t, const attn_shape& a, int32_t kv_head,
                  int32_t first_head, int32_t end_head) {
-    const uint32_t kept = TILE * HD * 2;
-    const uint32_t streamed = 2 * HALF_TILE * HD * 2;
+    const int rows = kept_keys<HD>();
+    const uint32_t kept = tile_bytes<HD, rows>();
+    const uint32_t streamed = 2 * tile_bytes<HD, HALF_TILE>();
     int32_t lane = threadIdx.x;
-    int32_t end = last_query(t, a.window);
+    int32_t end = last_query(t, a.window, rows);
     attn_stream s = {0, 1};
     if (lane == 0) {
         barrier_expect(b.kept, 2 * kept);
-        copy_rows<HD, TILE>(tiles, k, b.kept, kv_head, t.begin + t.first);
-        copy_rows<HD, TILE>(tiles + kept, v, b.kept, kv_head, t.begin + t.first);
+        copy_rows<HD, rows>(tiles, k, b.kept, kv_head, t.begin + t.first);
+        copy_rows<HD, rows>(tiles + kept, v, b.kept, kv_head, t.begin + t.first);
     }
     for (int32_t head = first_head; head < end_head; head++) {
         for (int32_t query = t.first; query < end; query += HALF_TILE, s.next()) {
@@ -520,7 +580,7 @@ template <int HD>
 __device__ __forceinline__ void
 backward_kv_step(float (&dk)[HD / 2], float (&dv)[HD / 2], uint32_t k, uint32_t v, uint32_t q,
                  uint32_t room, float factor, int32_t distance, uint32_t reach, int32_t queries) {
-    const uint32_t d_o = q + HALF_TILE * HD * 2;
+    const uint32_t d_o = q + tile_bytes<HD, HALF_TILE>();
     float s[HALF_TILE / 2];
     float dp[HALF_TILE / 2];
     uint32_t p[HALF_TILE / 4];
@@ -542,14 +602,43 @@ backward_kv_step(float (&dk)[HD / 2], float (&dv)[HD / 2], uint32_t k, uint32_t 
     products_hold(dk);
 }
 
-template <int HD>
+// The same of one of the sums: of dk, or of dv.
+template <int HD, bool DK>
 __device__ __forceinline__ void
-backward_kv_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
-                    const attn_shape& a, int32_t heads, float (&dk)[HD / 2], float (&dv)[HD / 2]) {
-    const uint32_t kept = TILE * HD * 2;
-    const uint32_t streamed = 2 * HALF_TILE * HD * 2;
-    const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
-    int32_t end = last_query(t, a.window);
+backward_one_step(float (&sum)[HD / 2], uint32_t k, uint32_t v, uint32_t q, uint32_t room,
+                  float factor, int32_t distance, uint32_t reach, int32_t queries) {
+    const uint32_t d_o = q + tile_bytes<HD, HALF_TILE>();
+    float s[HALF_TILE / 2];
+    float dp[HALF_TILE / 2];
+    uint32_t p[HALF_TILE / 4];
+    uint32_t ds[HALF_TILE / 4];
+    products_begin();
+    scores<HD, HALF_TILE, HALF_TILE>(s, k, q);
+    if (DK) {
+        scores<HD, HALF_TILE, HALF_TILE>(dp, v, d_o);
+    }
+    products_commit();
+    products_wait<0>();
+    products_hold(s);
+    if (DK) {
+        products_hold(dp);
+    }
+    backward_kv_weights(s, DK ? dp : s, factor, distance, reach, queries, room, p, ds);
+    products_begin();
+    weighted_sum<HALF_TILE>(sum, DK ? ds : p, DK ? q : d_o);
+    products_commit();
+    products_wait<0>();
+    products_hold(sum);
+}
+
+// Calls step(q, stage, query) for every streamed tile, of which the rows behind the end are zeroed.
+template <int HD, class STEP>
+__device__ __forceinline__ void backward_kv_tiles(uint32_t tiles, const attn_barriers& b,
+                                                  const attn_tile& t, const attn_shape& a,
+                                                  int32_t heads, STEP step) {
+    const uint32_t kept = tile_bytes<HD, kept_keys<HD>()>();
+    const uint32_t streamed = 2 * tile_bytes<HD, HALF_TILE>();
+    int32_t end = last_query(t, a.window, kept_keys<HD>());
     attn_stream at = {0, 0};
     barrier_wait(b.kept, 0);
     for (int32_t head = 0; head < heads; head++) {
@@ -561,10 +650,7 @@ backward_kv_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const
                 zero_rows<HD, HALF_TILE>(q + streamed / 2, t.length - query);
                 zero_done();
             }
-            backward_kv_step<HD>(dk, dv, tiles + own * PANEL_ROW, tiles + kept + own * PANEL_ROW, q,
-                                 room + at.stage * HALF_TILE * 8, a.scale * LOG2E,
-                                 query + own_col() - t.first - own_row(), reach_of(a.window),
-                                 t.length - query);
+            step(q, at.stage, query);
             barrier_arrive(b.empty + 8 * at.stage); // every thread: each has read statistics
         }
     }
@@ -572,31 +658,95 @@ backward_kv_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const
 
 template <int HD>
 __device__ __forceinline__ void
-backward_q_copy(const tensor_map* q, const tensor_map* k, const tensor_map* v,
-                const tensor_map* d_o, uint32_t tiles, const attn_barriers& b, const attn_tile& t,
-                int32_t head, int32_t kv_head, int32_t first_key) {
-    const uint32_t kept = TILE * HD * 2;
-    const uint32_t streamed = 2 * HALF_TILE * HD * 2;
+backward_kv_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
+                    const attn_shape& a, int32_t heads, float (&dk)[HD / 2], float (&dv)[HD / 2]) {
+    const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
+    uint32_t k = tiles + own * PANEL_ROW;
+    backward_kv_tiles<HD>(tiles, b, t, a, heads, [&](uint32_t q, uint32_t stage, int32_t query) {
+        backward_kv_step<HD>(dk, dv, k, k + tile_bytes<HD, TILE>(), q, room + stage * HALF_TILE * 8,
+                             a.scale * LOG2E, query + own_col() - t.first - own_row(),
+                             reach_of(a.window), t.length - query);
+    });
+}
+
+template <int HD, bool DK>
+__device__ __forceinline__ void
+backward_one_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
+                     const attn_shape& a, int32_t heads, float (&sum)[HD / 2]) {
+    backward_kv_tiles<HD>(tiles, b, t, a, heads, [&](uint32_t q, uint32_t stage, int32_t query) {
+        backward_one_step<HD, DK>(sum, tiles, tiles + tile_bytes<HD, HALF_TILE>(), q,
+                                  room + stage * HALF_TILE * 8, a.scale * LOG2E,
+                                  query + own_col() - t.first - own_row() % HALF_TILE,
+                                  reach_of(a.window), t.length - query);
+    });
+}
+
+// The place of a streamed tile of K; V is behind it or, with large heads, behind all of them.
+template <int HD> __device__ __forceinline__ uint32_t key_place(uint32_t tiles, uint32_t stage) {
+    const uint32_t bytes = tile_bytes<HD, HALF_TILE>();
+    return tiles + 2 * tile_bytes<HD, TILE>() + stage * (HD > 128 ? bytes : 2 * bytes);
+}
+
+template <int HD> __device__ __forceinline__ uint32_t value_place(uint32_t tiles, uint32_t stage) {
+    return key_place<HD>(tiles, HD > 128 ? STAGES - 1 : stage) + tile_bytes<HD, HALF_TILE>();
+}
+
+template <int HD>
+__device__ __forceinline__ void backward_q_copy(const tensor_map* q, const tensor_map* k,
+                                                const tensor_map* v, const tensor_map* d_o,
+                                                uint32_t tiles, const attn_barriers& b,
+                                                const attn_barriers& vb, const attn_tile& t,
+                                                int32_t head, int32_t kv_head, int32_t first_key) {
+    const uint32_t kept = tile_bytes<HD, TILE>();
+    const uint32_t bytes = tile_bytes<HD, HALF_TILE>();
+    uint32_t v_parity = 1;
     attn_stream s = {0, 1};
     barrier_expect(b.kept, 2 * kept);
     copy_rows<HD, TILE>(tiles, q, b.kept, head, t.begin + t.first);
     copy_rows<HD, TILE>(tiles + kept, d_o, b.kept, head, t.begin + t.first);
     for (int32_t key = first_key; key < min(t.first + TILE, t.length); key += HALF_TILE, s.next()) {
         barrier_wait(b.empty + 8 * s.stage, s.parity);
-        stream_copy<HD>(tiles + 2 * kept + s.stage * streamed, k, v, b.full + 8 * s.stage, kv_head,
-                        t.begin + key);
+        if (HD <= 128) {
+            stream_copy<HD>(key_place<HD>(tiles, s.stage), k, v, b.full + 8 * s.stage, kv_head,
+                            t.begin + key);
+            continue;
+        }
+        barrier_expect(b.full + 8 * s.stage, bytes);
+        copy_rows<HD, HALF_TILE>(key_place<HD>(tiles, s.stage), k, b.full + 8 * s.stage, kv_head,
+                                 t.begin + key);
+        barrier_wait(vb.empty, v_parity);
+        v_parity ^= 1;
+        barrier_expect(vb.full, bytes);
+        copy_rows<HD, HALF_TILE>(value_place<HD>(tiles, 0), v, vb.full, kv_head, t.begin + key);
+    }
+}
+
+// ds of 64 queries and HALF_TILE keys, packed as an operand.
+__device__ __forceinline__ void backward_q_weights(const float (&s)[32], const float (&dp)[32],
+                                                   const float2 (&stat)[2], float factor,
+                                                   int32_t distance, uint32_t reach,
+                                                   uint32_t (&ds)[16]) {
+#pragma unroll
+    for (int i = 0; i < 16; i++) { // pairs of neighbouring keys
+        float2 x = stat[i % 2];
+        float y[2];
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            bool seen = visible(distance + i % 2 * 8 - i / 2 * 8 - c, reach);
+            float p = exp2_fast(fmaf(s[i * 2 + c], factor, -x.x));
+            y[c] = seen ? p * (dp[i * 2 + c] - x.y) : 0.0f;
+        }
+        ds[i] = pack_bf16(y[0], y[1]);
     }
 }
 
 template <int HD>
 __device__ __forceinline__ void
-backward_q_compute(const float2* stats, uint32_t tiles, const attn_barriers& b, const attn_tile& t,
-                   const attn_shape& a, int32_t head, int32_t first_key, float (&dq)[HD / 2]) {
-    const uint32_t kept = TILE * HD * 2;
-    const uint32_t streamed = 2 * HALF_TILE * HD * 2;
-    const uint32_t reach = reach_of(a.window);
+backward_q_compute(const float2* stats, uint32_t tiles, const attn_barriers& b,
+                   const attn_barriers& vb, const attn_tile& t, const attn_shape& a, int32_t head,
+                   int32_t first_key, float (&dq)[HD / 2]) {
     const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
-    const float factor = a.scale * LOG2E;
+    const uint32_t q = tiles + own * PANEL_ROW;
     int32_t row = t.first + own_row();
     float2 stat[2];
 #pragma unroll
@@ -604,11 +754,12 @@ backward_q_compute(const float2* stats, uint32_t tiles, const attn_barriers& b, 
         stat[h] = row + 8 * h < t.length ? stats[(int64_t)head * a.tokens + t.begin + row + 8 * h]
                                          : make_float2(0.0f, 0.0f);
     }
+    uint32_t v_parity = 0;
     attn_stream at = {0, 0};
     barrier_wait(b.kept, 0);
     for (int32_t key = first_key; key < min(t.first + TILE, t.length);
          key += HALF_TILE, at.next()) {
-        uint32_t k = tiles + 2 * kept + at.stage * streamed;
+        uint32_t k = key_place<HD>(tiles, at.stage);
         float s[HALF_TILE / 2];
         float dp[HALF_TILE / 2];
         uint32_t ds[HALF_TILE / 4];
@@ -618,25 +769,24 @@ backward_q_compute(const float2* stats, uint32_t tiles, const attn_barriers& b, 
             zero_done();
         }
         products_begin();
-        scores<HD, TILE, HALF_TILE>(s, tiles + own * PANEL_ROW, k);
-        scores<HD, TILE, HALF_TILE>(dp, tiles + kept + own * PANEL_ROW, k + streamed / 2);
+        scores<HD, TILE, HALF_TILE>(s, q, k);
+        if (HD > 128) {
+            products_commit();
+            barrier_wait(vb.full, v_parity);
+            v_parity ^= 1;
+            products_begin();
+        }
+        scores<HD, TILE, HALF_TILE>(dp, q + tile_bytes<HD, TILE>(),
+                                    value_place<HD>(tiles, at.stage));
         products_commit();
         products_wait<0>();
         products_hold(s);
         products_hold(dp);
-        int32_t distance = row - key - own_col();
-#pragma unroll
-        for (int i = 0; i < 16; i++) { // pairs of neighbouring keys
-            float2 x = stat[i % 2];
-            float y[2];
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                bool seen = visible(distance + i % 2 * 8 - i / 2 * 8 - c, reach);
-                float p = exp2_fast(fmaf(s[i * 2 + c], factor, -x.x));
-                y[c] = seen ? p * (dp[i * 2 + c] - x.y) : 0.0f;
-            }
-            ds[i] = pack_bf16(y[0], y[1]);
+        if (HD > 128) {
+            tile_release(vb.empty);
         }
+        backward_q_weights(s, dp, stat, a.scale * LOG2E, row - key - own_col(), reach_of(a.window),
+                           ds);
         products_begin();
         weighted_sum<HALF_TILE>(dq, ds, k);
         products_commit();
@@ -682,16 +832,109 @@ __device__ __forceinline__ void store_part(const float (&d)[HD / 2], float facto
     }
 }
 
-template <int HD>
+template <int HD, int ROWS>
 __device__ __forceinline__ void zero_tail_part(float* to, int32_t width, const attn_tile& t) {
 #pragma unroll 1
-    for (int32_t i = threadIdx.x; i < TILE * HD; i += blockDim.x) {
+    for (int32_t i = threadIdx.x; i < ROWS * HD; i += blockDim.x) {
         int32_t row = t.first + i / HD;
         if (row < t.length) {
             to[(int64_t)row * width + i % HD] = 0.0f;
         }
     }
 }
+
+// Where a block stores dk and dv: as bf16, or as f32 in its share.
+struct kv_results {
+    bf16* dk;
+    int64_t ld_dk;
+    bf16* dv;
+    int64_t ld_dv;
+    float* parts;    // this share of dv; nullptr: no shares
+    float* parts_dk; // and of dk
+    int32_t width;
+};
+
+template <int HD, int ROWS>
+__device__ __forceinline__ void kv_zero(const kv_results& r, const attn_tile& t, int32_t kv_head) {
+    if (r.parts == nullptr) {
+        zero_tail<HD, ROWS>(r.dk, r.ld_dk, t, kv_head, threadIdx.x, blockDim.x);
+        zero_tail<HD, ROWS>(r.dv, r.ld_dv, t, kv_head, threadIdx.x, blockDim.x);
+    } else {
+        zero_tail_part<HD, ROWS>(r.parts, r.width, t);
+        zero_tail_part<HD, ROWS>(r.parts_dk, r.width, t);
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void kv_store_rows(bf16* to, int64_t ld, const attn_tile& t,
+                                              int32_t kv_head, const float (&sum)[HD / 2],
+                                              float factor) {
+    store_rows<HD>(sum, factor, factor, to + (int64_t)t.begin * ld + kv_head * HD, ld,
+                   t.first + own_row() % kept_keys<HD>(), t.length);
+}
+
+// One of the sums, by one warpgroup.
+template <int HD, bool DK>
+__device__ __forceinline__ void backward_one(const kv_results& r, uint32_t tiles, uint32_t room,
+                                             const attn_barriers& b, const attn_tile& t,
+                                             const attn_shape& a, int32_t kv_head, int32_t heads) {
+    float sum[HD / 2];
+#pragma unroll
+    for (int i = 0; i < HD / 2; i++) {
+        sum[i] = 0.0f;
+    }
+    backward_one_compute<HD, DK>(tiles, room, b, t, a, heads, sum);
+    const float factor = DK ? a.scale : 1.0f;
+    if (r.parts != nullptr) {
+        store_part<HD>(sum, factor, DK ? r.parts_dk : r.parts, r.width,
+                       t.first + own_row() % HALF_TILE, t.length);
+    } else {
+        kv_store_rows<HD>(DK ? r.dk : r.dv, DK ? r.ld_dk : r.ld_dv, t, kv_head, sum, factor);
+    }
+}
+
+// Both sums of the rows of one warpgroup.
+template <int HD>
+__device__ __forceinline__ void backward_both(const kv_results& r, uint32_t tiles, uint32_t room,
+                                              const attn_barriers& b, const attn_tile& t,
+                                              const attn_shape& a, int32_t kv_head, int32_t heads) {
+    float acc_k[HD / 2];
+    float acc_v[HD / 2];
+#pragma unroll
+    for (int i = 0; i < HD / 2; i++) {
+        acc_k[i] = acc_v[i] = 0.0f;
+    }
+    backward_kv_compute<HD>(tiles, room, b, t, a, heads, acc_k, acc_v);
+    if (r.parts != nullptr) {
+        store_part<HD>(acc_v, 1.0f, r.parts, r.width, t.first + own_row(), t.length);
+        store_part<HD>(acc_k, a.scale, r.parts_dk, r.width, t.first + own_row(), t.length);
+        return;
+    }
+    kv_store_rows<HD>(r.dk, r.ld_dk, t, kv_head, acc_k, a.scale);
+    kv_store_rows<HD>(r.dv, r.ld_dv, t, kv_head, acc_v, 1.0f);
+}
+
+template <int HD> struct kv_sums {
+    static __device__ __forceinline__ void make(const kv_results& r, uint32_t tiles, uint32_t room,
+                                                const attn_barriers& b, const attn_tile& t,
+                                                const attn_shape& a, int32_t kv_head,
+                                                int32_t heads) {
+        backward_both<HD>(r, tiles, room, b, t, a, kv_head, heads);
+    }
+};
+
+template <> struct kv_sums<256> {
+    static __device__ __forceinline__ void make(const kv_results& r, uint32_t tiles, uint32_t room,
+                                                const attn_barriers& b, const attn_tile& t,
+                                                const attn_shape& a, int32_t kv_head,
+                                                int32_t heads) {
+        if (threadIdx.x < 256) {
+            backward_one<256, false>(r, tiles, room, b, t, a, kv_head, heads);
+        } else {
+            backward_one<256, true>(r, tiles, room, b, t, a, kv_head, heads);
+        }
+    }
+};
 
 template <int HD>
 __device__ __forceinline__ void
@@ -705,21 +948,19 @@ attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
     int32_t group = a.heads / a.kv_heads;
     int32_t first_head = kv_head * group + blockIdx.z * each;
     int32_t end_head = min(first_head + each, kv_head * group + group);
-    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, TILE, blockIdx.x);
+    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, kept_keys<HD>(), blockIdx.x);
     if (t.first >= t.length) {
         return;
     }
     int32_t width = a.kv_heads * HD;
     int64_t part = (int64_t)a.tokens * width;
-    float* own_parts = parts + blockIdx.z * part + (int64_t)t.begin * width + (int64_t)kv_head * HD;
+    kv_results r = {dk, ld_dk, dv, ld_dv, nullptr, nullptr, width};
+    if (parts != nullptr) {
+        r.parts = parts + blockIdx.z * part + (int64_t)t.begin * width + (int64_t)kv_head * HD;
+        r.parts_dk = r.parts + gridDim.z * part;
+    }
     if (t.tail) {
-        if (parts == nullptr) {
-            zero_tail<HD>(dk, ld_dk, t, kv_head, threadIdx.x, blockDim.x);
-            zero_tail<HD>(dv, ld_dv, t, kv_head, threadIdx.x, blockDim.x);
-        } else {
-            zero_tail_part<HD>(own_parts, width, t);
-            zero_tail_part<HD>(own_parts + gridDim.z * part, width, t);
-        }
+        kv_zero<HD, kept_keys<HD>()>(r, t, kv_head);
         return;
     }
     attn_barriers b = barriers_make(barriers, 1, 32, COMPUTE_THREADS);
@@ -733,24 +974,7 @@ attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
         return;
     }
     registers_many();
-    float acc_k[HD / 2];
-    float acc_v[HD / 2];
-#pragma unroll
-    for (int i = 0; i < HD / 2; i++) {
-        acc_k[i] = acc_v[i] = 0.0f;
-    }
-    backward_kv_compute<HD>(tiles, shared_address(room), b, t, a, end_head - first_head, acc_k,
-                            acc_v);
-    int32_t row = t.first + own_row();
-    if (parts != nullptr) {
-        store_part<HD>(acc_v, 1.0f, own_parts, width, row, t.length);
-        store_part<HD>(acc_k, a.scale, own_parts + gridDim.z * part, width, row, t.length);
-        return;
-    }
-    store_rows<HD>(acc_k, a.scale, a.scale, dk + (int64_t)t.begin * ld_dk + kv_head * HD, ld_dk,
-                   row, t.length);
-    store_rows<HD>(acc_v, 1.0f, 1.0f, dv + (int64_t)t.begin * ld_dv + kv_head * HD, ld_dv, row,
-                   t.length);
+    kv_sums<HD>::make(r, tiles, shared_address(room), b, t, a, kv_head, end_head - first_head);
 }
 
 template <int HD>
@@ -759,7 +983,7 @@ __device__ __forceinline__ void attn_backward_q(const tensor_map* q, const tenso
                                                 const float2* stats, bf16* dq, int64_t ld_dq,
                                                 const attn_shape& a) {
     extern __shared__ __align__(1024) char memory[];
-    __shared__ __align__(8) uint64_t barriers[BARRIERS];
+    __shared__ __align__(8) uint64_t barriers[(HD > 128 ? 2 : 1) * BARRIERS];
     int32_t head = blockIdx.y;
     attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, TILE, gridDim.x - 1 - blockIdx.x);
     if (t.first >= t.length) {
@@ -770,12 +994,16 @@ __device__ __forceinline__ void attn_backward_q(const tensor_map* q, const tenso
         return;
     }
     attn_barriers b = barriers_make(barriers, 1, 1, COMPUTE_WARPS);
+    attn_barriers vb = b;
+    if (HD > 128) {
+        vb = barriers_make(barriers + BARRIERS, 1, 1, COMPUTE_WARPS);
+    }
     uint32_t tiles = first_tile(memory);
     int32_t first_key = first_key_of(t, a.window, HALF_TILE);
     if (threadIdx.x < 128) {
         registers_few();
         if (threadIdx.x == 0) {
-            backward_q_copy<HD>(q, k, v, d_o, tiles, b, t, head, head / (a.heads / a.kv_heads),
+            backward_q_copy<HD>(q, k, v, d_o, tiles, b, vb, t, head, head / (a.heads / a.kv_heads),
                                 first_key);
         }
         return;
@@ -786,17 +1014,17 @@ __device__ __forceinline__ void attn_backward_q(const tensor_map* q, const tenso
     for (int i = 0; i < HD / 2; i++) {
         acc[i] = 0.0f;
     }
-    backward_q_compute<HD>(stats, tiles, b, t, a, head, first_key, acc);
+    backward_q_compute<HD>(stats, tiles, b, vb, t, a, head, first_key, acc);
     store_rows<HD>(acc, a.scale, a.scale, dq + (int64_t)t.begin * ld_dq + head * HD, ld_dq,
                    t.first + own_row(), t.length);
 }
 
-// Statistics as in attn_rows.cuh, 8 columns per thread.
-#define ATTN_WG_STATS(HD)                                                                          \
+// Statistics as in attn_rows.cuh, LANES threads per row.
+#define ATTN_WG_STATS(HD, LANES)                                                                   \
     QLORA_KERNEL __launch_bounds__(256) qlora_attn##HD##_wg_stats(                                 \
         const bf16* o, int64_t ld_o, const bf16* d_o, int64_t ld_do, const float* lse,             \
         float2* stats, int32_t tokens, int32_t hd, int32_t half) {                                 \
-        attn_stats<HD, HD / 8>(o, ld_o, d_o, ld_do, lse, stats, tokens, HD);                       \
+        attn_stats<HD, LANES>(o, ld_o, d_o, ld_do, lse, stats, tokens, HD);                        \
     }
 
 #define ATTN_MAP const __grid_constant__ tensor_map
@@ -811,7 +1039,7 @@ __device__ __forceinline__ void attn_backward_q(const tensor_map* q, const tenso
         attn_forward<HD>(&q, &k, &v, o, ld_o, lse, a);                                             \
     }
 
-// Grid (floor(tokens / TILE) + n_seqs + 1, kv_heads, shares), 384 threads.
+// Grid (floor(tokens / kept_keys<HD>()) + n_seqs + 1, kv_heads, shares), 384 threads.
 #define ATTN_WG_BACKWARD_KV(HD)                                                                    \
     QLORA_KERNEL __launch_bounds__(384, 1) qlora_attn##HD##_wg_bwd_kv(                             \
         ATTN_MAP q, ATTN_MAP k, ATTN_MAP v, ATTN_MAP d_o, const float2* stats, bf16* dk,           \

@@ -104,6 +104,9 @@ template <int N> __device__ __forceinline__ void products_hold(float (&d)[N]) {
 #define HOPPER_LIST_32                                                                             \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"   \
     "%25,%26,%27,%28,%29,%30,%31"
+#define HOPPER_LIST_48                                                                             \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"   \
+    "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define HOPPER_LIST_64                                                                             \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"   \
     "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
@@ -150,6 +153,20 @@ __device__ __forceinline__ void product_registers(float (&d)[32], const uint32_t
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" HOPPER_LIST_32
                  "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
                  : HOPPER_D16(0), HOPPER_D16(16)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+__device__ __forceinline__ void product_registers(float (&d)[48], const uint32_t* a, uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" HOPPER_LIST_48
+                 "}, {%48, %49, %50, %51}, %52, 1, 1, 1, 1;"
+                 : HOPPER_D16(0), HOPPER_D16(16), HOPPER_D16(32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+__device__ __forceinline__ void product_registers(float (&d)[128], const uint32_t* a, uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" HOPPER_LIST_128
+                 "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
+                 : HOPPER_D64(0), HOPPER_D64(64)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 

@@ -38,6 +38,8 @@
 #define QLORA__LAYERS_BYTES 232448
 #define QLORA__NEED_STEP_LAYERS (QLORA__NEED_STEP_NF4 | QLORA__NEED_LAYERS)
 #define QLORA__NEED_GATED 4194304u // trains adapters of an MLP as ops/gated.h does
+#define QLORA__NEED_HEAD96WG 8388608u
+#define QLORA__NEED_HEAD256WG 16777216u
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -263,11 +265,21 @@
     X(attn64_wg_bwd_kv, attn64_wg, 66560, HEAD64WG)                                                \
     X(attn64_wg_bwd_sum, attn64_wg, 0, HEAD64WG)                                                   \
     X(attn64_wg_bwd_q, attn64_wg, 66560, HEAD64WG)                                                 \
+    X(attn96_wg_fwd, attn96_wg, 164864, HEAD96WG)                                                  \
+    X(attn96_wg_stats, attn96_wg, 0, HEAD96WG)                                                     \
+    X(attn96_wg_bwd_kv, attn96_wg, 132096, HEAD96WG)                                               \
+    X(attn96_wg_bwd_sum, attn96_wg, 0, HEAD96WG)                                                   \
+    X(attn96_wg_bwd_q, attn96_wg, 132096, HEAD96WG)                                                \
     X(attn128_wg_fwd, attn128_wg, 164864, HEAD128WG)                                               \
     X(attn128_wg_stats, attn128_wg, 0, HEAD128WG)                                                  \
     X(attn128_wg_bwd_kv, attn128_wg, 132096, HEAD128WG)                                            \
     X(attn128_wg_bwd_sum, attn128_wg, 0, HEAD128WG)                                                \
     X(attn128_wg_bwd_q, attn128_wg, 132096, HEAD128WG)                                             \
+    X(attn256_wg_fwd, attn256_wg, 197632, HEAD256WG)                                               \
+    X(attn256_wg_stats, attn256_wg, 0, HEAD256WG)                                                  \
+    X(attn256_wg_bwd_kv, attn256_wg, 197632, HEAD256WG)                                            \
+    X(attn256_wg_bwd_sum, attn256_wg, 0, HEAD256WG)                                                \
+    X(attn256_wg_bwd_q, attn256_wg, 230400, HEAD256WG)                                             \
     X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
     X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
     X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                       \

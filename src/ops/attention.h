@@ -69,10 +69,18 @@ static const qlora__attention_path qlora__attention_paths[] = {
      {QLORA__K_attn64_wg_fwd, 128, 384, 82944}, {QLORA__K_attn64_wg_stats, 32, 256, 0},
      {QLORA__K_attn64_wg_bwd_kv, 128, 384, 66560}, {QLORA__K_attn64_wg_bwd_q, 128, 384, 66560},
      {QLORA__K_attn64_wg_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 96, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD96WG,
+     {QLORA__K_attn96_wg_fwd, 128, 384, 164864}, {QLORA__K_attn96_wg_stats, 64, 256, 0},
+     {QLORA__K_attn96_wg_bwd_kv, 128, 384, 132096}, {QLORA__K_attn96_wg_bwd_q, 128, 384, 132096},
+     {QLORA__K_attn96_wg_bwd_sum, 0, 256, 0}},
     {QLORA_BF16, 128, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD128WG,
      {QLORA__K_attn128_wg_fwd, 128, 384, 164864}, {QLORA__K_attn128_wg_stats, 16, 256, 0},
      {QLORA__K_attn128_wg_bwd_kv, 128, 384, 132096}, {QLORA__K_attn128_wg_bwd_q, 128, 384, 132096},
      {QLORA__K_attn128_wg_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 256, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD256WG,
+     {QLORA__K_attn256_wg_fwd, 128, 384, 197632}, {QLORA__K_attn256_wg_stats, 16, 256, 0},
+     {QLORA__K_attn256_wg_bwd_kv, 64, 384, 197632}, {QLORA__K_attn256_wg_bwd_q, 128, 384, 230400},
+     {QLORA__K_attn256_wg_bwd_sum, 0, 256, 0}},
     {QLORA_BF16, 32, 80, QLORA__TAKES_PADDED, QLORA__NEED_HEAD32,
      {QLORA__K_attn32_fwd, 128, 128, 30720}, {QLORA__K_attn32_stats, 64, 256, 0},
      {QLORA__K_attn32_bwd_kv, 64, 128, 39936}, {QLORA__K_attn32_bwd_q, 128, 128, 40960},
@@ -136,7 +144,8 @@ static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_p
     }
     bool maps = p->takes == QLORA__TAKES_MAPS;
     bool exact = p->takes == QLORA__TAKES_EXACT || maps;
-    // No other kernel of a path needs more shared memory than kv does where it does not fit.
+    // No other kernel of a path needs more shared memory than kv does where it does not fit; those
+    // with maps are for devices that have enough.
     return kind->aligned && (exact ? kind->hd == p->hd : kind->hd <= p->hd) &&
            (!kind->capped || p->takes == QLORA__TAKES_CAPPED) &&
            (!maps || (qlora__has_warpgroups(ctx) && !kind->later)) &&
@@ -303,13 +312,15 @@ static qlora_result qlora__attention_operands_make(qlora_ctx* ctx, const qlora__
 }
 
 // Appends the operands q, k, v and, backward, d_o to the arguments; returns their number. Bit i of
-// `kept` is set if the block keeps operand i, which it copies in boxes of 128 rows.
+// `kept` is set if the block keeps operand i, which it copies in boxes of 128 rows; with heads of
+// more than 128, boxes of k and v always have 64 rows.
 static int qlora__attention_inputs(qlora__attention_operands* x, int count, unsigned kept,
                                    void** args) {
     int used = 0;
     for (int i = 0; i < count; i++) {
         if (x->path->takes == QLORA__TAKES_MAPS) {
-            bool whole = (kept >> i & 1u) != 0;
+            bool half = x->path->hd > 128 && (i == 1 || i == 2);
+            bool whole = (kept >> i & 1u) != 0 && !half;
             args[used++] = qlora__tensor_map_place(whole ? &x->kept[i] : &x->streamed[i]);
         } else {
             args[used++] = &x->in[i].data;

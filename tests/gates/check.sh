@@ -921,7 +921,8 @@ registry_groups() {
             count = split("32 64 80 96 128 192 256", sizes, " ")
             for (i = 1; i <= count; i++) of["HEAD" sizes[i]] = "bf16 head" sizes[i]
             of["GEMM_WG"] = "bf16 gemm"; of["HEAD64WG"] = "bf16 head64"
-            of["HEAD128WG"] = "bf16 head128"
+            of["HEAD96WG"] = "bf16 head96"; of["HEAD128WG"] = "bf16 head128"
+            of["HEAD256WG"] = "bf16 head256"
         }
         /^    X\([a-z]/ {
             # What all its kernels have in common.

@@ -685,6 +685,9 @@ TEST attention_warpgroups(const test_machine* machine) {
     static const attention_case long_ones[] = {
         {QLORA_BF16, 64, 2, 1, 0, 470, 8, 0, 2, {430, 37}, 0},
         {QLORA_BF16, 128, 1, 1, 150, 420, 0, 0, 2, {30, 389}, 0},
+        {QLORA_BF16, 96, 3, 3, 0, 420, 0, 0, 2, {389, 30}, 0},
+        {QLORA_BF16, 256, 2, 1, 150, 340, 0, 0, 3, {20, 205, 113}, 0},
+        {QLORA_BF16, 256, 1, 1, 0, 320, 0, 0, 2, {60, 257}, 0},
     };
     bool fake = strcmp(machine->backend, "fake") == 0;
     if (strcmp(machine->backend, "cpu") == 0) {
@@ -710,7 +713,8 @@ TEST attention_warpgroups(const test_machine* machine) {
                 ASSERT_MEM_EQ(first.out[j], next.out[j], (size_t)(c->tokens * columns(c, j)) * 4);
             }
             results_free(&next);
-            const char* kernel = c->hd == 64 ? "qlora_attn64_wg_bwd_q" : "qlora_attn128_wg_bwd_q";
+            char kernel[40];
+            snprintf(kernel, sizeof kernel, "qlora_attn%d_wg_bwd_q", (int)c->hd);
             ASSERT_EQ(fake, fake && test_fake()->kernel_runs(kernel) == 1);
             ASSERT(test_close_ctx(machine, ctx));
         }

@@ -1,0 +1,10 @@
+// attn256_wg.cu - attn_wg.cuh for head size 256.
+// targets: 90a
+// groups: bf16 head256
+#include "attn_wg.cuh"
+
+ATTN_WG_FORWARD(256)
+ATTN_WG_STATS(256, 16)
+ATTN_WG_BACKWARD_KV(256)
+ATTN_SUM(256_wg)
+ATTN_WG_BACKWARD_Q(256)

@@ -1,0 +1,10 @@
+// attn96_wg.cu - attn_wg.cuh for head size 96.
+// targets: 90a
+// groups: bf16 head96
+#include "attn_wg.cuh"
+
+ATTN_WG_FORWARD(96)
+ATTN_WG_STATS(96, 4)
+ATTN_WG_BACKWARD_KV(96)
+ATTN_SUM(96_wg)
+ATTN_WG_BACKWARD_Q(96)
