@@ -3,8 +3,8 @@
 // groups: bf16 head64
 #include "attn_wg.cuh"
 
-ATTN_WG_FORWARD(64)
+ATTN_WG_FORWARD(64, 0.0f)
 ATTN_WG_STATS(64, 8)
-ATTN_WG_BACKWARD_KV(64)
+ATTN_WG_BACKWARD_KV(64, attn_backward_kv, 0.0f)
 ATTN_SUM(64_wg)
-ATTN_WG_BACKWARD_Q(64)
+ATTN_WG_BACKWARD_Q(64, 0.0f)

@@ -1,7 +1,8 @@
 // attn_wg.cuh - flash attention with the warpgroup instructions of compute capability 9.0: bf16
 // storage, f32 softmax and sums; attn64_wg.cu, attn96_wg.cu and so on instantiate it.
 //
-// Formulas, layouts, offsets of sequences and the tail are those of attn_tc.cuh, without a cap.
+// Formulas, layouts, offsets of sequences and the tail are those of attn_tc.cuh; only heads of more
+// than 128 take a cap.
 // Matrices come as tensor maps with boxes of 64 columns and as many rows as a tile of the kernel
 // has. A tile may contain rows of the next sequence: their scores are masked, and where they would
 // be multiplied by a zero, they are zeroed first, so that nothing leaks between sequences.
@@ -39,6 +40,7 @@ struct attn_shape {
     int32_t kv_heads;
     int32_t window;
     float scale;
+    float cap; // 0: none
 };
 
 // --- shared by all kernels ---
@@ -97,6 +99,21 @@ __device__ __forceinline__ bool visible(int32_t distance, uint32_t reach) {
 
 __device__ __forceinline__ uint32_t reach_of(int32_t window) {
     return window > 0 ? (uint32_t)window : 0x80000000u;
+}
+
+// Scores count in powers of two. With a cap, s becomes tanh(scale s / cap), otherwise it stays.
+__device__ __forceinline__ float score_scale(const attn_shape& a) {
+    return a.cap > 0.0f ? a.cap : a.scale;
+}
+
+template <int N> __device__ __forceinline__ void scores_cap(float (&s)[N], const attn_shape& a) {
+    float factor = __fdividef(2.0f * LOG2E * a.scale, a.cap);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float y;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(exp2_fast(s[i] * factor) + 1.0f));
+        s[i] = fmaf(y, -2.0f, 1.0f);
+    }
 }
 
 // d = a b^T: 64 rows of a, N rows of b, over HD columns of both.
@@ -357,7 +374,7 @@ forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, a
     const int keys = forward_keys<HD>();
     const uint32_t bytes = tile_bytes<HD, keys>();
     const uint32_t reach = reach_of(a.window);
-    const float factor = a.scale * LOG2E;
+    const float factor = score_scale(a) * LOG2E;
     const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
     const attn_tile& t = w.t;
     uint32_t q = tiles + own * PANEL_ROW;
@@ -375,6 +392,9 @@ forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, a
     products_wait<0>();
     products_hold(s);
     stage_release(kb, at);
+    if (a.cap > 0.0f) {
+        scores_cap(s, a);
+    }
     forward_mask(s, t.first + own, key, reach);
     for (; key >= w.last_key; key -= keys) {
         const bool more = key - keys >= w.last_key;
@@ -410,6 +430,9 @@ forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, a
         products_wait<0>();
         products_hold(acc);
         stage_release(vb, now);
+        if (more && a.cap > 0.0f) {
+            scores_cap(s, a);
+        }
         if (more && (uint32_t)(t.first + TILE + keys - key) > reach) {
             forward_mask(s, t.first + own, key - keys, reach);
         }
@@ -427,7 +450,7 @@ __device__ __forceinline__ void forward_store(const forward_work& w, const attn_
         sum[h] += __shfl_xor_sync(QLORA_FULL_WARP, sum[h], 2);
         if (threadIdx.x % 4 == 0 && row + 8 * h < w.t.length) {
             lse[(int64_t)w.head * a.tokens + w.t.begin + row + 8 * h] =
-                top[h] * a.scale + __log2f(sum[h]) * LN2;
+                top[h] * score_scale(a) + __log2f(sum[h]) * LN2;
         }
     }
     store_rows<HD>(acc, 1.0f / sum[0], 1.0f / sum[1], o + (int64_t)w.t.begin * ld_o + w.head * HD,
@@ -553,6 +576,7 @@ __device__ __forceinline__ float4 stats_pair(uint32_t room, int32_t c) {
 }
 
 // From scores and dO V^T of 64 keys (rows) and HALF_TILE queries: p and ds, packed as operands.
+template <bool CAPPED>
 __device__ __forceinline__ void backward_kv_weights(const float (&s)[32], const float (&dp)[32],
                                                     float factor, int32_t distance, uint32_t reach,
                                                     int32_t queries, uint32_t room,
@@ -567,7 +591,8 @@ __device__ __forceinline__ void backward_kv_weights(const float (&s)[32], const 
             int32_t query = i * 8 + own_col() + c % 2;
             bool seen = visible(distance + i * 8 + c % 2 - c / 2 * 8, reach) && query < queries;
             x[c] = seen ? exp2_fast(fmaf(s[i * 4 + c], factor, -(c % 2 ? stat.z : stat.x))) : 0.0f;
-            y[c] = seen ? x[c] * (dp[i * 4 + c] - (c % 2 ? stat.w : stat.y)) : 0.0f;
+            float slope = CAPPED ? fmaf(-s[i * 4 + c], s[i * 4 + c], 1.0f) : 1.0f;
+            y[c] = seen ? x[c] * slope * (dp[i * 4 + c] - (c % 2 ? stat.w : stat.y)) : 0.0f;
         }
         p[i * 2] = pack_bf16(x[0], x[1]);
         p[i * 2 + 1] = pack_bf16(x[2], x[3]);
@@ -592,7 +617,7 @@ backward_kv_step(float (&dk)[HD / 2], float (&dv)[HD / 2], uint32_t k, uint32_t 
     products_wait<0>();
     products_hold(s);
     products_hold(dp);
-    backward_kv_weights(s, dp, factor, distance, reach, queries, room, p, ds);
+    backward_kv_weights<false>(s, dp, factor, distance, reach, queries, room, p, ds);
     products_begin();
     weighted_sum<HALF_TILE>(dv, p, d_o);
     weighted_sum<HALF_TILE>(dk, ds, q);
@@ -606,7 +631,7 @@ backward_kv_step(float (&dk)[HD / 2], float (&dv)[HD / 2], uint32_t k, uint32_t 
 template <int HD, bool DK>
 __device__ __forceinline__ void
 backward_one_step(float (&sum)[HD / 2], uint32_t k, uint32_t v, uint32_t q, uint32_t room,
-                  float factor, int32_t distance, uint32_t reach, int32_t queries) {
+                  const attn_shape& a, int32_t distance, uint32_t reach, int32_t queries) {
     const uint32_t d_o = q + tile_bytes<HD, HALF_TILE>();
     float s[HALF_TILE / 2];
     float dp[HALF_TILE / 2];
@@ -623,7 +648,14 @@ backward_one_step(float (&sum)[HD / 2], uint32_t k, uint32_t v, uint32_t q, uint
     if (DK) {
         products_hold(dp);
     }
-    backward_kv_weights(s, DK ? dp : s, factor, distance, reach, queries, room, p, ds);
+    if (a.cap > 0.0f) {
+        scores_cap(s, a);
+        backward_kv_weights<true>(s, DK ? dp : s, a.cap * LOG2E, distance, reach, queries, room, p,
+                                  ds);
+    } else {
+        backward_kv_weights<false>(s, DK ? dp : s, a.scale * LOG2E, distance, reach, queries, room,
+                                   p, ds);
+    }
     products_begin();
     weighted_sum<HALF_TILE>(sum, DK ? ds : p, DK ? q : d_o);
     products_commit();
@@ -631,14 +663,14 @@ backward_one_step(float (&sum)[HD / 2], uint32_t k, uint32_t v, uint32_t q, uint
     products_hold(sum);
 }
 
-// Calls step(q, stage, query) for every streamed tile, of which the rows behind the end are zeroed.
-template <int HD, class STEP>
-__device__ __forceinline__ void backward_kv_tiles(uint32_t tiles, const attn_barriers& b,
-                                                  const attn_tile& t, const attn_shape& a,
-                                                  int32_t heads, STEP step) {
-    const uint32_t kept = tile_bytes<HD, kept_keys<HD>()>();
+template <int HD>
+__device__ __forceinline__ void
+backward_kv_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
+                    const attn_shape& a, int32_t heads, float (&dk)[HD / 2], float (&dv)[HD / 2]) {
+    const uint32_t kept = tile_bytes<HD, TILE>();
     const uint32_t streamed = 2 * tile_bytes<HD, HALF_TILE>();
-    int32_t end = last_query(t, a.window, kept_keys<HD>());
+    const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
+    int32_t end = last_query(t, a.window, TILE);
     attn_stream at = {0, 0};
     barrier_wait(b.kept, 0);
     for (int32_t head = 0; head < heads; head++) {
@@ -650,35 +682,39 @@ __device__ __forceinline__ void backward_kv_tiles(uint32_t tiles, const attn_bar
                 zero_rows<HD, HALF_TILE>(q + streamed / 2, t.length - query);
                 zero_done();
             }
-            step(q, at.stage, query);
+            backward_kv_step<HD>(dk, dv, tiles + own * PANEL_ROW, tiles + kept + own * PANEL_ROW, q,
+                                 room + at.stage * HALF_TILE * 8, a.scale * LOG2E,
+                                 query + own_col() - t.first - own_row(), reach_of(a.window),
+                                 t.length - query);
             barrier_arrive(b.empty + 8 * at.stage); // every thread: each has read statistics
         }
     }
-}
-
-template <int HD>
-__device__ __forceinline__ void
-backward_kv_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
-                    const attn_shape& a, int32_t heads, float (&dk)[HD / 2], float (&dv)[HD / 2]) {
-    const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
-    uint32_t k = tiles + own * PANEL_ROW;
-    backward_kv_tiles<HD>(tiles, b, t, a, heads, [&](uint32_t q, uint32_t stage, int32_t query) {
-        backward_kv_step<HD>(dk, dv, k, k + tile_bytes<HD, TILE>(), q, room + stage * HALF_TILE * 8,
-                             a.scale * LOG2E, query + own_col() - t.first - own_row(),
-                             reach_of(a.window), t.length - query);
-    });
 }
 
 template <int HD, bool DK>
 __device__ __forceinline__ void
 backward_one_compute(uint32_t tiles, uint32_t room, const attn_barriers& b, const attn_tile& t,
                      const attn_shape& a, int32_t heads, float (&sum)[HD / 2]) {
-    backward_kv_tiles<HD>(tiles, b, t, a, heads, [&](uint32_t q, uint32_t stage, int32_t query) {
-        backward_one_step<HD, DK>(sum, tiles, tiles + tile_bytes<HD, HALF_TILE>(), q,
-                                  room + stage * HALF_TILE * 8, a.scale * LOG2E,
-                                  query + own_col() - t.first - own_row() % HALF_TILE,
-                                  reach_of(a.window), t.length - query);
-    });
+    const uint32_t kept = tile_bytes<HD, HALF_TILE>();
+    const int32_t end = last_query(t, a.window, HALF_TILE);
+    const int32_t base = own_col() - own_row() % HALF_TILE;
+    attn_stream at = {0, 0};
+    barrier_wait(b.kept, 0);
+    for (int32_t head = 0; head < heads; head++) {
+        for (int32_t query = t.first; query < end; query += HALF_TILE, at.next()) {
+            uint32_t q = tiles + 2 * kept + at.stage * 2 * kept;
+            barrier_wait(b.full + 8 * at.stage, at.parity);
+            if (query + HALF_TILE > t.length) {
+                zero_rows<HD, HALF_TILE>(q, t.length - query);
+                zero_rows<HD, HALF_TILE>(q + kept, t.length - query);
+                zero_done();
+            }
+            backward_one_step<HD, DK>(sum, tiles, tiles + kept, q, room + at.stage * HALF_TILE * 8,
+                                      a, query - t.first + base, reach_of(a.window),
+                                      t.length - query);
+            barrier_arrive(b.empty + 8 * at.stage); // every thread: each has read statistics
+        }
+    }
 }
 
 // The place of a streamed tile of K; V is behind it or, with large heads, behind all of them.
@@ -722,10 +758,10 @@ __device__ __forceinline__ void backward_q_copy(const tensor_map* q, const tenso
 }
 
 // ds of 64 queries and HALF_TILE keys, packed as an operand.
-__device__ __forceinline__ void backward_q_weights(const float (&s)[32], const float (&dp)[32],
-                                                   const float2 (&stat)[2], float factor,
-                                                   int32_t distance, uint32_t reach,
-                                                   uint32_t (&ds)[16]) {
+template <bool CAPPED>
+__device__ __forceinline__ void
+backward_q_weights(const float (&s)[32], const float (&dp)[32], const float2 (&stat)[2],
+                   float factor, int32_t distance, uint32_t reach, uint32_t (&ds)[16]) {
 #pragma unroll
     for (int i = 0; i < 16; i++) { // pairs of neighbouring keys
         float2 x = stat[i % 2];
@@ -734,7 +770,8 @@ __device__ __forceinline__ void backward_q_weights(const float (&s)[32], const f
         for (int c = 0; c < 2; c++) {
             bool seen = visible(distance + i % 2 * 8 - i / 2 * 8 - c, reach);
             float p = exp2_fast(fmaf(s[i * 2 + c], factor, -x.x));
-            y[c] = seen ? p * (dp[i * 2 + c] - x.y) : 0.0f;
+            float slope = CAPPED ? fmaf(-s[i * 2 + c], s[i * 2 + c], 1.0f) : 1.0f;
+            y[c] = seen ? (CAPPED ? p * slope : p) * (dp[i * 2 + c] - x.y) : 0.0f;
         }
         ds[i] = pack_bf16(y[0], y[1]);
     }
@@ -746,7 +783,9 @@ backward_q_compute(const float2* stats, uint32_t tiles, const attn_barriers& b,
                    const attn_barriers& vb, const attn_tile& t, const attn_shape& a, int32_t head,
                    int32_t first_key, float (&dq)[HD / 2]) {
     const int32_t own = (threadIdx.x / 128 - 1) * HALF_TILE;
-    const uint32_t q = tiles + own * PANEL_ROW;
+    const uint32_t kept = tile_bytes<HD, TILE>();
+    const uint32_t reach = reach_of(a.window);
+    const float factor = a.scale * LOG2E;
     int32_t row = t.first + own_row();
     float2 stat[2];
 #pragma unroll
@@ -769,15 +808,16 @@ backward_q_compute(const float2* stats, uint32_t tiles, const attn_barriers& b,
             zero_done();
         }
         products_begin();
-        scores<HD, TILE, HALF_TILE>(s, q, k);
+        scores<HD, TILE, HALF_TILE>(s, tiles + own * PANEL_ROW, k);
         if (HD > 128) {
             products_commit();
             barrier_wait(vb.full, v_parity);
             v_parity ^= 1;
             products_begin();
         }
-        scores<HD, TILE, HALF_TILE>(dp, q + tile_bytes<HD, TILE>(),
-                                    value_place<HD>(tiles, at.stage));
+        scores<HD, TILE, HALF_TILE>(dp, tiles + kept + own * PANEL_ROW,
+                                    HD > 128 ? value_place<HD>(tiles, 0)
+                                             : k + tile_bytes<HD, HALF_TILE>());
         products_commit();
         products_wait<0>();
         products_hold(s);
@@ -785,8 +825,12 @@ backward_q_compute(const float2* stats, uint32_t tiles, const attn_barriers& b,
         if (HD > 128) {
             tile_release(vb.empty);
         }
-        backward_q_weights(s, dp, stat, a.scale * LOG2E, row - key - own_col(), reach_of(a.window),
-                           ds);
+        if (a.cap > 0.0f) {
+            scores_cap(s, a);
+            backward_q_weights<true>(s, dp, stat, a.cap * LOG2E, row - key - own_col(), reach, ds);
+        } else {
+            backward_q_weights<false>(s, dp, stat, factor, row - key - own_col(), reach, ds);
+        }
         products_begin();
         weighted_sum<HALF_TILE>(dq, ds, k);
         products_commit();
@@ -843,99 +887,6 @@ __device__ __forceinline__ void zero_tail_part(float* to, int32_t width, const a
     }
 }
 
-// Where a block stores dk and dv: as bf16, or as f32 in its share.
-struct kv_results {
-    bf16* dk;
-    int64_t ld_dk;
-    bf16* dv;
-    int64_t ld_dv;
-    float* parts;    // this share of dv; nullptr: no shares
-    float* parts_dk; // and of dk
-    int32_t width;
-};
-
-template <int HD, int ROWS>
-__device__ __forceinline__ void kv_zero(const kv_results& r, const attn_tile& t, int32_t kv_head) {
-    if (r.parts == nullptr) {
-        zero_tail<HD, ROWS>(r.dk, r.ld_dk, t, kv_head, threadIdx.x, blockDim.x);
-        zero_tail<HD, ROWS>(r.dv, r.ld_dv, t, kv_head, threadIdx.x, blockDim.x);
-    } else {
-        zero_tail_part<HD, ROWS>(r.parts, r.width, t);
-        zero_tail_part<HD, ROWS>(r.parts_dk, r.width, t);
-    }
-}
-
-template <int HD>
-__device__ __forceinline__ void kv_store_rows(bf16* to, int64_t ld, const attn_tile& t,
-                                              int32_t kv_head, const float (&sum)[HD / 2],
-                                              float factor) {
-    store_rows<HD>(sum, factor, factor, to + (int64_t)t.begin * ld + kv_head * HD, ld,
-                   t.first + own_row() % kept_keys<HD>(), t.length);
-}
-
-// One of the sums, by one warpgroup.
-template <int HD, bool DK>
-__device__ __forceinline__ void backward_one(const kv_results& r, uint32_t tiles, uint32_t room,
-                                             const attn_barriers& b, const attn_tile& t,
-                                             const attn_shape& a, int32_t kv_head, int32_t heads) {
-    float sum[HD / 2];
-#pragma unroll
-    for (int i = 0; i < HD / 2; i++) {
-        sum[i] = 0.0f;
-    }
-    backward_one_compute<HD, DK>(tiles, room, b, t, a, heads, sum);
-    const float factor = DK ? a.scale : 1.0f;
-    if (r.parts != nullptr) {
-        store_part<HD>(sum, factor, DK ? r.parts_dk : r.parts, r.width,
-                       t.first + own_row() % HALF_TILE, t.length);
-    } else {
-        kv_store_rows<HD>(DK ? r.dk : r.dv, DK ? r.ld_dk : r.ld_dv, t, kv_head, sum, factor);
-    }
-}
-
-// Both sums of the rows of one warpgroup.
-template <int HD>
-__device__ __forceinline__ void backward_both(const kv_results& r, uint32_t tiles, uint32_t room,
-                                              const attn_barriers& b, const attn_tile& t,
-                                              const attn_shape& a, int32_t kv_head, int32_t heads) {
-    float acc_k[HD / 2];
-    float acc_v[HD / 2];
-#pragma unroll
-    for (int i = 0; i < HD / 2; i++) {
-        acc_k[i] = acc_v[i] = 0.0f;
-    }
-    backward_kv_compute<HD>(tiles, room, b, t, a, heads, acc_k, acc_v);
-    if (r.parts != nullptr) {
-        store_part<HD>(acc_v, 1.0f, r.parts, r.width, t.first + own_row(), t.length);
-        store_part<HD>(acc_k, a.scale, r.parts_dk, r.width, t.first + own_row(), t.length);
-        return;
-    }
-    kv_store_rows<HD>(r.dk, r.ld_dk, t, kv_head, acc_k, a.scale);
-    kv_store_rows<HD>(r.dv, r.ld_dv, t, kv_head, acc_v, 1.0f);
-}
-
-template <int HD> struct kv_sums {
-    static __device__ __forceinline__ void make(const kv_results& r, uint32_t tiles, uint32_t room,
-                                                const attn_barriers& b, const attn_tile& t,
-                                                const attn_shape& a, int32_t kv_head,
-                                                int32_t heads) {
-        backward_both<HD>(r, tiles, room, b, t, a, kv_head, heads);
-    }
-};
-
-template <> struct kv_sums<256> {
-    static __device__ __forceinline__ void make(const kv_results& r, uint32_t tiles, uint32_t room,
-                                                const attn_barriers& b, const attn_tile& t,
-                                                const attn_shape& a, int32_t kv_head,
-                                                int32_t heads) {
-        if (threadIdx.x < 256) {
-            backward_one<256, false>(r, tiles, room, b, t, a, kv_head, heads);
-        } else {
-            backward_one<256, true>(r, tiles, room, b, t, a, kv_head, heads);
-        }
-    }
-};
-
 template <int HD>
 __device__ __forceinline__ void
 attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
@@ -948,19 +899,21 @@ attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
     int32_t group = a.heads / a.kv_heads;
     int32_t first_head = kv_head * group + blockIdx.z * each;
     int32_t end_head = min(first_head + each, kv_head * group + group);
-    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, kept_keys<HD>(), blockIdx.x);
+    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, TILE, blockIdx.x);
     if (t.first >= t.length) {
         return;
     }
     int32_t width = a.kv_heads * HD;
     int64_t part = (int64_t)a.tokens * width;
-    kv_results r = {dk, ld_dk, dv, ld_dv, nullptr, nullptr, width};
-    if (parts != nullptr) {
-        r.parts = parts + blockIdx.z * part + (int64_t)t.begin * width + (int64_t)kv_head * HD;
-        r.parts_dk = r.parts + gridDim.z * part;
-    }
+    float* own_parts = parts + blockIdx.z * part + (int64_t)t.begin * width + (int64_t)kv_head * HD;
     if (t.tail) {
-        kv_zero<HD, kept_keys<HD>()>(r, t, kv_head);
+        if (parts == nullptr) {
+            zero_tail<HD>(dk, ld_dk, t, kv_head, threadIdx.x, blockDim.x);
+            zero_tail<HD>(dv, ld_dv, t, kv_head, threadIdx.x, blockDim.x);
+        } else {
+            zero_tail_part<HD, TILE>(own_parts, width, t);
+            zero_tail_part<HD, TILE>(own_parts + gridDim.z * part, width, t);
+        }
         return;
     }
     attn_barriers b = barriers_make(barriers, 1, 32, COMPUTE_THREADS);
@@ -974,7 +927,95 @@ attn_backward_kv(const tensor_map* q, const tensor_map* k, const tensor_map* v,
         return;
     }
     registers_many();
-    kv_sums<HD>::make(r, tiles, shared_address(room), b, t, a, kv_head, end_head - first_head);
+    float acc_k[HD / 2];
+    float acc_v[HD / 2];
+#pragma unroll
+    for (int i = 0; i < HD / 2; i++) {
+        acc_k[i] = acc_v[i] = 0.0f;
+    }
+    backward_kv_compute<HD>(tiles, shared_address(room), b, t, a, end_head - first_head, acc_k,
+                            acc_v);
+    int32_t row = t.first + own_row();
+    if (parts != nullptr) {
+        store_part<HD>(acc_v, 1.0f, own_parts, width, row, t.length);
+        store_part<HD>(acc_k, a.scale, own_parts + gridDim.z * part, width, row, t.length);
+        return;
+    }
+    store_rows<HD>(acc_k, a.scale, a.scale, dk + (int64_t)t.begin * ld_dk + kv_head * HD, ld_dk,
+                   row, t.length);
+    store_rows<HD>(acc_v, 1.0f, 1.0f, dv + (int64_t)t.begin * ld_dv + kv_head * HD, ld_dv, row,
+                   t.length);
+}
+
+// Large heads: dk or dv, by one warpgroup.
+template <int HD, bool DK>
+__device__ __forceinline__ void backward_one(bf16* to, int64_t ld, const float* parts, float* part,
+                                             int32_t width, uint32_t tiles, uint32_t room,
+                                             const attn_barriers& b, const attn_tile& t,
+                                             const attn_shape& a, int32_t heads) {
+    float sum[HD / 2];
+#pragma unroll
+    for (int i = 0; i < HD / 2; i++) {
+        sum[i] = 0.0f;
+    }
+    backward_one_compute<HD, DK>(tiles, room, b, t, a, heads, sum);
+    const float factor = DK ? a.scale : 1.0f;
+    const int32_t row = t.first + own_row() % HALF_TILE;
+    if (parts != nullptr) {
+        store_part<HD>(sum, factor, part, width, row, t.length);
+    } else {
+        store_rows<HD>(sum, factor, factor, to + (int64_t)t.begin * ld, ld, row, t.length);
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void
+attn_backward_each(const tensor_map* q, const tensor_map* k, const tensor_map* v,
+                   const tensor_map* d_o, const float2* stats, bf16* dk, int64_t ld_dk, bf16* dv,
+                   int64_t ld_dv, float* parts, int32_t each, const attn_shape& a) {
+    extern __shared__ __align__(1024) char memory[];
+    __shared__ __align__(8) uint64_t barriers[BARRIERS];
+    __shared__ __align__(16) float2 room[STAGES * HALF_TILE];
+    int32_t kv_head = blockIdx.y;
+    int32_t group = a.heads / a.kv_heads;
+    int32_t first_head = kv_head * group + blockIdx.z * each;
+    int32_t heads = min(each, kv_head * group + group - first_head);
+    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, HALF_TILE, blockIdx.x);
+    if (t.first >= t.length) {
+        return;
+    }
+    int32_t width = a.kv_heads * HD;
+    int64_t part = (int64_t)a.tokens * width;
+    float* part_v = parts + blockIdx.z * part + (int64_t)t.begin * width + (int64_t)kv_head * HD;
+    float* part_k = part_v + gridDim.z * part;
+    if (t.tail && parts == nullptr) {
+        zero_tail<HD, HALF_TILE>(dk, ld_dk, t, kv_head, threadIdx.x, blockDim.x);
+        zero_tail<HD, HALF_TILE>(dv, ld_dv, t, kv_head, threadIdx.x, blockDim.x);
+        return;
+    }
+    if (t.tail) {
+        zero_tail_part<HD, HALF_TILE>(part_v, width, t);
+        zero_tail_part<HD, HALF_TILE>(part_k, width, t);
+        return;
+    }
+    attn_barriers b = barriers_make(barriers, 1, 32, COMPUTE_THREADS);
+    uint32_t tiles = first_tile(memory);
+    if (threadIdx.x < 128) {
+        registers_few<24>();
+        if (threadIdx.x < 32) {
+            backward_kv_copy<HD>(q, k, v, d_o, stats, tiles, shared_address(room), b, t, a, kv_head,
+                                 first_head, first_head + heads);
+        }
+        return;
+    }
+    registers_many<240>();
+    if (threadIdx.x < 256) {
+        backward_one<HD, false>(dv + kv_head * HD, ld_dv, parts, part_v, width, tiles,
+                                shared_address(room), b, t, a, heads);
+    } else {
+        backward_one<HD, true>(dk + kv_head * HD, ld_dk, parts, part_k, width, tiles,
+                               shared_address(room), b, t, a, heads);
+    }
 }
 
 template <int HD>
@@ -1001,14 +1042,14 @@ __device__ __forceinline__ void attn_backward_q(const tensor_map* q, const tenso
     uint32_t tiles = first_tile(memory);
     int32_t first_key = first_key_of(t, a.window, HALF_TILE);
     if (threadIdx.x < 128) {
-        registers_few();
+        registers_few<HD <= 128 ? 40 : 24>();
         if (threadIdx.x == 0) {
             backward_q_copy<HD>(q, k, v, d_o, tiles, b, vb, t, head, head / (a.heads / a.kv_heads),
                                 first_key);
         }
         return;
     }
-    registers_many();
+    registers_many<HD <= 128 ? 232 : 240>();
     float acc[HD / 2];
 #pragma unroll
     for (int i = 0; i < HD / 2; i++) {
@@ -1029,34 +1070,37 @@ __device__ __forceinline__ void attn_backward_q(const tensor_map* q, const tenso
 
 #define ATTN_MAP const __grid_constant__ tensor_map
 
+// CAP is 0.0f or, if a parameter follows (", float cap"), that one.
+
 // Grid (blocks that run at once), 384 threads.
-#define ATTN_WG_FORWARD(HD)                                                                        \
-    QLORA_KERNEL __launch_bounds__(384, 1)                                                         \
-        qlora_attn##HD##_wg_fwd(ATTN_MAP q, ATTN_MAP k, ATTN_MAP v, bf16* o, int64_t ld_o,         \
-                                float* lse, const int32_t* cu, int32_t n_seqs, int32_t tokens,     \
-                                int32_t heads, int32_t kv_heads, int32_t window, float scale) {    \
-        attn_shape a = {cu, n_seqs, tokens, heads, kv_heads, window, scale};                       \
+#define ATTN_WG_FORWARD(HD, CAP, ...)                                                              \
+    QLORA_KERNEL __launch_bounds__(384, 1) qlora_attn##HD##_wg_fwd(                                \
+        ATTN_MAP q, ATTN_MAP k, ATTN_MAP v, bf16* o, int64_t ld_o, float* lse, const int32_t* cu,  \
+        int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads, int32_t window,           \
+        float scale __VA_ARGS__) {                                                                 \
+        attn_shape a = {cu, n_seqs, tokens, heads, kv_heads, window, scale, CAP};                  \
         attn_forward<HD>(&q, &k, &v, o, ld_o, lse, a);                                             \
     }
 
-// Grid (floor(tokens / kept_keys<HD>()) + n_seqs + 1, kv_heads, shares), 384 threads.
-#define ATTN_WG_BACKWARD_KV(HD)                                                                    \
+// Grid (floor(tokens / kept_keys<HD>()) + n_seqs + 1, kv_heads, shares), 384 threads. PASS is
+// attn_backward_kv or, for large heads, attn_backward_each.
+#define ATTN_WG_BACKWARD_KV(HD, PASS, CAP, ...)                                                    \
     QLORA_KERNEL __launch_bounds__(384, 1) qlora_attn##HD##_wg_bwd_kv(                             \
         ATTN_MAP q, ATTN_MAP k, ATTN_MAP v, ATTN_MAP d_o, const float2* stats, bf16* dk,           \
         int64_t ld_dk, bf16* dv, int64_t ld_dv, const int32_t* cu, int32_t n_seqs, int32_t tokens, \
         int32_t heads, int32_t kv_heads, int32_t window, float scale, float* parts,                \
-        int32_t each) {                                                                            \
-        attn_shape a = {cu, n_seqs, tokens, heads, kv_heads, window, scale};                       \
-        attn_backward_kv<HD>(&q, &k, &v, &d_o, stats, dk, ld_dk, dv, ld_dv, parts, each, a);       \
+        int32_t each __VA_ARGS__) {                                                                \
+        attn_shape a = {cu, n_seqs, tokens, heads, kv_heads, window, scale, CAP};                  \
+        PASS<HD>(&q, &k, &v, &d_o, stats, dk, ld_dk, dv, ld_dv, parts, each, a);                   \
     }
 
 // Grid (floor(tokens / TILE) + n_seqs + 1, heads), 384 threads.
-#define ATTN_WG_BACKWARD_Q(HD)                                                                     \
+#define ATTN_WG_BACKWARD_Q(HD, CAP, ...)                                                           \
     QLORA_KERNEL __launch_bounds__(384, 1) qlora_attn##HD##_wg_bwd_q(                              \
         ATTN_MAP q, ATTN_MAP k, ATTN_MAP v, ATTN_MAP d_o, const float2* stats, bf16* dq,           \
         int64_t ld_dq, const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads,           \
-        int32_t kv_heads, int32_t window, float scale) {                                           \
-        attn_shape a = {cu, n_seqs, tokens, heads, kv_heads, window, scale};                       \
+        int32_t kv_heads, int32_t window, float scale __VA_ARGS__) {                               \
+        attn_shape a = {cu, n_seqs, tokens, heads, kv_heads, window, scale, CAP};                  \
         attn_backward_q<HD>(&q, &k, &v, &d_o, stats, dq, ld_dq, a);                                \
     }
 

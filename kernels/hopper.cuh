@@ -178,12 +178,12 @@ __device__ __forceinline__ void product_registers(float (&d)[64], const uint32_t
 }
 
 // Moves registers from the warps that copy to those that multiply.
-__device__ __forceinline__ void registers_few() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+template <int COUNT = 40> __device__ __forceinline__ void registers_few() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-__device__ __forceinline__ void registers_many() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+template <int COUNT = 232> __device__ __forceinline__ void registers_many() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 #endif

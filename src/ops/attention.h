@@ -42,9 +42,10 @@ typedef struct qlora__attention_kernel {
 // What the kernels of a path take. All but the last need heads that start at multiples of 16 bytes.
 typedef enum qlora__attention_takes {
     QLORA__TAKES_MAPS, // its own head size, as tensor maps, on a device with warpgroup instructions
-    QLORA__TAKES_EXACT,  // its own head size
-    QLORA__TAKES_PADDED, // and smaller ones
-    QLORA__TAKES_CAPPED, // and capped scores
+    QLORA__TAKES_MAPS_CAPPED, // and capped scores
+    QLORA__TAKES_EXACT,       // its own head size
+    QLORA__TAKES_PADDED,      // and smaller ones
+    QLORA__TAKES_CAPPED,      // and capped scores
     QLORA__TAKES_ALL
 } qlora__attention_takes;
 
@@ -77,7 +78,7 @@ static const qlora__attention_path qlora__attention_paths[] = {
      {QLORA__K_attn128_wg_fwd, 128, 384, 164864}, {QLORA__K_attn128_wg_stats, 16, 256, 0},
      {QLORA__K_attn128_wg_bwd_kv, 128, 384, 132096}, {QLORA__K_attn128_wg_bwd_q, 128, 384, 132096},
      {QLORA__K_attn128_wg_bwd_sum, 0, 256, 0}},
-    {QLORA_BF16, 256, 90, QLORA__TAKES_MAPS, QLORA__NEED_HEAD256WG,
+    {QLORA_BF16, 256, 90, QLORA__TAKES_MAPS_CAPPED, QLORA__NEED_HEAD256WG,
      {QLORA__K_attn256_wg_fwd, 128, 384, 197632}, {QLORA__K_attn256_wg_stats, 16, 256, 0},
      {QLORA__K_attn256_wg_bwd_kv, 64, 384, 197632}, {QLORA__K_attn256_wg_bwd_q, 128, 384, 230400},
      {QLORA__K_attn256_wg_bwd_sum, 0, 256, 0}},
@@ -137,18 +138,22 @@ typedef struct qlora__attention_kind {
     bool later; // there are keys before the first query
 } qlora__attention_kind;
 
+static bool qlora__attention_maps(const qlora__attention_path* p) {
+    return p->takes == QLORA__TAKES_MAPS || p->takes == QLORA__TAKES_MAPS_CAPPED;
+}
+
 static bool qlora__attention_fits(const qlora_ctx* ctx, const qlora__attention_path* p,
                                   const qlora__attention_kind* kind) {
     if (p->takes == QLORA__TAKES_ALL) {
         return true;
     }
-    bool maps = p->takes == QLORA__TAKES_MAPS;
+    bool maps = qlora__attention_maps(p);
+    bool capped = p->takes == QLORA__TAKES_CAPPED || p->takes == QLORA__TAKES_MAPS_CAPPED;
     bool exact = p->takes == QLORA__TAKES_EXACT || maps;
     // No other kernel of a path needs more shared memory than kv does where it does not fit; those
     // with maps are for devices that have enough.
     return kind->aligned && (exact ? kind->hd == p->hd : kind->hd <= p->hd) &&
-           (!kind->capped || p->takes == QLORA__TAKES_CAPPED) &&
-           (!maps || (qlora__has_warpgroups(ctx) && !kind->later)) &&
+           (!kind->capped || capped) && (!maps || (qlora__has_warpgroups(ctx) && !kind->later)) &&
            p->kv.shared <= (uint32_t)ctx->gpu->max_shared;
 }
 
@@ -308,7 +313,7 @@ static qlora_result qlora__attention_operands_make(qlora_ctx* ctx, const qlora__
     }
     x->lse = a->lse->data;
     x->seqs = a->seqs->data;
-    return x->path->takes == QLORA__TAKES_MAPS ? qlora__attention_maps_make(ctx, a, x) : QLORA_OK;
+    return qlora__attention_maps(x->path) ? qlora__attention_maps_make(ctx, a, x) : QLORA_OK;
 }
 
 // Appends the operands q, k, v and, backward, d_o to the arguments; returns their number. Bit i of
@@ -318,7 +323,7 @@ static int qlora__attention_inputs(qlora__attention_operands* x, int count, unsi
                                    void** args) {
     int used = 0;
     for (int i = 0; i < count; i++) {
-        if (x->path->takes == QLORA__TAKES_MAPS) {
+        if (qlora__attention_maps(x->path)) {
             bool half = x->path->hd > 128 && (i == 1 || i == 2);
             bool whole = (kept >> i & 1u) != 0 && !half;
             args[used++] = qlora__tensor_map_place(whole ? &x->kept[i] : &x->streamed[i]);
@@ -332,7 +337,7 @@ static int qlora__attention_inputs(qlora__attention_operands* x, int count, unsi
 
 // Appends the offsets, sizes and factors that every kernel takes after its matrices.
 static int qlora__attention_sizes(qlora__attention* a, qlora__attention_operands* x, void** args) {
-    bool maps = x->path->takes == QLORA__TAKES_MAPS;
+    bool maps = qlora__attention_maps(x->path);
     qlora__attention_numbers* n = &x->n;
     int used = 0;
     args[used++] = &x->seqs;
@@ -364,7 +369,7 @@ static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attentio
     used += qlora__attention_sizes(a, &x, args + used);
     args[used++] = &a->cap;
     const qlora__attention_kernel* kernel = &x.path->forward;
-    if (x.path->takes == QLORA__TAKES_MAPS) { // its blocks take one tile after another
+    if (qlora__attention_maps(x.path)) { // its blocks take one tile after another
         int64_t tiles = (a->tokens / kernel->rows + a->n_seqs + 1) * a->heads;
         return qlora__launch(ctx, kernel->id, qlora__min(tiles, ctx->gpu->sm_count), 1, 1,
                              kernel->threads, kernel->shared, args);

@@ -687,7 +687,7 @@ TEST attention_warpgroups(const test_machine* machine) {
         {QLORA_BF16, 128, 1, 1, 150, 420, 0, 0, 2, {30, 389}, 0},
         {QLORA_BF16, 96, 3, 3, 0, 420, 0, 0, 2, {389, 30}, 0},
         {QLORA_BF16, 256, 2, 1, 150, 340, 0, 0, 3, {20, 205, 113}, 0},
-        {QLORA_BF16, 256, 1, 1, 0, 320, 0, 0, 2, {60, 257}, 0},
+        {QLORA_BF16, 256, 1, 1, 0, 320, 0, 0, 2, {60, 257}, 2.0f},
     };
     bool fake = strcmp(machine->backend, "fake") == 0;
     if (strcmp(machine->backend, "cpu") == 0) {

@@ -143,7 +143,7 @@ static const mutant mutants[] = {
      "mov.f32 *,0f00000000;", "attention_is_right_sm_90"},
     {"halves of a byte swapped", "qlora_nf4_quantise_f32", 1, "shl.b32 *,*,4;",
      "shl.b32 *,*,0;", "nf4_bytes_equal_the_cpus_sm_90"},
-    {"scale of another block", "qlora_nf4_dequantise_f32", 0, "shr.s64 *,*,j*;", "shr.s64 *,*,7;",
+    {"scale of another block", "qlora_nf4_dequantise_f32", 2, "shr.s64 *,*,*;", "shr.s64 *,*,7;",
      "nf4_widens_sm_90"},
     {"levels of the previous byte", "qlora_nf4_gemm_16", 1, "shr.u32 *,*,9;", "shr.u32 *,*,1;",
      "nf4_products_sm_90"},
