@@ -116,6 +116,15 @@ template <int N> __device__ __forceinline__ void scores_cap(float (&s)[N], const
     }
 }
 
+// Keeps what is computed from an address inside a loop: descriptors of large heads are so many that
+// they would take the registers of the sums.
+template <int HD> __device__ __forceinline__ uint32_t address_here(uint32_t address) {
+    if (HD > 128) {
+        asm volatile("" : "+r"(address));
+    }
+    return address;
+}
+
 // d = a b^T: 64 rows of a, N rows of b, over HD columns of both.
 template <int HD, int A_ROWS, int B_ROWS, int N>
 __device__ __forceinline__ void scores(float (&d)[N], uint32_t a, uint32_t b) {
@@ -241,10 +250,9 @@ __device__ __forceinline__ int32_t first_key_of(const attn_tile& t, int32_t wind
 // --- forward ---
 //
 // Shared memory: Q, then STAGES times K and V, tiles of TILE rows, or of half as many with large
-// heads. There are as many blocks as run at once; each takes every gridDim.x-th of all tiles and
-// heads, so that the copies for a tile overlap the end of the tile before it. Scores of the next
-// keys are computed beside the sums of the current ones. Of the barriers, `kept` of k: Q is full;
-// `kept` of v: Q is empty.
+// heads. Each block takes every gridDim.x-th of all tiles and heads, so that the copies for a tile
+// overlap the end of the tile before it. Scores of the next keys are computed beside the sums of
+// the current ones. Of the barriers, `kept` of k: Q is full; `kept` of v: Q is empty.
 
 // Keys of a streamed tile.
 template <int HD> __device__ __forceinline__ constexpr int forward_keys() {
@@ -407,7 +415,7 @@ forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, a
         if (more) {
             barrier_wait(kb.full + 8 * at.stage, at.parity);
             products_begin();
-            scores<HD, TILE, keys>(s, q, first + at.stage * 2 * bytes);
+            scores<HD, TILE, keys>(s, address_here<HD>(q), first + at.stage * 2 * bytes);
             products_commit();
         }
 #pragma unroll
@@ -852,12 +860,12 @@ __device__ __forceinline__ void attn_forward(const tensor_map* q, const tensor_m
     attn_barriers vb = barriers_make(barriers + BARRIERS, COMPUTE_WARPS, 1, COMPUTE_WARPS);
     uint32_t tiles = first_tile(memory);
     if (threadIdx.x < 128) {
-        registers_few();
+        registers_few<HD <= 128 ? 40 : 24>();
         if (threadIdx.x == 0) {
             forward_copy<HD>(q, k, v, tiles, kb, vb, a);
         }
     } else {
-        registers_many();
+        registers_many<HD <= 128 ? 232 : 240>();
         forward_compute<HD>(tiles, kb, vb, a, o, ld_o, lse);
     }
 }
@@ -1072,7 +1080,7 @@ __device__ __forceinline__ void attn_backward_q(const tensor_map* q, const tenso
 
 // CAP is 0.0f or, if a parameter follows (", float cap"), that one.
 
-// Grid (blocks that run at once), 384 threads.
+// Grid (any number; the blocks that run at once, or one per tile), 384 threads.
 #define ATTN_WG_FORWARD(HD, CAP, ...)                                                              \
     QLORA_KERNEL __launch_bounds__(384, 1) qlora_attn##HD##_wg_fwd(                                \
         ATTN_MAP q, ATTN_MAP k, ATTN_MAP v, bf16* o, int64_t ld_o, float* lse, const int32_t* cu,  \
