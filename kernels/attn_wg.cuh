@@ -373,6 +373,24 @@ __device__ __forceinline__ void forward_skip(uint32_t v, const attn_barriers& kb
     at.next();
 }
 
+// The scores of the first keys.
+template <int HD, int N>
+__device__ __forceinline__ void forward_first(float (&s)[N], uint32_t q, uint32_t first,
+                                              const attn_barriers& kb, const attn_stream& at,
+                                              const attn_shape& a) {
+    const uint32_t bytes = tile_bytes<HD, forward_keys<HD>()>();
+    barrier_wait(kb.full + 8 * at.stage, at.parity);
+    products_begin();
+    scores<HD, TILE, forward_keys<HD>()>(s, q, first + at.stage * 2 * bytes);
+    products_commit();
+    products_wait<0>();
+    products_hold(s);
+    stage_release(kb, at);
+    if (a.cap > 0.0f) {
+        scores_cap(s, a);
+    }
+}
+
 // One tile; `at` is the stage of its first keys, and then of the next tile's.
 template <int HD>
 __device__ __forceinline__ void
@@ -393,16 +411,7 @@ forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, a
         forward_skip<HD>(first + bytes + at.stage * 2 * bytes, kb, vb, at, t.length - key);
         key -= keys;
     }
-    barrier_wait(kb.full + 8 * at.stage, at.parity);
-    products_begin();
-    scores<HD, TILE, keys>(s, q, first + at.stage * 2 * bytes);
-    products_commit();
-    products_wait<0>();
-    products_hold(s);
-    stage_release(kb, at);
-    if (a.cap > 0.0f) {
-        scores_cap(s, a);
-    }
+    forward_first<HD>(s, q, first, kb, at, a);
     forward_mask(s, t.first + own, key, reach);
     for (; key >= w.last_key; key -= keys) {
         const bool more = key - keys >= w.last_key;
