@@ -21681,6 +21681,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(decode_many_norm, decode_many_norm, 69632, STEP)                                             \
     X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
     X(decode_dense, decode, 16896, STEP)                                                           \
+    X(decode_head, decode, 65536, STEP)                                                            \
     X(decode_norm, decode, 69632, STEP)                                                            \
     X(decode_attention, decode, 69632, STEP)                                                       \
     X(sample_parts, sample, 0, STEP)                                                               \
@@ -33625,6 +33626,7 @@ typedef struct qlora__decode {
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
     qlora_tensor counters;            // I32 [texts, blocks of a row]
     qlora_tensor marks;               // I32: counters of decode_layers
+    qlora_tensor shares;              // of tiles that its blocks share
     qlora_tensor low;                 // [4, z of a stack]: its z
     qlora_tensor params;              // U8: qlora__decode_layer of all layers, without and with
                                       // adapters
@@ -35031,7 +35033,8 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
 #define QLORA__DECODE_LOW 256 // partial sums of z of a single text, at most
 #define QLORA__DECODE_ROWS 8
 #define QLORA__DECODE_LAYER_BYTES 1920 // of qlora__decode_layer
-#define QLORA__DECODE_MARKS 96         // as in kernels/decode_layers.cuh
+#define QLORA__DECODE_SHARES 256       // blocks that may share tiles
+#define QLORA__DECODE_MARKS (96 + QLORA__DECODE_SHARES) // as in kernels/decode_layers.cuh
 #define QLORA__DECODE_PARTS 8          // LAYER_PARTS there
 #define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
@@ -35116,6 +35119,7 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     if (n == 1) {
         int64_t wide = qlora__max(pad, d->z_rank);
         qlora__arena_tensor(arena, QLORA_I32, 1, QLORA__DECODE_MARKS, &d->marks);
+        qlora__arena_tensor(arena, QLORA_F32, QLORA__DECODE_SHARES, 16, &d->shares);
         qlora__arena_tensor(arena, QLORA_F32, QLORA__GROUPS * QLORA__DECODE_PARTS, wide, &d->low);
         qlora__arena_tensor(arena, QLORA_U8, 1, 2 * c->layers * QLORA__DECODE_LAYER_BYTES,
                             &d->params);
@@ -41547,12 +41551,13 @@ typedef struct qlora__decode_layers {
     int32_t pages;
     float eps;
     float scale;
-    int32_t unused;
+    int32_t split;
+    void* shares;
 } qlora__decode_layers;
 
 enum {
     QLORA__LAYERS_WARPS = 16, // as in kernels/decode_layers.cuh
-    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6448,
+    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6512,
     QLORA__LAYERS_ATTENTION = 17936 // of attention_shared
 };
 
@@ -41566,6 +41571,32 @@ static int64_t qlora__decode_layers_blocks(const qlora_model* m,
     return qlora__min(most, m->ctx->gpu->sm_count);
 }
 
+#ifndef QLORA__LAYERS_SPLIT_FROM
+#define QLORA__LAYERS_SPLIT_FROM 12 // pieces; what blocks that share tiles cost each other
+#endif
+
+// Whether blocks divide the pieces of a stack instead of its tiles: if it makes the largest share
+// smaller by enough. Every block has at least as many pieces as a tile, so two share one at most.
+static bool qlora__decode_layers_split(const qlora__decode_product* p, int64_t blocks) {
+    int64_t units = qlora__decode_units(p);
+    int64_t pieces = p->K / 256;
+    int64_t saved =
+        qlora__ceil_div(units, blocks) * pieces - qlora__ceil_div(units * pieces, blocks);
+    return p->gated == 0 && units >= blocks && blocks <= QLORA__DECODE_SHARES &&
+           saved >= QLORA__LAYERS_SPLIT_FROM;
+}
+
+// What a block with `all` pieces of `tiles` tiles needs for a stack; z: the sum of the ranks.
+static int64_t qlora__decode_stack_shared(const qlora__decode_product* p, int64_t z, int64_t tiles,
+                                          int64_t all) {
+    int64_t pieces = p->K / 256;
+    int64_t each = qlora__max(1, qlora__ceil_div(all, QLORA__LAYERS_WARPS));
+    int64_t slots = (pieces - 1 + each - 1) / each + 1;
+    int64_t rows =
+        qlora__min(tiles * 16, QLORA__LAYERS_WARPS * 32) * p->parts[0].rank * 2; // of sB
+    return pieces * 512 + (z + 3) / 4 * 16 + tiles * slots * 64 + rows;
+}
+
 // The shared memory of a block: that of the stack or the attention that needs most.
 static int64_t qlora__decode_layers_shared(const qlora_model* m, const qlora__decode_layer* layer,
                                            int64_t blocks) {
@@ -41574,15 +41605,16 @@ static int64_t qlora__decode_layers_shared(const qlora_model* m, const qlora__de
         const qlora__decode_product* p = &layer->stacks[g];
         int64_t units = qlora__decode_units(p);
         int64_t z = (int64_t)layer->ranks[g][0] + layer->ranks[g][1] + layer->ranks[g][2];
-        int64_t pieces = qlora__ceil_div(p->K, 256);
-        for (int64_t i = units / blocks; i <= qlora__ceil_div(units, blocks); i++) {
-            int64_t tiles = i * (p->gated != 0 ? 2 : 1);
-            int64_t each =
-                qlora__max(1, qlora__ceil_div(tiles * pieces, QLORA__LAYERS_WARPS));
-            int64_t slots = (pieces - 1 + each - 1) / each + 1;
-            int64_t rows =
-                qlora__min(tiles * 16, QLORA__LAYERS_WARPS * 32) * p->parts[0].rank * 2; // of sB
-            most = qlora__max(most, pieces * 512 + (z + 3) / 4 * 16 + tiles * slots * 64 + rows);
+        int64_t pieces = p->K / 256;
+        bool split = qlora__decode_layers_split(p, blocks);
+        for (int64_t i = 0; i < 2; i++) { // the smaller share, and the larger one
+            int64_t tiles = (units + i * (blocks - 1)) / blocks * (p->gated != 0 ? 2 : 1);
+            int64_t all = tiles * pieces;
+            if (split) {
+                all = (units * pieces + i * (blocks - 1)) / blocks;
+                tiles = qlora__ceil_div(pieces - 1 + all, pieces);
+            }
+            most = qlora__max(most, qlora__decode_stack_shared(p, z, tiles, all));
         }
     }
     return QLORA__LAYERS_SHARED + most;
@@ -41725,6 +41757,12 @@ static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, i
     p.pages = (int32_t)d->pages;
     p.eps = (float)c->rms_eps;
     p.scale = (float)c->residual_scale;
+    p.shares = d->shares.data;
+    qlora__decode_layer first;
+    (void)qlora__decode_layer_of(m, 0, &first); // it fits
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        p.split |= qlora__decode_layers_split(&first.stacks[g], blocks) ? 1 << g : 0;
+    }
     void* args[] = {&p};
     size_t bytes = (size_t)d->marks.cols * 4;
     QLORA__TRY(qlora__zero(m->ctx, d->marks.data, bytes, bytes, 1));
@@ -41782,6 +41820,12 @@ static bool qlora__decode_head_fits(const qlora_model* m, const qlora__decode_pr
            ((p->parts[0].N | p->parts[0].ld | p->ldy) & 7) == 0;
 }
 
+// Whether those of a single text have.
+static bool qlora__decode_head_is_one(const qlora_model* m, const qlora__decode_product* p) {
+    return m->decode.texts == 1 && (m->decode.variants & QLORA__DECODE_ONE) != 0 &&
+           !m->head_is_nf4 && p->K <= 32768 && ((p->K | p->parts[0].ld) & 7) == 0;
+}
+
 static qlora_result qlora__decode_head(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
@@ -41810,6 +41854,11 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
         void* args[] = {&p};
         return qlora__decode_launch(m, QLORA__K_decode_many_head, blocks, groups, 1, 512,
                                     qlora__kernel_rows[QLORA__K_decode_many_head].shared, args);
+    }
+    if (qlora__decode_head_is_one(m, &p)) {
+        void* args[] = {&p};
+        return qlora__decode_launch(m, QLORA__K_decode_head, m->ctx->gpu->sm_count, 1, 1, 256,
+                                    (uint32_t)qlora__ceil_div(p.K, 256) * 512, args);
     }
     return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }
@@ -51160,4 +51209,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 4711bb15149b49a0
+//@@ end fe3f8a8d13209113
