@@ -12,6 +12,96 @@ QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
     decode_run<decode_dense, decode_x128>(p, 0, sums, 0.0f, 0.0f, 0.0f);
 }
 
+// ---- the head of one text
+//
+//   y = cap(alpha x W^T), rounded
+//
+// A warp multiplies whole rows of W, 256 columns at a time, 8 per lane, and has the next HEAD_AHEAD
+// of these in flight, over the ends of rows: memory is read in long runs, and no warp waits for
+// another.
+//
+// Launch: any grid, HEAD_THREADS threads; dynamic shared memory: x, rounded up to 512 bytes. One
+// part without bias and adapter; K is a multiple of 8, rows of W are 16-byte aligned. Determinism:
+// one writer per output, an order of sums that depends on K alone.
+
+enum { HEAD_AHEAD = 16, HEAD_THREADS = 256 };
+
+// What a lane reads, one vector after another.
+struct head_source {
+    const bf16* from;
+    int32_t row;
+    int32_t column;
+
+    __device__ __forceinline__ uint4 next(const decode_product& p) {
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (row < p.parts[0].N && column < p.K) {
+            v = *(const uint4*)(from + column);
+        }
+        column += 256;
+        if (column - (int32_t)threadIdx.x % 32 * 8 >= p.K) {
+            int32_t rows = (int32_t)(gridDim.x * blockDim.x / 32);
+            column = (int32_t)threadIdx.x % 32 * 8;
+            row += rows;
+            from += rows * p.parts[0].ld;
+        }
+        return v;
+    }
+};
+
+QLORA_KERNEL __launch_bounds__(HEAD_THREADS, 1)
+    qlora_decode_head(const __grid_constant__ decode_product p) {
+    extern __shared__ __align__(16) uint4 xs[];
+    const decode_part& part = p.parts[0];
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t warps = (int32_t)blockDim.x / 32;
+    int32_t row = (int32_t)blockIdx.x * warps + (int32_t)threadIdx.x / 32;
+    int32_t turns = (p.K + 255) / 256;
+    head_source source;
+    uint4 held[HEAD_AHEAD];
+    early_next();
+    source.from = (const bf16*)part.w + (part.first + row) * part.ld;
+    source.row = row;
+    source.column = lane * 8;
+#pragma unroll
+    for (int i = 0; i < HEAD_AHEAD; i++) {
+        held[i] = source.next(p);
+    }
+    early_wait();
+    for (int32_t i = (int32_t)threadIdx.x; i < turns * 32; i += (int32_t)blockDim.x) {
+        xs[i] = i * 8 < p.K ? *(const uint4*)(p.x + i * 8) : make_uint4(0, 0, 0, 0);
+    }
+    __syncthreads();
+    int32_t turn = 0;
+    float sum = 0.0f;
+#pragma unroll 1
+    while (row < part.N) {
+#pragma unroll
+        for (int i = 0; i < HEAD_AHEAD; i++) {
+            float w[8];
+            float x[8];
+            unpack(held[i], w);
+            unpack(xs[turn * 32 + lane], x);
+            held[i] = source.next(p);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                sum += w[j] * x[j];
+            }
+            if (++turn == turns) {
+                sum = warp_sum(sum) * p.alpha;
+                if (lane == 0 && row < part.N) {
+                    if (p.cap > 0.0f) {
+                        sum = p.cap * tanhf(to_float(to_bf16(sum)) / p.cap);
+                    }
+                    ((bf16*)p.y)[part.y_at + row] = to_bf16(sum);
+                }
+                turn = 0;
+                sum = 0.0f;
+                row += (int32_t)gridDim.x * warps;
+            }
+        }
+    }
+}
+
 // ---- between two stacks
 //
 //   d = y + z (sB)^T, rounded; with `after`, d = d / rms(d) * after; d *= scale

@@ -44,7 +44,8 @@ enum {
     LAYER_LIFT = 2,  // vectors of a row of sB that a thread loads before the wait
     LAYER_ALL = 0,   // counters: blocks that have ended a stack
     LAYER_UNITS = 32, // heads that have attended
-    LAYER_Z = 64     // parts of z
+    LAYER_Z = 64,    // parts of z
+    LAYER_SHARES = 96 // of every block: how often it has left sums for the block before
 };
 
 // Same layout as qlora__decode_layer.
@@ -70,7 +71,8 @@ struct decode_layers {
     int32_t pages;
     float eps;
     float scale;
-    int32_t unused;
+    int32_t split; // bit k: the blocks divide pieces of stack k, not tiles
+    float* shares; // [blocks, 16]: sums of a tile, of those for the block before
 };
 
 // How the tiles of a stack are divided; the same for all layers.
@@ -81,7 +83,11 @@ struct layer_plan {
     int32_t slots;   // warps that may share a tile
     int32_t ends[2]; // first tiles of the second and the third part
     int32_t gated;
-    int32_t all; // pieces of the block
+    int32_t all;   // pieces of the block
+    int32_t base;  // its first tile
+    int32_t step;  // from one of its tiles to the next
+    int32_t begin; // pieces of its first tile that the block before has
+    int32_t end;   // whether the block after has pieces of its last tile
 };
 
 struct layer_shared {
@@ -99,7 +105,7 @@ struct layer_shared {
     int32_t unused[3];
 };
 
-static_assert(sizeof(layer_shared) == 6448, "QLORA__LAYERS_SHARED in src/model/step_layers.h");
+static_assert(sizeof(layer_shared) == 6512, "QLORA__LAYERS_SHARED in src/model/step_layers.h");
 
 // ---- blocks that wait for each other
 
@@ -116,6 +122,34 @@ __device__ __forceinline__ void layer_wait(const uint32_t* counter, uint32_t unt
 
 // ---- products
 
+// Loads from addresses in shared memory. They are not moved across barriers and copies.
+__device__ __forceinline__ uint4 layer_vector(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at));
+    return v;
+}
+
+__device__ __forceinline__ float layer_float(uint32_t at) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at));
+    return v;
+}
+
+__device__ __forceinline__ uint32_t layer_byte(uint32_t at) {
+    uint32_t v;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(at));
+    return v;
+}
+
+// A value that stays in a register: the compiler would rather compute it again in every turn.
+__device__ __forceinline__ uint32_t layer_keep(uint32_t v) {
+    uint32_t kept;
+    asm volatile("mov.u32 %0, %1;" : "=r"(kept) : "r"(v));
+    return kept;
+}
+
 // The two levels of byte i of a word of codes; `own` is the address of the lane's copy of the
 // table. Written so that two pipes share the work: a permutation, and a multiplication with an
 // addition.
@@ -126,36 +160,63 @@ __device__ __forceinline__ uint32_t layer_pair(uint32_t own, uint32_t word, int 
     return pair;
 }
 
-// The products of half a piece: see row_half in decode_row.cuh.
-__device__ __forceinline__ void layer_half(const row_half& half, uint32_t own, const uint4* from,
-                                           bool real, uint4& x, float* c) {
+__device__ __forceinline__ uint32_t layer_word(uint4 v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// The products of a piece: see row_half in decode_row.cuh. Its halves have sums of their own, so
+// that neither waits for the other.
+__device__ __forceinline__ void layer_products(const row_half* half, uint32_t own, uint32_t from,
+                                               bool real, uint4& x, float* c, float* d) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint4 a = half.codes[0];
-        uint4 b = half.codes[1];
-        uint32_t u = i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
-        uint32_t v = i == 0 ? b.x : i == 1 ? b.y : i == 2 ? b.z : b.w;
         if (real) {
-            x = from[i];
+            x = layer_vector(from + 16u * (uint32_t)i);
         }
-        decode_multiply(c, layer_pair(own, u, 0), layer_pair(own, v, 0), layer_pair(own, u, 1),
-                        layer_pair(own, v, 1), x.x, x.y);
-        decode_multiply(c, layer_pair(own, u, 2), layer_pair(own, v, 2), layer_pair(own, u, 3),
-                        layer_pair(own, v, 3), x.z, x.w);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                uint32_t u = layer_word(half[h].codes[0], i);
+                uint32_t v = layer_word(half[h].codes[1], i);
+                decode_multiply(h == 0 ? c : d, layer_pair(own, u, 2 * k),
+                                layer_pair(own, v, 2 * k), layer_pair(own, u, 2 * k + 1),
+                                layer_pair(own, v, 2 * k + 1), k == 0 ? x.x : x.z,
+                                k == 0 ? x.y : x.w);
+            }
+        }
     }
 }
 
 // ---- the pieces of a warp
 
-// As row_divide, but there may be no pieces.
-__device__ __forceinline__ void layer_divide(const decode_product& p, layer_plan& to) {
+// As row_divide, but there may be no pieces, and blocks may share tiles: then, each has a range of
+// pieces, at least as many as a tile has.
+__device__ __forceinline__ void layer_divide(const decode_product& p, bool split, layer_plan& to) {
+    int32_t blocks = (int32_t)gridDim.x;
+    int32_t own = (int32_t)blockIdx.x;
     int32_t first = row_tiles(p, 0);
     int32_t second = p.gated != 0 ? 0 : row_tiles(p, 1);
     int32_t units = first + second + (p.gated != 0 ? 0 : row_tiles(p, 2));
     to.pieces = p.K / ROW_COLUMNS;
-    to.units = (units - (int32_t)blockIdx.x + (int32_t)gridDim.x - 1) / (int32_t)gridDim.x;
+    to.units = (units - own + blocks - 1) / blocks;
     to.gated = p.gated != 0 ? 1 : 0;
     to.all = to.pieces * to.units << to.gated;
+    to.base = own;
+    to.step = blocks;
+    to.begin = 0;
+    to.end = 0;
+    if (split) {
+        int64_t all = (int64_t)units * to.pieces;
+        int32_t from = (int32_t)(all * own / blocks);
+        int32_t until = (int32_t)(all * (own + 1) / blocks);
+        to.base = from / to.pieces;
+        to.step = 1;
+        to.begin = from % to.pieces;
+        to.end = until % to.pieces != 0 ? 1 : 0;
+        to.units = (until + to.pieces - 1) / to.pieces - to.base;
+        to.all = until - from;
+    }
     to.each = (to.all + LAYER_WARPS - 1) / LAYER_WARPS;
     to.each = to.each > 0 ? to.each : 1;
     to.slots = (to.pieces - 1 + to.each - 1) / to.each + 1;
@@ -171,10 +232,11 @@ struct layer_start {
     int32_t slot;
 
     static __device__ __forceinline__ uint32_t pack(const layer_plan& plan, int32_t warp) {
-        int32_t begin = warp * plan.each;
-        int32_t tile = begin / plan.pieces;
-        int32_t slot = warp - tile * plan.pieces / plan.each;
-        return (uint32_t)tile | (uint32_t)(begin % plan.pieces) << 18 | (uint32_t)slot << 27;
+        int32_t at = plan.begin + warp * plan.each;
+        int32_t tile = at / plan.pieces;
+        int32_t before = tile > 0 ? tile * plan.pieces - plan.begin : 0; // pieces of the block
+        int32_t slot = warp - before / plan.each;
+        return (uint32_t)tile | (uint32_t)(at % plan.pieces) << 18 | (uint32_t)slot << 27;
     }
 
     __device__ __forceinline__ void unpack(uint32_t packed) {
@@ -195,7 +257,7 @@ __device__ __forceinline__ int32_t layer_pieces(const layer_plan& plan) {
 __device__ __forceinline__ int32_t layer_find(const layer_plan& plan, int32_t tile,
                                               int32_t& first) {
     int32_t half = plan.gated & (tile >= plan.units ? 1 : 0); // of gate and up
-    int32_t at = (int32_t)blockIdx.x + (tile - half * plan.units) * (int32_t)gridDim.x;
+    int32_t at = plan.base + (tile - half * plan.units) * plan.step;
     int32_t which = half;
     if (plan.gated == 0 && at >= plan.ends[0]) {
         which = at >= plan.ends[1] ? 2 : 1;
@@ -205,6 +267,26 @@ __device__ __forceinline__ int32_t layer_find(const layer_plan& plan, int32_t ti
     return which;
 }
 
+// A lane's addresses in the first stage of its warp's ring.
+struct layer_ring {
+    uint32_t to;        // where its copies go: row lane / 8
+    uint32_t scales_to;
+    uint32_t codes;     // of row g, first half
+    uint32_t scales;    // of row g: the code of block t; then those of groups
+
+    __device__ __forceinline__ void find(const uint8_t* shared) {
+        uint32_t lane = threadIdx.x % 32;
+        uint32_t g = lane / 4;
+        uint32_t t = lane % 4;
+        uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared) + DECODE_TABLE + DECODE_MAP +
+                        threadIdx.x / 32 * (LAYER_STAGES * LAYER_STAGE);
+        to = layer_keep(ring + lane / 8 * 128 + (lane % 8 ^ (lane / 8 & 1) << 2) * 16);
+        scales_to = layer_keep(ring + ROW_PIECE + lane * 4);
+        codes = layer_keep(ring + g * 128 + (t ^ (g & 1u) << 2) * 16);
+        scales = layer_keep(ring + ROW_PIECE + g * 4 + t);
+    }
+};
+
 // The next piece that a warp requests.
 struct layer_ahead {
     int32_t layer;
@@ -213,9 +295,10 @@ struct layer_ahead {
     int32_t piece;
     int32_t left;   // of the stack
     int32_t flying; // requested and not read
-    int32_t stage;
-    int32_t block; // lane % 16's row of the tile, in blocks of 64
-    int32_t shift;
+    uint32_t stage; // where it goes: the offset in the ring
+    int32_t block;  // of 64: the first of the piece in lane % 16's row of the tile
+    int32_t shift; // a scale's block from that
+    int32_t wide;  // log2 of its bytes
     const uint8_t* codes;
     const uint8_t* scales; // lanes 0 to 15: codes of scales; others: scales of groups
 
@@ -225,10 +308,12 @@ struct layer_ahead {
         int32_t first;
         const decode_part& part = p.parts[layer_find(s->plans[stack], tile, first)];
         int32_t row = part.first + first;
-        codes = (const uint8_t*)part.w + (int64_t)(row + lane / 8) * (p.K / 2) + lane % 8 * 16;
+        codes = (const uint8_t*)part.w + (int64_t)(row + lane / 8) * (p.K / 2) + lane % 8 * 16 +
+                piece * (ROW_COLUMNS / 2);
         scales = lane < 16 ? part.q : (const uint8_t*)part.scales;
-        block = (row + lane % 16) * (p.K / 64);
-        shift = part.group_shift;
+        block = (row + lane % 16) * (p.K / 64) + piece * (ROW_COLUMNS / 64);
+        shift = lane < 16 ? 0 : part.group_shift;
+        wide = lane < 16 ? 0 : 2;
     }
 
     // Goes to the next stack that has pieces for the warp, as far as layer `last`.
@@ -250,34 +335,36 @@ struct layer_ahead {
 
     // Requests pieces until the ring is full. Odd rows are turned by half a line, so that two rows
     // can be read at once.
-    __device__ __forceinline__ void fill(const layer_shared* s, int32_t last, uint32_t ring) {
-        int32_t lane = (int32_t)threadIdx.x % 32;
+    __device__ __forceinline__ void fill(const layer_shared* s, int32_t last,
+                                         const layer_ring& ring) {
 #pragma unroll 1
         while (flying < LAYER_STAGES) {
-            advance(s, last);
             if (left == 0) {
-                return;
+                advance(s, last);
+                if (left == 0) {
+                    return;
+                }
             }
-            uint32_t at = ring + (uint32_t)(stage * LAYER_STAGE);
-            uint32_t to = at + (uint32_t)(lane / 8 * 128 + (lane % 8 ^ (lane / 8 & 1) << 2) * 16);
+            uint32_t to = ring.to + stage;
             int32_t pieces = s->plans[stack].pieces;
-            const uint8_t* from = codes + piece * (ROW_COLUMNS / 2);
+            int64_t four = pieces * (ROW_COLUMNS * 2); // rows
+            const uint8_t* from = codes;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 512u * i),
                              "l"(from)
                              : "memory");
-                from += pieces * (ROW_COLUMNS * 2); // four rows
+                from += four;
             }
-            int32_t b = block + piece * (ROW_COLUMNS / 64);
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
-                             at + (uint32_t)(ROW_PIECE + lane * 4)),
-                         "l"(scales + (lane < 16 ? b : (b >> shift) * 4))
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(ring.scales_to + stage),
+                         "l"(scales + (block >> shift << wide))
                          : "memory");
             asm volatile("cp.async.commit_group;" ::: "memory");
             flying++;
-            stage = stage == LAYER_STAGES - 1 ? 0 : stage + 1;
+            stage = stage == (LAYER_STAGES - 1) * LAYER_STAGE ? 0 : stage + LAYER_STAGE;
             left--;
+            codes += ROW_COLUMNS / 2;
+            block += ROW_COLUMNS / 64;
             if (++piece == pieces) {
                 piece = 0;
                 tile++;
@@ -515,15 +602,20 @@ struct layer_place {
     }
 };
 
-// One output from the sums of the warps that shared its tile. `rows`: the row of sB.
-__device__ __forceinline__ float layer_output(const decode_part& part, int32_t K,
-                                              const float* sums, int32_t slots, const float* zs,
-                                              const layer_place& place, const uint4* rows) {
+// The sum of an output's columns, from those of the warps that shared its tile.
+__device__ __forceinline__ float layer_sum(const float* sums, int32_t slots) {
     float v = sums[0];
 #pragma unroll 4
     for (int32_t w = 1; w < slots; w++) {
         v += sums[w * 16];
     }
+    return v;
+}
+
+// One output. `v`: the sum of its columns. `rows`: the row of sB.
+__device__ __forceinline__ float layer_output(const decode_part& part, int32_t K, float v,
+                                              const float* zs, const layer_place& place,
+                                              const uint4* rows) {
     if (part.sb) {
         const float* z = zs + part.z_at - K;
         float sum = 0.0f;
@@ -550,12 +642,32 @@ __device__ __forceinline__ float layer_output(const decode_part& part, int32_t K
     return v + place.bias;
 }
 
+// Leaves the sums of the first tile for the block before, if that has the tile, too.
+__device__ __forceinline__ void layer_share(const decode_layers& p, const layer_plan& plan,
+                                            const float* sums) {
+    if (plan.begin > 0 && threadIdx.x < 32) {
+        if (threadIdx.x < 16) {
+            p.shares[blockIdx.x * 16 + threadIdx.x] = layer_sum(sums + threadIdx.x, plan.slots);
+        }
+        __syncwarp();
+        if (threadIdx.x == 0) {
+            layer_count(p.counters + LAYER_SHARES + blockIdx.x);
+        }
+    }
+}
+
+// The sum that the block after has left for an output of the last tile; the `shared`th of these.
+__device__ __forceinline__ float layer_rest(const decode_layers& p, int32_t i, uint32_t shared) {
+    layer_wait(p.counters + LAYER_SHARES + blockIdx.x + 1, shared);
+    return __ldcg(p.shares + (blockIdx.x + 1) * 16 + i % 16);
+}
+
 // Adds the sums of the warps and writes the block's outputs of a stack; with `later`, into h.
 // `place` is that of the thread's first output, `rows` the rows of sB, `stride` vectors apart.
 __device__ __forceinline__ void layer_finish(const decode_layers& p, const decode_product& q,
                                              const layer_plan& plan, const float* sums,
                                              const float* zs, bool later, layer_place place,
-                                             const uint4* rows, int32_t stride) {
+                                             const uint4* rows, int32_t stride, uint32_t shared) {
     int32_t gated = plan.gated;
     int32_t all = plan.units * 16 << gated;
 #pragma unroll 1
@@ -571,8 +683,14 @@ __device__ __forceinline__ void layer_finish(const decode_layers& p, const decod
         const decode_part& part = q.parts[place.part];
         // The output among those of the block, gate before up.
         int32_t at = (i >> gated) + (i & gated) * plan.units * 16;
-        float v = layer_output(part, q.K, sums + at / 16 * plan.slots * 16 + at % 16, plan.slots,
-                               zs, place, rows + i * stride);
+        float v = layer_sum(sums + at / 16 * plan.slots * 16 + at % 16, plan.slots);
+        if (plan.begin > 0 && i < 16) {
+            continue; // it is the block before that has the tile
+        }
+        if (plan.end != 0 && i >= (plan.units - 1) * 16) {
+            v += layer_rest(p, i, shared);
+        }
+        v = layer_output(part, q.K, v, zs, place, rows + i * stride);
         bf16 rounded = to_bf16(v);
         if (later) {
             float d = to_float(rounded);
@@ -664,40 +782,39 @@ __device__ __forceinline__ void layer_attend(const decode_layers& p, const decod
     }
 }
 
-// The products of a warp with the pieces of a stack; the last warps fetch z meanwhile.
+// The products of a warp with the pieces of a stack; the last warps fetch z meanwhile. `stage` is
+// the offset of the next piece in the ring.
 __device__ __forceinline__ void layer_multiply(const decode_layers& p, const layer_shared* s,
                                                int32_t layer, int32_t k, layer_ahead& ahead,
                                                uint8_t* shared, const bf16* x, float* sums,
                                                float* zs, int32_t ranks, uint32_t z_until,
-                                               int32_t& stage) {
+                                               uint32_t& stage) {
     int32_t warp = (int32_t)threadIdx.x / 32;
-    uint8_t* ring = shared + DECODE_TABLE + DECODE_MAP + warp * LAYER_STAGES * LAYER_STAGE;
-    uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
     const layer_plan& plan = s->plans[k];
-    const float* map = (const float*)(shared + DECODE_TABLE);
     int32_t last = layer + 1 < p.count ? layer + 1 : layer;
     int32_t count = layer_pieces(plan);
+    int32_t pieces = plan.pieces;
+    int32_t fetch = (LAYER_WARPS - 1 - warp) * 32 < ranks ? count / 2 : -1; // before which piece z
     layer_start now;
     now.unpack(s->starts[k][warp]);
+    layer_ring ring;
+    ring.find(shared);
     uint32_t g = threadIdx.x % 32 / 4;
     uint32_t t = threadIdx.x % 4;
     bool real = (g & 1u) == 0 && (g >> 1 & 1u) == t / 2; // see decode_row.cuh
-    const uint4* own_x = (const uint4*)(x + (g >> 2) * 128 + t * 32);
+    uint32_t own_x = layer_keep((uint32_t)__cvta_generic_to_shared(x) + (g >> 2) * 256 + t * 64);
+    uint32_t from = own_x + (uint32_t)now.piece * (ROW_COLUMNS * 2);
+    uint32_t table = layer_keep((uint32_t)__cvta_generic_to_shared(shared) + threadIdx.x % 32 * 4);
+    uint32_t map = (uint32_t)__cvta_generic_to_shared(shared) + DECODE_TABLE;
     uint4 x_now = make_uint4(0, 0, 0, 0);
     float middle = 0.0f;
     float acc[2] = {0.0f, 0.0f};
-    uint32_t table = (uint32_t)__cvta_generic_to_shared(shared) + threadIdx.x % 32 * 4;
-    row_half half;
+    ahead.fill(s, last, ring);
     // It is long because requests and their use belong to one loop.
 #pragma unroll 1
-    for (int32_t i = 0;; i++) {
-        __syncwarp(); // the stage before has been read
-        ahead.fill(s, last, ring_at);
-        if (i == count / 2 && (LAYER_WARPS - 1 - warp) * 32 < ranks) {
+    for (int32_t i = 0; i < count; i++) {
+        if (i == fetch) {
             layer_z(p, k, ranks, z_until, zs);
-        }
-        if (i == count) {
-            break;
         }
         if (i == 0 || now.piece == 0) {
             int32_t first;
@@ -709,26 +826,30 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
             asm volatile("cp.async.wait_group 0;" ::: "memory");
         }
         __syncwarp();
-        const uint8_t* at = ring + stage * LAYER_STAGE;
-        const uint4* from = own_x + now.piece * (ROW_COLUMNS / 8);
+        row_half half[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            half[0].codes[r] = layer_vector(ring.codes + stage + 1024u * r);
+            half[1].codes[r] = layer_vector((ring.codes + stage ^ 64u) + 1024u * r);
+        }
         float scale[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            uint32_t code = at[ROW_PIECE + (g + 8 * r) * 4 + t];
-            float group = *(const float*)(at + ROW_PIECE + 64 + (g + 8 * r) * 4);
-            scale[r] = __fadd_rn(__fmul_rn(map[code], group), middle);
+            uint32_t code = layer_byte(ring.scales + stage + 32u * r);
+            float group = layer_float((ring.scales + stage & ~3u) + 64u + 32u * r);
+            scale[r] = __fadd_rn(__fmul_rn(layer_float(map + code * 4), group), middle);
         }
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        half.fetch(at, 0);
-        layer_half(half, table, from, real && g < 4, x_now, c);
-        half.fetch(at, 1);
-        layer_half(half, table, from, real && g >= 4, x_now, d);
+        layer_products(half, table, from, real, x_now, c, d);
         acc[0] += scale[0] * (t >= 2 ? d[0] : c[0]);
         acc[1] += scale[1] * (t >= 2 ? d[2] : c[2]);
         ahead.flying--;
-        stage = stage == LAYER_STAGES - 1 ? 0 : stage + 1;
-        if (++now.piece == plan.pieces || i + 1 == count) {
+        __syncwarp(); // the stage has been read
+        ahead.fill(s, last, ring);
+        stage = stage == (LAYER_STAGES - 1) * LAYER_STAGE ? 0 : stage + LAYER_STAGE;
+        from += ROW_COLUMNS * 2;
+        if (++now.piece == pieces || i + 1 == count) {
             float* to = sums + (now.tile * plan.slots + now.slot) * 16;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
@@ -742,7 +863,11 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
             now.piece = 0;
             now.tile++;
             now.slot = 0; // it begins with this warp
+            from = own_x;
         }
+    }
+    if (fetch == 0 && count == 0) {
+        layer_z(p, k, ranks, z_until, zs);
     }
 }
 
@@ -750,7 +875,8 @@ __device__ __forceinline__ void layer_multiply(const decode_layers& p, const lay
 __device__ __forceinline__ void layers_plan(const decode_layers& p, layer_shared* s) {
     const decode_layer& l = s->layers[0];
     if (threadIdx.x < 4) {
-        layer_divide(l.stacks[threadIdx.x], s->plans[threadIdx.x]);
+        layer_divide(l.stacks[threadIdx.x], (p.split >> threadIdx.x & 1) != 0,
+                     s->plans[threadIdx.x]);
     }
     if (threadIdx.x == 32) {
         s->position = l.attention.texts[0].position;
@@ -773,9 +899,10 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
     layer_shared* s = (layer_shared*)(shared + DECODE_TABLE + DECODE_MAP + LAYER_RINGS);
     uint8_t* area = (uint8_t*)(s + 1);
     int32_t own = (int32_t)threadIdx.x;
-    int32_t stage = 0;
+    uint32_t stage = 0;
     uint32_t ended = 0; // blocks that have to have ended a stack
     uint32_t z_until = 0;
+    uint32_t shared_tiles = 0; // with the block after
     layer_ahead ahead;
     ahead.layer = 0;
     ahead.stack = -1;
@@ -840,7 +967,9 @@ __device__ __forceinline__ void layers_run(const decode_layers& p, uint8_t* shar
         z_until += (uint32_t)(ranks * LAYER_PARTS);
         layer_multiply(p, s, layer, k, ahead, shared, x, sums, zs, ranks, z_until, stage);
         __syncthreads();
-        layer_finish(p, q, plan, sums, zs, k % 2 != 0, place, rows, stride);
+        layer_share(p, plan, sums);
+        shared_tiles += plan.end != 0 ? 1u : 0u;
+        layer_finish(p, q, plan, sums, zs, k % 2 != 0, place, rows, stride, shared_tiles);
         __syncthreads();
         ended += gridDim.x;
         if (own == 0) {

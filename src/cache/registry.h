@@ -64,6 +64,7 @@
     X(decode_many_norm, decode_many_norm, 69632, STEP)                                             \
     X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
     X(decode_dense, decode, 16896, STEP)                                                           \
+    X(decode_head, decode, 65536, STEP)                                                            \
     X(decode_norm, decode, 69632, STEP)                                                            \
     X(decode_attention, decode, 69632, STEP)                                                       \
     X(sample_parts, sample, 0, STEP)                                                               \

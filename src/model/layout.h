@@ -13,7 +13,8 @@
 #define QLORA__DECODE_LOW 256 // partial sums of z of a single text, at most
 #define QLORA__DECODE_ROWS 8
 #define QLORA__DECODE_LAYER_BYTES 1920 // of qlora__decode_layer
-#define QLORA__DECODE_MARKS 96         // as in kernels/decode_layers.cuh
+#define QLORA__DECODE_SHARES 256       // blocks that may share tiles
+#define QLORA__DECODE_MARKS (96 + QLORA__DECODE_SHARES) // as in kernels/decode_layers.cuh
 #define QLORA__DECODE_PARTS 8          // LAYER_PARTS there
 #define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
@@ -98,6 +99,7 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     if (n == 1) {
         int64_t wide = qlora__max(pad, d->z_rank);
         qlora__arena_tensor(arena, QLORA_I32, 1, QLORA__DECODE_MARKS, &d->marks);
+        qlora__arena_tensor(arena, QLORA_F32, QLORA__DECODE_SHARES, 16, &d->shares);
         qlora__arena_tensor(arena, QLORA_F32, QLORA__GROUPS * QLORA__DECODE_PARTS, wide, &d->low);
         qlora__arena_tensor(arena, QLORA_U8, 1, 2 * c->layers * QLORA__DECODE_LAYER_BYTES,
                             &d->params);

@@ -44,6 +44,12 @@ static bool qlora__decode_head_fits(const qlora_model* m, const qlora__decode_pr
            ((p->parts[0].N | p->parts[0].ld | p->ldy) & 7) == 0;
 }
 
+// Whether those of a single text have.
+static bool qlora__decode_head_is_one(const qlora_model* m, const qlora__decode_product* p) {
+    return m->decode.texts == 1 && (m->decode.variants & QLORA__DECODE_ONE) != 0 &&
+           !m->head_is_nf4 && p->K <= 32768 && ((p->K | p->parts[0].ld) & 7) == 0;
+}
+
 static qlora_result qlora__decode_head(const qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     const qlora__decode* d = &m->decode;
@@ -72,6 +78,11 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
         void* args[] = {&p};
         return qlora__decode_launch(m, QLORA__K_decode_many_head, blocks, groups, 1, 512,
                                     qlora__kernel_rows[QLORA__K_decode_many_head].shared, args);
+    }
+    if (qlora__decode_head_is_one(m, &p)) {
+        void* args[] = {&p};
+        return qlora__decode_launch(m, QLORA__K_decode_head, m->ctx->gpu->sm_count, 1, 1, 256,
+                                    (uint32_t)qlora__ceil_div(p.K, 256) * 512, args);
     }
     return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }

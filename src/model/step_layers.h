@@ -28,12 +28,13 @@ typedef struct qlora__decode_layers {
     int32_t pages;
     float eps;
     float scale;
-    int32_t unused;
+    int32_t split;
+    void* shares;
 } qlora__decode_layers;
 
 enum {
     QLORA__LAYERS_WARPS = 16, // as in kernels/decode_layers.cuh
-    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6448,
+    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6512,
     QLORA__LAYERS_ATTENTION = 17936 // of attention_shared
 };
 
@@ -47,6 +48,32 @@ static int64_t qlora__decode_layers_blocks(const qlora_model* m,
     return qlora__min(most, m->ctx->gpu->sm_count);
 }
 
+#ifndef QLORA__LAYERS_SPLIT_FROM
+#define QLORA__LAYERS_SPLIT_FROM 12 // pieces; what blocks that share tiles cost each other
+#endif
+
+// Whether blocks divide the pieces of a stack instead of its tiles: if it makes the largest share
+// smaller by enough. Every block has at least as many pieces as a tile, so two share one at most.
+static bool qlora__decode_layers_split(const qlora__decode_product* p, int64_t blocks) {
+    int64_t units = qlora__decode_units(p);
+    int64_t pieces = p->K / 256;
+    int64_t saved =
+        qlora__ceil_div(units, blocks) * pieces - qlora__ceil_div(units * pieces, blocks);
+    return p->gated == 0 && units >= blocks && blocks <= QLORA__DECODE_SHARES &&
+           saved >= QLORA__LAYERS_SPLIT_FROM;
+}
+
+// What a block with `all` pieces of `tiles` tiles needs for a stack; z: the sum of the ranks.
+static int64_t qlora__decode_stack_shared(const qlora__decode_product* p, int64_t z, int64_t tiles,
+                                          int64_t all) {
+    int64_t pieces = p->K / 256;
+    int64_t each = qlora__max(1, qlora__ceil_div(all, QLORA__LAYERS_WARPS));
+    int64_t slots = (pieces - 1 + each - 1) / each + 1;
+    int64_t rows =
+        qlora__min(tiles * 16, QLORA__LAYERS_WARPS * 32) * p->parts[0].rank * 2; // of sB
+    return pieces * 512 + (z + 3) / 4 * 16 + tiles * slots * 64 + rows;
+}
+
 // The shared memory of a block: that of the stack or the attention that needs most.
 static int64_t qlora__decode_layers_shared(const qlora_model* m, const qlora__decode_layer* layer,
                                            int64_t blocks) {
@@ -55,15 +82,16 @@ static int64_t qlora__decode_layers_shared(const qlora_model* m, const qlora__de
         const qlora__decode_product* p = &layer->stacks[g];
         int64_t units = qlora__decode_units(p);
         int64_t z = (int64_t)layer->ranks[g][0] + layer->ranks[g][1] + layer->ranks[g][2];
-        int64_t pieces = qlora__ceil_div(p->K, 256);
-        for (int64_t i = units / blocks; i <= qlora__ceil_div(units, blocks); i++) {
-            int64_t tiles = i * (p->gated != 0 ? 2 : 1);
-            int64_t each =
-                qlora__max(1, qlora__ceil_div(tiles * pieces, QLORA__LAYERS_WARPS));
-            int64_t slots = (pieces - 1 + each - 1) / each + 1;
-            int64_t rows =
-                qlora__min(tiles * 16, QLORA__LAYERS_WARPS * 32) * p->parts[0].rank * 2; // of sB
-            most = qlora__max(most, pieces * 512 + (z + 3) / 4 * 16 + tiles * slots * 64 + rows);
+        int64_t pieces = p->K / 256;
+        bool split = qlora__decode_layers_split(p, blocks);
+        for (int64_t i = 0; i < 2; i++) { // the smaller share, and the larger one
+            int64_t tiles = (units + i * (blocks - 1)) / blocks * (p->gated != 0 ? 2 : 1);
+            int64_t all = tiles * pieces;
+            if (split) {
+                all = (units * pieces + i * (blocks - 1)) / blocks;
+                tiles = qlora__ceil_div(pieces - 1 + all, pieces);
+            }
+            most = qlora__max(most, qlora__decode_stack_shared(p, z, tiles, all));
         }
     }
     return QLORA__LAYERS_SHARED + most;
@@ -206,6 +234,12 @@ static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, i
     p.pages = (int32_t)d->pages;
     p.eps = (float)c->rms_eps;
     p.scale = (float)c->residual_scale;
+    p.shares = d->shares.data;
+    qlora__decode_layer first;
+    (void)qlora__decode_layer_of(m, 0, &first); // it fits
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        p.split |= qlora__decode_layers_split(&first.stacks[g], blocks) ? 1 << g : 0;
+    }
     void* args[] = {&p};
     size_t bytes = (size_t)d->marks.cols * 4;
     QLORA__TRY(qlora__zero(m->ctx, d->marks.data, bytes, bytes, 1));

@@ -229,6 +229,7 @@ typedef struct qlora__decode {
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
     qlora_tensor counters;            // I32 [texts, blocks of a row]
     qlora_tensor marks;               // I32: counters of decode_layers
+    qlora_tensor shares;              // of tiles that its blocks share
     qlora_tensor low;                 // [4, z of a stack]: its z
     qlora_tensor params;              // U8: qlora__decode_layer of all layers, without and with
                                       // adapters

@@ -4,6 +4,8 @@
 #define QLORA__SKINNY_FROM 1
 static long place_extra = 1000;
 #define QLORA__PLACE_EXTRA place_extra
+static long layers_split_from = 12;
+#define QLORA__LAYERS_SPLIT_FROM layers_split_from
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 

@@ -282,7 +282,8 @@ TEST steps_of_many_are_passes(const test_machine* machine) {
 #define STEP_HEAD_TEXTS 70 // two groups of rows
 
 // Random rows times the head: every logit against a sum in double precision.
-static bool step_head_holds(qlora_ctx* ctx, const step_kind* k, uint32_t variants) {
+static bool step_head_holds(qlora_ctx* ctx, const step_kind* k, int64_t texts,
+                            uint32_t variants) {
     qlora_model_config config = step_config(k);
     qlora_model_desc desc;
     qlora_model* m = NULL;
@@ -294,7 +295,7 @@ static bool step_head_holds(qlora_ctx* ctx, const step_kind* k, uint32_t variant
     desc.rank = -1;
     desc.tokens = 8;
     desc.generate_tokens = 16;
-    desc.generate_sequences = STEP_HEAD_TEXTS;
+    desc.generate_sequences = texts;
     desc.purpose = QLORA_PURPOSE_EVALUATE;
     if (qlora_model_open(ctx, &desc, &m) != QLORA_OK) {
         printf("%s: %s\n", k->name, qlora_last_error(ctx));
@@ -303,9 +304,9 @@ static bool step_head_holds(qlora_ctx* ctx, const step_kind* k, uint32_t variant
     m->decode.variants = variants;
     const qlora__decode* d = &m->decode;
     const qlora_tensor* table = qlora__head_table(m);
-    size_t x_count = (size_t)(STEP_HEAD_TEXTS * d->x.ld);
+    size_t x_count = (size_t)(texts * d->x.ld);
     size_t w_count = (size_t)(STEP_HEAD_VOCAB * table->ld);
-    size_t y_count = (size_t)(STEP_HEAD_TEXTS * d->logits.ld);
+    size_t y_count = (size_t)(texts * d->logits.ld);
     uint16_t* x = (uint16_t*)malloc((x_count + w_count + y_count) * 2);
     uint16_t* w = x + x_count;
     uint16_t* y = w + w_count;
@@ -320,7 +321,7 @@ static bool step_head_holds(qlora_ctx* ctx, const step_kind* k, uint32_t variant
               qlora__copy_out(ctx, w, table->data, w_count * 2) == QLORA_OK;
     ok = qlora__leave(ctx, ok ? QLORA_OK : QLORA_ERR_STATE) == QLORA_OK;
     double cap = m->plan.config.logits_cap;
-    for (int64_t i = 0; ok && i < STEP_HEAD_TEXTS * STEP_HEAD_VOCAB; i++) {
+    for (int64_t i = 0; ok && i < texts * STEP_HEAD_VOCAB; i++) {
         int64_t n = i / STEP_HEAD_VOCAB;
         int64_t v = i % STEP_HEAD_VOCAB;
         double sum = 0.0;
@@ -352,10 +353,30 @@ TEST the_head_of_many_is_a_product(const test_machine* machine) {
                                      QLORA__DECODE_ALL & ~QLORA__DECODE_WARPGROUP};
     ctx->gpu->sm_count = 4;
     for (int way = 0; way < 2; way++) {
-        ASSERT(step_head_holds(ctx, &long_rows, ways[way]));
-        ASSERT(step_head_holds(ctx, &step_kinds[4], ways[way])); // a cap
-        ASSERT(step_head_holds(ctx, &step_kinds[7], ways[way])); // a divisor
+        ASSERT(step_head_holds(ctx, &long_rows, STEP_HEAD_TEXTS, ways[way]));
+        ASSERT(step_head_holds(ctx, &step_kinds[4], STEP_HEAD_TEXTS, ways[way])); // a cap
+        ASSERT(step_head_holds(ctx, &step_kinds[7], STEP_HEAD_TEXTS, ways[way])); // a divisor
     }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// A warp has several rows, and rows end anywhere in what it has in flight.
+TEST the_head_of_one_is_a_product(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    step_kind rows = {"rows",  QLORA_FAMILY_LLAMA, 1216, 2, 1, 64, 0, -1,
+                      false, false,              true, QLORA_BASE_NF4};
+    ctx->gpu->sm_count = 3;
+    ASSERT(step_head_holds(ctx, &rows, 1, QLORA__DECODE_ALL));
+    if (strcmp(machine->backend, "cuda") == 0) {
+        rows.hidden = 4160; // longer than what is in flight
+        ASSERT(step_head_holds(ctx, &rows, 1, QLORA__DECODE_ALL));
+    }
+    ASSERT(step_head_holds(ctx, &step_kinds[4], 1, QLORA__DECODE_ALL)); // a cap
+    ASSERT(step_head_holds(ctx, &step_kinds[7], 1, QLORA__DECODE_ALL)); // a divisor
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
@@ -819,6 +840,7 @@ SUITE(step_suite) {
     RUN_ON(TEST_TENSOR_CORES, steps_are_passes);
     RUN_ON(TEST_ONE_GPU, steps_of_many_are_passes);
     RUN_ON(TEST_ONE_GPU, the_head_of_many_is_a_product);
+    RUN_ON(TEST_ONE_GPU, the_head_of_one_is_a_product);
     RUN_ON(TEST_ONE_FAKE, the_device_chooses_as_the_host);
     RUN_ON(TEST_ONE_FAKE, a_graph_has_the_bits_of_its_kernels);
     RUN_ON(TEST_ONE_FAKE, adapters_go_off_and_on);

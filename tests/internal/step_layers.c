@@ -174,6 +174,44 @@ TEST few_blocks_take_all_layers(const test_machine* machine) {
     PASS();
 }
 
+// Blocks that divide pieces share tiles; the sums are those of blocks that divide tiles, but for
+// their order. Grids for which no block, some blocks and every block but the first begin within a
+// tile.
+TEST blocks_may_share_tiles(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    static const int counts[] = {16, 3, 7, 13};
+    const step_kind* k = &layers_kinds[5]; // o has three pieces, down two
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0] && layers_room(ctx); i++) {
+        int32_t ids[2][STEP_ROOM];
+        double logprobs[2][8];
+        ctx->gpu->sm_count = counts[i];
+        for (int split = 0; split < 2; split++) {
+            qlora_model* m = NULL;
+            qlora_generate_desc d;
+            qlora__decode_layer layer;
+            memset(&d, 0, sizeof d);
+            layers_split_from = split != 0 ? 0 : 12;
+            ASSERT_EQ(QLORA_OK, step_open(ctx, k, 9, &m));
+            ASSERT(layers_taken(m));
+            ASSERT(qlora__decode_layer_of(m, 0, &layer));
+            ASSERT_EQ(split != 0,
+                      qlora__decode_layers_split(&layer.stacks[QLORA__DOWN], counts[i]));
+            ASSERT(step_text(m, &d, ids[split], 5, 4, logprobs[split]));
+            ASSERT_EQ(QLORA_OK, qlora_model_close(m));
+        }
+        bool held = layers_hold(ctx, k, 1);
+        layers_split_from = 12;
+        ASSERT(held);
+        ASSERT_MEM_EQ(ids[0], ids[1], 9 * sizeof(int32_t));
+        ASSERT_CLOSE_DOUBLE(logprobs[0], logprobs[1], 4, LAYERS_OFF, 0.0);
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // The same bits as a graph and without one, with and without adapters, and again.
 TEST layers_have_the_same_bits_again(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -301,6 +339,7 @@ SUITE(step_layers_suite) {
     RUN_ON(TEST_ONE_GPU, any_number_of_layers_is_taken);
     RUN_ON(TEST_ONE_GPU, projections_may_have_other_ranks);
     RUN_ON(TEST_ONE_FAKE, few_blocks_take_all_layers);
+    RUN_ON(TEST_ONE_GPU, blocks_may_share_tiles);
     RUN_ON(TEST_TENSOR_CORES, layers_have_the_same_bits_again);
     RUN_ON(TEST_ONE_FAKE, a_refused_launch_has_a_substitute);
     RUN_ON(TEST_ONE_FAKE, a_launch_refused_late_has_a_substitute);
