@@ -21718,7 +21718,9 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
     X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
     X(linear_gated_sum, linear, 0, LORA)                                                           \
-    X(gated_backward, gated, 82944, GATED)
+    X(gated_backward, gated, 82944, GATED)                                                         \
+    X(tails_gated, tails, 34816, LORA_BF16)                                                        \
+    X(tails_gated_bwd, tails, 94208, LORA_BF16)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \
@@ -30199,9 +30201,10 @@ static qlora_result qlora__linear_forward_shared(qlora_ctx* ctx, qlora_math math
     return QLORA_OK;
 }
 
+// has_z: z is there.
 static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
-                                          const qlora_linear_desc* l, const qlora_tensor* x,
-                                          const qlora_tensor* y) {
+                                          const qlora_linear_desc* l, bool has_z,
+                                          const qlora_tensor* x, const qlora_tensor* y) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
     QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, false));
@@ -30215,7 +30218,7 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(ctx, l, bf16), bf16)) {
         return qlora__linear_forward_shared(ctx, math, l, x, &inner, y);
     }
-    QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
+    QLORA__TRY(has_z ? QLORA_OK : qlora__linear_z(ctx, math, l, x, &inner));
     return l->operand != NULL || l->fp8 != NULL
                ? qlora__linear_forward_joined(ctx, math, l, x, y)
                : qlora__linear_forward_plain(ctx, math, l, x, &inner, y);
@@ -30224,7 +30227,7 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
 qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                   const qlora_tensor* x, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_linear_forward");
-    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, x, y));
+    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, false, x, y));
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -30868,6 +30871,119 @@ static qlora_result qlora__gated_sum(qlora_ctx* ctx, const qlora__gated* g) {
                     &d[1],  &ld[1], &rank[1], &scale[1], &d[2], &ld[2], &rank[2]};
     return qlora__launch(ctx, QLORA__K_linear_gated_sum, qlora__ceil_div(cols, 128), most / 8, 3,
                          128, 0, args);
+}
+
+//@@ src/ops/tails.h
+
+// ---- a gated activation with what adapters make of it -------------------------------------------
+//
+// z = s A^T of the adapter after act(gate) up, and u = dgate Bgate + dup Bup, side by side, of the
+// ones before it: computed apart, they read the largest matrices of a layer once more. The kernels
+// of the activation compute them as well (kernels/tails.cu), in bf16 on a GPU. The activation and
+// its gradients are those of qlora_swiglu_forward and _backward to the bit; the order of the sums
+// depends on the shapes alone.
+
+#define QLORA__TAILS_RANK 16       // at most, of an adapter; higher ones need more registers
+#define QLORA__TAILS_ROWS 16       // of a block
+#define QLORA__TAILS_FORWARD 34816 // bytes of shared memory
+#define QLORA__TAILS_BACKWARD 94208
+
+// How many percent of the blocks that a large GPU runs at the same time there must be for u to pay,
+// in the last round too: a block has all columns of its rows. On an H200, a step of Qwen2.5-0.5B
+// with 2048 tokens takes 1.2 % less time with it. The tests set it to 0.
+#ifndef QLORA__TAILS_FULL
+#define QLORA__TAILS_FULL 80
+#endif
+#define QLORA__TAILS_BLOCKS 132
+
+// Tokens from which on z pays: the kernel with z took 190 us instead of 229 without and a product
+// for 8192 x 14336, but 26 instead of 24 for 2048 x 4864. The tests set it to 1.
+#ifndef QLORA__TAILS_FROM
+#define QLORA__TAILS_FROM 8192
+#endif
+
+static bool qlora__tails_full(int64_t rows, int64_t percent) {
+    int64_t blocks = qlora__ceil_div(rows, QLORA__TAILS_ROWS);
+    int64_t room = qlora__ceil_div(blocks, QLORA__TAILS_BLOCKS) * QLORA__TAILS_BLOCKS;
+    return 100 * blocks >= percent * room;
+}
+
+static bool qlora__tails_aligned(const qlora_tensor* t) {
+    return t->dtype == QLORA_BF16 && (uintptr_t)t->data % 16 == 0 && t->ld % 8 == 0 &&
+           t->cols % 8 == 0 && t->ld < (1 << 26);
+}
+
+// Whether there is a kernel for the adapters of a linear layer.
+static bool qlora__tails_takes(const qlora_linear_desc* l) {
+    int64_t most = 0;
+    bool fits = l->count <= 2;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        most = qlora__max(most, p->rank);
+        fits = fits && p->rank % 8 == 0 &&
+               (p->rank == 0 || (qlora__tails_aligned(p->a) && qlora__tails_aligned(p->sb)));
+    }
+    return fits && most > 0 && most <= QLORA__TAILS_RANK;
+}
+
+// s = act(gate) up and z = s A^T. Without gate and up, s is there; z has the same bits.
+static qlora_result qlora__tails_forward(qlora_ctx* ctx, bool gelu, const qlora_tensor* gate,
+                                         const qlora_tensor* up, const qlora_tensor* s,
+                                         const qlora_tensor* a, const qlora_tensor* z) {
+    void* data[] = {gate != NULL ? gate->data : NULL, s->data, a->data, z->data};
+    int32_t ld = gate != NULL ? (int32_t)gate->ld : 0;
+    int32_t lds = (int32_t)s->ld;
+    int32_t lda = (int32_t)a->ld;
+    int64_t ldz = z->ld;
+    int64_t rows = s->rows;
+    int32_t cols = (int32_t)s->cols;
+    int32_t rank = (int32_t)a->rows;
+    int32_t kind = gelu;
+    int32_t after = gate != NULL ? (int32_t)(((char*)up->data - (char*)gate->data) / 2) : 0;
+    QLORA_ASSERT(qlora__tails_aligned(s) && qlora__tails_aligned(a) && rank % 8 == 0);
+    QLORA_ASSERT(gate == NULL || (qlora__tails_aligned(gate) && qlora__tails_aligned(up) &&
+                                  gate->ld == up->ld));
+    void* args[] = {&data[0], &ld,  &after, &data[1], &lds,  &data[2], &lda,
+                    &data[3], &ldz, &rows,  &cols,    &rank, &kind};
+    return qlora__launch(ctx, QLORA__K_tails_gated, qlora__ceil_div(rows, QLORA__TAILS_ROWS), 1, 1,
+                         512, QLORA__TAILS_FORWARD, args);
+}
+
+// The gradients of gate and up, in their place, s in that of ds or elsewhere, and u of the linear
+// layer whose output gate and up are.
+static qlora_result qlora__tails_backward(qlora_ctx* ctx, bool gelu, const qlora_linear_desc* l,
+                                          const qlora_tensor* ds, const qlora_tensor* gate,
+                                          const qlora_tensor* up, const qlora_tensor* s,
+                                          const qlora_tensor* u) {
+    void* data[] = {ds->data, gate->data, s->data, u->data};
+    void* b[2] = {NULL, NULL};
+    int32_t ldb[2] = {0, 0};
+    int32_t rank[2] = {0, 0};
+    int32_t ldd = (int32_t)ds->ld;
+    int32_t ld = (int32_t)gate->ld;
+    int32_t lds = (int32_t)s->ld;
+    int64_t ldu = u->ld;
+    int64_t rows = ds->rows;
+    int32_t cols = (int32_t)ds->cols;
+    int32_t joined = l->count == 1; // gate and up are one projection
+    int32_t kind = gelu;
+    int32_t after = (int32_t)(((char*)up->data - (char*)gate->data) / 2);
+    for (int i = 0; i < 2; i++) {
+        const qlora_linear_part* part = &l->parts[joined ? 0 : i];
+        if (part->rank > 0) {
+            QLORA_ASSERT(qlora__tails_aligned(part->sb));
+            rank[i] = (int32_t)part->rank;
+            ldb[i] = (int32_t)part->sb->ld;
+            b[i] = (uint16_t*)part->sb->data + (joined ? i * cols * part->sb->ld : 0);
+        }
+    }
+    QLORA_ASSERT(qlora__tails_aligned(ds) && qlora__tails_aligned(gate) && gate->ld == up->ld &&
+                 qlora__tails_aligned(up) && qlora__tails_aligned(s));
+    void* args[] = {&data[0], &ldd,     &data[1], &ld,     &after,   &data[2], &lds,
+                    &b[0],    &ldb[0],  &rank[0], &b[1],   &ldb[1],  &rank[1], &data[3],
+                    &ldu,     &rows,    &cols,    &joined, &kind};
+    return qlora__launch(ctx, QLORA__K_tails_gated_bwd, qlora__ceil_div(rows, QLORA__TAILS_ROWS), 1,
+                         1, 512, QLORA__TAILS_BACKWARD, args);
 }
 
 //@@ src/qlora.h
@@ -39317,6 +39433,39 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                                   QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
 
+// Whether the activation computes z of down, and its backward pass u of gate and up: see
+// ops/tails.h. With dropout, DoRA or several adapters there are other ways.
+static bool qlora__tails_come(const qlora__pass* pass, const qlora__layer* layer, int group) {
+    const qlora_model* m = pass->m;
+    return m->on_gpu && m->compute == QLORA_BF16 && m->use_adapters && !pass->decoding &&
+           !(m->desc.dropout > 0.0f) && !m->dora && !qlora__has_several(m) &&
+           m->plan.config.intermediate % 8 == 0 && qlora__tails_takes(&layer->linears[group]);
+}
+
+static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__tile_rows(pass->m) >= QLORA__TAILS_FROM &&
+           qlora__tails_come(pass, layer, QLORA__DOWN);
+}
+
+// Not if it computes other gradients from its tiles (ops/gated.h).
+static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__tails_full(qlora__tile_rows(pass->m), QLORA__TAILS_FULL) &&
+           qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
+           !qlora__gated_ranks(pass->m, layer, NULL);
+}
+
+// z of down from the activation in s, with the activation if gate and up are not NULL.
+static qlora_result qlora__layer_tail(const qlora__pass* pass, const qlora__layer* layer,
+                                      const qlora_tensor* gate, const qlora_tensor* up,
+                                      const qlora_tensor* s) {
+    const qlora_model* m = pass->m;
+    qlora_tensor z = *s;
+    z.data = (uint16_t*)s->data + s->cols;
+    z.cols = layer->pads[QLORA__DOWN];
+    return qlora__tails_forward(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0, gate, up, s,
+                                layer->linears[QLORA__DOWN].parts[0].a, &z);
+}
+
 // x and y have the rows of a tile.
 static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__layer* layer,
                                              int group, const qlora_tensor* x,
@@ -39327,7 +39476,9 @@ static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__lay
     qlora_tensor out = qlora__local(pass, y, 0, stack.out);
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(
-        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out)));
+        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear,
+                                         group == QLORA__DOWN && qlora__z_comes(pass, layer), &in,
+                                         &out)));
     return pass->m->use_adapters && qlora__stack_is_dora(pass->m, layer, group)
                ? qlora__scale_columns(pass->ctx, &layer->gains[group], &out)
                : QLORA_OK;
@@ -39569,7 +39720,8 @@ static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* lay
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
-    QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
+    QLORA__TRY(qlora__z_comes(pass, layer) ? qlora__layer_tail(pass, layer, &gate, &up, &s)
+                                           : qlora__layer_gated(pass, &gate, &up, &s));
     QLORA__TRY(
         qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1)));
     return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->s);
@@ -40091,8 +40243,12 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     if (stack->pad == 0 || stack->z.cols > 0) {
         return QLORA_OK;
     }
-    pass->m->readers |= 1u << group;
+    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
     qlora_tensor inner = qlora__window(x, pass->rows, 0, stack->linear.in);
+    if (group == QLORA__DOWN && qlora__z_comes(pass, layer)) {
+        return qlora__layer_tail(pass, layer, NULL, NULL, &inner);
+    }
+    pass->m->readers |= 1u << group;
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
@@ -40141,6 +40297,16 @@ static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const 
         pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
 }
 
+// Computes u of a stack in the last columns of dy, unless it came with the activation.
+static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* stack, int group,
+                                   const qlora_tensor* dy, const qlora_tensor* inner) {
+    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
+    bool there = group == QLORA__GATE_UP && qlora__u_comes(pass, layer);
+    return stack->pad > 0 && !there
+               ? qlora__linear_u(pass->ctx, pass->math, &stack->linear, dy, inner)
+               : QLORA_OK;
+}
+
 // dy (with space for u) and x (with z) -> dx (may be NULL), dA and dB. With dropout, the adapters
 // are added to dx one by one, which needs scratch.
 static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__stack* stack,
@@ -40155,9 +40321,7 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
         QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, dx));
         return qlora__stack_gradients(pass, stack, group, x, dy, false);
     }
-    if (stack->pad > 0) {
-        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
-    }
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
     QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
     return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, dx)
                       : QLORA_OK;
@@ -40174,7 +40338,8 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
     qlora_tensor raw = qlora__window(&m->raw, pass->rows, 0, stack->out);
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
-    QLORA__TRY(qlora__leave(ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, x, &raw)));
+    QLORA__TRY(qlora__leave(
+        ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, false, x, &raw)));
     int64_t at = 0;
     for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
         qlora__projection* p = &layer->projections[m->arch->layout->groups[group].first + i];
@@ -40300,6 +40465,12 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
     QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
     if (qlora__gated_ranks(m, layer, NULL)) {
         QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
+    } else if (qlora__u_comes(pass, layer)) {
+        qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
+        qlora_tensor u =
+            qlora__local(pass, &layer->kept.gu, 2 * width, layer->pads[QLORA__GATE_UP]);
+        QLORA__TRY(qlora__tails_backward(ctx, (m->arch->has & QLORA__HAS_GELU) != 0, &l, &ds, &gate,
+                                         &up, &s, &u));
     } else {
         QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
     }
@@ -40375,7 +40546,7 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
     job.eps = (float)c->rms_eps;
     job.rstd_out = &rstd;
-    QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
     QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, &dx));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
     QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
@@ -51160,4 +51331,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 4711bb15149b49a0
+//@@ end 84d76c93880b7c51
