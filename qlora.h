@@ -953,6 +953,7 @@ struct qlora_plan {
     int64_t parameters;       // number of trained parameters
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t attention_layers; // of these, the first n also keep the output of attention
+    int64_t heads_layers;     // of these, the first n also keep q, k and v
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     int64_t offload_every; // of these, only one in n stays there during the step, because the host
@@ -21243,7 +21244,7 @@ static QLORA__UNUSED qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* 
 
 // Each piece of work on the second stream has a slot, counted from 0, by which it is waited for.
 #define QLORA__BESIDE_SLOTS 5
-#define QLORA__AWAY_SLOTS 2 // of copies, tensor/away.h
+#define QLORA__AWAY_SLOTS 4 // of copies, tensor/away.h
 
 struct qlora__beside {
     void* stream;
@@ -33585,6 +33586,7 @@ typedef struct qlora__layer {
     bool cached;
     bool recompute;
     bool keeps_attention; // of a recomputed layer: its output and row statistics
+    bool keeps_heads;     // and q, k and v
     bool sliding;
     bool no_rope;
     qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
@@ -33593,6 +33595,7 @@ typedef struct qlora__layer {
     int64_t norms_at[QLORA__NORMS];     // first elements in the parameter arena
     qlora__kept kept;
     void* away; // pinned host memory of its input, if that is offloaded
+    void* away_attention; // and of what it keeps of attention
 } qlora__layer;
 
 // The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
@@ -33867,6 +33870,8 @@ struct qlora_model {
     qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
+    qlora__kept turns[2]; // what layers have of attention in turn, if it is offloaded
+    size_t turn_bytes[2]; // output and row statistics; with q, k and v
     // FP8 mode
     qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
     qlora_tensor fp8_codes;   // U8: rows of x or dy
@@ -34597,6 +34602,24 @@ static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
 }
 
+// Whether what layers keep of attention is offloaded, like their inputs. In groups it is not: the
+// host has too little memory.
+static bool qlora__attention_leaves(const qlora_model* m) {
+    return m->plan.offloaded_layers > 0 && m->plan.offload_every == 1 &&
+           m->plan.attention_layers > 0;
+}
+
+// q, k and v, also before their norms.
+static void qlora__layout_heads(qlora__arena* arena, qlora_model* m, qlora__kept* kept) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, q + 2 * kv, &kept->qkv);
+    if (c->qk_norm) {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, q + kv, &kept->qk);
+    }
+}
+
 // Whether z of the forward pass is the one that the gradients need. With dropout, DoRA or several
 // adapters, and on the CPU, it is computed in other ways.
 static bool qlora__keeps_z(const qlora_model* m) {
@@ -34663,19 +34686,15 @@ static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t p
 #define QLORA__Z_SHARED (1u << QLORA__QKV)
 #define QLORA__Z_OWN (1u << QLORA__DOWN)
 
-// Of pads, only those of o and of gate/up are used. attention: the output of attention is one of
-// the activations.
+// Of pads, only those of o and of gate/up are used. heads, attention: q, k and v, and the output of
+// attention, are among the activations.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
-                               const int64_t pads[QLORA__GROUPS], bool attention,
+                               const int64_t pads[QLORA__GROUPS], bool heads, bool attention,
                                qlora__kept* kept) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t T = m->plan.tokens;
     int64_t some = qlora__tile_rows(m);
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    qlora__arena_tensor(arena, m->compute, T, q + 2 * kv, &kept->qkv);
-    if (c->qk_norm) {
-        qlora__arena_tensor(arena, m->compute, T, q + kv, &kept->qk);
+    if (heads) {
+        qlora__layout_heads(arena, m, kept);
     }
     if (attention) {
         qlora__layout_attention(arena, m, pads, kept);
@@ -34700,6 +34719,45 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
     }
 }
 
+// Memory that layers use in turn for what they keep of attention while it is copied. One copy takes
+// all of it, so it is in one piece; what fewer layers keep is at the end.
+static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
+                               const int64_t pads[QLORA__GROUPS], qlora__kept* turn) {
+    size_t first = arena->used;
+    memset(turn, 0, sizeof *turn);
+    qlora__layout_attention(arena, m, pads, turn);
+    m->turn_bytes[0] = arena->used - first;
+    if (m->plan.heads_layers > 0) {
+        qlora__layout_heads(arena, m, turn);
+        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, turn);
+    }
+    m->turn_bytes[1] = arena->used - first;
+}
+
+// What a layer has of attention is in the memory of its turn.
+static void qlora__layer_turn(const qlora_model* m, const qlora__kept* turn, qlora__kept* kept) {
+    kept->o = turn->o;
+    kept->lse = turn->lse;
+    if (m->plan.heads_layers > 0) {
+        kept->qkv = turn->qkv;
+        kept->qk = turn->qk;
+        kept->z[QLORA__QKV] = turn->z[QLORA__QKV];
+    }
+}
+
+// What a recomputed layer keeps besides its input.
+static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
+    layer->kept = m->again;
+    if (qlora__gated_ranks(m, layer, NULL)) {
+        qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
+    }
+    if (qlora__attention_leaves(m)) {
+        qlora__layer_turn(m, &m->turns[(layer - m->layers) % 2], &layer->kept);
+    } else if (layer->keeps_attention) {
+        qlora__layout_attention(arena, m, layer->pads, &layer->kept);
+    }
+}
+
 // In training, each layer keeps its own activations. Otherwise all layers share one set, and the
 // residual stream is updated in place.
 static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
@@ -34718,9 +34776,15 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     memset(&m->again, 0, sizeof m->again);
     if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
         // Without a layer that uses it, the shared output of attention has no memory.
-        bool attention = !qlora__trains(m) || m->plan.attention_layers < m->plan.recompute_layers;
-        qlora__layout_kept(arena, m, pads, attention, &m->again);
-        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, &m->again);
+        bool leaves = qlora__attention_leaves(m);
+        bool attention = !qlora__trains(m) ||
+                         (!leaves && m->plan.attention_layers < m->plan.recompute_layers);
+        bool heads = !leaves || m->plan.heads_layers == 0;
+        qlora__layout_kept(arena, m, pads, heads, attention, &m->again);
+        qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->again);
+        for (int i = 0; i < 2 && leaves; i++) {
+            qlora__layout_turn(arena, m, pads, &m->turns[i]);
+        }
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -34731,15 +34795,9 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
             continue;
         }
         if (layer->recompute) {
-            layer->kept = m->again;
-            if (qlora__gated_ranks(m, layer, NULL)) {
-                qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
-            }
-            if (layer->keeps_attention) {
-                qlora__layout_attention(arena, m, layer->pads, &layer->kept);
-            }
+            qlora__layout_again(arena, m, layer);
         } else {
-            qlora__layout_kept(arena, m, layer->pads, true, &layer->kept);
+            qlora__layout_kept(arena, m, layer->pads, true, true, &layer->kept);
             memset(layer->kept.z, 0, sizeof layer->kept.z);
             qlora__layout_z(arena, m, layer->pads, QLORA__Z_KEPT, &layer->kept);
         }
@@ -34751,9 +34809,10 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// What is in host memory: the embedding, and the inputs of layers. That of the last layer is still
-// on the device when the backward pass needs it, and so is that of the last layer of a group. The
-// inputs inside a group have the same memory in every group: the backward pass is in one at a time.
+// What is in host memory: the embedding, the inputs of layers, and what they keep of attention. The
+// input of the last layer is still on the device when the backward pass needs it, and so are that
+// of the last layer of a group and the attention of the last two layers. The inputs inside a group
+// have the same memory in every group: the backward pass is in one at a time.
 static void qlora__layout_host(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__arena host;
@@ -34771,6 +34830,17 @@ static void qlora__layout_host(qlora_model* m) {
         m->layers[l].away = on_device              ? NULL
                             : place > 0 && l > every ? m->layers[place].away
                                                      : qlora__arena_take(&host, bytes);
+    }
+    qlora__arena turn;
+    memset(&turn, 0, sizeof turn);
+    int64_t pads[QLORA__GROUPS];
+    qlora__most_pads(m, pads);
+    qlora__layout_turn(&turn, m, pads, &m->turns[0]); // counts its bytes
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        bool leaves = qlora__attention_leaves(m) && layer->keeps_attention && l < c->layers - 2;
+        layer->away_attention =
+            leaves ? qlora__arena_take(&host, m->turn_bytes[layer->keeps_heads ? 1 : 0]) : NULL;
     }
     m->plan.host = host.used;
 }
@@ -36853,6 +36923,7 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
 typedef struct qlora__choices {
     int64_t recompute;
     int64_t attention; // the first n layers keep its output, if they are recomputed
+    int64_t heads;     // and the first n q, k and v, if it is offloaded
     int64_t cached;
     int64_t tile;
     int64_t head_chunk;
@@ -36871,10 +36942,13 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offload_every = m->plan.offloaded_layers > 0 ? qlora__max(choices->every, 1) : 0;
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
+    m->plan.heads_layers =
+        qlora__attention_leaves(m) ? qlora__min(choices->heads, m->plan.attention_layers) : 0;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;
         layer->keeps_attention = l < m->plan.attention_layers;
+        layer->keeps_heads = l < m->plan.heads_layers;
         layer->cached = l < choices->cached;
     }
     qlora__model_layout(m, NULL);
@@ -37026,10 +37100,15 @@ static bool qlora__plan_squeeze(qlora_model* m, const qlora_plan_desc* machine,
 // of a layer and its output 7 % of the layer's activations, at 32,768 tokens 45 %).
 #define QLORA__LONG_ATTENTION 4096
 
+static bool qlora__plan_fits_both(const qlora_model* m, const qlora_plan_desc* machine) {
+    return qlora__plan_fits(m, machine->bytes) && qlora__plan_fits_host(m, machine);
+}
+
 // Which of the choices is counted.
 typedef enum qlora__count_of {
     QLORA__COUNT_WHOLE,     // layers that are not recomputed
     QLORA__COUNT_ATTENTION, // recomputed layers that keep the output of attention
+    QLORA__COUNT_HEADS,     // of these, those that keep q, k and v
     QLORA__COUNT_CACHED     // layers with 16-bit copies
 } qlora__count_of;
 
@@ -37039,6 +37118,8 @@ static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t coun
         choices->recompute = m->plan.config.layers - count;
     } else if (what == QLORA__COUNT_ATTENTION) {
         choices->attention = count;
+    } else if (what == QLORA__COUNT_HEADS) {
+        choices->heads = count;
     } else {
         choices->cached = count;
     }
@@ -37047,17 +37128,17 @@ static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t coun
 
 // Raises a choice as far as the memory goes, which grows with each of them, so bisection finds it.
 // The end is tried first: without any recomputed layer, there is no room for one either.
-static void qlora__plan_most(qlora_model* m, uint64_t bytes, qlora__count_of what, int64_t low,
-                             int64_t high, qlora__choices* choices) {
+static void qlora__plan_most(qlora_model* m, const qlora_plan_desc* machine, qlora__count_of what,
+                             int64_t low, int64_t high, qlora__choices* choices) {
     qlora__plan_count(m, what, high, choices);
-    if (qlora__plan_fits(m, bytes)) {
+    if (qlora__plan_fits_both(m, machine)) {
         return;
     }
     high--;
     while (low < high) {
         int64_t middle = (low + high + 1) / 2;
         qlora__plan_count(m, what, middle, choices);
-        if (qlora__plan_fits(m, bytes)) {
+        if (qlora__plan_fits_both(m, machine)) {
             low = middle;
         } else {
             high = middle - 1;
@@ -37080,24 +37161,28 @@ static bool qlora__any_coded(const qlora_model* m) {
 
 // Uses the memory that is left for what saves time: the fewest recomputed layers that fit, outputs
 // of attention of the others, then, if the memory is to be filled, cached layers.
-static void qlora__plan_fill(qlora_model* m, uint64_t bytes, bool fill, qlora__choices* choices) {
+static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, bool fill,
+                             qlora__choices* choices) {
     int64_t layers = m->plan.config.layers;
     const qlora_model_desc* d = &m->desc;
     bool free_to = d->recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
     bool whole = choices->offload || choices->tile > 0; // these recompute every layer
     bool attention_first = whole || m->plan.max_length >= QLORA__LONG_ATTENTION;
     if (free_to && fill && attention_first) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, layers, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, layers, choices);
+    }
+    if (free_to && fill && choices->attention == layers && qlora__attention_leaves(m)) {
+        qlora__plan_most(m, machine, QLORA__COUNT_HEADS, 0, layers, choices);
     }
     if (free_to && !whole && (choices->attention == 0 || choices->attention == layers)) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_WHOLE, 0, layers, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_WHOLE, 0, layers, choices);
     }
     if (free_to && fill && !attention_first) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, choices->recompute, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, choices->recompute, choices);
     }
     bool coded = qlora__any_coded(m) && qlora__computes(m);
     if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && coded && !whole) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_CACHED, 0, layers, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_CACHED, 0, layers, choices);
     }
 }
 
@@ -37121,7 +37206,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
                    ? qlora__plan_host_short(ctx, m, machine->host_bytes)
                    : qlora__plan_too_large(ctx, m, machine->bytes);
     }
-    qlora__plan_fill(m, machine->bytes, fill, &choices);
+    qlora__plan_fill(m, machine, fill, &choices);
     return QLORA_OK;
 }
 
@@ -37174,6 +37259,10 @@ static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size,
         qlora__append(buffer, size, used,
                       "  the output of attention is kept in %lld of the recomputed layers\n",
                       (long long)plan->attention_layers);
+    }
+    if (plan->heads_layers > 0) {
+        qlora__append(buffer, size, used, "  q, k and v are kept in %lld of them\n",
+                      (long long)plan->heads_layers);
     }
     if (plan->generate_positions > 0) {
         qlora__append(buffer, size, used, "  the texts have room for %lld positions together\n",
@@ -39908,6 +39997,31 @@ static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
                : QLORA_OK;
 }
 
+// A copy of what a layer keeps of attention, to the host or back.
+static qlora_result qlora__attention_copy(const qlora__pass* pass, int64_t index, bool back) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* layer = &m->layers[index];
+    if (layer->away_attention == NULL) {
+        return QLORA_OK;
+    }
+    qlora_tensor all = layer->kept.o;
+    all.dtype = QLORA_U8;
+    all.rows = 1;
+    all.cols = (int64_t)m->turn_bytes[layer->keeps_heads ? 1 : 0];
+    all.ld = all.cols;
+    return qlora__away_copy(pass->ctx, 2 + (int)(index % 2), back, &all, layer->away_attention);
+}
+
+// Begins the copy to the host. The columns of z that o_proj writes meanwhile are written again
+// before they are needed.
+static qlora_result qlora__attention_away(const qlora__pass* pass, int64_t index) {
+    if (!pass->training) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
+    return qlora__attention_copy(pass, index, false);
+}
+
 // Input of a layer -> rotated q, k and v, tile by tile.
 static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
     qlora_model* m = pass->m;
@@ -39921,8 +40035,8 @@ static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* la
                 qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
         }
         QLORA__TRY(qlora__layer_qkv(&tile, layer));
-        // Those that are recomputed share the memory of z.
-        QLORA__TRY(again || !layer->recompute
+        // Those that are recomputed later share the memory of z.
+        QLORA__TRY(again || !layer->recompute || layer->keeps_heads
                        ? qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->x)
                        : QLORA_OK);
     }
@@ -39937,12 +40051,15 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     if (pass->group && layer->keeps_attention) { // its output is there
         return QLORA_OK;
     }
+    // The copy of the layer before the last, which had the same memory.
+    QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
     QLORA__TRY(qlora__layer_heads(pass, layer, false));
     if (pass->decoding) {
         QLORA__TRY(qlora__cache_store(pass, index));
     }
     if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
-        return qlora__layer_attention(pass, layer);
+        QLORA__TRY(qlora__layer_attention(pass, layer));
+        return qlora__attention_away(pass, index);
     }
     return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
                           : qlora__cache_attention(pass, index);
@@ -40232,7 +40349,7 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
 static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pass* after,
                                        qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    QLORA__TRY(qlora__layer_heads(pass, layer, true));
+    QLORA__TRY(layer->keeps_heads ? QLORA_OK : qlora__layer_heads(pass, layer, true));
     QLORA__TRY(layer->keeps_attention ? QLORA_OK : qlora__layer_attention(pass, layer));
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
 }
@@ -40789,17 +40906,20 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     return QLORA_OK;
 }
 
-// Waits for the input of a layer if it is offloaded, and starts the copy of the one below it, in
-// the memory of the one above, which is no longer needed.
+// Waits for the input of a layer if it is offloaded, and for what it keeps of attention, and starts
+// the copies of those of the one below it, in the memory of the one above, which is no longer
+// needed.
 static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
-    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << index % 2));
+    QLORA__TRY(qlora__away_wait(pass->ctx, 5u << index % 2));
     if (index == 0 || m->layers[index - 1].away == NULL) {
         return QLORA_OK;
     }
     qlora__layer* below = &m->layers[index - 1];
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
-    return qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away);
+    QLORA__TRY(
+        qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
+    return qlora__attention_copy(pass, index - 1, true);
 }
 
 // Whether the backward pass enters a group of layers of which only the first has its input on the
@@ -42869,6 +42989,7 @@ static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
     qlora__choices choices;
     choices.recompute = plan->recompute_layers;
     choices.attention = plan->attention_layers;
+    choices.heads = plan->heads_layers;
     choices.cached = plan->cached_layers;
     choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
     choices.every = plan->offload_every;
@@ -51331,4 +51452,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 84d76c93880b7c51
+//@@ end ad5d6e800b6eeace

@@ -296,6 +296,7 @@ struct qlora_plan {
     int64_t parameters;       // number of trained parameters
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t attention_layers; // of these, the first n also keep the output of attention
+    int64_t heads_layers;     // of these, the first n also keep q, k and v
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     int64_t offload_every; // of these, only one in n stays there during the step, because the host

@@ -43,7 +43,7 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
 static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pass* after,
                                        qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    QLORA__TRY(qlora__layer_heads(pass, layer, true));
+    QLORA__TRY(layer->keeps_heads ? QLORA_OK : qlora__layer_heads(pass, layer, true));
     QLORA__TRY(layer->keeps_attention ? QLORA_OK : qlora__layer_attention(pass, layer));
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
 }
@@ -600,17 +600,20 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     return QLORA_OK;
 }
 
-// Waits for the input of a layer if it is offloaded, and starts the copy of the one below it, in
-// the memory of the one above, which is no longer needed.
+// Waits for the input of a layer if it is offloaded, and for what it keeps of attention, and starts
+// the copies of those of the one below it, in the memory of the one above, which is no longer
+// needed.
 static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
-    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << index % 2));
+    QLORA__TRY(qlora__away_wait(pass->ctx, 5u << index % 2));
     if (index == 0 || m->layers[index - 1].away == NULL) {
         return QLORA_OK;
     }
     qlora__layer* below = &m->layers[index - 1];
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
-    return qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away);
+    QLORA__TRY(
+        qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
+    return qlora__attention_copy(pass, index - 1, true);
 }
 
 // Whether the backward pass enters a group of layers of which only the first has its input on the

@@ -36,6 +36,7 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
 typedef struct qlora__choices {
     int64_t recompute;
     int64_t attention; // the first n layers keep its output, if they are recomputed
+    int64_t heads;     // and the first n q, k and v, if it is offloaded
     int64_t cached;
     int64_t tile;
     int64_t head_chunk;
@@ -54,10 +55,13 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offload_every = m->plan.offloaded_layers > 0 ? qlora__max(choices->every, 1) : 0;
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
+    m->plan.heads_layers =
+        qlora__attention_leaves(m) ? qlora__min(choices->heads, m->plan.attention_layers) : 0;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;
         layer->keeps_attention = l < m->plan.attention_layers;
+        layer->keeps_heads = l < m->plan.heads_layers;
         layer->cached = l < choices->cached;
     }
     qlora__model_layout(m, NULL);
@@ -209,10 +213,15 @@ static bool qlora__plan_squeeze(qlora_model* m, const qlora_plan_desc* machine,
 // of a layer and its output 7 % of the layer's activations, at 32,768 tokens 45 %).
 #define QLORA__LONG_ATTENTION 4096
 
+static bool qlora__plan_fits_both(const qlora_model* m, const qlora_plan_desc* machine) {
+    return qlora__plan_fits(m, machine->bytes) && qlora__plan_fits_host(m, machine);
+}
+
 // Which of the choices is counted.
 typedef enum qlora__count_of {
     QLORA__COUNT_WHOLE,     // layers that are not recomputed
     QLORA__COUNT_ATTENTION, // recomputed layers that keep the output of attention
+    QLORA__COUNT_HEADS,     // of these, those that keep q, k and v
     QLORA__COUNT_CACHED     // layers with 16-bit copies
 } qlora__count_of;
 
@@ -222,6 +231,8 @@ static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t coun
         choices->recompute = m->plan.config.layers - count;
     } else if (what == QLORA__COUNT_ATTENTION) {
         choices->attention = count;
+    } else if (what == QLORA__COUNT_HEADS) {
+        choices->heads = count;
     } else {
         choices->cached = count;
     }
@@ -230,17 +241,17 @@ static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t coun
 
 // Raises a choice as far as the memory goes, which grows with each of them, so bisection finds it.
 // The end is tried first: without any recomputed layer, there is no room for one either.
-static void qlora__plan_most(qlora_model* m, uint64_t bytes, qlora__count_of what, int64_t low,
-                             int64_t high, qlora__choices* choices) {
+static void qlora__plan_most(qlora_model* m, const qlora_plan_desc* machine, qlora__count_of what,
+                             int64_t low, int64_t high, qlora__choices* choices) {
     qlora__plan_count(m, what, high, choices);
-    if (qlora__plan_fits(m, bytes)) {
+    if (qlora__plan_fits_both(m, machine)) {
         return;
     }
     high--;
     while (low < high) {
         int64_t middle = (low + high + 1) / 2;
         qlora__plan_count(m, what, middle, choices);
-        if (qlora__plan_fits(m, bytes)) {
+        if (qlora__plan_fits_both(m, machine)) {
             low = middle;
         } else {
             high = middle - 1;
@@ -263,24 +274,28 @@ static bool qlora__any_coded(const qlora_model* m) {
 
 // Uses the memory that is left for what saves time: the fewest recomputed layers that fit, outputs
 // of attention of the others, then, if the memory is to be filled, cached layers.
-static void qlora__plan_fill(qlora_model* m, uint64_t bytes, bool fill, qlora__choices* choices) {
+static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, bool fill,
+                             qlora__choices* choices) {
     int64_t layers = m->plan.config.layers;
     const qlora_model_desc* d = &m->desc;
     bool free_to = d->recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
     bool whole = choices->offload || choices->tile > 0; // these recompute every layer
     bool attention_first = whole || m->plan.max_length >= QLORA__LONG_ATTENTION;
     if (free_to && fill && attention_first) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, layers, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, layers, choices);
+    }
+    if (free_to && fill && choices->attention == layers && qlora__attention_leaves(m)) {
+        qlora__plan_most(m, machine, QLORA__COUNT_HEADS, 0, layers, choices);
     }
     if (free_to && !whole && (choices->attention == 0 || choices->attention == layers)) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_WHOLE, 0, layers, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_WHOLE, 0, layers, choices);
     }
     if (free_to && fill && !attention_first) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, choices->recompute, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, choices->recompute, choices);
     }
     bool coded = qlora__any_coded(m) && qlora__computes(m);
     if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && coded && !whole) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_CACHED, 0, layers, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_CACHED, 0, layers, choices);
     }
 }
 
@@ -304,7 +319,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
                    ? qlora__plan_host_short(ctx, m, machine->host_bytes)
                    : qlora__plan_too_large(ctx, m, machine->bytes);
     }
-    qlora__plan_fill(m, machine->bytes, fill, &choices);
+    qlora__plan_fill(m, machine, fill, &choices);
     return QLORA_OK;
 }
 
@@ -357,6 +372,10 @@ static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size,
         qlora__append(buffer, size, used,
                       "  the output of attention is kept in %lld of the recomputed layers\n",
                       (long long)plan->attention_layers);
+    }
+    if (plan->heads_layers > 0) {
+        qlora__append(buffer, size, used, "  q, k and v are kept in %lld of them\n",
+                      (long long)plan->heads_layers);
     }
     if (plan->generate_positions > 0) {
         qlora__append(buffer, size, used, "  the texts have room for %lld positions together\n",

@@ -111,6 +111,64 @@ TEST groups_give_the_same_bits(const test_machine* machine) {
     PASS();
 }
 
+// A plan that keeps attention on the host, with q, k and v or without.
+static bool plan_attention(const setup* s, bool heads, uint64_t* bytes) {
+    setup varied = *s;
+    qlora_plan p;
+    qlora_plan_desc budget;
+    qlora_ctx* ctx = test_open(&s->machine, NULL);
+    memset(&budget, 0, sizeof budget);
+    varied.model.config = &varied.config;
+    bool ok = ctx != NULL && qlora_plan_make(ctx, &varied.model, &budget, &p) == QLORA_OK &&
+              p.attention_layers == s->config.layers && p.heads_layers == s->config.layers;
+    budget.bytes = p.total + p.context - 1;
+    if (ok && !heads) {
+        uint64_t host = p.host;
+        ok = qlora_plan_make(ctx, &varied.model, &budget, &p) == QLORA_OK &&
+             p.attention_layers == s->config.layers && p.heads_layers == 0 && p.host < host;
+    }
+    *bytes = p.total + p.context;
+    return test_close_ctx(&s->machine, ctx) && ok;
+}
+
+// What layers keep of attention goes to the host with their inputs: all of it in all layers, in the
+// first ones, or without q, k and v.
+TEST kept_attention_gives_the_same_bits(const test_machine* machine) {
+    static const struct {
+        qlora_mode mode;
+        bool dropout;
+        bool normed;
+        int64_t tile;
+        int64_t attention; // 0 = all
+        int64_t heads;
+        int way;
+    } cases[] = {{QLORA_MODE_F32, false, false, 0, 0, 0, 2},
+                 {QLORA_MODE_BF16, false, true, 0, 3, 2, 0},
+                 {QLORA_MODE_BF16, false, false, TILE, 4, 4, 0},
+                 {QLORA_MODE_BF16, true, false, 0, 0, 0, 3},
+                 {QLORA_MODE_BF16, false, false, 0, 0, -1, 0}};
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("needs a GPU");
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        setup s = long_setup(machine, cases[i].mode, cases[i].dropout);
+        outcome expected;
+        s.config.layers = 5;
+        s.config.qk_norm = cases[i].normed;
+        s.config.family = cases[i].normed ? QLORA_FAMILY_QWEN3 : QLORA_FAMILY_LLAMA;
+        s.model.tile = cases[i].tile;
+        ASSERT(run_session(&s, &expected));
+        s.model.recompute = QLORA_CHOICE_AUTO;
+        s.model.offload = QLORA_CHOICE_ON;
+        ASSERT(plan_attention(&s, cases[i].heads >= 0, &s.budget));
+        s.attention = cases[i].attention;
+        s.heads = cases[i].heads > 0 ? cases[i].heads : 0;
+        ASSERT(way_is_same(&s, cases[i].way, &expected));
+        outcome_free(&expected);
+    }
+    PASS();
+}
+
 static bool numbers_are_same(const outcome* a, const outcome* b) {
     double sum = 0.0;
     double difference = 0.0;
@@ -859,6 +917,7 @@ TEST failed_copies_are_errors(const test_machine* machine) {
 SUITE(long_suite) {
     RUN_ON(TEST_ONE_EACH, offload_gives_the_same_bits);
     RUN_ON(TEST_ONE_EACH, groups_give_the_same_bits);
+    RUN_ON(TEST_ONE_EACH, kept_attention_gives_the_same_bits);
     RUN_ON(TEST_CPU, groups_fit_the_host);
     RUN_ON(TEST_ONE_EACH, tiles_give_the_same_numbers);
     RUN_ON(TEST_ONE_EACH, bf16_tiles_give_the_same_bits);
