@@ -889,7 +889,9 @@ typedef struct qlora_model_desc {
     int64_t max_sequences;      // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
     int64_t max_length;         // maximum tokens per sequence, for all adapters; 0 = tokens, as far
                                 // as the model goes
-    int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
+    // Rows of logits computed at a time, at most tokens. 0 = 1024, or fewer if the model needs it to
+    // fit, or if that leaves much more of a limit set in qlora_plan_desc for copies of weights.
+    int64_t head_chunk;
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
     // Positions that all texts together can have in the cache, see TEXTS. 0 = all of them can have
@@ -958,6 +960,7 @@ struct qlora_plan {
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     int64_t offload_every; // of these, only one in n stays there during the step, because the host
                            // has too little memory; 1 = all. The others are computed once more
+    int64_t offloaded_attention; // the first n layers have what they keep of attention there
     bool offloaded_embedding;
     int64_t tile;       // tokens at a time, or 0: all at once
     int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens
@@ -34602,11 +34605,11 @@ static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
 }
 
-// Whether what layers keep of attention is offloaded, like their inputs. In groups it is not: the
-// host has too little memory.
-static bool qlora__attention_leaves(const qlora_model* m) {
-    return m->plan.offloaded_layers > 0 && m->plan.offload_every == 1 &&
-           m->plan.attention_layers > 0;
+// Whether q, k and v are in the memory that layers use in turn, if attention is offloaded: those of
+// layers that are not recomputed are.
+static bool qlora__turns_have_heads(const qlora_model* m) {
+    return m->plan.offloaded_attention > 0 &&
+           (m->plan.heads_layers > 0 || m->plan.recompute_layers == 0);
 }
 
 // q, k and v, also before their norms.
@@ -34727,18 +34730,25 @@ static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
     memset(turn, 0, sizeof *turn);
     qlora__layout_attention(arena, m, pads, turn);
     m->turn_bytes[0] = arena->used - first;
-    if (m->plan.heads_layers > 0) {
+    if (qlora__turns_have_heads(m)) {
         qlora__layout_heads(arena, m, turn);
         qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, turn);
     }
     m->turn_bytes[1] = arena->used - first;
 }
 
+// Bytes of what a layer keeps of it.
+static size_t qlora__turn_bytes(const qlora_model* m, const qlora__layer* layer) {
+    return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 1 : 0];
+}
+
 // What a layer has of attention is in the memory of its turn.
-static void qlora__layer_turn(const qlora_model* m, const qlora__kept* turn, qlora__kept* kept) {
+static void qlora__layer_turn(qlora_model* m, qlora__layer* layer) {
+    const qlora__kept* turn = &m->turns[(layer - m->layers) % 2];
+    qlora__kept* kept = &layer->kept;
     kept->o = turn->o;
     kept->lse = turn->lse;
-    if (m->plan.heads_layers > 0) {
+    if (qlora__turns_have_heads(m)) {
         kept->qkv = turn->qkv;
         kept->qk = turn->qk;
         kept->z[QLORA__QKV] = turn->z[QLORA__QKV];
@@ -34751,10 +34761,22 @@ static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__laye
     if (qlora__gated_ranks(m, layer, NULL)) {
         qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
     }
-    if (qlora__attention_leaves(m)) {
-        qlora__layer_turn(m, &m->turns[(layer - m->layers) % 2], &layer->kept);
+    if (m->plan.offloaded_attention > 0) {
+        qlora__layer_turn(m, layer);
     } else if (layer->keeps_attention) {
         qlora__layout_attention(arena, m, layer->pads, &layer->kept);
+    }
+}
+
+// What a layer that is not recomputed keeps besides its input.
+static void qlora__layout_whole(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
+    bool leaves = layer - m->layers < m->plan.offloaded_attention;
+    unsigned z = leaves ? QLORA__Z_KEPT & ~QLORA__Z_SHARED : QLORA__Z_KEPT;
+    qlora__layout_kept(arena, m, layer->pads, !leaves, !leaves, &layer->kept);
+    memset(layer->kept.z, 0, sizeof layer->kept.z);
+    qlora__layout_z(arena, m, layer->pads, z, &layer->kept);
+    if (leaves) {
+        qlora__layer_turn(m, layer);
     }
 }
 
@@ -34776,15 +34798,15 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     memset(&m->again, 0, sizeof m->again);
     if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
         // Without a layer that uses it, the shared output of attention has no memory.
-        bool leaves = qlora__attention_leaves(m);
-        bool attention = !qlora__trains(m) ||
-                         (!leaves && m->plan.attention_layers < m->plan.recompute_layers);
-        bool heads = !leaves || m->plan.heads_layers == 0;
+        bool attention =
+            !qlora__trains(m) || (m->plan.offloaded_attention == 0 &&
+                                  m->plan.attention_layers < m->plan.recompute_layers);
+        bool heads = !qlora__turns_have_heads(m);
         qlora__layout_kept(arena, m, pads, heads, attention, &m->again);
         qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->again);
-        for (int i = 0; i < 2 && leaves; i++) {
-            qlora__layout_turn(arena, m, pads, &m->turns[i]);
-        }
+    }
+    for (int i = 0; i < 2 && m->plan.offloaded_attention > 0; i++) {
+        qlora__layout_turn(arena, m, pads, &m->turns[i]);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -34797,9 +34819,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         if (layer->recompute) {
             qlora__layout_again(arena, m, layer);
         } else {
-            qlora__layout_kept(arena, m, layer->pads, true, true, &layer->kept);
-            memset(layer->kept.z, 0, sizeof layer->kept.z);
-            qlora__layout_z(arena, m, layer->pads, QLORA__Z_KEPT, &layer->kept);
+            qlora__layout_whole(arena, m, layer);
         }
         if (away) {
             layer->kept.h = m->streams[l % 2];
@@ -34811,8 +34831,9 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
 
 // What is in host memory: the embedding, the inputs of layers, and what they keep of attention. The
 // input of the last layer is still on the device when the backward pass needs it, and so are that
-// of the last layer of a group and the attention of the last two layers. The inputs inside a group
-// have the same memory in every group: the backward pass is in one at a time.
+// of the last layer of a group and the attention of the last two layers that use memory in turn.
+// The inputs inside a group have the same memory in every group: the backward pass is in one at a
+// time.
 static void qlora__layout_host(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__arena host;
@@ -34836,11 +34857,11 @@ static void qlora__layout_host(qlora_model* m) {
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
     qlora__layout_turn(&turn, m, pads, &m->turns[0]); // counts its bytes
+    int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
     for (int64_t l = 0; l < c->layers; l++) {
-        qlora__layer* layer = &m->layers[l];
-        bool leaves = qlora__attention_leaves(m) && layer->keeps_attention && l < c->layers - 2;
-        layer->away_attention =
-            leaves ? qlora__arena_take(&host, m->turn_bytes[layer->keeps_heads ? 1 : 0]) : NULL;
+        bool leaves = l < m->plan.offloaded_attention && l < users - 2;
+        m->layers[l].away_attention =
+            leaves ? qlora__arena_take(&host, qlora__turn_bytes(m, &m->layers[l])) : NULL;
     }
     m->plan.host = host.used;
 }
@@ -36924,6 +36945,7 @@ typedef struct qlora__choices {
     int64_t recompute;
     int64_t attention; // the first n layers keep its output, if they are recomputed
     int64_t heads;     // and the first n q, k and v, if it is offloaded
+    int64_t away;      // the first n layers have both on the host, if none is recomputed
     int64_t cached;
     int64_t tile;
     int64_t head_chunk;
@@ -36942,8 +36964,13 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offload_every = m->plan.offloaded_layers > 0 ? qlora__max(choices->every, 1) : 0;
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
-    m->plan.heads_layers =
-        qlora__attention_leaves(m) ? qlora__min(choices->heads, m->plan.attention_layers) : 0;
+    m->plan.offloaded_attention = choices->recompute == 0      ? choices->away
+                                  : m->plan.offload_every == 1 ? m->plan.attention_layers
+                                                               : 0;
+    m->plan.heads_layers = qlora__min(choices->heads, m->plan.attention_layers);
+    if (m->plan.offloaded_attention == 0) {
+        m->plan.heads_layers = 0;
+    }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;
@@ -37109,7 +37136,8 @@ typedef enum qlora__count_of {
     QLORA__COUNT_WHOLE,     // layers that are not recomputed
     QLORA__COUNT_ATTENTION, // recomputed layers that keep the output of attention
     QLORA__COUNT_HEADS,     // of these, those that keep q, k and v
-    QLORA__COUNT_CACHED     // layers with 16-bit copies
+    QLORA__COUNT_CACHED,    // layers with 16-bit copies
+    QLORA__COUNT_HERE       // layers that have attention on the device
 } qlora__count_of;
 
 static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t count,
@@ -37120,6 +37148,8 @@ static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t coun
         choices->attention = count;
     } else if (what == QLORA__COUNT_HEADS) {
         choices->heads = count;
+    } else if (what == QLORA__COUNT_HERE) {
+        choices->away = m->plan.config.layers - count;
     } else {
         choices->cached = count;
     }
@@ -37159,10 +37189,55 @@ static bool qlora__any_coded(const qlora_model* m) {
     return false;
 }
 
+// How the memory that is left is used. Results depend on the rows of logits that are computed at a
+// time, so their number never depends on what happens to be free.
+typedef enum qlora__filling {
+    QLORA__FILL_NOT,
+    QLORA__FILL_FREE, // up to what is free now
+    QLORA__FILL_ASKED // up to what the caller has set
+} qlora__filling;
+
+// Half as many rows of logits at a time are a little slower, and leave memory for copies: taken if
+// they are those of an eighth of the layers (0.5B with 2048 tokens in 2.45 GiB on an H200: 11
+// instead of 6 of 24, 1.4 % more tokens per second; 1.5B: hardly any more, 0.9 % less).
+static void qlora__plan_halve(qlora_model* m, const qlora_plan_desc* machine,
+                              qlora__choices* choices) {
+    int64_t layers = m->plan.config.layers;
+    qlora__choices half = *choices;
+    half.head_chunk = choices->head_chunk / 2;
+    if (m->own_chunk || !m->on_gpu || half.head_chunk < 512 || choices->cached == layers) {
+        return;
+    }
+    qlora__plan_most(m, machine, QLORA__COUNT_CACHED, choices->cached, layers, &half);
+    if (8 * (half.cached - choices->cached) >= layers) {
+        *choices = half;
+    }
+    qlora__plan_apply(m, choices);
+}
+
+// With attention in host memory, more layers have copies of their weights. If they do, it is that of
+// as few layers as these copies need.
+static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
+                             qlora__choices* choices) {
+    int64_t layers = m->plan.config.layers;
+    qlora__choices away = *choices;
+    if (!m->on_gpu || m->desc.offload != QLORA_CHOICE_AUTO || choices->cached == layers) {
+        return;
+    }
+    away.away = layers;
+    qlora__plan_most(m, machine, QLORA__COUNT_CACHED, choices->cached, layers, &away);
+    if (away.cached > choices->cached && qlora__plan_fits_both(m, machine)) {
+        qlora__plan_most(m, machine, QLORA__COUNT_HERE, 0, layers - 3, &away);
+        *choices = away;
+    }
+    qlora__plan_apply(m, choices);
+}
+
 // Uses the memory that is left for what saves time: the fewest recomputed layers that fit, outputs
 // of attention of the others, then, if the memory is to be filled, cached layers.
-static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, bool fill,
+static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, qlora__filling how,
                              qlora__choices* choices) {
+    bool fill = how != QLORA__FILL_NOT;
     int64_t layers = m->plan.config.layers;
     const qlora_model_desc* d = &m->desc;
     bool free_to = d->recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
@@ -37171,7 +37246,8 @@ static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, boo
     if (free_to && fill && attention_first) {
         qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, layers, choices);
     }
-    if (free_to && fill && choices->attention == layers && qlora__attention_leaves(m)) {
+    if (free_to && fill && choices->attention == layers &&
+        m->plan.offloaded_attention > 0) {
         qlora__plan_most(m, machine, QLORA__COUNT_HEADS, 0, layers, choices);
     }
     if (free_to && !whole && (choices->attention == 0 || choices->attention == layers)) {
@@ -37183,11 +37259,15 @@ static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, boo
     bool coded = qlora__any_coded(m) && qlora__computes(m);
     if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && coded && !whole) {
         qlora__plan_most(m, machine, QLORA__COUNT_CACHED, 0, layers, choices);
+        if (how == QLORA__FILL_ASKED) {
+            qlora__plan_halve(m, machine, choices);
+            qlora__plan_away(m, machine, choices);
+        }
     }
 }
 
 static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
-                                       const qlora_plan_desc* machine, bool fill) {
+                                       const qlora_plan_desc* machine, qlora__filling how) {
     int64_t layers = m->plan.config.layers;
     const qlora_model_desc* d = &m->desc;
     bool trains = qlora__trains(m);
@@ -37206,7 +37286,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
                    ? qlora__plan_host_short(ctx, m, machine->host_bytes)
                    : qlora__plan_too_large(ctx, m, machine->bytes);
     }
-    qlora__plan_fill(m, machine, fill, &choices);
+    qlora__plan_fill(m, machine, how, &choices);
     return QLORA_OK;
 }
 
@@ -37221,8 +37301,10 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
                                            : ctx->device_bytes;
     // Other programs also use the memory of the CPU: what was not asked for is left to them.
-    bool fill = machine.bytes != 0 && (!qlora__on_cpu(ctx) || (given != NULL && given->bytes != 0));
-    qlora_result r = qlora__plan_choose(ctx, m, &machine, fill);
+    qlora__filling how = given != NULL && given->bytes != 0              ? QLORA__FILL_ASKED
+                         : machine.bytes != 0 && !qlora__on_cpu(ctx) ? QLORA__FILL_FREE
+                                                                     : QLORA__FILL_NOT;
+    qlora_result r = qlora__plan_choose(ctx, m, &machine, how);
     if (r != QLORA_OK) {
         qlora__model_free(m);
         return r;
@@ -37263,6 +37345,10 @@ static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size,
     if (plan->heads_layers > 0) {
         qlora__append(buffer, size, used, "  q, k and v are kept in %lld of them\n",
                       (long long)plan->heads_layers);
+    }
+    if (plan->offloaded_attention > 0) {
+        qlora__append(buffer, size, used, "  what is kept of attention in %lld layers is on the host\n",
+                      (long long)plan->offloaded_attention);
     }
     if (plan->generate_positions > 0) {
         qlora__append(buffer, size, used, "  the texts have room for %lld positions together\n",
@@ -40007,15 +40093,16 @@ static qlora_result qlora__attention_copy(const qlora__pass* pass, int64_t index
     qlora_tensor all = layer->kept.o;
     all.dtype = QLORA_U8;
     all.rows = 1;
-    all.cols = (int64_t)m->turn_bytes[layer->keeps_heads ? 1 : 0];
+    all.cols = (int64_t)qlora__turn_bytes(m, layer);
     all.ld = all.cols;
     return qlora__away_copy(pass->ctx, 2 + (int)(index % 2), back, &all, layer->away_attention);
 }
 
-// Begins the copy to the host. The columns of z that o_proj writes meanwhile are written again
-// before they are needed.
-static qlora_result qlora__attention_away(const qlora__pass* pass, int64_t index) {
-    if (!pass->training) {
+// Begins the copy to the host: for a layer that is recomputed before o_proj, whose z is computed
+// once more before it is needed, and otherwise after it.
+static qlora_result qlora__attention_away(const qlora__pass* pass, int64_t index, bool after) {
+    const qlora__layer* layer = &pass->m->layers[index];
+    if (!pass->training || layer->away_attention == NULL || layer->recompute == after) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
@@ -40059,7 +40146,7 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     }
     if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
         QLORA__TRY(qlora__layer_attention(pass, layer));
-        return qlora__attention_away(pass, index);
+        return qlora__attention_away(pass, index, false);
     }
     return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
                           : qlora__cache_attention(pass, index);
@@ -40077,6 +40164,7 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));
+        QLORA__TRY(qlora__attention_away(&tile, index, true));
         QLORA__TRY(qlora__layer_down(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
@@ -40906,12 +40994,11 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     return QLORA_OK;
 }
 
-// Waits for the input of a layer if it is offloaded, and for what it keeps of attention, and starts
-// the copies of those of the one below it, in the memory of the one above, which is no longer
-// needed.
+// Waits for the input of a layer if it is offloaded, and starts the copies of that of the one below
+// it, and of what it keeps of attention, in the memory of the one above, which is no longer needed.
 static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
-    QLORA__TRY(qlora__away_wait(pass->ctx, 5u << index % 2));
+    QLORA__TRY(qlora__away_wait(pass->ctx, 1u << index % 2));
     if (index == 0 || m->layers[index - 1].away == NULL) {
         return QLORA_OK;
     }
@@ -40919,6 +41006,19 @@ static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
     QLORA__TRY(
         qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
+    return qlora__attention_copy(pass, index - 1, true);
+}
+
+// The same for what a layer keeps of attention and is not recomputed. The second stream no longer
+// reads that memory: it has finished the gradients of o of the layer above, and is waited for here
+// with those of q, k and v.
+static qlora_result qlora__attention_back(const qlora__pass* pass, int64_t index) {
+    const qlora_model* m = pass->m;
+    QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
+    if (index == 0 || m->layers[index].recompute || m->layers[index - 1].away_attention == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV));
     return qlora__attention_copy(pass, index - 1, true);
 }
 
@@ -40967,6 +41067,7 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     QLORA__TRY(qlora__group_begins(m, index) ? qlora__group_again(pass, index) : QLORA_OK);
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
+        QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
         QLORA__TRY(qlora__layer_again(pass, &after, layer));
     }
     qlora__tiles_begin(pass);
@@ -40991,6 +41092,7 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
     bool gathered = qlora__pass_after(pass, index).gathered;
+    QLORA__TRY(qlora__attention_back(pass, index));
     QLORA__TRY(gathered ? qlora__backward_labelled(pass, index)
                : tiled  ? QLORA_OK
                         : qlora__layer_o_backward(pass, layer));
@@ -42990,6 +43092,7 @@ static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
     choices.recompute = plan->recompute_layers;
     choices.attention = plan->attention_layers;
     choices.heads = plan->heads_layers;
+    choices.away = plan->offloaded_attention;
     choices.cached = plan->cached_layers;
     choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
     choices.every = plan->offload_every;
@@ -51452,4 +51555,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ad5d6e800b6eeace
+//@@ end ea9f1012a33d5127

@@ -232,7 +232,9 @@ typedef struct qlora_model_desc {
     int64_t max_sequences;      // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
     int64_t max_length;         // maximum tokens per sequence, for all adapters; 0 = tokens, as far
                                 // as the model goes
-    int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
+    // Rows of logits computed at a time, at most tokens. 0 = 1024, or fewer if the model needs it to
+    // fit, or if that leaves much more of a limit set in qlora_plan_desc for copies of weights.
+    int64_t head_chunk;
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
     // Positions that all texts together can have in the cache, see TEXTS. 0 = all of them can have
@@ -301,6 +303,7 @@ struct qlora_plan {
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     int64_t offload_every; // of these, only one in n stays there during the step, because the host
                            // has too little memory; 1 = all. The others are computed once more
+    int64_t offloaded_attention; // the first n layers have what they keep of attention there
     bool offloaded_embedding;
     int64_t tile;       // tokens at a time, or 0: all at once
     int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens

@@ -341,11 +341,11 @@ static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
 }
 
-// Whether what layers keep of attention is offloaded, like their inputs. In groups it is not: the
-// host has too little memory.
-static bool qlora__attention_leaves(const qlora_model* m) {
-    return m->plan.offloaded_layers > 0 && m->plan.offload_every == 1 &&
-           m->plan.attention_layers > 0;
+// Whether q, k and v are in the memory that layers use in turn, if attention is offloaded: those of
+// layers that are not recomputed are.
+static bool qlora__turns_have_heads(const qlora_model* m) {
+    return m->plan.offloaded_attention > 0 &&
+           (m->plan.heads_layers > 0 || m->plan.recompute_layers == 0);
 }
 
 // q, k and v, also before their norms.
@@ -466,18 +466,25 @@ static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
     memset(turn, 0, sizeof *turn);
     qlora__layout_attention(arena, m, pads, turn);
     m->turn_bytes[0] = arena->used - first;
-    if (m->plan.heads_layers > 0) {
+    if (qlora__turns_have_heads(m)) {
         qlora__layout_heads(arena, m, turn);
         qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, turn);
     }
     m->turn_bytes[1] = arena->used - first;
 }
 
+// Bytes of what a layer keeps of it.
+static size_t qlora__turn_bytes(const qlora_model* m, const qlora__layer* layer) {
+    return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 1 : 0];
+}
+
 // What a layer has of attention is in the memory of its turn.
-static void qlora__layer_turn(const qlora_model* m, const qlora__kept* turn, qlora__kept* kept) {
+static void qlora__layer_turn(qlora_model* m, qlora__layer* layer) {
+    const qlora__kept* turn = &m->turns[(layer - m->layers) % 2];
+    qlora__kept* kept = &layer->kept;
     kept->o = turn->o;
     kept->lse = turn->lse;
-    if (m->plan.heads_layers > 0) {
+    if (qlora__turns_have_heads(m)) {
         kept->qkv = turn->qkv;
         kept->qk = turn->qk;
         kept->z[QLORA__QKV] = turn->z[QLORA__QKV];
@@ -490,10 +497,22 @@ static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__laye
     if (qlora__gated_ranks(m, layer, NULL)) {
         qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
     }
-    if (qlora__attention_leaves(m)) {
-        qlora__layer_turn(m, &m->turns[(layer - m->layers) % 2], &layer->kept);
+    if (m->plan.offloaded_attention > 0) {
+        qlora__layer_turn(m, layer);
     } else if (layer->keeps_attention) {
         qlora__layout_attention(arena, m, layer->pads, &layer->kept);
+    }
+}
+
+// What a layer that is not recomputed keeps besides its input.
+static void qlora__layout_whole(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
+    bool leaves = layer - m->layers < m->plan.offloaded_attention;
+    unsigned z = leaves ? QLORA__Z_KEPT & ~QLORA__Z_SHARED : QLORA__Z_KEPT;
+    qlora__layout_kept(arena, m, layer->pads, !leaves, !leaves, &layer->kept);
+    memset(layer->kept.z, 0, sizeof layer->kept.z);
+    qlora__layout_z(arena, m, layer->pads, z, &layer->kept);
+    if (leaves) {
+        qlora__layer_turn(m, layer);
     }
 }
 
@@ -515,15 +534,15 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     memset(&m->again, 0, sizeof m->again);
     if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
         // Without a layer that uses it, the shared output of attention has no memory.
-        bool leaves = qlora__attention_leaves(m);
-        bool attention = !qlora__trains(m) ||
-                         (!leaves && m->plan.attention_layers < m->plan.recompute_layers);
-        bool heads = !leaves || m->plan.heads_layers == 0;
+        bool attention =
+            !qlora__trains(m) || (m->plan.offloaded_attention == 0 &&
+                                  m->plan.attention_layers < m->plan.recompute_layers);
+        bool heads = !qlora__turns_have_heads(m);
         qlora__layout_kept(arena, m, pads, heads, attention, &m->again);
         qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->again);
-        for (int i = 0; i < 2 && leaves; i++) {
-            qlora__layout_turn(arena, m, pads, &m->turns[i]);
-        }
+    }
+    for (int i = 0; i < 2 && m->plan.offloaded_attention > 0; i++) {
+        qlora__layout_turn(arena, m, pads, &m->turns[i]);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -536,9 +555,7 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
         if (layer->recompute) {
             qlora__layout_again(arena, m, layer);
         } else {
-            qlora__layout_kept(arena, m, layer->pads, true, true, &layer->kept);
-            memset(layer->kept.z, 0, sizeof layer->kept.z);
-            qlora__layout_z(arena, m, layer->pads, QLORA__Z_KEPT, &layer->kept);
+            qlora__layout_whole(arena, m, layer);
         }
         if (away) {
             layer->kept.h = m->streams[l % 2];
@@ -550,8 +567,9 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
 
 // What is in host memory: the embedding, the inputs of layers, and what they keep of attention. The
 // input of the last layer is still on the device when the backward pass needs it, and so are that
-// of the last layer of a group and the attention of the last two layers. The inputs inside a group
-// have the same memory in every group: the backward pass is in one at a time.
+// of the last layer of a group and the attention of the last two layers that use memory in turn.
+// The inputs inside a group have the same memory in every group: the backward pass is in one at a
+// time.
 static void qlora__layout_host(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__arena host;
@@ -575,11 +593,11 @@ static void qlora__layout_host(qlora_model* m) {
     int64_t pads[QLORA__GROUPS];
     qlora__most_pads(m, pads);
     qlora__layout_turn(&turn, m, pads, &m->turns[0]); // counts its bytes
+    int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
     for (int64_t l = 0; l < c->layers; l++) {
-        qlora__layer* layer = &m->layers[l];
-        bool leaves = qlora__attention_leaves(m) && layer->keeps_attention && l < c->layers - 2;
-        layer->away_attention =
-            leaves ? qlora__arena_take(&host, m->turn_bytes[layer->keeps_heads ? 1 : 0]) : NULL;
+        bool leaves = l < m->plan.offloaded_attention && l < users - 2;
+        m->layers[l].away_attention =
+            leaves ? qlora__arena_take(&host, qlora__turn_bytes(m, &m->layers[l])) : NULL;
     }
     m->plan.host = host.used;
 }

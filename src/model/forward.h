@@ -65,15 +65,16 @@ static qlora_result qlora__attention_copy(const qlora__pass* pass, int64_t index
     qlora_tensor all = layer->kept.o;
     all.dtype = QLORA_U8;
     all.rows = 1;
-    all.cols = (int64_t)m->turn_bytes[layer->keeps_heads ? 1 : 0];
+    all.cols = (int64_t)qlora__turn_bytes(m, layer);
     all.ld = all.cols;
     return qlora__away_copy(pass->ctx, 2 + (int)(index % 2), back, &all, layer->away_attention);
 }
 
-// Begins the copy to the host. The columns of z that o_proj writes meanwhile are written again
-// before they are needed.
-static qlora_result qlora__attention_away(const qlora__pass* pass, int64_t index) {
-    if (!pass->training) {
+// Begins the copy to the host: for a layer that is recomputed before o_proj, whose z is computed
+// once more before it is needed, and otherwise after it.
+static qlora_result qlora__attention_away(const qlora__pass* pass, int64_t index, bool after) {
+    const qlora__layer* layer = &pass->m->layers[index];
+    if (!pass->training || layer->away_attention == NULL || layer->recompute == after) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
@@ -117,7 +118,7 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     }
     if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
         QLORA__TRY(qlora__layer_attention(pass, layer));
-        return qlora__attention_away(pass, index);
+        return qlora__attention_away(pass, index, false);
     }
     return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
                           : qlora__cache_attention(pass, index);
@@ -135,6 +136,7 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));
+        QLORA__TRY(qlora__attention_away(&tile, index, true));
         QLORA__TRY(qlora__layer_down(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));

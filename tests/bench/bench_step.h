@@ -720,6 +720,8 @@ static void step_print(const step_run* s) {
         {"heads_layers", "of which keep q, k and v", 0, (double)s->plan.heads_layers},
         {"cached_layers", "layers with 16-bit weights", 0, (double)s->plan.cached_layers},
         {"offloaded_layers", "layers with inputs on the host", 0, (double)s->plan.offloaded_layers},
+        {"offloaded_attention", "layers with attention on the host", 0,
+         (double)s->plan.offloaded_attention},
         {"host_gib", "GiB of pinned host memory", 3, (double)s->plan.host / 1073741824.0},
         {"offload_every", "one input kept in so many layers", 0, (double)s->plan.offload_every},
         {"tile", "tokens in a tile (0 = all)", 0, (double)s->plan.tile},

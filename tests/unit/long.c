@@ -169,6 +169,45 @@ TEST kept_attention_gives_the_same_bits(const test_machine* machine) {
     PASS();
 }
 
+// A budget that is one byte short of copies of all weights, which fit with attention on the host.
+static bool plan_away(const setup* s, uint64_t* bytes) {
+    setup varied = *s;
+    qlora_plan p;
+    qlora_plan_desc budget;
+    qlora_ctx* ctx = test_open(&s->machine, NULL);
+    memset(&budget, 0, sizeof budget);
+    varied.model.config = &varied.config;
+    bool ok = ctx != NULL && qlora_plan_make(ctx, &varied.model, &budget, &p) == QLORA_OK &&
+              p.cached_layers == s->config.layers && p.offloaded_attention == 0 && p.host == 0;
+    budget.bytes = p.total + p.context - 1;
+    ok = ok && qlora_plan_make(ctx, &varied.model, &budget, &p) == QLORA_OK &&
+         p.cached_layers == s->config.layers && p.offloaded_attention >= 3 && p.host > 0 &&
+         p.recompute_layers == 0 && p.offloaded_layers == 0;
+    *bytes = budget.bytes;
+    return test_close_ctx(&s->machine, ctx) && ok;
+}
+
+// Layers that are not recomputed, too.
+TEST attention_on_the_host_gives_the_same_bits(const test_machine* machine) {
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("needs a GPU");
+    }
+    for (int i = 0; i < 4; i++) {
+        setup s = long_setup(machine, i == 0 ? QLORA_MODE_F32 : QLORA_MODE_BF16, i == 2);
+        outcome expected;
+        s.config.layers = 7;
+        s.config.qk_norm = i == 1;
+        s.config.family = i == 1 ? QLORA_FAMILY_QWEN3 : QLORA_FAMILY_LLAMA;
+        s.model.recompute = i == 3 ? QLORA_CHOICE_OFF : QLORA_CHOICE_AUTO;
+        s.model.cache = QLORA_CHOICE_AUTO;
+        ASSERT(run_session(&s, &expected));
+        ASSERT(plan_away(&s, &s.budget));
+        ASSERT(way_is_same(&s, i == 0 ? 2 : i == 2 ? 3 : 0, &expected));
+        outcome_free(&expected);
+    }
+    PASS();
+}
+
 static bool numbers_are_same(const outcome* a, const outcome* b) {
     double sum = 0.0;
     double difference = 0.0;
@@ -918,6 +957,7 @@ SUITE(long_suite) {
     RUN_ON(TEST_ONE_EACH, offload_gives_the_same_bits);
     RUN_ON(TEST_ONE_EACH, groups_give_the_same_bits);
     RUN_ON(TEST_ONE_EACH, kept_attention_gives_the_same_bits);
+    RUN_ON(TEST_ONE_EACH, attention_on_the_host_gives_the_same_bits);
     RUN_ON(TEST_CPU, groups_fit_the_host);
     RUN_ON(TEST_ONE_EACH, tiles_give_the_same_numbers);
     RUN_ON(TEST_ONE_EACH, bf16_tiles_give_the_same_bits);
