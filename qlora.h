@@ -21427,12 +21427,12 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 
 // ---- copies in parallel with the stream ---------------------------------------------------------
 //
-// Memory that is not needed for a while is copied to pinned host memory and back. In a captured
-// graph, the copies run on a stream of their own: a copy starts when everything queued before it
-// on the stream has finished, copies run one after the other, and the stream goes on. Before using
-// what a copy writes, or writing to what it reads, call qlora__away_wait. Outside a capture, copies
-// are part of the stream. The host memory must live as long as the graph: it is the one host
-// address that a graph may hold, and the host never touches it.
+// Memory that is not needed for a while is copied to pinned host memory and back, on a stream of
+// its own: a copy starts when everything queued before it on the context's stream has finished,
+// copies run one after the other, and that stream goes on. Before using what a copy writes, or
+// writing to what it reads, call qlora__away_wait; also before a capture, which cannot wait for
+// copies that began outside of it, and before a replay. The host memory must live as long as the
+// graph: it is the one host address that a graph may hold, and the host never touches it.
 
 // CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address; also the flag of
 // memory that is registered.
@@ -21547,32 +21547,26 @@ static QLORA__UNUSED qlora_result qlora__away_copy(qlora_ctx* ctx, int slot, boo
                                                    const qlora_tensor* device, void* host) {
     qlora__gpu* gpu = ctx->gpu;
     qlora__beside* b = gpu->beside;
-    bool captured = ctx->capture != NULL;
-    void* stream = captured ? b->copies : gpu->stream;
+    void* stream = b->copies;
     size_t bytes = (size_t)device->rows * (size_t)device->ld * qlora_dtype_bytes(device->dtype);
     qlora__CUdeviceptr at = (qlora__CUdeviceptr)(uintptr_t)device->data;
     QLORA__TRY(qlora__capture_note(ctx, device->data));
-    if (captured) {
-        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
-        QLORA__TRY(
-            qlora__cu(ctx, gpu->cu.StreamWaitEvent(stream, b->fork, 0), "cuStreamWaitEvent"));
-        b->copies_forked = true;
-    }
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(stream, b->fork, 0), "cuStreamWaitEvent"));
+    b->copies_forked = true;
     QLORA__TRY(
         back ? qlora__cu(ctx, gpu->cu.MemcpyHtoDAsync(at, host, bytes, stream), "cuMemcpyHtoDAsync")
              : qlora__cu(ctx, gpu->cu.MemcpyDtoHAsync(host, at, bytes, stream),
                          "cuMemcpyDtoHAsync"));
-    if (captured) {
-        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->copied[slot], stream), "cuEventRecord"));
-        b->copies_pending |= 1u << slot;
-    }
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->copied[slot], stream), "cuEventRecord"));
+    b->copies_pending |= 1u << slot;
     return QLORA_OK;
 }
 
 // Later work on the stream starts only after all earlier copies in these slots (one bit each).
 static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slots) {
     qlora__gpu* gpu = ctx->gpu;
-    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__AWAY_SLOTS; i++) {
+    for (int i = 0; gpu != NULL && i < QLORA__AWAY_SLOTS; i++) {
         if ((slots & gpu->beside->copies_pending & 1u << i) != 0) {
             gpu->beside->copies_pending &= ~(1u << i);
             int code = gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside->copied[i], 0);
@@ -30892,19 +30886,14 @@ static qlora_result qlora__gated_sum(qlora_ctx* ctx, const qlora__gated* g) {
 #define QLORA__TAILS_FORWARD 34816 // bytes of shared memory
 #define QLORA__TAILS_BACKWARD 94208
 
-// How many percent of the blocks that a large GPU runs at the same time there must be for u to pay,
-// in the last round too: a block has all columns of its rows. On an H200, a step of Qwen2.5-0.5B
-// with 2048 tokens takes 1.2 % less time with it. The tests set it to 0.
+// How many percent of the blocks that a large GPU runs at the same time there must be for them to
+// pay, in the last round too: a block has all columns of its rows. On an H200, a step of
+// Qwen2.5-0.5B with 2048 tokens takes 1.7 % less time with u, and 0.6 % less with z. The tests set
+// it to 0.
 #ifndef QLORA__TAILS_FULL
 #define QLORA__TAILS_FULL 80
 #endif
 #define QLORA__TAILS_BLOCKS 132
-
-// Tokens from which on z pays: the kernel with z took 190 us instead of 229 without and a product
-// for 8192 x 14336, but 26 instead of 24 for 2048 x 4864. The tests set it to 1.
-#ifndef QLORA__TAILS_FROM
-#define QLORA__TAILS_FROM 8192
-#endif
 
 static bool qlora__tails_full(int64_t rows, int64_t percent) {
     int64_t blocks = qlora__ceil_div(rows, QLORA__TAILS_ROWS);
@@ -33165,6 +33154,7 @@ static void qlora__graph_free(qlora_ctx* ctx, qlora_graph* graph) {
 // stream can be used again.
 static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void** recorded) {
     qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__away_wait(ctx, ~0u));
     QLORA__TRY(qlora__cu(
         ctx,
         gpu->cu.StreamBeginCapture(gpu->stream, QLORA__CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
@@ -33454,6 +33444,7 @@ static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint
                            "graph %llu cannot be replayed: %s; capture it again",
                            (unsigned long long)key, graph->watch.invalid);
     }
+    QLORA__TRY(qlora__away_wait(ctx, ~0u));
     QLORA__TRY(qlora__on_cpu(ctx) ? graph->fn(ctx, graph->user) : qlora__graph_launch(ctx, graph));
     graph->replays++;
     return QLORA_OK;
@@ -36497,7 +36488,8 @@ static void qlora__model_free(qlora_model* m) {
         // it. The text of the error that brought us here stays.
         char error[QLORA__ERROR_SIZE];
         memcpy(error, ctx->env.error, sizeof error);
-        qlora_result ignored = qlora__sync(ctx);
+        qlora_result ignored = qlora__away_wait(ctx, ~0u);
+        ignored = qlora__sync(ctx);
         (void)ignored;
         memcpy(ctx->env.error, error, sizeof error);
     }
@@ -37233,6 +37225,23 @@ static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
     qlora__plan_apply(m, choices);
 }
 
+// Offloading comes with tiles, so that it fits. If it keeps q, k and v, and the memory suffices for
+// all tokens at once as well, one tile has all of them (8B, 4 x 2048 tokens in 7.5 GiB on an H200:
+// a step of 593 ms instead of 603 with tiles of 4096).
+static void qlora__plan_widen(qlora_model* m, const qlora_plan_desc* machine,
+                              qlora__choices* choices) {
+    qlora__choices wide = *choices;
+    if (m->desc.tile != 0 || choices->tile == 0 || choices->heads < m->plan.config.layers) {
+        return;
+    }
+    wide.tile = m->plan.tokens;
+    qlora__plan_apply(m, &wide);
+    if (qlora__plan_fits_both(m, machine)) {
+        *choices = wide;
+    }
+    qlora__plan_apply(m, choices);
+}
+
 // Uses the memory that is left for what saves time: the fewest recomputed layers that fit, outputs
 // of attention of the others, then, if the memory is to be filled, cached layers.
 static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, qlora__filling how,
@@ -37249,6 +37258,7 @@ static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, qlo
     if (free_to && fill && choices->attention == layers &&
         m->plan.offloaded_attention > 0) {
         qlora__plan_most(m, machine, QLORA__COUNT_HEADS, 0, layers, choices);
+        qlora__plan_widen(m, machine, choices);
     }
     if (free_to && !whole && (choices->attention == 0 || choices->attention == layers)) {
         qlora__plan_most(m, machine, QLORA__COUNT_WHOLE, 0, layers, choices);
@@ -39612,20 +39622,18 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
 // ops/tails.h. With dropout, DoRA or several adapters there are other ways.
 static bool qlora__tails_come(const qlora__pass* pass, const qlora__layer* layer, int group) {
     const qlora_model* m = pass->m;
-    return m->on_gpu && m->compute == QLORA_BF16 && m->use_adapters && !pass->decoding &&
+    return qlora__tails_full(qlora__tile_rows(m), QLORA__TAILS_FULL) && m->on_gpu && m->compute == QLORA_BF16 && m->use_adapters && !pass->decoding &&
            !(m->desc.dropout > 0.0f) && !m->dora && !qlora__has_several(m) &&
            m->plan.config.intermediate % 8 == 0 && qlora__tails_takes(&layer->linears[group]);
 }
 
 static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
-    return qlora__tile_rows(pass->m) >= QLORA__TAILS_FROM &&
-           qlora__tails_come(pass, layer, QLORA__DOWN);
+    return qlora__tails_come(pass, layer, QLORA__DOWN);
 }
 
 // Not if it computes other gradients from its tiles (ops/gated.h).
 static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
-    return qlora__tails_full(qlora__tile_rows(pass->m), QLORA__TAILS_FULL) &&
-           qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
+    return qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
            !qlora__gated_ranks(pass->m, layer, NULL);
 }
 
@@ -40052,6 +40060,7 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
     m->placed_layer = 0; // adapters may have changed
+    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
     QLORA__TRY(qlora__tokens_place(pass->ctx, m));
     QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
     if (c->embedding_scale != 1.0) {
@@ -51555,4 +51564,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ea9f1012a33d5127
+//@@ end 4ce9d27df4a6370f

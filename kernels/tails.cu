@@ -157,7 +157,7 @@ __device__ __forceinline__ void store_sums(const float* shared, int32_t all, int
 
 // gelu: the activation is GELU in its tanh form, otherwise SiLU. If g is null, s is there and only
 // z is computed, with the same bits. u begins `up` columns after g.
-QLORA_KERNEL __launch_bounds__(512, 2)
+QLORA_KERNEL __launch_bounds__(512, 1)
     qlora_tails_gated(const bf16* g, int32_t ld, int32_t up, bf16* s, int32_t lds, const bf16* a,
                       int32_t lda, bf16* z, int64_t ldz, int64_t rows, int32_t cols, int32_t rank,
                       int32_t gelu) {
@@ -185,6 +185,11 @@ QLORA_KERNEL __launch_bounds__(512, 2)
         in += STEP;
         next = load_pair(in, left - STEP);
         next_up = load_pair(in + up, given ? 0 : left - STEP);
+#pragma unroll
+        for (int n = 0; n < SIDE; n++) {
+            bool inside = n * 8 < rank && at + warp * 32 + lane % 4 * 8 < cols;
+            f[n] = inside ? *(const uint4*)(factor + n * 8 * lda + at) : make_uint4(0, 0, 0, 0);
+        }
         if (!given) {
             if (gelu != 0) {
                 x.upper = gated_forward<geglu_op<fast_number>>(x.upper, y.upper);
@@ -194,11 +199,6 @@ QLORA_KERNEL __launch_bounds__(512, 2)
                 x.lower = gated_forward<swiglu_op<fast_number>>(x.lower, y.lower);
             }
             store_pair(out, left, x);
-        }
-#pragma unroll
-        for (int n = 0; n < SIDE; n++) {
-            bool inside = n * 8 < rank && at + warp * 32 + lane % 4 * 8 < cols;
-            f[n] = inside ? *(const uint4*)(factor + n * 8 * lda + at) : make_uint4(0, 0, 0, 0);
         }
         to_tile(tile, x);
         // The tile of the step before is no longer needed after the next barrier.

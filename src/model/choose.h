@@ -325,6 +325,23 @@ static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
     qlora__plan_apply(m, choices);
 }
 
+// Offloading comes with tiles, so that it fits. If it keeps q, k and v, and the memory suffices for
+// all tokens at once as well, one tile has all of them (8B, 4 x 2048 tokens in 7.5 GiB on an H200:
+// a step of 593 ms instead of 603 with tiles of 4096).
+static void qlora__plan_widen(qlora_model* m, const qlora_plan_desc* machine,
+                              qlora__choices* choices) {
+    qlora__choices wide = *choices;
+    if (m->desc.tile != 0 || choices->tile == 0 || choices->heads < m->plan.config.layers) {
+        return;
+    }
+    wide.tile = m->plan.tokens;
+    qlora__plan_apply(m, &wide);
+    if (qlora__plan_fits_both(m, machine)) {
+        *choices = wide;
+    }
+    qlora__plan_apply(m, choices);
+}
+
 // Uses the memory that is left for what saves time: the fewest recomputed layers that fit, outputs
 // of attention of the others, then, if the memory is to be filled, cached layers.
 static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, qlora__filling how,
@@ -341,6 +358,7 @@ static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, qlo
     if (free_to && fill && choices->attention == layers &&
         m->plan.offloaded_attention > 0) {
         qlora__plan_most(m, machine, QLORA__COUNT_HEADS, 0, layers, choices);
+        qlora__plan_widen(m, machine, choices);
     }
     if (free_to && !whole && (choices->attention == 0 || choices->attention == layers)) {
         qlora__plan_most(m, machine, QLORA__COUNT_WHOLE, 0, layers, choices);

@@ -7,7 +7,9 @@ enum { AWAY_COUNT = 1000 };
 
 static qlora_result away_copy(qlora_ctx* ctx, bool back, const qlora_tensor* t, void* host) {
     QLORA__ENTER(ctx, "away_copy");
-    return qlora__leave(ctx, qlora__away_copy(ctx, 0, back, t, host));
+    QLORA__TRY(qlora__away_open(ctx));
+    QLORA__TRY(qlora__away_copy(ctx, 0, back, t, host));
+    return qlora__leave(ctx, qlora__away_wait(ctx, 1));
 }
 
 // Copies numbers from the device to the end of the memory and back.

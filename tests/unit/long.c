@@ -29,6 +29,7 @@ static setup long_setup(const test_machine* machine, qlora_mode mode, bool dropo
 // ---- the same bits
 
 static void vary_eager(setup* s) {
+    s->machine.order = FAKE_RANDOM;
     s->train.eager = true;
     s->train.require_graph = false;
 }
