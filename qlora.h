@@ -49308,7 +49308,8 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         now = end > start ? end : start + 1e-6;
     }
     *out = done;
-    return QLORA_OK;
+    QLORA__TRY(qlora__away_wait(ctx, ~0u)); // copies may outlast their piece, but not the slice
+    return qlora__sync(ctx);
 }
 
 qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done) {
@@ -51564,4 +51565,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 4ce9d27df4a6370f
+//@@ end be75f5297ebec5f2
