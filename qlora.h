@@ -889,8 +889,8 @@ typedef struct qlora_model_desc {
     int64_t max_sequences;      // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
     int64_t max_length;         // maximum tokens per sequence, for all adapters; 0 = tokens, as far
                                 // as the model goes
-    // Rows of logits computed at a time, at most tokens. 0 = 1024, or fewer if the model needs it to
-    // fit, or if that leaves much more of a limit set in qlora_plan_desc for copies of weights.
+    // Rows of logits computed at a time, at most tokens. 0 = 1024, or fewer if the model fits only
+    // then, or if that leaves much more of a limit set in qlora_plan_desc for copies of weights.
     int64_t head_chunk;
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
@@ -906,8 +906,11 @@ typedef struct qlora_model_desc {
                         // products widen each weight once, while they pack it
     // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
     // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
-    // layers. If the host has too little memory, the input of one layer in n stays there, and the
-    // n - 1 layers after it are computed once more; n is chosen by the plan.
+    // layers. As far as the host has memory for it, recomputed layers then also keep q, k, v and
+    // the output of attention there, unless recompute is ON. With AUTO and a limit set in
+    // qlora_plan_desc, layers that are not recomputed have these there if that leaves room for
+    // copies of more weights. If the host has too little memory, the input of one layer in n stays
+    // there, and the n - 1 layers after it are computed once more; n is chosen by the plan.
     qlora_choice offload;
     // Tokens that everything but attention is computed for at a time, so that its memory does not
     // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
@@ -37207,8 +37210,8 @@ static void qlora__plan_halve(qlora_model* m, const qlora_plan_desc* machine,
     qlora__plan_apply(m, choices);
 }
 
-// With attention in host memory, more layers have copies of their weights. If they do, it is that of
-// as few layers as these copies need.
+// With attention in host memory, more layers have copies of their weights. If they do, it is that
+// of as few layers as these copies need.
 static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
                              qlora__choices* choices) {
     int64_t layers = m->plan.config.layers;
@@ -37357,7 +37360,8 @@ static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size,
                       (long long)plan->heads_layers);
     }
     if (plan->offloaded_attention > 0) {
-        qlora__append(buffer, size, used, "  what is kept of attention in %lld layers is on the host\n",
+        qlora__append(buffer, size, used,
+                      "  what %lld layers keep of attention is in the memory of the host\n",
                       (long long)plan->offloaded_attention);
     }
     if (plan->generate_positions > 0) {
@@ -39622,9 +39626,11 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
 // ops/tails.h. With dropout, DoRA or several adapters there are other ways.
 static bool qlora__tails_come(const qlora__pass* pass, const qlora__layer* layer, int group) {
     const qlora_model* m = pass->m;
-    return qlora__tails_full(qlora__tile_rows(m), QLORA__TAILS_FULL) && m->on_gpu && m->compute == QLORA_BF16 && m->use_adapters && !pass->decoding &&
+    return m->on_gpu && m->compute == QLORA_BF16 && m->use_adapters && !pass->decoding &&
            !(m->desc.dropout > 0.0f) && !m->dora && !qlora__has_several(m) &&
-           m->plan.config.intermediate % 8 == 0 && qlora__tails_takes(&layer->linears[group]);
+           m->plan.config.intermediate % 8 == 0 &&
+           qlora__tails_full(qlora__tile_rows(m), QLORA__TAILS_FULL) &&
+           qlora__tails_takes(&layer->linears[group]);
 }
 
 static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
@@ -51565,4 +51571,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end be75f5297ebec5f2
+//@@ end ff3b266ee217726e

@@ -170,11 +170,7 @@ QLORA_KERNEL __launch_bounds__(512, 1)
     bf16* out = s + row * lds + lane * 8;
     const bf16* in = given ? out : g + row * ld + lane * 8;
     const bf16* factor = a + lane / 4 * lda + warp * 32 + lane % 4 * 8;
-    float sums[SIDE][4];
-#pragma unroll
-    for (int i = 0; i < SIDE * 4; i++) {
-        sums[i / 4][i % 4] = 0.0f;
-    }
+    float sums[SIDE][4] = {};
     pair next = load_pair(in, left);
     pair next_up = load_pair(in + up, given ? 0 : left);
     uint8_t* tile = shared;
@@ -250,6 +246,18 @@ __device__ __forceinline__ void add_side(float (&sums)[SIDE][4], const pair& x, 
     }
 }
 
+// Both sides: the lines of the first are in shared memory at `own`, those of the second follow.
+__device__ __forceinline__ void add_sides(float (&sums_g)[SIDE][4], float (&sums_u)[SIDE][4],
+                                          const uint8_t* tile, const lines& lines_u, uint8_t* own) {
+    uint32_t from = (uint32_t)__cvta_generic_to_shared(own);
+    add_side(sums_g, of_tile(tile), from);
+    __syncwarp();
+    lines_u.store(own);
+    __syncwarp();
+    add_side(sums_u, of_tile(tile + TILE), from);
+    __syncwarp(); // no lane needs these lines any more
+}
+
 // The backward pass of one row of 8 columns; d becomes s, gate and up their gradients.
 template <class GATE>
 __device__ __forceinline__ void gated_row(uint4& raw_d, uint4& raw_g, uint4& raw_u) {
@@ -273,6 +281,11 @@ __device__ __forceinline__ void gated_row(uint4& raw_d, uint4& raw_g, uint4& raw
     raw_u = pack(up);
 }
 
+template <class GATE> __device__ __forceinline__ void gated_pair(pair& d, pair& x, pair& y) {
+    gated_row<GATE>(d.upper, x.upper, y.upper);
+    gated_row<GATE>(d.lower, x.lower, y.lower);
+}
+
 // to [rows, rank_g + rank_u], or with `joined` [rows, rank_g] for the sum; rank_u is rank_g then.
 // u begins `up` columns after g.
 QLORA_KERNEL __launch_bounds__(512, 1)
@@ -289,14 +302,8 @@ QLORA_KERNEL __launch_bounds__(512, 1)
     bf16* gate = g + row * ld + lane * 8;
     bf16* out = s + row * lds + lane * 8;
     uint8_t* own = shared + 4 * TILE + warp * LINES;
-    uint32_t from = (uint32_t)__cvta_generic_to_shared(own);
-    float sums_g[SIDE][4];
-    float sums_u[SIDE][4];
-#pragma unroll
-    for (int i = 0; i < SIDE * 4; i++) {
-        sums_g[i / 4][i % 4] = 0.0f;
-        sums_u[i / 4][i % 4] = 0.0f;
-    }
+    float sums_g[SIDE][4] = {};
+    float sums_u[SIDE][4] = {};
     pair next_d = load_pair(grad, left);
     pair next_g = load_pair(gate, left);
     pair next_u = load_pair(gate + up, left);
@@ -313,11 +320,9 @@ QLORA_KERNEL __launch_bounds__(512, 1)
         lines_g.load(bg, ldbg, at + warp * 32 + lane, cols, rank_g);
         lines_u.load(bu, ldbu, at + warp * 32 + lane, cols, rank_u);
         if (gelu != 0) {
-            gated_row<gelu_gate<fast_number>>(d.upper, x.upper, y.upper);
-            gated_row<gelu_gate<fast_number>>(d.lower, x.lower, y.lower);
+            gated_pair<gelu_gate<fast_number>>(d, x, y);
         } else {
-            gated_row<silu_gate<fast_number>>(d.upper, x.upper, y.upper);
-            gated_row<silu_gate<fast_number>>(d.lower, x.lower, y.lower);
+            gated_pair<silu_gate<fast_number>>(d, x, y);
         }
         store_pair(gate, left, x);
         store_pair(gate + up, left, y);
@@ -327,12 +332,7 @@ QLORA_KERNEL __launch_bounds__(512, 1)
         lines_g.store(own);
         // The tiles of the step before are no longer needed after the next barrier.
         __syncthreads();
-        add_side(sums_g, of_tile(tile), from);
-        __syncwarp();
-        lines_u.store(own);
-        __syncwarp();
-        add_side(sums_u, of_tile(tile + TILE), from);
-        __syncwarp(); // no lane needs these lines any more
+        add_sides(sums_g, sums_u, tile, lines_u, own);
         grad += STEP;
         gate += STEP;
         out += STEP;

@@ -307,8 +307,8 @@ static void qlora__plan_halve(qlora_model* m, const qlora_plan_desc* machine,
     qlora__plan_apply(m, choices);
 }
 
-// With attention in host memory, more layers have copies of their weights. If they do, it is that of
-// as few layers as these copies need.
+// With attention in host memory, more layers have copies of their weights. If they do, it is that
+// of as few layers as these copies need.
 static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
                              qlora__choices* choices) {
     int64_t layers = m->plan.config.layers;
@@ -457,7 +457,8 @@ static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size,
                       (long long)plan->heads_layers);
     }
     if (plan->offloaded_attention > 0) {
-        qlora__append(buffer, size, used, "  what is kept of attention in %lld layers is on the host\n",
+        qlora__append(buffer, size, used,
+                      "  what %lld layers keep of attention is in the memory of the host\n",
                       (long long)plan->offloaded_attention);
     }
     if (plan->generate_positions > 0) {
