@@ -36948,6 +36948,45 @@ typedef struct qlora__choices {
     int64_t every; // see qlora_plan.offload_every; 0 = 1
 } qlora__choices;
 
+// Operations that a layer must compute for each byte that is copied to the host meanwhile, so that
+// copies cost no time (H200: 48 GB/s and about 550 TFLOP/s). There, steps with what attention needs
+// on the host, and copies of weights in its place, were 1 % faster with 1B (12,700 operations) and
+// 8B (22,100), and as fast as before with 0.5B (7,500). The tests set it to 0.
+#ifndef QLORA__AWAY_OPERATIONS
+#define QLORA__AWAY_OPERATIONS 10000
+#endif
+
+// Whether copies of so many elements for each token are hidden behind the forward pass of a layer.
+static bool qlora__copies_hide(const qlora_model* m, int64_t elements, int64_t operations) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t weights = 0;
+    for (int i = 0; i < m->arch->layout->count; i++) {
+        weights += m->layers[0].projections[i].in * m->layers[0].projections[i].out;
+    }
+    int64_t computed = 2 * (weights + m->plan.max_length * qlora__q_width(c));
+    return elements * (int64_t)qlora_dtype_bytes(m->compute) * operations <= computed;
+}
+
+// Elements for each token of q, k and v, and of the output of attention.
+static int64_t qlora__attention_elements(const qlora_model_config* c) {
+    return 2 * (qlora__q_width(c) + qlora__kv_width(c));
+}
+
+// What layers keep of attention is in host memory: if none is recomputed as planned, otherwise with
+// their inputs, unless these are in groups because the host has too little memory.
+static void qlora__plan_attention(qlora_model* m, int64_t heads, int64_t away) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora_plan* p = &m->plan;
+    bool hides = qlora__copies_hide(m, c->hidden + qlora__q_width(c), QLORA__AWAY_OPERATIONS);
+    bool all = qlora__copies_hide(m, c->hidden + qlora__attention_elements(c),
+                                  QLORA__AWAY_OPERATIONS);
+    p->offloaded_attention = p->recompute_layers == 0           ? away
+                             : p->offload_every == 1 && hides ? p->attention_layers
+                                                              : 0;
+    p->heads_layers = all ? qlora__min(heads, p->offloaded_attention) : 0;
+    p->heads_layers = p->recompute_layers > 0 ? p->heads_layers : 0;
+}
+
 static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     const qlora_model_config* c = &m->plan.config;
     m->plan.recompute_layers = choices->recompute;
@@ -36959,13 +36998,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offload_every = m->plan.offloaded_layers > 0 ? qlora__max(choices->every, 1) : 0;
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
-    m->plan.offloaded_attention = choices->recompute == 0      ? choices->away
-                                  : m->plan.offload_every == 1 ? m->plan.attention_layers
-                                                               : 0;
-    m->plan.heads_layers = qlora__min(choices->heads, m->plan.attention_layers);
-    if (m->plan.offloaded_attention == 0) {
-        m->plan.heads_layers = 0;
-    }
+    qlora__plan_attention(m, choices->heads, choices->away);
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;
@@ -37216,7 +37249,9 @@ static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
                              qlora__choices* choices) {
     int64_t layers = m->plan.config.layers;
     qlora__choices away = *choices;
-    if (!m->on_gpu || m->desc.offload != QLORA_CHOICE_AUTO || choices->cached == layers) {
+    if (!m->on_gpu || m->desc.offload != QLORA_CHOICE_AUTO || choices->cached == layers ||
+        !qlora__copies_hide(m, qlora__attention_elements(&m->plan.config),
+                            QLORA__AWAY_OPERATIONS)) {
         return;
     }
     away.away = layers;
@@ -37234,7 +37269,7 @@ static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
 static void qlora__plan_widen(qlora_model* m, const qlora_plan_desc* machine,
                               qlora__choices* choices) {
     qlora__choices wide = *choices;
-    if (m->desc.tile != 0 || choices->tile == 0 || choices->heads < m->plan.config.layers) {
+    if (m->desc.tile != 0 || choices->tile == 0 || m->plan.heads_layers < m->plan.config.layers) {
         return;
     }
     wide.tile = m->plan.tokens;
@@ -51571,4 +51606,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ff3b266ee217726e
+//@@ end 86bcf49b1dea6da6

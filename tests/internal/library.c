@@ -5,6 +5,7 @@ static long long test_gated_from = 1; // models of the tests are small
 #define QLORA__GATED_FROM test_gated_from
 #define QLORA__SKINNY_FROM 1
 #define QLORA__TAILS_FULL 0
+#define QLORA__AWAY_OPERATIONS 0
 static long place_extra = 1000;
 #define QLORA__PLACE_EXTRA place_extra
 #define QLORA_IMPLEMENTATION
