@@ -80,8 +80,9 @@ static const option option_table[] = {
         "recompute activations in the backward pass; auto recomputes as few layers as "
         "possible, but from 4,096 tokens on first keeps what attention computed (default auto)"},
     {"offload", OPT_CHOICE, AT(offload), false, 0, 0, "auto|on|off",
-        "keep the inputs of recomputed layers, and an embedding that is not the head, in host "
-        "memory; auto does it only if the memory requires it (default auto)"},
+        "keep the inputs of recomputed layers, what they keep of attention, and an embedding that "
+        "is not the head, in host memory; auto does it only if the memory requires it, or if more "
+        "copies of weights fit then (default auto)"},
     {"tile", OPT_WHOLE, AT(tile), false, 1, 16777216, "N",
         "compute everything but attention for N tokens at a time (default: only if the memory "
         "requires it)"},

@@ -22,6 +22,7 @@ static void qlora__graph_free(qlora_ctx* ctx, qlora_graph* graph) {
 // stream can be used again.
 static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void** recorded) {
     qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__away_wait(ctx, ~0u));
     QLORA__TRY(qlora__cu(
         ctx,
         gpu->cu.StreamBeginCapture(gpu->stream, QLORA__CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
@@ -311,6 +312,7 @@ static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint
                            "graph %llu cannot be replayed: %s; capture it again",
                            (unsigned long long)key, graph->watch.invalid);
     }
+    QLORA__TRY(qlora__away_wait(ctx, ~0u));
     QLORA__TRY(qlora__on_cpu(ctx) ? graph->fn(ctx, graph->user) : qlora__graph_launch(ctx, graph));
     graph->replays++;
     return QLORA_OK;

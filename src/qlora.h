@@ -179,6 +179,7 @@ extern "C" {
 #include "ops/linear_gradients.h"
 #ifndef QLORA_NO_MODEL
 #include "ops/gated.h"
+#include "ops/tails.h"
 #endif // QLORA_NO_MODEL
 
 #include "ops/attention_cpu.h"

@@ -22,6 +22,8 @@ typedef struct setup {
     qlora_train_desc train;
     uint64_t budget; // memory to plan for; 0 = open without a plan
     int64_t every;   // replaces offload_every of the plan; 0 = as planned
+    int64_t attention; // the same for attention_layers and heads_layers
+    int64_t heads;
     bool eval_between;
 } setup;
 
@@ -159,7 +161,7 @@ static inline bool rig_start(rig* r, const setup* s) {
     if (model.dir == NULL) {
         model.config = &s->config;
     }
-    if (s->budget != 0 || s->every != 0) {
+    if (s->budget != 0 || s->every != 0 || s->attention != 0) {
         qlora_plan_desc budget;
         memset(&budget, 0, sizeof budget);
         budget.bytes = s->budget;
@@ -167,6 +169,8 @@ static inline bool rig_start(rig* r, const setup* s) {
             return rig_says(r, "plan");
         }
         fits.offload_every = s->every != 0 ? s->every : fits.offload_every;
+        fits.attention_layers = s->attention != 0 ? s->attention : fits.attention_layers;
+        fits.heads_layers = s->heads != 0 ? s->heads : fits.heads_layers;
         model.plan = &fits;
     }
     if (qlora_model_open(r->ctx, &model, &r->model) != QLORA_OK) {

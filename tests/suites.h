@@ -41,6 +41,7 @@
     X(tree_suite)                                                                                  \
     X(owners_suite)                                                                                \
     X(gated_suite)                                                                                 \
+    X(tails_suite)                                                                                 \
     X(skinny_suite)                                                                                \
     X(place_suite)                                                                                 \
     X(comm_suite)                                                                                  \

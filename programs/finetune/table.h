@@ -290,8 +290,9 @@ static const option option_table[] = {
     {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
         "keep 16-bit copies of 4-bit or FP8 weights; auto copies as many as fit (default auto)"},
     {"offload", OPT_CHOICE, AT(offload), false, 0, 0, "auto|on|off",
-        "keep the inputs of recomputed layers, and an embedding that is not the head, in host "
-        "memory; needs a GPU; auto does it only if the memory requires it (default auto)"},
+        "keep the inputs of recomputed layers, what they keep of attention, and an embedding that "
+        "is not the head, in host memory; needs a GPU; auto does it only if the memory requires "
+        "it, and with --memory also if more copies of weights fit then (default auto)"},
     {"tile", OPT_WHOLE, AT(tile), false, 1, 16e6, "N",
         "compute everything but attention for N tokens at a time, which needs less memory "
         "(default: only if the memory requires it)"},

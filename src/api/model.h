@@ -232,7 +232,9 @@ typedef struct qlora_model_desc {
     int64_t max_sequences;      // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
     int64_t max_length;         // maximum tokens per sequence, for all adapters; 0 = tokens, as far
                                 // as the model goes
-    int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
+    // Rows of logits computed at a time, at most tokens. 0 = 1024, or fewer if the model fits only
+    // then, or if that leaves much more of a limit set in qlora_plan_desc for copies of weights.
+    int64_t head_chunk;
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
     // Positions that all texts together can have in the cache, see TEXTS. 0 = all of them can have
@@ -247,8 +249,11 @@ typedef struct qlora_model_desc {
                         // products widen each weight once, while they pack it
     // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
     // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
-    // layers. If the host has too little memory, the input of one layer in n stays there, and the
-    // n - 1 layers after it are computed once more; n is chosen by the plan.
+    // layers. As far as the host has memory for it, recomputed layers then also keep q, k, v and
+    // the output of attention there, unless recompute is ON. With AUTO and a limit set in
+    // qlora_plan_desc, layers that are not recomputed have these there if that leaves room for
+    // copies of more weights. If the host has too little memory, the input of one layer in n stays
+    // there, and the n - 1 layers after it are computed once more; n is chosen by the plan.
     qlora_choice offload;
     // Tokens that everything but attention is computed for at a time, so that its memory does not
     // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
@@ -296,10 +301,12 @@ struct qlora_plan {
     int64_t parameters;       // number of trained parameters
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t attention_layers; // of these, the first n also keep the output of attention
+    int64_t heads_layers;     // of these, the first n also keep q, k and v
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     int64_t offload_every; // of these, only one in n stays there during the step, because the host
                            // has too little memory; 1 = all. The others are computed once more
+    int64_t offloaded_attention; // the first n layers have what they keep of attention there
     bool offloaded_embedding;
     int64_t tile;       // tokens at a time, or 0: all at once
     int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens

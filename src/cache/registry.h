@@ -102,7 +102,9 @@
     X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
     X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
     X(linear_gated_sum, linear, 0, LORA)                                                           \
-    X(gated_backward, gated, 82944, GATED)
+    X(gated_backward, gated, 82944, GATED)                                                         \
+    X(tails_gated, tails, 34816, LORA_BF16)                                                        \
+    X(tails_gated_bwd, tails, 94208, LORA_BF16)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \

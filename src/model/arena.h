@@ -341,6 +341,24 @@ static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
 }
 
+// Whether q, k and v are in the memory that layers use in turn, if attention is offloaded: those of
+// layers that are not recomputed are.
+static bool qlora__turns_have_heads(const qlora_model* m) {
+    return m->plan.offloaded_attention > 0 &&
+           (m->plan.heads_layers > 0 || m->plan.recompute_layers == 0);
+}
+
+// q, k and v, also before their norms.
+static void qlora__layout_heads(qlora__arena* arena, qlora_model* m, qlora__kept* kept) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, q + 2 * kv, &kept->qkv);
+    if (c->qk_norm) {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, q + kv, &kept->qk);
+    }
+}
+
 // Whether z of the forward pass is the one that the gradients need. With dropout, DoRA or several
 // adapters, and on the CPU, it is computed in other ways.
 static bool qlora__keeps_z(const qlora_model* m) {
@@ -407,19 +425,15 @@ static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t p
 #define QLORA__Z_SHARED (1u << QLORA__QKV)
 #define QLORA__Z_OWN (1u << QLORA__DOWN)
 
-// Of pads, only those of o and of gate/up are used. attention: the output of attention is one of
-// the activations.
+// Of pads, only those of o and of gate/up are used. heads, attention: q, k and v, and the output of
+// attention, are among the activations.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
-                               const int64_t pads[QLORA__GROUPS], bool attention,
+                               const int64_t pads[QLORA__GROUPS], bool heads, bool attention,
                                qlora__kept* kept) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t T = m->plan.tokens;
     int64_t some = qlora__tile_rows(m);
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    qlora__arena_tensor(arena, m->compute, T, q + 2 * kv, &kept->qkv);
-    if (c->qk_norm) {
-        qlora__arena_tensor(arena, m->compute, T, q + kv, &kept->qk);
+    if (heads) {
+        qlora__layout_heads(arena, m, kept);
     }
     if (attention) {
         qlora__layout_attention(arena, m, pads, kept);
@@ -444,6 +458,64 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
     }
 }
 
+// Memory that layers use in turn for what they keep of attention while it is copied. One copy takes
+// all of it, so it is in one piece; what fewer layers keep is at the end.
+static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
+                               const int64_t pads[QLORA__GROUPS], qlora__kept* turn) {
+    size_t first = arena->used;
+    memset(turn, 0, sizeof *turn);
+    qlora__layout_attention(arena, m, pads, turn);
+    m->turn_bytes[0] = arena->used - first;
+    if (qlora__turns_have_heads(m)) {
+        qlora__layout_heads(arena, m, turn);
+        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, turn);
+    }
+    m->turn_bytes[1] = arena->used - first;
+}
+
+// Bytes of what a layer keeps of it.
+static size_t qlora__turn_bytes(const qlora_model* m, const qlora__layer* layer) {
+    return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 1 : 0];
+}
+
+// What a layer has of attention is in the memory of its turn.
+static void qlora__layer_turn(qlora_model* m, qlora__layer* layer) {
+    const qlora__kept* turn = &m->turns[(layer - m->layers) % 2];
+    qlora__kept* kept = &layer->kept;
+    kept->o = turn->o;
+    kept->lse = turn->lse;
+    if (qlora__turns_have_heads(m)) {
+        kept->qkv = turn->qkv;
+        kept->qk = turn->qk;
+        kept->z[QLORA__QKV] = turn->z[QLORA__QKV];
+    }
+}
+
+// What a recomputed layer keeps besides its input.
+static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
+    layer->kept = m->again;
+    if (qlora__gated_ranks(m, layer, NULL)) {
+        qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
+    }
+    if (m->plan.offloaded_attention > 0) {
+        qlora__layer_turn(m, layer);
+    } else if (layer->keeps_attention) {
+        qlora__layout_attention(arena, m, layer->pads, &layer->kept);
+    }
+}
+
+// What a layer that is not recomputed keeps besides its input.
+static void qlora__layout_whole(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
+    bool leaves = layer - m->layers < m->plan.offloaded_attention;
+    unsigned z = leaves ? QLORA__Z_KEPT & ~QLORA__Z_SHARED : QLORA__Z_KEPT;
+    qlora__layout_kept(arena, m, layer->pads, !leaves, !leaves, &layer->kept);
+    memset(layer->kept.z, 0, sizeof layer->kept.z);
+    qlora__layout_z(arena, m, layer->pads, z, &layer->kept);
+    if (leaves) {
+        qlora__layer_turn(m, layer);
+    }
+}
+
 // In training, each layer keeps its own activations. Otherwise all layers share one set, and the
 // residual stream is updated in place.
 static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
@@ -462,9 +534,15 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     memset(&m->again, 0, sizeof m->again);
     if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
         // Without a layer that uses it, the shared output of attention has no memory.
-        bool attention = !qlora__trains(m) || m->plan.attention_layers < m->plan.recompute_layers;
-        qlora__layout_kept(arena, m, pads, attention, &m->again);
-        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, &m->again);
+        bool attention =
+            !qlora__trains(m) || (m->plan.offloaded_attention == 0 &&
+                                  m->plan.attention_layers < m->plan.recompute_layers);
+        bool heads = !qlora__turns_have_heads(m);
+        qlora__layout_kept(arena, m, pads, heads, attention, &m->again);
+        qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->again);
+    }
+    for (int i = 0; i < 2 && m->plan.offloaded_attention > 0; i++) {
+        qlora__layout_turn(arena, m, pads, &m->turns[i]);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -475,17 +553,9 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
             continue;
         }
         if (layer->recompute) {
-            layer->kept = m->again;
-            if (qlora__gated_ranks(m, layer, NULL)) {
-                qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
-            }
-            if (layer->keeps_attention) {
-                qlora__layout_attention(arena, m, layer->pads, &layer->kept);
-            }
+            qlora__layout_again(arena, m, layer);
         } else {
-            qlora__layout_kept(arena, m, layer->pads, true, &layer->kept);
-            memset(layer->kept.z, 0, sizeof layer->kept.z);
-            qlora__layout_z(arena, m, layer->pads, QLORA__Z_KEPT, &layer->kept);
+            qlora__layout_whole(arena, m, layer);
         }
         if (away) {
             layer->kept.h = m->streams[l % 2];
@@ -495,9 +565,11 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// What is in host memory: the embedding, and the inputs of layers. That of the last layer is still
-// on the device when the backward pass needs it, and so is that of the last layer of a group. The
-// inputs inside a group have the same memory in every group: the backward pass is in one at a time.
+// What is in host memory: the embedding, the inputs of layers, and what they keep of attention. The
+// input of the last layer is still on the device when the backward pass needs it, and so are that
+// of the last layer of a group and the attention of the last two layers that use memory in turn.
+// The inputs inside a group have the same memory in every group: the backward pass is in one at a
+// time.
 static void qlora__layout_host(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__arena host;
@@ -515,6 +587,17 @@ static void qlora__layout_host(qlora_model* m) {
         m->layers[l].away = on_device              ? NULL
                             : place > 0 && l > every ? m->layers[place].away
                                                      : qlora__arena_take(&host, bytes);
+    }
+    qlora__arena turn;
+    memset(&turn, 0, sizeof turn);
+    int64_t pads[QLORA__GROUPS];
+    qlora__most_pads(m, pads);
+    qlora__layout_turn(&turn, m, pads, &m->turns[0]); // counts its bytes
+    int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
+    for (int64_t l = 0; l < c->layers; l++) {
+        bool leaves = l < m->plan.offloaded_attention && l < users - 2;
+        m->layers[l].away_attention =
+            leaves ? qlora__arena_take(&host, qlora__turn_bytes(m, &m->layers[l])) : NULL;
     }
     m->plan.host = host.used;
 }

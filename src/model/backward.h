@@ -43,7 +43,7 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
 static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pass* after,
                                        qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    QLORA__TRY(qlora__layer_heads(pass, layer, true));
+    QLORA__TRY(layer->keeps_heads ? QLORA_OK : qlora__layer_heads(pass, layer, true));
     QLORA__TRY(layer->keeps_attention ? QLORA_OK : qlora__layer_attention(pass, layer));
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
 }
@@ -54,8 +54,12 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     if (stack->pad == 0 || stack->z.cols > 0) {
         return QLORA_OK;
     }
-    pass->m->readers |= 1u << group;
+    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
     qlora_tensor inner = qlora__window(x, pass->rows, 0, stack->linear.in);
+    if (group == QLORA__DOWN && qlora__z_comes(pass, layer)) {
+        return qlora__layer_tail(pass, layer, NULL, NULL, &inner);
+    }
+    pass->m->readers |= 1u << group;
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
@@ -104,6 +108,16 @@ static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const 
         pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
 }
 
+// Computes u of a stack in the last columns of dy, unless it came with the activation.
+static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* stack, int group,
+                                   const qlora_tensor* dy, const qlora_tensor* inner) {
+    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
+    bool there = group == QLORA__GATE_UP && qlora__u_comes(pass, layer);
+    return stack->pad > 0 && !there
+               ? qlora__linear_u(pass->ctx, pass->math, &stack->linear, dy, inner)
+               : QLORA_OK;
+}
+
 // dy (with space for u) and x (with z) -> dx (may be NULL), dA and dB. With dropout, the adapters
 // are added to dx one by one, which needs scratch.
 static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__stack* stack,
@@ -118,9 +132,7 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
         QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, dx));
         return qlora__stack_gradients(pass, stack, group, x, dy, false);
     }
-    if (stack->pad > 0) {
-        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
-    }
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
     QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
     return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, dx)
                       : QLORA_OK;
@@ -137,7 +149,8 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
     qlora_tensor raw = qlora__window(&m->raw, pass->rows, 0, stack->out);
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
-    QLORA__TRY(qlora__leave(ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, x, &raw)));
+    QLORA__TRY(qlora__leave(
+        ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, false, x, &raw)));
     int64_t at = 0;
     for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
         qlora__projection* p = &layer->projections[m->arch->layout->groups[group].first + i];
@@ -263,6 +276,12 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
     QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
     if (qlora__gated_ranks(m, layer, NULL)) {
         QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
+    } else if (qlora__u_comes(pass, layer)) {
+        qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
+        qlora_tensor u =
+            qlora__local(pass, &layer->kept.gu, 2 * width, layer->pads[QLORA__GATE_UP]);
+        QLORA__TRY(qlora__tails_backward(ctx, (m->arch->has & QLORA__HAS_GELU) != 0, &l, &ds, &gate,
+                                         &up, &s, &u));
     } else {
         QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
     }
@@ -338,7 +357,7 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
     job.eps = (float)c->rms_eps;
     job.rstd_out = &rstd;
-    QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
     QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, &dx));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
     QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
@@ -581,8 +600,8 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     return QLORA_OK;
 }
 
-// Waits for the input of a layer if it is offloaded, and starts the copy of the one below it, in
-// the memory of the one above, which is no longer needed.
+// Waits for the input of a layer if it is offloaded, and starts the copies of that of the one below
+// it, and of what it keeps of attention, in the memory of the one above, which is no longer needed.
 static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     QLORA__TRY(qlora__away_wait(pass->ctx, 1u << index % 2));
@@ -591,7 +610,22 @@ static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     }
     qlora__layer* below = &m->layers[index - 1];
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
-    return qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away);
+    QLORA__TRY(
+        qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
+    return qlora__attention_copy(pass, index - 1, true);
+}
+
+// The same for what a layer keeps of attention and is not recomputed. The second stream no longer
+// reads that memory: it has finished the gradients of o of the layer above, and is waited for here
+// with those of q, k and v.
+static qlora_result qlora__attention_back(const qlora__pass* pass, int64_t index) {
+    const qlora_model* m = pass->m;
+    QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
+    if (index == 0 || m->layers[index].recompute || m->layers[index - 1].away_attention == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV));
+    return qlora__attention_copy(pass, index - 1, true);
 }
 
 // Whether the backward pass enters a group of layers of which only the first has its input on the
@@ -639,6 +673,7 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     QLORA__TRY(qlora__group_begins(m, index) ? qlora__group_again(pass, index) : QLORA_OK);
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
+        QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
         QLORA__TRY(qlora__layer_again(pass, &after, layer));
     }
     qlora__tiles_begin(pass);
@@ -663,6 +698,7 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
     bool gathered = qlora__pass_after(pass, index).gathered;
+    QLORA__TRY(qlora__attention_back(pass, index));
     QLORA__TRY(gathered ? qlora__backward_labelled(pass, index)
                : tiled  ? QLORA_OK
                         : qlora__layer_o_backward(pass, layer));

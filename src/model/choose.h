@@ -36,12 +36,53 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
 typedef struct qlora__choices {
     int64_t recompute;
     int64_t attention; // the first n layers keep its output, if they are recomputed
+    int64_t heads;     // and the first n q, k and v, if it is offloaded
+    int64_t away;      // the first n layers have both on the host, if none is recomputed
     int64_t cached;
     int64_t tile;
     int64_t head_chunk;
     bool offload;
     int64_t every; // see qlora_plan.offload_every; 0 = 1
 } qlora__choices;
+
+// Operations that a layer must compute for each byte that is copied to the host meanwhile, so that
+// copies cost no time (H200: 48 GB/s and about 550 TFLOP/s). There, steps with what attention needs
+// on the host, and copies of weights in its place, were 1 % faster with 1B (12,700 operations) and
+// 8B (22,100), and as fast as before with 0.5B (7,500). The tests set it to 0.
+#ifndef QLORA__AWAY_OPERATIONS
+#define QLORA__AWAY_OPERATIONS 10000
+#endif
+
+// Whether copies of so many elements for each token are hidden behind the forward pass of a layer.
+static bool qlora__copies_hide(const qlora_model* m, int64_t elements, int64_t operations) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t weights = 0;
+    for (int i = 0; i < m->arch->layout->count; i++) {
+        weights += m->layers[0].projections[i].in * m->layers[0].projections[i].out;
+    }
+    int64_t computed = 2 * (weights + m->plan.max_length * qlora__q_width(c));
+    return elements * (int64_t)qlora_dtype_bytes(m->compute) * operations <= computed;
+}
+
+// Elements for each token of q, k and v, and of the output of attention.
+static int64_t qlora__attention_elements(const qlora_model_config* c) {
+    return 2 * (qlora__q_width(c) + qlora__kv_width(c));
+}
+
+// What layers keep of attention is in host memory: if none is recomputed as planned, otherwise with
+// their inputs, unless these are in groups because the host has too little memory.
+static void qlora__plan_attention(qlora_model* m, int64_t heads, int64_t away) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora_plan* p = &m->plan;
+    bool hides = qlora__copies_hide(m, c->hidden + qlora__q_width(c), QLORA__AWAY_OPERATIONS);
+    bool all = qlora__copies_hide(m, c->hidden + qlora__attention_elements(c),
+                                  QLORA__AWAY_OPERATIONS);
+    p->offloaded_attention = p->recompute_layers == 0           ? away
+                             : p->offload_every == 1 && hides ? p->attention_layers
+                                                              : 0;
+    p->heads_layers = all ? qlora__min(heads, p->offloaded_attention) : 0;
+    p->heads_layers = p->recompute_layers > 0 ? p->heads_layers : 0;
+}
 
 static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     const qlora_model_config* c = &m->plan.config;
@@ -54,10 +95,12 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offload_every = m->plan.offloaded_layers > 0 ? qlora__max(choices->every, 1) : 0;
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
+    qlora__plan_attention(m, choices->heads, choices->away);
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;
         layer->keeps_attention = l < m->plan.attention_layers;
+        layer->keeps_heads = l < m->plan.heads_layers;
         layer->cached = l < choices->cached;
     }
     qlora__model_layout(m, NULL);
@@ -209,11 +252,17 @@ static bool qlora__plan_squeeze(qlora_model* m, const qlora_plan_desc* machine,
 // of a layer and its output 7 % of the layer's activations, at 32,768 tokens 45 %).
 #define QLORA__LONG_ATTENTION 4096
 
+static bool qlora__plan_fits_both(const qlora_model* m, const qlora_plan_desc* machine) {
+    return qlora__plan_fits(m, machine->bytes) && qlora__plan_fits_host(m, machine);
+}
+
 // Which of the choices is counted.
 typedef enum qlora__count_of {
     QLORA__COUNT_WHOLE,     // layers that are not recomputed
     QLORA__COUNT_ATTENTION, // recomputed layers that keep the output of attention
-    QLORA__COUNT_CACHED     // layers with 16-bit copies
+    QLORA__COUNT_HEADS,     // of these, those that keep q, k and v
+    QLORA__COUNT_CACHED,    // layers with 16-bit copies
+    QLORA__COUNT_HERE       // layers that have attention on the device
 } qlora__count_of;
 
 static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t count,
@@ -222,6 +271,10 @@ static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t coun
         choices->recompute = m->plan.config.layers - count;
     } else if (what == QLORA__COUNT_ATTENTION) {
         choices->attention = count;
+    } else if (what == QLORA__COUNT_HEADS) {
+        choices->heads = count;
+    } else if (what == QLORA__COUNT_HERE) {
+        choices->away = m->plan.config.layers - count;
     } else {
         choices->cached = count;
     }
@@ -230,17 +283,17 @@ static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t coun
 
 // Raises a choice as far as the memory goes, which grows with each of them, so bisection finds it.
 // The end is tried first: without any recomputed layer, there is no room for one either.
-static void qlora__plan_most(qlora_model* m, uint64_t bytes, qlora__count_of what, int64_t low,
-                             int64_t high, qlora__choices* choices) {
+static void qlora__plan_most(qlora_model* m, const qlora_plan_desc* machine, qlora__count_of what,
+                             int64_t low, int64_t high, qlora__choices* choices) {
     qlora__plan_count(m, what, high, choices);
-    if (qlora__plan_fits(m, bytes)) {
+    if (qlora__plan_fits_both(m, machine)) {
         return;
     }
     high--;
     while (low < high) {
         int64_t middle = (low + high + 1) / 2;
         qlora__plan_count(m, what, middle, choices);
-        if (qlora__plan_fits(m, bytes)) {
+        if (qlora__plan_fits_both(m, machine)) {
             low = middle;
         } else {
             high = middle - 1;
@@ -261,31 +314,105 @@ static bool qlora__any_coded(const qlora_model* m) {
     return false;
 }
 
+// How the memory that is left is used. Results depend on the rows of logits that are computed at a
+// time, so their number never depends on what happens to be free.
+typedef enum qlora__filling {
+    QLORA__FILL_NOT,
+    QLORA__FILL_FREE, // up to what is free now
+    QLORA__FILL_ASKED // up to what the caller has set
+} qlora__filling;
+
+// Half as many rows of logits at a time are a little slower, and leave memory for copies: taken if
+// they are those of an eighth of the layers (0.5B with 2048 tokens in 2.45 GiB on an H200: 11
+// instead of 6 of 24, 1.4 % more tokens per second; 1.5B: hardly any more, 0.9 % less).
+static void qlora__plan_halve(qlora_model* m, const qlora_plan_desc* machine,
+                              qlora__choices* choices) {
+    int64_t layers = m->plan.config.layers;
+    qlora__choices half = *choices;
+    half.head_chunk = choices->head_chunk / 2;
+    if (m->own_chunk || !m->on_gpu || half.head_chunk < 512 || choices->cached == layers) {
+        return;
+    }
+    qlora__plan_most(m, machine, QLORA__COUNT_CACHED, choices->cached, layers, &half);
+    if (8 * (half.cached - choices->cached) >= layers) {
+        *choices = half;
+    }
+    qlora__plan_apply(m, choices);
+}
+
+// With attention in host memory, more layers have copies of their weights. If they do, it is that
+// of as few layers as these copies need.
+static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
+                             qlora__choices* choices) {
+    int64_t layers = m->plan.config.layers;
+    qlora__choices away = *choices;
+    if (!m->on_gpu || m->desc.offload != QLORA_CHOICE_AUTO || choices->cached == layers ||
+        !qlora__copies_hide(m, qlora__attention_elements(&m->plan.config),
+                            QLORA__AWAY_OPERATIONS)) {
+        return;
+    }
+    away.away = layers;
+    qlora__plan_most(m, machine, QLORA__COUNT_CACHED, choices->cached, layers, &away);
+    if (away.cached > choices->cached && qlora__plan_fits_both(m, machine)) {
+        qlora__plan_most(m, machine, QLORA__COUNT_HERE, 0, layers - 3, &away);
+        *choices = away;
+    }
+    qlora__plan_apply(m, choices);
+}
+
+// Offloading comes with tiles, so that it fits. If it keeps q, k and v, and the memory suffices for
+// all tokens at once as well, one tile has all of them (8B, 4 x 2048 tokens in 7.5 GiB on an H200:
+// a step of 593 ms instead of 603 with tiles of 4096).
+static void qlora__plan_widen(qlora_model* m, const qlora_plan_desc* machine,
+                              qlora__choices* choices) {
+    qlora__choices wide = *choices;
+    if (m->desc.tile != 0 || choices->tile == 0 || m->plan.heads_layers < m->plan.config.layers) {
+        return;
+    }
+    wide.tile = m->plan.tokens;
+    qlora__plan_apply(m, &wide);
+    if (qlora__plan_fits_both(m, machine)) {
+        *choices = wide;
+    }
+    qlora__plan_apply(m, choices);
+}
+
 // Uses the memory that is left for what saves time: the fewest recomputed layers that fit, outputs
 // of attention of the others, then, if the memory is to be filled, cached layers.
-static void qlora__plan_fill(qlora_model* m, uint64_t bytes, bool fill, qlora__choices* choices) {
+static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, qlora__filling how,
+                             qlora__choices* choices) {
+    bool fill = how != QLORA__FILL_NOT;
     int64_t layers = m->plan.config.layers;
     const qlora_model_desc* d = &m->desc;
     bool free_to = d->recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
     bool whole = choices->offload || choices->tile > 0; // these recompute every layer
     bool attention_first = whole || m->plan.max_length >= QLORA__LONG_ATTENTION;
     if (free_to && fill && attention_first) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, layers, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, layers, choices);
+    }
+    if (free_to && fill && choices->attention == layers &&
+        m->plan.offloaded_attention > 0) {
+        qlora__plan_most(m, machine, QLORA__COUNT_HEADS, 0, layers, choices);
+        qlora__plan_widen(m, machine, choices);
     }
     if (free_to && !whole && (choices->attention == 0 || choices->attention == layers)) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_WHOLE, 0, layers, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_WHOLE, 0, layers, choices);
     }
     if (free_to && fill && !attention_first) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, choices->recompute, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, choices->recompute, choices);
     }
     bool coded = qlora__any_coded(m) && qlora__computes(m);
     if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && coded && !whole) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_CACHED, 0, layers, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_CACHED, 0, layers, choices);
+        if (how == QLORA__FILL_ASKED) {
+            qlora__plan_halve(m, machine, choices);
+            qlora__plan_away(m, machine, choices);
+        }
     }
 }
 
 static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
-                                       const qlora_plan_desc* machine, bool fill) {
+                                       const qlora_plan_desc* machine, qlora__filling how) {
     int64_t layers = m->plan.config.layers;
     const qlora_model_desc* d = &m->desc;
     bool trains = qlora__trains(m);
@@ -304,7 +431,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
                    ? qlora__plan_host_short(ctx, m, machine->host_bytes)
                    : qlora__plan_too_large(ctx, m, machine->bytes);
     }
-    qlora__plan_fill(m, machine->bytes, fill, &choices);
+    qlora__plan_fill(m, machine, how, &choices);
     return QLORA_OK;
 }
 
@@ -319,8 +446,10 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
                                            : ctx->device_bytes;
     // Other programs also use the memory of the CPU: what was not asked for is left to them.
-    bool fill = machine.bytes != 0 && (!qlora__on_cpu(ctx) || (given != NULL && given->bytes != 0));
-    qlora_result r = qlora__plan_choose(ctx, m, &machine, fill);
+    qlora__filling how = given != NULL && given->bytes != 0              ? QLORA__FILL_ASKED
+                         : machine.bytes != 0 && !qlora__on_cpu(ctx) ? QLORA__FILL_FREE
+                                                                     : QLORA__FILL_NOT;
+    qlora_result r = qlora__plan_choose(ctx, m, &machine, how);
     if (r != QLORA_OK) {
         qlora__model_free(m);
         return r;
@@ -357,6 +486,15 @@ static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size,
         qlora__append(buffer, size, used,
                       "  the output of attention is kept in %lld of the recomputed layers\n",
                       (long long)plan->attention_layers);
+    }
+    if (plan->heads_layers > 0) {
+        qlora__append(buffer, size, used, "  q, k and v are kept in %lld of them\n",
+                      (long long)plan->heads_layers);
+    }
+    if (plan->offloaded_attention > 0) {
+        qlora__append(buffer, size, used,
+                      "  what %lld layers keep of attention is in the memory of the host\n",
+                      (long long)plan->offloaded_attention);
     }
     if (plan->generate_positions > 0) {
         qlora__append(buffer, size, used, "  the texts have room for %lld positions together\n",

@@ -263,6 +263,39 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                                   QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
 
+// Whether the activation computes z of down, and its backward pass u of gate and up: see
+// ops/tails.h. With dropout, DoRA or several adapters there are other ways.
+static bool qlora__tails_come(const qlora__pass* pass, const qlora__layer* layer, int group) {
+    const qlora_model* m = pass->m;
+    return m->on_gpu && m->compute == QLORA_BF16 && m->use_adapters && !pass->decoding &&
+           !(m->desc.dropout > 0.0f) && !m->dora && !qlora__has_several(m) &&
+           m->plan.config.intermediate % 8 == 0 &&
+           qlora__tails_full(qlora__tile_rows(m), QLORA__TAILS_FULL) &&
+           qlora__tails_takes(&layer->linears[group]);
+}
+
+static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__tails_come(pass, layer, QLORA__DOWN);
+}
+
+// Not if it computes other gradients from its tiles (ops/gated.h).
+static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
+           !qlora__gated_ranks(pass->m, layer, NULL);
+}
+
+// z of down from the activation in s, with the activation if gate and up are not NULL.
+static qlora_result qlora__layer_tail(const qlora__pass* pass, const qlora__layer* layer,
+                                      const qlora_tensor* gate, const qlora_tensor* up,
+                                      const qlora_tensor* s) {
+    const qlora_model* m = pass->m;
+    qlora_tensor z = *s;
+    z.data = (uint16_t*)s->data + s->cols;
+    z.cols = layer->pads[QLORA__DOWN];
+    return qlora__tails_forward(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0, gate, up, s,
+                                layer->linears[QLORA__DOWN].parts[0].a, &z);
+}
+
 // x and y have the rows of a tile.
 static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__layer* layer,
                                              int group, const qlora_tensor* x,
@@ -273,7 +306,9 @@ static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__lay
     qlora_tensor out = qlora__local(pass, y, 0, stack.out);
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(
-        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out)));
+        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear,
+                                         group == QLORA__DOWN && qlora__z_comes(pass, layer), &in,
+                                         &out)));
     return pass->m->use_adapters && qlora__stack_is_dora(pass->m, layer, group)
                ? qlora__scale_columns(pass->ctx, &layer->gains[group], &out)
                : QLORA_OK;
@@ -515,7 +550,8 @@ static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* lay
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
-    QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
+    QLORA__TRY(qlora__z_comes(pass, layer) ? qlora__layer_tail(pass, layer, &gate, &up, &s)
+                                           : qlora__layer_gated(pass, &gate, &up, &s));
     QLORA__TRY(
         qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1)));
     return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->s);

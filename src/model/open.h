@@ -210,6 +210,8 @@ static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
     qlora__choices choices;
     choices.recompute = plan->recompute_layers;
     choices.attention = plan->attention_layers;
+    choices.heads = plan->heads_layers;
+    choices.away = plan->offloaded_attention;
     choices.cached = plan->cached_layers;
     choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
     choices.every = plan->offload_every;

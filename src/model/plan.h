@@ -411,7 +411,8 @@ static void qlora__model_free(qlora_model* m) {
         // it. The text of the error that brought us here stays.
         char error[QLORA__ERROR_SIZE];
         memcpy(error, ctx->env.error, sizeof error);
-        qlora_result ignored = qlora__sync(ctx);
+        qlora_result ignored = qlora__away_wait(ctx, ~0u);
+        ignored = qlora__sync(ctx);
         (void)ignored;
         memcpy(ctx->env.error, error, sizeof error);
     }

@@ -73,6 +73,7 @@ typedef struct qlora__layer {
     bool cached;
     bool recompute;
     bool keeps_attention; // of a recomputed layer: its output and row statistics
+    bool keeps_heads;     // and q, k and v
     bool sliding;
     bool no_rope;
     qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
@@ -81,6 +82,7 @@ typedef struct qlora__layer {
     int64_t norms_at[QLORA__NORMS];     // first elements in the parameter arena
     qlora__kept kept;
     void* away; // pinned host memory of its input, if that is offloaded
+    void* away_attention; // and of what it keeps of attention
 } qlora__layer;
 
 // The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
@@ -356,6 +358,8 @@ struct qlora_model {
     qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
+    qlora__kept turns[2]; // what layers have of attention in turn, if it is offloaded
+    size_t turn_bytes[2]; // output and row statistics; with q, k and v
     // FP8 mode
     qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
     qlora_tensor fp8_codes;   // U8: rows of x or dy

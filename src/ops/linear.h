@@ -650,9 +650,10 @@ static qlora_result qlora__linear_forward_shared(qlora_ctx* ctx, qlora_math math
     return QLORA_OK;
 }
 
+// has_z: z is there.
 static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
-                                          const qlora_linear_desc* l, const qlora_tensor* x,
-                                          const qlora_tensor* y) {
+                                          const qlora_linear_desc* l, bool has_z,
+                                          const qlora_tensor* x, const qlora_tensor* y) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
     QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, false));
@@ -666,7 +667,7 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(ctx, l, bf16), bf16)) {
         return qlora__linear_forward_shared(ctx, math, l, x, &inner, y);
     }
-    QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
+    QLORA__TRY(has_z ? QLORA_OK : qlora__linear_z(ctx, math, l, x, &inner));
     return l->operand != NULL || l->fp8 != NULL
                ? qlora__linear_forward_joined(ctx, math, l, x, y)
                : qlora__linear_forward_plain(ctx, math, l, x, &inner, y);
@@ -675,7 +676,7 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
 qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                   const qlora_tensor* x, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_linear_forward");
-    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, x, y));
+    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, false, x, y));
 }
 
 // ---- backward -----------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 // ---- copies in parallel with the stream ---------------------------------------------------------
 //
-// Memory that is not needed for a while is copied to pinned host memory and back. In a captured
-// graph, the copies run on a stream of their own: a copy starts when everything queued before it
-// on the stream has finished, copies run one after the other, and the stream goes on. Before using
-// what a copy writes, or writing to what it reads, call qlora__away_wait. Outside a capture, copies
-// are part of the stream. The host memory must live as long as the graph: it is the one host
-// address that a graph may hold, and the host never touches it.
+// Memory that is not needed for a while is copied to pinned host memory and back, on a stream of
+// its own: a copy starts when everything queued before it on the context's stream has finished,
+// copies run one after the other, and that stream goes on. Before using what a copy writes, or
+// writing to what it reads, call qlora__away_wait; also before a capture, which cannot wait for
+// copies that began outside of it, and before a replay. The host memory must live as long as the
+// graph: it is the one host address that a graph may hold, and the host never touches it.
 
 // CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address; also the flag of
 // memory that is registered.
@@ -120,32 +120,26 @@ static QLORA__UNUSED qlora_result qlora__away_copy(qlora_ctx* ctx, int slot, boo
                                                    const qlora_tensor* device, void* host) {
     qlora__gpu* gpu = ctx->gpu;
     qlora__beside* b = gpu->beside;
-    bool captured = ctx->capture != NULL;
-    void* stream = captured ? b->copies : gpu->stream;
+    void* stream = b->copies;
     size_t bytes = (size_t)device->rows * (size_t)device->ld * qlora_dtype_bytes(device->dtype);
     qlora__CUdeviceptr at = (qlora__CUdeviceptr)(uintptr_t)device->data;
     QLORA__TRY(qlora__capture_note(ctx, device->data));
-    if (captured) {
-        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
-        QLORA__TRY(
-            qlora__cu(ctx, gpu->cu.StreamWaitEvent(stream, b->fork, 0), "cuStreamWaitEvent"));
-        b->copies_forked = true;
-    }
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(stream, b->fork, 0), "cuStreamWaitEvent"));
+    b->copies_forked = true;
     QLORA__TRY(
         back ? qlora__cu(ctx, gpu->cu.MemcpyHtoDAsync(at, host, bytes, stream), "cuMemcpyHtoDAsync")
              : qlora__cu(ctx, gpu->cu.MemcpyDtoHAsync(host, at, bytes, stream),
                          "cuMemcpyDtoHAsync"));
-    if (captured) {
-        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->copied[slot], stream), "cuEventRecord"));
-        b->copies_pending |= 1u << slot;
-    }
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->copied[slot], stream), "cuEventRecord"));
+    b->copies_pending |= 1u << slot;
     return QLORA_OK;
 }
 
 // Later work on the stream starts only after all earlier copies in these slots (one bit each).
 static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slots) {
     qlora__gpu* gpu = ctx->gpu;
-    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__AWAY_SLOTS; i++) {
+    for (int i = 0; gpu != NULL && i < QLORA__AWAY_SLOTS; i++) {
         if ((slots & gpu->beside->copies_pending & 1u << i) != 0) {
             gpu->beside->copies_pending &= ~(1u << i);
             int code = gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside->copied[i], 0);

@@ -12,7 +12,7 @@
 
 // Each piece of work on the second stream has a slot, counted from 0, by which it is waited for.
 #define QLORA__BESIDE_SLOTS 5
-#define QLORA__AWAY_SLOTS 2 // of copies, tensor/away.h
+#define QLORA__AWAY_SLOTS 4 // of copies, tensor/away.h
 
 struct qlora__beside {
     void* stream;

@@ -112,7 +112,8 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         now = end > start ? end : start + 1e-6;
     }
     *out = done;
-    return QLORA_OK;
+    QLORA__TRY(qlora__away_wait(ctx, ~0u)); // copies may outlast their piece, but not the slice
+    return qlora__sync(ctx);
 }
 
 qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done) {

@@ -294,10 +294,11 @@ static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
     // Forward and the gradients of the inputs; layer 0 needs none below q, k and v. Adapters
     // count 2 + 4.
     f.flops = T * (L * (4.0 * linear + 6.0 * lora + 3.5 * attention) - 2.0 * qkv + 4.0 * H * V);
-    // A recomputed layer runs the forward pass again, except for its last projection and, if its
-    // output was kept, attention.
+    // A recomputed layer runs the forward pass again, except for its last projection and, if they
+    // were kept, attention and q, k and v.
     f.flops += T * again * (2.0 * (linear - H * I) + 2.0 * (lora - r * (H + I)));
     f.flops += T * (again - (double)plan->attention_layers) * attention;
+    f.flops -= T * (double)plan->heads_layers * 2.0 * (qkv + r * (3.0 * H + q + 2.0 * kv));
     double once = (0.516 + 2.0) * linear; // read 4 bits and the scales, write 16
     double forward = 16.0 * H + 4.0 * (q + kv) + 6.0 * I;
     double backward = 16.0 * H + 4.0 * (q + kv) + 12.0 * I + 4.0 * q;
@@ -716,8 +717,11 @@ static void step_print(const step_run* s) {
         {"allocations", "device allocations in training", 0, (double)s->allocations},
         {"recompute_layers", "layers recomputed", 0, (double)s->plan.recompute_layers},
         {"attention_layers", "of which keep attention", 0, (double)s->plan.attention_layers},
+        {"heads_layers", "of which keep q, k and v", 0, (double)s->plan.heads_layers},
         {"cached_layers", "layers with 16-bit weights", 0, (double)s->plan.cached_layers},
         {"offloaded_layers", "layers with inputs on the host", 0, (double)s->plan.offloaded_layers},
+        {"offloaded_attention", "layers with attention on the host", 0,
+         (double)s->plan.offloaded_attention},
         {"host_gib", "GiB of pinned host memory", 3, (double)s->plan.host / 1073741824.0},
         {"offload_every", "one input kept in so many layers", 0, (double)s->plan.offload_every},
         {"tile", "tokens in a tile (0 = all)", 0, (double)s->plan.tile},

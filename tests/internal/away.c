@@ -7,7 +7,9 @@ enum { AWAY_COUNT = 1000 };
 
 static qlora_result away_copy(qlora_ctx* ctx, bool back, const qlora_tensor* t, void* host) {
     QLORA__ENTER(ctx, "away_copy");
-    return qlora__leave(ctx, qlora__away_copy(ctx, 0, back, t, host));
+    QLORA__TRY(qlora__away_open(ctx));
+    QLORA__TRY(qlora__away_copy(ctx, 0, back, t, host));
+    return qlora__leave(ctx, qlora__away_wait(ctx, 1));
 }
 
 // Copies numbers from the device to the end of the memory and back.
@@ -89,6 +91,60 @@ TEST large_memory_is_registered(const test_machine* machine) {
     PASS();
 }
 
+// Where copies are hidden depends on the shape of the model and the length of its sequences.
+TEST hidden_copies_are_chosen(const test_machine* machine) {
+    static const struct {
+        int64_t hidden;
+        int64_t intermediate;
+        int64_t heads;
+        int64_t kv_heads;
+        int64_t head_dim;
+        int64_t length;
+        bool hides[3]; // attention; with the input: its output, all of it
+    } cases[] = {{896, 4864, 14, 2, 64, 512, {false, false, false}},
+                 {2048, 8192, 32, 8, 64, 2048, {true, true, false}},
+                 {1536, 8960, 12, 2, 128, 2048, {true, true, false}},
+                 {4096, 14336, 32, 8, 128, 2048, {true, true, true}},
+                 {896, 4864, 14, 2, 64, 32768, {true, true, true}}};
+    qlora_ctx* ctx = test_open(machine, NULL);
+    ASSERTm(test_open_reason(), ctx != NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        qlora_model_config c;
+        qlora_model_desc desc;
+        qlora_plan_desc given;
+        qlora_model* m = NULL;
+        memset(&c, 0, sizeof c);
+        memset(&desc, 0, sizeof desc);
+        memset(&given, 0, sizeof given);
+        c.family = QLORA_FAMILY_LLAMA;
+        c.vocab = 64;
+        c.hidden = cases[i].hidden;
+        c.intermediate = cases[i].intermediate;
+        c.layers = 1;
+        c.heads = cases[i].heads;
+        c.kv_heads = cases[i].kv_heads;
+        c.head_dim = cases[i].head_dim;
+        c.rms_eps = 1e-5;
+        c.rope.theta = 10000.0;
+        desc.config = &c;
+        desc.tokens = cases[i].length;
+        desc.max_sequences = 1;
+        given.capability = 90;
+        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, qlora__plan_build(ctx, &desc, &given, &m));
+        int64_t o = cases[i].heads * cases[i].head_dim;
+        int64_t all = qlora__attention_elements(&m->plan.config);
+        ASSERT_EQ(2 * (o + cases[i].kv_heads * cases[i].head_dim), all);
+        ASSERT_EQ(cases[i].hides[0], qlora__copies_hide(m, all, 10000));
+        ASSERT_EQ(cases[i].hides[1], qlora__copies_hide(m, c.hidden + o, 10000));
+        ASSERT_EQ(cases[i].hides[2], qlora__copies_hide(m, c.hidden + all, 10000));
+        ASSERT(qlora__copies_hide(m, c.hidden + all, 0));
+        qlora__model_free(m);
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 SUITE(away_suite) {
+    RUN_ON(TEST_CPU, hidden_copies_are_chosen);
     RUN_ON(TEST_ONE_EACH, large_memory_is_registered);
 }

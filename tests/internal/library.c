@@ -1,7 +1,11 @@
 // library.c - the implementation, followed by all white-box suites: one compilation instead of one
 // per suite. The other suites link this object as their library.
-#define QLORA__GATED_FROM 1 // models of the tests are small
+static long long test_gated_from = 1; // models of the tests are small
+
+#define QLORA__GATED_FROM test_gated_from
 #define QLORA__SKINNY_FROM 1
+#define QLORA__TAILS_FULL 0
+#define QLORA__AWAY_OPERATIONS 0
 static long place_extra = 1000;
 #define QLORA__PLACE_EXTRA place_extra
 static long layers_split_from = 12;
@@ -39,6 +43,7 @@ static long layers_split_from = 12;
 #include "internal/tree.c"
 #include "internal/owners.c"
 #include "internal/gated.c"
+#include "internal/tails.c"
 #include "internal/skinny.c"
 #include "internal/place.c"
 #include "internal/packed.c"

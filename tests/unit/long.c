@@ -29,6 +29,7 @@ static setup long_setup(const test_machine* machine, qlora_mode mode, bool dropo
 // ---- the same bits
 
 static void vary_eager(setup* s) {
+    s->machine.order = FAKE_RANDOM;
     s->train.eager = true;
     s->train.require_graph = false;
 }
@@ -108,6 +109,113 @@ TEST groups_give_the_same_bits(const test_machine* machine) {
     s.every = 4;
     ASSERT(way_is_same(&s, 3, &expected));
     outcome_free(&expected);
+    PASS();
+}
+
+// A plan that keeps attention on the host, with q, k and v or without.
+static bool plan_attention(const setup* s, bool heads, uint64_t* bytes) {
+    setup varied = *s;
+    qlora_plan p;
+    qlora_plan_desc budget;
+    qlora_ctx* ctx = test_open(&s->machine, NULL);
+    memset(&budget, 0, sizeof budget);
+    varied.model.config = &varied.config;
+    bool ok = ctx != NULL && qlora_plan_make(ctx, &varied.model, &budget, &p) == QLORA_OK &&
+              p.attention_layers == s->config.layers && p.heads_layers == s->config.layers;
+    budget.bytes = p.total + p.context - 1;
+    if (ok && !heads) {
+        uint64_t host = p.host;
+        ok = qlora_plan_make(ctx, &varied.model, &budget, &p) == QLORA_OK &&
+             p.attention_layers == s->config.layers && p.heads_layers == 0 && p.host < host;
+    }
+    *bytes = p.total + p.context;
+    return test_close_ctx(&s->machine, ctx) && ok;
+}
+
+// What layers keep of attention goes to the host with their inputs: all of it in all layers, in the
+// first ones, or without q, k and v.
+TEST kept_attention_gives_the_same_bits(const test_machine* machine) {
+    static const struct {
+        qlora_mode mode;
+        bool dropout;
+        bool normed;
+        int64_t tile;
+        int64_t attention; // 0 = all
+        int64_t heads;
+        int way;
+    } cases[] = {{QLORA_MODE_F32, false, false, 0, 0, 0, 2},
+                 {QLORA_MODE_BF16, false, true, 0, 3, 2, 0},
+                 {QLORA_MODE_BF16, false, false, TILE, 4, 4, 0},
+                 {QLORA_MODE_BF16, true, false, 0, 0, 0, 3},
+                 {QLORA_MODE_BF16, false, false, 0, 0, -1, 0}};
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("needs a GPU");
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        setup s = long_setup(machine, cases[i].mode, cases[i].dropout);
+        outcome expected;
+        s.config.layers = 5;
+        s.config.qk_norm = cases[i].normed;
+        s.config.family = cases[i].normed ? QLORA_FAMILY_QWEN3 : QLORA_FAMILY_LLAMA;
+        s.model.tile = cases[i].tile;
+        ASSERT(run_session(&s, &expected));
+        s.model.recompute = QLORA_CHOICE_AUTO;
+        s.model.offload = QLORA_CHOICE_ON;
+        ASSERT(plan_attention(&s, cases[i].heads >= 0, &s.budget));
+        s.attention = cases[i].attention;
+        s.heads = cases[i].heads > 0 ? cases[i].heads : 0;
+        ASSERT(way_is_same(&s, cases[i].way, &expected));
+        outcome_free(&expected);
+    }
+    PASS();
+}
+
+// The smallest budget with copies of all weights, which fit with attention on the host.
+static bool plan_away(const setup* s, uint64_t* bytes) {
+    setup varied = *s;
+    qlora_plan p;
+    qlora_plan_desc budget;
+    qlora_ctx* ctx = test_open(&s->machine, NULL);
+    memset(&budget, 0, sizeof budget);
+    varied.model.config = &varied.config;
+    bool ok = ctx != NULL && qlora_plan_make(ctx, &varied.model, &budget, &p) == QLORA_OK &&
+              p.cached_layers == s->config.layers && p.offloaded_attention == 0 && p.host == 0;
+    budget.bytes = p.total + p.context - 1;
+    while (ok) {
+        ok = qlora_plan_make(ctx, &varied.model, &budget, &p) == QLORA_OK;
+        if (!ok || p.cached_layers < s->config.layers) {
+            break;
+        }
+        ok = p.offloaded_attention >= 3 && p.host > 0 && p.recompute_layers == 0 &&
+             p.offloaded_layers == 0;
+        *bytes = p.total + p.context;
+        budget.bytes = *bytes - 1;
+    }
+    budget.bytes = *bytes;
+    ok = ok && qlora_plan_make(ctx, &varied.model, &budget, &p) == QLORA_OK &&
+         p.offloaded_attention == s->config.layers;
+    return test_close_ctx(&s->machine, ctx) && ok;
+}
+
+// Layers that are not recomputed, too.
+TEST attention_on_the_host_gives_the_same_bits(const test_machine* machine) {
+    if (strcmp(machine->backend, "cpu") == 0) {
+        SKIPm("needs a GPU");
+    }
+    for (int i = 0; i < 5; i++) {
+        setup s = long_setup(machine, i == 0 ? QLORA_MODE_F32 : QLORA_MODE_BF16, i == 2);
+        outcome expected;
+        s.config.layers = 7;
+        s.config.qk_norm = i == 1;
+        s.config.family = i == 1 ? QLORA_FAMILY_QWEN3 : QLORA_FAMILY_LLAMA;
+        s.model.recompute = i == 3 ? QLORA_CHOICE_OFF : QLORA_CHOICE_AUTO;
+        s.model.cache = QLORA_CHOICE_AUTO;
+        s.model.targets = i == 4 ? QLORA_TARGET_Q | QLORA_TARGET_O : 0;
+        ASSERT(run_session(&s, &expected));
+        ASSERT(plan_away(&s, &s.budget));
+        ASSERT(way_is_same(&s, i == 0 ? 2 : i == 2 ? 3 : 0, &expected));
+        outcome_free(&expected);
+    }
     PASS();
 }
 
@@ -290,7 +398,8 @@ TEST long_sequences_fit(const test_machine* machine) {
         // 8 KiB per token and layer but the last, and the embedding
         uint64_t inputs = (uint64_t)p.offloaded_layers * (uint64_t)goals[i].tokens * 8192;
         uint64_t embedding = p.offloaded_embedding ? (uint64_t)128256 * 8192 : 0;
-        ASSERT_EQ_FMT((unsigned long long)(inputs + embedding), (unsigned long long)p.host, "%llu");
+        ASSERT(p.host >= inputs + embedding);
+        ASSERT((p.host == inputs + embedding) == (p.offloaded_attention == 0));
     }
     // With enough memory, nothing of this is used.
     ASSERT_EQ(QLORA_OK, plan_8b(ctx, 8192, 16, 60e9, QLORA_CHOICE_AUTO, &p));
@@ -319,6 +428,100 @@ TEST attention_is_kept_first(const test_machine* machine) {
         ASSERT_EQ_FMT((long long)cases[i].recompute, (long long)p.recompute_layers, "%lld");
         ASSERT_EQ_FMT((long long)cases[i].attention, (long long)p.attention_layers, "%lld");
         ASSERT((double)(p.total + p.context) <= cases[i].gigabytes * 1e9);
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// Plans that offload keep what attention needs on the host, as far as its memory goes.
+TEST attention_is_kept_on_the_host(const test_machine* machine) {
+    static const struct {
+        double gigabytes;
+        int64_t host; // layers whose attention it has room for; -1 = no limit
+        int64_t attention;
+        int64_t heads;
+        int64_t tile;
+    } cases[] = {{7.5, -1, 32, 32, 8192}, {7.0, -1, 32, 32, 4096}, {7.5, 30, 32, 0, 4096},
+                 {7.5, 10, 10, 0, 4096},  {7.5, 0, 0, 0, 4096},    {6.5, -1, 0, 0, 4096}};
+    qlora_model_config c = llama_8b();
+    qlora_model_desc m;
+    qlora_ctx* ctx = test_open(machine, NULL);
+    ASSERT(ctx != NULL);
+    memset(&m, 0, sizeof m);
+    m.config = &c;
+    m.tokens = 8192;
+    m.max_sequences = 4;
+    uint64_t o = (uint64_t)8192 * ((4096 + 16) * 2 + 32 * 4);
+    uint64_t qkv = (uint64_t)8192 * (4096 + 2 * 1024 + 3 * 16) * 2;
+    uint64_t inputs = ((uint64_t)31 * 8192 + 128256) * 8192; // and the embedding
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        qlora_plan_desc budget;
+        qlora_plan p;
+        memset(&budget, 0, sizeof budget);
+        budget.bytes = (uint64_t)(cases[i].gigabytes * 1073741824.0);
+        budget.capability = 90;
+        budget.host_bytes = cases[i].host >= 0 ? inputs + (uint64_t)cases[i].host * o : 0;
+        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, qlora_plan_make(ctx, &m, &budget, &p));
+        ASSERT_EQ_FMT((long long)cases[i].attention, (long long)p.attention_layers, "%lld");
+        ASSERT_EQ_FMT((long long)cases[i].attention, (long long)p.offloaded_attention, "%lld");
+        ASSERT_EQ_FMT((long long)cases[i].heads, (long long)p.heads_layers, "%lld");
+        ASSERT_EQ_FMT((long long)cases[i].tile, (long long)p.tile, "%lld");
+        uint64_t away = (uint64_t)(p.attention_layers < 30 ? p.attention_layers : 30);
+        uint64_t host = inputs + away * (o + (p.heads_layers > 0 ? qkv : 0));
+        ASSERT_EQ_FMT((unsigned long long)host, (unsigned long long)p.host, "%llu");
+        ASSERT(p.total + p.context <= budget.bytes && p.offloaded_layers == 31);
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// A budget of the caller's has room for more copies of weights with attention on the host and fewer
+// rows of logits at a time, unless the caller says otherwise.
+TEST copies_take_what_others_leave(const test_machine* machine) {
+    static const struct {
+        int64_t chunk;
+        qlora_choice offload;
+        double gigabytes;
+        int64_t cached;
+        int64_t away;
+        int64_t rows;
+    } cases[] = {{0, QLORA_CHOICE_AUTO, 0.0, 24, 0, 1024},
+                 {0, QLORA_CHOICE_AUTO, 2.45, 17, 22, 512},
+                 {0, QLORA_CHOICE_OFF, 2.45, 11, 0, 512},
+                 {1024, QLORA_CHOICE_OFF, 2.45, 6, 0, 1024},
+                 {0, QLORA_CHOICE_OFF, 2.92, 22, 0, 1024},
+                 {0, QLORA_CHOICE_AUTO, 3.0, 24, 0, 1024}};
+    qlora_model_config c = llama_8b();
+    qlora_model_desc m;
+    qlora_ctx* ctx = test_open(machine, NULL);
+    ASSERT(ctx != NULL);
+    c.family = QLORA_FAMILY_QWEN2;
+    c.vocab = 151936;
+    c.hidden = 896;
+    c.intermediate = 4864;
+    c.layers = 24;
+    c.heads = 14;
+    c.kv_heads = 2;
+    c.head_dim = 64;
+    c.tied = true;
+    c.qkv_bias = true;
+    memset(&m, 0, sizeof m);
+    m.config = &c;
+    m.max_sequences = 4;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        qlora_plan_desc budget;
+        qlora_plan p;
+        memset(&budget, 0, sizeof budget);
+        budget.bytes = (uint64_t)(cases[i].gigabytes * 1073741824.0);
+        budget.capability = 90;
+        m.head_chunk = cases[i].chunk;
+        m.offload = cases[i].offload;
+        m.cache = cases[i].gigabytes > 0.0 ? QLORA_CHOICE_AUTO : QLORA_CHOICE_ON;
+        ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, qlora_plan_make(ctx, &m, &budget, &p));
+        ASSERT_EQ_FMT((long long)cases[i].cached, (long long)p.cached_layers, "%lld");
+        ASSERT_EQ_FMT((long long)cases[i].away, (long long)p.offloaded_attention, "%lld");
+        ASSERT_EQ_FMT((long long)cases[i].rows, (long long)p.head_chunk, "%lld");
+        ASSERT((p.host > 0) == (cases[i].away > 0));
     }
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
@@ -856,15 +1059,55 @@ TEST failed_copies_are_errors(const test_machine* machine) {
     PASS();
 }
 
+// Copies of a step that failed are not still running when the next one begins.
+TEST failed_steps_leave_no_copies(const test_machine* machine) {
+    const fake_api* fake = test_fake();
+    setup s = long_setup(machine, QLORA_MODE_F32, false);
+    outcome expected;
+    s.config.layers = 5;
+    s.model.offload = QLORA_CHOICE_ON;
+    s.model.recompute = QLORA_CHOICE_AUTO;
+    s.machine.order = FAKE_REVERSE;
+    ASSERT(run_session(&s, &expected));
+    for (int i = 0; i < 8; i++) {
+        rig r;
+        data d;
+        outcome got;
+        bool done = false;
+        s.train.eager = i % 2 == 1;
+        s.train.require_graph = i % 2 == 0;
+        data_make(&d, "failing", run_lengths[0], 3);
+        ASSERT(rig_open(&r, &s));
+        ASSERT_OK(r, qlora_train_begin(r.trainer, &d.batch, 1));
+        fake->fail_at("cuMemcpyHtoDAsync_v2", (uint64_t)(2 + i / 2), 1, false); // 1: the batch
+        ASSERT(qlora_train_slice(r.trainer, 0.0, &done) == QLORA_OK);
+        while (qlora_train_slice(r.trainer, 1e9, &done) == QLORA_OK && !done) {
+        }
+        ASSERT(!done);
+        fake->fail_clear();
+        ASSERT_OK(r, qlora_train_cancel(r.trainer));
+        ASSERT(run_steps(&r, &s, &got));
+        ASSERT(outcome_same(&expected, &got));
+        outcome_free(&got);
+        ASSERT(rig_close(&r, &s));
+    }
+    outcome_free(&expected);
+    PASS();
+}
+
 SUITE(long_suite) {
     RUN_ON(TEST_ONE_EACH, offload_gives_the_same_bits);
     RUN_ON(TEST_ONE_EACH, groups_give_the_same_bits);
+    RUN_ON(TEST_ONE_EACH, kept_attention_gives_the_same_bits);
+    RUN_ON(TEST_ONE_EACH, attention_on_the_host_gives_the_same_bits);
     RUN_ON(TEST_CPU, groups_fit_the_host);
     RUN_ON(TEST_ONE_EACH, tiles_give_the_same_numbers);
     RUN_ON(TEST_ONE_EACH, bf16_tiles_give_the_same_bits);
     RUN_ON(TEST_ONE_EACH, many_tokens_give_the_same);
     RUN_ON(TEST_CPU, long_sequences_fit);
     RUN_ON(TEST_CPU, attention_is_kept_first);
+    RUN_ON(TEST_CPU, attention_is_kept_on_the_host);
+    RUN_ON(TEST_CPU, copies_take_what_others_leave);
     RUN_ON(TEST_CPU, host_memory_is_limited);
     RUN_ON(TEST_CPU, attention_of_40000_tokens);
     RUN_ON(TEST_ONE_EACH, offload_is_planned);
@@ -872,4 +1115,5 @@ SUITE(long_suite) {
     RUN_ON(TEST_CPU | TEST_ONE_FAKE, contradictions_are_refused);
     RUN_ON(TEST_ONE_FAKE, refused_host_memory_is_an_error);
     RUN_ON(TEST_ONE_FAKE, failed_copies_are_errors);
+    RUN_ON(TEST_ONE_FAKE, failed_steps_leave_no_copies);
 }
