@@ -3792,6 +3792,7 @@ struct qlora_ctx {
     char reason[QLORA__ERROR_SIZE];
     char dead[QLORA__ERROR_SIZE];           // why the device is unusable; "" while it works
     int depth;                              // of nested public calls
+    uint64_t calls;                         // public ones so far, with nested ones
     bool not_current;                       // a destroying call runs although the device is lost
     size_t scratch_marks[QLORA__MAX_DEPTH]; // scratch in use when each call began
     int64_t living[QLORA__KINDS];           // existing objects, by kind
@@ -3894,6 +3895,7 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
     }
+    ctx->calls++;
     if (ctx->depth == 0) {
         ctx->env.call = call;
         ctx->env.error[0] = '\0';
@@ -3985,6 +3987,7 @@ static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
     }
+    ctx->calls++;
     if (ctx->depth == 0) {
         ctx->env.call = call;
         ctx->env.error[0] = '\0';
@@ -19456,6 +19459,7 @@ typedef int qlora__cublasStatus;
       (void**, unsigned, int))                                                                     \
     X(1, qlora__CUresult, StreamDestroy, "cuStreamDestroy_v2", (void*))                            \
     X(1, qlora__CUresult, StreamSynchronize, "cuStreamSynchronize", (void*))                       \
+    X(1, qlora__CUresult, StreamQuery, "cuStreamQuery", (void*))                                   \
     X(1, qlora__CUresult, StreamGetCtx, "cuStreamGetCtx", (void*, void**))                         \
     X(1, qlora__CUresult, StreamWaitEvent, "cuStreamWaitEvent", (void*, void*, unsigned))          \
     X(1, qlora__CUresult, StreamBeginCapture, "cuStreamBeginCapture_v2", (void*, int))             \
@@ -20996,6 +21000,10 @@ static QLORA__UNUSED qlora_result qlora__floats_out(qlora_ctx* ctx, const void* 
 
 #define QLORA__RING_SLOTS 4
 
+// CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address; also the flag of
+// memory that is registered.
+#define QLORA__CU_MEMHOSTALLOC_DEVICEMAP 2u
+
 typedef struct qlora__slot {
     char* memory;
     void* event; // recorded after the last copy from or to this slot
@@ -21015,6 +21023,19 @@ static QLORA__UNUSED void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
     if (!qlora__on_cpu(ctx)) {
         void* p = NULL;
         int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, 0);
+        return qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK ? p : NULL;
+    }
+#endif
+    return qlora__alloc(ctx, bytes);
+}
+
+// The same for memory that kernels write to, and the host reads after that. It is freed like other
+// pinned memory.
+static QLORA__UNUSED void* qlora__mapped_alloc(qlora_ctx* ctx, size_t bytes) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        void* p = NULL;
+        int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, QLORA__CU_MEMHOSTALLOC_DEVICEMAP);
         return qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK ? p : NULL;
     }
 #endif
@@ -21428,11 +21449,7 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 // on the stream has finished, copies run one after the other, and the stream goes on. Before using
 // what a copy writes, or writing to what it reads, call qlora__away_wait. Outside a capture, copies
 // are part of the stream. The host memory must live as long as the graph: it is the one host
-// address that a graph may hold, and the host never touches it.
-
-// CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address; also the flag of
-// memory that is registered.
-#define QLORA__CU_MEMHOSTALLOC_DEVICEMAP 2u
+// address that a graph may hold, with that of qlora__mapped_alloc, and the host never touches it.
 
 // Pinned host memory.
 typedef struct qlora__away_memory {
@@ -33600,6 +33617,19 @@ typedef struct qlora__decode_text {
     double logprob;
 } qlora__decode_text;
 
+// A step that is computed and not asked for costs as much time as running ahead saves in this many
+// steps (llama-3.1-8b: 150, llama-3.2-1b: 55), and what is saved counts up to a limit.
+enum { QLORA__AHEAD_COST = 128, QLORA__AHEAD_MOST = 4 * QLORA__AHEAD_COST };
+
+// What a step tells the host about a text, in pinned memory; same layout as decode_result. The host
+// sets `done` to 0 before the step, and the device writes it last.
+typedef struct qlora__decode_result {
+    uint64_t done; // the position after the token that was run << 32 | the token that was chosen
+    double logprob;
+    int32_t bad;
+    int32_t unused;
+} qlora__decode_result;
+
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
 typedef struct qlora__decode {
@@ -33636,6 +33666,14 @@ typedef struct qlora__decode {
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
     qlora__decode_text* host;         // a copy of `state`
     uint8_t* sent;                    // a copy of `params`
+    qlora__decode_result* results;    // pinned [2, texts]: of even and odd positions
+    uint64_t calls;                   // of the context when the last step was launched
+    int32_t adapter;                  // of that step
+    int32_t credit;                   // whether running ahead pays, see generate/ahead.h
+    bool ahead;                       // that step has not been asked for yet
+    bool could;                       // there could be such a step
+    bool flying;                      // a step may still write to `results`
+    uint8_t last[QLORA__MOST_TEXTS];  // by slot: the text is in that step
     uint8_t stale[QLORA__MOST_TEXTS]; // by slot: the device does not have this row of it yet
     uint8_t lent[QLORA__MOST_TEXTS];  // by slot: QLORA__PAGES_*
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
@@ -36283,6 +36321,10 @@ static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, const qlora_model_co
     return qlora__positions_check(ctx, "desc.generate_tokens", d->generate_tokens, positions);
 }
 
+static size_t qlora__decode_results_bytes(const qlora__decode* d) {
+    return 2 * (size_t)d->texts * sizeof *d->results;
+}
+
 static void qlora__model_free(qlora_model* m) {
     qlora_ctx* ctx = m->ctx;
     if (m->arena != NULL) {
@@ -36304,6 +36346,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__away_free(ctx, &m->host);
     qlora__free(ctx, m->paging.users, (size_t)(m->paging.pages + 1) * sizeof *m->paging.users);
     qlora__free(ctx, m->decode.host, (size_t)m->decode.texts * sizeof *m->decode.host);
+    qlora__pinned_free(ctx, m->decode.results, qlora__decode_results_bytes(&m->decode));
     qlora__free(ctx, m->decode.sent, (size_t)m->decode.params.cols);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
@@ -41771,7 +41814,8 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
     void* parts[] = {&logits, &ld, &vocab, &state, &seen, &found};
     QLORA__TRY(
         qlora__decode_launch(m, QLORA__K_sample_parts, count, d->texts, 1, 256, 0, parts));
-    void* choose[] = {&logits, &ld, &vocab, &state, &seen, &found, &count};
+    void* results = d->results;
+    void* choose[] = {&logits, &ld, &vocab, &state, &seen, &found, &count, &results};
     return qlora__decode_launch(m, QLORA__K_sample_choose, d->texts, 1, 1, 1024, 0, choose);
 }
 
@@ -41932,6 +41976,9 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     if (d->host == NULL) {
         return QLORA_ERR_MEMORY;
     }
+    d->credit = 2 * QLORA__AHEAD_COST; // long texts are likely
+    d->results = (qlora__decode_result*)qlora__mapped_alloc(ctx, qlora__decode_results_bytes(d));
+    QLORA__TRY(d->results != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
     if (d->texts == 1) {
         d->sent = (uint8_t*)qlora__alloc_zero(ctx, (size_t)d->params.cols);
         QLORA__TRY(d->sent != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
@@ -50387,6 +50434,173 @@ static int64_t qlora__pages_slot(const qlora_model* m) {
     return first;
 }
 
+//@@ src/generate/ahead.h
+
+// ---- a step that nobody has asked for yet -------------------------------------------------------
+//
+// The kernel that chooses the tokens also writes them to pinned memory of the host, where the host
+// looks for them: no copy and no event is between two steps. A step needs nothing from the host, so
+// the next one is launched before the host waits for the tokens of this one, and runs while the
+// caller looks at them. It counts only if the next call is for texts that are in it and nothing
+// else was called in between: the context counts its calls. Otherwise it is dropped: the texts are
+// sent to the device again as the host knows them, and what the step wrote to the cache is after
+// their ends, within the room that a step they may still have needs.
+//
+// A step that is dropped costs its time, and one that counts saves about 15 us (H200), so a model
+// runs ahead only while the calls before would have made it pay.
+
+// The calls of a text that change nothing but the text are no reason to drop a step.
+static void qlora__ahead_carry(const qlora_generation* g) {
+    uint64_t* calls = &g->m->decode.calls;
+    *calls = *calls + 1 == g->ctx->calls ? g->ctx->calls : *calls;
+}
+
+// Whether a step for the pending texts would be the one after the last.
+static bool qlora__ahead_follows(qlora_generation* const* list, int64_t count, int32_t adapter) {
+    const qlora__decode* d = &list[0]->m->decode;
+    bool follows = d->calls == list[0]->ctx->calls && d->adapter == adapter;
+    for (int64_t i = 0; i < count && follows; i++) {
+        follows = !list[i]->pending || (d->last[list[i]->slot] != 0 && list[i]->on_device);
+    }
+    return follows;
+}
+
+// Whether the same texts can have another step after the one that is being made, if they go on.
+static bool qlora__ahead_fits(qlora_generation* const* list, int64_t count) {
+    bool fits = true;
+    for (int64_t i = 0; i < count && fits; i++) {
+        const qlora_generation* g = list[i];
+        fits = g->pending && g->length + 2 < g->m->desc.generate_tokens &&
+               (g->desc.max_tokens == 0 || g->made + 1 < g->desc.max_tokens);
+    }
+    return fits;
+}
+
+// The device has something else than the host knows of the texts of the last step, unless they are
+// pending and `keep` is set.
+static void qlora__ahead_forget(qlora_model* m, bool keep) {
+    for (int64_t i = 0; i < m->decode.texts; i++) {
+        qlora_generation* g = m->in_flight[i];
+        if (m->decode.last[i] != 0 && g != NULL && !(keep && g->pending)) {
+            g->on_device = false;
+        }
+    }
+    m->decode.ahead = false;
+}
+
+// Where the device writes the result of a text for the token at `position`.
+static qlora__decode_result* qlora__ahead_result(const qlora_generation* g, int64_t position) {
+    const qlora__decode* d = &g->m->decode;
+    return d->results + (position & 1) * d->texts + g->slot;
+}
+
+// Launches a step for the pending texts: their next one, or with `after` = 1 the one after it.
+static qlora_result qlora__ahead_step(qlora_generation* const* list, int64_t count,
+                                      int64_t after) {
+    qlora_model* m = list[0]->m;
+    for (int64_t i = 0; i < count; i++) {
+        if (list[i]->pending) {
+            qlora__spin_store(&qlora__ahead_result(list[i], list[i]->length + after)->done, 0);
+        }
+    }
+    m->decode.flying = true;
+    return qlora__decode_step(list[0]->ctx, m);
+}
+
+#if QLORA__SPINS > 0 && !defined(QLORA_NO_CUDA)
+#define QLORA__CAN_RUN_AHEAD 1
+
+// Waits for the result of a text. The driver is asked now and then: it knows what went wrong.
+static qlora_result qlora__ahead_wait(const qlora_generation* g) {
+    qlora_ctx* ctx = g->ctx;
+    const qlora__decode_result* result = qlora__ahead_result(g, g->length);
+    while (qlora__spin_load(&result->done) == 0) {
+        int code = ctx->gpu->cu.StreamQuery(ctx->gpu->stream);
+        if (code != QLORA__CUDA_ERROR_NOT_READY) {
+            QLORA__TRY(qlora__cu(ctx, code, "cuStreamQuery"));
+            return qlora__spin_load(&result->done) != 0
+                       ? QLORA_OK
+                       : qlora__fail(ctx, QLORA_ERR_CUDA, "a step ended without a token");
+        }
+        for (int i = 0; i < QLORA__SPINS && qlora__spin_load(&result->done) == 0; i++) {
+            qlora__spin_pause();
+        }
+    }
+    return QLORA_OK;
+}
+
+#else // the order of loads is not known: the host waits for the end of the step
+#define QLORA__CAN_RUN_AHEAD 0
+
+static qlora_result qlora__ahead_wait(const qlora_generation* g) {
+    return qlora__sync(g->ctx);
+}
+
+#endif
+
+// Waits for the results of the pending texts and copies them to what the host knows.
+static qlora_result qlora__ahead_collect(qlora_generation* const* list, int64_t count) {
+    qlora__decode* d = &list[0]->m->decode;
+    for (int64_t i = 0; i < count; i++) {
+        const qlora_generation* g = list[i];
+        if (g->pending) {
+            QLORA__TRY(qlora__ahead_wait(g));
+            const qlora__decode_result* from = qlora__ahead_result(g, g->length);
+            qlora__decode_text* to = &d->host[g->slot];
+            to->token = (int32_t)(uint32_t)from->done;
+            to->position = (int32_t)(from->done >> 32);
+            to->chosen = to->token;
+            to->bad = from->bad;
+            to->logprob = from->logprob;
+        }
+    }
+    d->flying = d->ahead;
+    return QLORA_OK;
+}
+
+// Counts whether running ahead would have paid.
+static void qlora__ahead_count(qlora__decode* d, bool follows) {
+    int32_t change = follows ? 1 : d->could ? -QLORA__AHEAD_COST : 0;
+    d->credit = (int32_t)qlora__min(qlora__max(d->credit + change, 0), QLORA__AHEAD_MOST);
+}
+
+// Ends a step that is not the one that was asked for.
+static qlora_result qlora__ahead_drop(qlora_model* m) {
+    if (m->decode.ahead) {
+        qlora__ahead_forget(m, false);
+    }
+    QLORA__TRY(m->decode.flying ? qlora__sync(m->ctx) : QLORA_OK); // it writes results
+    m->decode.flying = false;
+    return QLORA_OK;
+}
+
+// Launches the step of the pending texts, unless it is `there`, and the one after it if that pays.
+static qlora_result qlora__ahead_launch(qlora_generation* const* list, int64_t count,
+                                        int32_t adapter, bool there) {
+    qlora_ctx* ctx = list[0]->ctx;
+    qlora_model* m = list[0]->m;
+    qlora__decode* d = &m->decode;
+    bool whole = true; // the device goes on with the pending texts and no others
+    QLORA__TRY(there ? QLORA_OK : qlora__ahead_step(list, count, 0));
+    if (there) {
+        qlora__ahead_forget(m, true);
+    }
+    for (int64_t i = 0; i < d->texts; i++) {
+        uint8_t pending = m->in_flight[i] != NULL && m->in_flight[i]->pending ? 1 : 0;
+        whole = whole && (!there || d->last[i] == pending);
+        d->last[i] = pending;
+    }
+    d->adapter = adapter;
+    d->could = QLORA__CAN_RUN_AHEAD && whole && !d->eager && qlora__ahead_fits(list, count);
+    if (d->could && d->credit >= QLORA__AHEAD_COST) {
+        qlora_result r = qlora__ahead_step(list, count, 1);
+        d->ahead = r == QLORA_OK; // otherwise the next call tries it, and reports what is wrong
+        QLORA__TRY(r == QLORA_ERR_DEVICE_LOST ? r : QLORA_OK);
+    }
+    d->calls = ctx->calls;
+    return QLORA_OK;
+}
+
 //@@ src/generate/texts.h
 
 // ---- a text, token by token ---------------------------------------------------------------------
@@ -50893,6 +51107,10 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
                                              int32_t adapter, int32_t* tokens, bool* stopped) {
     qlora_ctx* ctx = list[0]->ctx;
     qlora_model* m = list[0]->m;
+    bool follows = qlora__ahead_follows(list, count, adapter);
+    bool there = follows && m->decode.ahead;
+    qlora__ahead_count(&m->decode, follows);
+    QLORA__TRY(there ? QLORA_OK : qlora__ahead_drop(m));
     for (int64_t i = 0; i < count; i++) {
         qlora_generation* g = list[i];
         if (g->pending) {
@@ -50904,12 +51122,16 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
             QLORA__TRY(qlora__pages_ensure(g));
         }
     }
-    QLORA__TRY(qlora__generate_enlist(ctx, m));
+    QLORA__TRY(there ? QLORA_OK : qlora__generate_enlist(ctx, m));
     bool before = qlora__generate_wear(m, adapter);
-    QLORA__TRY(qlora__generate_bare(m, before, qlora__decode_step(ctx, m)));
-    size_t bytes = (size_t)m->desc.generate_sequences * sizeof(qlora__decode_text);
+    qlora_result launched = qlora__ahead_launch(list, count, adapter, there);
+    QLORA__TRY(qlora__generate_bare(m, before, launched));
+    qlora_result collected = qlora__ahead_collect(list, count);
+    if (collected != QLORA_OK) {
+        qlora__ahead_forget(m, false);
+        return collected;
+    }
     const qlora__decode_text* state = m->decode.host;
-    QLORA__TRY(qlora__copy_out(ctx, m->decode.host, m->decode.state.data, bytes));
     qlora_result r = QLORA_OK;
     for (int64_t i = 0; i < count; i++) { // every text, even if one of them failed
         qlora_generation* g = list[i];
@@ -51005,11 +51227,13 @@ qlora_result qlora_generate_next_each(qlora_generation* const* generations, int6
     }
     qlora_ctx* ctx = generations[0]->ctx;
     QLORA__ENTER(ctx, "qlora_generate_next_each");
+    qlora__ahead_carry(generations[0]);
     return qlora__leave(ctx, qlora__generate_next_each(ctx, generations, count, tokens, stopped));
 }
 
 qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, bool* stopped) {
     QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_next");
+    qlora__ahead_carry(generation);
     return qlora__leave(generation->ctx, qlora__generate_next(generation, token, stopped));
 }
 
@@ -51094,11 +51318,13 @@ static qlora_result qlora__generate_logprob(const qlora_generation* g, double* o
 
 qlora_result qlora_generate_logprob(qlora_generation* generation, double* out) {
     QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_logprob");
+    qlora__ahead_carry(generation);
     return qlora__leave(generation->ctx, qlora__generate_logprob(generation, out));
 }
 
 qlora_result qlora_generate_query(qlora_generation* generation, qlora_generation_info* out) {
     QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_query");
+    qlora__ahead_carry(generation);
     qlora_ctx* ctx = generation->ctx;
     if (out == NULL) {
         return qlora__leave(ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL"));
@@ -51160,4 +51386,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 4711bb15149b49a0
+//@@ end 77b2613421a36c0b
