@@ -33668,11 +33668,9 @@ typedef struct qlora__decode {
     uint8_t* sent;                    // a copy of `params`
     qlora__decode_result* results;    // pinned [2, texts]: of even and odd positions
     uint64_t calls;                   // of the context when the last step was launched
-    int32_t adapter;                  // of that step
     int32_t credit;                   // whether running ahead pays, see generate/ahead.h
     bool ahead;                       // that step has not been asked for yet
     bool could;                       // there could be such a step
-    bool flying;                      // a step may still write to `results`
     uint8_t last[QLORA__MOST_TEXTS];  // by slot: the text is in that step
     uint8_t stale[QLORA__MOST_TEXTS]; // by slot: the device does not have this row of it yet
     uint8_t lent[QLORA__MOST_TEXTS];  // by slot: QLORA__PAGES_*
@@ -50455,10 +50453,11 @@ static void qlora__ahead_carry(const qlora_generation* g) {
     *calls = *calls + 1 == g->ctx->calls ? g->ctx->calls : *calls;
 }
 
-// Whether a step for the pending texts would be the one after the last.
-static bool qlora__ahead_follows(qlora_generation* const* list, int64_t count, int32_t adapter) {
+// Whether a step for the pending texts would be the one after the last. Their adapter is the same
+// then: it takes a call to change it.
+static bool qlora__ahead_follows(qlora_generation* const* list, int64_t count) {
     const qlora__decode* d = &list[0]->m->decode;
-    bool follows = d->calls == list[0]->ctx->calls && d->adapter == adapter;
+    bool follows = d->calls == list[0]->ctx->calls;
     for (int64_t i = 0; i < count && follows; i++) {
         follows = !list[i]->pending || (d->last[list[i]->slot] != 0 && list[i]->on_device);
     }
@@ -50494,7 +50493,8 @@ static qlora__decode_result* qlora__ahead_result(const qlora_generation* g, int6
     return d->results + (position & 1) * d->texts + g->slot;
 }
 
-// Launches a step for the pending texts: their next one, or with `after` = 1 the one after it.
+// Launches a step for the pending texts: their next one, or with `after` = 1 the one after it. No
+// step that was dropped can still write to their results: its texts were sent again, which waits.
 static qlora_result qlora__ahead_step(qlora_generation* const* list, int64_t count,
                                       int64_t after) {
     qlora_model* m = list[0]->m;
@@ -50503,7 +50503,6 @@ static qlora_result qlora__ahead_step(qlora_generation* const* list, int64_t cou
             qlora__spin_store(&qlora__ahead_result(list[i], list[i]->length + after)->done, 0);
         }
     }
-    m->decode.flying = true;
     return qlora__decode_step(list[0]->ctx, m);
 }
 
@@ -50554,7 +50553,6 @@ static qlora_result qlora__ahead_collect(qlora_generation* const* list, int64_t 
             to->logprob = from->logprob;
         }
     }
-    d->flying = d->ahead;
     return QLORA_OK;
 }
 
@@ -50564,20 +50562,9 @@ static void qlora__ahead_count(qlora__decode* d, bool follows) {
     d->credit = (int32_t)qlora__min(qlora__max(d->credit + change, 0), QLORA__AHEAD_MOST);
 }
 
-// Ends a step that is not the one that was asked for.
-static qlora_result qlora__ahead_drop(qlora_model* m) {
-    if (m->decode.ahead) {
-        qlora__ahead_forget(m, false);
-    }
-    QLORA__TRY(m->decode.flying ? qlora__sync(m->ctx) : QLORA_OK); // it writes results
-    m->decode.flying = false;
-    return QLORA_OK;
-}
-
 // Launches the step of the pending texts, unless it is `there`, and the one after it if that pays.
 static qlora_result qlora__ahead_launch(qlora_generation* const* list, int64_t count,
-                                        int32_t adapter, bool there) {
-    qlora_ctx* ctx = list[0]->ctx;
+                                        bool there) {
     qlora_model* m = list[0]->m;
     qlora__decode* d = &m->decode;
     bool whole = true; // the device goes on with the pending texts and no others
@@ -50590,14 +50577,14 @@ static qlora_result qlora__ahead_launch(qlora_generation* const* list, int64_t c
         whole = whole && (!there || d->last[i] == pending);
         d->last[i] = pending;
     }
-    d->adapter = adapter;
-    d->could = QLORA__CAN_RUN_AHEAD && whole && !d->eager && qlora__ahead_fits(list, count);
+    // A graph is launched as a whole or not at all; kernel by kernel, a step could end halfway.
+    bool graph = d->graphs[m->use_adapters ? 1 : 0] != NULL;
+    d->could = QLORA__CAN_RUN_AHEAD && whole && graph && qlora__ahead_fits(list, count);
     if (d->could && d->credit >= QLORA__AHEAD_COST) {
-        qlora_result r = qlora__ahead_step(list, count, 1);
-        d->ahead = r == QLORA_OK; // otherwise the next call tries it, and reports what is wrong
-        QLORA__TRY(r == QLORA_ERR_DEVICE_LOST ? r : QLORA_OK);
+        // If it fails, the next call tries again, and reports what is wrong.
+        d->ahead = qlora__ahead_step(list, count, 1) == QLORA_OK;
     }
-    d->calls = ctx->calls;
+    d->calls = list[0]->ctx->calls;
     return QLORA_OK;
 }
 
@@ -51107,10 +51094,12 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
                                              int32_t adapter, int32_t* tokens, bool* stopped) {
     qlora_ctx* ctx = list[0]->ctx;
     qlora_model* m = list[0]->m;
-    bool follows = qlora__ahead_follows(list, count, adapter);
+    bool follows = qlora__ahead_follows(list, count);
     bool there = follows && m->decode.ahead;
     qlora__ahead_count(&m->decode, follows);
-    QLORA__TRY(there ? QLORA_OK : qlora__ahead_drop(m));
+    if (m->decode.ahead && !there) {
+        qlora__ahead_forget(m, false);
+    }
     for (int64_t i = 0; i < count; i++) {
         qlora_generation* g = list[i];
         if (g->pending) {
@@ -51124,7 +51113,7 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
     }
     QLORA__TRY(there ? QLORA_OK : qlora__generate_enlist(ctx, m));
     bool before = qlora__generate_wear(m, adapter);
-    qlora_result launched = qlora__ahead_launch(list, count, adapter, there);
+    qlora_result launched = qlora__ahead_launch(list, count, there);
     QLORA__TRY(qlora__generate_bare(m, before, launched));
     qlora_result collected = qlora__ahead_collect(list, count);
     if (collected != QLORA_OK) {
@@ -51386,4 +51375,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 77b2613421a36c0b
+//@@ end d54c8b8aededf869

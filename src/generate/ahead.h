@@ -17,10 +17,11 @@ static void qlora__ahead_carry(const qlora_generation* g) {
     *calls = *calls + 1 == g->ctx->calls ? g->ctx->calls : *calls;
 }
 
-// Whether a step for the pending texts would be the one after the last.
-static bool qlora__ahead_follows(qlora_generation* const* list, int64_t count, int32_t adapter) {
+// Whether a step for the pending texts would be the one after the last. Their adapter is the same
+// then: it takes a call to change it.
+static bool qlora__ahead_follows(qlora_generation* const* list, int64_t count) {
     const qlora__decode* d = &list[0]->m->decode;
-    bool follows = d->calls == list[0]->ctx->calls && d->adapter == adapter;
+    bool follows = d->calls == list[0]->ctx->calls;
     for (int64_t i = 0; i < count && follows; i++) {
         follows = !list[i]->pending || (d->last[list[i]->slot] != 0 && list[i]->on_device);
     }
@@ -56,7 +57,8 @@ static qlora__decode_result* qlora__ahead_result(const qlora_generation* g, int6
     return d->results + (position & 1) * d->texts + g->slot;
 }
 
-// Launches a step for the pending texts: their next one, or with `after` = 1 the one after it.
+// Launches a step for the pending texts: their next one, or with `after` = 1 the one after it. No
+// step that was dropped can still write to their results: its texts were sent again, which waits.
 static qlora_result qlora__ahead_step(qlora_generation* const* list, int64_t count,
                                       int64_t after) {
     qlora_model* m = list[0]->m;
@@ -65,7 +67,6 @@ static qlora_result qlora__ahead_step(qlora_generation* const* list, int64_t cou
             qlora__spin_store(&qlora__ahead_result(list[i], list[i]->length + after)->done, 0);
         }
     }
-    m->decode.flying = true;
     return qlora__decode_step(list[0]->ctx, m);
 }
 
@@ -116,7 +117,6 @@ static qlora_result qlora__ahead_collect(qlora_generation* const* list, int64_t 
             to->logprob = from->logprob;
         }
     }
-    d->flying = d->ahead;
     return QLORA_OK;
 }
 
@@ -126,20 +126,9 @@ static void qlora__ahead_count(qlora__decode* d, bool follows) {
     d->credit = (int32_t)qlora__min(qlora__max(d->credit + change, 0), QLORA__AHEAD_MOST);
 }
 
-// Ends a step that is not the one that was asked for.
-static qlora_result qlora__ahead_drop(qlora_model* m) {
-    if (m->decode.ahead) {
-        qlora__ahead_forget(m, false);
-    }
-    QLORA__TRY(m->decode.flying ? qlora__sync(m->ctx) : QLORA_OK); // it writes results
-    m->decode.flying = false;
-    return QLORA_OK;
-}
-
 // Launches the step of the pending texts, unless it is `there`, and the one after it if that pays.
 static qlora_result qlora__ahead_launch(qlora_generation* const* list, int64_t count,
-                                        int32_t adapter, bool there) {
-    qlora_ctx* ctx = list[0]->ctx;
+                                        bool there) {
     qlora_model* m = list[0]->m;
     qlora__decode* d = &m->decode;
     bool whole = true; // the device goes on with the pending texts and no others
@@ -152,13 +141,13 @@ static qlora_result qlora__ahead_launch(qlora_generation* const* list, int64_t c
         whole = whole && (!there || d->last[i] == pending);
         d->last[i] = pending;
     }
-    d->adapter = adapter;
-    d->could = QLORA__CAN_RUN_AHEAD && whole && !d->eager && qlora__ahead_fits(list, count);
+    // A graph is launched as a whole or not at all; kernel by kernel, a step could end halfway.
+    bool graph = d->graphs[m->use_adapters ? 1 : 0] != NULL;
+    d->could = QLORA__CAN_RUN_AHEAD && whole && graph && qlora__ahead_fits(list, count);
     if (d->could && d->credit >= QLORA__AHEAD_COST) {
-        qlora_result r = qlora__ahead_step(list, count, 1);
-        d->ahead = r == QLORA_OK; // otherwise the next call tries it, and reports what is wrong
-        QLORA__TRY(r == QLORA_ERR_DEVICE_LOST ? r : QLORA_OK);
+        // If it fails, the next call tries again, and reports what is wrong.
+        d->ahead = qlora__ahead_step(list, count, 1) == QLORA_OK;
     }
-    d->calls = ctx->calls;
+    d->calls = list[0]->ctx->calls;
     return QLORA_OK;
 }

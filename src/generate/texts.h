@@ -502,10 +502,12 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
                                              int32_t adapter, int32_t* tokens, bool* stopped) {
     qlora_ctx* ctx = list[0]->ctx;
     qlora_model* m = list[0]->m;
-    bool follows = qlora__ahead_follows(list, count, adapter);
+    bool follows = qlora__ahead_follows(list, count);
     bool there = follows && m->decode.ahead;
     qlora__ahead_count(&m->decode, follows);
-    QLORA__TRY(there ? QLORA_OK : qlora__ahead_drop(m));
+    if (m->decode.ahead && !there) {
+        qlora__ahead_forget(m, false);
+    }
     for (int64_t i = 0; i < count; i++) {
         qlora_generation* g = list[i];
         if (g->pending) {
@@ -519,7 +521,7 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
     }
     QLORA__TRY(there ? QLORA_OK : qlora__generate_enlist(ctx, m));
     bool before = qlora__generate_wear(m, adapter);
-    qlora_result launched = qlora__ahead_launch(list, count, adapter, there);
+    qlora_result launched = qlora__ahead_launch(list, count, there);
     QLORA__TRY(qlora__generate_bare(m, before, launched));
     qlora_result collected = qlora__ahead_collect(list, count);
     if (collected != QLORA_OK) {

@@ -255,11 +255,9 @@ typedef struct qlora__decode {
     uint8_t* sent;                    // a copy of `params`
     qlora__decode_result* results;    // pinned [2, texts]: of even and odd positions
     uint64_t calls;                   // of the context when the last step was launched
-    int32_t adapter;                  // of that step
     int32_t credit;                   // whether running ahead pays, see generate/ahead.h
     bool ahead;                       // that step has not been asked for yet
     bool could;                       // there could be such a step
-    bool flying;                      // a step may still write to `results`
     uint8_t last[QLORA__MOST_TEXTS];  // by slot: the text is in that step
     uint8_t stale[QLORA__MOST_TEXTS]; // by slot: the device does not have this row of it yet
     uint8_t lent[QLORA__MOST_TEXTS];  // by slot: QLORA__PAGES_*

@@ -32,6 +32,7 @@ static long place_extra = 1000;
 #include "internal/step.c"
 #include "internal/step_layers.c"
 #include "internal/texts.c"
+#include "internal/ahead.c"
 #include "internal/paging.c"
 #include "internal/optimizer.c"
 #include "internal/tree.c"
