@@ -63,6 +63,7 @@ static bool generate_once(generate_bench* b, qlora_model* model, int32_t* ids, d
     memset(&desc, 0, sizeof desc);
     desc.prompt = ids;
     desc.prompt_tokens = b->prompt;
+    desc.max_tokens = b->fresh;
     desc.temperature = (float)b->temperature;
     desc.stops = &none;
     desc.stop_count = 1;
