@@ -889,7 +889,9 @@ typedef struct qlora_model_desc {
     int64_t max_sequences;      // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
     int64_t max_length;         // maximum tokens per sequence, for all adapters; 0 = tokens, as far
                                 // as the model goes
-    int64_t head_chunk;         // rows of logits computed at a time; 0 = 1024; at most tokens
+    // Rows of logits computed at a time, at most tokens. 0 = 1024, or fewer if the model fits only
+    // then, or if that leaves much more of a limit set in qlora_plan_desc for copies of weights.
+    int64_t head_chunk;
     int64_t generate_tokens;    // maximum tokens of a text, including the prompt; 0 = no generation
     int64_t generate_sequences; // texts that can be generated at the same time; 0 = 1
     // Positions that all texts together can have in the cache, see TEXTS. 0 = all of them can have
@@ -904,8 +906,11 @@ typedef struct qlora_model_desc {
                         // products widen each weight once, while they pack it
     // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
     // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
-    // layers. If the host has too little memory, the input of one layer in n stays there, and the
-    // n - 1 layers after it are computed once more; n is chosen by the plan.
+    // layers. As far as the host has memory for it, recomputed layers then also keep q, k, v and
+    // the output of attention there, unless recompute is ON. With AUTO and a limit set in
+    // qlora_plan_desc, layers that are not recomputed have these there if that leaves room for
+    // copies of more weights. If the host has too little memory, the input of one layer in n stays
+    // there, and the n - 1 layers after it are computed once more; n is chosen by the plan.
     qlora_choice offload;
     // Tokens that everything but attention is computed for at a time, so that its memory does not
     // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
@@ -953,10 +958,12 @@ struct qlora_plan {
     int64_t parameters;       // number of trained parameters
     int64_t recompute_layers; // the first n layers keep only their input
     int64_t attention_layers; // of these, the first n also keep the output of attention
+    int64_t heads_layers;     // of these, the first n also keep q, k and v
     int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
     int64_t offloaded_layers; // the first n layers have their inputs in host memory
     int64_t offload_every; // of these, only one in n stays there during the step, because the host
                            // has too little memory; 1 = all. The others are computed once more
+    int64_t offloaded_attention; // the first n layers have what they keep of attention there
     bool offloaded_embedding;
     int64_t tile;       // tokens at a time, or 0: all at once
     int64_t base_vocab; // rows of the embedding in the files; config.vocab includes new tokens
@@ -1331,7 +1338,10 @@ QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, 
 // ---- generation ---------------------------------------------------------------------------------
 // One text, generated token by token. A model has up to generate_sequences of them at a time, each
 // with its own prompt, settings and seed; one that ends makes room for another. Training and
-// evaluation may run between two tokens. All calls wait for the device.
+// evaluation may run between two tokens. All calls wait for what they return. On a GPU, the step
+// after a token may be under way when qlora_generate_next returns; unless the next call is for the
+// same texts, it is computed again, so what a program calls between two tokens counts in any case.
+// A program that writes to the model's memory by other means calls qlora_ctx_sync afterwards.
 typedef struct qlora_generation qlora_generation;
 
 // Zero it before setting fields: 0 is the default of every field except the prompt.
@@ -3792,6 +3802,7 @@ struct qlora_ctx {
     char reason[QLORA__ERROR_SIZE];
     char dead[QLORA__ERROR_SIZE];           // why the device is unusable; "" while it works
     int depth;                              // of nested public calls
+    uint64_t calls;                         // public ones so far, with nested ones
     bool not_current;                       // a destroying call runs although the device is lost
     size_t scratch_marks[QLORA__MAX_DEPTH]; // scratch in use when each call began
     int64_t living[QLORA__KINDS];           // existing objects, by kind
@@ -3894,6 +3905,7 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
     }
+    ctx->calls++;
     if (ctx->depth == 0) {
         ctx->env.call = call;
         ctx->env.error[0] = '\0';
@@ -3985,6 +3997,7 @@ static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
     }
+    ctx->calls++;
     if (ctx->depth == 0) {
         ctx->env.call = call;
         ctx->env.error[0] = '\0';
@@ -19456,6 +19469,7 @@ typedef int qlora__cublasStatus;
       (void**, unsigned, int))                                                                     \
     X(1, qlora__CUresult, StreamDestroy, "cuStreamDestroy_v2", (void*))                            \
     X(1, qlora__CUresult, StreamSynchronize, "cuStreamSynchronize", (void*))                       \
+    X(1, qlora__CUresult, StreamQuery, "cuStreamQuery", (void*))                                   \
     X(1, qlora__CUresult, StreamGetCtx, "cuStreamGetCtx", (void*, void**))                         \
     X(1, qlora__CUresult, StreamWaitEvent, "cuStreamWaitEvent", (void*, void*, unsigned))          \
     X(1, qlora__CUresult, StreamBeginCapture, "cuStreamBeginCapture_v2", (void*, int))             \
@@ -20996,6 +21010,10 @@ static QLORA__UNUSED qlora_result qlora__floats_out(qlora_ctx* ctx, const void* 
 
 #define QLORA__RING_SLOTS 4
 
+// CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address; also the flag of
+// memory that is registered.
+#define QLORA__CU_MEMHOSTALLOC_DEVICEMAP 2u
+
 typedef struct qlora__slot {
     char* memory;
     void* event; // recorded after the last copy from or to this slot
@@ -21015,6 +21033,19 @@ static QLORA__UNUSED void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
     if (!qlora__on_cpu(ctx)) {
         void* p = NULL;
         int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, 0);
+        return qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK ? p : NULL;
+    }
+#endif
+    return qlora__alloc(ctx, bytes);
+}
+
+// The same for memory that kernels write to, and the host reads after that. It is freed like other
+// pinned memory.
+static QLORA__UNUSED void* qlora__mapped_alloc(qlora_ctx* ctx, size_t bytes) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        void* p = NULL;
+        int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, QLORA__CU_MEMHOSTALLOC_DEVICEMAP);
         return qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK ? p : NULL;
     }
 #endif
@@ -21243,7 +21274,7 @@ static QLORA__UNUSED qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* 
 
 // Each piece of work on the second stream has a slot, counted from 0, by which it is waited for.
 #define QLORA__BESIDE_SLOTS 5
-#define QLORA__AWAY_SLOTS 2 // of copies, tensor/away.h
+#define QLORA__AWAY_SLOTS 4 // of copies, tensor/away.h
 
 struct qlora__beside {
     void* stream;
@@ -21423,16 +21454,13 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 
 // ---- copies in parallel with the stream ---------------------------------------------------------
 //
-// Memory that is not needed for a while is copied to pinned host memory and back. In a captured
-// graph, the copies run on a stream of their own: a copy starts when everything queued before it
-// on the stream has finished, copies run one after the other, and the stream goes on. Before using
-// what a copy writes, or writing to what it reads, call qlora__away_wait. Outside a capture, copies
-// are part of the stream. The host memory must live as long as the graph: it is the one host
-// address that a graph may hold, and the host never touches it.
-
-// CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address; also the flag of
-// memory that is registered.
-#define QLORA__CU_MEMHOSTALLOC_DEVICEMAP 2u
+// Memory that is not needed for a while is copied to pinned host memory and back, on a stream of
+// its own: a copy starts when everything queued before it on the context's stream has finished,
+// copies run one after the other, and that stream goes on. Before using what a copy writes, or
+// writing to what it reads, call qlora__away_wait; also before a capture, which cannot wait for
+// copies that began outside of it, and before a replay. The host memory must live as long as the
+// graph: it is the one host address that a graph may hold, with that of qlora__mapped_alloc, and the
+// host never touches it.
 
 // Pinned host memory.
 typedef struct qlora__away_memory {
@@ -21543,32 +21571,26 @@ static QLORA__UNUSED qlora_result qlora__away_copy(qlora_ctx* ctx, int slot, boo
                                                    const qlora_tensor* device, void* host) {
     qlora__gpu* gpu = ctx->gpu;
     qlora__beside* b = gpu->beside;
-    bool captured = ctx->capture != NULL;
-    void* stream = captured ? b->copies : gpu->stream;
+    void* stream = b->copies;
     size_t bytes = (size_t)device->rows * (size_t)device->ld * qlora_dtype_bytes(device->dtype);
     qlora__CUdeviceptr at = (qlora__CUdeviceptr)(uintptr_t)device->data;
     QLORA__TRY(qlora__capture_note(ctx, device->data));
-    if (captured) {
-        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
-        QLORA__TRY(
-            qlora__cu(ctx, gpu->cu.StreamWaitEvent(stream, b->fork, 0), "cuStreamWaitEvent"));
-        b->copies_forked = true;
-    }
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(stream, b->fork, 0), "cuStreamWaitEvent"));
+    b->copies_forked = true;
     QLORA__TRY(
         back ? qlora__cu(ctx, gpu->cu.MemcpyHtoDAsync(at, host, bytes, stream), "cuMemcpyHtoDAsync")
              : qlora__cu(ctx, gpu->cu.MemcpyDtoHAsync(host, at, bytes, stream),
                          "cuMemcpyDtoHAsync"));
-    if (captured) {
-        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->copied[slot], stream), "cuEventRecord"));
-        b->copies_pending |= 1u << slot;
-    }
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->copied[slot], stream), "cuEventRecord"));
+    b->copies_pending |= 1u << slot;
     return QLORA_OK;
 }
 
 // Later work on the stream starts only after all earlier copies in these slots (one bit each).
 static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slots) {
     qlora__gpu* gpu = ctx->gpu;
-    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__AWAY_SLOTS; i++) {
+    for (int i = 0; gpu != NULL && i < QLORA__AWAY_SLOTS; i++) {
         if ((slots & gpu->beside->copies_pending & 1u << i) != 0) {
             gpu->beside->copies_pending &= ~(1u << i);
             int code = gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside->copied[i], 0);
@@ -21683,6 +21705,7 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(decode_many_norm, decode_many_norm, 69632, STEP)                                             \
     X(decode_nf4, decode_nf4, 50688, STEP_NF4)                                                     \
     X(decode_dense, decode, 16896, STEP)                                                           \
+    X(decode_head, decode, 65536, STEP)                                                            \
     X(decode_norm, decode, 69632, STEP)                                                            \
     X(decode_attention, decode, 69632, STEP)                                                       \
     X(sample_parts, sample, 0, STEP)                                                               \
@@ -21720,7 +21743,9 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
     X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
     X(linear_gated_sum, linear, 0, LORA)                                                           \
-    X(gated_backward, gated, 82944, GATED)
+    X(gated_backward, gated, 82944, GATED)                                                         \
+    X(tails_gated, tails, 34816, LORA_BF16)                                                        \
+    X(tails_gated_bwd, tails, 94208, LORA_BF16)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                  \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                 \
@@ -30211,9 +30236,10 @@ static qlora_result qlora__linear_forward_shared(qlora_ctx* ctx, qlora_math math
     return QLORA_OK;
 }
 
+// has_z: z is there.
 static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
-                                          const qlora_linear_desc* l, const qlora_tensor* x,
-                                          const qlora_tensor* y) {
+                                          const qlora_linear_desc* l, bool has_z,
+                                          const qlora_tensor* x, const qlora_tensor* y) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
     QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, false));
@@ -30227,7 +30253,7 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
     if (qlora__linear_in_panels(ctx, l, x, qlora__linear_forward_steps(ctx, l, bf16), bf16)) {
         return qlora__linear_forward_shared(ctx, math, l, x, &inner, y);
     }
-    QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
+    QLORA__TRY(has_z ? QLORA_OK : qlora__linear_z(ctx, math, l, x, &inner));
     return l->operand != NULL || l->fp8 != NULL
                ? qlora__linear_forward_joined(ctx, math, l, x, y)
                : qlora__linear_forward_plain(ctx, math, l, x, &inner, y);
@@ -30236,7 +30262,7 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
 qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                   const qlora_tensor* x, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_linear_forward");
-    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, x, y));
+    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, false, x, y));
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -30880,6 +30906,114 @@ static qlora_result qlora__gated_sum(qlora_ctx* ctx, const qlora__gated* g) {
                     &d[1],  &ld[1], &rank[1], &scale[1], &d[2], &ld[2], &rank[2]};
     return qlora__launch(ctx, QLORA__K_linear_gated_sum, qlora__ceil_div(cols, 128), most / 8, 3,
                          128, 0, args);
+}
+
+//@@ src/ops/tails.h
+
+// ---- a gated activation with what adapters make of it -------------------------------------------
+//
+// z = s A^T of the adapter after act(gate) up, and u = dgate Bgate + dup Bup, side by side, of the
+// ones before it: computed apart, they read the largest matrices of a layer once more. The kernels
+// of the activation compute them as well (kernels/tails.cu), in bf16 on a GPU. The activation and
+// its gradients are those of qlora_swiglu_forward and _backward to the bit; the order of the sums
+// depends on the shapes alone.
+
+#define QLORA__TAILS_RANK 16       // at most, of an adapter; higher ones need more registers
+#define QLORA__TAILS_ROWS 16       // of a block
+#define QLORA__TAILS_FORWARD 34816 // bytes of shared memory
+#define QLORA__TAILS_BACKWARD 94208
+
+// How many percent of the blocks that a large GPU runs at the same time there must be for them to
+// pay, in the last round too: a block has all columns of its rows. On an H200, a step of
+// Qwen2.5-0.5B with 2048 tokens takes 1.7 % less time with u, and 0.6 % less with z. The tests set
+// it to 0.
+#ifndef QLORA__TAILS_FULL
+#define QLORA__TAILS_FULL 80
+#endif
+#define QLORA__TAILS_BLOCKS 132
+
+static bool qlora__tails_full(int64_t rows, int64_t percent) {
+    int64_t blocks = qlora__ceil_div(rows, QLORA__TAILS_ROWS);
+    int64_t room = qlora__ceil_div(blocks, QLORA__TAILS_BLOCKS) * QLORA__TAILS_BLOCKS;
+    return 100 * blocks >= percent * room;
+}
+
+static bool qlora__tails_aligned(const qlora_tensor* t) {
+    return t->dtype == QLORA_BF16 && (uintptr_t)t->data % 16 == 0 && t->ld % 8 == 0 &&
+           t->cols % 8 == 0 && t->ld < (1 << 26);
+}
+
+// Whether there is a kernel for the adapters of a linear layer.
+static bool qlora__tails_takes(const qlora_linear_desc* l) {
+    int64_t most = 0;
+    bool fits = l->count <= 2;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        most = qlora__max(most, p->rank);
+        fits = fits && p->rank % 8 == 0 &&
+               (p->rank == 0 || (qlora__tails_aligned(p->a) && qlora__tails_aligned(p->sb)));
+    }
+    return fits && most > 0 && most <= QLORA__TAILS_RANK;
+}
+
+// s = act(gate) up and z = s A^T. Without gate and up, s is there; z has the same bits.
+static qlora_result qlora__tails_forward(qlora_ctx* ctx, bool gelu, const qlora_tensor* gate,
+                                         const qlora_tensor* up, const qlora_tensor* s,
+                                         const qlora_tensor* a, const qlora_tensor* z) {
+    void* data[] = {gate != NULL ? gate->data : NULL, s->data, a->data, z->data};
+    int32_t ld = gate != NULL ? (int32_t)gate->ld : 0;
+    int32_t lds = (int32_t)s->ld;
+    int32_t lda = (int32_t)a->ld;
+    int64_t ldz = z->ld;
+    int64_t rows = s->rows;
+    int32_t cols = (int32_t)s->cols;
+    int32_t rank = (int32_t)a->rows;
+    int32_t kind = gelu;
+    int32_t after = gate != NULL ? (int32_t)(((char*)up->data - (char*)gate->data) / 2) : 0;
+    QLORA_ASSERT(qlora__tails_aligned(s) && qlora__tails_aligned(a) && rank % 8 == 0);
+    QLORA_ASSERT(gate == NULL || (qlora__tails_aligned(gate) && qlora__tails_aligned(up) &&
+                                  gate->ld == up->ld));
+    void* args[] = {&data[0], &ld,  &after, &data[1], &lds,  &data[2], &lda,
+                    &data[3], &ldz, &rows,  &cols,    &rank, &kind};
+    return qlora__launch(ctx, QLORA__K_tails_gated, qlora__ceil_div(rows, QLORA__TAILS_ROWS), 1, 1,
+                         512, QLORA__TAILS_FORWARD, args);
+}
+
+// The gradients of gate and up, in their place, s in that of ds or elsewhere, and u of the linear
+// layer whose output gate and up are.
+static qlora_result qlora__tails_backward(qlora_ctx* ctx, bool gelu, const qlora_linear_desc* l,
+                                          const qlora_tensor* ds, const qlora_tensor* gate,
+                                          const qlora_tensor* up, const qlora_tensor* s,
+                                          const qlora_tensor* u) {
+    void* data[] = {ds->data, gate->data, s->data, u->data};
+    void* b[2] = {NULL, NULL};
+    int32_t ldb[2] = {0, 0};
+    int32_t rank[2] = {0, 0};
+    int32_t ldd = (int32_t)ds->ld;
+    int32_t ld = (int32_t)gate->ld;
+    int32_t lds = (int32_t)s->ld;
+    int64_t ldu = u->ld;
+    int64_t rows = ds->rows;
+    int32_t cols = (int32_t)ds->cols;
+    int32_t joined = l->count == 1; // gate and up are one projection
+    int32_t kind = gelu;
+    int32_t after = (int32_t)(((char*)up->data - (char*)gate->data) / 2);
+    for (int i = 0; i < 2; i++) {
+        const qlora_linear_part* part = &l->parts[joined ? 0 : i];
+        if (part->rank > 0) {
+            QLORA_ASSERT(qlora__tails_aligned(part->sb));
+            rank[i] = (int32_t)part->rank;
+            ldb[i] = (int32_t)part->sb->ld;
+            b[i] = (uint16_t*)part->sb->data + (joined ? i * cols * part->sb->ld : 0);
+        }
+    }
+    QLORA_ASSERT(qlora__tails_aligned(ds) && qlora__tails_aligned(gate) && gate->ld == up->ld &&
+                 qlora__tails_aligned(up) && qlora__tails_aligned(s));
+    void* args[] = {&data[0], &ldd,     &data[1], &ld,     &after,   &data[2], &lds,
+                    &b[0],    &ldb[0],  &rank[0], &b[1],   &ldb[1],  &rank[1], &data[3],
+                    &ldu,     &rows,    &cols,    &joined, &kind};
+    return qlora__launch(ctx, QLORA__K_tails_gated_bwd, qlora__ceil_div(rows, QLORA__TAILS_ROWS), 1,
+                         1, 512, QLORA__TAILS_BACKWARD, args);
 }
 
 //@@ src/qlora.h
@@ -33084,6 +33218,7 @@ static void qlora__graph_free(qlora_ctx* ctx, qlora_graph* graph) {
 // stream can be used again.
 static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void** recorded) {
     qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__away_wait(ctx, ~0u));
     QLORA__TRY(qlora__cu(
         ctx,
         gpu->cu.StreamBeginCapture(gpu->stream, QLORA__CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
@@ -33373,6 +33508,7 @@ static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint
                            "graph %llu cannot be replayed: %s; capture it again",
                            (unsigned long long)key, graph->watch.invalid);
     }
+    QLORA__TRY(qlora__away_wait(ctx, ~0u));
     QLORA__TRY(qlora__on_cpu(ctx) ? graph->fn(ctx, graph->user) : qlora__graph_launch(ctx, graph));
     graph->replays++;
     return QLORA_OK;
@@ -33508,6 +33644,7 @@ typedef struct qlora__layer {
     bool cached;
     bool recompute;
     bool keeps_attention; // of a recomputed layer: its output and row statistics
+    bool keeps_heads;     // and q, k and v
     bool sliding;
     bool no_rope;
     qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
@@ -33516,6 +33653,7 @@ typedef struct qlora__layer {
     int64_t norms_at[QLORA__NORMS];     // first elements in the parameter arena
     qlora__kept kept;
     void* away; // pinned host memory of its input, if that is offloaded
+    void* away_attention; // and of what it keeps of attention
 } qlora__layer;
 
 // The inputs of a micro-batch: views of one block, which is filled on the host and copied as a
@@ -33639,6 +33777,19 @@ typedef struct qlora__decode_text {
     double logprob;
 } qlora__decode_text;
 
+// A step that is computed and not asked for costs as much time as running ahead saves in this many
+// steps (llama-3.1-8b: 150, llama-3.2-1b: 55), and what is saved counts up to a limit.
+enum { QLORA__AHEAD_COST = 128, QLORA__AHEAD_MOST = 4 * QLORA__AHEAD_COST };
+
+// What a step tells the host about a text, in pinned memory; same layout as decode_result. The host
+// sets `done` to 0 before the step, and the device writes it last.
+typedef struct qlora__decode_result {
+    uint64_t done; // the position after the token that was run << 32 | the token that was chosen
+    double logprob;
+    int32_t bad;
+    int32_t unused;
+} qlora__decode_result;
+
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
 typedef struct qlora__decode {
@@ -33664,6 +33815,7 @@ typedef struct qlora__decode {
     qlora_tensor partials;            // f32 [texts * heads * pages, head_dim + 2]
     qlora_tensor counters;            // I32 [texts, blocks of a row]
     qlora_tensor marks;               // I32: counters of decode_layers
+    qlora_tensor shares;              // of tiles that its blocks share
     qlora_tensor low;                 // [4, z of a stack]: its z
     qlora_tensor params;              // U8: qlora__decode_layer of all layers, without and with
                                       // adapters
@@ -33675,6 +33827,12 @@ typedef struct qlora__decode {
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
     qlora__decode_text* host;         // a copy of `state`
     uint8_t* sent;                    // a copy of `params`
+    qlora__decode_result* results;    // pinned [2, texts]: of even and odd positions
+    uint64_t calls;                   // of the context when the last step was launched
+    int32_t credit;                   // whether running ahead pays, see generate/ahead.h
+    bool ahead;                       // that step has not been asked for yet
+    bool could;                       // there could be such a step
+    uint8_t last[QLORA__MOST_TEXTS];  // by slot: the text is in that step
     uint8_t stale[QLORA__MOST_TEXTS]; // by slot: the device does not have this row of it yet
     uint8_t lent[QLORA__MOST_TEXTS];  // by slot: QLORA__PAGES_*
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one
@@ -33790,6 +33948,8 @@ struct qlora_model {
     qlora_tensor stats;   // f32 [heads, 2 T] of attention, if they are too large for the scratch
     qlora_tensor raw;     // DoRA: [T, widest stack], its output before the gains
     qlora__kept again;    // activations of a recomputed layer
+    qlora__kept turns[2]; // what layers have of attention in turn, if it is offloaded
+    size_t turn_bytes[2]; // output and row statistics; with q, k and v
     // FP8 mode
     qlora_tensor fp8_factors; // f32 [layers * groups, 2]: qlora__fp8.factors of every stack
     qlora_tensor fp8_codes;   // U8: rows of x or dy
@@ -34520,6 +34680,24 @@ static void qlora__layout_attention(qlora__arena* arena, qlora_model* m,
     qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
 }
 
+// Whether q, k and v are in the memory that layers use in turn, if attention is offloaded: those of
+// layers that are not recomputed are.
+static bool qlora__turns_have_heads(const qlora_model* m) {
+    return m->plan.offloaded_attention > 0 &&
+           (m->plan.heads_layers > 0 || m->plan.recompute_layers == 0);
+}
+
+// q, k and v, also before their norms.
+static void qlora__layout_heads(qlora__arena* arena, qlora_model* m, qlora__kept* kept) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, q + 2 * kv, &kept->qkv);
+    if (c->qk_norm) {
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, q + kv, &kept->qk);
+    }
+}
+
 // Whether z of the forward pass is the one that the gradients need. With dropout, DoRA or several
 // adapters, and on the CPU, it is computed in other ways.
 static bool qlora__keeps_z(const qlora_model* m) {
@@ -34586,19 +34764,15 @@ static void qlora__layout_z(qlora__arena* arena, qlora_model* m, const int64_t p
 #define QLORA__Z_SHARED (1u << QLORA__QKV)
 #define QLORA__Z_OWN (1u << QLORA__DOWN)
 
-// Of pads, only those of o and of gate/up are used. attention: the output of attention is one of
-// the activations.
+// Of pads, only those of o and of gate/up are used. heads, attention: q, k and v, and the output of
+// attention, are among the activations.
 static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
-                               const int64_t pads[QLORA__GROUPS], bool attention,
+                               const int64_t pads[QLORA__GROUPS], bool heads, bool attention,
                                qlora__kept* kept) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t T = m->plan.tokens;
     int64_t some = qlora__tile_rows(m);
-    int64_t q = qlora__q_width(c);
-    int64_t kv = qlora__kv_width(c);
-    qlora__arena_tensor(arena, m->compute, T, q + 2 * kv, &kept->qkv);
-    if (c->qk_norm) {
-        qlora__arena_tensor(arena, m->compute, T, q + kv, &kept->qk);
+    if (heads) {
+        qlora__layout_heads(arena, m, kept);
     }
     if (attention) {
         qlora__layout_attention(arena, m, pads, kept);
@@ -34623,6 +34797,64 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
     }
 }
 
+// Memory that layers use in turn for what they keep of attention while it is copied. One copy takes
+// all of it, so it is in one piece; what fewer layers keep is at the end.
+static void qlora__layout_turn(qlora__arena* arena, qlora_model* m,
+                               const int64_t pads[QLORA__GROUPS], qlora__kept* turn) {
+    size_t first = arena->used;
+    memset(turn, 0, sizeof *turn);
+    qlora__layout_attention(arena, m, pads, turn);
+    m->turn_bytes[0] = arena->used - first;
+    if (qlora__turns_have_heads(m)) {
+        qlora__layout_heads(arena, m, turn);
+        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, turn);
+    }
+    m->turn_bytes[1] = arena->used - first;
+}
+
+// Bytes of what a layer keeps of it.
+static size_t qlora__turn_bytes(const qlora_model* m, const qlora__layer* layer) {
+    return m->turn_bytes[layer->keeps_heads || !layer->recompute ? 1 : 0];
+}
+
+// What a layer has of attention is in the memory of its turn.
+static void qlora__layer_turn(qlora_model* m, qlora__layer* layer) {
+    const qlora__kept* turn = &m->turns[(layer - m->layers) % 2];
+    qlora__kept* kept = &layer->kept;
+    kept->o = turn->o;
+    kept->lse = turn->lse;
+    if (qlora__turns_have_heads(m)) {
+        kept->qkv = turn->qkv;
+        kept->qk = turn->qk;
+        kept->z[QLORA__QKV] = turn->z[QLORA__QKV];
+    }
+}
+
+// What a recomputed layer keeps besides its input.
+static void qlora__layout_again(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
+    layer->kept = m->again;
+    if (qlora__gated_ranks(m, layer, NULL)) {
+        qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
+    }
+    if (m->plan.offloaded_attention > 0) {
+        qlora__layer_turn(m, layer);
+    } else if (layer->keeps_attention) {
+        qlora__layout_attention(arena, m, layer->pads, &layer->kept);
+    }
+}
+
+// What a layer that is not recomputed keeps besides its input.
+static void qlora__layout_whole(qlora__arena* arena, qlora_model* m, qlora__layer* layer) {
+    bool leaves = layer - m->layers < m->plan.offloaded_attention;
+    unsigned z = leaves ? QLORA__Z_KEPT & ~QLORA__Z_SHARED : QLORA__Z_KEPT;
+    qlora__layout_kept(arena, m, layer->pads, !leaves, !leaves, &layer->kept);
+    memset(layer->kept.z, 0, sizeof layer->kept.z);
+    qlora__layout_z(arena, m, layer->pads, z, &layer->kept);
+    if (leaves) {
+        qlora__layer_turn(m, layer);
+    }
+}
+
 // In training, each layer keeps its own activations. Otherwise all layers share one set, and the
 // residual stream is updated in place.
 static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
@@ -34641,9 +34873,15 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     memset(&m->again, 0, sizeof m->again);
     if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
         // Without a layer that uses it, the shared output of attention has no memory.
-        bool attention = !qlora__trains(m) || m->plan.attention_layers < m->plan.recompute_layers;
-        qlora__layout_kept(arena, m, pads, attention, &m->again);
-        qlora__layout_z(arena, m, pads, QLORA__Z_SHARED, &m->again);
+        bool attention =
+            !qlora__trains(m) || (m->plan.offloaded_attention == 0 &&
+                                  m->plan.attention_layers < m->plan.recompute_layers);
+        bool heads = !qlora__turns_have_heads(m);
+        qlora__layout_kept(arena, m, pads, heads, attention, &m->again);
+        qlora__layout_z(arena, m, pads, heads ? QLORA__Z_SHARED : 0, &m->again);
+    }
+    for (int i = 0; i < 2 && m->plan.offloaded_attention > 0; i++) {
+        qlora__layout_turn(arena, m, pads, &m->turns[i]);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -34654,17 +34892,9 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
             continue;
         }
         if (layer->recompute) {
-            layer->kept = m->again;
-            if (qlora__gated_ranks(m, layer, NULL)) {
-                qlora__layout_z(arena, m, layer->pads, QLORA__Z_OWN, &layer->kept);
-            }
-            if (layer->keeps_attention) {
-                qlora__layout_attention(arena, m, layer->pads, &layer->kept);
-            }
+            qlora__layout_again(arena, m, layer);
         } else {
-            qlora__layout_kept(arena, m, layer->pads, true, &layer->kept);
-            memset(layer->kept.z, 0, sizeof layer->kept.z);
-            qlora__layout_z(arena, m, layer->pads, QLORA__Z_KEPT, &layer->kept);
+            qlora__layout_whole(arena, m, layer);
         }
         if (away) {
             layer->kept.h = m->streams[l % 2];
@@ -34674,9 +34904,11 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     }
 }
 
-// What is in host memory: the embedding, and the inputs of layers. That of the last layer is still
-// on the device when the backward pass needs it, and so is that of the last layer of a group. The
-// inputs inside a group have the same memory in every group: the backward pass is in one at a time.
+// What is in host memory: the embedding, the inputs of layers, and what they keep of attention. The
+// input of the last layer is still on the device when the backward pass needs it, and so are that
+// of the last layer of a group and the attention of the last two layers that use memory in turn.
+// The inputs inside a group have the same memory in every group: the backward pass is in one at a
+// time.
 static void qlora__layout_host(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     qlora__arena host;
@@ -34694,6 +34926,17 @@ static void qlora__layout_host(qlora_model* m) {
         m->layers[l].away = on_device              ? NULL
                             : place > 0 && l > every ? m->layers[place].away
                                                      : qlora__arena_take(&host, bytes);
+    }
+    qlora__arena turn;
+    memset(&turn, 0, sizeof turn);
+    int64_t pads[QLORA__GROUPS];
+    qlora__most_pads(m, pads);
+    qlora__layout_turn(&turn, m, pads, &m->turns[0]); // counts its bytes
+    int64_t users = m->plan.recompute_layers > 0 ? c->layers : m->plan.offloaded_attention;
+    for (int64_t l = 0; l < c->layers; l++) {
+        bool leaves = l < m->plan.offloaded_attention && l < users - 2;
+        m->layers[l].away_attention =
+            leaves ? qlora__arena_take(&host, qlora__turn_bytes(m, &m->layers[l])) : NULL;
     }
     m->plan.host = host.used;
 }
@@ -35070,7 +35313,8 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
 #define QLORA__DECODE_LOW 256 // partial sums of z of a single text, at most
 #define QLORA__DECODE_ROWS 8
 #define QLORA__DECODE_LAYER_BYTES 1920 // of qlora__decode_layer
-#define QLORA__DECODE_MARKS 96         // as in kernels/decode_layers.cuh
+#define QLORA__DECODE_SHARES 256       // blocks that may share tiles
+#define QLORA__DECODE_MARKS (96 + QLORA__DECODE_SHARES) // as in kernels/decode_layers.cuh
 #define QLORA__DECODE_PARTS 8          // LAYER_PARTS there
 #define QLORA__DECODE_MANY_ROWS 64   // of a block, as in kernels/decode_many.cuh
 #define QLORA__DECODE_MANY_TILE 256  // rows of W of a block
@@ -35155,6 +35399,7 @@ static void qlora__layout_decode(qlora__arena* arena, qlora_model* m) {
     if (n == 1) {
         int64_t wide = qlora__max(pad, d->z_rank);
         qlora__arena_tensor(arena, QLORA_I32, 1, QLORA__DECODE_MARKS, &d->marks);
+        qlora__arena_tensor(arena, QLORA_F32, QLORA__DECODE_SHARES, 16, &d->shares);
         qlora__arena_tensor(arena, QLORA_F32, QLORA__GROUPS * QLORA__DECODE_PARTS, wide, &d->low);
         qlora__arena_tensor(arena, QLORA_U8, 1, 2 * c->layers * QLORA__DECODE_LAYER_BYTES,
                             &d->params);
@@ -36322,6 +36567,10 @@ static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, const qlora_model_co
     return qlora__positions_check(ctx, "desc.generate_tokens", d->generate_tokens, positions);
 }
 
+static size_t qlora__decode_results_bytes(const qlora__decode* d) {
+    return 2 * (size_t)d->texts * sizeof *d->results;
+}
+
 static void qlora__model_free(qlora_model* m) {
     qlora_ctx* ctx = m->ctx;
     if (m->arena != NULL) {
@@ -36329,7 +36578,8 @@ static void qlora__model_free(qlora_model* m) {
         // it. The text of the error that brought us here stays.
         char error[QLORA__ERROR_SIZE];
         memcpy(error, ctx->env.error, sizeof error);
-        qlora_result ignored = qlora__sync(ctx);
+        qlora_result ignored = qlora__away_wait(ctx, ~0u);
+        ignored = qlora__sync(ctx);
         (void)ignored;
         memcpy(ctx->env.error, error, sizeof error);
     }
@@ -36343,6 +36593,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__away_free(ctx, &m->host);
     qlora__free(ctx, m->paging.users, (size_t)(m->paging.pages + 1) * sizeof *m->paging.users);
     qlora__free(ctx, m->decode.host, (size_t)m->decode.texts * sizeof *m->decode.host);
+    qlora__pinned_free(ctx, m->decode.results, qlora__decode_results_bytes(&m->decode));
     qlora__free(ctx, m->decode.sent, (size_t)m->decode.params.cols);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
@@ -36776,12 +37027,53 @@ static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_d
 typedef struct qlora__choices {
     int64_t recompute;
     int64_t attention; // the first n layers keep its output, if they are recomputed
+    int64_t heads;     // and the first n q, k and v, if it is offloaded
+    int64_t away;      // the first n layers have both on the host, if none is recomputed
     int64_t cached;
     int64_t tile;
     int64_t head_chunk;
     bool offload;
     int64_t every; // see qlora_plan.offload_every; 0 = 1
 } qlora__choices;
+
+// Operations that a layer must compute for each byte that is copied to the host meanwhile, so that
+// copies cost no time (H200: 48 GB/s and about 550 TFLOP/s). There, steps with what attention needs
+// on the host, and copies of weights in its place, were 1 % faster with 1B (12,700 operations) and
+// 8B (22,100), and as fast as before with 0.5B (7,500). The tests set it to 0.
+#ifndef QLORA__AWAY_OPERATIONS
+#define QLORA__AWAY_OPERATIONS 10000
+#endif
+
+// Whether copies of so many elements for each token are hidden behind the forward pass of a layer.
+static bool qlora__copies_hide(const qlora_model* m, int64_t elements, int64_t operations) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t weights = 0;
+    for (int i = 0; i < m->arch->layout->count; i++) {
+        weights += m->layers[0].projections[i].in * m->layers[0].projections[i].out;
+    }
+    int64_t computed = 2 * (weights + m->plan.max_length * qlora__q_width(c));
+    return elements * (int64_t)qlora_dtype_bytes(m->compute) * operations <= computed;
+}
+
+// Elements for each token of q, k and v, and of the output of attention.
+static int64_t qlora__attention_elements(const qlora_model_config* c) {
+    return 2 * (qlora__q_width(c) + qlora__kv_width(c));
+}
+
+// What layers keep of attention is in host memory: if none is recomputed as planned, otherwise with
+// their inputs, unless these are in groups because the host has too little memory.
+static void qlora__plan_attention(qlora_model* m, int64_t heads, int64_t away) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora_plan* p = &m->plan;
+    bool hides = qlora__copies_hide(m, c->hidden + qlora__q_width(c), QLORA__AWAY_OPERATIONS);
+    bool all = qlora__copies_hide(m, c->hidden + qlora__attention_elements(c),
+                                  QLORA__AWAY_OPERATIONS);
+    p->offloaded_attention = p->recompute_layers == 0           ? away
+                             : p->offload_every == 1 && hides ? p->attention_layers
+                                                              : 0;
+    p->heads_layers = all ? qlora__min(heads, p->offloaded_attention) : 0;
+    p->heads_layers = p->recompute_layers > 0 ? p->heads_layers : 0;
+}
 
 static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     const qlora_model_config* c = &m->plan.config;
@@ -36794,10 +37086,12 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offload_every = m->plan.offloaded_layers > 0 ? qlora__max(choices->every, 1) : 0;
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
+    qlora__plan_attention(m, choices->heads, choices->away);
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;
         layer->keeps_attention = l < m->plan.attention_layers;
+        layer->keeps_heads = l < m->plan.heads_layers;
         layer->cached = l < choices->cached;
     }
     qlora__model_layout(m, NULL);
@@ -36949,11 +37243,17 @@ static bool qlora__plan_squeeze(qlora_model* m, const qlora_plan_desc* machine,
 // of a layer and its output 7 % of the layer's activations, at 32,768 tokens 45 %).
 #define QLORA__LONG_ATTENTION 4096
 
+static bool qlora__plan_fits_both(const qlora_model* m, const qlora_plan_desc* machine) {
+    return qlora__plan_fits(m, machine->bytes) && qlora__plan_fits_host(m, machine);
+}
+
 // Which of the choices is counted.
 typedef enum qlora__count_of {
     QLORA__COUNT_WHOLE,     // layers that are not recomputed
     QLORA__COUNT_ATTENTION, // recomputed layers that keep the output of attention
-    QLORA__COUNT_CACHED     // layers with 16-bit copies
+    QLORA__COUNT_HEADS,     // of these, those that keep q, k and v
+    QLORA__COUNT_CACHED,    // layers with 16-bit copies
+    QLORA__COUNT_HERE       // layers that have attention on the device
 } qlora__count_of;
 
 static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t count,
@@ -36962,6 +37262,10 @@ static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t coun
         choices->recompute = m->plan.config.layers - count;
     } else if (what == QLORA__COUNT_ATTENTION) {
         choices->attention = count;
+    } else if (what == QLORA__COUNT_HEADS) {
+        choices->heads = count;
+    } else if (what == QLORA__COUNT_HERE) {
+        choices->away = m->plan.config.layers - count;
     } else {
         choices->cached = count;
     }
@@ -36970,17 +37274,17 @@ static void qlora__plan_count(qlora_model* m, qlora__count_of what, int64_t coun
 
 // Raises a choice as far as the memory goes, which grows with each of them, so bisection finds it.
 // The end is tried first: without any recomputed layer, there is no room for one either.
-static void qlora__plan_most(qlora_model* m, uint64_t bytes, qlora__count_of what, int64_t low,
-                             int64_t high, qlora__choices* choices) {
+static void qlora__plan_most(qlora_model* m, const qlora_plan_desc* machine, qlora__count_of what,
+                             int64_t low, int64_t high, qlora__choices* choices) {
     qlora__plan_count(m, what, high, choices);
-    if (qlora__plan_fits(m, bytes)) {
+    if (qlora__plan_fits_both(m, machine)) {
         return;
     }
     high--;
     while (low < high) {
         int64_t middle = (low + high + 1) / 2;
         qlora__plan_count(m, what, middle, choices);
-        if (qlora__plan_fits(m, bytes)) {
+        if (qlora__plan_fits_both(m, machine)) {
             low = middle;
         } else {
             high = middle - 1;
@@ -37001,31 +37305,105 @@ static bool qlora__any_coded(const qlora_model* m) {
     return false;
 }
 
+// How the memory that is left is used. Results depend on the rows of logits that are computed at a
+// time, so their number never depends on what happens to be free.
+typedef enum qlora__filling {
+    QLORA__FILL_NOT,
+    QLORA__FILL_FREE, // up to what is free now
+    QLORA__FILL_ASKED // up to what the caller has set
+} qlora__filling;
+
+// Half as many rows of logits at a time are a little slower, and leave memory for copies: taken if
+// they are those of an eighth of the layers (0.5B with 2048 tokens in 2.45 GiB on an H200: 11
+// instead of 6 of 24, 1.4 % more tokens per second; 1.5B: hardly any more, 0.9 % less).
+static void qlora__plan_halve(qlora_model* m, const qlora_plan_desc* machine,
+                              qlora__choices* choices) {
+    int64_t layers = m->plan.config.layers;
+    qlora__choices half = *choices;
+    half.head_chunk = choices->head_chunk / 2;
+    if (m->own_chunk || !m->on_gpu || half.head_chunk < 512 || choices->cached == layers) {
+        return;
+    }
+    qlora__plan_most(m, machine, QLORA__COUNT_CACHED, choices->cached, layers, &half);
+    if (8 * (half.cached - choices->cached) >= layers) {
+        *choices = half;
+    }
+    qlora__plan_apply(m, choices);
+}
+
+// With attention in host memory, more layers have copies of their weights. If they do, it is that
+// of as few layers as these copies need.
+static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
+                             qlora__choices* choices) {
+    int64_t layers = m->plan.config.layers;
+    qlora__choices away = *choices;
+    if (!m->on_gpu || m->desc.offload != QLORA_CHOICE_AUTO || choices->cached == layers ||
+        !qlora__copies_hide(m, qlora__attention_elements(&m->plan.config),
+                            QLORA__AWAY_OPERATIONS)) {
+        return;
+    }
+    away.away = layers;
+    qlora__plan_most(m, machine, QLORA__COUNT_CACHED, choices->cached, layers, &away);
+    if (away.cached > choices->cached && qlora__plan_fits_both(m, machine)) {
+        qlora__plan_most(m, machine, QLORA__COUNT_HERE, 0, layers - 3, &away);
+        *choices = away;
+    }
+    qlora__plan_apply(m, choices);
+}
+
+// Offloading comes with tiles, so that it fits. If it keeps q, k and v, and the memory suffices for
+// all tokens at once as well, one tile has all of them (8B, 4 x 2048 tokens in 7.5 GiB on an H200:
+// a step of 593 ms instead of 603 with tiles of 4096).
+static void qlora__plan_widen(qlora_model* m, const qlora_plan_desc* machine,
+                              qlora__choices* choices) {
+    qlora__choices wide = *choices;
+    if (m->desc.tile != 0 || choices->tile == 0 || m->plan.heads_layers < m->plan.config.layers) {
+        return;
+    }
+    wide.tile = m->plan.tokens;
+    qlora__plan_apply(m, &wide);
+    if (qlora__plan_fits_both(m, machine)) {
+        *choices = wide;
+    }
+    qlora__plan_apply(m, choices);
+}
+
 // Uses the memory that is left for what saves time: the fewest recomputed layers that fit, outputs
 // of attention of the others, then, if the memory is to be filled, cached layers.
-static void qlora__plan_fill(qlora_model* m, uint64_t bytes, bool fill, qlora__choices* choices) {
+static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, qlora__filling how,
+                             qlora__choices* choices) {
+    bool fill = how != QLORA__FILL_NOT;
     int64_t layers = m->plan.config.layers;
     const qlora_model_desc* d = &m->desc;
     bool free_to = d->recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
     bool whole = choices->offload || choices->tile > 0; // these recompute every layer
     bool attention_first = whole || m->plan.max_length >= QLORA__LONG_ATTENTION;
     if (free_to && fill && attention_first) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, layers, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, layers, choices);
+    }
+    if (free_to && fill && choices->attention == layers &&
+        m->plan.offloaded_attention > 0) {
+        qlora__plan_most(m, machine, QLORA__COUNT_HEADS, 0, layers, choices);
+        qlora__plan_widen(m, machine, choices);
     }
     if (free_to && !whole && (choices->attention == 0 || choices->attention == layers)) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_WHOLE, 0, layers, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_WHOLE, 0, layers, choices);
     }
     if (free_to && fill && !attention_first) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_ATTENTION, 0, choices->recompute, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, choices->recompute, choices);
     }
     bool coded = qlora__any_coded(m) && qlora__computes(m);
     if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && coded && !whole) {
-        qlora__plan_most(m, bytes, QLORA__COUNT_CACHED, 0, layers, choices);
+        qlora__plan_most(m, machine, QLORA__COUNT_CACHED, 0, layers, choices);
+        if (how == QLORA__FILL_ASKED) {
+            qlora__plan_halve(m, machine, choices);
+            qlora__plan_away(m, machine, choices);
+        }
     }
 }
 
 static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
-                                       const qlora_plan_desc* machine, bool fill) {
+                                       const qlora_plan_desc* machine, qlora__filling how) {
     int64_t layers = m->plan.config.layers;
     const qlora_model_desc* d = &m->desc;
     bool trains = qlora__trains(m);
@@ -37044,7 +37422,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m,
                    ? qlora__plan_host_short(ctx, m, machine->host_bytes)
                    : qlora__plan_too_large(ctx, m, machine->bytes);
     }
-    qlora__plan_fill(m, machine->bytes, fill, &choices);
+    qlora__plan_fill(m, machine, how, &choices);
     return QLORA_OK;
 }
 
@@ -37059,8 +37437,10 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
                                            : ctx->device_bytes;
     // Other programs also use the memory of the CPU: what was not asked for is left to them.
-    bool fill = machine.bytes != 0 && (!qlora__on_cpu(ctx) || (given != NULL && given->bytes != 0));
-    qlora_result r = qlora__plan_choose(ctx, m, &machine, fill);
+    qlora__filling how = given != NULL && given->bytes != 0              ? QLORA__FILL_ASKED
+                         : machine.bytes != 0 && !qlora__on_cpu(ctx) ? QLORA__FILL_FREE
+                                                                     : QLORA__FILL_NOT;
+    qlora_result r = qlora__plan_choose(ctx, m, &machine, how);
     if (r != QLORA_OK) {
         qlora__model_free(m);
         return r;
@@ -37097,6 +37477,15 @@ static void qlora__plan_notes(const qlora_plan* plan, char* buffer, size_t size,
         qlora__append(buffer, size, used,
                       "  the output of attention is kept in %lld of the recomputed layers\n",
                       (long long)plan->attention_layers);
+    }
+    if (plan->heads_layers > 0) {
+        qlora__append(buffer, size, used, "  q, k and v are kept in %lld of them\n",
+                      (long long)plan->heads_layers);
+    }
+    if (plan->offloaded_attention > 0) {
+        qlora__append(buffer, size, used,
+                      "  what %lld layers keep of attention is in the memory of the host\n",
+                      (long long)plan->offloaded_attention);
     }
     if (plan->generate_positions > 0) {
         qlora__append(buffer, size, used, "  the texts have room for %lld positions together\n",
@@ -39356,6 +39745,39 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
                                                   QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
 
+// Whether the activation computes z of down, and its backward pass u of gate and up: see
+// ops/tails.h. With dropout, DoRA or several adapters there are other ways.
+static bool qlora__tails_come(const qlora__pass* pass, const qlora__layer* layer, int group) {
+    const qlora_model* m = pass->m;
+    return m->on_gpu && m->compute == QLORA_BF16 && m->use_adapters && !pass->decoding &&
+           !(m->desc.dropout > 0.0f) && !m->dora && !qlora__has_several(m) &&
+           m->plan.config.intermediate % 8 == 0 &&
+           qlora__tails_full(qlora__tile_rows(m), QLORA__TAILS_FULL) &&
+           qlora__tails_takes(&layer->linears[group]);
+}
+
+static bool qlora__z_comes(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__tails_come(pass, layer, QLORA__DOWN);
+}
+
+// Not if it computes other gradients from its tiles (ops/gated.h).
+static bool qlora__u_comes(const qlora__pass* pass, const qlora__layer* layer) {
+    return qlora__tails_come(pass, layer, QLORA__GATE_UP) &&
+           !qlora__gated_ranks(pass->m, layer, NULL);
+}
+
+// z of down from the activation in s, with the activation if gate and up are not NULL.
+static qlora_result qlora__layer_tail(const qlora__pass* pass, const qlora__layer* layer,
+                                      const qlora_tensor* gate, const qlora_tensor* up,
+                                      const qlora_tensor* s) {
+    const qlora_model* m = pass->m;
+    qlora_tensor z = *s;
+    z.data = (uint16_t*)s->data + s->cols;
+    z.cols = layer->pads[QLORA__DOWN];
+    return qlora__tails_forward(pass->ctx, (m->arch->has & QLORA__HAS_GELU) != 0, gate, up, s,
+                                layer->linears[QLORA__DOWN].parts[0].a, &z);
+}
+
 // x and y have the rows of a tile.
 static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__layer* layer,
                                              int group, const qlora_tensor* x,
@@ -39366,7 +39788,9 @@ static qlora_result qlora__stack_forward_run(const qlora__pass* pass, qlora__lay
     qlora_tensor out = qlora__local(pass, y, 0, stack.out);
     QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // frees the scratch on return
     QLORA__TRY(qlora__leave(
-        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out)));
+        pass->ctx, qlora__linear_forward(pass->ctx, pass->math, &stack.linear,
+                                         group == QLORA__DOWN && qlora__z_comes(pass, layer), &in,
+                                         &out)));
     return pass->m->use_adapters && qlora__stack_is_dora(pass->m, layer, group)
                ? qlora__scale_columns(pass->ctx, &layer->gains[group], &out)
                : QLORA_OK;
@@ -39608,7 +40032,8 @@ static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* lay
     qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, width, width);
     qlora_tensor s = qlora__window(&m->s, pass->rows, 0, width);
     QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__DOWN)); // z of the layer before, in s
-    QLORA__TRY(qlora__layer_gated(pass, &gate, &up, &s));
+    QLORA__TRY(qlora__z_comes(pass, layer) ? qlora__layer_tail(pass, layer, &gate, &up, &s)
+                                           : qlora__layer_gated(pass, &gate, &up, &s));
     QLORA__TRY(
         qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, qlora__layer_out(m, layer, 1)));
     return qlora__stack_keep_z(pass, layer, QLORA__DOWN, &m->s);
@@ -39764,6 +40189,7 @@ static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
     m->placed_layer = 0; // adapters may have changed
+    QLORA__TRY(qlora__away_wait(pass->ctx, ~0u)); // copies of a step that was given up
     QLORA__TRY(qlora__tokens_place(pass->ctx, m));
     QLORA__TRY(qlora_embed(pass->ctx, qlora__embed_table(m), &ids, &h, &m->flag));
     if (c->embedding_scale != 1.0) {
@@ -39795,6 +40221,32 @@ static qlora_result qlora__input_away(const qlora__pass* pass, int64_t index) {
                : QLORA_OK;
 }
 
+// A copy of what a layer keeps of attention, to the host or back.
+static qlora_result qlora__attention_copy(const qlora__pass* pass, int64_t index, bool back) {
+    const qlora_model* m = pass->m;
+    const qlora__layer* layer = &m->layers[index];
+    if (layer->away_attention == NULL) {
+        return QLORA_OK;
+    }
+    qlora_tensor all = layer->kept.o;
+    all.dtype = QLORA_U8;
+    all.rows = 1;
+    all.cols = (int64_t)qlora__turn_bytes(m, layer);
+    all.ld = all.cols;
+    return qlora__away_copy(pass->ctx, 2 + (int)(index % 2), back, &all, layer->away_attention);
+}
+
+// Begins the copy to the host: for a layer that is recomputed before o_proj, whose z is computed
+// once more before it is needed, and otherwise after it.
+static qlora_result qlora__attention_away(const qlora__pass* pass, int64_t index, bool after) {
+    const qlora__layer* layer = &pass->m->layers[index];
+    if (!pass->training || layer->away_attention == NULL || layer->recompute == after) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV)); // z of q, k and v
+    return qlora__attention_copy(pass, index, false);
+}
+
 // Input of a layer -> rotated q, k and v, tile by tile.
 static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* layer, bool again) {
     qlora_model* m = pass->m;
@@ -39808,8 +40260,8 @@ static qlora_result qlora__layer_heads(const qlora__pass* pass, qlora__layer* la
                 qlora__layer_input(&tile, &h, qlora__layer_norm(m, layer, QLORA__NORM_ATTENTION)));
         }
         QLORA__TRY(qlora__layer_qkv(&tile, layer));
-        // Those that are recomputed share the memory of z.
-        QLORA__TRY(again || !layer->recompute
+        // Those that are recomputed later share the memory of z.
+        QLORA__TRY(again || !layer->recompute || layer->keeps_heads
                        ? qlora__stack_keep_z(&tile, layer, QLORA__QKV, &m->x)
                        : QLORA_OK);
     }
@@ -39824,12 +40276,15 @@ static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t in
     if (pass->group && layer->keeps_attention) { // its output is there
         return QLORA_OK;
     }
+    // The copy of the layer before the last, which had the same memory.
+    QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
     QLORA__TRY(qlora__layer_heads(pass, layer, false));
     if (pass->decoding) {
         QLORA__TRY(qlora__cache_store(pass, index));
     }
     if (!pass->decoding || (pass->first == 0 && pass->rows > 1)) {
-        return qlora__layer_attention(pass, layer);
+        QLORA__TRY(qlora__layer_attention(pass, layer));
+        return qlora__attention_away(pass, index, false);
     }
     return pass->rows > 1 ? qlora__cache_attention_rows(pass, index)
                           : qlora__cache_attention(pass, index);
@@ -39847,6 +40302,7 @@ static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
         qlora_tensor h2 = qlora__layer_h2(&tile, layer);
         qlora_tensor next = qlora__slice(&tile, qlora__stream_before(m, index + 1), 0, width);
         QLORA__TRY(qlora__layer_middle(&tile, layer));
+        QLORA__TRY(qlora__attention_away(&tile, index, true));
         QLORA__TRY(qlora__layer_down(&tile, layer));
         // The copy of the input before that of this layer, which was in the same memory.
         QLORA__TRY(qlora__away_wait(pass->ctx, 1u << (index + 1) % 2));
@@ -40119,7 +40575,7 @@ static qlora_result qlora__layer_again_mlp(const qlora__pass* pass, qlora__layer
 static qlora_result qlora__layer_again(const qlora__pass* pass, const qlora__pass* after,
                                        qlora__layer* layer) {
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
-    QLORA__TRY(qlora__layer_heads(pass, layer, true));
+    QLORA__TRY(layer->keeps_heads ? QLORA_OK : qlora__layer_heads(pass, layer, true));
     QLORA__TRY(layer->keeps_attention ? QLORA_OK : qlora__layer_attention(pass, layer));
     return pass->m->plan.tile > 0 ? QLORA_OK : qlora__layer_again_mlp(after, layer);
 }
@@ -40130,8 +40586,12 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     if (stack->pad == 0 || stack->z.cols > 0) {
         return QLORA_OK;
     }
-    pass->m->readers |= 1u << group;
+    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
     qlora_tensor inner = qlora__window(x, pass->rows, 0, stack->linear.in);
+    if (group == QLORA__DOWN && qlora__z_comes(pass, layer)) {
+        return qlora__layer_tail(pass, layer, NULL, NULL, &inner);
+    }
+    pass->m->readers |= 1u << group;
     return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
@@ -40180,6 +40640,16 @@ static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const 
         pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
 }
 
+// Computes u of a stack in the last columns of dy, unless it came with the activation.
+static qlora_result qlora__stack_u(const qlora__pass* pass, const qlora__stack* stack, int group,
+                                   const qlora_tensor* dy, const qlora_tensor* inner) {
+    const qlora__layer* layer = &pass->m->layers[stack->linear.layer];
+    bool there = group == QLORA__GATE_UP && qlora__u_comes(pass, layer);
+    return stack->pad > 0 && !there
+               ? qlora__linear_u(pass->ctx, pass->math, &stack->linear, dy, inner)
+               : QLORA_OK;
+}
+
 // dy (with space for u) and x (with z) -> dx (may be NULL), dA and dB. With dropout, the adapters
 // are added to dx one by one, which needs scratch.
 static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__stack* stack,
@@ -40194,9 +40664,7 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
         QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack->linear, dy, &inner, dx));
         return qlora__stack_gradients(pass, stack, group, x, dy, false);
     }
-    if (stack->pad > 0) {
-        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
-    }
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
     QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
     return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, dx)
                       : QLORA_OK;
@@ -40213,7 +40681,8 @@ static qlora_result qlora__stack_gains_backward(const qlora__pass* pass, qlora__
     qlora_tensor raw = qlora__window(&m->raw, pass->rows, 0, stack->out);
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     QLORA__ENTER(ctx, "qlora_linear_forward"); // frees the scratch on return
-    QLORA__TRY(qlora__leave(ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, x, &raw)));
+    QLORA__TRY(qlora__leave(
+        ctx, qlora__linear_forward(ctx, pass->math, &stack->linear, false, x, &raw)));
     int64_t at = 0;
     for (int i = 0; i < m->arch->layout->groups[group].count; i++) {
         qlora__projection* p = &layer->projections[m->arch->layout->groups[group].first + i];
@@ -40339,6 +40808,12 @@ static qlora_result qlora__down_backward_run(const qlora__pass* pass, qlora__lay
     QLORA__TRY(qlora__linear_u_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
     if (qlora__gated_ranks(m, layer, NULL)) {
         QLORA__TRY(qlora__layer_gated_gradients(pass, layer, &stack, &ds, &dy));
+    } else if (qlora__u_comes(pass, layer)) {
+        qlora_linear_desc l = qlora__linear_of(m, layer, QLORA__GATE_UP, pass->adapter);
+        qlora_tensor u =
+            qlora__local(pass, &layer->kept.gu, 2 * width, layer->pads[QLORA__GATE_UP]);
+        QLORA__TRY(qlora__tails_backward(ctx, (m->arch->has & QLORA__HAS_GELU) != 0, &l, &ds, &gate,
+                                         &up, &s, &u));
     } else {
         QLORA__TRY(qlora__layer_gated_backward(pass, &ds, &gate, &up, &s));
     }
@@ -40414,7 +40889,7 @@ static qlora_result qlora__input_backward_skinny(const qlora__pass* pass, qlora_
     job.dw = m->desc.train_norms ? &layer->d_norms[number] : NULL;
     job.eps = (float)c->rms_eps;
     job.rstd_out = &rstd;
-    QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
+    QLORA__TRY(qlora__stack_u(pass, stack, group, dy, &inner));
     QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, &dx));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above | 1u << group));
     QLORA__ENTER(ctx, "qlora_rmsnorm_backward"); // frees the scratch on return
@@ -40657,8 +41132,8 @@ static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     return QLORA_OK;
 }
 
-// Waits for the input of a layer if it is offloaded, and starts the copy of the one below it, in
-// the memory of the one above, which is no longer needed.
+// Waits for the input of a layer if it is offloaded, and starts the copies of that of the one below
+// it, and of what it keeps of attention, in the memory of the one above, which is no longer needed.
 static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     qlora_model* m = pass->m;
     QLORA__TRY(qlora__away_wait(pass->ctx, 1u << index % 2));
@@ -40667,7 +41142,22 @@ static qlora_result qlora__input_back(const qlora__pass* pass, int64_t index) {
     }
     qlora__layer* below = &m->layers[index - 1];
     QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read that memory
-    return qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away);
+    QLORA__TRY(
+        qlora__away_copy(pass->ctx, (int)((index - 1) % 2), true, &below->kept.h, below->away));
+    return qlora__attention_copy(pass, index - 1, true);
+}
+
+// The same for what a layer keeps of attention and is not recomputed. The second stream no longer
+// reads that memory: it has finished the gradients of o of the layer above, and is waited for here
+// with those of q, k and v.
+static qlora_result qlora__attention_back(const qlora__pass* pass, int64_t index) {
+    const qlora_model* m = pass->m;
+    QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
+    if (index == 0 || m->layers[index].recompute || m->layers[index - 1].away_attention == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__beside_wait(pass->ctx, 1u << QLORA__QKV));
+    return qlora__attention_copy(pass, index - 1, true);
 }
 
 // Whether the backward pass enters a group of layers of which only the first has its input on the
@@ -40715,6 +41205,7 @@ static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) 
     QLORA__TRY(qlora__group_begins(m, index) ? qlora__group_again(pass, index) : QLORA_OK);
     QLORA__TRY(qlora__input_back(pass, index));
     if (layer->recompute) {
+        QLORA__TRY(qlora__away_wait(pass->ctx, 4u << index % 2));
         QLORA__TRY(qlora__layer_again(pass, &after, layer));
     }
     qlora__tiles_begin(pass);
@@ -40739,6 +41230,7 @@ static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t i
     qlora__layer* layer = &m->layers[index];
     bool tiled = m->plan.tile > 0;
     bool gathered = qlora__pass_after(pass, index).gathered;
+    QLORA__TRY(qlora__attention_back(pass, index));
     QLORA__TRY(gathered ? qlora__backward_labelled(pass, index)
                : tiled  ? QLORA_OK
                         : qlora__layer_o_backward(pass, layer));
@@ -41586,12 +42078,13 @@ typedef struct qlora__decode_layers {
     int32_t pages;
     float eps;
     float scale;
-    int32_t unused;
+    int32_t split;
+    void* shares;
 } qlora__decode_layers;
 
 enum {
     QLORA__LAYERS_WARPS = 16, // as in kernels/decode_layers.cuh
-    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6448,
+    QLORA__LAYERS_SHARED = 256 * 32 * 4 + 256 * 4 + 16 * 3 * 2176 + 6512,
     QLORA__LAYERS_ATTENTION = 17936 // of attention_shared
 };
 
@@ -41605,6 +42098,32 @@ static int64_t qlora__decode_layers_blocks(const qlora_model* m,
     return qlora__min(most, m->ctx->gpu->sm_count);
 }
 
+#ifndef QLORA__LAYERS_SPLIT_FROM
+#define QLORA__LAYERS_SPLIT_FROM 12 // pieces; what blocks that share tiles cost each other
+#endif
+
+// Whether blocks divide the pieces of a stack instead of its tiles: if it makes the largest share
+// smaller by enough. Every block has at least as many pieces as a tile, so two share one at most.
+static bool qlora__decode_layers_split(const qlora__decode_product* p, int64_t blocks) {
+    int64_t units = qlora__decode_units(p);
+    int64_t pieces = p->K / 256;
+    int64_t saved =
+        qlora__ceil_div(units, blocks) * pieces - qlora__ceil_div(units * pieces, blocks);
+    return p->gated == 0 && units >= blocks && blocks <= QLORA__DECODE_SHARES &&
+           saved >= QLORA__LAYERS_SPLIT_FROM;
+}
+
+// What a block with `all` pieces of `tiles` tiles needs for a stack; z: the sum of the ranks.
+static int64_t qlora__decode_stack_shared(const qlora__decode_product* p, int64_t z, int64_t tiles,
+                                          int64_t all) {
+    int64_t pieces = p->K / 256;
+    int64_t each = qlora__max(1, qlora__ceil_div(all, QLORA__LAYERS_WARPS));
+    int64_t slots = (pieces - 1 + each - 1) / each + 1;
+    int64_t rows =
+        qlora__min(tiles * 16, QLORA__LAYERS_WARPS * 32) * p->parts[0].rank * 2; // of sB
+    return pieces * 512 + (z + 3) / 4 * 16 + tiles * slots * 64 + rows;
+}
+
 // The shared memory of a block: that of the stack or the attention that needs most.
 static int64_t qlora__decode_layers_shared(const qlora_model* m, const qlora__decode_layer* layer,
                                            int64_t blocks) {
@@ -41613,15 +42132,16 @@ static int64_t qlora__decode_layers_shared(const qlora_model* m, const qlora__de
         const qlora__decode_product* p = &layer->stacks[g];
         int64_t units = qlora__decode_units(p);
         int64_t z = (int64_t)layer->ranks[g][0] + layer->ranks[g][1] + layer->ranks[g][2];
-        int64_t pieces = qlora__ceil_div(p->K, 256);
-        for (int64_t i = units / blocks; i <= qlora__ceil_div(units, blocks); i++) {
-            int64_t tiles = i * (p->gated != 0 ? 2 : 1);
-            int64_t each =
-                qlora__max(1, qlora__ceil_div(tiles * pieces, QLORA__LAYERS_WARPS));
-            int64_t slots = (pieces - 1 + each - 1) / each + 1;
-            int64_t rows =
-                qlora__min(tiles * 16, QLORA__LAYERS_WARPS * 32) * p->parts[0].rank * 2; // of sB
-            most = qlora__max(most, pieces * 512 + (z + 3) / 4 * 16 + tiles * slots * 64 + rows);
+        int64_t pieces = p->K / 256;
+        bool split = qlora__decode_layers_split(p, blocks);
+        for (int64_t i = 0; i < 2; i++) { // the smaller share, and the larger one
+            int64_t tiles = (units + i * (blocks - 1)) / blocks * (p->gated != 0 ? 2 : 1);
+            int64_t all = tiles * pieces;
+            if (split) {
+                all = (units * pieces + i * (blocks - 1)) / blocks;
+                tiles = qlora__ceil_div(pieces - 1 + all, pieces);
+            }
+            most = qlora__max(most, qlora__decode_stack_shared(p, z, tiles, all));
         }
     }
     return QLORA__LAYERS_SHARED + most;
@@ -41764,6 +42284,12 @@ static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, i
     p.pages = (int32_t)d->pages;
     p.eps = (float)c->rms_eps;
     p.scale = (float)c->residual_scale;
+    p.shares = d->shares.data;
+    qlora__decode_layer first;
+    (void)qlora__decode_layer_of(m, 0, &first); // it fits
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        p.split |= qlora__decode_layers_split(&first.stacks[g], blocks) ? 1 << g : 0;
+    }
     void* args[] = {&p};
     size_t bytes = (size_t)d->marks.cols * 4;
     QLORA__TRY(qlora__zero(m->ctx, d->marks.data, bytes, bytes, 1));
@@ -41810,7 +42336,8 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
     void* parts[] = {&logits, &ld, &vocab, &state, &seen, &found};
     QLORA__TRY(
         qlora__decode_launch(m, QLORA__K_sample_parts, count, d->texts, 1, 256, 0, parts));
-    void* choose[] = {&logits, &ld, &vocab, &state, &seen, &found, &count};
+    void* results = d->results;
+    void* choose[] = {&logits, &ld, &vocab, &state, &seen, &found, &count, &results};
     return qlora__decode_launch(m, QLORA__K_sample_choose, d->texts, 1, 1, 1024, 0, choose);
 }
 
@@ -41819,6 +42346,12 @@ static bool qlora__decode_head_fits(const qlora_model* m, const qlora__decode_pr
     return qlora__decode_is_many(m) && (m->decode.variants & QLORA__DECODE_WARPGROUP) != 0 &&
            qlora__has_warpgroups(m->ctx) && !m->head_is_nf4 && p->K % 64 == 0 &&
            ((p->parts[0].N | p->parts[0].ld | p->ldy) & 7) == 0;
+}
+
+// Whether those of a single text have.
+static bool qlora__decode_head_is_one(const qlora_model* m, const qlora__decode_product* p) {
+    return m->decode.texts == 1 && (m->decode.variants & QLORA__DECODE_ONE) != 0 &&
+           !m->head_is_nf4 && p->K <= 32768 && ((p->K | p->parts[0].ld) & 7) == 0;
 }
 
 static qlora_result qlora__decode_head(const qlora_model* m) {
@@ -41849,6 +42382,11 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
         void* args[] = {&p};
         return qlora__decode_launch(m, QLORA__K_decode_many_head, blocks, groups, 1, 512,
                                     qlora__kernel_rows[QLORA__K_decode_many_head].shared, args);
+    }
+    if (qlora__decode_head_is_one(m, &p)) {
+        void* args[] = {&p};
+        return qlora__decode_launch(m, QLORA__K_decode_head, m->ctx->gpu->sm_count, 1, 1, 256,
+                                    (uint32_t)qlora__ceil_div(p.K, 256) * 512, args);
     }
     return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }
@@ -41971,6 +42509,9 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     if (d->host == NULL) {
         return QLORA_ERR_MEMORY;
     }
+    d->credit = 2 * QLORA__AHEAD_COST; // long texts are likely
+    d->results = (qlora__decode_result*)qlora__mapped_alloc(ctx, qlora__decode_results_bytes(d));
+    QLORA__TRY(d->results != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
     if (d->texts == 1) {
         d->sent = (uint8_t*)qlora__alloc_zero(ctx, (size_t)d->params.cols);
         QLORA__TRY(d->sent != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
@@ -42737,6 +43278,8 @@ static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
     qlora__choices choices;
     choices.recompute = plan->recompute_layers;
     choices.attention = plan->attention_layers;
+    choices.heads = plan->heads_layers;
+    choices.away = plan->offloaded_attention;
     choices.cached = plan->cached_layers;
     choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
     choices.every = plan->offload_every;
@@ -48943,7 +49486,8 @@ static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bo
         now = end > start ? end : start + 1e-6;
     }
     *out = done;
-    return QLORA_OK;
+    QLORA__TRY(qlora__away_wait(ctx, ~0u)); // copies may outlast their piece, but not the slice
+    return qlora__sync(ctx);
 }
 
 qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done) {
@@ -50426,6 +50970,162 @@ static int64_t qlora__pages_slot(const qlora_model* m) {
     return first;
 }
 
+//@@ src/generate/ahead.h
+
+// ---- a step that nobody has asked for yet -------------------------------------------------------
+//
+// The kernel that chooses the tokens also writes them to pinned memory of the host, where the host
+// looks for them: no copy and no event is between two steps. A step needs nothing from the host, so
+// the next one is launched before the host waits for the tokens of this one, and runs while the
+// caller looks at them. It counts only if the next call is for texts that are in it and nothing
+// else was called in between: the context counts its calls. Otherwise it is dropped: the texts are
+// sent to the device again as the host knows them, and what the step wrote to the cache is after
+// their ends, within the room that a step they may still have needs.
+//
+// A step that is dropped costs its time, and one that counts saves about 15 us (H200), so a model
+// runs ahead only while the calls before would have made it pay.
+
+// The calls of a text that change nothing but the text are no reason to drop a step.
+static void qlora__ahead_carry(const qlora_generation* g) {
+    uint64_t* calls = &g->m->decode.calls;
+    *calls = *calls + 1 == g->ctx->calls ? g->ctx->calls : *calls;
+}
+
+// Whether a step for the pending texts would be the one after the last. Their adapter is the same
+// then: it takes a call to change it.
+static bool qlora__ahead_follows(qlora_generation* const* list, int64_t count) {
+    const qlora__decode* d = &list[0]->m->decode;
+    bool follows = d->calls == list[0]->ctx->calls;
+    for (int64_t i = 0; i < count && follows; i++) {
+        follows = !list[i]->pending || (d->last[list[i]->slot] != 0 && list[i]->on_device);
+    }
+    return follows;
+}
+
+// Whether the same texts can have another step after the one that is being made, if they go on.
+static bool qlora__ahead_fits(qlora_generation* const* list, int64_t count) {
+    bool fits = true;
+    for (int64_t i = 0; i < count && fits; i++) {
+        const qlora_generation* g = list[i];
+        fits = g->pending && g->length + 2 < g->m->desc.generate_tokens &&
+               (g->desc.max_tokens == 0 || g->made + 1 < g->desc.max_tokens);
+    }
+    return fits;
+}
+
+// The device has something else than the host knows of the texts of the last step, unless they are
+// pending and `keep` is set.
+static void qlora__ahead_forget(qlora_model* m, bool keep) {
+    for (int64_t i = 0; i < m->decode.texts; i++) {
+        qlora_generation* g = m->in_flight[i];
+        if (m->decode.last[i] != 0 && g != NULL && !(keep && g->pending)) {
+            g->on_device = false;
+        }
+    }
+    m->decode.ahead = false;
+}
+
+// Where the device writes the result of a text for the token at `position`.
+static qlora__decode_result* qlora__ahead_result(const qlora_generation* g, int64_t position) {
+    const qlora__decode* d = &g->m->decode;
+    return d->results + (position & 1) * d->texts + g->slot;
+}
+
+// Launches a step for the pending texts: their next one, or with `after` = 1 the one after it. No
+// step that was dropped can still write to their results: its texts were sent again, which waits.
+static qlora_result qlora__ahead_step(qlora_generation* const* list, int64_t count,
+                                      int64_t after) {
+    qlora_model* m = list[0]->m;
+    for (int64_t i = 0; i < count; i++) {
+        if (list[i]->pending) {
+            qlora__spin_store(&qlora__ahead_result(list[i], list[i]->length + after)->done, 0);
+        }
+    }
+    return qlora__decode_step(list[0]->ctx, m);
+}
+
+#if QLORA__SPINS > 0 && !defined(QLORA_NO_CUDA)
+#define QLORA__CAN_RUN_AHEAD 1
+
+// Waits for the result of a text. The driver is asked now and then: it knows what went wrong.
+static qlora_result qlora__ahead_wait(const qlora_generation* g) {
+    qlora_ctx* ctx = g->ctx;
+    const qlora__decode_result* result = qlora__ahead_result(g, g->length);
+    while (qlora__spin_load(&result->done) == 0) {
+        int code = ctx->gpu->cu.StreamQuery(ctx->gpu->stream);
+        if (code != QLORA__CUDA_ERROR_NOT_READY) {
+            QLORA__TRY(qlora__cu(ctx, code, "cuStreamQuery"));
+            return qlora__spin_load(&result->done) != 0
+                       ? QLORA_OK
+                       : qlora__fail(ctx, QLORA_ERR_CUDA, "a step ended without a token");
+        }
+        for (int i = 0; i < QLORA__SPINS && qlora__spin_load(&result->done) == 0; i++) {
+            qlora__spin_pause();
+        }
+    }
+    return QLORA_OK;
+}
+
+#else // the order of loads is not known: the host waits for the end of the step
+#define QLORA__CAN_RUN_AHEAD 0
+
+static qlora_result qlora__ahead_wait(const qlora_generation* g) {
+    return qlora__sync(g->ctx);
+}
+
+#endif
+
+// Waits for the results of the pending texts and copies them to what the host knows.
+static qlora_result qlora__ahead_collect(qlora_generation* const* list, int64_t count) {
+    qlora__decode* d = &list[0]->m->decode;
+    for (int64_t i = 0; i < count; i++) {
+        const qlora_generation* g = list[i];
+        if (g->pending) {
+            QLORA__TRY(qlora__ahead_wait(g));
+            const qlora__decode_result* from = qlora__ahead_result(g, g->length);
+            qlora__decode_text* to = &d->host[g->slot];
+            to->token = (int32_t)(uint32_t)from->done;
+            to->position = (int32_t)(from->done >> 32);
+            to->chosen = to->token;
+            to->bad = from->bad;
+            to->logprob = from->logprob;
+        }
+    }
+    return QLORA_OK;
+}
+
+// Counts whether running ahead would have paid.
+static void qlora__ahead_count(qlora__decode* d, bool follows) {
+    int32_t change = follows ? 1 : d->could ? -QLORA__AHEAD_COST : 0;
+    d->credit = (int32_t)qlora__min(qlora__max(d->credit + change, 0), QLORA__AHEAD_MOST);
+}
+
+// Launches the step of the pending texts, unless it is `there`, and the one after it if that pays.
+static qlora_result qlora__ahead_launch(qlora_generation* const* list, int64_t count,
+                                        bool there) {
+    qlora_model* m = list[0]->m;
+    qlora__decode* d = &m->decode;
+    bool whole = true; // the device goes on with the pending texts and no others
+    QLORA__TRY(there ? QLORA_OK : qlora__ahead_step(list, count, 0));
+    if (there) {
+        qlora__ahead_forget(m, true);
+    }
+    for (int64_t i = 0; i < d->texts; i++) {
+        uint8_t pending = m->in_flight[i] != NULL && m->in_flight[i]->pending ? 1 : 0;
+        whole = whole && (!there || d->last[i] == pending);
+        d->last[i] = pending;
+    }
+    // A graph is launched as a whole or not at all; kernel by kernel, a step could end halfway.
+    bool graph = d->graphs[m->use_adapters ? 1 : 0] != NULL;
+    d->could = QLORA__CAN_RUN_AHEAD && whole && graph && qlora__ahead_fits(list, count);
+    if (d->could && d->credit >= QLORA__AHEAD_COST) {
+        // If it fails, the next call tries again, and reports what is wrong.
+        d->ahead = qlora__ahead_step(list, count, 1) == QLORA_OK;
+    }
+    d->calls = list[0]->ctx->calls;
+    return QLORA_OK;
+}
+
 //@@ src/generate/texts.h
 
 // ---- a text, token by token ---------------------------------------------------------------------
@@ -50932,6 +51632,12 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
                                              int32_t adapter, int32_t* tokens, bool* stopped) {
     qlora_ctx* ctx = list[0]->ctx;
     qlora_model* m = list[0]->m;
+    bool follows = qlora__ahead_follows(list, count);
+    bool there = follows && m->decode.ahead;
+    qlora__ahead_count(&m->decode, follows);
+    if (m->decode.ahead && !there) {
+        qlora__ahead_forget(m, false);
+    }
     for (int64_t i = 0; i < count; i++) {
         qlora_generation* g = list[i];
         if (g->pending) {
@@ -50943,12 +51649,16 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
             QLORA__TRY(qlora__pages_ensure(g));
         }
     }
-    QLORA__TRY(qlora__generate_enlist(ctx, m));
+    QLORA__TRY(there ? QLORA_OK : qlora__generate_enlist(ctx, m));
     bool before = qlora__generate_wear(m, adapter);
-    QLORA__TRY(qlora__generate_bare(m, before, qlora__decode_step(ctx, m)));
-    size_t bytes = (size_t)m->desc.generate_sequences * sizeof(qlora__decode_text);
+    qlora_result launched = qlora__ahead_launch(list, count, there);
+    QLORA__TRY(qlora__generate_bare(m, before, launched));
+    qlora_result collected = qlora__ahead_collect(list, count);
+    if (collected != QLORA_OK) {
+        qlora__ahead_forget(m, false);
+        return collected;
+    }
     const qlora__decode_text* state = m->decode.host;
-    QLORA__TRY(qlora__copy_out(ctx, m->decode.host, m->decode.state.data, bytes));
     qlora_result r = QLORA_OK;
     for (int64_t i = 0; i < count; i++) { // every text, even if one of them failed
         qlora_generation* g = list[i];
@@ -51044,11 +51754,13 @@ qlora_result qlora_generate_next_each(qlora_generation* const* generations, int6
     }
     qlora_ctx* ctx = generations[0]->ctx;
     QLORA__ENTER(ctx, "qlora_generate_next_each");
+    qlora__ahead_carry(generations[0]);
     return qlora__leave(ctx, qlora__generate_next_each(ctx, generations, count, tokens, stopped));
 }
 
 qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, bool* stopped) {
     QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_next");
+    qlora__ahead_carry(generation);
     return qlora__leave(generation->ctx, qlora__generate_next(generation, token, stopped));
 }
 
@@ -51133,11 +51845,13 @@ static qlora_result qlora__generate_logprob(const qlora_generation* g, double* o
 
 qlora_result qlora_generate_logprob(qlora_generation* generation, double* out) {
     QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_logprob");
+    qlora__ahead_carry(generation);
     return qlora__leave(generation->ctx, qlora__generate_logprob(generation, out));
 }
 
 qlora_result qlora_generate_query(qlora_generation* generation, qlora_generation_info* out) {
     QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_query");
+    qlora__ahead_carry(generation);
     qlora_ctx* ctx = generation->ctx;
     if (out == NULL) {
         return qlora__leave(ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL"));
@@ -51199,4 +51913,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ceb0744cfaaf8b2b
+//@@ end 54632cdf98ad0c5c

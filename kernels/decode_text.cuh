@@ -21,4 +21,12 @@ struct decode_text {
     double logprob;
 };
 
+// What a step tells the host about a text, in its memory; same layout as qlora__decode_result.
+struct decode_result {
+    uint64_t done; // written last: position after the token that was run << 32 | token chosen
+    double logprob;
+    int32_t bad;
+    int32_t unused;
+};
+
 #endif

@@ -424,7 +424,8 @@ __device__ __forceinline__ int32_t sample_token(const sample_row& r, sample_shar
 // is long because every warp looks at all parts.
 QLORA_KERNEL __launch_bounds__(1024)
     qlora_sample_choose(const bf16* logits, int64_t ld, int32_t vocab, decode_text* texts,
-                        uint8_t* seen, const sample_part* parts, int32_t count) {
+                        uint8_t* seen, const sample_part* parts, int32_t count,
+                        decode_result* results) {
     __shared__ sample_shared s;
     early_next();
     early_wait();
@@ -480,7 +481,8 @@ QLORA_KERNEL __launch_bounds__(1024)
         }
     }
     if (threadIdx.x == 0) {
-        texts[n].logprob = (double)to_float(r.logits[token]) - (double)raw - log(sum);
+        double logprob = (double)to_float(r.logits[token]) - (double)raw - log(sum);
+        texts[n].logprob = logprob;
         texts[n].chosen = token;
         texts[n].token = token;
         texts[n].position = text.position + 1;
@@ -488,5 +490,10 @@ QLORA_KERNEL __launch_bounds__(1024)
         if (r.seen) {
             seen[n * vocab + token] = 1;
         }
+        decode_result* to = results + (text.position & 1) * (int64_t)gridDim.x + n;
+        to->logprob = logprob;
+        to->bad = bad < vocab ? bad : -1;
+        __threadfence_system();
+        *(volatile uint64_t*)&to->done = (uint64_t)(text.position + 1) << 32 | (uint32_t)token;
     }
 }

@@ -253,6 +253,7 @@ extern "C" {
 #include "generate/choice.h"
 #include "generate/paging.h"
 #include "generate/shared.h"
+#include "generate/ahead.h"
 #include "generate/texts.h"
 #endif // QLORA_NO_MODEL
 

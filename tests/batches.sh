@@ -5,7 +5,7 @@
 cd "$(dirname "$0")" || exit 1
 slow="model_suite faults_suite attention_suite mutant_suite ops_suite golden_suite steps_suite"
 slow="$slow generate_suite gradient_suite gemm_suite adapter_suite jobs_suite long_suite"
-slow="$slow fp8_base_suite paging_suite labelled_suite"
+slow="$slow fp8_base_suite paging_suite labelled_suite ahead_suite"
 all=$(sed -n 's/.*X(\([a-z_0-9]*_suite\)).*/\1/p' suites.h |
     grep -vxF "$(printf '%s\n' "$@")")
 for suite in $slow; do

@@ -54,6 +54,7 @@
     X(step_suite)                                                                                  \
     X(step_layers_suite)                                                                           \
     X(texts_suite)                                                                                 \
+    X(ahead_suite)                                                                                 \
     X(paging_suite)                                                                                \
     X(mutant_suite)                                                                                \
     X(adapter_suite)

@@ -45,6 +45,7 @@ struct qlora_ctx {
     char reason[QLORA__ERROR_SIZE];
     char dead[QLORA__ERROR_SIZE];           // why the device is unusable; "" while it works
     int depth;                              // of nested public calls
+    uint64_t calls;                         // public ones so far, with nested ones
     bool not_current;                       // a destroying call runs although the device is lost
     size_t scratch_marks[QLORA__MAX_DEPTH]; // scratch in use when each call began
     int64_t living[QLORA__KINDS];           // existing objects, by kind
@@ -147,6 +148,7 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
     }
+    ctx->calls++;
     if (ctx->depth == 0) {
         ctx->env.call = call;
         ctx->env.error[0] = '\0';

@@ -24,6 +24,7 @@ static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
     }
+    ctx->calls++;
     if (ctx->depth == 0) {
         ctx->env.call = call;
         ctx->env.error[0] = '\0';

@@ -65,6 +65,7 @@ typedef int qlora__cublasStatus;
       (void**, unsigned, int))                                                                     \
     X(1, qlora__CUresult, StreamDestroy, "cuStreamDestroy_v2", (void*))                            \
     X(1, qlora__CUresult, StreamSynchronize, "cuStreamSynchronize", (void*))                       \
+    X(1, qlora__CUresult, StreamQuery, "cuStreamQuery", (void*))                                   \
     X(1, qlora__CUresult, StreamGetCtx, "cuStreamGetCtx", (void*, void**))                         \
     X(1, qlora__CUresult, StreamWaitEvent, "cuStreamWaitEvent", (void*, void*, unsigned))          \
     X(1, qlora__CUresult, StreamBeginCapture, "cuStreamBeginCapture_v2", (void*, int))             \

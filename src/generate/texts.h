@@ -502,6 +502,12 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
                                              int32_t adapter, int32_t* tokens, bool* stopped) {
     qlora_ctx* ctx = list[0]->ctx;
     qlora_model* m = list[0]->m;
+    bool follows = qlora__ahead_follows(list, count);
+    bool there = follows && m->decode.ahead;
+    qlora__ahead_count(&m->decode, follows);
+    if (m->decode.ahead && !there) {
+        qlora__ahead_forget(m, false);
+    }
     for (int64_t i = 0; i < count; i++) {
         qlora_generation* g = list[i];
         if (g->pending) {
@@ -513,12 +519,16 @@ static qlora_result qlora__generate_together(qlora_generation* const* list, int6
             QLORA__TRY(qlora__pages_ensure(g));
         }
     }
-    QLORA__TRY(qlora__generate_enlist(ctx, m));
+    QLORA__TRY(there ? QLORA_OK : qlora__generate_enlist(ctx, m));
     bool before = qlora__generate_wear(m, adapter);
-    QLORA__TRY(qlora__generate_bare(m, before, qlora__decode_step(ctx, m)));
-    size_t bytes = (size_t)m->desc.generate_sequences * sizeof(qlora__decode_text);
+    qlora_result launched = qlora__ahead_launch(list, count, there);
+    QLORA__TRY(qlora__generate_bare(m, before, launched));
+    qlora_result collected = qlora__ahead_collect(list, count);
+    if (collected != QLORA_OK) {
+        qlora__ahead_forget(m, false);
+        return collected;
+    }
     const qlora__decode_text* state = m->decode.host;
-    QLORA__TRY(qlora__copy_out(ctx, m->decode.host, m->decode.state.data, bytes));
     qlora_result r = QLORA_OK;
     for (int64_t i = 0; i < count; i++) { // every text, even if one of them failed
         qlora_generation* g = list[i];
@@ -614,11 +624,13 @@ qlora_result qlora_generate_next_each(qlora_generation* const* generations, int6
     }
     qlora_ctx* ctx = generations[0]->ctx;
     QLORA__ENTER(ctx, "qlora_generate_next_each");
+    qlora__ahead_carry(generations[0]);
     return qlora__leave(ctx, qlora__generate_next_each(ctx, generations, count, tokens, stopped));
 }
 
 qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, bool* stopped) {
     QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_next");
+    qlora__ahead_carry(generation);
     return qlora__leave(generation->ctx, qlora__generate_next(generation, token, stopped));
 }
 
@@ -703,11 +715,13 @@ static qlora_result qlora__generate_logprob(const qlora_generation* g, double* o
 
 qlora_result qlora_generate_logprob(qlora_generation* generation, double* out) {
     QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_logprob");
+    qlora__ahead_carry(generation);
     return qlora__leave(generation->ctx, qlora__generate_logprob(generation, out));
 }
 
 qlora_result qlora_generate_query(qlora_generation* generation, qlora_generation_info* out) {
     QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_query");
+    qlora__ahead_carry(generation);
     qlora_ctx* ctx = generation->ctx;
     if (out == NULL) {
         return qlora__leave(ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL"));

@@ -404,6 +404,10 @@ static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, const qlora_model_co
     return qlora__positions_check(ctx, "desc.generate_tokens", d->generate_tokens, positions);
 }
 
+static size_t qlora__decode_results_bytes(const qlora__decode* d) {
+    return 2 * (size_t)d->texts * sizeof *d->results;
+}
+
 static void qlora__model_free(qlora_model* m) {
     qlora_ctx* ctx = m->ctx;
     if (m->arena != NULL) {
@@ -426,6 +430,7 @@ static void qlora__model_free(qlora_model* m) {
     qlora__away_free(ctx, &m->host);
     qlora__free(ctx, m->paging.users, (size_t)(m->paging.pages + 1) * sizeof *m->paging.users);
     qlora__free(ctx, m->decode.host, (size_t)m->decode.texts * sizeof *m->decode.host);
+    qlora__pinned_free(ctx, m->decode.results, qlora__decode_results_bytes(&m->decode));
     qlora__free(ctx, m->decode.sent, (size_t)m->decode.params.cols);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);

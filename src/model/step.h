@@ -33,7 +33,8 @@ static qlora_result qlora__decode_pick(const qlora_model* m) {
     void* parts[] = {&logits, &ld, &vocab, &state, &seen, &found};
     QLORA__TRY(
         qlora__decode_launch(m, QLORA__K_sample_parts, count, d->texts, 1, 256, 0, parts));
-    void* choose[] = {&logits, &ld, &vocab, &state, &seen, &found, &count};
+    void* results = d->results;
+    void* choose[] = {&logits, &ld, &vocab, &state, &seen, &found, &count, &results};
     return qlora__decode_launch(m, QLORA__K_sample_choose, d->texts, 1, 1, 1024, 0, choose);
 }
 
@@ -205,6 +206,9 @@ static qlora_result qlora__decode_start(qlora_ctx* ctx, qlora_model* m) {
     if (d->host == NULL) {
         return QLORA_ERR_MEMORY;
     }
+    d->credit = 2 * QLORA__AHEAD_COST; // long texts are likely
+    d->results = (qlora__decode_result*)qlora__mapped_alloc(ctx, qlora__decode_results_bytes(d));
+    QLORA__TRY(d->results != NULL ? QLORA_OK : QLORA_ERR_MEMORY);
     if (d->texts == 1) {
         d->sent = (uint8_t*)qlora__alloc_zero(ctx, (size_t)d->params.cols);
         QLORA__TRY(d->sent != NULL ? QLORA_OK : QLORA_ERR_MEMORY);

@@ -206,6 +206,19 @@ typedef struct qlora__decode_text {
     double logprob;
 } qlora__decode_text;
 
+// A step that is computed and not asked for costs as much time as running ahead saves in this many
+// steps (llama-3.1-8b: 150, llama-3.2-1b: 55), and what is saved counts up to a limit.
+enum { QLORA__AHEAD_COST = 128, QLORA__AHEAD_MOST = 4 * QLORA__AHEAD_COST };
+
+// What a step tells the host about a text, in pinned memory; same layout as decode_result. The host
+// sets `done` to 0 before the step, and the device writes it last.
+typedef struct qlora__decode_result {
+    uint64_t done; // the position after the token that was run << 32 | the token that was chosen
+    double logprob;
+    int32_t bad;
+    int32_t unused;
+} qlora__decode_result;
+
 // What a step of decoding on the device uses (model/step.h): the state of the texts in flight and
 // the activations of one row of each.
 typedef struct qlora__decode {
@@ -243,6 +256,12 @@ typedef struct qlora__decode {
     qlora_tensor seen;                // U8 [texts, V]: 1 if the text contains the token
     qlora__decode_text* host;         // a copy of `state`
     uint8_t* sent;                    // a copy of `params`
+    qlora__decode_result* results;    // pinned [2, texts]: of even and odd positions
+    uint64_t calls;                   // of the context when the last step was launched
+    int32_t credit;                   // whether running ahead pays, see generate/ahead.h
+    bool ahead;                       // that step has not been asked for yet
+    bool could;                       // there could be such a step
+    uint8_t last[QLORA__MOST_TEXTS];  // by slot: the text is in that step
     uint8_t stale[QLORA__MOST_TEXTS]; // by slot: the device does not have this row of it yet
     uint8_t lent[QLORA__MOST_TEXTS];  // by slot: QLORA__PAGES_*
     qlora_graph* graphs[2]; // of a step, without and with adapters; NULL until the first one

@@ -6,6 +6,10 @@
 
 #define QLORA__RING_SLOTS 4
 
+// CU_MEMHOSTALLOC_DEVICEMAP: kernels may use the memory, at the same address; also the flag of
+// memory that is registered.
+#define QLORA__CU_MEMHOSTALLOC_DEVICEMAP 2u
+
 typedef struct qlora__slot {
     char* memory;
     void* event; // recorded after the last copy from or to this slot
@@ -25,6 +29,19 @@ static QLORA__UNUSED void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
     if (!qlora__on_cpu(ctx)) {
         void* p = NULL;
         int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, 0);
+        return qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK ? p : NULL;
+    }
+#endif
+    return qlora__alloc(ctx, bytes);
+}
+
+// The same for memory that kernels write to, and the host reads after that. It is freed like other
+// pinned memory.
+static QLORA__UNUSED void* qlora__mapped_alloc(qlora_ctx* ctx, size_t bytes) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        void* p = NULL;
+        int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, QLORA__CU_MEMHOSTALLOC_DEVICEMAP);
         return qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK ? p : NULL;
     }
 #endif

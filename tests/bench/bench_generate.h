@@ -21,6 +21,7 @@ typedef struct generate_bench {
     int64_t piece; // 0 = the whole prompt
     int64_t runs;
     int64_t threads;
+    int64_t pause;
     double temperature;
     double tbps; // 0 = measured
     int backend;
@@ -37,6 +38,7 @@ static const char generate_help[] =
     "  --rank N         LoRA rank; -1 = no adapters (default 16)\n"
     "  --runs N         number of runs; the best is reported (default 3)\n"
     "  --temperature T  sample instead of choosing the most likely token (default 0)\n"
+    "  --pause US       time that the program takes for each token (default 0 us)\n"
     "  --backend NAME   cuda or cpu (default: CUDA if there is a GPU)\n"
     "  --threads N      CPU threads (default: one per core)\n"
     "  --tbps X         memory bandwidth in TB/s for the roofline (default 4.3 on a GPU, measured\n"
@@ -61,6 +63,7 @@ static bool generate_once(generate_bench* b, qlora_model* model, int32_t* ids, d
     memset(&desc, 0, sizeof desc);
     desc.prompt = ids;
     desc.prompt_tokens = b->prompt;
+    desc.max_tokens = b->fresh;
     desc.temperature = (float)b->temperature;
     desc.stops = &none;
     desc.stop_count = 1;
@@ -81,6 +84,9 @@ static bool generate_once(generate_bench* b, qlora_model* model, int32_t* ids, d
             later = generate_now();
         }
         ok = qlora_generate_next_each(texts, begun, tokens, stopped) == QLORA_OK && !stopped[0];
+        double until = generate_now() + 1e-6 * (double)b->pause;
+        while (b->pause > 0 && generate_now() < until) { // the program is busy
+        }
     }
     *each = (generate_now() - later) / (double)((b->fresh > 2 ? b->fresh - 2 : 1) * b->sequences);
     while (begun > 0) {
@@ -183,7 +189,7 @@ static bool generate_parse(generate_bench* b, int argc, char** argv) {
             int64_t* number;
         } numbers[] = {{"--prompt", &b->prompt},       {"--new", &b->fresh},
                        {"--rank", &b->rank},           {"--runs", &b->runs},
-                       {"--piece", &b->piece},
+                       {"--piece", &b->piece},         {"--pause", &b->pause},
                        {"--sequences", &b->sequences}, {"--threads", &b->threads}};
         bool known = strcmp(argv[i], "--json") == 0;
         if (known) {

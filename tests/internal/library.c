@@ -38,6 +38,7 @@ static long layers_split_from = 12;
 #include "internal/step.c"
 #include "internal/step_layers.c"
 #include "internal/texts.c"
+#include "internal/ahead.c"
 #include "internal/paging.c"
 #include "internal/optimizer.c"
 #include "internal/tree.c"

@@ -92,6 +92,7 @@ static const step_way step_ways[] = {
 static step_way step_now = {QLORA__DECODE_ALL, 1};
 static int64_t step_room = STEP_ROOM; // generate_tokens
 static int64_t step_positions = 0;    // generate_positions
+static qlora_purpose step_purpose = QLORA_PURPOSE_EVALUATE;
 
 static bool step_fill_adapters(qlora_model* model) {
     test_random random = test_random_start("adapters of a decoding step");
@@ -126,7 +127,7 @@ static qlora_result step_open_texts(qlora_ctx* ctx, const step_kind* k, qlora_mo
     desc.generate_tokens = step_room;
     desc.generate_sequences = texts;
     desc.generate_positions = step_positions;
-    desc.purpose = QLORA_PURPOSE_EVALUATE;
+    desc.purpose = step_purpose;
     qlora_result r = qlora_model_open(ctx, &desc, out);
     if (r == QLORA_OK) {
         (*out)->decode.variants = step_now.variants;
@@ -671,6 +672,7 @@ TEST a_text_needs_no_graph(const test_machine* machine) {
         fake->fail_clear();
         ASSERT_EQ(i == 1, m[i]->decode.eager);
         ASSERT_EQ(i == 1, m[i]->decode.graphs[1] == NULL);
+        ASSERT_EQ(i == 0, m[i]->decode.ahead);
         ASSERT_EQ(QLORA_OK, qlora_model_close(m[i]));
     }
     ASSERT_MEM_EQ(ids[0], ids[1], 9 * sizeof(int32_t));
