@@ -20,9 +20,9 @@ QLORA_KERNEL __launch_bounds__(DECODE_WARPS * 32, 1)
 // of these in flight, over the ends of rows: memory is read in long runs, and no warp waits for
 // another.
 //
-// Launch: any grid, HEAD_THREADS threads; dynamic shared memory: x, rounded up to 512 bytes. One
-// part without bias and adapter; K is a multiple of 8, rows of W are 16-byte aligned. Determinism:
-// one writer per output, an order of sums that depends on K alone.
+// Launch: any grid, HEAD_THREADS threads; dynamic shared memory: x. One part without bias and
+// adapter; K is a multiple of 256, rows of W are 16-byte aligned. Determinism: one writer per
+// output, an order of sums that depends on K alone.
 
 enum { HEAD_AHEAD = 16, HEAD_THREADS = 256 };
 
@@ -34,13 +34,13 @@ struct head_source {
 
     __device__ __forceinline__ uint4 next(const decode_product& p) {
         uint4 v = make_uint4(0, 0, 0, 0);
-        if (row < p.parts[0].N && column < p.K) {
+        if (row < p.parts[0].N) {
             v = *(const uint4*)(from + column);
         }
         column += 256;
-        if (column - (int32_t)threadIdx.x % 32 * 8 >= p.K) {
+        if (column >= p.K) {
             int32_t rows = (int32_t)(gridDim.x * blockDim.x / 32);
-            column = (int32_t)threadIdx.x % 32 * 8;
+            column -= p.K;
             row += rows;
             from += rows * p.parts[0].ld;
         }
@@ -55,7 +55,7 @@ QLORA_KERNEL __launch_bounds__(HEAD_THREADS, 1)
     int32_t lane = (int32_t)threadIdx.x % 32;
     int32_t warps = (int32_t)blockDim.x / 32;
     int32_t row = (int32_t)blockIdx.x * warps + (int32_t)threadIdx.x / 32;
-    int32_t turns = (p.K + 255) / 256;
+    int32_t turns = p.K / 256;
     head_source source;
     uint4 held[HEAD_AHEAD];
     early_next();
@@ -68,7 +68,7 @@ QLORA_KERNEL __launch_bounds__(HEAD_THREADS, 1)
     }
     early_wait();
     for (int32_t i = (int32_t)threadIdx.x; i < turns * 32; i += (int32_t)blockDim.x) {
-        xs[i] = i * 8 < p.K ? *(const uint4*)(p.x + i * 8) : make_uint4(0, 0, 0, 0);
+        xs[i] = ((const uint4*)p.x)[i];
     }
     __syncthreads();
     int32_t turn = 0;

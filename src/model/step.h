@@ -48,7 +48,7 @@ static bool qlora__decode_head_fits(const qlora_model* m, const qlora__decode_pr
 // Whether those of a single text have.
 static bool qlora__decode_head_is_one(const qlora_model* m, const qlora__decode_product* p) {
     return m->decode.texts == 1 && (m->decode.variants & QLORA__DECODE_ONE) != 0 &&
-           !m->head_is_nf4 && p->K <= 32768 && ((p->K | p->parts[0].ld) & 7) == 0;
+           !m->head_is_nf4 && p->K <= 32768 && p->K % 256 == 0 && p->parts[0].ld % 8 == 0;
 }
 
 static qlora_result qlora__decode_head(const qlora_model* m) {
@@ -83,7 +83,7 @@ static qlora_result qlora__decode_head(const qlora_model* m) {
     if (qlora__decode_head_is_one(m, &p)) {
         void* args[] = {&p};
         return qlora__decode_launch(m, QLORA__K_decode_head, m->ctx->gpu->sm_count, 1, 1, 256,
-                                    (uint32_t)qlora__ceil_div(p.K, 256) * 512, args);
+                                    (uint32_t)p.K * 2, args);
     }
     return qlora__decode_multiply(m, m->head_is_nf4, false, &p);
 }

@@ -368,16 +368,20 @@ TEST the_head_of_one_is_a_product(const test_machine* machine) {
     if (!ctx) {
         SKIPm(test_open_reason());
     }
-    step_kind rows = {"rows",  QLORA_FAMILY_LLAMA, 1216, 2, 1, 64, 0, -1,
-                      false, false,              true, QLORA_BASE_NF4};
     ctx->gpu->sm_count = 3;
+    step_kind rows = {"rows",  QLORA_FAMILY_LLAMA, 1280, 2, 1, 64, 0, -1,
+                      false, false,              true, QLORA_BASE_NF4};
+    step_kind cap = step_kinds[4];
+    step_kind divisor = step_kinds[7];
+    cap.hidden = 512;
+    divisor.hidden = 256;
     ASSERT(step_head_holds(ctx, &rows, 1, QLORA__DECODE_ALL));
+    ASSERT(step_head_holds(ctx, &cap, 1, QLORA__DECODE_ALL));
+    ASSERT(step_head_holds(ctx, &divisor, 1, QLORA__DECODE_ALL));
     if (strcmp(machine->backend, "cuda") == 0) {
-        rows.hidden = 4160; // longer than what is in flight
+        rows.hidden = 4352; // longer than what is in flight
         ASSERT(step_head_holds(ctx, &rows, 1, QLORA__DECODE_ALL));
     }
-    ASSERT(step_head_holds(ctx, &step_kinds[4], 1, QLORA__DECODE_ALL)); // a cap
-    ASSERT(step_head_holds(ctx, &step_kinds[7], 1, QLORA__DECODE_ALL)); // a divisor
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
