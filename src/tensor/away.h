@@ -5,8 +5,8 @@
 // copies run one after the other, and that stream goes on. Before using what a copy writes, or
 // writing to what it reads, call qlora__away_wait; also before a capture, which cannot wait for
 // copies that began outside of it, and before a replay. The host memory must live as long as the
-// graph: it is the one host address that a graph may hold, with that of qlora__mapped_alloc, and the
-// host never touches it.
+// graph: it is the one host address that a graph may hold, with that of qlora__mapped_alloc, and
+// the host never touches it.
 
 // Pinned host memory.
 typedef struct qlora__away_memory {
