@@ -1980,7 +1980,8 @@ typedef struct qlora_attention_desc {
 // bf16 runs on the tensor cores of GPUs from compute capability 8.0 on if head_dim is a multiple of
 // 8 and rows start at multiples of 16 bytes. Its kernels have head sizes 32, 64, 80, 96, 128, 192
 // and 256, for capped scores 128 and 256; another head_dim takes the time of a larger one. On
-// compute capability 9.0, sizes 64 and 128 have faster ones. Everything else is f32 arithmetic.
+// compute capability 9.0, sizes 64, 96, 128 and 256 (also with capped scores) have faster ones.
+// Everything else is f32 arithmetic.
 QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                                const qlora_tensor* q, const qlora_tensor* k,
                                                const qlora_tensor* v, const qlora_tensor* seqs,
@@ -21459,8 +21460,8 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 // copies run one after the other, and that stream goes on. Before using what a copy writes, or
 // writing to what it reads, call qlora__away_wait; also before a capture, which cannot wait for
 // copies that began outside of it, and before a replay. The host memory must live as long as the
-// graph: it is the one host address that a graph may hold, with that of qlora__mapped_alloc, and the
-// host never touches it.
+// graph: it is the one host address that a graph may hold, with that of qlora__mapped_alloc, and
+// the host never touches it.
 
 // Pinned host memory.
 typedef struct qlora__away_memory {
@@ -51913,4 +51914,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 9cbcbaf42a54c24e
+//@@ end e3f6f6cbfb6e2764

@@ -361,15 +361,16 @@ __device__ __forceinline__ void softmax_step(const float (&s)[N], float factor, 
 template <int HD>
 __device__ __forceinline__ void forward_skip(uint32_t v, const attn_barriers& kb,
                                              const attn_barriers& vb, attn_stream& at,
-                                             int32_t rows) {
+                                             int32_t length, int32_t& key) {
     barrier_wait(kb.full + 8 * at.stage, at.parity);
     stage_release(kb, at);
     barrier_wait(vb.full + 8 * at.stage, at.parity);
-    if (rows < forward_keys<HD>()) {
-        zero_rows<HD, forward_keys<HD>()>(v, rows);
+    if (key + forward_keys<HD>() > length) {
+        zero_rows<HD, forward_keys<HD>()>(v, length - key);
         zero_done();
     }
     stage_release(vb, at);
+    key -= forward_keys<HD>();
     at.next();
 }
 
@@ -408,8 +409,7 @@ forward_tile(uint32_t tiles, const attn_barriers& kb, const attn_barriers& vb, a
     int32_t key = w.first_key;
     float s[keys / 2];
     if (keys < TILE && own == 0 && key > t.first) {
-        forward_skip<HD>(first + bytes + at.stage * 2 * bytes, kb, vb, at, t.length - key);
-        key -= keys;
+        forward_skip<HD>(first + bytes + at.stage * 2 * bytes, kb, vb, at, t.length, key);
     }
     forward_first<HD>(s, q, first, kb, at, a);
     forward_mask(s, t.first + own, key, reach);

@@ -319,7 +319,8 @@ typedef struct qlora_attention_desc {
 // bf16 runs on the tensor cores of GPUs from compute capability 8.0 on if head_dim is a multiple of
 // 8 and rows start at multiples of 16 bytes. Its kernels have head sizes 32, 64, 80, 96, 128, 192
 // and 256, for capped scores 128 and 256; another head_dim takes the time of a larger one. On
-// compute capability 9.0, sizes 64 and 128 have faster ones. Everything else is f32 arithmetic.
+// compute capability 9.0, sizes 64, 96, 128 and 256 (also with capped scores) have faster ones.
+// Everything else is f32 arithmetic.
 QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                                const qlora_tensor* q, const qlora_tensor* k,
                                                const qlora_tensor* v, const qlora_tensor* seqs,
