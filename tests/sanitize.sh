@@ -2,14 +2,15 @@
 # sanitize.sh - runs the suites under compute-sanitizer on a machine with an NVIDIA GPU.
 #
 #   tests/sanitize.sh [--tools memcheck,racecheck,initcheck] [--suites A,B] [--out DIR]
-#                     [--limit SECONDS] [--each SECONDS] [--jobs N] [--apart] [--again]
+#                     [--limit SECONDS] [--each SECONDS] [--jobs N] [--apart] [--again] [--no-cublas]
 #
 # Every suite runs under every tool in a process of its own, with --backend cuda. The output is kept
 # in DIR (build/sanitize): TOOL/SUITE.log. If --limit is reached, the script ends with status 3, and
 # the same command goes on where it stopped; --again starts from the beginning, and so does a new
 # build/tests. A suite that needs more than --each seconds (300) is run test by test; with --apart,
 # all are. --jobs processes run at a time (1); six are about twice as fast. Tests that repeat the
-# same code many times do less (QLORA_TEST_BRIEF).
+# same code many times do less (QLORA_TEST_BRIEF). With --no-cublas, our own products take the place
+# of cuBLAS's, whose kernels racecheck spends most of its time on; DIR is then build/sanitize-alone.
 #
 # One line per suite and tool: ok, FAIL or left, then the tests and the reports. Reports in kernels
 # named qlora_* are ours. racecheck's reports that name nothing but kernels of NVIDIA's libraries
@@ -29,6 +30,7 @@ each=300
 jobs=1
 apart=
 again=
+alone=
 while [[ $# -gt 0 ]]; do
     case $1 in
     --tools) tools=${2:-}; shift ;;
@@ -39,6 +41,7 @@ while [[ $# -gt 0 ]]; do
     --jobs) jobs=${2:-}; shift ;;
     --apart) apart=1 ;;
     --again) again=1 ;;
+    --no-cublas) alone=1 ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "sanitize: unknown option $1" >&2; exit 2 ;;
     esac
@@ -51,7 +54,8 @@ cannot() {
 }
 
 B=${B:-build}
-out=${out:-$B/sanitize}
+out=${out:-$B/sanitize${alone:+-alone}}
+[[ -z $alone ]] || export QLORA_TEST_NO_CUBLAS=1
 here=$(dirname "$0")
 [[ -x $B/tests ]] || cannot "$B/tests not found: run this in the root of the repository, after" \
     "\`make $B/tests\`"
