@@ -2,7 +2,8 @@
 # sanitize.sh - runs the suites under compute-sanitizer on a machine with an NVIDIA GPU.
 #
 #   tests/sanitize.sh [--tools memcheck,racecheck,initcheck] [--suites A,B] [--out DIR]
-#                     [--limit SECONDS] [--each SECONDS] [--jobs N] [--apart] [--again] [--no-cublas]
+#                     [--limit SECONDS] [--each SECONDS] [--jobs N] [--apart] [--again]
+#                     [--no-cublas]
 #
 # Every suite runs under every tool in a process of its own, with --backend cuda. The output is kept
 # in DIR (build/sanitize): TOOL/SUITE.log. If --limit is reached, the script ends with status 3, and
