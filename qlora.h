@@ -1339,9 +1339,10 @@ QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, 
 // One text, generated token by token. A model has up to generate_sequences of them at a time, each
 // with its own prompt, settings and seed; one that ends makes room for another. Training and
 // evaluation may run between two tokens. All calls wait for what they return. On a GPU, the step
-// after a token may be under way when qlora_generate_next returns; unless the next call is for the
-// same texts, it is computed again, so what a program calls between two tokens counts in any case.
-// A program that writes to the model's memory by other means calls qlora_ctx_sync afterwards.
+// after a token may be under way when qlora_generate_next returns; unless the next call is for
+// texts that it has, it is computed again, so what a program calls between two tokens counts in any
+// case. A program that writes to the model's memory with kernels or copies of its own calls
+// qlora_ctx_sync afterwards.
 typedef struct qlora_generation qlora_generation;
 
 // Zero it before setting fields: 0 is the default of every field except the prompt.
@@ -1969,6 +1970,9 @@ typedef struct qlora_attention_desc {
     // not written. The scratch buffer must hold the scores of a whole sequence:
     // 2 * heads * length^2 elements in the backward pass.
     bool unfused;
+    // Tokens of the longest sequence, if it is known: how work is divided on a GPU depends on it,
+    // results do not. 0 = all sequences are about as long.
+    int64_t longest;
 } qlora_attention_desc;
 
 // Causal attention within each packed sequence. q and o are [tokens, heads * head_dim], k and v are
@@ -21173,6 +21177,22 @@ static QLORA__UNUSED qlora_result qlora__event_poll(qlora_ctx* ctx, void* event,
     return QLORA_OK;
 }
 
+// Whether everything that was queued on the stream has ended.
+static QLORA__UNUSED qlora_result qlora__stream_poll(qlora_ctx* ctx, bool* done) {
+    *done = true;
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL) {
+        int code = ctx->gpu->cu.StreamQuery(ctx->gpu->stream);
+        *done = code == 0;
+        return code == QLORA__CUDA_ERROR_NOT_READY ? QLORA_OK
+                                                   : qlora__cu(ctx, code, "cuStreamQuery");
+    }
+#else
+    (void)ctx;
+#endif
+    return QLORA_OK;
+}
+
 static QLORA__UNUSED qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {
@@ -21460,8 +21480,8 @@ static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned sl
 // copies run one after the other, and that stream goes on. Before using what a copy writes, or
 // writing to what it reads, call qlora__away_wait; also before a capture, which cannot wait for
 // copies that began outside of it, and before a replay. The host memory must live as long as the
-// graph: it is the one host address that a graph may hold, with that of qlora__mapped_alloc, and
-// the host never touches it.
+// graph, and the host never touches it. A graph may hold no other host address but those of
+// qlora__mapped_alloc.
 
 // Pinned host memory.
 typedef struct qlora__away_memory {
@@ -21562,7 +21582,8 @@ static QLORA__UNUSED qlora_result qlora__away_alloc(qlora_ctx* ctx, size_t bytes
     char why[128];
     snprintf(why, sizeof why, "%.120s", ctx->env.error);
     qlora__fail(ctx, QLORA_ERR_MEMORY,
-                "offloading needs %.2f GiB of pinned host memory, which were refused: %s",
+                "offloading needs %.2f GiB of pinned host memory, which were refused: %s; plan "
+                "with less host memory, or without offloading",
                 (double)bytes / 1073741824.0, why);
     return ctx->dead[0] != '\0' ? QLORA_ERR_DEVICE_LOST : QLORA_ERR_MEMORY;
 }
@@ -31044,6 +31065,7 @@ typedef struct qlora__attention {
     int64_t tokens;
     int64_t before; // keys before that of the first query; 0 but for forward passes
     int64_t n_seqs;
+    int64_t longest; // sequence
     int64_t heads;
     int64_t kv_heads;
     int64_t hd;
@@ -32343,7 +32365,7 @@ static int qlora__attention_sizes(qlora__attention* a, qlora__attention_operands
 static int64_t qlora__attention_blocks(const qlora_ctx* ctx, const qlora__attention_path* path,
                                        const qlora__attention* a) {
     int64_t tiles = (a->tokens / path->forward.rows + a->n_seqs + 1) * a->heads;
-    bool each = path->hd > 128 && a->tokens / 1024 >= a->n_seqs;
+    bool each = path->hd > 128 && a->longest >= 1024;
     return each ? tiles : qlora__min(tiles, ctx->gpu->sm_count);
 }
 
@@ -32592,6 +32614,7 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
                            (long long)a->lse->ld, (long long)a->tokens);
     }
     a->n_seqs = a->seqs->cols - 1;
+    a->longest = desc->longest > 0 ? desc->longest : a->tokens / qlora__max(a->n_seqs, 1);
     // A window that covers all tokens is the same as none. Kernels may then add to it safely.
     a->window = a->window >= keys ? 0 : a->window;
     return QLORA_OK;
@@ -37030,6 +37053,7 @@ typedef struct qlora__choices {
     int64_t attention; // the first n layers keep its output, if they are recomputed
     int64_t heads;     // and the first n q, k and v, if it is offloaded
     int64_t away;      // the first n layers have both on the host, if none is recomputed
+    bool here;         // what recomputed layers keep of attention is on the device
     int64_t cached;
     int64_t tile;
     int64_t head_chunk;
@@ -37052,27 +37076,30 @@ static bool qlora__copies_hide(const qlora_model* m, int64_t elements, int64_t o
     for (int i = 0; i < m->arch->layout->count; i++) {
         weights += m->layers[0].projections[i].in * m->layers[0].projections[i].out;
     }
-    int64_t computed = 2 * (weights + m->plan.max_length * qlora__q_width(c));
+    int64_t seen = c->window > 0 ? qlora__min(c->window, m->plan.max_length) : m->plan.max_length;
+    int64_t computed = 2 * (weights + seen * qlora__q_width(c));
     return elements * (int64_t)qlora_dtype_bytes(m->compute) * operations <= computed;
 }
 
-// Elements for each token of q, k and v, and of the output of attention.
+// Elements for each token of q, k and v, also before their norms, and of the output of attention.
 static int64_t qlora__attention_elements(const qlora_model_config* c) {
-    return 2 * (qlora__q_width(c) + qlora__kv_width(c));
+    return (c->qk_norm ? 3 : 2) * (qlora__q_width(c) + qlora__kv_width(c));
 }
 
 // What layers keep of attention is in host memory: if none is recomputed as planned, otherwise with
-// their inputs, unless these are in groups because the host has too little memory.
-static void qlora__plan_attention(qlora_model* m, int64_t heads, int64_t away) {
+// their inputs, unless it is chosen to be here or these are in groups because the host has too
+// little memory.
+static void qlora__plan_attention(qlora_model* m, const qlora__choices* choices) {
     const qlora_model_config* c = &m->plan.config;
     qlora_plan* p = &m->plan;
     bool hides = qlora__copies_hide(m, c->hidden + qlora__q_width(c), QLORA__AWAY_OPERATIONS);
     bool all = qlora__copies_hide(m, c->hidden + qlora__attention_elements(c),
                                   QLORA__AWAY_OPERATIONS);
-    p->offloaded_attention = p->recompute_layers == 0           ? away
-                             : p->offload_every == 1 && hides ? p->attention_layers
-                                                              : 0;
-    p->heads_layers = all ? qlora__min(heads, p->offloaded_attention) : 0;
+    bool host = p->offload_every == 1 && hides && !choices->here;
+    p->offloaded_attention = p->recompute_layers == 0 ? choices->away
+                             : host                   ? p->attention_layers
+                                                      : 0;
+    p->heads_layers = all ? qlora__min(choices->heads, p->offloaded_attention) : 0;
     p->heads_layers = p->recompute_layers > 0 ? p->heads_layers : 0;
 }
 
@@ -37087,7 +37114,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offload_every = m->plan.offloaded_layers > 0 ? qlora__max(choices->every, 1) : 0;
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
-    qlora__plan_attention(m, choices->heads, choices->away);
+    qlora__plan_attention(m, choices);
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;
@@ -37338,7 +37365,8 @@ static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
                              qlora__choices* choices) {
     int64_t layers = m->plan.config.layers;
     qlora__choices away = *choices;
-    if (!m->on_gpu || m->desc.offload != QLORA_CHOICE_AUTO || choices->cached == layers ||
+    if (!m->on_gpu || !qlora__trains(m) || m->desc.offload != QLORA_CHOICE_AUTO ||
+        choices->cached == layers ||
         !qlora__copies_hide(m, qlora__attention_elements(&m->plan.config),
                             QLORA__AWAY_OPERATIONS)) {
         return;
@@ -37352,21 +37380,45 @@ static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
     qlora__plan_apply(m, choices);
 }
 
-// Offloading comes with tiles, so that it fits. If it keeps q, k and v, and the memory suffices for
-// all tokens at once as well, one tile has all of them (8B, 4 x 2048 tokens in 7.5 GiB on an H200:
-// a step of 593 ms instead of 603 with tiles of 4096).
+// Offloading comes with tiles, so that it fits. If the memory suffices for all tokens at once, also
+// with q, k and v of every layer, one tile has all of them (8B, 4 x 2048 tokens in 7.5 GiB on an
+// H200: a step of 593 ms instead of 603 with tiles of 4096). Not for long sequences, whose attention
+// needs the memory more. Results depend on tiles, so this does not depend on what the host can hold.
 static void qlora__plan_widen(qlora_model* m, const qlora_plan_desc* machine,
                               qlora__choices* choices) {
+    int64_t layers = m->plan.config.layers;
     qlora__choices wide = *choices;
-    if (m->desc.tile != 0 || choices->tile == 0 || m->plan.heads_layers < m->plan.config.layers) {
+    if (m->desc.tile != 0 || choices->tile == 0 || !choices->offload ||
+        m->plan.max_length >= QLORA__LONG_ATTENTION) {
         return;
     }
     wide.tile = m->plan.tokens;
+    wide.every = 1;
+    wide.attention = layers;
+    wide.heads = layers;
     qlora__plan_apply(m, &wide);
-    if (qlora__plan_fits_both(m, machine)) {
+    bool fits = m->plan.heads_layers == layers && qlora__plan_fits(m, machine->bytes);
+    wide = *choices;
+    wide.tile = m->plan.tokens;
+    qlora__plan_apply(m, &wide);
+    if (fits && qlora__plan_fits_both(m, machine)) {
         *choices = wide;
     }
     qlora__plan_apply(m, choices);
+}
+
+// As many recomputed layers as possible keep the output of attention: on the host, or, if that has
+// room for too few, on the device.
+static void qlora__plan_keep(qlora_model* m, const qlora_plan_desc* machine, int64_t most,
+                             qlora__choices* choices) {
+    qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, most, choices);
+    if (choices->offload && choices->attention < most) {
+        qlora__choices here = *choices;
+        here.here = true;
+        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, most, &here);
+        *choices = here.attention > choices->attention ? here : *choices;
+        qlora__plan_apply(m, choices);
+    }
 }
 
 // Uses the memory that is left for what saves time: the fewest recomputed layers that fit, outputs
@@ -37380,12 +37432,11 @@ static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, qlo
     bool whole = choices->offload || choices->tile > 0; // these recompute every layer
     bool attention_first = whole || m->plan.max_length >= QLORA__LONG_ATTENTION;
     if (free_to && fill && attention_first) {
-        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, layers, choices);
-    }
-    if (free_to && fill && choices->attention == layers &&
-        m->plan.offloaded_attention > 0) {
-        qlora__plan_most(m, machine, QLORA__COUNT_HEADS, 0, layers, choices);
         qlora__plan_widen(m, machine, choices);
+        qlora__plan_keep(m, machine, layers, choices);
+    }
+    if (free_to && fill && choices->attention == layers && m->plan.offloaded_attention > 0) {
+        qlora__plan_most(m, machine, QLORA__COUNT_HEADS, 0, layers, choices);
     }
     if (free_to && !whole && (choices->attention == 0 || choices->attention == layers)) {
         qlora__plan_most(m, machine, QLORA__COUNT_WHOLE, 0, layers, choices);
@@ -37397,8 +37448,8 @@ static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, qlo
     if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && coded && !whole) {
         qlora__plan_most(m, machine, QLORA__COUNT_CACHED, 0, layers, choices);
         if (how == QLORA__FILL_ASKED) {
-            qlora__plan_halve(m, machine, choices);
             qlora__plan_away(m, machine, choices);
+            qlora__plan_halve(m, machine, choices);
         }
     }
 }
@@ -39842,6 +39893,7 @@ static qlora__heads qlora__heads_of(const qlora__pass* pass, const qlora__layer*
     h.desc.window = layer->sliding ? c->window : 0;
     h.desc.scale = (float)c->attention_scale;
     h.desc.cap = (float)c->attention_cap;
+    h.desc.longest = pass->m->plan.max_length;
     h.q = qlora__window(rotated, pass->rows, 0, q);
     h.k = qlora__window(rotated, pass->rows, q, kv);
     h.v = qlora__window(&layer->kept.qkv, pass->rows, q + kv, kv);
@@ -42125,25 +42177,47 @@ static int64_t qlora__decode_stack_shared(const qlora__decode_product* p, int64_
     return pieces * 512 + (z + 3) / 4 * 16 + tiles * slots * 64 + rows;
 }
 
+// What the block that needs most of it needs for a stack.
+static int64_t qlora__decode_stack_most(const qlora__decode_layer* layer, int g, bool split,
+                                        int64_t blocks) {
+    const qlora__decode_product* p = &layer->stacks[g];
+    int64_t units = qlora__decode_units(p);
+    int64_t z = (int64_t)layer->ranks[g][0] + layer->ranks[g][1] + layer->ranks[g][2];
+    int64_t pieces = p->K / 256;
+    int64_t most = 0;
+    for (int64_t i = 0; i < 2; i++) { // the smaller share, and the larger one
+        int64_t tiles = (units + i * (blocks - 1)) / blocks * (p->gated != 0 ? 2 : 1);
+        int64_t all = tiles * pieces;
+        if (split) {
+            all = (units * pieces + i * (blocks - 1)) / blocks;
+            tiles = qlora__ceil_div(pieces - 1 + all, pieces);
+        }
+        most = qlora__max(most, qlora__decode_stack_shared(p, z, tiles, all));
+    }
+    return most;
+}
+
+// Bit g: stack g is divided by pieces. Not if only whole tiles leave room for a block.
+static int qlora__decode_layers_mask(const qlora_model* m, const qlora__decode_layer* layer,
+                                     int64_t blocks) {
+    int mask = 0;
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        bool split = qlora__decode_layers_split(&layer->stacks[g], blocks) &&
+                     QLORA__LAYERS_SHARED + qlora__decode_stack_most(layer, g, true, blocks) <=
+                         m->ctx->gpu->max_shared;
+        mask |= split ? 1 << g : 0;
+    }
+    return mask;
+}
+
 // The shared memory of a block: that of the stack or the attention that needs most.
 static int64_t qlora__decode_layers_shared(const qlora_model* m, const qlora__decode_layer* layer,
                                            int64_t blocks) {
     int64_t most = QLORA__LAYERS_ATTENTION + qlora__decode_tiles_shared(m);
+    int mask = qlora__decode_layers_mask(m, layer, blocks);
     for (int g = 0; g < QLORA__GROUPS; g++) {
-        const qlora__decode_product* p = &layer->stacks[g];
-        int64_t units = qlora__decode_units(p);
-        int64_t z = (int64_t)layer->ranks[g][0] + layer->ranks[g][1] + layer->ranks[g][2];
-        int64_t pieces = p->K / 256;
-        bool split = qlora__decode_layers_split(p, blocks);
-        for (int64_t i = 0; i < 2; i++) { // the smaller share, and the larger one
-            int64_t tiles = (units + i * (blocks - 1)) / blocks * (p->gated != 0 ? 2 : 1);
-            int64_t all = tiles * pieces;
-            if (split) {
-                all = (units * pieces + i * (blocks - 1)) / blocks;
-                tiles = qlora__ceil_div(pieces - 1 + all, pieces);
-            }
-            most = qlora__max(most, qlora__decode_stack_shared(p, z, tiles, all));
-        }
+        bool split = (mask >> g & 1) != 0;
+        most = qlora__max(most, qlora__decode_stack_most(layer, g, split, blocks));
     }
     return QLORA__LAYERS_SHARED + most;
 }
@@ -42288,9 +42362,7 @@ static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, i
     p.shares = d->shares.data;
     qlora__decode_layer first;
     (void)qlora__decode_layer_of(m, 0, &first); // it fits
-    for (int g = 0; g < QLORA__GROUPS; g++) {
-        p.split |= qlora__decode_layers_split(&first.stacks[g], blocks) ? 1 << g : 0;
-    }
+    p.split = qlora__decode_layers_mask(m, &first, blocks);
     void* args[] = {&p};
     size_t bytes = (size_t)d->marks.cols * 4;
     QLORA__TRY(qlora__zero(m->ctx, d->marks.data, bytes, bytes, 1));
@@ -43277,10 +43349,12 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__choices choices;
+    memset(&choices, 0, sizeof choices);
     choices.recompute = plan->recompute_layers;
     choices.attention = plan->attention_layers;
     choices.heads = plan->heads_layers;
     choices.away = plan->offloaded_attention;
+    choices.here = plan->offloaded_attention == 0;
     choices.cached = plan->cached_layers;
     choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
     choices.every = plan->offload_every;
@@ -43299,10 +43373,14 @@ static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-static qlora_result qlora__model_build(qlora_ctx* ctx, const qlora_model_desc* desc,
+// host: how much memory of the host the plan may use, if desc has none; 0 = what is free.
+static qlora_result qlora__model_build(qlora_ctx* ctx, const qlora_model_desc* desc, uint64_t host,
                                        qlora_model** out) {
     if (desc == NULL || desc->plan == NULL) {
-        return qlora__plan_build(ctx, desc, NULL, out);
+        qlora_plan_desc limit;
+        memset(&limit, 0, sizeof limit);
+        limit.host_bytes = host;
+        return qlora__plan_build(ctx, desc, host > 0 ? &limit : NULL, out);
     }
     qlora_plan_desc machine = qlora__machine_resolve(ctx, NULL);
     QLORA__TRY(qlora__skeleton(ctx, desc, &machine, out));
@@ -43319,11 +43397,23 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "opening a model"));
     qlora_model* m = NULL;
-    qlora_result r = qlora__model_build(ctx, desc, &m);
-    if (r == QLORA_OK) {
-        bool was_sealed = qlora__cache_set_sealed(ctx, false);
-        r = qlora__model_start(ctx, m, desc);
-        qlora__cache_set_sealed(ctx, r == QLORA_OK || was_sealed);
+    qlora_result r = QLORA_OK;
+    bool again = true;
+    for (uint64_t host = 0; again;) {
+        r = qlora__model_build(ctx, desc, host, &m);
+        if (r == QLORA_OK) {
+            bool was_sealed = qlora__cache_set_sealed(ctx, false);
+            r = qlora__model_start(ctx, m, desc);
+            qlora__cache_set_sealed(ctx, r == QLORA_OK || was_sealed);
+        }
+        // Pinned memory may be limited: attention needs none of it.
+        again = r == QLORA_ERR_MEMORY && m != NULL && desc->plan == NULL &&
+                m->plan.offloaded_attention > 0 && m->host.data == NULL;
+        if (again) {
+            host = m->plan.host / 2;
+            qlora__model_free(m);
+            m = NULL;
+        }
     }
     if (r != QLORA_OK) {
         if (m != NULL) {
@@ -50980,8 +51070,9 @@ static int64_t qlora__pages_slot(const qlora_model* m) {
 // the next one is launched before the host waits for the tokens of this one, and runs while the
 // caller looks at them. It counts only if the next call is for texts that are in it and nothing
 // else was called in between: the context counts its calls. Otherwise it is dropped: the texts are
-// sent to the device again as the host knows them, and what the step wrote to the cache is after
-// their ends, within the room that a step they may still have needs.
+// sent to the device again as the host knows them. What it wrote to the cache is one row after the
+// end of each text, which the next step writes again; there is room for it, because no step is
+// launched for a text that could not have one.
 //
 // A step that is dropped costs its time, and one that counts saves about 15 us (H200), so a model
 // runs ahead only while the calls before would have made it pay.
@@ -51048,19 +51139,17 @@ static qlora_result qlora__ahead_step(qlora_generation* const* list, int64_t cou
 #if QLORA__SPINS > 0 && !defined(QLORA_NO_CUDA)
 #define QLORA__CAN_RUN_AHEAD 1
 
-// Waits for the result of a text. The driver is asked now and then: it knows what went wrong.
+// Waits for the result of a text. The driver is asked now and then: it knows what went wrong. It
+// also waits, as the program has told it to, if nothing runs after the step.
 static qlora_result qlora__ahead_wait(const qlora_generation* g) {
-    qlora_ctx* ctx = g->ctx;
     const qlora__decode_result* result = qlora__ahead_result(g, g->length);
-    while (qlora__spin_load(&result->done) == 0) {
-        int code = ctx->gpu->cu.StreamQuery(ctx->gpu->stream);
-        if (code != QLORA__CUDA_ERROR_NOT_READY) {
-            QLORA__TRY(qlora__cu(ctx, code, "cuStreamQuery"));
-            return qlora__spin_load(&result->done) != 0
-                       ? QLORA_OK
-                       : qlora__fail(ctx, QLORA_ERR_CUDA, "a step ended without a token");
-        }
-        for (int i = 0; i < QLORA__SPINS && qlora__spin_load(&result->done) == 0; i++) {
+    bool done = false;
+    if (!g->m->decode.ahead) {
+        return qlora__sync(g->ctx);
+    }
+    while (!done && qlora__spin_load(&result->done) == 0) {
+        QLORA__TRY(qlora__stream_poll(g->ctx, &done));
+        for (int i = 0; i < QLORA__SPINS && !done && qlora__spin_load(&result->done) == 0; i++) {
             qlora__spin_pause();
         }
     }
@@ -51084,6 +51173,9 @@ static qlora_result qlora__ahead_collect(qlora_generation* const* list, int64_t 
         if (g->pending) {
             QLORA__TRY(qlora__ahead_wait(g));
             const qlora__decode_result* from = qlora__ahead_result(g, g->length);
+            if (qlora__spin_load(&from->done) == 0) {
+                return qlora__fail(g->ctx, QLORA_ERR_CUDA, "a step ended without a token");
+            }
             qlora__decode_text* to = &d->host[g->slot];
             to->token = (int32_t)(uint32_t)from->done;
             to->position = (int32_t)(from->done >> 32);
@@ -51914,4 +52006,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end e3f6f6cbfb6e2764
+//@@ end 004d585efd81db9c

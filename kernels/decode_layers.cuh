@@ -22,7 +22,9 @@
 // Blocks count what they have done in `counters`, which are zero at the start and only grow. What
 // another block has written is never read through the read-only cache.
 //
-// Launch: cooperative, LAYER_THREADS threads, grid any number of blocks that are resident together.
+// Launch: cooperative, LAYER_THREADS threads, grid any number of blocks that are resident together;
+// with bit k of `split`, stack k is not gate and up and has at least as many tiles as there are
+// blocks, at most 256. The block that has the beginning of a shared tile writes its outputs.
 // Every K is a multiple of 256 and N of 16; weights are NF4 in blocks of 64 with quantised scales
 // in groups of at least 4; hidden is at most 8192; the stacks of all layers have the same shapes.
 // Determinism: one writer per output, fixed order of every sum, which depends on the shapes and the

@@ -420,8 +420,10 @@ __device__ __forceinline__ int32_t sample_token(const sample_row& r, sample_shar
     return sample_id(r, s, !all, key, best, all ? sample_draw(text, whole) : tie);
 }
 
-// Launch: grid rows, 1024 threads. Writes the results of each text and prepares its next step. It
-// is long because every warp looks at all parts.
+// Launch: grid rows, 1024 threads. Writes the results of each text and prepares its next step. They
+// also go to `results`, memory of the host, [2, rows], a slot for even and one for odd positions:
+// `done`, which the host has set to 0 before the launch, comes last, after a fence for the system.
+// It is long because every warp looks at all parts.
 QLORA_KERNEL __launch_bounds__(1024)
     qlora_sample_choose(const bf16* logits, int64_t ld, int32_t vocab, decode_text* texts,
                         uint8_t* seen, const sample_part* parts, int32_t count,

@@ -271,14 +271,15 @@ static bool all_table(app* a) {
     return true;
 }
 
-// What a plan needs of the host, if this machine has less.
+// What a plan takes of the host, if this machine has less.
 static void host_note(app* a, const qlora_plan* p) {
     qlora_ctx_info info;
     char need[32];
     char have[32];
     if (p->host > 0 && qlora_ctx_query(a->ctx, &info) == QLORA_OK &&
         p->host > info.memory.host_free) {
-        printf("note: offloading needs %s of host memory; this machine has %s free\n",
+        printf("note: the plan uses %s of host memory; this machine has %s free "
+               "(--host-budget limits it)\n",
                bytes_text(p->host, need), bytes_text(info.memory.host_free, have));
     }
 }

@@ -2,9 +2,10 @@
 // One text, generated token by token. A model has up to generate_sequences of them at a time, each
 // with its own prompt, settings and seed; one that ends makes room for another. Training and
 // evaluation may run between two tokens. All calls wait for what they return. On a GPU, the step
-// after a token may be under way when qlora_generate_next returns; unless the next call is for the
-// same texts, it is computed again, so what a program calls between two tokens counts in any case.
-// A program that writes to the model's memory by other means calls qlora_ctx_sync afterwards.
+// after a token may be under way when qlora_generate_next returns; unless the next call is for
+// texts that it has, it is computed again, so what a program calls between two tokens counts in any
+// case. A program that writes to the model's memory with kernels or copies of its own calls
+// qlora_ctx_sync afterwards.
 typedef struct qlora_generation qlora_generation;
 
 // Zero it before setting fields: 0 is the default of every field except the prompt.

@@ -308,6 +308,9 @@ typedef struct qlora_attention_desc {
     // not written. The scratch buffer must hold the scores of a whole sequence:
     // 2 * heads * length^2 elements in the backward pass.
     bool unfused;
+    // Tokens of the longest sequence, if it is known: how work is divided on a GPU depends on it,
+    // results do not. 0 = all sequences are about as long.
+    int64_t longest;
 } qlora_attention_desc;
 
 // Causal attention within each packed sequence. q and o are [tokens, heads * head_dim], k and v are

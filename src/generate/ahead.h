@@ -5,8 +5,9 @@
 // the next one is launched before the host waits for the tokens of this one, and runs while the
 // caller looks at them. It counts only if the next call is for texts that are in it and nothing
 // else was called in between: the context counts its calls. Otherwise it is dropped: the texts are
-// sent to the device again as the host knows them, and what the step wrote to the cache is after
-// their ends, within the room that a step they may still have needs.
+// sent to the device again as the host knows them. What it wrote to the cache is one row after the
+// end of each text, which the next step writes again; there is room for it, because no step is
+// launched for a text that could not have one.
 //
 // A step that is dropped costs its time, and one that counts saves about 15 us (H200), so a model
 // runs ahead only while the calls before would have made it pay.
@@ -73,19 +74,17 @@ static qlora_result qlora__ahead_step(qlora_generation* const* list, int64_t cou
 #if QLORA__SPINS > 0 && !defined(QLORA_NO_CUDA)
 #define QLORA__CAN_RUN_AHEAD 1
 
-// Waits for the result of a text. The driver is asked now and then: it knows what went wrong.
+// Waits for the result of a text. The driver is asked now and then: it knows what went wrong. It
+// also waits, as the program has told it to, if nothing runs after the step.
 static qlora_result qlora__ahead_wait(const qlora_generation* g) {
-    qlora_ctx* ctx = g->ctx;
     const qlora__decode_result* result = qlora__ahead_result(g, g->length);
-    while (qlora__spin_load(&result->done) == 0) {
-        int code = ctx->gpu->cu.StreamQuery(ctx->gpu->stream);
-        if (code != QLORA__CUDA_ERROR_NOT_READY) {
-            QLORA__TRY(qlora__cu(ctx, code, "cuStreamQuery"));
-            return qlora__spin_load(&result->done) != 0
-                       ? QLORA_OK
-                       : qlora__fail(ctx, QLORA_ERR_CUDA, "a step ended without a token");
-        }
-        for (int i = 0; i < QLORA__SPINS && qlora__spin_load(&result->done) == 0; i++) {
+    bool done = false;
+    if (!g->m->decode.ahead) {
+        return qlora__sync(g->ctx);
+    }
+    while (!done && qlora__spin_load(&result->done) == 0) {
+        QLORA__TRY(qlora__stream_poll(g->ctx, &done));
+        for (int i = 0; i < QLORA__SPINS && !done && qlora__spin_load(&result->done) == 0; i++) {
             qlora__spin_pause();
         }
     }
@@ -109,6 +108,9 @@ static qlora_result qlora__ahead_collect(qlora_generation* const* list, int64_t 
         if (g->pending) {
             QLORA__TRY(qlora__ahead_wait(g));
             const qlora__decode_result* from = qlora__ahead_result(g, g->length);
+            if (qlora__spin_load(&from->done) == 0) {
+                return qlora__fail(g->ctx, QLORA_ERR_CUDA, "a step ended without a token");
+            }
             qlora__decode_text* to = &d->host[g->slot];
             to->token = (int32_t)(uint32_t)from->done;
             to->position = (int32_t)(from->done >> 32);

@@ -38,6 +38,7 @@ typedef struct qlora__choices {
     int64_t attention; // the first n layers keep its output, if they are recomputed
     int64_t heads;     // and the first n q, k and v, if it is offloaded
     int64_t away;      // the first n layers have both on the host, if none is recomputed
+    bool here;         // what recomputed layers keep of attention is on the device
     int64_t cached;
     int64_t tile;
     int64_t head_chunk;
@@ -60,27 +61,30 @@ static bool qlora__copies_hide(const qlora_model* m, int64_t elements, int64_t o
     for (int i = 0; i < m->arch->layout->count; i++) {
         weights += m->layers[0].projections[i].in * m->layers[0].projections[i].out;
     }
-    int64_t computed = 2 * (weights + m->plan.max_length * qlora__q_width(c));
+    int64_t seen = c->window > 0 ? qlora__min(c->window, m->plan.max_length) : m->plan.max_length;
+    int64_t computed = 2 * (weights + seen * qlora__q_width(c));
     return elements * (int64_t)qlora_dtype_bytes(m->compute) * operations <= computed;
 }
 
-// Elements for each token of q, k and v, and of the output of attention.
+// Elements for each token of q, k and v, also before their norms, and of the output of attention.
 static int64_t qlora__attention_elements(const qlora_model_config* c) {
-    return 2 * (qlora__q_width(c) + qlora__kv_width(c));
+    return (c->qk_norm ? 3 : 2) * (qlora__q_width(c) + qlora__kv_width(c));
 }
 
 // What layers keep of attention is in host memory: if none is recomputed as planned, otherwise with
-// their inputs, unless these are in groups because the host has too little memory.
-static void qlora__plan_attention(qlora_model* m, int64_t heads, int64_t away) {
+// their inputs, unless it is chosen to be here or these are in groups because the host has too
+// little memory.
+static void qlora__plan_attention(qlora_model* m, const qlora__choices* choices) {
     const qlora_model_config* c = &m->plan.config;
     qlora_plan* p = &m->plan;
     bool hides = qlora__copies_hide(m, c->hidden + qlora__q_width(c), QLORA__AWAY_OPERATIONS);
     bool all = qlora__copies_hide(m, c->hidden + qlora__attention_elements(c),
                                   QLORA__AWAY_OPERATIONS);
-    p->offloaded_attention = p->recompute_layers == 0           ? away
-                             : p->offload_every == 1 && hides ? p->attention_layers
-                                                              : 0;
-    p->heads_layers = all ? qlora__min(heads, p->offloaded_attention) : 0;
+    bool host = p->offload_every == 1 && hides && !choices->here;
+    p->offloaded_attention = p->recompute_layers == 0 ? choices->away
+                             : host                   ? p->attention_layers
+                                                      : 0;
+    p->heads_layers = all ? qlora__min(choices->heads, p->offloaded_attention) : 0;
     p->heads_layers = p->recompute_layers > 0 ? p->heads_layers : 0;
 }
 
@@ -95,7 +99,7 @@ static void qlora__plan_apply(qlora_model* m, const qlora__choices* choices) {
     m->plan.offload_every = m->plan.offloaded_layers > 0 ? qlora__max(choices->every, 1) : 0;
     m->plan.offloaded_embedding =
         choices->offload && !c->tied && !m->saved_embed && m->token_count == 0;
-    qlora__plan_attention(m, choices->heads, choices->away);
+    qlora__plan_attention(m, choices);
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < choices->recompute;
@@ -346,7 +350,8 @@ static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
                              qlora__choices* choices) {
     int64_t layers = m->plan.config.layers;
     qlora__choices away = *choices;
-    if (!m->on_gpu || m->desc.offload != QLORA_CHOICE_AUTO || choices->cached == layers ||
+    if (!m->on_gpu || !qlora__trains(m) || m->desc.offload != QLORA_CHOICE_AUTO ||
+        choices->cached == layers ||
         !qlora__copies_hide(m, qlora__attention_elements(&m->plan.config),
                             QLORA__AWAY_OPERATIONS)) {
         return;
@@ -360,21 +365,45 @@ static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
     qlora__plan_apply(m, choices);
 }
 
-// Offloading comes with tiles, so that it fits. If it keeps q, k and v, and the memory suffices for
-// all tokens at once as well, one tile has all of them (8B, 4 x 2048 tokens in 7.5 GiB on an H200:
-// a step of 593 ms instead of 603 with tiles of 4096).
+// Offloading comes with tiles, so that it fits. If the memory suffices for all tokens at once, also
+// with q, k and v of every layer, one tile has all of them (8B, 4 x 2048 tokens in 7.5 GiB on an
+// H200: a step of 593 ms instead of 603 with tiles of 4096). Not for long sequences, whose attention
+// needs the memory more. Results depend on tiles, so this does not depend on what the host can hold.
 static void qlora__plan_widen(qlora_model* m, const qlora_plan_desc* machine,
                               qlora__choices* choices) {
+    int64_t layers = m->plan.config.layers;
     qlora__choices wide = *choices;
-    if (m->desc.tile != 0 || choices->tile == 0 || m->plan.heads_layers < m->plan.config.layers) {
+    if (m->desc.tile != 0 || choices->tile == 0 || !choices->offload ||
+        m->plan.max_length >= QLORA__LONG_ATTENTION) {
         return;
     }
     wide.tile = m->plan.tokens;
+    wide.every = 1;
+    wide.attention = layers;
+    wide.heads = layers;
     qlora__plan_apply(m, &wide);
-    if (qlora__plan_fits_both(m, machine)) {
+    bool fits = m->plan.heads_layers == layers && qlora__plan_fits(m, machine->bytes);
+    wide = *choices;
+    wide.tile = m->plan.tokens;
+    qlora__plan_apply(m, &wide);
+    if (fits && qlora__plan_fits_both(m, machine)) {
         *choices = wide;
     }
     qlora__plan_apply(m, choices);
+}
+
+// As many recomputed layers as possible keep the output of attention: on the host, or, if that has
+// room for too few, on the device.
+static void qlora__plan_keep(qlora_model* m, const qlora_plan_desc* machine, int64_t most,
+                             qlora__choices* choices) {
+    qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, most, choices);
+    if (choices->offload && choices->attention < most) {
+        qlora__choices here = *choices;
+        here.here = true;
+        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, most, &here);
+        *choices = here.attention > choices->attention ? here : *choices;
+        qlora__plan_apply(m, choices);
+    }
 }
 
 // Uses the memory that is left for what saves time: the fewest recomputed layers that fit, outputs
@@ -388,12 +417,11 @@ static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, qlo
     bool whole = choices->offload || choices->tile > 0; // these recompute every layer
     bool attention_first = whole || m->plan.max_length >= QLORA__LONG_ATTENTION;
     if (free_to && fill && attention_first) {
-        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, layers, choices);
-    }
-    if (free_to && fill && choices->attention == layers &&
-        m->plan.offloaded_attention > 0) {
-        qlora__plan_most(m, machine, QLORA__COUNT_HEADS, 0, layers, choices);
         qlora__plan_widen(m, machine, choices);
+        qlora__plan_keep(m, machine, layers, choices);
+    }
+    if (free_to && fill && choices->attention == layers && m->plan.offloaded_attention > 0) {
+        qlora__plan_most(m, machine, QLORA__COUNT_HEADS, 0, layers, choices);
     }
     if (free_to && !whole && (choices->attention == 0 || choices->attention == layers)) {
         qlora__plan_most(m, machine, QLORA__COUNT_WHOLE, 0, layers, choices);
@@ -405,8 +433,8 @@ static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, qlo
     if (d->cache == QLORA_CHOICE_AUTO && fill && choices->recompute == 0 && coded && !whole) {
         qlora__plan_most(m, machine, QLORA__COUNT_CACHED, 0, layers, choices);
         if (how == QLORA__FILL_ASKED) {
-            qlora__plan_halve(m, machine, choices);
             qlora__plan_away(m, machine, choices);
+            qlora__plan_halve(m, machine, choices);
         }
     }
 }

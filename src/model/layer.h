@@ -359,6 +359,7 @@ static qlora__heads qlora__heads_of(const qlora__pass* pass, const qlora__layer*
     h.desc.window = layer->sliding ? c->window : 0;
     h.desc.scale = (float)c->attention_scale;
     h.desc.cap = (float)c->attention_cap;
+    h.desc.longest = pass->m->plan.max_length;
     h.q = qlora__window(rotated, pass->rows, 0, q);
     h.k = qlora__window(rotated, pass->rows, q, kv);
     h.v = qlora__window(&layer->kept.qkv, pass->rows, q + kv, kv);

@@ -208,10 +208,12 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__choices choices;
+    memset(&choices, 0, sizeof choices);
     choices.recompute = plan->recompute_layers;
     choices.attention = plan->attention_layers;
     choices.heads = plan->heads_layers;
     choices.away = plan->offloaded_attention;
+    choices.here = plan->offloaded_attention == 0;
     choices.cached = plan->cached_layers;
     choices.offload = plan->offloaded_layers > 0 || plan->offloaded_embedding;
     choices.every = plan->offload_every;
@@ -230,10 +232,14 @@ static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
     return QLORA_OK;
 }
 
-static qlora_result qlora__model_build(qlora_ctx* ctx, const qlora_model_desc* desc,
+// host: how much memory of the host the plan may use, if desc has none; 0 = what is free.
+static qlora_result qlora__model_build(qlora_ctx* ctx, const qlora_model_desc* desc, uint64_t host,
                                        qlora_model** out) {
     if (desc == NULL || desc->plan == NULL) {
-        return qlora__plan_build(ctx, desc, NULL, out);
+        qlora_plan_desc limit;
+        memset(&limit, 0, sizeof limit);
+        limit.host_bytes = host;
+        return qlora__plan_build(ctx, desc, host > 0 ? &limit : NULL, out);
     }
     qlora_plan_desc machine = qlora__machine_resolve(ctx, NULL);
     QLORA__TRY(qlora__skeleton(ctx, desc, &machine, out));
@@ -250,11 +256,23 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "opening a model"));
     qlora_model* m = NULL;
-    qlora_result r = qlora__model_build(ctx, desc, &m);
-    if (r == QLORA_OK) {
-        bool was_sealed = qlora__cache_set_sealed(ctx, false);
-        r = qlora__model_start(ctx, m, desc);
-        qlora__cache_set_sealed(ctx, r == QLORA_OK || was_sealed);
+    qlora_result r = QLORA_OK;
+    bool again = true;
+    for (uint64_t host = 0; again;) {
+        r = qlora__model_build(ctx, desc, host, &m);
+        if (r == QLORA_OK) {
+            bool was_sealed = qlora__cache_set_sealed(ctx, false);
+            r = qlora__model_start(ctx, m, desc);
+            qlora__cache_set_sealed(ctx, r == QLORA_OK || was_sealed);
+        }
+        // Pinned memory may be limited: attention needs none of it.
+        again = r == QLORA_ERR_MEMORY && m != NULL && desc->plan == NULL &&
+                m->plan.offloaded_attention > 0 && m->host.data == NULL;
+        if (again) {
+            host = m->plan.host / 2;
+            qlora__model_free(m);
+            m = NULL;
+        }
     }
     if (r != QLORA_OK) {
         if (m != NULL) {

@@ -74,25 +74,47 @@ static int64_t qlora__decode_stack_shared(const qlora__decode_product* p, int64_
     return pieces * 512 + (z + 3) / 4 * 16 + tiles * slots * 64 + rows;
 }
 
+// What the block that needs most of it needs for a stack.
+static int64_t qlora__decode_stack_most(const qlora__decode_layer* layer, int g, bool split,
+                                        int64_t blocks) {
+    const qlora__decode_product* p = &layer->stacks[g];
+    int64_t units = qlora__decode_units(p);
+    int64_t z = (int64_t)layer->ranks[g][0] + layer->ranks[g][1] + layer->ranks[g][2];
+    int64_t pieces = p->K / 256;
+    int64_t most = 0;
+    for (int64_t i = 0; i < 2; i++) { // the smaller share, and the larger one
+        int64_t tiles = (units + i * (blocks - 1)) / blocks * (p->gated != 0 ? 2 : 1);
+        int64_t all = tiles * pieces;
+        if (split) {
+            all = (units * pieces + i * (blocks - 1)) / blocks;
+            tiles = qlora__ceil_div(pieces - 1 + all, pieces);
+        }
+        most = qlora__max(most, qlora__decode_stack_shared(p, z, tiles, all));
+    }
+    return most;
+}
+
+// Bit g: stack g is divided by pieces. Not if only whole tiles leave room for a block.
+static int qlora__decode_layers_mask(const qlora_model* m, const qlora__decode_layer* layer,
+                                     int64_t blocks) {
+    int mask = 0;
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        bool split = qlora__decode_layers_split(&layer->stacks[g], blocks) &&
+                     QLORA__LAYERS_SHARED + qlora__decode_stack_most(layer, g, true, blocks) <=
+                         m->ctx->gpu->max_shared;
+        mask |= split ? 1 << g : 0;
+    }
+    return mask;
+}
+
 // The shared memory of a block: that of the stack or the attention that needs most.
 static int64_t qlora__decode_layers_shared(const qlora_model* m, const qlora__decode_layer* layer,
                                            int64_t blocks) {
     int64_t most = QLORA__LAYERS_ATTENTION + qlora__decode_tiles_shared(m);
+    int mask = qlora__decode_layers_mask(m, layer, blocks);
     for (int g = 0; g < QLORA__GROUPS; g++) {
-        const qlora__decode_product* p = &layer->stacks[g];
-        int64_t units = qlora__decode_units(p);
-        int64_t z = (int64_t)layer->ranks[g][0] + layer->ranks[g][1] + layer->ranks[g][2];
-        int64_t pieces = p->K / 256;
-        bool split = qlora__decode_layers_split(p, blocks);
-        for (int64_t i = 0; i < 2; i++) { // the smaller share, and the larger one
-            int64_t tiles = (units + i * (blocks - 1)) / blocks * (p->gated != 0 ? 2 : 1);
-            int64_t all = tiles * pieces;
-            if (split) {
-                all = (units * pieces + i * (blocks - 1)) / blocks;
-                tiles = qlora__ceil_div(pieces - 1 + all, pieces);
-            }
-            most = qlora__max(most, qlora__decode_stack_shared(p, z, tiles, all));
-        }
+        bool split = (mask >> g & 1) != 0;
+        most = qlora__max(most, qlora__decode_stack_most(layer, g, split, blocks));
     }
     return QLORA__LAYERS_SHARED + most;
 }
@@ -237,9 +259,7 @@ static qlora_result qlora__decode_layers_run(const qlora_model* m, int stream, i
     p.shares = d->shares.data;
     qlora__decode_layer first;
     (void)qlora__decode_layer_of(m, 0, &first); // it fits
-    for (int g = 0; g < QLORA__GROUPS; g++) {
-        p.split |= qlora__decode_layers_split(&first.stacks[g], blocks) ? 1 << g : 0;
-    }
+    p.split = qlora__decode_layers_mask(m, &first, blocks);
     void* args[] = {&p};
     size_t bytes = (size_t)d->marks.cols * 4;
     QLORA__TRY(qlora__zero(m->ctx, d->marks.data, bytes, bytes, 1));

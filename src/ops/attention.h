@@ -366,7 +366,7 @@ static int qlora__attention_sizes(qlora__attention* a, qlora__attention_operands
 static int64_t qlora__attention_blocks(const qlora_ctx* ctx, const qlora__attention_path* path,
                                        const qlora__attention* a) {
     int64_t tiles = (a->tokens / path->forward.rows + a->n_seqs + 1) * a->heads;
-    bool each = path->hd > 128 && a->tokens / 1024 >= a->n_seqs;
+    bool each = path->hd > 128 && a->longest >= 1024;
     return each ? tiles : qlora__min(tiles, ctx->gpu->sm_count);
 }
 
@@ -615,6 +615,7 @@ static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention
                            (long long)a->lse->ld, (long long)a->tokens);
     }
     a->n_seqs = a->seqs->cols - 1;
+    a->longest = desc->longest > 0 ? desc->longest : a->tokens / qlora__max(a->n_seqs, 1);
     // A window that covers all tokens is the same as none. Kernels may then add to it safely.
     a->window = a->window >= keys ? 0 : a->window;
     return QLORA_OK;

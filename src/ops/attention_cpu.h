@@ -18,6 +18,7 @@ typedef struct qlora__attention {
     int64_t tokens;
     int64_t before; // keys before that of the first query; 0 but for forward passes
     int64_t n_seqs;
+    int64_t longest; // sequence
     int64_t heads;
     int64_t kv_heads;
     int64_t hd;

@@ -5,8 +5,8 @@
 // copies run one after the other, and that stream goes on. Before using what a copy writes, or
 // writing to what it reads, call qlora__away_wait; also before a capture, which cannot wait for
 // copies that began outside of it, and before a replay. The host memory must live as long as the
-// graph: it is the one host address that a graph may hold, with that of qlora__mapped_alloc, and
-// the host never touches it.
+// graph, and the host never touches it. A graph may hold no other host address but those of
+// qlora__mapped_alloc.
 
 // Pinned host memory.
 typedef struct qlora__away_memory {
@@ -107,7 +107,8 @@ static QLORA__UNUSED qlora_result qlora__away_alloc(qlora_ctx* ctx, size_t bytes
     char why[128];
     snprintf(why, sizeof why, "%.120s", ctx->env.error);
     qlora__fail(ctx, QLORA_ERR_MEMORY,
-                "offloading needs %.2f GiB of pinned host memory, which were refused: %s",
+                "offloading needs %.2f GiB of pinned host memory, which were refused: %s; plan "
+                "with less host memory, or without offloading",
                 (double)bytes / 1073741824.0, why);
     return ctx->dead[0] != '\0' ? QLORA_ERR_DEVICE_LOST : QLORA_ERR_MEMORY;
 }

@@ -168,6 +168,22 @@ static QLORA__UNUSED qlora_result qlora__event_poll(qlora_ctx* ctx, void* event,
     return QLORA_OK;
 }
 
+// Whether everything that was queued on the stream has ended.
+static QLORA__UNUSED qlora_result qlora__stream_poll(qlora_ctx* ctx, bool* done) {
+    *done = true;
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL) {
+        int code = ctx->gpu->cu.StreamQuery(ctx->gpu->stream);
+        *done = code == 0;
+        return code == QLORA__CUDA_ERROR_NOT_READY ? QLORA_OK
+                                                   : qlora__cu(ctx, code, "cuStreamQuery");
+    }
+#else
+    (void)ctx;
+#endif
+    return QLORA_OK;
+}
+
 static QLORA__UNUSED qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
 #ifndef QLORA_NO_CUDA
     if (event != NULL) {

@@ -100,12 +100,17 @@ TEST hidden_copies_are_chosen(const test_machine* machine) {
         int64_t kv_heads;
         int64_t head_dim;
         int64_t length;
+        bool normed; // q and k, which are then copied before and after it
+        int64_t window;
         bool hides[3]; // attention; with the input: its output, all of it
-    } cases[] = {{896, 4864, 14, 2, 64, 512, {false, false, false}},
-                 {2048, 8192, 32, 8, 64, 2048, {true, true, false}},
-                 {1536, 8960, 12, 2, 128, 2048, {true, true, false}},
-                 {4096, 14336, 32, 8, 128, 2048, {true, true, true}},
-                 {896, 4864, 14, 2, 64, 32768, {true, true, true}}};
+    } cases[] = {{896, 4864, 14, 2, 64, 512, false, 0, {false, false, false}},
+                 {2048, 8192, 32, 8, 64, 2048, false, 0, {true, true, false}},
+                 {1536, 8960, 12, 2, 128, 2048, false, 0, {true, true, false}},
+                 {4096, 14336, 32, 8, 128, 2048, false, 0, {true, true, true}},
+                 {2560, 9728, 32, 8, 128, 2048, false, 0, {true, true, false}},
+                 {2560, 9728, 32, 8, 128, 2048, true, 0, {false, true, false}},
+                 {896, 4864, 14, 2, 64, 32768, false, 512, {false, false, false}},
+                 {896, 4864, 14, 2, 64, 32768, false, 0, {true, true, true}}};
     qlora_ctx* ctx = test_open(machine, NULL);
     ASSERTm(test_open_reason(), ctx != NULL);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -116,7 +121,11 @@ TEST hidden_copies_are_chosen(const test_machine* machine) {
         memset(&c, 0, sizeof c);
         memset(&desc, 0, sizeof desc);
         memset(&given, 0, sizeof given);
-        c.family = QLORA_FAMILY_LLAMA;
+        c.family = cases[i].normed       ? QLORA_FAMILY_QWEN3
+                   : cases[i].window > 0 ? QLORA_FAMILY_MISTRAL
+                                         : QLORA_FAMILY_LLAMA;
+        c.qk_norm = cases[i].normed;
+        c.window = cases[i].window;
         c.vocab = 64;
         c.hidden = cases[i].hidden;
         c.intermediate = cases[i].intermediate;
@@ -133,7 +142,7 @@ TEST hidden_copies_are_chosen(const test_machine* machine) {
         ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, qlora__plan_build(ctx, &desc, &given, &m));
         int64_t o = cases[i].heads * cases[i].head_dim;
         int64_t all = qlora__attention_elements(&m->plan.config);
-        ASSERT_EQ(2 * (o + cases[i].kv_heads * cases[i].head_dim), all);
+        ASSERT_EQ((cases[i].normed ? 3 : 2) * (o + cases[i].kv_heads * cases[i].head_dim), all);
         ASSERT_EQ(cases[i].hides[0], qlora__copies_hide(m, all, 10000));
         ASSERT_EQ(cases[i].hides[1], qlora__copies_hide(m, c.hidden + o, 10000));
         ASSERT_EQ(cases[i].hides[2], qlora__copies_hide(m, c.hidden + all, 10000));

@@ -433,16 +433,19 @@ TEST attention_is_kept_first(const test_machine* machine) {
     PASS();
 }
 
-// Plans that offload keep what attention needs on the host, as far as its memory goes.
+// Plans that offload keep what attention needs on the host, as far as its memory goes, or on the
+// device, if that has room for more. The tile, on which results depend, does not follow the host.
 TEST attention_is_kept_on_the_host(const test_machine* machine) {
     static const struct {
         double gigabytes;
         int64_t host; // layers whose attention it has room for; -1 = no limit
         int64_t attention;
+        bool here;
         int64_t heads;
         int64_t tile;
-    } cases[] = {{7.5, -1, 32, 32, 8192}, {7.0, -1, 32, 32, 4096}, {7.5, 30, 32, 0, 4096},
-                 {7.5, 10, 10, 0, 4096},  {7.5, 0, 0, 0, 4096},    {6.5, -1, 0, 0, 4096}};
+    } cases[] = {{7.5, -1, 32, false, 32, 8192}, {7.0, -1, 32, false, 32, 4096},
+                 {7.5, 30, 32, false, 0, 8192},  {7.5, 10, 10, false, 0, 8192},
+                 {7.5, 0, 9, true, 0, 8192},     {6.5, -1, 0, false, 0, 4096}};
     qlora_model_config c = llama_8b();
     qlora_model_desc m;
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -450,6 +453,7 @@ TEST attention_is_kept_on_the_host(const test_machine* machine) {
     memset(&m, 0, sizeof m);
     m.config = &c;
     m.tokens = 8192;
+    m.max_length = 2048;
     m.max_sequences = 4;
     uint64_t o = (uint64_t)8192 * ((4096 + 16) * 2 + 32 * 4);
     uint64_t qkv = (uint64_t)8192 * (4096 + 2 * 1024 + 3 * 16) * 2;
@@ -463,10 +467,11 @@ TEST attention_is_kept_on_the_host(const test_machine* machine) {
         budget.host_bytes = cases[i].host >= 0 ? inputs + (uint64_t)cases[i].host * o : 0;
         ASSERT_EQm(qlora_last_error(ctx), QLORA_OK, qlora_plan_make(ctx, &m, &budget, &p));
         ASSERT_EQ_FMT((long long)cases[i].attention, (long long)p.attention_layers, "%lld");
-        ASSERT_EQ_FMT((long long)cases[i].attention, (long long)p.offloaded_attention, "%lld");
+        int64_t on_host = cases[i].here ? 0 : cases[i].attention;
+        ASSERT_EQ_FMT((long long)on_host, (long long)p.offloaded_attention, "%lld");
         ASSERT_EQ_FMT((long long)cases[i].heads, (long long)p.heads_layers, "%lld");
         ASSERT_EQ_FMT((long long)cases[i].tile, (long long)p.tile, "%lld");
-        uint64_t away = (uint64_t)(p.attention_layers < 30 ? p.attention_layers : 30);
+        uint64_t away = (uint64_t)(on_host < 30 ? on_host : 30);
         uint64_t host = inputs + away * (o + (p.heads_layers > 0 ? qkv : 0));
         ASSERT_EQ_FMT((unsigned long long)host, (unsigned long long)p.host, "%llu");
         ASSERT(p.total + p.context <= budget.bytes && p.offloaded_layers == 31);
@@ -486,7 +491,7 @@ TEST copies_take_what_others_leave(const test_machine* machine) {
         int64_t away;
         int64_t rows;
     } cases[] = {{0, QLORA_CHOICE_AUTO, 0.0, 24, 0, 1024},
-                 {0, QLORA_CHOICE_AUTO, 2.45, 17, 22, 512},
+                 {0, QLORA_CHOICE_AUTO, 2.45, 17, 23, 512},
                  {0, QLORA_CHOICE_OFF, 2.45, 11, 0, 512},
                  {1024, QLORA_CHOICE_OFF, 2.45, 6, 0, 1024},
                  {0, QLORA_CHOICE_OFF, 2.92, 22, 0, 1024},
@@ -1026,6 +1031,35 @@ TEST refused_host_memory_is_an_error(const test_machine* machine) {
     PASS();
 }
 
+// What attention needs on the host is not needed: if it is refused, a plan that needs less is made.
+TEST refused_host_memory_for_attention_is_not(const test_machine* machine) {
+    const fake_api* fake = test_fake();
+    setup s = long_setup(machine, QLORA_MODE_F32, false);
+    rig r;
+    uint64_t host[2];
+    s.config.layers = 5;
+    s.model.recompute = QLORA_CHOICE_AUTO;
+    s.model.offload = QLORA_CHOICE_ON;
+    s.model.config = &s.config;
+    for (int i = 0; i < 2; i++) {
+        qlora_model_info info;
+        memset(&r, 0, sizeof r);
+        r.ctx = test_open(machine, NULL);
+        ASSERTm(test_open_reason(), r.ctx != NULL);
+        if (i == 1) {
+            fake->fail_at("cuMemHostAlloc", 1, 2, false);
+        }
+        ASSERT_OK(r, qlora_model_open(r.ctx, &s.model, &r.model));
+        fake->fail_clear();
+        ASSERT_OK(r, qlora_model_query(r.model, &info));
+        ASSERT((info.plan->heads_layers == s.config.layers) == (i == 0));
+        host[i] = info.plan->host;
+        ASSERT(rig_close(&r, &s));
+    }
+    ASSERT(host[1] > 0 && host[1] <= host[0] / 2);
+    PASS();
+}
+
 // A copy that fails, while a graph is captured or in a step without graphs, fails the step; dropped
 // and taken again, the step gives the bits of a run without failures.
 TEST failed_copies_are_errors(const test_machine* machine) {
@@ -1114,6 +1148,7 @@ SUITE(long_suite) {
     RUN_ON(TEST_ONE_EACH, far_rows_are_reached);
     RUN_ON(TEST_CPU | TEST_ONE_FAKE, contradictions_are_refused);
     RUN_ON(TEST_ONE_FAKE, refused_host_memory_is_an_error);
+    RUN_ON(TEST_ONE_FAKE, refused_host_memory_for_attention_is_not);
     RUN_ON(TEST_ONE_FAKE, failed_copies_are_errors);
     RUN_ON(TEST_ONE_FAKE, failed_steps_leave_no_copies);
 }
