@@ -367,8 +367,9 @@ static void qlora__plan_away(qlora_model* m, const qlora_plan_desc* machine,
 
 // Offloading comes with tiles, so that it fits. If the memory suffices for all tokens at once, also
 // with q, k and v of every layer, one tile has all of them (8B, 4 x 2048 tokens in 7.5 GiB on an
-// H200: a step of 593 ms instead of 603 with tiles of 4096). Not for long sequences, whose attention
-// needs the memory more. Results depend on tiles, so this does not depend on what the host can hold.
+// H200: a step of 593 ms instead of 603 with tiles of 4096). Not for long sequences, whose
+// attention needs the memory more. Results depend on tiles, so this does not depend on what the
+// host can hold.
 static void qlora__plan_widen(qlora_model* m, const qlora_plan_desc* machine,
                               qlora__choices* choices) {
     int64_t layers = m->plan.config.layers;
