@@ -906,11 +906,12 @@ typedef struct qlora_model_desc {
                         // products widen each weight once, while they pack it
     // Keeps the inputs of recomputed layers, and a frozen embedding that is not the head, in pinned
     // host memory; same bits. AUTO = only if the memory needs it; ON needs a GPU and recomputes all
-    // layers. As far as the host has memory for it, recomputed layers then also keep q, k, v and
-    // the output of attention there, unless recompute is ON. With AUTO and a limit set in
-    // qlora_plan_desc, layers that are not recomputed have these there if that leaves room for
-    // copies of more weights. If the host has too little memory, the input of one layer in n stays
-    // there, and the n - 1 layers after it are computed once more; n is chosen by the plan.
+    // layers. Where the copies are hidden behind the computation, and as far as the host has memory
+    // for them, recomputed layers then also keep q, k, v and the output of attention there, unless
+    // recompute is ON. With AUTO and a limit set in qlora_plan_desc, layers that are not recomputed
+    // have these there if that leaves room for copies of more weights. If the host has too little
+    // memory, the input of one layer in n stays there, and the n - 1 layers after it are computed
+    // once more; n is chosen by the plan.
     qlora_choice offload;
     // Tokens that everything but attention is computed for at a time, so that its memory does not
     // grow with the micro-batch; recomputes all layers. 0 = all tokens, unless the memory needs
@@ -52007,4 +52008,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 68e352ad076bf7c6
+//@@ end e795e302cc5c69f9
