@@ -11,7 +11,7 @@
 # build/tests. A suite that needs more than --each seconds (300) is run test by test; with --apart,
 # all are. --jobs processes run at a time (1); six are about twice as fast. Tests that repeat the
 # same code many times do less (QLORA_TEST_BRIEF). With --no-cublas, our own products take the place
-# of cuBLAS's, whose kernels racecheck spends most of its time on; DIR is then build/sanitize-alone.
+# of cuBLAS's; DIR is then build/sanitize-alone.
 #
 # One line per suite and tool: ok, FAIL or left, then the tests and the reports. Reports in kernels
 # named qlora_* are ours. racecheck's reports that name nothing but kernels of NVIDIA's libraries
