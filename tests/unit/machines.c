@@ -25,8 +25,8 @@ static const test_machine machines[] = {
     {"gpu_no_cublas", "cuda", 0, 0, FAKE_FORWARD, false, SETS_GPU | TEST_TENSOR_CORES},
 };
 
-// What takes the place of "gpu" with QLORA_TEST_NO_CUBLAS: our own products, where compute-sanitizer
-// would report on the kernels of cuBLAS, which we cannot change.
+// What takes the place of "gpu" with QLORA_TEST_NO_CUBLAS: our own products, where
+// compute-sanitizer would report on the kernels of cuBLAS, which we cannot change.
 static const test_machine gpu_alone = {
     "gpu_no_cublas", "cuda", 0, 0, FAKE_FORWARD, false,
     SETS_GPU | TEST_ONE_EACH | TEST_ONE_GPU | TEST_TENSOR_CORES | TEST_BRIEF};
