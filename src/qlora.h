@@ -193,6 +193,7 @@ extern "C" {
 #include "model/adapters.h"
 #include "model/wide.h"
 #include "model/arena.h"
+#include "model/workspace.h"
 #include "model/layout.h"
 #include "model/mapped.h"
 #include "model/peft_copies.h"

@@ -395,13 +395,14 @@ static void qlora__plan_widen(qlora_model* m, const qlora_plan_desc* machine,
 
 // As many recomputed layers as possible keep the output of attention: on the host, or, if that has
 // room for too few, on the device.
-static void qlora__plan_keep(qlora_model* m, const qlora_plan_desc* machine, int64_t most,
+static void qlora__plan_keep(qlora_model* m, const qlora_plan_desc* machine,
                              qlora__choices* choices) {
-    qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, most, choices);
-    if (choices->offload && choices->attention < most) {
+    int64_t layers = m->plan.config.layers;
+    qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, layers, choices);
+    if (choices->offload && choices->attention < layers) {
         qlora__choices here = *choices;
         here.here = true;
-        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, most, &here);
+        qlora__plan_most(m, machine, QLORA__COUNT_ATTENTION, 0, layers, &here);
         *choices = here.attention > choices->attention ? here : *choices;
         qlora__plan_apply(m, choices);
     }
@@ -419,7 +420,7 @@ static void qlora__plan_fill(qlora_model* m, const qlora_plan_desc* machine, qlo
     bool attention_first = whole || m->plan.max_length >= QLORA__LONG_ATTENTION;
     if (free_to && fill && attention_first) {
         qlora__plan_widen(m, machine, choices);
-        qlora__plan_keep(m, machine, layers, choices);
+        qlora__plan_keep(m, machine, choices);
     }
     if (free_to && fill && choices->attention == layers && m->plan.offloaded_attention > 0) {
         qlora__plan_most(m, machine, QLORA__COUNT_HEADS, 0, layers, choices);
