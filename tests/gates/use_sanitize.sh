@@ -51,6 +51,7 @@ EOF
 cat >bin/compute-sanitizer <<'EOF'
 #!/usr/bin/env bash
 tool=
+echo "$*" >>calls
 while [[ $1 != */tests ]]; do
     [[ $1 != --tool ]] || tool=$2
     shift
@@ -185,6 +186,26 @@ expect 1 'starting from the beginning' --again --tools memcheck --suites ours_su
 expect 1 '^FAIL memcheck +ours_suite' --tools memcheck --suites ours_suite # remembered
 echo "# new" >>build/tests
 expect 0 'starting from the beginning' --tools memcheck --suites clean_suite # after a new build
+
+# Only kernels of ours that use shared memory; one that has another text for an older device does.
+rm calls
+cat >kernels_ptx.h <<'EOF'
+".visible .entry qlora_with(.param .u64 _0\n)\n{\n"
+"ld.shared.f32 f0,[r0];\n}\n"
+".visible .entry qlora_without(.param .u64 _0\n)\n{\n"
+"ld.global.f32 f0,[r0];\n}\n"
+".visible .entry qlora_twice(.param .u64 _0\n)\n{\n}\n"
+".visible .entry qlora_twice(.param .u64 _0\n)\n{\n"
+"cp.async.bulk.shared::cluster.global [r0],[r1],16;\n}\n"
+EOF
+expect 0 'output in build/sanitize-own$' --own --suites clean_suite
+[[ $(grep -o -- '--kernel[^ ]* [^ ]*' calls | tr '\n' ' ') == \
+    "--kernel-name kns=qlora_ --kernel-name-exclude kne=qlora_without " ]] ||
+    fault "--own: $(cat calls)"
+[[ $(grep -c kernel-name calls) -eq 1 && $(wc -l <calls) -eq 3 ]] ||
+    fault "--own is for racecheck: $(cat calls)"
+rm kernels_ptx.h
+expect 2 'kernels_ptx.h has no kernels' --own --suites clean_suite
 
 expect 2 'build/tests has no nothing_suite' --suites nothing_suite
 expect 2 'leakcheck is not memcheck' --tools leakcheck
