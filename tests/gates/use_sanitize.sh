@@ -187,7 +187,7 @@ expect 1 '^FAIL memcheck +ours_suite' --tools memcheck --suites ours_suite # rem
 echo "# new" >>build/tests
 expect 0 'starting from the beginning' --tools memcheck --suites clean_suite # after a new build
 
-# Only kernels of ours that use shared memory; one that has another text for an older device does.
+# Kernels that use no shared memory in any of their texts are left out.
 rm calls
 cat >kernels_ptx.h <<'EOF'
 ".visible .entry qlora_with(.param .u64 _0\n)\n{\n"
@@ -198,14 +198,14 @@ cat >kernels_ptx.h <<'EOF'
 ".visible .entry qlora_twice(.param .u64 _0\n)\n{\n"
 "cp.async.bulk.shared::cluster.global [r0],[r1],16;\n}\n"
 EOF
-expect 0 'output in build/sanitize-own$' --own --suites clean_suite
+expect 0 'sanitize: 3 clean' --again --shared --suites clean_suite
 [[ $(grep -o -- '--kernel[^ ]* [^ ]*' calls | tr '\n' ' ') == \
-    "--kernel-name kns=qlora_ --kernel-name-exclude kne=qlora_without " ]] ||
-    fault "--own: $(cat calls)"
+    "--kernel-name-exclude kne=qlora_without " ]] ||
+    fault "--shared: $(cat calls)"
 [[ $(grep -c kernel-name calls) -eq 1 && $(wc -l <calls) -eq 3 ]] ||
-    fault "--own is for racecheck: $(cat calls)"
+    fault "--shared is for racecheck: $(cat calls)"
 rm kernels_ptx.h
-expect 2 'kernels_ptx.h has no kernels' --own --suites clean_suite
+expect 2 'kernels_ptx.h has no kernels' --shared --suites clean_suite
 
 expect 2 'build/tests has no nothing_suite' --suites nothing_suite
 expect 2 'leakcheck is not memcheck' --tools leakcheck
