@@ -3,7 +3,7 @@
 #
 #   tests/sanitize.sh [--tools memcheck,racecheck,initcheck] [--suites A,B] [--out DIR]
 #                     [--limit SECONDS] [--each SECONDS] [--jobs N] [--apart] [--again]
-#                     [--no-cublas] [--shared]
+#                     [--no-cublas] [--shared] [--without A,B]
 #
 # Every suite runs under every tool in a process of its own, with --backend cuda. The output is kept
 # in DIR (build/sanitize): TOOL/SUITE.log. If --limit is reached, the script ends with status 3, and
@@ -14,6 +14,7 @@
 # of cuBLAS's; DIR is then build/sanitize-alone. racecheck checks nothing but shared memory, and a
 # launch that it looks at takes about 10 ms: with --shared, our kernels that use none are left out,
 # so that tests of whole models end sooner. (cuBLAS's kernels fail if the tool leaves them out.)
+# --without leaves out some more, such as norms, which other tests launch a thousand times.
 #
 # One line per suite and tool: ok, FAIL or left, then the tests and the reports. Reports in kernels
 # named qlora_* are ours. racecheck's reports that name nothing but kernels of NVIDIA's libraries
@@ -35,6 +36,7 @@ apart=
 again=
 alone=
 only_shared=
+without=
 while [[ $# -gt 0 ]]; do
     case $1 in
     --tools) tools=${2:-}; shift ;;
@@ -47,6 +49,7 @@ while [[ $# -gt 0 ]]; do
     --again) again=1 ;;
     --no-cublas) alone=1 ;;
     --shared) only_shared=1 ;;
+    --without) without=${2:-}; shift ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "sanitize: unknown option $1" >&2; exit 2 ;;
     esac
@@ -119,6 +122,11 @@ if [[ -n $only_shared ]]; then
         filter+=(--kernel-name-exclude "kne=$kernel")
     done < <(kernels_without_shared)
 fi
+for kernel in ${without//,/ }; do
+    grep -qs "^\".visible .entry $kernel(" kernels_ptx.h ||
+        cannot "--without: kernels_ptx.h has no $kernel"
+    filter+=(--kernel-name-exclude "kne=$kernel")
+done
 
 began=$SECONDS
 started=0 # processes of this slice
@@ -291,6 +299,7 @@ for tool in ${tools//,/ }; do
         fi
     done
 done
+[[ -z $without ]] || echo "sanitize: racecheck left out $without"
 echo "sanitize: $clean clean, $findings with findings, $left left, $foreign reports of racecheck" \
     "in kernels of NVIDIA's libraries; output in $out"
 [[ $findings -eq 0 ]] || exit 1

@@ -198,6 +198,12 @@ cat >kernels_ptx.h <<'EOF'
 ".visible .entry qlora_twice(.param .u64 _0\n)\n{\n"
 "cp.async.bulk.shared::cluster.global [r0],[r1],16;\n}\n"
 EOF
+expect 0 'racecheck left out qlora_twice' --again --tools racecheck --suites clean_suite \
+    --shared --without qlora_twice
+grep -q -- '--kernel-name-exclude kne=qlora_without --kernel-name-exclude kne=qlora_twice' calls ||
+    fault "--without: $(cat calls)"
+expect 2 'kernels_ptx.h has no qlora_none' --without qlora_none --suites clean_suite
+rm calls
 expect 0 'sanitize: 3 clean' --again --shared --suites clean_suite
 [[ $(grep -o -- '--kernel[^ ]* [^ ]*' calls | tr '\n' ' ') == \
     "--kernel-name-exclude kne=qlora_without " ]] ||

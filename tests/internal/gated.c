@@ -276,8 +276,7 @@ TEST gated_models_have_the_gradients(const test_machine* machine) {
         s.model.dropout = 1e-9f;
         gated_kinds[i].vary(&s);
         ASSERTm(gated_kinds[i].name, gated_micro(&s, false, &expected));
-        bool slow = test_brief() && strcmp(machine->backend, "cuda") == 0; // compute-sanitizer
-        for (int way = 0; way < (slow ? 1 : 3); way++) {
+        for (int way = 0; way < (test_checked(machine) ? 1 : 3); way++) {
             gated_gradients got;
             s.model.dropout = 0.0f;
             s.model.recompute = way == 0 ? QLORA_CHOICE_OFF : QLORA_CHOICE_ON;

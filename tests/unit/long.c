@@ -96,7 +96,7 @@ TEST groups_give_the_same_bits(const test_machine* machine) {
     s.config.layers = 5;
     ASSERT(run_session(&s, &expected));
     s.model.offload = QLORA_CHOICE_ON;
-    for (int64_t every = 2; every <= 4; every++) {
+    for (int64_t every = 2; every <= (test_checked(machine) ? 2 : 4); every++) {
         s.every = every;
         ASSERT(way_is_same(&s, every == 3 ? 2 : 0, &expected));
     }
@@ -152,6 +152,9 @@ TEST kept_attention_gives_the_same_bits(const test_machine* machine) {
         SKIPm("needs a GPU");
     }
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        if (test_checked(machine) && i % 2 == 0) {
+            continue;
+        }
         setup s = long_setup(machine, cases[i].mode, cases[i].dropout);
         outcome expected;
         s.config.layers = 5;
@@ -203,6 +206,9 @@ TEST attention_on_the_host_gives_the_same_bits(const test_machine* machine) {
         SKIPm("needs a GPU");
     }
     for (int i = 0; i < 5; i++) {
+        if (test_checked(machine) && i % 2 == 0) {
+            continue;
+        }
         setup s = long_setup(machine, i == 0 ? QLORA_MODE_F32 : QLORA_MODE_BF16, i == 2);
         outcome expected;
         s.config.layers = 7;

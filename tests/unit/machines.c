@@ -69,6 +69,10 @@ bool test_machine_wanted(const test_machine* machine) {
     return test_wants(machine->backend) && strcmp(machine->backend, hidden) != 0;
 }
 
+bool test_checked(const test_machine* machine) {
+    return test_brief() && strcmp(machine->backend, "cuda") == 0;
+}
+
 bool test_has_bf16(const test_machine* machine) {
     return (machine->sets & (TEST_CPU | TEST_TENSOR_CORES)) != 0;
 }
