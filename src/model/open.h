@@ -45,7 +45,7 @@ static qlora_result qlora__dry_run_labelled(const qlora__pass* all) {
 }
 
 // Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards
-// all kernels are loaded, cuBLAS has run every shape, and the cache can be sealed.
+// all kernels are loaded that a step may need, and cuBLAS has run every shape.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (qlora__on_cpu(ctx)) {
         return QLORA_OK; // nothing is compiled on the CPU
@@ -84,9 +84,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__head_logits(&one, 0, 1));
         QLORA__TRY(m->decode.planned ? qlora__decode_enqueue(ctx, m) : QLORA_OK);
     }
-    QLORA__TRY(qlora__sync(ctx));
-    qlora__cache_set_sealed(ctx, true);
-    return QLORA_OK;
+    return qlora__sync(ctx);
 }
 
 // What does not change after the weights have been loaded: the cached copies of a stack, and its
