@@ -997,9 +997,9 @@ typedef struct qlora_model qlora_model;
 // them is safe (on Windows it fails); a file that is shortened ends the program when the missing
 // part is read, and one that is overwritten changes the model. QLORA_BASE_32BIT copies everything.
 //
-// Plans unless desc->plan is given, compiles the kernels, allocates all memory of the model, runs
-// every operation of a step once, seals the kernel cache, and only then loads the weights. The desc
-// and the objects it points to are not needed afterwards. Waits for the device.
+// Plans unless desc->plan is given, compiles the kernels that the model needs, allocates all its
+// memory, runs every operation of a step once, loads the weights, and seals the kernel cache. The
+// desc and the objects it points to are not needed afterwards. Waits for the device.
 QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
                                         qlora_model** out);
 // Fails with QLORA_ERR_STATE, and frees nothing, while a trainer or a generation of the model
@@ -1231,7 +1231,8 @@ typedef struct qlora_train_desc {
 
 // Starts the optimizer from zero and leaves the adapters as they are. desc NULL = all defaults. An
 // adapter has at most one trainer at a time, and its model must have been opened with
-// QLORA_PURPOSE_TRAIN. Waits for the device.
+// QLORA_PURPOSE_TRAIN. Compiles the kernels of desc.method and desc.neftune, which a model does not
+// have from the start, even if the cache is sealed. Waits for the device.
 QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* desc,
                                             qlora_trainer** out);
 // The model keeps the trained adapters. trainer may be NULL.
@@ -2035,8 +2036,7 @@ typedef struct qlora_kernel qlora_kernel; // belongs to its context and is freed
 // its key. Never compiles: fails with QLORA_ERR_KERNEL if the kernel is unknown or not compiled
 // yet.
 QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
-// Compiles a kernel of the library, with the rest of its module, unless that has been done. out may
-// be NULL.
+// Compiles a kernel of the library, unless that has been done. out may be NULL.
 QLORA_API qlora_result qlora_cache_compile(qlora_ctx* ctx, const char* name,
                                            const qlora_kernel** out);
 // Compiles the caller's own PTX, once, and stores the kernel `entry` under a key of the caller's
@@ -2092,14 +2092,15 @@ typedef struct qlora_prewarm_desc {
     int64_t product_count;
 } qlora_prewarm_desc;
 
-// Compiles every kernel that the shape needs, runs each of its cuBLAS products once on temporary
-// memory, and seals the cache. Covered are, with max_tokens rows: the stacks of qlora_linear; the
-// products of qlora_gemm_forward, _backward_a and _backward_b of each width of the model with the
-// rank, and without 4-bit or FP8 weights also with the base's own matrices (f32 activations with
-// 16-bit weights included); those of qlora_nf4_gemm_forward and _backward; the batched ones of
-// attention; f32 products both exact and in TF32; and the caller's list. A second call, for another
-// model, compiles only the missing kernels. Does nothing on the CPU. qlora_model_open includes the
-// work for its own products.
+// Compiles every kernel that a program for the shape may need, whatever operators it calls, runs
+// each of its cuBLAS products once on temporary memory, and seals the cache. Covered are, with
+// max_tokens rows: the stacks of qlora_linear; the products of qlora_gemm_forward, _backward_a and
+// _backward_b of each width of the model with the rank, and without 4-bit or FP8 weights also with
+// the base's own matrices (f32 activations with 16-bit weights included); those of
+// qlora_nf4_gemm_forward and _backward; the batched ones of attention; f32 products both exact and
+// in TF32; and the caller's list. A second call, for another model, compiles only the missing
+// kernels. Does nothing on the CPU. qlora_model_open includes this work for its own kernels and
+// products alone: before it calls other operators, a program pre-warms or unseals the cache.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // On a miss, a sealed cache fails with QLORA_ERR_SEALED and names the kernel; it never compiles
 // silently. Both calls do nothing on the CPU.
@@ -2107,7 +2108,7 @@ QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
 QLORA_API qlora_result qlora_cache_unseal(qlora_ctx* ctx);
 
 typedef struct qlora_cache_info {
-    uint32_t modules;          // loaded modules, including the caller's
+    uint32_t modules;          // loaded modules, including the caller's; each has some kernels
     uint32_t kernels;          // kernels that can be launched
     uint64_t hits;             // lookups that found the kernel compiled
     uint64_t misses;           // modules that had to be compiled
@@ -52106,4 +52107,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 28988398bb1b7d6a
+//@@ end ade211079e6f5cf7

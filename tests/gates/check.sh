@@ -814,6 +814,12 @@ gate_embed() {
     printf '.visible .entry q() { \303\244 }\n' >$d/bad.sm_80.ptx
     build/embed --write $d/x.h --nvcc 1 $d/plain.cu $d/bad.sm_80.ptx 2>/dev/null &&
         fault "PTX that is not ASCII passes"
+    for n in '.func q()\n{\nret;\n}\n' '.global .b8 q[4];\n' '{ }\n'; do
+        printf ".visible .entry qlora_one()\n{\nret;\n}\n$n" >$d/bad.sm_80.ptx
+        printf ".visible .entry qlora_two()\n{\nret;\n}\n" >>$d/bad.sm_80.ptx
+        build/embed --write $d/x.h --nvcc 1 $d/plain.cu $d/bad.sm_80.ptx 2>/dev/null &&
+            fault "a text passes that cannot be cut: $n"
+    done
     return 0
 }
 

@@ -1039,6 +1039,70 @@ static void with_log(qlora_ctx_desc* desc) {
     graph_warnings = 0;
 }
 
+// Which of these kernels is ready, one character for each.
+static void which_ready(qlora_ctx* ctx, const char* const* names, char* out) {
+    const qlora_kernel* kernel = NULL;
+    for (; *names != NULL; names++) {
+        *out++ = qlora_cache_get(ctx, *names, &kernel) == QLORA_OK ? 'x' : '-';
+    }
+    *out = '\0';
+}
+
+// A model compiles what it runs; trainers add what only they need. Other operators are refused by
+// name until the cache is unsealed. A single row is evaluated without the kernels of generation.
+TEST model_compiles_what_it_runs(const test_machine* machine) {
+    static const char* const names[] = {"norm_rms_fwd_bf16",   "nf4_place_bf16",
+                                        "elementwise_add_bf16", "softmax_fwd_f32",
+                                        "nf4_gemm_16",          "dropout_bf16",
+                                        "norm_rms_dw_bf16",     "methods_row_norms_bf16",
+                                        "optim_adamw8_bf16",    "norm_rms_fwd_f32",
+                                        "linear_collect",       "dropout_noise_bf16",
+                                        "preference_factors",   NULL};
+    setup s = setup_make(machine);
+    s.model.mode = QLORA_MODE_BF16;
+    s.model.dropout = 0.0f;
+    s.model.train_norms = false;
+    rig r;
+    data d;
+    char ready[16];
+    data_make(&d, "what it runs", run_lengths[0], 3);
+    ASSERT(rig_open(&r, &s));
+    which_ready(r.ctx, names, ready);
+    ASSERT_STR_EQ("xxx----------", ready);
+    qlora_tensor t;
+    ASSERT_OK(r, qlora_tensor_create(r.ctx, QLORA_F32, 2, 4, &t));
+    ASSERT_EQ(QLORA_ERR_SEALED, qlora_softmax_forward(r.ctx, &t, &t));
+    ASSERT(strstr(qlora_last_error(r.ctx), "softmax_fwd_f32") != NULL);
+    int32_t one = 1;
+    float logits[VOCAB];
+    qlora_batch single = batch_part(&d.batch, 0);
+    single.lengths = &one;
+    ASSERT_OK(r, qlora_eval_logits(r.model, &single, logits));
+    double labels = qlora_batch_labels(&d.batch);
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
+    ASSERT_OK(r, qlora_train_update(r.trainer));
+    ASSERT_OK(r, qlora_trainer_destroy(r.trainer));
+    s.train.neftune = 5.0;
+    ASSERT_OK(r, qlora_trainer_create(r.model, &s.train, &r.trainer));
+    which_ready(r.ctx, names, ready);
+    ASSERT_STR_EQ("xxx--------x-", ready);
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
+    ASSERT_OK(r, qlora_trainer_destroy(r.trainer));
+    s.train.method = QLORA_METHOD_DPO;
+    ASSERT_OK(r, qlora_trainer_create(r.model, &s.train, &r.trainer));
+    which_ready(r.ctx, names, ready);
+    ASSERT_STR_EQ("xxx--------xx", ready);
+    qlora_cache_info info;
+    ASSERT_OK(r, qlora_cache_query(r.ctx, &info));
+    ASSERT(info.sealed);
+    ASSERT_EQ_FMT(0, (int)info.jit_after_seal, "%d");
+    ASSERT_OK(r, qlora_cache_unseal(r.ctx));
+    ASSERT_OK(r, qlora_softmax_forward(r.ctx, &t, &t));
+    ASSERT_OK(r, qlora_tensor_destroy(r.ctx, &t));
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
 // Nothing is compiled after sealing, every product was planned, and a step does not wait.
 TEST step_stays_on_the_device(const test_machine* machine) {
     const fake_api* fake = test_fake();
@@ -2337,6 +2401,7 @@ SUITE(model_suite) {
     RUN_ON(TEST_CPU, budget_decides);
     RUN_ON(TEST_CPU, foreign_plan_is_refused);
     RUN_ON(TEST_ONE_FAKE, failed_open_keeps_the_seal);
+    RUN_ON(TEST_ONE_GPU, model_compiles_what_it_runs);
     RUN_ON(TEST_ONE_FAKE, step_stays_on_the_device);
     RUN_ON(TEST_ONE_FAKE, failed_capture_falls_back);
     RUN_ON(TEST_ONE_EACH, not_finite_is_skipped);
