@@ -21875,6 +21875,8 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(softmax_bwd_bf16, softmax_bf16, 0, CALL_BF16)                                                \
     X(loss_cross_entropy_f32, loss, 0, F32)                                                        \
     X(loss_cross_entropy_bf16, loss_bf16, 0, BF16)                                                 \
+    X(loss_capped_f32, loss, 0, CALL_F32)                                                          \
+    X(loss_capped_bf16, loss_bf16, 0, CALL_BF16)                                                   \
     X(loss_sum, shared, 0, ALWAYS)                                                                 \
     X(loss_arg_max_f32, loss, 0, CALL_F32)                                                         \
     X(loss_arg_max_bf16, loss_bf16, 0, CALL_BF16)                                                  \
@@ -28056,9 +28058,10 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
                     &gradient,
                     &flag,
                     &cap};
-    QLORA__TRY(qlora__launch(ctx,
-                             x->dtype == QLORA_F32 ? QLORA__K_loss_cross_entropy_f32
-                                                   : QLORA__K_loss_cross_entropy_bf16,
+    static const qlora__kernel_id kernels[2][2] = {
+        {QLORA__K_loss_cross_entropy_f32, QLORA__K_loss_cross_entropy_bf16},
+        {QLORA__K_loss_capped_f32, QLORA__K_loss_capped_bf16}};
+    QLORA__TRY(qlora__launch(ctx, kernels[cap > 0.0f ? 1 : 0][x->dtype == QLORA_F32 ? 0 : 1],
                              x->rows, 1, 1, threads, 0, args));
     if (a->total == NULL) {
         return QLORA_OK;
@@ -52107,4 +52110,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end ade211079e6f5cf7
+//@@ end 2f8ba34f4489423b

@@ -210,6 +210,8 @@
     X(softmax_bwd_bf16, softmax_bf16, 0, CALL_BF16)                                                \
     X(loss_cross_entropy_f32, loss, 0, F32)                                                        \
     X(loss_cross_entropy_bf16, loss_bf16, 0, BF16)                                                 \
+    X(loss_capped_f32, loss, 0, CALL_F32)                                                          \
+    X(loss_capped_bf16, loss_bf16, 0, CALL_BF16)                                                   \
     X(loss_sum, shared, 0, ALWAYS)                                                                 \
     X(loss_arg_max_f32, loss, 0, CALL_F32)                                                         \
     X(loss_arg_max_bf16, loss_bf16, 0, CALL_BF16)                                                  \
