@@ -21714,8 +21714,8 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__NEED_PAIRS 134217728u // its trainer has a method with preferences
 #define QLORA__NEED_PAIRS_F32 (QLORA__NEED_PAIRS | QLORA__NEED_F32)
 #define QLORA__NEED_PAIRS_BF16 (QLORA__NEED_PAIRS | QLORA__NEED_BF16)
-// An operator that programs call. A model that uses it runs it when it is opened, and it is compiled
-// then: whatever may run for the first time later has no such condition.
+// An operator that programs call. A model that uses it runs it when it is opened, so that it is
+// compiled then: what may run for the first time later has no such condition.
 #define QLORA__NEED_CALL 268435456u
 #define QLORA__NEED_CALL_F32 (QLORA__NEED_CALL | QLORA__NEED_F32)
 #define QLORA__NEED_CALL_BF16 (QLORA__NEED_CALL | QLORA__NEED_BF16)
@@ -39817,6 +39817,18 @@ static qlora_result qlora__operand_wait(const qlora__pass* pass) {
     return qlora__beside_wait(pass->ctx, readers);
 }
 
+// For a single row, dequantising the weights does not pay: the product reads the 4-bit codes, with
+// kernels that only models have that generate. On the CPU this is also less work than reading
+// copies of 32 bits, and for a few rows as well. Rows of a pass that are few because of their labels
+// are not computed in another way.
+static bool qlora__reads_codes(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model* m = pass->m;
+    bool few = qlora__on_cpu(pass->ctx) && !qlora__is_fp8(m);
+    bool one = pass->rows == 1 && m->desc.generate_tokens > 0;
+    bool codes = few ? pass->rows <= 8 : one && (!layer->cached || qlora__is_fp8(m));
+    return codes && !pass->training && !pass->gathered;
+}
+
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
@@ -39839,14 +39851,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
     }
-    // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes,
-    // with kernels that only models have that generate. On the CPU this is also less work than
-    // reading copies of 32 bits, and for a few rows as well.
-    // Rows of a pass that are few because of their labels are not computed in another way.
-    bool few = qlora__on_cpu(pass->ctx) && !qlora__is_fp8(m);
-    bool one = pass->rows == 1 && m->desc.generate_tokens > 0;
-    bool codes = few ? pass->rows <= 8 : one && (!layer->cached || qlora__is_fp8(m));
-    if (codes && !pass->training && !pass->gathered) {
+    if (qlora__reads_codes(pass, layer)) {
         out->linear.operand = NULL;
         out->linear.fp8 = NULL;
     }
@@ -52110,4 +52115,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 2f8ba34f4489423b
+//@@ end 7b7926c55c8ad41a

@@ -49,8 +49,8 @@
 #define QLORA__NEED_PAIRS 134217728u // its trainer has a method with preferences
 #define QLORA__NEED_PAIRS_F32 (QLORA__NEED_PAIRS | QLORA__NEED_F32)
 #define QLORA__NEED_PAIRS_BF16 (QLORA__NEED_PAIRS | QLORA__NEED_BF16)
-// An operator that programs call. A model that uses it runs it when it is opened, and it is compiled
-// then: whatever may run for the first time later has no such condition.
+// An operator that programs call. A model that uses it runs it when it is opened, so that it is
+// compiled then: what may run for the first time later has no such condition.
 #define QLORA__NEED_CALL 268435456u
 #define QLORA__NEED_CALL_F32 (QLORA__NEED_CALL | QLORA__NEED_F32)
 #define QLORA__NEED_CALL_BF16 (QLORA__NEED_CALL | QLORA__NEED_BF16)
