@@ -204,8 +204,8 @@ static qlora_result qlora__operand_wait(const qlora__pass* pass) {
 
 // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes, with
 // kernels that only models have that generate. On the CPU this is also less work than reading
-// copies of 32 bits, and for a few rows as well. Rows of a pass that are few because of their labels
-// are not computed in another way.
+// copies of 32 bits, and for a few rows as well. Rows of a pass that are few because of their
+// labels are not computed in another way.
 static bool qlora__reads_codes(const qlora__pass* pass, const qlora__layer* layer) {
     const qlora_model* m = pass->m;
     bool few = qlora__on_cpu(pass->ctx) && !qlora__is_fp8(m);
