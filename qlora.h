@@ -21995,7 +21995,7 @@ static const qlora__kernel_row qlora__kernel_rows[] = {QLORA__KERNELS(QLORA__X)}
 struct qlora_kernel {
     qlora_ctx* owner;
     const char* key;
-    void* function; // CUfunction; NULL until its module is loaded
+    void* function; // CUfunction; NULL until it is compiled
     uint32_t shared_allowed;
     bool waits; // it may begin before the kernel before it has ended, and waits where it must
     // Only for kernels of the caller:
@@ -23050,7 +23050,7 @@ static QLORA__UNUSED void qlora__cache_count_shape(qlora_ctx* ctx, uint64_t hash
     }
 }
 
-// Returns a kernel's function, or NULL if its module is not loaded.
+// Returns a kernel's function, or NULL if it is not compiled.
 static QLORA__UNUSED void* qlora__cache_function(const qlora_ctx* ctx, qlora__kernel_id id) {
     return ctx->gpu->cache->kernels[id].function;
 }
@@ -33746,6 +33746,7 @@ typedef struct qlora__layer {
     bool keeps_heads;     // and q, k and v
     bool sliding;
     bool no_rope;
+    bool like_another; // an earlier one, beside layers alike, runs the same kernels and products
     qlora_tensor qkv_bias;              // [1, q + 2 kv]; the rope kernel adds it
     qlora_tensor norms[QLORA__NORMS];   // [1, width] f32; without data if the layer lacks the norm
     qlora_tensor d_norms[QLORA__NORMS]; // gradients, if norms are trained
@@ -39632,6 +39633,7 @@ typedef struct qlora__pass {
     int64_t chunks;   // of the head, if labelled is set
     bool gathered;    // the rows are those
     int32_t adapter;
+    bool dry; // nothing but the kernels counts: layers like others are left out
 } qlora__pass;
 
 static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
@@ -40460,6 +40462,9 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
     size_t scratch = qlora__scratch_mark(ctx);
     QLORA__TRY(qlora__forward_begin(pass));
     for (int64_t l = 0; l < pass->m->plan.config.layers; l++) {
+        if (pass->dry && pass->m->layers[l].like_another) {
+            continue;
+        }
         QLORA__TRY(qlora__forward_attention(pass, l));
         QLORA__TRY(qlora__forward_mlp(pass, l));
         qlora__scratch_release(ctx, scratch);
@@ -41408,6 +41413,9 @@ static qlora_result qlora__backward_end(const qlora__pass* pass) {
 static qlora_result qlora__backward(const qlora__pass* pass) {
     QLORA__TRY(qlora__backward_begin(pass));
     for (int64_t l = pass->m->plan.config.layers - 1; l >= 0; l--) {
+        if (pass->dry && pass->m->layers[l].like_another) {
+            continue;
+        }
         QLORA__TRY(qlora__backward_mlp(pass, l));
         QLORA__TRY(qlora__backward_attention(pass, l));
     }
@@ -43275,13 +43283,57 @@ static qlora_result qlora__dry_run_labelled(const qlora__pass* all) {
     return QLORA_OK;
 }
 
+static bool qlora__projections_alike(const qlora__projection* a, const qlora__projection* b) {
+    return a->in == b->in && a->out == b->out && a->is_nf4 == b->is_nf4 && a->is_fp8 == b->is_fp8 &&
+           a->has_bias == b->has_bias && a->rank == b->rank && a->dense.dtype == b->dense.dtype &&
+           a->nf4_desc.block == b->nf4_desc.block && a->nf4_desc.block2 == b->nf4_desc.block2 &&
+           a->nf4_desc.plain_scales == b->nf4_desc.plain_scales &&
+           a->magnitude.cols == b->magnitude.cols;
+}
+
+// Whether two layers run the same kernels and products.
+static bool qlora__layers_alike(const qlora__layer* a, const qlora__layer* b) {
+    bool alike = a->cached == b->cached && a->recompute == b->recompute &&
+                 a->keeps_attention == b->keeps_attention && a->keeps_heads == b->keeps_heads &&
+                 a->sliding == b->sliding && a->no_rope == b->no_rope &&
+                 (a->qkv_bias.data == NULL) == (b->qkv_bias.data == NULL);
+    for (int i = 0; i < QLORA__PROJECTIONS && alike; i++) {
+        alike = qlora__projections_alike(&a->projections[i], &b->projections[i]);
+    }
+    for (int i = 0; i < QLORA__NORMS && alike; i++) {
+        alike = (a->norms[i].data == NULL) == (b->norms[i].data == NULL) &&
+                (a->d_norms[i].data == NULL) == (b->d_norms[i].data == NULL);
+    }
+    for (int i = 0; i < QLORA__GROUPS && alike; i++) {
+        alike = a->pads[i] == b->pads[i] && a->kept.z[i].cols == b->kept.z[i].cols;
+    }
+    return alike;
+}
+
+// Finds the layers that a dry run can leave out. With several adapters or memory of the host, all
+// of them run.
+static void qlora__layers_compare(qlora_model* m) {
+    int64_t last = m->plan.config.layers - 1;
+    for (int64_t l = 2; l < last && !qlora__has_several(m) && m->plan.host == 0; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int64_t k = 1; k < l && !layer->like_another; k++) {
+            const qlora__layer* other = &m->layers[k];
+            layer->like_another = qlora__layers_alike(other, layer) &&
+                                  qlora__layers_alike(other - 1, layer - 1) &&
+                                  qlora__layers_alike(other + 1, layer + 1);
+        }
+    }
+}
+
 // Runs every operation of a step once, on zeroed memory, before the weights are loaded: afterwards
 // all kernels are loaded that a step may need, and cuBLAS has run every shape.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (qlora__on_cpu(ctx)) {
         return QLORA_OK; // nothing is compiled on the CPU
     }
+    qlora__layers_compare(m);
     qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
+    pass.dry = true;
     if (qlora__has_several(m) && m->wide == NULL) { // all rows belong to the first adapter
         memset(m->runs, 0, sizeof *m->runs);
         m->runs[0].end = m->plan.tokens;
@@ -52115,4 +52167,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 85bcb8b4127948b0
+//@@ end 6cd91b83db282508

@@ -577,7 +577,7 @@ static QLORA__UNUSED void qlora__cache_count_shape(qlora_ctx* ctx, uint64_t hash
     }
 }
 
-// Returns a kernel's function, or NULL if its module is not loaded.
+// Returns a kernel's function, or NULL if it is not compiled.
 static QLORA__UNUSED void* qlora__cache_function(const qlora_ctx* ctx, qlora__kernel_id id) {
     return ctx->gpu->cache->kernels[id].function;
 }

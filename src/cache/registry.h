@@ -330,7 +330,7 @@ static const qlora__kernel_row qlora__kernel_rows[] = {QLORA__KERNELS(QLORA__X)}
 struct qlora_kernel {
     qlora_ctx* owner;
     const char* key;
-    void* function; // CUfunction; NULL until its module is loaded
+    void* function; // CUfunction; NULL until it is compiled
     uint32_t shared_allowed;
     bool waits; // it may begin before the kernel before it has ended, and waits where it must
     // Only for kernels of the caller:

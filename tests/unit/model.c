@@ -1062,6 +1062,7 @@ TEST model_compiles_what_it_runs(const test_machine* machine) {
     s.model.mode = QLORA_MODE_BF16;
     s.model.dropout = 0.0f;
     s.model.train_norms = false;
+    s.model.cache = QLORA_CHOICE_OFF;
     rig r;
     data d;
     char ready[16];
@@ -2222,6 +2223,60 @@ TEST ranks_come_from_the_adapter(const test_machine* machine) {
     PASS();
 }
 
+// The dry run of a model leaves out layers that are like others, but not those with other ranks or
+// without adapters: later, nothing is compiled, and every product is known.
+TEST layers_that_differ_are_planned(const test_machine* machine) {
+    static const char config[] =
+        "{\"peft_type\":\"LORA\",\"task_type\":\"CAUSAL_LM\",\"r\":4,\"lora_alpha\":8,"
+        "\"target_modules\":[\"q_proj\",\"down_proj\"],\"layers_to_transform\":[0,1,2,3,4,6,7,8],"
+        "\"rank_pattern\":{\"layers.3.self_attn.q_proj\":20},\"lora_dropout\":0.0,"
+        "\"bias\":\"none\",\"use_rslora\":false,\"fan_in_fan_out\":false}";
+    static st_file st;
+    static float values[64 * 20];
+    char name[128];
+    setup s = setup_make(machine);
+    memory_clear();
+    st_begin(&st);
+    for (int i = 0; i < 9 * 4; i++) {
+        bool b = i % 2 != 0;
+        bool down = i / 2 % 2 != 0;
+        int64_t rank = i / 4 == 3 && !down ? 20 : 4;
+        int64_t rows = b ? (down ? s.config.hidden : s.config.heads * s.config.head_dim) : rank;
+        int64_t cols = b ? rank : down ? s.config.intermediate : s.config.hidden;
+        snprintf(name, sizeof name, "base_model.model.model.layers.%d.%s.lora_%c.weight", i / 4,
+                 down ? "mlp.down_proj" : "self_attn.q_proj", b ? 'B' : 'A');
+        few_bits(name, values, (size_t)(rows * cols));
+        if (i / 4 != 5) {
+            st_add(&st, name, "F32", values, rows, cols);
+        }
+    }
+    st_save(&st, "a/adapter_model.safetensors");
+    memory_add("a/adapter_config.json", config, sizeof config - 1);
+    s.config.layers = 9;
+    s.model.adapter = "a";
+    s.model.targets = 0;
+    s.model.rank = 0;
+    s.model.alpha = 0.0f;
+    s.model.dropout = 0.0f;
+    s.model.train_norms = false;
+    rig r;
+    data d;
+    memset(&r, 0, sizeof r);
+    r.ctx = test_open(machine, with_files);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    ASSERT(rig_start(&r, &s));
+    data_make(&d, "planned", run_lengths[0], 3);
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, qlora_batch_labels(&d.batch)));
+    ASSERT_OK(r, qlora_train_update(r.trainer));
+    qlora_cache_info info;
+    ASSERT_OK(r, qlora_cache_query(r.ctx, &info));
+    ASSERT_EQ_FMT(0, (int)info.jit_after_seal, "%d");
+    ASSERT_EQ_FMT(0, (int)info.cublas_unplanned, "%d");
+    ASSERT(rig_close(&r, &s));
+    memory_clear();
+    PASS();
+}
+
 // ---- failures along the way
 
 static setup small_setup(const test_machine* machine) {
@@ -2415,6 +2470,7 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, bad_folders_are_refused);
     RUN_ON(TEST_ONE_EACH, promised_layers_cost_nothing);
     RUN_ON(TEST_CPU, ranks_come_from_the_adapter);
+    RUN_ON(TEST_ONE_GPU, layers_that_differ_are_planned);
     RUN_ON(TEST_CPU, every_allocation_may_fail);
     RUN_ON(TEST_ONE_FAKE, driver_calls_may_fail);
 }
