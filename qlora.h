@@ -21705,26 +21705,22 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
 #define QLORA__NEED_HEAD96WG 8388608u
 #define QLORA__NEED_HEAD256WG 16777216u
 #define QLORA__NEED_LORA_F32 (QLORA__NEED_LORA | QLORA__NEED_F32)
-#define QLORA__NEED_SEVERAL 33554432u // has several adapters
-#define QLORA__NEED_SEVERAL_F32 (QLORA__NEED_SEVERAL | QLORA__NEED_F32)
-#define QLORA__NEED_SEVERAL_BF16 (QLORA__NEED_SEVERAL | QLORA__NEED_BF16)
-#define QLORA__NEED_NOISE 67108864u // its trainer has NEFTune's noise
+#define QLORA__NEED_NOISE 33554432u // its trainer has NEFTune's noise
 #define QLORA__NEED_NOISE_F32 (QLORA__NEED_NOISE | QLORA__NEED_F32)
 #define QLORA__NEED_NOISE_BF16 (QLORA__NEED_NOISE | QLORA__NEED_BF16)
-#define QLORA__NEED_PAIRS 134217728u // its trainer has a method with preferences
+#define QLORA__NEED_PAIRS 67108864u // its trainer has a method with preferences
 #define QLORA__NEED_PAIRS_F32 (QLORA__NEED_PAIRS | QLORA__NEED_F32)
 #define QLORA__NEED_PAIRS_BF16 (QLORA__NEED_PAIRS | QLORA__NEED_BF16)
 // An operator that programs call. A model that uses it runs it when it is opened, so that it is
 // compiled then: what may run for the first time later has no such condition.
-#define QLORA__NEED_CALL 268435456u
+#define QLORA__NEED_CALL 134217728u
 #define QLORA__NEED_CALL_F32 (QLORA__NEED_CALL | QLORA__NEED_F32)
 #define QLORA__NEED_CALL_BF16 (QLORA__NEED_CALL | QLORA__NEED_BF16)
 #define QLORA__NEED_CALL_NF4 (QLORA__NEED_CALL | QLORA__NEED_NF4)
 #define QLORA__NEED_CALL_NF4_BF16 (QLORA__NEED_CALL | QLORA__NEED_NF4_BF16)
 #define QLORA__NEED_CALL_LORA (QLORA__NEED_CALL | QLORA__NEED_LORA)
 #define QLORA__NEED_CALL_LORA_BF16 (QLORA__NEED_CALL | QLORA__NEED_LORA_BF16)
-// What trainers may need.
-#define QLORA__NEED_ANY_TRAINER (QLORA__NEED_SEVERAL | QLORA__NEED_NOISE | QLORA__NEED_PAIRS)
+#define QLORA__NEED_ANY_TRAINER (QLORA__NEED_NOISE | QLORA__NEED_PAIRS)
 
 // The only table of kernels; pre-warm, launches and tests all use it. Columns: name (the entry
 // point is "qlora_" name), module (kernels/MODULE.cu), maximum dynamic shared memory in bytes,
@@ -21781,9 +21777,9 @@ static QLORA__UNUSED qlora_result qlora__away_wait(qlora_ctx* ctx, unsigned slot
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
     X(linear_bias_f32, linear, 0, CALL)                                                            \
     X(linear_bias_bf16, linear_bf16, 0, BF16)                                                      \
-    X(linear_keep_own_f32, linear, 0, SEVERAL_F32)                                                 \
-    X(linear_keep_own_bf16, linear_bf16, 0, SEVERAL_BF16)                                          \
-    X(linear_collect, linear, 0, SEVERAL)                                                          \
+    X(linear_keep_own_f32, linear, 0, CALL_LORA)                                                   \
+    X(linear_keep_own_bf16, linear_bf16, 0, CALL_LORA_BF16)                                        \
+    X(linear_collect, linear, 0, CALL_LORA)                                                        \
     X(skinny_sum, skinny, 0, LORA_BF16)                                                            \
     X(skinny_gradients, skinny, 65536, LORA_BF16)                                                  \
     X(linear_gated_sum, linear, 0, GATED)                                                          \
@@ -43010,7 +43006,6 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         need |= qlora__decode_has_room(m) ? QLORA__NEED_LAYERS : 0;
         need |= fp8 ? QLORA__NEED_FP8_BASE : 0;
         need |= qlora__has_gated(m) ? QLORA__NEED_GATED : 0;
-        need |= qlora__has_several(m) ? QLORA__NEED_SEVERAL : 0;
         need |= qlora__is_fp8(m) ? QLORA__NEED_FP8_MODE : 0;
         return qlora__cache_warm(ctx, need, false);
     }
@@ -52167,4 +52162,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 6cd91b83db282508
+//@@ end 1e4072c74c5552fb
