@@ -203,18 +203,6 @@ static qlora_result qlora__operand_wait(const qlora__pass* pass) {
     return qlora__beside_wait(pass->ctx, readers);
 }
 
-// For a single row, dequantising the weights does not pay: the product reads the 4-bit codes, with
-// kernels that only models have that generate. On the CPU this is also less work than reading
-// copies of 32 bits, and for a few rows as well. Rows of a pass that are few because of their
-// labels are not computed in another way.
-static bool qlora__reads_codes(const qlora__pass* pass, const qlora__layer* layer) {
-    const qlora_model* m = pass->m;
-    bool few = qlora__on_cpu(pass->ctx) && !qlora__is_fp8(m);
-    bool one = pass->rows == 1 && m->desc.generate_tokens > 0;
-    bool codes = few ? pass->rows <= 8 : one && (!layer->cached || qlora__is_fp8(m));
-    return codes && !pass->training && !pass->gathered;
-}
-
 static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
                                        bool backward, qlora__stack* out) {
     qlora_model* m = pass->m;
@@ -237,7 +225,12 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
     }
-    if (qlora__reads_codes(pass, layer)) {
+    // For a single row, dequantising the weights does not pay: the product reads the 4-bit codes.
+    // On the CPU this is also less work than reading copies of 32 bits, and for a few rows as well.
+    // Rows of a pass that are few because of their labels are not computed in another way.
+    bool few = qlora__on_cpu(pass->ctx) && !qlora__is_fp8(m);
+    bool codes = few ? pass->rows <= 8 : pass->rows == 1 && (!layer->cached || qlora__is_fp8(m));
+    if (codes && !pass->training && !pass->gathered) {
         out->linear.operand = NULL;
         out->linear.fp8 = NULL;
     }
